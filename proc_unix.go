@@ -1,0 +1,114 @@
+//go:build linux || darwin
+
+// Process groups on Linux and macOS: put a child in a group of its own, end
+// the group, and tell whether a process of the past is still the same one.
+// This file sets no policy: who is ended, and when, is decided in worker.go.
+
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// setGroup makes cmd, when it starts, the leader of a new process group.
+func setGroup(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+}
+
+// terminateGroup asks every process of the group to end.
+func terminateGroup(pgid int) error { return signalGroup(pgid, syscall.SIGTERM) }
+
+// killGroup ends every process of the group. A group that is already empty is
+// no error.
+func killGroup(pgid int) error { return signalGroup(pgid, syscall.SIGKILL) }
+
+func signalGroup(pgid int, sig syscall.Signal) error {
+	if pgid <= 1 {
+		return errors.New("no process group")
+	}
+	if err := syscall.Kill(-pgid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+// awaitExit blocks until the child pid has ended, and leaves it unreaped: until
+// the caller waits for it, its pid, and so its group's id, can't be reused.
+func awaitExit(pid int) error {
+	const (
+		pPID    = 1 // P_PID
+		exited  = 4 // WEXITED
+		noWait  = 0x01000000
+		noWaitD = 0x20 // darwin
+	)
+	flags := exited | noWait
+	if runtime.GOOS == "darwin" {
+		flags = exited | noWaitD
+	}
+	var info [16]uint64 // a siginfo_t, 128 bytes; not read
+	for {
+		_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, pPID, uintptr(pid),
+			uintptr(unsafe.Pointer(&info)), uintptr(flags), 0, 0)
+		if errno == 0 {
+			return nil
+		}
+		if errno != syscall.EINTR {
+			return errno
+		}
+	}
+}
+
+// processAlive reports whether a process with this id exists, whoever owns it.
+func processAlive(pid int) bool {
+	if pid <= 0 {
+		return false
+	}
+	err := syscall.Kill(pid, 0)
+	return err == nil || errors.Is(err, syscall.EPERM)
+}
+
+// processBirth names the instant at which the process pid began, so that a pid
+// that was reused, or is left from before a reboot, is not taken for the
+// process that once had it. It has no spaces, and is "" when the process does
+// not exist, is a zombie, or the system can't tell.
+func processBirth(pid int) string {
+	if runtime.GOOS != "linux" {
+		return processBirthPS(pid)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return ""
+	}
+	// The command's name, in parentheses, may hold anything; what follows it is
+	// fields 3 and on of proc_pid_stat(5). Field 22 is the start time.
+	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
+	fields := strings.Fields(rest)
+	if !ok || len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+		return ""
+	}
+	return strings.TrimSpace(string(boot)) + "." + fields[19]
+}
+
+// processBirthPS asks ps, where there is no /proc.
+func processBirthPS(pid int) string {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "ps", "-o", "lstart=", "-p", strconv.Itoa(pid)).Output()
+	if err != nil {
+		return ""
+	}
+	return strings.Join(strings.Fields(string(out)), "-")
+}

@@ -1,0 +1,56 @@
+// Process groups on Windows: what proc_unix.go does, as far as Windows can.
+
+package main
+
+import (
+	"os/exec"
+	"strconv"
+	"syscall"
+)
+
+// setGroup makes cmd, when it starts, the root of a new process group.
+func setGroup(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
+}
+
+// terminateGroup does nothing: Windows has no signal that a console program
+// without a console would get. The caller's next step is killGroup.
+func terminateGroup(int) error { return nil }
+
+// killGroup ends the process and all that it started.
+func killGroup(pgid int) error {
+	return exec.Command("taskkill", "/T", "/F", "/PID", strconv.Itoa(pgid)).Run()
+}
+
+// awaitExit blocks until the process pid has ended.
+func awaitExit(pid int) error {
+	h, err := syscall.OpenProcess(syscall.SYNCHRONIZE, false, uint32(pid))
+	if err != nil {
+		return err
+	}
+	defer syscall.CloseHandle(h)
+	_, err = syscall.WaitForSingleObject(h, syscall.INFINITE)
+	return err
+}
+
+// processAlive reports whether a process with this id exists.
+func processAlive(pid int) bool { return processBirth(pid) != "" }
+
+// processBirth names the instant at which the running process pid began; see
+// proc_unix.go.
+func processBirth(pid int) string {
+	h, err := syscall.OpenProcess(syscall.PROCESS_QUERY_INFORMATION, false, uint32(pid))
+	if err != nil {
+		return ""
+	}
+	defer syscall.CloseHandle(h)
+	var code uint32
+	if err := syscall.GetExitCodeProcess(h, &code); err != nil || code != 259 { // STILL_ACTIVE
+		return ""
+	}
+	var made, exited, kernel, user syscall.Filetime
+	if err := syscall.GetProcessTimes(h, &made, &exited, &kernel, &user); err != nil {
+		return ""
+	}
+	return strconv.FormatInt(made.Nanoseconds(), 10)
+}
