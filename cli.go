@@ -1,0 +1,1039 @@
+// The command line: one table of commands, which both dispatch and help read,
+// and a function a command. What people read goes to stdout; logs and errors go
+// to stderr, an error on one line that begins "usher:"; with -json there is
+// nothing on stdout but JSON.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+)
+
+// app is one run of the program.
+type app struct {
+	ctx            context.Context
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	getenv         func(string) string
+}
+
+// command is an entry of the table. setup declares its flags and returns what
+// runs once they are parsed.
+type command struct {
+	name    string
+	args    string // as the usage line shows them
+	summary string
+	help    string
+	setup   func(a *app, fs *flag.FlagSet) func(args []string) error
+}
+
+func commands() []command {
+	return []command{
+		{"serve", "[flags] [DIR…]", "host the modules under each DIR for MCP clients, over HTTP", helpServe, setupServe},
+		{"stdio", "[flags] [DIR…]", "host them for the one client that started this, over stdin and stdout", helpStdio, setupStdio},
+		{"claim", "[-scope DIR] [-ttl D] [-label TEXT] [-json]", "make a code that lets an MCP client see one folder", helpClaim, setupClaim},
+		{"claim list", "[-json]", "show the claims that hold", "", setupClaimList},
+		{"claim revoke", "CODE", "end a claim, with immediate effect", "", setupClaimRevoke},
+		{"modules", "[-json] [-scope DIR | -claim CODE] [DIR…]", "show the modules, their tools, and what is wrong with the rest", helpModules, setupModules},
+		{"call", "[flags] MODULE METHOD [JSON]", "call one method from the shell", helpCall, setupCall},
+		{"new", "FILE", "write a module to begin with", helpNew, setupNew},
+		{"version", "", "print the version", "", setupVersion},
+		{"help", "[COMMAND]", "explain a command", "", setupHelp},
+	}
+}
+
+// usageError is a mistake in how a command was called: exit status 2, and the
+// usage on stderr.
+type usageError struct{ msg string }
+
+func (e *usageError) Error() string { return e.msg }
+
+func usageErrorf(format string, args ...any) error {
+	return &usageError{fmt.Sprintf(format, args...)}
+}
+
+func findCommand(name string) (command, bool) {
+	list := commands()
+	i := slices.IndexFunc(list, func(c command) bool { return c.name == name })
+	if i < 0 {
+		return command{}, false
+	}
+	return list[i], true
+}
+
+// run dispatches to a command and turns its error into an exit status.
+func (a *app) run(args []string) int {
+	if len(args) == 0 {
+		fmt.Fprint(a.stderr, overview())
+		return 2
+	}
+	name := args[0]
+	switch name {
+	case "-h", "-help", "--help":
+		name = "help"
+	case "-version", "--version":
+		name = "version"
+	}
+	c, ok := findCommand(name)
+	if !ok {
+		fmt.Fprintf(a.stderr, "usher: unknown command %q: usher help lists them\n", args[0])
+		return 2
+	}
+	c, args = subcommand(a, c, args[1:])
+	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	do := c.setup(a, fs)
+	err := fs.Parse(flagsFirst(fs, args))
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(a.stdout, commandHelp(a, c))
+		return 0
+	}
+	if err != nil {
+		err = &usageError{err.Error()}
+	} else {
+		err = do(fs.Args())
+	}
+	return a.exit(c, err)
+}
+
+// subcommand finds the command that the first argument of c names, as "list"
+// does in usher claim list, wherever the flags stand.
+func subcommand(a *app, c command, args []string) (command, []string) {
+	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	c.setup(a, fs)
+	ordered := flagsFirst(fs, args)
+	at := slices.Index(ordered, "--") + 1
+	if at == len(ordered) {
+		return c, args
+	}
+	sub, ok := findCommand(c.name + " " + ordered[at])
+	if !ok {
+		return c, args
+	}
+	i := slices.Index(args, ordered[at])
+	return sub, slices.Concat(args[:i], args[i+1:])
+}
+
+// exit prints an error, if there is one, and returns the exit status.
+func (a *app) exit(c command, err error) int {
+	usage := (*usageError)(nil)
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &usage):
+		fmt.Fprintf(a.stderr, "usher: %s: %v\nusage: usher %s %s\nSee usher help %s.\n", c.name, err, c.name, c.args, c.name)
+		return 2
+	default:
+		fmt.Fprintf(a.stderr, "usher: %s: %s\n", c.name, strings.ReplaceAll(err.Error(), "\n", "; "))
+		return 1
+	}
+}
+
+// flagsFirst puts flags that stand after arguments before them, as package flag
+// wants it. What follows "--" is no flag.
+func flagsFirst(fs *flag.FlagSet, args []string) []string {
+	var flags, rest []string
+	for i := 0; i < len(args); i++ {
+		arg := args[i]
+		if arg == "--" {
+			rest = append(rest, args[i+1:]...)
+			break
+		}
+		if len(arg) < 2 || arg[0] != '-' {
+			rest = append(rest, arg)
+			continue
+		}
+		flags = append(flags, arg)
+		name := strings.TrimLeft(arg, "-")
+		f := fs.Lookup(name)
+		if f == nil {
+			continue // it has its value with "=", or is not known
+		}
+		b, ok := f.Value.(interface{ IsBoolFlag() bool })
+		if (!ok || !b.IsBoolFlag()) && i+1 < len(args) {
+			i++
+			flags = append(flags, args[i])
+		}
+	}
+	return append(append(flags, "--"), rest...)
+}
+
+// overview is what usher says without a command, and usher help.
+func overview() string {
+	var b strings.Builder
+	b.WriteString("Usher hosts the modules of a workspace as MCP tools.\n\nusage: usher COMMAND [flags] [arguments]\n\n")
+	t := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
+	for _, c := range commands() {
+		fmt.Fprintf(t, "  %s\t%s\n", c.name, c.summary)
+	}
+	t.Flush()
+	b.WriteString(helpOverview)
+	return b.String()
+}
+
+// commandHelp is the manual of one command; the flags speak for themselves.
+func commandHelp(a *app, c command) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "usage: usher %s\n\n%s.\n", strings.TrimSpace(c.name+" "+c.args), strings.ToUpper(c.summary[:1])+c.summary[1:])
+	if c.help != "" {
+		b.WriteString("\n" + c.help)
+	}
+	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	c.setup(a, fs)
+	header := "\nFlags:\n"
+	fs.VisitAll(func(f *flag.Flag) {
+		value, text := flag.UnquoteUsage(f)
+		fmt.Fprintf(&b, "%s  %s\n      %s", header, strings.TrimSpace("-"+f.Name+" "+value), strings.ReplaceAll(text, "\n", "\n      "))
+		if f.DefValue != "" && f.DefValue != "false" {
+			fmt.Fprintf(&b, " (default %s)", f.DefValue)
+		}
+		b.WriteString("\n")
+		header = ""
+	})
+	return b.String()
+}
+
+func setupHelp(a *app, _ *flag.FlagSet) func([]string) error {
+	return func(args []string) error {
+		if len(args) == 0 {
+			fmt.Fprint(a.stdout, overview())
+			return nil
+		}
+		c, ok := findCommand(strings.Join(args, " "))
+		if !ok {
+			return usageErrorf("%q: no such command", strings.Join(args, " "))
+		}
+		fmt.Fprint(a.stdout, commandHelp(a, c))
+		return nil
+	}
+}
+
+func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
+	return func(args []string) error {
+		if len(args) > 0 {
+			return usageErrorf("unexpected argument %q", args[0])
+		}
+		fmt.Fprintf(a.stdout, "usher %s (%s %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		return nil
+	}
+}
+
+// version is this program's version, from what the go command stamped it with.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
+		return "devel"
+	}
+	return info.Main.Version
+}
+
+// sizeFlag is a number of bytes, also written with KiB, MiB or GiB.
+type sizeFlag int64
+
+func (f *sizeFlag) String() string {
+	if f == nil {
+		return ""
+	}
+	return strings.ReplaceAll(formatSize(int64(*f)), " ", "")
+}
+
+func (f *sizeFlag) Set(s string) error {
+	digits, shift := s, 0
+	for suffix, n := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+		if rest, ok := strings.CutSuffix(s, suffix); ok {
+			digits, shift = strings.TrimSpace(rest), n
+		}
+	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	if err != nil || n <= 0 || n > 1<<40>>shift {
+		return errors.New("want a number of bytes, or one with KiB, MiB or GiB, such as 4MiB")
+	}
+	*f = sizeFlag(n << shift)
+	return nil
+}
+
+// listFlag is a flag that may be given several times.
+type listFlag []string
+
+func (f *listFlag) String() string     { return strings.Join(*f, ",") }
+func (f *listFlag) Set(s string) error { *f = append(*f, s); return nil }
+
+// hosting is the flags of every command that hosts modules.
+type hosting struct {
+	app  *app
+	base string
+	log  string
+}
+
+func (h *hosting) declare(a *app, fs *flag.FlagSet) {
+	h.app = a
+	fs.StringVar(&h.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
+}
+
+// dataDir is {base}/.data, made if need be.
+func (h *hosting) dataDir() (string, error) {
+	base := h.base
+	if base == "" {
+		base = h.app.getenv("USHER_BASE")
+	}
+	if base == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", usageErrorf("there is no home folder to keep data in: name one with -base or $USHER_BASE")
+		}
+		base = filepath.Join(home, ".usher")
+	}
+	dir, err := filepath.Abs(filepath.Join(base, ".data"))
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
+	}
+	return dir, nil
+}
+
+// resolveDirs makes the folders given, or else the current one, absolute with
+// symlinks resolved.
+func resolveDirs(dirs []string) ([]string, error) {
+	if len(dirs) == 0 {
+		dirs = []string{"."}
+	}
+	var out []string
+	for _, dir := range dirs {
+		path, err := resolveDir(dir)
+		if err != nil {
+			return nil, usageErrorf("DIR %q: %v", dir, err)
+		}
+		out = append(out, path)
+	}
+	return out, nil
+}
+
+func resolveDir(dir string) (string, error) {
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	if path, err = filepath.EvalSymlinks(path); err != nil {
+		return "", errors.New("no such folder")
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", errors.New(reason(err))
+	}
+	if !info.IsDir() {
+		return "", errors.New("not a folder")
+	}
+	return path, nil
+}
+
+// registry opens the modules under dirs.
+func (h *hosting) registry(dirs []string, log *slog.Logger, c registryConfig) (*Registry, error) {
+	roots, err := resolveDirs(dirs)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkNesting(h.app.getenv(nestedVar), roots); err != nil {
+		return nil, err
+	}
+	data, err := h.dataDir()
+	if err != nil {
+		return nil, err
+	}
+	c.Roots, c.CacheDir, c.Log, c.Environ = roots, filepath.Join(data, "cache"), log, os.Environ()
+	return newRegistry(c)
+}
+
+// settleAll waits for all modules to be looked at, and says so on stderr when
+// that takes a while.
+func (a *app) settleAll(r *Registry) {
+	r.Settle(a.ctx, time.Second)
+	for told := ""; a.ctx.Err() == nil; {
+		status, _ := r.Report()
+		pending := slices.DeleteFunc(status, func(s Status) bool { return !s.Pending })
+		if len(pending) == 0 {
+			return
+		}
+		if line := fmt.Sprintf("usher: looking at %d modules, such as %s (each is built or started once)", len(pending), pending[0].Name); line != told {
+			fmt.Fprintln(a.stderr, line)
+			told = line
+		}
+		r.Settle(a.ctx, 5*time.Second)
+	}
+}
+
+func quietLog(w io.Writer) *slog.Logger {
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelError + 1}))
+}
+
+func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
+	h := &hosting{}
+	h.declare(a, fs)
+	asJSON := fs.Bool("json", false, "print a JSON array")
+	dir := fs.String("scope", "", "show what a session sees whose claim is for `DIR`, and what it does not")
+	code := fs.String("claim", "", "show what a session sees that presents `CODE`, and what it does not")
+	return func(dirs []string) error {
+		scope, err := h.seenScope(*dir, *code)
+		if err != nil {
+			return err
+		}
+		r, err := h.registry(dirs, quietLog(a.stderr), registryConfig{})
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		a.settleAll(r)
+		report := moduleReport(r, scope)
+		if *asJSON {
+			return printJSON(a.stdout, report)
+		}
+		printModules(a.stdout, report)
+		return nil
+	}
+}
+
+// seenScope is the scope that -scope or -claim names; without either, all.
+func (h *hosting) seenScope(dir, code string) (Scope, error) {
+	switch {
+	case dir != "" && code != "":
+		return scopeNone(), usageErrorf("-scope and -claim exclude each other")
+	case dir != "":
+		path, err := resolveDir(dir)
+		if err != nil {
+			return scopeNone(), usageErrorf("-scope %q: %v", dir, err)
+		}
+		return scopeDir(path), nil
+	case code != "":
+		parsed, ok := parseCode(code)
+		if !ok {
+			return scopeNone(), usageErrorf("-claim: %s", notACode)
+		}
+		claims, err := h.claims()
+		if err != nil {
+			return scopeNone(), err
+		}
+		defer claims.Close()
+		c, ok, err := claims.Lookup(parsed)
+		if err == nil && !ok {
+			err = errors.New("no claim with this code holds: a session that presents it sees what one without a code does")
+		}
+		return scopeDir(c.ScopeDir), err
+	}
+	return scopeAll(), nil
+}
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// moduleLine is a module, or a file that is none, as usher modules shows it.
+type moduleLine struct {
+	Name     string     `json:"name,omitempty"`
+	Label    string     `json:"label,omitempty"` // in tool names
+	Kind     Kind       `json:"kind,omitempty"`
+	Path     string     `json:"path"`
+	About    string     `json:"about,omitempty"`
+	Hosted   bool       `json:"hosted"`
+	Hidden   string     `json:"hidden,omitempty"` // why a session of the scope does not see it
+	Tools    []toolLine `json:"tools"`
+	Error    string     `json:"error,omitempty"` // why it, or its newest version, is not hosted
+	Problems []string   `json:"problems,omitempty"`
+}
+
+type toolLine struct {
+	Name   string `json:"name"`
+	Method string `json:"method"`
+	About  string `json:"about,omitempty"`
+}
+
+// maxToolName is how long a tool's name may be for clients that put
+// "mcp__usher__" before it and take 64 characters.
+const maxToolName = 64 - len("mcp__usher__")
+
+// moduleReport is all modules as they look in a view through scope.
+func moduleReport(r *Registry, scope Scope) []moduleLine {
+	view := r.Views().View(scope)
+	names := make(map[*Module]string)
+	for _, m := range view.Modules {
+		names[m.Module] = m.Label
+	}
+	status, problems := r.Report()
+	list := []moduleLine{}
+	for _, s := range status {
+		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
+		if s.Err != nil {
+			line.Error = explain(s.Err)
+		}
+		if !scope.Contains(s.Source) {
+			line.Hidden = "its file is not in " + scope.dir
+			if s.Path != s.Source {
+				line.Hidden = fmt.Sprintf("it is a link to %s, which is not in %s", s.Source, scope.dir)
+			}
+			line.Error = ""
+		} else if s.Module != nil {
+			line.Hosted, line.Label, line.About, line.Problems = true, names[s.Module], s.Module.About, s.Module.Problems
+			for _, t := range view.ToolsOf(s.Module) {
+				line.Tools = append(line.Tools, toolLine{t.Name, t.Method.Name, firstSentence(t.Method.description)})
+				if len(t.Name) > maxToolName {
+					line.Problems = append(slices.Clone(line.Problems), fmt.Sprintf(
+						"%s: with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse", t.Name))
+				}
+			}
+		}
+		list = append(list, line)
+	}
+	for _, p := range problems {
+		list = append(list, moduleLine{Path: p.Path, Tools: []toolLine{}, Error: p.Text})
+	}
+	return list
+}
+
+func printModules(w io.Writer, list []moduleLine) {
+	if len(list) == 0 {
+		fmt.Fprintln(w, "No modules here. Make one: usher new hello.usher.go")
+		return
+	}
+	hidden := slices.DeleteFunc(slices.Clone(list), func(m moduleLine) bool { return m.Hidden == "" })
+	for i, m := range slices.DeleteFunc(list, func(m moduleLine) bool { return m.Hidden != "" }) {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		printModule(w, m)
+	}
+	if len(hidden) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nHidden from this scope:")
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	for _, m := range hidden {
+		fmt.Fprintf(t, "  %s\t(%s)\t%s\t%s\n", m.Name, m.Kind, m.Path, m.Hidden)
+	}
+	t.Flush()
+}
+
+func printModule(w io.Writer, m moduleLine) {
+	switch {
+	case m.Name == "":
+		fmt.Fprintln(w, m.Path)
+	case m.Label != "" && m.Label != m.Name:
+		fmt.Fprintf(w, "%s (%s, as %s)  %s\n", m.Name, m.Kind, m.Label, m.Path)
+	default:
+		fmt.Fprintf(w, "%s (%s)  %s\n", m.Name, m.Kind, m.Path)
+	}
+	if m.About != "" {
+		fmt.Fprintf(w, "  %s\n", m.About)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	for _, tool := range m.Tools {
+		fmt.Fprintf(t, "    %s\t%s\n", tool.Name, tool.About)
+	}
+	t.Flush()
+	for _, p := range m.Problems {
+		fmt.Fprintf(w, "  note: %s\n", p)
+	}
+	if m.Error != "" {
+		what := "not hosted"
+		if m.Hosted {
+			what = "its newest version is not hosted"
+		}
+		fmt.Fprintf(w, "  %s: %s\n", what, strings.ReplaceAll(m.Error, "\n", "\n      "))
+	}
+}
+
+func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
+	h := &hosting{}
+	h.declare(a, fs)
+	opts := declareServing(fs)
+	return func(dirs []string) error {
+		log, err := newLog(a.stderr, opts.log)
+		if err != nil {
+			return err
+		}
+		r, err := h.registry(dirs, log, registryConfig{Patience: opts.callTimeout, Idle: opts.idle})
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		ctx, cancel := context.WithCancel(a.ctx)
+		defer cancel()
+		done := make(chan struct{})
+		go func() { defer close(done); r.Watch(ctx) }()
+		s := &Server{views: r.Views(), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
+		err = s.ServeStdio(ctx, a.stdin, a.stdout, int64(opts.maxBody))
+		cancel()
+		<-done
+		return err
+	}
+}
+
+func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
+	h := &hosting{}
+	h.declare(a, fs)
+	var dirs listFlag
+	fs.Var(&dirs, "dir", "look for the module under `DIR`, instead of the current folder (repeatable)")
+	scope := fs.String("scope", "", "call as a session would whose claim is for `DIR`")
+	timeout := fs.Duration("call-timeout", 5*time.Minute, "give up after this long without an answer or progress")
+	return func(args []string) error {
+		if len(args) < 2 || len(args) > 3 {
+			return usageErrorf("want MODULE METHOD [JSON]")
+		}
+		arguments, err := a.callArguments(args[2:])
+		if err != nil {
+			return err
+		}
+		seen := scopeAll()
+		if *scope != "" {
+			dir, err := resolveDir(*scope)
+			if err != nil {
+				return usageErrorf("-scope %q: %v", *scope, err)
+			}
+			seen = scopeDir(dir)
+		}
+		r, err := h.registry(dirs, quietLog(a.stderr), registryConfig{Patience: *timeout})
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		tool, err := a.findTool(r, seen, args[0], args[1])
+		if err != nil {
+			return err
+		}
+		return a.callTool(r, seen, tool.Name, arguments)
+	}
+}
+
+// callArguments reads the JSON argument: none, the text itself, or - for stdin.
+func (a *app) callArguments(args []string) (json.RawMessage, error) {
+	if len(args) == 0 {
+		return json.RawMessage(`{}`), nil
+	}
+	raw := []byte(args[0])
+	if args[0] == "-" {
+		var err error
+		if raw, err = io.ReadAll(a.stdin); err != nil {
+			return nil, fmt.Errorf("reading stdin: %w", err)
+		}
+	}
+	if err := checkJSON(raw); err != nil {
+		return nil, usageErrorf("JSON: %s", strings.Replace(err.Error(), "the message", "it", 1))
+	}
+	if _, ok := members(raw); !ok {
+		return nil, usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")
+	}
+	return raw, nil
+}
+
+// findTool finds a method, waiting for modules that are being looked at.
+func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, error) {
+	find := func() (*Tool, []string) {
+		view := r.Views().View(scope)
+		var names []string
+		for _, t := range view.Tools() {
+			if t.Label == module && t.Method.Name == method {
+				return t, nil
+			}
+			if t.Label == module {
+				names = append(names, t.Method.Name)
+			}
+		}
+		return nil, names
+	}
+	tool, _ := find()
+	if tool != nil {
+		return tool, nil
+	}
+	a.settleAll(r)
+	tool, names := find()
+	if tool != nil {
+		return tool, nil
+	}
+	if len(names) > 0 {
+		return nil, fmt.Errorf("module %q has no method %q; it has %s", module, method, strings.Join(names, ", "))
+	}
+	for _, m := range moduleReport(r, scope) {
+		if m.Name == module && m.Error != "" {
+			return nil, fmt.Errorf("module %q is not hosted: %s", module, m.Error)
+		}
+	}
+	return nil, fmt.Errorf("no module %q here: usher modules lists them", module)
+}
+
+// callTool makes a call and prints what it gave.
+func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.RawMessage) error {
+	params := joinMembers([]member{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
+	s := &Server{views: r.Views(), log: quietLog(a.stderr), stopping: a.ctx, stopped: a.ctx}
+	req := &request{server: s, session: newSession(sealed{}), params: params}
+	req.caller = Caller{Session: "call", Notify: func(method string, params json.RawMessage) {
+		fmt.Fprintln(a.stderr, "usher:", noteText(method, params))
+	}}
+	result, err := req.answer(a.ctx, "tools/call")
+	if err != nil {
+		return err
+	}
+	text := resultText(result)
+	if string(field(result, "isError")) == "true" {
+		return errors.New(text)
+	}
+	if text != "" {
+		fmt.Fprintln(a.stdout, text)
+	}
+	return nil
+}
+
+// noteText is a notification for people.
+func noteText(method string, params json.RawMessage) string {
+	if method != "notifications/progress" {
+		return fmt.Sprintf("%s: %s", stringField(params, "level"), field(params, "data"))
+	}
+	text := string(field(params, "progress"))
+	if total := field(params, "total"); total != nil {
+		text += " of " + string(total)
+	}
+	if message := stringField(params, "message"); message != "" {
+		text += ": " + message
+	}
+	return text
+}
+
+// resultText is a tool's result for people: its structured content if it has
+// some, else its texts, else the whole as JSON.
+func resultText(result json.RawMessage) string {
+	if structured := field(result, "structuredContent"); structured != nil {
+		return string(structured)
+	}
+	var parts []json.RawMessage
+	if json.Unmarshal(field(result, "content"), &parts) != nil {
+		return string(result)
+	}
+	var texts []string
+	for _, part := range parts {
+		if stringField(part, "type") == "text" {
+			texts = append(texts, stringField(part, "text"))
+		} else {
+			texts = append(texts, string(part))
+		}
+	}
+	return strings.Join(texts, "\n")
+}
+
+// claims opens the claim store of the base folder.
+func (h *hosting) claims() (*ClaimStore, error) {
+	data, err := h.dataDir()
+	if err != nil {
+		return nil, err
+	}
+	return openClaims(data, quietLog(h.app.stderr)), nil
+}
+
+func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
+	h := &hosting{}
+	h.declare(a, fs)
+	scope := fs.String("scope", ".", "the claim is for `DIR` and what is below it")
+	ttl := fs.String("ttl", "24h", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m")
+	label := fs.String("label", "", "a `TEXT` to know it by")
+	asJSON := fs.Bool("json", false, "print the stored record as JSON")
+	return func(args []string) error {
+		if len(args) > 0 {
+			return usageErrorf("unexpected argument %q", args[0])
+		}
+		life, err := parseTTL(*ttl)
+		if err != nil {
+			return usageErrorf("-ttl %q: %v", *ttl, err)
+		}
+		dir, err := resolveDir(*scope)
+		if err != nil {
+			return usageErrorf("-scope %q: %v", *scope, err)
+		}
+		if strings.ContainsFunc(*label, unicode.IsControl) {
+			return usageErrorf("-label %q: want plain text on one line", *label)
+		}
+		claims, err := h.claims()
+		if err != nil {
+			return err
+		}
+		defer claims.Close()
+		c, err := claims.Create(a.ctx, dir, *label, life)
+		if err != nil {
+			return err
+		}
+		if !holdsModules(dir) {
+			fmt.Fprintf(a.stderr, "usher: claim: no module lies under %s yet: until one does, the code shows nothing\n", dir)
+		}
+		if *asJSON {
+			return printJSON(a.stdout, c)
+		}
+		data, err := h.dataDir()
+		if err != nil {
+			return err
+		}
+		printClaim(a.stdout, c, data)
+		return nil
+	}
+}
+
+// holdsModules reports whether a module file lies under dir.
+func holdsModules(dir string) bool {
+	s := look{environ: os.LookupEnv, seen: make(map[entryKey]bool), broken: make(map[string]bool)}
+	s.folder(dir)
+	return slices.ContainsFunc(s.found, func(f found) bool { return scopeDir(dir).Contains(f.Source) })
+}
+
+// printClaim prints a new claim and how to use it.
+func printClaim(w io.Writer, c Claim, dataDir string) {
+	fmt.Fprintf(w, "Claim code: %s\nScope:      %s\nExpires in: %s\n", c.Code.Dashed(), c.ScopeDir, formatLeft(time.Until(c.ExpiresAt)))
+	if c.Label != "" {
+		fmt.Fprintf(w, "Label:      %s\n", c.Label)
+	}
+	url := "http://127.0.0.1:3000/"
+	daemon, running := readDaemon(dataDir)
+	if running && daemon.URL != "" {
+		url = daemon.URL
+	}
+	fmt.Fprintf(w, "\nSet this header on the MCP client's connection:\n  %s: %s\n", claimHeader, c.Code.Reveal())
+	fmt.Fprintf(w, "\nFor example:\n  claude mcp add --transport http usher %s --header \"%s: %s\"\n", url, claimHeader, c.Code.Reveal())
+	fmt.Fprintf(w, "A client that can't set headers: %s?claim=%s\n", url, c.Code.Reveal())
+	if !running {
+		fmt.Fprintln(w, "\nNo usher serves this base folder at the moment: start one with usher serve.")
+	}
+}
+
+var ttlForm = regexp.MustCompile(`^([0-9]+)([smhdw])$`)
+
+// parseTTL reads how long a claim is to hold. All its errors name the forms.
+func parseTTL(s string) (time.Duration, error) {
+	errForm := errors.New("want more than zero, as a number and a unit such as 30m, 1h, 7d (also s, w), or as 1h30m")
+	units := map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour, "d": 24 * time.Hour, "w": 7 * 24 * time.Hour}
+	var d time.Duration
+	if m := ttlForm.FindStringSubmatch(s); m != nil {
+		n, err := strconv.ParseInt(m[1], 10, 64)
+		if err != nil || n > int64(maxTTL/units[m[2]]) {
+			return 0, fmt.Errorf("it is over %d years; %w", maxTTL/(365*24*time.Hour), errForm)
+		}
+		d = time.Duration(n) * units[m[2]]
+	} else {
+		var err error
+		if d, err = time.ParseDuration(s); err != nil {
+			return 0, errForm
+		}
+	}
+	if d <= 0 || d > maxTTL {
+		return 0, errForm
+	}
+	return d, nil
+}
+
+// maxTTL keeps times within what RFC 3339 can write.
+const maxTTL = 100 * 365 * 24 * time.Hour
+
+// formatLeft is a duration for people, in its two largest units.
+func formatLeft(d time.Duration) string {
+	d = max(d, 0).Truncate(time.Second)
+	days, hours, minutes := int(d/(24*time.Hour)), int(d/time.Hour)%24, int(d/time.Minute)%60
+	switch {
+	case days > 0:
+		return fmt.Sprintf("%dd %dh", days, hours)
+	case hours > 0:
+		return fmt.Sprintf("%dh %dm", hours, minutes)
+	case minutes > 0:
+		return fmt.Sprintf("%dm %ds", minutes, int(d/time.Second)%60)
+	}
+	return fmt.Sprintf("%ds", int(d/time.Second))
+}
+
+func setupClaimList(a *app, fs *flag.FlagSet) func([]string) error {
+	h := &hosting{}
+	h.declare(a, fs)
+	asJSON := fs.Bool("json", false, "print the stored records as a JSON array")
+	return func(args []string) error {
+		if len(args) > 0 {
+			return usageErrorf("unexpected argument %q", args[0])
+		}
+		claims, err := h.claims()
+		if err != nil {
+			return err
+		}
+		defer claims.Close()
+		list, err := claims.List(a.ctx)
+		if list == nil && err != nil {
+			return err
+		}
+		if err != nil {
+			fmt.Fprintf(a.stderr, "usher: claim list: expired claims stay in the file: %v\n", err)
+		}
+		if *asJSON {
+			return printJSON(a.stdout, append([]Claim{}, list...))
+		}
+		printClaims(a.stdout, list)
+		return nil
+	}
+}
+
+func printClaims(w io.Writer, list []Claim) {
+	if len(list) == 0 {
+		fmt.Fprintln(w, "No claims hold. Make one: usher claim -scope DIR")
+		return
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
+	for _, c := range list {
+		created := "-"
+		if !c.CreatedAt.IsZero() {
+			created = c.CreatedAt.Local().Format("2006-01-02 15:04")
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.Code.Dashed(), c.ScopeDir, formatLeft(time.Until(c.ExpiresAt)), created, c.Label)
+	}
+	t.Flush()
+}
+
+// notACode says what a code looks like. It repeats nothing of what was given,
+// which may be a code with a slip in it.
+const notACode = "want a claim code: 6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash"
+
+func setupClaimRevoke(a *app, fs *flag.FlagSet) func([]string) error {
+	h := &hosting{}
+	h.declare(a, fs)
+	return func(args []string) error {
+		if len(args) != 1 {
+			return usageErrorf("want one CODE; usher claim list shows them")
+		}
+		code, ok := parseCode(args[0])
+		if !ok {
+			return usageErrorf("CODE: %s", notACode)
+		}
+		claims, err := h.claims()
+		if err != nil {
+			return err
+		}
+		defer claims.Close()
+		c, err := claims.Revoke(a.ctx, code)
+		if errors.Is(err, errNoClaim) {
+			return errors.New("no claim with this code holds; usher claim list shows those that do")
+		}
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(a.stdout, "Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), c.ScopeDir)
+		return nil
+	}
+}
+
+func setupNew(a *app, fs *flag.FlagSet) func([]string) error {
+	return func(args []string) error {
+		if len(args) != 1 {
+			return usageErrorf("want one FILE, such as hello.usher.go")
+		}
+		path := args[0]
+		name, kind, ok := moduleFile(filepath.Base(path))
+		if !ok || kind != kindGo {
+			return usageErrorf("FILE %q: want a name that ends in .usher.go", path)
+		}
+		if err := checkModuleName(name); err != nil {
+			return usageErrorf("FILE %q: %v", path, err)
+		}
+		starter, err := runtimeFiles.ReadFile("runtimes/new.usher.go.txt")
+		if err != nil {
+			return err
+		}
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		if errors.Is(err, os.ErrExist) {
+			return fmt.Errorf("%s exists already; it was left as it is", path)
+		}
+		if err != nil {
+			return fmt.Errorf("writing %s: %s", path, reason(err))
+		}
+		_, err = f.Write(starter)
+		if closeErr := f.Close(); err == nil {
+			err = closeErr
+		}
+		if err != nil {
+			return fmt.Errorf("writing %s: %w", path, err)
+		}
+		dir := ""
+		if d := filepath.Dir(path); d != "." {
+			dir = " -dir " + d
+		}
+		fmt.Fprintf(a.stdout, "Wrote %s. Try it:\n  usher call%s %s greet '{\"name\":\"Ada\"}'\n", path, dir, name)
+		return nil
+	}
+}
+
+const helpOverview = `
+Begin with:
+  usher new hello.usher.go        a module, one exported function a method
+  usher serve                     host it, and every other module below this folder
+  usher call hello greet '{"name":"Ada"}'
+
+usher help COMMAND explains each. Data is kept in ~/.usher, or where -base or
+$USHER_BASE say.
+`
+
+const helpServe = `Modules are found below each DIR (default: the current folder) and watched: an
+edit counts from the next call on. They are
+  NAME.usher.go   a Go file, first line //go:build usher, whose exported functions are methods
+  NAME.usher      any executable that speaks MCP on its stdin and stdout
+  .mcp.json       each entry of its "mcpServers" that has a "command"
+Hidden folders, node_modules, vendor and linked folders are not searched.
+
+The MCP endpoint is at / and at /mcp, for streamable HTTP:
+  claude mcp add --transport http usher http://127.0.0.1:3000/
+
+Whoever reaches the address can call every module, so usher listens on this
+machine only. With an -addr or -allow-host that is reachable from elsewhere it
+does not start unless told that this is meant: -open for MCP clients, and for
+webhooks SERVICE_WEBHOOK_SECRET in the environment, or -open-webhooks.
+`
+
+const helpClaim = `A client that presents the code sees and can call only the modules whose file
+lies in DIR (default: the current folder) or below it. Whoever has the code has
+that access, until it expires (-ttl) or is revoked.
+
+Without usher serve -require-claim, a client without a code sees everything.
+A claim limits which modules can be reached, not what those modules can do.
+
+  usher claim -scope proj -ttl 2h -label phone
+  usher claim list
+  usher claim revoke R3K-9QZ
+`
+
+const helpStdio = `For clients that start their servers themselves, such as
+  claude mcp add usher -- usher stdio ~/work
+Nothing but MCP goes to stdout; the log is on stderr.
+`
+
+const helpModules = `For each module: its name, kind and file, what it offers and under which tool
+names, and what its author should know. Go modules are built, others started
+once, to find out; what was found is remembered.
+`
+
+const helpCall = `JSON is an object of parameters; - reads it from stdin. The result is printed
+to stdout: an object as JSON, a text as it is. Progress and log messages go to
+stderr. A method that fails gives exit status 1.
+
+  usher call hello greet '{"name":"Ada"}'
+  echo '{"name":"Ada"}' | usher call hello greet -
+`
+
+const helpNew = `FILE ends in .usher.go, and its name up to there is the module's. An existing
+file is left as it is.
+`

@@ -1,0 +1,199 @@
+// Fakes: modules that behave as a test needs it, run by the test binary. The
+// name of a fake is a list of words, each a trait.
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// fakeServer is an MCP server on stdin and stdout with faults. Traits:
+//
+//	good            none
+//	tools=a,b       the names of its tools, each of which echoes its arguments
+//	garbage         lines on stdout that are no JSON-RPC
+//	mute            answers nothing, ever
+//	dies            ends at once, with a word on stderr
+//	twice           answers every call twice
+//	slowstart=MS    initialize takes so long
+//	grows           says list_changed after initialized, and has one tool more
+//	deaf            ignores TERM and the end of stdin
+//	child           starts a grandchild that sleeps
+//
+// Its tools, but for tools=, are echo, sleep {ms}, crash, exit, progress {n},
+// log {level}, pid, env {name}, count, fail, big {bytes}, error, grow.
+type fakeServer struct {
+	traits map[string]string
+	mu     sync.Mutex // guards stdout
+	out    *bufio.Writer
+	stop   map[string]chan struct{} // calls by id; closed when cancelled
+	stopMu sync.Mutex
+	count  int
+	extra  int // tools added
+}
+
+func runFake(name string) int {
+	f := &fakeServer{traits: map[string]string{}, out: bufio.NewWriter(os.Stdout), stop: map[string]chan struct{}{}}
+	for word := range strings.FieldsSeq(name) {
+		key, value, _ := strings.Cut(word, "=")
+		f.traits[key] = value
+	}
+	if f.has("dies") {
+		fmt.Fprintln(os.Stderr, "fake: no module named turbo")
+		return 3
+	}
+	if f.has("child") {
+		child := exec.Command("sleep", "1000")
+		child.Start()
+	}
+	if f.has("deaf") {
+		ignoreTerm()
+	}
+	lines := newLineReader(os.Stdin, 64<<20)
+	for {
+		line, err := lines.next()
+		if err != nil {
+			break
+		}
+		if msg, err := parseMessage(line); err == nil && !f.has("mute") {
+			f.take(msg)
+		}
+	}
+	if f.has("deaf") {
+		select {}
+	}
+	return 0
+}
+
+func (f *fakeServer) has(trait string) bool { _, ok := f.traits[trait]; return ok }
+
+func (f *fakeServer) send(msg []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.has("garbage") {
+		f.out.WriteString("starting up...\n{\"half\":\n\xff\xfe\n[]\n")
+	}
+	f.out.Write(append(msg, '\n'))
+	f.out.Flush()
+}
+
+func (f *fakeServer) take(msg *Message) {
+	switch msg.Method {
+	case "initialize":
+		ms, _ := strconv.Atoi(f.traits["slowstart"])
+		<-time.After(time.Duration(ms) * time.Millisecond)
+		f.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)))
+	case "notifications/initialized":
+		if f.has("grows") {
+			f.grow()
+		}
+	case "notifications/cancelled":
+		f.stopMu.Lock()
+		if c, ok := f.stop[string(field(msg.Params, "requestId"))]; ok {
+			close(c)
+			delete(f.stop, string(field(msg.Params, "requestId")))
+		}
+		f.stopMu.Unlock()
+	case "tools/list":
+		f.send(encodeResult(msg.ID, f.list()))
+	case "tools/call":
+		stop := make(chan struct{})
+		f.stopMu.Lock()
+		f.stop[string(msg.ID)] = stop
+		f.stopMu.Unlock()
+		go f.call(msg, stop)
+	default:
+		if msg.isRequest() {
+			f.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
+		}
+	}
+}
+
+func (f *fakeServer) grow() {
+	f.mu.Lock()
+	f.extra++
+	f.mu.Unlock()
+	f.send(encodeNotification("notifications/tools/list_changed", nil))
+}
+
+var fakeTools = "echo,sleep,crash,exit,progress,log,pid,env,count,fail,big,error,grow"
+
+func (f *fakeServer) list() json.RawMessage {
+	names := fakeTools
+	if own, ok := f.traits["tools"]; ok {
+		names = own
+	}
+	f.mu.Lock()
+	for i := range f.extra {
+		names += fmt.Sprintf(",extra%d", i+1)
+	}
+	f.mu.Unlock()
+	var tools []json.RawMessage
+	for name := range strings.SplitSeq(names, ",") {
+		tools = append(tools, json.RawMessage(fmt.Sprintf(`{"name":%q,"description":"The tool %s.","inputSchema":{"type":"object"}}`, name, name)))
+	}
+	return marshal(map[string]any{"tools": tools})
+}
+
+func textResult(s string) json.RawMessage {
+	return append(appendString([]byte(`{"content":[{"type":"text","text":`), s), "}]}"...)
+}
+
+func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
+	args := field(msg.Params, "arguments")
+	number := func(key string) int { n, _ := strconv.Atoi(string(field(args, key))); return n }
+	token := field(field(msg.Params, "_meta"), "progressToken")
+	result := textResult(string(msg.Params))
+	switch stringField(msg.Params, "name") {
+	case "sleep":
+		select {
+		case <-time.After(time.Duration(number("ms")) * time.Millisecond):
+		case <-stop:
+			fmt.Fprintln(os.Stderr, "fake: cancelled")
+			return
+		}
+	case "crash":
+		p, _ := os.FindProcess(os.Getpid())
+		p.Kill()
+		select {}
+	case "exit":
+		os.Exit(7)
+	case "progress":
+		for i := range number("n") {
+			f.send(encodeNotification("notifications/progress", joinMembers([]member{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}})))
+		}
+	case "log":
+		f.send(encodeNotification("notifications/message", marshal(map[string]string{"level": stringField(args, "level"), "data": stringField(args, "data")})))
+	case "pid":
+		result = textResult(strconv.Itoa(os.Getpid()))
+	case "env":
+		v, ok := os.LookupEnv(stringField(args, "name"))
+		result = textResult(fmt.Sprint(ok, " ", v))
+	case "count":
+		f.mu.Lock()
+		f.count++
+		result = textResult(strconv.Itoa(f.count))
+		f.mu.Unlock()
+	case "fail":
+		result = failure("it did not work")
+	case "big":
+		result = textResult(strings.Repeat("x", number("bytes")))
+	case "error":
+		f.send(encodeError(msg.ID, &rpcError{Code: -32099, Message: "an error of its own", Data: json.RawMessage(`{"n":9007199254740993}`)}))
+		return
+	case "grow":
+		f.grow()
+	}
+	f.send(encodeResult(msg.ID, result))
+	if f.has("twice") {
+		f.send(encodeResult(msg.ID, textResult("the second answer")))
+	}
+}

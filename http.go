@@ -1,0 +1,211 @@
+// HTTP: what both endpoints share. Who may speak to the daemon at all (Host,
+// Origin), the reading of bodies within limits, request ids, and errors with a
+// status, which one adapter writes. It knows neither MCP nor webhooks.
+
+package main
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	bodyPatience  = 30 * time.Second // for a whole body to arrive
+	writePatience = 30 * time.Second // for a peer to take what is written
+)
+
+// httpError is an error with its HTTP status. Msg is for the peer; Err, if any,
+// only for the log.
+type httpError struct {
+	Status int
+	Msg    string
+	Err    error
+	Code   int // of a JSON-RPC error body; 0 for codeRefused
+	ID     ID  // of the request that failed, where it is known
+	Header http.Header
+}
+
+func (e *httpError) Error() string { return e.Msg }
+func (e *httpError) Unwrap() error { return e.Err }
+
+func httpErrorf(status int, format string, args ...any) *httpError {
+	return &httpError{Status: status, Msg: fmt.Sprintf(format, args...)}
+}
+
+// handle adapts a handler that returns its error to one that writes it. write
+// gives the endpoint's form to the body. An error nobody classified is logged
+// whole and shown as an internal one.
+func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		err := f(w, r)
+		if err == nil {
+			return
+		}
+		e := (*httpError)(nil)
+		if !errors.As(err, &e) {
+			log.Error("internal error", "path", r.URL.Path, "request", w.Header().Get(requestIDHeader), "err", err)
+			e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", w.Header().Get(requestIDHeader))
+		} else {
+			attrs := []any{"status", e.Status, "path", clipText(r.URL.Path, 200), "request", w.Header().Get(requestIDHeader), "why", e.Msg}
+			if e.Err != nil {
+				attrs = append(attrs, "err", e.Err)
+			}
+			log.Info("refused", attrs...)
+		}
+		for k, v := range e.Header {
+			w.Header()[k] = v
+		}
+		write(w, e)
+	}
+}
+
+// requestIDHeader names a request, in the answer and in the log.
+const requestIDHeader = "X-Request-Id"
+
+func newRequestID() string {
+	var b [8]byte
+	rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// Guardian decides who may speak to the daemon. The zero value admits loopback
+// names and IP literals only. It is not changed once it serves.
+type Guardian struct {
+	hosts   []string // lower case, without port
+	origins []string // lower case, "scheme://host[:port]"
+	maxBody int64    // bytes
+}
+
+// admit refuses a foreign Host, which is what DNS rebinding looks like, and a
+// foreign Origin, which is some website's script (MCP, basic/transports,
+// "Security Warning").
+func (g *Guardian) admit(r *http.Request) error {
+	if err := g.checkHost(r.Host); err != nil {
+		return &httpError{Status: http.StatusForbidden, Msg: err.Error()}
+	}
+	origins := r.Header.Values("Origin")
+	for _, origin := range origins {
+		if err := g.checkOrigin(origin); err != nil {
+			return &httpError{Status: http.StatusForbidden, Msg: err.Error()}
+		}
+	}
+	return nil
+}
+
+// checkHost accepts a loopback name, an IP literal (no page can be rebound to
+// one), and what was allowed by flag.
+func (g *Guardian) checkHost(hostport string) error {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
+	if _, err := netip.ParseAddr(host); err == nil {
+		return nil
+	}
+	if isLoopbackName(host) || slices.Contains(g.hosts, host) {
+		return nil
+	}
+	return fmt.Errorf("host %q is not allowed: start usher serve with -allow-host %s", clipText(host, 100), clipText(host, 100))
+}
+
+func isLoopbackName(host string) bool {
+	return host == "localhost" || strings.HasSuffix(host, ".localhost")
+}
+
+// checkOrigin accepts a page served from this machine and what was allowed by
+// flag. "null" is what sandboxed and local pages send: anyone's.
+func (g *Guardian) checkOrigin(origin string) error {
+	u, err := url.Parse(origin)
+	if err != nil || u.Scheme == "" || u.Host == "" || u.User != nil || u.Path != "" || u.RawQuery != "" {
+		return fmt.Errorf("origin %q is not allowed: it names no scheme and host", clipText(origin, 100))
+	}
+	host := strings.ToLower(u.Hostname())
+	if isLoopbackName(host) || isLoopbackAddr(host) {
+		return nil
+	}
+	if slices.Contains(g.origins, strings.ToLower(origin)) {
+		return nil
+	}
+	return fmt.Errorf("origin %q is not allowed: start usher serve with -allow-origin %s", clipText(origin, 100), clipText(origin, 100))
+}
+
+func isLoopbackAddr(host string) bool {
+	addr, err := netip.ParseAddr(host)
+	return err == nil && addr.Unmap().IsLoopback()
+}
+
+func clipText(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "…"
+	}
+	return s
+}
+
+// cors adds the answer headers that let an admitted origin's script read the
+// answer, and reports whether the request was a preflight, which is then
+// answered. Only for requests that admit let through.
+func (g *Guardian) cors(w http.ResponseWriter, r *http.Request) (preflight bool) {
+	origin := r.Header.Get("Origin")
+	h := w.Header()
+	h.Add("Vary", "Origin")
+	if origin == "" {
+		return false
+	}
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Set("Access-Control-Expose-Headers", "Mcp-Session-Id, "+requestIDHeader)
+	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
+		return false
+	}
+	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
+	h.Set("Access-Control-Allow-Headers", "Content-Type, Accept, Authorization, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name, Mcp-Claim-Code, X-Webhook-Secret")
+	h.Set("Access-Control-Max-Age", "600")
+	w.WriteHeader(http.StatusNoContent)
+	return true
+}
+
+// readBody reads a whole body, within g's limit and bodyPatience. Reading it to
+// its end is also what lets net/http notice that the client went away.
+func (g *Guardian) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(bodyPatience)) // not there in some tests
+	defer control.SetReadDeadline(time.Time{})
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.maxBody))
+	tooLarge := (*http.MaxBytesError)(nil)
+	switch {
+	case err == nil:
+		return body, nil
+	case errors.As(err, &tooLarge):
+		return nil, httpErrorf(http.StatusRequestEntityTooLarge, "the body is larger than %s (-max-body)", formatSize(g.maxBody))
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, &httpError{Status: http.StatusRequestTimeout, Msg: "the body did not arrive in time", Err: err,
+			Header: http.Header{"Connection": {"close"}}}
+	default:
+		return nil, &httpError{Status: http.StatusBadRequest, Msg: "the body could not be read", Err: err}
+	}
+}
+
+// formatSize is a number of bytes for people, in the units that flags take.
+func formatSize(n int64) string {
+	for _, u := range []struct {
+		name string
+		size int64
+	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
+		if n >= u.size && n%u.size == 0 {
+			return fmt.Sprintf("%d %s", n/u.size, u.name)
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
+}

@@ -1,0 +1,552 @@
+// JSON-RPC 2.0 as MCP uses it: messages, ids, error codes, the framing of one
+// message a line, and the table of requests in flight. The server and the
+// workers both speak through this file; it knows neither of them.
+//
+// Messages are carried as raw JSON. encoding/json is asked whether a message is
+// valid and is then kept out of it: its structs match keys without regard to
+// case ("METHOD" would override "method"), and its numbers lose digits.
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"sync"
+	"unicode/utf8"
+)
+
+// The error codes of JSON-RPC 2.0, section 5.1.
+const (
+	codeParse          = -32700
+	codeInvalidRequest = -32600
+	codeNoMethod       = -32601
+	codeInvalidParams  = -32602
+	codeInternal       = -32603
+	codeRefused        = -32000 // ours: a transport's or a session's refusal
+)
+
+// rpcError is the error member of a response. As an error value it is one that
+// may be shown to the peer as it stands.
+type rpcError struct {
+	Code    int
+	Message string
+	Data    json.RawMessage // absent when nil
+}
+
+func (e *rpcError) Error() string { return e.Message }
+
+func rpcErrorf(code int, format string, args ...any) *rpcError {
+	return &rpcError{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// ID is a request's id as it was sent: a JSON string or integer, or nil for
+// none.
+type ID json.RawMessage
+
+// parseID accepts what MCP allows as a request id: a string or an integer, and
+// not null.
+func parseID(raw []byte) (ID, bool) {
+	if len(raw) > 0 && raw[0] == '"' {
+		return ID(raw), true
+	}
+	if _, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
+		return ID(raw), true
+	}
+	return nil, false
+}
+
+// Message is one JSON-RPC message. Method and ID tell a request; Method alone a
+// notification; ID with Result or Err a response.
+type Message struct {
+	ID     ID
+	Method string
+	Params json.RawMessage // an object, or nil
+	Result json.RawMessage
+	Err    *rpcError
+}
+
+func (m *Message) isRequest() bool      { return m.Method != "" && m.ID != nil }
+func (m *Message) isNotification() bool { return m.Method != "" && m.ID == nil }
+
+// parseMessage reads one message. Its errors are *rpcError: codeParse for what
+// is no JSON, codeInvalidRequest for what is no message; with the latter the
+// returned message holds the id, if there was a usable one.
+func parseMessage(raw []byte) (*Message, error) {
+	if err := checkJSON(raw); err != nil {
+		return nil, err
+	}
+	return parseValidMessage(raw)
+}
+
+// checkJSON refuses what is not one valid JSON value in valid UTF-8, which
+// json.Valid alone does not see. Nesting is limited by encoding/json to 10,000.
+func checkJSON(raw []byte) error {
+	if !utf8.Valid(raw) {
+		return rpcErrorf(codeParse, "the message is not valid UTF-8")
+	}
+	if json.Valid(raw) {
+		return nil
+	}
+	if len(bytes.TrimSpace(raw)) == 0 {
+		return rpcErrorf(codeParse, "the message is empty")
+	}
+	var v json.RawMessage
+	err := json.Unmarshal(raw, &v) // only now, for the reason and where
+	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
+		return rpcErrorf(codeParse, "the message is not valid JSON: %v at byte %d", err, syntax.Offset)
+	}
+	return rpcErrorf(codeParse, "the message is not valid JSON")
+}
+
+// parseValidMessage is parseMessage for JSON that was checked already.
+func parseValidMessage(raw []byte) (*Message, error) {
+	m := &Message{}
+	obj, ok := members(raw)
+	if !ok {
+		return m, rpcErrorf(codeInvalidRequest, "a message must be a JSON object")
+	}
+	var version, idRaw, method, errRaw json.RawMessage
+	for _, f := range obj {
+		switch f.key {
+		case "jsonrpc":
+			version = f.value
+		case "id":
+			idRaw = f.value
+		case "method":
+			method = f.value
+		case "params":
+			m.Params = f.value
+		case "result":
+			m.Result = f.value
+		case "error":
+			errRaw = f.value
+		}
+	}
+	if idRaw != nil {
+		id, ok := parseID(idRaw)
+		if !ok && (method != nil || m.Result != nil) {
+			return m, rpcErrorf(codeInvalidRequest, "id must be a string or an integer")
+		}
+		m.ID = id
+	}
+	if string(version) != `"2.0"` {
+		return m, rpcErrorf(codeInvalidRequest, `jsonrpc must be "2.0"`)
+	}
+	return m, m.setBody(method, errRaw)
+}
+
+// setBody fills in what makes the message a request or a response.
+func (m *Message) setBody(method, errRaw json.RawMessage) error {
+	if method == nil {
+		if errRaw != nil {
+			m.Err = parseRPCError(errRaw)
+		}
+		if m.Result == nil && m.Err == nil {
+			return rpcErrorf(codeInvalidRequest, "a message needs a method, a result or an error")
+		}
+		return nil
+	}
+	name, ok := unquote(method)
+	if !ok || name == "" {
+		return rpcErrorf(codeInvalidRequest, "method must be a non-empty string")
+	}
+	if m.Params != nil && m.Params[0] != '{' {
+		return rpcErrorf(codeInvalidRequest, "params must be an object")
+	}
+	m.Method, m.Result = name, nil
+	return nil
+}
+
+// parseRPCError reads an error member as well as can be: a peer that sends a
+// malformed one has failed all the same.
+func parseRPCError(raw json.RawMessage) *rpcError {
+	e := &rpcError{Code: codeInternal}
+	obj, _ := members(raw)
+	for _, f := range obj {
+		switch f.key {
+		case "code":
+			if n, err := strconv.Atoi(string(f.value)); err == nil {
+				e.Code = n
+			}
+		case "message":
+			e.Message, _ = unquote(f.value)
+		case "data":
+			e.Data = f.value
+		}
+	}
+	if e.Message == "" {
+		e.Message = "unspecified error"
+	}
+	return e
+}
+
+// Encoding appends to a fresh buffer; raw members are copied as they are, made
+// one line where they are not.
+
+func encodeRequest(id ID, method string, params json.RawMessage) []byte {
+	b := make([]byte, 0, 64+len(id)+len(method)+len(params))
+	b = append(b, `{"jsonrpc":"2.0"`...)
+	if id != nil {
+		b = append(append(b, `,"id":`...), id...)
+	}
+	b = appendString(append(b, `,"method":`...), method)
+	if params != nil {
+		b = append(append(b, `,"params":`...), oneLine(params)...)
+	}
+	return append(b, '}')
+}
+
+func encodeNotification(method string, params json.RawMessage) []byte {
+	return encodeRequest(nil, method, params)
+}
+
+func encodeResult(id ID, result json.RawMessage) []byte {
+	b := make([]byte, 0, 40+len(id)+len(result))
+	b = append(append(b, `{"jsonrpc":"2.0","id":`...), id...)
+	b = append(append(b, `,"result":`...), oneLine(result)...)
+	return append(b, '}')
+}
+
+// encodeError leaves the id out where there is none: MCP's schema, unlike
+// JSON-RPC, has no null ids.
+func encodeError(id ID, e *rpcError) []byte {
+	b := []byte(`{"jsonrpc":"2.0"`)
+	if id != nil {
+		b = append(append(b, `,"id":`...), id...)
+	}
+	b = strconv.AppendInt(append(b, `,"error":{"code":`...), int64(e.Code), 10)
+	b = appendString(append(b, `,"message":`...), e.Message)
+	if e.Data != nil {
+		b = append(append(b, `,"data":`...), oneLine(e.Data)...)
+	}
+	return append(b, "}}"...)
+}
+
+// asRPCError makes any error one that can be sent: an *rpcError as it is, all
+// others as internal errors with their text.
+func asRPCError(err error) *rpcError {
+	if e := (*rpcError)(nil); errors.As(err, &e) {
+		return e
+	}
+	return rpcErrorf(codeInternal, "%v", err)
+}
+
+// oneLine returns raw on one line: a pretty-printed body would break framing.
+// Inside JSON strings line breaks are always escaped, so only white space goes.
+func oneLine(raw json.RawMessage) json.RawMessage {
+	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 {
+		return raw
+	}
+	var b bytes.Buffer
+	if err := json.Compact(&b, raw); err != nil {
+		return raw
+	}
+	return b.Bytes()
+}
+
+// appendString appends s as a JSON string, without the HTML escapes that
+// json.Marshal adds.
+func appendString(b []byte, s string) []byte {
+	if isPlain(s) {
+		return append(append(append(b, '"'), s...), '"')
+	}
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(s); err != nil {
+		return append(b, `""`...) // a string always encodes
+	}
+	return append(b, bytes.TrimRight(buf.Bytes(), "\n")...)
+}
+
+// isPlain reports whether s needs no escapes in JSON.
+func isPlain(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
+}
+
+// quote returns s as a JSON string.
+func quote(s string) json.RawMessage { return appendString(nil, s) }
+
+// unquote reads a JSON string.
+func unquote(raw json.RawMessage) (string, bool) {
+	if len(raw) < 2 || raw[0] != '"' {
+		return "", false
+	}
+	if body := raw[1 : len(raw)-1]; bytes.IndexByte(body, '\\') < 0 {
+		return string(body), true
+	}
+	var s string
+	if err := json.Unmarshal(raw, &s); err != nil {
+		return "", false
+	}
+	return s, true
+}
+
+// marshal is json.Marshal without HTML escapes, for values that can't fail.
+func marshal(v any) json.RawMessage {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return json.RawMessage("null")
+	}
+	return bytes.TrimRight(buf.Bytes(), "\n")
+}
+
+// member is one key and value of a JSON object.
+type member struct {
+	key   string
+	value json.RawMessage // a part of the object's own bytes
+}
+
+// members splits a JSON object that is known to be valid into its members, in
+// order, keys compared to the letter. It reports false for anything that is not
+// an object. A key that repeats is there as often as it was written.
+func members(raw json.RawMessage) ([]member, bool) {
+	i := skipSpace(raw, 0)
+	if i >= len(raw) || raw[i] != '{' {
+		return nil, false
+	}
+	list := make([]member, 0, 8)
+	for i = skipSpace(raw, i+1); i < len(raw) && raw[i] != '}'; {
+		end := skipValue(raw, i)
+		key, ok := unquote(raw[i:end])
+		i = skipSpace(raw, end)
+		if !ok || i >= len(raw) || raw[i] != ':' {
+			return nil, false
+		}
+		i = skipSpace(raw, i+1)
+		end = skipValue(raw, i)
+		list = append(list, member{key, raw[i:end:end]})
+		i = skipSpace(raw, end)
+		if i < len(raw) && raw[i] == ',' {
+			i = skipSpace(raw, i+1)
+		}
+	}
+	return list, true
+}
+
+// field returns the member of a valid JSON object with this key: the last one,
+// as JSON decoders have it, or nil.
+func field(raw json.RawMessage, key string) json.RawMessage {
+	list, _ := members(raw)
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i].key == key {
+			return list[i].value
+		}
+	}
+	return nil
+}
+
+// stringField is field for a string; "" for any other.
+func stringField(raw json.RawMessage, key string) string {
+	s, _ := unquote(field(raw, key))
+	return s
+}
+
+// joinMembers is the inverse of members.
+func joinMembers(list []member) json.RawMessage {
+	b := []byte{'{'}
+	for i, f := range list {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(appendString(b, f.key), ':')
+		b = append(b, f.value...)
+	}
+	return append(b, '}')
+}
+
+// setMember returns list with key set to value: in its place where it stands
+// already, else at the end.
+func setMember(list []member, key string, value json.RawMessage) []member {
+	out := make([]member, 0, len(list)+1)
+	found := false
+	for _, f := range list {
+		if f.key == key {
+			if found {
+				continue
+			}
+			f.value, found = value, true
+		}
+		out = append(out, f)
+	}
+	if !found {
+		out = append(out, member{key, value})
+	}
+	return out
+}
+
+func skipSpace(b []byte, i int) int {
+	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
+		i++
+	}
+	return i
+}
+
+// skipValue returns the index after the value that starts at b[i], in JSON that
+// is known to be valid.
+func skipValue(b []byte, i int) int {
+	depth := 0
+	for i < len(b) {
+		switch b[i] {
+		case '"':
+			i = skipString(b, i)
+		case '{', '[':
+			depth++
+			i++
+			continue
+		case '}', ']':
+			depth--
+			i++
+		case ',', ':', ' ', '\n', '\t', '\r':
+			i++
+			continue
+		default:
+			i += len(b[i:]) - len(bytes.TrimLeft(b[i:], "-+.0123456789Eaeflnrstu"))
+		}
+		if depth <= 0 {
+			return i
+		}
+	}
+	return i
+}
+
+func skipString(b []byte, i int) int {
+	for i++; i < len(b); i++ {
+		switch b[i] {
+		case '\\':
+			i++
+		case '"':
+			return i + 1
+		}
+	}
+	return i
+}
+
+// errLineTooLong is what a lineReader returns, once, for a line over its limit.
+// The line is skipped; reading can go on.
+var errLineTooLong = errors.New("line too long")
+
+// lineReader reads newline-delimited messages with a limit on their length.
+// It is for one goroutine.
+type lineReader struct {
+	r     *bufio.Reader
+	limit int
+}
+
+func newLineReader(r io.Reader, limit int) *lineReader {
+	return &lineReader{bufio.NewReaderSize(r, 64<<10), limit}
+}
+
+// next returns the next line that is not blank, without its end. The bytes are
+// the caller's. A last line without a newline counts.
+func (l *lineReader) next() ([]byte, error) {
+	for {
+		line, err := l.readLine()
+		if len(line) > 0 || err != nil {
+			return line, err
+		}
+	}
+}
+
+func (l *lineReader) readLine() ([]byte, error) {
+	var line []byte
+	tooLong := false
+	for {
+		part, err := l.r.ReadSlice('\n')
+		if len(line)+len(part) > l.limit+1 {
+			line, tooLong = nil, true
+		}
+		if !tooLong {
+			line = append(line, part...)
+		}
+		switch {
+		case err == bufio.ErrBufferFull:
+			continue
+		case tooLong:
+			return nil, errLineTooLong
+		case err != nil && len(bytes.TrimSpace(line)) == 0:
+			return nil, err
+		default:
+			return bytes.TrimSpace(line), nil
+		}
+	}
+}
+
+// inflight is the table of requests that were sent or received and not yet
+// answered, by key. It is safe for concurrent use; the zero value is empty.
+type inflight[T any] struct {
+	mu     sync.Mutex
+	m      map[string]T
+	closed error
+}
+
+// add puts v in under key. It reports an error when the key is taken, or when
+// the table was closed: the error that it was closed with.
+func (t *inflight[T]) add(key string, v T) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed != nil {
+		return t.closed
+	}
+	if _, taken := t.m[key]; taken {
+		return rpcErrorf(codeInvalidRequest, "a request with the id %s is already being answered", key)
+	}
+	if t.m == nil {
+		t.m = make(map[string]T)
+	}
+	t.m[key] = v
+	return nil
+}
+
+// take removes and returns what stands under key.
+func (t *inflight[T]) take(key string) (T, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v, ok := t.m[key]
+	delete(t.m, key)
+	return v, ok
+}
+
+// get returns what stands under key.
+func (t *inflight[T]) get(key string) (T, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v, ok := t.m[key]
+	return v, ok
+}
+
+// all returns what is in the table now.
+func (t *inflight[T]) all() []T {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := make([]T, 0, len(t.m))
+	for _, v := range t.m {
+		list = append(list, v)
+	}
+	return list
+}
+
+// close empties the table, refuses further entries with err, and returns what
+// was in it.
+func (t *inflight[T]) close(err error) []T {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := make([]T, 0, len(t.m))
+	for _, v := range t.m {
+		list = append(list, v)
+	}
+	t.m, t.closed = nil, err
+	return list
+}

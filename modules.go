@@ -1,0 +1,911 @@
+// The registry: which modules there are in the workspace. It finds their files,
+// watches them, learns what each offers, remembers that between starts, and
+// publishes the whole as a Catalog, swapped at once when something changes. It
+// knows no session, and hands out nothing but catalogs.
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	settlePatience = 3 * time.Second        // how long lists wait for modules being looked at
+	listSettle     = 250 * time.Millisecond // in which a new process may still change its list
+	minPoll        = 500 * time.Millisecond // between two looks at the workspace
+	maxPoll        = 30 * time.Second
+	pollShare      = 50 // a look may take one part in so many of the time
+	vanishPatience = 100 * time.Millisecond
+	firstRetry     = 10 * time.Second // of a module that could not be looked at
+	maxRetry       = 5 * time.Minute
+)
+
+// Registry finds and keeps the modules under its roots. Safe for concurrent use.
+type Registry struct {
+	roots    []string // absolute, symlinks resolved
+	cacheDir string   // "" for no cache
+	environ  []string
+	patience time.Duration // of calls
+	idle     time.Duration // after which an unused process is stopped; 0 never
+	log      *slog.Logger
+	guard    *Guard
+
+	catalog atomic.Pointer[Catalog]
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	looks  chan struct{} // a place each for introspections at once
+
+	mu       sync.Mutex
+	entries  map[entryKey]*entry
+	unusable []Problem     // files that are modules of no kind, as last seen
+	pools    []*pool       // all that may still have a process
+	pending  int           // entries being introspected
+	settled  chan struct{} // closed while pending is 0
+	changed  chan struct{} // closed at the next change of the catalog
+}
+
+// entryKey identifies a module over time.
+type entryKey struct{ source, name string }
+
+// entry is what is known of one module.
+type entry struct {
+	found   found
+	module  *Module     // the newest that worked; nil for none yet
+	offer   *offer      // what module was made from
+	err     error       // why the newest version is not hosted
+	inputs  []fileStamp // what else than the file a Go build was made from
+	version int         // counts introspections; an older one's result is dropped
+	pending bool
+	retryAt time.Time // of an introspection that failed, the file unchanged
+	backoff time.Duration
+}
+
+// found is a module as it stands in the file tree.
+type found struct {
+	Name   string
+	Kind   Kind
+	Path   string // as found: the link where the file is one
+	Source string // symlinks resolved
+	Launch launch // of a .mcp.json entry
+	Stamp  string // changes when the file does
+	Err    error  // why it can't be hosted
+}
+
+func (f found) key() entryKey { return entryKey{f.Source, f.Name} }
+
+// offer is what a module was found to offer; the part of it that is cached.
+type offer struct {
+	Tools    []json.RawMessage `json:"tools"`
+	About    string            `json:"about,omitempty"`
+	Problems []string          `json:"problems,omitempty"`
+	Binary   string            `json:"binary,omitempty"` // of a Go module
+}
+
+// Problem is something about a file that its author should know.
+type Problem struct {
+	Path string
+	Text string
+}
+
+// Views is what the rest of usher has of the registry.
+type Views struct {
+	// View is the current catalog through a scope.
+	View func(Scope) *View
+	// Changed is closed when the catalog is next replaced. Ask for it before
+	// the view.
+	Changed func() <-chan struct{}
+	// Settle waits a few seconds for modules that are being looked at.
+	Settle func(context.Context)
+}
+
+// registryConfig is what a registry needs to know.
+type registryConfig struct {
+	Roots    []string // absolute, symlinks resolved
+	CacheDir string
+	Environ  []string
+	Patience time.Duration // how long a call may be silent; 0 for ever
+	Idle     time.Duration // after which an unused process is stopped; 0 never
+	Log      *slog.Logger
+}
+
+// newRegistry looks at the workspace once and returns with what the cache knows
+// of it. What it does not know is introspected from then on, beside the caller.
+// Close ends all that it started.
+func newRegistry(c registryConfig) (*Registry, error) {
+	r := &Registry{
+		roots: c.Roots, cacheDir: c.CacheDir, environ: c.Environ, patience: c.Patience, idle: c.Idle,
+		log: c.Log, guard: &Guard{}, looks: make(chan struct{}, 4),
+		entries: make(map[entryKey]*entry),
+		settled: make(chan struct{}), changed: make(chan struct{}),
+	}
+	close(r.settled)
+	if err := os.MkdirAll(filepath.Join(r.cacheDir, "modules"), 0o700); err != nil {
+		return nil, fmt.Errorf("preparing the cache: %w", err)
+	}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.publish()
+	r.update(r.scan())
+	return r, nil
+}
+
+// Views is the way to the modules for those who serve them.
+func (r *Registry) Views() Views {
+	return Views{
+		View:    func(s Scope) *View { return r.catalog.Load().View(s) },
+		Changed: r.Changed,
+		Settle:  func(ctx context.Context) { r.Settle(ctx, settlePatience) },
+	}
+}
+
+// Changed returns a channel that is closed when the catalog is next replaced.
+func (r *Registry) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// Settle waits until no module is being introspected, for patience at most.
+func (r *Registry) Settle(ctx context.Context, patience time.Duration) {
+	r.mu.Lock()
+	settled := r.settled
+	r.mu.Unlock()
+	select {
+	case <-settled:
+		return
+	default:
+	}
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-settled:
+	case <-timer.C:
+	case <-ctx.Done():
+	case <-r.ctx.Done():
+	}
+}
+
+// Watch looks at the workspace again and again until ctx ends. The time between
+// two looks follows what a look costs, so that a huge tree is not read all day.
+func (r *Registry) Watch(ctx context.Context) {
+	wait := minPoll
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		start := time.Now()
+		r.update(r.scan())
+		r.reap()
+		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
+	}
+}
+
+// Close ends every process of every module and waits for them.
+func (r *Registry) Close() {
+	r.cancel()
+	r.mu.Lock()
+	pools := slices.Clone(r.pools)
+	r.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, p := range pools {
+		wg.Go(p.close)
+	}
+	wg.Wait()
+	r.wg.Wait()
+	r.guard.Close()
+}
+
+// reap stops processes that are idle, and forgets pools that are over.
+func (r *Registry) reap() {
+	r.mu.Lock()
+	pools := slices.Clone(r.pools)
+	r.mu.Unlock()
+	for _, p := range pools {
+		if r.idle > 0 {
+			p.reap(time.Now().Add(-r.idle))
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pools = slices.DeleteFunc(r.pools, (*pool).over)
+}
+
+// scan finds what there is in the workspace, by reading folders only.
+func (r *Registry) scan() *look {
+	s := &look{environ: r.lookupEnv, seen: make(map[entryKey]bool), broken: make(map[string]bool)}
+	for _, root := range r.roots {
+		s.folder(root)
+	}
+	return s
+}
+
+func (r *Registry) lookupEnv(key string) (string, bool) {
+	for i := len(r.environ) - 1; i >= 0; i-- {
+		if k, v, _ := strings.Cut(r.environ[i], "="); k == key {
+			return v, true
+		}
+	}
+	return "", false
+}
+
+// look is one look at the workspace.
+type look struct {
+	environ  func(string) (string, bool)
+	seen     map[entryKey]bool
+	found    []found
+	problems []Problem
+	broken   map[string]bool // .mcp.json files that can't be read just now
+}
+
+// folder looks into dir and what is below it. Folders that are hidden, linked,
+// or hold other people's code are left out.
+func (s *look) folder(dir string) {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			s.problem(dir, "the folder can't be read: "+reason(err))
+		}
+		return
+	}
+	for _, e := range list {
+		name, path := e.Name(), filepath.Join(dir, e.Name())
+		if e.IsDir() {
+			if !strings.HasPrefix(name, ".") && name != "node_modules" && name != "vendor" {
+				s.folder(path)
+			}
+			continue
+		}
+		if name == configName {
+			s.config(path)
+		} else if module, kind, ok := moduleFile(name); ok {
+			s.file(path, module, kind)
+		}
+	}
+}
+
+func (s *look) problem(path, text string) {
+	s.problems = append(s.problems, Problem{path, text})
+}
+
+// file takes in a file that is a module by its name.
+func (s *look) file(path, name string, kind Kind) {
+	source, info, err := resolve(path)
+	if err != nil {
+		s.problem(path, reason(err))
+		return
+	}
+	if info.IsDir() {
+		return // a folder linked under a module's name
+	}
+	f := found{Name: name, Kind: kind, Path: path, Source: source}
+	f.Stamp = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
+	if f.Err = checkModuleName(name); f.Err != nil {
+		s.add(f)
+		return
+	}
+	if kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0 {
+		f.Err = fmt.Errorf("the file is not executable: chmod +x %s", filepath.Base(path))
+	}
+	s.add(f)
+}
+
+// config takes in the entries of a .mcp.json file.
+func (s *look) config(path string) {
+	source, _, err := resolve(path)
+	if err != nil {
+		s.problem(path, reason(err))
+		return
+	}
+	raw, err := os.ReadFile(source)
+	if err != nil {
+		s.broken[source] = true
+		s.problem(path, reason(err))
+		return
+	}
+	entries, err := parseConfig(raw, filepath.Dir(source), s.environ)
+	if err != nil {
+		s.broken[source] = true
+		s.problem(path, err.Error())
+		return
+	}
+	for _, e := range entries {
+		s.add(found{Name: e.Name, Kind: kindConfig, Path: path, Source: source,
+			Launch: e.Launch, Stamp: e.Launch.key(), Err: e.Err})
+	}
+}
+
+// add keeps a module; one that is reached by several ways is one module.
+func (s *look) add(f found) {
+	if !s.seen[f.key()] {
+		s.seen[f.key()] = true
+		s.found = append(s.found, f)
+	}
+}
+
+// resolve follows links to the file that is really there.
+func resolve(path string) (string, fs.FileInfo, error) {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
+		return path, info, err // its folders were walked, and so are no links
+	}
+	source, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return "", nil, err
+	}
+	info, err = os.Stat(source)
+	return source, info, err
+}
+
+// reason is an error without the path that the caller names anyway.
+func reason(err error) string {
+	if p := (*fs.PathError)(nil); errors.As(err, &p) {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
+
+// update takes in what a look at the workspace found.
+func (r *Registry) update(l *look) {
+	l = r.lookAgain(l)
+	stamps := stampCache{}
+	changed := false
+	r.mu.Lock()
+	r.unusable = l.problems
+	for _, f := range l.found {
+		if e := r.entries[f.key()]; e != nil && !e.stale(f, stamps) {
+			continue
+		}
+		changed = r.take(f) || changed
+	}
+	for key, e := range r.entries {
+		if l.has(key) {
+			continue
+		}
+		if e.module != nil {
+			e.module.pool.retire()
+			r.log.Info("module removed", "module", key.name)
+		}
+		r.settleEntry(e)
+		delete(r.entries, key)
+		changed = true
+	}
+	if changed {
+		r.publish()
+	}
+	r.mu.Unlock()
+}
+
+// has reports whether a module is still there. The entries of a .mcp.json file
+// that is broken just now are: half an edit must not end them.
+func (s *look) has(key entryKey) bool { return s.seen[key] || s.broken[key.source] }
+
+// lookAgain looks a second time when a file that was there is gone: editors
+// replace a file by removing it for a moment.
+func (r *Registry) lookAgain(l *look) *look {
+	r.mu.Lock()
+	gone := false
+	for key := range r.entries {
+		gone = gone || !l.has(key)
+	}
+	r.mu.Unlock()
+	if !gone {
+		return l
+	}
+	select {
+	case <-time.After(vanishPatience):
+	case <-r.ctx.Done():
+	}
+	return r.scan()
+}
+
+// stampCache is the stamps taken during one look, so that what a thousand
+// modules import is asked for once.
+type stampCache map[string]fileStamp
+
+func (c stampCache) current(inputs []fileStamp) bool {
+	for _, old := range inputs {
+		now, ok := c[old.Path]
+		if !ok {
+			now = stampFile(old.Path)
+			c[old.Path] = now
+		}
+		if now != old {
+			return false
+		}
+	}
+	return true
+}
+
+// stale reports whether the module has to be looked at again.
+func (e *entry) stale(f found, stamps stampCache) bool {
+	if e.found.Stamp != f.Stamp || e.found.Kind != f.Kind || fmt.Sprint(e.found.Err) != fmt.Sprint(f.Err) {
+		return true
+	}
+	if e.pending {
+		return false
+	}
+	if e.err != nil && !e.retryAt.IsZero() && time.Now().After(e.retryAt) {
+		return true
+	}
+	return !stamps.current(e.inputs)
+}
+
+// take starts on a module that is new or has changed. It reports whether the
+// catalog changes at once. Called with mu held.
+func (r *Registry) take(f found) bool {
+	e := r.entries[f.key()]
+	if e == nil {
+		e = &entry{}
+		r.entries[f.key()] = e
+	}
+	if e.found.Stamp != f.Stamp {
+		e.backoff = 0
+	}
+	e.found = f
+	e.version++
+	e.retryAt = time.Time{}
+	if f.Err != nil {
+		r.settleEntry(e)
+		e.err = f.Err
+		dropped := e.module != nil
+		if dropped {
+			e.module.pool.retire()
+			e.module = nil
+		}
+		r.log.Warn("a module can't be hosted", "module", f.Name, "why", f.Err)
+		return dropped
+	}
+	if e.module == nil {
+		if c := r.readCache(f); c != nil {
+			r.settleEntry(e)
+			e.inputs, e.err = c.Inputs, nil
+			e.offer = &c.Offer
+			e.module = r.makeModule(f, e, nil)
+			return true
+		}
+	}
+	if !e.pending {
+		e.pending = true
+		if r.pending++; r.pending == 1 {
+			r.settled = make(chan struct{})
+		}
+	}
+	version := e.version
+	r.wg.Go(func() { r.introspect(f, version) })
+	return false
+}
+
+// settleEntry ends an entry's being introspected. Called with mu held.
+func (r *Registry) settleEntry(e *entry) {
+	if !e.pending {
+		return
+	}
+	e.pending = false
+	if r.pending--; r.pending == 0 {
+		close(r.settled)
+	}
+}
+
+// introspect finds out what a module offers, and takes it in.
+func (r *Registry) introspect(f found, version int) {
+	select {
+	case r.looks <- struct{}{}:
+		defer func() { <-r.looks }()
+	case <-r.ctx.Done():
+		return
+	}
+	var o *offer
+	var inputs []fileStamp
+	var err error
+	if f.Kind == kindGo {
+		o, inputs, err = r.introspectGo(f)
+	} else {
+		o, err = r.introspectProcess(f)
+	}
+	if r.ctx.Err() != nil {
+		return
+	}
+	r.mu.Lock()
+	e := r.entries[f.key()]
+	if e == nil || e.version != version {
+		r.mu.Unlock()
+		return
+	}
+	e.inputs = inputs
+	if err != nil {
+		r.failEntry(e, err)
+	} else {
+		r.acceptOffer(e, o)
+	}
+	r.publish() // before who waits for it to settle goes on
+	r.settleEntry(e)
+	r.mu.Unlock()
+}
+
+// failEntry keeps the newest version that worked, if there is one. Called with
+// mu held.
+func (r *Registry) failEntry(e *entry, err error) {
+	e.err = err
+	e.backoff = min(max(2*e.backoff, firstRetry), maxRetry)
+	e.retryAt = time.Now().Add(e.backoff)
+	if e.module == nil && e.found.Kind == kindGo {
+		r.reviveBuild(e)
+	}
+	if e.module != nil {
+		e.module.pool.pin(true)
+		r.log.Error("the module's new version can't be hosted; the last one goes on", "module", e.found.Name, "why", explain(err))
+		return
+	}
+	r.log.Error("the module can't be hosted", "module", e.found.Name, "why", explain(err))
+}
+
+// reviveBuild makes an entry's module of the last build that worked before this
+// start, if it is still in the cache. Called with mu held.
+func (r *Registry) reviveBuild(e *entry) {
+	c := r.loadCache(e.found)
+	if c == nil {
+		return
+	}
+	if _, err := os.Stat(c.Offer.Binary); err == nil {
+		e.offer = &c.Offer
+		e.module = r.makeModule(e.found, e, nil)
+	}
+}
+
+// acceptOffer makes an entry's module anew, unless nothing about it changed.
+// Called with mu held.
+func (r *Registry) acceptOffer(e *entry, o *offer) {
+	e.err, e.backoff = nil, 0
+	if e.found.Kind == kindGo && e.module != nil && bytes.Equal(marshal(o), marshal(e.offer)) {
+		r.writeCache(e) // touched, but built to the same program
+		return
+	}
+	for _, p := range o.Problems {
+		r.log.Warn("module", "module", e.found.Name, "problem", p)
+	}
+	old := e.module
+	e.offer = o
+	e.module = r.makeModule(e.found, e, nil)
+	r.writeCache(e)
+	if old != nil {
+		old.pool.retire()
+	}
+}
+
+// explain is an error for people at this machine: with the last words of a
+// process that did not start.
+func explain(err error) string {
+	text := err.Error()
+	if s := (*startError)(nil); errors.As(err, &s) && len(s.stderr) > 0 {
+		text += ": " + strings.Join(s.stderr, "\n")
+	}
+	return text
+}
+
+// introspectGo parses and builds a Go module; its source says what it offers.
+func (r *Registry) introspectGo(f found) (*offer, []fileStamp, error) {
+	b, err := buildGoModule(r.ctx, f.Source, r.cacheDir)
+	if b == nil {
+		return nil, nil, err
+	}
+	return &offer{Tools: b.Tools, About: firstSentence(b.Doc), Problems: b.Problems, Binary: b.Binary}, b.Inputs, err
+}
+
+// introspectProcess starts a module to ask it what it offers, and ends it.
+func (r *Registry) introspectProcess(f found) (*offer, error) {
+	dirty := make(chan struct{}, 1)
+	w, err := r.startProcess(r.ctx, f, nil, func(string) { poke(dirty) })
+	if err != nil {
+		return nil, err
+	}
+	defer func() { w.stop(); <-w.done }()
+	ctx, cancel := context.WithTimeout(r.ctx, startTimeout)
+	defer cancel()
+	o, err := listOffer(ctx, w)
+	if err != nil {
+		return nil, err
+	}
+	// Some servers register the rest of their tools only once they know their
+	// client, and say so.
+	for changing := true; changing; {
+		select {
+		case <-dirty:
+			if o, err = listOffer(ctx, w); err != nil {
+				return nil, err
+			}
+		case <-time.After(listSettle):
+			changing = false
+		case <-w.done:
+			return nil, w.err
+		}
+	}
+	return o, nil
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// listOffer asks a process for all that it offers.
+func listOffer(ctx context.Context, w *Worker) (*offer, error) {
+	tools, err := w.list(ctx, "tools/list", "tools")
+	if err != nil {
+		return nil, err
+	}
+	for i := range tools {
+		tools[i] = oneLine(tools[i])
+	}
+	o := &offer{Tools: tools, About: firstSentence(w.info.Instructions)}
+	if o.About == "" {
+		o.About = firstSentence(w.info.Title)
+	}
+	return o, nil
+}
+
+// startProcess starts a process of a module. o is what is known of it, nil for
+// nothing yet.
+func (r *Registry) startProcess(ctx context.Context, f found, o *offer, onListChanged func(string)) (*Worker, error) {
+	l := f.Launch
+	switch f.Kind {
+	case kindGo:
+		path, err := r.goBinary(ctx, f, o)
+		if err != nil {
+			return nil, err
+		}
+		l = launch{Path: path, Dir: filepath.Dir(f.Source)}
+	case kindExecutable:
+		l = launch{Path: f.Source, Dir: filepath.Dir(f.Source)}
+	}
+	l, err := l.resolve()
+	if err != nil {
+		return nil, &startError{reason: fmt.Sprintf("module %q can't start: %v", f.Name, err)}
+	}
+	l.Env = workerEnv(r.environ, f.Source, l.Env)
+	return startWorker(ctx, f.Name, l, r.guard, r.log, onListChanged)
+}
+
+// goBinary is the built program of a Go module. The cache may have been deleted
+// since it was built.
+func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, error) {
+	if _, err := os.Stat(o.Binary); err == nil {
+		return o.Binary, nil
+	}
+	b, err := buildGoModule(ctx, f.Source, r.cacheDir)
+	if err != nil {
+		return "", err
+	}
+	return b.Binary, nil
+}
+
+// makeModule turns an entry's offer into a module, with processes of its own
+// unless it goes on with those of p. Called with mu held.
+func (r *Registry) makeModule(f found, e *entry, p *pool) *Module {
+	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.patience}
+	names := make(map[string]bool)
+	for _, raw := range e.offer.Tools {
+		method, problems, err := parseMethod(raw, f.Kind)
+		if err == nil && names[method.Name] {
+			err = fmt.Errorf("%s: a second tool of this name", method.Name)
+		}
+		if err != nil {
+			r.log.Warn("module", "module", f.Name, "problem", err.Error())
+			continue
+		}
+		names[method.Name] = true
+		m.Methods = append(m.Methods, method)
+		m.Problems = append(m.Problems, problems...)
+	}
+	m.Problems = append(m.Problems, e.offer.Problems...)
+	if p == nil {
+		o := e.offer
+		p = newPool(r.ctx, f.Name, func(ctx context.Context) (*Worker, error) { return r.startServing(ctx, f, o) })
+		r.pools = append(r.pools, p)
+	}
+	m.pool = p
+	return m
+}
+
+// startServing starts a process that answers calls. What it offers is compared
+// with what is known, then and whenever it says that it changed.
+func (r *Registry) startServing(ctx context.Context, f found, o *offer) (*Worker, error) {
+	if f.Kind == kindGo { // its source has said all there is to say
+		return r.startProcess(ctx, f, o, func(string) {})
+	}
+	dirty := make(chan struct{}, 1)
+	w, err := r.startProcess(ctx, f, o, func(string) { poke(dirty) })
+	if err != nil {
+		return nil, err
+	}
+	poke(dirty)
+	r.wg.Go(func() { r.follow(f, w, dirty) })
+	return w, nil
+}
+
+// follow keeps what is known of a module up to its running process, until that
+// ends.
+func (r *Registry) follow(f found, w *Worker, dirty <-chan struct{}) {
+	for {
+		select {
+		case <-w.done:
+			return
+		case <-dirty:
+		}
+		ctx, cancel := context.WithTimeout(r.ctx, startTimeout)
+		o, err := listOffer(ctx, w)
+		cancel()
+		if err != nil {
+			if w.alive() {
+				r.log.Warn("the module does not list what it offers", "module", f.Name, "err", err)
+			}
+			continue
+		}
+		r.revise(f, o)
+	}
+}
+
+// revise takes in what a running process offers now, if that is new.
+func (r *Registry) revise(f found, o *offer) {
+	r.mu.Lock()
+	e := r.entries[f.key()]
+	if e == nil || e.module == nil || e.found.Stamp != f.Stamp || bytes.Equal(marshal(o), marshal(e.offer)) {
+		r.mu.Unlock()
+		return
+	}
+	e.offer = o
+	e.module = r.makeModule(f, e, e.module.pool)
+	r.writeCache(e)
+	r.publish()
+	r.mu.Unlock()
+}
+
+// publish makes a new catalog of the modules there are and tells who waits.
+// Called with mu held.
+func (r *Registry) publish() {
+	var modules []*Module
+	for _, e := range r.entries {
+		if e.module != nil {
+			modules = append(modules, e.module)
+		}
+	}
+	r.catalog.Store(newCatalog(modules))
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// Status is what is known of one module, for people at this machine.
+type Status struct {
+	Name, Path, Source string
+	Kind               Kind
+	Module             *Module // nil when it is not hosted
+	Err                error   // why the newest version is not hosted
+	Pending            bool
+}
+
+// Report is the state of all modules, sorted by path, and the problems with
+// files that are none.
+func (r *Registry) Report() ([]Status, []Problem) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []Status
+	for _, e := range r.entries {
+		list = append(list, Status{Name: e.found.Name, Path: e.found.Path, Source: e.found.Source,
+			Kind: e.found.Kind, Module: e.module, Err: e.err, Pending: e.pending})
+	}
+	slices.SortFunc(list, func(a, b Status) int {
+		if c := strings.Compare(a.Path, b.Path); c != 0 {
+			return c
+		}
+		return strings.Compare(a.Name, b.Name)
+	})
+	return list, slices.Clone(r.unusable)
+}
+
+// cached is a module's entry in the cache. All of it may be lost at any time.
+type cached struct {
+	Usher  string      `json:"usher"` // the version that wrote it
+	Source string      `json:"source"`
+	Name   string      `json:"name"`
+	Stamp  string      `json:"stamp"`
+	GoEnv  string      `json:"goEnv,omitempty"`
+	Inputs []fileStamp `json:"inputs,omitempty"`
+	Offer  offer       `json:"offer"`
+}
+
+// cacheFormat is to be raised when what is cached changes its meaning.
+const cacheFormat = 1
+
+func cacheVersion() string { return fmt.Sprintf("%s/%d", version(), cacheFormat) }
+
+func (r *Registry) cachePath(f found) string {
+	sum := sha256.Sum256([]byte(f.Source + "\x00" + f.Name))
+	return filepath.Join(r.cacheDir, "modules", hex.EncodeToString(sum[:16])+".json")
+}
+
+// loadCache returns what is remembered of a module, of whatever version.
+func (r *Registry) loadCache(f found) *cached {
+	raw, err := os.ReadFile(r.cachePath(f))
+	if err != nil {
+		return nil
+	}
+	c := &cached{}
+	if json.Unmarshal(raw, c) != nil || c.Usher != cacheVersion() || c.Source != f.Source || c.Name != f.Name {
+		return nil
+	}
+	return c
+}
+
+// readCache returns what is remembered of a module, if that still holds. It
+// starts no process.
+func (r *Registry) readCache(f found) *cached {
+	c := r.loadCache(f)
+	if c == nil || c.Stamp != f.Stamp {
+		return nil
+	}
+	if f.Kind == kindGo {
+		if _, err := os.Stat(c.Offer.Binary); err != nil || c.GoEnv != r.goEnv() || !(stampCache{}).current(c.Inputs) {
+			return nil
+		}
+	}
+	return c
+}
+
+func (r *Registry) goEnv() string {
+	return goEnvKey(version(), func(key string) string { v, _ := r.lookupEnv(key); return v })
+}
+
+// writeCache remembers an entry. A cache that can't be written costs time at
+// the next start and nothing else.
+func (r *Registry) writeCache(e *entry) {
+	c := cached{Usher: cacheVersion(), Source: e.found.Source, Name: e.found.Name, Stamp: e.found.Stamp,
+		Inputs: e.inputs, Offer: *e.offer}
+	if e.found.Kind == kindGo {
+		c.GoEnv = r.goEnv()
+	}
+	if err := writeFileAtomic(r.cachePath(e.found), marshal(c), 0o600); err != nil {
+		r.log.Warn("writing the cache", "err", err)
+	}
+}
+
+// writeFileAtomic writes a whole file under a temporary name and renames it.
+func writeFileAtomic(path string, data []byte, mode fs.FileMode) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // gone already after the rename
+	_, err = tmp.Write(data)
+	if err == nil {
+		err = tmp.Chmod(mode)
+	}
+	if closeErr := tmp.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
+}

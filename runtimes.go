@@ -1,0 +1,252 @@
+// Runtimes: which files are modules, of which kind, and which command runs a
+// module of each kind. This file reads file names and .mcp.json files; it
+// starts nothing and knows no worker.
+
+package main
+
+import (
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// runtimeFiles are the shims and starters of the languages.
+//
+//go:embed runtimes
+var runtimeFiles embed.FS
+
+// Kind is what a module is made of.
+type Kind string
+
+const (
+	kindGo         Kind = "go"         // NAME.usher.go, built by the go command
+	kindExecutable Kind = "executable" // NAME.usher, any program that speaks MCP
+	kindConfig     Kind = ".mcp.json"  // an entry of a .mcp.json file
+)
+
+// singleFile reports whether usher itself made the program that runs the
+// module's one source file. What its methods take is then known well enough to
+// check calls against it.
+func (k Kind) singleFile() bool { return k == kindGo }
+
+// configName is the file whose mcpServers entries are modules.
+const configName = ".mcp.json"
+
+var moduleName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+// checkModuleName refuses names that could not stand in a tool's name.
+func checkModuleName(name string) error {
+	if moduleName.MatchString(name) {
+		return nil
+	}
+	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -", name)
+}
+
+// moduleFile tells by its name whether a file is a module: its name and kind.
+// A .mcp.json file holds any number of modules and is not among them.
+func moduleFile(base string) (name string, kind Kind, ok bool) {
+	name, rest, found := strings.Cut(base, ".usher")
+	if !found {
+		return "", "", false
+	}
+	switch rest {
+	case "":
+		return name, kindExecutable, true
+	case ".go":
+		return name, kindGo, true
+	}
+	return "", "", false
+}
+
+// launch says how a module's process is started.
+type launch struct {
+	Path string   // the program, absolute or found through PATH
+	Args []string // without the program itself
+	Dir  string   // working directory: the source file's folder
+	Env  []string // added to the daemon's own, as KEY=value
+}
+
+// key identifies what is started, for telling whether it changed.
+func (l launch) key() string {
+	h := sha256.New()
+	for _, part := range append(append([]string{l.Path, l.Dir, ""}, l.Args...), append([]string{"\x00"}, l.Env...)...) {
+		fmt.Fprintf(h, "%d:%s", len(part), part)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// withheld are the daemon's own variables that no worker gets.
+var withheld = []string{webhookSecretVar}
+
+// webhookSecretVar names the variable that guards the webhooks.
+const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
+
+// nestedVar carries the source files of the modules that this process runs
+// inside of, so that a module that starts usher on its own folder, which would
+// start it again, without end, is refused.
+const nestedVar = "USHER_INSIDE"
+
+// workerEnv is the environment of a worker of the module at source.
+func workerEnv(environ []string, source string, extra []string) []string {
+	inside := source
+	env := make([]string, 0, len(environ)+len(extra)+1)
+	for _, kv := range environ {
+		key, value, _ := strings.Cut(kv, "=")
+		if key == nestedVar && value != "" {
+			inside = value + string(os.PathListSeparator) + source
+			continue
+		}
+		if !isWithheld(key) {
+			env = append(env, kv)
+		}
+	}
+	env = append(env, extra...)
+	return append(env, nestedVar+"="+inside)
+}
+
+func isWithheld(key string) bool {
+	for _, name := range withheld {
+		if strings.EqualFold(key, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// checkNesting refuses to host roots that hold a module which this process is
+// itself started by.
+func checkNesting(inside string, roots []string) error {
+	for _, source := range filepath.SplitList(inside) {
+		for _, root := range roots {
+			if scopeDir(root).Contains(source) {
+				return fmt.Errorf("%q holds the module %s that started this usher: it would start itself without end; host another folder",
+					root, filepath.Base(source))
+			}
+		}
+	}
+	return nil
+}
+
+// configEntry is one entry of a .mcp.json file: how to start it, or why not.
+type configEntry struct {
+	Name   string
+	Launch launch
+	Err    error
+}
+
+// parseConfig reads a .mcp.json file that lies in dir. getenv resolves the
+// variables in it. The error is for a file that can't be read as one at all;
+// what is wrong with a single entry stands in the entry.
+func parseConfig(raw []byte, dir string, getenv func(string) (string, bool)) ([]configEntry, error) {
+	if err := checkJSON(raw); err != nil {
+		return nil, errors.New(strings.Replace(err.Error(), "the message", "the file", 1))
+	}
+	servers, ok := members(field(raw, "mcpServers"))
+	if !ok {
+		return nil, errors.New(`no object "mcpServers" in it`)
+	}
+	list := make([]configEntry, 0, len(servers))
+	seen := make(map[string]bool, len(servers))
+	for _, s := range servers {
+		e := configEntry{Name: s.key, Err: checkModuleName(s.key)}
+		if e.Err == nil && seen[s.key] {
+			e.Err = errors.New("the name stands twice in the file")
+		}
+		if e.Err == nil {
+			e.Launch, e.Err = parseEntry(s.value, dir, getenv)
+		}
+		seen[s.key] = true
+		list = append(list, e)
+	}
+	return list, nil
+}
+
+func parseEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) (launch, error) {
+	if _, ok := members(raw); !ok {
+		return launch{}, errors.New("the entry is not an object")
+	}
+	// Exact keys, then encoding/json for the types of the values.
+	var command string
+	var args []string
+	var env map[string]string
+	for _, f := range []struct {
+		key  string
+		into any
+		want string
+	}{{"command", &command, "a string"}, {"args", &args, "a list of strings"}, {"env", &env, "an object of strings"}} {
+		if v := field(raw, f.key); v != nil {
+			if err := json.Unmarshal(v, f.into); err != nil {
+				return launch{}, fmt.Errorf("%q must be %s", f.key, f.want)
+			}
+		}
+	}
+	if command == "" {
+		return launch{}, errors.New(`no "command": only servers that usher can start are hosted`)
+	}
+	x := expander{getenv: getenv}
+	l := launch{Path: x.expand(command), Dir: dir}
+	for _, a := range args {
+		l.Args = append(l.Args, x.expand(a))
+	}
+	for _, k := range sortedKeys(env) {
+		l.Env = append(l.Env, k+"="+x.expand(env[k]))
+	}
+	if x.err != nil {
+		return launch{}, x.err
+	}
+	return l, nil
+}
+
+// resolve finds the program: a name through PATH, a relative path from the
+// source file's folder.
+func (l launch) resolve() (launch, error) {
+	if strings.ContainsAny(l.Path, `/`+string(filepath.Separator)) && !filepath.IsAbs(l.Path) {
+		l.Path = filepath.Join(l.Dir, l.Path)
+	}
+	path, err := exec.LookPath(l.Path)
+	if err != nil {
+		return l, fmt.Errorf("command %q: %w", filepath.Base(l.Path), errors.Unwrap(err))
+	}
+	l.Path = path
+	return l, nil
+}
+
+var variable = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)(:-[^}]*)?\}`)
+
+// expander replaces ${VAR} and ${VAR:-default}, and keeps the first error.
+type expander struct {
+	getenv func(string) (string, bool)
+	err    error
+}
+
+func (x *expander) expand(s string) string {
+	return variable.ReplaceAllStringFunc(s, func(ref string) string {
+		m := variable.FindStringSubmatch(ref)
+		if isWithheld(m[1]) {
+			x.fail(fmt.Errorf("${%s} is the daemon's own secret and is not handed to modules", m[1]))
+			return ""
+		}
+		if v, ok := x.getenv(m[1]); ok && (v != "" || m[2] == "") {
+			return v
+		}
+		if m[2] == "" {
+			x.fail(fmt.Errorf("${%s} is not set: set it, or give a default as ${%s:-value}", m[1], m[1]))
+			return ""
+		}
+		return m[2][len(":-"):]
+	})
+}
+
+func (x *expander) fail(err error) {
+	if x.err == nil {
+		x.err = err
+	}
+}

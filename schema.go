@@ -1,0 +1,310 @@
+// Schemas and documentation: what a module says of one of its methods, read
+// into a Method; the tags in a method's documentation; and the check of a
+// call's arguments against the method's schema. It knows no module and no call.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// webhookParam is the parameter under which a webhook's metadata arrives. It is
+// in no schema, and no MCP client can set it.
+const webhookParam = "_webhook"
+
+// Method is one callable of a module. It is not changed once made.
+type Method struct {
+	Name string // the module's own name for it
+
+	// Webhook is the method's @webhook tag: its path, "" for a bare tag; nil
+	// where it has none. Signature is the text of its @signature tag.
+	Webhook   *string
+	Signature string
+
+	definition  []member // of the MCP tool, without its name
+	description string
+	params      []param // the schema's top level, in its order
+}
+
+// param is what the check of arguments needs of one parameter.
+type param struct {
+	name     string
+	types    []string // JSON Schema type names; empty for any
+	required bool
+}
+
+// parseMethod reads an MCP tool definition as a module gave it. For a module of
+// a single-file kind the description is the method's comment as it stands in
+// the file, all of whose tags are taken out and applied; for others only the
+// webhook tags are. The strings are problems worth telling, of a method that is
+// hosted all the same.
+func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, error) {
+	list, ok := members(definition)
+	if !ok {
+		return nil, nil, fmt.Errorf("a tool that is not an object")
+	}
+	m := &Method{Name: stringField(definition, "name")}
+	if m.Name == "" {
+		return nil, nil, fmt.Errorf("a tool without a name")
+	}
+	tags := parseDoc(stringField(definition, "description"), kind.singleFile())
+	m.description, m.Webhook, m.Signature = tags.text, tags.webhook, tags.signature
+	problems := tags.problems
+	schema, unknown := cleanSchema(field(definition, "inputSchema"), tags.params)
+	for _, name := range unknown {
+		problems = append(problems, fmt.Sprintf("@param %s: there is no such parameter", name))
+	}
+	for _, f := range list {
+		if f.key != "name" && f.key != "description" && f.key != "inputSchema" {
+			m.definition = append(m.definition, f)
+		}
+	}
+	if m.description != "" {
+		m.definition = append(m.definition, member{"description", quote(m.description)})
+	}
+	m.definition = append(m.definition, member{"inputSchema", schema})
+	if len(tags.hints) > 0 {
+		annotations, _ := members(field(definition, "annotations"))
+		for _, hint := range tags.hints {
+			annotations = setMember(annotations, hint, json.RawMessage("true"))
+		}
+		m.definition = setMember(m.definition, "annotations", joinMembers(annotations))
+	}
+	m.params = schemaParams(schema)
+	for i := range problems {
+		problems[i] = m.Name + ": " + problems[i]
+	}
+	return m, problems, nil
+}
+
+// toolJSON is the definition of the MCP tool under the name it has in a view.
+func (m *Method) toolJSON(name string) json.RawMessage {
+	return joinMembers(append([]member{{"name", quote(name)}}, m.definition...))
+}
+
+// cleanSchema returns the schema without webhookParam and with the documented
+// texts of parameters, and the names of documented parameters that it lacks.
+func cleanSchema(schema json.RawMessage, docs []paramDoc) (json.RawMessage, []string) {
+	list, ok := members(schema)
+	if !ok {
+		list = []member{{"type", json.RawMessage(`"object"`)}}
+	}
+	var unknown []string
+	props, _ := members(field(schema, "properties"))
+	if field(schema, "properties") != nil {
+		props = slices.DeleteFunc(slices.Clone(props), func(f member) bool { return f.key == webhookParam })
+	}
+	for _, d := range docs {
+		i := slices.IndexFunc(props, func(f member) bool { return f.key == d.name })
+		if i < 0 {
+			unknown = append(unknown, d.name)
+			continue
+		}
+		if own, ok := members(props[i].value); ok && d.text != "" {
+			props[i].value = joinMembers(setMember(own, "description", quote(d.text)))
+		}
+	}
+	if field(schema, "properties") != nil {
+		list = setMember(list, "properties", joinMembers(props))
+	}
+	var required []string
+	if json.Unmarshal(field(schema, "required"), &required) == nil && slices.Contains(required, webhookParam) {
+		required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
+		list = setMember(list, "required", marshal(required))
+	}
+	return joinMembers(list), unknown
+}
+
+// schemaParams reads the top level of a schema. What it can't read does not
+// restrict.
+func schemaParams(schema json.RawMessage) []param {
+	var required []string
+	_ = json.Unmarshal(field(schema, "required"), &required) // else: none
+	props, _ := members(field(schema, "properties"))
+	var list []param
+	for _, f := range props {
+		p := param{name: f.key, required: slices.Contains(required, f.key)}
+		raw := field(f.value, "type")
+		if one, ok := unquote(raw); ok {
+			p.types = []string{one}
+		} else {
+			_ = json.Unmarshal(raw, &p.types) // else: any
+		}
+		list = append(list, p)
+	}
+	for _, name := range required {
+		if !slices.ContainsFunc(list, func(p param) bool { return p.name == name }) {
+			list = append(list, param{name: name, required: true})
+		}
+	}
+	return list
+}
+
+// checkArguments tells what is wrong with a call's arguments at the top level:
+// a required parameter that is missing, or one of the wrong type. An optional
+// parameter that is null counts as left out.
+func (m *Method) checkArguments(arguments json.RawMessage) error {
+	list, _ := members(arguments)
+	given := make(map[string]json.RawMessage, len(list))
+	for _, f := range list {
+		given[f.key] = f.value
+	}
+	for _, p := range m.params {
+		value, ok := given[p.name]
+		if !ok && p.required {
+			return fmt.Errorf("parameter %q is required%s", p.name, wanted(p.types))
+		}
+		if !ok || len(p.types) == 0 || !p.required && string(value) == "null" {
+			continue
+		}
+		got := jsonType(value)
+		if !slices.Contains(p.types, got) && !(got == "integer" && slices.Contains(p.types, "number")) {
+			return fmt.Errorf("parameter %q: want %s, got %s", p.name, withArticles(p.types), withArticles([]string{got}))
+		}
+	}
+	return nil
+}
+
+func wanted(types []string) string {
+	if len(types) == 0 {
+		return ""
+	}
+	return ": " + withArticles(types)
+}
+
+func withArticles(types []string) string {
+	words := make([]string, len(types))
+	for i, t := range types {
+		switch t {
+		case "integer", "object", "array":
+			words[i] = "an " + t
+		case "null":
+			words[i] = t
+		default:
+			words[i] = "a " + t
+		}
+	}
+	return strings.Join(words, " or ")
+}
+
+// jsonType is the JSON Schema type of a valid value: the narrowest.
+func jsonType(value json.RawMessage) string {
+	switch value[0] {
+	case '"':
+		return "string"
+	case '{':
+		return "object"
+	case '[':
+		return "array"
+	case 't', 'f':
+		return "boolean"
+	case 'n':
+		return "null"
+	}
+	whole, fraction, _ := strings.Cut(string(value), ".")
+	if strings.ContainsAny(whole, "eE") || strings.Trim(fraction, "0") != "" {
+		return "number"
+	}
+	return "integer"
+}
+
+// withoutWebhook takes webhookParam out of the arguments of a call.
+func withoutWebhook(arguments json.RawMessage) json.RawMessage {
+	list, ok := members(arguments)
+	if !ok || !slices.ContainsFunc(list, func(f member) bool { return f.key == webhookParam }) {
+		return arguments
+	}
+	return joinMembers(slices.DeleteFunc(list, func(f member) bool { return f.key == webhookParam }))
+}
+
+// docTags is a method's documentation, taken apart.
+type docTags struct {
+	text      string // without the tags' lines
+	webhook   *string
+	signature string
+	params    []paramDoc
+	hints     []string // MCP annotations that are true
+	problems  []string
+}
+
+type paramDoc struct{ name, text string }
+
+// hintTags are the tags that become MCP tool annotations.
+var hintTags = map[string]string{
+	"@readonly":    "readOnlyHint",
+	"@destructive": "destructiveHint",
+	"@idempotent":  "idempotentHint",
+}
+
+// parseDoc takes the tags out of a method's documentation. With own it is that
+// of a file which usher runs, else only the webhook tags are tags. Each stands
+// on a line of its own; other lines that begin with @ are text.
+func parseDoc(doc string, own bool) docTags {
+	var t docTags
+	var text []string
+	for line := range strings.Lines(doc) {
+		line = strings.TrimRight(line, "\r\n")
+		tag, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		rest = strings.TrimSpace(rest)
+		hint, isHint := hintTags[tag]
+		switch {
+		case tag == "@webhook":
+			if t.webhook != nil {
+				t.problems = append(t.problems, "@webhook stands twice; the first counts")
+				break
+			}
+			path := strings.TrimPrefix(rest, "/")
+			t.webhook = &path
+		case tag == "@signature":
+			t.signature = rest
+		case own && isHint:
+			t.hints = append(t.hints, hint)
+		case own && tag == "@param":
+			if p, ok := parseParam(rest); ok {
+				t.params = append(t.params, p)
+			} else {
+				t.problems = append(t.problems, "@param without a name")
+			}
+		default:
+			text = append(text, line)
+		}
+	}
+	t.text = strings.TrimSpace(strings.Join(text, "\n"))
+	return t
+}
+
+// parseParam reads what follows @param: an optional {type}, the name, an
+// optional dash, the text.
+func parseParam(s string) (paramDoc, bool) {
+	if strings.HasPrefix(s, "{") {
+		_, after, ok := strings.Cut(s, "}")
+		if !ok {
+			return paramDoc{}, false
+		}
+		s = strings.TrimSpace(after)
+	}
+	name, text, _ := strings.Cut(s, " ")
+	text = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text), "- "))
+	return paramDoc{name, text}, name != ""
+}
+
+// firstSentence is the first sentence of a text, on one line.
+func firstSentence(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	for i := 0; i < len(text); i++ {
+		if strings.IndexByte(".!?", text[i]) >= 0 && (i+1 == len(text) || text[i+1] == ' ') {
+			text = text[:i+1]
+		}
+	}
+	if runes := []rune(text); len(runes) > 200 {
+		text = string(runes[:199]) + "…"
+	}
+	return text
+}
+
+// sortedKeys is the keys of a map in order.
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

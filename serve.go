@@ -1,0 +1,448 @@
+// The daemon: usher serve put together out of its parts, from the flags to the
+// last process ended.
+
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	headerPatience = 10 * time.Second // for a request's headers
+	idleConn       = 2 * time.Minute  // a connection without a request
+	maxHeader      = 64 << 10         // bytes
+	drainPatience  = 5 * time.Second  // for calls under way when the daemon ends
+)
+
+// servingFlags is what serve and stdio have in common.
+type servingFlags struct {
+	callTimeout, idle time.Duration
+	maxBody           sizeFlag
+	log               string
+}
+
+func declareServing(fs *flag.FlagSet) *servingFlags {
+	f := &servingFlags{maxBody: 4 << 20}
+	fs.DurationVar(&f.callTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
+	fs.DurationVar(&f.idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
+	fs.Var(&f.maxBody, "max-body", "the largest message, as `SIZE` in bytes or with KiB, MiB, GiB")
+	fs.StringVar(&f.log, "log", "text", "the log's `FORM`, text or json")
+	return f
+}
+
+// newLog is the daemon's log, on w.
+func newLog(w io.Writer, form string) (*slog.Logger, error) {
+	switch form {
+	case "text":
+		short := func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.String(a.Key, a.Value.Time().Format("15:04:05.000"))
+			}
+			return a
+		}
+		return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: short})), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, nil)), nil
+	}
+	return nil, usageErrorf("-log %q: want text or json", form)
+}
+
+// serveFlags is the flags of serve alone.
+type serveFlags struct {
+	*servingFlags
+	addr            string
+	hosts, origins  listFlag
+	requireClaim    bool
+	open            bool
+	openWebhooks    bool
+	tlsCert, tlsKey string
+}
+
+func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
+	h := &hosting{}
+	h.declare(a, fs)
+	f := &serveFlags{servingFlags: declareServing(fs)}
+	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
+	fs.Var(&f.hosts, "allow-host", "answer requests for this host `NAME` too (repeatable)")
+	fs.Var(&f.origins, "allow-origin", "answer scripts of this website too, given as its `URL` without a path (repeatable)")
+	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
+	fs.BoolVar(&f.open, "open", false, "serve anyone who can reach the address, all modules, without a claim")
+	fs.BoolVar(&f.openWebhooks, "open-webhooks", false, "deliver webhooks of anyone who can reach the address")
+	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
+	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
+	return func(dirs []string) error {
+		d := &daemon{app: a, flags: f}
+		return d.run(h, dirs)
+	}
+}
+
+// check refuses flags that make no sense, or that would let anyone in.
+func (f *serveFlags) check(secret string, secretSet bool) error {
+	host, _, err := net.SplitHostPort(f.addr)
+	if err != nil {
+		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
+	}
+	if (f.tlsCert == "") != (f.tlsKey == "") {
+		return usageErrorf("-tls-cert and -tls-key go together")
+	}
+	for _, origin := range f.origins {
+		u, err := url.Parse(origin)
+		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
+			return usageErrorf("-allow-origin %q: want a URL without a path, such as https://example.com", origin)
+		}
+	}
+	for _, name := range f.hosts {
+		if name == "" || strings.ContainsAny(name, "/: ") {
+			return usageErrorf("-allow-host %q: want a host name without scheme and port, such as usher.example.com", name)
+		}
+	}
+	if secretSet && secret == "" {
+		return usageErrorf("%s is set but empty, which would leave the webhooks unguarded: give it a value or unset it", webhookSecretVar)
+	}
+	return f.checkExposure(host, secret)
+}
+
+// checkExposure refuses to be reachable from elsewhere without protection, or
+// the word of the one who starts it that none is wanted.
+func (f *serveFlags) checkExposure(host, secret string) error {
+	reachable := ""
+	if !isLoopbackName(strings.ToLower(host)) && !isLoopbackAddr(host) {
+		reachable = "-addr " + f.addr
+	}
+	for _, name := range f.hosts {
+		if !isLoopbackName(strings.ToLower(name)) && !isLoopbackAddr(name) {
+			reachable = "-allow-host " + name
+		}
+	}
+	if reachable == "" {
+		return nil
+	}
+	var missing []string
+	if !f.open && !f.requireClaim {
+		missing = append(missing, "-require-claim (MCP clients need a code from usher claim), or -open (every MCP client gets every module)")
+	}
+	if secret == "" && !f.openWebhooks {
+		missing = append(missing, webhookSecretVar+" in the environment (webhooks must show it), or -open-webhooks (anyone may call them)")
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return usageErrorf("%s makes usher reachable from elsewhere, which needs %s", reachable, strings.Join(missing, "; and "))
+}
+
+// daemon is one run of usher serve.
+type daemon struct {
+	app      *app
+	flags    *serveFlags
+	log      *slog.Logger
+	registry *Registry
+	server   *Server
+	gate     *Gate
+	url      string
+}
+
+func (d *daemon) run(h *hosting, dirs []string) error {
+	secret := d.app.getenv(webhookSecretVar)
+	_, set := os.LookupEnv(webhookSecretVar)
+	if err := d.flags.check(secret, set || secret != ""); err != nil {
+		return err
+	}
+	var err error
+	if d.log, err = newLog(d.app.stderr, d.flags.log); err != nil {
+		return err
+	}
+	data, err := h.dataDir()
+	if err != nil {
+		return err
+	}
+	record, err := claimBase(d.app.ctx, data)
+	if err != nil {
+		return err
+	}
+	defer record.release()
+	listener, err := d.listen()
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	if err := record.publish(d.url); err != nil {
+		return err
+	}
+	claims := openClaims(data, d.log)
+	defer claims.Close()
+	d.gate = newGate(claims, d.flags.requireClaim, time.Now)
+	sessions, err := openSessions(data, time.Now)
+	if err != nil {
+		return err
+	}
+	defer sessions.Close()
+	d.registry, err = h.registry(dirs, d.log, registryConfig{Patience: d.flags.callTimeout, Idle: d.flags.idle})
+	if err != nil {
+		return err
+	}
+	defer d.registry.Close()
+	return d.serve(listener, sessions)
+}
+
+// listen opens the address, and finds the URL that it has.
+func (d *daemon) listen() (net.Listener, error) {
+	listener, err := net.Listen("tcp", d.flags.addr)
+	if err != nil {
+		op := (*net.OpError)(nil)
+		if errors.As(err, &op) {
+			err = op.Err
+		}
+		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+	}
+	scheme := "http"
+	if d.flags.tlsCert != "" {
+		cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
+		if err != nil {
+			listener.Close()
+			return nil, fmt.Errorf("loading the certificate: %w", err)
+		}
+		scheme = "https"
+		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}})
+	}
+	d.url = scheme + "://" + shownAddr(listener.Addr().String()) + "/"
+	return listener, nil
+}
+
+// shownAddr is an address that a client on this machine can use.
+func shownAddr(addr string) string {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return addr
+	}
+	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// serve answers until the context of the app ends, and then brings all to an
+// end: first the streams, then, after a while, the calls.
+func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
+	ctx, cancel := context.WithCancel(d.app.ctx)
+	defer cancel()
+	stopped, stop := context.WithCancel(context.Background())
+	defer stop()
+	guardian := &Guardian{maxBody: int64(d.flags.maxBody)}
+	for _, name := range d.flags.hosts {
+		guardian.hosts = append(guardian.hosts, strings.ToLower(name))
+	}
+	for _, origin := range d.flags.origins {
+		guardian.origins = append(guardian.origins, strings.ToLower(origin))
+	}
+	d.server = &Server{views: d.registry.Views(), sessions: sessions, gate: d.gate, guardian: guardian, log: d.log,
+		started: time.Now(), stopping: ctx, stopped: stopped}
+	web := &http.Server{Handler: d.handler(guardian), ReadHeaderTimeout: headerPatience, IdleTimeout: idleConn,
+		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)}
+	var parts sync.WaitGroup
+	parts.Go(func() { d.registry.Watch(ctx) })
+	parts.Go(func() { d.show(ctx) })
+	failed := make(chan error, 1)
+	parts.Go(func() { failed <- web.Serve(listener) })
+	var err error
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+	}
+	cancel()
+	patience, done := context.WithTimeout(context.Background(), drainPatience)
+	if web.Shutdown(patience) != nil {
+		stop() // calls under way are told
+		patience, done := context.WithTimeout(context.Background(), drainPatience)
+		if web.Shutdown(patience) != nil {
+			web.Close()
+		}
+		done()
+	}
+	done()
+	parts.Wait()
+	return err
+}
+
+// handler is the way of every request: an id, the guard, the routes.
+func (d *daemon) handler(guardian *Guardian) http.Handler {
+	mux := http.NewServeMux()
+	d.server.routes(mux)
+	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
+		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
+	}))
+	inner := handle(d.log, writeMCPError, func(w http.ResponseWriter, r *http.Request) error {
+		if err := guardian.admit(r); err != nil {
+			return err
+		}
+		if !guardian.cors(w, r) {
+			mux.ServeHTTP(w, r)
+		}
+		return nil
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(requestIDHeader, newRequestID())
+		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
+			io.WriteString(w, "ok\n")
+			return
+		}
+		inner(w, r)
+	})
+}
+
+// show prints, for people, where the daemon is and its modules as they become
+// ready, and once all were looked at, what to try.
+func (d *daemon) show(ctx context.Context) {
+	out := d.app.stdout
+	fmt.Fprintf(out, "usher %s serves MCP at %s\n\n", version(), d.url)
+	shown := make(map[string]string)
+	tried := false
+	for {
+		changed := d.registry.Changed()
+		pending := d.showModules(shown)
+		if !pending && !tried {
+			tried = true
+			d.showTry()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+}
+
+// showModules prints the modules whose state is not what was shown last. It
+// reports whether some are still being looked at.
+func (d *daemon) showModules(shown map[string]string) (pending bool) {
+	status, _ := d.registry.Report()
+	waiting := make(map[string]bool)
+	for _, s := range status {
+		waiting[s.Path+"\x00"+s.Name] = s.Pending
+		pending = pending || s.Pending
+	}
+	seen := make(map[string]bool)
+	for _, m := range moduleReport(d.registry, scopeAll()) {
+		key := m.Path + "\x00" + m.Name
+		seen[key] = true
+		state := string(marshal(m))
+		if waiting[key] || shown[key] == state {
+			continue
+		}
+		shown[key] = state
+		fmt.Fprintln(d.app.stdout, moduleState(m))
+	}
+	for key := range shown {
+		if !seen[key] {
+			delete(shown, key)
+			path, name, _ := strings.Cut(key, "\x00")
+			fmt.Fprintf(d.app.stdout, "  gone    %-12s %s\n", name, path)
+		}
+	}
+	return pending
+}
+
+// moduleState is a module on one line.
+func moduleState(m moduleLine) string {
+	if m.Error != "" {
+		first, _, _ := strings.Cut(m.Error, "\n")
+		name := m.Name
+		if name == "" {
+			name = filepath.Base(m.Path)
+		}
+		return fmt.Sprintf("  failed  %-12s %s", name, first)
+	}
+	var names []string
+	for _, t := range m.Tools {
+		names = append(names, t.Name)
+	}
+	if len(names) > 6 {
+		names = append(names[:5], fmt.Sprintf("and %d more", len(names)-5))
+	}
+	return fmt.Sprintf("  ready   %-12s %s", m.Label, strings.Join(names, ", "))
+}
+
+// showTry says what to do next.
+func (d *daemon) showTry() {
+	out := d.app.stdout
+	fmt.Fprintf(out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
+	fmt.Fprintf(out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
+		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}`)
+	fmt.Fprint(out, "\nCtrl-C ends it. Calls and logs follow.\n\n")
+}
+
+// baseRecord is {base}/.data/daemon.json: which daemon has this base folder.
+type baseRecord struct {
+	path string
+	data daemonInfo
+}
+
+// daemonInfo is what the record says.
+type daemonInfo struct {
+	PID   int    `json:"pid"`
+	Birth string `json:"birth"` // see processBirth
+	URL   string `json:"url"`
+}
+
+// alive reports whether the daemon of the record still runs.
+func (i daemonInfo) alive() bool {
+	return processAlive(i.PID) && (i.Birth == "" || i.Birth == processBirth(i.PID))
+}
+
+// readDaemon reads the record of dataDir's daemon, if one runs.
+func readDaemon(dataDir string) (daemonInfo, bool) {
+	raw, err := os.ReadFile(filepath.Join(dataDir, "daemon.json"))
+	var info daemonInfo
+	if err != nil || json.Unmarshal(raw, &info) != nil || !info.alive() {
+		return daemonInfo{}, false
+	}
+	return info, true
+}
+
+// claimBase makes this process the daemon of dataDir, unless one runs.
+func claimBase(ctx context.Context, dataDir string) (*baseRecord, error) {
+	r := &baseRecord{path: filepath.Join(dataDir, "daemon.json")}
+	r.data = daemonInfo{PID: os.Getpid(), Birth: processBirth(os.Getpid())}
+	err := newWriteToken(dataDir).do(ctx, func(held *heldToken) error {
+		if other, ok := readDaemon(dataDir); ok {
+			where := other.URL
+			if where == "" {
+				where = "starting"
+			}
+			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base", other.PID, where)
+		}
+		return held.replace("daemon.json", marshal(r.data), nil)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// publish writes down where the daemon can be reached.
+func (r *baseRecord) publish(url string) error {
+	r.data.URL = url
+	if err := writeFileAtomic(r.path, marshal(r.data), 0o600); err != nil {
+		return fmt.Errorf("writing daemon.json: %w", err)
+	}
+	return nil
+}
+
+// release takes the record away.
+func (r *baseRecord) release() {
+	os.Remove(r.path) // a record of a dead process is as good as none
+}

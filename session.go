@@ -1,0 +1,452 @@
+// Sessions: what a client was given at initialize, sealed into its session id
+// so that a restart of the daemon strands nobody, and the log of what became of
+// sessions since. The store knows no HTTP and no module.
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+)
+
+// sessionLife is how long a session id is good for.
+const sessionLife = 30 * 24 * time.Hour
+
+// maxIdleSessions bounds what is kept in memory of sessions that nothing is
+// under way for. Forgetting one costs its client one list_changed too many.
+const maxIdleSessions = 10_000
+
+// protocols are the versions that have sessions, newest first. A session's id
+// holds the index from the end, so that a new version goes in front.
+var protocols = []string{"2025-11-25", "2025-06-18", "2025-03-26"}
+
+// clientCaps is what a client declared it can be asked for, as bits.
+type clientCaps uint16
+
+const (
+	capRoots clientCaps = 1 << iota
+	capSampling
+	capElicitation
+)
+
+// parseClientCaps reads the capabilities of an initialize request.
+func parseClientCaps(raw json.RawMessage) clientCaps {
+	var caps clientCaps
+	list, _ := members(raw)
+	for _, f := range list {
+		switch f.key {
+		case "roots":
+			caps |= capRoots
+		case "sampling":
+			caps |= capSampling
+		case "elicitation":
+			caps |= capElicitation
+		}
+	}
+	return caps
+}
+
+// sealed is what a session id holds.
+type sealed struct {
+	ID       [16]byte
+	Issued   time.Time // whole seconds
+	Protocol string
+	Caps     clientCaps
+	Claim    *claimStamp // nil for an unscoped session
+}
+
+// Session is one client's session. There is one value per session for as long
+// as something of it is under way.
+type Session struct {
+	sealed
+	key   string                            // of ID, for tables and logs
+	calls inflight[context.CancelCauseFunc] // requests being answered, by id
+
+	mu        sync.Mutex
+	users     int         // requests and streams that hold it
+	lastUse   time.Time   //
+	streams   []*stream   // open notification streams, oldest first
+	announced string      // fingerprint of the list the client knows; "" unknown
+	logLevel  int         // least severity of log messages it wants
+	claim     *claimStamp // what it is scoped to by now; nil for none
+	ended     bool
+}
+
+// newSession is a session with nothing under way.
+func newSession(s sealed) *Session {
+	return &Session{sealed: s, key: hex.EncodeToString(s.ID[:]), claim: s.Claim}
+}
+
+// scopedTo is the claim that the session is scoped to; nil for none.
+func (s *Session) scopedTo() *claimStamp {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.claim
+}
+
+// know notes which list the client has, and returns which it had.
+func (s *Session) know(fingerprint string) (before string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, s.announced = s.announced, fingerprint
+	return before
+}
+
+// logLevels are the severities of log messages, least first (MCP,
+// server/utilities/logging).
+var logLevels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
+
+// wantsLog reports whether the session wants log messages of this severity.
+func (s *Session) wantsLog(level string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, name := range logLevels {
+		if name == level {
+			return i >= s.logLevel
+		}
+	}
+	return true
+}
+
+// SessionStore makes, opens and ends sessions. Its key and its log belong
+// together: with the log gone, what it said of sessions is too, and so the key
+// is made anew and all sessions end, rather than one come back. Safe for
+// concurrent use.
+type SessionStore struct {
+	aead    cipher.AEAD
+	logPath string
+	now     func() time.Time
+
+	token *writeToken
+
+	mu    sync.Mutex
+	log   *os.File
+	fates map[string]sessionRecord // what became of sessions, by key
+	live  map[string]*Session      // by key
+}
+
+var (
+	errNoSession    = errors.New("no such session")
+	errSessionStore = errors.New("what became of a session can't be written down")
+)
+
+// sessionRecord is a line of the session log: what became of a session after
+// its id was sealed. The last line of a session counts. The first line of the
+// log holds Key alone, the hash of the key that the log belongs to.
+type sessionRecord struct {
+	Key   string      `json:"key,omitempty"`
+	ID    string      `json:"id,omitempty"`
+	At    time.Time   `json:"at,omitzero"`
+	Ended bool        `json:"ended,omitempty"` // by its client
+	Claim *claimStamp `json:"claim,omitempty"` // what it is scoped to since
+}
+
+// openSessions opens the store in dataDir, compacting its log.
+func openSessions(dataDir string, now func() time.Time) (*SessionStore, error) {
+	s := &SessionStore{logPath: filepath.Join(dataDir, "sessions.jsonl"), now: now,
+		token: newWriteToken(dataDir), fates: make(map[string]sessionRecord), live: make(map[string]*Session)}
+	var key []byte
+	err := s.token.do(context.Background(), func(held *heldToken) (err error) {
+		key, err = s.load(held, dataDir)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("preparing sessions: %w", err)
+	}
+	if s.log, err = os.OpenFile(s.logPath, os.O_WRONLY|os.O_APPEND, 0); err != nil {
+		return nil, fmt.Errorf("preparing sessions: %w", err)
+	}
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, fmt.Errorf("preparing sessions: %w", err)
+	}
+	s.aead, err = cipher.NewGCMWithRandomNonce(block)
+	return s, err
+}
+
+// load reads key and log, and writes the log anew without what is past its
+// time. Where either is missing or unreadable both are made anew: first the
+// key, so that a crash between the two leaves a log that is not the new key's.
+func (s *SessionStore) load(held *heldToken, dataDir string) ([]byte, error) {
+	clear(s.fates)
+	key, err := os.ReadFile(filepath.Join(dataDir, "session.key"))
+	if err != nil || len(key) != 32 || s.readLog(key) != nil {
+		clear(s.fates)
+		key = make([]byte, 32)
+		rand.Read(key) // never fails
+		if err := held.replace("session.key", key, nil); err != nil {
+			return nil, err
+		}
+	}
+	return key, held.replace(filepath.Base(s.logPath), s.compacted(key), nil)
+}
+
+func keyHash(key []byte) string {
+	sum := sha256.Sum256(key)
+	return hex.EncodeToString(sum[:8])
+}
+
+// readLog reads what became of sessions. A last line without its end is an
+// append that was cut off before anyone was answered; it is dropped. Any other
+// fault makes the log unreadable.
+func (s *SessionStore) readLog(key []byte) error {
+	raw, err := os.ReadFile(s.logPath)
+	if err != nil {
+		return err
+	}
+	lines := bytes.Split(raw, []byte("\n"))
+	for i, line := range lines[:len(lines)-1] {
+		var rec sessionRecord
+		if err := json.Unmarshal(line, &rec); err != nil {
+			return fmt.Errorf("line %d: %w", i+1, err)
+		}
+		if i == 0 {
+			if rec.Key != keyHash(key) {
+				return errors.New("the log belongs to another key")
+			}
+			continue
+		}
+		if rec.ID == "" {
+			return fmt.Errorf("line %d names no session", i+1)
+		}
+		s.fates[rec.ID] = rec
+	}
+	if len(lines) < 2 {
+		return fs.ErrNotExist
+	}
+	return nil
+}
+
+// compacted is the log's content without what is past its time.
+func (s *SessionStore) compacted(key []byte) []byte {
+	b := append(marshal(sessionRecord{Key: keyHash(key)}), '\n')
+	for _, id := range sortedKeys(s.fates) {
+		if rec := s.fates[id]; s.now().Sub(rec.At) < sessionLife {
+			b = append(append(b, marshal(rec)...), '\n')
+		} else {
+			delete(s.fates, id)
+		}
+	}
+	return b
+}
+
+// Close closes the log.
+func (s *SessionStore) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.log.Close()
+}
+
+// Create makes a session, scoped to claim unless that is nil, and returns it
+// with its id. Nothing is kept of it: all that there is to know is in the id.
+func (s *SessionStore) Create(protocol string, caps clientCaps, claim *claimStamp) (*Session, string) {
+	data := sealed{Issued: s.now().Truncate(time.Second), Protocol: protocol, Caps: caps, Claim: claim}
+	rand.Read(data.ID[:]) // never fails
+	return newSession(data), s.seal(data)
+}
+
+// The layout of a sealed session id: a version, so that a later layout can be
+// told from this one; the random bits; time of issue, protocol, capabilities;
+// and for a scoped session the claim's code, creation and directory.
+const (
+	sealVersion  = 1
+	sealSize     = 1 + 16 + 8 + 1 + 2 // of an unscoped session
+	sealCodeSize = 6
+	sealClaim    = sealSize + sealCodeSize + 8 // where the directory begins
+)
+
+func (s *SessionStore) seal(d sealed) string {
+	b := make([]byte, 0, sealClaim+256)
+	b = append(b, sealVersion)
+	b = append(b, d.ID[:]...)
+	b = binary.BigEndian.AppendUint64(b, uint64(d.Issued.Unix()))
+	b = append(b, protocolIndex(d.Protocol))
+	b = binary.BigEndian.AppendUint16(b, uint16(d.Caps))
+	if c := d.Claim; c != nil {
+		b = append(b, c.Code.Reveal()...)
+		b = binary.BigEndian.AppendUint64(b, uint64(c.CreatedAt.UnixNano()))
+		b = append(b, c.ScopeDir...)
+	}
+	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, b, nil))
+}
+
+// unseal reads a session id. It is false for whatever this store did not seal.
+func (s *SessionStore) unseal(id string) (sealed, bool) {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(id)
+	if err != nil || strings.ContainsAny(id, "\r\n") { // which the decoder skips
+		return sealed{}, false
+	}
+	b, err := s.aead.Open(nil, nil, raw, nil)
+	if err != nil || b[0] != sealVersion || len(b) != sealSize && len(b) <= sealClaim {
+		return sealed{}, false
+	}
+	var d sealed
+	copy(d.ID[:], b[1:17])
+	d.Issued = time.Unix(int64(binary.BigEndian.Uint64(b[17:])), 0)
+	i := int(b[25])
+	if i >= len(protocols) {
+		return sealed{}, false // sealed by a newer usher
+	}
+	d.Protocol = protocols[len(protocols)-1-i]
+	d.Caps = clientCaps(binary.BigEndian.Uint16(b[26:]))
+	if len(b) > sealSize {
+		claim := b[sealSize:]
+		d.Claim = &claimStamp{
+			Code:      Code(claim[:sealCodeSize]),
+			CreatedAt: time.Unix(0, int64(binary.BigEndian.Uint64(claim[sealCodeSize:]))).UTC(),
+			ScopeDir:  string(b[sealClaim:]),
+		}
+	}
+	return d, true
+}
+
+func protocolIndex(protocol string) byte {
+	for i, p := range protocols {
+		if p == protocol {
+			return byte(len(protocols) - 1 - i)
+		}
+	}
+	return 0
+}
+
+// Open returns the session of an id, and holds it until release is called. The
+// error is errNoSession for one that is unknown, forged, expired or ended.
+func (s *SessionStore) Open(id string) (session *Session, release func(), err error) {
+	d, ok := s.unseal(id)
+	if !ok || s.now().Sub(d.Issued) >= sessionLife {
+		return nil, nil, errNoSession
+	}
+	key := hex.EncodeToString(d.ID[:])
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	fate := s.fates[key]
+	if fate.Ended {
+		return nil, nil, errNoSession
+	}
+	session = s.live[key]
+	if session == nil {
+		if fate.Claim != nil {
+			d.Claim = fate.Claim
+		}
+		session = newSession(d)
+		s.live[key] = session
+		s.evictLocked()
+	}
+	session.mu.Lock()
+	session.users++
+	session.mu.Unlock()
+	return session, func() { s.release(session) }, nil
+}
+
+func (s *SessionStore) release(session *Session) {
+	session.mu.Lock()
+	defer session.mu.Unlock()
+	session.users--
+	session.lastUse = s.now()
+}
+
+// evictLocked forgets sessions that nothing is under way for, the longest
+// unused half of them, when there are too many.
+func (s *SessionStore) evictLocked() {
+	if len(s.live) <= maxIdleSessions {
+		return
+	}
+	for key, session := range s.live {
+		session.mu.Lock()
+		idle := session.users == 0 && s.now().Sub(session.lastUse) > time.Minute
+		session.mu.Unlock()
+		if idle {
+			delete(s.live, key)
+		}
+	}
+}
+
+// End ends a session for good: before it returns, the log says so, and what was
+// under way in it is cancelled. The error is errSessionStore when the log can't
+// be written; the session then goes on.
+func (s *SessionStore) End(ctx context.Context, session *Session) error {
+	if err := s.record(ctx, sessionRecord{ID: session.key, At: s.now().UTC(), Ended: true}, func() {
+		delete(s.live, session.key)
+	}); err != nil {
+		return err
+	}
+	session.mu.Lock()
+	session.ended = true
+	streams := session.streams
+	session.mu.Unlock()
+	for _, st := range streams {
+		st.cancel()
+	}
+	for _, cancel := range session.calls.close(errNoSession) {
+		cancel(errNoSession)
+	}
+	return nil
+}
+
+// Stamp scopes a session to a claim from now on: before it returns, the log
+// says so. The error is errSessionStore when the log can't be written; the
+// session then stays as it was.
+func (s *SessionStore) Stamp(ctx context.Context, session *Session, claim claimStamp) error {
+	return s.record(ctx, sessionRecord{ID: session.key, At: s.now().UTC(), Claim: &claim}, func() {
+		session.mu.Lock()
+		session.claim = &claim
+		session.mu.Unlock()
+	})
+}
+
+// record appends what became of a session to the log, sees it onto the disk,
+// and then has apply take it in, with mu held: so that memory and log tell the
+// same story in the same order.
+func (s *SessionStore) record(ctx context.Context, rec sessionRecord, apply func()) error {
+	err := s.token.do(ctx, func(held *heldToken) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.fates[rec.ID].Ended {
+			return errNoSession // its end was quicker, and is not to be undone
+		}
+		if err := s.append(held, rec); err != nil {
+			return err
+		}
+		s.fates[rec.ID] = rec
+		apply()
+		return nil
+	})
+	if err != nil && !errors.Is(err, errNoSession) {
+		return fmt.Errorf("%w: %w", errSessionStore, err)
+	}
+	return err
+}
+
+// append writes one line and sees it onto the disk.
+func (s *SessionStore) append(held *heldToken, rec sessionRecord) error {
+	ours, err := s.log.Stat()
+	if err != nil {
+		return err
+	}
+	if there, err := os.Stat(s.logPath); err != nil || !os.SameFile(ours, there) {
+		return errors.New("sessions.jsonl was taken away: restart usher, which ends all sessions")
+	}
+	if _, err := s.log.Write(append(marshal(rec), '\n')); err != nil {
+		return err
+	}
+	if err := s.log.Sync(); err != nil {
+		return err
+	}
+	return held.check()
+}
