@@ -110,7 +110,7 @@ func answerToolsList(ctx context.Context, r *request) (json.RawMessage, error) {
 	if err != nil && !errors.Is(err, errEnded) {
 		return nil, err
 	}
-	r.session.know(view.Fingerprint())
+	r.session.listed(view.Fingerprint())
 	return view.ToolsJSON(), nil
 }
 
@@ -210,7 +210,11 @@ func unknownTool(view *View, name string) error {
 
 // logCall writes the one line that a call has in the log.
 func (s *Server) logCall(r *request, tool string, result json.RawMessage, err error, took time.Duration) {
-	args := []any{"tool", clipText(tool, 100), "session", clipText(r.session.key, 8), "took", took.Round(10 * time.Microsecond), "bytes", len(result)}
+	args := []any{"tool", clipText(tool, 100), "session", clipText(r.session.key, 8)}
+	if claim := r.session.scopedTo(); claim != nil && s.gate != nil {
+		args = append(args, "claim", s.gate.name(*claim))
+	}
+	args = append(args, "took", took.Round(10*time.Microsecond), "bytes", len(result))
 	switch {
 	case err != nil:
 		s.log.Info("call", append(args, "error", clipText(err.Error(), 300))...)
@@ -305,6 +309,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer, ma
 	ctx, cancel := context.WithCancelCause(ctx)
 	p := &stdioPeer{server: s, session: newSession(sealed{Issued: s.started}), out: make(chan []byte, maxQueued), ctx: ctx}
 	p.session.key = "stdio"
+	p.session.join(&stream{cancel: func() {}}) // where it is told of changes
 	var announcer, writer sync.WaitGroup
 	announcer.Go(func() { s.announce(ctx, p.session, p.greeted.Load, p.send) })
 	flush := make(chan struct{})

@@ -200,6 +200,15 @@ func (g *Gate) name(s claimStamp) string {
 	return hex.EncodeToString(mac.Sum(nil)[:4])
 }
 
+// label is the label of a claim that holds; "" for any other.
+func (g *Gate) label(s claimStamp) string {
+	c, ok, err := g.claims.Lookup(s.Code)
+	if err != nil || !ok || !s.is(c) {
+		return ""
+	}
+	return c.Label
+}
+
 func (g *Gate) prove(code Code) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -100,6 +100,16 @@ func (s *Session) scopedTo() *claimStamp {
 	return s.claim
 }
 
+// listed notes which list the client was given. One with a stream open is told
+// of each change there, whether or not it has asked meanwhile.
+func (s *Session) listed(fingerprint string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.streams) == 0 {
+		s.announced = fingerprint
+	}
+}
+
 // know notes which list the client has, and returns which it had.
 func (s *Session) know(fingerprint string) (before string) {
 	s.mu.Lock()

@@ -205,7 +205,7 @@ func (s *Server) admitSession(r *http.Request, session *Session, id ID) error {
 		return &httpError{Status: http.StatusServiceUnavailable, ID: id, Err: err, Header: retryAfter(5),
 			Msg: "the session's claim could not be written down: try again"}
 	}
-	s.log.Info("session scoped", "session", session.key[:8], "claim", s.gate.name(claim))
+	s.log.Info("session scoped", "session", session.key[:8], "claim", s.gate.name(claim), "label", s.gate.label(claim))
 	return nil
 }
 
@@ -248,7 +248,10 @@ func (s *Server) serveInitialize(w http.ResponseWriter, r *http.Request, msg *Me
 		out.finish(encodeError(msg.ID, asRPCError(err)))
 		return nil
 	}
-	_, id := s.sessions.Create(protocol, caps, scopedTo)
+	session, id := s.sessions.Create(protocol, caps, scopedTo)
+	if scopedTo != nil {
+		s.log.Info("session", "session", session.key[:8], "claim", s.gate.name(claim), "label", s.gate.label(claim))
+	}
 	w.Header().Set(sessionHeader, id)
 	out.finish(encodeResult(msg.ID, result()))
 	return nil

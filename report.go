@@ -1,0 +1,216 @@
+// Reports: what is told of modules, claims and results, as tables and lines for
+// people, and as JSON for scripts. It prints what it is given and decides
+// nothing.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// moduleLine is a module, or a file that is none, as usher modules shows it.
+type moduleLine struct {
+	Name     string     `json:"name,omitempty"`
+	Label    string     `json:"label,omitempty"` // in tool names
+	Kind     Kind       `json:"kind,omitempty"`
+	Path     string     `json:"path"`
+	About    string     `json:"about,omitempty"`
+	Hosted   bool       `json:"hosted"`
+	Hidden   string     `json:"hidden,omitempty"` // why a session of the scope does not see it
+	Tools    []toolLine `json:"tools"`
+	Error    string     `json:"error,omitempty"` // why it, or its newest version, is not hosted
+	Problems []string   `json:"problems,omitempty"`
+}
+
+type toolLine struct {
+	Name   string `json:"name"`
+	Method string `json:"method"`
+	About  string `json:"about,omitempty"`
+}
+
+// maxToolName is how long a tool's name may be for clients that put
+// "mcp__usher__" before it and take 64 characters.
+const maxToolName = 64 - len("mcp__usher__")
+
+// moduleReport is all modules as they look in a view through scope.
+func moduleReport(r *Registry, scope Scope) []moduleLine {
+	view := r.Views().View(scope)
+	names := make(map[*Module]string)
+	for _, m := range view.Modules {
+		names[m.Module] = m.Label
+	}
+	status, problems := r.Report()
+	list := []moduleLine{}
+	for _, s := range status {
+		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
+		if s.Err != nil {
+			line.Error = explain(s.Err)
+		}
+		if !scope.Contains(s.Source) {
+			line.Hidden = "its file is not in " + scope.dir
+			if s.Path != s.Source {
+				line.Hidden = fmt.Sprintf("it is a link to %s, which is not in %s", s.Source, scope.dir)
+			}
+			line.Error = ""
+		} else if s.Module != nil {
+			line.Hosted, line.Label, line.About, line.Problems = true, names[s.Module], s.Module.About, s.Module.Problems
+			for _, t := range view.ToolsOf(s.Module) {
+				line.Tools = append(line.Tools, toolLine{t.Name, t.Method.Name, firstSentence(t.Method.description)})
+				if len(t.Name) > maxToolName {
+					line.Problems = append(slices.Clone(line.Problems), fmt.Sprintf(
+						"%s: with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse", t.Name))
+				}
+			}
+		}
+		list = append(list, line)
+	}
+	for _, p := range problems {
+		list = append(list, moduleLine{Path: p.Path, Tools: []toolLine{}, Error: p.Text})
+	}
+	return list
+}
+
+func printModules(w io.Writer, list []moduleLine) {
+	if len(list) == 0 {
+		fmt.Fprintln(w, "No modules here. Make one: usher new hello.usher.go")
+		return
+	}
+	hidden := slices.DeleteFunc(slices.Clone(list), func(m moduleLine) bool { return m.Hidden == "" })
+	for i, m := range slices.DeleteFunc(list, func(m moduleLine) bool { return m.Hidden != "" }) {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		printModule(w, m)
+	}
+	if len(hidden) == 0 {
+		return
+	}
+	fmt.Fprintln(w, "\nHidden from this scope:")
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	for _, m := range hidden {
+		fmt.Fprintf(t, "  %s\t(%s)\t%s\t%s\n", m.Name, m.Kind, m.Path, m.Hidden)
+	}
+	t.Flush()
+}
+
+func printModule(w io.Writer, m moduleLine) {
+	switch {
+	case m.Name == "":
+		fmt.Fprintln(w, m.Path)
+	case m.Label != "" && m.Label != m.Name:
+		fmt.Fprintf(w, "%s (%s, as %s)  %s\n", m.Name, m.Kind, m.Label, m.Path)
+	default:
+		fmt.Fprintf(w, "%s (%s)  %s\n", m.Name, m.Kind, m.Path)
+	}
+	if m.About != "" {
+		fmt.Fprintf(w, "  %s\n", m.About)
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	for _, tool := range m.Tools {
+		fmt.Fprintf(t, "    %s\t%s\n", tool.Name, tool.About)
+	}
+	t.Flush()
+	for _, p := range m.Problems {
+		fmt.Fprintf(w, "  note: %s\n", p)
+	}
+	if m.Error != "" {
+		what := "not hosted"
+		if m.Hosted {
+			what = "its newest version is not hosted"
+		}
+		fmt.Fprintf(w, "  %s: %s\n", what, strings.ReplaceAll(m.Error, "\n", "\n      "))
+	}
+}
+
+// printClaim prints a new claim and how to use it. url is where the daemon is,
+// "" when none runs.
+func printClaim(w io.Writer, c Claim, url string) {
+	fmt.Fprintf(w, "Claim code: %s\nScope:      %s\nExpires in: %s\n", c.Code.Dashed(), c.ScopeDir, formatLeft(time.Until(c.ExpiresAt)))
+	if c.Label != "" {
+		fmt.Fprintf(w, "Label:      %s\n", c.Label)
+	}
+	running := url != ""
+	if !running {
+		url = "http://127.0.0.1:3000/"
+	}
+	fmt.Fprintf(w, "\nSet this header on the MCP client's connection:\n  %s: %s\n", claimHeader, c.Code.Reveal())
+	fmt.Fprintf(w, "\nFor example:\n  claude mcp add --transport http usher %s --header \"%s: %s\"\n", url, claimHeader, c.Code.Reveal())
+	fmt.Fprintf(w, "A client that can't set headers: %s?claim=%s\n", url, c.Code.Reveal())
+	if !running {
+		fmt.Fprintln(w, "\nNo usher serves this base folder at the moment: start one with usher serve.")
+	}
+}
+
+// formatLeft is a duration for people, in its two largest units.
+func formatLeft(d time.Duration) string {
+	d = max(d, 0).Truncate(time.Second)
+	days, hours, minutes := int(d/(24*time.Hour)), int(d/time.Hour)%24, int(d/time.Minute)%60
+	switch {
+	case days > 0:
+		return fmt.Sprintf("%dd %dh", days, hours)
+	case hours > 0:
+		return fmt.Sprintf("%dh %dm", hours, minutes)
+	case minutes > 0:
+		return fmt.Sprintf("%dm %ds", minutes, int(d/time.Second)%60)
+	}
+	return fmt.Sprintf("%ds", int(d/time.Second))
+}
+
+func printClaims(w io.Writer, list []Claim) {
+	if len(list) == 0 {
+		fmt.Fprintln(w, "No claims hold. Make one: usher claim -scope DIR")
+		return
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
+	for _, c := range list {
+		created := "-"
+		if !c.CreatedAt.IsZero() {
+			created = c.CreatedAt.Local().Format("2006-01-02 15:04")
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.Code.Dashed(), c.ScopeDir, formatLeft(time.Until(c.ExpiresAt)), created, c.Label)
+	}
+	t.Flush()
+}
+
+// noteText is a notification for people.
+func noteText(method string, params json.RawMessage) string {
+	if method != "notifications/progress" {
+		return fmt.Sprintf("%s: %s", stringField(params, "level"), field(params, "data"))
+	}
+	text := string(field(params, "progress"))
+	if total := field(params, "total"); total != nil {
+		text += " of " + string(total)
+	}
+	if message := stringField(params, "message"); message != "" {
+		text += ": " + message
+	}
+	return text
+}
+
+// resultText is a tool's result for people: its structured content if it has
+// some, else its texts, else the whole as JSON.
+func resultText(result json.RawMessage) string {
+	if structured := field(result, "structuredContent"); structured != nil {
+		return string(structured)
+	}
+	var parts []json.RawMessage
+	if json.Unmarshal(field(result, "content"), &parts) != nil {
+		return string(result)
+	}
+	var texts []string
+	for _, part := range parts {
+		if stringField(part, "type") == "text" {
+			texts = append(texts, stringField(part, "text"))
+		} else {
+			texts = append(texts, string(part))
+		}
+	}
+	return strings.Join(texts, "\n")
+}
