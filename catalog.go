@@ -72,6 +72,7 @@ type View struct {
 	byName  map[string]*Tool    //
 	toolsIn map[*Module][]*Tool // in the module's own order
 	bare    map[string][]string // a name that several tools would have → theirs
+	hooks   map[string][]*Tool  // webhooks by path; more than one: none is served
 	json    json.RawMessage     // the result of tools/list
 	print   string              // of json
 }
@@ -97,12 +98,17 @@ func newView(all []*Module, scope Scope) *View {
 			inside = append(inside, m)
 		}
 	}
-	v := &View{byName: make(map[string]*Tool), toolsIn: make(map[*Module][]*Tool), bare: make(map[string][]string)}
+	v := &View{byName: make(map[string]*Tool), toolsIn: make(map[*Module][]*Tool), bare: make(map[string][]string), hooks: make(map[string][]*Tool)}
 	for i, label := range labels(inside) {
 		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
 	}
 	slices.SortStableFunc(v.Modules, func(a, b ViewModule) int { return strings.Compare(a.Label, b.Label) })
 	v.nameTools()
+	for _, t := range v.tools {
+		if t.Method.IsHook {
+			v.hooks[t.HookPath()] = append(v.hooks[t.HookPath()], t)
+		}
+	}
 	list := make([]byte, 0, 1024)
 	list = append(list, `{"tools":[`...)
 	for i, t := range v.tools {
@@ -136,6 +142,38 @@ func (v *View) Lookup(name string) *Tool { return v.byName[name] }
 // Others is, for a name that is no tool's because several would have it, the
 // names that they have instead.
 func (v *View) Others(name string) []string { return v.bare[name] }
+
+// HookPath is the path below /webhook/ at which the tool's method takes
+// webhooks, if it does.
+func (t *Tool) HookPath() string {
+	if t.Method.Hook != "" {
+		return t.Method.Hook
+	}
+	return t.Label + "/" + t.Method.Name
+}
+
+// Hook finds the method that takes webhooks at a path. Where the path is not
+// one method's, because several would have it, it returns the paths or tools
+// that they are.
+func (v *View) Hook(path string) (*Tool, []string) {
+	at := v.hooks[path]
+	if len(at) == 1 {
+		return at[0], nil
+	}
+	var others []string
+	for _, t := range at {
+		others = append(others, t.Name)
+	}
+	for own, tools := range v.hooks {
+		for _, t := range tools {
+			if t.Method.Hook == "" && t.Label != t.module.Name && t.module.Name+"/"+t.Method.Name == path {
+				others = append(others, own)
+			}
+		}
+	}
+	slices.Sort(others)
+	return nil, others
+}
 
 // Call calls the tool: params are those of tools/call, whose name is replaced
 // by the method's own. It returns errRetired, and has done nothing, when the

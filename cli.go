@@ -401,7 +401,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 		}
 		defer r.Close()
 		a.settleAll(r)
-		report := moduleReport(r, scope)
+		report := moduleReport(r, scope, h.daemonURL(), a.getenv)
 		if *asJSON {
 			return printJSON(a.stdout, report)
 		}
@@ -557,7 +557,7 @@ func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, 
 	if len(names) > 0 {
 		return nil, fmt.Errorf("module %q has no method %q; it has %s", module, method, strings.Join(names, ", "))
 	}
-	for _, m := range moduleReport(r, scope) {
+	for _, m := range moduleReport(r, scope, "", a.getenv) {
 		if m.Name == module && m.Error != "" {
 			return nil, fmt.Errorf("module %q is not hosted: %s", module, m.Error)
 		}
@@ -585,6 +585,16 @@ func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.Raw
 		fmt.Fprintln(a.stdout, text)
 	}
 	return nil
+}
+
+// daemonURL is where the daemon of the base folder is, or would be by default.
+func (h *hosting) daemonURL() string {
+	if data, err := h.dataDir(); err == nil {
+		if daemon, ok := readDaemon(data); ok && daemon.URL != "" {
+			return daemon.URL
+		}
+	}
+	return "http://127.0.0.1:3000/"
 }
 
 // claims opens the claim store of the base folder.

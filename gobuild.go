@@ -149,6 +149,7 @@ func (b *goBuilder) isCurrent() bool {
 // build always returns a goBuild, whatever the error.
 func (b *goBuilder) build(ctx context.Context, path, cacheDir string) (*goBuild, error) {
 	result := &goBuild{}
+	// Stamped before it is read: a change in between is then noticed.
 	b.watch(path, true)
 	src, err := os.ReadFile(path)
 	if err != nil {
@@ -167,6 +168,8 @@ func (b *goBuilder) build(ctx context.Context, path, cacheDir string) (*goBuild,
 	if b.file, err = filepath.EvalSymlinks(path); err != nil {
 		return result, fmt.Errorf("reading module: %w", err)
 	}
+	// From here on links are resolved, as the folder of a linked module is that of
+	// its target, and with it the Go module it belongs to.
 	generated := source.generateMain()
 	overlay, err := b.writeOverlay(cacheDir, generated)
 	if err != nil {
@@ -179,6 +182,7 @@ func (b *goBuilder) build(ctx context.Context, path, cacheDir string) (*goBuild,
 	if runtime.GOOS == "windows" {
 		result.Binary += ".exe"
 	}
+	// The path says what is in it, and it came there whole, by a rename.
 	if _, err := os.Stat(result.Binary); err == nil {
 		return result, nil
 	}
@@ -208,12 +212,14 @@ func (b *goBuilder) writeOverlay(cacheDir, generated string) (string, error) {
 		return "", err
 	}
 	path := strings.TrimSuffix(b.main, ".go") + ".json"
-	if err := replaceGoFile(b.main, []byte(generated)); err != nil {
+	if err := replaceFile(b.main, []byte(generated)); err != nil {
 		return "", err
 	}
-	return path, replaceGoFile(path, overlay)
+	return path, replaceFile(path, overlay)
 }
 
+// goHash names a file by what it is made from. Each part is preceded by its
+// length, so that no two lists of parts make one text.
 func goHash(parts ...string) string {
 	h := sha256.New()
 	for _, part := range parts {
@@ -222,8 +228,9 @@ func goHash(parts ...string) string {
 	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
-// replaceGoFile writes a file so that others see the old one or all of the new.
-func replaceGoFile(path string, data []byte) error {
+// replaceFile writes a file, readable to its owner alone, so that others see the
+// old one or all of the new.
+func replaceFile(path string, data []byte) error {
 	temp, err := os.CreateTemp(filepath.Dir(path), "new-")
 	if err != nil {
 		return err
@@ -248,6 +255,8 @@ func (b *goBuilder) run(ctx context.Context, args ...string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	err := cmd.Run()
+	// Whatever the go command has to say, it says about the module or its imports;
+	// that ctx ended it is looked at by the caller.
 	if err != nil {
 		lines := b.errorLines(stderr.String())
 		if len(lines) == 0 {
@@ -267,10 +276,13 @@ func (b *goBuilder) errorLines(text string) []string {
 		if line == "" || strings.HasPrefix(line, "# ") || strings.HasPrefix(line, "go: downloading ") {
 			continue
 		}
-		if line[0] == '\t' && len(lines) > 0 { // it goes on
+		// The types of a call that does not fit, or the command that would help,
+		// stand indented below: here an error is one line.
+		if line[0] == '\t' && len(lines) > 0 {
 			lines[len(lines)-1] += " " + strings.TrimSpace(line)
 			continue
 		}
+		// The compiler gives the true names, the import reader and cgo the overlay's.
 		line = strings.ReplaceAll(line, goModuleName, filepath.Base(b.file))
 		if _, rest, ok := strings.Cut(line, filepath.Base(b.main)); ok {
 			line = "the generated main" + rest
@@ -290,7 +302,8 @@ type goPackage struct {
 	IgnoredGoFiles, IgnoredOtherFiles, EmbedFiles, EmbedPatterns                                            []string
 }
 
-// A goPackageModule is the Go module a package comes from.
+// A goPackageModule is the Go module a package comes from. Version is "" for one
+// that is worked on: the main module, and what go.work or a replace points to.
 type goPackageModule struct {
 	Path, Version, Dir, GoMod string
 	Replace                   *goPackageModule
@@ -309,6 +322,8 @@ func (b *goBuilder) findInputs(ctx context.Context, overlay string) error {
 	if err := json.Unmarshal(out, &b.env); err != nil {
 		return fmt.Errorf("reading the output of go env: %w", err)
 	}
+	// An upgrade of Go changes VERSION, also where go in PATH is only a script, or
+	// starts the toolchain that go.mod names.
 	b.watch(filepath.Join(b.env.GOROOT, "VERSION"), true)
 	b.watch(b.env.GOENV, true)
 	b.watch(b.file, true)
@@ -328,6 +343,7 @@ func (b *goBuilder) findInputs(ctx context.Context, overlay string) error {
 		if err != nil {
 			return fmt.Errorf("reading the output of go list: %w", err)
 		}
+		// A missing package of the module's own is built anew once it is written.
 		if rest, ok := strings.CutPrefix(p.ImportPath, modulePath+"/"); ok && p.Dir == "" {
 			b.watch(filepath.Join(filepath.Dir(b.env.GOMOD), rest), false)
 		}
@@ -401,6 +417,7 @@ func (b *goBuilder) watchPackage(p goPackage) {
 			b.watch(filepath.Join(p.Dir, name), true)
 		}
 	}
+	// Embedded files, and all folders in which another one could match.
 	for _, name := range p.EmbedFiles {
 		b.watch(filepath.Join(p.Dir, name), true)
 	}
@@ -440,6 +457,8 @@ func (b *goBuilder) compile(ctx context.Context, overlay, binary string) error {
 		return fmt.Errorf("preparing to build %q: %w", b.file, err)
 	}
 	defer os.RemoveAll(temp)
+	// A build that is cut off leaves nothing under the binary's name, and of two
+	// at a time the later replaces the same by the same.
 	built := filepath.Join(temp, filepath.Base(binary))
 	// No -tags: files that are named are built whatever their constraints say, and
 	// the tag must not reach other packages.
@@ -450,14 +469,15 @@ func (b *goBuilder) compile(ctx context.Context, overlay, binary string) error {
 	if _, err := b.run(ctx, append(args, goMainName, goModuleName)...); err != nil {
 		return err
 	}
-	if err := os.Rename(built, binary); err != nil {
+	err = os.Rename(built, binary)
+	if _, there := os.Stat(binary); err != nil && there != nil { // Windows: the other may run already
 		return fmt.Errorf("keeping the build of %q: %w", b.file, err)
 	}
 	b.sweep(binary)
 	return nil
 }
 
-// sweep removes what earlier builds of this module left, a day after it was
+// sweep, which runs after a build and so seldom, removes what earlier builds of this module left, a day after it was
 // made: by then every daemon has noticed that the source has changed.
 func (b *goBuilder) sweep(binary string) {
 	entries, _ := os.ReadDir(b.work)

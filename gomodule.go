@@ -2,6 +2,12 @@
 // Schema, and the main that is generated for it. All of it is read from the
 // syntax of that one file: nothing is started, no other file is opened, and a
 // type of another package is not known. The build is in gobuild.go.
+//
+// In reading order: parseGoModule decides about the file; goFile.tool about one
+// function; goSchemaBuilder writes the schema of its parameter, for which
+// goFile.fields repeats the rules by which encoding/json finds a struct's fields.
+// What is said of a type is what encoding/json does with it, not what one could
+// wish: a method gets its parameter from there and nowhere else.
 
 package main
 
@@ -26,6 +32,9 @@ import (
 	"unicode"
 )
 
+// goMainText is the main of every module, but for the module's name and table of
+// methods. It is no .go file to the go command, which would want to build it.
+//
 //go:embed runtimes/gomain.go.txt
 var goMainText string
 
@@ -39,7 +48,8 @@ type goSource struct {
 	methods []goMethod
 }
 
-// A goMethod is an exported function that can be called as a method.
+// A goMethod is an exported function that can be called as a method. Its tool
+// definition is in goSource.Tools too, at the same index.
 type goMethod struct {
 	name string // handleContact
 	fn   string // HandleContact
@@ -71,6 +81,9 @@ func parseGoModule(path string, src []byte) (*goSource, error) {
 	syntax, err := parser.ParseFile(file.fset, base, src, parser.ParseComments|parser.AllErrors|parser.SkipObjectResolution)
 	var list scanner.ErrorList
 	if errors.As(err, &list) {
+		list.RemoveMultiples() // the first on a line tells, the others follow from it
+		// Positions are made of the base name: no absolute path gets into a
+		// message that a session may see.
 		lines := make([]string, len(list))
 		for i, e := range list {
 			lines[i] = e.Error()
@@ -80,6 +93,8 @@ func parseGoModule(path string, src []byte) (*goSource, error) {
 	if err != nil {
 		return nil, &goBuildError{Lines: []string{base + ": " + err.Error()}}
 	}
+	// From here on the file is Go, if not Go that compiles: that is left to the
+	// compiler, which knows more and says it better.
 	name, _, _ := strings.Cut(base, ".usher")
 	source := &goSource{Name: name, Doc: strings.TrimSpace(syntax.Doc.Text()), Tools: []json.RawMessage{}}
 	if syntax.Name.Name != "main" {
@@ -92,7 +107,7 @@ func parseGoModule(path string, src []byte) (*goSource, error) {
 		source.Problems = append(source.Problems, base+":1: add the line //go:build usher at the top, "+
 			"followed by an empty one: without it, go build ./... takes this file for a program without main")
 	}
-	byName := map[string]string{}
+	byName := map[string]string{} // method: function
 	for _, decl := range syntax.Decls {
 		fn, ok := decl.(*ast.FuncDecl)
 		if !ok || fn.Recv != nil || !fn.Name.IsExported() {
@@ -100,6 +115,8 @@ func parseGoModule(path string, src []byte) (*goSource, error) {
 		}
 		m := goMethod{name: goMethodName(fn.Name.Name), fn: fn.Name.Name}
 		tool, err := file.tool(m.name, fn)
+		// Of two functions with one name the first is hosted: which of them it is
+		// must not depend on the second.
 		if other := byName[m.name]; err == nil && other != "" {
 			err = fmt.Errorf("its name as a method, %s, is that of %s too: rename one", m.name, other)
 		}
@@ -135,6 +152,7 @@ func isInGoBuild(syntax *ast.File) bool {
 			if c.Pos() > syntax.Package || !constraint.IsGoBuild(c.Text) {
 				continue
 			}
+			// Any other tag may be set on someone's machine.
 			if expr, err := constraint.Parse(c.Text); err == nil {
 				return expr.Eval(func(tag string) bool { return tag != "usher" && tag != "ignore" })
 			}
@@ -162,6 +180,7 @@ type goType struct {
 	unmarshalJSON, unmarshalText bool
 }
 
+// fault is an error of one line, about the line of the file where at begins.
 func (f *goFile) fault(at ast.Node, format string, args ...any) *goBuildError {
 	line := f.fset.Position(at.Pos()).Line
 	return &goBuildError{Lines: []string{fmt.Sprintf("%s:%d: ", f.base, line) + fmt.Sprintf(format, args...)}}
@@ -171,6 +190,7 @@ func (f *goFile) fault(at ast.Node, format string, args ...any) *goBuildError {
 // generated main needs for itself.
 func (f *goFile) declare(syntax *ast.File) error {
 	for _, spec := range syntax.Imports {
+		// The last element is a package's name for the three that matter here.
 		path, _ := strconv.Unquote(spec.Path.Value)
 		name := path[strings.LastIndexByte(path, '/')+1:]
 		if spec.Name != nil {
@@ -178,6 +198,8 @@ func (f *goFile) declare(syntax *ast.File) error {
 		}
 		f.imports[name] = path
 	}
+	// Imports are the file's own and can't clash with those of the generated
+	// main, but what is declared at the top level is shared by both.
 	reserved := goReservedNames()
 	for _, name := range f.declareAll(syntax) {
 		switch {
@@ -208,6 +230,8 @@ func (f *goFile) declareAll(syntax *ast.File) []*ast.Ident {
 					names = append(names, spec.Names...)
 				case *ast.TypeSpec:
 					names = append(names, spec.Name)
+					// The comment of an ungrouped type belongs to the declaration,
+					// that above a group to no type in it.
 					doc := spec.Doc
 					if doc == nil && !decl.Lparen.IsValid() {
 						doc = decl.Doc
@@ -218,6 +242,7 @@ func (f *goFile) declareAll(syntax *ast.File) []*ast.Ident {
 			}
 		}
 	}
+	// Methods may stand before their type, so they take a second walk.
 	for _, decl := range syntax.Decls {
 		if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv != nil && len(fn.Recv.List) == 1 {
 			receiver, _ := ast.Unparen(goPointee(fn.Recv.List[0].Type)).(*ast.Ident)
@@ -239,6 +264,8 @@ func goReservedNames() map[string]bool {
 	if err != nil {
 		panic(err) // embedded, and tested
 	}
+	// Unresolved are the names that the file uses and does not declare: for a
+	// program of one file, those that Go itself declares.
 	for _, id := range syntax.Unresolved {
 		names[id.Name] = true
 	}
@@ -246,7 +273,10 @@ func goReservedNames() map[string]bool {
 }
 
 // tool makes the tool definition of a function, or says why it can't be hosted.
+// The description is the comment as it stands, tags and all: what the tags mean
+// is the same for every language, and decided elsewhere.
 func (f *goFile) tool(name string, fn *ast.FuncDecl) (json.RawMessage, error) {
+	// Its type arguments would have to come from somewhere.
 	if fn.Type.TypeParams != nil {
 		return nil, errors.New("a function with type parameters can't be called from outside; " + goShapes)
 	}
@@ -257,6 +287,7 @@ func (f *goFile) tool(name string, fn *ast.FuncDecl) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Some clients insist on properties, be there none.
 	schema := &goSchema{Type: "object", Properties: json.RawMessage("{}")}
 	if param != nil {
 		b := &goSchemaBuilder{file: f, open: map[string]bool{}, recursive: map[string]bool{}, defs: map[string]*goSchema{}}
@@ -274,6 +305,8 @@ func (f *goFile) tool(name string, fn *ast.FuncDecl) (json.RawMessage, error) {
 // paramStruct returns the type of the one parameter that is a method's own, nil
 // for none. It is an error when the parameters have no shape of a method.
 func (f *goFile) paramStruct(params *ast.FieldList) (ast.Expr, error) {
+	// Each kind of parameter is taken if it is the next one; what is then left
+	// over, if only because of the order, has no place in a method.
 	types := flattenGoFields(params)
 	n := 0
 	if n < len(types) && f.isImported(types[n], "context", "Context") {
@@ -295,6 +328,7 @@ func (f *goFile) paramStruct(params *ast.FieldList) (ast.Expr, error) {
 	if n == len(types) {
 		return param, nil
 	}
+	// A reader of the manual may well try this one.
 	if fn, ok := f.underlying(types[n]).(*ast.FuncType); ok {
 		switch f.signature(fn) {
 		case "string,any:json.RawMessage,error", "string,interface{}:json.RawMessage,error":
@@ -304,8 +338,12 @@ func (f *goFile) paramStruct(params *ast.FieldList) (ast.Expr, error) {
 	return nil, fmt.Errorf("parameter %d is %s; %s", n+1, goText(types[n]), goShapes)
 }
 
+// checkResults refuses what no method returns. A result that holds something
+// without a JSON form, further in, is told when a call returns it.
 func (f *goFile) checkResults(results *ast.FieldList) error {
 	types := flattenGoFields(results)
+	// Nothing but the word error will do: a type of the module that implements it
+	// is a value like any other, and a nil pointer in an error is not nil.
 	isError := func(e ast.Expr) bool { return goText(e) == "error" && f.types["error"] == nil }
 	if len(types) > 2 || len(types) == 2 && (isError(types[0]) || !isError(types[1])) {
 		texts := make([]string, len(types))
@@ -327,7 +365,8 @@ func (f *goFile) checkResults(results *ast.FieldList) error {
 	return nil
 }
 
-// signature writes a func type as its parameters and results, without names.
+// signature writes a func type as its parameters and results, without names, so
+// that types can be compared as text: "string,any:json.RawMessage,error".
 func (f *goFile) signature(fn *ast.FuncType) string {
 	join := func(list *ast.FieldList) string {
 		var texts []string
@@ -346,7 +385,7 @@ func (f *goFile) signature(fn *ast.FuncType) string {
 // underlying follows names declared in the file. It returns e itself for what
 // the file does not declare, and nil for generic types and for cycles.
 func (f *goFile) underlying(e ast.Expr) ast.Expr {
-	for range len(f.types) + 1 {
+	for range len(f.types) + 1 { // more steps than names is a cycle
 		e = ast.Unparen(e)
 		id, ok := e.(*ast.Ident)
 		if !ok || f.types[id.Name] == nil {
@@ -385,6 +424,7 @@ func flattenGoFields(list *ast.FieldList) []ast.Expr {
 	return types
 }
 
+// goPointee is T for *T, and e itself for all else.
 func goPointee(e ast.Expr) ast.Expr {
 	if star, ok := ast.Unparen(e).(*ast.StarExpr); ok {
 		return star.X
@@ -398,6 +438,7 @@ func goText(e ast.Expr) string {
 	if err := format.Node(&b, token.NewFileSet(), e); err != nil {
 		return "of an unknown kind"
 	}
+	// A struct may be a page long.
 	text := strings.Join(strings.Fields(b.String()), " ")
 	if len(text) > 60 {
 		text = strings.ToValidUTF8(text[:60], "") + "…"
@@ -405,7 +446,7 @@ func goText(e ast.Expr) string {
 	return text
 }
 
-// goComment is the text of the first comment there is, as a description.
+// goComment, which may be given nil, is the text of the first comment there is, as a description.
 func goComment(groups ...*ast.CommentGroup) string {
 	for _, group := range groups {
 		if text := strings.Join(strings.Fields(group.Text()), " "); text != "" {
@@ -416,6 +457,8 @@ func goComment(groups ...*ast.CommentGroup) string {
 }
 
 // A goSchema is a JSON Schema; its fields stand in the order they are written.
+// The zero value allows everything. What is generated here must be understood by
+// the schema's reader in the generated main as well.
 type goSchema struct {
 	Ref             string               `json:"$ref,omitempty"`
 	Type            string               `json:"type,omitempty"`
@@ -438,7 +481,7 @@ const maxGoSchemaParts = 5000
 // can't come from JSON.
 type goSchemaBuilder struct {
 	file      *goFile
-	parts     int
+	parts     int             // how many were made, at most maxGoSchemaParts
 	open      map[string]bool // named types being written out
 	recursive map[string]bool // named types that contain themselves
 	defs      map[string]*goSchema
@@ -450,6 +493,8 @@ func (b *goSchemaBuilder) param(e ast.Expr) (*goSchema, error) {
 	if err != nil {
 		return nil, err
 	}
+	// MCP wants an object at the top, so a type that contains itself is written
+	// out here once more beside its definition.
 	if s.Ref != "" {
 		whole := *b.defs[strings.TrimPrefix(s.Ref, "#/$defs/")]
 		s = &whole
@@ -464,7 +509,9 @@ func (b *goSchemaBuilder) param(e ast.Expr) (*goSchema, error) {
 	return s, nil
 }
 
-// of is the schema of what encoding/json reads into a value of type e.
+// of is the schema of what encoding/json reads into a value of type e. Where the
+// syntax does not tell, the schema allows everything: a call that should have
+// been refused fails when it is decoded, one that should not is not lost.
 func (b *goSchemaBuilder) of(e ast.Expr) (*goSchema, error) {
 	if b.parts++; b.parts > maxGoSchemaParts {
 		return nil, errors.New("its parameters are too large to describe")
@@ -488,6 +535,7 @@ func (b *goSchemaBuilder) of(e ast.Expr) (*goSchema, error) {
 		items, err := b.of(e.Elt)
 		return &goSchema{Type: "array", Items: items}, err
 	case *ast.MapType:
+		// To JSON a map is an object whose keys are not known beforehand.
 		if err := b.checkKey(e.Key); err != nil {
 			return nil, err
 		}
@@ -496,6 +544,7 @@ func (b *goSchemaBuilder) of(e ast.Expr) (*goSchema, error) {
 	case *ast.StructType:
 		return b.object("", e)
 	case *ast.InterfaceType:
+		// Into any, encoding/json puts what comes; into all others, nothing.
 		if len(e.Methods.List) > 0 {
 			return nil, errors.New("an interface with methods can't be read from JSON")
 		}
@@ -508,7 +557,9 @@ func (b *goSchemaBuilder) of(e ast.Expr) (*goSchema, error) {
 }
 
 // goBuiltinSchema is the schema of a type that the file does not declare: one of
-// Go's own, or one from a dot import, of which nothing is known.
+// Go's own, or one from a dot import, of which nothing is known. Sizes are not
+// described: a model can do nothing with the bounds of an int32, and what does
+// not fit is told when it is decoded.
 func goBuiltinSchema(name string) (*goSchema, error) {
 	switch name {
 	case "string":
@@ -546,6 +597,8 @@ func (b *goSchemaBuilder) imported(e *ast.SelectorExpr) *goSchema {
 // named is the schema of a type of the file. One that contains itself is put
 // into the definitions and referred to; all others are written out.
 func (b *goSchemaBuilder) named(name string, t *goType) (*goSchema, error) {
+	// Whether a type contains itself shows only when it has been written out: its
+	// name then came up while it was open.
 	ref := &goSchema{Ref: "#/$defs/" + name}
 	if b.open[name] {
 		b.recursive[name] = true
@@ -554,6 +607,8 @@ func (b *goSchemaBuilder) named(name string, t *goType) (*goSchema, error) {
 	if b.defs[name] != nil {
 		return ref, nil
 	}
+	// What a type's methods read, they alone know. For encoding/json too
+	// UnmarshalJSON comes first.
 	if t.unmarshalText && !t.unmarshalJSON {
 		return &goSchema{Type: "string", Description: t.doc}, nil
 	}
@@ -569,13 +624,14 @@ func (b *goSchemaBuilder) named(name string, t *goType) (*goSchema, error) {
 	if t.doc != "" {
 		s.Description = t.doc
 	}
-	if b.recursive[name] && s.Ref != ref.Ref {
+	if b.recursive[name] && s.Ref != ref.Ref { // type T T is the compiler's to refuse
 		b.defs[name] = s
 		return ref, nil
 	}
 	return s, nil
 }
 
+// namedBody is the schema of what a type is declared as.
 func (b *goSchemaBuilder) namedBody(name string, t *goType) (*goSchema, error) {
 	switch e := ast.Unparen(t.expr).(type) {
 	case *ast.StructType:
@@ -583,11 +639,13 @@ func (b *goSchemaBuilder) namedBody(name string, t *goType) (*goSchema, error) {
 	case *ast.SelectorExpr:
 		// A type defined as another loses the methods by which that one reads
 		// itself: json.Number is a string then, and time.Time nothing known.
-		if s := b.imported(e); t.alias || s.Type == "integer" {
+		switch s := b.imported(e); {
+		case t.alias || s.Type == "integer":
 			return s, nil
-		}
-		if b.file.isImported(e, "encoding/json", "Number") {
+		case s.Type == "number":
 			return &goSchema{Type: "string"}, nil
+		case b.file.isImported(e, "encoding/json", "RawMessage"):
+			return &goSchema{Type: "string", ContentEncoding: "base64"}, nil
 		}
 		return &goSchema{}, nil
 	}
@@ -617,7 +675,8 @@ func (b *goSchemaBuilder) checkKey(key ast.Expr) error {
 	return fmt.Errorf("a map with keys of type %s can't be read from JSON: want strings or integers", goText(key))
 }
 
-// object is the schema of a struct; name is that of its type, "" for none.
+// object is the schema of a struct; name is that of its type, "" for none. Fields
+// that nothing describes are still allowed: encoding/json ignores them.
 func (b *goSchemaBuilder) object(name string, st *ast.StructType) (*goSchema, error) {
 	s := &goSchema{Type: "object"}
 	var properties []member
@@ -629,9 +688,11 @@ func (b *goSchemaBuilder) object(name string, st *ast.StructType) (*goSchema, er
 		if err != nil {
 			return nil, fmt.Errorf("field %s: %w", field.name, err)
 		}
+		// The string option works on plain values only, and nothing else heeds it.
 		if field.quoted && slices.Contains([]string{"string", "integer", "number", "boolean"}, part.Type) {
 			part = &goSchema{Type: "string", Description: part.Description}
 		}
+		// The field says more of its role than its type can.
 		if field.doc != "" {
 			part.Description = field.doc
 		}
@@ -667,6 +728,7 @@ type goEmbedded struct {
 // Go's rule for names that meet: the least deep counts, among equals a tagged
 // one, and two that are still equal are both left out.
 func (f *goFile) fields(name string, st *ast.StructType) []goField {
+	// A type that was seen further up brings nothing new: its fields are hidden.
 	var found []goField
 	done := map[string]bool{}
 	for level := []goEmbedded{{name: name, st: st}}; len(level) > 0; {
@@ -685,6 +747,7 @@ func (f *goFile) fields(name string, st *ast.StructType) []goField {
 		}
 		level = next
 	}
+	// Fields of one name next to each other, the one that counts first.
 	slices.SortStableFunc(found, func(a, b goField) int {
 		rank := cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(len(a.index), len(b.index)))
 		if rank == 0 && a.tagged != b.tagged {
@@ -695,6 +758,7 @@ func (f *goFile) fields(name string, st *ast.StructType) []goField {
 		}
 		return rank
 	})
+	// Of each run of one name, the first is kept, unless the second is its equal.
 	var kept []goField
 	for i, n := 0, 0; i < len(found); i += n {
 		for n = 1; i+n < len(found) && found[i+n].name == found[i].name; n++ {
@@ -709,10 +773,11 @@ func (f *goFile) fields(name string, st *ast.StructType) []goField {
 
 // ownFields are the fields of one struct, and the structs embedded in it.
 func (f *goFile) ownFields(e goEmbedded) (fields []goField, inner []goEmbedded) {
-	position := 0
+	position := 0 // in the struct, where "A, B int" is two fields
 	for _, field := range e.st.Fields.List {
 		one := goField{expr: field.Type, doc: goComment(field.Doc, field.Comment), optional: e.optional}
 		skip := one.readTag(field.Tag)
+		// A pointer is how a method tells absent from zero.
 		if _, pointer := f.underlying(field.Type).(*ast.StarExpr); pointer {
 			one.optional = true
 		}
@@ -727,6 +792,8 @@ func (f *goFile) ownFields(e goEmbedded) (fields []goField, inner []goEmbedded) 
 			st, isStruct := u.(*ast.StructType)
 			switch {
 			case skip:
+			// Fields that are not exported are not JSON's, but an embedded struct's
+			// own exported ones are, whatever it is called.
 			case field.Names != nil && !id.IsExported(), !isStruct && !id.IsExported():
 			case field.Names == nil && !one.tagged && isStruct:
 				inner = append(inner, goEmbedded{id.Name, st, one.index, one.optional})
@@ -769,13 +836,17 @@ func goEmbeddedName(e ast.Expr) *ast.Ident {
 }
 
 // readTag takes what the json tag says, and tells whether the field is left out.
+// A name that encoding/json would not take is no name; the options still count.
 func (field *goField) readTag(literal *ast.BasicLit) (skip bool) {
 	if literal == nil {
 		return false
 	}
+	// Only the lone dash leaves a field out: "-," names it so.
 	text, _ := strconv.Unquote(literal.Value)
 	tag := reflect.StructTag(text).Get("json")
 	name, options, _ := strings.Cut(tag, ",")
+	// omitempty is about writing, but who leaves a field out when it is empty
+	// has to expect it left out.
 	for option := range strings.SplitSeq(options, ",") {
 		field.quoted = field.quoted || option == "string"
 		field.optional = field.optional || option == "omitempty" || option == "omitzero"
@@ -789,7 +860,9 @@ func (field *goField) readTag(literal *ast.BasicLit) (skip bool) {
 	return tag == "-"
 }
 
-// generateMain fills in the module's name and methods.
+// generateMain fills in the module's name and methods. Functions are named, not
+// called: what they take and return is found at run time, by reflection, so no
+// type of the module has to be written down a second time.
 func (s *goSource) generateMain() string {
 	var table strings.Builder
 	for _, m := range s.methods {

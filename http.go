@@ -35,6 +35,7 @@ type httpError struct {
 	Code   int // of a JSON-RPC error body; 0 for codeRefused
 	ID     ID  // of the request that failed, where it is known
 	Header http.Header
+	Logged bool // the handler has told the log already
 }
 
 func (e *httpError) Error() string { return e.Msg }
@@ -57,7 +58,7 @@ func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f fun
 		if !errors.As(err, &e) {
 			log.Error("internal error", "path", r.URL.Path, "request", w.Header().Get(requestIDHeader), "err", err)
 			e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", w.Header().Get(requestIDHeader))
-		} else {
+		} else if !e.Logged {
 			attrs := []any{"status", e.Status, "path", clipText(r.URL.Path, 200), "request", w.Header().Get(requestIDHeader), "why", e.Msg}
 			if e.Err != nil {
 				attrs = append(attrs, "err", e.Err)
@@ -96,6 +97,9 @@ func (g *Guardian) admit(r *http.Request) error {
 		return &httpError{Status: http.StatusForbidden, Msg: err.Error()}
 	}
 	origins := r.Header.Values("Origin")
+	if len(origins) == 0 && r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Method == http.MethodPost {
+		return httpErrorf(http.StatusForbidden, "a web page of another site made this request, and does not say which")
+	}
 	for _, origin := range origins {
 		if err := g.checkOrigin(origin); err != nil {
 			return &httpError{Status: http.StatusForbidden, Msg: err.Error()}

@@ -19,17 +19,25 @@
 //	proc_unix.go, proc_windows.go   process groups
 //	jsonrpc.go    messages, their framing, the table of requests in flight
 //	http.go       who may speak to the daemon; bodies; errors with a status
+//	token.go      the right to write in the data folder, without locks
+//	claims.go     claim codes and the file they are kept in
 //	scope.go      which part of the workspace a caller may reach
-//	gomodule.go   a Go source file as a module
+//	gomodule.go   a Go source file as a module: methods, schema, main
+//	gobuild.go    its build, and what that depends on
 //	runtimes.go   which files are modules, and what runs them
 //	guard.go      a process that clears up after a killed daemon
 //	worker.go     a module's child process
+//	signature.go  whether a provider signed a webhook
 //	schema.go     what a method says of itself; checking arguments
 //	catalog.go    the modules there are, and views of them
-//	modules.go    finding, watching and remembering modules
+//	scan.go       one look at the workspace
+//	cache.go      what modules offer, remembered between starts
+//	modules.go    the registry: watching, introspecting, publishing modules
 //	session.go    what a session id holds, and what became of sessions
-//	stream.go     streamable HTTP
+//	stream.go     how MCP messages travel over HTTP
 //	mcp.go        the methods of MCP; stdio
+//	webhook.go    callbacks, delivered to methods
+//	report.go     what is printed of modules, claims and results
 //	serve.go      the daemon, put together
 //	cli.go        the commands
 //

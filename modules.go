@@ -8,16 +8,12 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -55,15 +51,13 @@ type Registry struct {
 
 	mu       sync.Mutex
 	entries  map[entryKey]*entry
-	unusable []Problem     // files that are modules of no kind, as last seen
-	pools    []*pool       // all that may still have a process
-	pending  int           // entries being introspected
-	settled  chan struct{} // closed while pending is 0
-	changed  chan struct{} // closed at the next change of the catalog
+	unusable []Problem       // files that are modules of no kind, as last seen
+	withheld map[string]bool // variables that hold keys of signatures; no worker gets them
+	pools    []*pool         // all that may still have a process
+	pending  int             // entries being introspected
+	settled  chan struct{}   // closed while pending is 0
+	changed  chan struct{}   // closed at the next change of the catalog
 }
-
-// entryKey identifies a module over time.
-type entryKey struct{ source, name string }
 
 // entry is what is known of one module.
 type entry struct {
@@ -78,31 +72,12 @@ type entry struct {
 	backoff time.Duration
 }
 
-// found is a module as it stands in the file tree.
-type found struct {
-	Name   string
-	Kind   Kind
-	Path   string // as found: the link where the file is one
-	Source string // symlinks resolved
-	Launch launch // of a .mcp.json entry
-	Stamp  string // changes when the file does
-	Err    error  // why it can't be hosted
-}
-
-func (f found) key() entryKey { return entryKey{f.Source, f.Name} }
-
 // offer is what a module was found to offer; the part of it that is cached.
 type offer struct {
 	Tools    []json.RawMessage `json:"tools"`
 	About    string            `json:"about,omitempty"`
 	Problems []string          `json:"problems,omitempty"`
 	Binary   string            `json:"binary,omitempty"` // of a Go module
-}
-
-// Problem is something about a file that its author should know.
-type Problem struct {
-	Path string
-	Text string
 }
 
 // Views is what the rest of usher has of the registry.
@@ -114,6 +89,8 @@ type Views struct {
 	Changed func() <-chan struct{}
 	// Settle waits a few seconds for modules that are being looked at.
 	Settle func(context.Context)
+	// Pending reports whether some are.
+	Pending func() bool
 }
 
 // registryConfig is what a registry needs to know.
@@ -152,6 +129,7 @@ func (r *Registry) Views() Views {
 		View:    func(s Scope) *View { return r.catalog.Load().View(s) },
 		Changed: r.Changed,
 		Settle:  func(ctx context.Context) { r.Settle(ctx, settlePatience) },
+		Pending: r.Pending,
 	}
 }
 
@@ -160,6 +138,13 @@ func (r *Registry) Changed() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.changed
+}
+
+// Pending reports whether modules are being introspected.
+func (r *Registry) Pending() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pending > 0
 }
 
 // Settle waits until no module is being introspected, for patience at most.
@@ -249,122 +234,6 @@ func (r *Registry) lookupEnv(key string) (string, bool) {
 	return "", false
 }
 
-// look is one look at the workspace.
-type look struct {
-	environ  func(string) (string, bool)
-	seen     map[entryKey]bool
-	found    []found
-	problems []Problem
-	broken   map[string]bool // .mcp.json files that can't be read just now
-}
-
-// folder looks into dir and what is below it. Folders that are hidden, linked,
-// or hold other people's code are left out.
-func (s *look) folder(dir string) {
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		if !errors.Is(err, fs.ErrNotExist) {
-			s.problem(dir, "the folder can't be read: "+reason(err))
-		}
-		return
-	}
-	for _, e := range list {
-		name, path := e.Name(), filepath.Join(dir, e.Name())
-		if e.IsDir() {
-			if !strings.HasPrefix(name, ".") && name != "node_modules" && name != "vendor" {
-				s.folder(path)
-			}
-			continue
-		}
-		if name == configName {
-			s.config(path)
-		} else if module, kind, ok := moduleFile(name); ok {
-			s.file(path, module, kind)
-		}
-	}
-}
-
-func (s *look) problem(path, text string) {
-	s.problems = append(s.problems, Problem{path, text})
-}
-
-// file takes in a file that is a module by its name.
-func (s *look) file(path, name string, kind Kind) {
-	source, info, err := resolve(path)
-	if err != nil {
-		s.problem(path, reason(err))
-		return
-	}
-	if info.IsDir() {
-		return // a folder linked under a module's name
-	}
-	f := found{Name: name, Kind: kind, Path: path, Source: source}
-	f.Stamp = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
-	if f.Err = checkModuleName(name); f.Err != nil {
-		s.add(f)
-		return
-	}
-	if kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0 {
-		f.Err = fmt.Errorf("the file is not executable: chmod +x %s", filepath.Base(path))
-	}
-	s.add(f)
-}
-
-// config takes in the entries of a .mcp.json file.
-func (s *look) config(path string) {
-	source, _, err := resolve(path)
-	if err != nil {
-		s.problem(path, reason(err))
-		return
-	}
-	raw, err := os.ReadFile(source)
-	if err != nil {
-		s.broken[source] = true
-		s.problem(path, reason(err))
-		return
-	}
-	entries, err := parseConfig(raw, filepath.Dir(source), s.environ)
-	if err != nil {
-		s.broken[source] = true
-		s.problem(path, err.Error())
-		return
-	}
-	for _, e := range entries {
-		s.add(found{Name: e.Name, Kind: kindConfig, Path: path, Source: source,
-			Launch: e.Launch, Stamp: e.Launch.key(), Err: e.Err})
-	}
-}
-
-// add keeps a module; one that is reached by several ways is one module.
-func (s *look) add(f found) {
-	if !s.seen[f.key()] {
-		s.seen[f.key()] = true
-		s.found = append(s.found, f)
-	}
-}
-
-// resolve follows links to the file that is really there.
-func resolve(path string) (string, fs.FileInfo, error) {
-	info, err := os.Lstat(path)
-	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-		return path, info, err // its folders were walked, and so are no links
-	}
-	source, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return "", nil, err
-	}
-	info, err = os.Stat(source)
-	return source, info, err
-}
-
-// reason is an error without the path that the caller names anyway.
-func reason(err error) string {
-	if p := (*fs.PathError)(nil); errors.As(err, &p) {
-		return p.Err.Error()
-	}
-	return err.Error()
-}
-
 // update takes in what a look at the workspace found.
 func (r *Registry) update(l *look) {
 	l = r.lookAgain(l)
@@ -395,10 +264,6 @@ func (r *Registry) update(l *look) {
 	}
 	r.mu.Unlock()
 }
-
-// has reports whether a module is still there. The entries of a .mcp.json file
-// that is broken just now are: half an edit must not end them.
-func (s *look) has(key entryKey) bool { return s.seen[key] || s.broken[key.source] }
 
 // lookAgain looks a second time when a file that was there is gone: editors
 // replace a file by removing it for a moment.
@@ -600,6 +465,9 @@ func explain(err error) string {
 	if s := (*startError)(nil); errors.As(err, &s) && len(s.stderr) > 0 {
 		text += ": " + strings.Join(s.stderr, "\n")
 	}
+	if b := (*goBuildError)(nil); errors.As(err, &b) {
+		text = strings.Join(b.Lines, "\n")
+	}
 	return text
 }
 
@@ -684,7 +552,10 @@ func (r *Registry) startProcess(ctx context.Context, f found, o *offer, onListCh
 	if err != nil {
 		return nil, &startError{reason: fmt.Sprintf("module %q can't start: %v", f.Name, err)}
 	}
-	l.Env = workerEnv(r.environ, f.Source, l.Env)
+	r.mu.Lock()
+	withheld := r.withheld // replaced, never changed
+	r.mu.Unlock()
+	l.Env = workerEnv(r.environ, f.Source, l.Env, withheld)
 	return startWorker(ctx, f.Name, l, r.guard, r.log, onListChanged)
 }
 
@@ -696,7 +567,7 @@ func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, err
 	}
 	b, err := buildGoModule(ctx, f.Source, r.cacheDir)
 	if err != nil {
-		return "", err
+		return "", &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", f.Name), stderr: []string{explain(err)}}
 	}
 	return b.Binary, nil
 }
@@ -791,9 +662,35 @@ func (r *Registry) publish() {
 			modules = append(modules, e.module)
 		}
 	}
+	r.withhold(modules)
 	r.catalog.Store(newCatalog(modules))
 	close(r.changed)
 	r.changed = make(chan struct{})
+}
+
+// withhold keeps the keys of signatures from workers. Those that run already
+// and may have a key that is new here end with their last call. Called with mu
+// held.
+func (r *Registry) withhold(modules []*Module) {
+	names := make(map[string]bool)
+	for _, m := range modules {
+		for _, method := range m.Methods {
+			if rule := method.Signature; rule != nil && rule.Var != "" {
+				names[rule.Var] = true
+			}
+		}
+	}
+	fresh := false
+	for name := range names {
+		fresh = fresh || !r.withheld[name]
+	}
+	r.withheld = names
+	if !fresh {
+		return
+	}
+	for _, p := range r.pools {
+		p.renew()
+	}
 }
 
 // Status is what is known of one module, for people at this machine.
@@ -822,90 +719,4 @@ func (r *Registry) Report() ([]Status, []Problem) {
 		return strings.Compare(a.Name, b.Name)
 	})
 	return list, slices.Clone(r.unusable)
-}
-
-// cached is a module's entry in the cache. All of it may be lost at any time.
-type cached struct {
-	Usher  string      `json:"usher"` // the version that wrote it
-	Source string      `json:"source"`
-	Name   string      `json:"name"`
-	Stamp  string      `json:"stamp"`
-	GoEnv  string      `json:"goEnv,omitempty"`
-	Inputs []fileStamp `json:"inputs,omitempty"`
-	Offer  offer       `json:"offer"`
-}
-
-// cacheFormat is to be raised when what is cached changes its meaning.
-const cacheFormat = 1
-
-func cacheVersion() string { return fmt.Sprintf("%s/%d", version(), cacheFormat) }
-
-func (r *Registry) cachePath(f found) string {
-	sum := sha256.Sum256([]byte(f.Source + "\x00" + f.Name))
-	return filepath.Join(r.cacheDir, "modules", hex.EncodeToString(sum[:16])+".json")
-}
-
-// loadCache returns what is remembered of a module, of whatever version.
-func (r *Registry) loadCache(f found) *cached {
-	raw, err := os.ReadFile(r.cachePath(f))
-	if err != nil {
-		return nil
-	}
-	c := &cached{}
-	if json.Unmarshal(raw, c) != nil || c.Usher != cacheVersion() || c.Source != f.Source || c.Name != f.Name {
-		return nil
-	}
-	return c
-}
-
-// readCache returns what is remembered of a module, if that still holds. It
-// starts no process.
-func (r *Registry) readCache(f found) *cached {
-	c := r.loadCache(f)
-	if c == nil || c.Stamp != f.Stamp {
-		return nil
-	}
-	if f.Kind == kindGo {
-		if _, err := os.Stat(c.Offer.Binary); err != nil || c.GoEnv != r.goEnv() || !(stampCache{}).current(c.Inputs) {
-			return nil
-		}
-	}
-	return c
-}
-
-func (r *Registry) goEnv() string {
-	return goEnvKey(version(), func(key string) string { v, _ := r.lookupEnv(key); return v })
-}
-
-// writeCache remembers an entry. A cache that can't be written costs time at
-// the next start and nothing else.
-func (r *Registry) writeCache(e *entry) {
-	c := cached{Usher: cacheVersion(), Source: e.found.Source, Name: e.found.Name, Stamp: e.found.Stamp,
-		Inputs: e.inputs, Offer: *e.offer}
-	if e.found.Kind == kindGo {
-		c.GoEnv = r.goEnv()
-	}
-	if err := writeFileAtomic(r.cachePath(e.found), marshal(c), 0o600); err != nil {
-		r.log.Warn("writing the cache", "err", err)
-	}
-}
-
-// writeFileAtomic writes a whole file under a temporary name and renames it.
-func writeFileAtomic(path string, data []byte, mode fs.FileMode) error {
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(tmp.Name()) // gone already after the rename
-	_, err = tmp.Write(data)
-	if err == nil {
-		err = tmp.Chmod(mode)
-	}
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(tmp.Name(), path)
 }

@@ -29,9 +29,10 @@ type moduleLine struct {
 }
 
 type toolLine struct {
-	Name   string `json:"name"`
-	Method string `json:"method"`
-	About  string `json:"about,omitempty"`
+	Name    string `json:"name"`
+	Method  string `json:"method"`
+	About   string `json:"about,omitempty"`
+	Webhook string `json:"webhook,omitempty"` // its URL
 }
 
 // maxToolName is how long a tool's name may be for clients that put
@@ -39,8 +40,10 @@ type toolLine struct {
 const maxToolName = 64 - len("mcp__usher__")
 
 // moduleReport is all modules as they look in a view through scope.
-func moduleReport(r *Registry, scope Scope) []moduleLine {
-	view := r.Views().View(scope)
+// url is where the daemon is, for webhooks, whose paths are those of the whole
+// workspace in any scope.
+func moduleReport(r *Registry, scope Scope, url string, getenv func(string) string) []moduleLine {
+	view, whole := r.Views().View(scope), r.Views().View(scopeAll())
 	names := make(map[*Module]string)
 	for _, m := range view.Modules {
 		names[m.Module] = m.Label
@@ -60,18 +63,40 @@ func moduleReport(r *Registry, scope Scope) []moduleLine {
 			line.Error = ""
 		} else if s.Module != nil {
 			line.Hosted, line.Label, line.About, line.Problems = true, names[s.Module], s.Module.About, s.Module.Problems
-			for _, t := range view.ToolsOf(s.Module) {
-				line.Tools = append(line.Tools, toolLine{t.Name, t.Method.Name, firstSentence(t.Method.description)})
-				if len(t.Name) > maxToolName {
-					line.Problems = append(slices.Clone(line.Problems), fmt.Sprintf(
-						"%s: with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse", t.Name))
+			line.Problems = slices.Clone(line.Problems)
+			for i, t := range view.ToolsOf(s.Module) {
+				tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
+				hook := whole.ToolsOf(s.Module)[i]
+				if hook.Method.IsHook {
+					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + hook.HookPath()
 				}
+				line.Tools = append(line.Tools, tool)
+				line.Problems = append(line.Problems, toolProblems(whole, hook, t.Name, getenv)...)
 			}
 		}
 		list = append(list, line)
 	}
 	for _, p := range problems {
 		list = append(list, moduleLine{Path: p.Path, Tools: []toolLine{}, Error: p.Text})
+	}
+	return list
+}
+
+// toolProblems is what the author of a tool should know. name is what it is
+// called in the view shown.
+func toolProblems(whole *View, t *Tool, name string, getenv func(string) string) []string {
+	var list []string
+	if len(name) > maxToolName {
+		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
+	}
+	if !t.Method.IsHook {
+		return list
+	}
+	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
+		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
+	}
+	if rule := t.Method.Signature; rule != nil && rule.Err == nil && getenv(rule.Var) == "" {
+		list = append(list, fmt.Sprintf("%s: @signature: %s is not set, so its webhook answers 503", t.Method.Name, rule.Var))
 	}
 	return list
 }
@@ -116,6 +141,11 @@ func printModule(w io.Writer, m moduleLine) {
 		fmt.Fprintf(t, "    %s\t%s\n", tool.Name, tool.About)
 	}
 	t.Flush()
+	for _, tool := range m.Tools {
+		if tool.Webhook != "" {
+			fmt.Fprintf(w, "    webhook: curl %s -H 'Content-Type: application/json' -d '{}'\n", tool.Webhook)
+		}
+	}
 	for _, p := range m.Problems {
 		fmt.Fprintf(w, "  note: %s\n", p)
 	}

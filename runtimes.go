@@ -83,9 +83,6 @@ func (l launch) key() string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// withheld are the daemon's own variables that no worker gets.
-var withheld = []string{webhookSecretVar}
-
 // webhookSecretVar names the variable that guards the webhooks.
 const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
 
@@ -94,8 +91,10 @@ const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
 // start it again, without end, is refused.
 const nestedVar = "USHER_INSIDE"
 
-// workerEnv is the environment of a worker of the module at source.
-func workerEnv(environ []string, source string, extra []string) []string {
+// workerEnv is the environment of a worker of the module at source: the
+// daemon's own without its secrets, which are webhookSecretVar and what
+// withheld names.
+func workerEnv(environ []string, source string, extra []string, withheld map[string]bool) []string {
 	inside := source
 	env := make([]string, 0, len(environ)+len(extra)+1)
 	for _, kv := range environ {
@@ -104,21 +103,12 @@ func workerEnv(environ []string, source string, extra []string) []string {
 			inside = value + string(os.PathListSeparator) + source
 			continue
 		}
-		if !isWithheld(key) {
+		if !strings.EqualFold(key, webhookSecretVar) && !withheld[key] {
 			env = append(env, kv)
 		}
 	}
 	env = append(env, extra...)
 	return append(env, nestedVar+"="+inside)
-}
-
-func isWithheld(key string) bool {
-	for _, name := range withheld {
-		if strings.EqualFold(key, name) {
-			return true
-		}
-	}
-	return false
 }
 
 // checkNesting refuses to host roots that hold a module which this process is
@@ -230,7 +220,7 @@ type expander struct {
 func (x *expander) expand(s string) string {
 	return variable.ReplaceAllStringFunc(s, func(ref string) string {
 		m := variable.FindStringSubmatch(ref)
-		if isWithheld(m[1]) {
+		if strings.EqualFold(m[1], webhookSecretVar) {
 			x.fail(fmt.Errorf("${%s} is the daemon's own secret and is not handed to modules", m[1]))
 			return ""
 		}

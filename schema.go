@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -20,10 +21,11 @@ const webhookParam = "_webhook"
 type Method struct {
 	Name string // the module's own name for it
 
-	// Webhook is the method's @webhook tag: its path, "" for a bare tag; nil
-	// where it has none. Signature is the text of its @signature tag.
-	Webhook   *string
-	Signature string
+	// Hook is where the method takes webhooks, below /webhook/: a path of its
+	// own, or "" for the module's and method's names. IsHook says whether it does.
+	Hook      string
+	IsHook    bool
+	Signature *signatureRule // its @signature tag; nil for none
 
 	definition  []member // of the MCP tool, without its name
 	description string
@@ -52,8 +54,8 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 		return nil, nil, fmt.Errorf("a tool without a name")
 	}
 	tags := parseDoc(stringField(definition, "description"), kind.singleFile())
-	m.description, m.Webhook, m.Signature = tags.text, tags.webhook, tags.signature
-	problems := tags.problems
+	m.description, m.Signature = tags.text, tags.signature
+	problems := append(tags.problems, m.setHook(tags.webhook)...)
 	schema, unknown := cleanSchema(field(definition, "inputSchema"), tags.params)
 	for _, name := range unknown {
 		problems = append(problems, fmt.Sprintf("@param %s: there is no such parameter", name))
@@ -79,6 +81,53 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 		problems[i] = m.Name + ": " + problems[i]
 	}
 	return m, problems, nil
+}
+
+// setHook finds whether the method takes webhooks, and where: by its tag, else
+// by its name. A path that can't be served is a problem, and the method then
+// takes none.
+func (m *Method) setHook(tag *string) (problems []string) {
+	m.IsHook = tag != nil || strings.HasPrefix(m.Name, "handle")
+	if tag != nil && *tag != "" {
+		m.Hook = *tag
+		if err := checkHookPath(m.Hook); err != nil {
+			m.IsHook = false
+			problems = append(problems, err.Error())
+		}
+	}
+	if m.Signature != nil && m.Signature.Err != nil {
+		problems = append(problems, m.Signature.Err.Error()+"; its webhook answers 503 until that is mended")
+	}
+	if m.Signature != nil && !m.IsHook {
+		problems = append(problems, "@signature without a webhook")
+	}
+	return problems
+}
+
+var hookPath = regexp.MustCompile(`^[A-Za-z0-9._~/-]+$`)
+
+// checkHookPath refuses paths that could not be asked for as they are written.
+func checkHookPath(path string) error {
+	if !hookPath.MatchString(path) {
+		return fmt.Errorf("@webhook %q: want a path of A-Z a-z 0-9 . _ ~ / -; it is not served", path)
+	}
+	for segment := range strings.SplitSeq(path, "/") {
+		if segment == "" || segment == "." || segment == ".." {
+			return fmt.Errorf("@webhook %q: a part of the path is empty or made of dots; it is not served", path)
+		}
+	}
+	return nil
+}
+
+// paramTypes is the schema's types of a top-level parameter: nil for none such,
+// empty for one of any type.
+func (m *Method) paramTypes(name string) []string {
+	for _, p := range m.params {
+		if p.name == name {
+			return append([]string{}, p.types...)
+		}
+	}
+	return nil
 }
 
 // toolJSON is the definition of the MCP tool under the name it has in a view.
@@ -225,7 +274,7 @@ func withoutWebhook(arguments json.RawMessage) json.RawMessage {
 type docTags struct {
 	text      string // without the tags' lines
 	webhook   *string
-	signature string
+	signature *signatureRule
 	params    []paramDoc
 	hints     []string // MCP annotations that are true
 	problems  []string
@@ -260,7 +309,7 @@ func parseDoc(doc string, own bool) docTags {
 			path := strings.TrimPrefix(rest, "/")
 			t.webhook = &path
 		case tag == "@signature":
-			t.signature = rest
+			t.signature = parseSignature(rest)
 		case own && isHint:
 			t.hints = append(t.hints, hint)
 		case own && tag == "@param":

@@ -70,6 +70,9 @@ type serveFlags struct {
 	requireClaim    bool
 	open            bool
 	openWebhooks    bool
+	webhookTimeout  time.Duration
+	webhookLimit    int
+	signatures      bool
 	tlsCert, tlsKey string
 }
 
@@ -83,6 +86,9 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
 	fs.BoolVar(&f.open, "open", false, "serve anyone who can reach the address, all modules, without a claim")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false, "deliver webhooks of anyone who can reach the address")
+	fs.BoolVar(&f.signatures, "accept-signatures", false, "let a webhook's verified @signature stand in for the secret")
+	fs.DurationVar(&f.webhookTimeout, "webhook-timeout", 30*time.Second, "give a webhook's method up after `DURATION`")
+	fs.IntVar(&f.webhookLimit, "webhook-limit", 256, "take at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
 	return func(dirs []string) error {
@@ -110,6 +116,9 @@ func (f *serveFlags) check(secret string, secretSet bool) error {
 		if name == "" || strings.ContainsAny(name, "/: ") {
 			return usageErrorf("-allow-host %q: want a host name without scheme and port, such as usher.example.com", name)
 		}
+	}
+	if f.webhookTimeout <= 0 || f.webhookLimit <= 0 {
+		return usageErrorf("-webhook-timeout and -webhook-limit: want more than zero")
 	}
 	if secretSet && secret == "" {
 		return usageErrorf("%s is set but empty, which would leave the webhooks unguarded: give it a value or unset it", webhookSecretVar)
@@ -150,16 +159,19 @@ type daemon struct {
 	app      *app
 	flags    *serveFlags
 	log      *slog.Logger
+	secret   string // of webhooks; "" for none
 	registry *Registry
 	server   *Server
+	webhooks *Webhooks
 	gate     *Gate
+	tls      *tls.Config // nil for plain HTTP
 	url      string
 }
 
 func (d *daemon) run(h *hosting, dirs []string) error {
-	secret := d.app.getenv(webhookSecretVar)
+	d.secret = d.app.getenv(webhookSecretVar)
 	_, set := os.LookupEnv(webhookSecretVar)
-	if err := d.flags.check(secret, set || secret != ""); err != nil {
+	if err := d.flags.check(d.secret, set || d.secret != ""); err != nil {
 		return err
 	}
 	var err error
@@ -217,7 +229,7 @@ func (d *daemon) listen() (net.Listener, error) {
 			return nil, fmt.Errorf("loading the certificate: %w", err)
 		}
 		scheme = "https"
-		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}})
+		d.tls = &tls.Config{Certificates: []tls.Certificate{cert}}
 	}
 	d.url = scheme + "://" + shownAddr(listener.Addr().String()) + "/"
 	return listener, nil
@@ -251,13 +263,22 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 	}
 	d.server = &Server{views: d.registry.Views(), sessions: sessions, gate: d.gate, guardian: guardian, log: d.log,
 		started: time.Now(), stopping: ctx, stopped: stopped}
+	d.webhooks = &Webhooks{views: d.registry.Views(), guardian: guardian, log: d.log, getenv: d.app.getenv, stopped: stopped,
+		secret: d.secret, acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
+		places: make(chan struct{}, d.flags.webhookLimit)}
 	web := &http.Server{Handler: d.handler(guardian), ReadHeaderTimeout: headerPatience, IdleTimeout: idleConn,
-		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)}
+		MaxHeaderBytes: maxHeader, TLSConfig: d.tls, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)}
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
 	failed := make(chan error, 1)
-	parts.Go(func() { failed <- web.Serve(listener) })
+	parts.Go(func() {
+		if d.tls != nil {
+			failed <- web.ServeTLS(listener, "", "")
+		} else {
+			failed <- web.Serve(listener)
+		}
+	})
 	var err error
 	select {
 	case err = <-failed:
@@ -285,22 +306,35 @@ func (d *daemon) handler(guardian *Guardian) http.Handler {
 	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
 		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
 	}))
-	inner := handle(d.log, writeMCPError, func(w http.ResponseWriter, r *http.Request) error {
-		if err := guardian.admit(r); err != nil {
-			return err
+	guarded := func(next func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
+		return func(w http.ResponseWriter, r *http.Request) error {
+			if err := guardian.admit(r); err != nil {
+				return err
+			}
+			if guardian.cors(w, r) {
+				return nil
+			}
+			return next(w, r)
 		}
-		if !guardian.cors(w, r) {
-			mux.ServeHTTP(w, r)
-		}
+	}
+	routed := handle(d.log, writeMCPError, guarded(func(w http.ResponseWriter, r *http.Request) error {
+		mux.ServeHTTP(w, r)
 		return nil
-	})
+	}))
+	webhooks := handle(d.log, writeWebhookError, guarded(d.webhooks.serve))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(requestIDHeader, newRequestID())
 		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
 			return
 		}
-		inner(w, r)
+		// Before the mux, which would redirect a path with // in it before the
+		// secret was shown.
+		if strings.HasPrefix(r.URL.Path, webhookPrefix) || r.URL.Path+"/" == webhookPrefix {
+			webhooks(w, r)
+			return
+		}
+		routed(w, r)
 	})
 }
 
@@ -336,7 +370,7 @@ func (d *daemon) showModules(shown map[string]string) (pending bool) {
 		pending = pending || s.Pending
 	}
 	seen := make(map[string]bool)
-	for _, m := range moduleReport(d.registry, scopeAll()) {
+	for _, m := range moduleReport(d.registry, scopeAll(), d.url, d.app.getenv) {
 		key := m.Path + "\x00" + m.Name
 		seen[key] = true
 		state := string(marshal(m))
@@ -382,7 +416,34 @@ func (d *daemon) showTry() {
 	fmt.Fprintf(out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
 	fmt.Fprintf(out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
 		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}`)
+	if hook := d.firstWebhook(); hook != "" {
+		fmt.Fprintf(out, "\nSend a webhook, which needs %s:\n  curl %s -H 'Content-Type: application/json' -d '{}'\n", d.guards(), hook)
+	}
 	fmt.Fprint(out, "\nCtrl-C ends it. Calls and logs follow.\n\n")
+}
+
+// firstWebhook is the URL of a webhook, "" where there is none.
+func (d *daemon) firstWebhook() string {
+	for _, m := range moduleReport(d.registry, scopeAll(), d.url, d.app.getenv) {
+		for _, t := range m.Tools {
+			if t.Webhook != "" {
+				return t.Webhook
+			}
+		}
+	}
+	return ""
+}
+
+// guards says what a webhook needs.
+func (d *daemon) guards() string {
+	switch {
+	case d.secret == "":
+		return "no secret, as " + webhookSecretVar + " is not set"
+	case d.flags.signatures:
+		return "the header " + secretHeader + " or a verified signature"
+	default:
+		return "the header " + secretHeader
+	}
 }
 
 // baseRecord is {base}/.data/daemon.json: which daemon has this base folder.
@@ -436,7 +497,7 @@ func claimBase(ctx context.Context, dataDir string) (*baseRecord, error) {
 // publish writes down where the daemon can be reached.
 func (r *baseRecord) publish(url string) error {
 	r.data.URL = url
-	if err := writeFileAtomic(r.path, marshal(r.data), 0o600); err != nil {
+	if err := replaceFile(r.path, marshal(r.data)); err != nil {
 		return fmt.Errorf("writing daemon.json: %w", err)
 	}
 	return nil

@@ -643,6 +643,7 @@ type pool struct {
 	lastUse   time.Time
 	retired   bool // no new calls; the process ends with the last one
 	closed    bool // no new processes either
+	outdated  bool // the process ends with its last call; the next starts another
 	pinned    bool // not stopped when idle: it could not be started again
 	failures  int  // crashes and failed starts since a call succeeded
 	notBefore time.Time
@@ -697,7 +698,7 @@ func (p *pool) leave() {
 	defer p.mu.Unlock()
 	p.active--
 	p.lastUse = time.Now()
-	if p.retired && p.active == 0 {
+	if (p.retired || p.outdated) && p.active == 0 {
 		p.stopLocked()
 	}
 }
@@ -773,6 +774,7 @@ func (p *pool) stopLocked() {
 		p.worker.stop()
 		p.worker = nil
 	}
+	p.outdated = false
 }
 
 // retire refuses further calls and ends the process after those under way.
@@ -781,6 +783,16 @@ func (p *pool) retire() {
 	defer p.mu.Unlock()
 	p.retired = true
 	if p.active == 0 {
+		p.stopLocked()
+	}
+}
+
+// renew has the next process take the place of this one, which must not go on
+// with the environment that it has.
+func (p *pool) renew() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.outdated = p.worker != nil || p.starting != nil; p.active == 0 {
 		p.stopLocked()
 	}
 }

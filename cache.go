@@ -1,0 +1,80 @@
+// The cache: what modules were found to offer, remembered between starts, so
+// that a start with a thousand known modules starts no process. All of it may
+// be deleted at any time.
+
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// cached is a module's entry in the cache. All of it may be lost at any time.
+type cached struct {
+	Usher  string      `json:"usher"` // the version that wrote it
+	Source string      `json:"source"`
+	Name   string      `json:"name"`
+	Stamp  string      `json:"stamp"`
+	GoEnv  string      `json:"goEnv,omitempty"`
+	Inputs []fileStamp `json:"inputs,omitempty"`
+	Offer  offer       `json:"offer"`
+}
+
+// cacheFormat is to be raised when what is cached changes its meaning.
+const cacheFormat = 1
+
+func cacheVersion() string { return fmt.Sprintf("%s/%d", version(), cacheFormat) }
+
+func (r *Registry) cachePath(f found) string {
+	sum := sha256.Sum256([]byte(f.Source + "\x00" + f.Name))
+	return filepath.Join(r.cacheDir, "modules", hex.EncodeToString(sum[:16])+".json")
+}
+
+// loadCache returns what is remembered of a module, of whatever version.
+func (r *Registry) loadCache(f found) *cached {
+	raw, err := os.ReadFile(r.cachePath(f))
+	if err != nil {
+		return nil
+	}
+	c := &cached{}
+	if json.Unmarshal(raw, c) != nil || c.Usher != cacheVersion() || c.Source != f.Source || c.Name != f.Name {
+		return nil
+	}
+	return c
+}
+
+// readCache returns what is remembered of a module, if that still holds. It
+// starts no process.
+func (r *Registry) readCache(f found) *cached {
+	c := r.loadCache(f)
+	if c == nil || c.Stamp != f.Stamp {
+		return nil
+	}
+	if f.Kind == kindGo {
+		if _, err := os.Stat(c.Offer.Binary); err != nil || c.GoEnv != r.goEnv() || !(stampCache{}).current(c.Inputs) {
+			return nil
+		}
+	}
+	return c
+}
+
+func (r *Registry) goEnv() string {
+	return goEnvKey(version(), func(key string) string { v, _ := r.lookupEnv(key); return v })
+}
+
+// writeCache remembers an entry. A cache that can't be written costs time at
+// the next start and nothing else.
+func (r *Registry) writeCache(e *entry) {
+	c := cached{Usher: cacheVersion(), Source: e.found.Source, Name: e.found.Name, Stamp: e.found.Stamp,
+		Inputs: e.inputs, Offer: *e.offer}
+	if e.found.Kind == kindGo {
+		c.GoEnv = r.goEnv()
+	}
+	if err := replaceFile(r.cachePath(e.found), marshal(c)); err != nil {
+		r.log.Warn("writing the cache", "err", err)
+	}
+}

@@ -1,0 +1,157 @@
+// Signatures: whether a provider signed a webhook's body, by the schemes that
+// providers document. It knows bytes, headers and keys, and no module.
+
+package main
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// signatureTolerance is how far a signed time stamp may be off, either way: an
+// old delivery can't be sent again later.
+const signatureTolerance = 5 * time.Minute
+
+// signatureRule is a method's @signature tag: the scheme, and the environment
+// variable that holds the key. Err says what is wrong with the tag; a method
+// that has one is not served, rather than served to anyone.
+type signatureRule struct {
+	Scheme, Var string
+	Err         error
+}
+
+// signatureSchemes are the schemes: each checks a body against its headers.
+var signatureSchemes = map[string]func(key string, h http.Header, body []byte, now time.Time) error{
+	"github":   checkGitHub,
+	"stripe":   checkStripe,
+	"slack":    checkSlack,
+	"standard": checkStandard,
+}
+
+var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// parseSignature reads what follows @signature.
+func parseSignature(s string) *signatureRule {
+	fields := strings.Fields(s)
+	if len(fields) != 2 {
+		return &signatureRule{Err: errors.New("@signature: want a scheme and a variable, such as @signature github GITHUB_SECRET")}
+	}
+	r := &signatureRule{Scheme: fields[0], Var: fields[1]}
+	if _, ok := signatureSchemes[r.Scheme]; !ok {
+		r.Err = fmt.Errorf("@signature: no scheme %q: want one of %s", r.Scheme, strings.Join(sortedKeys(signatureSchemes), ", "))
+	} else if !variableName.MatchString(r.Var) {
+		r.Err = fmt.Errorf("@signature: %q is no name of a variable", r.Var)
+	}
+	return r
+}
+
+// errSignature is all that a sender is told: what exactly did not fit helps
+// only who forges.
+var errSignature = errors.New("the signature is missing, wrong or too old")
+
+// check verifies a body. The error is errSignature for one that is not signed
+// as it should be; any other says why nothing can be verified.
+func (r *signatureRule) check(key string, h http.Header, body []byte, now time.Time) error {
+	if r.Err != nil {
+		return r.Err
+	}
+	if key == "" {
+		return fmt.Errorf("@signature: %s is not set", r.Var)
+	}
+	return signatureSchemes[r.Scheme](key, h, body, now)
+}
+
+// sum is the HMAC-SHA256 of the parts, one after the other.
+func sum(key []byte, parts ...[]byte) []byte {
+	mac := hmac.New(sha256.New, key)
+	for _, p := range parts {
+		mac.Write(p)
+	}
+	return mac.Sum(nil)
+}
+
+// hexEquals compares a sum to its hexadecimal form in constant time.
+func hexEquals(want []byte, got string) bool {
+	b, err := hex.DecodeString(got)
+	return err == nil && hmac.Equal(want, b)
+}
+
+// recent reports whether a time stamp in Unix seconds is near enough to now.
+func recent(stamp string, now time.Time) bool {
+	n, err := strconv.ParseInt(stamp, 10, 64)
+	return err == nil && now.Sub(time.Unix(n, 0)).Abs() <= signatureTolerance
+}
+
+// checkGitHub checks X-Hub-Signature-256: the body's sum, after "sha256=".
+func checkGitHub(key string, h http.Header, body []byte, _ time.Time) error {
+	got, ok := strings.CutPrefix(h.Get("X-Hub-Signature-256"), "sha256=")
+	if !ok || !hexEquals(sum([]byte(key), body), got) {
+		return errSignature
+	}
+	return nil
+}
+
+// checkStripe checks Stripe-Signature: "t=UNIX,v1=HEX", of which v1 may stand
+// several times while keys are rolled.
+func checkStripe(key string, h http.Header, body []byte, now time.Time) error {
+	var stamp string
+	var given []string
+	for item := range strings.SplitSeq(h.Get("Stripe-Signature"), ",") {
+		switch k, v, _ := strings.Cut(strings.TrimSpace(item), "="); k {
+		case "t":
+			stamp = v
+		case "v1":
+			given = append(given, v)
+		}
+	}
+	if !recent(stamp, now) {
+		return errSignature
+	}
+	want := sum([]byte(key), []byte(stamp), []byte("."), body)
+	for _, got := range given {
+		if hexEquals(want, got) {
+			return nil
+		}
+	}
+	return errSignature
+}
+
+// checkSlack checks X-Slack-Signature: the sum of version, time and body.
+func checkSlack(key string, h http.Header, body []byte, now time.Time) error {
+	stamp := h.Get("X-Slack-Request-Timestamp")
+	got, ok := strings.CutPrefix(h.Get("X-Slack-Signature"), "v0=")
+	if !ok || !recent(stamp, now) || !hexEquals(sum([]byte(key), []byte("v0:"+stamp+":"), body), got) {
+		return errSignature
+	}
+	return nil
+}
+
+// checkStandard checks the headers of Standard Webhooks: "v1,BASE64" as often as
+// there are keys, over id, time and body. The key is base64 after "whsec_".
+func checkStandard(key string, h http.Header, body []byte, now time.Time) error {
+	secret, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(key, "whsec_"))
+	if err != nil || len(secret) == 0 {
+		return errors.New("@signature standard: the key is not base64, after whsec_")
+	}
+	id, stamp := h.Get("Webhook-Id"), h.Get("Webhook-Timestamp")
+	if id == "" || !recent(stamp, now) {
+		return errSignature
+	}
+	want := sum(secret, []byte(id+"."+stamp+"."), body)
+	for item := range strings.FieldsSeq(h.Get("Webhook-Signature")) {
+		version, value, _ := strings.Cut(item, ",")
+		if got, err := base64.StdEncoding.DecodeString(value); version == "v1" && err == nil && hmac.Equal(want, got) {
+			return nil
+		}
+	}
+	return errSignature
+}

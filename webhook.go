@@ -1,0 +1,511 @@
+// Webhooks: HTTP callbacks, delivered to methods. Who may deliver, which method
+// a path is, how a body becomes parameters, and how a result becomes an answer.
+// It knows views and tools; it names no claim and no session.
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// webhookPrefix is where the paths of webhooks begin.
+const webhookPrefix = "/webhook/"
+
+// secretHeader is where a sender shows the secret.
+const secretHeader = "X-Webhook-Secret"
+
+// Webhooks takes deliveries. It is not changed once it serves; safe for
+// concurrent use.
+type Webhooks struct {
+	views    Views
+	guardian *Guardian
+	log      *slog.Logger
+	getenv   func(string) string // for the keys of signatures
+	stopped  context.Context     // ends when deliveries under way are to be given up
+
+	secret           string // "" for none
+	acceptSignatures bool   // a verified signature stands in for the secret
+	timeout          time.Duration
+	places           chan struct{} // one for each delivery in flight
+}
+
+// delivery is one request on its way to a method, for the log and the answer.
+type delivery struct {
+	id       string
+	received time.Time
+	tool     *Tool // nil while no method is known
+	status   int
+	bytes    int // of the body
+}
+
+// serve takes one request for a path below webhookPrefix. Host and Origin were
+// judged before.
+func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
+	d := &delivery{id: w.Header().Get(requestIDHeader), received: time.Now()}
+	err := h.deliver(w, r, d)
+	if e := (*httpError)(nil); errors.As(err, &e) {
+		d.status, e.Logged = e.Status, true
+	}
+	args := []any{"id", d.id, "status", d.status, "took", time.Since(d.received).Round(10 * time.Microsecond), "bytes", d.bytes, "remote", r.RemoteAddr}
+	if d.tool != nil {
+		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
+	}
+	if err != nil {
+		args = append(args, "why", err.Error())
+	}
+	h.log.Info("delivery", args...)
+	return err
+}
+
+// deliver makes the checks in the order in which their answers count, calls the
+// method, and writes its answer. An error is the answer where there is no other.
+func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) error {
+	path := strings.TrimPrefix(r.URL.Path, webhookPrefix)
+	var body []byte
+	proved := h.secret == "" || equalSecrets(r.Header.Get(secretHeader), h.secret)
+	if !proved {
+		// Whatever goes wrong for who has shown nothing is 401, so that the
+		// answer does not tell what is there.
+		var err error
+		if body, err = h.proveBySignature(w, r, path); err != nil {
+			return httpErrorf(http.StatusUnauthorized, "the webhook secret is missing or wrong: send it as %s", secretHeader)
+		}
+	}
+	if r.Method != http.MethodPost {
+		return &httpError{Status: http.StatusMethodNotAllowed, Msg: "a webhook takes POST", Header: http.Header{"Allow": {"POST"}}}
+	}
+	tool, err := h.find(r.Context(), path)
+	if err != nil {
+		return err
+	}
+	d.tool = tool
+	rule := tool.Method.Signature
+	if rule != nil && (rule.Err != nil || h.getenv(rule.Var) == "") {
+		return httpErrorf(http.StatusServiceUnavailable, "this webhook can't check signatures: see usher modules")
+	}
+	select {
+	case h.places <- struct{}{}:
+		defer func() { <-h.places }()
+	default:
+		return &httpError{Status: http.StatusServiceUnavailable, Msg: "too many deliveries at once (-webhook-limit)", Header: http.Header{"Retry-After": {"1"}}}
+	}
+	form, err := bodyForm(r.Header.Get("Content-Type"))
+	if err != nil {
+		return err
+	}
+	if body == nil {
+		if body, err = h.guardian.readBody(w, r); err != nil {
+			return err
+		}
+	}
+	d.bytes = len(body)
+	if rule != nil {
+		if err := rule.check(h.getenv(rule.Var), r.Header, body, d.received); err != nil {
+			return &httpError{Status: http.StatusUnauthorized, Msg: errSignature.Error(), Err: err}
+		}
+	}
+	arguments, err := form(body, tool.Method)
+	if err != nil {
+		return &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
+	}
+	arguments = setMember(arguments, webhookParam, webhookMeta(r, body, d.received))
+	if err := tool.Method.checkArguments(joinMembers(arguments)); err != nil {
+		return &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
+	}
+	result, err := h.call(r.Context(), tool, path, joinMembers(arguments), d.id)
+	if err != nil {
+		return err
+	}
+	answer, err := answerOf(result)
+	if err != nil {
+		return err
+	}
+	d.status = answer.status
+	answer.write(w)
+	return nil
+}
+
+// equalSecrets compares in constant time, whatever the lengths.
+func equalSecrets(got, want string) bool {
+	a, b := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(want))
+	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
+}
+
+// errUnproved is why who has not shown the secret is not let in; it is not told.
+var errUnproved = errors.New("neither secret nor signature")
+
+// proveBySignature lets in a request without the secret whose signature is
+// good, where that stands in for it. It returns the body that it had to read.
+func (h *Webhooks) proveBySignature(w http.ResponseWriter, r *http.Request, path string) ([]byte, error) {
+	if !h.acceptSignatures || r.Method != http.MethodPost {
+		return nil, errUnproved
+	}
+	tool, err := h.find(r.Context(), path)
+	if err != nil || tool.Method.Signature == nil {
+		return nil, errUnproved
+	}
+	body, err := h.guardian.readBody(w, r)
+	if err != nil {
+		return nil, err
+	}
+	rule := tool.Method.Signature
+	return append([]byte{}, body...), rule.check(h.getenv(rule.Var), r.Header, body, time.Now())
+}
+
+// find is the method at a path, waiting for modules that are being looked at.
+func (h *Webhooks) find(ctx context.Context, path string) (*Tool, error) {
+	tool, others := h.views.View(scopeAll()).Hook(path)
+	pending := tool == nil && others == nil && h.views.Pending()
+	if pending {
+		h.views.Settle(ctx)
+		pending = h.views.Pending() // asked before the view: what is missing then was not pending
+		tool, others = h.views.View(scopeAll()).Hook(path)
+	}
+	switch {
+	case tool != nil:
+		return tool, nil
+	case len(others) > 0:
+		return nil, httpErrorf(http.StatusConflict, "%q is not one webhook but several: %s", clipText(path, 200), strings.Join(others, ", "))
+	case pending:
+		return nil, &httpError{Status: http.StatusServiceUnavailable, Msg: "modules are still being looked at", Header: http.Header{"Retry-After": {"2"}}}
+	default:
+		return nil, httpErrorf(http.StatusNotFound, "there is no webhook at this path: usher modules lists them")
+	}
+}
+
+// call calls the method, anew if its module was reloaded before it began.
+func (h *Webhooks) call(ctx context.Context, tool *Tool, path string, arguments json.RawMessage, id string) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, h.timeout, errDeliveryTimeout)
+	defer cancel()
+	defer context.AfterFunc(h.stopped, cancel)()
+	caller := Caller{Session: "delivery " + id}
+	for range maxReloads {
+		changed := h.views.Changed()
+		params := joinMembers([]member{{"name", quote(tool.Method.Name)}, {"arguments", arguments}})
+		result, err := tool.Call(ctx, caller, params)
+		if !errors.Is(err, errRetired) {
+			return result, h.callError(ctx, err)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, h.callError(ctx, ctx.Err())
+		}
+		if tool, err = h.find(ctx, path); err != nil {
+			return nil, err
+		}
+	}
+	return nil, httpErrorf(http.StatusBadGateway, "the module keeps being reloaded")
+}
+
+var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout)")
+
+// callError is the answer to a call that failed on its way.
+func (h *Webhooks) callError(ctx context.Context, err error) error {
+	rpc := (*rpcError)(nil)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(context.Cause(ctx), errDeliveryTimeout):
+		return httpErrorf(http.StatusGatewayTimeout, "%v", errDeliveryTimeout)
+	case h.stopped.Err() != nil:
+		return &httpError{Status: http.StatusServiceUnavailable, Msg: errStopping.Message, Header: http.Header{"Retry-After": {"5"}}}
+	case ctx.Err() != nil:
+		return httpErrorf(http.StatusBadGateway, "the sender went away")
+	case errors.As(err, &rpc) && rpc.Code == codeInvalidParams:
+		return httpErrorf(http.StatusBadRequest, "%s", rpc.Message)
+	case errors.As(err, &rpc):
+		return httpErrorf(http.StatusInternalServerError, "%s", rpc.Message)
+	default:
+		return httpErrorf(http.StatusBadGateway, "%v", err)
+	}
+}
+
+// webhookMeta is what a method gets under webhookParam.
+func webhookMeta(r *http.Request, body []byte, received time.Time) json.RawMessage {
+	headers := map[string]string{"host": r.Host}
+	for name, values := range r.Header {
+		if name != secretHeader {
+			headers[strings.ToLower(name)] = strings.Join(values, ", ")
+		}
+	}
+	query := map[string]string{}
+	for name, values := range r.URL.Query() {
+		query[name] = values[0]
+	}
+	meta := map[string]any{"method": r.Method, "headers": headers, "query": query, "timestamp": received.UnixMilli()}
+	if utf8.Valid(body) {
+		meta["rawBody"] = string(body)
+	}
+	return marshal(meta)
+}
+
+// bodyForm finds how a body of a content type becomes parameters.
+func bodyForm(contentType string) (func([]byte, *Method) ([]member, error), error) {
+	if contentType == "" {
+		return jsonParams, nil
+	}
+	kind, params, err := mime.ParseMediaType(contentType)
+	switch {
+	case err != nil:
+	case kind == "application/json" || strings.HasSuffix(kind, "+json"):
+		return jsonParams, nil
+	case kind == "application/x-www-form-urlencoded":
+		return formParams, nil
+	case kind == "multipart/form-data" && params["boundary"] != "":
+		return func(body []byte, m *Method) ([]member, error) { return multipartParams(body, params["boundary"], m) }, nil
+	}
+	return nil, httpErrorf(http.StatusUnsupportedMediaType,
+		"content type %q: want application/json, application/x-www-form-urlencoded or multipart/form-data", clipText(contentType, 100))
+}
+
+// jsonParams is the fields of a JSON object; none for an empty body.
+func jsonParams(body []byte, _ *Method) ([]member, error) {
+	if len(bytes.TrimSpace(body)) == 0 {
+		return nil, nil
+	}
+	if err := checkJSON(body); err != nil {
+		return nil, errors.New(strings.Replace(err.Error(), "the message", "the body", 1))
+	}
+	list, ok := members(oneLine(body))
+	if !ok {
+		return nil, errors.New("the body must be a JSON object")
+	}
+	return list, nil
+}
+
+// formParams is the fields of a form.
+func formParams(body []byte, m *Method) ([]member, error) {
+	fields, err := url.ParseQuery(string(body))
+	if err != nil || !utf8.Valid(body) {
+		return nil, errors.New("the body is not a well-formed form")
+	}
+	values := make(map[string][]json.RawMessage, len(fields))
+	for name, texts := range fields {
+		for _, text := range texts {
+			values[name] = append(values[name], quote(text))
+		}
+	}
+	return fieldParams(values, m), nil
+}
+
+// multipartParams is the fields and files of a multipart form.
+func multipartParams(body []byte, boundary string, m *Method) ([]member, error) {
+	values := make(map[string][]json.RawMessage)
+	parts := multipart.NewReader(bytes.NewReader(body), boundary)
+	for {
+		part, err := parts.NextPart()
+		if err == io.EOF {
+			return fieldParams(values, m), nil
+		}
+		if err != nil {
+			return nil, errors.New("the body is not a well-formed multipart form")
+		}
+		content, err := io.ReadAll(part)
+		if err != nil {
+			return nil, errors.New("the body is not a well-formed multipart form")
+		}
+		value := quote(strings.ToValidUTF8(string(content), "\uFFFD"))
+		if part.FileName() != "" {
+			value = fileValue(part, content)
+		}
+		values[part.FormName()] = append(values[part.FormName()], value)
+	}
+}
+
+// fileValue is a file in a form: as text if it is some, else in base64.
+func fileValue(part *multipart.Part, content []byte) json.RawMessage {
+	list := []member{
+		{"filename", quote(part.FileName())},
+		{"contentType", quote(part.Header.Get("Content-Type"))},
+		{"size", json.RawMessage(strconv.Itoa(len(content)))},
+	}
+	if utf8.Valid(content) {
+		return joinMembers(append(list, member{"text", quote(string(content))}))
+	}
+	return joinMembers(append(list, member{"base64", quote(base64.StdEncoding.EncodeToString(content))}))
+}
+
+// fieldParams turns a form's values into parameters. A field named payload that
+// holds a JSON object, as GitHub sends it, is that object, unless the method
+// has a parameter of that name.
+func fieldParams(values map[string][]json.RawMessage, m *Method) []member {
+	var list []member
+	for _, name := range sortedKeys(values) {
+		types := m.paramTypes(name)
+		if name == "payload" && types == nil {
+			if text, _ := unquote(values[name][0]); checkJSON([]byte(text)) == nil {
+				if object, ok := members(oneLine(json.RawMessage(text))); ok {
+					list = append(list, object...)
+					continue
+				}
+			}
+		}
+		if slices.Contains(types, "array") {
+			all := []byte{'['}
+			for i, v := range values[name] {
+				if i > 0 {
+					all = append(all, ',')
+				}
+				all = append(all, v...)
+			}
+			list = append(list, member{name, append(all, ']')})
+			continue
+		}
+		list = append(list, member{name, asWanted(values[name][0], types)})
+	}
+	return list
+}
+
+// asWanted turns a form's text into the number or boolean that the schema asks
+// for; what is none stays text, and the check says so.
+func asWanted(value json.RawMessage, types []string) json.RawMessage {
+	text, ok := unquote(value)
+	if !ok || slices.Contains(types, "string") {
+		return value
+	}
+	number := slices.Contains(types, "number") || slices.Contains(types, "integer")
+	if number && json.Valid([]byte(text)) && strings.ContainsAny(text[:1], "-0123456789") {
+		return json.RawMessage(text)
+	}
+	if slices.Contains(types, "boolean") {
+		switch text {
+		case "true", "on", "1":
+			return json.RawMessage("true")
+		case "false", "off", "0":
+			return json.RawMessage("false")
+		}
+	}
+	return value
+}
+
+// webhookAnswer is what the sender gets.
+type webhookAnswer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+func (a webhookAnswer) write(w http.ResponseWriter) {
+	for name, values := range a.header {
+		w.Header()[name] = values
+	}
+	w.WriteHeader(a.status)
+	if a.status != http.StatusNoContent && a.status != http.StatusNotModified {
+		w.Write(a.body) // a sender that is gone is no one to tell
+	}
+}
+
+// answerOf turns a tool's result into the answer.
+func answerOf(result json.RawMessage) (webhookAnswer, error) {
+	if string(field(result, "isError")) == "true" {
+		return webhookAnswer{}, httpErrorf(http.StatusInternalServerError, "%s", resultText(result))
+	}
+	body := []byte(field(result, "structuredContent"))
+	if body == nil {
+		body = []byte(resultText(result))
+	}
+	if len(body) == 0 {
+		return webhookAnswer{status: http.StatusNoContent}, nil
+	}
+	a := webhookAnswer{status: http.StatusOK, header: http.Header{}, body: body}
+	a.header.Set("Content-Type", "text/plain; charset=utf-8")
+	if c := body[0]; (c == '{' || c == '[') && json.Valid(body) {
+		a.header.Set("Content-Type", "application/json")
+		if own := field(body, "_response"); own != nil {
+			return ownAnswer(own)
+		}
+	}
+	return a, nil
+}
+
+// ownAnswer is the answer that a method made itself, as "_response".
+func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
+	bad := func(why string) (webhookAnswer, error) {
+		return webhookAnswer{}, httpErrorf(http.StatusBadGateway, "the method's _response is no HTTP answer: %s", why)
+	}
+	list, ok := members(raw)
+	if !ok {
+		return bad("it is not an object")
+	}
+	a := webhookAnswer{status: http.StatusOK, header: http.Header{}}
+	for _, f := range list {
+		switch f.key {
+		case "status":
+			n, err := strconv.Atoi(string(f.value))
+			if err != nil || n < 200 || n > 599 {
+				return bad("status: want a number from 200 to 599")
+			}
+			a.status = n
+		case "headers":
+			if err := a.setHeaders(f.value); err != nil {
+				return bad(err.Error())
+			}
+		case "body":
+			a.body = f.value
+		default:
+			return bad(fmt.Sprintf("%q is none of status, headers and body", f.key))
+		}
+	}
+	kind := "application/json"
+	if text, ok := unquote(a.body); ok {
+		a.body, kind = []byte(text), "text/plain; charset=utf-8"
+	} else if string(a.body) == "null" {
+		a.body = nil
+	}
+	if len(a.body) > 0 && a.header.Get("Content-Type") == "" {
+		a.header.Set("Content-Type", kind)
+	}
+	return a, nil
+}
+
+// setHeaders takes in headers, but for those that are the connection's own.
+func (a *webhookAnswer) setHeaders(raw json.RawMessage) error {
+	list, ok := members(raw)
+	if !ok {
+		return errors.New("headers: want an object")
+	}
+	for _, f := range list {
+		value, ok := unquote(f.value)
+		if !ok {
+			return fmt.Errorf("header %q: want a string", f.key)
+		}
+		name := http.CanonicalHeaderKey(f.key)
+		switch {
+		case !isHeaderName(f.key) || strings.ContainsAny(value, "\r\n\x00"):
+			return fmt.Errorf("header %q: not a header", f.key)
+		case slices.Contains([]string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer"}, name):
+			return fmt.Errorf("header %q: it is the connection's own", f.key)
+		}
+		a.header.Set(name, value)
+	}
+	return nil
+}
+
+func isHeaderName(s string) bool {
+	return s != "" && strings.Trim(s, "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" &&
+		!strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r) })
+}
+
+// writeWebhookError writes an error in this endpoint's form.
+func writeWebhookError(w http.ResponseWriter, e *httpError) {
+	writeJSON(w, e.Status, joinMembers([]member{{"error", quote(e.Msg)}}))
+}
