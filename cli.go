@@ -754,16 +754,13 @@ func setupNew(a *app, fs *flag.FlagSet) func([]string) error {
 			return usageErrorf("want one FILE, such as hello.usher.go")
 		}
 		path := args[0]
-		name, kind, ok := moduleFile(filepath.Base(path))
-		if !ok || kind != kindGo {
-			return usageErrorf("FILE %q: want a name that ends in .usher.go", path)
+		name, _, ok := moduleFile(filepath.Base(path))
+		starter, err := runtimeFiles.ReadFile(starterFile(path))
+		if !ok || err != nil {
+			return usageErrorf("FILE %q: want a name that ends in .usher.go, .py, .js, .mjs, .ts, .mts or .sh", path)
 		}
 		if err := checkModuleName(name); err != nil {
 			return usageErrorf("FILE %q: %v", path, err)
-		}
-		starter, err := runtimeFiles.ReadFile("runtimes/new.usher.go.txt")
-		if err != nil {
-			return err
 		}
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if errors.Is(err, os.ErrExist) {
@@ -786,6 +783,12 @@ func setupNew(a *app, fs *flag.FlagSet) func([]string) error {
 		fmt.Fprintf(a.stdout, "Wrote %s. Try it:\n  usher call%s %s greet '{\"name\":\"Ada\"}'\n", path, dir, name)
 		return nil
 	}
+}
+
+// starterFile is what usher new writes into a file of this name.
+func starterFile(path string) string {
+	ending := strings.Replace(filepath.Ext(path), ".m", ".", 1) // .mjs as .js
+	return "runtimes/new.usher" + ending + ".txt"
 }
 
 const helpOverview = `
@@ -844,6 +847,8 @@ stderr. A method that fails gives exit status 1.
   echo '{"name":"Ada"}' | usher call hello greet -
 `
 
-const helpNew = `FILE ends in .usher.go, and its name up to there is the module's. An existing
-file is left as it is.
+const helpNew = `FILE ends in .usher.go, .usher.py, .usher.js, .usher.ts or .usher.sh, and its
+name up to there is the module's. An existing file is left as it is.
+
+  usher new hello.usher.py
 `

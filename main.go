@@ -32,6 +32,7 @@
 //	catalog.go    the modules there are, and views of them
 //	scan.go       one look at the workspace
 //	cache.go      what modules offer, remembered between starts
+//	shell.go      a shell script as an MCP server, which usher itself is
 //	modules.go    the registry: watching, introspecting, publishing modules
 //	session.go    what a session id holds, and what became of sessions
 //	stream.go     how MCP messages travel over HTTP
@@ -65,6 +66,9 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if len(args) > 0 && args[0] == guardCommand {
 		runGuard(stdin)
 		return 0
+	}
+	if len(args) == 2 && args[0] == shellCommand {
+		return runShell(ctx, args[1], stdin, stdout, stderr)
 	}
 	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: getenv}
 	return a.run(args)

@@ -539,14 +539,18 @@ func listOffer(ctx context.Context, w *Worker) (*offer, error) {
 func (r *Registry) startProcess(ctx context.Context, f found, o *offer, onListChanged func(string)) (*Worker, error) {
 	l := f.Launch
 	switch f.Kind {
+	case kindConfig:
 	case kindGo:
 		path, err := r.goBinary(ctx, f, o)
 		if err != nil {
 			return nil, err
 		}
 		l = launch{Path: path, Dir: filepath.Dir(f.Source)}
-	case kindExecutable:
-		l = launch{Path: f.Source, Dir: filepath.Dir(f.Source)}
+	default:
+		var err error
+		if l, err = launchFile(f.Kind, f.Source, r.cacheDir); err != nil {
+			return nil, err
+		}
 	}
 	l, err := l.resolve()
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 )
 
@@ -28,6 +29,9 @@ type Kind string
 
 const (
 	kindGo         Kind = "go"         // NAME.usher.go, built by the go command
+	kindPython     Kind = "python"     // NAME.usher.py, run by our shim
+	kindNode       Kind = "node"       // NAME.usher.js .mjs .ts .mts, run by our shim
+	kindShell      Kind = "shell"      // NAME.usher.sh, a process a call
 	kindExecutable Kind = "executable" // NAME.usher, any program that speaks MCP
 	kindConfig     Kind = ".mcp.json"  // an entry of a .mcp.json file
 )
@@ -35,7 +39,20 @@ const (
 // singleFile reports whether usher itself made the program that runs the
 // module's one source file. What its methods take is then known well enough to
 // check calls against it.
-func (k Kind) singleFile() bool { return k == kindGo }
+func (k Kind) singleFile() bool { return k != kindExecutable && k != kindConfig }
+
+// undeclared reports whether a method's documentation may name parameters that
+// its code does not declare, as languages without types have it.
+func (k Kind) undeclared() bool { return k == kindNode || k == kindShell }
+
+// moduleEndings are the kinds of single files, by what follows ".usher".
+var moduleEndings = map[string]Kind{
+	"": kindExecutable, ".go": kindGo, ".py": kindPython, ".sh": kindShell,
+	".js": kindNode, ".mjs": kindNode, ".ts": kindNode, ".mts": kindNode,
+}
+
+// shims are the programs that run a language's files, among runtimeFiles.
+var shims = map[Kind]string{kindPython: "shim.py", kindNode: "shim.mjs"}
 
 // configName is the file whose mcpServers entries are modules.
 const configName = ".mcp.json"
@@ -57,13 +74,8 @@ func moduleFile(base string) (name string, kind Kind, ok bool) {
 	if !found {
 		return "", "", false
 	}
-	switch rest {
-	case "":
-		return name, kindExecutable, true
-	case ".go":
-		return name, kindGo, true
-	}
-	return "", "", false
+	kind, ok = moduleEndings[rest]
+	return name, kind, ok
 }
 
 // launch says how a module's process is started.
@@ -81,6 +93,80 @@ func (l launch) key() string {
 		fmt.Fprintf(h, "%d:%s", len(part), part)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+// shellCommand is the first argument that makes a process the MCP server of a
+// shell module. It is not among the commands of a user.
+const shellCommand = "__shell"
+
+// launchFile is how the module of a kind in a single file is started, but for a
+// Go module, which is built first. A shim is put into cacheDir if need be.
+func launchFile(kind Kind, source, cacheDir string) (launch, error) {
+	l := launch{Dir: filepath.Dir(source)}
+	shim := ""
+	if name, ok := shims[kind]; ok {
+		var err error
+		if shim, err = placeShim(name, cacheDir); err != nil {
+			return l, fmt.Errorf("preparing %s: %w", name, err)
+		}
+	}
+	switch kind {
+	case kindPython:
+		// -B: nothing is to be written beside the module.
+		l.Path, l.Args = pythonFor(l.Dir), []string{"-B", "-u", shim, source}
+	case kindNode:
+		l.Path, l.Args = "node", []string{"--no-warnings", shim, source}
+	case kindShell:
+		exe, err := os.Executable()
+		if err != nil {
+			return l, err
+		}
+		l.Path, l.Args = exe, []string{shellCommand, source}
+	default:
+		l.Path = source
+	}
+	return l, nil
+}
+
+// pythonFor is the Python that runs a module in dir: that of its own virtual
+// environment, if there is one.
+func pythonFor(dir string) string {
+	own, plain := filepath.Join(dir, ".venv", "bin", "python"), "python3"
+	if runtime.GOOS == "windows" {
+		own, plain = filepath.Join(dir, ".venv", "Scripts", "python.exe"), "python"
+	}
+	if _, err := os.Stat(own); err == nil {
+		return own
+	}
+	return plain
+}
+
+// placeShim puts a shim where an interpreter can read it, under a name that
+// tells its content.
+func placeShim(name, cacheDir string) (string, error) {
+	text, err := runtimeFiles.ReadFile("runtimes/" + name)
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(cacheDir, "runtimes")
+	path := filepath.Join(dir, shimHash(name)+"-"+name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	return path, replaceFile(path, text)
+}
+
+// shimHash tells versions of a shim apart; "" for no shim.
+func shimHash(name string) string {
+	text, err := runtimeFiles.ReadFile("runtimes/" + name)
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
 }
 
 // webhookSecretVar names the variable that guards the webhooks.

@@ -85,7 +85,7 @@ func (s *look) file(path, name string, kind Kind) {
 		return // a folder linked under a module's name
 	}
 	f := found{Name: name, Kind: kind, Path: path, Source: source}
-	f.Stamp = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
+	f.Stamp = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode(), shimHash(shims[kind]))
 	if f.Err = checkModuleName(name); f.Err != nil {
 		s.add(f)
 		return

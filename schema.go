@@ -56,7 +56,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 	tags := parseDoc(stringField(definition, "description"), kind.singleFile())
 	m.description, m.Signature = tags.text, tags.signature
 	problems := append(tags.problems, m.setHook(tags.webhook)...)
-	schema, unknown := cleanSchema(field(definition, "inputSchema"), tags.params)
+	schema, unknown := cleanSchema(field(definition, "inputSchema"), tags.params, kind.undeclared())
 	for _, name := range unknown {
 		problems = append(problems, fmt.Sprintf("@param %s: there is no such parameter", name))
 	}
@@ -135,37 +135,89 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 	return joinMembers(append([]member{{"name", quote(name)}}, m.definition...))
 }
 
-// cleanSchema returns the schema without webhookParam and with the documented
-// texts of parameters, and the names of documented parameters that it lacks.
-func cleanSchema(schema json.RawMessage, docs []paramDoc) (json.RawMessage, []string) {
+// cleanSchema returns the schema without webhookParam and with what the
+// documentation says of parameters, and the names of documented ones that it
+// lacks; with add, it gets those instead.
+func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) (json.RawMessage, []string) {
 	list, ok := members(schema)
 	if !ok {
 		list = []member{{"type", json.RawMessage(`"object"`)}}
 	}
-	var unknown []string
 	props, _ := members(field(schema, "properties"))
-	if field(schema, "properties") != nil {
-		props = slices.DeleteFunc(slices.Clone(props), func(f member) bool { return f.key == webhookParam })
-	}
+	props = slices.DeleteFunc(slices.Clone(props), func(f member) bool { return f.key == webhookParam })
+	var required, unknown []string
+	_ = json.Unmarshal(field(schema, "required"), &required) // else: none
+	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	for _, d := range docs {
 		i := slices.IndexFunc(props, func(f member) bool { return f.key == d.name })
-		if i < 0 {
+		switch {
+		case d.name == webhookParam:
+		case i >= 0:
+			props[i].value = documented(props[i].value, d)
+		case add:
+			props = append(props, member{d.name, documented(json.RawMessage(`{}`), d)})
+			if !d.optional {
+				required = append(required, d.name)
+			}
+		default:
 			unknown = append(unknown, d.name)
-			continue
-		}
-		if own, ok := members(props[i].value); ok && d.text != "" {
-			props[i].value = joinMembers(setMember(own, "description", quote(d.text)))
 		}
 	}
-	if field(schema, "properties") != nil {
+	if len(props) > 0 || field(schema, "properties") != nil {
 		list = setMember(list, "properties", joinMembers(props))
 	}
-	var required []string
-	if json.Unmarshal(field(schema, "required"), &required) == nil && slices.Contains(required, webhookParam) {
-		required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
-		list = setMember(list, "required", marshal(required))
+	if len(required) > 0 || field(schema, "required") != nil {
+		list = setMember(list, "required", marshal(append([]string{}, required...)))
 	}
 	return joinMembers(list), unknown
+}
+
+// documented is a parameter's schema with what its documentation adds: the text,
+// and the type where the language has given none.
+func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
+	own, ok := members(schema)
+	if !ok {
+		return schema // true or false: nothing to add to
+	}
+	if field(schema, "type") == nil && field(schema, "$ref") == nil && field(schema, "anyOf") == nil {
+		kind, _ := members(docType(d.kind))
+		own = append(kind, own...)
+		for _, f := range d.fields {
+			own = setMember(own, "type", json.RawMessage(`"object"`))
+			inner, _ := cleanSchema(joinMembers(own), []paramDoc{f}, true)
+			own, _ = members(inner)
+		}
+	}
+	if d.fallback != nil && field(schema, "default") == nil {
+		own = setMember(own, "default", d.fallback)
+	}
+	if d.text != "" {
+		own = setMember(own, "description", quote(d.text))
+	}
+	return joinMembers(own)
+}
+
+// docType is the schema of a type as @param names it; {} for one that says
+// nothing.
+func docType(s string) json.RawMessage {
+	s = strings.TrimSpace(s)
+	if inner, ok := strings.CutSuffix(s, "[]"); ok {
+		return joinMembers([]member{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}})
+	}
+	if inner, ok := strings.CutPrefix(s, "Array<"); ok {
+		return docType(strings.TrimSuffix(inner, ">") + "[]")
+	}
+	switch strings.ToLower(s) {
+	case "string", "number", "integer", "boolean", "object", "array":
+		return joinMembers([]member{{"type", quote(strings.ToLower(s))}})
+	case "int":
+		return json.RawMessage(`{"type":"integer"}`)
+	case "float":
+		return json.RawMessage(`{"type":"number"}`)
+	case "bool":
+		return json.RawMessage(`{"type":"boolean"}`)
+	}
+	return json.RawMessage(`{}`)
 }
 
 // schemaParams reads the top level of a schema. What it can't read does not
@@ -280,7 +332,15 @@ type docTags struct {
 	problems  []string
 }
 
-type paramDoc struct{ name, text string }
+// paramDoc is what the documentation says of a parameter.
+type paramDoc struct {
+	name     string
+	kind     string // its type, as written; "" for none
+	text     string
+	optional bool
+	fallback json.RawMessage // its default; nil for none
+	fields   []paramDoc      // of an object: documented as name.field
+}
 
 // hintTags are the tags that become MCP tool annotations.
 var hintTags = map[string]string{
@@ -323,22 +383,67 @@ func parseDoc(doc string, own bool) docTags {
 		}
 	}
 	t.text = strings.TrimSpace(strings.Join(text, "\n"))
+	t.params = nestParams(t.params)
+	if len(t.params) == 1 && len(t.params[0].fields) > 0 {
+		t.params = t.params[0].fields // the one object that a JavaScript method takes
+	}
 	return t
 }
 
-// parseParam reads what follows @param: an optional {type}, the name, an
-// optional dash, the text.
-func parseParam(s string) (paramDoc, bool) {
-	if strings.HasPrefix(s, "{") {
-		_, after, ok := strings.Cut(s, "}")
-		if !ok {
-			return paramDoc{}, false
+// nestParams puts parameters documented as name.field into that of the name.
+func nestParams(flat []paramDoc) []paramDoc {
+	var list []paramDoc
+	for _, d := range flat {
+		root, rest, dotted := strings.Cut(d.name, ".")
+		i := slices.IndexFunc(list, func(p paramDoc) bool { return p.name == root })
+		if !dotted || i < 0 {
+			list = append(list, d)
+			continue
 		}
+		d.name = rest
+		list[i].fields = nestParams(append(list[i].fields, d))
+	}
+	return list
+}
+
+// parseParam reads what follows @param: an optional {type}, the name, in
+// brackets and with its default if it may be left out, an optional dash, the
+// text.
+func parseParam(s string) (paramDoc, bool) {
+	var d paramDoc
+	if strings.HasPrefix(s, "{") {
+		kind, after, ok := strings.Cut(s[1:], "}")
+		if !ok {
+			return d, false
+		}
+		d.kind, d.optional = strings.CutSuffix(strings.TrimSpace(kind), "=")
 		s = strings.TrimSpace(after)
 	}
-	name, text, _ := strings.Cut(s, " ")
-	text = strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(text), "- "))
-	return paramDoc{name, text}, name != ""
+	if strings.HasPrefix(s, "[") {
+		inside, after, ok := strings.Cut(s[1:], "]")
+		if !ok {
+			return d, false
+		}
+		name, fallback, has := strings.Cut(inside, "=")
+		d.name, d.optional = strings.TrimSpace(name), true
+		if has {
+			d.fallback = docDefault(strings.TrimSpace(fallback))
+		}
+		s = after
+	} else {
+		d.name, s, _ = strings.Cut(s, " ")
+	}
+	s = strings.TrimSpace(s)
+	d.text = strings.TrimSpace(strings.TrimPrefix(s, "- "))
+	return d, d.name != "" && d.name != "-"
+}
+
+// docDefault is a default as the documentation has it: JSON, or else a text.
+func docDefault(s string) json.RawMessage {
+	if json.Valid([]byte(s)) {
+		return json.RawMessage(s)
+	}
+	return quote(strings.Trim(s, "'"))
 }
 
 // firstSentence is the first sentence of a text, on one line.
