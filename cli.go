@@ -804,6 +804,9 @@ $USHER_BASE say.
 const helpServe = `Modules are found below each DIR (default: the current folder) and watched: an
 edit counts from the next call on. They are
   NAME.usher.go   a Go file, first line //go:build usher, whose exported functions are methods
+  NAME.usher.py   a Python file; its public functions are
+  NAME.usher.js   a JavaScript file (.js, .mjs) or TypeScript (.ts, .mts); its exported functions are
+  NAME.usher.sh   a shell script; its functions with a comment above them are
   NAME.usher      any executable that speaks MCP on its stdin and stdout
   .mcp.json       each entry of its "mcpServers" that has a "command"
 Hidden folders, node_modules, vendor and linked folders are not searched.

@@ -97,8 +97,7 @@ func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) 
 		return err
 	}
 	d.tool = tool
-	rule := tool.Method.Signature
-	if rule != nil && (rule.Err != nil || h.getenv(rule.Var) == "") {
+	if rule := tool.Method.Signature; rule != nil && (rule.Err != nil || h.getenv(rule.Var) == "") {
 		return httpErrorf(http.StatusServiceUnavailable, "this webhook can't check signatures: see usher modules")
 	}
 	select {
@@ -107,30 +106,11 @@ func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) 
 	default:
 		return &httpError{Status: http.StatusServiceUnavailable, Msg: "too many deliveries at once (-webhook-limit)", Header: http.Header{"Retry-After": {"1"}}}
 	}
-	form, err := bodyForm(r.Header.Get("Content-Type"))
+	arguments, err := h.arguments(w, r, d, body)
 	if err != nil {
 		return err
 	}
-	if body == nil {
-		if body, err = h.guardian.readBody(w, r); err != nil {
-			return err
-		}
-	}
-	d.bytes = len(body)
-	if rule != nil {
-		if err := rule.check(h.getenv(rule.Var), r.Header, body, d.received); err != nil {
-			return &httpError{Status: http.StatusUnauthorized, Msg: errSignature.Error(), Err: err}
-		}
-	}
-	arguments, err := form(body, tool.Method)
-	if err != nil {
-		return &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
-	}
-	arguments = setMember(arguments, webhookParam, webhookMeta(r, body, d.received))
-	if err := tool.Method.checkArguments(joinMembers(arguments)); err != nil {
-		return &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
-	}
-	result, err := h.call(r.Context(), tool, path, joinMembers(arguments), d.id)
+	result, err := h.call(r.Context(), tool, path, arguments, d.id)
 	if err != nil {
 		return err
 	}
@@ -141,6 +121,35 @@ func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) 
 	d.status = answer.status
 	answer.write(w)
 	return nil
+}
+
+// arguments reads the request into the method's arguments. body is nil unless
+// it had to be read before.
+func (h *Webhooks) arguments(w http.ResponseWriter, r *http.Request, d *delivery, body []byte) (json.RawMessage, error) {
+	form, err := bodyForm(r.Header.Get("Content-Type"))
+	if err != nil {
+		return nil, err
+	}
+	if body == nil {
+		if body, err = h.guardian.readBody(w, r); err != nil {
+			return nil, err
+		}
+	}
+	d.bytes = len(body)
+	if rule := d.tool.Method.Signature; rule != nil {
+		if err := rule.check(h.getenv(rule.Var), r.Header, body, d.received); err != nil {
+			return nil, &httpError{Status: http.StatusUnauthorized, Msg: errSignature.Error(), Err: err}
+		}
+	}
+	list, err := form(body, d.tool.Method)
+	if err != nil {
+		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
+	}
+	arguments := joinMembers(setMember(list, webhookParam, webhookMeta(r, body, d.received)))
+	if err := d.tool.Method.checkArguments(arguments); err != nil {
+		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
+	}
+	return arguments, nil
 }
 
 // equalSecrets compares in constant time, whatever the lengths.
