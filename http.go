@@ -17,6 +17,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -43,6 +44,11 @@ func (e *httpError) Unwrap() error { return e.Err }
 
 func httpErrorf(status int, format string, args ...any) *httpError {
 	return &httpError{Status: status, Msg: fmt.Sprintf(format, args...)}
+}
+
+// retryAfter is the header of a refusal that will pass.
+func retryAfter(seconds int) http.Header {
+	return http.Header{"Retry-After": {strconv.Itoa(seconds)}}
 }
 
 // handle adapts a handler that returns its error to one that writes it. write

@@ -132,62 +132,40 @@ func answerToolsCall(ctx context.Context, r *request) (json.RawMessage, error) {
 	return result, err
 }
 
-// maxReloads bounds how often a call is made anew because the module was
-// reloaded before it began. One edit takes one.
-const maxReloads = 100
-
-// callTool calls a tool by its name. A module that is reloaded between look-up
-// and call is looked up again, with the scope that the caller has by then.
+// callTool calls a tool by its name, in the scope that the caller has when the
+// call begins.
 func (r *request) callTool(ctx context.Context, name string, arguments json.RawMessage) (json.RawMessage, error) {
-	for range maxReloads {
-		changed := r.server.views.Changed()
+	params := r.params
+	if arguments != nil {
+		arguments = withoutWebhook(arguments)
+		list, _ := members(params)
+		params = joinMembers(setMember(list, "arguments", arguments))
+	}
+	tool, result, err := r.server.views.Call(ctx, r.caller, func() (*Tool, json.RawMessage, error) {
 		view, err := r.view()
 		if err != nil {
-			return nil, rpcErrorf(codeRefused, "%v", err)
+			return nil, nil, rpcErrorf(codeRefused, "%v", err)
 		}
 		tool := view.Lookup(name)
 		if tool == nil {
-			return nil, unknownTool(view, name)
+			return nil, nil, unknownTool(view, name)
 		}
 		if tool.Checked() {
-			if err := tool.Method.checkArguments(withoutWebhook(arguments)); err != nil {
-				return failure(err.Error()), nil
-			}
+			err = tool.Method.checkArguments(arguments)
 		}
-		params := r.params
-		if arguments != nil {
-			list, _ := members(params)
-			params = joinMembers(setMember(list, "arguments", withoutWebhook(arguments)))
-		}
-		result, err := tool.Call(ctx, r.caller, params)
-		if !errors.Is(err, errRetired) {
-			return r.toolResult(ctx, tool, result, err)
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-	return failure(fmt.Sprintf("tool %q: its module keeps being reloaded", name)), nil
-}
-
-// toolResult turns what became of a call into its answer. What a module itself
-// answered stays as it is, but for one case: a parameter of the wrong type deep
-// down, which a model can correct if it is told so in a result.
-func (r *request) toolResult(ctx context.Context, tool *Tool, result json.RawMessage, err error) (json.RawMessage, error) {
+		return tool, params, err
+	})
 	rpc := (*rpcError)(nil)
 	switch {
 	case err == nil:
 		return result, nil
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case errors.As(err, &rpc):
-		if tool.Checked() && rpc.Code == codeInvalidParams {
-			return failure(rpc.Message), nil
-		}
-		return nil, rpc
+	case errors.As(err, &rpc) && !(tool != nil && tool.Checked() && rpc.Code == codeInvalidParams):
+		return nil, rpc // what a module itself answered stays as it is
 	default:
+		// So does what a model can correct if it is told so in a result: among
+		// it a parameter of the wrong type deep down.
 		return failure(err.Error()), nil
 	}
 }

@@ -93,6 +93,33 @@ type Views struct {
 	Pending func() bool
 }
 
+// maxReloads bounds how often a call is made anew because the module was
+// reloaded before it began. One edit takes one.
+const maxReloads = 100
+
+// Call finds a tool, and the params to call it with, and calls it: anew when its
+// module was reloaded between the two, so that an edit fails no call. find is
+// asked each time, for what the caller may reach by then.
+func (v Views) Call(ctx context.Context, caller Caller, find func() (*Tool, json.RawMessage, error)) (*Tool, json.RawMessage, error) {
+	for range maxReloads {
+		changed := v.Changed()
+		tool, params, err := find()
+		if err != nil {
+			return tool, nil, err
+		}
+		result, err := tool.Call(ctx, caller, params)
+		if !errors.Is(err, errRetired) {
+			return tool, result, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return tool, nil, context.Cause(ctx)
+		}
+	}
+	return nil, nil, errors.New("the module keeps being reloaded")
+}
+
 // registryConfig is what a registry needs to know.
 type registryConfig struct {
 	Roots    []string // absolute, symlinks resolved

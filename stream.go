@@ -12,7 +12,6 @@ import (
 	"mime"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -219,10 +218,6 @@ func refusal(v verdict, err error, id ID) error {
 	default:
 		return &httpError{Status: http.StatusServiceUnavailable, ID: id, Msg: errUnreadable.Error(), Header: retryAfter(5)}
 	}
-}
-
-func retryAfter(seconds int) http.Header {
-	return http.Header{"Retry-After": {strconv.Itoa(seconds)}}
 }
 
 // serveInitialize answers initialize with a new session.

@@ -104,13 +104,13 @@ func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) 
 	case h.places <- struct{}{}:
 		defer func() { <-h.places }()
 	default:
-		return &httpError{Status: http.StatusServiceUnavailable, Msg: "too many deliveries at once (-webhook-limit)", Header: http.Header{"Retry-After": {"1"}}}
+		return &httpError{Status: http.StatusServiceUnavailable, Msg: "too many deliveries at once (-webhook-limit)", Header: retryAfter(1)}
 	}
 	arguments, err := h.arguments(w, r, d, body)
 	if err != nil {
 		return err
 	}
-	result, err := h.call(r.Context(), tool, path, arguments, d.id)
+	result, err := h.call(r.Context(), path, arguments, d.id)
 	if err != nil {
 		return err
 	}
@@ -194,49 +194,41 @@ func (h *Webhooks) find(ctx context.Context, path string) (*Tool, error) {
 	case len(others) > 0:
 		return nil, httpErrorf(http.StatusConflict, "%q is not one webhook but several: %s", clipText(path, 200), strings.Join(others, ", "))
 	case pending:
-		return nil, &httpError{Status: http.StatusServiceUnavailable, Msg: "modules are still being looked at", Header: http.Header{"Retry-After": {"2"}}}
+		return nil, &httpError{Status: http.StatusServiceUnavailable, Msg: "modules are still being looked at", Header: retryAfter(2)}
 	default:
 		return nil, httpErrorf(http.StatusNotFound, "there is no webhook at this path: usher modules lists them")
 	}
 }
 
-// call calls the method, anew if its module was reloaded before it began.
-func (h *Webhooks) call(ctx context.Context, tool *Tool, path string, arguments json.RawMessage, id string) (json.RawMessage, error) {
+// call calls the method at a path.
+func (h *Webhooks) call(ctx context.Context, path string, arguments json.RawMessage, id string) (json.RawMessage, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, h.timeout, errDeliveryTimeout)
 	defer cancel()
 	defer context.AfterFunc(h.stopped, cancel)()
-	caller := Caller{Session: "delivery " + id}
-	for range maxReloads {
-		changed := h.views.Changed()
-		params := joinMembers([]member{{"name", quote(tool.Method.Name)}, {"arguments", arguments}})
-		result, err := tool.Call(ctx, caller, params)
-		if !errors.Is(err, errRetired) {
-			return result, h.callError(ctx, err)
+	_, result, err := h.views.Call(ctx, Caller{Session: "delivery " + id}, func() (*Tool, json.RawMessage, error) {
+		tool, err := h.find(ctx, path)
+		if err != nil {
+			return nil, nil, err
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, h.callError(ctx, ctx.Err())
-		}
-		if tool, err = h.find(ctx, path); err != nil {
-			return nil, err
-		}
-	}
-	return nil, httpErrorf(http.StatusBadGateway, "the module keeps being reloaded")
+		return tool, joinMembers([]member{{"name", quote(tool.Method.Name)}, {"arguments", arguments}}), nil
+	})
+	return result, h.callError(ctx, err)
 }
 
 var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout)")
 
 // callError is the answer to a call that failed on its way.
 func (h *Webhooks) callError(ctx context.Context, err error) error {
-	rpc := (*rpcError)(nil)
+	rpc, answered := (*rpcError)(nil), (*httpError)(nil)
 	switch {
 	case err == nil:
 		return nil
+	case errors.As(err, &answered):
+		return answered
 	case errors.Is(context.Cause(ctx), errDeliveryTimeout):
 		return httpErrorf(http.StatusGatewayTimeout, "%v", errDeliveryTimeout)
 	case h.stopped.Err() != nil:
-		return &httpError{Status: http.StatusServiceUnavailable, Msg: errStopping.Message, Header: http.Header{"Retry-After": {"5"}}}
+		return &httpError{Status: http.StatusServiceUnavailable, Msg: errStopping.Message, Header: retryAfter(5)}
 	case ctx.Err() != nil:
 		return httpErrorf(http.StatusBadGateway, "the sender went away")
 	case errors.As(err, &rpc) && rpc.Code == codeInvalidParams:
