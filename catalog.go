@@ -5,12 +5,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -28,6 +30,9 @@ type Module struct {
 	Methods  []*Method
 	Problems []string // with what it offers, for its author
 
+	Prompts              []json.RawMessage // MCP definitions, as the module gave them
+	Resources, Templates []json.RawMessage // of resources too
+
 	pool     *pool
 	patience time.Duration // how long a call may be silent; 0 for ever
 }
@@ -41,13 +46,13 @@ type Catalog struct {
 }
 
 func newCatalog(modules []*Module) *Catalog {
-	slices.SortFunc(modules, func(a, b *Module) int {
-		if c := strings.Compare(a.Source, b.Source); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Name, b.Name)
-	})
+	slices.SortFunc(modules, compareModules)
 	return &Catalog{modules: modules, views: make(map[Scope]*View)}
+}
+
+// compareModules orders modules by file, and by name within one.
+func compareModules(a, b *Module) int {
+	return cmp.Or(strings.Compare(a.Source, b.Source), strings.Compare(a.Name, b.Name))
 }
 
 // View is the catalog as it is seen through scope. It is built once and kept as
@@ -72,9 +77,24 @@ type View struct {
 	byName  map[string]*Tool    //
 	toolsIn map[*Module][]*Tool // in the module's own order
 	bare    map[string][]string // a name that several tools would have → theirs
+	prompts map[string]*Prompt  // by name
+	owners  map[string]*Module  // of resources, by URI
+	shapes  []uriShape          // of resource templates, the first that matches counts
 	hooks   map[string][]*Tool  // webhooks by path; more than one: none is served
-	json    json.RawMessage     // the result of tools/list
-	print   string              // of json
+	lists   map[string]viewList // by what they are of: "tools", "prompts", …
+}
+
+// viewList is the answer to a request for a list.
+type viewList struct {
+	json  json.RawMessage // the result, on one line
+	print string          // tells lists with another content apart
+}
+
+// uriShape is the form of the URIs that a resource template stands for.
+type uriShape struct {
+	template string
+	form     *regexp.Regexp
+	owner    *Module
 }
 
 // ViewModule is a module and what it is called in a view.
@@ -83,13 +103,29 @@ type ViewModule struct {
 	*Module
 }
 
-// Tool is a method of a module under the name it has in a view.
-type Tool struct {
+// offered is what tools and prompts have in common: a module's own, under the
+// name that it has in a view.
+type offered struct {
 	Name   string
 	Label  string // of the module in this view
-	Method *Method
+	own    string // the module's own name for it
 	module *Module
 }
+
+// Tool is a method of a module in a view.
+type Tool struct {
+	offered
+	Method *Method
+}
+
+// Prompt is a prompt of a module in a view.
+type Prompt struct {
+	offered
+	definition []member
+}
+
+// Resource is a resource of a module in a view.
+type Resource struct{ module *Module }
 
 func newView(all []*Module, scope Scope) *View {
 	var inside []*Module
@@ -98,36 +134,64 @@ func newView(all []*Module, scope Scope) *View {
 			inside = append(inside, m)
 		}
 	}
-	v := &View{byName: make(map[string]*Tool), toolsIn: make(map[*Module][]*Tool), bare: make(map[string][]string), hooks: make(map[string][]*Tool)}
+	v := &View{byName: make(map[string]*Tool), toolsIn: make(map[*Module][]*Tool), prompts: make(map[string]*Prompt),
+		owners: make(map[string]*Module), hooks: make(map[string][]*Tool), lists: make(map[string]viewList)}
 	for i, label := range labels(inside) {
 		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
 	}
 	slices.SortStableFunc(v.Modules, func(a, b ViewModule) int { return strings.Compare(a.Label, b.Label) })
-	v.nameTools()
-	for _, t := range v.tools {
-		if t.Method.IsHook {
-			v.hooks[t.HookPath()] = append(v.hooks[t.HookPath()], t)
-		}
-	}
-	list := make([]byte, 0, 1024)
-	list = append(list, `{"tools":[`...)
-	for i, t := range v.tools {
-		if i > 0 {
-			list = append(list, ',')
-		}
-		list = append(list, t.Method.toolJSON(t.Name)...)
-	}
-	v.json = oneLine(append(list, "]}"...))
-	sum := sha256.Sum256(v.json)
-	v.print = hex.EncodeToString(sum[:])
+	v.addTools()
+	v.addPrompts()
+	v.addResources()
 	return v
 }
 
-// ToolsJSON is the result of tools/list, on one line.
-func (v *View) ToolsJSON() json.RawMessage { return v.json }
+// addList makes the answer to a request for a list of what.
+func (v *View) addList(what string, items []json.RawMessage) {
+	list := append(append([]byte(`{"`), what...), `":[`...)
+	for i, item := range items {
+		if i > 0 {
+			list = append(list, ',')
+		}
+		list = append(list, item...)
+	}
+	list = oneLine(append(list, "]}"...))
+	sum := sha256.Sum256(list)
+	v.lists[what] = viewList{list, hex.EncodeToString(sum[:])}
+}
 
-// Fingerprint tells views with different lists apart.
-func (v *View) Fingerprint() string { return v.print }
+// ListJSON is the result of a request for a list, on one line: of "tools",
+// "prompts", "resources" or "resourceTemplates".
+func (v *View) ListJSON(what string) json.RawMessage { return v.lists[what].json }
+
+// announcedLists are the lists whose changes clients are told of. A template is
+// to them a resource.
+var announcedLists = []string{"tools", "prompts", "resources"}
+
+// Fingerprint tells views apart that differ in one of announcedLists.
+func (v *View) Fingerprint(list string) string {
+	if list == "resources" {
+		return v.lists[list].print + v.lists["resourceTemplates"].print
+	}
+	return v.lists[list].print
+}
+
+// Prompt finds a prompt by its name, as Lookup does a tool.
+func (v *View) Prompt(name string) *Prompt { return v.prompts[name] }
+
+// Resource finds whose a resource is: the module that lists its URI, or else
+// one with a template that it fits. Nil for none.
+func (v *View) Resource(uri string) *Resource {
+	if m := v.owners[uri]; m != nil {
+		return &Resource{m}
+	}
+	for _, shape := range v.shapes {
+		if shape.template == uri || shape.form.MatchString(uri) {
+			return &Resource{shape.owner}
+		}
+	}
+	return nil
+}
 
 // Tools is the view's tools, sorted by name. The slice is not to be changed.
 func (v *View) Tools() []*Tool { return v.tools }
@@ -177,59 +241,178 @@ func (v *View) Hook(path string) (*Tool, []string) {
 
 // Call calls the tool: params are those of tools/call, whose name is replaced
 // by the method's own. It returns errRetired, and has done nothing, when the
-// module has been replaced since the view was made.
+// module has been replaced since the view was made; so do the others below.
 func (t *Tool) Call(ctx context.Context, caller Caller, params json.RawMessage) (json.RawMessage, error) {
 	list, _ := members(params)
-	params = joinMembers(setMember(list, "name", quote(t.Method.Name)))
-	return t.module.pool.call(ctx, caller, "tools/call", params, t.module.patience)
+	return t.module.ask(ctx, caller, "tools/call", joinMembers(setMember(list, "name", quote(t.own))))
+}
+
+// Get asks for the prompt: params are those of prompts/get.
+func (p *Prompt) Get(ctx context.Context, caller Caller, params json.RawMessage) (json.RawMessage, error) {
+	list, _ := members(params)
+	return p.module.ask(ctx, caller, "prompts/get", joinMembers(setMember(list, "name", quote(p.own))))
+}
+
+// Complete asks for completions of one of the prompt's arguments: params are
+// those of completion/complete.
+func (p *Prompt) Complete(ctx context.Context, caller Caller, params json.RawMessage) (json.RawMessage, error) {
+	list, _ := members(params)
+	ref, _ := members(field(params, "ref"))
+	ref = setMember(ref, "name", quote(p.own))
+	return p.module.ask(ctx, caller, "completion/complete", joinMembers(setMember(list, "ref", joinMembers(ref))))
+}
+
+// Ask makes a request about the resource, whose URI in params stays as it is.
+func (r *Resource) Ask(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
+	return r.module.ask(ctx, caller, method, params)
+}
+
+// ask makes a request of the module's process.
+func (m *Module) ask(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
+	return m.pool.call(ctx, caller, method, params, m.patience)
 }
 
 // Checked reports whether calls of the tool are checked against its schema.
 func (t *Tool) Checked() bool { return t.module.Kind.singleFile() }
 
-// nameTools gives every tool of the view its name: MODULE_METHOD, and a hash
-// behind it where two would meet.
-func (v *View) nameTools() {
+// addTools takes in the modules' methods.
+func (v *View) addTools() {
+	var names []*offered
 	for _, m := range v.Modules {
 		for _, method := range m.Methods {
-			t := &Tool{Name: toolName(m.Label, method.Name), Label: m.Label, Method: method, module: m.Module}
+			t := &Tool{offered{Label: m.Label, own: method.Name, module: m.Module}, method}
 			v.tools = append(v.tools, t)
 			v.toolsIn[m.Module] = append(v.toolsIn[m.Module], t)
+			names = append(names, &t.offered)
 		}
 	}
-	base := make(map[*Tool]string, len(v.tools))
-	for _, t := range v.tools {
-		base[t] = t.Name
+	v.bare = nameAll(names)
+	slices.SortFunc(v.tools, func(a, b *Tool) int { return strings.Compare(a.Name, b.Name) })
+	items := make([]json.RawMessage, len(v.tools))
+	for i, t := range v.tools {
+		v.byName[t.Name] = t
+		items[i] = t.Method.toolJSON(t.Name)
+		if t.Method.IsHook {
+			v.hooks[t.HookPath()] = append(v.hooks[t.HookPath()], t)
+		}
+	}
+	v.addList("tools", items)
+}
+
+// addPrompts takes in the modules' prompts, named as tools are.
+func (v *View) addPrompts() {
+	var names []*offered
+	var list []*Prompt
+	for _, m := range v.Modules {
+		for _, raw := range m.Prompts {
+			definition, _ := members(raw)
+			p := &Prompt{offered{Label: m.Label, own: stringField(raw, "name"), module: m.Module}, definition}
+			list = append(list, p)
+			names = append(names, &p.offered)
+		}
+	}
+	nameAll(names)
+	slices.SortFunc(list, func(a, b *Prompt) int { return strings.Compare(a.Name, b.Name) })
+	items := make([]json.RawMessage, len(list))
+	for i, p := range list {
+		v.prompts[p.Name] = p
+		items[i] = joinMembers(setMember(p.definition, "name", quote(p.Name)))
+	}
+	v.addList("prompts", items)
+}
+
+// addResources takes in the modules' resources. Where two offer one URI, it is
+// that of the module whose file comes first in the order of paths, and where
+// two are of one file, of names; the other's is not listed. The same order
+// decides between templates that match one URI.
+func (v *View) addResources() {
+	byPath := slices.Clone(v.Modules)
+	slices.SortFunc(byPath, func(a, b ViewModule) int { return compareModules(a.Module, b.Module) })
+	var resources, templates []json.RawMessage
+	for _, m := range byPath {
+		for _, raw := range m.Resources {
+			uri := stringField(raw, "uri")
+			if v.owners[uri] == nil {
+				v.owners[uri] = m.Module
+				resources = append(resources, raw)
+			}
+		}
+		for _, raw := range m.Templates {
+			template := stringField(raw, "uriTemplate")
+			if form := templateForm(template); form != nil {
+				v.shapes = append(v.shapes, uriShape{template, form, m.Module})
+				templates = append(templates, raw)
+			}
+		}
+	}
+	v.addList("resources", resources)
+	v.addList("resourceTemplates", templates)
+}
+
+var templateExpression = regexp.MustCompile(`\{([+#./;?&]?)[^{}]*\}`)
+
+// templateForm is the form of the URIs that a template (RFC 6570) stands for:
+// an expression is any run of characters but "/", one that may expand to
+// several segments any run at all. It is nil for what is no template.
+func templateForm(template string) *regexp.Regexp {
+	if template == "" {
+		return nil
+	}
+	form, last := "^", 0
+	for _, at := range templateExpression.FindAllStringSubmatchIndex(template, -1) {
+		form += regexp.QuoteMeta(template[last:at[0]])
+		if at[2] == at[3] && template[at[1]-2] != '*' {
+			form += "[^/]+"
+		} else {
+			form += ".*"
+		}
+		last = at[1]
+	}
+	re, err := regexp.Compile(form + regexp.QuoteMeta(template[last:]) + "$")
+	if err != nil {
+		return nil
+	}
+	return re
+}
+
+// nameAll names what modules offer: MODULE_NAME, and a hash behind it where two
+// would meet. It returns, for each name that is nobody's because several would
+// have it, the names that they have instead.
+func nameAll(list []*offered) map[string][]string {
+	base := make(map[*offered]string, len(list))
+	for _, o := range list {
+		o.Name = toolName(o.Label, o.own)
+		base[o] = o.Name
 	}
 	// A name with a hash may meet one that is written so; hence the rounds.
 	for digits := 6; digits <= 64; digits *= 2 {
-		for _, group := range meeting(v.tools) {
-			for _, t := range group {
-				t.Name = base[t] + "_" + t.hash()[:min(digits, 64)]
+		for _, group := range meeting(list) {
+			for _, o := range group {
+				o.Name = base[o] + "_" + o.hash()[:digits]
 			}
 		}
 	}
-	for _, t := range v.tools {
-		v.byName[t.Name] = t
-		for _, bare := range []string{base[t], toolName(t.module.Name, t.Method.Name)} {
-			if bare != t.Name && !slices.Contains(v.bare[bare], t.Name) {
-				v.bare[bare] = append(v.bare[bare], t.Name)
+	bare := make(map[string][]string)
+	for _, o := range list {
+		for _, name := range []string{base[o], toolName(o.module.Name, o.own)} {
+			if name != o.Name && !slices.Contains(bare[name], o.Name) {
+				bare[name] = append(bare[name], o.Name)
 			}
 		}
 	}
-	slices.SortFunc(v.tools, func(a, b *Tool) int { return strings.Compare(a.Name, b.Name) })
-	for _, names := range v.bare {
+	for _, names := range bare {
 		slices.Sort(names)
 	}
+	return bare
 }
 
-// meeting is the groups of tools that have one name.
-func meeting(tools []*Tool) [][]*Tool {
-	byName := make(map[string][]*Tool, len(tools))
-	for _, t := range tools {
-		byName[t.Name] = append(byName[t.Name], t)
+// meeting is the groups of those that have one name.
+func meeting(list []*offered) [][]*offered {
+	byName := make(map[string][]*offered, len(list))
+	for _, o := range list {
+		byName[o.Name] = append(byName[o.Name], o)
 	}
-	var groups [][]*Tool
+	var groups [][]*offered
 	for _, group := range byName {
 		if len(group) > 1 {
 			groups = append(groups, group)
@@ -238,9 +421,9 @@ func meeting(tools []*Tool) [][]*Tool {
 	return groups
 }
 
-// hash tells tools of one name apart, by where they come from.
-func (t *Tool) hash() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s", t.module.Source, t.module.Name, t.Method.Name))
+// hash tells what has one name apart, by where it comes from.
+func (o *offered) hash() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%s", o.module.Source, o.module.Name, o.own))
 	return hex.EncodeToString(sum[:])
 }
 

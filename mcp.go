@@ -74,8 +74,15 @@ type mcpMethod struct {
 var mcpMethods = map[string]mcpMethod{
 	"ping":             {true, answerPing},
 	"logging/setLevel": {true, answerSetLevel},
-	"tools/list":       {false, answerToolsList},
+	"tools/list":       {false, answerList("tools")},
 	"tools/call":       {false, answerToolsCall},
+
+	"prompts/list":             {false, answerList("prompts")},
+	"prompts/get":              {false, answerPromptsGet},
+	"resources/list":           {false, answerList("resources")},
+	"resources/templates/list": {false, answerList("resourceTemplates")},
+	"resources/read":           {false, answerResourcesRead},
+	"completion/complete":      {false, answerComplete},
 }
 
 // answer runs the method of a request. Its errors are *rpcError, or the cause
@@ -104,14 +111,17 @@ func answerSetLevel(_ context.Context, r *request) (json.RawMessage, error) {
 	return json.RawMessage(`{}`), nil
 }
 
-func answerToolsList(ctx context.Context, r *request) (json.RawMessage, error) {
-	r.server.views.Settle(ctx)
-	view, err := r.view()
-	if err != nil && !errors.Is(err, errEnded) {
-		return nil, err
+// answerList answers a request for a list of what, all on one page.
+func answerList(what string) func(context.Context, *request) (json.RawMessage, error) {
+	return func(ctx context.Context, r *request) (json.RawMessage, error) {
+		r.server.views.Settle(ctx)
+		view, err := r.view()
+		if err != nil && !errors.Is(err, errEnded) {
+			return nil, err
+		}
+		r.session.listed(what, view)
+		return view.ListJSON(what), nil
 	}
-	r.session.listed(view.Fingerprint())
-	return view.ToolsJSON(), nil
 }
 
 func answerToolsCall(ctx context.Context, r *request) (json.RawMessage, error) {
@@ -141,19 +151,22 @@ func (r *request) callTool(ctx context.Context, name string, arguments json.RawM
 		list, _ := members(params)
 		params = joinMembers(setMember(list, "arguments", arguments))
 	}
-	tool, result, err := r.server.views.Call(ctx, r.caller, func() (*Tool, json.RawMessage, error) {
-		view, err := r.view()
+	checked := false
+	result, err := r.server.views.Call(ctx, func() (json.RawMessage, error) {
+		view, err := r.openView()
 		if err != nil {
-			return nil, nil, rpcErrorf(codeRefused, "%v", err)
+			return nil, err
 		}
 		tool := view.Lookup(name)
 		if tool == nil {
-			return nil, nil, unknownTool(view, name)
+			return nil, unknownTool(view, name)
 		}
-		if tool.Checked() {
-			err = tool.Method.checkArguments(arguments)
+		if checked = tool.Checked(); checked {
+			if err := tool.Method.checkArguments(arguments); err != nil {
+				return failure(err.Error()), nil
+			}
 		}
-		return tool, params, err
+		return tool.Call(ctx, r.caller, params)
 	})
 	rpc := (*rpcError)(nil)
 	switch {
@@ -161,13 +174,94 @@ func (r *request) callTool(ctx context.Context, name string, arguments json.RawM
 		return result, nil
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case errors.As(err, &rpc) && !(tool != nil && tool.Checked() && rpc.Code == codeInvalidParams):
+	case errors.As(err, &rpc) && !(checked && rpc.Code == codeInvalidParams):
 		return nil, rpc // what a module itself answered stays as it is
 	default:
 		// So does what a model can correct if it is told so in a result: among
 		// it a parameter of the wrong type deep down.
 		return failure(err.Error()), nil
 	}
+}
+
+// openView is view for those that call something: a claim that has ended
+// refuses them.
+func (r *request) openView() (*View, error) {
+	view, err := r.view()
+	if err != nil {
+		return nil, rpcErrorf(codeRefused, "%v", err)
+	}
+	return view, nil
+}
+
+// askModule makes a request that find directs to a module of the caller's view.
+func (r *request) askModule(ctx context.Context, find func(*View) (json.RawMessage, error)) (json.RawMessage, error) {
+	if view, err := r.view(); err == nil && len(view.Modules) == 0 {
+		r.server.views.Settle(ctx)
+	}
+	result, err := r.server.views.Call(ctx, func() (json.RawMessage, error) {
+		view, err := r.openView()
+		if err != nil {
+			return nil, err
+		}
+		return find(view)
+	})
+	if err != nil && ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return result, err
+}
+
+func answerPromptsGet(ctx context.Context, r *request) (json.RawMessage, error) {
+	name := stringField(r.params, "name")
+	return r.askModule(ctx, func(view *View) (json.RawMessage, error) {
+		prompt := view.Prompt(name)
+		if prompt == nil {
+			return nil, rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))
+		}
+		return prompt.Get(ctx, r.caller, r.params)
+	})
+}
+
+func answerResourcesRead(ctx context.Context, r *request) (json.RawMessage, error) {
+	uri := stringField(r.params, "uri")
+	return r.askModule(ctx, func(view *View) (json.RawMessage, error) {
+		resource := view.Resource(uri)
+		if resource == nil {
+			return nil, unknownResource(uri)
+		}
+		return resource.Ask(ctx, r.caller, "resources/read", r.params)
+	})
+}
+
+// codeNoResource is what the versions that have sessions say for a resource
+// that is not there (MCP, server/resources, "Error Handling").
+const codeNoResource = -32002
+
+func unknownResource(uri string) error {
+	e := rpcErrorf(codeNoResource, "unknown resource %q", clipText(uri, 200))
+	e.Data = joinMembers([]member{{"uri", quote(uri)}})
+	return e
+}
+
+func answerComplete(ctx context.Context, r *request) (json.RawMessage, error) {
+	ref := field(r.params, "ref")
+	name, uri := stringField(ref, "name"), stringField(ref, "uri")
+	return r.askModule(ctx, func(view *View) (json.RawMessage, error) {
+		switch kind := stringField(ref, "type"); kind {
+		case "ref/prompt":
+			if prompt := view.Prompt(name); prompt != nil {
+				return prompt.Complete(ctx, r.caller, r.params)
+			}
+			return nil, rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))
+		case "ref/resource":
+			if resource := view.Resource(uri); resource != nil {
+				return resource.Ask(ctx, r.caller, "completion/complete", r.params)
+			}
+			return nil, unknownResource(uri)
+		default:
+			return nil, rpcErrorf(codeInvalidParams, "ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
+		}
+	})
 }
 
 // failure is the result of a tool call that failed.
@@ -218,12 +312,16 @@ func (s *Server) initialize(ctx context.Context, params json.RawMessage, scope f
 		s.views.Settle(ctx)
 		return marshal(map[string]any{
 			"protocolVersion": protocol,
-			"capabilities":    map[string]any{"tools": map[string]bool{"listChanged": true}, "logging": struct{}{}},
+			"capabilities":    serverCapabilities,
 			"serverInfo":      map[string]string{"name": "usher", "version": version()},
 			"instructions":    instructions(s.views.View(scope())),
 		})
 	}, nil
 }
+
+// serverCapabilities is what usher can do for a client, whatever is hosted just
+// now: modules come and go.
+var serverCapabilities = json.RawMessage(`{"completions":{},"logging":{},"prompts":{"listChanged":true},"resources":{"listChanged":true},"tools":{"listChanged":true}}`)
 
 // maxInstructions bounds how many modules the instructions name.
 const maxInstructions = 50

@@ -74,10 +74,13 @@ type entry struct {
 
 // offer is what a module was found to offer; the part of it that is cached.
 type offer struct {
-	Tools    []json.RawMessage `json:"tools"`
-	About    string            `json:"about,omitempty"`
-	Problems []string          `json:"problems,omitempty"`
-	Binary   string            `json:"binary,omitempty"` // of a Go module
+	Tools     []json.RawMessage `json:"tools"`
+	Prompts   []json.RawMessage `json:"prompts,omitempty"`
+	Resources []json.RawMessage `json:"resources,omitempty"`
+	Templates []json.RawMessage `json:"templates,omitempty"`
+	About     string            `json:"about,omitempty"`
+	Problems  []string          `json:"problems,omitempty"`
+	Binary    string            `json:"binary,omitempty"` // of a Go module
 }
 
 // Views is what the rest of usher has of the registry.
@@ -97,27 +100,23 @@ type Views struct {
 // reloaded before it began. One edit takes one.
 const maxReloads = 100
 
-// Call finds a tool, and the params to call it with, and calls it: anew when its
-// module was reloaded between the two, so that an edit fails no call. find is
-// asked each time, for what the caller may reach by then.
-func (v Views) Call(ctx context.Context, caller Caller, find func() (*Tool, json.RawMessage, error)) (*Tool, json.RawMessage, error) {
+// Call finds something of a module in a view and asks the module, as attempt
+// does: anew when the module was reloaded between the two, so that an edit fails
+// no call.
+func (v Views) Call(ctx context.Context, attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for range maxReloads {
 		changed := v.Changed()
-		tool, params, err := find()
-		if err != nil {
-			return tool, nil, err
-		}
-		result, err := tool.Call(ctx, caller, params)
+		result, err := attempt()
 		if !errors.Is(err, errRetired) {
-			return tool, result, err
+			return result, err
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return tool, nil, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 	}
-	return nil, nil, errors.New("the module keeps being reloaded")
+	return nil, errors.New("the module keeps being reloaded")
 }
 
 // registryConfig is what a registry needs to know.
@@ -547,14 +546,27 @@ func poke(c chan struct{}) {
 
 // listOffer asks a process for all that it offers.
 func listOffer(ctx context.Context, w *Worker) (*offer, error) {
-	tools, err := w.list(ctx, "tools/list", "tools")
-	if err != nil {
-		return nil, err
+	o := &offer{About: firstSentence(w.info.Instructions)}
+	for _, list := range []struct {
+		method, key string
+		into        *[]json.RawMessage
+	}{
+		{"tools/list", "tools", &o.Tools},
+		{"prompts/list", "prompts", &o.Prompts},
+		{"resources/list", "resources", &o.Resources},
+		{"resources/templates/list", "resourceTemplates", &o.Templates},
+	} {
+		items, err := w.list(ctx, list.method, list.key)
+		if rpc := (*rpcError)(nil); errors.As(err, &rpc) && rpc.Code == codeNoMethod {
+			continue // a server may have resources and no templates
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, item := range items {
+			*list.into = append(*list.into, oneLine(item))
+		}
 	}
-	for i := range tools {
-		tools[i] = oneLine(tools[i])
-	}
-	o := &offer{Tools: tools, About: firstSentence(w.info.Instructions)}
 	if o.About == "" {
 		o.About = firstSentence(w.info.Title)
 	}
@@ -606,7 +618,8 @@ func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, err
 // makeModule turns an entry's offer into a module, with processes of its own
 // unless it goes on with those of p. Called with mu held.
 func (r *Registry) makeModule(f found, e *entry, p *pool) *Module {
-	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.patience}
+	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.patience,
+		Prompts: e.offer.Prompts, Resources: e.offer.Resources, Templates: e.offer.Templates}
 	names := make(map[string]bool)
 	for _, raw := range e.offer.Tools {
 		method, problems, err := parseMethod(raw, f.Kind)

@@ -20,6 +20,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -79,18 +80,18 @@ type Session struct {
 	calls inflight[context.CancelCauseFunc] // requests being answered, by id
 
 	mu        sync.Mutex
-	users     int         // requests and streams that hold it
-	lastUse   time.Time   //
-	streams   []*stream   // open notification streams, oldest first
-	announced string      // fingerprint of the list the client knows; "" unknown
-	logLevel  int         // least severity of log messages it wants
-	claim     *claimStamp // what it is scoped to by now; nil for none
+	users     int               // requests and streams that hold it
+	lastUse   time.Time         //
+	streams   []*stream         // open notification streams, oldest first
+	announced map[string]string // fingerprints of the lists that the client knows, of announcedLists
+	logLevel  int               // least severity of log messages it wants
+	claim     *claimStamp       // what it is scoped to by now; nil for none
 	ended     bool
 }
 
 // newSession is a session with nothing under way.
 func newSession(s sealed) *Session {
-	return &Session{sealed: s, key: hex.EncodeToString(s.ID[:]), claim: s.Claim}
+	return &Session{sealed: s, key: hex.EncodeToString(s.ID[:]), claim: s.Claim, announced: make(map[string]string)}
 }
 
 // scopedTo is the claim that the session is scoped to; nil for none.
@@ -102,20 +103,12 @@ func (s *Session) scopedTo() *claimStamp {
 
 // listed notes which list the client was given. One with a stream open is told
 // of each change there, whether or not it has asked meanwhile.
-func (s *Session) listed(fingerprint string) {
+func (s *Session) listed(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.streams) == 0 {
-		s.announced = fingerprint
+	if len(s.streams) == 0 && slices.Contains(announcedLists, what) {
+		s.announced[what] = view.Fingerprint(what)
 	}
-}
-
-// know notes which list the client has, and returns which it had.
-func (s *Session) know(fingerprint string) (before string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before, s.announced = s.announced, fingerprint
-	return before
 }
 
 // logLevels are the severities of log messages, least first (MCP,

@@ -507,8 +507,10 @@ func (s *Server) announce(ctx context.Context, session *Session, mayTell func() 
 		changed := s.views.Changed()
 		scope, err := s.scope(session)
 		readable := err == nil || errors.Is(err, errEnded) // else nothing is known to have changed
-		if readable && mayTell() && session.mustHear(s.views.View(scope).Fingerprint(), s.started) {
-			send(encodeNotification("notifications/tools/list_changed", nil))
+		if readable && mayTell() {
+			for _, list := range session.mustHear(s.views.View(scope), s.started) {
+				send(encodeNotification("notifications/"+list+"/list_changed", nil))
+			}
 		}
 		look := time.NewTimer(s.nextLook(session))
 		select {
@@ -538,16 +540,22 @@ func (s *Server) nextLook(session *Session) time.Duration {
 	return claimsLook
 }
 
-// mustHear reports whether the session has to be told that its list changed,
-// and takes it as told. Nothing is known of what a session has from before the
-// daemon's start, so that is told; one that has not asked for the list yet has
-// nothing to be told of.
-func (s *Session) mustHear(fingerprint string, started time.Time) bool {
-	before := s.know(fingerprint)
-	if before == "" {
-		return s.Issued.Before(started.Truncate(time.Second))
+// mustHear is the lists that the session has to be told have changed; they are
+// taken as told. Nothing is known of what a session has from before the daemon's
+// start, so that is told; one that has not asked for a list yet has nothing to
+// be told of.
+func (s *Session) mustHear(view *View, started time.Time) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var changed []string
+	for _, list := range announcedLists {
+		before, now := s.announced[list], view.Fingerprint(list)
+		if before == "" && s.Issued.Before(started.Truncate(time.Second)) || before != "" && before != now {
+			changed = append(changed, list)
+		}
+		s.announced[list] = now
 	}
-	return before != fingerprint
+	return changed
 }
 
 // serveDELETE ends a session at its client's wish.

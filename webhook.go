@@ -205,12 +205,13 @@ func (h *Webhooks) call(ctx context.Context, path string, arguments json.RawMess
 	ctx, cancel := context.WithTimeoutCause(ctx, h.timeout, errDeliveryTimeout)
 	defer cancel()
 	defer context.AfterFunc(h.stopped, cancel)()
-	_, result, err := h.views.Call(ctx, Caller{Session: "delivery " + id}, func() (*Tool, json.RawMessage, error) {
+	caller := Caller{Session: "delivery " + id}
+	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
 		tool, err := h.find(ctx, path)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		return tool, joinMembers([]member{{"name", quote(tool.Method.Name)}, {"arguments", arguments}}), nil
+		return tool.Call(ctx, caller, joinMembers([]member{{"name", json.RawMessage(`""`)}, {"arguments", arguments}}))
 	})
 	return result, h.callError(ctx, err)
 }
