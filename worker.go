@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -466,7 +467,7 @@ func (w *Worker) passProgress(params json.RawMessage) {
 // passLog gives a log message to the one session that has calls in flight, if
 // there is just one; else nobody but the daemon may see it.
 func (w *Worker) passLog(params json.RawMessage) {
-	calls := w.calls.all()
+	calls := slices.DeleteFunc(w.calls.all(), func(c *call) bool { return c.caller.Session == "" }) // usher's own
 	for _, c := range calls {
 		if c.caller.Session != calls[0].caller.Session {
 			calls = nil
