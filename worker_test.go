@@ -1,0 +1,275 @@
+// Workers and the daemon around them: crashes, restarts, kills, and that no
+// process outlives its daemon.
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestCrashInMidCall(t *testing.T) {
+	c := oneFake(t)
+	for _, tt := range []struct{ how, says string }{
+		{"crash", `module "a" crashed (signal: killed)`},
+		{"exit", `module "a" crashed (exit status 7)`},
+	} {
+		if a := c.call("a_"+tt.how, ""); !strings.Contains(a.failure(), tt.says) {
+			t.Errorf("%s: %s", tt.how, a.Body)
+		}
+		if a := c.call("a_echo", ""); a.failure() != "" {
+			t.Errorf("after %s: %s", tt.how, a.Body)
+		}
+	}
+}
+
+func TestKillFailsCallsAtOnce(t *testing.T) {
+	c := oneFake(t)
+	pid, _ := strconv.Atoi(resultText(c.call("a_pid", "").result()))
+	done := make(chan answer, 1)
+	go func() {
+		done <- c.post(`{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
+	}()
+	await(t, "the call to be in flight", func() bool {
+		return c.post(`{"jsonrpc":"2.0","id":"slow","method":"ping"}`).Status == 400
+	})
+	c.call("a_echo", "") // so the call before it has reached the module
+	process, _ := os.FindProcess(pid)
+	process.Kill()
+	if a := <-done; !strings.Contains(a.failure(), "crashed") {
+		t.Errorf("the call under way: %s", a.Body)
+	}
+	if a := c.call("a_echo", ""); a.failure() != "" {
+		t.Errorf("the next call: %s", a.Body)
+	}
+}
+
+func TestBackOff(t *testing.T) {
+	c := oneFake(t)
+	for range 20 {
+		if a := c.call("a_crash", ""); strings.Contains(a.failure(), "keeps crashing") {
+			await(t, "the module to be started again", func() bool { return c.call("a_echo", "").failure() == "" })
+			return
+		}
+	}
+	t.Error("a module that crashes at each call was started each time")
+}
+
+func TestFaultyModules(t *testing.T) {
+	dir := t.TempDir()
+	writeFake(t, dir+"/noisy.usher", "garbage tools=x")
+	writeFake(t, dir+"/twice.usher", "twice tools=x")
+	writeFake(t, dir+"/dies.usher", "dies")
+	writeFake(t, dir+"/grows.usher", "grows tools=x")
+	write(t, dir+"/plain.usher", "not executable")
+	write(t, dir+"/b@d.usher.go", "package main")
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("grows_extra1", "grows_x", "noisy_x", "twice_x")
+	for _, tool := range []string{"noisy_x", "twice_x", "grows_x"} {
+		for range 3 {
+			if a := c.call(tool, `{"n":1}`); a.failure() != "" || len(a.Events) != 1 || strings.Contains(a.Body, "second") {
+				t.Errorf("%s: %s", tool, a.Body)
+			}
+		}
+	}
+	var out, errs bytes.Buffer
+	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, nil, &out, &errs, noEnv); code != 0 {
+		t.Fatalf("modules: %d %s", code, errs.String())
+	}
+	for _, want := range []string{
+		"ended at its start (exit status 3): fake: no module named turbo",
+		"not executable: chmod +x plain.usher",
+		`module name "b@d"`,
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("usher modules does not say %q:\n%s", want, out.String())
+		}
+	}
+}
+
+func TestSilentModuleIsGivenUp(t *testing.T) {
+	slow(t) // for startTimeout
+	dir := t.TempDir()
+	writeFake(t, dir+"/mute.usher", "mute")
+	writeFake(t, dir+"/a.usher", "good tools=x")
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_x")
+	deadline := time.Now().Add(2 * startTimeout)
+	for !strings.Contains(d.Log.String(), "did not answer initialize within") {
+		if time.Now().After(deadline) {
+			t.Fatalf("nothing was said of it: %s", d.Log.String())
+		}
+		runtime.Gosched()
+	}
+}
+
+func TestIdleStop(t *testing.T) {
+	c := oneFake(t, "-idle", "1ms")
+	first := resultText(c.call("a_pid", "").result())
+	await(t, "the idle process to be stopped", func() bool {
+		pid, _ := strconv.Atoi(first)
+		return !processAlive(pid) || processBirth(pid) == ""
+	})
+	if second := resultText(c.call("a_pid", "").result()); second == first || second == "" {
+		t.Errorf("after the stop: process %q, before %q", second, first)
+	}
+}
+
+func TestSessionsSurviveRestarts(t *testing.T) {
+	dir, base := t.TempDir(), t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	d := serveApart(t, base, dir)
+	c := connect(t, d.URL)
+	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL, syscall.SIGTERM} {
+		if a := c.call("a_echo", ""); a.failure() != "" || a.Status != 200 {
+			t.Fatalf("before %v: %d %s", end, a.Status, a.Body)
+		}
+		d.cmd.Process.Signal(end)
+		d.exit <- <-d.exit
+		d = serveApart(t, base, dir)
+		c.URL = d.URL
+		if a := c.call("a_echo", ""); a.failure() != "" || a.Status != 200 {
+			t.Errorf("after %v: %d %s", end, a.Status, a.Body)
+		}
+		messages, hangUp := c.listen()
+		hear(t, messages, "notifications/tools/list_changed")
+		hangUp()
+	}
+}
+
+// marked is the processes whose environment names the marker: those that a
+// daemon started, and what they started.
+func marked(t *testing.T, marker string) []string {
+	t.Helper()
+	var list []string
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		environ, err := os.ReadFile(dir + "/environ")
+		cmdline, _ := os.ReadFile(dir + "/cmdline")
+		if err == nil && len(cmdline) > 0 && bytes.Contains(environ, []byte(marker)) {
+			list = append(list, strings.ReplaceAll(string(cmdline), "\x00", " "))
+		}
+	}
+	return list
+}
+
+func TestNoProcessOutlivesTheDaemon(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("looks at /proc")
+	}
+	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(end.String(), func(t *testing.T) {
+			marker := fmt.Sprintf("USHER_TEST_MARK=%d-%d", os.Getpid(), time.Now().UnixNano())
+			key, value, _ := strings.Cut(marker, "=")
+			t.Setenv(key, value)
+			dir := t.TempDir()
+			writeFake(t, dir+"/child.usher", "child tools=x")
+			writeFake(t, dir+"/deaf.usher", "deaf child tools=x")
+			d := serveApart(t, t.TempDir(), dir)
+			c := connect(t, d.URL)
+			c.awaitTools("child_x", "deaf_x")
+			c.call("child_x", "")
+			c.call("deaf_x", "")
+			if n := len(marked(t, marker)); n < 5 {
+				t.Fatalf("only %d processes run: %v", n, marked(t, marker))
+			}
+			d.cmd.Process.Signal(end)
+			d.exit <- <-d.exit
+			await(t, "all processes to end", func() bool { return len(marked(t, marker)) == 0 })
+		})
+	}
+}
+
+func TestOneDaemonPerBase(t *testing.T) {
+	dir, base := t.TempDir(), t.TempDir()
+	d := serveApart(t, base, dir)
+	var out, errs bytes.Buffer
+	code := run(t.Context(), serveArgs(base, dir, nil), nil, &out, &errs, noEnv)
+	if code != 1 || !strings.Contains(errs.String(), d.URL) || !strings.Contains(errs.String(), "-base") {
+		t.Errorf("a second daemon: %d %s", code, errs.String())
+	}
+	if a := connect(t, d.URL).ask("ping", ""); a.Status != http.StatusOK {
+		t.Errorf("the first one after that: %d", a.Status)
+	}
+}
+
+func TestServeRefuses(t *testing.T) {
+	dir := t.TempDir()
+	file := dir + "/file"
+	write(t, file, "")
+	busy := serveHere(t, t.TempDir())
+	addr := strings.Trim(strings.TrimPrefix(busy.URL, "http://"), "/")
+	secret := func(v string) map[string]string { return map[string]string{webhookSecretVar: v} }
+	for _, tt := range []struct {
+		name string
+		args string
+		env  map[string]string
+		code int
+		says string
+	}{
+		{"every interface", "-addr 0.0.0.0:0", nil, 2, "-require-claim"},
+		{"every interface, without its webhooks guarded", "-addr :0 -require-claim", nil, 2, webhookSecretVar},
+		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open (every MCP client"},
+		{"another name", "-allow-host usher.example -open", nil, 2, "-open-webhooks"},
+		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
+		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
+		{"a base that is a file", "-base " + file, nil, 1, "-base"},
+		{"a folder that is not there", dir + "/nope", nil, 2, "no such folder"},
+		{"a folder that is a file", file, nil, 2, "not a folder"},
+		{"an unknown flag", "-nope", nil, 2, "-nope"},
+		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
+		{"a size of zero", "-max-body 0", nil, 2, "KiB"},
+		{"a duration that is none", "-call-timeout soon", nil, 2, "call-timeout"},
+		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2, "without a path"},
+		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
+		{"half a certificate", "-tls-cert x", nil, 2, "go together"},
+		{"a certificate that is not there", "-tls-cert " + file + " -tls-key " + file, nil, 1, "certificate"},
+		{"an unknown log form", "-log xml", nil, 2, "text or json"},
+		{"a limit of none", "-webhook-limit 0", nil, 2, "more than zero"},
+		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, "set but empty"},
+		{"its own folder from within", dir, map[string]string{nestedVar: dir + "/me.usher"}, 1, "would start itself"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			for k, v := range tt.env {
+				t.Setenv(k, v)
+			}
+			var out, errs bytes.Buffer
+			args := []string{"serve", "-addr", "127.0.0.1:0", "-base", t.TempDir()}
+			code := run(t.Context(), append(args, strings.Fields(tt.args)...), nil, &out, &errs, os.Getenv)
+			if code != tt.code || !strings.Contains(errs.String(), tt.says) || !strings.HasPrefix(errs.String(), "usher: serve: ") {
+				t.Errorf("status %d, %s; want %d and %q", code, errs.String(), tt.code, tt.says)
+			}
+		})
+	}
+}
+
+func TestNoGoroutineIsLeft(t *testing.T) {
+	before := runtime.NumGoroutine()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	_, hangUp := c.listen()
+	c.call("a_crash", "")
+	c.call("a_echo", "")
+	hangUp()
+	d.stop(t)
+	c.http.CloseIdleConnections()
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	await(t, "all goroutines to end", func() bool {
+		if runtime.NumGoroutine() <= before {
+			return true
+		}
+		return false
+	})
+}
