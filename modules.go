@@ -26,8 +26,9 @@ const (
 	listSettle     = 250 * time.Millisecond // in which a new process may still change its list
 	minPoll        = 500 * time.Millisecond // between two looks at the workspace
 	maxPoll        = 30 * time.Second
-	pollShare      = 50 // a look may take one part in so many of the time
+	pollShare      = 20 // a look may take one part in so many of the time
 	vanishPatience = 100 * time.Millisecond
+	maxLooks       = 8                // introspections at once
 	firstRetry     = 10 * time.Second // of a module that could not be looked at
 	maxRetry       = 5 * time.Minute
 )
@@ -135,7 +136,7 @@ type registryConfig struct {
 func newRegistry(c registryConfig) (*Registry, error) {
 	r := &Registry{
 		roots: c.Roots, cacheDir: c.CacheDir, environ: c.Environ, patience: c.Patience, idle: c.Idle,
-		log: c.Log, guard: &Guard{}, looks: make(chan struct{}, 4),
+		log: c.Log, guard: &Guard{}, looks: make(chan struct{}, maxLooks),
 		entries: make(map[entryKey]*entry),
 		settled: make(chan struct{}), changed: make(chan struct{}),
 	}
@@ -266,6 +267,12 @@ func (r *Registry) update(l *look) {
 	stamps := stampCache{}
 	changed := false
 	r.mu.Lock()
+	for _, p := range l.problems {
+		if !slices.Contains(r.unusable, p) {
+			r.log.Warn("a file can't be used", "file", filepath.Base(p.Path), "why", p.Text)
+		}
+	}
+	changed = !slices.Equal(r.unusable, l.problems)
 	r.unusable = l.problems
 	for _, f := range l.found {
 		if e := r.entries[f.key()]; e != nil && !e.stale(f, stamps) {
@@ -522,7 +529,7 @@ func (r *Registry) introspectProcess(f found) (*offer, error) {
 	}
 	// Some servers register the rest of their tools only once they know their
 	// client, and say so.
-	for changing := true; changing; {
+	for changing := announces(w.info.Capabilities); changing; {
 		select {
 		case <-dirty:
 			if o, err = listOffer(ctx, w); err != nil {
@@ -535,6 +542,16 @@ func (r *Registry) introspectProcess(f found) (*offer, error) {
 		}
 	}
 	return o, nil
+}
+
+// announces reports whether a server says when one of its lists changes.
+func announces(capabilities json.RawMessage) bool {
+	for _, list := range announcedLists {
+		if string(field(field(capabilities, list), "listChanged")) == "true" {
+			return true
+		}
+	}
+	return false
 }
 
 func poke(c chan struct{}) {

@@ -74,8 +74,10 @@ func moduleFile(base string) (name string, kind Kind, ok bool) {
 	if !found {
 		return "", "", false
 	}
-	kind, ok = moduleEndings[rest]
-	return name, kind, ok
+	if kind, ok = moduleEndings[rest]; !ok {
+		return "", "", false
+	}
+	return name, kind, true
 }
 
 // launch says how a module's process is started.

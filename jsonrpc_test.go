@@ -1,0 +1,90 @@
+// The wire: messages and their members, and lines.
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+)
+
+func FuzzMembers(f *testing.F) {
+	f.Add([]byte(`{"a":1,"b":{"c":[1,"}",{}]},"\u00e9\"":"\\","d":-1.5e+3 , "e":null}`))
+	f.Add([]byte("{\n\t\"a\" : [ ] , \"a\" : true\r}"))
+	f.Add([]byte(`[]`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if checkJSON(raw) != nil {
+			return
+		}
+		var want map[string]json.RawMessage
+		isObject := json.Unmarshal(raw, &want) == nil && want != nil
+		list, ok := members(raw)
+		if ok != isObject {
+			t.Fatalf("%q: an object: %v, want %v", raw, ok, isObject)
+		}
+		if !ok {
+			return
+		}
+		got := map[string]json.RawMessage{}
+		for _, m := range list {
+			got[m.key] = m.value
+		}
+		for key, value := range want {
+			if !bytes.Equal(got[key], value) {
+				t.Errorf("%q: %q is %q, want %q", raw, key, got[key], value)
+			}
+		}
+		if len(got) != len(want) || !json.Valid(joinMembers(list)) {
+			t.Errorf("%q: %d members, want %d; joined %s", raw, len(got), len(want), joinMembers(list))
+		}
+		if line := oneLine(raw); bytes.ContainsAny(line, "\r\n") || !json.Valid(line) {
+			t.Errorf("%q on one line: %q", raw, line)
+		}
+	})
+}
+
+func FuzzParseMessage(f *testing.F) {
+	f.Add([]byte(`{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}`))
+	f.Add([]byte(`{"jsonrpc":"2.0","id":"x","error":{"code":-1,"message":"m","data":[]}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		m, err := parseMessage(raw)
+		if err != nil {
+			if rpc := (*rpcError)(nil); !errors.As(err, &rpc) {
+				t.Errorf("%q: an error of another kind: %v", raw, err)
+			}
+			return
+		}
+		if !m.isRequest() && !m.isNotification() && m.Result == nil && m.Err == nil {
+			t.Errorf("%q: a message of no kind: %+v", raw, m)
+		}
+		if m.Method != "" && !json.Valid(encodeRequest(m.ID, m.Method, m.Params)) {
+			t.Errorf("%q: can't be sent on", raw)
+		}
+	})
+}
+
+func TestLineReader(t *testing.T) {
+	r := newLineReader(strings.NewReader("one\r\n\n  \ntwo\n"+strings.Repeat("x", 200_000)+"\nthree"), 100)
+	for _, want := range []string{"one", "two", "(too long)", "three", "(end)"} {
+		line, err := r.next()
+		got := string(line)
+		switch {
+		case errors.Is(err, errLineTooLong):
+			got = "(too long)"
+		case errors.Is(err, io.EOF):
+			got = "(end)"
+		}
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+func TestErrorsHaveNoNullID(t *testing.T) {
+	if got := string(encodeError(nil, rpcErrorf(1, "<&>\u2028"))); got != `{"jsonrpc":"2.0","error":{"code":1,"message":"<&>\u2028"}}` {
+		t.Error(got)
+	}
+}

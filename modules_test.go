@@ -1,0 +1,194 @@
+// The workspace while it changes, and what is remembered of it.
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestWhatIsSearched(t *testing.T) {
+	dir := t.TempDir()
+	outside := t.TempDir()
+	writeFake(t, outside+"/far.usher", "good tools=x")
+	writeFake(t, outside+"/folder/unseen.usher", "good tools=x")
+	writeFake(t, dir+"/a.usher", "good tools=x")
+	writeFake(t, dir+"/deep/er/b.usher", "good tools=x")
+	for _, skipped := range []string{".hidden", "node_modules", "vendor"} {
+		writeFake(t, dir+"/"+skipped+"/c.usher", "good tools=x")
+	}
+	for link, target := range map[string]string{
+		"near.usher": outside + "/far.usher", "linked": outside + "/folder", "again.usher": dir + "/a.usher", "gone.usher": dir + "/nope",
+	} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := connect(t, serveHere(t, dir).URL)
+	c.awaitTools("a_x", "again_x", "b_x", "near_x")
+	var out, errs bytes.Buffer
+	run(t.Context(), []string{"modules", "-base", t.TempDir(), "-scope", dir, dir}, nil, &out, &errs, noEnv)
+	if !strings.Contains(out.String(), "it is a link to "+outside) || !strings.Contains(out.String(), "gone.usher\n  not hosted: no such file") {
+		t.Errorf("usher modules -scope:\n%s%s", out.String(), errs.String())
+	}
+}
+
+// TestHotReload edits the workspace under a stream of calls.
+func TestHotReload(t *testing.T) {
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=x")
+	writeFake(t, dir+"/b.usher", "good tools=x")
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("a_x", "b_x")
+	messages, _ := c.listen()
+	var stop atomic.Bool
+	var calls sync.WaitGroup
+	for i := range 4 {
+		calls.Go(func() {
+			mine := connect(t, d.URL)
+			for n := 0; !stop.Load(); n++ {
+				if a := mine.call("a_x", fmt.Sprintf(`{"n":%d}`, n)); a.failure() != "" || !strings.Contains(a.Body, fmt.Sprintf(`\"n\":%d}`, n)) {
+					t.Errorf("caller %d, call %d: %s", i, n, a.Body)
+					return
+				}
+			}
+		})
+	}
+	t.Cleanup(func() { stop.Store(true); calls.Wait() })
+
+	writeFake(t, dir+"/a.usher", "good tools=x,y") // edit
+	hear(t, messages, "notifications/tools/list_changed")
+	c.awaitTools("a_x", "a_y", "b_x")
+	writeFake(t, dir+"/new.usher", "good tools=x") // add
+	c.awaitTools("a_x", "a_y", "b_x", "new_x")
+	if err := os.Rename(dir+"/new.usher", dir+"/other.usher"); err != nil { // rename
+		t.Fatal(err)
+	}
+	c.awaitTools("a_x", "a_y", "b_x", "other_x")
+	os.Remove(dir + "/other.usher") // remove
+	c.awaitTools("a_x", "a_y", "b_x")
+	writeFake(t, dir+"/a.usher", "dies") // break
+	await(t, "the broken version to be told of", func() bool {
+		return strings.Contains(d.Log.String(), "the last one goes on")
+	})
+	c.awaitTools("a_x", "a_y", "b_x")
+	writeFake(t, dir+"/a.usher", "good tools=x,z") // mend
+	c.awaitTools("a_x", "a_z", "b_x")
+	stop.Store(true)
+	calls.Wait()
+}
+
+func TestConfigFiles(t *testing.T) {
+	dir := t.TempDir()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := func(tools string) string {
+		return fmt.Sprintf(`{"command":%q,"env":{%q:"good tools=%s"}}`, exe, runAsFake, tools)
+	}
+	path := dir + "/" + configName
+	replace := func(text string) {
+		write(t, path+".new", text)
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	replace(`{"mcpServers":{"one":` + entry("x") + `,"two":` + entry("pid") + `,"bad":{"command":"${NOPE_NOT_SET}"}}}`)
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("one_x", "two_pid")
+	pid := c.call("two_pid", "").Body
+	replace(`{"mcpServers":{"one":`) // half an edit
+	await(t, "the file to be told of", func() bool {
+		return strings.Contains(d.Out.String(), "failed  .mcp.json") || strings.Contains(d.Log.String(), ".mcp.json")
+	})
+	c.awaitTools("one_x", "two_pid")
+	replace(`{"mcpServers":{"one":` + entry("y") + `,"two":` + entry("pid") + `}}`)
+	c.awaitTools("one_y", "two_pid")
+	if again := c.call("two_pid", "").Body; field([]byte(again), "result") == nil || string(field([]byte(again), "result")) != string(field([]byte(pid), "result")) {
+		t.Errorf("an entry that did not change was started again: %s, before %s", again, pid)
+	}
+}
+
+func TestGoModuleLifeInUsher(t *testing.T) {
+	dir, base := t.TempDir(), t.TempDir()
+	path := dir + "/m.usher.go"
+	source := "//go:build usher\n\npackage main\n\nfunc Say() string { return \"%s\" }\n"
+	write(t, path, fmt.Sprintf(source, "one"))
+	d := serveHereOn(t, base, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("m_say")
+	says := func(want string) {
+		t.Helper()
+		await(t, "the answer "+want, func() bool { return resultText(c.call("m_say", "").result()) == want })
+	}
+	says("one")
+	write(t, path, fmt.Sprintf(source, "two!"))
+	says("two!")
+	write(t, path, strings.Replace(source, "return", "retrun", 1))
+	await(t, "the fault to be told of", func() bool { return strings.Contains(d.Log.String(), "m.usher.go:5") })
+	says("two!")
+	d.stop(t)
+	d = serveHereOn(t, base, dir) // the last good build goes on after a restart too
+	c.URL = d.URL
+	c.awaitTools("m_say")
+	says("two!")
+	d.stop(t)
+	if err := os.RemoveAll(base + "/.data/cache"); err != nil {
+		t.Fatal(err)
+	}
+	write(t, path, fmt.Sprintf(source, "three"))
+	c.URL = serveHereOn(t, base, dir).URL
+	c.awaitTools("m_say")
+	says("three")
+}
+
+// TestThousandModules shows that a start with known modules starts none.
+func TestThousandModules(t *testing.T) {
+	n := 1000
+	if os.Getenv("USHER_SLOW") == "" {
+		n = 100
+	}
+	dir, base := t.TempDir(), t.TempDir()
+	trace := dir + "/trace"
+	script := "#!/bin/sh\necho >> " + trace + "\n" + `while read -r line; do
+case $line in
+*'"initialize"'*) echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}}' ;;
+*'"tools/list"'*) echo '{"jsonrpc":"2.0","id":2,"result":{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}}' ;;
+esac
+done
+`
+	for i := range n {
+		path := fmt.Sprintf("%s/%d/m%d.usher", dir, i/100, i)
+		write(t, path, script)
+		os.Chmod(path, 0o755)
+	}
+	d := serveApart(t, base, dir)
+	c := connect(t, d.URL)
+	deadline := time.Now().Add(10 * time.Minute)
+	for len(c.tools()) < n && time.Now().Before(deadline) {
+	}
+	d.stop(t)
+	before, err := os.ReadFile(trace)
+	if err != nil || len(before) < n {
+		t.Fatalf("the first start introspected %d of %d: %v", len(before), n, err)
+	}
+	start := time.Now()
+	c.URL = serveApart(t, base, dir).URL
+	if got := len(c.tools()); got != n {
+		t.Errorf("%d tools, want %d", got, n)
+	}
+	t.Logf("%d modules: listed %v after the start of the process", n, time.Since(start).Round(time.Millisecond))
+	if after, _ := os.ReadFile(trace); len(after) != len(before) {
+		t.Errorf("the second start started %d processes", len(after)-len(before))
+	}
+}
