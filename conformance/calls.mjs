@@ -1,0 +1,125 @@
+// The table of calls: every tool of the hosted servers, with what its answer
+// must be. Rows run in their order, as some build on what earlier ones wrote.
+
+import assert from 'node:assert/strict';
+
+// What an answer must be: each of these makes a function that throws otherwise.
+
+// text wants a successful result with each of the words in its text.
+export const text = (...words) => (result) => {
+  assert.ok(!result.isError, `it failed: ${textOf(result)}`);
+  for (const word of words) assert.ok(textOf(result).includes(word), `no ${JSON.stringify(word)} in: ${textOf(result)}`);
+};
+
+// failed wants a result that is an error, with each of the words in its text.
+export const failed = (...words) => (result) => {
+  assert.equal(result.isError, true, `it did not fail: ${textOf(result)}`);
+  for (const word of words) assert.ok(textOf(result).includes(word), `no ${JSON.stringify(word)} in: ${textOf(result)}`);
+};
+
+// structured wants structuredContent with these fields, whatever others it has.
+const structured = (fields) => (result) => {
+  assert.ok(!result.isError, `it failed: ${textOf(result)}`);
+  for (const [name, want] of Object.entries(fields)) assert.deepEqual(result.structuredContent?.[name], want);
+};
+
+// png wants one image among the content, and checks that it still is one.
+const png = (result) => {
+  const images = result.content.filter((block) => block.type === 'image');
+  assert.equal(images.length, 1);
+  assert.equal(images[0].mimeType, 'image/png');
+  assert.equal(Buffer.from(images[0].data, 'base64').subarray(1, 4).toString(), 'PNG');
+};
+
+// blocks wants content of these types, in this order.
+const blocks = (...types) => (result) => assert.deepEqual(result.content.map((block) => block.type), types);
+
+const all = (...wants) => (result) => wants.forEach((want) => want(result));
+
+export const textOf = (result) => result.content.map((block) => block.text ?? '').join('\n');
+
+// calls is the table: tool, arguments, what the answer must be. files is the
+// folder that the filesystem server may touch; it holds pixel.png.
+export const calls = (files) => [...everything, ...asking, ...filesystem(files), ...memory, ...module];
+
+const everything = [
+  ['everything_echo', { message: 'grüße\n"\u2028" 🚢' }, text('Echo: grüße\n"\u2028" 🚢')],
+  ['everything_get-sum', { a: 2, b: 0.5 }, text('The sum of 2 and 0.5 is 2.5')],
+  ['everything_get-sum', { a: 'two', b: 3 }, failed('expected number')],
+  ['everything_get-annotated-message', { messageType: 'error', includeImage: true }, all(blocks('text', 'image'), png, annotated)],
+  // The variable stands in .mcp.json; the secret is the daemon's own, and no module's.
+  ['everything_get-env', {}, all(text('"GREETING": "hello from .mcp.json"'), (r) => assert.ok(!textOf(r).includes('WEBHOOK_SECRET')))],
+  ['everything_get-resource-links', { count: 2 }, blocks('text', 'resource_link', 'resource_link')],
+  ['everything_get-resource-reference', { resourceType: 'Blob', resourceId: 2 }, blocks('text', 'resource', 'text')],
+  ['everything_get-structured-content', { location: 'Chicago' }, structured({ temperature: 36, humidity: 82 })],
+  ['everything_get-tiny-image', {}, all(blocks('text', 'image', 'text'), png)],
+  ['everything_gzip-file-as-resource', { name: 'a.gz', data: 'data:text/plain,abc', outputType: 'resource' }, gzipped],
+  ['everything_toggle-simulated-logging', {}, text('Started')],
+  ['everything_toggle-simulated-logging', {}, text('Stopped')],
+  ['everything_toggle-subscriber-updates', {}, text('Started')],
+  ['everything_toggle-subscriber-updates', {}, text('Stopped')],
+  ['everything_trigger-long-running-operation', { duration: 0.2, steps: 2 }, text('completed')],
+];
+
+function annotated(result) {
+  assert.deepEqual(result.content[0].annotations, { priority: 1, audience: ['user', 'assistant'] });
+}
+
+function gzipped(result) {
+  assert.equal(result.content[0].resource.mimeType, 'application/gzip');
+  assert.ok(result.content[0].resource.blob.startsWith('H4sI'));
+}
+
+// asking is the tools that need something of the client during the call, which
+// clients.mjs would give: usher does not pass such requests on yet, and must
+// say so at once. Once it does, the last column is what stands behind "then".
+const asking = [
+  ['everything_get-roots-list', {}, text('no roots are currently configured')], // then text('workspace')
+  ['everything_trigger-sampling-request', { prompt: 'sail', maxTokens: 9 }, failed('sampling/createMessage')], // then text('a model of clients.mjs')
+  ['everything_trigger-elicitation-request', {}, failed('elicitation/create')], // then text('declined')
+  // It can be called as a task only, and usher has no tasks.
+  ['everything_simulate-research-query', { topic: 'ships' }, failed('task')],
+];
+
+const filesystem = (files) => [
+  ['filesystem_write_file', { path: `${files}/log.txt`, content: 'one\ntwo\nthree\n' }, text('Successfully wrote')],
+  ['filesystem_read_file', { path: `${files}/log.txt` }, structured({ content: 'one\ntwo\nthree\n' })],
+  ['filesystem_read_text_file', { path: `${files}/log.txt`, head: 1 }, text('one')],
+  ['filesystem_read_text_file', { path: `${files}/none.txt` }, failed('ENOENT')],
+  ['filesystem_read_text_file', { path: `${files}/../secret.txt` }, failed('Access denied')],
+  ['filesystem_read_media_file', { path: `${files}/pixel.png` }, png],
+  ['filesystem_edit_file', { path: `${files}/log.txt`, edits: [{ oldText: 'two', newText: 'zwei' }] }, text('-two', '+zwei')],
+  ['filesystem_create_directory', { path: `${files}/a/b` }, text('Successfully created')],
+  ['filesystem_move_file', { source: `${files}/log.txt`, destination: `${files}/a/b/log.txt` }, text('Successfully moved')],
+  ['filesystem_read_multiple_files', { paths: [`${files}/a/b/log.txt`, `${files}/none.txt`] }, text('zwei', 'ENOENT')],
+  ['filesystem_list_directory', { path: files }, text('[DIR] a', '[FILE] pixel.png')],
+  ['filesystem_list_directory_with_sizes', { path: files, sortBy: 'size' }, text('Total: 1 files, 1 directories')],
+  ['filesystem_directory_tree', { path: files }, text('"log.txt"')],
+  ['filesystem_search_files', { path: files, pattern: '**/*.txt' }, text('log.txt')],
+  ['filesystem_get_file_info', { path: `${files}/pixel.png` }, text('isFile: true')],
+  ['filesystem_list_allowed_directories', {}, text(files)],
+];
+
+const ship = { name: 'Beagle', entityType: 'ship', observations: ['brig'] };
+const man = { name: 'Darwin', entityType: 'naturalist', observations: [] };
+const sailed = { from: 'Darwin', to: 'Beagle', relationType: 'sailed on' };
+
+const memory = [
+  ['memory_create_entities', { entities: [ship, man] }, structured({ entities: [ship, man] })],
+  ['memory_create_relations', { relations: [sailed] }, structured({ relations: [sailed] })],
+  ['memory_add_observations', { observations: [{ entityName: 'Darwin', contents: ['seasick'] }] }, text('seasick')],
+  ['memory_read_graph', {}, structured({ entities: [ship, { ...man, observations: ['seasick'] }], relations: [sailed] })],
+  ['memory_search_nodes', { query: 'seasick' }, text('Darwin')],
+  ['memory_open_nodes', { names: ['Beagle'] }, structured({ entities: [ship] })],
+  ['memory_delete_observations', { deletions: [{ entityName: 'Darwin', observations: ['seasick'] }] }, text('deleted')],
+  ['memory_delete_relations', { relations: [sailed] }, text('deleted')],
+  ['memory_delete_entities', { entityNames: ['Beagle', 'Darwin'] }, structured({ success: true })],
+  ['memory_read_graph', {}, structured({ entities: [], relations: [] })],
+];
+
+// The Go module that real_test.go writes.
+const module = [
+  ['loud_shout', { Text: 'land ahoy' }, text('LAND AHOY')],
+  ['loud_shout', {}, failed('"Text" is required')],
+  ['loud_shout', { Text: 7 }, failed('"Text"')],
+];

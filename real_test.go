@@ -1,0 +1,311 @@
+// Real servers, official clients: usher hosts the servers that the makers of the
+// protocol publish, and their clients use it. What that needs of Node is pinned
+// in conformance/, and installed once for each state of its lock.
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// clientsPatience is how long one run of a client, or of npm, may take.
+const clientsPatience = 3 * time.Minute
+
+// TestRealServers runs the checks of conformance/clients.mjs over both
+// transports, and the Inspector over HTTP.
+func TestRealServers(t *testing.T) {
+	slow(t)
+	needNode(t)
+	r := newRealWorkspace(t, installClients(t))
+	// The daemon's own secret: the clients check that no module is given it.
+	t.Setenv("SERVICE_WEBHOOK_SECRET", "nobody else's")
+
+	t.Run("http", func(t *testing.T) {
+		t.Cleanup(func() { r.awaitNoProcess(t) })
+		r.reset(t)
+		d := serveApart(t, r.base, r.workspace)
+		r.runClients(t, "--url", d.URL)
+		r.runInspector(t, d.URL)
+		if status := d.stop(t); status != 0 {
+			t.Errorf("the daemon ended with status %d", status)
+		}
+		if t.Failed() {
+			t.Logf("the daemon's log:\n%s", d.Log)
+		}
+	})
+	t.Run("stdio", func(t *testing.T) {
+		t.Cleanup(func() { r.awaitNoProcess(t) })
+		r.reset(t)
+		exe, err := os.Executable()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv(runAsUsher, "1")
+		r.runClients(t, "--", exe, "stdio", "-base", r.base, r.workspace)
+	})
+}
+
+// needNode skips the test where there is no Node. CI, which requires all that a
+// test can need, fails.
+func needNode(t *testing.T) {
+	t.Helper()
+	for _, program := range []string{"node", "npm"} {
+		_, err := exec.LookPath(program)
+		switch {
+		case err == nil:
+		case os.Getenv("CI_REQUIRE") == "1":
+			t.Fatalf("CI_REQUIRE=1 is set, and there is no Node: %v", err)
+		default:
+			t.Skipf("there is no Node: %v", err)
+		}
+	}
+}
+
+// installClients returns a folder whose node_modules is what the lock in
+// conformance/ names. It is in the user's cache and may be deleted at any time.
+// A new one is renamed into place, so that one that is there is whole.
+func installClients(t *testing.T) string {
+	t.Helper()
+	manifest := []string{".npmrc", "package.json", "package-lock.json"}
+	sum := sha256.New()
+	for _, name := range manifest {
+		content, err := os.ReadFile(filepath.Join("conformance", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = t.TempDir() // nothing outlives the test then
+	}
+	dir := filepath.Join(cache, "usher-conformance", fmt.Sprintf("%x", sum.Sum(nil)[:8]))
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := os.MkdirTemp(filepath.Dir(dir), "installing-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(fresh)
+	copyFromConformance(t, fresh, manifest...)
+	if out, _, err := runIn(fresh, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"); err != nil {
+		t.Fatalf("npm ci: %v\n%s", err, out)
+	}
+	if err := os.Rename(fresh, dir); err != nil {
+		if _, there := os.Stat(dir); there != nil { // else another test was quicker
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func copyFromConformance(t *testing.T, dir string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		content, err := os.ReadFile(filepath.Join("conformance", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, filepath.Join(dir, name), string(content))
+	}
+}
+
+// runIn runs a program in a folder; out is all that it says, stdout only that.
+func runIn(dir, program string, args ...string) (out, stdout string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), clientsPatience)
+	defer cancel()
+	var all output
+	var only bytes.Buffer
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.Dir = dir
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&all, &only), &all
+	cmd.WaitDelay = 10 * time.Second // for a grandchild that holds its output open
+	err = cmd.Run()
+	return all.String(), only.String(), err
+}
+
+// realWorkspace is what usher hosts, and what the clients are run from.
+type realWorkspace struct {
+	installed string // the folder that installClients made
+	scripts   string // a copy of our own, below it: so they find its node_modules
+	root      string // what follows is in it; no other test's processes name it
+	base      string // usher's
+	workspace string
+	files     string // what the filesystem server may touch
+}
+
+func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
+	t.Helper()
+	scripts, err := os.MkdirTemp(installed, "scripts-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(scripts) })
+	copyFromConformance(t, scripts, "clients.mjs", "calls.mjs")
+	root, err := filepath.EvalSymlinks(t.TempDir()) // as the servers name it
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &realWorkspace{
+		installed: installed, scripts: scripts, root: root, base: filepath.Join(root, "base"),
+		workspace: filepath.Join(root, "workspace"), files: filepath.Join(root, "files"),
+	}
+}
+
+// reset makes the workspace as the clients expect it at their start, and has
+// usher learn what is in it: how a client fares before that is not for here, as
+// it depends on how fast Node starts.
+func (r *realWorkspace) reset(t *testing.T) {
+	t.Helper()
+	for _, path := range []string{r.workspace, r.files, r.memory()} {
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, filepath.Join(r.workspace, ".mcp.json"), r.config(t))
+	write(t, filepath.Join(r.workspace, "loud.usher.go"), loudSource)
+	pixel, err := base64.StdEncoding.DecodeString(pixelPNG)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(r.files, "pixel.png"), string(pixel))
+	write(t, filepath.Join(r.root, "secret.txt"), "nothing for the filesystem server")
+	var out output
+	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace}, strings.NewReader(""), &out, &out, os.Getenv); status != 0 {
+		t.Fatalf("usher modules: status %d\n%s", status, &out)
+	}
+}
+
+func (r *realWorkspace) memory() string { return filepath.Join(r.root, "memory.jsonl") }
+
+// loudSource is the Go module beside the servers; the clients add to it.
+const loudSource = `//go:build usher
+
+// Loud says things loudly.
+package main
+
+import "strings"
+
+// Shout returns the text in capitals.
+func Shout(p struct{ Text string }) string { return strings.ToUpper(p.Text) }
+`
+
+// pixelPNG is an image of one pixel.
+const pixelPNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
+
+// config is the .mcp.json that names the servers. Each has a path below root
+// among its arguments, by which awaitNoProcess knows it.
+func (r *realWorkspace) config(t *testing.T) string {
+	t.Helper()
+	type server struct {
+		Command string            `json:"command"`
+		Args    []string          `json:"args"`
+		Env     map[string]string `json:"env,omitempty"`
+	}
+	node := func(name string, args ...string) server {
+		script := filepath.Join(r.installed, "node_modules", "@modelcontextprotocol", "server-"+name, "dist", "index.js")
+		return server{Command: "node", Args: append([]string{script}, args...)}
+	}
+	everything, memory := node("everything", "stdio", r.root), node("memory", r.root)
+	everything.Env = map[string]string{"GREETING": "hello from .mcp.json"}
+	memory.Env = map[string]string{"MEMORY_FILE_PATH": r.memory()}
+	config, err := json.Marshal(map[string]any{"mcpServers": map[string]server{
+		"everything": everything, "memory": memory, "filesystem": node("filesystem", r.files),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(config)
+}
+
+// runClients runs the checks of clients.mjs.
+func (r *realWorkspace) runClients(t *testing.T, server ...string) {
+	t.Helper()
+	args := []string{"clients.mjs", "--workspace", r.workspace, "--files", r.files}
+	out, stdout, err := runIn(r.scripts, "node", append(args, server...)...)
+	if err != nil {
+		t.Fatalf("clients.mjs: %v\n%s", err, out)
+	}
+	lines := strings.Split(strings.TrimSpace(stdout), "\n")
+	t.Logf("clients.mjs: %s", lines[len(lines)-1])
+}
+
+// runInspector asks with the Inspector's command line. That reads the
+// package.json above the folder it is in, and without one does not start.
+func (r *realWorkspace) runInspector(t *testing.T, url string) {
+	t.Helper()
+	dir := filepath.Join(r.installed, "node_modules")
+	inspect := func(result any, args ...string) {
+		t.Helper()
+		args = append([]string{filepath.Join("@modelcontextprotocol", "inspector-cli", "build", "cli.js"),
+			"--cli", url, "--transport", "http", "--method"}, args...)
+		out, stdout, err := runIn(dir, "node", args...)
+		if err == nil {
+			err = json.Unmarshal([]byte(stdout), result)
+		}
+		if err != nil {
+			t.Fatalf("the Inspector: %v\n%s", err, out)
+		}
+	}
+	var list struct{ Tools []struct{ Name string } }
+	inspect(&list, "tools/list")
+	var names []string
+	for _, tool := range list.Tools {
+		names = append(names, tool.Name)
+	}
+	for _, want := range []string{"everything_get-sum", "filesystem_read_text_file", "loud_shout"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("the Inspector's tools/list has no %s: %v", want, names)
+		}
+	}
+	var called struct{ Content []struct{ Text string } }
+	inspect(&called, "tools/call", "--tool-name", "everything_get-sum", "--tool-arg", "a=2", "b=3")
+	if len(called.Content) != 1 || called.Content[0].Text != "The sum of 2 and 3 is 5." {
+		t.Errorf("the Inspector's tools/call: %+v", called)
+	}
+}
+
+// awaitNoProcess waits until no process names a path below root.
+func (r *realWorkspace) awaitNoProcess(t *testing.T) {
+	t.Helper()
+	if runtime.GOOS == "windows" {
+		return // which has no ps
+	}
+	var left []string
+	defer func() {
+		if len(left) > 0 {
+			t.Logf("still there: %s", strings.Join(left, "\n"))
+		}
+	}()
+	await(t, "the end of all that was started", func() bool {
+		out, err := exec.Command("ps", "-ww", "-A", "-o", "pid=,args=").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		left = nil
+		for line := range strings.Lines(string(out)) {
+			if strings.Contains(line, r.root) {
+				left = append(left, line)
+			}
+		}
+		return len(left) == 0
+	})
+}
