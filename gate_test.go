@@ -139,6 +139,7 @@ func list(c *testClient, present func(*http.Request)) string {
 func nothing(*http.Request) {}
 
 func TestScopeTable(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	connect(t, d.URL).awaitTools(allTools...)
@@ -209,6 +210,7 @@ func TestScopeTable(t *testing.T) {
 }
 
 func TestRequireClaim(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	before := connect(t, d.URL)
@@ -267,6 +269,7 @@ func TestRequireClaim(t *testing.T) {
 }
 
 func TestUnreadableClaims(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	free := connect(t, d.URL)
@@ -316,14 +319,8 @@ func TestEndOfAClaim(t *testing.T) {
 			dir, base := twoProjects(t), t.TempDir()
 			d := serveHereOn(t, base, dir)
 			store := claims(t, base)
-			ttl := time.Hour
-			if how == "expired" {
-				ttl = 3 * time.Second
-			}
-			claim, err := store.Create(t.Context(), dir+"/proj", "", ttl)
-			if err != nil {
-				t.Fatal(err)
-			}
+			claim := newClaimFor(t, base, dir+"/proj")
+			var err error
 			c, _ := session(t, d.URL, func(r *http.Request) { ways["in the header"](r, claim.Code.Reveal()) })
 			c.awaitTools(projTools...)
 			messages, _ := c.listen()
@@ -338,6 +335,9 @@ func TestEndOfAClaim(t *testing.T) {
 			switch how {
 			case "revoked":
 				_, err = store.Revoke(t.Context(), claim.Code)
+			case "expired":
+				record := map[string]any{"code": claim.Code.Reveal(), "scopeDir": claim.ScopeDir, "createdAt": claim.CreatedAt, "expiresAt": time.Now().Add(time.Second).UTC()}
+				write(t, base+"/.data/claims.json", string(marshal([]any{record})))
 			case "deleted":
 				err = os.Remove(base + "/.data/claims.json")
 			}
@@ -359,6 +359,7 @@ func TestEndOfAClaim(t *testing.T) {
 }
 
 func TestScopesSurviveRestarts(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	connect(t, d.URL).awaitTools(allTools...)
@@ -433,6 +434,7 @@ func TestScopesSurviveRestarts(t *testing.T) {
 }
 
 func TestStampThatCantBeWritten(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	c := connect(t, d.URL)
@@ -454,6 +456,7 @@ func TestStampThatCantBeWritten(t *testing.T) {
 // TestRevokeAgainstCalls races revokes against calls: once a call was refused,
 // none is let in any more.
 func TestRevokeAgainstCalls(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	connect(t, d.URL).awaitTools(allTools...)
@@ -495,6 +498,7 @@ func TestRevokeAgainstCalls(t *testing.T) {
 
 // TestAttacks tries to get a scoped session to see more.
 func TestAttacks(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	connect(t, d.URL).awaitTools(allTools...)
@@ -560,6 +564,7 @@ func TestAttacks(t *testing.T) {
 
 // TestMovingFolders moves what a claim is for.
 func TestMovingFolders(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	connect(t, d.URL).awaitTools(allTools...)

@@ -27,6 +27,7 @@ func oneFake(t *testing.T, flags ...string) *testClient {
 }
 
 func TestBadRequests(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example", "-allow-origin", "https://app.example", "-open", "-open-webhooks")
 	ping := `{"jsonrpc":"2.0","id":1,"method":"ping"}`
 	long := strings.Repeat("x", 1<<20)
@@ -130,6 +131,7 @@ func TestBadRequests(t *testing.T) {
 }
 
 func TestPreflight(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t, "-allow-origin", "https://app.example")
 	for _, tt := range []struct {
 		origin string
@@ -157,6 +159,7 @@ func TestPreflight(t *testing.T) {
 }
 
 func TestVersionNegotiation(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t)
 	for asked, want := range map[string]string{
 		"2025-11-25": "2025-11-25", "2025-06-18": "2025-06-18", "2025-03-26": "2025-03-26",
@@ -182,6 +185,7 @@ func TestVersionNegotiation(t *testing.T) {
 }
 
 func TestCallsPassThrough(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t)
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"big integers keep their digits", "a_echo", `{"n":9007199254740993123}`, `9007199254740993123`},
@@ -202,6 +206,7 @@ func TestCallsPassThrough(t *testing.T) {
 }
 
 func TestProgressUnderTheCallersToken(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t)
 	for _, token := range []string{`"t"`, `7`, `"7"`} {
 		a := c.ask("tools/call", fmt.Sprintf(`{"name":"a_progress","arguments":{"n":3},"_meta":{"progressToken":%s}}`, token))
@@ -226,6 +231,7 @@ func TestProgressUnderTheCallersToken(t *testing.T) {
 }
 
 func TestManyClientsWithOneToken(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t)
 	var wg sync.WaitGroup
 	for i := range 20 {
@@ -241,6 +247,7 @@ func TestManyClientsWithOneToken(t *testing.T) {
 }
 
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	d := serveHere(t, dir)
@@ -264,6 +271,7 @@ func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 }
 
 func TestCancel(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	d := serveHere(t, dir)
@@ -289,6 +297,7 @@ func TestCancel(t *testing.T) {
 }
 
 func TestCallTimeout(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t, "-call-timeout", "200ms")
 	c.call("a_pid", "")
 	if a := c.call("a_sleep", `{"ms":60000}`); !strings.Contains(a.failure(), "no answer and no progress within 200ms") {
@@ -300,6 +309,7 @@ func TestCallTimeout(t *testing.T) {
 }
 
 func TestSilentClientIsGivenUp(t *testing.T) {
+	t.Parallel()
 	slow(t) // for bodyPatience
 	c := oneFake(t)
 	u, _ := url.Parse(c.URL)
@@ -317,6 +327,7 @@ func TestSilentClientIsGivenUp(t *testing.T) {
 }
 
 func TestListChangedGoesToWhomItConcerns(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	c := connect(t, serveHere(t, dir).URL)
@@ -337,6 +348,7 @@ func TestListChangedGoesToWhomItConcerns(t *testing.T) {
 }
 
 func TestDeleteEndsASession(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	base := t.TempDir()
@@ -380,6 +392,7 @@ func stdio(t *testing.T, dir string) (in io.WriteCloser, out *lineReader, exit c
 }
 
 func TestStdio(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	in, out, exit := stdio(t, dir)
@@ -428,6 +441,7 @@ func TestStdio(t *testing.T) {
 }
 
 func TestStreamsAreNotForOneSessionAlone(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t)
 	for i := range maxStreams {
 		if _, hangUp := c.listen(); hangUp == nil {

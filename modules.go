@@ -207,9 +207,10 @@ func (r *Registry) Watch(ctx context.Context) {
 		case <-time.After(wait):
 		}
 		start := time.Now()
-		r.update(r.scan())
-		r.reap()
+		found := r.scan()
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
+		r.update(found)
+		r.reap()
 	}
 }
 
@@ -523,7 +524,7 @@ func (r *Registry) introspectProcess(f found) (*offer, error) {
 	defer func() { w.stop(); <-w.done }()
 	ctx, cancel := context.WithTimeout(r.ctx, startTimeout)
 	defer cancel()
-	o, err := listOffer(ctx, w)
+	o, err := listOffer(ctx, w, f.Kind)
 	if err != nil {
 		return nil, err
 	}
@@ -532,7 +533,7 @@ func (r *Registry) introspectProcess(f found) (*offer, error) {
 	for changing := announces(w.info.Capabilities); changing; {
 		select {
 		case <-dirty:
-			if o, err = listOffer(ctx, w); err != nil {
+			if o, err = listOffer(ctx, w, f.Kind); err != nil {
 				return nil, err
 			}
 		case <-time.After(listSettle):
@@ -562,7 +563,7 @@ func poke(c chan struct{}) {
 }
 
 // listOffer asks a process for all that it offers.
-func listOffer(ctx context.Context, w *Worker) (*offer, error) {
+func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
 	o := &offer{About: firstSentence(w.info.Instructions)}
 	for _, list := range []struct {
 		method, key string
@@ -584,7 +585,7 @@ func listOffer(ctx context.Context, w *Worker) (*offer, error) {
 			*list.into = append(*list.into, oneLine(item))
 		}
 	}
-	if o.About == "" {
+	if o.About == "" && !kind.singleFile() { // our shims know no title but the name
 		o.About = firstSentence(w.info.Title)
 	}
 	return o, nil
@@ -687,7 +688,7 @@ func (r *Registry) follow(f found, w *Worker, dirty <-chan struct{}) {
 		case <-dirty:
 		}
 		ctx, cancel := context.WithTimeout(r.ctx, startTimeout)
-		o, err := listOffer(ctx, w)
+		o, err := listOffer(ctx, w, f.Kind)
 		cancel()
 		if err != nil {
 			if w.alive() {

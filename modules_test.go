@@ -15,6 +15,7 @@ import (
 )
 
 func TestWhatIsSearched(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	outside := t.TempDir()
 	writeFake(t, outside+"/far.usher", "good tools=x")
@@ -42,6 +43,7 @@ func TestWhatIsSearched(t *testing.T) {
 
 // TestHotReload edits the workspace under a stream of calls.
 func TestHotReload(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	writeFake(t, dir+"/b.usher", "good tools=x")
@@ -87,6 +89,7 @@ func TestHotReload(t *testing.T) {
 }
 
 func TestConfigFiles(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	exe, err := os.Executable()
 	if err != nil {
@@ -120,6 +123,7 @@ func TestConfigFiles(t *testing.T) {
 }
 
 func TestGoModuleLifeInUsher(t *testing.T) {
+	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	path := dir + "/m.usher.go"
 	source := "//go:build usher\n\npackage main\n\nfunc Say() string { return \"%s\" }\n"
@@ -154,6 +158,7 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 
 // TestThousandModules shows that a start with known modules starts none.
 func TestThousandModules(t *testing.T) {
+	t.Parallel()
 	n := 1000
 	if os.Getenv("USHER_SLOW") == "" {
 		n = 100

@@ -355,8 +355,15 @@ var hintTags = map[string]string{
 func parseDoc(doc string, own bool) docTags {
 	var t docTags
 	var text []string
+	wraps := false // the line before was @param's, which an indented line goes on with
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\r\n")
+		if more := strings.TrimSpace(line); wraps && more != "" && line[0] <= ' ' && more[0] != '@' {
+			last := &t.params[len(t.params)-1]
+			last.text = strings.TrimSpace(last.text + " " + more)
+			continue
+		}
+		wraps = false
 		tag, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
 		rest = strings.TrimSpace(rest)
 		hint, isHint := hintTags[tag]
@@ -374,7 +381,7 @@ func parseDoc(doc string, own bool) docTags {
 			t.hints = append(t.hints, hint)
 		case own && tag == "@param":
 			if p, ok := parseParam(rest); ok {
-				t.params = append(t.params, p)
+				t.params, wraps = append(t.params, p), true
 			} else {
 				t.problems = append(t.problems, "@param without a name")
 			}
@@ -412,7 +419,7 @@ func nestParams(flat []paramDoc) []paramDoc {
 func parseParam(s string) (paramDoc, bool) {
 	var d paramDoc
 	if strings.HasPrefix(s, "{") {
-		kind, after, ok := strings.Cut(s[1:], "}")
+		kind, after, ok := cutBrackets(s)
 		if !ok {
 			return d, false
 		}
@@ -420,7 +427,7 @@ func parseParam(s string) (paramDoc, bool) {
 		s = strings.TrimSpace(after)
 	}
 	if strings.HasPrefix(s, "[") {
-		inside, after, ok := strings.Cut(s[1:], "]")
+		inside, after, ok := cutBrackets(s)
 		if !ok {
 			return d, false
 		}
@@ -436,6 +443,23 @@ func parseParam(s string) (paramDoc, bool) {
 	s = strings.TrimSpace(s)
 	d.text = strings.TrimSpace(strings.TrimPrefix(s, "- "))
 	return d, d.name != "" && d.name != "-"
+}
+
+// cutBrackets returns what stands in the brackets that s begins with, which may
+// hold others of their kind, as {{a: string}} and [tags=[]] do, and what follows.
+func cutBrackets(s string) (inside, after string, ok bool) {
+	depth := 0
+	for i := range len(s) {
+		switch s[i] {
+		case s[0]:
+			depth++
+		case s[0] + 2: // in ASCII, ] and } come two after [ and {
+			if depth--; depth == 0 {
+				return s[1:i], s[i+1:], true
+			}
+		}
+	}
+	return "", "", false
 }
 
 // docDefault is a default as the documentation has it: JSON, or else a text.

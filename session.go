@@ -66,7 +66,7 @@ func parseClientCaps(raw json.RawMessage) clientCaps {
 // sealed is what a session id holds.
 type sealed struct {
 	ID       [16]byte
-	Issued   time.Time // whole seconds
+	Issued   time.Time
 	Protocol string
 	Caps     clientCaps
 	Claim    *claimStamp // nil for an unscoped session
@@ -259,7 +259,7 @@ func (s *SessionStore) Close() error {
 // Create makes a session, scoped to claim unless that is nil, and returns it
 // with its id. Nothing is kept of it: all that there is to know is in the id.
 func (s *SessionStore) Create(protocol string, caps clientCaps, claim *claimStamp) (*Session, string) {
-	data := sealed{Issued: s.now().Truncate(time.Second), Protocol: protocol, Caps: caps, Claim: claim}
+	data := sealed{Issued: s.now().Round(0), Protocol: protocol, Caps: caps, Claim: claim}
 	rand.Read(data.ID[:]) // never fails
 	return newSession(data), s.seal(data)
 }
@@ -278,7 +278,7 @@ func (s *SessionStore) seal(d sealed) string {
 	b := make([]byte, 0, sealClaim+256)
 	b = append(b, sealVersion)
 	b = append(b, d.ID[:]...)
-	b = binary.BigEndian.AppendUint64(b, uint64(d.Issued.Unix()))
+	b = binary.BigEndian.AppendUint64(b, uint64(d.Issued.UnixNano()))
 	b = append(b, protocolIndex(d.Protocol))
 	b = binary.BigEndian.AppendUint16(b, uint16(d.Caps))
 	if c := d.Claim; c != nil {
@@ -301,7 +301,7 @@ func (s *SessionStore) unseal(id string) (sealed, bool) {
 	}
 	var d sealed
 	copy(d.ID[:], b[1:17])
-	d.Issued = time.Unix(int64(binary.BigEndian.Uint64(b[17:])), 0)
+	d.Issued = time.Unix(0, int64(binary.BigEndian.Uint64(b[17:])))
 	i := int(b[25])
 	if i >= len(protocols) {
 		return sealed{}, false // sealed by a newer usher

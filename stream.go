@@ -550,7 +550,7 @@ func (s *Session) mustHear(view *View, started time.Time) []string {
 	var changed []string
 	for _, list := range announcedLists {
 		before, now := s.announced[list], view.Fingerprint(list)
-		if before == "" && s.Issued.Before(started.Truncate(time.Second)) || before != "" && before != now {
+		if before == "" && s.Issued.Before(started) || before != "" && before != now {
 			changed = append(changed, list)
 		}
 		s.announced[list] = now

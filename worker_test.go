@@ -18,6 +18,7 @@ import (
 )
 
 func TestCrashInMidCall(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t)
 	for _, tt := range []struct{ how, says string }{
 		{"crash", `module "a" crashed (signal: killed)`},
@@ -33,6 +34,7 @@ func TestCrashInMidCall(t *testing.T) {
 }
 
 func TestKillFailsCallsAtOnce(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t)
 	pid, _ := strconv.Atoi(resultText(c.call("a_pid", "").result()))
 	done := make(chan answer, 1)
@@ -54,6 +56,7 @@ func TestKillFailsCallsAtOnce(t *testing.T) {
 }
 
 func TestBackOff(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t)
 	for range 20 {
 		if a := c.call("a_crash", ""); strings.Contains(a.failure(), "keeps crashing") {
@@ -65,6 +68,7 @@ func TestBackOff(t *testing.T) {
 }
 
 func TestFaultyModules(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/noisy.usher", "garbage tools=x")
 	writeFake(t, dir+"/twice.usher", "twice tools=x")
@@ -98,6 +102,7 @@ func TestFaultyModules(t *testing.T) {
 }
 
 func TestSilentModuleIsGivenUp(t *testing.T) {
+	t.Parallel()
 	slow(t) // for startTimeout
 	dir := t.TempDir()
 	writeFake(t, dir+"/mute.usher", "mute")
@@ -114,6 +119,7 @@ func TestSilentModuleIsGivenUp(t *testing.T) {
 }
 
 func TestIdleStop(t *testing.T) {
+	t.Parallel()
 	c := oneFake(t, "-idle", "1ms")
 	first := resultText(c.call("a_pid", "").result())
 	await(t, "the idle process to be stopped", func() bool {
@@ -126,6 +132,7 @@ func TestIdleStop(t *testing.T) {
 }
 
 func TestSessionsSurviveRestarts(t *testing.T) {
+	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	d := serveApart(t, base, dir)
@@ -174,7 +181,11 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 			t.Setenv(key, value)
 			dir := t.TempDir()
 			writeFake(t, dir+"/child.usher", "child tools=x")
-			writeFake(t, dir+"/deaf.usher", "deaf child tools=x")
+			deaf := "child tools=x"
+			if os.Getenv("USHER_SLOW") != "" { // each of its ends takes seconds
+				deaf = "deaf child tools=x"
+			}
+			writeFake(t, dir+"/deaf.usher", deaf)
 			d := serveApart(t, t.TempDir(), dir)
 			c := connect(t, d.URL)
 			c.awaitTools("child_x", "deaf_x")
@@ -191,6 +202,7 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 }
 
 func TestOneDaemonPerBase(t *testing.T) {
+	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	d := serveApart(t, base, dir)
 	var out, errs bytes.Buffer

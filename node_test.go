@@ -1,0 +1,824 @@
+// Tests of runtimes/shim.mjs: modules in JavaScript and TypeScript, spoken to
+// over their pipes, and as usher hosts them.
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+var updateNode = flag.Bool("update-node", false, "rewrite the golden files of testdata/node")
+
+// nodeTestNeeds skips a test for want of something, unless CI requires it.
+func nodeTestNeeds(t *testing.T, what string) {
+	t.Helper()
+	if os.Getenv("CI_REQUIRE") != "" {
+		t.Fatalf("CI requires %s", what)
+	}
+	t.Skipf("needs %s", what)
+}
+
+func nodeTestVersion(t *testing.T) (major, minor int) {
+	t.Helper()
+	out, err := exec.Command("node", "--version").Output()
+	if err != nil {
+		nodeTestNeeds(t, "Node.js")
+	}
+	if _, err := fmt.Sscanf(string(out), "v%d.%d", &major, &minor); err != nil || major < 20 {
+		nodeTestNeeds(t, "Node.js 20 or newer, not "+strings.TrimSpace(string(out)))
+	}
+	return major, minor
+}
+
+// nodeTestTyped puts a Node that takes types out into the PATH: the one that is
+// there, that of USHER_TEST_NODE, or, for slow tests, one from npm.
+func nodeTestTyped(t *testing.T) {
+	t.Helper()
+	if major, minor := nodeTestVersion(t); major > 22 || major == 22 && minor >= 13 {
+		return
+	}
+	node := os.Getenv("USHER_TEST_NODE")
+	if node == "" && os.Getenv("USHER_SLOW") != "" {
+		node = nodeTestInstall(t, "node@22")
+	}
+	if node == "" {
+		nodeTestNeeds(t, "Node.js 22.13 or newer: in PATH, by USHER_TEST_NODE, or with USHER_SLOW=1 from npm")
+	}
+	t.Setenv("PATH", filepath.Dir(node)+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
+// nodeTestInstall is the program of npm's package node, kept between runs.
+func nodeTestInstall(t *testing.T, version string) string {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(cache, "usher-test", strings.ReplaceAll(version, "@", "-"))
+	node := filepath.Join(dir, "node_modules", "node", "bin", "node")
+	if _, err := os.Stat(node); err == nil {
+		return node
+	}
+	write(t, filepath.Join(dir, "package.json"), `{"private":true}`)
+	nodeTestNpm(t, dir, "install", version)
+	return node
+}
+
+func nodeTestNpm(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	if _, err := exec.LookPath("npm"); err != nil {
+		nodeTestNeeds(t, "npm")
+	}
+	cmd := exec.Command("npm", append(args, "--no-audit", "--no-fund")...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("npm %v: %v\n%s", args, err, out)
+	}
+}
+
+// nodeTestCommand runs a file by the shim, as launchFile has it.
+func nodeTestCommand(t *testing.T, file string) *exec.Cmd {
+	t.Helper()
+	file, err := filepath.Abs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := launchFile(kindNode, file, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, l.Path, l.Args...)
+	cmd.Dir = l.Dir
+	return cmd
+}
+
+func nodeTestStart(t *testing.T, file string) *goTestPeer {
+	t.Helper()
+	p := &goTestPeer{t: t, cmd: nodeTestCommand(t, file)}
+	p.cmd.Stderr = &p.stderr
+	p.in, _ = p.cmd.StdinPipe()
+	out, err := p.cmd.StdoutPipe()
+	if err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewScanner(out)
+	p.out.Buffer(nil, 64<<20)
+	return p
+}
+
+// nodeTestAsk is the result of a request.
+func nodeTestAsk(p *goTestPeer, method, params string) json.RawMessage {
+	p.t.Helper()
+	p.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params))
+	line := json.RawMessage(p.next())
+	if field(line, "result") == nil {
+		p.t.Fatalf("%s: %s", method, line)
+	}
+	return field(line, "result")
+}
+
+func TestNodeGolden(t *testing.T) {
+	nodeTestVersion(t)
+	files, _ := filepath.Glob("testdata/node/*.usher.*s")
+	if len(files) == 0 {
+		t.Fatal("no files")
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			if strings.HasSuffix(file, "ts") {
+				nodeTestTyped(t)
+			}
+			p := nodeTestStart(t, file)
+			about := nodeTestAsk(p, "initialize", `{}`)
+			tools := nodeTestAsk(p, "tools/list", `{}`)
+			p.end()
+			var got bytes.Buffer
+			golden := joinMembers([]member{{"about", quote(stringField(about, "instructions"))}, {"tools", field(tools, "tools")}})
+			if err := json.Indent(&got, golden, "", "  "); err != nil {
+				t.Fatal(err)
+			}
+			got.WriteByte('\n')
+			path := file + ".json"
+			if *updateNode {
+				if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if want, err := os.ReadFile(path); err != nil || !bytes.Equal(got.Bytes(), want) {
+				t.Errorf("%s differs (%v); got:\n%s", path, err, got.Bytes())
+			}
+		})
+	}
+}
+
+// One method in two languages is one tool, to the byte.
+func TestNodeAndGoAgree(t *testing.T) {
+	nodeTestTyped(t)
+	source, err := parseGoModule("x.usher.go", []byte(`//go:build usher
+
+package main
+
+// Contact takes a message.
+//
+// @webhook contact
+func Contact(p struct {
+	Email string   `+"`json:\"email\"`"+` // where to answer
+	Tags  []string `+"`json:\"tags,omitempty\"`"+`
+	// What it is
+	// about.
+	Subject *string `+"`json:\"subject\"`"+`
+	Rate    float64 `+"`json:\"rate\"`"+`
+	Home    Address `+"`json:\"home\"`"+`
+	Ratings map[string]float64 `+"`json:\"ratings\"`"+`
+	Extra   any `+"`json:\"extra,omitempty\"`"+`
+	Tree    *Tree `+"`json:\"tree\"`"+`
+}) {
+}
+
+// Address is where someone lives.
+type Address struct {
+	Street string `+"`json:\"street\"`"+` // with the number
+	City   string `+"`json:\"city,omitempty\"`"+`
+}
+
+type Tree struct {
+	Left *Tree `+"`json:\"left\"`"+`
+}
+
+func Nothing() {}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "x.usher.ts")
+	write(t, file, `
+/**
+ * Contact takes a message.
+ *
+ * @webhook contact
+ */
+export function contact(p: {
+  email: string // where to answer
+  tags?: string[]
+  // What it is
+  // about.
+  subject?: string
+  rate: number
+  home: Address
+  ratings: Record<string, number>
+  extra?: any
+  tree?: Tree
+}) {}
+
+/** Address is where someone lives. */
+interface Address {
+  street: string // with the number
+  city?: string
+}
+
+type Tree = { left?: Tree }
+
+export function nothing() {}
+`)
+	p := nodeTestStart(t, file)
+	got := string(field(nodeTestAsk(p, "tools/list", `{}`), "tools"))
+	p.end()
+	if want := string(marshal(source.Tools)); got != want {
+		t.Errorf("Node: %s\nGo:   %s", got, want)
+	}
+}
+
+// Whatever the text, reading it ends, and without an error: the scanner is run
+// over pieces and scrambled copies of all the files here.
+func TestNodeScannerTakesAnything(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	shim, err := runtimeFiles.ReadFile("runtimes/shim.mjs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, _, ok := strings.Cut(string(shim), "// ---- The start")
+	if !ok {
+		t.Fatal("the shim has no start")
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "scan.mjs"), head+`
+function read(text) {
+  const s = new Source(text)
+  s.read()
+  for (const [name, e] of [...s.local, ...s.exported]) {
+    s.tool(name, s.resolve(e))
+    for (const [inner, m] of s.resolve(e).members ?? []) s.tool(inner, s.resolve(m))
+  }
+}
+let seed = 7
+const random = n => (seed = (seed * 1103515245 + 12345) & 0x7fffffff) % n
+for (const file of fs.readdirSync('.').filter(f => /[jt]s$/.test(f))) {
+  const text = fs.readFileSync(file, 'utf8')
+  for (let i = 0; i < 100; i++) {
+    const at = random(text.length)
+    let odd = [text.slice(0, at), text.slice(at)][i % 2]
+    for (let k = 0; k < 3; k++) odd = odd.slice(0, random(odd.length + 1)) + [...'{}()[]<>'+"'"+'"/*=:;,|&$#@\\'+'\x60'][random(24)] + odd.slice(random(odd.length + 1))
+    try { read(odd) } catch (err) { log(file + ': ' + err.stack + '\n' + odd.slice(0, 2000)); process.exit(1) }
+  }
+}
+process.exit(0)
+`)
+	cmd := exec.Command("node", filepath.Join(dir, "scan.mjs"), "x")
+	cmd.Dir = "testdata/node"
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+func nodeTestText(s string) string { return `{"content":[{"type":"text","text":` + s + `}]}` }
+func nodeTestFailure(s string) string {
+	return `{"content":[{"type":"text","text":` + string(quote(s)) + `}],"isError":true}`
+}
+func nodeTestObject(s string) string {
+	return `{"content":[{"type":"text","text":` + string(quote(s)) + `}],"structuredContent":` + s + `}`
+}
+
+func TestNodeCalls(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	not := "the result can't be written as JSON: "
+	for _, row := range []struct{ tool, arguments, want string }{
+		{"echo", `{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`, nodeTestObject(`{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`)},
+		{"keys", `{"__proto__":{"polluted":1},"constructor":{"prototype":{"polluted":1}}}`, nodeTestObject(`{"own":["__proto__","constructor"],"polluted":"no","proto":true}`)},
+		{"nothing", `{}`, `{"content":[]}`},
+		{"nul", `{}`, `{"content":[]}`},
+		{"text", `{}`, nodeTestText(`"a <b> & \"c\"\n"`)},
+		{"number", `{}`, nodeTestText(`"1.5"`)},
+		{"list", `{}`, nodeTestText(`"[1,\"a\",null]"`)},
+		{"object", `{}`, nodeTestObject(`{"a":1,"when":"1970-01-01T00:00:00.000Z"}`)},
+		{"date", `{}`, nodeTestText(`"1970-01-01T00:00:00.000Z"`)},
+		{"result", `{}`, nodeTestFailure("mine")},
+		{"notResult", `{}`, nodeTestObject(`{"content":[{"type":"text","text":"mine"}],"other":1}`)},
+		{"oddContent", `{}`, nodeTestObject(`{"content":[{"type":"poem"}]}`)},
+		{"emptyContent", `{}`, `{"content":[]}`},
+		{"throws", `{}`, nodeTestFailure("no <way>")},
+		{"rejects", `{}`, nodeTestFailure("never")},
+		{"throwsText", `{}`, nodeTestFailure("just text")},
+		{"throwsObject", `{}`, nodeTestFailure(`{"code":7}`)},
+		{"throwsNothing", `{}`, nodeTestFailure("undefined")},
+		{"throwsEmpty", `{}`, nodeTestFailure("TypeError")},
+		{"throwsHostile", `{}`, nodeTestFailure("the method failed with something that has no text")},
+		{"nan", `{}`, nodeTestFailure(not + `"mean" is NaN`)},
+		{"infinity", `{}`, nodeTestFailure(not + "it is -Infinity")},
+		{"big", `{}`, nodeTestFailure(not + `"n" is a bigint`)},
+		{"func", `{}`, nodeTestFailure(not + `"f" is a function`)},
+		{"bareFunc", `{}`, nodeTestFailure(not + "it is a function")},
+		{"map", `{}`, nodeTestFailure(not + `"m" is a Map`)},
+		{"cycle", `{}`, nodeTestFailure(not + "it contains itself")},
+		{"hostile", `{}`, nodeTestFailure(not + "not for you")},
+		{"proxy", `{}`, nodeTestFailure("trapped")},
+		{"print", `{}`, nodeTestText(`"printed"`)},
+		{"read", `{}`, nodeTestObject(`{"own":"","child":"end"}`)},
+		{"stdin", `{}`, nodeTestText(`"read \"\""`)},
+		{"argv", `{}`, nodeTestText(`"2"`)},
+		{"second", `{}`, nodeTestText(`"undefined"`)},
+		{"next", `{}`, nodeTestText(`"1"`)},
+		{"next", `{}`, nodeTestText(`"2"`)},
+		{"timer", `{}`, nodeTestFailure("in a timer")},
+		{"forgotten", `{}`, nodeTestFailure("forgotten")},
+		{"later", `{}`, nodeTestText(`"answered"`)},
+		{"sleep", `{"ms":20}`, nodeTestText(`"slept"`)}, // until that error has come
+		{"steps", `{"n":2}`, nodeTestObject(`{"n":2}`)}, // nobody asked for progress
+		{"large", `{"size":67108864}`, nodeTestFailure("the result is too large: 67108937 bytes as JSON, of 67108864 at most")},
+		{"next", `[]`, `{"code":-32602,"message":"arguments: want an object, got an array"}`},
+		{"next", `null`, `{"code":-32602,"message":"arguments: want an object, got null"}`},
+		{"missing", `{}`, `{"code":-32602,"message":"unknown tool \"missing\""}`},
+		{"toString", `{}`, `{"code":-32602,"message":"unknown tool \"toString\""}`},
+	} {
+		if got := p.call(row.tool, row.arguments); got != row.want {
+			t.Errorf("%s(%s)\n got %s\nwant %s", row.tool, row.arguments, got, row.want)
+		}
+	}
+	if rest := p.end(); rest != "" {
+		t.Errorf("more output: %s", rest)
+	}
+	for _, want := range []string{"printed while loading", "by console.log\n", "by process.stdout\n", "by an import of stdout\n",
+		"by its number", "by a child\n", "RangeError: no <way>\n    at ", "uncaught: Error: after the answer"} {
+		if !strings.Contains(p.stderr.String(), want) {
+			t.Errorf("stderr lacks %q:\n%s", want, p.stderr.String())
+		}
+	}
+}
+
+func TestNodeProtocol(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	for _, row := range []struct{ line, want string }{
+		{`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}`, `{"protocolVersion":"2025-06-18"`},
+		{`{"jsonrpc":"2.0","id":2,"method":"initialize","params":{"protocolVersion":"1999-01-01"}}`, `{"protocolVersion":"2025-11-25"`},
+		{`{"jsonrpc":"2.0","id":"3","method":"ping"}`, `{"jsonrpc":"2.0","id":"3","result":{}}`},
+		{`no JSON`, `"error":{"code":-32700,`},
+		{`7`, `"error":{"code":-32700,`},
+		{`{"jsonrpc":"2.0","id":4,"method":"resources/list"}`, `{"jsonrpc":"2.0","id":4,"error":{"code":-32601,"message":"unknown method \"resources/list\""}}`},
+		{"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n\n[]\n{\"id\":9}\n" +
+			`{"jsonrpc":"2.0","id":5,"method":"tools/call"}`, `{"jsonrpc":"2.0","id":5,"error":{"code":-32602,`},
+		{`{"jsonrpc":"2.0","id":"é\n","method":"tools/call","params":{"name":"steps","arguments":{"n":1},"_meta":{"progressToken":"t"}}}`,
+			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","progress":1,"total":1,"message":"step 1"}}`},
+		{``, `{"jsonrpc":"2.0","id":"é\n","result":{"content":`},
+		{`{"jsonrpc":"2.0","id":6,"method":"tools/call","params":{"name":"logs"}}`,
+			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":"plain"}}`},
+		{``, `{"level":"warning","logger":"calls","data":{"deep":[1]}}`},
+		{``, `{"level":"info","logger":"calls","data":"1n"}`},
+		{``, `{"jsonrpc":"2.0","id":6,"result":` + nodeTestText(`"the last value"`)},
+		{`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"fails","_meta":{"progressToken":0}}}`, `{"progressToken":0,"progress":1}`},
+		{``, `"id":7,"result":` + nodeTestFailure("half way")},
+	} {
+		if row.line != "" {
+			p.send(row.line)
+		}
+		if got := p.next(); !strings.Contains(got, row.want) {
+			t.Errorf("%s\n got %s\nwant %s", row.line, got, row.want)
+		}
+	}
+	p.end()
+}
+
+func TestNodeSideBySide(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	nodeTestAsk(p, "ping", `{}`)
+	start := time.Now()
+	seen := make(map[string]bool)
+	for i := range 20 {
+		p.sendCall(strconv.Itoa(i), "sleep", `{"ms":1000}`)
+	}
+	for range 20 {
+		seen[string(field(json.RawMessage(p.next()), "id"))] = true
+	}
+	if d := time.Since(start); len(seen) != 20 || d > 10*time.Second {
+		t.Errorf("%d answers in %v", len(seen), d)
+	}
+	p.end()
+}
+
+func TestNodeCancel(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	p.sendCall("1", "endless", `{}`)
+	p.sendCall("2", "sleep", `{"ms":50}`)
+	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)
+	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`)
+	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":3}}`)
+	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled"}`)
+	if got := p.call("sleep", `{"ms":100}`); got != nodeTestText(`"slept"`) {
+		t.Error(got)
+	}
+	if got := p.call("howEnded", `{}`); got != nodeTestText(`"returned"`) {
+		t.Error(got)
+	}
+	p.sendCall("8", "sleep", `{"ms":60000}`) // does not keep the process
+	start := time.Now()
+	if rest := p.end(); rest != "" || time.Since(start) > 2*time.Second {
+		t.Errorf("after %v: %s", time.Since(start), rest)
+	}
+}
+
+func TestNodeExit(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	p.sendCall("1", "largeThenExit", `{"size":10485760}`) // 20 MiB
+	if line := p.next(); len(line) < 20<<20 || !json.Valid([]byte(line)) {
+		t.Errorf("%d bytes arrived", len(line))
+	}
+	if p.out.Scan() {
+		t.Errorf("more output: %.100s", p.out.Text())
+	}
+	p.cmd.Wait()
+}
+
+// Where the descriptors can't be moved away, a file on stdin say, prints still
+// do not get between the messages.
+func TestNodeWithoutPipes(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	in := filepath.Join(t.TempDir(), "in")
+	write(t, in, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"print"}}`+"\n")
+	cmd := nodeTestCommand(t, "testdata/node/calls.usher.js")
+	var err error
+	if cmd.Stdin, err = os.Open(in); err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.Output()
+	want := "by its number, without an end of lineby a child\n\n" + `{"jsonrpc":"2.0","id":1,"result":` + nodeTestText(`"printed"`) + "}\n"
+	if err != nil || string(out) != want {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestNodeChecks(t *testing.T) {
+	nodeTestTyped(t)
+	file := filepath.Join(t.TempDir(), "check.usher.ts")
+	write(t, file, `
+type Tree = { name: string; more?: Tree[] }
+export function f(p: {
+  bed?: { rows: number; kind?: 'a' | 'b'; at?: { x: number }[] }
+  both?: string | number
+  either?: string | string[]
+  maybe?: string | null
+  counts?: Record<string, number>
+  tree?: Tree
+}) { return p }
+export function g({ n = 5, deep = {} }: { n?: number; deep?: { m?: number } }) { return { n, deep } }
+`)
+	p := nodeTestStart(t, file)
+	for arguments, want := range map[string]string{
+		`{"bed":{"rows":"2"}}`:                       `"bed.rows": want a number, got a string`,
+		`{"bed":{}}`:                                 `"bed.rows" is required`,
+		`{"bed":{"rows":null}}`:                      `"bed.rows": want a number, got null`,
+		`{"bed":[]}`:                                 `"bed": want an object, got an array`,
+		`{"bed":{"rows":1,"kind":"c"}}`:              `"bed.kind": want "a" or "b", got "c"`,
+		`{"bed":{"rows":1,"at":[{"x":1},{"x":{}}]}}`: `"bed.at.1.x": want a number, got an object`,
+		`{"both":true}`:                              `"both": want a string or a number, got a boolean`,
+		`{"either":[1]}`:                             `"either": an array that fits none of its types`,
+		`{"maybe":1}`:                                `"maybe": want a string or null, got a number`,
+		`{"counts":{"a":1,"b":"2"}}`:                 `"counts.b": want a number, got a string`,
+		`{"tree":{"name":"a","more":[{"name":1}]}}`:  `"tree.more.0.name": want a string, got a number`,
+	} {
+		got := json.RawMessage(p.call("f", arguments))
+		top, _, _ := strings.Cut(strings.Trim(strings.Fields(want)[0], `":`), ".")
+		if stringField(got, "message") != "parameter "+want || stringField(field(got, "data"), "parameter") != top || string(field(got, "code")) != "-32602" {
+			t.Errorf("%s: %s", arguments, got)
+		}
+	}
+	for _, arguments := range []string{`{"bed":{"rows":1.5,"kind":"a","more":1},"both":2,"either":["a"],"maybe":null,"extra":{"constructor":1,"__proto__":2},"constructor":1}`,
+		`{"either":"a","tree":{"name":"a","more":[]}}`} {
+		if got := p.call("f", arguments); got != nodeTestObject(arguments) {
+			t.Errorf("%s: %s", arguments, got)
+		}
+	}
+	if got := p.call("g", `{"n":null,"deep":{"m":null}}`); got != nodeTestObject(`{"n":5,"deep":{}}`) {
+		t.Errorf("null is not left out: %s", got)
+	}
+	p.end()
+}
+
+func TestNodeFailsToLoad(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "broken.js"), "\nmodule.exports = {")
+	write(t, filepath.Join(dir, "fine.mjs"), "export const a = 1")
+	for i, row := range []struct{ ending, text, want string }{
+		{".js", "export function a() {}\n\nexport function b( {", ":3: SyntaxError: "},
+		{".js", "const a = 1\nmodule.exports = { a ( }", ":2: SyntaxError: "},
+		{".mjs", "export const a = 1\nlet 1x", ":2: SyntaxError: "},
+		{".mjs", "\nimport 'nopackage'\n", ":2: Error: Cannot find package 'nopackage'"},
+		{".mjs", "\nimport './nofile.mjs'\n", ":2: Error: Cannot find module '"},
+		{".js", "\n\nrequire('nopackage')\n", ":3: Error: Cannot find module 'nopackage'"},
+		{".mjs", "import { b } from './fine.mjs'\n", ":1: SyntaxError: The requested module './fine.mjs' does not provide an export named 'b'"},
+		{".js", "\nrequire('./broken.js')", ":2: SyntaxError: Unexpected end of input (broken.js:2)"},
+		{".mjs", "\n\nnull.x", ":3: TypeError: Cannot read properties of null"},
+		{".mjs", "throw 'a text'", ": a text"},
+		{".mjs", "export default class {\n  constructor() { throw new Error('not now') }\n}", ":2: Error: not now"},
+		{".mjs", "process.exit(1)", ""},
+	} {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			file := filepath.Join(dir, fmt.Sprintf("m%d.usher%s", i, row.ending))
+			write(t, file, row.text)
+			cmd := nodeTestCommand(t, file)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
+			cmd.Run()
+			got := stderr.String()
+			if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.HasPrefix(got, filepath.Base(file)+row.want) && row.want != "" || strings.Count(got, "\n") > 1 {
+				t.Errorf("%q: exit %d, %s; want …%s", row.text, code, got, row.want)
+			}
+		})
+	}
+}
+
+func TestNodeTypeScript(t *testing.T) {
+	major, minor := nodeTestVersion(t)
+	file := filepath.Join(t.TempDir(), "m.usher.ts")
+	write(t, file, "export const f = ({ a }: { a: string }): string => a\n")
+	if major < 22 || major == 22 && minor < 13 {
+		cmd := nodeTestCommand(t, file)
+		out, _ := cmd.CombinedOutput()
+		want := fmt.Sprintf("m.usher.ts: TypeScript needs Node.js 22.13 or newer; this is v%d.%d.", major, minor)
+		if !strings.HasPrefix(string(out), want) || strings.Count(string(out), "\n") != 1 || cmd.ProcessState.ExitCode() != 1 {
+			t.Errorf("%s", out)
+		}
+	}
+	nodeTestTyped(t)
+	dir := filepath.Dir(file)
+	write(t, filepath.Join(dir, "lib.ts"), "export const twice = (s: string): string => s + s\n")
+	write(t, file, "import { twice } from './lib.ts'\nexport const f = ({ a }: { a: string }): string => twice(a)\n")
+	p := nodeTestStart(t, file)
+	if got := p.call("f", `{"a":"x"}`); got != nodeTestText(`"xx"`) {
+		t.Error(got)
+	}
+	p.end()
+	for text, want := range map[string]string{
+		"\nexport const f = (p: { a string }) => 1":   ":2: SyntaxError: ",
+		"\n\nenum E { A }\nexport const f = 1":        ":3: SyntaxError: ",
+		"const a = 1\nconst a: number = 2\nexport {}": ":2: SyntaxError: Identifier 'a' has already been declared",
+	} {
+		write(t, file, text)
+		cmd := nodeTestCommand(t, file)
+		out, _ := cmd.CombinedOutput()
+		if !strings.HasPrefix(string(out), "m.usher.ts"+want) || strings.Count(string(out), "\n") != 1 {
+			t.Errorf("%q: %s", text, out)
+		}
+	}
+}
+
+// Versions in which types, or export in a .js file, need the shim's help.
+func TestNodeOlderVersions(t *testing.T) {
+	slow(t)
+	nodeTestVersion(t)
+	path := os.Getenv("PATH")
+	for version, file := range map[string]string{"node@20.10.0": "a.usher.js", "node@22.13.0": "a.usher.ts", "node@22.15.0": "a.usher.ts"} {
+		node := nodeTestInstall(t, version)
+		t.Setenv("PATH", filepath.Dir(node)+string(os.PathListSeparator)+path)
+		dir := t.TempDir()
+		typed, lib := "", "lib.mjs"
+		if strings.HasSuffix(file, "ts") {
+			typed, lib = ": { a: string }", "lib.ts"
+		}
+		write(t, filepath.Join(dir, lib), "export const one = (p"+typed+") => p.a\n")
+		write(t, filepath.Join(dir, file), "import { one } from './"+lib+"'\nexport function f(p"+typed+") { return one(p) }\n")
+		p := nodeTestStart(t, filepath.Join(dir, file))
+		if got := p.call("f", `{"a":"x"}`); got != nodeTestText(`"x"`) {
+			t.Errorf("%s: %s", version, got)
+		}
+		p.end()
+		write(t, filepath.Join(dir, file), "exports.f = (p"+typed+") => p.a\n")
+		p = nodeTestStart(t, filepath.Join(dir, file))
+		if got := p.call("f", `{"a":"x"}`); got != nodeTestText(`"x"`) {
+			t.Errorf("%s, CommonJS: %s", version, got)
+		}
+		p.end()
+	}
+}
+
+// Which of the two module systems a .js file is in is decided as Node does.
+func TestNodeModuleSystems(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	for i, row := range []struct{ pkg, text string }{
+		{``, "export const f = () => 'f'"},
+		{``, "module.exports = { f() { return 'f' } }"},
+		{``, "exports.f = () => 'f' // not export default"},
+		{`{"type":"module"}`, "export const f = () => 'f'"},
+		{`{"type":"commonjs"}`, "const s = 'export const f = 1'\nmodule.exports.f = () => 'f'"},
+		{`{"name":"x"}`, "import 'node:fs'\nexport { f }\nfunction f() { return 'f' }"},
+		{``, "module.exports = function f() { return 'f' }"},
+		{``, "module.exports = class { #x = 'f'; f() { return this.#x } }"},
+		{``, "Object.defineProperty(exports, '__esModule', { value: true }); exports.default = class { f() { return 'f' } }"},
+		{``, "Object.defineProperty(exports, '__esModule', { value: true }); exports.f = () => 'f'; exports.default = 1"},
+		{``, "export default { f() { return 'f' }, _g() {} }"},
+		{``, "class X { f() { return 'f' } static g() {} get h() {} }\nexport default X"},
+		{``, "const x = await Promise.resolve('f')\nexport const f = () => x"},
+	} {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "a b #%")
+			write(t, filepath.Join(dir, "m.usher.js"), row.text)
+			if row.pkg != "" {
+				write(t, filepath.Join(dir, "package.json"), row.pkg)
+			}
+			p := nodeTestStart(t, filepath.Join(dir, "m.usher.js"))
+			if got := string(nodeTestAsk(p, "tools/list", `{}`)); strings.Count(got, `"name":`) != 1 {
+				t.Errorf("%s: %s", row.text, got)
+			}
+			if got := p.call("f", `{}`); got != nodeTestText(`"f"`) {
+				t.Errorf("%s: %s", row.text, got)
+			}
+			p.end()
+			if list, _ := os.ReadDir(dir); len(list) > 2 {
+				t.Errorf("something was written beside the module: %v", list)
+			}
+		})
+	}
+}
+
+const nodeTestHosted = `// Is hosted. By usher.
+let count = 0
+/**
+ * Counts.
+ * @param {number} [by=1] how much
+ */
+export function add({ by = 1 }) { return { count: count += by } }
+/** @param {{ text: string }} params */
+export function handleForm(params) { return { got: params, secret: params._webhook?.headers['x-own'] } }
+/**
+ * @param {object} p
+ * @param {string} p.who
+ * @readonly
+ */
+export const hello = (p) => 'hello ' + p.who
+export function* walk({ steps }) { for (let i = 1; i <= steps; i++) yield { progress: i, total: steps }; return 'done' }
+export const crash = () => process.exit(3)
+export const version = () => 1
+`
+
+func TestNodeHosted(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "m.usher.js")
+	write(t, file, nodeTestHosted)
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("m_add", "m_crash", "m_handleForm", "m_hello", "m_version", "m_walk")
+	for _, row := range []struct{ tool, arguments, want string }{
+		{"m_add", `{"by":2}`, `{"count":2}`},
+		{"m_add", ``, `{"count":3}`},
+		{"m_hello", `{"who":"you"}`, "hello you"},
+		{"m_handleForm", `{"text":"t","_webhook":{"headers":{"x-own":"forged"}}}`, `{"got":{"text":"t"}}`},
+		{"m_add", `{"by":"2"}`, `parameter "by": want a number, got a string`},
+		{"m_hello", `{}`, `parameter "who" is required: a string`},
+		{"m_handleForm", `{"text":1}`, `parameter "text": want a string, got an integer`},
+		{"m_crash", ``, `module "m" crashed (exit status 3); the next call starts it again`},
+		{"m_add", ``, `{"count":1}`},
+	} {
+		if got := resultText(c.call(row.tool, row.arguments).result()); got != row.want {
+			t.Errorf("%s(%s) is %s, want %s", row.tool, row.arguments, got, row.want)
+		}
+	}
+	a := c.ask("tools/call", `{"name":"m_walk","arguments":{"steps":2},"_meta":{"progressToken":"mine"}}`)
+	if len(a.Events) != 3 || string(field(field(a.Events[1], "params"), "progress")) != "2" || stringField(field(a.Events[0], "params"), "progressToken") != "mine" {
+		t.Errorf("progress: %s", a.Body)
+	}
+	req, _ := http.NewRequest(http.MethodPost, d.URL+"webhook/m/handleForm", strings.NewReader(`{"text":"by hook"}`))
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Own", "seen")
+	if a := c.do(req); a.Status != 200 || !strings.Contains(a.Body, `"secret":"seen"`) || !strings.Contains(a.Body, `"text":"by hook"`) {
+		t.Errorf("webhook: %d %s", a.Status, a.Body)
+	}
+	nodeTestEdits(t, d, c, file)
+}
+
+// nodeTestEdits changes a module that is served: to a new version, to one that
+// is broken, and to one that works again.
+func nodeTestEdits(t *testing.T, d *testDaemon, c *testClient, file string) {
+	version := func(want string) func() bool {
+		return func() bool { return resultText(c.call("m_version", "").result()) == want }
+	}
+	await(t, "version 1", version("1"))
+	write(t, file, strings.Replace(nodeTestHosted, "version = () => 1", "version = () => 22", 1))
+	await(t, "version 22", version("22"))
+	write(t, file, nodeTestHosted+"\nexport function broken( {")
+	await(t, "the report of the failure; the log: "+d.Log.String(), func() bool {
+		return strings.Contains(d.Log.String(), "m.usher.js:20: SyntaxError")
+	})
+	if !version("22")() {
+		t.Error("the last good version does not go on")
+	}
+	var out, log output
+	run(context.Background(), []string{"modules", "-base", t.TempDir(), filepath.Dir(file)}, strings.NewReader(""), &out, &log, noEnv)
+	if !strings.Contains(out.String(), "m.usher.js:20: SyntaxError: Unexpected end of input") {
+		t.Errorf("usher modules: %s%s", out.String(), log.String())
+	}
+	write(t, file, strings.Replace(nodeTestHosted, "version = () => 1", "version = () => 333", 1))
+	await(t, "version 333", version("333"))
+}
+
+func TestNodeExample(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	p := nodeTestStart(t, "examples/newsroom/words.usher.js")
+	if got := p.call("frequent", `{"file":"feed.xml","limit":1}`); got != nodeTestObject(`{"words":[{"word":"horn","count":2}]}`) {
+		t.Error(got)
+	}
+	got := json.RawMessage(p.call("readability", `{"text":"The cat sat on the mat. It was warm."}`))
+	if s := string(field(got, "structuredContent")); s != `{"words":9,"sentences":2,"readingEase":117.7,"minutes":1}` {
+		t.Error(s)
+	}
+	for arguments, want := range map[string]string{
+		`{"file":"../garden/notes.usher.go"}`: "file: want one of this folder", `{"text":""}`: "there are no words in it", `{}`: "want text or file",
+	} {
+		if got := p.call("readability", arguments); got != nodeTestFailure(want) {
+			t.Errorf("%s: %s", arguments, got)
+		}
+	}
+	p.end()
+}
+
+// What usher new writes works as it says.
+func TestNodeStarters(t *testing.T) {
+	for _, ending := range []string{".js", ".ts"} {
+		t.Run(ending, func(t *testing.T) {
+			if nodeTestVersion(t); ending == ".ts" {
+				nodeTestTyped(t)
+			}
+			text, err := runtimeFiles.ReadFile("runtimes/new.usher" + ending + ".txt")
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, "hello.usher"+ending), string(text))
+			d := serveHere(t, dir)
+			c := connect(t, d.URL)
+			c.awaitTools("hello_greet")
+			for _, row := range []struct{ arguments, want string }{
+				{`{"name":"Ada"}`, `{"text":"Hello, Ada!","times":1,"greeted":1}`},
+				{`{"name":"Ada","times":2}`, `{"text":"Hello, Ada!","times":2,"greeted":3}`},
+				{`{"name":""}`, "name is empty"},
+				{`{}`, `parameter "name" is required: a string`},
+				{`{"name":"Ada","times":"2"}`, `parameter "times": want a number, got a string`},
+			} {
+				if got := resultText(c.call("hello_greet", row.arguments).result()); got != row.want {
+					t.Errorf("%s: %s", row.arguments, got)
+				}
+			}
+		})
+	}
+}
+
+// A package of npm behind three functions with types.
+func TestNodeRealPackage(t *testing.T) {
+	nodeTestTyped(t)
+	dir := filepath.Join(t.TempDir(), "real")
+	if err := os.CopyFS(dir, os.DirFS("testdata/node/real")); err != nil {
+		t.Fatal(err)
+	}
+	os.RemoveAll(filepath.Join(dir, "node_modules"))
+	nodeTestNpm(t, dir, "ci")
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("nouns_count", "nouns_forms", "nouns_singular")
+	for _, row := range []struct{ tool, arguments, want string }{
+		{"nouns_count", `{"word":"mouse","count":3}`, "3 mice"},
+		{"nouns_count", `{"word":"mice","count":1,"inclusive":false}`, "mouse"},
+		{"nouns_singular", `{"word":"indices"}`, "index"},
+		{"nouns_forms", `{"words":["goose","people"]}`, `{"forms":[{"one":"goose","many":"geese","isPlural":false},{"one":"person","many":"people","isPlural":true}]}`},
+		{"nouns_forms", `{"words":["goose",1]}`, `parameter "words.1": want a string, got a number`},
+		{"nouns_count", `{"word":"mouse"}`, `parameter "count" is required: a number`},
+	} {
+		if a := c.call(row.tool, row.arguments); !slices.Contains([]string{resultText(a.result()), a.failure()}, row.want) {
+			t.Errorf("%s(%s): %s", row.tool, row.arguments, a.Body)
+		}
+	}
+}
