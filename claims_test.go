@@ -488,13 +488,13 @@ func TestExpiry(t *testing.T) {
 		if next, ok, err := s.NextExpiry(); !next.Equal(first.ExpiresAt) || !ok || err != nil {
 			t.Errorf("NextExpiry() = %v, %v, %v", next, ok, err)
 		}
-		time.Sleep(time.Until(first.ExpiresAt) - 1)
+		<-time.After(time.Until(first.ExpiresAt) - 1)
 		want(first.Code, true)
 		synctest.Wait()
 		if got := fileCodes(t, dir); len(got) != 2 {
 			t.Errorf("purged early: %d left", len(got))
 		}
-		time.Sleep(1)
+		<-time.After(1)
 		want(first.Code, false)
 		want(second.Code, true)
 		synctest.Wait() // for the purge that the look-up began
@@ -504,7 +504,7 @@ func TestExpiry(t *testing.T) {
 		if _, err := s.Revoke(t.Context(), first.Code); !errors.Is(err, errNoClaim) {
 			t.Errorf("revoking an expired claim: %v", err)
 		}
-		time.Sleep(time.Until(second.ExpiresAt))
+		<-time.After(time.Until(second.ExpiresAt))
 		if _, ok, err := s.NextExpiry(); ok || err != nil {
 			t.Errorf("NextExpiry() = %v, %v", ok, err)
 		}

@@ -17,7 +17,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -233,15 +232,6 @@ func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
 		fmt.Fprintf(a.stdout, "usher %s (%s %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return nil
 	}
-}
-
-// version is this program's version, from what the go command stamped it with.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
-		return "devel"
-	}
-	return info.Main.Version
 }
 
 // sizeFlag is a number of bytes, also written with KiB, MiB or GiB.
@@ -466,7 +456,7 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 		done := make(chan struct{})
 		go func() { defer close(done); r.Watch(ctx) }()
 		s := &Server{views: r.Views(), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
-		err = s.ServeStdio(ctx, a.stdin, a.stdout, int64(opts.maxBody))
+		err = s.ServeStdio(ctx, a.stdin, a.stdout)
 		cancel()
 		<-done
 		return err

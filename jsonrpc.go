@@ -15,6 +15,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"regexp"
+	"slices"
 	"strconv"
 	"sync"
 	"unicode/utf8"
@@ -387,6 +390,9 @@ func setMember(list []member, key string, value json.RawMessage) []member {
 	return out
 }
 
+// sortedKeys is the keys of a map in order.
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
 func skipSpace(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
 		i++
@@ -434,9 +440,25 @@ func skipString(b []byte, i int) int {
 	return i
 }
 
-// errLineTooLong is what a lineReader returns, once, for a line over its limit.
-// The line is skipped; reading can go on.
+// errLineTooLong is what a lineReader returns, once, for a line over its limit,
+// with the line's two ends. The line is skipped; reading can go on.
 var errLineTooLong = errors.New("line too long")
+
+// lineEnd is how many bytes of each end of a line that is too long are kept: a
+// message's id stands at one of them, with all peers that are known.
+const lineEnd = 200
+
+var idAtAnEnd = regexp.MustCompile(`"id": ?("[^"\\]{1,100}"|[0-9]{1,18})[,}]`)
+
+// idOfLong is the id of a message that was too long, by its two ends, if it can
+// be told: it is the one thing there that looks like one.
+func idOfLong(ends []byte) ID {
+	found := idAtAnEnd.FindAllSubmatch(ends, 2)
+	if len(found) != 1 {
+		return nil
+	}
+	return ID(found[0][1])
+}
 
 // lineReader reads newline-delimited messages with a limit on their length.
 // It is for one goroutine.
@@ -465,17 +487,16 @@ func (l *lineReader) readLine() ([]byte, error) {
 	tooLong := false
 	for {
 		part, err := l.r.ReadSlice('\n')
-		if len(line)+len(part) > l.limit+1 {
-			line, tooLong = nil, true
-		}
-		if !tooLong {
-			line = append(line, part...)
+		if line = append(line, part...); len(line) > l.limit+1 || tooLong {
+			tooLong = true
+			head := min(lineEnd, len(line))
+			line = append(line[:head], line[max(head, len(line)-lineEnd):]...)
 		}
 		switch {
 		case err == bufio.ErrBufferFull:
 			continue
 		case tooLong:
-			return nil, errLineTooLong
+			return line, errLineTooLong
 		case err != nil && len(bytes.TrimSpace(line)) == 0:
 			return nil, err
 		default:
@@ -536,6 +557,13 @@ func (t *inflight[T]) all() []T {
 		list = append(list, v)
 	}
 	return list
+}
+
+// keys returns the keys of what is in the table now.
+func (t *inflight[T]) keys() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return sortedKeys(t.m)
 }
 
 // close empties the table, refuses further entries with err, and returns what

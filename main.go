@@ -27,6 +27,7 @@
 //	runtimes.go   which files are modules, and what runs them
 //	guard.go      a process that clears up after a killed daemon
 //	worker.go     a module's child process
+//	result.go     what a tool call gave
 //	signature.go  whether a provider signed a webhook
 //	schema.go     what a method says of itself; checking arguments
 //	catalog.go    the modules there are, and views of them

@@ -264,12 +264,6 @@ func answerComplete(ctx context.Context, r *request) (json.RawMessage, error) {
 	})
 }
 
-// failure is the result of a tool call that failed.
-func failure(text string) json.RawMessage {
-	b := appendString([]byte(`{"content":[{"type":"text","text":`), text)
-	return append(b, `}],"isError":true}`...)
-}
-
 // unknownTool is the one error for a tool that does not exist and for one that
 // is out of scope.
 func unknownTool(view *View, name string) error {
@@ -379,9 +373,8 @@ type stdioPeer struct {
 }
 
 // ServeStdio answers the one client at the other end of in and out, which sees
-// the whole workspace, until in ends or ctx does. maxLine is in bytes. When it
-// returns, nothing is under way but a read of in that can't be interrupted.
-func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer, maxLine int64) error {
+// the whole workspace, until in ends or ctx does. When it returns, nothing is under way but a read of in that can't be interrupted.
+func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	p := &stdioPeer{server: s, session: newSession(sealed{Issued: s.started}), out: make(chan []byte, maxQueued), ctx: ctx}
 	p.session.key = "stdio"
@@ -395,7 +388,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer, ma
 		}
 	})
 	lines := make(chan stdioLine)
-	go readStdio(ctx, newLineReader(in, int(maxLine)), lines)
+	go readStdio(ctx, newLineReader(in, maxWorkerLine), lines)
 	err := p.serve(lines)
 	p.finish()
 	close(flush)
@@ -434,7 +427,7 @@ func (p *stdioPeer) serve(lines <-chan stdioLine) error {
 		case line := <-lines:
 			switch {
 			case line.err == errLineTooLong:
-				p.send(encodeError(nil, rpcErrorf(codeInvalidRequest, "a message over the limit was dropped (-max-body)")))
+				p.send(encodeError(idOfLong(line.text), rpcErrorf(codeInvalidRequest, "the message is larger than %s", formatSize(maxWorkerLine))))
 			case errors.Is(line.err, io.EOF):
 				return nil
 			case line.err != nil:

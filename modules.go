@@ -521,7 +521,10 @@ func (r *Registry) introspectProcess(f found) (*offer, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { w.stop(); <-w.done }()
+	defer func() { // nobody need wait for its end, but we do at ours
+		w.stop()
+		r.wg.Go(func() { <-w.done })
+	}()
 	ctx, cancel := context.WithTimeout(r.ctx, startTimeout)
 	defer cancel()
 	o, err := listOffer(ctx, w, f.Kind)

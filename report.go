@@ -223,24 +223,3 @@ func noteText(method string, params json.RawMessage) string {
 	}
 	return text
 }
-
-// resultText is a tool's result for people: its structured content if it has
-// some, else its texts, else the whole as JSON.
-func resultText(result json.RawMessage) string {
-	if structured := field(result, "structuredContent"); structured != nil {
-		return string(structured)
-	}
-	var parts []json.RawMessage
-	if json.Unmarshal(field(result, "content"), &parts) != nil {
-		return string(result)
-	}
-	var texts []string
-	for _, part := range parts {
-		if stringField(part, "type") == "text" {
-			texts = append(texts, stringField(part, "text"))
-		} else {
-			texts = append(texts, string(part))
-		}
-	}
-	return strings.Join(texts, "\n")
-}

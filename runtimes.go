@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"runtime/debug"
 	"strings"
 )
 
@@ -23,6 +24,15 @@ import (
 //
 //go:embed runtimes
 var runtimeFiles embed.FS
+
+// version is this program's version, from what the go command stamped it with.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
+		return "devel"
+	}
+	return info.Main.Version
+}
 
 // Kind is what a module is made of.
 type Kind string

@@ -7,7 +7,6 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -470,8 +469,14 @@ func docDefault(s string) json.RawMessage {
 	return quote(strings.Trim(s, "'"))
 }
 
-// firstSentence is the first sentence of a text, on one line.
+// firstSentence is the first sentence of a text, on one line, without the
+// headings of Markdown before it.
 func firstSentence(text string) string {
+	text = strings.TrimSpace(text)
+	for strings.HasPrefix(text, "#") {
+		_, text, _ = strings.Cut(text, "\n")
+		text = strings.TrimSpace(text)
+	}
 	text = strings.Join(strings.Fields(text), " ")
 	for i := 0; i < len(text); i++ {
 		if strings.IndexByte(".!?", text[i]) >= 0 && (i+1 == len(text) || text[i+1] == ' ') {
@@ -483,6 +488,3 @@ func firstSentence(text string) string {
 	}
 	return text
 }
-
-// sortedKeys is the keys of a map in order.
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

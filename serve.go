@@ -32,15 +32,13 @@ const (
 // servingFlags is what serve and stdio have in common.
 type servingFlags struct {
 	callTimeout, idle time.Duration
-	maxBody           sizeFlag
 	log               string
 }
 
 func declareServing(fs *flag.FlagSet) *servingFlags {
-	f := &servingFlags{maxBody: 4 << 20}
+	f := &servingFlags{}
 	fs.DurationVar(&f.callTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&f.idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
-	fs.Var(&f.maxBody, "max-body", "the largest message, as `SIZE` in bytes or with KiB, MiB, GiB")
 	fs.StringVar(&f.log, "log", "text", "the log's `FORM`, text or json")
 	return f
 }
@@ -65,6 +63,7 @@ func newLog(w io.Writer, form string) (*slog.Logger, error) {
 // serveFlags is the flags of serve alone.
 type serveFlags struct {
 	*servingFlags
+	maxBody         sizeFlag
 	addr            string
 	hosts, origins  listFlag
 	requireClaim    bool
@@ -79,7 +78,8 @@ type serveFlags struct {
 func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	h := &hosting{}
 	h.declare(a, fs)
-	f := &serveFlags{servingFlags: declareServing(fs)}
+	f := &serveFlags{servingFlags: declareServing(fs), maxBody: 4 << 20}
+	fs.Var(&f.maxBody, "max-body", "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB")
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
 	fs.Var(&f.hosts, "allow-host", "answer requests for this host `NAME` too (repeatable)")
 	fs.Var(&f.origins, "allow-origin", "answer scripts of this website too, given as its `URL` without a path (repeatable)")

@@ -174,7 +174,7 @@ func (s *shellServer) take(ctx context.Context, msg *Message, calls *sync.WaitGr
 		s.send(encodeResult(msg.ID, s.list()))
 	case "notifications/cancelled":
 		if cancel, ok := s.calls.get(string(field(msg.Params, "requestId"))); ok {
-			cancel(errCancelled)
+			cancel(nil)
 		}
 	case "tools/call":
 		ctx, cancel := context.WithCancelCause(ctx)
@@ -321,28 +321,6 @@ func shellResult(out []byte) json.RawMessage {
 		}
 	}
 	return joinMembers([]member{{"content", result}})
-}
-
-func textContent(text string) json.RawMessage {
-	return append(appendString([]byte(`[{"type":"text","text":`), text), "}]"...)
-}
-
-// isToolResult reports whether an object already is the result of an MCP tool:
-// a content list of known types, and nothing that is foreign to a result.
-func isToolResult(object json.RawMessage) bool {
-	var content []json.RawMessage
-	if json.Unmarshal(field(object, "content"), &content) != nil || content == nil {
-		return false
-	}
-	for _, c := range content {
-		if !slices.Contains([]string{"text", "image", "audio", "resource", "resource_link"}, stringField(c, "type")) {
-			return false
-		}
-	}
-	list, _ := members(object)
-	return !slices.ContainsFunc(list, func(f member) bool {
-		return !slices.Contains([]string{"content", "structuredContent", "isError", "_meta"}, f.key)
-	})
 }
 
 // bounded keeps what is written, up to a limit.

@@ -48,7 +48,8 @@ const (
 	maxWorkerLine  = 64 << 20         // bytes in one message of a worker
 	maxLoggedLine  = 4 << 10          // bytes of a stray line that are logged
 	startTimeout   = 30 * time.Second // for the handshake
-	exitPatience   = 2 * time.Second  // after stdin closed, and after TERM
+	stdinPatience  = 1 * time.Second  // for the end after stdin closed; clients wait 2 s for ours
+	exitPatience   = 2 * time.Second  // for the end after TERM
 	outputPatience = 500 * time.Millisecond
 	tailLines      = 8 // of stderr, to say why a module did not start
 )
@@ -258,17 +259,20 @@ func (w *Worker) stop() {
 // hasten ends a process that does not end by itself.
 func (w *Worker) hasten() {
 	pid := w.cmd.Process.Pid
-	for _, signal := range []func(int) error{terminateGroup, killGroup} {
+	for _, next := range []struct {
+		patience time.Duration
+		signal   func(int) error
+	}{{stdinPatience, terminateGroup}, {exitPatience, killGroup}} {
 		select {
 		case <-w.exited:
 			return
-		case <-time.After(exitPatience):
+		case <-time.After(next.patience):
 		}
 		w.reaping.Lock()
 		select {
 		case <-w.exited:
 		default:
-			signal(pid)
+			next.signal(pid)
 		}
 		w.reaping.Unlock()
 	}
@@ -331,7 +335,7 @@ func (w *Worker) readStdout() {
 	for {
 		line, err := lines.next()
 		if errors.Is(err, errLineTooLong) {
-			w.log.Warn("a message over the limit was dropped", "limit", maxWorkerLine)
+			w.dropLong(line)
 			continue
 		}
 		if err != nil {
@@ -349,6 +353,22 @@ func (w *Worker) readStdout() {
 	case <-w.exited:
 	case <-time.After(outputPatience):
 		w.closedStdout()
+	}
+}
+
+// dropLong fails the call whose answer was too long to be read; where its id
+// can't be told, all calls in flight, rather than have one wait for nothing.
+func (w *Worker) dropLong(ends []byte) {
+	w.log.Warn("a message over the limit was dropped", "limit", formatSize(maxWorkerLine))
+	answer := &Message{Err: rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine))}
+	if c, ok := w.calls.take(string(idOfLong(ends))); ok {
+		c.answer <- answer
+		return
+	}
+	for _, id := range w.calls.keys() {
+		if c, ok := w.calls.take(id); ok {
+			c.answer <- answer
+		}
 	}
 }
 
@@ -580,7 +600,8 @@ func (w *Worker) initialize(ctx context.Context) error {
 		"protocolVersion": workerProtocol,
 		"clientInfo":      map[string]string{"name": "usher", "version": version()},
 		"capabilities": map[string]any{
-			"roots": map[string]bool{"listChanged": true}, "sampling": struct{}{}, "elicitation": struct{}{},
+			"roots": map[string]bool{"listChanged": true}, "sampling": struct{}{},
+			"elicitation": map[string]any{"form": struct{}{}, "url": struct{}{}},
 		},
 	})
 	result, err := w.request(ctx, Caller{}, "initialize", params, 0)

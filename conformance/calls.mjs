@@ -77,6 +77,7 @@ const asking = [
   ['everything_get-roots-list', {}, text('no roots are currently configured')], // then text('workspace')
   ['everything_trigger-sampling-request', { prompt: 'sail', maxTokens: 9 }, failed('sampling/createMessage')], // then text('a model of clients.mjs')
   ['everything_trigger-elicitation-request', {}, failed('elicitation/create')], // then text('declined')
+  ['everything_trigger-url-elicitation', { url: 'https://example.com/' }, failed('elicitation/create')],
   // It can be called as a task only, and usher has no tasks.
   ['everything_simulate-research-query', { topic: 'ships' }, failed('task')],
 ];
