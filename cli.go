@@ -455,7 +455,7 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 		defer cancel()
 		done := make(chan struct{})
 		go func() { defer close(done); r.Watch(ctx) }()
-		s := &Server{views: r.Views(), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
+		s := &Server{views: r.Views(), fixed: scopeAll(), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
 		err = s.ServeStdio(ctx, a.stdin, a.stdout)
 		cancel()
 		<-done
@@ -558,7 +558,7 @@ func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, 
 // callTool makes a call and prints what it gave.
 func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.RawMessage) error {
 	params := joinMembers([]member{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
-	s := &Server{views: r.Views(), log: quietLog(a.stderr), stopping: a.ctx, stopped: a.ctx}
+	s := &Server{views: r.Views(), fixed: scope, log: quietLog(a.stderr), stopping: a.ctx, stopped: a.ctx}
 	req := &request{server: s, session: newSession(sealed{}), params: params}
 	req.caller = Caller{Session: "call", Notify: func(method string, params json.RawMessage) {
 		fmt.Fprintln(a.stderr, "usher:", noteText(method, params))

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if fake := os.Getenv(runAsFake); fake != "" {
 		os.Exit(runFake(fake))
 	}
-	if os.Getenv(runAsUsher) != "" || len(os.Args) > 1 && os.Args[1] == guardCommand {
+	if os.Getenv(runAsUsher) != "" || len(os.Args) > 1 && (os.Args[1] == guardCommand || os.Args[1] == shellCommand) {
 		main()
 	}
 	os.Exit(m.Run())

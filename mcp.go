@@ -23,6 +23,7 @@ type Server struct {
 	views    Views
 	sessions *SessionStore // nil on stdio, where there is one session
 	gate     *Gate         // nil where nothing is looked at as a claim: on stdio, in a shell
+	fixed    Scope         // then, what there is to see
 	guardian *Guardian
 	log      *slog.Logger
 	started  time.Time
@@ -55,8 +56,11 @@ var errUnreadable = errors.New("the claims can't be read just now, so nobody wit
 
 // scope is what a session may reach now.
 func (s *Server) scope(session *Session) (Scope, error) {
+	if s.gate == nil {
+		return s.fixed, nil
+	}
 	claim := session.scopedTo()
-	if s.gate == nil || claim == nil {
+	if claim == nil {
 		return scopeAll(), nil
 	}
 	return s.gate.holds(*claim)
@@ -372,8 +376,7 @@ type stdioPeer struct {
 	requests sync.WaitGroup  // being answered
 }
 
-// ServeStdio answers the one client at the other end of in and out, which sees
-// the whole workspace, until in ends or ctx does. When it returns, nothing is under way but a read of in that can't be interrupted.
+// ServeStdio answers the one client at the other end of in and out, until in ends or ctx does. When it returns, nothing is under way but a read of in that can't be interrupted.
 func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	p := &stdioPeer{server: s, session: newSession(sealed{Issued: s.started}), out: make(chan []byte, maxQueued), ctx: ctx}
@@ -480,7 +483,7 @@ func (p *stdioPeer) take(line []byte) {
 
 func (p *stdioPeer) answer(ctx context.Context, msg *Message) (json.RawMessage, error) {
 	if msg.Method == "initialize" {
-		_, _, result, err := p.server.initialize(ctx, msg.Params, scopeAll)
+		_, _, result, err := p.server.initialize(ctx, msg.Params, func() Scope { return p.server.fixed })
 		if err != nil {
 			return nil, err
 		}

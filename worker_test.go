@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -284,4 +285,17 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// need finds a program that a test can't do without: the test is skipped where
+// there is none, but not in CI.
+func need(t *testing.T, program string) {
+	t.Helper()
+	if _, err := exec.LookPath(program); err == nil {
+		return
+	}
+	if os.Getenv("CI_REQUIRE") != "" {
+		t.Fatalf("CI needs %s", program)
+	}
+	t.Skipf("%s is not installed", program)
 }

@@ -1,0 +1,269 @@
+// The command line: what is printed, word for word, and what is refused.
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+var updateCLI = flag.Bool("update-cli", false, "write testdata/cli anew")
+
+// usher runs a command in this process.
+func usher(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, noEnv)
+	return out.String(), errs.String(), code
+}
+
+// masks hide what differs from run to run.
+var masks = []struct {
+	form *regexp.Regexp
+	with string
+}{
+	{regexp.MustCompile(`\b[2-9A-HJKMNP-Z]{3}-[2-9A-HJKMNP-Z]{3}\b`), "CODE-D"},
+	{regexp.MustCompile(`(claim=|Code: |"code": ")[2-9A-HJKMNP-Z]{6}\b`), "${1}CODE--"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
+	{regexp.MustCompile(`usher \S+ \(go\S+ \S+\)`), "usher VERSION"},
+}
+
+// columns are the lines whose columns are as wide as a temporary path.
+var (
+	columns = regexp.MustCompile(`(?m)^(CODE|  \S+ +\().*$`)
+	gaps    = regexp.MustCompile(` {2,}`)
+)
+
+// golden compares what was printed with testdata/cli/NAME.txt.
+func golden(t *testing.T, name, got string, dirs ...string) {
+	t.Helper()
+	for i, dir := range dirs {
+		got = strings.ReplaceAll(got, dir, "/DIR"+strings.Repeat("'", i))
+	}
+	for _, m := range masks {
+		got = m.form.ReplaceAllString(got, m.with)
+	}
+	got = columns.ReplaceAllStringFunc(got, func(line string) string { return gaps.ReplaceAllString(line, "   ") })
+	path := "testdata/cli/" + name + ".txt"
+	if *updateCLI {
+		write(t, path, got)
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s: %s", name, diff)
+	}
+}
+
+func TestPrinted(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	base := t.TempDir()
+	writeFake(t, dir+"/proj/a.usher", "good tools=x,handleY")
+	writeFake(t, dir+"/other/a.usher", "good tools=x")
+	write(t, dir+"/proj/broken.usher.go", "//go:build usher\n\npackage main\n\nfunc X( {}\n")
+	if err := os.Mkdir(dir+"/empty", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		args string
+	}{
+		{"help", "help"},
+		{"help-serve", "help serve"},
+		{"help-claim", "help claim"},
+		{"help-claim-revoke", "claim revoke -h"},
+		{"version", "version"},
+		{"list-none", "claim list"},
+		{"list-none-json", "claim list -json"},
+		{"claim", "claim -scope PROJ -label phone -ttl 2h"},
+		{"claim-json", "claim -scope PROJ -json -ttl 90m"},
+		{"claim-empty", "claim -scope EMPTY"},
+		{"list", "-base-first claim list"},
+		{"modules", "modules DIR"},
+		{"modules-scope", "modules DIR -scope PROJ"},
+		{"modules-json", "modules -json -scope PROJ DIR"},
+		{"call", "call a handleY {\"n\":1} -dir PROJ"},
+		{"call-scope", "call a x -dir DIR -scope OTHER"},
+	} {
+		args := strings.Fields(strings.NewReplacer("PROJ", dir+"/proj", "OTHER", dir+"/other", "EMPTY", dir+"/empty", "DIR", dir, "-base-first ", "").Replace(tt.args))
+		if args[0] != "version" && args[0] != "help" && !strings.HasSuffix(tt.args, "-h") {
+			args = append(args, "-base", base)
+		}
+		out, errs, code := usher(t, "", args...)
+		if code != 0 {
+			t.Errorf("%s: status %d", tt.name, code)
+		}
+		if errs != "" {
+			out += "--- stderr\n" + errs
+		}
+		golden(t, tt.name, out, dir, base)
+	}
+}
+
+func TestClaimOfARunningDaemon(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir)
+	out, _, _ := usher(t, "", "claim", "-base", base, "-scope", dir+"/proj")
+	if !strings.Contains(out, "usher "+d.URL+" --header") || strings.Contains(out, "No usher serves") {
+		t.Errorf("usher claim beside %s:\n%s", d.URL, out)
+	}
+	var list []struct {
+		Code, ScopeDir string
+		ExpiresAt      time.Time
+	}
+	out, _, _ = usher(t, "", "claim", "list", "-json", "-base", base)
+	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 1 || list[0].ScopeDir != dir+"/proj" {
+		t.Fatalf("%v %s", err, out)
+	}
+	c, _ := session(t, d.URL, nothing)
+	c.Header.Set(claimHeader, list[0].Code)
+	c.awaitTools(projTools...)
+	out, _, _ = usher(t, "", "modules", "-claim", list[0].Code, "-base", base, dir)
+	shown, hidden, _ := strings.Cut(out, "Hidden from this scope:")
+	if !strings.Contains(shown, "a_x") || strings.Contains(shown, "b_x") || !strings.Contains(hidden, "b.usher") || !strings.Contains(hidden, "c.usher") {
+		t.Errorf("usher modules -claim:\n%s", out)
+	}
+	code := strings.ToLower(list[0].Code[:3] + "-" + list[0].Code[3:])
+	if out, errs, status := usher(t, "", "claim", "revoke", code, "-base", base); status != 0 || !strings.HasPrefix(out, "Revoked ") {
+		t.Errorf("revoke: %d %s%s", status, out, errs)
+	}
+	if got := c.tools(); len(got) != 0 {
+		t.Errorf("after the revoke: %v", got)
+	}
+}
+
+func TestRefusedCommands(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	file := dir + "/file.usher.go"
+	write(t, file, "mine")
+	corrupt := t.TempDir()
+	write(t, corrupt+"/.data/claims.json", `{"version":9}`)
+	writeFake(t, dir+"/a.usher", "good tools=fail,x")
+	for _, tt := range []struct {
+		args string
+		code int
+		says string
+	}{
+		{"nope", 2, `unknown command "nope"`},
+		{"help nope", 2, "no such command"},
+		{"version x", 2, "unexpected argument"},
+		{"claim -ttl 0", 2, "30m, 1h, 7d"},
+		{"claim -ttl -1h", 2, "30m, 1h, 7d"},
+		{"claim -ttl abc", 2, "30m, 1h, 7d"},
+		{"claim -ttl 1.5", 2, "30m, 1h, 7d"},
+		{"claim -ttl 0h0m", 2, "30m, 1h, 7d"},
+		{"claim -ttl 99999999999999999999d", 2, "30m, 1h, 7d"},
+		{"claim -ttl 9999999h", 2, "30m, 1h, 7d"},
+		{"claim -ttl 106752w", 2, "30m, 1h, 7d"},
+		{"claim -scope " + dir + "/nope", 2, "no such folder"},
+		{"claim -scope " + file, 2, "not a folder"},
+		{"claim -label a\x07b", 2, "plain text"},
+		{"claim lsit", 2, `unexpected argument "lsit"`},
+		{"claim list x", 2, "unexpected argument"},
+		{"claim revoke", 2, "want one CODE"},
+		{"claim revoke ABCDEF ABCDEG", 2, "want one CODE"},
+		{"claim revoke ABCDEF", 1, "no claim with this code"},
+		{"claim revoke hello", 2, "6 of 23456789"},
+		{"claim revoke ſſſſſſ", 2, "6 of 23456789"},
+		{"claim -base " + corrupt, 1, "claims.json"},
+		{"claim list -base " + corrupt, 1, "claims.json"},
+		{"claim revoke ABCDEF -base " + corrupt, 1, "claims.json"},
+		{"claim -base " + file, 1, "-base"},
+		{"modules -scope x -claim y", 2, "exclude"},
+		{"modules -claim hello", 2, "6 of 23456789"},
+		{"modules -claim ABCDEF", 1, "no claim with this code"},
+		{"modules " + dir + "/nope", 2, "no such folder"},
+		{"call", 2, "MODULE METHOD"},
+		{"call a x [] -dir " + dir, 2, "want an object"},
+		{"call a x {", 2, "not valid JSON"},
+		{"call b x -dir " + dir, 1, `no module "b"`},
+		{"call a y -dir " + dir, 1, "it has fail, x"},
+		{"call a fail -dir " + dir, 1, "it did not work"},
+		{"new", 2, "want one FILE"},
+		{"new x.go", 2, ".usher.go"},
+		{"new a@b.usher.go", 2, "module name"},
+		{"new " + file, 1, "it was left as it is"},
+		{"new " + dir + "/nope/x.usher.go", 1, "no such file"},
+	} {
+		args := strings.Split(tt.args, " ")
+		if !strings.Contains(tt.args, "-base") && args[0] != "new" && args[0] != "version" && args[0] != "help" && args[0] != "nope" {
+			args = append(args, "-base", base)
+		}
+		out, errs, code := usher(t, "", args...)
+		first, rest, _ := strings.Cut(errs, "\n")
+		if code != tt.code || !strings.Contains(first, tt.says) || !strings.HasPrefix(first, "usher: ") || out != "" {
+			t.Errorf("usher %s: status %d, want %d\n%s%s", tt.args, code, tt.code, out, errs)
+		}
+		if code == 1 && rest != "" {
+			t.Errorf("usher %s: more than a line: %s", tt.args, errs)
+		}
+	}
+	for path, want := range map[string]string{file: "mine", corrupt + "/.data/claims.json": `{"version":9}`} {
+		if got, _ := os.ReadFile(path); string(got) != want {
+			t.Errorf("%s was overwritten: %q", path, got)
+		}
+	}
+	if _, errs, code := usher(t, ""); code != 2 || !strings.Contains(errs, "Begin with:") {
+		t.Errorf("usher alone: %d %s", code, errs)
+	}
+	if out, errs, code := usher(t, `{"n":1}`, "call", "a", "x", "-", "-dir", dir, "-base", base); code != 0 || !strings.Contains(out, `"arguments":{"n":1}`) {
+		t.Errorf("arguments from stdin: %d %s%s", code, out, errs)
+	}
+}
+
+func TestTTL(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{
+		"30m": 30 * time.Minute, "1h": time.Hour, "7d": 7 * 24 * time.Hour, "90s": 90 * time.Second, "2w": 14 * 24 * time.Hour,
+		"1h30m": 90 * time.Minute, "1.5h": 90 * time.Minute, "36500d": maxTTL,
+		"": 0, "d": 0, "7": 0, "7D": 0, "-1d": 0, "1d12h": 0, "36501d": 0, "NaN": 0, "1e9h": 0,
+	} {
+		if got, err := parseTTL(text); got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %v %v, want %v", text, got, err, want)
+		}
+	}
+}
+
+func FuzzParseTTL(f *testing.F) {
+	f.Add("7d")
+	f.Add("1h30m")
+	f.Add("9223372036854775807w")
+	f.Fuzz(func(t *testing.T, s string) {
+		if d, err := parseTTL(s); (err == nil) != (d > 0) || d > maxTTL {
+			t.Errorf("%q: %v %v", s, d, err)
+		}
+	})
+}
+
+func TestStarters(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	for ending, needs := range map[string]string{"go": "go", "js": "node", "sh": "sh", "py": "python3"} {
+		out, errs, code := usher(t, "", "new", dir+"/hello_"+ending+".usher."+ending)
+		if code != 0 {
+			t.Errorf("%s: %d %s%s", ending, code, out, errs)
+		}
+		need(t, needs)
+		out, errs, code = usher(t, "", "call", "hello_"+ending, "greet", `{"name":"Ada"}`, "-dir", dir, "-base", base)
+		if code != 0 || !strings.Contains(out, "Hello, Ada!") {
+			t.Errorf("%s: %d %s%s", ending, code, out, errs)
+		}
+	}
+}
