@@ -1,0 +1,1989 @@
+// Tests of webhook.go over HTTP: which method a path is, what of a request
+// reaches it, who is let in, and every row of the table of answers. The modules
+// are the test binary again, with tools that a test describes.
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"maps"
+	"math/rand"
+	"mime/multipart"
+	"net"
+	"net/http"
+	"net/textproto"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// runAsHooks makes the test binary a hookServer; its value is the file that
+// describes it.
+const runAsHooks = "USHER_TEST_HOOKS"
+
+func init() {
+	if file := os.Getenv(runAsHooks); file != "" {
+		os.Exit(runHooks(file))
+	}
+	if len(os.Args) > 1 && os.Args[1] == shellCommand {
+		main() // the test binary is usher, which runs shell modules itself
+	}
+	// A program with the race detector sleeps a second at its end; those that
+	// the tests start need not.
+	if os.Getenv("GORACE") == "" {
+		os.Setenv("GORACE", "atexit_sleep_ms=0")
+	}
+}
+
+// hookSpec describes a hosted MCP server.
+type hookSpec struct {
+	Await string // a file; initialize is answered once it is there
+	Tools []hookTool
+}
+
+// hookTool is one of its tools. Does says what it does:
+//
+//	echo      returns its arguments; the default
+//	result    returns the member "result" of its arguments as the tool's result
+//	fault     answers with the JSON-RPC error in "code" and "message"
+//	hold      waits for a call of a tool that does release
+//	release   lets all that hold go on
+//	never     does not answer
+//	crash     ends its own process
+//	env       tells which of the variables in "names" it has
+//	digest    returns the canonical hash of its arguments without _webhook
+//	runs      tells how often each tool was called
+type hookTool struct {
+	Name, Doc, Does string
+	Schema          json.RawMessage
+}
+
+// hookServer is an MCP server on stdin and stdout.
+type hookServer struct {
+	spec hookSpec
+	mu   sync.Mutex // guards all below, and stdout
+	out  *bufio.Writer
+	stop map[string]chan struct{} // calls by id
+	gate chan struct{}            // closed by release
+	runs map[string]int
+}
+
+func runHooks(file string) int {
+	s := &hookServer{out: bufio.NewWriter(os.Stdout), stop: map[string]chan struct{}{}, gate: make(chan struct{}), runs: map[string]int{}}
+	raw, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(raw, &s.spec)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	lines := newLineReader(os.Stdin, 64<<20)
+	for {
+		line, err := lines.next()
+		if err != nil {
+			return 0
+		}
+		if msg, err := parseMessage(line); err == nil {
+			s.take(msg)
+		}
+	}
+}
+
+func (s *hookServer) send(msg []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.out.Write(append(msg, '\n'))
+	s.out.Flush()
+}
+
+func (s *hookServer) take(msg *Message) {
+	switch msg.Method {
+	case "initialize":
+		for s.spec.Await != "" {
+			if _, err := os.Stat(s.spec.Await); err == nil {
+				break
+			}
+			<-time.After(5 * time.Millisecond)
+		}
+		s.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"hooks","version":"1"}}`)))
+	case "tools/list":
+		tools := []json.RawMessage{}
+		for _, t := range s.spec.Tools {
+			if t.Schema == nil {
+				t.Schema = json.RawMessage(`{"type":"object"}`)
+			}
+			tools = append(tools, joinMembers([]member{{"name", quote(t.Name)}, {"description", quote(t.Doc)}, {"inputSchema", t.Schema}}))
+		}
+		s.send(encodeResult(msg.ID, marshal(map[string]any{"tools": tools})))
+	case "notifications/cancelled":
+		s.mu.Lock()
+		if c := s.stop[string(field(msg.Params, "requestId"))]; c != nil {
+			close(c)
+			delete(s.stop, string(field(msg.Params, "requestId")))
+		}
+		s.mu.Unlock()
+	case "tools/call":
+		stop := make(chan struct{})
+		name := stringField(msg.Params, "name")
+		s.mu.Lock()
+		s.stop[string(msg.ID)] = stop
+		s.runs[name]++
+		gate := s.gate
+		s.mu.Unlock()
+		for _, t := range s.spec.Tools {
+			if t.Name == name {
+				go s.call(msg, t, stop, gate)
+			}
+		}
+	default:
+		if msg.isRequest() {
+			s.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
+		}
+	}
+}
+
+func structured(raw json.RawMessage) json.RawMessage {
+	return joinMembers([]member{{"content", textContent(string(raw))}, {"structuredContent", raw}})
+}
+
+func (s *hookServer) call(msg *Message, t hookTool, stop, gate <-chan struct{}) {
+	args := field(msg.Params, "arguments")
+	if args == nil {
+		args = json.RawMessage(`{}`)
+	}
+	result := structured(args)
+	switch t.Does {
+	case "result":
+		result = field(args, "result")
+	case "fault":
+		code, _ := strconv.Atoi(string(field(args, "code")))
+		s.send(encodeError(msg.ID, rpcErrorf(code, "%s", stringField(args, "message"))))
+		return
+	case "hold", "never":
+		fmt.Fprintln(os.Stderr, "hooks: began", t.Name)
+		if t.Does == "never" {
+			gate = nil
+		}
+		select {
+		case <-gate:
+		case <-stop:
+			fmt.Fprintln(os.Stderr, "hooks: cancelled", t.Name)
+			return
+		}
+	case "release":
+		s.mu.Lock()
+		close(s.gate)
+		s.gate = make(chan struct{})
+		s.mu.Unlock()
+	case "crash":
+		self, _ := os.FindProcess(os.Getpid())
+		self.Kill()
+		select {}
+	case "env":
+		var names []string
+		json.Unmarshal(field(args, "names"), &names)
+		has := map[string]bool{}
+		for _, name := range names {
+			_, has[name] = os.LookupEnv(name)
+		}
+		result = structured(marshal(has))
+	case "digest":
+		list, _ := members(args)
+		list = slices.DeleteFunc(list, func(f member) bool { return f.key == webhookParam })
+		result = structured(marshal(map[string]string{"digest": digest(joinMembers(list)), "raw": stringField(field(args, webhookParam), "rawBody")}))
+	case "runs":
+		s.mu.Lock()
+		result = structured(marshal(s.runs))
+		s.mu.Unlock()
+	}
+	s.send(encodeResult(msg.ID, result))
+}
+
+// hookFile writes what describes a hookServer, and returns its path.
+func hookFile(t *testing.T, spec hookSpec) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "hooks.json")
+	write(t, file, string(marshal(spec)))
+	return file
+}
+
+// writeHooks makes an executable module with these tools.
+func writeHooks(t *testing.T, path string, tools ...hookTool) {
+	t.Helper()
+	writeHookSpec(t, path, hookSpec{Tools: tools})
+}
+
+func writeHookSpec(t *testing.T, path string, spec hookSpec) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, path+".new", fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", runAsHooks, hookFile(t, spec), exe))
+	if err := os.Chmod(path+".new", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// serveHereEnv is serveHere with an environment for the daemon itself; modules
+// have that of the test.
+func serveHereEnv(t *testing.T, dir string, env map[string]string, flags ...string) *testDaemon {
+	t.Helper()
+	return serveHereGetenv(t, t.TempDir(), dir, func(name string) string { return env[name] }, flags...)
+}
+
+// serveHereGetenv is the same with a base folder, which may have been another's
+// that was stopped: what modules offer is known then.
+func serveHereGetenv(t *testing.T, base, dir string, getenv func(string) string, flags ...string) *testDaemon {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &testDaemon{Base: base, Out: &output{}, Log: &output{}, cancel: cancel, exit: make(chan int, 1)}
+	go func() {
+		d.exit <- run(ctx, serveArgs(base, dir, flags), strings.NewReader(""), d.Out, d.Log, getenv)
+	}()
+	t.Cleanup(func() { d.stop(t) })
+	d.awaitURL(t)
+	return d
+}
+
+const testSecret = "s3cret-7c1f"
+
+var guarded = map[string]string{webhookSecretVar: testSecret}
+
+// shown is the header that shows the secret.
+const shown = secretHeader + ": " + testSecret
+
+// awaitReady waits until the daemon has shown that it looked at all modules.
+func (d *testDaemon) awaitReady(t *testing.T) {
+	t.Helper()
+	await(t, "the daemon to have looked at its modules", func() bool { return strings.Contains(d.Out.String(), "Ctrl-C ends it.") })
+}
+
+// hookClient follows no redirect: there must be none.
+var hookClient = &http.Client{
+	Timeout:       2 * patience,
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// hookRequest is a request to a path below /webhook/, with headers written as
+// "Name: value". The body goes without a content type unless one is given.
+func (d *testDaemon) hookRequest(method, path, body string, headers ...string) (*http.Request, error) {
+	req, err := http.NewRequest(method, d.URL+"webhook/"+path, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		if name == "Host" {
+			req.Host = value
+		}
+		req.Header.Add(name, value)
+	}
+	return req, nil
+}
+
+// try makes a request that may fail on its way.
+func (d *testDaemon) try(method, path, body string, headers ...string) (answer, error) {
+	req, err := d.hookRequest(method, path, body, headers...)
+	if err != nil {
+		return answer{}, err
+	}
+	res, err := hookClient.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}, err
+}
+
+func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...string) answer {
+	t.Helper()
+	a, err := d.try(method, path, body, headers...)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return a
+}
+
+// deliver posts a JSON body.
+func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string) answer {
+	t.Helper()
+	return d.send(t, http.MethodPost, path, body, append([]string{"Content-Type: application/json"}, headers...)...)
+}
+
+// raw sends bytes as they are and reads the answer, whatever becomes of the
+// rest of what is sent.
+func (d *testDaemon) raw(t *testing.T, request string, rest io.Reader) answer {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(d.URL, "http://"), "/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.SetDeadline(time.Now().Add(bodyPatience + patience))
+	var sent sync.WaitGroup
+	sent.Go(func() {
+		io.WriteString(conn, request)
+		if rest != nil {
+			io.Copy(conn, rest)
+		}
+	})
+	defer sent.Wait()
+	defer conn.Close()
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Errorf("%.120q: %v", request, err)
+		return answer{}
+	}
+	text, _ := io.ReadAll(res.Body)
+	res.Body.Close()
+	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
+}
+
+// checkError checks an answer that is an error: its status, its form, its id.
+func checkError(t *testing.T, what string, a answer, status int) {
+	t.Helper()
+	if a.Status != status {
+		t.Errorf("%s: status %d, want %d: %s", what, a.Status, status, a.Body)
+		return
+	}
+	var e struct{ Error string }
+	if err := json.Unmarshal([]byte(a.Body), &e); err != nil || e.Error == "" {
+		t.Errorf("%s: the body is not {\"error\": …}: %s", what, a.Body)
+	}
+	if !strings.HasPrefix(a.Header.Get("Content-Type"), "application/json") || a.Header.Get(requestIDHeader) == "" {
+		t.Errorf("%s: headers %v", what, a.Header)
+	}
+}
+
+// runs is how often a module's tool was called.
+func (d *testDaemon) runs(t *testing.T, module, tool string) int {
+	t.Helper()
+	n, _ := strconv.Atoi(string(field(field(connect(t, d.URL).call(module+"_runs", "").result(), "structuredContent"), tool)))
+	return n
+}
+
+// without is a JSON object without one of its members.
+func without(raw, key string) string {
+	list, _ := members(json.RawMessage(raw))
+	return string(joinMembers(slices.DeleteFunc(list, func(f member) bool { return f.key == key })))
+}
+
+// modulesOf is what usher modules prints.
+func modulesOf(t *testing.T, dir string, getenv func(string) string) string {
+	t.Helper()
+	var out, log output
+	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, getenv); code != 0 {
+		t.Fatalf("usher modules: status %d: %s", code, log.String())
+	}
+	return out.String()
+}
+
+func TestWebhookRouting(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/host.usher",
+		hookTool{Name: "handlePush", Doc: "Takes pushes."},
+		hookTool{Name: "handle_it", Doc: "Has an underscore."},
+		hookTool{Name: "handler", Doc: "Begins with the word."},
+		hookTool{Name: "Handle", Doc: "Does not."},
+		hookTool{Name: "rehandle", Doc: "Does not either."},
+		hookTool{Name: "tagged", Doc: "First line.\n@webhook\nLast line."},
+		hookTool{Name: "short", Doc: "@webhook inbox"},
+		hookTool{Name: "long", Doc: "Text.\n\n  @webhook /a/b/c/d.e~f_g-h/1  \n"},
+		hookTool{Name: "handleElsewhere", Doc: "@webhook elsewhere/else"},
+		hookTool{Name: "tab", Doc: "Text.\n@webhook\ttab/path"},
+		hookTool{Name: "spoken", Doc: "Write @webhook some/path to make it one."},
+		hookTool{Name: "twice", Doc: "@webhook first\n@webhook second"},
+		hookTool{Name: "handleBad", Doc: "@webhook with space"},
+		hookTool{Name: "handleDots", Doc: "@webhook a/../b"},
+		hookTool{Name: "handleQuery", Doc: "@webhook a?b"},
+		hookTool{Name: "handleDouble", Doc: "@webhook a//b"},
+		hookTool{Name: "handleEnd", Doc: "@webhook a/b/"},
+		hookTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
+		hookTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(`{"type":"object","properties":{"_webhook":{"type":"object"},"x":{}},"required":["_webhook"]}`)},
+	)
+	exe, _ := os.Executable()
+	write(t, dir+"/deep/.mcp.json", fmt.Sprintf(`{"mcpServers":{"conf":{"command":%q,"env":{%q:%q}}}}`, exe, runAsHooks,
+		hookFile(t, hookSpec{Tools: []hookTool{{Name: "handleX"}, {Name: "other", Doc: "@webhook from/config"}}})))
+	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { printf '{\"method\":\"%s\"}' handleShell; }\n\n# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
+	d := serveHereEnv(t, dir, guarded)
+	for _, row := range []struct {
+		path   string
+		status int
+	}{
+		{"host/handlePush", 200},
+		{"host/handle_it", 200},
+		{"host/handler", 200},
+		{"host/Handle", 404},
+		{"host/rehandle", 404},
+		{"host/tagged", 200},
+		{"inbox", 200},
+		{"host/short", 404}, // that path and no other
+		{"a/b/c/d.e~f_g-h/1", 200},
+		{"elsewhere/else", 200},
+		{"host/handleElsewhere", 404}, // the tag wins over the prefix
+		{"tab/path", 200},
+		{"host/spoken", 404},
+		{"first", 200},
+		{"second", 404},
+		{"host/handleBad", 404},
+		{"host/handleDots", 404},
+		{"b", 404},
+		{"a/b", 404},
+		{"a/../b", 404},
+		{"host/handleQuery", 404},
+		{"host/handleDouble", 404},
+		{"a/b/", 404},
+		{"host/handleCode", 404},
+		{"host/quiet", 404},
+		{"conf/handleX", 200},
+		{"from/config", 200},
+		{"sh/handleShell", 200},
+		{"shell/path", 200},
+		{"sh/other", 404},
+		{"host", 404},
+		{"host/", 404},
+		{"", 404},
+		{"host/handlePush/", 404},
+		{"host/handlepush", 404},
+		{"HOST/handlePush", 404},
+		{"host/handlePush?x=1", 200},
+		{"host%2FhandlePush", 200}, // a slash, however it is written
+		{"host/handle%50ush", 200},
+		{"nobody/handlePush", 404},
+		{"host_handlePush", 404},
+	} {
+		a := d.deliver(t, row.path, `{}`, shown)
+		if a.Status != row.status {
+			t.Errorf("POST %s: %d, want %d: %s", row.path, a.Status, row.status, a.Body)
+		}
+		if a.Status >= 400 {
+			checkError(t, row.path, a, row.status)
+		}
+		checkError(t, row.path+" without the secret", d.deliver(t, row.path, `{}`), 401)
+	}
+
+	c := connect(t, d.URL)
+	list := c.ask("tools/list", "")
+	if strings.Contains(list.Body, `"@webhook`) || strings.Contains(list.Body, `\n@webhook`) {
+		t.Errorf("a tag is left in a description: %s", list.Body)
+	}
+	for _, text := range []string{`"First line.\nLast line."`, `"Write @webhook some/path to make it one."`, `"Takes it too."`} {
+		if !strings.Contains(list.Body, text) {
+			t.Errorf("no description %s: %s", text, list.Body)
+		}
+	}
+	if strings.Contains(list.Body, webhookParam) {
+		t.Errorf("%s is in a tool's schema: %s", webhookParam, list.Body)
+	}
+	if a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`); string(field(a.result(), "structuredContent")) != `{"_Webhook":1,"x":[9007199254740993]}` {
+		t.Errorf("an MCP client's _webhook: %s", a.Body)
+	}
+	report := modulesOf(t, dir, noEnv)
+	for _, text := range []string{
+		"/webhook/host/handlePush -H 'Content-Type: application/json'", "/webhook/inbox ", "/webhook/a/b/c/d.e~f_g-h/1 ", "/webhook/shell/path ",
+		`handleBad: @webhook "with space"`, `handleDots: @webhook "a/../b"`, `handleQuery: @webhook "a?b"`, `handleDouble: @webhook "a//b"`,
+		`handleEnd: @webhook "a/b/"`, `handleCode: @webhook`, "twice: @webhook stands twice",
+	} {
+		if !strings.Contains(report, text) {
+			t.Errorf("usher modules does not say %q:\n%s", text, report)
+		}
+	}
+}
+
+func TestWebhookConflicts(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/p/deploy.usher", hookTool{Name: "handleX"}, hookTool{Name: "handleOnly"}, hookTool{Name: "plain"})
+	writeHooks(t, dir+"/q/deploy.usher", hookTool{Name: "handleX"}, hookTool{Name: "plain"})
+	writeHooks(t, dir+"/one.usher", hookTool{Name: "a", Doc: "@webhook same/path"}, hookTool{Name: "free", Doc: "@webhook free"})
+	writeHooks(t, dir+"/two.usher", hookTool{Name: "b", Doc: "@webhook same/path"}, hookTool{Name: "c", Doc: "@webhook one/handleZ"})
+	writeHooks(t, dir+"/three.usher", hookTool{Name: "d", Doc: "@webhook three/handleE"}, hookTool{Name: "handleE"})
+	d := serveHereEnv(t, dir, guarded)
+	for _, row := range []struct {
+		path   string
+		status int
+		names  []string
+	}{
+		{"p-deploy/handleX", 200, nil},
+		{"q-deploy/handleX", 200, nil},
+		{"deploy/handleX", 409, []string{"p-deploy/handleX", "q-deploy/handleX"}},
+		{"deploy/handleOnly", 409, []string{"p-deploy/handleOnly"}},
+		{"deploy/plain", 404, nil},
+		{"deploy/nothing", 404, nil},
+		{"same/path", 409, []string{"one_a", "two_b"}},
+		{"three/handleE", 409, []string{"three_d", "three_handleE"}},
+		{"one/handleZ", 200, nil},
+		{"free", 200, nil},
+	} {
+		a := d.deliver(t, row.path, `{}`, shown)
+		if a.Status != row.status {
+			t.Errorf("POST %s: %d, want %d: %s", row.path, a.Status, row.status, a.Body)
+		}
+		for _, name := range row.names {
+			if !strings.Contains(a.Body, name) {
+				t.Errorf("POST %s does not name %s: %s", row.path, name, a.Body)
+			}
+		}
+		checkError(t, row.path+" without the secret", d.deliver(t, row.path, `{}`), 401)
+	}
+	report := modulesOf(t, dir, noEnv)
+	for _, text := range []string{
+		"note: a: its webhook is not served, as several have the path same/path: one_a, two_b",
+		"note: b: its webhook is not served, as several have the path same/path: one_a, two_b",
+		"note: d: its webhook is not served", "note: handleE: its webhook is not served",
+		"/webhook/p-deploy/handleX ", "/webhook/q-deploy/handleX ",
+	} {
+		if !strings.Contains(report, text) {
+			t.Errorf("usher modules does not say %q:\n%s", text, report)
+		}
+	}
+	// Mended, both are served again.
+	writeHooks(t, dir+"/two.usher", hookTool{Name: "b", Doc: "@webhook other/path"})
+	await(t, "the conflict to end", func() bool {
+		return d.deliver(t, "same/path", `{}`, shown).Status == 200 && d.deliver(t, "other/path", `{}`, shown).Status == 200
+	})
+}
+
+// Whoever has not shown the secret learns nothing from a path, however it is
+// written: not whether it is there, and not how it would be written better.
+func TestWebhookUncleanPaths(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleX"})
+	base := t.TempDir()
+	for _, flags := range [][]string{nil, {"-accept-signatures"}} {
+		d := serveHereGetenv(t, base, dir, func(name string) string { return guarded[name] }, flags...)
+		d.awaitReady(t)
+		for _, path := range []string{
+			"/webhook", "/webhook/", "/webhook//", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/", "/webhook/./m/handleX",
+			"/webhook/../m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX", "/webhook/m%2FhandleX", "/webhook/m/%68andleX",
+			"/%77ebhook/m/handleX", "/webhook/x/../../healthz", "/webhook/..", "/webhook/m/handleX?a=b", "/webhook/nothing", "/webhook/m",
+			"/webhook%2Fm%2FhandleX", "//webhook/m/handleX", "/./webhook/m/handleX", "/x/../webhook/m/handleX", "/webhook/m/handleX;a=b",
+			"/webhook/%00", "/webhook/%ff%fe", "/webhook/" + strings.Repeat("a/", 4000),
+		} {
+			for _, method := range []string{"POST", "GET", "HEAD", "OPTIONS", "DELETE", "PUT", "TRACE", "FOO"} {
+				// HEAD's answer has no body, which ReadResponse can't know.
+				if method == "HEAD" && path != "/webhook/m/handleX" {
+					continue
+				}
+				a := d.raw(t, method+" "+path+" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", nil)
+				if a.Status != 401 || a.Header.Get("Location") != "" {
+					t.Errorf("%v %s %.60s without the secret: %d %v %s", flags, method, path, a.Status, a.Header, a.Body)
+				}
+			}
+			a := d.raw(t, "POST "+path+" HTTP/1.1\r\nHost: localhost\r\n"+shown+"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", nil)
+			if a.Status != 200 && a.Status != 404 {
+				t.Errorf("%v POST %.60s with the secret: %d %s", flags, path, a.Status, a.Body)
+			}
+		}
+		d.stop(t)
+	}
+}
+
+// formSchema asks for every type that a form may fill in.
+var formSchema = json.RawMessage(`{"type":"object","properties":{
+	"s":{"type":"string"},"i":{"type":"integer"},"f":{"type":"number"},"b":{"type":"boolean"},
+	"list":{"type":"array"},"o":{"type":"object"},"any":{},"sn":{"type":["number","string"]},"ni":{"type":["integer","null"]}}}`)
+
+func bodyModule(t *testing.T) string {
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher",
+		hookTool{Name: "handleAny"},
+		hookTool{Name: "handleForm", Schema: formSchema},
+		hookTool{Name: "handlePayload", Schema: json.RawMessage(`{"type":"object","properties":{"payload":{"type":"string"}}}`)},
+		hookTool{Name: "handleNeeds", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string"},"_webhook":{}},"required":["name","_webhook"]}`)})
+	return dir
+}
+
+func TestWebhookBodies(t *testing.T) {
+	t.Parallel()
+	d := serveHereEnv(t, bodyModule(t), nil)
+	const form, none = "application/x-www-form-urlencoded", ""
+	for _, row := range []struct {
+		method, kind, body string
+		want               string // the arguments but for _webhook, or a part of the error
+		status             int
+	}{
+		{"handleAny", "application/json", `{"a":1}`, `{"a":1}`, 200},
+		{"handleAny", none, `{"a":1}`, `{"a":1}`, 200},
+		{"handleAny", "application/json; charset=utf-8", `{"a":1}`, `{"a":1}`, 200},
+		{"handleAny", "APPLICATION/JSON", `{"a":1}`, `{"a":1}`, 200},
+		{"handleAny", "application/cloudevents+json", `{"a":1}`, `{"a":1}`, 200},
+		{"handleAny", "application/vnd.api+json; version=1", `{"a":1}`, `{"a":1}`, 200},
+		{"handleAny", none, ``, `{}`, 200},
+		{"handleAny", "application/json", ``, `{}`, 200},
+		{"handleAny", form, ``, `{}`, 200},
+		{"handleAny", "multipart/form-data; boundary=b", ``, `{}`, 200},
+		{"handleAny", "application/json", `{}`, `{}`, 200},
+		{"handleAny", "application/json", "{\r\n  \"a\" : [ 1,\n 2 ] }\n", `{"a":[1,2]}`, 200},
+		{"handleAny", "application/json", `{"n":9007199254740993,"f":1.10,"e":1e400,"z":-0}`, `{"n":9007199254740993,"f":1.10,"e":1e400,"z":-0}`, 200},
+		{"handleAny", "application/json", `{"n":123456789012345678901234567890}`, `{"n":123456789012345678901234567890}`, 200},
+		{"handleAny", "application/json", `{"a":1,"A":2,"a ":3}`, `{"a":1,"A":2,"a ":3}`, 200},
+		{"handleAny", "application/json", `{"a":1,"a":2}`, `{"a":1,"a":2}`, 200},
+		{"handleAny", "application/json", `{"é":"\u00e9","t":"\ud83d\ude00\u2028"}`, `{"é":"\u00e9","t":"\ud83d\ude00\u2028"}`, 200},
+		{"handleAny", "application/json", `{"a":null,"":{"__proto__":1}}`, `{"a":null,"":{"__proto__":1}}`, 200},
+		{"handleAny", "application/json", `{"_webhook":{"headers":{}},"a":1}`, `{"a":1}`, 200},
+		{"handleAny", "application/json", `{"_webhook":1,"a":1,"\u005fwebhook":2}`, `{"a":1}`, 200},
+		{"handleAny", "application/json", `{`, "JSON", 400},
+		{"handleAny", "application/json", `{"a":1}{"b":2}`, "JSON", 400},
+		{"handleAny", "application/json", `{"a":01}`, "JSON", 400},
+		{"handleAny", "application/json", "{\"a\":\"\xff\"}", "UTF-8", 400},
+		{"handleAny", "application/json", `[1]`, "must be a JSON object", 400},
+		{"handleAny", "application/json", `"text"`, "must be a JSON object", 400},
+		{"handleAny", "application/json", `null`, "must be a JSON object", 400},
+		{"handleAny", "application/json", `a=1`, "JSON", 400},
+		{"handleAny", none, `a=1`, "JSON", 400},
+		{"handleNeeds", "application/json", `{"x":1}`, `"name" is required`, 400},
+		{"handleNeeds", none, ``, `"name" is required`, 400},
+		{"handleNeeds", form, `other=1`, `"name" is required`, 400},
+		{"handleNeeds", "application/json", `{"name":5}`, `"name": want a string, got an integer`, 400},
+		{"handleNeeds", "application/json", `{"name":null}`, `"name": want a string, got null`, 400},
+		{"handleNeeds", "application/json", `{"Name":"x"}`, `"name" is required`, 400},
+		{"handleNeeds", "application/json", `{"name":"x","name":5}`, `"name": want a string`, 400},
+		{"handleNeeds", "application/json", `{"name":"x"}`, `{"name":"x"}`, 200},
+		{"handleForm", "application/json", `{"i":"5"}`, `"i": want an integer, got a string`, 400}, // a text is none, in JSON
+		{"handleForm", "application/json", `{"i":null}`, `{"i":null}`, 200},
+
+		{"handleForm", form, `s=5&i=5&f=5.5&b=true`, `{"b":true,"f":5.5,"i":5,"s":"5"}`, 200},
+		{"handleForm", form + "; charset=UTF-8", `s=a+b%26%C3%A9`, `{"s":"a b&é"}`, 200},
+		{"handleForm", form, `b=on`, `{"b":true}`, 200},
+		{"handleForm", form, `b=false`, `{"b":false}`, 200},
+		{"handleForm", form, `b=maybe`, `"b": want a boolean, got a string`, 400},
+		{"handleForm", form, `i=9007199254740993&f=-1e3`, `{"f":-1e3,"i":9007199254740993}`, 200},
+		{"handleForm", form, `i=five`, `"i": want an integer, got a string`, 400},
+		{"handleForm", form, `i=1.5`, `"i": want an integer, got a number`, 400},
+		{"handleForm", form, `i=0x10`, `"i": want an integer`, 400},
+		{"handleForm", form, `i=true`, `"i": want an integer, got a string`, 400},
+		{"handleForm", form, `i=5%0A`, `{"i":5}`, 200},
+		{"handleForm", form, `sn=5`, `{"sn":"5"}`, 200}, // a text is what it may be
+		{"handleForm", form, `any=5`, `{"any":"5"}`, 200},
+		{"handleForm", form, `ni=5`, `{"ni":5}`, 200},
+		{"handleForm", form, `list=a&list=b&list=`, `{"list":["a","b",""]}`, 200},
+		{"handleForm", form, `list=a`, `{"list":["a"]}`, 200},
+		{"handleForm", form, `s=first&s=second`, `{"s":"first"}`, 200},
+		{"handleForm", form, `i=1&i=2`, `{"i":1}`, 200},
+		{"handleForm", form, `o=%7B%7D`, `"o": want an object, got a string`, 400},
+		{"handleForm", form, `S=x&I=5`, `{"I":"5","S":"x"}`, 200},
+		{"handleForm", form, `s=%ff`, `{"s":"\ufffd"}`, 200},
+		{"handleForm", form, `s=%zz`, "well-formed form", 400},
+		{"handleForm", form, "s=\xff", "well-formed form", 400},
+		{"handleAny", form, `=x&a`, `{"":"x","a":""}`, 200},
+		{"handleAny", form, `_webhook=x&%5Fwebhook=y&a=1`, `{"a":"1"}`, 200},
+		{"handleAny", form, `payload=%7B%22n%22%3A9007199254740993%2C%22_webhook%22%3A1%7D`, `{"n":9007199254740993}`, 200},
+		{"handleAny", form, `payload=%7B%0A%22a%22%3A+%5B1%5D%0A%7D`, `{"a":[1]}`, 200},
+		{"handleAny", form, `payload=%7B%22a%22%3A1%7D&z=2`, `{"a":1,"z":"2"}`, 200},
+		{"handleAny", form, `payload=text`, `{"payload":"text"}`, 200},
+		{"handleAny", form, `payload=%5B1%5D`, `{"payload":"[1]"}`, 200},
+		{"handleAny", form, `payload=%7B`, `{"payload":"{"}`, 200},
+		{"handleAny", form, `payload=`, `{"payload":""}`, 200},
+		{"handlePayload", form, `payload=%7B%22a%22%3A1%7D`, `{"payload":"{\"a\":1}"}`, 200}, // its own parameter
+		{"handleNeeds", form, `payload=%7B%22name%22%3A%22x%22%7D`, `{"name":"x"}`, 200},
+		{"handleNeeds", form, `payload=%7B%22name%22%3A5%7D`, `"name": want a string`, 400},
+
+		{"handleAny", "text/plain", `{}`, "content type", 415},
+		{"handleAny", "text/plain", ``, "content type", 415},
+		{"handleAny", "application/xml", `<a/>`, "content type", 415},
+		{"handleAny", "multipart/form-data", `x`, "content type", 415},
+		{"handleAny", "multipart/mixed; boundary=b", `x`, "content type", 415},
+		{"handleAny", "json", `{}`, "content type", 415},
+		{"handleAny", "application/json+x", `{}`, "content type", 415},
+		{"handleAny", ";", `{}`, "content type", 415},
+	} {
+		headers := []string{}
+		if row.kind != "" {
+			headers = append(headers, "Content-Type: "+row.kind)
+		}
+		a := d.send(t, "POST", "m/"+row.method, row.body, headers...)
+		what := fmt.Sprintf("%s %s %q", row.method, row.kind, row.body)
+		if row.status != 200 {
+			checkError(t, what, a, row.status)
+			if !strings.Contains(stringField(json.RawMessage(a.Body), "error"), row.want) {
+				t.Errorf("%s: %s, want %q in it", what, a.Body, row.want)
+			}
+			continue
+		}
+		if got := without(a.Body, webhookParam); a.Status != 200 || got != row.want {
+			t.Errorf("%s: %d %s\nwant %s", what, a.Status, a.Body, row.want)
+		}
+		if raw := field(field(json.RawMessage(a.Body), webhookParam), "rawBody"); utf8.ValidString(row.body) && string(raw) != string(quote(row.body)) {
+			t.Errorf("%s: rawBody %s", what, raw)
+		}
+	}
+}
+
+// part is one of a multipart form's.
+type part struct{ name, file, kind, content string }
+
+func multipartBody(parts ...part) (contentType, body string) {
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	for _, p := range parts {
+		h := textproto.MIMEHeader{}
+		disposition := fmt.Sprintf(`form-data; name=%q`, p.name)
+		if p.file != "" {
+			disposition += fmt.Sprintf(`; filename=%q`, p.file)
+		}
+		h.Set("Content-Disposition", disposition)
+		if p.kind != "" {
+			h.Set("Content-Type", p.kind)
+		}
+		to, _ := w.CreatePart(h)
+		io.WriteString(to, p.content)
+	}
+	w.Close()
+	return w.FormDataContentType(), b.String()
+}
+
+func TestWebhookMultipart(t *testing.T) {
+	t.Parallel()
+	d := serveHereEnv(t, bodyModule(t), nil)
+	for _, row := range []struct {
+		what   string
+		method string
+		parts  []part
+		want   string
+		status int
+	}{
+		{"fields", "handleForm", []part{{"s", "", "", "5"}, {"i", "", "", "5"}, {"b", "", "", "true"}, {"f", "", "", "-0.5"}}, `{"b":true,"f":-0.5,"i":5,"s":"5"}`, 200},
+		{"a repeated field", "handleForm", []part{{"s", "", "", "one"}, {"s", "", "", "two"}}, `{"s":"one"}`, 200},
+		{"an array", "handleForm", []part{{"list", "", "", "one"}, {"list", "", "", "two"}}, `{"list":["one","two"]}`, 200},
+		{"a text file", "handleAny", []part{{"doc", "a.txt", "text/plain", "hé\r\nyou"}}, `{"doc":{"filename":"a.txt","contentType":"text/plain","size":8,"text":"hé\r\nyou"}}`, 200},
+		{"a binary file", "handleAny", []part{{"doc", "a.png", "image/png", "\x89PNG\xff"}}, `{"doc":{"filename":"a.png","contentType":"image/png","size":5,"base64":"iVBOR/8="}}`, 200},
+		{"an empty file", "handleAny", []part{{"doc", "a", "", ""}}, `{"doc":{"filename":"a","contentType":"","size":0,"text":""}}`, 200},
+		{"files in an array", "handleForm", []part{{"list", "a", "", "A"}, {"list", "b", "", "B"}}, `{"list":[{"filename":"a","contentType":"","size":1,"text":"A"},{"filename":"b","contentType":"","size":1,"text":"B"}]}`, 200},
+		{"a file for an object", "handleForm", []part{{"o", "a", "x/y", "A"}}, `{"o":{"filename":"a","contentType":"x/y","size":1,"text":"A"}}`, 200},
+		{"a file for a text", "handleForm", []part{{"s", "a", "", "A"}}, `"s": want a string, got an object`, 400},
+		{"a folder in the file's name", "handleAny", []part{{"doc", "../../etc/x", "", ""}}, `{"doc":{"filename":"x","contentType":"","size":0,"text":""}}`, 200},
+		{"a field of a type", "handleAny", []part{{"x", "", "application/json", `{"a":1}`}}, `{"x":"{\"a\":1}"}`, 200},
+		{"GitHub's payload", "handleAny", []part{{"payload", "", "", `{"a":1}`}}, `{"a":1}`, 200},
+		{"a file named payload", "handleAny", []part{{"payload", "p.json", "", `{}`}}, `{"payload":{"filename":"p.json","contentType":"","size":2,"text":"{}"}}`, 200},
+		{"a forged _webhook", "handleAny", []part{{"_webhook", "", "", "x"}, {"_webhook", "f", "", "x"}, {"a", "", "", "1"}}, `{"a":"1"}`, 200},
+		{"a field that is no text", "handleAny", []part{{"x", "", "", "a\xff"}}, "{\"x\":\"a\uFFFD\"}", 200},
+		{"a missing field", "handleNeeds", []part{{"x", "", "", "a"}}, `"name" is required`, 400},
+		{"no part", "handleAny", nil, `{}`, 200},
+	} {
+		kind, body := multipartBody(row.parts...)
+		a := d.send(t, "POST", "m/"+row.method, body, "Content-Type: "+kind)
+		if row.status != 200 {
+			checkError(t, row.what, a, row.status)
+			if !strings.Contains(stringField(json.RawMessage(a.Body), "error"), row.want) {
+				t.Errorf("%s: %s, want %q in it", row.what, a.Body, row.want)
+			}
+			continue
+		}
+		if got := without(a.Body, webhookParam); a.Status != 200 || got != row.want {
+			t.Errorf("%s: %d %s\nwant %s", row.what, a.Status, got, row.want)
+		}
+		raw := field(field(json.RawMessage(a.Body), webhookParam), "rawBody")
+		if text, ok := unquote(raw); utf8.ValidString(body) != ok || ok && text != body {
+			t.Errorf("%s: rawBody %s", row.what, raw)
+		}
+	}
+	kind, body := multipartBody(part{"s", "", "", "x"})
+	for cut := range len(body) - len("--\r\n") {
+		if a := d.send(t, "POST", "m/handleForm", body[:cut+1], "Content-Type: "+kind); a.Status != 400 {
+			t.Errorf("cut after %d bytes: %d %s", cut+1, a.Status, a.Body)
+		}
+	}
+}
+
+func TestWebhookMeta(t *testing.T) {
+	t.Parallel()
+	d := serveHereEnv(t, bodyModule(t), guarded)
+	before := time.Now().UnixMilli()
+	a := d.deliver(t, "m/handleAny?a=1&a=2&b=&c=%C3%A9+x&x-webhook-secret=q", " {\"x\" : 1}\n", shown,
+		"X-Multi: one", "X-Multi: two", "X-GitHub-Event: push", "Mixed-CASE: Value", "Cookie: a=b")
+	after := time.Now().UnixMilli()
+	meta := field(json.RawMessage(a.Body), webhookParam)
+	var got struct {
+		Method    string
+		Headers   map[string]string
+		Query     map[string]string
+		Timestamp int64
+		RawBody   *string
+	}
+	if err := json.Unmarshal(meta, &got); err != nil {
+		t.Fatalf("%v: %s", err, a.Body)
+	}
+	keys := []string{}
+	list, _ := members(meta)
+	for _, f := range list {
+		keys = append(keys, f.key)
+	}
+	slices.Sort(keys)
+	if want := []string{"headers", "method", "query", "rawBody", "timestamp"}; !slices.Equal(keys, want) {
+		t.Errorf("it has %q, want %q", keys, want)
+	}
+	if got.Method != "POST" || got.RawBody == nil || *got.RawBody != " {\"x\" : 1}\n" {
+		t.Errorf("%s", meta)
+	}
+	if got.Timestamp < before || got.Timestamp > after {
+		t.Errorf("timestamp %d is not from %d to %d", got.Timestamp, before, after)
+	}
+	if want := map[string]string{"a": "1", "b": "", "c": "é x", "x-webhook-secret": "q"}; !maps.Equal(got.Query, want) {
+		t.Errorf("query %q, want %q", got.Query, want)
+	}
+	for name, want := range map[string]string{"x-multi": "one, two", "x-github-event": "push", "mixed-case": "Value", "cookie": "a=b",
+		"content-type": "application/json", "content-length": "11"} {
+		if got.Headers[name] != want {
+			t.Errorf("header %s is %q, want %q", name, got.Headers[name], want)
+		}
+	}
+	for name := range got.Headers {
+		if name != strings.ToLower(name) || name == strings.ToLower(secretHeader) {
+			t.Errorf("header %q is there", name)
+		}
+	}
+	if strings.Contains(a.Body, testSecret) {
+		t.Errorf("the secret reached the method: %s", a.Body)
+	}
+	for body, want := range map[string]string{"": `""`, "s=\x00%ff": `"s=\u0000%ff"`} {
+		a := d.send(t, "POST", "m/handleAny", body, shown, "Content-Type: application/x-www-form-urlencoded")
+		if raw := field(field(json.RawMessage(a.Body), webhookParam), "rawBody"); string(raw) != want {
+			t.Errorf("rawBody of %q is %s: %s", body, raw, a.Body)
+		}
+	}
+}
+
+// goHooks is a Go module whose methods are webhooks.
+const goHooks = `//go:build usher
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+)
+
+type file struct {
+	Filename    string ` + "`json:\"filename\"`" + `
+	ContentType string ` + "`json:\"contentType\"`" + `
+	Size        int    ` + "`json:\"size\"`" + `
+	Text        string ` + "`json:\"text,omitempty\"`" + `
+	Base64      []byte ` + "`json:\"base64,omitempty\"`" + `
+}
+
+type params struct {
+	Name  string
+	Count int             ` + "`json:\"count,omitempty\"`" + `
+	Big   json.Number     ` + "`json:\"big,omitempty\"`" + `
+	Ok    *bool           ` + "`json:\"ok\"`" + `
+	Tags  []string        ` + "`json:\"tags,omitempty\"`" + `
+	Doc   *file           ` + "`json:\"doc\"`" + `
+	Hook  json.RawMessage ` + "`json:\"_webhook\"`" + `
+}
+
+// HandleForm echoes.
+func HandleForm(p params) params { return p }
+
+// Other is one by its tag.
+//
+// @webhook go/other/path
+func Other() {}
+
+// HandleFail fails.
+func HandleFail() error { return errors.New("out of stock") }
+
+// HandlePanic panics.
+func HandlePanic() { panic("at the disco") }
+
+// HandleText returns a text.
+func HandleText() string { return "hello" }
+
+// HandleChallenge answers a provider's challenge.
+func HandleChallenge(p struct{ Challenge string ` + "`json:\"challenge\"`" + ` }) any {
+	return map[string]any{"_response": map[string]any{"status": 202, "headers": map[string]string{"X-Own": "yes"}, "body": p.Challenge}}
+}
+`
+
+// The kinds of single-file modules that need nothing but this checkout.
+func TestWebhookOfFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir+"/g.usher.go", goHooks)
+	write(t, dir+"/s.usher.sh", "# Echoes.\nhandleIt() { cat; }\n\n# Fails.\nhandleFail() { echo 'no more' >&2; return 3; }\n\n# Says nothing.\nhandleQuiet() { :; }\n"+
+		"\n# Takes one.\n#\n# @param {integer} n how many\nhandleNumber() { printf '%s' \"$1\"; }\n")
+	d := serveHereEnv(t, dir, nil, "-webhook-timeout", "60s")
+	d.awaitReady(t)
+	const form = "Content-Type: application/x-www-form-urlencoded"
+	for _, row := range []struct {
+		path, body, kind string
+		status           int
+		want             string // without _webhook
+	}{
+		{"g/handleForm", `Name=x&count=5&ok=on&tags=a&tags=b&big=123456789012345678901234567890`, form, 200,
+			`{"Name":"x","count":5,"big":123456789012345678901234567890,"ok":true,"tags":["a","b"],"doc":null}`},
+		{"g/handleForm", `{"Name":"x","NAME":"y","_Webhook":"z","doc":{"size":5}}`, "", 400, `{"error":"parameter \"doc.filename\" is required"}`},
+		{"g/handleForm", `{"Name":"x","NAME":"y","_Webhook":"z"}`, "", 200, `{"Name":"x","ok":null,"doc":null}`},
+		{"g/handleForm", `Name=x&count=many`, form, 400, `{"error":"parameter \"count\": want an integer, got a string"}`},
+		{"g/handleForm", ``, "", 400, `{"error":"parameter \"Name\" is required: a string"}`},
+		{"go/other/path", ``, "", 204, ``},
+		{"g/other", ``, "", 404, `{"error":`},
+		{"g/handleFail", `{}`, "", 500, `{"error":"out of stock"}`},
+		{"g/handlePanic", `{}`, "", 500, `{"error":"panic: at the disco"}`},
+		{"g/handleText", `{}`, "", 200, `hello`},
+		{"g/handleChallenge", `{"challenge":"c-1"}`, "", 202, `c-1`},
+		{"s/handleIt", `a=1`, form, 200, `{"a":"1"}`},
+		{"s/handleIt", `{"big":9007199254740993}`, "", 200, `{"big":9007199254740993}`},
+		{"s/handleFail", `{}`, "", 500, `{"error":"no more"}`},
+		{"s/handleQuiet", `{}`, "", 204, ``},
+		{"s/handleNumber", `n=7`, form, 200, `7`},
+		{"s/handleNumber", `n=x`, form, 400, `{"error":"parameter \"n\": want an integer, got a string"}`},
+	} {
+		headers := []string{}
+		if row.kind != "" {
+			headers = append(headers, row.kind)
+		}
+		a := d.send(t, "POST", row.path, row.body, headers...)
+		got := a.Body
+		if strings.Contains(got, webhookParam) {
+			meta := field(json.RawMessage(got), webhookParam)
+			if stringField(meta, "method") != "POST" || stringField(meta, "rawBody") != row.body {
+				t.Errorf("%s %q: %s", row.path, row.body, meta)
+			}
+			got = without(got, webhookParam)
+		}
+		if a.Status != row.status || got != row.want && (a.Status < 400 || !strings.HasPrefix(got, row.want)) {
+			t.Errorf("%s %q: %d %s\nwant %d %s", row.path, row.body, a.Status, got, row.status, row.want)
+		}
+	}
+	kind, body := multipartBody(part{"Name", "", "", "x"}, part{"doc", "a.bin", "x/y", "\xff"})
+	a := d.send(t, "POST", "g/handleForm", body, "Content-Type: "+kind)
+	if got := string(field(json.RawMessage(a.Body), "doc")); got != `{"filename":"a.bin","contentType":"x/y","size":1,"base64":"/w=="}` {
+		t.Errorf("a file: %d %s", a.Status, a.Body)
+	}
+	c := connect(t, d.URL)
+	if list := c.ask("tools/list", ""); strings.Contains(list.Body, webhookParam) || strings.Contains(list.Body, "@webhook") {
+		t.Errorf("tools/list: %s", list.Body)
+	}
+	forged := c.call("g_handleForm", `{"Name":"x","_webhook":{"method":"POST"},"_WEBHOOK":{"method":"POST"}}`)
+	if got := string(field(field(forged.result(), "structuredContent"), webhookParam)); got != "null" {
+		t.Errorf("an MCP client's _webhook: %s", forged.Body)
+	}
+	if forged := c.call("s_handleIt", `{"_webhook":{"method":"POST"}}`); strings.Contains(forged.Body, "POST") {
+		t.Errorf("an MCP client's _webhook: %s", forged.Body)
+	}
+}
+
+// The kinds that need an interpreter, where there is one.
+func TestWebhookOfInterpreters(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ command, shim, file, text string }{
+		{"node", "shim.mjs", "m.usher.mjs", `/** Takes it. */
+export function handleIt(params) { return params; }
+
+/**
+ * Takes it too.
+ * @webhook any/path
+ */
+export function other({ _webhook }) { return { _response: { status: 201, body: _webhook.method } }; }
+
+/** @signature github WH_KEY */
+export function handleSigned() { return 1; }
+
+/** Fails. */
+export function handleFail() { throw new Error("no more"); }
+`},
+		{"python3", "shim.py", "m.usher.py", `def handleIt(name: str, n: int = 0, _webhook=None):
+    """Takes it."""
+    return {"name": name, "n": n, "_webhook": _webhook}
+
+
+def other(_webhook=None):
+    """Takes it too.
+
+    @webhook any/path
+    """
+    return {"_response": {"status": 201, "body": _webhook["method"]}}
+
+
+def handleSigned():
+    """@signature github WH_KEY"""
+    return 1
+
+
+def handleFail():
+    """Fails."""
+    raise ValueError("no more")
+`},
+	} {
+		t.Run(row.command, func(t *testing.T) {
+			if text, err := runtimeFiles.ReadFile("runtimes/" + row.shim); err != nil || len(text) == 0 {
+				t.Skip("no shim")
+			}
+			if _, err := exec.LookPath(row.command); err != nil {
+				if os.Getenv("CI_REQUIRE") != "" {
+					t.Fatal(err)
+				}
+				t.Skip(err)
+			}
+			dir := t.TempDir()
+			write(t, dir+"/"+row.file, row.text)
+			d := serveHereEnv(t, dir, map[string]string{"WH_KEY": "k"})
+			d.awaitReady(t)
+			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
+			a := d.deliver(t, "m/handleIt", body)
+			meta := field(json.RawMessage(a.Body), webhookParam)
+			if digest([]byte(without(a.Body, webhookParam))) != digest([]byte(`{"name":"é","n":7}`)) || stringField(meta, "rawBody") != body || stringField(meta, "method") != "POST" {
+				t.Errorf("%d %s", a.Status, a.Body)
+			}
+			if a := d.send(t, "POST", "any/path", ""); a.Status != 201 || a.Body != "POST" {
+				t.Errorf("any/path: %d %s", a.Status, a.Body)
+			}
+			checkError(t, "m/other", d.deliver(t, "m/other", `{}`), 404)
+			checkError(t, "unsigned", d.deliver(t, "m/handleSigned", `{}`), 401)
+			if a := d.deliver(t, "m/handleSigned", `{}`, signed("github", "k", `{}`, time.Now())...); a.Status != 200 || a.Body != "1" {
+				t.Errorf("signed: %d %s", a.Status, a.Body)
+			}
+			a = d.deliver(t, "m/handleFail", `{}`)
+			if checkError(t, "a failure", a, 500); !strings.Contains(a.Body, "no more") || strings.Contains(a.Body, dir) {
+				t.Errorf("a failure: %s", a.Body)
+			}
+			c := connect(t, d.URL)
+			if list := c.ask("tools/list", ""); strings.Contains(list.Body, webhookParam) || strings.Contains(list.Body, "@webhook") || strings.Contains(list.Body, "@signature") {
+				t.Errorf("tools/list: %s", list.Body)
+			}
+			if a := c.call("m_handleIt", `{"name":"x","_webhook":{"method":"POST"}}`); strings.Contains(a.Body, "POST") {
+				t.Errorf("an MCP client's _webhook: %s", a.Body)
+			}
+		})
+	}
+}
+
+func TestWebhookAnswers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt", Does: "result"}, hookTool{Name: "handleFault", Does: "fault"})
+	d := serveHereEnv(t, dir, nil)
+	const isJSON, isText = "application/json", "text/plain; charset=utf-8"
+	text := func(s string) string { return `{"content":` + string(textContent(s)) + `}` }
+	object := func(s string) string { return string(structured(json.RawMessage(s))) }
+	for _, row := range []struct {
+		what, result string
+		status       int
+		kind, body   string
+	}{
+		{"an object", object(`{"challenge":"x","n":9007199254740993}`), 200, isJSON, `{"challenge":"x","n":9007199254740993}`},
+		{"an object without its text", `{"content":[],"structuredContent":{"a":1}}`, 200, isJSON, `{"a":1}`},
+		{"an object that is not its text", `{"content":[{"type":"text","text":"for people"}],"structuredContent":{"a":1}}`, 200, isJSON, `{"a":1}`},
+		{"an empty object", object(`{}`), 200, isJSON, `{}`},
+		{"an array", text(`[1,2]`), 200, isJSON, `[1,2]`},
+		{"an object as text", text(`{"a":1}`), 200, isJSON, `{"a":1}`},
+		{"an object as text, spaced", text("\n {\"a\": 1}\n"), 200, isJSON, "\n {\"a\": 1}\n"},
+		{"a text", text(`hello`), 200, isText, `hello`},
+		{"a text that begins as an object", text(`{oops`), 200, isText, `{oops`},
+		{"markup", text(`<script>1</script>`), 200, isText, `<script>1</script>`},
+		{"a number", text(`42`), 200, isText, `42`},
+		{"a quoted text", text(`"x"`), 200, isText, `"x"`},
+		{"two texts", `{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`, 200, isText, "a\nb"},
+		{"nothing", `{"content":[]}`, 204, "", ""},
+		{"an empty text", text(""), 204, "", ""},
+		{"no content at all", `{}`, 200, isJSON, `{}`},
+		{"an image", `{"content":[{"type":"image","data":"AA==","mimeType":"image/png"}]}`, 200, isJSON, `{"type":"image","data":"AA==","mimeType":"image/png"}`},
+		{"no structured content", `{"content":[{"type":"text","text":"a"}],"structuredContent":null}`, 200, isText, "a"},
+		{"a failure", `{"content":[{"type":"text","text":"it \"broke\""}],"isError":true}`, 500, isJSON, `{"error":"it \"broke\""}` + "\n"},
+		{"a failure with a _response", `{"content":[{"type":"text","text":"{\"_response\":{\"status\":200}}"}],"isError":true}`, 500, isJSON, `{"error":"{\"_response\":{\"status\":200}}"}` + "\n"},
+
+		{"_response: a status", object(`{"_response":{"status":201}}`), 201, "", ""},
+		{"_response: nothing", object(`{"_response":{}}`), 200, "", ""},
+		{"_response: a text", object(`{"_response":{"body":"hi"}}`), 200, isText, "hi"},
+		{"_response: an empty text", object(`{"_response":{"body":""}}`), 200, "", ""},
+		{"_response: an object", object(`{"_response":{"body":{"n":9007199254740993}}}`), 200, isJSON, `{"n":9007199254740993}`},
+		{"_response: an array", object(`{"_response":{"body":[1]}}`), 200, isJSON, `[1]`},
+		{"_response: a number", object(`{"_response":{"body":5}}`), 200, isJSON, `5`},
+		{"_response: false", object(`{"_response":{"body":false}}`), 200, isJSON, `false`},
+		{"_response: null", object(`{"_response":{"body":null}}`), 200, "", ""},
+		{"_response: a type", object(`{"_response":{"headers":{"content-type":"text/html"},"body":"<p>"}}`), 200, "text/html", "<p>"},
+		{"_response: as text", text(`{"_response":{"status":202,"body":"x"}}`), 202, isText, "x"},
+		{"_response: 204 with a body", object(`{"_response":{"status":204,"body":"x"}}`), 204, isText, ""},
+		{"_response: 304", object(`{"_response":{"status":304}}`), 304, "", ""},
+		{"_response: 404", object(`{"_response":{"status":404,"body":{"a":1}}}`), 404, isJSON, `{"a":1}`},
+		{"_response: 503", object(`{"_response":{"status":503}}`), 503, "", ""},
+		{"_response: 599", object(`{"_response":{"status":599}}`), 599, "", ""},
+		{"_response: a redirect", object(`{"_response":{"status":302,"headers":{"Location":"https://example.com/"}}}`), 302, "", ""},
+		{"_response in an array", text(`[{"_response":{"status":201}}]`), 200, isJSON, `[{"_response":{"status":201}}]`},
+		{"_response below", object(`{"a":{"_response":{"status":201}}}`), 200, isJSON, `{"a":{"_response":{"status":201}}}`},
+
+		{"a _response that is no object", object(`{"_response":5}`), 502, isJSON, ``},
+		{"a _response that is null", object(`{"_response":null}`), 502, isJSON, ``},
+		{"a status of text", object(`{"_response":{"status":"200"}}`), 502, isJSON, ``},
+		{"a status too low", object(`{"_response":{"status":199}}`), 502, isJSON, ``},
+		{"a status that is informational", object(`{"_response":{"status":101}}`), 502, isJSON, ``},
+		{"a status too high", object(`{"_response":{"status":600}}`), 502, isJSON, ``},
+		{"a status with a fraction", object(`{"_response":{"status":200.5}}`), 502, isJSON, ``},
+		{"a status that is null", object(`{"_response":{"status":null}}`), 502, isJSON, ``},
+		{"a huge status", object(`{"_response":{"status":99999999999999999999}}`), 502, isJSON, ``},
+		{"headers that are a list", object(`{"_response":{"headers":["a"]}}`), 502, isJSON, ``},
+		{"a header that is a number", object(`{"_response":{"headers":{"a":1}}}`), 502, isJSON, ``},
+		{"a header with a line break", object(`{"_response":{"headers":{"a":"x\r\nSet-Cookie: y"}}}`), 502, isJSON, ``},
+		{"a header with a control character", object(`{"_response":{"headers":{"a":"x\u0001y"}}}`), 502, isJSON, ``},
+		{"a header with a DEL", object(`{"_response":{"headers":{"a":"x\u007f"}}}`), 502, isJSON, ``},
+		{"a header's name with a space", object(`{"_response":{"headers":{"a b":"x"}}}`), 502, isJSON, ``},
+		{"a header's name with a colon", object(`{"_response":{"headers":{"a:":"x"}}}`), 502, isJSON, ``},
+		{"a header's name with a line break", object(`{"_response":{"headers":{"a\nb":"x"}}}`), 502, isJSON, ``},
+		{"a header without a name", object(`{"_response":{"headers":{"":"x"}}}`), 502, isJSON, ``},
+		{"the connection's header", object(`{"_response":{"headers":{"transfer-encoding":"chunked"}}}`), 502, isJSON, ``},
+		{"the body's length", object(`{"_response":{"headers":{"content-length":"1"},"body":"xyz"}}`), 502, isJSON, ``},
+		{"a member of another name", object(`{"_response":{"Status":200}}`), 502, isJSON, ``},
+	} {
+		a := d.deliver(t, "m/handleIt", `{"result":`+row.result+`}`)
+		if row.status == 502 {
+			checkError(t, row.what, a, 502)
+			continue
+		}
+		if a.Status != row.status || a.Header.Get("Content-Type") != row.kind || a.Body != row.body {
+			t.Errorf("%s: %d %q %q\nwant %d %q %q", row.what, a.Status, a.Header.Get("Content-Type"), a.Body, row.status, row.kind, row.body)
+		}
+		if a.Header.Get(requestIDHeader) == "" {
+			t.Errorf("%s: no %s", row.what, requestIDHeader)
+		}
+	}
+	a := d.deliver(t, "m/handleIt", `{"result":`+object(`{"_response":{"headers":{"x-own":"a\tb","Retry-After":"5","location":"/x"}}}`)+`}`)
+	for name, want := range map[string]string{"X-Own": "a\tb", "Retry-After": "5", "Location": "/x"} {
+		if a.Header.Get(name) != want {
+			t.Errorf("header %s is %q", name, a.Header.Get(name))
+		}
+	}
+	checkError(t, "a protocol error", d.deliver(t, "m/handleFault", `{"code":-32603,"message":"inside"}`), 500)
+	a = d.deliver(t, "m/handleFault", `{"code":-32602,"message":"bad name"}`)
+	if checkError(t, "a refused parameter", a, 400); a.Body != `{"error":"bad name"}`+"\n" {
+		t.Errorf("a refused parameter: %s", a.Body)
+	}
+}
+
+// The checks come in one order, with and without the secret: each row breaks
+// all that the rows below it break.
+func TestWebhookOrderOfChecks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher",
+		hookTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`)},
+		hookTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET"},
+		hookTool{Name: "a", Doc: "@webhook twice"}, hookTool{Name: "b", Doc: "@webhook twice"}, hookTool{Name: "runs", Does: "runs"})
+	large := strings.Repeat(" ", 1024)
+	base := t.TempDir()
+	for _, env := range []map[string]string{nil, guarded} {
+		d := serveHereGetenv(t, base, dir, func(name string) string { return env[name] }, "-max-body", "1KiB")
+		d.awaitReady(t)
+		for _, row := range []struct {
+			what    string
+			method  string
+			path    string
+			body    string
+			headers []string
+			status  int
+		}{
+			{"a foreign host", "PUT", "m/nothing", large + "x", []string{"Host: evil.example", "Content-Type: text/plain"}, 403},
+			{"a foreign origin", "PUT", "m/nothing", large + "x", []string{"Origin: https://evil.example", "Content-Type: text/plain"}, 403},
+			{"an opaque origin", "POST", "m/handleIt", `{"name":"x"}`, []string{"Origin: null"}, 403},
+			{"a cross-site request", "POST", "m/handleIt", `{"name":"x"}`, []string{"Sec-Fetch-Site: cross-site"}, 403},
+			{"another method", "PUT", "m/nothing", large + "x", []string{"Content-Type: text/plain"}, 405},
+			{"another method", "GET", "m/handleIt", "", nil, 405},
+			{"another method", "HEAD", "m/handleIt", "", nil, 405},
+			{"another method", "OPTIONS", "m/handleIt", "", nil, 405},
+			{"an unknown method", "POST", "m/nothing", large + "x", []string{"Content-Type: text/plain"}, 404},
+			{"a conflict", "POST", "twice", large + "x", []string{"Content-Type: text/plain"}, 409},
+			{"a signature without a key", "POST", "m/handleSigned", large + "x", []string{"Content-Type: text/plain"}, 503},
+			{"another content type", "POST", "m/handleIt", large + "x", []string{"Content-Type: text/plain"}, 415},
+			{"a large body", "POST", "m/handleIt", large + "x", nil, 413},
+			{"a body that just fits", "POST", "m/handleIt", large[:1010] + `{"name":"x"}`, nil, 200},
+			{"malformed JSON", "POST", "m/handleIt", `{`, nil, 400},
+			{"no object", "POST", "m/handleIt", `[]`, nil, 400},
+			{"a missing parameter", "POST", "m/handleIt", `{}`, nil, 400},
+			{"a wrong parameter", "POST", "m/handleIt", `{"name":1}`, nil, 400},
+			{"all well", "POST", "m/handleIt", `{"name":"x"}`, nil, 200},
+		} {
+			what := fmt.Sprintf("%s (%s, secret %v)", row.what, row.method, env != nil)
+			for _, proof := range []struct {
+				what   string
+				header []string
+				proved bool
+			}{
+				{"with the secret", []string{shown}, true},
+				{"without", nil, false},
+				{"with a wrong secret", []string{secretHeader + ": " + testSecret + "x"}, false},
+				{"with an empty secret", []string{secretHeader + ": "}, false},
+				{"with the secret elsewhere", []string{"Authorization: Bearer " + testSecret}, false},
+			} {
+				a := d.send(t, row.method, row.path, row.body, append(proof.header, row.headers...)...)
+				want := row.status
+				if env != nil && !proof.proved && want != 403 {
+					want = 401
+				}
+				switch {
+				case want == 200 && a.Status != 200:
+					t.Errorf("%s %s: %d %s", what, proof.what, a.Status, a.Body)
+				case want != 200 && row.method == "HEAD":
+					if a.Status != want {
+						t.Errorf("%s %s: %d", what, proof.what, a.Status)
+					}
+				case want != 200:
+					checkError(t, what+" "+proof.what, a, want)
+				}
+				if allow := a.Header.Get("Allow"); (a.Status == 405) != (allow == "POST") {
+					t.Errorf("%s %s: Allow: %s", what, proof.what, allow)
+				}
+			}
+		}
+		if n, want := d.runs(t, "m", "handleIt"), map[bool]int{true: 10, false: 2}[env == nil]; n != want {
+			t.Errorf("the method ran %d times, want %d", n, want)
+		}
+		d.stop(t)
+	}
+}
+
+func TestWebhookCrossSite(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"})
+	d := serveHereEnv(t, dir, guarded, "-allow-origin", "https://shop.example", "-allow-host", "usher.example", "-open")
+	d.awaitReady(t)
+	for _, row := range []struct {
+		what    string
+		headers []string
+		status  int
+	}{
+		{"no browser", nil, 200},
+		{"a contact form on an allowed website", []string{"Origin: https://shop.example", "Sec-Fetch-Site: cross-site"}, 200},
+		{"its name in capitals", []string{"Origin: https://SHOP.example"}, 200},
+		{"a page of this machine", []string{"Origin: http://localhost:8080"}, 200},
+		{"another website", []string{"Origin: https://evil.example"}, 403},
+		{"an allowed one's other scheme", []string{"Origin: http://shop.example"}, 403},
+		{"an allowed one's other port", []string{"Origin: https://shop.example:8443"}, 403},
+		{"one below an allowed one", []string{"Origin: https://x.shop.example"}, 403},
+		{"one that begins as an allowed one", []string{"Origin: https://shop.example.evil.example"}, 403},
+		{"a sandboxed page", []string{"Origin: null"}, 403},
+		{"two origins", []string{"Origin: https://shop.example", "Origin: https://evil.example"}, 403},
+		{"a form that says only that it is foreign", []string{"Sec-Fetch-Site: cross-site"}, 403},
+		{"an allowed host", []string{"Host: usher.example"}, 200},
+		{"an allowed host with a port", []string{"Host: usher.example:443"}, 200},
+		{"a name for this machine", []string{"Host: localhost:3000"}, 200},
+		{"a rebound name", []string{"Host: evil.example"}, 403},
+	} {
+		a := d.deliver(t, "m/handleIt", `{}`, append(row.headers, shown)...)
+		if a.Status != row.status {
+			t.Errorf("%s: %d %s", row.what, a.Status, a.Body)
+		}
+		origin := ""
+		for _, h := range row.headers {
+			if v, ok := strings.CutPrefix(h, "Origin: "); ok && row.status == 200 {
+				origin = v
+			}
+		}
+		if got := a.Header.Get("Access-Control-Allow-Origin"); got != origin {
+			t.Errorf("%s: Access-Control-Allow-Origin %q, want %q", row.what, got, origin)
+		}
+		if row.status == 403 {
+			checkError(t, row.what, a, 403)
+			checkError(t, row.what+" without the secret", d.deliver(t, "m/handleIt", `{}`, row.headers...), 403)
+		}
+	}
+	for path, origins := range map[string]map[string]int{
+		"m/handleIt": {"https://shop.example": 204, "https://evil.example": 403, "null": 403},
+		"m/nothing":  {"https://shop.example": 204, "https://evil.example": 403},
+	} {
+		for origin, status := range origins {
+			a := d.send(t, "OPTIONS", path, "", "Origin: "+origin, "Access-Control-Request-Method: POST", "Access-Control-Request-Headers: content-type,x-webhook-secret")
+			if a.Status != status {
+				t.Errorf("the preflight of %s for %s: %d %s", origin, path, a.Status, a.Body)
+			}
+			allowed := strings.ToLower(a.Header.Get("Access-Control-Allow-Headers"))
+			if status == 204 && (a.Header.Get("Access-Control-Allow-Origin") != origin || !strings.Contains(a.Header.Get("Access-Control-Allow-Methods"), "POST") ||
+				!strings.Contains(allowed, "content-type") || !strings.Contains(allowed, "x-webhook-secret")) {
+				t.Errorf("the preflight of %s: %v", origin, a.Header)
+			}
+		}
+	}
+	a := d.deliver(t, "m/handleIt", `{}`, "Origin: https://shop.example")
+	if checkError(t, "no secret", a, 401); a.Header.Get("Access-Control-Allow-Origin") != "https://shop.example" {
+		t.Errorf("an allowed website's script can't read its 401: %v", a.Header)
+	}
+}
+
+func TestWebhookFailures(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleCrash", Does: "crash"},
+		hookTool{Name: "handleNever", Does: "never"}, hookTool{Name: "handleHold", Does: "hold"}, hookTool{Name: "release", Does: "release"})
+	d := serveHereEnv(t, dir, nil, "-webhook-timeout", "1s")
+	d.awaitReady(t)
+	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
+	if a := d.deliver(t, "m/handleIt", `{}`); a.Status != 200 {
+		t.Errorf("after a crash: %d %s", a.Status, a.Body)
+	}
+	checkError(t, "a method that never returns", d.deliver(t, "m/handleNever", `{}`), 504)
+	await(t, "the module to be told", func() bool { return strings.Contains(d.Log.String(), "hooks: cancelled handleNever") })
+
+	// A crash fails those that wait at once.
+	held := make(chan answer, 1)
+	go func() { held <- d.deliver(t, "m/handleHold", `{}`) }()
+	await(t, "the delivery", func() bool { return strings.Contains(d.Log.String(), "hooks: began handleHold") })
+	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
+	checkError(t, "a crash beside it", <-held, 502)
+
+	// A client that hangs up ends the call.
+	ctx, hangUp := context.WithCancel(t.Context())
+	req, err := d.hookRequest("POST", "m/handleHold", `{}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := strings.Count(d.Log.String(), "hooks: began handleHold")
+	gone := make(chan error, 1)
+	go func() {
+		_, err := hookClient.Do(req.WithContext(ctx))
+		gone <- err
+	}()
+	// The module crashed twice in a row, and may be held back for a moment.
+	await(t, "the delivery", func() bool {
+		select {
+		case err := <-gone:
+			t.Logf("once more: %v", err)
+			again, _ := d.hookRequest("POST", "m/handleHold", `{}`)
+			go func() {
+				_, err := hookClient.Do(again.WithContext(ctx))
+				gone <- err
+			}()
+		default:
+		}
+		return strings.Count(d.Log.String(), "hooks: began handleHold") > began
+	})
+	hangUp()
+	<-gone
+	await(t, "the module to be told", func() bool { return strings.Contains(d.Log.String(), "hooks: cancelled handleHold") })
+}
+
+// A module that can't start, and one whose calls are bounded more tightly than
+// deliveries are.
+func TestWebhookCantStart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleNever", Does: "never"})
+	d := serveHereEnv(t, dir, nil, "-call-timeout", "300ms")
+	d.awaitReady(t)
+	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
+	base := d.Base
+	d.stop(t)
+	// The cache has what it offers; its program is gone.
+	file, err := os.Stat(dir + "/m.usher")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := slices.Repeat([]byte("#"), int(file.Size()))
+	copy(gone, "#!/nonexistent/program\n")
+	if err := os.WriteFile(dir+"/m.usher", gone, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(dir+"/m.usher", file.ModTime(), file.ModTime()); err != nil {
+		t.Fatal(err)
+	}
+	d = serveHereOn(t, base, dir)
+	d.awaitReady(t)
+	checkError(t, "a module that can't start", d.deliver(t, "m/handleIt", `{}`), 502)
+	if a := d.deliver(t, "m/handleIt", `{}`); a.Status != 502 || strings.Contains(a.Body, dir) {
+		t.Errorf("again: %d %s", a.Status, a.Body)
+	}
+}
+
+func TestWebhookLimit(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/slow.usher", hookTool{Name: "handleHold", Does: "hold"}, hookTool{Name: "release", Does: "release"})
+	writeHooks(t, dir+"/fast.usher", hookTool{Name: "handleIt"})
+	d := serveHereEnv(t, dir, guarded, "-webhook-limit", "3")
+	d.awaitReady(t)
+	answers := make(chan answer, 10)
+	hold := func(n int) {
+		began := strings.Count(d.Log.String(), "hooks: began handleHold")
+		for range n {
+			go func() { answers <- d.deliver(t, "slow/handleHold", `{}`, shown) }()
+		}
+		await(t, "deliveries in flight", func() bool { return strings.Count(d.Log.String(), "hooks: began handleHold") == began+n })
+	}
+	hold(2)
+	for range 20 { // one slow module does not hold up another's deliveries
+		if a := d.deliver(t, "fast/handleIt", `{}`, shown); a.Status != 200 {
+			t.Errorf("beside a slow module: %d %s", a.Status, a.Body)
+		}
+	}
+	hold(1)
+	for _, row := range []struct {
+		what, method, path, kind string
+		status                   int
+	}{
+		{"one more", "POST", "slow/handleHold", "application/json", 503},
+		{"one more of another module", "POST", "fast/handleIt", "application/json", 503},
+		{"an unknown path", "POST", "fast/nothing", "application/json", 404},
+		{"another method", "GET", "fast/handleIt", "", 405},
+		{"another content type", "POST", "fast/handleIt", "text/plain", 503},
+	} {
+		a := d.send(t, row.method, row.path, `{}`, "Content-Type: "+row.kind, shown)
+		checkError(t, row.what, a, row.status)
+		if n, err := strconv.Atoi(a.Header.Get("Retry-After")); (a.Status == 503) != (err == nil && n > 0) {
+			t.Errorf("%s: Retry-After %q", row.what, a.Header.Get("Retry-After"))
+		}
+		checkError(t, row.what+" without the secret", d.send(t, row.method, row.path, `{}`, "Content-Type: "+row.kind), 401)
+	}
+	// MCP has no such limit, and is how they are let go on.
+	if a := connect(t, d.URL).call("slow_release", ""); a.failure() != "" {
+		t.Fatalf("release: %s", a.Body)
+	}
+	for range 3 {
+		if a := <-answers; a.Status != 200 {
+			t.Errorf("let go on: %d %s", a.Status, a.Body)
+		}
+	}
+	if a := d.deliver(t, "fast/handleIt", `{}`, shown); a.Status != 200 {
+		t.Errorf("with places free again: %d %s", a.Status, a.Body)
+	}
+}
+
+func TestWebhookWhileIntrospected(t *testing.T) {
+	t.Parallel()
+	dir, ready := t.TempDir(), filepath.Join(t.TempDir(), "ready")
+	writeHooks(t, dir+"/known.usher", hookTool{Name: "handleIt"})
+	writeHookSpec(t, dir+"/late.usher", hookSpec{Await: ready, Tools: []hookTool{
+		{Name: "handleIt"}, {Name: "handleSigned", Doc: "@signature github WH_KEY"}}})
+	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY": "k"}, "-accept-signatures")
+	await(t, "the known module", func() bool { return strings.Contains(d.Out.String(), "ready   known") })
+	if a := d.deliver(t, "known/handleIt", `{}`, shown); a.Status != 200 {
+		t.Errorf("a known module beside it: %d %s", a.Status, a.Body)
+	}
+	answers := make(map[string]chan answer)
+	for _, path := range []string{"late/handleIt", "late/handleSigned", "no/thing"} {
+		for _, secret := range []bool{true, false} {
+			key := fmt.Sprint(path, secret)
+			c := make(chan answer, 1)
+			answers[key] = c
+			go func() {
+				headers := []string{"X-Hub-Signature-256: " + gitHubSignature("other", "{}")}
+				if secret {
+					headers = append(headers, shown)
+				}
+				c <- d.deliver(t, path, `{}`, headers...)
+			}()
+		}
+	}
+	for key, c := range answers {
+		if a := <-c; strings.HasSuffix(key, "true") {
+			checkError(t, key, a, 503)
+			if a.Header.Get("Retry-After") == "" {
+				t.Errorf("%s: no Retry-After", key)
+			}
+		} else {
+			checkError(t, key, a, 401)
+		}
+	}
+	// One that arrives while it is looked at is answered once it is known.
+	late := make(chan answer, 1)
+	go func() { late <- d.deliver(t, "late/handleIt", `{}`, shown) }()
+	write(t, ready, "")
+	if a := <-late; a.Status != 200 {
+		t.Errorf("a module that became ready: %d %s", a.Status, a.Body)
+	}
+	d.awaitReady(t)
+	checkError(t, "an unknown path, all modules known", d.deliver(t, "no/thing", `{}`, shown), 404)
+}
+
+// A delivery is one line, which says who, what and how it ended, and nothing
+// of what was sent.
+func TestWebhookLog(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)},
+		hookTool{Name: "handleResult", Does: "result"}, hookTool{Name: "handleFault", Does: "fault"}, hookTool{Name: "handleCrash", Does: "crash"},
+		hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY"}, hookTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY"})
+	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY": "MARK-key", "WH_BADKEY": "MARK not base64"}, "-log", "json")
+	d.awaitReady(t)
+	for _, row := range []struct {
+		what, method, path, body string
+		headers                  []string
+		status                   int
+		module, tool             string
+		bytes                    int
+	}{
+		{"done", "POST", "m/handleIt?q=MARK-query", `{"a":"MARK-body"}`, nil, 200, "m", "handleIt", 17},
+		{"no secret", "POST", "m/handleIt?q=MARK-query", `{"a":"MARK-body"}`, []string{secretHeader + ": MARK-wrong"}, 401, "", "", 0},
+		{"another method", "GET", "m/handleIt?q=MARK-query", ``, nil, 405, "", "", 0},
+		{"unknown", "POST", "m/x?q=MARK-query", `{"a":"MARK-body"}`, nil, 404, "", "", 0},
+		{"malformed", "POST", "m/handleIt", `{"a":"MARK-body"`, nil, 400, "m", "handleIt", 16},
+		{"wrong type", "POST", "m/handleIt", `{"n":"MARK-body"}`, nil, 400, "m", "handleIt", 17},
+		{"failed", "POST", "m/handleResult", `{"result":{"isError":true,"content":[{"type":"text","text":"no such user: MARK-body"}]}}`, nil, 500, "m", "handleResult", 88},
+		{"refused by the module", "POST", "m/handleFault", `{"code":-32602,"message":"parameter \"x\": MARK-body"}`, nil, 400, "m", "handleFault", 54},
+		{"an error of the module", "POST", "m/handleFault", `{"code":-32000,"message":"MARK-body"}`, nil, 500, "m", "handleFault", 37},
+		{"bad _response", "POST", "m/handleResult", `{"result":{"structuredContent":{"_response":{"MARK-body":1}}}}`, nil, 502, "m", "handleResult", 62},
+		{"crashed", "POST", "m/handleCrash", `{}`, nil, 502, "m", "handleCrash", 2},
+		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`, []string{"X-Hub-Signature-256: sha256=MARK"}, 401, "m", "handleSigned", 17},
+		{"a bad key", "POST", "m/handleBadKey", `{"a":"MARK-body"}`, []string{"Webhook-Id: x"}, 503, "m", "handleBadKey", 0},
+	} {
+		before := d.Log.String()
+		headers := append([]string{"Cookie: MARK-cookie", "User-Agent: MARK-agent"}, row.headers...)
+		if !strings.Contains(strings.Join(headers, "\n"), secretHeader) {
+			headers = append(headers, shown)
+		}
+		a := d.send(t, row.method, row.path, row.body, headers...)
+		if a.Status != row.status {
+			t.Errorf("%s: status %d: %s", row.what, a.Status, a.Body)
+		}
+		var lines []map[string]any
+		await(t, row.what+" in the log", func() bool {
+			lines = nil
+			for line := range strings.Lines(strings.TrimPrefix(d.Log.String(), before)) {
+				var l map[string]any
+				if json.Unmarshal([]byte(line), &l) == nil && l["id"] == a.Header.Get(requestIDHeader) {
+					lines = append(lines, l)
+				}
+			}
+			return len(lines) > 0
+		})
+		if len(lines) != 1 {
+			t.Errorf("%s: %d lines", row.what, len(lines))
+		}
+		l := lines[0]
+		module, _ := l["module"].(string)
+		tool, _ := l["method"].(string)
+		remote, _ := l["remote"].(string)
+		took, timed := l["took"].(float64)
+		if l["msg"] != "delivery" || l["status"] != float64(row.status) || module != row.module || tool != row.tool || !timed || took < 0 || !strings.HasPrefix(remote, "127.0.0.1:") {
+			t.Errorf("%s: %v", row.what, l)
+		}
+		if l["bytes"] != float64(row.bytes) {
+			t.Errorf("%s: bytes %v, want %d", row.what, l["bytes"], row.bytes)
+		}
+	}
+	for line := range strings.Lines(d.Log.String()) {
+		if strings.Contains(line, "MARK") || strings.Contains(line, testSecret) {
+			t.Errorf("the log has what was sent: %s", line)
+		}
+	}
+	if !strings.Contains(d.Log.String(), "base64") {
+		t.Error("the log does not say that a key is not one")
+	}
+}
+
+// serveStatus runs usher serve until it ends by itself, or until it serves.
+func serveStatus(t *testing.T, env map[string]string, flags ...string) (code int, said string) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out, log output
+	exit := make(chan int, 1)
+	go func() {
+		exit <- run(ctx, serveArgs(t.TempDir(), t.TempDir(), flags), strings.NewReader(""), &out, &log, func(name string) string { return env[name] })
+	}()
+	await(t, "usher serve", func() bool {
+		select {
+		case code := <-exit:
+			exit <- code
+			return true
+		default:
+			return strings.Contains(out.String(), "Ctrl-C ends it.")
+		}
+	})
+	cancel()
+	return <-exit, out.String() + log.String()
+}
+
+func TestWebhookExposure(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		flags  []string
+		secret bool
+		code   int
+		said   string
+	}{
+		{nil, false, 0, webhookSecretVar + " is not set"},
+		{nil, true, 0, secretHeader},
+		{[]string{"-accept-signatures"}, true, 0, "verified signature"},
+		{[]string{"-addr", "[::1]:0"}, false, 0, ""},
+		{[]string{"-addr", "localhost:0"}, false, 0, ""},
+		{[]string{"-allow-host", "x.localhost"}, false, 0, ""},
+		{[]string{"-addr", "0.0.0.0:0"}, false, 2, "-open-webhooks"},
+		{[]string{"-addr", ":0"}, false, 2, "-open-webhooks"},
+		{[]string{"-addr", "[::]:0", "-require-claim"}, false, 2, "-open-webhooks"},
+		{[]string{"-addr", "0.0.0.0:0", "-open"}, false, 2, "-open-webhooks"},
+		{[]string{"-addr", "0.0.0.0:0", "-open-webhooks"}, false, 2, "-require-claim"},
+		{[]string{"-addr", "0.0.0.0:0"}, true, 2, "-require-claim"},
+		{[]string{"-addr", "0.0.0.0:0", "-require-claim"}, true, 0, ""},
+		{[]string{"-addr", "0.0.0.0:0", "-open", "-open-webhooks"}, false, 0, ""},
+		{[]string{"-allow-host", "usher.example", "-open"}, false, 2, webhookSecretVar},
+		{[]string{"-allow-host", "usher.example", "-open"}, true, 0, ""},
+		{[]string{"-webhook-limit", "0"}, false, 2, "-webhook-limit"},
+		{[]string{"-webhook-timeout", "-1s"}, false, 2, "-webhook-timeout"},
+	} {
+		env := map[string]string{}
+		if row.secret {
+			env = guarded
+		}
+		code, said := serveStatus(t, env, row.flags...)
+		if code != row.code && !(code == 1 && strings.Contains(said, "listening on [::1]")) {
+			t.Errorf("%q, secret %v: status %d, want %d: %s", row.flags, row.secret, code, row.code, said)
+		}
+		if !strings.Contains(said, row.said) || strings.Contains(said, testSecret) {
+			t.Errorf("%q, secret %v: %q is not in: %s", row.flags, row.secret, row.said, said)
+		}
+	}
+}
+
+// A failed $(cat …) must not open the door.
+func TestWebhookEmptySecret(t *testing.T) {
+	t.Setenv(webhookSecretVar, "")
+	for _, flags := range [][]string{nil, {"-open-webhooks"}, {"-accept-signatures"}} {
+		if code, said := serveStatus(t, nil, flags...); code != 2 || !strings.Contains(said, "set but empty") {
+			t.Errorf("%v: status %d: %s", flags, code, said)
+		}
+	}
+}
+
+// What a guesser could time is not there to be timed: secrets are compared by
+// their hashes, in constant time, and in no other way.
+func TestWebhookEqualSecrets(t *testing.T) {
+	for _, row := range []struct {
+		a, b string
+		want bool
+	}{{"", "", true}, {"a", "a", true}, {"a", "", false}, {"", "a", false}, {"a", "b", false}, {"a", "aa", false}, {"a\x00", "a", false}, {"é", "é", true}, {"A", "a", false}} {
+		if equalSecrets(row.a, row.b) != row.want {
+			t.Errorf("equalSecrets(%q, %q)", row.a, row.b)
+		}
+	}
+	files := token.NewFileSet()
+	source := func(name string) *ast.File {
+		f, err := parser.ParseFile(files, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	called := map[string]bool{}
+	ast.Inspect(source("webhook.go"), func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			if n.Name.Name == "equalSecrets" {
+				ast.Inspect(n, func(n ast.Node) bool {
+					if s, ok := n.(*ast.SelectorExpr); ok {
+						called[fmt.Sprintf("%s.%s", s.X, s.Sel)] = true
+					}
+					return true
+				})
+				return false
+			}
+		case *ast.BinaryExpr:
+			for _, side := range [][2]ast.Expr{{n.X, n.Y}, {n.Y, n.X}} {
+				s, ok := side[0].(*ast.SelectorExpr)
+				if other, literal := side[1].(*ast.BasicLit); ok && s.Sel.Name == "secret" && !(literal && other.Value == `""`) {
+					t.Errorf("%s: the secret is compared with %s", files.Position(n.Pos()), n.Op)
+				}
+			}
+		}
+		return true
+	})
+	if !called["sha256.Sum256"] || !called["subtle.ConstantTimeCompare"] {
+		t.Errorf("equalSecrets calls %v", called)
+	}
+	ast.Inspect(source("signature.go"), func(n ast.Node) bool {
+		if s, ok := n.(*ast.SelectorExpr); ok && slices.Contains([]string{"bytes.Equal", "strings.EqualFold", "strings.Compare", "bytes.Compare"}, fmt.Sprintf("%s.%s", s.X, s.Sel)) {
+			t.Errorf("%s: %s.%s compares in a time that tells", files.Position(n.Pos()), s.X, s.Sel)
+		}
+		return true
+	})
+}
+
+// webhookGoroutines is the stacks that are in a delivery.
+func webhookGoroutines() string {
+	buf := make([]byte, 16<<20)
+	var in []string
+	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		if strings.Contains(stack, "(*Webhooks)") {
+			in = append(in, stack)
+		}
+	}
+	return strings.Join(in, "\n\n")
+}
+
+// What comes all at once, and what comes broken, leaves nothing behind.
+func TestWebhookStorm(t *testing.T) {
+	dir := t.TempDir()
+	writeHooks(t, dir+"/slow.usher", hookTool{Name: "handleHold", Does: "hold"}, hookTool{Name: "release", Does: "release"}, hookTool{Name: "runs", Does: "runs"})
+	writeHooks(t, dir+"/bad.usher", hookTool{Name: "handleCrash", Does: "crash"}, hookTool{Name: "handleNever", Does: "never"})
+	writeHooks(t, dir+"/good.usher", hookTool{Name: "handleIt"})
+	before := runtime.NumGoroutine()
+	d := serveHereEnv(t, dir, guarded, "-webhook-timeout", "20s")
+	d.awaitReady(t)
+	const all, limit = 300, 256
+	statuses := make(chan int, all)
+	for range all {
+		go func() {
+			a, err := d.try("POST", "slow/handleHold", `{}`, shown)
+			if err != nil {
+				t.Error(err)
+			}
+			statuses <- a.Status
+		}()
+	}
+	count := map[int]int{}
+	for range all - limit { // who finds no place is told at once
+		count[<-statuses]++
+	}
+	await(t, "the others to be in flight", func() bool { return d.runs(t, "slow", "handleHold") == limit })
+	connect(t, d.URL).call("slow_release", "")
+	for range limit {
+		count[<-statuses]++
+	}
+	if want := map[int]int{200: limit, 503: all - limit}; !maps.Equal(count, want) {
+		t.Errorf("of %d at once: %v, want %v", all, count, want)
+	}
+
+	// A body over the limit, shown the secret or not.
+	head := "POST /webhook/good/handleIt HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+	large := strings.Repeat("x", 5<<20)
+	for _, row := range []struct {
+		headers, body string
+		status        int
+	}{
+		{shown + "\r\nContent-Length: 5242880\r\n\r\n", large, 413},
+		{"Content-Length: 5242880\r\n\r\n", large, 401},
+		{shown + "\r\nTransfer-Encoding: chunked\r\n\r\n", "500000\r\n" + large + "\r\n0\r\n\r\n", 413},
+	} {
+		checkError(t, "5 MiB", d.raw(t, head+row.headers, strings.NewReader(row.body)), row.status)
+	}
+	if a := d.deliver(t, "good/handleIt", `{"a":"`+large[:4<<20-8]+`"}`, shown); a.Status != 200 || len(a.Body) < 4<<20 {
+		t.Errorf("4 MiB: %d, %d bytes", a.Status, len(a.Body))
+	}
+
+	// Many that crash and many that never return, with others beside them.
+	var wg sync.WaitGroup
+	for i := range 60 {
+		wg.Go(func() {
+			switch i % 3 {
+			case 0:
+				if a, err := d.try("POST", "bad/handleCrash", `{}`, shown); err != nil || a.Status != 502 {
+					t.Errorf("a crash: %d %v", a.Status, err)
+				}
+			case 1: // ends by the crash of another, or because the sender hangs up
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.Intn(200))*time.Millisecond)
+				defer cancel()
+				req, _ := d.hookRequest("POST", "bad/handleNever", `{}`, shown)
+				if res, err := hookClient.Do(req.WithContext(ctx)); err == nil {
+					res.Body.Close()
+				}
+			default:
+				if a, err := d.try("POST", "good/handleIt", `{}`, shown); err != nil || a.Status != 200 {
+					t.Errorf("beside crashes: %d %v", a.Status, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if a := d.deliver(t, "good/handleIt", `{}`, shown); a.Status != 200 {
+		t.Errorf("after all: %d %s", a.Status, a.Body)
+	}
+	if res, err := hookClient.Get(d.URL + "healthz"); err != nil || res.StatusCode != 200 {
+		t.Errorf("healthz: %v %v", res, err)
+	}
+	await(t, "all deliveries to be over; left: "+webhookGoroutines(), func() bool { return webhookGoroutines() == "" })
+	hookClient.CloseIdleConnections()
+	http.DefaultClient.CloseIdleConnections()
+	d.stop(t)
+	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+2 })
+}
+
+// drip is a body that comes a little every second, and has no end.
+type drip string
+
+func (d drip) Read(p []byte) (int, error) {
+	<-time.After(time.Second)
+	return copy(p, d), nil
+}
+
+// Who is refused is told so at once, and not when a body has come that is not
+// wanted: it may never come.
+func TestWebhookRefusedBeforeItsBody(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_UNSET"})
+	d := serveHereEnv(t, dir, guarded)
+	d.awaitReady(t)
+	var wg sync.WaitGroup
+	for _, row := range []struct {
+		what, first, headers string
+		status               int
+	}{
+		{"no secret", "POST /webhook/m/handleIt", "", 401},
+		{"no secret, and nothing there", "PUT /webhook/x", "", 401},
+		{"another method", "PUT /webhook/m/handleIt", shown + "\r\n", 405},
+		{"nothing there", "POST /webhook/x", shown + "\r\n", 404},
+		{"no key", "POST /webhook/m/handleSigned", shown + "\r\n", 503},
+		{"another content type", "POST /webhook/m/handleIt", shown + "\r\nContent-Type: text/plain\r\n", 415},
+		{"a foreign origin", "POST /webhook/m/handleIt", "Origin: https://evil.example\r\n", 403},
+	} {
+		wg.Go(func() {
+			begin := time.Now()
+			a := d.raw(t, row.first+" HTTP/1.1\r\nHost: localhost\r\n"+row.headers+"Content-Length: 1000\r\n\r\n{", drip(" "))
+			checkError(t, row.what, a, row.status)
+			if took := time.Since(begin); took > bodyPatience/2 {
+				t.Errorf("%s: told after %v", row.what, took)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// A body that does not arrive, slowly or not at all.
+func TestWebhookEndlessBody(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	dir := t.TempDir()
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY"}, hookTool{Name: "runs", Does: "runs"})
+	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY": "k"}, "-accept-signatures")
+	d.awaitReady(t)
+	var wg sync.WaitGroup
+	for _, row := range []struct {
+		what, head string
+		status     int
+	}{
+		{"half a body", "POST /webhook/m/handleIt HTTP/1.1\r\nHost: localhost\r\n" + shown + "\r\nContent-Length: 1000\r\n\r\n{", 408},
+		{"a body without end", "POST /webhook/m/handleIt HTTP/1.1\r\nHost: localhost\r\n" + shown + "\r\nTransfer-Encoding: chunked\r\n\r\n", 408},
+		{"half a body to be verified", "POST /webhook/m/handleSigned HTTP/1.1\r\nHost: localhost\r\n" + shown + "\r\nContent-Length: 1000\r\n\r\n{", 408},
+		{"half a body without the secret", "POST /webhook/m/handleIt HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{", 401},
+		{"half a body that should stand in for the secret", "POST /webhook/m/handleSigned HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{", 401},
+	} {
+		wg.Go(func() {
+			rest := drip(" ")
+			if strings.Contains(row.head, "chunked") {
+				rest = "1\r\n \r\n"
+			}
+			checkError(t, row.what, d.raw(t, row.head, rest), row.status)
+		})
+	}
+	wg.Wait()
+	if n := d.runs(t, "m", "handleIt") + d.runs(t, "m", "handleSigned"); n != 0 {
+		t.Errorf("a method ran %d times", n)
+	}
+	if a := d.deliver(t, "m/handleIt", `{}`, shown); a.Status != 200 {
+		t.Errorf("after all: %d %s", a.Status, a.Body)
+	}
+}
+
+// fuzzMethod asks for every type that a form may fill in.
+func fuzzMethod(f *testing.F) *Method {
+	m, _, err := parseMethod(joinMembers([]member{{"name", quote("handleForm")}, {"inputSchema", formSchema}}), kindExecutable)
+	if err != nil {
+		f.Fatal(err)
+	}
+	return m
+}
+
+// checkParams checks that parameters are such as can be sent to a module, and
+// that those which pass the check are of the types that the schema has.
+func checkParams(t *testing.T, m *Method, list []member) {
+	t.Helper()
+	arguments := joinMembers(setMember(list, webhookParam, json.RawMessage(`{"true":1}`)))
+	if err := checkJSON(arguments); err != nil {
+		t.Fatalf("%v: %q", err, arguments)
+	}
+	if bytes.ContainsAny(encodeRequest(ID("1"), "tools/call", joinMembers([]member{{"arguments", arguments}})), "\n\r") {
+		t.Fatalf("not one line: %q", arguments)
+	}
+	var got map[string]any
+	numbers := json.NewDecoder(bytes.NewReader(arguments))
+	numbers.UseNumber() // they may be larger than a float64
+	if err := numbers.Decode(&got); err != nil {
+		t.Fatalf("%v: %q", err, arguments)
+	}
+	if hook, ok := got[webhookParam].(map[string]any); !ok || hook["true"] != json.Number("1") {
+		t.Fatalf("%s was forged: %q", webhookParam, arguments)
+	}
+	if m.checkArguments(arguments) != nil {
+		return
+	}
+	for name, types := range map[string]string{"s": "string", "i": "json.Number", "f": "json.Number", "b": "bool", "list": "[]interface {}", "o": "map[string]interface {}"} {
+		if v := got[name]; v != nil && fmt.Sprintf("%T", v) != types {
+			t.Fatalf("parameter %s is %T: %q", name, v, arguments)
+		}
+	}
+}
+
+func FuzzWebhookForm(f *testing.F) {
+	for _, s := range []string{"", "s=5&i=5&f=5.5&b=true", "i=5%0A&list=a&list=b", "payload=%7B%22a%22%3A1%7D&_webhook=1", "payload=%7B%22_webhook%22%3A1%7D",
+		"s=%zz", "a;b", "i=1e999&b=on", "=&=", "s=%ff", "o=%7B%7D", "i=-", "i=%20"} {
+		f.Add([]byte(s))
+	}
+	m := fuzzMethod(f)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if list, err := formParams(body, m); err == nil {
+			checkParams(t, m, list)
+		}
+	})
+}
+
+func FuzzWebhookMultipart(f *testing.F) {
+	const boundary = "b"
+	for _, s := range []string{"", "--b--", "--b--\r\n", "--b\r\n\r\nx\r\n--b--", "--b\nContent-Disposition: form-data; name=i\n\n5\n--b--\n",
+		"--b\r\nContent-Disposition: form-data; name=\"o\"; filename=\"a\"\r\nContent-Type: x/y\r\n\r\n\xff\r\n--b--\r\n",
+		"--b\r\nContent-Disposition: form-data; name=payload\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n=7B=7D\r\n--b--\r\n",
+		"--b\r\nContent-Disposition: form-data; name*=utf-8''%ff\r\n\r\n\r\n--b--\r\n"} {
+		f.Add([]byte(s))
+	}
+	m := fuzzMethod(f)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if list, err := multipartParams(body, boundary, m); err == nil {
+			checkParams(t, m, list)
+		}
+	})
+}
+
+// What a method says to answer is an HTTP answer, or is refused as none.
+func FuzzWebhookOwnAnswer(f *testing.F) {
+	for _, s := range []string{`{}`, `{"status":204,"body":"x"}`, `{"headers":{"a":"b","A":"c\t"},"body":[1]}`, `{"headers":{"a":"x\r\ny"}}`, `{"headers":{"content-length":"1"}}`,
+		`{"status":1e2}`, `{"status":-0}`, `{"status":"200"}`, `{"headers":{"\u00e9":"x"}}`, `{"headers":{"a":"\u0001"}}`, `{"body":null}`, `5`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if checkJSON([]byte(s)) != nil {
+			return
+		}
+		a, err := ownAnswer(bytes.TrimSpace(json.RawMessage(s)))
+		if e := (*httpError)(nil); err != nil {
+			if !errors.As(err, &e) || e.Status != http.StatusBadGateway {
+				t.Fatalf("%s: %v", s, err)
+			}
+			return
+		}
+		var wire bytes.Buffer
+		out := http.Response{StatusCode: a.status, ProtoMajor: 1, ProtoMinor: 1, Header: a.header, Body: io.NopCloser(bytes.NewReader(a.body)), ContentLength: int64(len(a.body))}
+		if err := out.Write(&wire); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+		in, err := http.ReadResponse(bufio.NewReader(&wire), nil)
+		if err != nil || in.StatusCode != a.status {
+			t.Fatalf("%s: %v %+v", s, err, a)
+		}
+		for name, values := range a.header {
+			if got := in.Header[name]; len(got) != 1 || got[0] != strings.Trim(values[0], " \t") {
+				t.Fatalf("%s: header %q came as %q", s, name, got)
+			}
+		}
+	})
+}
