@@ -154,6 +154,7 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 	result := textResult(string(msg.Params))
 	switch stringField(msg.Params, "name") {
 	case "sleep":
+		fmt.Fprintln(os.Stderr, "fake: sleeping")
 		select {
 		case <-time.After(time.Duration(number("ms")) * time.Millisecond):
 		case <-stop:

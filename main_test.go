@@ -31,6 +31,11 @@ func TestMain(m *testing.M) {
 	if fake := os.Getenv(runAsFake); fake != "" {
 		os.Exit(runFake(fake))
 	}
+	// A program with the race detector sleeps a second at its end; those that
+	// the tests start need not.
+	if os.Getenv("GORACE") == "" {
+		os.Setenv("GORACE", "atexit_sleep_ms=0")
+	}
 	if os.Getenv(runAsUsher) != "" || len(os.Args) > 1 && (os.Args[1] == guardCommand || os.Args[1] == shellCommand) {
 		main()
 	}
@@ -210,6 +215,7 @@ type testClient struct {
 	Session string
 	Header  http.Header // sent with each request
 	http    *http.Client
+	daemon  *testDaemon // where a test needs it
 	mu      sync.Mutex
 	id      int
 }

@@ -23,7 +23,10 @@ func oneFake(t *testing.T, flags ...string) *testClient {
 	t.Helper()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	return connect(t, serveHere(t, dir, flags...).URL)
+	d := serveHere(t, dir, flags...)
+	c := connect(t, d.URL)
+	c.daemon = d
+	return c
 }
 
 func TestBadRequests(t *testing.T) {
@@ -281,10 +284,10 @@ func TestCancel(t *testing.T) {
 	go func() {
 		done <- c.post(`{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
 	}()
-	await(t, "the call to be in flight", func() bool {
-		a := c.post(`{"jsonrpc":"2.0","id":"slow","method":"ping"}`)
-		return a.Status == 400 && strings.Contains(a.Body, "already being answered")
-	})
+	await(t, "the call to be in flight", func() bool { return strings.Contains(d.Log.String(), "fake: sleeping") })
+	if a := c.post(`{"jsonrpc":"2.0","id":"slow","method":"ping"}`); a.Status != 400 || !strings.Contains(a.Body, "already being answered") {
+		t.Errorf("an id that is in flight: %d %s", a.Status, a.Body)
+	}
 	c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"other"}}`)
 	c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"slow"}}`)
 	if a := <-done; len(a.Events) != 0 {

@@ -95,8 +95,10 @@ func toolProblems(whole *View, t *Tool, name string, getenv func(string) string)
 	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
 		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
 	}
-	if rule := t.Method.Signature; rule != nil && rule.Err == nil && getenv(rule.Var) == "" {
-		list = append(list, fmt.Sprintf("%s: @signature: %s is not set, so its webhook answers 503", t.Method.Name, rule.Var))
+	if rule := t.Method.Signature; rule != nil && rule.Err == nil {
+		if err := rule.ready(getenv(rule.Var)); err != nil {
+			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
+		}
 	}
 	return list
 }

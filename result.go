@@ -40,7 +40,7 @@ func isToolResult(object json.RawMessage) bool {
 // resultText is a tool's result for people: its structured content if it has
 // some, else its texts, else the whole as JSON.
 func resultText(result json.RawMessage) string {
-	if structured := field(result, "structuredContent"); structured != nil {
+	if structured := field(result, "structuredContent"); structured != nil && string(structured) != "null" {
 		return string(structured)
 	}
 	var parts []json.RawMessage

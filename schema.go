@@ -6,10 +6,12 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strings"
+	"unicode"
 )
 
 // webhookParam is the parameter under which a webhook's metadata arrives. It is
@@ -363,8 +365,10 @@ func parseDoc(doc string, own bool) docTags {
 			continue
 		}
 		wraps = false
-		tag, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
-		rest = strings.TrimSpace(rest)
+		tag, rest := strings.TrimSpace(line), ""
+		if i := strings.IndexFunc(tag, unicode.IsSpace); i >= 0 { // a tab too: a tag that is not seen protects nothing
+			tag, rest = tag[:i], strings.TrimSpace(tag[i:])
+		}
 		hint, isHint := hintTags[tag]
 		switch {
 		case tag == "@webhook":
@@ -375,6 +379,10 @@ func parseDoc(doc string, own bool) docTags {
 			path := strings.TrimPrefix(rest, "/")
 			t.webhook = &path
 		case tag == "@signature":
+			if t.signature != nil {
+				t.signature.Err = errors.New("@signature stands twice")
+				break
+			}
 			t.signature = parseSignature(rest)
 		case own && isHint:
 			t.hints = append(t.hints, hint)

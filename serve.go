@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -24,6 +25,7 @@ import (
 
 const (
 	headerPatience = 10 * time.Second // for a request's headers
+	restPatience   = time.Second      // for the rest of a body that was not wanted
 	idleConn       = 2 * time.Minute  // a connection without a request
 	maxHeader      = 64 << 10         // bytes
 	drainPatience  = 5 * time.Second  // for calls under way when the daemon ends
@@ -323,6 +325,9 @@ func (d *daemon) handler(guardian *Guardian) http.Handler {
 	}))
 	webhooks := handle(d.log, writeWebhookError, guarded(d.webhooks.serve))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// net/http reads what is left of a body before it answers: of one that
+		// does not come, for ever.
+		defer func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restPatience)) }()
 		w.Header().Set(requestIDHeader, newRequestID())
 		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
@@ -330,12 +335,17 @@ func (d *daemon) handler(guardian *Guardian) http.Handler {
 		}
 		// Before the mux, which would redirect a path with // in it before the
 		// secret was shown.
-		if strings.HasPrefix(r.URL.Path, webhookPrefix) || r.URL.Path+"/" == webhookPrefix {
+		if isWebhook(r.URL.Path) || isWebhook(path.Clean("/"+r.URL.Path)) {
 			webhooks(w, r)
 			return
 		}
 		routed(w, r)
 	})
+}
+
+// isWebhook reports whether a path is one of webhooks'.
+func isWebhook(path string) bool {
+	return strings.HasPrefix(path, webhookPrefix) || path+"/" == webhookPrefix
 }
 
 // show prints, for people, where the daemon is and its modules as they become
@@ -418,6 +428,8 @@ func (d *daemon) showTry() {
 		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}`)
 	if hook := d.firstWebhook(); hook != "" {
 		fmt.Fprintf(out, "\nSend a webhook, which needs %s:\n  curl %s -H 'Content-Type: application/json' -d '{}'\n", d.guards(), hook)
+	} else {
+		fmt.Fprintf(out, "\nNo webhooks yet; they need %s.\n", d.guards())
 	}
 	fmt.Fprint(out, "\nCtrl-C ends it. Calls and logs follow.\n\n")
 }

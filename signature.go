@@ -58,14 +58,22 @@ func parseSignature(s string) *signatureRule {
 // only who forges.
 var errSignature = errors.New("the signature is missing, wrong or too old")
 
-// check verifies a body. The error is errSignature for one that is not signed
-// as it should be; any other says why nothing can be verified.
-func (r *signatureRule) check(key string, h http.Header, body []byte, now time.Time) error {
-	if r.Err != nil {
-		return r.Err
-	}
-	if key == "" {
+// ready says why nothing can be verified with this key, if so.
+func (r *signatureRule) ready(key string) error {
+	if r.Err == nil && key == "" {
 		return fmt.Errorf("@signature: %s is not set", r.Var)
+	}
+	if r.Err == nil && r.Scheme == "standard" && standardKey(key) == nil {
+		return fmt.Errorf("@signature: %s is not base64, after whsec_", r.Var)
+	}
+	return r.Err
+}
+
+// check verifies a body. The error is errSignature for one that is not signed
+// as it should be; any other is ready's.
+func (r *signatureRule) check(key string, h http.Header, body []byte, now time.Time) error {
+	if err := r.ready(key); err != nil {
+		return err
 	}
 	return signatureSchemes[r.Scheme](key, h, body, now)
 }
@@ -135,15 +143,21 @@ func checkSlack(key string, h http.Header, body []byte, now time.Time) error {
 	return nil
 }
 
-// checkStandard checks the headers of Standard Webhooks: "v1,BASE64" as often as
-// there are keys, over id, time and body. The key is base64 after "whsec_".
-func checkStandard(key string, h http.Header, body []byte, now time.Time) error {
+// standardKey is a key of Standard Webhooks, which is base64 after "whsec_"; nil
+// for one that is not.
+func standardKey(key string) []byte {
 	secret, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(key, "whsec_"))
 	if err != nil || len(secret) == 0 {
-		return errors.New("@signature standard: the key is not base64, after whsec_")
+		return nil
 	}
-	id, stamp := h.Get("Webhook-Id"), h.Get("Webhook-Timestamp")
-	if id == "" || !recent(stamp, now) {
+	return secret
+}
+
+// checkStandard checks the headers of Standard Webhooks: "v1,BASE64" as often as
+// there are keys, over id, time and body.
+func checkStandard(key string, h http.Header, body []byte, now time.Time) error {
+	secret, id, stamp := standardKey(key), h.Get("Webhook-Id"), h.Get("Webhook-Timestamp")
+	if secret == nil || id == "" || !recent(stamp, now) {
 		return errSignature
 	}
 	want := sum(secret, []byte(id+"."+stamp+"."), body)

@@ -61,15 +61,18 @@ type delivery struct {
 func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	d := &delivery{id: w.Header().Get(requestIDHeader), received: time.Now()}
 	err := h.deliver(w, r, d)
+	why := err
 	if e := (*httpError)(nil); errors.As(err, &e) {
-		d.status, e.Logged = e.Status, true
+		if d.status, e.Logged = e.Status, true; e.Err != nil {
+			why = e.Err
+		}
 	}
 	args := []any{"id", d.id, "status", d.status, "took", time.Since(d.received).Round(10 * time.Microsecond), "bytes", d.bytes, "remote", r.RemoteAddr}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
-	if err != nil {
-		args = append(args, "why", err.Error())
+	if why != nil {
+		args = append(args, "why", why.Error())
 	}
 	h.log.Info("delivery", args...)
 	return err
@@ -86,7 +89,7 @@ func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) 
 		// answer does not tell what is there.
 		var err error
 		if body, err = h.proveBySignature(w, r, path); err != nil {
-			return httpErrorf(http.StatusUnauthorized, "the webhook secret is missing or wrong: send it as %s", secretHeader)
+			return &httpError{Status: http.StatusUnauthorized, Msg: "the webhook secret is missing or wrong: send it as " + secretHeader, Err: err}
 		}
 	}
 	if r.Method != http.MethodPost {
@@ -97,8 +100,10 @@ func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) 
 		return err
 	}
 	d.tool = tool
-	if rule := tool.Method.Signature; rule != nil && (rule.Err != nil || h.getenv(rule.Var) == "") {
-		return httpErrorf(http.StatusServiceUnavailable, "this webhook can't check signatures: see usher modules")
+	if rule := tool.Method.Signature; rule != nil {
+		if err := rule.ready(h.getenv(rule.Var)); err != nil {
+			return &httpError{Status: http.StatusServiceUnavailable, Msg: "this webhook can't check signatures: see usher modules", Err: err}
+		}
 	}
 	select {
 	case h.places <- struct{}{}:
@@ -218,6 +223,10 @@ func (h *Webhooks) call(ctx context.Context, path string, arguments json.RawMess
 
 var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout)")
 
+// errFailed is all that the log says of a method's failure: its own words, which
+// the sender gets, may repeat what was sent.
+var errFailed = errors.New("the method failed")
+
 // callError is the answer to a call that failed on its way.
 func (h *Webhooks) callError(ctx context.Context, err error) error {
 	rpc, answered := (*rpcError)(nil), (*httpError)(nil)
@@ -228,14 +237,16 @@ func (h *Webhooks) callError(ctx context.Context, err error) error {
 		return answered
 	case errors.Is(context.Cause(ctx), errDeliveryTimeout):
 		return httpErrorf(http.StatusGatewayTimeout, "%v", errDeliveryTimeout)
+	case errors.Is(err, errTimeout): // -call-timeout, if it is the shorter one
+		return httpErrorf(http.StatusGatewayTimeout, "%v", err)
 	case h.stopped.Err() != nil:
 		return &httpError{Status: http.StatusServiceUnavailable, Msg: errStopping.Message, Header: retryAfter(5)}
 	case ctx.Err() != nil:
 		return httpErrorf(http.StatusBadGateway, "the sender went away")
 	case errors.As(err, &rpc) && rpc.Code == codeInvalidParams:
-		return httpErrorf(http.StatusBadRequest, "%s", rpc.Message)
+		return &httpError{Status: http.StatusBadRequest, Msg: rpc.Message, Err: errors.New("the module refused the parameters")}
 	case errors.As(err, &rpc):
-		return httpErrorf(http.StatusInternalServerError, "%s", rpc.Message)
+		return &httpError{Status: http.StatusInternalServerError, Msg: rpc.Message, Err: errFailed}
 	default:
 		return httpErrorf(http.StatusBadGateway, "%v", err)
 	}
@@ -312,10 +323,14 @@ func formParams(body []byte, m *Method) ([]member, error) {
 // multipartParams is the fields and files of a multipart form.
 func multipartParams(body []byte, boundary string, m *Method) ([]member, error) {
 	values := make(map[string][]json.RawMessage)
+	if len(body) == 0 {
+		return nil, nil
+	}
 	parts := multipart.NewReader(bytes.NewReader(body), boundary)
 	for {
 		part, err := parts.NextPart()
-		if err == io.EOF {
+		// The reader takes a body that is cut within a part's header for the end.
+		if err == io.EOF && bytes.Contains(body, []byte("--"+boundary+"--")) {
 			return fieldParams(values, m), nil
 		}
 		if err != nil {
@@ -419,18 +434,15 @@ func (a webhookAnswer) write(w http.ResponseWriter) {
 // answerOf turns a tool's result into the answer.
 func answerOf(result json.RawMessage) (webhookAnswer, error) {
 	if string(field(result, "isError")) == "true" {
-		return webhookAnswer{}, httpErrorf(http.StatusInternalServerError, "%s", resultText(result))
+		return webhookAnswer{}, &httpError{Status: http.StatusInternalServerError, Msg: resultText(result), Err: errFailed}
 	}
-	body := []byte(field(result, "structuredContent"))
-	if body == nil {
-		body = []byte(resultText(result))
-	}
+	body := []byte(resultText(result))
 	if len(body) == 0 {
 		return webhookAnswer{status: http.StatusNoContent}, nil
 	}
 	a := webhookAnswer{status: http.StatusOK, header: http.Header{}, body: body}
 	a.header.Set("Content-Type", "text/plain; charset=utf-8")
-	if c := body[0]; (c == '{' || c == '[') && json.Valid(body) {
+	if start := bytes.TrimSpace(body); len(start) > 0 && (start[0] == '{' || start[0] == '[') && json.Valid(body) {
 		a.header.Set("Content-Type", "application/json")
 		if own := field(body, "_response"); own != nil {
 			return ownAnswer(own)
@@ -442,7 +454,8 @@ func answerOf(result json.RawMessage) (webhookAnswer, error) {
 // ownAnswer is the answer that a method made itself, as "_response".
 func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
 	bad := func(why string) (webhookAnswer, error) {
-		return webhookAnswer{}, httpErrorf(http.StatusBadGateway, "the method's _response is no HTTP answer: %s", why)
+		const what = "the method's _response is no HTTP answer"
+		return webhookAnswer{}, &httpError{Status: http.StatusBadGateway, Msg: what + ": " + why, Err: errors.New(what)}
 	}
 	list, ok := members(raw)
 	if !ok {
@@ -492,7 +505,7 @@ func (a *webhookAnswer) setHeaders(raw json.RawMessage) error {
 		}
 		name := http.CanonicalHeaderKey(f.key)
 		switch {
-		case !isHeaderName(f.key) || strings.ContainsAny(value, "\r\n\x00"):
+		case !isHeaderName(f.key) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }):
 			return fmt.Errorf("header %q: not a header", f.key)
 		case slices.Contains([]string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer"}, name):
 			return fmt.Errorf("header %q: it is the connection's own", f.key)

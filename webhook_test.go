@@ -42,14 +42,6 @@ func init() {
 	if file := os.Getenv(runAsHooks); file != "" {
 		os.Exit(runHooks(file))
 	}
-	if len(os.Args) > 1 && os.Args[1] == shellCommand {
-		main() // the test binary is usher, which runs shell modules itself
-	}
-	// A program with the race detector sleeps a second at its end; those that
-	// the tests start need not.
-	if os.Getenv("GORACE") == "" {
-		os.Setenv("GORACE", "atexit_sleep_ms=0")
-	}
 }
 
 // hookSpec describes a hosted MCP server.

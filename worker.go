@@ -769,7 +769,7 @@ func (p *pool) run(s *starting) {
 		p.failedLocked()
 	} else {
 		p.worker = s.worker
-		if p.closed || p.retired && p.active == 0 {
+		if p.closed || (p.retired || p.outdated) && p.active == 0 {
 			p.stopLocked()
 		}
 	}
@@ -814,7 +814,7 @@ func (p *pool) retire() {
 func (p *pool) renew() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.outdated = p.worker != nil || p.starting != nil; p.active == 0 {
+	if p.outdated = p.worker != nil || p.starting != nil; p.active == 0 && p.starting == nil {
 		p.stopLocked()
 	}
 }

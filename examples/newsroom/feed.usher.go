@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// Feed is what RSS and Atom have in common.
+// feed is what RSS and Atom have in common.
 type feed struct {
 	Title   string `xml:"title"`
 	Entries []item `xml:"entry"` // Atom
