@@ -578,13 +578,15 @@ func TestPythonHosted(t *testing.T) {
 		{"m_add", `{"by":"2"}`, `parameter "by": want an integer, got a string`},
 		{"m_handle_form", `{}`, `parameter "text" is required: a string`},
 		{"m_deep", `{"rows":[1,"x"]}`, `parameter "rows.1": want an integer, got a string`},
-		{"m_large", ``, `LARGE`},
 		{"m_crash", ``, `module "m" crashed (exit status 3); the next call starts it again`},
 		{"m_add", ``, `{"count":1}`},
 	} {
 		if got := resultText(c.call(row.tool, row.arguments).result()); got != row.want {
 			t.Errorf("%s(%s) is %s, want %s", row.tool, row.arguments, got, row.want)
 		}
+	}
+	if got := c.call("m_large", "").failure(); got != "the module's answer is larger than 64 MiB" {
+		t.Error(got)
 	}
 	a := c.ask("tools/call", `{"name":"m_walk","arguments":{"steps":2},"_meta":{"progressToken":"mine"}}`)
 	if len(a.Events) != 5 || string(field(field(a.Events[2], "params"), "progress")) != "1" || stringField(field(a.Events[0], "params"), "progressToken") != "mine" ||
@@ -619,7 +621,7 @@ func pythonTestEdits(t *testing.T, d *testDaemon, c *testClient, file string) {
 	write(t, file, strings.Replace(pythonTestHosted, "version(): return 1", "version(): return 22", 1))
 	await(t, "version 22", version("22"))
 	write(t, file, pythonTestHosted+"\ndef broken(:\n")
-	await(t, "the report of the failure", func() bool { return strings.Contains(d.Log.String(), "m.usher.py:37: SyntaxError") })
+	await(t, "the report of the failure", func() bool { return strings.Contains(d.Log.String(), "m.usher.py:39: SyntaxError") })
 	if !version("22")() {
 		t.Error("the last good version does not go on")
 	}

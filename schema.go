@@ -189,6 +189,9 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 			own, _ = members(inner)
 		}
 	}
+	if stringField(schema, "type") == "number" && stringField(docType(d.kind), "type") == "integer" {
+		own = setMember(own, "type", json.RawMessage(`"integer"`)) // which TypeScript has no word for
+	}
 	if d.fallback != nil && field(schema, "default") == nil {
 		own = setMember(own, "default", d.fallback)
 	}
