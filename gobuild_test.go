@@ -164,7 +164,7 @@ import (
 	"strings"
 	"time"
 
-	"example.com/work/internal/greet"
+	"example.com/tree/internal/greet"
 )
 
 //go:embed static
@@ -269,7 +269,7 @@ func goTestCallsModule(t *testing.T) *goBuild {
 	// a folder with a space, a file to embed, and an internal package that
 	// prints and keeps os.Stdout before the module's first line runs.
 	dir := goTestTree(t, map[string]string{
-		"go.mod":             "module example.com/work\n\ngo 1.16\n",
+		"go.mod":             "module example.com/tree\n\ngo 1.16\n",
 		"sub/static/a.txt":   "embedded",
 		"sub/other.usher.go": "//go:build usher\n\npackage main\n\nfunc Greet() {}\n",
 		"internal/greet/greet.go": "package greet\n\nimport (\"fmt\"; \"log\"; \"os\")\n\n" +
@@ -458,9 +458,9 @@ func goTestConcurrency(t *testing.T, p *goTestPeer) {
 func TestGoModuleStamps(t *testing.T) {
 	t.Parallel()
 	dir := goTestTree(t, map[string]string{
-		"go.mod":       "module example.com/work\n\ngo 1.22\n",
+		"go.mod":       "module example.com/tree\n\ngo 1.22\n",
 		"pkg/pkg.go":   "package pkg\n\nconst Word = \"one\"\n",
-		"a.usher.go":   "//go:build usher\n\npackage main\n\nimport \"example.com/work/pkg\"\n\nfunc A() string { return pkg.Word }\n",
+		"a.usher.go":   "//go:build usher\n\npackage main\n\nimport \"example.com/tree/pkg\"\n\nfunc A() string { return pkg.Word }\n",
 		"plain/run.go": "package plain\n",
 	})
 	module, pkg, cache := filepath.Join(dir, "a.usher.go"), filepath.Join(dir, "pkg", "pkg.go"), filepath.Join(dir, "cache")
@@ -565,17 +565,17 @@ func TestGoModuleNames(t *testing.T) {
 func TestGoModuleBuildErrors(t *testing.T) {
 	t.Parallel()
 	const head = "//go:build usher\n\npackage main\n\n"
-	const missing = `a.usher.go:5:8: no required module provides package example.com/work/none; to add it: go get example.com/work/none`
+	const missing = `a.usher.go:5:8: no required module provides package example.com/tree/none; to add it: go get example.com/tree/none`
 	for name, row := range map[string]struct{ mod, src, want string }{
-		"types": {"module example.com/work\n\ngo 1.22\n", head + "import \"os\"\n\nfunc A() int { return \"x\" }\n\nfunc B() { f(1, 2) }\nfunc f() {}\n",
+		"types": {"module example.com/tree\n\ngo 1.22\n", head + "import \"os\"\n\nfunc A() int { return \"x\" }\n\nfunc B() { f(1, 2) }\nfunc f() {}\n",
 			"a.usher.go:5:8: \"os\" imported and not used\n" +
 				"a.usher.go:7:23: cannot use \"x\" (untyped string constant) as int value in return statement\n" +
 				"a.usher.go:9:14: too many arguments in call to f have (number, number) want ()"},
-		"import":    {"module example.com/work\n\ngo 1.22\n", head + "import \"example.com/work/none\"\n", missing},
-		"package":   {"module example.com/work\n\ngo 1.22\n", head + "import _ \"example.com/work/bad\"\n", "bad/bad.go:3:9: undefined: x"},
-		"toolchain": {"module example.com/work\n\ngo 1.999\n", head, "go: go.mod requires go >= 1.999 (running "},
+		"import":    {"module example.com/tree\n\ngo 1.22\n", head + "import \"example.com/tree/none\"\n", missing},
+		"package":   {"module example.com/tree\n\ngo 1.22\n", head + "import _ \"example.com/tree/bad\"\n", "bad/bad.go:3:9: undefined: x"},
+		"toolchain": {"module example.com/tree\n\ngo 1.999\n", head, "go: go.mod requires go >= 1.999 (running "},
 		"go.mod":    {"nonsense\n", head, "go.mod:1: unknown directive: nonsense"},
-		"syntax":    {"module example.com/work\n", head + "func A( {}\n", "a.usher.go:5:9: expected ')', found '{'"},
+		"syntax":    {"module example.com/tree\n", head + "func A( {}\n", "a.usher.go:5:9: expected ')', found '{'"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

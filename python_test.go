@@ -452,8 +452,8 @@ func TestPythonCancel(t *testing.T) {
 	for i, tool := range []string{"wait", "generate", "generate_async"} {
 		p.sendCall(strconv.Itoa(i), tool, "{}")
 	}
-	p.sendCall(`"s"`, "sleep", `{"seconds":0.05}`)
 	await(t, "the call to wait", func() bool { return strings.Contains(p.call("seen", "{}"), "waits") })
+	p.sendCall(`"s"`, "sleep", `{"seconds":0.5}`)
 	for _, id := range []string{"0", "1", "2", `"s"`, "77"} {
 		cancel(id)
 	}
@@ -463,7 +463,7 @@ func TestPythonCancel(t *testing.T) {
 		got := p.call("seen", "{}")
 		return strings.Contains(got, "cancelled") && strings.Contains(got, `closed\",\"closed async`)
 	})
-	if got := p.call("sleep", `{"seconds":0.1}`); got != pythonTestText("slept") { // and not the other's answer
+	if got := p.call("sleep", `{"seconds":0.6}`); got != pythonTestText("slept") { // and not the other's answer
 		t.Error(got)
 	}
 	// Calls under way don't hold the process.
