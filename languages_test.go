@@ -94,6 +94,7 @@ func TestOneFormInEachLanguage(t *testing.T) {
 		for _, tt := range []struct{ kind, body, want string }{
 			{"application/json", `{"email":"a@b","message":"hi","copies":3}`, `200 {"copies":3,"thanks":"a@b"}`},
 			{"application/x-www-form-urlencoded", "email=a%40b&message=hi&copies=2", `200 {"copies":2,"thanks":"a@b"}`},
+			{"application/x-www-form-urlencoded", "email=a%40b&message=hi&copies=", `200 {"copies":1,"thanks":"a@b"}`},
 			{"application/json", `{"email":"a@b","message":"hi"}`, `200 {"copies":1,"thanks":"a@b"}`},
 			{"application/json", `{"email":"a@b"}`, `400 {"error":"parameter \"message\" is required: a string"}`},
 			{"application/json", `{"email":1,"message":"hi"}`, `400 {"error":"parameter \"email\": want a string, got an integer"}`},

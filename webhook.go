@@ -387,17 +387,23 @@ func fieldParams(values map[string][]json.RawMessage, m *Method) []member {
 			list = append(list, member{name, append(all, ']')})
 			continue
 		}
-		list = append(list, member{name, asWanted(values[name][0], types)})
+		if value := asWanted(values[name][0], types); value != nil {
+			list = append(list, member{name, value})
+		}
 	}
 	return list
 }
 
 // asWanted turns a form's text into the number or boolean that the schema asks
-// for; what is none stays text, and the check says so.
+// for; what is none stays text, and the check says so. It is nil for a field that
+// was left blank, as forms send those too.
 func asWanted(value json.RawMessage, types []string) json.RawMessage {
 	text, ok := unquote(value)
 	if !ok || slices.Contains(types, "string") {
 		return value
+	}
+	if text == "" && len(types) > 0 {
+		return nil
 	}
 	number := slices.Contains(types, "number") || slices.Contains(types, "integer")
 	if number && json.Valid([]byte(text)) && strings.ContainsAny(text[:1], "-0123456789") {
@@ -507,8 +513,8 @@ func (a *webhookAnswer) setHeaders(raw json.RawMessage) error {
 		switch {
 		case !isHeaderName(f.key) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }):
 			return fmt.Errorf("header %q: not a header", f.key)
-		case slices.Contains([]string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer"}, name):
-			return fmt.Errorf("header %q: it is the connection's own", f.key)
+		case slices.Contains([]string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}, name):
+			return fmt.Errorf("header %q: it is usher's own", f.key)
 		}
 		a.header.Set(name, value)
 	}
