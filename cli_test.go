@@ -35,6 +35,7 @@ var masks = []struct {
 	{regexp.MustCompile(`(claim=|Code: |"code": ")[2-9A-HJKMNP-Z]{6}\b`), "${1}CODE--"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
+	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
 	{regexp.MustCompile(`usher \S+ \(go\S+ \S+\)`), "usher VERSION"},
 }
 
