@@ -42,6 +42,10 @@ export const textOf = (result) => result.content.map((block) => block.text ?? ''
 // folder that the filesystem server may touch; it holds pixel.png.
 export const calls = (files) => [...everything, ...asking, ...filesystem(files), ...memory, ...module];
 
+// unlisted is the tools without a row, which checkCancelling calls: neither ends
+// before a call of the first is cancelled.
+export const unlisted = ['loud_wait', 'loud_waited'];
+
 const everything = [
   ['everything_echo', { message: 'grüße\n"\u2028" 🚢' }, text('Echo: grüße\n"\u2028" 🚢')],
   ['everything_get-sum', { a: 2, b: 0.5 }, text('The sum of 2 and 0.5 is 2.5')],

@@ -26,7 +26,7 @@ import {
   ResourceListChangedNotificationSchema,
   ToolListChangedNotificationSchema,
 } from '@modelcontextprotocol/sdk/types.js';
-import { calls, failed, text, textOf } from './calls.mjs';
+import { calls, failed, text, textOf, unlisted } from './calls.mjs';
 
 const patience = 10_000; // ms; what takes longer hangs, and has failed
 const buildPatience = 60_000; // for a Go module to be built on a busy machine
@@ -165,7 +165,7 @@ async function checkCalls(client) {
   await check('every tool has a row in the table', async () => {
     const { tools } = await client.listTools();
     client.outputs = new Set(tools.filter((tool) => tool.outputSchema).map((tool) => tool.name));
-    assert.deepEqual(tools.map((tool) => tool.name).sort(), [...new Set(rows.map(([tool]) => tool))].sort());
+    assert.deepEqual(tools.map((tool) => tool.name).sort(), [...new Set([...rows.map(([tool]) => tool), ...unlisted])].sort());
   });
   for (const [tool, args, want] of rows) {
     await check(`${tool} ${JSON.stringify(args).slice(0, 60)}`, async () => want(await call(client, tool, args)));
@@ -217,6 +217,14 @@ async function checkCancelling(client) {
       /enough/,
     );
     assert.ok(performance.now() - start < 5_000, 'it took too long');
+  });
+  // The client gives up whatever the server does; that the module heard of it,
+  // only the module can tell.
+  await check('a cancelled call ends in the module too', async () => {
+    const controller = new AbortController();
+    const onprogress = () => controller.abort('enough');
+    await rejected(call(client, 'loud_wait', {}, { signal: controller.signal, onprogress }), undefined, /enough/);
+    text('context canceled')(await call(client, 'loud_waited', {}));
   });
   await check('the session goes on after it', async () => text('Echo: on')(await call(client, 'everything_echo', { message: 'on' })));
 }

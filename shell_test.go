@@ -1,0 +1,134 @@
+// Shell modules: what their functions get and give, and what they may do to
+// others, which is nothing.
+
+package main
+
+import (
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+const shellModule = `#!/bin/bash
+# Does as it is told.
+
+# Gives its arguments back.
+# @param {string} a first
+# @param {object} [b] second
+# @param {boolean} [c] third
+args() { printf '[%s]' "$0" "$@" | sed "s|$PWD|.|"; }
+
+# Gives its input back.
+whole() { cat; }
+
+# Counts.
+# @param {integer} n how far
+count() { for i in $(seq "$1"); do echo "::progress $i $1 step $i" >&2; done; echo over; }
+
+# Fails.
+fail() { seq 9 >&2; return 3; }
+
+# Fails without a word.
+mute() { return 4; }
+
+# Gives an object.
+object() { printf '{\n"a": 12345678901234567890\n}\n'; }
+
+# Gives a result of MCP's own form.
+result() { echo '{"content":[{"type":"image","data":"","mimeType":"image/png"}],"isError":false}'; }
+
+# Gives nothing.
+nothing() { :; }
+
+# Gives no UTF-8.
+noise() { printf '\377\376{"jsonrpc":"2.0","id":1}'; }
+
+# Floods.
+flood() { head -c 100000000 /dev/zero | tr '\0' x; }
+
+# Leaves a process behind.
+forks() { sleep 1000 & echo done; }
+
+# Takes all memory, but for a limit.
+hog() { ulimit -v 300000; x=xxxxxxxx; while :; do x=$x$x; done; }
+
+# Does not listen.
+stubborn() { trap '' TERM; while :; do sleep 1000; done; }
+
+_hidden() { :; }
+undocumented() { :; }
+`
+
+func TestShellModule(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("no shell")
+	}
+	need(t, "bash")
+	marker := "USHER_TEST_SHELL=" + t.TempDir()
+	key, value, _ := strings.Cut(marker, "=")
+	t.Setenv(key, value)
+	dir := t.TempDir()
+	write(t, dir+"/s.usher.sh", shellModule)
+	d := serveHere(t, dir, "-call-timeout", "10s")
+	c := connect(t, d.URL)
+	await(t, "the module", func() bool { return len(c.tools()) == 13 })
+	for _, tt := range []struct{ name, tool, arguments, want string }{
+		{"arguments in order", "args", `{"c":true,"a":"x y","b":{"k":[1]}}`, `[./s.usher.sh][x y][{"k":[1]}][true]`},
+		{"those left out are empty", "args", `{"a":""}`, `[./s.usher.sh][][][]`},
+		{"nothing is evaluated", "args", `{"a":"$(touch bad); ` + "`touch bad`" + ` '; touch bad #\""}`, "[$(touch bad); `touch bad` '; touch bad #\"]"},
+		{"an option is no option", "args", `{"a":"-n"}`, "[-n]"},
+		{"all of them on stdin", "whole", `{"a":"é\n","n":9007199254740993}`, `{"a":"é\n","n":9007199254740993}`},
+		{"an object keeps its digits", "object", ``, `"structuredContent":{"a":12345678901234567890}`},
+		{"a result of MCP's own form", "result", ``, `"type":"image"`},
+		{"nothing", "nothing", ``, `{"content":[]}`},
+		{"what is no UTF-8", "noise", ``, "\uFFFD{"},
+		{"the last lines of a failure", "fail", ``, "5\n6\n7\n8\n9"},
+		{"a failure without a word", "mute", ``, "mute ended with exit status 4"},
+		{"a flood", "flood", ``, "larger than 32 MiB"},
+		{"a process left behind", "forks", ``, "done"},
+		{"all memory", "hog", ``, `"isError":true`},
+		{"an argument that is too long", "args", `{"a":"` + strings.Repeat("x", 200_000) + `"}`, `parameter "a" is larger than 128 KiB`},
+		{"a NUL", "args", `{"a":"x\u0000y"}`, `parameter "a" has a NUL`},
+	} {
+		a := c.call("s_"+tt.tool, tt.arguments)
+		if !strings.Contains(string(a.result()), tt.want) && !strings.Contains(resultText(a.result()), tt.want) {
+			t.Errorf("%s: %s", tt.name, clipText(a.Body, 300))
+		}
+	}
+	if a := c.ask("tools/call", `{"name":"s_count","arguments":{"n":3},"_meta":{"progressToken":"p"}}`); len(a.Events) != 4 || !strings.Contains(string(a.Events[1]), `"progress":2,"total":3,"message":"step 2"`) {
+		t.Errorf("progress: %s", a.Body)
+	}
+	stuck := make(chan answer, 1)
+	go func() {
+		stuck <- c.post(`{"jsonrpc":"2.0","id":"stuck","method":"tools/call","params":{"name":"s_stubborn"}}`)
+	}()
+	await(t, "the function to run", func() bool {
+		return strings.Contains(strings.Join(marked(t, marker), "\n"), "stubborn")
+	})
+	c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"stuck"}}`)
+	<-stuck
+	await(t, "its processes to end", func() bool { return !strings.Contains(strings.Join(marked(t, marker), "\n"), "sleep 1000") })
+	if a := c.call("s_nothing", ""); a.failure() != "" {
+		t.Errorf("after all that: %s", a.Body)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
+		t.Errorf("something was written: %v", entries)
+	}
+	d.stop(t)
+	await(t, "all processes to end", func() bool { return len(marked(t, marker)) == 0 })
+}
+
+func TestShellFaults(t *testing.T) {
+	t.Parallel()
+	need(t, "sh")
+	dir := t.TempDir()
+	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# A.\na() {\n\tif\n}\n")
+	write(t, dir+"/b.usher.sh", "#!/usr/bin/perl\n")
+	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
+	for _, want := range []string{"a.usher.sh: ", "yntax error", `names no shell`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("usher modules does not say %q:\n%s", want, out)
+		}
+	}
+}
