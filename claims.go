@@ -189,6 +189,9 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	if folded, ok := parseCode(code); !ok || folded != c.Code {
 		return Claim{}, errors.New("missing or malformed code")
 	}
+	if year := c.CreatedAt.Year(); year < 0 || year > 9999 {
+		return Claim{}, errors.New("unusable createdAt") // RFC 3339 could not write it
+	}
 	if c.ScopeDir == "" || c.ExpiresAt.IsZero() {
 		return Claim{}, errors.New("missing scopeDir or expiresAt")
 	}

@@ -166,8 +166,10 @@ func flagsFirst(fs *flag.FlagSet, args []string) []string {
 			continue // it has its value with "=", or is not known
 		}
 		b, ok := f.Value.(interface{ IsBoolFlag() bool })
-		if (!ok || !b.IsBoolFlag()) && i+1 < len(args) {
-			i++
+		if !ok || !b.IsBoolFlag() {
+			if i++; i == len(args) {
+				return flags // so that package flag misses the value, and takes no "--" for it
+			}
 			flags = append(flags, args[i])
 		}
 	}
@@ -318,6 +320,9 @@ func resolveDirs(dirs []string) ([]string, error) {
 }
 
 func resolveDir(dir string) (string, error) {
+	if dir == "" {
+		return "", errors.New("no such folder") // not the current one, as Abs has it
+	}
 	path, err := filepath.Abs(dir)
 	if err != nil {
 		return "", err
@@ -381,7 +386,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 	dir := fs.String("scope", "", "show what a session sees whose claim is for `DIR`, and what it does not")
 	code := fs.String("claim", "", "show what a session sees that presents `CODE`, and what it does not")
 	return func(dirs []string) error {
-		scope, err := h.seenScope(*dir, *code)
+		scope, err := h.seenScope(fs, *dir, *code)
 		if err != nil {
 			return err
 		}
@@ -401,17 +406,17 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 }
 
 // seenScope is the scope that -scope or -claim names; without either, all.
-func (h *hosting) seenScope(dir, code string) (Scope, error) {
+func (h *hosting) seenScope(fs *flag.FlagSet, dir, code string) (Scope, error) {
 	switch {
-	case dir != "" && code != "":
+	case given(fs, "scope") && given(fs, "claim"):
 		return scopeNone(), usageErrorf("-scope and -claim exclude each other")
-	case dir != "":
+	case given(fs, "scope"):
 		path, err := resolveDir(dir)
 		if err != nil {
 			return scopeNone(), usageErrorf("-scope %q: %v", dir, err)
 		}
 		return scopeDir(path), nil
-	case code != "":
+	case given(fs, "claim"):
 		parsed, ok := parseCode(code)
 		if !ok {
 			return scopeNone(), usageErrorf("-claim: %s", notACode)
@@ -428,6 +433,13 @@ func (h *hosting) seenScope(dir, code string) (Scope, error) {
 		return scopeDir(c.ScopeDir), err
 	}
 	return scopeAll(), nil
+}
+
+// given reports whether a flag was set: an empty -scope "$DIR" must not pass for
+// none.
+func given(fs *flag.FlagSet, name string) (yes bool) {
+	fs.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
+	return yes
 }
 
 func printJSON(w io.Writer, v any) error {
@@ -479,7 +491,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 			return err
 		}
 		seen := scopeAll()
-		if *scope != "" {
+		if given(fs, "scope") {
 			dir, err := resolveDir(*scope)
 			if err != nil {
 				return usageErrorf("-scope %q: %v", *scope, err)

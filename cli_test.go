@@ -6,12 +6,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -88,6 +91,9 @@ func TestPrinted(t *testing.T) {
 		{"help-serve", "help serve"},
 		{"help-claim", "help claim"},
 		{"help-claim-revoke", "claim revoke -h"},
+		{"help-modules", "help modules"},
+		{"help-call", "call --help"},
+		{"help-new", "help new"},
 		{"version", "version"},
 		{"list-none", "claim list"},
 		{"list-none-json", "claim list -json"},
@@ -95,6 +101,7 @@ func TestPrinted(t *testing.T) {
 		{"claim-json", "claim -scope PROJ -json -ttl 90m"},
 		{"claim-empty", "claim -scope EMPTY"},
 		{"list", "-base-first claim list"},
+		{"list-json", "claim list --json"},
 		{"modules", "modules DIR"},
 		{"modules-scope", "modules DIR -scope PROJ"},
 		{"modules-json", "modules -json -scope PROJ DIR"},
@@ -113,6 +120,99 @@ func TestPrinted(t *testing.T) {
 			out += "--- stderr\n" + errs
 		}
 		golden(t, tt.name, out, dir, base)
+	}
+}
+
+func TestRevokePrinted(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	c := newClaimFor(t, base, dir+"/proj")
+	out, errs, code := usher(t, "", "claim", "revoke", "-base", base, strings.ToLower(c.Code.Dashed()))
+	if code != 0 || errs != "" {
+		t.Errorf("%d %s", code, errs)
+	}
+	golden(t, "revoke", out, dir, base)
+	if out, errs, code = usher(t, "", "claim", "revoke", c.Code.Reveal(), "-base", base); code != 1 || out != "" || strings.Contains(errs, c.Code.Reveal()) {
+		t.Errorf("again: %d %s%s", code, out, errs)
+	}
+	if raw, err := os.ReadFile(base + "/.data/claims.json"); strings.TrimSpace(strings.Trim(strings.TrimSpace(string(raw)), "[]")) != "" {
+		t.Errorf("the file holds %s %v", raw, err)
+	}
+}
+
+// TestFlagsAnywhere holds that flags may stand before and after arguments, with
+// one dash or two, with a space or an equals sign.
+func TestFlagsAnywhere(t *testing.T) {
+	t.Parallel()
+	dir := twoProjects(t)
+	const day = 24 * time.Hour
+	for _, tt := range []struct {
+		args string // BASE and DIR stand for folders
+		life time.Duration
+		say  string // the label
+	}{
+		{"claim -base BASE -scope DIR", day, ""},
+		{"claim --base=BASE --scope=DIR --ttl=90m --label=list", 90 * time.Minute, "list"},
+		{"claim -label revoke -ttl 7d -scope DIR -base BASE", 7 * day, "revoke"},
+		{"claim -ttl 1h30m -label=-json -base=BASE -scope=DIR", 90 * time.Minute, "-json"},
+		{"claim -ttl 2w -ttl 30s -base BASE -scope DIR", 30 * time.Second, ""},
+		{"claim -ttl 1.5h -label ☎ -base BASE -scope DIR --", 90 * time.Minute, "☎"},
+	} {
+		base := t.TempDir()
+		fill := strings.NewReplacer("BASE", base, "DIR", dir+"/proj")
+		before := time.Now()
+		if out, errs, code := usher(t, "", strings.Fields(fill.Replace(tt.args))...); code != 0 || errs != "" || !strings.HasPrefix(out, "Claim code: ") {
+			t.Errorf("usher %s: %d %s%s", tt.args, code, out, errs)
+			continue
+		}
+		for _, args := range []string{"claim list -json -base BASE", "claim -json list -base BASE", "claim -base BASE list --json", "claim --base=BASE -json=true list"} {
+			out, errs, code := usher(t, "", strings.Fields(fill.Replace(args))...)
+			list, err := parseClaims([]byte(out))
+			if code != 0 || errs != "" || err != nil || len(list) != 1 {
+				t.Errorf("usher %s: %d %v %s%s", args, code, err, out, errs)
+				continue
+			}
+			c := list[0]
+			if left := c.ExpiresAt.Sub(before); c.ScopeDir != dir+"/proj" || c.Label != tt.say || left < tt.life-time.Millisecond || left > tt.life+patience {
+				t.Errorf("usher %s: it holds for %v, says %q: %s", tt.args, left, c.Label, out)
+			}
+		}
+		for path, mode := range map[string]os.FileMode{"": 0o700, "/claims.json": 0o600} {
+			if info, err := os.Stat(base + "/.data" + path); err != nil || runtime.GOOS != "windows" && info.Mode().Perm() != mode {
+				t.Errorf("%s: %v %v", path, info.Mode(), err)
+			}
+		}
+	}
+}
+
+// TestListIsPlain prints claims that were written by hand, with what could play
+// with a terminal.
+func TestListIsPlain(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	write(t, base+"/.data/claims.json", `[
+		{"code":"CCCCCC","scopeDir":"/w/ümläut ünd space","expiresAt":"2099-03-01T00:00:00Z","createdAt":1700000000000,"note":{"kept":1}},
+		{"code":"BBBBBB","scopeDir":"/w/\u001b[31mred\n/w/two\tthree","label":"\u001b]0;title\u0007\r\u202eab","expiresAt":"2099-02-01T00:00:00Z"},
+		{"code":"AAAAAA","scopeDir":"/w","label":"over","expiresAt":"2020-01-01T00:00:00Z"}]`)
+	out, errs, code := usher(t, "", "claim", "list", "-base", base)
+	lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+	if code != 0 || errs != "" || len(lines) != 3 || strings.Contains(out, "AAA") {
+		t.Fatalf("%d %s%s", code, out, errs)
+	}
+	if strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+		t.Errorf("the table plays with the terminal: %q", out)
+	}
+	if !strings.HasPrefix(lines[1], "BBB-BBB") || !strings.HasPrefix(lines[2], "CCC-CCC   /w/ümläut ünd space ") {
+		t.Errorf("the soonest is not first: %s", out)
+	}
+	for name := range map[string]bool{"SCOPE": true, "EXPIRES IN": true, "CREATED": true, "LABEL": true} {
+		if at := strings.Index(lines[0], name); at < 3 || lines[0][at-3:at] != "   " {
+			t.Errorf("no column %s: %s", name, lines[0])
+		}
+	}
+	raw, _ := os.ReadFile(base + "/.data/claims.json")
+	if strings.Contains(string(raw), "AAAAAA") || !strings.Contains(string(raw), `"note":{"kept":1}`) || !strings.Contains(string(raw), "1700000000000") {
+		t.Errorf("the list left %s", raw)
 	}
 }
 
@@ -147,11 +247,36 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	if got := c.tools(); len(got) != 0 {
 		t.Errorf("after the revoke: %v", got)
 	}
+	for _, way := range ways {
+		session(t, d.URL, func(r *http.Request) { way(r, list[0].Code) })
+	}
+	d.hidesCodes(t, list[0].Code)
+	d.stop(t)
+	if out, _, _ = usher(t, "", "claim", "-base", base, "-scope", dir+"/proj"); !strings.Contains(out, "No usher serves") || strings.Contains(out, d.URL) {
+		t.Errorf("usher claim after the daemon's end:\n%s", out)
+	}
+	killed := serveApart(t, base, dir)
+	killed.cmd.Process.Kill()
+	<-killed.exit
+	killed.exit <- -1
+	if out, _, _ = usher(t, "", "claim", "-base", base, "-scope", dir+"/proj"); !strings.Contains(out, "No usher serves") || strings.Contains(out, killed.URL) {
+		t.Errorf("usher claim after the daemon was killed:\n%s", out)
+	}
 }
 
 func TestRefusedCommands(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
+	locked := t.TempDir()
+	write(t, locked+"/.data/claims.lock", "a file where a folder should be")
+	unreadable := t.TempDir()
+	if err := os.MkdirAll(unreadable+"/.data/claims.json", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dangling := dir + "/dangling.usher.sh"
+	if err := os.Symlink(dir+"/nowhere", dangling); err != nil {
+		t.Fatal(err)
+	}
 	file := dir + "/file.usher.go"
 	write(t, file, "mine")
 	corrupt := t.TempDir()
@@ -169,6 +294,18 @@ func TestRefusedCommands(t *testing.T) {
 		{"claim -ttl -1h", 2, "30m, 1h, 7d"},
 		{"claim -ttl abc", 2, "30m, 1h, 7d"},
 		{"claim -ttl 1.5", 2, "30m, 1h, 7d"},
+		{"claim -ttl ", 2, "30m, 1h, 7d"},
+		{"claim -ttl 1h30", 2, "30m, 1h, 7d"},
+		{"claim -ttl 1d12h", 2, "30m, 1h, 7d"},
+		{"claim -ttl=-5m", 2, "30m, 1h, 7d"},
+		{"claim -ttl 9223372036854775807s", 2, "30m, 1h, 7d"},
+		{"claim -base " + base + " -ttl", 2, "flag needs an argument"},
+		{"claim -nope", 2, "-nope"},
+		{"claim -scope ", 2, "no such folder"},
+		{"modules -scope ", 2, "no such folder"},
+		{"modules -claim ", 2, "6 of 23456789"},
+		{"call a x -scope ", 2, "no such folder"},
+		{"call a x -scope " + dir + "/nope", 2, "no such folder"},
 		{"claim -ttl 0h0m", 2, "30m, 1h, 7d"},
 		{"claim -ttl 99999999999999999999d", 2, "30m, 1h, 7d"},
 		{"claim -ttl 9999999h", 2, "30m, 1h, 7d"},
@@ -176,6 +313,21 @@ func TestRefusedCommands(t *testing.T) {
 		{"claim -scope " + dir + "/nope", 2, "no such folder"},
 		{"claim -scope " + file, 2, "not a folder"},
 		{"claim -label a\x07b", 2, "plain text"},
+		{"claim -label a\nb", 2, "plain text"},
+		{"claim -label a\tb", 2, "plain text"},
+		{"claim -label \x1b[31m", 2, "plain text"},
+		{"claim -label a\u0085b", 2, "plain text"},
+		{"claim -label a\xffb", 1, "UTF-8"},
+		{"claim list revoke", 2, "unexpected argument"},
+		{"claim revoke ", 2, "6 of 23456789"},
+		{"claim revoke ABC-DEF-", 1, "no claim with this code"},
+		{"claim revoke ABC_DEF", 2, "6 of 23456789"},
+		{"claim revoke ABCDE0", 2, "6 of 23456789"},
+		{"claim revoke -base " + base + " -- -ABCDEF", 1, "no claim with this code"},
+		{"claim -base " + locked, 1, "claims.lock"},
+		{"claim -base " + unreadable, 1, "claims.json"},
+		{"claim list -base " + unreadable, 1, "claims.json"},
+		{"modules -claim ABCDEF -base " + corrupt, 1, "claims.json"},
 		{"claim lsit", 2, `unexpected argument "lsit"`},
 		{"claim list x", 2, "unexpected argument"},
 		{"claim revoke", 2, "want one CODE"},
@@ -197,9 +349,20 @@ func TestRefusedCommands(t *testing.T) {
 		{"call b x -dir " + dir, 1, `no module "b"`},
 		{"call a y -dir " + dir, 1, "it has fail, x"},
 		{"call a fail -dir " + dir, 1, "it did not work"},
+		{"call a fail -dir " + dir + " -scope " + base, 1, `no module "a"`},
+		{"call file x -dir " + dir, 1, `module "file" is not hosted`},
+		{"call a x null -dir " + dir, 2, "want an object"},
+		{"call a x - -dir " + dir, 2, "JSON"},
+		{"call a x {} {}", 2, "MODULE METHOD"},
 		{"new", 2, "want one FILE"},
 		{"new x.go", 2, ".usher.go"},
 		{"new a@b.usher.go", 2, "module name"},
+		{"new .usher.go", 2, "module name"},
+		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
+		{"new a.usher", 2, ".usher.go"},
+		{"new a.usher.rb", 2, ".usher.go"},
+		{"new a.usher.go b.usher.go", 2, "want one FILE"},
+		{"new " + dangling, 1, "it was left as it is"},
 		{"new " + file, 1, "it was left as it is"},
 		{"new " + dir + "/nope/x.usher.go", 1, "no such file"},
 	} {
@@ -216,7 +379,10 @@ func TestRefusedCommands(t *testing.T) {
 			t.Errorf("usher %s: more than a line: %s", tt.args, errs)
 		}
 	}
-	for path, want := range map[string]string{file: "mine", corrupt + "/.data/claims.json": `{"version":9}`} {
+	if _, err := os.Lstat(dir + "/nowhere"); err == nil {
+		t.Error("usher new wrote through a link")
+	}
+	for path, want := range map[string]string{file: "mine", locked + "/.data/claims.lock": "a file where a folder should be", corrupt + "/.data/claims.json": `{"version":9}`} {
 		if got, _ := os.ReadFile(path); string(got) != want {
 			t.Errorf("%s was overwritten: %q", path, got)
 		}
@@ -247,8 +413,15 @@ func FuzzParseTTL(f *testing.F) {
 	f.Add("1h30m")
 	f.Add("9223372036854775807w")
 	f.Fuzz(func(t *testing.T, s string) {
-		if d, err := parseTTL(s); (err == nil) != (d > 0) || d > maxTTL {
+		d, err := parseTTL(s)
+		if (err == nil) != (d > 0) || d > maxTTL {
 			t.Errorf("%q: %v %v", s, d, err)
+		}
+		if err != nil && !strings.Contains(err.Error(), "30m, 1h, 7d") {
+			t.Errorf("%q: the error does not name the forms: %v", s, err)
+		}
+		if again, err := parseTTL(d.String()); d > 0 && (err != nil || again != d) {
+			t.Errorf("%q is %v, which is read as %v: %v", s, d, again, err)
 		}
 	})
 }

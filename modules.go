@@ -248,6 +248,11 @@ func (r *Registry) reap() {
 func (r *Registry) scan() *look {
 	s := &look{environ: r.lookupEnv, seen: make(map[entryKey]bool), broken: make(map[string]bool)}
 	for _, root := range r.roots {
+		// The root, or a folder above it, may have become a link since the start;
+		// what a scope is compared with is where the files really are.
+		if dir, err := filepath.EvalSymlinks(root); err == nil {
+			root = dir
+		}
 		s.folder(root)
 	}
 	return s
@@ -609,18 +614,23 @@ func (r *Registry) startProcess(ctx context.Context, f found, o *offer, onListCh
 	default:
 		var err error
 		if l, err = launchFile(f.Kind, f.Source, r.cacheDir); err != nil {
-			return nil, err
+			return nil, cantStart(f.Name, err)
 		}
 	}
 	l, err := l.resolve()
 	if err != nil {
-		return nil, &startError{reason: fmt.Sprintf("module %q can't start: %v", f.Name, err)}
+		return nil, cantStart(f.Name, err)
 	}
 	r.mu.Lock()
 	withheld := r.withheld // replaced, never changed
 	r.mu.Unlock()
 	l.Env = workerEnv(r.environ, f.Source, l.Env, withheld)
 	return startWorker(ctx, f.Name, l, r.guard, r.log, onListChanged)
+}
+
+// cantStart is an error before there was a process, whose reason names no path.
+func cantStart(module string, err error) error {
+	return &startError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}}
 }
 
 // goBinary is the built program of a Go module. The cache may have been deleted

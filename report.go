@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 )
 
 // moduleLine is a module, or a file that is none, as usher modules shows it.
@@ -163,9 +165,9 @@ func printModule(w io.Writer, m moduleLine) {
 // printClaim prints a new claim and how to use it. url is where the daemon is,
 // "" when none runs.
 func printClaim(w io.Writer, c Claim, url string) {
-	fmt.Fprintf(w, "Claim code: %s\nScope:      %s\nExpires in: %s\n", c.Code.Dashed(), c.ScopeDir, formatLeft(time.Until(c.ExpiresAt)))
+	fmt.Fprintf(w, "Claim code: %s\nScope:      %s\nExpires in: %s\n", c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)))
 	if c.Label != "" {
-		fmt.Fprintf(w, "Label:      %s\n", c.Label)
+		fmt.Fprintf(w, "Label:      %s\n", plain(c.Label))
 	}
 	running := url != ""
 	if !running {
@@ -206,9 +208,18 @@ func printClaims(w io.Writer, list []Claim) {
 		if !c.CreatedAt.IsZero() {
 			created = c.CreatedAt.Local().Format("2006-01-02 15:04")
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.Code.Dashed(), c.ScopeDir, formatLeft(time.Until(c.ExpiresAt)), created, c.Label)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)), created, plain(c.Label))
 	}
 	t.Flush()
+}
+
+// plain is a text that was written by others, quoted where it could play with
+// the terminal or break a table.
+func plain(s string) string {
+	if strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(s)
+	}
+	return s
 }
 
 // noteText is a notification for people.

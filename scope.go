@@ -142,35 +142,42 @@ func newGate(claims *ClaimStore, require bool, now func() time.Time) *Gate {
 
 // admit judges a request that presents codes, of a session with the claim own,
 // nil for an unscoped or a new one. It returns the verdict, and for presented the
-// claim. The error is errGuessing, for a newcomer over the budget.
+// claim. The error is errGuessing for a newcomer over the budget, and for
+// unavailable says why the claims can't be read, which is for the log only.
 func (g *Gate) admit(codes []Code, own *claimStamp) (verdict, claimStamp, error) {
 	s := standing{scoped: own != nil, presents: len(codes) > 0, require: g.require}
 	var found claimStamp
+	var why error
 	if own != nil {
 		g.prove(own.Code)
 		_, err := g.holds(*own)
-		s.ownHolds, s.unreadable = err == nil, errors.Is(err, errClaimsUnreadable)
+		if s.ownHolds = err == nil; errors.Is(err, errClaimsUnreadable) {
+			s.unreadable, why = true, err
+		}
 	}
+	guessing := false
 	for _, code := range codes {
 		if !g.mayLookUp(code) {
-			if own == nil {
-				return unclaimed, found, errGuessing
-			}
-			continue // the session goes on as if it had presented nothing
+			guessing = true
+			continue // a session goes on as if it had presented nothing
 		}
 		c, ok, err := g.claims.Lookup(code)
 		if err != nil {
-			s.unreadable = true
+			g.refund(code)
+			s.unreadable, why = true, err
 			break
 		}
 		if ok {
+			g.refund(code)
 			g.prove(code)
 			s.valid, found = true, stampOf(c)
 			break
 		}
-		g.countGuess(code)
 	}
-	return judge(s), found, nil
+	if guessing && own == nil && !s.valid && !s.unreadable {
+		return unclaimed, found, errGuessing
+	}
+	return judge(s), found, why
 }
 
 // holds is the scope of a session's claim, now. The error is errEnded for a
@@ -215,9 +222,10 @@ func (g *Gate) prove(code Code) {
 	g.proved[code] = true
 }
 
-// mayLookUp reports whether a code is looked up at all. Past the budget one
-// that has not proved itself is not, so that the answer tells a guesser
-// nothing. Where no claim is required there is nothing to guess for.
+// mayLookUp reports whether a code is looked up at all, and charges one that has
+// not proved itself. Past the budget such a one is not looked up, so that the
+// answer tells a guesser nothing. Where no claim is required there is nothing to
+// guess for.
 func (g *Gate) mayLookUp(code Code) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -227,14 +235,18 @@ func (g *Gate) mayLookUp(code Code) bool {
 	now := g.now()
 	g.guesses = min(guessBudget, g.guesses+now.Sub(g.refill).Minutes()*guessBudget)
 	g.refill = now
-	return g.guesses >= 1
+	if g.guesses < 1 {
+		return false
+	}
+	g.guesses--
+	return true
 }
 
-// countGuess charges a look-up that found nothing, of a code never seen valid.
-func (g *Gate) countGuess(code Code) {
+// refund takes back what mayLookUp charged for a code that was no guess.
+func (g *Gate) refund(code Code) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.require && !g.proved[code] {
-		g.guesses--
+		g.guesses++
 	}
 }

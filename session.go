@@ -17,7 +17,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -205,9 +204,10 @@ func keyHash(key []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// readLog reads what became of sessions. A last line without its end is an
-// append that was cut off before anyone was answered; it is dropped. Any other
-// fault makes the log unreadable.
+// readLog reads what became of sessions. Any fault makes the log unreadable, a
+// last line without its end among them: it may be an append that was cut off
+// before anyone was answered, but also a log that was cut short, which has lost
+// who was scoped.
 func (s *SessionStore) readLog(key []byte) error {
 	raw, err := os.ReadFile(s.logPath)
 	if err != nil {
@@ -230,8 +230,8 @@ func (s *SessionStore) readLog(key []byte) error {
 		}
 		s.fates[rec.ID] = rec
 	}
-	if len(lines) < 2 {
-		return fs.ErrNotExist
+	if len(lines) < 2 || len(lines[len(lines)-1]) > 0 {
+		return errors.New("the log was cut short")
 	}
 	return nil
 }
@@ -271,7 +271,7 @@ const (
 	sealVersion  = 1
 	sealSize     = 1 + 16 + 8 + 1 + 2 // of an unscoped session
 	sealCodeSize = 6
-	sealClaim    = sealSize + sealCodeSize + 8 // where the directory begins
+	sealClaim    = sealSize + sealCodeSize + 8 + 4 // where the directory begins
 )
 
 func (s *SessionStore) seal(d sealed) string {
@@ -283,7 +283,10 @@ func (s *SessionStore) seal(d sealed) string {
 	b = binary.BigEndian.AppendUint16(b, uint16(d.Caps))
 	if c := d.Claim; c != nil {
 		b = append(b, c.Code.Reveal()...)
-		b = binary.BigEndian.AppendUint64(b, uint64(c.CreatedAt.UnixNano()))
+		// Seconds and nanoseconds: a record may have no creation, and the zero time
+		// is none that UnixNano can tell.
+		b = binary.BigEndian.AppendUint64(b, uint64(c.CreatedAt.Unix()))
+		b = binary.BigEndian.AppendUint32(b, uint32(c.CreatedAt.Nanosecond()))
 		b = append(b, c.ScopeDir...)
 	}
 	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, b, nil))
@@ -310,9 +313,10 @@ func (s *SessionStore) unseal(id string) (sealed, bool) {
 	d.Caps = clientCaps(binary.BigEndian.Uint16(b[26:]))
 	if len(b) > sealSize {
 		claim := b[sealSize:]
+		created := claim[sealCodeSize:]
 		d.Claim = &claimStamp{
 			Code:      Code(claim[:sealCodeSize]),
-			CreatedAt: time.Unix(0, int64(binary.BigEndian.Uint64(claim[sealCodeSize:]))).UTC(),
+			CreatedAt: time.Unix(int64(binary.BigEndian.Uint64(created)), int64(binary.BigEndian.Uint32(created[8:]))).UTC(),
 			ScopeDir:  string(b[sealClaim:]),
 		}
 	}
@@ -384,7 +388,7 @@ func (s *SessionStore) evictLocked() {
 // under way in it is cancelled. The error is errSessionStore when the log can't
 // be written; the session then goes on.
 func (s *SessionStore) End(ctx context.Context, session *Session) error {
-	if err := s.record(ctx, sessionRecord{ID: session.key, At: s.now().UTC(), Ended: true}, func() {
+	if err := s.record(ctx, sessionRecord{ID: session.key, At: s.recordTime(session), Ended: true}, func() {
 		delete(s.live, session.key)
 	}); err != nil {
 		return err
@@ -406,11 +410,20 @@ func (s *SessionStore) End(ctx context.Context, session *Session) error {
 // says so. The error is errSessionStore when the log can't be written; the
 // session then stays as it was.
 func (s *SessionStore) Stamp(ctx context.Context, session *Session, claim claimStamp) error {
-	return s.record(ctx, sessionRecord{ID: session.key, At: s.now().UTC(), Claim: &claim}, func() {
+	return s.record(ctx, sessionRecord{ID: session.key, At: s.recordTime(session), Claim: &claim}, func() {
 		session.mu.Lock()
 		session.claim = &claim
 		session.mu.Unlock()
 	})
+}
+
+// recordTime is now, but not before the session was issued, should the clock
+// have been put back: a record must not be dropped while its session is good.
+func (s *SessionStore) recordTime(session *Session) time.Time {
+	if now := s.now(); now.After(session.Issued) {
+		return now.UTC()
+	}
+	return session.Issued.UTC()
 }
 
 // record appends what became of a session to the log, sees it onto the disk,
@@ -446,7 +459,7 @@ func (s *SessionStore) append(held *heldToken, rec sessionRecord) error {
 		return errors.New("sessions.jsonl was taken away: restart usher, which ends all sessions")
 	}
 	if _, err := s.log.Write(append(marshal(rec), '\n')); err != nil {
-		return err
+		return errors.Join(err, s.log.Truncate(ours.Size())) // half a line would make it unreadable
 	}
 	if err := s.log.Sync(); err != nil {
 		return err

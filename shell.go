@@ -377,6 +377,8 @@ func (w *shellStderr) line(line string) {
 	}
 	fmt.Fprintln(w.server.stderr, line)
 	if strings.TrimSpace(line) != "" {
+		// The shell begins its own errors with $0, which is a whole path.
+		line = strings.ReplaceAll(line, filepath.Dir(w.server.path)+string(filepath.Separator), "")
 		if w.tail = append(w.tail, line); len(w.tail) > shellTail {
 			w.tail = w.tail[1:]
 		}

@@ -177,7 +177,10 @@ func noSession(id ID) error {
 // count. What stands in Authorization counts only if it has the form of a code:
 // some clients can set no other header.
 func presentedCodes(r *http.Request) []Code {
-	bearer, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") { // in any case: RFC 9110, section 11.1
+		bearer = ""
+	}
 	var codes []Code
 	for _, s := range []string{r.Header.Get(claimHeader), r.URL.Query().Get("claim"), bearer} {
 		if code, ok := parseCode(s); ok && !slices.Contains(codes, code) {
@@ -216,7 +219,7 @@ func refusal(v verdict, err error, id ID) error {
 	case v == unclaimed:
 		return &httpError{Status: http.StatusUnauthorized, ID: id, Msg: errUnclaimed.Error()}
 	default:
-		return &httpError{Status: http.StatusServiceUnavailable, ID: id, Msg: errUnreadable.Error(), Header: retryAfter(5)}
+		return &httpError{Status: http.StatusServiceUnavailable, ID: id, Msg: errUnreadable.Error(), Err: err, Header: retryAfter(5)}
 	}
 }
 
