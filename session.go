@@ -395,7 +395,7 @@ func (s *SessionStore) End(ctx context.Context, session *Session) error {
 	}
 	session.mu.Lock()
 	session.ended = true
-	streams := session.streams
+	streams := slices.Clone(session.streams) // which shrink as they end
 	session.mu.Unlock()
 	for _, st := range streams {
 		st.cancel()
