@@ -25,7 +25,7 @@ type cached struct {
 }
 
 // cacheFormat is to be raised when what is cached changes its meaning.
-const cacheFormat = 2
+const cacheFormat = 3
 
 func cacheVersion() string { return fmt.Sprintf("%s/%d", version(), cacheFormat) }
 

@@ -29,11 +29,12 @@ type Module struct {
 	About    string // one sentence, "" for none
 	Methods  []*Method
 	Problems []string // with what it offers, for its author
+	Modern   bool     // it speaks a revision without sessions
 
 	Prompts              []json.RawMessage // MCP definitions, as the module gave them
 	Resources, Templates []json.RawMessage // of resources too
 
-	pool     *pool
+	fleet    *fleet
 	patience time.Duration // how long a call may be silent; 0 for ever
 }
 
@@ -269,7 +270,7 @@ func (r *Resource) Ask(ctx context.Context, caller Caller, method string, params
 
 // ask makes a request of the module's process.
 func (m *Module) ask(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
-	return m.pool.call(ctx, caller, method, params, m.patience)
+	return m.fleet.call(ctx, caller, method, params, m.patience)
 }
 
 // Checked reports whether calls of the tool are checked against its schema.

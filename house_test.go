@@ -18,7 +18,7 @@ import (
 // rooms is the files from the ground up, as main.go's comment has them.
 var rooms = []string{
 	"proc_unix.go", "proc_windows.go", "jsonrpc.go", "http.go", "token.go", "claims.go", "scope.go",
-	"gomodule.go", "gobuild.go", "runtimes.go", "guard.go", "worker.go", "result.go", "signature.go", "schema.go",
+	"gomodule.go", "gobuild.go", "runtimes.go", "guard.go", "era.go", "worker.go", "asking.go", "pool.go", "result.go", "signature.go", "schema.go",
 	"catalog.go", "scan.go", "cache.go", "shell.go", "modules.go", "session.go", "stream.go", "mcp.go",
 	"webhook.go", "report.go", "serve.go", "cli.go", "main.go",
 }
@@ -27,13 +27,15 @@ var rooms = []string{
 var strangers = map[string][]string{
 	"claims.go":  {"Session", "Module", "View", "Scope", "http"},
 	"worker.go":  {"Scope", "View", "Claim"},
+	"asking.go":  {"Scope", "View", "Claim"},
+	"pool.go":    {"Scope", "View", "Claim"},
 	"webhook.go": {"Claim", "Session", "Registry", "Worker"},
 	"mcp.go":     {"Registry", "Worker", "Catalog"},
 	"stream.go":  {"Registry", "Worker", "Catalog", "Module"},
 }
 
 // peers are pairs of files that are one room in two, and may use each other.
-var peers = [][2]string{{"proc_unix.go", "proc_windows.go"}, {"stream.go", "mcp.go"}, {"session.go", "stream.go"}, {"cache.go", "modules.go"}, {"serve.go", "cli.go"}}
+var peers = [][2]string{{"proc_unix.go", "proc_windows.go"}, {"stream.go", "mcp.go"}, {"session.go", "stream.go"}, {"worker.go", "asking.go"}, {"cache.go", "modules.go"}, {"serve.go", "cli.go"}}
 
 func parseHouse(t *testing.T) (*token.FileSet, map[string]*ast.File) {
 	t.Helper()

@@ -26,7 +26,10 @@
 //	gobuild.go    its build, and what that depends on
 //	runtimes.go   which files are modules, and what runs them
 //	guard.go      a process that clears up after a killed daemon
+//	era.go        what the revisions of MCP say differently
 //	worker.go     a module's child process
+//	asking.go     what it asks of its client, and which client that is
+//	pool.go       all processes of a module
 //	result.go     what a tool call gave
 //	signature.go  whether a provider signed a webhook
 //	schema.go     what a method says of itself; checking arguments

@@ -237,10 +237,6 @@ func answerResourcesRead(ctx context.Context, r *request) (json.RawMessage, erro
 	})
 }
 
-// codeNoResource is what the versions that have sessions say for a resource
-// that is not there (MCP, server/resources, "Error Handling").
-const codeNoResource = -32002
-
 func unknownResource(uri string) error {
 	e := rpcErrorf(codeNoResource, "unknown resource %q", clipText(uri, 200))
 	e.Data = joinMembers([]member{{"uri", quote(uri)}})

@@ -54,7 +54,7 @@ type Registry struct {
 	entries  map[entryKey]*entry
 	unusable []Problem       // files that are modules of no kind, as last seen
 	withheld map[string]bool // variables that hold keys of signatures; no worker gets them
-	pools    []*pool         // all that may still have a process
+	fleets   []*fleet        // all that may still have a process
 	pending  int             // entries being introspected
 	settled  chan struct{}   // closed while pending is 0
 	changed  chan struct{}   // closed at the next change of the catalog
@@ -82,6 +82,8 @@ type offer struct {
 	About     string            `json:"about,omitempty"`
 	Problems  []string          `json:"problems,omitempty"`
 	Binary    string            `json:"binary,omitempty"` // of a Go module
+	Era       era               `json:"era,omitempty"`    // eraUnknown for our own shims, who are asked nothing
+	Asks      bool              `json:"asks,omitempty"`   // it asks its client, and does not say in which call
 }
 
 // Views is what the rest of usher has of the registry.
@@ -218,30 +220,36 @@ func (r *Registry) Watch(ctx context.Context) {
 func (r *Registry) Close() {
 	r.cancel()
 	r.mu.Lock()
-	pools := slices.Clone(r.pools)
+	fleets := slices.Clone(r.fleets)
 	r.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, p := range pools {
-		wg.Go(p.close)
+	for _, f := range fleets {
+		wg.Go(f.close)
 	}
 	wg.Wait()
 	r.wg.Wait()
 	r.guard.Close()
 }
 
-// reap stops processes that are idle, and forgets pools that are over.
+// reap stops processes that are idle, starts again those that are missed, and
+// forgets fleets that are over.
 func (r *Registry) reap() {
 	r.mu.Lock()
-	pools := slices.Clone(r.pools)
+	fleets := slices.Clone(r.fleets)
 	r.mu.Unlock()
-	for _, p := range pools {
-		if r.idle > 0 {
-			p.reap(time.Now().Add(-r.idle))
+	before := time.Time{} // never
+	if r.idle > 0 {
+		before = time.Now().Add(-r.idle)
+	}
+	for _, f := range fleets {
+		f.reap(before)
+		for _, p := range f.all() {
+			p.revive()
 		}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pools = slices.DeleteFunc(r.pools, (*pool).over)
+	r.fleets = slices.DeleteFunc(r.fleets, (*fleet).over)
 }
 
 // scan finds what there is in the workspace, by reading folders only.
@@ -291,7 +299,7 @@ func (r *Registry) update(l *look) {
 			continue
 		}
 		if e.module != nil {
-			e.module.pool.retire()
+			e.module.fleet.retire()
 			r.log.Info("module removed", "module", key.name)
 		}
 		r.settleEntry(e)
@@ -374,7 +382,7 @@ func (r *Registry) take(f found) bool {
 		e.err = f.Err
 		dropped := e.module != nil
 		if dropped {
-			e.module.pool.retire()
+			e.module.fleet.retire()
 			e.module = nil
 		}
 		r.log.Warn("a module can't be hosted", "module", f.Name, "why", f.Err)
@@ -457,7 +465,7 @@ func (r *Registry) failEntry(e *entry, err error) {
 		r.reviveBuild(e)
 	}
 	if e.module != nil {
-		e.module.pool.pin(true)
+		e.module.fleet.pin(true)
 		r.log.Error("the module's new version can't be hosted; the last one goes on", "module", e.found.Name, "why", explain(err))
 		return
 	}
@@ -493,7 +501,7 @@ func (r *Registry) acceptOffer(e *entry, o *offer) {
 	e.module = r.makeModule(e.found, e, nil)
 	r.writeCache(e)
 	if old != nil {
-		old.pool.retire()
+		old.fleet.retire()
 	}
 }
 
@@ -522,7 +530,9 @@ func (r *Registry) introspectGo(f found) (*offer, []fileStamp, error) {
 // introspectProcess starts a module to ask it what it offers, and ends it.
 func (r *Registry) introspectProcess(f found) (*offer, error) {
 	dirty := make(chan struct{}, 1)
-	w, err := r.startProcess(r.ctx, f, nil, func(string) { poke(dirty) })
+	var asks atomic.Bool
+	watch := watcher{private: new(atomic.Bool), listChanged: func(string) { poke(dirty) }, updated: func(json.RawMessage) {}, asks: func() { asks.Store(true) }}
+	w, err := r.startProcess(r.ctx, f, nil, watch)
 	if err != nil {
 		return nil, err
 	}
@@ -550,6 +560,7 @@ func (r *Registry) introspectProcess(f found) (*offer, error) {
 			return nil, w.err
 		}
 	}
+	o.Asks = asks.Load()
 	return o, nil
 }
 
@@ -563,16 +574,12 @@ func announces(capabilities json.RawMessage) bool {
 	return false
 }
 
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
 // listOffer asks a process for all that it offers.
 func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
-	o := &offer{About: firstSentence(w.info.Instructions)}
+	o := &offer{About: firstSentence(w.info.Instructions), Era: eraSession, Asks: field(field(w.info.Capabilities, "experimental"), asksCapability) != nil}
+	if w.info.Modern {
+		o.Era = eraModern
+	}
 	for _, list := range []struct {
 		method, key string
 		into        *[]json.RawMessage
@@ -601,7 +608,7 @@ func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
 
 // startProcess starts a process of a module. o is what is known of it, nil for
 // nothing yet.
-func (r *Registry) startProcess(ctx context.Context, f found, o *offer, onListChanged func(string)) (*Worker, error) {
+func (r *Registry) startProcess(ctx context.Context, f found, o *offer, watch watcher) (*Worker, error) {
 	l := f.Launch
 	switch f.Kind {
 	case kindConfig:
@@ -625,7 +632,13 @@ func (r *Registry) startProcess(ctx context.Context, f found, o *offer, onListCh
 	withheld := r.withheld // replaced, never changed
 	r.mu.Unlock()
 	l.Env = workerEnv(r.environ, f.Source, l.Env, withheld)
-	return startWorker(ctx, f.Name, l, r.guard, r.log, onListChanged)
+	known := eraUnknown
+	if f.Kind.singleFile() {
+		known = eraSession
+	} else if o != nil {
+		known = o.Era
+	}
+	return startWorker(ctx, f.Name, l, known, r.guard, r.log, watch)
 }
 
 // cantStart is an error before there was a process, whose reason names no path.
@@ -648,8 +661,8 @@ func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, err
 
 // makeModule turns an entry's offer into a module, with processes of its own
 // unless it goes on with those of p. Called with mu held.
-func (r *Registry) makeModule(f found, e *entry, p *pool) *Module {
-	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.patience,
+func (r *Registry) makeModule(f found, e *entry, p *fleet) *Module {
+	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.patience, Modern: e.offer.Era == eraModern,
 		Prompts: e.offer.Prompts, Resources: e.offer.Resources, Templates: e.offer.Templates}
 	names := make(map[string]bool)
 	for _, raw := range e.offer.Tools {
@@ -668,27 +681,47 @@ func (r *Registry) makeModule(f found, e *entry, p *pool) *Module {
 	m.Problems = append(m.Problems, e.offer.Problems...)
 	if p == nil {
 		o := e.offer
-		p = newPool(r.ctx, f.Name, func(ctx context.Context) (*Worker, error) { return r.startServing(ctx, f, o) })
-		r.pools = append(r.pools, p)
+		p = newFleet(r.ctx, f.Name, o.Asks, func(ctx context.Context, watch watcher) (*Worker, error) {
+			return r.startServing(ctx, f, o, watch)
+		}, func() { r.noteAsks(f) })
+		r.fleets = append(r.fleets, p)
 	}
-	m.pool = p
+	m.fleet = p
 	return m
 }
 
 // startServing starts a process that answers calls. What it offers is compared
 // with what is known, then and whenever it says that it changed.
-func (r *Registry) startServing(ctx context.Context, f found, o *offer) (*Worker, error) {
+func (r *Registry) startServing(ctx context.Context, f found, o *offer, watch watcher) (*Worker, error) {
+	watch.serves = true
 	if f.Kind == kindGo { // its source has said all there is to say
-		return r.startProcess(ctx, f, o, func(string) {})
+		watch.listChanged = func(string) {}
+		return r.startProcess(ctx, f, o, watch)
 	}
 	dirty := make(chan struct{}, 1)
-	w, err := r.startProcess(ctx, f, o, func(string) { poke(dirty) })
+	watch.listChanged = func(string) { poke(dirty) }
+	w, err := r.startProcess(ctx, f, o, watch)
 	if err != nil {
 		return nil, err
 	}
 	poke(dirty)
 	r.wg.Go(func() { r.follow(f, w, dirty) })
 	return w, nil
+}
+
+// noteAsks remembers that a module asks its client.
+func (r *Registry) noteAsks(f found) {
+	r.log.Info("the module asks its client; each gets a process of its own", "module", f.Name)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.entries[f.key()]
+	if e == nil || e.offer == nil || e.found.Stamp != f.Stamp || e.offer.Asks {
+		return
+	}
+	o := *e.offer
+	o.Asks = true
+	e.offer = &o
+	r.writeCache(e)
 }
 
 // follow keeps what is known of a module up to its running process, until that
@@ -722,7 +755,10 @@ func (r *Registry) revise(f found, o *offer) {
 		return
 	}
 	e.offer = o
-	e.module = r.makeModule(f, e, e.module.pool)
+	if o.Asks {
+		e.module.fleet.giveLanes()
+	}
+	e.module = r.makeModule(f, e, e.module.fleet)
 	r.writeCache(e)
 	r.publish()
 	r.mu.Unlock()
@@ -763,8 +799,8 @@ func (r *Registry) withhold(modules []*Module) {
 	if !fresh {
 		return
 	}
-	for _, p := range r.pools {
-		p.renew()
+	for _, f := range r.fleets {
+		f.renew()
 	}
 }
 

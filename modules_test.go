@@ -167,6 +167,7 @@ func TestThousandModules(t *testing.T) {
 	trace := dir + "/trace"
 	script := "#!/bin/sh\necho >> " + trace + "\n" + `while read -r line; do
 case $line in
+*'"server/discover"'*) echo '{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"unknown"}}' ;;
 *'"initialize"'*) echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}}' ;;
 *'"tools/list"'*) echo '{"jsonrpc":"2.0","id":2,"result":{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}}' ;;
 esac

@@ -32,36 +32,6 @@ const sessionLife = 30 * 24 * time.Hour
 // under way for. Forgetting one costs its client one list_changed too many.
 const maxIdleSessions = 10_000
 
-// protocols are the versions that have sessions, newest first. A session's id
-// holds the index from the end, so that a new version goes in front.
-var protocols = []string{"2025-11-25", "2025-06-18", "2025-03-26"}
-
-// clientCaps is what a client declared it can be asked for, as bits.
-type clientCaps uint16
-
-const (
-	capRoots clientCaps = 1 << iota
-	capSampling
-	capElicitation
-)
-
-// parseClientCaps reads the capabilities of an initialize request.
-func parseClientCaps(raw json.RawMessage) clientCaps {
-	var caps clientCaps
-	list, _ := members(raw)
-	for _, f := range list {
-		switch f.key {
-		case "roots":
-			caps |= capRoots
-		case "sampling":
-			caps |= capSampling
-		case "elicitation":
-			caps |= capElicitation
-		}
-	}
-	return caps
-}
-
 // sealed is what a session id holds.
 type sealed struct {
 	ID       [16]byte
@@ -109,10 +79,6 @@ func (s *Session) listed(what string, view *View) {
 		s.announced[what] = view.Fingerprint(what)
 	}
 }
-
-// logLevels are the severities of log messages, least first (MCP,
-// server/utilities/logging).
-var logLevels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
 // wantsLog reports whether the session wants log messages of this severity.
 func (s *Session) wantsLog(level string) bool {

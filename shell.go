@@ -163,7 +163,7 @@ func (s *shellServer) take(ctx context.Context, msg *Message, calls *sync.WaitGr
 	switch msg.Method {
 	case "initialize":
 		s.send(encodeResult(msg.ID, marshal(map[string]any{
-			"protocolVersion": workerProtocol,
+			"protocolVersion": protocols[0],
 			"capabilities":    map[string]any{"tools": struct{}{}},
 			"serverInfo":      map[string]string{"name": filepath.Base(s.path), "version": version()},
 			"instructions":    s.about,

@@ -26,13 +26,26 @@ import (
 // Caller is on whose behalf a call is made, and where what the module says
 // while it runs is to go.
 type Caller struct {
-	// Session tells callers apart: a log message, which on stdio does not say
-	// which call it belongs to, is passed on only if all calls in flight are
-	// of one session. It is never shown to a module.
+	// Session tells callers apart: what on stdio does not say which call it
+	// belongs to is passed on only if all calls in flight are of one session. A
+	// request without a session is one of its own. It is never shown to a module.
 	Session string
+	// Kin are the callers whose calls one process of a module that asks may
+	// serve: a session's, or, one at a time (Alone), those of one scope that
+	// have no sessions.
+	Kin   string
+	Alone bool
+
+	Modern bool          // the params are of a revision without sessions
+	Caps   clientCaps    // what it can be asked for
+	Level  func() string // the least log messages that it wants; "" where it does not say
+
 	// Notify takes a notification's method and params. It is called from the
 	// goroutine that reads the module's output and must not block; nil drops.
 	Notify func(method string, params json.RawMessage)
+	// Ask asks the caller and waits for the answer, until ctx ends. Its errors
+	// are *rpcError, or ctx's cause. Nil where nobody can be asked.
+	Ask func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
 func (c Caller) notify(method string, params json.RawMessage) {
@@ -41,13 +54,19 @@ func (c Caller) notify(method string, params json.RawMessage) {
 	}
 }
 
-// workerProtocol is the newest protocol version that is asked of a worker.
-const workerProtocol = "2025-11-25"
+func (c Caller) level() string {
+	if c.Level == nil {
+		return ""
+	}
+	return c.Level()
+}
 
 const (
 	maxWorkerLine  = 64 << 20         // bytes in one message of a worker
 	maxLoggedLine  = 4 << 10          // bytes of a stray line that are logged
 	startTimeout   = 30 * time.Second // for the handshake
+	probePatience  = 3 * time.Second  // for the answer to what an older server does not know
+	ownerPatience  = 5 * time.Second  // for the first call of a process that asks before
 	stdinPatience  = 1 * time.Second  // for the end after stdin closed; clients wait 2 s for ours
 	exitPatience   = 2 * time.Second  // for the end after TERM
 	outputPatience = 500 * time.Millisecond
@@ -69,6 +88,7 @@ func (e *crashError) Error() string {
 
 // serverInfo is what a module says of itself in the handshake.
 type serverInfo struct {
+	Modern       bool            // it speaks modernProtocol
 	Capabilities json.RawMessage // an object
 	Instructions string
 	Title        string // serverInfo.title, else serverInfo.name
@@ -80,6 +100,20 @@ type call struct {
 	token  json.RawMessage // the caller's own progress token; nil for none
 	answer chan *Message   // 1-buffered
 	beat   chan struct{}   // 1-buffered: progress was made
+
+	ctx    context.Context // ends with the call
+	asking atomic.Int32    // requests of the module to the caller under way
+	lacked atomic.Uint32   // clientCaps that it asked for and the caller has not
+}
+
+// watcher is what a process is for, and who is told what it says outside of
+// calls. Its functions are called from the reading goroutine.
+type watcher struct {
+	serves      bool         // calls will come
+	private     *atomic.Bool // they are of one session, or come one at a time
+	listChanged func(list string)
+	updated     func(params json.RawMessage) // of a resource
+	asks        func()                       // it asked a client, and did not say in which call
 }
 
 // Worker is one process of a module. Its methods are safe for concurrent use.
@@ -94,12 +128,11 @@ type Worker struct {
 	out    chan []byte // to the goroutine that writes stdin
 	info   serverInfo  // set by the handshake
 
-	// onListChanged is told that a list of the module has changed: "tools",
-	// "prompts" or "resources". Called from the reading goroutine.
-	onListChanged func(list string)
-
+	watch  watcher
 	calls  inflight[*call]
 	lastID atomic.Int64
+	level  atomic.Int32 // least log messages it was told to send, counted from 1; 0 for not told
+	asks   asking
 
 	stopping atomic.Bool    // the end is wanted, and no crash
 	stopOnce sync.Once      // whoever is first begins the end
@@ -113,13 +146,22 @@ type Worker struct {
 	tail   []string // the last lines of stderr, at most tailLines
 }
 
-// startWorker starts a module's process and shakes hands with it. ctx bounds
-// the handshake, not the worker's life.
-func startWorker(ctx context.Context, module string, l launch, g *Guard, log *slog.Logger, onListChanged func(string)) (*Worker, error) {
+// startWorker starts a module's process and shakes hands with it, first in the
+// way of era. ctx bounds the handshake, not the worker's life.
+func startWorker(ctx context.Context, module string, l launch, era era, g *Guard, log *slog.Logger, watch watcher) (*Worker, error) {
+	w, err := spawnWorker(ctx, module, l, g, log, watch, func(ctx context.Context, w *Worker) error { return w.shakeHands(ctx, era) })
+	if errors.Is(err, errProbed) { // it took offence at the probe
+		return spawnWorker(ctx, module, l, g, log, watch, func(ctx context.Context, w *Worker) error { return w.initialize(ctx) })
+	}
+	return w, err
+}
+
+func spawnWorker(ctx context.Context, module string, l launch, g *Guard, log *slog.Logger, watch watcher, shake func(context.Context, *Worker) error) (*Worker, error) {
 	w := &Worker{
-		module: module, log: log.With("module", module), guard: g, onListChanged: onListChanged,
+		module: module, log: log.With("module", module), guard: g, watch: watch,
 		out: make(chan []byte, 64), exited: make(chan struct{}), done: make(chan struct{}),
 	}
+	w.asks.begin()
 	if err := w.spawn(l); err != nil {
 		if path := (*fs.PathError)(nil); errors.As(err, &path) {
 			err = path.Err // without the path: this may reach a client
@@ -128,9 +170,12 @@ func startWorker(ctx context.Context, module string, l launch, g *Guard, log *sl
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := w.initialize(ctx); err != nil {
+	if err := shake(ctx, w); err != nil {
 		w.stop()
 		<-w.done
+		if errors.Is(err, errProbed) {
+			return nil, err
+		}
 		return nil, w.startError(ctx, err)
 	}
 	return w, nil
@@ -242,6 +287,7 @@ func (w *Worker) supervise(readers, writer *sync.WaitGroup) {
 	for _, c := range w.calls.close(crash) {
 		c.answer <- nil
 	}
+	w.asks.finish()
 	close(w.done)
 }
 
@@ -435,19 +481,6 @@ func (w *Worker) handle(msg *Message) {
 	}
 }
 
-// handleRequest answers what a module asks of its client.
-func (w *Worker) handleRequest(msg *Message) {
-	answer := encodeError(msg.ID, rpcErrorf(codeNoMethod, "this client does not answer %s", msg.Method))
-	if msg.Method == "ping" {
-		answer = encodeResult(msg.ID, json.RawMessage(`{}`))
-	}
-	select {
-	case w.out <- answer:
-	default: // it is not reading; waiting here would be waiting for each other
-		w.log.Warn("an answer was dropped: the module does not read its stdin", "method", msg.Method)
-	}
-}
-
 // handleNotification passes a notification to the caller it is for.
 func (w *Worker) handleNotification(msg *Message) {
 	switch msg.Method {
@@ -456,11 +489,15 @@ func (w *Worker) handleNotification(msg *Message) {
 	case "notifications/message":
 		w.passLog(msg.Params)
 	case "notifications/tools/list_changed":
-		w.onListChanged("tools")
+		w.watch.listChanged("tools")
 	case "notifications/prompts/list_changed":
-		w.onListChanged("prompts")
+		w.watch.listChanged("prompts")
 	case "notifications/resources/list_changed":
-		w.onListChanged("resources")
+		w.watch.listChanged("resources")
+	case "notifications/resources/updated":
+		w.watch.updated(msg.Params)
+	case "notifications/cancelled":
+		w.asks.cancel(field(msg.Params, "requestId"))
 	default:
 		w.log.Debug("a notification was dropped", "method", msg.Method)
 	}
@@ -484,10 +521,17 @@ func (w *Worker) passProgress(params json.RawMessage) {
 	c.caller.notify("notifications/progress", joinMembers(setMember(list, "progressToken", c.token)))
 }
 
-// passLog gives a log message to the one session that has calls in flight, if
-// there is just one; else nobody but the daemon may see it.
+// passLog gives a log message to the call that it says it is of, else to the one
+// session that has calls in flight, if there is just one; else nobody but the
+// daemon may see it.
 func (w *Worker) passLog(params json.RawMessage) {
-	calls := slices.DeleteFunc(w.calls.all(), func(c *call) bool { return c.caller.Session == "" }) // usher's own
+	if c, said := w.saysCall(params); said {
+		if c != nil {
+			c.caller.notify("notifications/message", unsaid(params))
+		}
+		return
+	}
+	calls := w.callersInFlight()
 	for _, c := range calls {
 		if c.caller.Session != calls[0].caller.Session {
 			calls = nil
@@ -501,16 +545,27 @@ func (w *Worker) passLog(params json.RawMessage) {
 	calls[0].caller.notify("notifications/message", params)
 }
 
-// request sends a request and waits for its result. The caller's progress token
-// in params is replaced by one of ours. When ctx ends, the module is told and
-// the request's answer no longer matters; the error is ctx's cause. When the
-// module makes no progress for idle (0: never), the error is errTimeout.
-// Errors that the module answered with are *rpcError.
+// callersInFlight is the calls in flight but for usher's own.
+func (w *Worker) callersInFlight() []*call {
+	return slices.DeleteFunc(w.calls.all(), func(c *call) bool { return c.caller.Session == "" })
+}
+
+// request sends a request and waits for its result. The params are put into the
+// form of the module's era, and the caller's progress token in them is replaced
+// by one of ours. When ctx ends, the module is told and the request's answer no
+// longer matters; the error is ctx's cause. When the module makes no progress
+// for idle (0: never) and waits for no answer of the caller's, the error is
+// errTimeout. Errors that the module answered with are *rpcError.
 func (w *Worker) request(ctx context.Context, caller Caller, method string, params json.RawMessage, idle time.Duration) (json.RawMessage, error) {
 	id := strconv.FormatInt(w.lastID.Add(1), 10)
-	c := &call{caller: caller, answer: make(chan *Message, 1), beat: make(chan struct{}, 1)}
+	callCtx, end := context.WithCancel(ctx)
+	defer end()
+	c := &call{caller: caller, answer: make(chan *Message, 1), beat: make(chan struct{}, 1), ctx: callCtx}
+	params = w.adapt(caller, params)
 	if caller.Session != "" { // usher's own requests need none
 		params, c.token = setProgressToken(params, id)
+		w.asks.own(caller)
+		w.followLevel(caller)
 	}
 	if err := w.calls.add(id, c); err != nil {
 		return nil, errNotSent
@@ -519,6 +574,20 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	if err := w.send(ctx, encodeRequest(ID(id), method, params)); err != nil {
 		return nil, err
 	}
+	msg, err := w.await(ctx, id, c, idle)
+	if err != nil {
+		return nil, err
+	}
+	result, err := w.result(msg)
+	lacked := clientCaps(c.lacked.Load())
+	if caller.Modern && lacked != 0 && (err != nil || string(field(result, "isError")) == "true") {
+		return nil, missingCapability(lacked)
+	}
+	return result, err
+}
+
+// await waits for the answer to a call.
+func (w *Worker) await(ctx context.Context, id string, c *call, idle time.Duration) (*Message, error) {
 	timer := time.NewTimer(idle)
 	defer timer.Stop()
 	if idle <= 0 {
@@ -531,14 +600,50 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 				timer.Reset(idle)
 			}
 		case msg := <-c.answer:
-			return w.result(msg)
+			return msg, nil
 		case <-ctx.Done():
 			w.cancel(id, context.Cause(ctx))
 			return nil, context.Cause(ctx)
 		case <-timer.C:
+			if c.asking.Load() > 0 {
+				timer.Reset(idle) // it is not the module that is slow
+				continue
+			}
 			w.cancel(id, errTimeout)
 			return nil, fmt.Errorf("module %q: %w within %v", w.module, errTimeout, idle)
 		}
+	}
+}
+
+// adapt puts a request's params into the form of the module's era.
+func (w *Worker) adapt(caller Caller, params json.RawMessage) json.RawMessage {
+	switch {
+	case w.info.Modern && caller.Session == "":
+		return modernParams(params, allCaps, "")
+	case w.info.Modern && !caller.Modern:
+		return modernParams(params, caller.Caps, caller.level())
+	case !w.info.Modern && caller.Modern:
+		return legacyParams(params)
+	default:
+		return params
+	}
+}
+
+// followLevel has a module with log levels send what this caller wants to hear,
+// if that is more than any before wanted. What others do not want of it is not
+// passed on to them.
+func (w *Worker) followLevel(caller Caller) {
+	wanted := int32(slices.Index(logLevels, caller.level())) + 1
+	now := w.level.Load()
+	if wanted == 0 || w.info.Modern || now != 0 && now <= wanted || field(w.info.Capabilities, "logging") == nil {
+		return
+	}
+	w.level.Store(wanted)
+	id := strconv.FormatInt(w.lastID.Add(1), 10) // whose answer nobody waits for
+	select {
+	case w.out <- encodeRequest(ID(id), "logging/setLevel", joinMembers([]member{{"level", quote(caller.level())}})):
+	default: // it is not reading
+		w.level.Store(now)
 	}
 }
 
@@ -593,29 +698,139 @@ func setProgressToken(params json.RawMessage, token string) (json.RawMessage, js
 	return joinMembers(setMember(list, "_meta", joinMembers(meta))), own
 }
 
+// era is which revisions a module speaks, as far as that is known.
+type era string
+
+const (
+	eraUnknown era = ""
+	eraSession era = "session" // those that begin with initialize
+	eraModern  era = "modern"
+)
+
+// errProbed is why there is no handshake with a process that ended when it was
+// asked which revisions it speaks.
+var errProbed = errors.New("it ended at server/discover")
+
+// shakeHands finds out what the module is. Which era it speaks is asked first,
+// unless that is known; what is no answer of the modern one is taken for the
+// other (MCP 2026-07-28, basic/transports/stdio, "Backward Compatibility").
+func (w *Worker) shakeHands(ctx context.Context, known era) error {
+	if known == eraSession {
+		return w.initialize(ctx)
+	}
+	w.lastID.Store(-1) // so that the ids of the others are what they are without
+	probe, cancel := context.WithTimeout(ctx, probePatience)
+	modern, err := w.discover(probe)
+	cancel()
+	if modern || ctx.Err() != nil {
+		return err
+	}
+	if err = w.initialize(ctx); err == nil {
+		return nil
+	}
+	if rpc := (*rpcError)(nil); errors.As(err, &rpc) { // it was only slow to start, perhaps
+		if modern, again := w.discover(ctx); modern {
+			return again
+		}
+	}
+	if errors.Is(err, errNotSent) || errors.As(err, new(*crashError)) {
+		return errProbed
+	}
+	return err
+}
+
+// discover asks a module of the modern era what it is, and whether it is one:
+// only then does the error count.
+func (w *Worker) discover(ctx context.Context) (modern bool, err error) {
+	result, err := w.request(ctx, Caller{}, "server/discover", modernParams(nil, allCaps, ""), 0)
+	if rpc := (*rpcError)(nil); errors.As(err, &rpc) && rpc.Code == codeUnsupportedVersion {
+		var versions []string
+		_ = json.Unmarshal(field(rpc.Data, "supported"), &versions) // none then
+		if slices.ContainsFunc(versions, hasSessions) {
+			return false, nil
+		}
+		return true, fmt.Errorf("it speaks %s, and usher %s", strings.Join(versions, ", "), strings.Join(spoken(), ", "))
+	}
+	var versions []string
+	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, modernProtocol) {
+		return false, err
+	}
+	w.takeInfo(result, field(field(result, "_meta"), metaServerInfo))
+	w.info.Modern = true
+	return true, w.listen(ctx, "", nil)
+}
+
+func (w *Worker) takeInfo(result, server json.RawMessage) {
+	w.info.Capabilities = field(result, "capabilities")
+	w.info.Instructions = stringField(result, "instructions")
+	if w.info.Title = stringField(server, "title"); w.info.Title == "" {
+		w.info.Title = stringField(server, "name")
+	}
+}
+
 // initialize shakes hands as an MCP client. All client capabilities are
 // declared: servers hide tools from clients that lack one.
 func (w *Worker) initialize(ctx context.Context) error {
-	params := marshal(map[string]any{
-		"protocolVersion": workerProtocol,
-		"clientInfo":      map[string]string{"name": "usher", "version": version()},
-		"capabilities": map[string]any{
-			"roots": map[string]bool{"listChanged": true}, "sampling": struct{}{},
-			"elicitation": map[string]any{"form": struct{}{}, "url": struct{}{}},
-		},
-	})
+	params := joinMembers([]member{{"protocolVersion", quote(protocols[0])}, {"clientInfo", usherInfo()}, {"capabilities", clientCaps(allCaps).json()}})
 	result, err := w.request(ctx, Caller{}, "initialize", params, 0)
 	if err != nil {
 		return err
 	}
-	w.info.Capabilities = field(result, "capabilities")
-	w.info.Instructions = stringField(result, "instructions")
-	server := field(result, "serverInfo")
-	if w.info.Title = stringField(server, "title"); w.info.Title == "" {
-		w.info.Title = stringField(server, "name")
-	}
+	w.takeInfo(result, field(result, "serverInfo"))
 	return w.send(ctx, encodeNotification("notifications/initialized", nil))
 }
+
+// listen opens a subscription of a modern module: to its lists, or to one
+// resource. Its end matters to nobody; until then it is one more call in flight.
+func (w *Worker) listen(ctx context.Context, id string, filter json.RawMessage) error {
+	if id == "" {
+		id = strconv.FormatInt(w.lastID.Add(1), 10)
+	}
+	if filter == nil {
+		var lists []member
+		for _, list := range []string{"tools", "prompts", "resources"} {
+			if string(field(field(w.info.Capabilities, list), "listChanged")) == "true" {
+				lists = append(lists, member{list + "ListChanged", json.RawMessage("true")})
+			}
+		}
+		if lists == nil {
+			return nil
+		}
+		filter = joinMembers(lists)
+	}
+	if err := w.calls.add(id, &call{answer: make(chan *Message, 1), ctx: ctx}); err != nil {
+		return errNotSent
+	}
+	return w.send(ctx, encodeRequest(ID(id), "subscriptions/listen", modernParams(joinMembers([]member{{"notifications", filter}}), allCaps, "")))
+}
+
+// subscribe has the module say when a resource changes, until the function that
+// it returns is called.
+func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err error) {
+	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
+		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
+	}
+	if w.info.Modern {
+		id := strconv.FormatInt(w.lastID.Add(1), 10)
+		err := w.listen(ctx, id, joinMembers([]member{{"resourceSubscriptions", append(append([]byte("["), quote(uri)...), ']')}}))
+		return func() {
+			if _, open := w.calls.take(id); open {
+				w.cancel(id, errUnsubscribed)
+			}
+		}, err
+	}
+	params := joinMembers([]member{{"uri", quote(uri)}})
+	_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
+	return func() {
+		id := strconv.FormatInt(w.lastID.Add(1), 10) // whose answer nobody waits for
+		select {
+		case w.out <- encodeRequest(ID(id), "resources/unsubscribe", params):
+		default:
+		}
+	}, err
+}
+
+var errUnsubscribed = errors.New("nobody listens any more")
 
 // maxPages bounds how far a list is followed in a module that never ends it.
 const maxPages = 1000
@@ -648,205 +863,10 @@ func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessag
 	return nil, fmt.Errorf("%s: no end after %d pages", method, maxPages)
 }
 
-// pool is the processes of one module, of which there is at most one now: it is
-// started by the first call, stopped when it was not used for long, and started
-// again after a crash. It is safe for concurrent use.
-type pool struct {
-	name  string
-	start func(ctx context.Context) (*Worker, error)
-	ctx   context.Context // ends when the registry does
-	wg    sync.WaitGroup  // starts under way and processes that live
-
-	mu        sync.Mutex
-	worker    *Worker   // nil for none
-	starting  *starting // nil when no start is under way
-	active    int       // calls under way
-	living    int       // starts under way and processes not yet gone
-	lastUse   time.Time
-	retired   bool // no new calls; the process ends with the last one
-	closed    bool // no new processes either
-	outdated  bool // the process ends with its last call; the next starts another
-	pinned    bool // not stopped when idle: it could not be started again
-	failures  int  // crashes and failed starts since a call succeeded
-	notBefore time.Time
-}
-
-// starting is a start that several calls may wait for.
-type starting struct {
-	done   chan struct{}
-	worker *Worker
-	err    error
-}
-
-// errRetired says that the module was replaced by a newer version of itself
-// before the call began: look it up again.
-var errRetired = errors.New("the module was reloaded")
-
-func newPool(ctx context.Context, name string, start func(context.Context) (*Worker, error)) *pool {
-	return &pool{name: name, start: start, ctx: ctx, lastUse: time.Now()}
-}
-
-// call makes one request of the module; see Worker.request. It returns
-// errRetired, and has done nothing, when the pool has been retired.
-func (p *pool) call(ctx context.Context, caller Caller, method string, params json.RawMessage, idle time.Duration) (json.RawMessage, error) {
-	p.mu.Lock()
-	if p.retired {
-		p.mu.Unlock()
-		return nil, errRetired
-	}
-	p.active++
-	p.mu.Unlock()
-	defer p.leave()
-	for {
-		w, err := p.acquire(ctx)
-		if err != nil {
-			return nil, err
-		}
-		result, err := w.request(ctx, caller, method, params, idle)
-		if errors.Is(err, errNotSent) {
-			continue
-		}
-		if crash := (*crashError)(nil); !errors.As(err, &crash) {
-			p.mu.Lock()
-			p.failures = 0
-			p.mu.Unlock()
-		}
-		return result, err
-	}
-}
-
-func (p *pool) leave() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.active--
-	p.lastUse = time.Now()
-	if (p.retired || p.outdated) && p.active == 0 {
-		p.stopLocked()
-	}
-}
-
-// acquire returns the running process, or starts one and waits for it.
-func (p *pool) acquire(ctx context.Context) (*Worker, error) {
-	p.mu.Lock()
-	if p.worker != nil && p.worker.alive() {
-		defer p.mu.Unlock()
-		return p.worker, nil
-	}
-	if p.worker != nil {
-		p.worker = nil
-		p.failedLocked()
-	}
-	if p.closed {
-		p.mu.Unlock()
-		return nil, errRetired
-	}
-	s := p.starting
-	if s == nil {
-		if wait := time.Until(p.notBefore); wait > 0 {
-			p.mu.Unlock()
-			return nil, fmt.Errorf("module %q keeps crashing; it is started again in %v at the earliest", p.name, wait.Round(100*time.Millisecond))
-		}
-		s = &starting{done: make(chan struct{})}
-		p.starting = s
-		p.living++
-		p.wg.Go(func() { p.run(s) })
-	}
-	p.mu.Unlock()
+// poke makes a 1-buffered channel ready.
+func poke(c chan struct{}) {
 	select {
-	case <-s.done:
-		return s.worker, s.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	case c <- struct{}{}:
+	default:
 	}
-}
-
-// run starts a process, and stays until it has ended.
-func (p *pool) run(s *starting) {
-	s.worker, s.err = p.start(p.ctx)
-	p.mu.Lock()
-	p.starting = nil
-	if s.err != nil {
-		p.failedLocked()
-	} else {
-		p.worker = s.worker
-		if p.closed || (p.retired || p.outdated) && p.active == 0 {
-			p.stopLocked()
-		}
-	}
-	p.mu.Unlock()
-	close(s.done)
-	if s.worker != nil {
-		<-s.worker.done
-	}
-	p.mu.Lock()
-	p.living--
-	p.mu.Unlock()
-}
-
-// failedLocked counts a crash or a failed start. The first costs nothing; from
-// then on the wait doubles, up to half a minute.
-func (p *pool) failedLocked() {
-	if p.failures++; p.failures > 1 {
-		p.notBefore = time.Now().Add(min(250*time.Millisecond<<min(p.failures, 10), 30*time.Second))
-	}
-}
-
-func (p *pool) stopLocked() {
-	if p.worker != nil {
-		p.worker.stop()
-		p.worker = nil
-	}
-	p.outdated = false
-}
-
-// retire refuses further calls and ends the process after those under way.
-func (p *pool) retire() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.retired = true
-	if p.active == 0 {
-		p.stopLocked()
-	}
-}
-
-// renew has the next process take the place of this one, which must not go on
-// with the environment that it has.
-func (p *pool) renew() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.outdated = p.worker != nil || p.starting != nil; p.active == 0 && p.starting == nil {
-		p.stopLocked()
-	}
-}
-
-// pin keeps the process, if it runs, from being stopped for being idle.
-func (p *pool) pin(pinned bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pinned = pinned
-}
-
-// reap stops a process that was not used since before.
-func (p *pool) reap(before time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.active == 0 && !p.pinned && p.lastUse.Before(before) {
-		p.stopLocked()
-	}
-}
-
-// close ends the process, calls under way or not, and waits until it is gone.
-func (p *pool) close() {
-	p.mu.Lock()
-	p.retired, p.closed = true, true
-	p.stopLocked()
-	p.mu.Unlock()
-	p.wg.Wait()
-}
-
-// over reports whether the pool is retired and has no process left.
-func (p *pool) over() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.retired && p.active == 0 && p.living == 0
 }

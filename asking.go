@@ -1,0 +1,259 @@
+// Asking: what a module asks of its client in the middle of a call, such as a
+// model's answer or the user's input. It must reach the one client whose call
+// caused it and never another, but on stdio a request does not say which call
+// that is. It is certain where the module's message names its call, as those of
+// our shims do, and where the process has served one session alone. Nothing else
+// is passed on. Here belongs a worker's side of it; it names no scope and no view.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// asksCapability is what a module declares, among its experimental capabilities,
+// that asks its client without saying in which call.
+const asksCapability = "usher/asks"
+
+const (
+	askPatience = 10 * time.Minute // for a client's answer: often a person's
+	maxAsks     = 64               // requests of one process that wait for answers
+)
+
+// asking is a process's requests to its clients, and whom it serves.
+type asking struct {
+	ctx  context.Context // ends with the process
+	stop context.CancelFunc
+	wg   sync.WaitGroup               // requests being answered
+	open inflight[context.CancelFunc] // by the module's own id
+
+	mu    sync.Mutex
+	owner *Caller       // the latest
+	mixed bool          // it has served more than one session
+	owned chan struct{} // closed with the first owner
+}
+
+func (a *asking) begin() {
+	a.ctx, a.stop = context.WithCancel(context.Background())
+	a.owned = make(chan struct{})
+}
+
+// finish ends all that is under way, and waits for it.
+func (a *asking) finish() {
+	a.stop()
+	a.wg.Wait()
+}
+
+// own notes that the process serves a caller.
+func (a *asking) own(c Caller) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.owner == nil {
+		close(a.owned)
+	} else if a.owner.Session != c.Session {
+		a.mixed = true
+	}
+	a.owner = &c
+}
+
+// sole is the one session that the process serves; nil where there are several,
+// or where it serves one call at a time.
+func (a *asking) sole() *Caller {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.owner == nil || a.mixed || a.owner.Alone {
+		return nil
+	}
+	return a.owner
+}
+
+// several reports whether the process has served more than one session.
+func (a *asking) several() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.mixed
+}
+
+// cancel ends a request at the module's wish.
+func (a *asking) cancel(id json.RawMessage) {
+	if cancel, ok := a.open.take(string(id)); ok {
+		cancel()
+	}
+}
+
+// Why a request of a module is refused.
+var (
+	errNoClient  = rpcErrorf(codeInternal, "no client can be asked here: the module serves no call of one")
+	errNotSure   = rpcErrorf(codeInternal, "usher can't tell which client this is for; from now on each client has a process of this module of its own: call again")
+	errNotInCall = rpcErrorf(codeInternal, "the call that this is for is not under way")
+	errManyAsks  = rpcErrorf(codeInternal, "too many requests to clients wait for an answer (%d)", maxAsks)
+)
+
+// handleRequest answers what a module asks. Whom it is for is found before the
+// next message of the module is read, which may end the call.
+func (w *Worker) handleRequest(msg *Message) {
+	if msg.Method == "ping" {
+		w.answer(encodeResult(msg.ID, json.RawMessage(`{}`)))
+		return
+	}
+	needs, known := needsOf(msg.Method, msg.Params)
+	if !known {
+		w.answer(encodeError(msg.ID, rpcErrorf(codeNoMethod, "this client does not answer %s", msg.Method)))
+		return
+	}
+	c, err := w.whose(msg.Params)
+	if err == nil && len(w.asks.open.keys()) >= maxAsks {
+		err = errManyAsks
+	}
+	if err != nil {
+		w.log.Info("a request of the module to a client was refused", "method", msg.Method, "why", err)
+		w.answer(encodeError(msg.ID, asRPCError(err)))
+		return
+	}
+	ctx, cancel := context.WithTimeoutCause(w.asks.ctx, askPatience, rpcErrorf(codeInternal, "the client did not answer within %v", askPatience))
+	if err := w.asks.open.add(string(msg.ID), cancel); err != nil {
+		cancel()
+		w.answer(encodeError(msg.ID, asRPCError(err)))
+		return
+	}
+	w.asks.wg.Go(func() {
+		defer cancel()
+		defer w.asks.open.take(string(msg.ID))
+		result, err := w.ask(ctx, c, needs, msg)
+		if err != nil {
+			w.answer(encodeError(msg.ID, asRPCError(err)))
+			return
+		}
+		w.answer(encodeResult(msg.ID, result))
+	})
+}
+
+// answer queues the answer to a request of the module.
+func (w *Worker) answer(msg []byte) {
+	select {
+	case w.out <- msg:
+	default: // it is not reading; waiting here would be waiting for each other
+		w.log.Warn("an answer was dropped: the module does not read its stdin")
+	}
+}
+
+// saysCall finds the call that a message of the module says it belongs to. It is
+// nil for one that is not in flight.
+func (w *Worker) saysCall(params json.RawMessage) (c *call, said bool) {
+	id := field(field(params, "_meta"), metaCall)
+	if id == nil {
+		return nil, false
+	}
+	c, _ = w.calls.get(string(id))
+	if c != nil && c.caller.Session == "" {
+		c = nil // usher's own
+	}
+	return c, true
+}
+
+// unsaid is params without the name of the call, which is no client's business.
+func unsaid(params json.RawMessage) json.RawMessage {
+	meta := dropMembers(field(params, "_meta"), metaCall)
+	if string(meta) == "{}" {
+		return dropMembers(params, "_meta")
+	}
+	return withMember(params, "_meta", meta)
+}
+
+// whose finds the call that a request of the module is for: the one that it
+// names, else the newest of the one session that it serves. It is nil, with no
+// error, where that session has no call in flight, or may yet come.
+func (w *Worker) whose(params json.RawMessage) (*call, error) {
+	if c, said := w.saysCall(params); said {
+		if c == nil {
+			return nil, errNotInCall
+		}
+		return c, nil
+	}
+	private := w.watch.private.Load()
+	sure := private || !w.asks.several()
+	if !private {
+		w.watch.asks()
+	}
+	if !sure {
+		return nil, errNotSure
+	}
+	if !w.watch.serves {
+		return nil, errNoClient
+	}
+	var newest *call
+	last := 0
+	for _, id := range w.calls.keys() {
+		c, _ := w.calls.get(id)
+		if n, _ := strconv.Atoi(id); c != nil && c.caller.Session != "" && n > last {
+			newest, last = c, n
+		}
+	}
+	return newest, nil
+}
+
+// ask asks the caller of c, or where that is nil, the one session that the
+// process serves.
+func (w *Worker) ask(ctx context.Context, c *call, needs clientCaps, msg *Message) (json.RawMessage, error) {
+	caller, err := w.listener(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	if lacked := needs &^ caller.Caps; lacked != 0 {
+		if c != nil {
+			c.lacked.Or(uint32(lacked))
+		}
+		return nil, lacks(lacked)
+	}
+	if caller.Ask == nil {
+		return nil, errNoClient
+	}
+	if c != nil {
+		c.asking.Add(1)
+		defer func() {
+			c.asking.Add(-1)
+			poke(c.beat) // from here on the module's silence counts
+		}()
+		defer context.AfterFunc(c.ctx, func() { w.asks.cancel(json.RawMessage(msg.ID)) })()
+	}
+	result, err := caller.Ask(ctx, msg.Method, unsaid(msg.Params))
+	if err != nil && ctx.Err() != nil && !errors.As(err, new(*rpcError)) {
+		return nil, errNotInCall
+	}
+	return result, err
+}
+
+// listener is whom to ask.
+func (w *Worker) listener(ctx context.Context, c *call) (Caller, error) {
+	if c != nil {
+		return c.caller, nil
+	}
+	timer := time.NewTimer(ownerPatience)
+	defer timer.Stop()
+	select {
+	case <-w.asks.owned:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	if sole := w.asks.sole(); sole != nil {
+		return *sole, nil
+	}
+	if calls := w.callersInFlight(); w.watch.private.Load() && len(calls) == 1 {
+		return calls[0].caller, nil // it asked before it was called
+	}
+	return Caller{}, errNoClient
+}
+
+// lacks is the error for a request that the client has not declared that it
+// answers: as it would have said itself.
+func lacks(lacked clientCaps) *rpcError {
+	if lacked&capElicitURL != 0 {
+		return rpcErrorf(codeInvalidParams, "the client can't be asked to open a URL") // client/elicitation, "Error Handling"
+	}
+	return rpcErrorf(codeNoMethod, "the client can't be asked for %s", lacked.names()[0])
+}

@@ -1,0 +1,625 @@
+// Pools: the processes of one module. There is one for all callers; a module
+// that asks its client has one for each session instead, or for each call of a
+// client without sessions, so that who is asked is certain. Here they are
+// started by the first call, stopped when idle, and started again after a crash.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// maxLanes bounds the processes of one module that asks. Past it the one idle
+// longest makes room, and where none is idle, a caller waits.
+const maxLanes = 32
+
+// lanePatience is for how long a caller waits for a process of its own.
+const lanePatience = 10 * time.Second
+
+// fleet is all processes of one module. Safe for concurrent use.
+type fleet struct {
+	name   string
+	ctx    context.Context // ends when the registry does
+	start  startFunc
+	onAsks func() // called once, when the module is seen to ask
+
+	mu      sync.Mutex
+	shared  *pool
+	lanes   []*lane
+	gone    []*pool // processes on their way out
+	asks    bool    // the module asks: callers get lanes
+	retired bool
+	freed   chan struct{} // closed when a lane may have become free
+}
+
+// startFunc starts a process of a module.
+type startFunc func(ctx context.Context, watch watcher) (*Worker, error)
+
+// lane is a process of a module that asks, and whose calls it may serve.
+type lane struct {
+	*pool
+	kin   string
+	alone bool // one call at a time
+}
+
+func newFleet(ctx context.Context, name string, asks bool, start startFunc, onAsks func()) *fleet {
+	f := &fleet{name: name, ctx: ctx, start: start, onAsks: onAsks, asks: asks, freed: make(chan struct{})}
+	f.shared = f.newPool(false)
+	return f
+}
+
+func (f *fleet) newPool(private bool) *pool {
+	p := &pool{name: f.name, ctx: f.ctx, lastUse: time.Now(), subs: make(map[string]*subscription), onLeave: f.free}
+	p.private.Store(private)
+	p.start = func(ctx context.Context) (*Worker, error) {
+		return f.start(ctx, watcher{private: &p.private, updated: p.updated, asks: func() { f.seenAsking(p) }})
+	}
+	return p
+}
+
+// free tells who waits for a lane to look again.
+func (f *fleet) free() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.freed)
+	f.freed = make(chan struct{})
+}
+
+// seenAsking notes that the module asks its client: from now on callers get
+// processes of their own. The one that asked goes on as its caller's, if it has
+// served no other.
+func (f *fleet) seenAsking(p *pool) {
+	f.mu.Lock()
+	if f.asks {
+		f.mu.Unlock()
+		return
+	}
+	f.asks = true
+	if owner, sole := p.owner(); sole && p == f.shared {
+		p.private.Store(true)
+		f.lanes = append(f.lanes, &lane{pool: p, kin: owner.Kin, alone: owner.Alone})
+		f.shared = f.newPool(false)
+	}
+	f.mu.Unlock()
+	f.onAsks()
+}
+
+// giveLanes gives callers processes of their own from now on.
+func (f *fleet) giveLanes() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asks = true
+}
+
+// call makes one request of the module; see Worker.request. It returns
+// errRetired, and has done nothing, when the fleet has been retired.
+func (f *fleet) call(ctx context.Context, caller Caller, method string, params json.RawMessage, idle time.Duration) (json.RawMessage, error) {
+	p, err := f.enter(ctx, caller)
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave()
+	result, err := p.do(ctx, caller, method, params, idle)
+	if caller.Alone && err != nil && (ctx.Err() != nil || errors.Is(err, errTimeout)) {
+		f.abandon(p) // what it may still ask is of nobody's call
+	}
+	return result, err
+}
+
+// enter finds the process for a caller, and holds it until it is left. Where
+// all are busy that may be, it waits.
+func (f *fleet) enter(ctx context.Context, caller Caller) (*pool, error) {
+	for {
+		f.mu.Lock()
+		if f.retired {
+			f.mu.Unlock()
+			return nil, errRetired
+		}
+		p := f.pickLocked(caller)
+		freed := f.freed
+		f.mu.Unlock()
+		if p != nil {
+			return p, nil
+		}
+		select {
+		case <-freed:
+		case <-time.After(lanePatience):
+			return nil, fmt.Errorf("module %q: %d callers have a process of their own, which are as many as there may be: try again", f.name, maxLanes)
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// pickLocked is enter without waiting: nil when nothing is free.
+func (f *fleet) pickLocked(caller Caller) *pool {
+	if !f.asks || caller.Session == "" {
+		f.shared.enter()
+		return f.shared
+	}
+	var best *lane
+	for _, l := range f.lanes {
+		if l.kin == caller.Kin && l.alone == caller.Alone && (!l.alone || !l.busy()) && (best == nil || l.lastUsed().After(best.lastUsed())) {
+			best = l
+		}
+	}
+	if best == nil {
+		if !f.roomLocked() {
+			return nil
+		}
+		best = &lane{pool: f.newPool(true), kin: caller.Kin, alone: caller.Alone}
+		f.lanes = append(f.lanes, best)
+	}
+	best.enter()
+	return best.pool
+}
+
+// roomLocked makes room for one more lane, if it can.
+func (f *fleet) roomLocked() bool {
+	if len(f.lanes) < maxLanes {
+		return true
+	}
+	var idle *lane
+	for _, l := range f.lanes {
+		if !l.busy() && !l.subscribed() && (idle == nil || l.lastUsed().Before(idle.lastUsed())) {
+			idle = l
+		}
+	}
+	if idle == nil {
+		return false
+	}
+	f.dropLocked(idle.pool)
+	return true
+}
+
+// abandon ends a process that is not to serve anyone else.
+func (f *fleet) abandon(p *pool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p != f.shared {
+		f.dropLocked(p)
+	}
+}
+
+func (f *fleet) dropLocked(p *pool) {
+	f.lanes = slices.DeleteFunc(f.lanes, func(l *lane) bool { return l.pool == p })
+	f.gone = append(f.gone, p)
+	p.retire()
+}
+
+// all is every pool that may still have a process.
+func (f *fleet) all() []*pool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	pools := append([]*pool{f.shared}, f.gone...)
+	for _, l := range f.lanes {
+		pools = append(pools, l.pool)
+	}
+	return pools
+}
+
+// retire refuses further calls and ends the processes after those under way.
+func (f *fleet) retire() {
+	f.mu.Lock()
+	f.retired = true
+	f.mu.Unlock()
+	for _, p := range f.all() {
+		p.retire()
+	}
+}
+
+// renew has other processes take the place of these, which must not go on with
+// the environment that they have.
+func (f *fleet) renew() {
+	for _, p := range f.all() {
+		p.renew()
+	}
+}
+
+// pin keeps processes that run from being stopped for being idle.
+func (f *fleet) pin(pinned bool) {
+	for _, p := range f.all() {
+		p.pin(pinned)
+	}
+}
+
+// reap stops processes not used since before, and forgets those that are gone.
+func (f *fleet) reap(before time.Time) {
+	for _, p := range f.all() {
+		p.reap(before)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gone = slices.DeleteFunc(f.gone, (*pool).over)
+	f.lanes = slices.DeleteFunc(f.lanes, func(l *lane) bool { return l.asleep() })
+}
+
+// close ends the processes, calls under way or not, and waits until they are gone.
+func (f *fleet) close() {
+	f.mu.Lock()
+	f.retired = true
+	f.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, p := range f.all() {
+		wg.Go(p.close)
+	}
+	wg.Wait()
+}
+
+// over reports whether the fleet is retired and has no process left.
+func (f *fleet) over() bool {
+	f.mu.Lock()
+	retired := f.retired
+	f.mu.Unlock()
+	return retired && !slices.ContainsFunc(f.all(), func(p *pool) bool { return !p.over() })
+}
+
+// hold has a module say when a resource changes, to notify, until release is
+// called; also after a crash.
+func (f *fleet) hold(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
+	caller.Alone = false // it may serve calls meanwhile
+	p, err := f.enter(ctx, caller)
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave()
+	return p.hold(ctx, uri, notify)
+}
+
+// pool is one process of a module, or the place for one: it is started by the
+// first call, stopped when it was not used for long, and started again after a
+// crash. It is safe for concurrent use.
+type pool struct {
+	name  string
+	start func(ctx context.Context) (*Worker, error)
+	ctx   context.Context // ends when the registry does
+	wg    sync.WaitGroup  // starts under way and processes that live
+
+	onLeave func()
+	private atomic.Bool // it is one session's, or one call's at a time
+
+	mu        sync.Mutex
+	subs      map[string]*subscription // by URI
+	worker    *Worker                  // nil for none
+	starting  *starting                // nil when no start is under way
+	active    int                      // calls under way
+	living    int                      // starts under way and processes not yet gone
+	lastUse   time.Time
+	retired   bool // no new calls; the process ends with the last one
+	closed    bool // no new processes either
+	outdated  bool // the process ends with its last call; the next starts another
+	pinned    bool // not stopped when idle: it could not be started again
+	failures  int  // crashes and failed starts since a call succeeded
+	notBefore time.Time
+}
+
+// starting is a start that several calls may wait for.
+type starting struct {
+	done   chan struct{}
+	worker *Worker
+	err    error
+}
+
+// errRetired says that the module was replaced by a newer version of itself
+// before the call began: look it up again.
+var errRetired = errors.New("the module was reloaded")
+
+// enter holds the process, or the place, until leave: it is not stopped.
+func (p *pool) enter() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.active++
+}
+
+func (p *pool) busy() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.active > 0
+}
+
+func (p *pool) lastUsed() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lastUse
+}
+
+func (p *pool) subscribed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.subs) > 0
+}
+
+// asleep reports whether there is no process, and nobody who needs one.
+func (p *pool) asleep() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.active == 0 && p.living == 0 && len(p.subs) == 0
+}
+
+// owner is the latest caller of the process, and whether it is of the only
+// session that it has served.
+func (p *pool) owner() (Caller, bool) {
+	p.mu.Lock()
+	w := p.worker
+	p.mu.Unlock()
+	if w == nil {
+		return Caller{}, false
+	}
+	w.asks.mu.Lock()
+	defer w.asks.mu.Unlock()
+	if w.asks.owner == nil || w.asks.mixed {
+		return Caller{}, false
+	}
+	return *w.asks.owner, true
+}
+
+// do makes one request of a pool that was entered.
+func (p *pool) do(ctx context.Context, caller Caller, method string, params json.RawMessage, idle time.Duration) (json.RawMessage, error) {
+	for {
+		w, err := p.acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		result, err := w.request(ctx, caller, method, params, idle)
+		if errors.Is(err, errNotSent) {
+			continue
+		}
+		if crash := (*crashError)(nil); !errors.As(err, &crash) {
+			p.mu.Lock()
+			p.failures = 0
+			p.mu.Unlock()
+		}
+		return result, err
+	}
+}
+
+func (p *pool) leave() {
+	defer p.onLeave() // after the lock is given back
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.active--
+	p.lastUse = time.Now()
+	if (p.retired || p.outdated) && p.active == 0 {
+		p.stopLocked()
+	}
+}
+
+// acquire returns the running process, or starts one and waits for it.
+func (p *pool) acquire(ctx context.Context) (*Worker, error) {
+	p.mu.Lock()
+	if p.worker != nil && p.worker.alive() {
+		defer p.mu.Unlock()
+		return p.worker, nil
+	}
+	if p.worker != nil {
+		p.worker = nil
+		p.failedLocked()
+	}
+	if p.closed {
+		p.mu.Unlock()
+		return nil, errRetired
+	}
+	s := p.starting
+	if s == nil {
+		if wait := time.Until(p.notBefore); wait > 0 {
+			p.mu.Unlock()
+			return nil, fmt.Errorf("module %q keeps crashing; it is started again in %v at the earliest", p.name, wait.Round(100*time.Millisecond))
+		}
+		s = &starting{done: make(chan struct{})}
+		p.starting = s
+		p.living++
+		p.wg.Go(func() { p.run(s) })
+	}
+	p.mu.Unlock()
+	select {
+	case <-s.done:
+		return s.worker, s.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// run starts a process, and stays until it has ended.
+func (p *pool) run(s *starting) {
+	s.worker, s.err = p.start(p.ctx)
+	p.mu.Lock()
+	p.starting = nil
+	if s.err != nil {
+		p.failedLocked()
+	} else {
+		p.worker = s.worker
+		if p.closed || (p.retired || p.outdated) && p.active == 0 {
+			p.stopLocked()
+		}
+	}
+	p.mu.Unlock()
+	close(s.done)
+	if s.worker != nil {
+		<-s.worker.done
+	}
+	p.mu.Lock()
+	p.living--
+	p.mu.Unlock()
+}
+
+// failedLocked counts a crash or a failed start. The first costs nothing; from
+// then on the wait doubles, up to half a minute.
+func (p *pool) failedLocked() {
+	if p.failures++; p.failures > 1 {
+		p.notBefore = time.Now().Add(min(250*time.Millisecond<<min(p.failures, 10), 30*time.Second))
+	}
+}
+
+func (p *pool) stopLocked() {
+	if p.worker != nil {
+		p.worker.stop()
+		p.worker = nil
+	}
+	p.outdated = false
+}
+
+// retire refuses further calls and ends the process after those under way.
+func (p *pool) retire() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.retired = true
+	if p.active == 0 {
+		p.stopLocked()
+	}
+}
+
+// renew has the next process take the place of this one, which must not go on
+// with the environment that it has.
+func (p *pool) renew() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.outdated = p.worker != nil || p.starting != nil; p.active == 0 && p.starting == nil {
+		p.stopLocked()
+	}
+}
+
+// pin keeps the process, if it runs, from being stopped for being idle.
+func (p *pool) pin(pinned bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.pinned = pinned
+}
+
+// reap stops a process that was not used since before.
+func (p *pool) reap(before time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.active == 0 && !p.pinned && len(p.subs) == 0 && p.lastUse.Before(before) {
+		p.stopLocked()
+	}
+}
+
+// close ends the process, calls under way or not, and waits until it is gone.
+func (p *pool) close() {
+	p.mu.Lock()
+	p.retired, p.closed = true, true
+	p.stopLocked()
+	p.mu.Unlock()
+	p.wg.Wait()
+}
+
+// over reports whether the pool is retired and has no process left.
+func (p *pool) over() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.retired && p.active == 0 && p.living == 0
+}
+
+// subscription is a resource whose changes somebody wants to hear of.
+type subscription struct {
+	notify map[*func(json.RawMessage)]bool
+	stop   func() // of the process that has it now; nil for none
+	of     *Worker
+}
+
+// hold is the fleet's.
+func (p *pool) hold(ctx context.Context, uri string, notify func(json.RawMessage)) (release func(), err error) {
+	p.mu.Lock()
+	s := p.subs[uri]
+	if s == nil {
+		s = &subscription{notify: make(map[*func(json.RawMessage)]bool)}
+		p.subs[uri] = s
+	}
+	s.notify[&notify] = true
+	p.mu.Unlock()
+	release = func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(s.notify, &notify)
+		if len(s.notify) > 0 {
+			return
+		}
+		if p.subs[uri] == s {
+			delete(p.subs, uri)
+		}
+		if s.stop != nil && s.of.alive() {
+			s.stop()
+		}
+	}
+	if err := p.renewSubscriptions(ctx); err != nil {
+		release()
+		return nil, err
+	}
+	return release, nil
+}
+
+// renewSubscriptions has the process say what changes of all that is wanted,
+// starting it if need be. It returns the first error of the module's.
+func (p *pool) renewSubscriptions(ctx context.Context) error {
+	w, err := p.acquire(ctx)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	var missing []string
+	for uri, s := range p.subs {
+		if s.of != w {
+			s.of, s.stop = w, nil
+			missing = append(missing, uri)
+		}
+	}
+	p.mu.Unlock()
+	for _, uri := range missing {
+		stop, suberr := w.subscribe(ctx, uri)
+		if suberr != nil {
+			err = suberr
+			continue
+		}
+		p.mu.Lock()
+		if s := p.subs[uri]; s != nil && s.of == w {
+			s.stop = stop
+			stop = nil
+		}
+		p.mu.Unlock()
+		if stop != nil {
+			stop() // nobody wants it any more
+		}
+	}
+	return err
+}
+
+// revive starts the process again for those who want to hear of its resources.
+func (p *pool) revive() {
+	p.mu.Lock()
+	wanted := len(p.subs) > 0 && !p.retired && p.starting == nil && time.Now().After(p.notBefore) && (p.worker == nil || !p.worker.alive())
+	p.mu.Unlock()
+	if wanted {
+		p.enter()
+		p.wg.Go(func() {
+			defer p.leave()
+			_ = p.renewSubscriptions(p.ctx) // tried again at the next look
+		})
+	}
+}
+
+// updated tells those who want to know that a resource has changed: the one
+// that they named, or one below it (MCP, server/resources, "Subscriptions").
+func (p *pool) updated(params json.RawMessage) {
+	uri := stringField(params, "uri")
+	p.mu.Lock()
+	var tell []*func(json.RawMessage)
+	for held, s := range p.subs {
+		if rest, below := strings.CutPrefix(uri, held); below && (rest == "" || rest[0] == '/' || strings.HasSuffix(held, "/")) {
+			for notify := range s.notify {
+				tell = append(tell, notify)
+			}
+		}
+	}
+	p.mu.Unlock()
+	for _, notify := range tell {
+		(*notify)(params)
+	}
+}
