@@ -257,3 +257,39 @@ func lacks(lacked clientCaps) *rpcError {
 	}
 	return rpcErrorf(codeNoMethod, "the client can't be asked for %s", lacked.names()[0])
 }
+
+// maxRounds bounds how often one call is answered with a wish for input.
+const maxRounds = 32
+
+// answerInput gets from the caller what a result asks for, and returns params
+// with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error is for the
+// caller: what it can't be asked for, or did not answer.
+func answerInput(ctx context.Context, caller Caller, params, result json.RawMessage) (json.RawMessage, error) {
+	requests, _ := members(field(result, "inputRequests"))
+	var answers []member
+	for _, r := range requests {
+		method, wish := stringField(r.value, "method"), field(r.value, "params")
+		needs, known := needsOf(method, wish)
+		if !known {
+			return nil, rpcErrorf(codeInternal, "the module asks for %q, which no client answers", clipText(method, 100))
+		}
+		if lacked := needs &^ caller.Caps; lacked != 0 || caller.Ask == nil {
+			return nil, rpcErrorf(codeInternal, "this needs a client that can be asked for %s", needs.names()[0])
+		}
+		ctx, cancel := context.WithTimeoutCause(ctx, askPatience, rpcErrorf(codeInternal, "the client did not answer within %v", askPatience))
+		answer, err := caller.Ask(ctx, method, wish)
+		cancel()
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, member{r.key, answer})
+	}
+	list, _ := members(dropMembers(params, "inputResponses", "requestState"))
+	if answers != nil {
+		list = append(list, member{"inputResponses", joinMembers(answers)})
+	}
+	if state := field(result, "requestState"); state != nil {
+		list = append(list, member{"requestState", state})
+	}
+	return joinMembers(list), nil
+}

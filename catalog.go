@@ -268,9 +268,40 @@ func (r *Resource) Ask(ctx context.Context, caller Caller, method string, params
 	return r.module.ask(ctx, caller, method, params)
 }
 
-// ask makes a request of the module's process.
+// Subscribe has the resource's module say when it changes, to notify, until
+// release is called.
+func (r *Resource) Subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
+	return r.module.fleet.hold(ctx, caller, uri, notify)
+}
+
+// Same reports whether other is of the same processes.
+func (r *Resource) Same(other *Resource) bool {
+	return r != nil && other != nil && r.module.fleet == other.module.fleet
+}
+
+// Modern reports whether the module speaks a revision without sessions.
+func (o *offered) Modern() bool { return o.module.Modern }
+
+// Modern reports whether the module speaks a revision without sessions.
+func (r *Resource) Modern() bool { return r.module.Modern }
+
+// ask makes a request of the module's process. A caller with a session gets the
+// input that a module without asks for as requests, in the course of this one.
 func (m *Module) ask(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
-	return m.fleet.call(ctx, caller, method, params, m.patience)
+	result, err := m.fleet.call(ctx, caller, method, params, m.patience)
+	if !m.Modern || caller.Modern {
+		return result, err
+	}
+	for round := 0; err == nil && stringField(result, "resultType") == resultInput; round++ {
+		if round == maxRounds {
+			return nil, rpcErrorf(codeInternal, "module %q asks without end", m.Name)
+		}
+		if params, err = answerInput(ctx, caller, params, result); err != nil {
+			return nil, err
+		}
+		result, err = m.fleet.call(ctx, caller, method, params, m.patience)
+	}
+	return legacyResult(result), err
 }
 
 // Checked reports whether calls of the tool are checked against its schema.

@@ -7,6 +7,8 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -69,6 +71,9 @@ const (
 	capSamplingTools
 	capSamplingContext
 	allCaps = 1<<iota - 1
+
+	// capOldSSE is no capability: the session is one of HTTP+SSE.
+	capOldSSE clientCaps = 1 << 15
 )
 
 // parseClientCaps reads a client's capabilities.
@@ -268,4 +273,37 @@ func shortest(ttl json.RawMessage) json.RawMessage {
 // legacyResult is a result of a modern module for a client that has sessions.
 func legacyResult(result json.RawMessage) json.RawMessage {
 	return dropMembers(result, "resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
+}
+
+// modernError is an error of a request for a modern client: without the codes
+// that its revision has taken back or keeps for others.
+func modernError(err error, uri string) error {
+	rpc := (*rpcError)(nil)
+	if !errors.As(err, &rpc) {
+		return err
+	}
+	e := *rpc
+	switch {
+	case e.Code == codeNoResource:
+		e.Code = codeInvalidParams
+		if uri != "" && field(e.Data, "uri") == nil {
+			e.Data = withMember(e.Data, "uri", quote(uri))
+		}
+	case e.Code <= -32000 && e.Code > codeHeaderMismatch || e.Code == -32042:
+		e.Code = codeDeclined
+	}
+	return &e
+}
+
+// modernStatus is the HTTP status of an answer with an error (MCP 2026-07-28,
+// basic/transports/streamable-http).
+func modernStatus(code int) int {
+	switch code {
+	case codeNoMethod:
+		return http.StatusNotFound
+	case codeParse, codeInvalidRequest, codeInvalidParams, codeHeaderMismatch, codeMissingCapability, codeUnsupportedVersion:
+		return http.StatusBadRequest
+	default:
+		return http.StatusOK
+	}
 }

@@ -7,6 +7,7 @@ package main
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,8 +34,9 @@ type httpError struct {
 	Status int
 	Msg    string
 	Err    error
-	Code   int // of a JSON-RPC error body; 0 for codeRefused
-	ID     ID  // of the request that failed, where it is known
+	Code   int             // of a JSON-RPC error body; 0 for codeRefused
+	ID     ID              // of the request that failed, where it is known
+	Data   json.RawMessage // of a JSON-RPC error body
 	Header http.Header
 	Logged bool // the handler has told the log already
 }

@@ -38,9 +38,15 @@
 //	cache.go      what modules offer, remembered between starts
 //	shell.go      a shell script as an MCP server, which usher itself is
 //	modules.go    the registry: watching, introspecting, publishing modules
+//	replay.go     what went out on a stream, to be had again
 //	session.go    what a session id holds, and what became of sessions
-//	stream.go     how MCP messages travel over HTTP
-//	mcp.go        the methods of MCP; stdio
+//	listen.go     what a client is told without having asked
+//	mcp.go        the methods of MCP
+//	parked.go     calls that wait for their clients to come back
+//	stream.go     how messages travel over HTTP, with sessions
+//	modern.go     and without
+//	peer.go       clients with one connection; stdio
+//	oldsse.go     and HTTP+SSE, the oldest way
 //	webhook.go    callbacks, delivered to methods
 //	report.go     what is printed of modules, claims and results
 //	serve.go      the daemon, put together

@@ -307,7 +307,7 @@ func (c *testClient) try(req *http.Request) (answer, error) {
 	a := answer{Status: res.StatusCode, Header: res.Header, Body: string(body)}
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
 		for line := range strings.Lines(a.Body) {
-			if data, ok := strings.CutPrefix(line, "data: "); ok {
+			if data, ok := strings.CutPrefix(line, "data: "); ok && strings.TrimSpace(data) != "" {
 				a.Events = append(a.Events, json.RawMessage(strings.TrimSpace(data)))
 			}
 		}
@@ -392,7 +392,7 @@ func (c *testClient) listen() (messages <-chan json.RawMessage, hangUp func()) {
 		defer res.Body.Close()
 		lines := bufio.NewScanner(res.Body)
 		for lines.Scan() {
-			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && data != "" {
 				out <- json.RawMessage(data)
 			}
 		}

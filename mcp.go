@@ -1,4 +1,4 @@
-// MCP: the methods that usher answers, for every transport alike. A method
+// MCP: the methods that usher answers, for every transport and revision alike. A method
 // reaches modules only through the View of its caller's scope; it knows neither
 // the registry nor a worker.
 
@@ -9,12 +9,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +24,7 @@ type Server struct {
 	guardian *Guardian
 	log      *slog.Logger
 	started  time.Time
+	parking  *parking        // calls that wait for their clients to come back
 	stopping context.Context // ends when the daemon begins to stop: streams end
 	stopped  context.Context // ends when its patience does: calls are cancelled
 }
@@ -66,37 +64,76 @@ func (s *Server) scope(session *Session) (Scope, error) {
 	return s.gate.holds(*claim)
 }
 
-// mcpMethod is how a method is answered. A quick one waits for no module, so
-// nothing can come before its answer.
-type mcpMethod struct {
-	quick bool
-	run   func(ctx context.Context, r *request) (json.RawMessage, error)
+// callerOf is the caller of a session's requests. What is sent to the client
+// goes out by send, which reports whether it may arrive; there reports whether
+// the client may still answer.
+func callerOf(session *Session, send func([]byte) bool, there func() bool) Caller {
+	c := Caller{Session: session.key, Kin: session.key, Caps: session.capabilities(), Level: session.logLevel}
+	c.Notify = func(method string, params json.RawMessage) {
+		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
+			send(encodeNotification(method, params))
+		}
+	}
+	if session.modern() {
+		c.Kin, c.Alone, c.Modern = session.kin, true, true
+		return c
+	}
+	c.Ask = func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+		return session.ask(ctx, send, there, method, params)
+	}
+	return c
 }
 
-// mcpMethods is all that a client can ask. initialize is not among them: it
-// makes the session that these need.
-var mcpMethods = map[string]mcpMethod{
-	"ping":             {true, answerPing},
-	"logging/setLevel": {true, answerSetLevel},
-	"tools/list":       {false, answerList("tools")},
-	"tools/call":       {false, answerToolsCall},
+// mcpMethod is how a method is answered. A quick one waits for no module, so
+// nothing can come before its answer. A lasting one is for those who have
+// sessions, a single one for those who have none; others are for both.
+type mcpMethod struct {
+	quick, lasting, single bool
+	run                    func(ctx context.Context, r *request) (json.RawMessage, error)
+}
 
-	"prompts/list":             {false, answerList("prompts")},
-	"prompts/get":              {false, answerPromptsGet},
-	"resources/list":           {false, answerList("resources")},
-	"resources/templates/list": {false, answerList("resourceTemplates")},
-	"resources/read":           {false, answerResourcesRead},
-	"completion/complete":      {false, answerComplete},
+// mcpMethods is all that a client can ask. Two are not among them: initialize,
+// which makes the session that these need, and subscriptions/listen, whose
+// answer is a stream.
+var mcpMethods = map[string]mcpMethod{
+	"ping":             {quick: true, lasting: true, run: answerPing},
+	"logging/setLevel": {quick: true, lasting: true, run: answerSetLevel},
+	"server/discover":  {single: true, run: answerDiscover},
+
+	"tools/list": {run: answerList("tools")},
+	"tools/call": {run: answerToolsCall},
+
+	"prompts/list":             {run: answerList("prompts")},
+	"prompts/get":              {run: answerPromptsGet},
+	"resources/list":           {run: answerList("resources")},
+	"resources/templates/list": {run: answerList("resourceTemplates")},
+	"resources/read":           {run: answerResourcesRead},
+	"resources/subscribe":      {lasting: true, run: answerSubscribe},
+	"resources/unsubscribe":    {lasting: true, run: answerUnsubscribe},
+	"completion/complete":      {run: answerComplete},
+}
+
+// answers reports whether a method is one that this caller can ask.
+func answers(method string, modern bool) bool {
+	m, ok := mcpMethods[method]
+	return ok && !(modern && m.lasting) && !(!modern && m.single) || modern && method == listenMethod
 }
 
 // answer runs the method of a request. Its errors are *rpcError, or the cause
 // for which ctx ended.
 func (r *request) answer(ctx context.Context, method string) (json.RawMessage, error) {
-	m, ok := mcpMethods[method]
-	if !ok {
+	if !answers(method, r.caller.Modern) {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(method, 100))
 	}
-	return m.run(ctx, r)
+	result, err := mcpMethods[method].run(ctx, r)
+	switch {
+	case !r.caller.Modern:
+		return result, err
+	case err != nil:
+		return nil, modernError(err, stringField(r.params, "uri"))
+	default:
+		return modernResult(method, result), nil
+	}
 }
 
 func answerPing(context.Context, *request) (json.RawMessage, error) {
@@ -105,14 +142,22 @@ func answerPing(context.Context, *request) (json.RawMessage, error) {
 
 func answerSetLevel(_ context.Context, r *request) (json.RawMessage, error) {
 	level := stringField(r.params, "level")
-	i := slices.Index(logLevels, level)
-	if i < 0 {
+	if !slices.Contains(logLevels, level) {
 		return nil, rpcErrorf(codeInvalidParams, "level %q: want one of %s", clipText(level, 50), strings.Join(logLevels, ", "))
 	}
-	r.session.mu.Lock()
-	r.session.logLevel = i
-	r.session.mu.Unlock()
+	r.session.setLogLevel(level)
 	return json.RawMessage(`{}`), nil
+}
+
+// answerDiscover says what there is, to a client without a session.
+func answerDiscover(ctx context.Context, r *request) (json.RawMessage, error) {
+	r.server.views.Settle(ctx)
+	view, err := r.view()
+	if err != nil && !errors.Is(err, errEnded) {
+		return nil, err
+	}
+	return joinMembers([]member{{"supportedVersions", marshal(spoken())}, {"capabilities", serverCapabilities},
+		{"instructions", quote(instructions(view))}}), nil
 }
 
 // answerList answers a request for a list of what, all on one page.
@@ -155,35 +200,33 @@ func (r *request) callTool(ctx context.Context, name string, arguments json.RawM
 		list, _ := members(params)
 		params = joinMembers(setMember(list, "arguments", arguments))
 	}
-	checked := false
-	result, err := r.server.views.Call(ctx, func() (json.RawMessage, error) {
-		view, err := r.openView()
-		if err != nil {
-			return nil, err
-		}
+	result, err := r.inRounds(ctx, "tools/call", func(view *View) asked {
 		tool := view.Lookup(name)
 		if tool == nil {
-			return nil, unknownTool(view, name)
+			return asked{err: unknownTool(view, name)}
 		}
-		if checked = tool.Checked(); checked {
-			if err := tool.Method.checkArguments(arguments); err != nil {
-				return failure(err.Error()), nil
+		return asked{native: tool.Modern(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+			if tool.Checked() {
+				if err := tool.Method.checkArguments(arguments); err != nil {
+					return failure(err.Error()), nil
+				}
 			}
-		}
-		return tool.Call(ctx, r.caller, params)
+			result, err := tool.Call(ctx, caller, params)
+			if rpc := (*rpcError)(nil); tool.Checked() && errors.As(err, &rpc) && rpc.Code == codeInvalidParams {
+				return failure(rpc.Message), nil // a parameter of the wrong type deep down
+			}
+			return result, err
+		}}
 	})
-	rpc := (*rpcError)(nil)
 	switch {
 	case err == nil:
 		return result, nil
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
-	case errors.As(err, &rpc) && !(checked && rpc.Code == codeInvalidParams):
-		return nil, rpc // what a module itself answered stays as it is
+	case errors.As(err, new(*rpcError)):
+		return nil, err // what a module itself answered stays as it is
 	default:
-		// So does what a model can correct if it is told so in a result: among
-		// it a parameter of the wrong type deep down.
-		return failure(err.Error()), nil
+		return failure(err.Error()), nil // so that a model can correct itself
 	}
 }
 
@@ -197,17 +240,25 @@ func (r *request) openView() (*View, error) {
 	return view, nil
 }
 
+// asked is a request to a module of a view: how to make it, or why it can't be.
+type asked struct {
+	native bool // the module speaks a revision without sessions
+	ask    func(context.Context, Caller) (json.RawMessage, error)
+	err    error
+}
+
 // askModule makes a request that find directs to a module of the caller's view.
-func (r *request) askModule(ctx context.Context, find func(*View) (json.RawMessage, error)) (json.RawMessage, error) {
-	if view, err := r.view(); err == nil && len(view.Modules) == 0 {
-		r.server.views.Settle(ctx)
-	}
+func (r *request) askModule(ctx context.Context, caller Caller, find func(*View) asked) (json.RawMessage, error) {
 	result, err := r.server.views.Call(ctx, func() (json.RawMessage, error) {
 		view, err := r.openView()
 		if err != nil {
 			return nil, err
 		}
-		return find(view)
+		to := find(view)
+		if to.err != nil {
+			return nil, to.err
+		}
+		return to.ask(ctx, caller)
 	})
 	if err != nil && ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -215,26 +266,47 @@ func (r *request) askModule(ctx context.Context, find func(*View) (json.RawMessa
 	return result, err
 }
 
+// settleEmpty waits for modules being looked at where there are none yet.
+func (r *request) settleEmpty(ctx context.Context) {
+	if view, err := r.view(); err == nil && len(view.Modules) == 0 {
+		r.server.views.Settle(ctx)
+	}
+}
+
 func answerPromptsGet(ctx context.Context, r *request) (json.RawMessage, error) {
+	r.settleEmpty(ctx)
 	name := stringField(r.params, "name")
-	return r.askModule(ctx, func(view *View) (json.RawMessage, error) {
+	return r.inRounds(ctx, "prompts/get", func(view *View) asked {
 		prompt := view.Prompt(name)
 		if prompt == nil {
-			return nil, rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))
+			return asked{err: rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))}
 		}
-		return prompt.Get(ctx, r.caller, r.params)
+		return asked{native: prompt.Modern(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+			return prompt.Get(ctx, caller, r.params)
+		}}
 	})
 }
 
 func answerResourcesRead(ctx context.Context, r *request) (json.RawMessage, error) {
+	r.settleEmpty(ctx)
+	return r.inRounds(ctx, "resources/read", r.resource("resources/read"))
+}
+
+// resource directs a method to the module whose resource the request is about.
+func (r *request) resource(method string) func(*View) asked {
 	uri := stringField(r.params, "uri")
-	return r.askModule(ctx, func(view *View) (json.RawMessage, error) {
+	if ref := field(r.params, "ref"); ref != nil {
+		uri = stringField(ref, "uri")
+	}
+	return func(view *View) asked {
 		resource := view.Resource(uri)
 		if resource == nil {
-			return nil, unknownResource(uri)
+			return asked{err: unknownResource(uri)}
 		}
-		return resource.Ask(ctx, r.caller, "resources/read", r.params)
-	})
+		return asked{native: resource.Modern(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+			return resource.Ask(ctx, caller, method, r.params)
+		}}
+	}
 }
 
 func unknownResource(uri string) error {
@@ -244,24 +316,46 @@ func unknownResource(uri string) error {
 }
 
 func answerComplete(ctx context.Context, r *request) (json.RawMessage, error) {
+	r.settleEmpty(ctx)
 	ref := field(r.params, "ref")
-	name, uri := stringField(ref, "name"), stringField(ref, "uri")
-	return r.askModule(ctx, func(view *View) (json.RawMessage, error) {
-		switch kind := stringField(ref, "type"); kind {
-		case "ref/prompt":
-			if prompt := view.Prompt(name); prompt != nil {
-				return prompt.Complete(ctx, r.caller, r.params)
+	switch kind := stringField(ref, "type"); kind {
+	case "ref/prompt":
+		name := stringField(ref, "name")
+		return r.askModule(ctx, r.caller, func(view *View) asked {
+			prompt := view.Prompt(name)
+			if prompt == nil {
+				return asked{err: rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))}
 			}
-			return nil, rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))
-		case "ref/resource":
-			if resource := view.Resource(uri); resource != nil {
-				return resource.Ask(ctx, r.caller, "completion/complete", r.params)
-			}
-			return nil, unknownResource(uri)
-		default:
-			return nil, rpcErrorf(codeInvalidParams, "ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
-		}
-	})
+			return asked{ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+				return prompt.Complete(ctx, caller, r.params)
+			}}
+		})
+	case "ref/resource":
+		return r.askModule(ctx, r.caller, r.resource("completion/complete"))
+	default:
+		return nil, rpcErrorf(codeInvalidParams, "ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
+	}
+}
+
+func answerSubscribe(ctx context.Context, r *request) (json.RawMessage, error) {
+	r.settleEmpty(ctx)
+	uri := stringField(r.params, "uri")
+	view, err := r.openView()
+	if err != nil {
+		return nil, err
+	}
+	if view.Resource(uri) == nil {
+		return nil, unknownResource(uri)
+	}
+	if err := r.server.subscribe(ctx, r.session, uri); err != nil {
+		return nil, err
+	}
+	return json.RawMessage(`{}`), nil
+}
+
+func answerUnsubscribe(_ context.Context, r *request) (json.RawMessage, error) {
+	r.session.unsubscribe(stringField(r.params, "uri"))
+	return json.RawMessage(`{}`), nil
 }
 
 // unknownTool is the one error for a tool that does not exist and for one that
@@ -299,7 +393,7 @@ func (s *Server) initialize(ctx context.Context, params json.RawMessage, scope f
 	if !ok {
 		return "", 0, nil, rpcErrorf(codeInvalidParams, "initialize needs a string \"protocolVersion\"")
 	}
-	if !slices.Contains(protocols, protocol) {
+	if !hasSessions(protocol) {
 		protocol = protocols[0]
 	}
 	return protocol, parseClientCaps(field(params, "capabilities")), func() json.RawMessage {
@@ -307,7 +401,7 @@ func (s *Server) initialize(ctx context.Context, params json.RawMessage, scope f
 		return marshal(map[string]any{
 			"protocolVersion": protocol,
 			"capabilities":    serverCapabilities,
-			"serverInfo":      map[string]string{"name": "usher", "version": version()},
+			"serverInfo":      usherInfo(),
 			"instructions":    instructions(s.views.View(scope())),
 		})
 	}, nil
@@ -315,7 +409,7 @@ func (s *Server) initialize(ctx context.Context, params json.RawMessage, scope f
 
 // serverCapabilities is what usher can do for a client, whatever is hosted just
 // now: modules come and go.
-var serverCapabilities = json.RawMessage(`{"completions":{},"logging":{},"prompts":{"listChanged":true},"resources":{"listChanged":true},"tools":{"listChanged":true}}`)
+var serverCapabilities = json.RawMessage(`{"completions":{},"logging":{},"prompts":{"listChanged":true},"resources":{"listChanged":true,"subscribe":true},"tools":{"listChanged":true}}`)
 
 // maxInstructions bounds how many modules the instructions name.
 const maxInstructions = 50
@@ -358,177 +452,3 @@ var errCancelled = errors.New("cancelled by the client")
 
 // errStopping is why requests end when the daemon does.
 var errStopping = rpcErrorf(codeRefused, "usher is shutting down")
-
-// stdioPatience is how long requests under way may take after stdin ended.
-const stdioPatience = 30 * time.Second
-
-// stdioPeer is the one client of a stdio server.
-type stdioPeer struct {
-	server   *Server
-	session  *Session
-	out      chan []byte     // to the goroutine that writes
-	ctx      context.Context // ends when nothing can be written any more
-	greeted  atomic.Bool     // initialize was answered
-	requests sync.WaitGroup  // being answered
-}
-
-// ServeStdio answers the one client at the other end of in and out, until in ends or ctx does. When it returns, nothing is under way but a read of in that can't be interrupted.
-func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	p := &stdioPeer{server: s, session: newSession(sealed{Issued: s.started}), out: make(chan []byte, maxQueued), ctx: ctx}
-	p.session.key = "stdio"
-	p.session.join(&stream{cancel: func() {}}) // where it is told of changes
-	var announcer, writer sync.WaitGroup
-	announcer.Go(func() { s.announce(ctx, p.session, p.greeted.Load, p.send) })
-	flush := make(chan struct{})
-	writer.Go(func() {
-		if err := p.write(out, flush); err != nil {
-			cancel(fmt.Errorf("writing to the client: %w", err))
-		}
-	})
-	lines := make(chan stdioLine)
-	go readStdio(ctx, newLineReader(in, maxWorkerLine), lines)
-	err := p.serve(lines)
-	p.finish()
-	close(flush)
-	writer.Wait()
-	cancel(nil)
-	announcer.Wait()
-	return err
-}
-
-// stdioLine is a line of input, or why there is none.
-type stdioLine struct {
-	text []byte
-	err  error
-}
-
-func readStdio(ctx context.Context, r *lineReader, lines chan<- stdioLine) {
-	for {
-		text, err := r.next()
-		select {
-		case lines <- stdioLine{text, err}:
-		case <-ctx.Done():
-			return
-		}
-		if err != nil && err != errLineTooLong {
-			return
-		}
-	}
-}
-
-// serve takes messages until there are no more.
-func (p *stdioPeer) serve(lines <-chan stdioLine) error {
-	for {
-		select {
-		case <-p.ctx.Done():
-			return nil
-		case line := <-lines:
-			switch {
-			case line.err == errLineTooLong:
-				p.send(encodeError(idOfLong(line.text), rpcErrorf(codeInvalidRequest, "the message is larger than %s", formatSize(maxWorkerLine))))
-			case errors.Is(line.err, io.EOF):
-				return nil
-			case line.err != nil:
-				return fmt.Errorf("reading from the client: %w", line.err)
-			default:
-				p.take(line.text)
-			}
-		}
-	}
-}
-
-// take handles one message.
-func (p *stdioPeer) take(line []byte) {
-	msg, err := parseMessage(line)
-	if err != nil {
-		var id ID
-		if msg != nil {
-			id = msg.ID
-		}
-		p.send(encodeError(id, asRPCError(err)))
-		return
-	}
-	if msg.isNotification() {
-		p.server.takeNotification(p.session, msg)
-	}
-	if !msg.isRequest() {
-		return
-	}
-	ctx, cancel := context.WithCancelCause(p.ctx)
-	if err := p.session.calls.add(string(msg.ID), cancel); err != nil {
-		cancel(nil)
-		p.send(encodeError(msg.ID, asRPCError(err)))
-		return
-	}
-	p.requests.Go(func() {
-		defer cancel(nil)
-		result, err := p.answer(ctx, msg)
-		p.session.calls.take(string(msg.ID))
-		switch {
-		case err == nil:
-			p.send(encodeResult(msg.ID, result))
-		case !errors.Is(err, errCancelled):
-			p.send(encodeError(msg.ID, asRPCError(err)))
-		}
-		if msg.Method == "initialize" && err == nil {
-			p.greeted.Store(true)
-		}
-	})
-}
-
-func (p *stdioPeer) answer(ctx context.Context, msg *Message) (json.RawMessage, error) {
-	if msg.Method == "initialize" {
-		_, _, result, err := p.server.initialize(ctx, msg.Params, func() Scope { return p.server.fixed })
-		if err != nil {
-			return nil, err
-		}
-		return result(), nil
-	}
-	req := &request{server: p.server, session: p.session, params: msg.Params}
-	req.caller = Caller{Session: p.session.key, Notify: req.queue(p.out)}
-	return req.answer(ctx, msg.Method)
-}
-
-// finish lets what is under way end, within bounds.
-func (p *stdioPeer) finish() {
-	timer := time.AfterFunc(stdioPatience, func() { p.cancelAll(errStopping) })
-	defer timer.Stop()
-	if p.ctx.Err() != nil {
-		p.cancelAll(errStopping)
-	}
-	p.requests.Wait()
-}
-
-func (p *stdioPeer) cancelAll(why error) {
-	for _, cancel := range p.session.calls.all() {
-		cancel(why)
-	}
-}
-
-// send queues a message for the client.
-func (p *stdioPeer) send(msg []byte) {
-	select {
-	case p.out <- msg:
-	case <-p.ctx.Done():
-	}
-}
-
-// write writes what is queued, until flush is closed and the queue is empty.
-func (p *stdioPeer) write(out io.Writer, flush <-chan struct{}) error {
-	for {
-		select {
-		case msg := <-p.out:
-			if _, err := out.Write(append(msg, '\n')); err != nil {
-				return err
-			}
-		case <-flush:
-			for len(p.out) > 0 {
-				if _, err := out.Write(append(<-p.out, '\n')); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
-}

@@ -31,6 +31,15 @@ type Method struct {
 	definition  []member // of the MCP tool, without its name
 	description string
 	params      []param // the schema's top level, in its order
+
+	mirrored []mirrored // parameters that MCP requests repeat in headers
+}
+
+// mirrored is a parameter that a request repeats in a header, Mcp-Param-HEADER
+// (MCP 2026-07-28, basic/transports/streamable-http, "Custom Headers").
+type mirrored struct {
+	header string
+	path   []string // of property names, from the arguments down
 }
 
 // param is what the check of arguments needs of one parameter.
@@ -78,10 +87,41 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 		m.definition = setMember(m.definition, "annotations", joinMembers(annotations))
 	}
 	m.params = schemaParams(schema)
+	var bad []string
+	m.mirrored, bad = findMirrored(schema, nil, make(map[string]bool))
+	problems = append(problems, bad...)
 	for i := range problems {
 		problems[i] = m.Name + ": " + problems[i]
 	}
 	return m, problems, nil
+}
+
+var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+
+// findMirrored finds the parameters of a schema, and of the objects in it, that
+// are marked x-mcp-header. Those marked wrongly are problems: clients leave such
+// a tool out.
+func findMirrored(schema json.RawMessage, path []string, taken map[string]bool) (list []mirrored, problems []string) {
+	properties, _ := members(field(schema, "properties"))
+	for _, p := range properties {
+		at := append(slices.Clone(path), p.key)
+		inner, bad := findMirrored(p.value, at, taken)
+		list, problems = append(list, inner...), append(problems, bad...)
+		mark := field(p.value, "x-mcp-header")
+		if mark == nil {
+			continue
+		}
+		header, _ := unquote(mark)
+		kind := stringField(p.value, "type")
+		if !headerToken.MatchString(header) || taken[strings.ToLower(header)] || !slices.Contains([]string{"string", "integer", "boolean"}, kind) {
+			problems = append(problems, fmt.Sprintf("parameter %s: x-mcp-header %s: want a header name that no other has, on a string, integer or boolean; clients leave the tool out",
+				strings.Join(at, "."), mark))
+			continue
+		}
+		taken[strings.ToLower(header)] = true
+		list = append(list, mirrored{header, at})
+	}
+	return list, problems
 }
 
 // setHook finds whether the method takes webhooks, and where: by its tag, else

@@ -264,7 +264,7 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 		guardian.origins = append(guardian.origins, strings.ToLower(origin))
 	}
 	d.server = &Server{views: d.registry.Views(), sessions: sessions, gate: d.gate, guardian: guardian, log: d.log,
-		started: time.Now(), stopping: ctx, stopped: stopped}
+		started: time.Now(), parking: newParking(stopped, parkLife), stopping: ctx, stopped: stopped}
 	d.webhooks = &Webhooks{views: d.registry.Views(), guardian: guardian, log: d.log, getenv: d.app.getenv, stopped: stopped,
 		secret: d.secret, acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		places: make(chan struct{}, d.flags.webhookLimit)}
@@ -273,6 +273,7 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
+	parts.Go(func() { sweep(ctx, sessions) })
 	failed := make(chan error, 1)
 	parts.Go(func() {
 		if d.tls != nil {
@@ -297,8 +298,24 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 		done()
 	}
 	done()
+	stop() // also calls that wait for their clients to come back
+	d.server.parking.close()
 	parts.Wait()
 	return err
+}
+
+// sweep forgets from time to time what is kept for clients that will not come.
+func sweep(ctx context.Context, sessions *SessionStore) {
+	tick := time.NewTicker(replayLife / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			sessions.Sweep()
+		}
+	}
 }
 
 // handler is the way of every request: an id, the guard, the routes.

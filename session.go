@@ -20,8 +20,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -42,25 +44,36 @@ type sealed struct {
 }
 
 // Session is one client's session. There is one value per session for as long
-// as something of it is under way.
+// as something of it is under way. A request of a client without sessions has
+// one of its own, which ends with it.
 type Session struct {
 	sealed
-	key   string                            // of ID, for tables and logs
-	calls inflight[context.CancelCauseFunc] // requests being answered, by id
+	key          string                            // of ID, for tables and logs
+	kin          string                            // of a modern request: see Caller
+	subscription json.RawMessage                   // id of a subscriptions/listen that this stands for
+	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
+	asked        inflight[chan *Message]           // requests to the client, by our id
+	asks         atomic.Int64                      // made so far
+	post         atomic.Pointer[func([]byte) bool] // takes what a client of HTTP+SSE sends; false once its stream has ended
 
 	mu        sync.Mutex
-	users     int               // requests and streams that hold it
-	lastUse   time.Time         //
-	streams   []*stream         // open notification streams, oldest first
-	announced map[string]string // fingerprints of the lists that the client knows, of announcedLists
-	logLevel  int               // least severity of log messages it wants
-	claim     *claimStamp       // what it is scoped to by now; nil for none
+	users     int                  // requests and streams that hold it
+	lastUse   time.Time            //
+	streams   []*stream            // open notification streams, oldest first
+	logs      []*eventLog          // of streams that can be resumed, oldest first
+	announced map[string]string    // fingerprints of the lists that the client knows, of announcedLists
+	wanted    map[string]*interest // resources whose changes it wants to hear of, by URI
+	level     string               // least severity of log messages it wants; "" where it has not said
+	claim     *claimStamp          // what it is scoped to by now; nil for none
+	spoken    string               // protocol version
+	caps      clientCaps
 	ended     bool
 }
 
 // newSession is a session with nothing under way.
 func newSession(s sealed) *Session {
-	return &Session{sealed: s, key: hex.EncodeToString(s.ID[:]), claim: s.Claim, announced: make(map[string]string)}
+	return &Session{sealed: s, key: hex.EncodeToString(s.ID[:]), claim: s.Claim, spoken: s.Protocol, caps: s.Caps,
+		announced: make(map[string]string), wanted: make(map[string]*interest)}
 }
 
 // scopedTo is the claim that the session is scoped to; nil for none.
@@ -80,16 +93,185 @@ func (s *Session) listed(what string, view *View) {
 	}
 }
 
-// wantsLog reports whether the session wants log messages of this severity.
-func (s *Session) wantsLog(level string) bool {
+// introduce takes in what a client that has one connection says at initialize.
+func (s *Session) introduce(protocol string, caps clientCaps) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for i, name := range logLevels {
-		if name == level {
-			return i >= s.logLevel
+	s.spoken, s.caps = protocol, caps
+}
+
+// capabilities is what its client can be asked for.
+func (s *Session) capabilities() clientCaps {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.caps
+}
+
+// isOf reports whether its client speaks this version.
+func (s *Session) isOf(protocol string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.spoken == protocol
+}
+
+// modern reports whether it stands for one request of a client without sessions.
+func (s *Session) modern() bool { return s.Protocol == modernProtocol }
+
+// wantsLog reports whether the session wants log messages of this severity.
+// Where it has not said, all; a modern request, none (MCP 2026-07-28,
+// server/utilities/logging).
+func (s *Session) wantsLog(severity string) bool {
+	level := s.logLevel()
+	if level == "" {
+		return !s.modern()
+	}
+	i := slices.Index(logLevels, severity)
+	return i < 0 || i >= slices.Index(logLevels, level)
+}
+
+// logLevel is the least severity of log messages that it wants, "" where it has
+// not said.
+func (s *Session) logLevel() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.level
+}
+
+func (s *Session) setLogLevel(level string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.level = level
+}
+
+// errUnheard is why a client that listens nowhere can't be asked; errGone, why
+// one is not waited for any longer.
+var (
+	errUnheard = rpcErrorf(codeInternal, "the client has no stream open on which it could be asked")
+	errGone    = rpcErrorf(codeInternal, "the client has gone away")
+)
+
+// goneLook is how often it is looked whether a client is still there.
+const goneLook = 5 * time.Second
+
+// ask sends a request to the client and waits for its answer. send reports
+// whether a message has gone out to where it will be read; there, whether the
+// client may still answer.
+func (s *Session) ask(ctx context.Context, send func([]byte) bool, there func() bool, method string, params json.RawMessage) (json.RawMessage, error) {
+	id := quote("usher-" + strconv.FormatInt(s.asks.Add(1), 10))
+	answer := make(chan *Message, 1)
+	if err := s.asked.add(string(id), answer); err != nil {
+		return nil, errGone
+	}
+	defer s.asked.take(string(id))
+	if !send(encodeRequest(ID(id), method, params)) {
+		return nil, errUnheard
+	}
+	look := time.NewTicker(goneLook)
+	defer look.Stop()
+	for {
+		select {
+		case msg := <-answer:
+			switch {
+			case msg == nil:
+				return nil, errGone
+			case msg.Err != nil:
+				return nil, msg.Err
+			default:
+				return msg.Result, nil
+			}
+		case <-look.C:
+			if !there() {
+				return nil, errGone
+			}
+		case <-ctx.Done():
+			send(encodeNotification("notifications/cancelled", joinMembers([]member{{"requestId", id}})))
+			return nil, context.Cause(ctx)
 		}
 	}
-	return true
+}
+
+// takeAnswer gives the client's answer to whoever asked.
+func (s *Session) takeAnswer(msg *Message) {
+	if answer, ok := s.asked.take(string(msg.ID)); ok {
+		answer <- msg
+	}
+}
+
+// hangUp fails all requests to the client: no answer can come any more.
+func (s *Session) hangUp() {
+	for _, answer := range s.asked.close(errGone) {
+		answer <- nil
+	}
+}
+
+// tell sends a message on the stream that messages go out on, if there is one
+// and it keeps up.
+func (s *Session) tell(msg []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.streams) == 0 {
+		return false
+	}
+	select {
+	case s.streams[len(s.streams)-1].queue <- msg:
+		return true
+	default:
+		return false
+	}
+}
+
+// listens reports whether it has a notification stream open.
+func (s *Session) listens() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.streams) > 0
+}
+
+// keepLog begins a log of a stream, for as long as the session lives and there
+// is room.
+func (s *Session) keepLog(kind string, budget *atomic.Int64) *eventLog {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.logs = slices.DeleteFunc(s.logs, func(l *eventLog) bool {
+		if l.lost() {
+			l.drop()
+			return true
+		}
+		return false
+	})
+	if len(s.logs) >= maxEventLogs {
+		s.logs[0].drop()
+		s.logs = s.logs[1:]
+	}
+	l := newEventLog(kind, s.claim, budget)
+	s.logs = append(s.logs, l)
+	return l
+}
+
+// eventLog finds the log of a stream of the session that can be resumed: not
+// one from before its scope changed.
+func (s *Session) eventLog(id string) *eventLog {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.logs {
+		if l.id == id && (l.claim == nil && s.claim == nil || l.claim != nil && s.claim != nil && *l.claim == *s.claim) {
+			return l
+		}
+	}
+	return nil
+}
+
+// dropLogs forgets all that was kept of its streams.
+func (s *Session) dropLogs(lostOnly bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.logs = slices.DeleteFunc(s.logs, func(l *eventLog) bool {
+		drop := !lostOnly || l.lost()
+		if drop {
+			l.drop()
+		}
+		return drop
+	})
 }
 
 // SessionStore makes, opens and ends sessions. Its key and its log belong
@@ -107,6 +289,8 @@ type SessionStore struct {
 	log   *os.File
 	fates map[string]sessionRecord // what became of sessions, by key
 	live  map[string]*Session      // by key
+
+	replay atomic.Int64 // bytes kept of streams that can be resumed
 }
 
 var (
@@ -115,8 +299,9 @@ var (
 )
 
 // sessionRecord is a line of the session log: what became of a session after
-// its id was sealed. The last line of a session counts. The first line of the
-// log holds Key alone, the hash of the key that the log belongs to.
+// its id was sealed. The last line of a session counts. A code that scoped a
+// request without a session stands in the place of a session's id. The first
+// line of the log holds Key alone, the hash of the key that the log belongs to.
 type sessionRecord struct {
 	Key   string      `json:"key,omitempty"`
 	ID    string      `json:"id,omitempty"`
@@ -271,11 +456,10 @@ func (s *SessionStore) unseal(id string) (sealed, bool) {
 	var d sealed
 	copy(d.ID[:], b[1:17])
 	d.Issued = time.Unix(0, int64(binary.BigEndian.Uint64(b[17:])))
-	i := int(b[25])
-	if i >= len(protocols) {
+	var ok bool
+	if d.Protocol, ok = protocolAt(b[25]); !ok {
 		return sealed{}, false // sealed by a newer usher
 	}
-	d.Protocol = protocols[len(protocols)-1-i]
 	d.Caps = clientCaps(binary.BigEndian.Uint16(b[26:]))
 	if len(b) > sealSize {
 		claim := b[sealSize:]
@@ -289,13 +473,26 @@ func (s *SessionStore) unseal(id string) (sealed, bool) {
 	return d, true
 }
 
+// oldestIndex stands for oldestProtocol, before the first of protocols.
+const oldestIndex = 255
+
 func protocolIndex(protocol string) byte {
 	for i, p := range protocols {
 		if p == protocol {
 			return byte(len(protocols) - 1 - i)
 		}
 	}
-	return 0
+	return oldestIndex
+}
+
+func protocolAt(i byte) (string, bool) {
+	if i == oldestIndex {
+		return oldestProtocol, true
+	}
+	if int(i) >= len(protocols) {
+		return "", false
+	}
+	return protocols[len(protocols)-1-int(i)], true
 }
 
 // Open returns the session of an id, and holds it until release is called. The
@@ -345,6 +542,7 @@ func (s *SessionStore) evictLocked() {
 		idle := session.users == 0 && s.now().Sub(session.lastUse) > time.Minute
 		session.mu.Unlock()
 		if idle {
+			session.dropLogs(false)
 			delete(s.live, key)
 		}
 	}
@@ -369,7 +567,51 @@ func (s *SessionStore) End(ctx context.Context, session *Session) error {
 	for _, cancel := range session.calls.close(errNoSession) {
 		cancel(errNoSession)
 	}
+	session.hangUp()
+	session.dropLogs(false)
 	return nil
+}
+
+// codeKey is where a code stands that scoped a request without a session.
+func codeKey(code Code) string { return "code " + code.Reveal() }
+
+// rewrite is after how long it is written down again that a code was used, so
+// that it is remembered for as long after its last use as a session is.
+const rewrite = 24 * time.Hour
+
+// Remember notes that a claim's code has scoped a request without a session:
+// before it returns, the log says so. The error is errSessionStore when the log
+// can't be written.
+func (s *SessionStore) Remember(ctx context.Context, claim claimStamp) error {
+	key := codeKey(claim.Code)
+	s.mu.Lock()
+	rec, ok := s.fates[key]
+	s.mu.Unlock()
+	if ok && rec.Claim != nil && *rec.Claim == claim && s.now().Sub(rec.At) < rewrite {
+		return nil
+	}
+	return s.record(ctx, sessionRecord{ID: key, At: s.now().UTC(), Claim: &claim}, func() {})
+}
+
+// Remembered is the claim that a code scoped a request without a session to;
+// nil for none.
+func (s *SessionStore) Remembered(code Code) *claimStamp {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rec, ok := s.fates[codeKey(code)]
+	if !ok || s.now().Sub(rec.At) >= sessionLife {
+		return nil
+	}
+	return rec.Claim
+}
+
+// Sweep forgets what is kept of streams that nobody will resume.
+func (s *SessionStore) Sweep() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, session := range s.live {
+		session.dropLogs(true)
+	}
 }
 
 // Stamp scopes a session to a claim from now on: before it returns, the log

@@ -6,14 +6,18 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
 	"mime"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -22,10 +26,13 @@ const (
 	protocolHeader = "Mcp-Protocol-Version"
 	claimHeader    = "Mcp-Claim-Code"
 
-	keepAlive  = 15 * time.Second       // between comments on a silent stream
-	coalesce   = 300 * time.Millisecond // changes that close up make one list_changed
-	maxQueued  = 1024                   // notifications of one call that wait to be written
-	maxStreams = 16                     // notification streams that one session may hold
+	eventHeader = "Last-Event-ID"
+
+	keepAlive  = 15 * time.Second // between comments on a silent stream
+	reconnect  = 1 * time.Second  // what a client is told to wait before it resumes a stream
+	maxQueued  = 1024             // messages of one call that wait to be written
+	maxStreams = 16               // notification streams that one session may hold
+	maxBatch   = 100              // messages in one batch
 )
 
 // routes is the endpoint's routing table: at "/" and, as clients expect, at
@@ -52,7 +59,7 @@ func writeMCPError(w http.ResponseWriter, e *httpError) {
 	if code == 0 {
 		code = codeRefused
 	}
-	writeJSON(w, e.Status, encodeError(e.ID, &rpcError{Code: code, Message: e.Msg}))
+	writeJSON(w, e.Status, encodeError(e.ID, &rpcError{Code: code, Message: e.Msg, Data: e.Data}))
 }
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
@@ -89,26 +96,33 @@ func parseAccept(values []string) accepts {
 }
 
 // servePOST takes one message: a request is answered, anything else accepted.
+// Which revision it is of, it says itself.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return httpErrorf(http.StatusUnsupportedMediaType, "content type %q: want application/json", clipText(r.Header.Get("Content-Type"), 100))
 	}
 	accept := parseAccept(r.Header.Values("Accept"))
-	if !accept.json && !accept.stream {
+	if !accept.json && !accept.stream && !r.URL.Query().Has("sessionId") {
 		return httpErrorf(http.StatusNotAcceptable, "accept %q: want application/json, text/event-stream", clipText(r.Header.Get("Accept"), 100))
-	}
-	if err := checkProtocol(r.Header.Get(protocolHeader)); err != nil {
-		return err
 	}
 	body, err := s.guardian.readBody(w, r)
 	if err != nil {
 		return err
 	}
-	msg, err := parseMessage(body)
-	if err != nil {
-		return badMessage(body, msg, err)
+	if err := checkJSON(body); err != nil {
+		return badMessage(nil, err)
 	}
-	if msg.isRequest() && msg.Method == "initialize" {
+	if isBatch(body) {
+		return s.serveBatch(w, r, body, accept)
+	}
+	msg, err := parseValidMessage(body)
+	if err != nil {
+		return badMessage(msg, err)
+	}
+	if isModernPOST(r.Header, msg) {
+		return s.serveModern(w, r, msg, accept)
+	}
+	if msg.isRequest() && msg.Method == "initialize" && !r.URL.Query().Has("sessionId") {
 		return s.serveInitialize(w, r, msg, accept)
 	}
 	session, release, err := s.openSession(r, msg.ID)
@@ -116,25 +130,32 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
+	if session.Caps&capOldSSE != 0 {
+		return s.postToPeer(w, session, body)
+	}
 	if msg.isRequest() {
 		return s.serveRequest(w, r, session, msg, accept)
 	}
-	if msg.isNotification() {
-		s.takeNotification(session, msg)
-	}
+	s.takeOther(session, msg)
 	w.WriteHeader(http.StatusAccepted)
 	return nil
 }
 
+// takeOther acts on what is no request.
+func (s *Server) takeOther(session *Session, msg *Message) {
+	if msg.isNotification() {
+		s.takeNotification(session, msg)
+	} else {
+		session.takeAnswer(msg)
+	}
+}
+
 // badMessage is the answer to what is no message.
-func badMessage(body []byte, msg *Message, err error) error {
+func badMessage(msg *Message, err error) error {
 	rpc := asRPCError(err)
 	e := &httpError{Status: http.StatusBadRequest, Msg: rpc.Message, Code: rpc.Code}
 	if msg != nil {
 		e.ID = msg.ID
-	}
-	if trimmed := bytes.TrimSpace(body); len(trimmed) > 0 && trimmed[0] == '[' && rpc.Code == codeInvalidRequest {
-		e.Msg = "batches are not answered: send one message a request"
 	}
 	return e
 }
@@ -142,7 +163,7 @@ func badMessage(body []byte, msg *Message, err error) error {
 // checkProtocol refuses a version header that names no version spoken here. A
 // client that sends none is one of the first to speak this transport.
 func checkProtocol(version string) error {
-	if version == "" || slices.Contains(protocols, version) {
+	if version == "" || hasSessions(version) {
 		return nil
 	}
 	return httpErrorf(http.StatusBadRequest, "%s %q is not supported: want one of %s",
@@ -153,20 +174,30 @@ func checkProtocol(version string) error {
 // forged, expired or ended gets 404, at which a client begins anew (MCP,
 // basic/transports, "Session Management").
 func (s *Server) openSession(r *http.Request, id ID) (*Session, func(), error) {
-	name := r.Header.Get(sessionHeader)
+	name := cmp.Or(r.Header.Get(sessionHeader), r.URL.Query().Get("sessionId"))
 	if name == "" {
-		return nil, nil, &httpError{Status: http.StatusBadRequest, ID: id,
-			Msg: "no " + sessionHeader + ": send initialize first, and then the session id from its answer"}
+		return nil, nil, errUnnamed(id)
 	}
 	session, release, err := s.sessions.Open(name)
 	if err != nil {
 		return nil, nil, noSession(id)
+	}
+	if r.Method == http.MethodPost && r.Header.Get(sessionHeader) == "" && session.Caps&capOldSSE == 0 {
+		release()
+		return nil, nil, errUnnamed(id)
 	}
 	if err := s.admitSession(r, session, id); err != nil {
 		release()
 		return nil, nil, err
 	}
 	return session, release, nil
+}
+
+// errUnnamed is the answer to a POST that names its session nowhere, or only
+// where GET and HTTP+SSE do.
+func errUnnamed(id ID) error {
+	return &httpError{Status: http.StatusBadRequest, ID: id,
+		Msg: "no " + sessionHeader + ": send initialize first, and then the session id from its answer"}
 }
 
 func noSession(id ID) error {
@@ -243,7 +274,7 @@ func (s *Server) serveInitialize(w http.ResponseWriter, r *http.Request, msg *Me
 	protocol, caps, result, err := s.initialize(r.Context(), msg.Params, scope)
 	out := &reply{w: w, accept: accept}
 	if err != nil {
-		out.finish(encodeError(msg.ID, asRPCError(err)))
+		out.finish(http.StatusOK, encodeError(msg.ID, asRPCError(err)))
 		return nil
 	}
 	session, id := s.sessions.Create(protocol, caps, scopedTo)
@@ -251,27 +282,22 @@ func (s *Server) serveInitialize(w http.ResponseWriter, r *http.Request, msg *Me
 		s.log.Info("session", "session", session.key[:8], "claim", s.gate.name(claim), "label", s.gate.label(claim))
 	}
 	w.Header().Set(sessionHeader, id)
-	out.finish(encodeResult(msg.ID, result()))
+	out.finish(http.StatusOK, encodeResult(msg.ID, result()))
 	return nil
 }
 
 // serveRequest answers one request of a session. A client that goes away does
-// not cancel it: so say the versions that have sessions.
+// not cancel it, so say the versions that have sessions: it may come back.
 func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request, session *Session, msg *Message, accept accepts) error {
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
-	defer cancel(nil)
-	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
-	if err := session.calls.add(string(msg.ID), cancel); err != nil {
-		if errors.Is(err, errNoSession) {
-			return &httpError{Status: http.StatusNotFound, ID: msg.ID, Msg: "this session has ended: send initialize again"}
-		}
-		return &httpError{Status: http.StatusBadRequest, ID: msg.ID, Code: codeInvalidRequest, Msg: err.Error()}
+	ctx, end, err := s.beginRequest(r, session, msg)
+	if err != nil {
+		return err
 	}
-	defer session.calls.take(string(msg.ID))
+	defer end()
+	out := &reply{w: w, accept: accept, keep: func() *eventLog { return session.keepLog("p", &s.sessions.replay) }, primed: session.isOf(protocols[0])}
+	defer out.end()
 	notes := make(chan []byte, maxQueued)
-	req := &request{server: s, session: session, params: msg.Params}
-	req.caller = Caller{Session: session.key, Notify: req.queue(notes)}
-	out := &reply{w: w, accept: accept}
+	req := s.newRequest(session, msg.Params, out, notes)
 	if accept.streamFirst {
 		out.begin()
 	}
@@ -281,64 +307,265 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request, session *S
 		return nil
 	}
 	done := make(chan func(), 1)
-	go func() {
+	go func() { // carry waits for it
 		result, err := req.answer(ctx, msg.Method)
 		done <- func() { out.answer(msg.ID, result, err) }
 	}()
-	out.carry(notes, done)
+	out.carry(r.Context(), notes, done)
 	return nil
 }
 
-// queue is what a module's notifications during the request are given to. It
-// never blocks: a client that does not keep up loses some.
-func (r *request) queue(notes chan<- []byte) func(string, json.RawMessage) {
-	return func(method string, params json.RawMessage) {
-		if method == "notifications/message" && !r.session.wantsLog(stringField(params, "level")) {
-			return
+// beginRequest enters a request among those of its session that are under way.
+func (s *Server) beginRequest(r *http.Request, session *Session, msg *Message) (ctx context.Context, end func(), err error) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
+	if err := session.calls.add(string(msg.ID), cancel); err != nil {
+		cancel(nil)
+		if errors.Is(err, errNoSession) {
+			return nil, nil, noSession(msg.ID)
 		}
-		select {
-		case notes <- encodeNotification(method, params):
+		return nil, nil, &httpError{Status: http.StatusBadRequest, ID: msg.ID, Code: codeInvalidRequest, Msg: err.Error()}
+	}
+	stop := context.AfterFunc(s.stopped, func() { cancel(errStopping) })
+	return ctx, func() {
+		session.calls.take(string(msg.ID))
+		stop()
+		cancel(nil)
+	}, nil
+}
+
+// newRequest is a request whose messages to the client go out with its answer,
+// or, once that is written, on the session's stream.
+func (s *Server) newRequest(session *Session, params json.RawMessage, out *reply, notes chan []byte) *request {
+	queue := out.queueTo(notes, s.log)
+	send := func(msg []byte) bool { return queue(msg) || session.tell(msg) }
+	there := func() bool { return out.there() || session.listens() }
+	return &request{server: s, session: session, params: params, caller: callerOf(session, send, there)}
+}
+
+// batchProtocol is the one version that has batches.
+const batchProtocol = "2025-03-26"
+
+func isBatch(body []byte) bool {
+	body = bytes.TrimSpace(body)
+	return len(body) > 0 && body[0] == '['
+}
+
+// splitBatch is the messages of a batch.
+func splitBatch(body []byte) ([]json.RawMessage, error) {
+	var list []json.RawMessage
+	if err := json.Unmarshal(body, &list); err != nil || len(list) == 0 {
+		return nil, rpcErrorf(codeInvalidRequest, "a batch needs at least one message")
+	}
+	if len(list) > maxBatch {
+		return nil, rpcErrorf(codeInvalidRequest, "a batch of %d messages: send %d at most", len(list), maxBatch)
+	}
+	return list, nil
+}
+
+// batchAnswers collects the answers to a batch. Safe for concurrent use.
+type batchAnswers struct {
+	mu   sync.Mutex
+	list [][]byte
+}
+
+func (b *batchAnswers) add(msg []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.list = append(b.list, msg)
+}
+
+// join is the batch of answers; nil where there is nothing to answer.
+func (b *batchAnswers) join() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.list) == 0 {
+		return nil
+	}
+	return append(append([]byte("["), bytes.Join(b.list, []byte(","))...), ']')
+}
+
+// serveBatch answers a batch: with one batch of answers, before which there may
+// be notifications (MCP 2025-03-26, basic/transports).
+func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, body []byte, accept accepts) error {
+	session, release, err := s.openSession(r, nil)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if session.Caps&capOldSSE != 0 {
+		return s.postToPeer(w, session, body)
+	}
+	if !session.isOf(batchProtocol) {
+		return badMessage(nil, rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", session.Protocol))
+	}
+	list, err := splitBatch(body)
+	if err != nil {
+		return badMessage(nil, err)
+	}
+	out := &reply{w: w, accept: accept, keep: func() *eventLog { return session.keepLog("p", &s.sessions.replay) }}
+	defer out.end()
+	notes := make(chan []byte, maxQueued)
+	var answers batchAnswers
+	var under sync.WaitGroup
+	requests := false
+	for _, raw := range list {
+		msg, err := parseValidMessage(raw)
+		switch {
+		case err != nil:
+			answers.add(encodeError(msg.ID, asRPCError(err)))
+		case msg.isRequest():
+			requests = true
+			under.Go(func() { answers.add(s.answerOfBatch(r, session, msg, out, notes)) })
 		default:
-			r.server.log.Warn("a notification was dropped: the client does not keep up", "method", method)
+			s.takeOther(session, msg)
 		}
 	}
+	done := make(chan func(), 1)
+	go func() { // carry waits for it
+		under.Wait()
+		done <- func() {
+			if b := answers.join(); b != nil {
+				out.finish(http.StatusOK, b)
+			} else {
+				w.WriteHeader(http.StatusAccepted)
+			}
+		}
+	}()
+	if requests && accept.streamFirst {
+		out.begin()
+	}
+	out.carry(r.Context(), notes, done)
+	return nil
+}
+
+// answerOfBatch answers one request of a batch.
+func (s *Server) answerOfBatch(r *http.Request, session *Session, msg *Message, out *reply, notes chan []byte) []byte {
+	if msg.Method == "initialize" {
+		return encodeError(msg.ID, rpcErrorf(codeInvalidRequest, "initialize can't be part of a batch"))
+	}
+	ctx, end, err := s.beginRequest(r, session, msg)
+	if err != nil {
+		return encodeError(msg.ID, rpcErrorf(codeInvalidRequest, "%v", err))
+	}
+	defer end()
+	result, err := s.newRequest(session, msg.Params, out, notes).answer(ctx, msg.Method)
+	if err != nil {
+		return encodeError(msg.ID, asRPCError(err))
+	}
+	return encodeResult(msg.ID, result)
 }
 
 // reply is the answer to one POST. It is plain JSON until there is something to
 // say before the answer; then it turns into a stream. Nothing is on the wire
-// before the first output. It is for one goroutine.
+// before the first output. But for queueTo and there it is for one goroutine.
 type reply struct {
 	w      http.ResponseWriter
 	accept accepts
-	sse    *sseWriter // nil before the reply is a stream
+	modern bool // errors have an HTTP status, and nothing is kept
+	primed bool // the stream begins with an event that it can be resumed from
+	keep   func() *eventLog
+	sse    *sseWriter               // nil before the reply is a stream
+	log    atomic.Pointer[eventLog] // of the stream, if it is kept
+	unread func()                   // ends the connection's reading of the log
+	over   atomic.Bool              // nothing more goes out here
+}
+
+// queueTo is how others have messages written before the answer. It never
+// blocks: a client that does not keep up loses some. It is false for what can't
+// go out here.
+func (o *reply) queueTo(notes chan<- []byte, log *slog.Logger) func([]byte) bool {
+	return func(msg []byte) bool {
+		if o.over.Load() || !o.accept.stream {
+			return false
+		}
+		select {
+		case notes <- msg:
+			return true
+		default:
+			log.Warn("a message was dropped: the client does not keep up")
+			return false
+		}
+	}
+}
+
+// there reports whether the client may still read this.
+func (o *reply) there() bool {
+	if l := o.log.Load(); l != nil {
+		return !l.lost()
+	}
+	return !o.over.Load()
 }
 
 // begin turns the reply into a stream, if the client takes one.
 func (o *reply) begin() bool {
 	if o.sse == nil && o.accept.stream {
 		o.sse = newSSE(o.w)
+		if o.keep != nil {
+			l := o.keep()
+			o.unread = l.read()
+			o.log.Store(l)
+			if o.primed {
+				o.sse.prime(l.eventID(0))
+			}
+		}
+		o.sse.comment()
 	}
 	return o.sse != nil
 }
 
-// carry writes what comes before the answer, and then the answer.
-func (o *reply) carry(notes <-chan []byte, done <-chan func()) {
+// say writes a message, and keeps it.
+func (o *reply) say(msg []byte) {
+	id := ""
+	if l := o.log.Load(); l != nil {
+		id = l.eventID(l.add(msg))
+	}
+	o.sse.event(id, msg)
+}
+
+// end is the end of the connection.
+func (o *reply) end() {
+	o.over.Store(true)
+	o.lose()
+	if l := o.log.Load(); l != nil {
+		l.end()
+	}
+}
+
+// lose notes that the connection is no more, though the reply may go on.
+func (o *reply) lose() {
+	if o.unread != nil {
+		o.unread()
+		o.unread = nil
+	}
+}
+
+// carry writes what comes before the answer, and then the answer. The end of
+// gone is that of the connection.
+func (o *reply) carry(gone context.Context, notes <-chan []byte, done <-chan func()) {
 	tick := time.NewTicker(keepAlive)
 	defer tick.Stop()
+	lost := gone.Done()
 	for {
 		select {
 		case note := <-notes:
 			if o.begin() {
-				o.sse.message(note)
+				o.say(note)
 			}
 		case <-tick.C:
 			if o.begin() {
 				o.sse.comment()
 			}
+		case <-lost:
+			lost = nil
+			o.lose()
+			if o.sse != nil {
+				o.sse.err = gone.Err()
+			}
 		case answer := <-done:
+			o.over.Store(true)
 			for len(notes) > 0 { // what was said before the answer comes before it
 				if note := <-notes; o.begin() {
-					o.sse.message(note)
+					o.say(note)
 				}
 			}
 			answer()
@@ -349,26 +576,31 @@ func (o *reply) carry(notes <-chan []byte, done <-chan func()) {
 
 // answer writes the answer, or none where the request was cancelled.
 func (o *reply) answer(id ID, result json.RawMessage, err error) {
-	switch {
-	case err == nil:
-		o.finish(encodeResult(id, result))
-	case errors.Is(err, errCancelled) && o.begin():
-		o.sse.comment()
-	default:
-		o.finish(encodeError(id, asRPCError(err)))
+	if err == nil {
+		o.finish(http.StatusOK, encodeResult(id, result))
+		return
 	}
+	if isCancel(err) && o.begin() {
+		o.sse.comment()
+		return
+	}
+	rpc, status := asRPCError(err), http.StatusOK
+	if o.modern {
+		status = modernStatus(rpc.Code)
+	}
+	o.finish(status, encodeError(id, rpc))
 }
 
 // finish writes the last message.
-func (o *reply) finish(msg []byte) {
-	if !o.accept.json {
+func (o *reply) finish(status int, msg []byte) {
+	if !o.accept.json || o.modern && o.accept.streamFirst && status == http.StatusOK {
 		o.begin()
 	}
 	if o.sse != nil {
-		o.sse.message(msg)
+		o.say(msg)
 		return
 	}
-	writeJSON(o.w, http.StatusOK, msg)
+	writeJSON(o.w, status, msg)
 }
 
 // sseWriter writes server-sent events. Once a write has failed, the peer is
@@ -379,24 +611,32 @@ type sseWriter struct {
 	err     error
 }
 
-// newSSE commits the answer to being a stream, and says so at once: a proxy may
-// wait for the first byte.
+// newSSE commits the answer to being a stream. Something should be written at
+// once: a proxy may wait for the first byte.
 func newSSE(w http.ResponseWriter) *sseWriter {
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
-	s := &sseWriter{w: w, control: http.NewResponseController(w)}
-	s.comment()
-	return s
+	return &sseWriter{w: w, control: http.NewResponseController(w)}
 }
 
-// message writes one message, which must be one line, as one event.
-func (s *sseWriter) message(msg []byte) {
-	b := make([]byte, 0, len(msg)+32)
+// event writes one message, which must be one line, as one event. It can be
+// resumed from where it has an id.
+func (s *sseWriter) event(id string, msg []byte) {
+	b := make([]byte, 0, len(msg)+len(id)+40)
+	if id != "" {
+		b = append(append(append(b, "id: "...), id...), '\n')
+	}
 	b = append(append(b, "event: message\ndata: "...), msg...)
 	s.write(append(b, "\n\n"...))
+}
+
+// prime writes an event without a message, so that a client knows from where to
+// resume should it never get another (MCP 2025-11-25, basic/transports).
+func (s *sseWriter) prime(id string) {
+	s.write(fmt.Appendf(nil, "id: %s\nretry: %d\ndata: \n\n", id, reconnect.Milliseconds()))
 }
 
 // comment writes what readers skip: it keeps a silent stream open through
@@ -414,10 +654,8 @@ func (s *sseWriter) write(b []byte) {
 	}
 }
 
-// stream is an open notification stream.
-type stream struct{ cancel context.CancelFunc }
-
-// serveGET is a session's notification stream.
+// serveGET is a session's notification stream, or the rest of one that broke
+// off. Where the request names no session, it begins one of HTTP+SSE.
 func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if r.Method == http.MethodHead { // ServeMux counts it as GET
 		return methodNotAllowed(w, r)
@@ -425,37 +663,128 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if accept := r.Header.Values("Accept"); len(accept) == 0 || !parseAccept(accept).stream {
 		return httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
 	}
-	if err := checkProtocol(r.Header.Get(protocolHeader)); err != nil {
+	version := r.Header.Get(protocolHeader)
+	if version == modernProtocol {
+		return methodNotAllowed(w, r) // it has no such streams
+	}
+	if err := checkProtocol(version); err != nil {
 		return err
+	}
+	if r.Header.Get(sessionHeader) == "" && !r.URL.Query().Has("sessionId") {
+		return s.serveOldSSE(w, r)
 	}
 	session, release, err := s.openSession(r, nil)
 	if err != nil {
 		return err
 	}
 	defer release()
+	if session.Caps&capOldSSE != 0 {
+		return noSession(nil) // it ended with its stream
+	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	st := &stream{cancel}
+	missed, err := s.findMissed(session, r.Header.Get(eventHeader))
+	if err != nil {
+		return err
+	}
+	if missed != nil && missed.answer {
+		defer missed.log.read()()
+		missed.carry(ctx, newSSE(w))
+		return nil
+	}
+	st := &stream{cancel: cancel, queue: make(chan []byte, maxQueued)}
 	if !session.join(st) {
 		return &httpError{Status: http.StatusTooManyRequests, Msg: "this session has too many streams open: close one",
 			Header: retryAfter(15)}
 	}
-	defer session.leave(st)
-	s.carryStream(ctx, session, st, newSSE(w))
+	defer s.leave(session, st)
+	s.carryStream(ctx, session, st, newSSE(w), missed)
 	return nil
 }
 
-// carryStream writes a notification stream until ctx ends or the peer is gone.
-func (s *Server) carryStream(ctx context.Context, session *Session, st *stream, out *sseWriter) {
-	news := make(chan []byte)
+// missed is what a client may not have had of a stream.
+type missed struct {
+	log    *eventLog
+	after  int
+	answer bool // it is the answer to a POST, and not a notification stream
+}
+
+// findMissed finds what a client wants that resumes a stream. Where its claim
+// has ended, and for a stream that is no longer kept, it has missed nothing but
+// an answer, which it is told.
+func (s *Server) findMissed(session *Session, lastEvent string) (*missed, error) {
+	if lastEvent == "" {
+		return nil, nil
+	}
+	id, n, ok := parseEventID(lastEvent)
+	if _, err := s.scope(session); ok && err == nil {
+		if l := session.eventLog(id); l != nil {
+			if _, _, _, kept := l.after(n); kept {
+				return &missed{l, n, id[0] == 'p'}, nil
+			}
+		}
+	}
+	if ok && id[0] == 'p' {
+		return nil, httpErrorf(http.StatusGone, "what this stream was about is not kept any more: make the request again")
+	}
+	return nil, nil
+}
+
+// replay writes what is there after the last event, and says whether that was
+// all, or what to wait for.
+func (m *missed) replay(out *sseWriter) (ended bool, grown <-chan struct{}) {
+	events, ended, grown, ok := m.log.after(m.after)
+	if !ok {
+		return true, nil
+	}
+	for _, msg := range events {
+		m.after++
+		out.event(m.log.eventID(m.after), msg)
+	}
+	return ended, grown
+}
+
+// carry writes the rest of a stream until it or ctx ends, or the peer is gone.
+func (m *missed) carry(ctx context.Context, out *sseWriter) {
+	out.comment()
+	tick := time.NewTicker(keepAlive)
+	defer tick.Stop()
+	for out.err == nil {
+		ended, grown := m.replay(out)
+		if ended {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-grown:
+		case <-tick.C:
+			out.comment()
+		}
+	}
+}
+
+// carryStream writes a notification stream until ctx ends or the peer is gone,
+// after what the client has missed of the one before.
+func (s *Server) carryStream(ctx context.Context, session *Session, st *stream, out *sseWriter, m *missed) {
+	log := session.keepLog("g", &s.sessions.replay)
+	defer log.end()
+	defer log.read()()
+	if session.isOf(protocols[0]) {
+		out.prime(log.eventID(0))
+	}
+	out.comment()
+	if m != nil {
+		m.replay(out)
+	}
 	var announcer sync.WaitGroup
 	defer announcer.Wait()
 	defer st.cancel()
 	announcer.Go(func() {
-		s.announce(ctx, session, func() bool { return session.speaks(st) }, func(msg []byte) {
+		s.announce(ctx, session, func() bool { return session.speaks(st) }, func(list string) {
 			select {
-			case news <- msg:
+			case st.queue <- encodeNotification("notifications/"+list+"/list_changed", nil):
 			case <-ctx.Done():
 			}
 		})
@@ -466,99 +795,12 @@ func (s *Server) carryStream(ctx context.Context, session *Session, st *stream, 
 		select {
 		case <-ctx.Done():
 			return
-		case msg := <-news:
-			out.message(msg)
+		case msg := <-st.queue:
+			out.event(log.eventID(log.add(msg)), msg)
 		case <-tick.C:
 			out.comment()
 		}
 	}
-}
-
-// join adds a stream to the session, unless it has too many or has ended.
-func (s *Session) join(st *stream) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.streams) >= maxStreams || s.ended {
-		return false
-	}
-	s.streams = append(s.streams, st)
-	return true
-}
-
-func (s *Session) leave(st *stream) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.streams = slices.DeleteFunc(s.streams, func(other *stream) bool { return other == st })
-}
-
-// speaks reports whether the stream is the one that messages go out on: a
-// message goes out on one only (MCP, basic/transports, "Multiple Connections"),
-// and the newest is the likeliest to be heard.
-func (s *Session) speaks(st *stream) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.streams) > 0 && s.streams[len(s.streams)-1] == st
-}
-
-// claimsLook is how often an open stream looks at its session's claim.
-const claimsLook = 2 * time.Second
-
-// announce tells a session that what it sees has changed, until ctx ends or the
-// peer is gone. mayTell is asked before each time.
-func (s *Server) announce(ctx context.Context, session *Session, mayTell func() bool, send func([]byte)) {
-	for ctx.Err() == nil {
-		changed := s.views.Changed()
-		scope, err := s.scope(session)
-		readable := err == nil || errors.Is(err, errEnded) // else nothing is known to have changed
-		if readable && mayTell() {
-			for _, list := range session.mustHear(s.views.View(scope), s.started) {
-				send(encodeNotification("notifications/"+list+"/list_changed", nil))
-			}
-		}
-		look := time.NewTimer(s.nextLook(session))
-		select {
-		case <-ctx.Done():
-			look.Stop()
-			return
-		case <-look.C:
-			continue
-		case <-changed:
-			look.Stop()
-		}
-		select { // more is likely to follow
-		case <-ctx.Done():
-			return
-		case <-time.After(coalesce):
-		}
-	}
-}
-
-// nextLook is how long a session's scope can be taken to stay as it is.
-func (s *Server) nextLook(session *Session) time.Duration {
-	if claim := session.scopedTo(); s.gate != nil && claim != nil {
-		if at, ok := s.gate.expiry(*claim); ok {
-			return max(time.Millisecond, min(claimsLook, time.Until(at)))
-		}
-	}
-	return claimsLook
-}
-
-// mustHear is the lists that the session has to be told have changed; they are
-// taken as told. Nothing is known of what a session has from before the daemon's
-// start, so that is told; one that has not asked for a list yet has nothing to
-// be told of.
-func (s *Session) mustHear(view *View, started time.Time) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var changed []string
-	for _, list := range announcedLists {
-		before, now := s.announced[list], view.Fingerprint(list)
-		if before == "" && s.Issued.Before(started) || before != "" && before != now {
-			changed = append(changed, list)
-		}
-		s.announced[list] = now
-	}
-	return changed
 }
 
 // serveDELETE ends a session at its client's wish.

@@ -1,0 +1,302 @@
+// The revision without sessions, over HTTP: each request says who asks and what
+// it can do, its headers repeat parts of it, and it is judged on its own (MCP
+// 2026-07-28, basic/transports/streamable-http). This file checks all that, and
+// hands on; it knows no module.
+
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	methodHeader = "Mcp-Method"
+	nameHeader   = "Mcp-Name"
+	paramHeader  = "Mcp-Param-" // and the name that a tool's schema gives
+)
+
+// isModernPOST reports whether a POST is of the revision without sessions: it
+// names a version that has none, or one that is not known here, or its message
+// says who asks.
+func isModernPOST(h http.Header, msg *Message) bool {
+	version := h.Get(protocolHeader)
+	return version != "" && !hasSessions(version) || isModern(msg.Params)
+}
+
+// serveModern answers one request of a client without a session. A client that
+// goes away cancels it.
+func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Message, accept accepts) error {
+	if msg.isNotification() {
+		w.WriteHeader(http.StatusAccepted) // there is none that means anything here
+		return nil
+	}
+	if !msg.isRequest() {
+		return httpErrorf(http.StatusBadRequest, "answers are not taken: send the request anew, with inputResponses")
+	}
+	if err := checkModern(r.Header, msg); err != nil {
+		return refuseModern(msg.ID, err)
+	}
+	claim, err := s.admitModern(r, msg.ID)
+	if err != nil {
+		return err
+	}
+	session, err := modernSession(msg.Params, claim)
+	if err != nil {
+		return refuseModern(msg.ID, err)
+	}
+	out := &reply{w: w, accept: accept, modern: true}
+	notes := make(chan []byte, maxQueued)
+	req := &request{server: s, session: session, params: msg.Params}
+	req.caller = callerOf(session, out.queueTo(notes, s.log), func() bool { return true })
+	if err := req.checkNames(r.Header, msg.Method); err != nil {
+		return refuseModern(msg.ID, err)
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
+	if mcpMethods[msg.Method].quick {
+		result, err := req.answer(ctx, msg.Method)
+		out.answer(msg.ID, result, err)
+		return nil
+	}
+	done := make(chan func(), 1)
+	go func() { // carry waits for it
+		var result json.RawMessage
+		var err error
+		if msg.Method == listenMethod {
+			result, err = s.listen(ctx, session, msg, notes)
+		} else {
+			result, err = req.answer(ctx, msg.Method)
+		}
+		done <- func() { out.answer(msg.ID, result, err) }
+	}()
+	out.carry(r.Context(), notes, done)
+	return nil
+}
+
+// refuseModern is an error before a request was begun, with its status.
+func refuseModern(id ID, err error) error {
+	rpc := asRPCError(err)
+	return &httpError{Status: modernStatus(rpc.Code), ID: id, Code: rpc.Code, Msg: rpc.Message, Data: rpc.Data}
+}
+
+// checkModern checks what a request says of itself, in the one order that tells
+// a header that is missing from a field that is, and both from a version that is
+// not spoken.
+func checkModern(h http.Header, msg *Message) error {
+	if version := h.Get(protocolHeader); version != modernProtocol && !isModern(msg.Params) {
+		return checkVersion(version) // more it does not tell
+	}
+	if err := matchHeader(h, methodHeader, msg.Method); err != nil {
+		return err
+	}
+	meta := field(msg.Params, "_meta")
+	version, ok := unquote(field(meta, metaProtocol))
+	if !ok {
+		return rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
+	}
+	if err := checkCaps(meta); err != nil {
+		return err
+	}
+	if err := matchHeader(h, protocolHeader, version); err != nil {
+		return err
+	}
+	if err := checkVersion(version); err != nil {
+		return err
+	}
+	if !answers(msg.Method, true) {
+		return rpcErrorf(codeNoMethod, "unknown method %q", clipText(msg.Method, 100))
+	}
+	return nil
+}
+
+func checkCaps(meta json.RawMessage) error {
+	if _, ok := members(field(meta, metaClientCaps)); !ok {
+		return rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps)
+	}
+	return nil
+}
+
+func checkVersion(version string) error {
+	if version == modernProtocol {
+		return nil
+	}
+	e := rpcErrorf(codeUnsupportedVersion, "protocol version %q is not spoken in this way: want %s, or begin with initialize", clipText(version, 50), modernProtocol)
+	e.Data = joinMembers([]member{{"supported", marshal(spoken())}, {"requested", quote(version)}})
+	return e
+}
+
+// matchHeader checks that a header says what the body does.
+func matchHeader(h http.Header, name, body string) error {
+	values := h.Values(name)
+	if len(values) == 0 {
+		return rpcErrorf(codeHeaderMismatch, "the header %s is missing: want %q", name, clipText(body, 200))
+	}
+	if len(values) > 1 || values[0] != body {
+		return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body %q", name, clipText(strings.Join(values, ", "), 200), clipText(body, 200))
+	}
+	return nil
+}
+
+// checkNames checks the headers that repeat whom a request is for, and the
+// arguments that a tool's schema marks so.
+func (r *request) checkNames(h http.Header, method string) error {
+	key := map[string]string{"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}[method]
+	if key == "" {
+		return nil
+	}
+	name, err := decodeHeader(h, nameHeader)
+	if err != nil {
+		return err
+	}
+	body := stringField(r.params, key)
+	if name != body {
+		return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body's %s %q", nameHeader, clipText(name, 200), key, clipText(body, 200))
+	}
+	if method != "tools/call" {
+		return nil
+	}
+	view, err := r.view()
+	if err != nil {
+		return nil // the call itself is refused
+	}
+	tool := view.Lookup(body)
+	if tool == nil {
+		return nil
+	}
+	for _, m := range tool.Method.mirrored {
+		if err := m.check(h, field(r.params, "arguments")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decodeHeader is a header's value, which may be in the form for what is not
+// plain ASCII.
+func decodeHeader(h http.Header, name string) (string, error) {
+	values := h.Values(name)
+	if len(values) == 0 {
+		return "", rpcErrorf(codeHeaderMismatch, "the header %s is missing", name)
+	}
+	bad := rpcErrorf(codeHeaderMismatch, "the header %s is malformed: want plain ASCII, or =?base64?…?= with standard padded base64 of UTF-8", name)
+	value := values[0]
+	if len(values) > 1 || strings.ContainsFunc(value, func(c rune) bool { return c < ' ' && c != '\t' || c > '~' }) {
+		return "", bad
+	}
+	const prefix, suffix = "=?base64?", "?="
+	if len(value) < len(prefix)+len(suffix) || !strings.HasPrefix(value, prefix) || !strings.HasSuffix(value, suffix) {
+		return value, nil
+	}
+	text, err := base64.StdEncoding.Strict().DecodeString(value[len(prefix) : len(value)-len(suffix)])
+	if err != nil {
+		return "", bad
+	}
+	return string(text), nil
+}
+
+// check checks that a header repeats an argument.
+func (m mirrored) check(h http.Header, arguments json.RawMessage) error {
+	value := arguments
+	for _, key := range m.path {
+		value = field(value, key)
+	}
+	name := paramHeader + m.header
+	if value == nil || string(value) == "null" {
+		if len(h.Values(name)) > 0 {
+			return rpcErrorf(codeHeaderMismatch, "the header %s repeats an argument %q that is not there", name, strings.Join(m.path, "."))
+		}
+		return nil
+	}
+	said, err := decodeHeader(h, name)
+	if err != nil {
+		return err
+	}
+	text, isText := unquote(value)
+	if isText && said == text || !isText && (said == string(value) || sameNumber(said, string(value))) {
+		return nil
+	}
+	return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the argument %q another value", name, clipText(said, 200), strings.Join(m.path, "."))
+}
+
+// sameNumber reports whether two numbers are equal that floats hold exactly.
+func sameNumber(a, b string) bool {
+	x, errX := strconv.ParseFloat(a, 64)
+	y, errY := strconv.ParseFloat(b, 64)
+	return errX == nil && errY == nil && x == y && x > -1<<53 && x < 1<<53
+}
+
+// admitModern judges a request by the codes that it presents. One that is
+// valid is remembered before anything is done: after its claim's end it opens
+// no more than it did.
+func (s *Server) admitModern(r *http.Request, id ID) (*claimStamp, error) {
+	codes := presentedCodes(r)
+	var own *claimStamp
+	for _, code := range codes {
+		if own = s.sessions.Remembered(code); own != nil {
+			break
+		}
+	}
+	v, claim, err := s.gate.admit(codes, own)
+	switch {
+	case err != nil || v == unclaimed || v == unavailable:
+		return nil, refusal(v, err, id)
+	case v == whole:
+		return nil, nil
+	case v != presented:
+		return own, nil
+	}
+	if err := s.sessions.Remember(r.Context(), claim); err != nil {
+		return nil, &httpError{Status: http.StatusServiceUnavailable, ID: id, Err: err, Header: retryAfter(5),
+			Msg: "the claim of this request could not be written down: try again"}
+	}
+	return &claim, nil
+}
+
+// modernSession stands for one request: who asks, under which claim.
+func modernSession(params json.RawMessage, claim *claimStamp) (*Session, error) {
+	meta := field(params, "_meta")
+	if err := checkCaps(meta); err != nil {
+		return nil, err
+	}
+	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
+		return nil, err
+	}
+	data := sealed{Issued: time.Now(), Protocol: modernProtocol, Caps: parseClientCaps(field(meta, metaClientCaps)), Claim: claim}
+	rand.Read(data.ID[:]) // never fails
+	session := newSession(data)
+	if level := field(meta, metaLogLevel); level != nil {
+		name, _ := unquote(level)
+		if !slices.Contains(logLevels, name) {
+			return nil, rpcErrorf(codeInvalidParams, "%s: want one of %s", metaLogLevel, strings.Join(logLevels, ", "))
+		}
+		session.level = name
+	}
+	session.kin = kinOf(claim, field(meta, metaClientInfo))
+	return session, nil
+}
+
+// kinOf is the kin of a request without a session: those of one claim and one
+// client program.
+func kinOf(claim *claimStamp, info json.RawMessage) string {
+	kin := fmt.Sprintf("modern %q %q", stringField(info, "name"), stringField(info, "version"))
+	if claim == nil {
+		return kin
+	}
+	return fmt.Sprintf("%s %s %d", kin, claim.Code.Reveal(), claim.CreatedAt.UnixNano())
+}
+
+// isCancel reports whether an error is that nobody wants the answer any more.
+func isCancel(err error) bool {
+	return errors.Is(err, errCancelled) || errors.Is(err, context.Canceled)
+}

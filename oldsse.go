@@ -1,0 +1,85 @@
+// HTTP+SSE, the transport of 2024-11-05, for clients that can do no more: a GET
+// is the stream for all that goes to the client, and the first event on it says
+// where to POST what comes from it (MCP 2024-11-05, basic/transports, "HTTP with
+// SSE"). Its session lives as long as its stream.
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// serveOldSSE is the stream of a new session.
+func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
+	v, claim, err := s.gate.admit(presentedCodes(r), nil)
+	if err != nil || v == unclaimed || v == unavailable {
+		return refusal(v, err, nil)
+	}
+	var scopedTo *claimStamp
+	if v == presented {
+		scopedTo = &claim
+	}
+	_, id := s.sessions.Create(oldestProtocol, capOldSSE, scopedTo)
+	session, release, err := s.sessions.Open(id)
+	if err != nil {
+		return noSession(nil)
+	}
+	defer release()
+	if scopedTo != nil {
+		s.log.Info("session", "session", session.key[:8], "claim", s.gate.name(claim), "label", s.gate.label(claim))
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(s.stopping, cancel)()
+	p := s.newPeer(ctx, session)
+	var posting sync.RWMutex // held to read while a message is taken
+	ended := false
+	post := func(body []byte) bool {
+		posting.RLock()
+		defer posting.RUnlock()
+		if !ended {
+			p.take(body)
+		}
+		return !ended
+	}
+	session.post.Store(&post)
+	var announcer sync.WaitGroup
+	announcer.Go(func() { p.announce(ctx) })
+	out := newSSE(w)
+	// Relative, as behind a proxy nobody here knows what stands before it.
+	out.write(fmt.Appendf(nil, "event: endpoint\ndata: %s?sessionId=%s\n\n", r.URL.Path, id))
+	tick := time.NewTicker(keepAlive)
+	defer tick.Stop()
+	for out.err == nil && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case msg := <-p.queue:
+			out.event("", msg)
+		case <-tick.C:
+			out.comment()
+		}
+	}
+	cancel()
+	posting.Lock()
+	ended = true // from here on nothing begins
+	posting.Unlock()
+	p.cancelAll(errGone)
+	session.hangUp()
+	p.requests.Wait()
+	announcer.Wait()
+	return nil
+}
+
+// postToPeer takes what the client of a stream sends. The answer goes out there.
+func (s *Server) postToPeer(w http.ResponseWriter, session *Session, body []byte) error {
+	post := session.post.Load()
+	if post == nil || !(*post)(body) {
+		return noSession(nil)
+	}
+	w.WriteHeader(http.StatusAccepted)
+	return nil
+}
