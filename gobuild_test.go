@@ -455,6 +455,254 @@ func goTestConcurrency(t *testing.T, p *goTestPeer) {
 	p.call("fine", "{}")
 }
 
+// goTestAsks is a module that asks its client.
+const goTestAsks = `//go:build usher
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"sync"
+)
+
+type Item struct {
+	Item struct {
+		Ask    string          ` + "`json:\"ask\"`" + `
+		Params json.RawMessage ` + "`json:\"params,omitempty\"`" + `
+	} ` + "`json:\"item\"`" + `
+}
+type asker func(method string, params any) (json.RawMessage, error)
+
+func Ask(p Item, ask asker) (json.RawMessage, error) { return ask(p.Item.Ask, p.Item.Params) }
+func Ask_async(ctx context.Context, p *Item, report func(progress, total float64, message string),
+	ask func(string, interface{}) ([]byte, error)) (map[string]any, error) {
+	answer, err := ask(p.Item.Ask, p.Item.Params)
+	return map[string]any{"answer": json.RawMessage(answer)}, err
+}
+func Careful(p Item, ask asker) (string, error) {
+	if _, err := ask(p.Item.Ask, p.Item.Params); err != nil {
+		var again struct{ Text string }
+		answer, _ := ask("again", nil)
+		json.Unmarshal(answer, &again)
+		return fmt.Sprintf("%v, then %s", err, again.Text), nil
+	}
+	return "", nil
+}
+func Twice(ask asker) ([]json.RawMessage, error) {
+	first, _ := ask("first", struct{}{})
+	second, err := ask("second", map[string]any(nil))
+	return []json.RawMessage{first, nil, second}, err
+}
+
+var mu sync.Mutex
+var events = []string{}
+
+func Wait(ask asker) error {
+	_, err := ask("roots/list", nil)
+	mu.Lock()
+	events = append(events, err.Error())
+	mu.Unlock()
+	fmt.Fprintln(os.Stderr, "cleaned up")
+	return err
+}
+func Seen() []string {
+	mu.Lock()
+	defer mu.Unlock()
+	return events
+}
+func Unwritable(ask asker) error { _, err := ask("x", make(chan int)); return err }
+func Many(ask asker) []string {
+	texts := make([]string, 20)
+	var all sync.WaitGroup
+	for i := range texts {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			answer, err := ask("number", map[string]any{"i": i})
+			texts[i] = fmt.Sprint(string(answer), err)
+		}()
+	}
+	all.Wait()
+	return texts
+}
+
+var late asker
+
+func Keep(ask asker) { late = ask }
+func Late() error    { _, err := late("late", nil); return err }
+`
+
+// goTestAsk is the next line, which must ask the client on behalf of a call. It
+// returns the id to answer to, as JSON.
+func goTestAsk(p *goTestPeer, call, method, params string) string {
+	p.t.Helper()
+	line := json.RawMessage(p.next())
+	id := string(field(line, "id"))
+	got := field(line, "params")
+	if !strings.HasPrefix(id, `"ask-`) || stringField(line, "method") != method || string(field(field(got, "_meta"), "usher/call")) != call {
+		p.t.Fatalf("got %s, want call %s to ask for %s", line, call, method)
+	}
+	if params != "" && goTestSorted(p.t, string(got)) != goTestSorted(p.t, params) {
+		p.t.Errorf("params are %s, want %s", got, params)
+	}
+	return id
+}
+
+// goTestSorted is JSON with sorted keys, and numbers as they are.
+func goTestSorted(t *testing.T, text string) string {
+	t.Helper()
+	decoder := json.NewDecoder(strings.NewReader(text))
+	decoder.UseNumber()
+	var v any
+	if err := decoder.Decode(&v); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	return string(marshal(v))
+}
+
+// goTestAnswers asks by each kind of method that asks, in one of the languages,
+// whose names end as in kinds. What is sent is the same in all.
+func goTestAnswers(t *testing.T, p *goTestPeer, kinds ...string) {
+	result := func(id, want string) {
+		t.Helper()
+		got := p.next()
+		if string(field(json.RawMessage(got), "id")) != id || !strings.Contains(got, want) {
+			t.Errorf("got %s, want %s for %s", got, want, id)
+		}
+	}
+	// Answers that nobody waits for say nothing.
+	p.send(`{"jsonrpc":"2.0","id":"ask-1","result":{}}` + "\n" + `{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"}}` + "\n" +
+		`{"jsonrpc":"2.0","id":["ask-1"],"result":{}}` + "\n" + `{"jsonrpc":"2.0","id":{},"result":{}}`)
+	for _, kind := range kinds {
+		for _, row := range []struct{ id, item, params string }{
+			{`7`, `{"ask":"m"}`, `{"_meta":{"usher/call":7}}`},
+			{`"é\"7"`, `{"ask":"m","params":{}}`, `{"_meta":{"usher/call":"é\"7"}}`},
+			{`8`, `{"ask":"m","params":{"a":[1.5,{"b":null}],"_meta":{"c":"<d>"}}}`, `{"a":[1.5,{"b":null}],"_meta":{"c":"<d>","usher/call":8}}`},
+		} {
+			p.sendCall(row.id, "ask"+kind, `{"item":`+row.item+`}`)
+			ask := goTestAsk(p, row.id, "m", row.params)
+			p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":{"é<":1}}` + "\n" + `{"jsonrpc":"2.0","id":` + ask + `,"result":{"é<":2}}`)
+			result(row.id, `{"é<":1}`)
+		}
+		for answer, want := range map[string]string{
+			`"error":{"code":-32601,"message":"no <way>","data":{"n":[1]}}`: `no <way>`,
+			`"error":{"code":-1}`: "the client refused without a message",
+			`"error":"odd"`:       "the client refused without a message",
+			`"other":1`:           "the client's answer has no result",
+		} {
+			p.sendCall("1", "ask"+kind, `{"item":{"ask":"m"}}`)
+			p.send(`{"jsonrpc":"2.0","id":` + goTestAsk(p, "1", "m", "") + `,` + answer + `}`)
+			if got := p.next(); !strings.Contains(got, `"text":"`+want+`"`) || !strings.Contains(got, `"isError":true`) {
+				t.Errorf("%s: the call ends with %s", answer, got)
+			}
+		}
+		for _, params := range []string{`[1]`, `"text"`, `1`, `true`, `{"_meta":[]}`} {
+			if got := p.call("ask"+kind, `{"item":{"ask":"m","params":`+params+`}}`); !strings.Contains(got, `"isError":true`) ||
+				!strings.Contains(got, `"ask: params`) || !strings.Contains(got, "must be an object") {
+				t.Errorf("params %s: %s", params, got)
+			}
+		}
+	}
+	goTestAnswersInTurn(t, p, kinds[0], result)
+}
+
+// goTestAnswersInTurn has a method ask again after a refusal and after an
+// answer, and two calls ask at once.
+func goTestAnswersInTurn(t *testing.T, p *goTestPeer, kind string, result func(id, want string)) {
+	answer := func(ask, result string) { p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":` + result + `}`) }
+	p.sendCall("1", "careful"+kind, `{"item":{"ask":"m"}}`)
+	p.send(`{"jsonrpc":"2.0","id":` + goTestAsk(p, "1", "m", "") + `,"error":{"code":1,"message":"not now"}}`)
+	answer(goTestAsk(p, "1", "again", ""), `{"text":"yes"}`)
+	result("1", "not now, then yes")
+	p.sendCall("2", "careful"+kind, `{"item":{"ask":"m","params":[]}}`)
+	answer(goTestAsk(p, "2", "again", ""), `{"text":"yes"}`)
+	result("2", "must be an object")
+
+	p.sendCall("3", "twice"+kind, `{}`)
+	answer(goTestAsk(p, "3", "first", ""), `{"n":1}`)
+	line := p.next()
+	if strings.Contains(line, "notifications/message") { // what the other yields in between
+		line = p.next()
+	}
+	answer(string(field(json.RawMessage(line), "id")), `{"n":2}`)
+	result("3", `"[{\"n\":1},null,{\"n\":2}]"`)
+
+	p.sendCall("4", "ask"+kind, `{"item":{"ask":"a"}}`)
+	a := goTestAsk(p, "4", "a", "")
+	p.sendCall(`"4"`, "ask"+kind, `{"item":{"ask":"b"}}`)
+	b := goTestAsk(p, `"4"`, "b", "")
+	if a == b {
+		t.Errorf("both ask by the id %s", a)
+	}
+	answer(b, `{"for":"b"}`)
+	result(`"4"`, `{"for":"b"}`)
+	answer(a, `{"for":"a"}`)
+	result("4", `{"for":"a"}`)
+}
+
+// goTestAskCancelled cancels a call that asks, and ends stdin under another; seen
+// is what the method saw of it.
+func goTestAskCancelled(t *testing.T, p *goTestPeer, tool, seen string) {
+	p.sendCall(`"w"`, tool, "{}")
+	ask := goTestAsk(p, `"w"`, "roots/list", "")
+	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"w"}}`)
+	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":{}}`)
+	await(t, "the end of "+tool, func() bool { return strings.Contains(p.call("seen", "{}"), seen) })
+	p.call("seen", "{}") // and no answer before this one
+}
+
+func TestGoModuleAsks(t *testing.T) {
+	t.Parallel()
+	dir := goTestTree(t, map[string]string{"go.mod": "module example.com/asks\n\ngo 1.22\n", "asks.usher.go": goTestAsks})
+	b := goTestBuild(t, filepath.Join(dir, "asks.usher.go"), filepath.Join(dir, "cache"))
+	if len(b.Problems) > 0 {
+		t.Fatalf("problems: %q", b.Problems)
+	}
+	p := goTestStart(t, b.Binary)
+	goTestAnswers(t, p, "", "_async")
+	goTestAskCancelled(t, p, "wait", "context canceled")
+
+	// Numbers keep their digits, there and back.
+	const digits = "12345678901234567890.50"
+	p.sendCall("18446744073709551616", "ask", `{"item":{"ask":"m","params":{"n":`+digits+`}}}`)
+	ask := goTestAsk(p, "18446744073709551616", "m", `{"n":`+digits+`,"_meta":{"usher/call":18446744073709551616}}`)
+	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":{"n":` + digits + `}}`)
+	if got := p.next(); !strings.Contains(got, `"structuredContent":{"n":`+digits+`}`) {
+		t.Error(got)
+	}
+	if got := p.call("unwritable", "{}"); !strings.Contains(got, "ask: params can't be written as JSON: json: unsupported type: chan int") {
+		t.Error(got)
+	}
+	p.call("keep", "{}")
+	if got := p.call("late", "{}"); !strings.Contains(got, "context canceled") { // and nothing is sent
+		t.Error(got)
+	}
+
+	// Many at once, answered from the last to the first.
+	p.sendCall("1", "many", "{}")
+	var answers, want []string
+	for i := range 20 {
+		line := json.RawMessage(p.next())
+		n := string(field(field(line, "params"), "i"))
+		answers = append(answers, `{"jsonrpc":"2.0","id":`+string(field(line, "id"))+`,"result":`+n+`}`)
+		want = append(want, fmt.Sprintf("%d<nil>", i))
+	}
+	slices.Reverse(answers)
+	p.send(strings.Join(answers, "\n"))
+	if got := p.next(); !strings.Contains(got, string(quote(string(marshal(want))))) {
+		t.Error(got)
+	}
+
+	p.sendCall(`"last"`, "wait", "{}")
+	goTestAsk(p, `"last"`, "roots/list", "")
+	if p.end(); strings.Count(p.stderr.String(), "cleaned up") != 2 {
+		t.Errorf("the log: %s", p.stderr.String())
+	}
+}
+
 func TestGoModuleStamps(t *testing.T) {
 	t.Parallel()
 	dir := goTestTree(t, map[string]string{

@@ -69,8 +69,8 @@ func (e *goBuildError) Error() string {
 }
 
 // goShapes is what a method may look like; it ends most problems.
-const goShapes = "want func([ctx context.Context], [p T], [report func(progress, total float64, message string)]) " +
-	"[(R, error) | error | R] with T a struct of this file"
+const goShapes = "want func([ctx context.Context], [p T], [report func(progress, total float64, message string)], " +
+	"[ask func(method string, params any) (json.RawMessage, error)]) [(R, error) | error | R] with T a struct of this file"
 
 // parseGoModule reads the module at path, whose content is src. It returns a
 // *goBuildError for a file that can't be built whatever its functions look like;
@@ -320,20 +320,16 @@ func (f *goFile) paramStruct(params *ast.FieldList) (ast.Expr, error) {
 			n++
 		}
 	}
-	if n < len(types) {
-		if fn, ok := f.underlying(types[n]).(*ast.FuncType); ok && f.signature(fn) == "float64,float64,string:" {
+	for _, shape := range []string{"float64,float64,string:", "string,any:json.RawMessage,error"} {
+		if n == len(types) {
+			break
+		}
+		if fn, ok := f.underlying(types[n]).(*ast.FuncType); ok && f.signature(fn) == shape {
 			n++
 		}
 	}
 	if n == len(types) {
 		return param, nil
-	}
-	// A reader of the manual may well try this one.
-	if fn, ok := f.underlying(types[n]).(*ast.FuncType); ok {
-		switch f.signature(fn) {
-		case "string,any:json.RawMessage,error", "string,interface{}:json.RawMessage,error":
-			return nil, errors.New("this version of usher can't pass on requests to the client: remove the func parameter")
-		}
 	}
 	return nil, fmt.Errorf("parameter %d is %s; %s", n+1, goText(types[n]), goShapes)
 }
@@ -366,15 +362,19 @@ func (f *goFile) checkResults(results *ast.FieldList) error {
 }
 
 // signature writes a func type as its parameters and results, without names, so
-// that types can be compared as text: "string,any:json.RawMessage,error".
+// that types can be compared as text: "string,any:json.RawMessage,error". Types
+// that serve as well as one another are written as one.
 func (f *goFile) signature(fn *ast.FuncType) string {
 	join := func(list *ast.FieldList) string {
 		var texts []string
 		for _, t := range flattenGoFields(list) {
-			if f.isImported(t, "encoding/json", "RawMessage") {
+			switch text := goText(t); {
+			case f.isImported(t, "encoding/json", "RawMessage"), text == "[]byte":
 				texts = append(texts, "json.RawMessage")
-			} else {
-				texts = append(texts, goText(t))
+			case text == "interface{}":
+				texts = append(texts, "any")
+			default:
+				texts = append(texts, text)
 			}
 		}
 		return strings.Join(texts, ",")

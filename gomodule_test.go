@@ -103,8 +103,16 @@ func TestGoModuleShapes(t *testing.T) {
 		{"(ctx c.Context, p P, report Report) (P, error)", ""},
 		{"(report Report, p P)", "parameter 2 is P"},
 		{"(report func(float64, float64, string) error)", "parameter 1 is func"},
-		{"(ask func(method string, params any) (j.RawMessage, error))", "can't pass on requests to the client"},
-		{"(p P, ask func(string, interface{}) (j.RawMessage, error))", "can't pass on requests to the client"},
+		{"(ask func(method string, params any) (j.RawMessage, error))", ""},
+		{"(p P, ask func(string, interface{}) (j.RawMessage, error))", ""},
+		{"(ctx c.Context, p P, report Report, ask Ask) (P, error)", ""},
+		{"(report Report, ask func(string, any) ([]byte, error))", ""},
+		{"(ask Ask, report Report)", "parameter 2 is Report"},
+		{"(ask Ask, p P)", "parameter 2 is P"},
+		{"(a, b Ask)", "parameter 2 is Ask"},
+		{"(ask func(string, any) (any, error))", "parameter 1 is func"},
+		{"(ask func(string, any) j.RawMessage)", "parameter 1 is func"},
+		{"(ask func(string, P) (j.RawMessage, error))", "parameter 1 is func"},
 		{"(ctx context.Context)", "parameter 1 is context.Context"},
 		{"(p Recursive)", "parameter 1 is Recursive"},
 		{"(p struct{ R Recursive })", ""},
@@ -112,6 +120,7 @@ func TestGoModuleShapes(t *testing.T) {
 		src := "//go:build usher\n\npackage main\n\nimport (c \"context\"; j \"encoding/json\")\n" +
 			"type P struct{ A int }\ntype Alias = P\ntype Generic[T any] struct{ X T }\n" +
 			"type Report func(float64, float64, string)\ntype Recursive []Recursive\n" +
+			"type Ask func(method string, params any) (j.RawMessage, error)\n" +
 			"func Run" + row.signature + " { panic(0) }\n"
 		source, err := parseGoModule("x.usher.go", []byte(src))
 		if err != nil {
@@ -122,7 +131,7 @@ func TestGoModuleShapes(t *testing.T) {
 		if row.problem == "" && (problems != "" || len(source.Tools) != 1) {
 			t.Errorf("%s: %s", row.signature, problems)
 		}
-		if row.problem != "" && (!strings.HasPrefix(problems, "x.usher.go:11: Run: ") || !strings.Contains(problems, row.problem)) {
+		if row.problem != "" && (!strings.HasPrefix(problems, "x.usher.go:12: Run: ") || !strings.Contains(problems, row.problem)) {
 			t.Errorf("%s: problem is %q, want one with %q", row.signature, problems, row.problem)
 		}
 	}
