@@ -400,9 +400,9 @@ func TestPythonProtocol(t *testing.T) {
 	p.send(`{"jsonrpc":"2.0","id":"x","method":"tools/call","params":{"name":"progress","arguments":{"steps":1},"_meta":{"progressToken":0}}}`)
 	for _, want := range []string{
 		`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":0,"progress":0,"total":1,"message":"step"}}`,
-		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":"half way"}}`,
-		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"warning","logger":"calls","data":{"n":1}}}`,
-		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":2}}`,
+		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":"half way","_meta":{"usher/call":"x"}}}`,
+		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"warning","logger":"calls","data":{"n":1},"_meta":{"usher/call":"x"}}}`,
+		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":2,"_meta":{"usher/call":"x"}}}`,
 		`{"jsonrpc":"2.0","id":"x","result":` + pythonTestText("done") + `}`,
 	} {
 		if got := p.next(); got != want {
@@ -482,6 +482,54 @@ func TestPythonCancel(t *testing.T) {
 	start = time.Now()
 	if rest := p.end(); rest != "" || time.Since(start) > time.Second {
 		t.Errorf("idle, after %v: %s", time.Since(start), rest)
+	}
+}
+
+func TestPythonAsks(t *testing.T) {
+	t.Parallel()
+	pythonTestVersion(t)
+	p := pythonTestStart(t, "testdata/python/asks.usher.py")
+	goTestAnswers(t, p, "", "_async")
+	goTestAnswersInTurn(t, p, "_async", func(id, want string) {
+		t.Helper()
+		if got := p.next(); string(field(json.RawMessage(got), "id")) != id || !strings.Contains(got, want) {
+			t.Errorf("got %s, want %s for %s", got, want, id)
+		}
+	})
+	goTestAskCancelled(t, p, "wait", "GeneratorExit")
+	goTestAskCancelled(t, p, "wait_async", "async GeneratorExit")
+	// Numbers keep their digits, there and back.
+	const digits = "12345678901234567890"
+	p.sendCall(digits, "ask", `{"item":{"ask":"m","params":{"n":`+digits+`}}}`)
+	ask := goTestAsk(p, digits, "m", `{"n":`+digits+`,"_meta":{"usher/call":`+digits+`}}`)
+	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":{"n":` + digits + `}}`)
+	if got := p.next(); !strings.Contains(got, `"structuredContent":{"n":`+digits+`}`) {
+		t.Error(got)
+	}
+	// An answer that Python can't read is one all the same.
+	p.sendCall("1", "ask", `{"item":{"ask":"m"}}`)
+	ask = goTestAsk(p, "1", "m", "")
+	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":` + strings.Repeat("[", 100000) + strings.Repeat("]", 100000) + `}`)
+	if got := p.next(); !strings.Contains(got, `"id":1,"result":{"content":[{"text":"reading the answer: `) {
+		t.Error(got)
+	}
+	if got := p.call("ask", `{"item":{"ask":3}}`); got != pythonTestFailure("ask: the method must be a string, not int") {
+		t.Error(got)
+	}
+	if got, want := p.call("ask", `{"item":{"ask":"m","other":1}}`), pythonTestObject(`{"ask":"m","other":1}`); got != want { // a value like any other
+		t.Error(got)
+	}
+	p.sendCall("8", "wait", "{}")
+	p.sendCall("9", "wait_async", "{}")
+	for range 2 {
+		p.next()
+	}
+	start := time.Now()
+	if rest := p.end(); rest != "" || time.Since(start) > 2*time.Second {
+		t.Errorf("after %v: %s", time.Since(start), rest)
+	}
+	if log := p.stderr.String(); strings.Count(log, "cleaned up") != 2 || strings.Contains(log, "never") || strings.Contains(log, "in drain") {
+		t.Errorf("the log: %s", log)
 	}
 }
 

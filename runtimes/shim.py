@@ -20,12 +20,14 @@ import ast
 import asyncio
 import base64
 import collections.abc as abc
+import concurrent.futures
 import dataclasses
 import datetime
 import decimal
 import enum
 import importlib.util
 import inspect
+import itertools
 import json
 import os
 import pathlib
@@ -40,6 +42,7 @@ import uuid
 PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26")
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 MAX_PARTS = 5000  # of a schema: classes are written out where they are used, which can double at every step
+MAX_LINE = 64 << 20  # bytes; usher drops longer ones, and an ask would wait for ever
 PATIENCE = 0.6  # seconds that calls have to end once stdin has; usher sends TERM after 1
 WEBHOOK = "_webhook"  # a webhook's metadata: filled in by usher, in no schema
 
@@ -658,6 +661,11 @@ class Method:
 # ---- A call
 
 
+def is_ask(item):
+    """Tells a request to the client from other things that a generator yields."""
+    return isinstance(item, dict) and "ask" in item and set(item) <= {"ask", "params"}
+
+
 class Call:
     """One tools/call under way. It is answered once, whatever the method does."""
 
@@ -666,6 +674,7 @@ class Call:
         self.lock = threading.Lock()
         self.ended = False  # answered or cancelled: nothing more is sent
         self.future = None  # of a call on the loop
+        self.asked = None  # the future of the last answer that the method waited for
 
     def start(self):
         self.server.calls[encode(self.id)] = self
@@ -677,11 +686,14 @@ class Call:
 
     def cancel(self):
         """Drops the answer and all reports. A coroutine is cancelled; a generator is closed when it
-        next yields; a thread can't be stopped from outside, so a plain function runs to its end."""
+        next yields, or where it asks; a thread can't be stopped from outside, so a plain function
+        runs to its end."""
         with self.lock:
             self.ended = True
         if self.future:
             self.future.cancel()
+        elif self.asked:
+            self.asked.cancel()
 
     def in_thread(self):
         try:
@@ -711,26 +723,84 @@ class Call:
             self.fail(e)
 
     def drain(self, generator):
-        """What a generator returns, or, if that is None, what it yielded last that was no report."""
-        last = None
+        """What a generator returns, or, if that is None, what it yielded last that was no report and no ask."""
+        last, step, value = None, generator.send, None
         while True:
             try:
-                item = next(generator)
+                item = step(value)
             except StopIteration as stop:
                 return last if stop.value is None else stop.value
             if self.ended:
                 return generator.close()
-            if not self.report(item):
+            step, value = generator.send, None
+            if is_ask(item):
+                try:
+                    value = self.ask(item).result()
+                except concurrent.futures.CancelledError:
+                    return generator.close()
+                except RuntimeError as e:
+                    step, value = generator.throw, e.with_traceback(None)  # the way it came is ours
+            elif not self.report(item):
                 last = item
 
     async def drain_async(self, generator):
-        last = None
-        async for item in generator:
+        last, step, value = None, generator.asend, None
+        try:
+            while True:
+                try:
+                    item = await step(value)
+                except StopAsyncIteration:
+                    return last
+                if self.ended:
+                    return None
+                step, value = generator.asend, None
+                if is_ask(item):
+                    try:
+                        value = await asyncio.wrap_future(self.ask(item))
+                    except RuntimeError as e:
+                        step, value = generator.athrow, e.with_traceback(None)
+                elif not self.report(item):
+                    last = item
+        finally:
+            await generator.aclose()  # it may be cancelled where it asks
+
+    def ask(self, item):
+        """Sends the request that a generator yielded. The future gets its answer, or a RuntimeError;
+        with the call it is cancelled."""
+        asked = concurrent.futures.Future()
+        key = "ask-%d" % next(self.server.asked)
+        try:
+            line = self.request(key, item)
+        except Exception as e:
+            asked.set_exception(RuntimeError("ask: " + message_of(e)))
+            return asked
+        with self.lock:
             if self.ended:
-                return await generator.aclose()
-            if not self.report(item):
-                last = item
-        return last
+                asked.cancel()
+                return asked
+            self.asked = self.server.asks[key] = asked
+            asked.add_done_callback(lambda _: self.server.asks.pop(key, None))
+            self.server.send(line)
+        return asked
+
+    def request(self, key, item):
+        """The line of an ask. Its _meta tells usher which call, and so which client, it belongs to."""
+        if not isinstance(item["ask"], str):
+            raise TypeError("the method must be a string, not %s" % type(item["ask"]).__name__)
+        try:
+            params = json.loads(encode(item.get("params", {})))
+        except Exception as e:
+            raise ValueError("params can't be written as JSON: %s" % message_of(e)) from None
+        if not isinstance(params, dict):
+            raise TypeError("params must be an object, not %s" % kind(params))
+        meta = params.get("_meta", {})
+        if not isinstance(meta, dict):
+            raise TypeError("params._meta must be an object, not %s" % kind(meta))
+        params["_meta"] = {**meta, "usher/call": self.id}
+        line = encode({"jsonrpc": "2.0", "id": key, "method": item["ask"], "params": params})
+        if len(line.encode("utf-8", "backslashreplace")) > MAX_LINE:
+            raise ValueError("the request is longer than %d bytes" % MAX_LINE)
+        return line
 
     def report(self, item):
         """Sends what a generator yielded, if it is progress or a log message; tells whether it was."""
@@ -743,7 +813,7 @@ class Call:
             level = item.get("level")
             level = level if level in LEVELS else "info"
             if LEVELS.index(level) >= self.server.level:
-                self.notify("message", {"level": level, "logger": self.server.name, "data": item["log"]})
+                self.notify("message", {"level": level, "logger": self.server.name, "data": item["log"], "_meta": {"usher/call": self.id}})
         else:
             return False
         return True
@@ -793,6 +863,8 @@ class Server:
         self.methods = {m.name: m for m in methods}
         self.calls = {}  # by request id, as JSON: those that can be cancelled
         self.running = set()  # cancelled ones too, until they have ended
+        self.asked = itertools.count(1)  # numbers what is asked of the client
+        self.asks = {}  # by the id that was sent: futures of answers to come
         self.level = 0  # log messages below it are not sent
         self.ended = False
         self.writing = threading.Lock()
@@ -853,6 +925,8 @@ class Server:
                 # digits. usher writes the id first, so that its request can be answered.
                 known = re.match(rb'\{"jsonrpc":"2\.0","id":(\d+|"[^"\\]*")[,}]', line)
                 id_ = json.loads(known.group(1)) if known else None
+                if self.answered(id_, {"error": {"message": "reading the answer: %s" % e}}):
+                    return
                 raise Fault(-32602 if known else -32700, "reading a message: %s" % e) from None
             if not isinstance(message, dict):
                 raise Fault(-32600, "a message must be an object")
@@ -862,7 +936,9 @@ class Server:
                 call = self.calls.get(encode(params.get("requestId"))) if isinstance(params, dict) else None
                 if call:
                     call.cancel()
-            elif method is not None and id_ is not None:  # else an answer, or a notification that says nothing to us
+            elif method is None:
+                self.answered(id_, message)
+            elif id_ is not None:  # else a notification that says nothing to us
                 if not isinstance(params, dict):
                     raise Fault(-32602, "params must be an object")
                 if method == "tools/call":
@@ -874,6 +950,21 @@ class Server:
         except Exception as e:  # can't start a thread, say
             traceback.print_exc()
             self.respond(id_, "error", encode({"code": -32603, "message": message_of(e)}))
+
+    def answered(self, id_, message):
+        """Gives an answer to the ask that waits for it, and tells whether one does."""
+        asked = self.asks.get(id_) if isinstance(id_, str) else None
+        if asked is None or not asked.set_running_or_notify_cancel():  # from here on it can't be cancelled
+            return False
+        error = message.get("error")
+        if error is not None:
+            text = error.get("message") if isinstance(error, dict) else None
+            asked.set_exception(RuntimeError(text if isinstance(text, str) and text else "the client refused without a message"))
+        elif "result" in message:
+            asked.set_result(message["result"])
+        else:
+            asked.set_exception(RuntimeError("the client's answer has no result"))
+        return True
 
     def reply(self, method, params):
         """The results of requests that call no method."""
