@@ -383,9 +383,9 @@ func TestNodeProtocol(t *testing.T) {
 			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","progress":1,"total":1,"message":"step 1"}}`},
 		{``, `{"jsonrpc":"2.0","id":"é\n","result":{"content":`},
 		{`{"jsonrpc":"2.0","id":6,"method":"tools/call","params":{"name":"logs"}}`,
-			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":"plain"}}`},
-		{``, `{"level":"warning","logger":"calls","data":{"deep":[1]}}`},
-		{``, `{"level":"info","logger":"calls","data":"1n"}`},
+			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":"plain","_meta":{"usher/call":6}}}`},
+		{``, `{"level":"warning","logger":"calls","data":{"deep":[1]},"_meta":{"usher/call":6}}`},
+		{``, `{"level":"info","logger":"calls","data":"1n","_meta":{"usher/call":6}}`},
 		{``, `{"jsonrpc":"2.0","id":6,"result":` + nodeTestText(`"the last value"`)},
 		{`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"fails","_meta":{"progressToken":0}}}`, `{"progressToken":0,"progress":1}`},
 		{``, `"id":7,"result":` + nodeTestFailure("half way")},
@@ -436,6 +436,46 @@ func TestNodeCancel(t *testing.T) {
 		t.Error(got)
 	}
 	p.sendCall("8", "sleep", `{"ms":60000}`) // does not keep the process
+	start := time.Now()
+	if rest := p.end(); rest != "" || time.Since(start) > 2*time.Second {
+		t.Errorf("after %v: %s", time.Since(start), rest)
+	}
+}
+
+func TestNodeAsks(t *testing.T) {
+	t.Parallel()
+	nodeTestVersion(t)
+	p := nodeTestStart(t, "testdata/node/asks.usher.js")
+	goTestAnswers(t, p, "", "_async")
+	goTestAnswersInTurn(t, p, "_async", func(id, want string) {
+		t.Helper()
+		if got := p.next(); string(field(json.RawMessage(got), "id")) != id || !strings.Contains(got, want) {
+			t.Errorf("got %s, want %s for %s", got, want, id)
+		}
+	})
+	goTestAskCancelled(t, p, "wait", `returned\"`)
+	goTestAskCancelled(t, p, "wait_async", "returned async")
+	for item, want := range map[string]string{
+		`{"ask":3}`:                  nodeTestFailure("ask: the method must be a string, not a number"),
+		`{"ask":"m","params":null}`:  nodeTestFailure("ask: params must be an object, not null"),
+		`{"ask":"m","other":"else"}`: nodeTestObject(`{"ask":"m","other":"else"}`), // a value like any other
+	} {
+		if got := p.call("ask", `{"item":`+item+`}`); got != want {
+			t.Errorf("%s: got %s, want %s", item, got, want)
+		}
+	}
+	if got := p.call("big", "{}"); got != nodeTestFailure(`ask: params can't be written as JSON: "n" is a bigint`) {
+		t.Error(got)
+	}
+	// An error that nobody catches ends the wait as well.
+	p.sendCall("1", "stray", "{}")
+	goTestAsk(p, "1", "roots/list", "")
+	if got := p.next(); !strings.Contains(got, `"id":1,"result":`+nodeTestFailure("in a timer")) {
+		t.Error(got)
+	}
+	await(t, "the end of the generator", func() bool { return strings.Contains(p.call("seen", "{}"), "stray returned") })
+	p.sendCall("8", "wait", "{}")
+	p.next()
 	start := time.Now()
 	if rest := p.end(); rest != "" || time.Since(start) > 2*time.Second {
 		t.Errorf("after %v: %s", time.Since(start), rest)

@@ -78,6 +78,8 @@ function send(message) {
 // ---- The protocol
 
 const calls = new Map() // by the request's id as JSON
+const asks = new Map() // what takes the answer, by the id of a request to the client
+let asked = 0 // numbers those
 const current = new AsyncLocalStorage() // the call that code runs for
 let methods = null // by name; null while the file is loading
 let about = ''
@@ -112,10 +114,11 @@ function receive(line) {
     return send({ id: null, error: { code: -32700, message: `reading a message: ${err.message}` } })
   }
   if (m.method === 'notifications/cancelled') {
-    const call = calls.get(stringify(m.params?.requestId))
-    if (call) call.ended = true // its answer is dropped, whenever it comes
+    calls.get(stringify(m.params?.requestId))?.end() // its answer is dropped, whenever it comes
+  } else if (m.method === undefined) {
+    asks.get(m.id)?.(m)
   } else if (typeof m.method !== 'string' || m.id === undefined) {
-    // an answer, or a notification that says nothing to us
+    // a notification that says nothing to us
   } else if (m.method === 'tools/call') {
     begin(m)
   } else {
@@ -178,10 +181,16 @@ class Call {
     }
   }
 
+  // end ends the call, and the wait for an answer of the client.
+  end() {
+    this.ended = true
+    this.stopAsking?.()
+  }
+
   // settle answers, once; result is JSON.
   settle(result) {
     if (this.ended) return
-    this.ended = true
+    this.end()
     const line = `{"jsonrpc":"2.0","id":${this.key},"result":${result}}`
     const size = Buffer.byteLength(line)
     const excess = `the result is too large: ${size} bytes as JSON, of ${MAX_LINE} at most`
@@ -189,19 +198,52 @@ class Call {
   }
 
   // drive runs a generator to its end: what it yields is progress, a log
-  // message, or else its result, should it return none.
+  // message, a request to the client, whose answer it gets back, or else its
+  // result, should it return none.
   async drive(steps) {
+    let resume = () => steps.next()
     for (let last; ;) {
-      const { done, value } = await steps.next()
+      const { done, value } = await resume()
       if (done) return value === undefined ? last : value
       // A generator that never waits for anything would keep a cancellation,
       // and all other calls, from being seen.
       await new Promise(setImmediate)
       if (this.ended) return steps.return()
-      if (hasOnly(value, 'progress', ['total', 'message'])) this.progress(value)
+      resume = () => steps.next()
+      if (hasOnly(value, 'ask', ['params'])) {
+        resume = await this.ask(value).then(answer => () => steps.next(answer), err => () => steps.throw(err))
+        if (this.ended) return steps.return()
+      } else if (hasOnly(value, 'progress', ['total', 'message'])) this.progress(value)
       else if (hasOnly(value, 'log', ['level'])) this.message(value)
       else last = value
     }
+  }
+
+  // ask sends the client a request and waits for the answer, or for the end of
+  // the call. Its _meta tells usher which call, and so which client, it is of.
+  async ask({ ask: method, params = {} }) {
+    if (typeof method !== 'string') throw new TypeError(`ask: the method must be a string, not ${article(kind(method))}`)
+    try {
+      params = JSON.parse(toJSON(params) ?? 'null')
+    } catch (err) {
+      throw new TypeError(`ask: params can't be written as JSON: ${messageOf(err)}`)
+    }
+    if (kind(params) !== 'object') throw new TypeError(`ask: params must be an object, not ${article(kind(params))}`)
+    const { _meta: meta = {} } = params, id = `ask-${++asked}`
+    if (kind(meta) !== 'object') throw new TypeError(`ask: params._meta must be an object, not ${article(kind(meta))}`)
+    params._meta = { ...meta, 'usher/call': this.id }
+    const line = stringify({ jsonrpc: '2.0', id, method, params })
+    if (Buffer.byteLength(line) > MAX_LINE) throw new RangeError(`ask: the request is longer than ${MAX_LINE} bytes`)
+    const answer = new Promise(resolve => {
+      asks.set(id, resolve)
+      this.stopAsking = resolve
+    }).finally(() => asks.delete(id))
+    write(line)
+    const { error, result } = await answer ?? {}
+    if (this.ended) return
+    if (error) throw new Error(typeof error.message === 'string' && error.message || 'the client refused without a message')
+    if (result === undefined) throw new Error("the client's answer has no result")
+    return result
   }
 
   progress({ progress, total, message }) {
@@ -221,7 +263,7 @@ class Call {
     } catch {
       data = inspect(data)
     }
-    send({ method: 'notifications/message', params: { level: LEVELS.includes(level) ? level : 'info', logger: name, data } })
+    send({ method: 'notifications/message', params: { level: LEVELS.includes(level) ? level : 'info', logger: name, data, _meta: { 'usher/call': this.id } } })
   }
 }
 
