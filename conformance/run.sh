@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# Runs the official conformance suite against a usher that hosts fixture/: both
+# versions of the protocol against one daemon, after each other and at once, then
+# all of it again through a claim. $USHER names a usher to take instead of
+# building one. What the suite wrote down stays in out/.
+set -euo pipefail
+
+# What must pass, of those scenarios that the suite scores.
+want() {
+  case $1 in
+  2026-07-28) echo 37 121 ;;
+  2025-11-25) echo 30 70 ;;
+  esac
+}
+unscored="server-session-lifecycle:2025-11-25
+json-schema-2020-12:2025-11-25
+json-schema-2020-12:2026-07-28
+http-header-validation:2026-07-28
+http-custom-header-server-validation:2026-07-28"
+modules=8 # in fixture/
+
+usher=${USHER:+$(realpath "$USHER")}
+cd "$(dirname "$0")"
+tmp=$(cd "$(mktemp -d)" && pwd -P)
+daemons=() failed=0
+finish() {
+  for pid in "${daemons[@]}"; do kill "$pid" 2>/dev/null && wait "$pid" || true; done
+  daemons=()
+}
+trap 'finish; rm -rf "$tmp"' EXIT
+trap 'exit 130' INT TERM
+
+[ -n "$usher" ] || { usher=$tmp/usher && go build -C .. -o "$usher" .; }
+[ -x node_modules/node/bin/node ] && [ node_modules/.package-lock.json -nt package-lock.json ] ||
+  npm ci --silent --no-audit --no-fund
+export PATH=$PWD/node_modules/node/bin:$PATH # also for the fixture
+suite=(node node_modules/@modelcontextprotocol/conformance/dist/index.js server)
+cp -R fixture "$tmp/fixture"
+mkdir "$tmp/fixture/empty"
+export FIXTURE=$tmp/fixture # so that all its processes can be told by their command line
+rm -rf out
+
+say() { printf '%-42s %s\n' "$1" "$2"; }
+fail() { failed=1 && say "$1" "FAILED${2:+: $2}"; }
+
+# serve NAME FLAG… starts a daemon, and sets url once it has looked at all modules.
+serve() {
+  local log=$tmp/$1 && shift
+  "$usher" serve -addr 127.0.0.1:0 -base "$log.base" "$@" "$FIXTURE" >"$log.out" 2>"$log.log" &
+  daemons+=($!)
+  for ((i = 0; i < 600; i++)); do
+    kill -0 $! 2>/dev/null || { cat "$log.log" && exit 1; }
+    ! grep -q '^Connect a client' "$log.out" || break
+    sleep 0.1
+  done
+  url=$(sed -n '1s/.* serves MCP at //p' "$log.out")
+  [ "$(grep -c '^  ready ' "$log.out")" = $modules ] || { fail modules && grep '^  failed' "$log.out" || true; }
+}
+
+# required LABEL URL REVISION runs a requirement set. Its exit status is of no
+# use: what did not even begin would count as passed.
+required() {
+  local out="out/$1" start=$SECONDS
+  mkdir -p out && "${suite[@]}" --url "$2" --requirements "$3" -o "$out" >"$out.txt" 2>&1 || true
+  read -r scenarios checks warnings < <(node tally.mjs "$out" "$3" 2>"$out.bad") || true
+  read -r all_scenarios all_checks < <(want "$3")
+  say "$1" "scenarios ${scenarios:=0}/$all_scenarios  checks ${checks:=0}/$all_checks  warnings ${warnings:-?}  $((SECONDS - start)) s"
+  head -n 8 "$out.bad"
+  (($(wc -l <"$out.bad") <= 8)) || echo "    and more, in $out.bad"
+  ((scenarios >= all_scenarios && checks >= all_checks))
+}
+
+# all NAME URL is every run of the suite against one daemon.
+all() {
+  required "$1-2026-07-28" "$2" 2026-07-28 || failed=1
+  required "$1-2025-11-25" "$2" 2025-11-25 || failed=1
+  required "$1-both-2026-07-28" "$2" 2026-07-28 >out/both & local both=$!
+  required "$1-both-2025-11-25" "$2" 2025-11-25 || failed=1
+  wait $both || failed=1
+  cat out/both
+  for one in $unscored; do
+    local name=${one%:*} version=${one#*:}
+    local out="out/$1-$name-$version"
+    "${suite[@]}" --url "$2" --scenario "$name" --spec-version "$version" -o "$out" >"$out.txt" 2>&1 || true
+    local passed=$(sed -n 's/^Passed: //p' "$out.txt")
+    say "$1-$name" "$version  ${passed:=did not end}"
+    [[ $passed =~ ^([1-9][0-9]*)/([0-9]+),\ 0\ failed,\ 0\ warnings$ && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] || failed=1
+  done
+}
+
+serve open
+all open "$url"
+
+serve claimed -require-claim
+claim() {
+  "$usher" claim -base "$tmp/claimed.base" -scope "$1" -json 2>"$tmp/claim.log" |
+    node -p 'JSON.parse(fs.readFileSync(0)).code' || cat "$tmp/claim.log" >&2
+}
+all claim "$url?claim=$(claim "$FIXTURE")"
+hidden=$(node hidden.mjs "$url?claim=$(claim "$FIXTURE/empty")" 2>"$tmp/hidden") &&
+  say claim-for-nothing "checks $hidden/$hidden" || fail claim-for-nothing "$(grep -m1 Error "$tmp/hidden")"
+
+finish
+for ((i = 0; i < 50; i++)); do
+  left=$(pgrep -fl "$FIXTURE" || true)
+  [ -n "$left" ] || break
+  sleep 0.1
+done
+[ -z "$left" ] && say "processes left" 0 || fail "processes left" "$left"
+exit $failed
