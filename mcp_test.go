@@ -79,7 +79,7 @@ func TestBadRequests(t *testing.T) {
 		{name: "no Accept", header: "Accept:", status: 200, says: `"result":{}`},
 		{name: "an Accept of streams alone", header: "Accept: text/event-stream", status: 200, says: "data: {"},
 		{name: "an Accept with streams first", header: "Accept: text/event-stream, application/json", status: 200, says: "event: message\ndata: {"},
-		{name: "an unknown version", header: "MCP-Protocol-Version: 1999-01-01", status: 400, says: "want one of"},
+		{name: "an unknown version", header: "MCP-Protocol-Version: 1999-01-01", status: 400, says: "1999-01-01"},
 		{name: "an older version", header: "MCP-Protocol-Version: 2025-03-26", status: 200},
 		{name: "no session", header: "Mcp-Session-Id:", status: 400, says: "send initialize first"},
 		{name: "a forged session", header: "Mcp-Session-Id: " + strings.Repeat("A", 75), status: 404, says: "send initialize again"},

@@ -79,6 +79,9 @@ all() {
   wait $both || failed=1
   cat out/both
   for one in $unscored; do
+    # Two scenarios send their requests without the query of the URL that they
+    # are given, and so without the code that is in it.
+    [[ $1 != claim || $one != http-* ]] || continue
     local name=${one%:*} version=${one#*:}
     local out="out/$1-$name-$version"
     "${suite[@]}" --url "$2" --scenario "$name" --spec-version "$version" -o "$out" >"$out.txt" 2>&1 || true
