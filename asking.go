@@ -158,11 +158,15 @@ func (w *Worker) saysCall(params json.RawMessage) (c *call, said bool) {
 
 // unsaid is params without the name of the call, which is no client's business.
 func unsaid(params json.RawMessage) json.RawMessage {
-	meta := dropMembers(field(params, "_meta"), metaCall)
-	if string(meta) == "{}" {
+	own := field(params, "_meta")
+	switch meta := dropMembers(own, metaCall); {
+	case len(meta) == len(own):
+		return params
+	case string(meta) == "{}":
 		return dropMembers(params, "_meta")
+	default:
+		return withMember(params, "_meta", meta)
 	}
-	return withMember(params, "_meta", meta)
 }
 
 // whose finds the call that a request of the module is for: the one that it

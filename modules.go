@@ -86,6 +86,20 @@ type offer struct {
 	Asks      bool              `json:"asks,omitempty"`   // it asks its client, and does not say in which call
 }
 
+// keep takes over from was all lists but those named.
+func (o *offer) keep(was *offer, but []string) {
+	o.Asks = o.Asks || was.Asks
+	if !slices.Contains(but, "tools") {
+		o.Tools = was.Tools
+	}
+	if !slices.Contains(but, "prompts") {
+		o.Prompts = was.Prompts
+	}
+	if !slices.Contains(but, "resources") {
+		o.Resources, o.Templates = was.Resources, was.Templates
+	}
+}
+
 // Views is what the rest of usher has of the registry.
 type Views struct {
 	// View is the current catalog through a scope.
@@ -691,20 +705,24 @@ func (r *Registry) makeModule(f found, e *entry, p *fleet) *Module {
 }
 
 // startServing starts a process that answers calls. What it offers is compared
-// with what is known, then and whenever it says that it changed.
+// with what is known, then and whenever it says that it changed. Of several
+// processes one that begins has nothing new to say: what another has grown since
+// is not to be taken back.
 func (r *Registry) startServing(ctx context.Context, f found, o *offer, watch watcher) (*Worker, error) {
 	watch.serves = true
 	if f.Kind == kindGo { // its source has said all there is to say
 		watch.listChanged = func(string) {}
 		return r.startProcess(ctx, f, o, watch)
 	}
-	dirty := make(chan struct{}, 1)
-	watch.listChanged = func(string) { poke(dirty) }
+	dirty := &dirtyLists{wake: make(chan struct{}, 1)}
+	watch.listChanged = func(list string) { dirty.add(list) }
 	w, err := r.startProcess(ctx, f, o, watch)
 	if err != nil {
 		return nil, err
 	}
-	poke(dirty)
+	if !watch.second {
+		dirty.add(announcedLists...)
+	}
 	r.wg.Go(func() { r.follow(f, w, dirty) })
 	return w, nil
 }
@@ -724,15 +742,39 @@ func (r *Registry) noteAsks(f found) {
 	r.writeCache(e)
 }
 
+// dirtyLists is the lists of a process that have to be asked for again. Safe for
+// concurrent use.
+type dirtyLists struct {
+	wake  chan struct{} // 1-buffered
+	mu    sync.Mutex
+	lists []string
+}
+
+func (d *dirtyLists) add(lists ...string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lists = append(d.lists, lists...)
+	poke(d.wake)
+}
+
+func (d *dirtyLists) take() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	lists := d.lists
+	d.lists = nil
+	return lists
+}
+
 // follow keeps what is known of a module up to its running process, until that
 // ends.
-func (r *Registry) follow(f found, w *Worker, dirty <-chan struct{}) {
+func (r *Registry) follow(f found, w *Worker, dirty *dirtyLists) {
 	for {
 		select {
 		case <-w.done:
 			return
-		case <-dirty:
+		case <-dirty.wake:
 		}
+		lists := dirty.take()
 		ctx, cancel := context.WithTimeout(r.ctx, startTimeout)
 		o, err := listOffer(ctx, w, f.Kind)
 		cancel()
@@ -742,16 +784,21 @@ func (r *Registry) follow(f found, w *Worker, dirty <-chan struct{}) {
 			}
 			continue
 		}
-		r.revise(f, o)
+		r.revise(f, o, lists)
 	}
 }
 
-// revise takes in what a running process offers now, if that is new.
-func (r *Registry) revise(f found, o *offer) {
+// revise takes in what a running process offers now, if that is new: of the
+// lists that are said to have changed. The others may be another process's.
+func (r *Registry) revise(f found, o *offer, lists []string) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	e := r.entries[f.key()]
-	if e == nil || e.module == nil || e.found.Stamp != f.Stamp || bytes.Equal(marshal(o), marshal(e.offer)) {
-		r.mu.Unlock()
+	if e == nil || e.module == nil || e.found.Stamp != f.Stamp {
+		return
+	}
+	o.keep(e.offer, lists)
+	if bytes.Equal(marshal(o), marshal(e.offer)) {
 		return
 	}
 	e.offer = o
@@ -761,7 +808,6 @@ func (r *Registry) revise(f found, o *offer) {
 	e.module = r.makeModule(f, e, e.module.fleet)
 	r.writeCache(e)
 	r.publish()
-	r.mu.Unlock()
 }
 
 // publish makes a new catalog of the modules there are and tells who waits.

@@ -60,9 +60,14 @@ func (f *fleet) newPool(private bool) *pool {
 	p := &pool{name: f.name, ctx: f.ctx, lastUse: time.Now(), subs: make(map[string]*subscription), onLeave: f.free}
 	p.private.Store(private)
 	p.start = func(ctx context.Context) (*Worker, error) {
-		return f.start(ctx, watcher{private: &p.private, updated: p.updated, asks: func() { f.seenAsking(p) }})
+		return f.start(ctx, watcher{second: f.runs(p), private: &p.private, updated: p.updated, asks: func() { f.seenAsking(p) }})
 	}
 	return p
+}
+
+// runs reports whether the module has a process other than p's.
+func (f *fleet) runs(p *pool) bool {
+	return slices.ContainsFunc(f.all(), func(other *pool) bool { return other != p && other.running() })
 }
 
 // free tells who waits for a lane to look again.
@@ -317,6 +322,12 @@ func (p *pool) enter() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.active++
+}
+
+func (p *pool) running() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.worker != nil && p.worker.alive()
 }
 
 func (p *pool) busy() bool {

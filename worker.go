@@ -110,6 +110,7 @@ type call struct {
 // calls. Its functions are called from the reading goroutine.
 type watcher struct {
 	serves      bool         // calls will come
+	second      bool         // the module has another process: see startServing
 	private     *atomic.Bool // they are of one session, or come one at a time
 	listChanged func(list string)
 	updated     func(params json.RawMessage) // of a resource

@@ -75,13 +75,12 @@ function gzipped(result) {
 }
 
 // asking is the tools that need something of the client during the call, which
-// clients.mjs would give: usher does not pass such requests on yet, and must
-// say so at once. Once it does, the last column is what stands behind "then".
+// clients.mjs gives.
 const asking = [
-  ['everything_get-roots-list', {}, text('no roots are currently configured')], // then text('workspace')
-  ['everything_trigger-sampling-request', { prompt: 'sail', maxTokens: 9 }, failed('sampling/createMessage')], // then text('a model of clients.mjs')
-  ['everything_trigger-elicitation-request', {}, failed('elicitation/create')], // then text('declined')
-  ['everything_trigger-url-elicitation', { url: 'https://example.com/' }, failed('elicitation/create')],
+  ['everything_get-roots-list', {}, text('workspace')],
+  ['everything_trigger-sampling-request', { prompt: 'sail', maxTokens: 9 }, text('a model of clients.mjs')],
+  ['everything_trigger-elicitation-request', {}, text('declined')],
+  ['everything_trigger-url-elicitation', { url: 'https://example.com/' }, text('declined')],
   // It can be called as a task only, and usher has no tasks.
   ['everything_simulate-research-query', { topic: 'ships' }, failed('task')],
 ];
