@@ -2,7 +2,8 @@
 // model's answer or the user's input. It must reach the one client whose call
 // caused it and never another, but on stdio a request does not say which call
 // that is. It is certain where the module's message names its call, as those of
-// our shims do, and where the process has served one session alone. Nothing else
+// our shims do, and where the process has served one session alone, or one call
+// at a time of one client. Nothing else
 // is passed on. Here belongs a worker's side of it; it names no scope and no view.
 
 package main
@@ -34,7 +35,7 @@ type asking struct {
 
 	mu    sync.Mutex
 	owner *Caller       // the latest
-	mixed bool          // it has served more than one session
+	mixed bool          // it has served more than one kin
 	owned chan struct{} // closed with the first owner
 }
 
@@ -55,7 +56,7 @@ func (a *asking) own(c Caller) {
 	defer a.mu.Unlock()
 	if a.owner == nil {
 		close(a.owned)
-	} else if a.owner.Session != c.Session {
+	} else if a.owner.Kin != c.Kin {
 		a.mixed = true
 	}
 	a.owner = &c
@@ -72,7 +73,17 @@ func (a *asking) sole() *Caller {
 	return a.owner
 }
 
-// several reports whether the process has served more than one session.
+// abandon notes that the process may go on with a call whose caller does not wait
+// any more: what it asks from now on may be for that one.
+func (a *asking) abandon(c Caller) {
+	if c.Alone {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.mixed = true
+	}
+}
+
+// several reports whether the process may still have to do with several callers.
 func (a *asking) several() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -180,7 +191,8 @@ func (w *Worker) whose(params json.RawMessage) (*call, error) {
 		return c, nil
 	}
 	private := w.watch.private.Load()
-	sure := private || !w.asks.several()
+	calls := w.callersInFlight()
+	sure := !w.asks.several() && (len(calls) < 2 || !calls[0].caller.Alone)
 	if !private {
 		w.watch.asks()
 	}

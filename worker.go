@@ -603,6 +603,7 @@ func (w *Worker) await(ctx context.Context, id string, c *call, idle time.Durati
 		case msg := <-c.answer:
 			return msg, nil
 		case <-ctx.Done():
+			w.asks.abandon(c.caller)
 			w.cancel(id, context.Cause(ctx))
 			return nil, context.Cause(ctx)
 		case <-timer.C:
@@ -610,6 +611,7 @@ func (w *Worker) await(ctx context.Context, id string, c *call, idle time.Durati
 				timer.Reset(idle) // it is not the module that is slow
 				continue
 			}
+			w.asks.abandon(c.caller)
 			w.cancel(id, errTimeout)
 			return nil, fmt.Errorf("module %q: %w within %v", w.module, errTimeout, idle)
 		}
