@@ -182,7 +182,13 @@ func (g *Guardian) cors(w http.ResponseWriter, r *http.Request) (preflight bool)
 		return false
 	}
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
-	h.Set("Access-Control-Allow-Headers", "Content-Type, Accept, Authorization, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name, Mcp-Claim-Code, X-Webhook-Secret")
+	allowed := "Content-Type, Accept, Authorization, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name, Mcp-Claim-Code, X-Webhook-Secret"
+	for name := range strings.SplitSeq(r.Header.Get("Access-Control-Request-Headers"), ",") {
+		if name = strings.TrimSpace(name); strings.HasPrefix(strings.ToLower(name), "mcp-param-") && len(name) < 100 {
+			allowed += ", " + name // whose names the schemas of tools choose
+		}
+	}
+	h.Set("Access-Control-Allow-Headers", allowed)
 	h.Set("Access-Control-Max-Age", "600")
 	w.WriteHeader(http.StatusNoContent)
 	return true

@@ -61,14 +61,12 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 	if err := req.checkNames(r.Header, msg.Method); err != nil {
 		return refuseModern(msg.ID, err)
 	}
+	if msg.Method == listenMethod && !accept.stream {
+		return &httpError{Status: http.StatusNotAcceptable, ID: msg.ID, Msg: "the answer to " + listenMethod + " is a stream: accept text/event-stream"}
+	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
-	if mcpMethods[msg.Method].quick {
-		result, err := req.answer(ctx, msg.Method)
-		out.answer(msg.ID, result, err)
-		return nil
-	}
 	done := make(chan func(), 1)
 	go func() { // carry waits for it
 		var result json.RawMessage
