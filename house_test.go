@@ -41,7 +41,7 @@ var strangers = map[string][]string{
 }
 
 // peers are files that are one room together, and may use each other.
-var peers = [][]string{{"proc_unix.go", "proc_windows.go"}, 
+var peers = [][]string{{"proc_unix.go", "proc_windows.go"},
 	{"session.go", "listen.go", "mcp.go", "parked.go", "stream.go", "modern.go", "peer.go", "oldsse.go"}, {"worker.go", "asking.go"}, {"cache.go", "modules.go"}, {"serve.go", "cli.go"}}
 
 func parseHouse(t *testing.T) (*token.FileSet, map[string]*ast.File) {
