@@ -130,7 +130,7 @@ type interest struct {
 
 // subscribe has the session hear of changes of a resource of its view. The error
 // is the module's, if it has no such thing; then the session does not.
-func (s *Server) subscribe(ctx context.Context, session *Session, uri string) error {
+func (s *Server) subscribe(ctx context.Context, session *Session, view *View, uri string) error {
 	session.mu.Lock()
 	if session.wanted[uri] == nil && len(session.wanted) >= maxWanted {
 		session.mu.Unlock()
@@ -140,13 +140,9 @@ func (s *Server) subscribe(ctx context.Context, session *Session, uri string) er
 		session.wanted[uri] = &interest{}
 	}
 	session.mu.Unlock()
-	scope, err := s.scope(session)
-	if err != nil {
-		return rpcErrorf(codeRefused, "%v", err)
-	}
-	if err := s.keepSubscription(ctx, session, s.views.View(scope), uri); err != nil {
+	if err := s.keepSubscription(ctx, session, view, uri); err != nil {
 		session.unsubscribe(uri)
-		return asRPCError(err)
+		return err
 	}
 	if !session.listens() {
 		session.quiet() // its next stream listens again

@@ -340,17 +340,16 @@ func answerComplete(ctx context.Context, r *request) (json.RawMessage, error) {
 func answerSubscribe(ctx context.Context, r *request) (json.RawMessage, error) {
 	r.settleEmpty(ctx)
 	uri := stringField(r.params, "uri")
-	view, err := r.openView()
-	if err != nil {
-		return nil, err
-	}
-	if view.Resource(uri) == nil {
-		return nil, unknownResource(uri)
-	}
-	if err := r.server.subscribe(ctx, r.session, uri); err != nil {
-		return nil, err
-	}
-	return json.RawMessage(`{}`), nil
+	return r.server.views.Call(ctx, func() (json.RawMessage, error) {
+		view, err := r.openView()
+		if err != nil {
+			return nil, err
+		}
+		if view.Resource(uri) == nil {
+			return nil, unknownResource(uri)
+		}
+		return json.RawMessage(`{}`), r.server.subscribe(ctx, r.session, view, uri)
+	})
 }
 
 func answerUnsubscribe(_ context.Context, r *request) (json.RawMessage, error) {
