@@ -19,10 +19,11 @@ import (
 type peer struct {
 	server   *Server
 	session  *Session
-	queue    chan []byte     // to whoever writes
-	ctx      context.Context // ends when nothing can be written any more
-	greeted  atomic.Bool     // initialize was answered
-	requests sync.WaitGroup  // being answered
+	queue    chan []byte                       // to whoever writes
+	ctx      context.Context                   // ends when nothing can be written any more
+	greeted  atomic.Bool                       // initialize was answered
+	requests sync.WaitGroup                    // being answered
+	listens  inflight[context.CancelCauseFunc] // those that end only when told to, by id
 }
 
 func (s *Server) newPeer(ctx context.Context, session *Session) *peer {
@@ -155,6 +156,12 @@ func (p *peer) answerModern(ctx context.Context, msg *Message) (json.RawMessage,
 	if msg.Method != listenMethod {
 		return req.answer(ctx, msg.Method)
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := p.listens.add(string(msg.ID), cancel); err != nil {
+		return nil, err
+	}
+	defer p.listens.take(string(msg.ID))
 	return p.server.listen(ctx, session, msg, p.queue)
 }
 
@@ -241,6 +248,9 @@ func (p *peer) serve(lines <-chan stdioLine) error {
 // finish lets what is under way end, within bounds.
 func (p *peer) finish() {
 	p.session.hangUp() // nobody can answer any more
+	for _, cancel := range p.listens.close(errCancelled) {
+		cancel(errCancelled)
+	}
 	timer := time.AfterFunc(stdioPatience, func() { p.cancelAll(errStopping) })
 	defer timer.Stop()
 	if p.ctx.Err() != nil {
