@@ -25,8 +25,8 @@ import (
 // clientsPatience is how long one run of a client, or of npm, may take.
 const clientsPatience = 3 * time.Minute
 
-// TestRealServers runs the checks of conformance/clients.mjs over both
-// transports, and the Inspector over HTTP.
+// TestRealServers runs the checks of conformance/clients.mjs and of
+// conformance/gosdk over all transports, and the Inspector over HTTP.
 func TestRealServers(t *testing.T) {
 	slow(t)
 	needNode(t)
@@ -40,11 +40,23 @@ func TestRealServers(t *testing.T) {
 		d := serveApart(t, r.base, r.workspace)
 		r.runClients(t, "--url", d.URL)
 		r.runInspector(t, d.URL)
+		runGoClient(t, "-url", d.URL, "-protocol", "2026-07-28")
+		runGoClient(t, "-url", d.URL, "-protocol", "2025-11-25")
+		runGoClient(t, "-url", d.URL, "-protocol", "2024-11-05", "-sse")
 		if status := d.stop(t); status != 0 {
 			t.Errorf("the daemon ended with status %d", status)
 		}
 		if t.Failed() {
 			t.Logf("the daemon's log:\n%s", d.Log)
+		}
+	})
+	t.Run("sse", func(t *testing.T) {
+		t.Cleanup(func() { r.awaitNoProcess(t) })
+		r.reset(t)
+		d := serveApart(t, r.base, r.workspace)
+		r.runClients(t, "--sse", "--url", d.URL)
+		if status := d.stop(t); status != 0 {
+			t.Errorf("the daemon ended with status %d", status)
 		}
 	})
 	t.Run("stdio", func(t *testing.T) {
@@ -56,7 +68,22 @@ func TestRealServers(t *testing.T) {
 		}
 		t.Setenv(runAsUsher, "1")
 		r.runClients(t, "--", exe, "stdio", "-base", r.base, r.workspace)
+		for _, protocol := range []string{"2026-07-28", "2025-11-25"} {
+			runGoClient(t, "-protocol", protocol, "--", exe, "stdio", "-base", r.base, r.workspace)
+		}
 	})
+}
+
+// runGoClient runs the checks of conformance/gosdk, which is a module of its own
+// so that usher's needs no more than it does.
+func runGoClient(t *testing.T, args ...string) {
+	t.Helper()
+	out, stdout, err := runIn(filepath.Join("conformance", "gosdk"), "go", append([]string{"run", "."}, args...)...)
+	if err != nil {
+		t.Fatalf("conformance/gosdk %v: %v\n%s", args, err, out)
+	}
+	lines := strings.Split(strings.TrimSpace(stdout), "\n")
+	t.Logf("conformance/gosdk %s: %s", strings.Join(args, " "), lines[len(lines)-1])
 }
 
 // needNode skips the test where there is no Node. CI, which requires all that a

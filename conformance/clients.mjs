@@ -2,7 +2,7 @@
 // tools, and what a client does beside calling them. A line per check, and at
 // the end how many there were.
 //
-//   node clients.mjs --workspace DIR --files DIR --url URL
+//   node clients.mjs --workspace DIR --files DIR --url URL [--sse]
 //   node clients.mjs --workspace DIR --files DIR -- usher stdio …
 //
 // The workspace is edited: see real_test.go for what has to be in it.
@@ -14,6 +14,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { pathToFileURL } from 'node:url';
 import { parseArgs } from 'node:util';
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { SSEClientTransport } from '@modelcontextprotocol/sdk/client/sse.js';
 import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import {
@@ -24,6 +25,7 @@ import {
   LoggingMessageNotificationSchema,
   PromptListChangedNotificationSchema,
   ResourceListChangedNotificationSchema,
+  ResourceUpdatedNotificationSchema,
   ToolListChangedNotificationSchema,
 } from '@modelcontextprotocol/sdk/types.js';
 import { calls, failed, text, textOf, unlisted } from './calls.mjs';
@@ -33,7 +35,7 @@ const buildPatience = 60_000; // for a Go module to be built on a busy machine
 
 const { values: options, positionals: command } = parseArgs({
   allowPositionals: true,
-  options: { workspace: { type: 'string' }, files: { type: 'string' }, url: { type: 'string' } },
+  options: { workspace: { type: 'string' }, files: { type: 'string' }, url: { type: 'string' }, sse: { type: 'boolean' } },
 });
 
 let passed = 0;
@@ -78,6 +80,7 @@ async function rejected(promise, code, words) {
 }
 
 function transport(sessionId) {
+  if (options.sse) return new SSEClientTransport(new URL(options.url));
   if (options.url) return new StreamableHTTPClientTransport(new URL(options.url), { sessionId });
   const [program, ...args] = command;
   return new StdioClientTransport({ command: program, args, env: process.env, stderr: 'inherit' });
@@ -263,6 +266,16 @@ async function checkPromptsAndResources(client) {
     const { contents } = await client.readResource({ uri: 'demo://resource/dynamic/text/1' });
     assert.match(contents[0].text, /Resource 1/);
   });
+  const updates = listen(client, ResourceUpdatedNotificationSchema);
+  await check('a subscription to a resource', async () => {
+    const uri = 'demo://resource/dynamic/text/1';
+    await client.subscribeResource({ uri });
+    const updated = updates.next();
+    await call(client, 'everything_toggle-subscriber-updates', {});
+    assert.equal((await updated).uri, uri);
+    await call(client, 'everything_toggle-subscriber-updates', {});
+    await client.unsubscribeResource({ uri });
+  });
   const changes = listen(client, ResourceListChangedNotificationSchema);
   await check('a resource that a call makes', async () => {
     const changed = changes.next();
@@ -340,7 +353,7 @@ async function main() {
     await checkCancelling(client);
     await checkLogging(client);
     await checkPromptsAndResources(client);
-    if (options.url) await checkSession(client);
+    if (options.url && !options.sse) await checkSession(client);
     await checkEdits(client);
     await check('nothing that the client could not make sense of', async () => {
       assert.deepEqual(errors.filter((message) => !message.includes('progress notification for an unknown token')), []); // see wiretap
