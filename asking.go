@@ -12,6 +12,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -37,6 +38,39 @@ type asking struct {
 	owner *Caller       // the latest
 	mixed bool          // it has served more than one kin
 	owned chan struct{} // closed with the first owner
+	urls  []elicited    // the last, at most maxAsks
+}
+
+// elicited is a URL that a client was asked to open, of whose end it is told.
+type elicited struct {
+	id     string
+	caller Caller
+}
+
+// sentTo notes whom a request to open a URL was for.
+func (a *asking) sentTo(id string, c Caller) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.urls = append(a.urls, elicited{id, c}); len(a.urls) > maxAsks {
+		a.urls = a.urls[1:]
+	}
+}
+
+// passElicited tells the client that was asked to open a URL that this is done
+// (MCP 2025-11-25, client/elicitation, "Completion Notifications").
+func (a *asking) passElicited(params json.RawMessage) {
+	id := stringField(params, "elicitationId")
+	a.mu.Lock()
+	i := slices.IndexFunc(a.urls, func(e elicited) bool { return e.id == id })
+	var caller Caller
+	if i >= 0 {
+		caller = a.urls[i].caller
+		a.urls = slices.Delete(a.urls, i, i+1)
+	}
+	a.mu.Unlock()
+	if !caller.Modern { // whose revision has no such thing
+		caller.notify("notifications/elicitation/complete", params)
+	}
 }
 
 func (a *asking) begin() {
@@ -236,6 +270,9 @@ func (w *Worker) ask(ctx context.Context, c *call, needs clientCaps, msg *Messag
 			poke(c.beat) // from here on the module's silence counts
 		}()
 		defer context.AfterFunc(c.ctx, func() { w.asks.cancel(json.RawMessage(msg.ID)) })()
+	}
+	if needs == capElicitURL {
+		w.asks.sentTo(stringField(msg.Params, "elicitationId"), caller)
 	}
 	result, err := caller.Ask(ctx, msg.Method, unsaid(msg.Params))
 	if err != nil && ctx.Err() != nil && !errors.As(err, new(*rpcError)) {

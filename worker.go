@@ -497,6 +497,8 @@ func (w *Worker) handleNotification(msg *Message) {
 		w.watch.listChanged("resources")
 	case "notifications/resources/updated":
 		w.watch.updated(msg.Params)
+	case "notifications/elicitation/complete":
+		w.asks.passElicited(msg.Params)
 	case "notifications/cancelled":
 		w.asks.cancel(field(msg.Params, "requestId"))
 	default:
