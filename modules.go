@@ -574,7 +574,7 @@ func (r *Registry) introspectProcess(f found) (*offer, error) {
 			return nil, w.err
 		}
 	}
-	o.Asks = asks.Load()
+	o.Asks = o.Asks || asks.Load() // declared, or seen
 	return o, nil
 }
 
