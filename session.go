@@ -515,8 +515,10 @@ func (s *SessionStore) Open(id string) (session *Session, release func(), err er
 			d.Claim = fate.Claim
 		}
 		session = newSession(d)
+		session.users++ // before others make room: it is not idle
 		s.live[key] = session
 		s.evictLocked()
+		return session, func() { s.release(session) }, nil
 	}
 	session.mu.Lock()
 	session.users++
