@@ -217,6 +217,11 @@ func (p *parkedCall) dropLocked(q *question) {
 func (k *parking) keep(p *parkedCall) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	select {
+	case <-p.done: // it was forgotten, or will be next
+		return errNotInCall
+	default:
+	}
 	if k.calls[p.id] == p {
 		return nil
 	}
