@@ -35,6 +35,7 @@ type eventLog struct {
 	readers int
 	idle    time.Time     // since when it has had no reader
 	ended   bool          // no more will come
+	dropped bool          // nothing is kept any more
 	grown   chan struct{} // closed when there is more, or the end
 }
 
@@ -63,7 +64,7 @@ func (l *eventLog) add(msg []byte) int {
 	l.events = append(l.events, msg)
 	l.count(len(msg))
 	n := l.first + len(l.events) - 1
-	for len(l.events) > 0 && (l.bytes > maxReplay || l.budget.Load() > maxReplayAll) {
+	for len(l.events) > 0 && (l.dropped || l.bytes > maxReplay || l.budget.Load() > maxReplayAll) {
 		l.count(-len(l.events[0]))
 		l.events = l.events[1:]
 		l.first++
@@ -89,13 +90,13 @@ func (l *eventLog) end() {
 	}
 }
 
-// drop forgets all messages.
+// drop forgets all messages, and those to come.
 func (l *eventLog) drop() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.count(-l.bytes)
 	l.first += len(l.events)
-	l.events = nil
+	l.events, l.dropped = nil, true
 }
 
 // after returns the messages after number n, whether the stream has ended with
