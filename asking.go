@@ -244,6 +244,9 @@ func (w *Worker) whose(params json.RawMessage) (*call, error) {
 			newest, last = c, n
 		}
 	}
+	if !private && w.asks.several() { // another came meanwhile, and may be the newest
+		return nil, errNotSure
+	}
 	return newest, nil
 }
 

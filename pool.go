@@ -359,9 +359,9 @@ func (p *pool) asleep() bool {
 // session that it has served.
 func (p *pool) owner() (Caller, bool) {
 	p.mu.Lock()
-	w := p.worker
+	w, active := p.worker, p.active
 	p.mu.Unlock()
-	if w == nil {
+	if w == nil || active > len(w.callersInFlight()) { // somebody is about to call it
 		return Caller{}, false
 	}
 	w.asks.mu.Lock()
