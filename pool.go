@@ -169,6 +169,10 @@ func (f *fleet) pickLocked(caller Caller) *pool {
 
 // roomLocked makes room for one more lane, if it can.
 func (f *fleet) roomLocked() bool {
+	f.gone = slices.DeleteFunc(f.gone, (*pool).over)
+	if len(f.gone) >= maxLanes {
+		return false // they count until they have ended
+	}
 	if len(f.lanes) < maxLanes {
 		return true
 	}
@@ -459,6 +463,7 @@ func (p *pool) run(s *starting) {
 	p.mu.Lock()
 	p.living--
 	p.mu.Unlock()
+	p.onLeave()
 }
 
 // failedLocked counts a crash or a failed start. The first costs nothing; from
