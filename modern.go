@@ -46,6 +46,9 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 	if err := checkModern(r.Header, msg); err != nil {
 		return refuseModern(msg.ID, err)
 	}
+	if msg.Method == listenMethod && !accept.stream {
+		return &httpError{Status: http.StatusNotAcceptable, ID: msg.ID, Msg: "the answer to subscriptions/listen is a stream: accept text/event-stream"}
+	}
 	claim, err := s.admitModern(r, msg.ID)
 	if err != nil {
 		return err
