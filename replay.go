@@ -125,6 +125,13 @@ func (l *eventLog) read() (done func()) {
 	}
 }
 
+// crowded reports whether as many read the stream as may.
+func (l *eventLog) crowded() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.readers >= maxStreams
+}
+
 // lost reports whether nobody has read the stream for so long that nobody will.
 func (l *eventLog) lost() bool {
 	l.mu.Lock()

@@ -689,6 +689,9 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if missed != nil && missed.answer {
+		if missed.log.crowded() {
+			return &httpError{Status: http.StatusTooManyRequests, Msg: "this stream is read too often at once: close one", Header: retryAfter(15)}
+		}
 		defer missed.log.read()()
 		missed.carry(ctx, newSSE(w))
 		return nil
