@@ -565,7 +565,7 @@ func (p *pool) hold(ctx context.Context, uri string, notify func(json.RawMessage
 			s.stop()
 		}
 	}
-	if err := p.renewSubscriptions(ctx); err != nil {
+	if err := p.renewSubscriptions(ctx, uri); err != nil {
 		release()
 		return nil, err
 	}
@@ -573,8 +573,9 @@ func (p *pool) hold(ctx context.Context, uri string, notify func(json.RawMessage
 }
 
 // renewSubscriptions has the process say what changes of all that is wanted,
-// starting it if need be. It returns the first error of the module's.
-func (p *pool) renewSubscriptions(ctx context.Context) error {
+// starting it if need be. Of the module's errors it returns the one that is about
+// asked.
+func (p *pool) renewSubscriptions(ctx context.Context, asked string) error {
 	w, err := p.acquire(ctx)
 	if err != nil {
 		return err
@@ -591,7 +592,9 @@ func (p *pool) renewSubscriptions(ctx context.Context) error {
 	for _, uri := range missing {
 		stop, suberr := w.subscribe(ctx, uri)
 		if suberr != nil {
-			err = suberr
+			if uri == asked {
+				err = suberr
+			}
 			continue
 		}
 		p.mu.Lock()
@@ -616,7 +619,7 @@ func (p *pool) revive() {
 		p.enter()
 		p.wg.Go(func() {
 			defer p.leave()
-			_ = p.renewSubscriptions(p.ctx) // tried again at the next look
+			_ = p.renewSubscriptions(p.ctx, "") // tried again at the next look
 		})
 	}
 }
