@@ -294,6 +294,7 @@ func (p *parkedCall) park() json.RawMessage {
 func (p *parkedCall) expire() {
 	p.mu.Lock()
 	parked := p.parked
+	p.parked = false // the state is worth nothing from here on
 	p.mu.Unlock()
 	if parked {
 		p.forget()
