@@ -467,6 +467,7 @@ type reply struct {
 	sse    *sseWriter               // nil before the reply is a stream
 	log    atomic.Pointer[eventLog] // of the stream, if it is kept
 	unread func()                   // ends the connection's reading of the log
+	unborn bool                     // the connection ended before it was a stream
 	over   atomic.Bool              // nothing more goes out here
 }
 
@@ -498,7 +499,7 @@ func (o *reply) there() bool {
 
 // begin turns the reply into a stream, if the client takes one.
 func (o *reply) begin() bool {
-	if o.sse == nil && o.accept.stream {
+	if o.sse == nil && o.accept.stream && !o.unborn {
 		o.sse = newSSE(o.w)
 		if o.keep != nil {
 			l := o.keep()
@@ -560,6 +561,9 @@ func (o *reply) carry(gone context.Context, notes <-chan []byte, done <-chan fun
 			o.lose()
 			if o.sse != nil {
 				o.sse.err = gone.Err()
+			} else { // nobody knows of an event to resume it from
+				o.unborn = true
+				o.over.Store(true)
 			}
 		case answer := <-done:
 			o.over.Store(true)
