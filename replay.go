@@ -19,6 +19,7 @@ const (
 	maxReplay    = 8 << 20         // bytes kept of one stream
 	maxReplayAll = 64 << 20        // of all streams
 	maxEventLogs = 32              // streams kept of one session
+	maxReaders   = 16              // connections that read one stream at once
 )
 
 // eventLog is the messages of one stream, each under an id that says which
@@ -129,7 +130,7 @@ func (l *eventLog) read() (done func()) {
 func (l *eventLog) crowded() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.readers >= maxStreams
+	return l.readers >= maxReaders
 }
 
 // lost reports whether nobody has read the stream for so long that nobody will.
