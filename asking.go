@@ -152,7 +152,7 @@ func (w *Worker) handleRequest(msg *Message) {
 		return
 	}
 	c, err := w.whose(msg.Params)
-	if err == nil && len(w.asks.open.keys()) >= maxAsks {
+	if err == nil && w.asks.open.len() >= maxAsks {
 		err = errManyAsks
 	}
 	if err != nil {

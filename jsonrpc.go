@@ -531,6 +531,13 @@ func (t *inflight[T]) add(key string, v T) error {
 	return nil
 }
 
+// len is how much is in the table now.
+func (t *inflight[T]) len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.m)
+}
+
 // take removes and returns what stands under key.
 func (t *inflight[T]) take(key string) (T, bool) {
 	t.mu.Lock()

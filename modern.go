@@ -37,8 +37,7 @@ func isModernPOST(h http.Header, msg *Message) bool {
 // goes away cancels it.
 func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Message, accept accepts) error {
 	if msg.isNotification() {
-		w.WriteHeader(http.StatusAccepted) // there is none that means anything here
-		return nil
+		return s.takeModernNote(w, r)
 	}
 	if !msg.isRequest() {
 		return httpErrorf(http.StatusBadRequest, "answers are not taken: send the request anew, with inputResponses")
@@ -64,9 +63,6 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 	if err := req.checkNames(r.Header, msg.Method); err != nil {
 		return refuseModern(msg.ID, err)
 	}
-	if msg.Method == listenMethod && !accept.stream {
-		return &httpError{Status: http.StatusNotAcceptable, ID: msg.ID, Msg: "the answer to " + listenMethod + " is a stream: accept text/event-stream"}
-	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
@@ -82,6 +78,18 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 		done <- func() { out.answer(msg.ID, result, err) }
 	}()
 	out.carry(r.Context(), notes, done)
+	return nil
+}
+
+// takeModernNote accepts a notification: there is none that means anything here.
+func (s *Server) takeModernNote(w http.ResponseWriter, r *http.Request) error {
+	if err := checkVersion(r.Header.Get(protocolHeader)); err != nil {
+		return refuseModern(nil, err)
+	}
+	if _, err := s.admitModern(r, nil); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusAccepted)
 	return nil
 }
 

@@ -111,6 +111,8 @@ type Views struct {
 	Settle func(context.Context)
 	// Pending reports whether some are.
 	Pending func() bool
+	// Release ends processes that serve no one but this kin of callers.
+	Release func(kin string)
 }
 
 // maxReloads bounds how often a call is made anew because the module was
@@ -173,6 +175,16 @@ func (r *Registry) Views() Views {
 		Changed: r.Changed,
 		Settle:  func(ctx context.Context) { r.Settle(ctx, settlePatience) },
 		Pending: r.Pending,
+		Release: r.release,
+	}
+}
+
+func (r *Registry) release(kin string) {
+	r.mu.Lock()
+	fleets := slices.Clone(r.fleets)
+	r.mu.Unlock()
+	for _, f := range fleets {
+		f.release(kin)
 	}
 }
 

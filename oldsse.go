@@ -35,7 +35,7 @@ func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	p := s.newPeer(ctx, session)
+	p := s.newPeer(ctx, cancel, session)
 	var posting sync.RWMutex // held to read while a message is taken
 	ended := false
 	post := func(body []byte) bool {
@@ -71,6 +71,7 @@ func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
 	session.hangUp()
 	p.requests.Wait()
 	announcer.Wait()
+	s.views.Release(session.key)
 	return nil
 }
 

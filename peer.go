@@ -21,13 +21,14 @@ type peer struct {
 	session  *Session
 	queue    chan []byte                       // to whoever writes
 	ctx      context.Context                   // ends when nothing can be written any more
+	hangUp   func()                            // ends the connection, as the session's end must
 	greeted  atomic.Bool                       // initialize was answered
 	requests sync.WaitGroup                    // being answered
 	listens  inflight[context.CancelCauseFunc] // those that end only when told to, by id
 }
 
-func (s *Server) newPeer(ctx context.Context, session *Session) *peer {
-	return &peer{server: s, session: session, queue: make(chan []byte, maxQueued), ctx: ctx}
+func (s *Server) newPeer(ctx context.Context, hangUp func(), session *Session) *peer {
+	return &peer{server: s, session: session, hangUp: hangUp, queue: make(chan []byte, maxQueued), ctx: ctx}
 }
 
 // send queues a message for the client, and waits for room.
@@ -56,8 +57,11 @@ func (p *peer) there() bool { return p.ctx.Err() == nil }
 
 // announce tells the client what changes, until ctx ends.
 func (p *peer) announce(ctx context.Context) {
-	st := &stream{cancel: func() {}, queue: p.queue}
-	p.session.join(st)
+	st := &stream{cancel: p.hangUp, queue: p.queue}
+	if !p.session.join(st) { // it ended meanwhile
+		p.hangUp()
+		return
+	}
 	defer p.server.leave(p.session, st)
 	p.server.announce(ctx, p.session, p.greeted.Load, func(list string) { p.send(encodeNotification("notifications/"+list+"/list_changed", nil)) })
 }
@@ -106,7 +110,7 @@ func (p *peer) takeOne(raw []byte, answer func([]byte), requests *sync.WaitGroup
 		return
 	}
 	ctx, cancel := context.WithCancelCause(p.ctx)
-	if err := p.session.calls.add(string(msg.ID), cancel); err != nil {
+	if err := p.session.begin(msg.ID, cancel); err != nil {
 		cancel(nil)
 		answer(encodeError(msg.ID, asRPCError(err)))
 		return
@@ -182,7 +186,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 	ctx, cancel := context.WithCancelCause(ctx)
 	session := newSession(sealed{Issued: s.started})
 	session.key = "stdio"
-	p := s.newPeer(ctx, session)
+	p := s.newPeer(ctx, func() {}, session)
 	s.parking = newParking(ctx, parkLife)
 	var announcer, writer sync.WaitGroup
 	announcer.Go(func() { p.announce(ctx) })

@@ -204,6 +204,18 @@ func (f *fleet) dropLocked(p *pool) {
 	p.retire()
 }
 
+// release ends the processes that serve no one but this kin, after the calls
+// under way.
+func (f *fleet) release(kin string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, l := range slices.Clone(f.lanes) {
+		if l.kin == kin {
+			f.dropLocked(l.pool)
+		}
+	}
+}
+
 // all is every pool that may still have a process.
 func (f *fleet) all() []*pool {
 	f.mu.Lock()
@@ -220,6 +232,7 @@ func (f *fleet) retire() {
 	f.mu.Lock()
 	f.retired = true
 	f.mu.Unlock()
+	f.free()
 	for _, p := range f.all() {
 		p.retire()
 	}
@@ -272,9 +285,15 @@ func (f *fleet) over() bool {
 }
 
 // hold has a module say when a resource changes, to notify, until release is
-// called; also after a crash.
+// called; also after a crash. A session's own process is asked, as that may know
+// more; but those who only listen leave room for those who call.
 func (f *fleet) hold(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
-	caller.Alone = false // it may serve calls meanwhile
+	f.mu.Lock()
+	own := slices.ContainsFunc(f.lanes, func(l *lane) bool { return l.kin == caller.Kin && !l.alone })
+	if caller.Alone || !own && len(f.lanes) >= maxLanes/2 {
+		caller = Caller{}
+	}
+	f.mu.Unlock()
 	p, err := f.enter(ctx, caller)
 	if err != nil {
 		return nil, err
@@ -294,6 +313,8 @@ type pool struct {
 
 	onLeave func()
 	private atomic.Bool // it is one session's, or one call's at a time
+
+	subscribing sync.Mutex // held while subscriptions are made
 
 	mu        sync.Mutex
 	subs      map[string]*subscription // by URI
@@ -561,7 +582,7 @@ func (p *pool) hold(ctx context.Context, uri string, notify func(json.RawMessage
 		if p.subs[uri] == s {
 			delete(p.subs, uri)
 		}
-		if s.stop != nil && s.of.alive() {
+		if s.stop != nil && s.of != nil && s.of.alive() {
 			s.stop()
 		}
 	}
@@ -580,6 +601,8 @@ func (p *pool) renewSubscriptions(ctx context.Context, asked string) error {
 	if err != nil {
 		return err
 	}
+	p.subscribing.Lock() // so that who comes second does not take for done what is under way
+	defer p.subscribing.Unlock()
 	p.mu.Lock()
 	var missing []string
 	for uri, s := range p.subs {
@@ -595,6 +618,11 @@ func (p *pool) renewSubscriptions(ctx context.Context, asked string) error {
 			if uri == asked {
 				err = suberr
 			}
+			p.mu.Lock()
+			if s := p.subs[uri]; s != nil && s.of == w {
+				s.of = nil // to be tried again
+			}
+			p.mu.Unlock()
 			continue
 		}
 		p.mu.Lock()

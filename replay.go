@@ -17,7 +17,8 @@ import (
 const (
 	replayLife   = 2 * time.Minute // of a stream that nobody reads, or that has ended
 	maxReplay    = 8 << 20         // bytes kept of one stream
-	maxReplayAll = 64 << 20        // of all streams
+	maxReplayAll = 64 << 20        // of all streams, but for
+	smallReplay  = 64 << 10        // so much of each
 	maxEventLogs = 32              // streams kept of one session
 	maxReaders   = 16              // connections that read one stream at once
 )
@@ -65,7 +66,7 @@ func (l *eventLog) add(msg []byte) int {
 	l.events = append(l.events, msg)
 	l.count(len(msg))
 	n := l.first + len(l.events) - 1
-	for len(l.events) > 0 && (l.dropped || l.bytes > maxReplay || l.budget.Load() > maxReplayAll) {
+	for len(l.events) > 0 && (l.dropped || l.bytes > maxReplay || l.bytes > smallReplay && l.budget.Load() > maxReplayAll) {
 		l.count(-len(l.events[0]))
 		l.events = l.events[1:]
 		l.first++

@@ -93,6 +93,18 @@ func (s *Session) listed(what string, view *View) {
 	}
 }
 
+// maxInFlight bounds the requests of one session that are being answered: a
+// client that goes away does not cancel them.
+const maxInFlight = 256
+
+// begin enters a request among those being answered, with what cancels it.
+func (s *Session) begin(id ID, cancel context.CancelCauseFunc) error {
+	if s.calls.len() >= maxInFlight {
+		return rpcErrorf(codeRefused, "%d requests of this session are being answered: wait for some of them", maxInFlight)
+	}
+	return s.calls.add(string(id), cancel)
+}
+
 // introduce takes in what a client that has one connection says at initialize.
 func (s *Session) introduce(protocol string, caps clientCaps) {
 	s.mu.Lock()

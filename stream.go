@@ -318,7 +318,7 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request, session *S
 // beginRequest enters a request among those of its session that are under way.
 func (s *Server) beginRequest(r *http.Request, session *Session, msg *Message) (ctx context.Context, end func(), err error) {
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
-	if err := session.calls.add(string(msg.ID), cancel); err != nil {
+	if err := session.begin(msg.ID, cancel); err != nil {
 		cancel(nil)
 		if errors.Is(err, errNoSession) {
 			return nil, nil, noSession(msg.ID)
@@ -817,7 +817,9 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
-	if err := s.sessions.End(r.Context(), session); err != nil && !errors.Is(err, errNoSession) {
+	err = s.sessions.End(r.Context(), session)
+	s.views.Release(session.key)
+	if err != nil && !errors.Is(err, errNoSession) {
 		return &httpError{Status: http.StatusServiceUnavailable, Err: err,
 			Msg: "the end of the session could not be written down, so it goes on: try again", Header: retryAfter(5)}
 	}

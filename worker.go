@@ -825,14 +825,18 @@ func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err er
 		}, err
 	}
 	params := joinMembers([]member{{"uri", quote(uri)}})
-	_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
-	return func() {
+	stop = func() {
 		id := strconv.FormatInt(w.lastID.Add(1), 10) // whose answer nobody waits for
 		select {
 		case w.out <- encodeRequest(ID(id), "resources/unsubscribe", params):
 		default:
 		}
-	}, err
+	}
+	_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
+	if err != nil && ctx.Err() != nil {
+		stop() // it may have come about all the same
+	}
+	return stop, err
 }
 
 var errUnsubscribed = errors.New("nobody listens any more")
