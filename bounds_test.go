@@ -1,0 +1,245 @@
+// What a hostile or careless client must not take from others: processes, places,
+// memory, and whom a module asks.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// modernMeta is the _meta of a client without sessions, called name, that can be
+// asked for the user's input.
+func modernMeta(name string) string {
+	return fmt.Sprintf(`"_meta":{%q:%q,%q:{"name":%q,"version":"1"},%q:{"elicitation":{}}}`,
+		metaProtocol, modernProtocol, metaClientInfo, name, metaClientCaps)
+}
+
+// A session has one value for as long as something of it is under way, however
+// many others there are.
+func TestSessionJustOpenedIsNotEvicted(t *testing.T) {
+	t.Parallel()
+	s, err := openSessions(t.TempDir(), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	open := func(id string) *Session {
+		session, release, err := s.Open(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(release)
+		return session
+	}
+	for range maxIdleSessions {
+		_, id := s.Create(protocols[0], 0, nil)
+		_, release, _ := s.Open(id)
+		release()
+	}
+	_, id := s.Create(protocols[0], 0, nil)
+	if open(id) != open(id) {
+		t.Error("two values for one session that is in use")
+	}
+}
+
+// What a module asks after its call's end takes no place that calls could have.
+func TestLateAskTakesNoPlace(t *testing.T) {
+	t.Parallel()
+	k := newParking(t.Context(), time.Minute)
+	for range maxParked + 1 {
+		var late func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
+		p := k.begin(Caller{Session: "x", Kin: "x"}, [32]byte{}, func(_ context.Context, c Caller) (json.RawMessage, error) {
+			late = c.Ask
+			return json.RawMessage(`{}`), nil
+		})
+		if _, err := p.wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		k.wg.Wait()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel() // as it has when the call ended
+		if _, err := late(ended, "roots/list", nil); err == nil {
+			t.Fatal("an ask after the call's end was answered")
+		}
+	}
+	if n := len(k.calls); n != 0 {
+		t.Errorf("%d calls are parked, none is under way", n)
+	}
+}
+
+// The places among parked calls are bounded for one client and for all.
+func TestParkedCallsAreBounded(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(context.Background())
+	k := newParking(ctx, time.Minute)
+	refused := make(map[string]int)
+	for _, kin := range []string{"a", "b", "c", "d", "e"} {
+		for range maxParkedKin + 1 {
+			p := k.begin(Caller{Session: "x", Kin: kin}, [32]byte{}, func(ctx context.Context, c Caller) (json.RawMessage, error) {
+				return c.Ask(ctx, "roots/list", nil)
+			})
+			if _, err := p.wait(t.Context()); errors.Is(err, errManyParked) {
+				refused[kin]++
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if got := fmt.Sprint(refused); got != "map[a:1 b:1 c:1 d:1 e:65]" {
+		t.Errorf("refused: %s", got)
+	}
+	cancel()
+	k.close()
+}
+
+// Bytes are counted for as long as they are kept, and no longer.
+func TestReplayIsGivenBack(t *testing.T) {
+	t.Parallel()
+	var budget atomic.Int64
+	s := newSession(sealed{Protocol: protocols[0]})
+	open := s.keepLog("g", &budget)
+	for range maxEventLogs {
+		s.keepLog("p", &budget).end()
+	}
+	open.add(make([]byte, 1<<20)) // of a log that made room for others
+	s.dropLogs(false)
+	if b := budget.Load(); b != 0 {
+		t.Errorf("%d bytes count that nobody keeps", b)
+	}
+}
+
+// One session can't take from others what little of an answer they need kept.
+func TestReplayIsNotOnes(t *testing.T) {
+	t.Parallel()
+	var budget atomic.Int64
+	hog := newSession(sealed{Protocol: protocols[0]})
+	for range 2 * maxReplayAll / maxReplay {
+		l := hog.keepLog("p", &budget)
+		for range 4 {
+			l.add(make([]byte, maxReplay/4))
+		}
+		l.end()
+	}
+	if b := budget.Load(); b > maxReplayAll+maxReplay {
+		t.Errorf("%d bytes are kept, %d may be", b, maxReplayAll)
+	}
+	l := newSession(sealed{Protocol: protocols[0]}).keepLog("p", &budget)
+	n := l.add([]byte("an answer"))
+	if _, _, _, ok := l.after(n - 1); !ok {
+		t.Error("another session's answer is not kept")
+	}
+}
+
+// Clients that call and go away start no more processes than there may be.
+func TestProcessesOfOneModuleAreBounded(t *testing.T) {
+	t.Parallel()
+	var live, most atomic.Int64
+	end := make(chan struct{})
+	f := newFleet(t.Context(), "a", true, func(context.Context, watcher) (*Worker, error) {
+		n := live.Add(1)
+		defer live.Add(-1)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		<-end // a start that takes its time
+		return nil, errors.New("it does not start")
+	}, func() {})
+	gone, cancel := context.WithCancel(t.Context())
+	var callers sync.WaitGroup
+	for i := range 20 * maxLanes {
+		callers.Go(func() {
+			ctx, hangUp := context.WithCancel(gone)
+			context.AfterFunc(ctx, hangUp)
+			if i%2 == 0 {
+				time.AfterFunc(time.Duration(i)*time.Microsecond, hangUp)
+			}
+			f.call(ctx, Caller{Session: fmt.Sprint(i), Kin: "k", Alone: true, Modern: true}, "tools/call", nil, 0)
+			hangUp()
+		})
+	}
+	await(t, "as many processes as there may be", func() bool { return live.Load() >= maxLanes })
+	cancel()
+	callers.Wait()
+	close(end)
+	f.close()
+	if n := most.Load(); n > 2*maxLanes {
+		t.Errorf("%d processes at once", n)
+	}
+}
+
+// A process that asks becomes its caller's own only while nobody else is about to
+// call it.
+func TestAskerIsNoOnesWithAGuest(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	f := newFleet(t.Context(), "a", false, func(ctx context.Context, w watcher) (*Worker, error) {
+		w.serves, w.listChanged = true, func(string) {}
+		return startWorker(ctx, "a", launch{Path: dir + "/a.usher", Dir: dir}, eraSession, &Guard{}, quietLog(io.Discard), w)
+	}, func() {})
+	defer f.close()
+	alice, bob := Caller{Session: "alice", Kin: "alice", Caps: allCaps}, Caller{Session: "bob", Kin: "bob", Caps: allCaps}
+	if _, err := f.call(t.Context(), alice, "tools/call", json.RawMessage(`{"name":"echo"}`), 0); err != nil {
+		t.Fatal(err)
+	}
+	p, err := f.enter(t.Context(), bob) // as a call begins
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.leave()
+	f.seenAsking(p) // alice's process asks
+	w := p.worker
+	w.asks.own(bob) // and bob's call goes on
+	w.calls.add("77", &call{caller: bob, answer: make(chan *Message, 1), beat: make(chan struct{}, 1), ctx: t.Context()})
+	defer w.calls.take("77")
+	if c, err := w.whose(nil); err == nil && c != nil {
+		t.Errorf("what alice's process asks goes to %s", c.caller.Session)
+	}
+}
+
+// JSON that is valid and makes no sense is refused, in whatever revision.
+func TestOddRequests(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "tools=x")
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("a_x")
+	meta := modernMeta("odd")
+	for _, body := range []string{
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":5,` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":null,` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","arguments":null,` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":5,"name":"a_x"}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`,
+		`{"jsonrpc":"2.0","id":` + strings.Repeat("9", 400) + `,"method":"tools/call"}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x",` + meta + `,"_meta":{}}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"resourceSubscriptions":5},` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":[],` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"result":{}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":5,` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":5,` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping","params":{` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{` + meta + `}}`,
+		`[]`, `[1]`, `5`, `null`, `""`,
+	} {
+		var m struct{ Method string }
+		_ = json.Unmarshal([]byte(body), &m) // some are no objects
+		req := c.request(http.MethodPost, body)
+		req.Header.Set(protocolHeader, modernProtocol)
+		req.Header.Set(methodHeader, m.Method)
+		req.Header.Set(nameHeader, "a_x")
+		if a := c.do(req); a.Status != http.StatusBadRequest && a.Status != http.StatusNotFound {
+			t.Errorf("%.150s: %d %s", body, a.Status, a.Body)
+		}
+	}
+}
