@@ -170,11 +170,11 @@ func (w *Worker) handleRequest(msg *Message) {
 		defer cancel()
 		defer w.asks.open.take(string(msg.ID))
 		result, err := w.ask(ctx, c, needs, msg)
+		answer := encodeResult(msg.ID, result)
 		if err != nil {
-			w.answer(encodeError(msg.ID, asRPCError(err)))
-			return
+			answer = encodeError(msg.ID, asRPCError(err))
 		}
-		w.answer(encodeResult(msg.ID, result))
+		_ = w.send(w.asks.ctx, answer) // fails with the process alone
 	})
 }
 
