@@ -474,6 +474,8 @@ func (p *pool) run(s *starting) {
 		p.worker = s.worker
 		if p.closed || (p.retired || p.outdated) && p.active == 0 {
 			p.stopLocked()
+		} else if p.forsakenLocked() { // a call was the first to miss the process
+			p.renewLocked()
 		}
 	}
 	p.mu.Unlock()
@@ -641,15 +643,29 @@ func (p *pool) renewSubscriptions(ctx context.Context, asked string) error {
 // revive starts the process again for those who want to hear of its resources.
 func (p *pool) revive() {
 	p.mu.Lock()
-	wanted := len(p.subs) > 0 && !p.retired && p.starting == nil && time.Now().After(p.notBefore) && (p.worker == nil || !p.worker.alive())
-	p.mu.Unlock()
-	if wanted {
-		p.enter()
-		p.wg.Go(func() {
-			defer p.leave()
-			_ = p.renewSubscriptions(p.ctx, "") // tried again at the next look
-		})
+	defer p.mu.Unlock()
+	if len(p.subs) > 0 && !p.retired && p.starting == nil && time.Now().After(p.notBefore) && (p.worker == nil || !p.worker.alive()) {
+		p.renewLocked()
 	}
+}
+
+// renewLocked has the process say again what a former one was to.
+func (p *pool) renewLocked() {
+	p.active++
+	p.wg.Go(func() {
+		defer p.leave()
+		_ = p.renewSubscriptions(p.ctx, "") // tried again at the next look, or with the next process
+	})
+}
+
+// forsakenLocked reports whether something is wanted of a process that is no more.
+func (p *pool) forsakenLocked() bool {
+	for _, s := range p.subs {
+		if s.of != nil && s.of != p.worker {
+			return true
+		}
+	}
+	return false
 }
 
 // updated tells those who want to know that a resource has changed: the one
