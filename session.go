@@ -240,10 +240,15 @@ func (s *Session) listens() bool {
 }
 
 // keepLog begins a log of a stream, for as long as the session lives and there
-// is room.
+// is room. Of one that has ended nothing is kept.
 func (s *Session) keepLog(kind string, budget *atomic.Int64) *eventLog {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.ended {
+		l := newEventLog(kind, s.claim, budget)
+		l.drop()
+		return l
+	}
 	s.logs = slices.DeleteFunc(s.logs, func(l *eventLog) bool {
 		if l.lost() {
 			l.drop()
