@@ -415,7 +415,11 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, body []byte,
 			answers.add(encodeError(msg.ID, asRPCError(err)))
 		case msg.isRequest():
 			requests = true
-			under.Go(func() { answers.add(s.answerOfBatch(r, session, msg, out, notes)) })
+			under.Go(func() {
+				if answer := s.answerOfBatch(r, session, msg, out, notes); answer != nil {
+					answers.add(answer)
+				}
+			})
 		default:
 			s.takeOther(session, msg)
 		}
@@ -426,7 +430,7 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, body []byte,
 		done <- func() {
 			if b := answers.join(); b != nil {
 				out.finish(http.StatusOK, b)
-			} else {
+			} else if out.sse == nil {
 				w.WriteHeader(http.StatusAccepted)
 			}
 		}
@@ -438,7 +442,7 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, body []byte,
 	return nil
 }
 
-// answerOfBatch answers one request of a batch.
+// answerOfBatch answers one request of a batch; nil where it was cancelled.
 func (s *Server) answerOfBatch(r *http.Request, session *Session, msg *Message, out *reply, notes chan []byte) []byte {
 	if msg.Method == "initialize" {
 		return encodeError(msg.ID, rpcErrorf(codeInvalidRequest, "initialize can't be part of a batch"))
@@ -449,10 +453,14 @@ func (s *Server) answerOfBatch(r *http.Request, session *Session, msg *Message, 
 	}
 	defer end()
 	result, err := s.newRequest(session, msg.Params, out, notes).answer(ctx, msg.Method)
-	if err != nil {
+	switch {
+	case err == nil:
+		return encodeResult(msg.ID, result)
+	case isCancel(err):
+		return nil
+	default:
 		return encodeError(msg.ID, asRPCError(err))
 	}
-	return encodeResult(msg.ID, result)
 }
 
 // reply is the answer to one POST. It is plain JSON until there is something to
