@@ -67,6 +67,7 @@ func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
 	posting.Lock()
 	ended = true // from here on nothing begins
 	posting.Unlock()
+	session.post.Store(nil) // the session stays for a while, the peer need not
 	p.cancelAll(errGone)
 	session.hangUp()
 	p.requests.Wait()
