@@ -27,9 +27,14 @@ import (
 //	grows           says list_changed after initialized, and has one tool more
 //	deaf            ignores TERM and the end of stdin
 //	child           starts a grandchild that sleeps
+//	res=NAME        has the resource NAME://one, the template NAME://many/{n} and
+//	                the prompt say; it tells of changes of what is subscribed to
 //
-// Its tools, but for tools=, are echo, sleep {ms}, crash, exit, progress {n},
-// log {level}, pid, env {name}, count, fail, big {bytes}, error, grow.
+// Its tools, but for tools=, are echo, sleep {ms}, crash, exit, progress {n, hold},
+// log {level}, pid, env {name}, count, fail, big {bytes}, error, grow. Where they
+// are named, also touch {uri}, which changes a resource, and mirror, whose
+// parameters are repeated in headers, and release, at which a progress goes on
+// that holds after so many.
 type fakeServer struct {
 	traits map[string]string
 	mu     sync.Mutex // guards stdout
@@ -37,11 +42,13 @@ type fakeServer struct {
 	stop   map[string]chan struct{} // calls by id; closed when cancelled
 	stopMu sync.Mutex
 	count  int
-	extra  int // tools added
+	extra  int             // tools added
+	wanted map[string]bool // resources subscribed to, by URI
+	held   chan struct{}   // unbuffered: where progress waits for release
 }
 
 func runFake(name string) int {
-	f := &fakeServer{traits: map[string]string{}, out: bufio.NewWriter(os.Stdout), stop: map[string]chan struct{}{}}
+	f := &fakeServer{traits: map[string]string{}, out: bufio.NewWriter(os.Stdout), stop: map[string]chan struct{}{}, wanted: map[string]bool{}, held: make(chan struct{})}
 	for word := range strings.FieldsSeq(name) {
 		key, value, _ := strings.Cut(word, "=")
 		f.traits[key] = value
@@ -90,7 +97,11 @@ func (f *fakeServer) take(msg *Message) {
 	case "initialize":
 		ms, _ := strconv.Atoi(f.traits["slowstart"])
 		<-time.After(time.Duration(ms) * time.Millisecond)
-		f.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)))
+		capabilities := `"tools":{"listChanged":true}`
+		if f.has("res") {
+			capabilities += `,"resources":{"subscribe":true},"prompts":{},"completions":{}`
+		}
+		f.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)))
 	case "notifications/initialized":
 		if f.has("grows") {
 			f.grow()
@@ -111,11 +122,45 @@ func (f *fakeServer) take(msg *Message) {
 		f.stopMu.Unlock()
 		go f.call(msg, stop)
 	default:
-		if msg.isRequest() {
+		if result := f.other(msg); result != nil {
+			f.send(encodeResult(msg.ID, result))
+		} else if msg.isRequest() {
 			f.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
 		}
 	}
 }
+
+// other answers what only a fake with resources answers; nil for nothing.
+func (f *fakeServer) other(msg *Message) json.RawMessage {
+	name, uri := f.traits["res"], stringField(msg.Params, "uri")
+	if name == "" {
+		return nil
+	}
+	switch msg.Method {
+	case "resources/list":
+		return json.RawMessage(fmt.Sprintf(`{"resources":[{"uri":"%s://one","name":"one"}]}`, name))
+	case "resources/templates/list":
+		return json.RawMessage(fmt.Sprintf(`{"resourceTemplates":[{"uriTemplate":"%s://many/{n}","name":"many"}]}`, name))
+	case "resources/read":
+		return json.RawMessage(fmt.Sprintf(`{"contents":[{"uri":%q,"text":"what %s has"}]}`, uri, name))
+	case "prompts/list":
+		return json.RawMessage(`{"prompts":[{"name":"say","arguments":[{"name":"x"}]}]}`)
+	case "prompts/get":
+		return json.RawMessage(fmt.Sprintf(`{"messages":[{"role":"user","content":{"type":"text","text":"what %s says"}}]}`, name))
+	case "completion/complete":
+		return json.RawMessage(fmt.Sprintf(`{"completion":{"values":["%s's"]}}`, name))
+	case "resources/subscribe", "resources/unsubscribe":
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.wanted[uri] = msg.Method == "resources/subscribe"
+		return json.RawMessage(`{}`)
+	}
+	return nil
+}
+
+// mirrorSchema is of a tool whose parameters are repeated in headers.
+const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},"n":{"type":"integer","x-mcp-header":"Number"},` +
+	`"on":{"type":"boolean","x-mcp-header":"On"},"deep":{"type":"object","properties":{"er":{"type":"string","x-mcp-header":"Deeper"}}}}}`
 
 func (f *fakeServer) grow() {
 	f.mu.Lock()
@@ -138,7 +183,11 @@ func (f *fakeServer) list() json.RawMessage {
 	f.mu.Unlock()
 	var tools []json.RawMessage
 	for name := range strings.SplitSeq(names, ",") {
-		tools = append(tools, json.RawMessage(fmt.Sprintf(`{"name":%q,"description":"The tool %s.","inputSchema":{"type":"object"}}`, name, name)))
+		schema := `{"type":"object"}`
+		if name == "mirror" {
+			schema = mirrorSchema
+		}
+		tools = append(tools, json.RawMessage(fmt.Sprintf(`{"name":%q,"description":"The tool %s.","inputSchema":%s}`, name, name, schema)))
 	}
 	return marshal(map[string]any{"tools": tools})
 }
@@ -170,7 +219,12 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 	case "progress":
 		for i := range number("n") {
 			f.send(encodeNotification("notifications/progress", joinMembers([]member{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}})))
+			if i+1 == number("hold") {
+				<-f.held
+			}
 		}
+	case "release":
+		f.held <- struct{}{}
 	case "log":
 		f.send(encodeNotification("notifications/message", marshal(map[string]string{"level": stringField(args, "level"), "data": stringField(args, "data")})))
 	case "pid":
@@ -192,9 +246,23 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 		return
 	case "grow":
 		f.grow()
+	case "touch":
+		result = f.touch(stringField(args, "uri"))
 	}
 	f.send(encodeResult(msg.ID, result))
 	if f.has("twice") {
 		f.send(encodeResult(msg.ID, textResult("the second answer")))
 	}
+}
+
+// touch changes a resource, which those are told who want to know.
+func (f *fakeServer) touch(uri string) json.RawMessage {
+	f.mu.Lock()
+	wanted := f.wanted[uri]
+	f.mu.Unlock()
+	if !wanted {
+		return textResult("nobody wants to know")
+	}
+	f.send(encodeNotification("notifications/resources/updated", joinMembers([]member{{"uri", quote(uri)}})))
+	return textResult("told")
 }

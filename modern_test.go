@@ -1,0 +1,842 @@
+// Clients without sessions (MCP 2026-07-28): what is asked of each request, what
+// an answer has, what they are told, and who of them sees what.
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// stateless is a client that never says initialize.
+func stateless(t *testing.T, url string) *testClient {
+	t.Helper()
+	return &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Transport: spy{t}, Timeout: 2 * patience}}
+}
+
+// modernMeta is what each request says of its client.
+const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}`
+
+// modernPOST is a request as a client makes it that keeps to all rules. What
+// params have in _meta goes with it.
+func (c *testClient) modernPOST(id, method, params string) *http.Request {
+	c.t.Helper()
+	own, _ := members(field(rawOrNil(params), "_meta"))
+	meta, _ := members(json.RawMessage("{" + modernMeta + "}"))
+	for _, f := range own {
+		meta = setMember(meta, f.key, f.value)
+	}
+	full := withMember(rawOrNil(params), "_meta", joinMembers(meta))
+	req := c.request(http.MethodPost, string(encodeRequest(ID(id), method, full)))
+	req.Header.Set(protocolHeader, modernProtocol)
+	req.Header.Set(methodHeader, method)
+	if name := stringField(full, "name") + stringField(full, "uri"); name != "" {
+		req.Header.Set(nameHeader, name)
+	}
+	return req
+}
+
+// modern makes such a request, changed by present.
+func (c *testClient) modern(method, params string, present ...func(*http.Request)) answer {
+	c.t.Helper()
+	req := c.modernPOST("1", method, params)
+	all(present...)(req)
+	return c.do(req)
+}
+
+// event is one event of a stream, or a comment.
+type event struct {
+	id, retry, name, data string
+	hasData, comment      bool
+}
+
+func (e event) msg() json.RawMessage { return json.RawMessage(e.data) }
+
+// follow opens a stream. Its events arrive on the channel, which is closed at
+// its end.
+func follow(t *testing.T, req *http.Request) (res *http.Response, events <-chan event, hangUp func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	res, err := client.Do(req.WithContext(ctx))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make(chan event, 10_000)
+	go func() {
+		defer close(out)
+		defer res.Body.Close()
+		lines := bufio.NewReader(res.Body)
+		var e event
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				return
+			}
+			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+			value = strings.TrimPrefix(value, " ")
+			switch {
+			case line == "\n" && e != event{}:
+				out <- e
+				e = event{}
+			case key == "":
+				e.comment = true
+			case key == "id":
+				e.id = value
+			case key == "retry":
+				e.retry = value
+			case key == "event":
+				e.name = value
+			case key == "data":
+				e.data, e.hasData = value, true
+			}
+		}
+	}()
+	return res, out, cancel
+}
+
+// next is the next event with a message.
+func next(t *testing.T, events <-chan event) (event, bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case e, ok := <-events:
+			if !ok || e.data != "" {
+				return e, ok
+			}
+		case <-deadline:
+			t.Fatal("gave up waiting for a message on a stream")
+		}
+	}
+}
+
+// rest is the messages until the stream's end.
+func rest(t *testing.T, events <-chan event) (list []event) {
+	t.Helper()
+	for {
+		e, ok := next(t, events)
+		if !ok {
+			return list
+		}
+		list = append(list, e)
+	}
+}
+
+// mustNext is next, which has to have this in it.
+func mustNext(t *testing.T, events <-chan event, want ...string) event {
+	t.Helper()
+	e, ok := next(t, events)
+	if !ok {
+		t.Fatalf("the stream ended before %v", want)
+	}
+	for _, w := range want {
+		if !strings.Contains(e.data, w) {
+			t.Fatalf("the stream says %s, want %s", e.data, w)
+		}
+	}
+	return e
+}
+
+const changedTools = "notifications/tools/list_changed"
+
+// What _meta may have in it.
+const (
+	metaCaps  = `"io.modelcontextprotocol/clientCapabilities":{}`
+	metaNow   = `"io.modelcontextprotocol/protocolVersion":"2026-07-28"`
+	metaLater = `"io.modelcontextprotocol/protocolVersion":"2030-01-01"`
+)
+
+// modernRefusals is what is asked of a request, in the order in which it is
+// looked at: a row with two faults is refused for the first.
+var modernRefusals = []struct {
+	name   string
+	header string // lines of "Name: value", or "Name:" to leave one out
+	meta   string // instead of what a client says
+	method string // tools/list if empty
+	params string // beside _meta
+	status int
+	code   int
+	says   string
+}{
+	{name: "all is well", status: 200},
+	{name: "a version in the header alone that is not known", header: protocolHeader + ": 2030-01-01\nMcp-Method:", meta: "-", status: 400, code: -32022, says: `"supported":["2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"],"requested":"2030-01-01"`},
+	{name: "a word as version", header: protocolHeader + ": newest", meta: "-", status: 400, code: -32022, says: `"requested":"newest"`},
+	{name: "no Mcp-Method", header: "Mcp-Method:", status: 400, code: -32020, says: `Mcp-Method is missing`},
+	{name: "no Mcp-Method, nor _meta", header: "Mcp-Method:", meta: "-", status: 400, code: -32020, says: `Mcp-Method is missing`},
+	{name: "another Mcp-Method", header: "Mcp-Method: tools/call", status: 400, code: -32020, says: `\"tools/call\", and the body \"tools/list\"`},
+	{name: "Mcp-Method in another case", header: "Mcp-Method: Tools/List", status: 400, code: -32020},
+	{name: "Mcp-Method in another case, and half a _meta", header: "Mcp-Method: TOOLS/LIST", meta: metaNow, status: 400, code: -32020},
+	{name: "Mcp-Method with the name of another method, that is not known", header: "Mcp-Method: tools/list", method: "nope", status: 400, code: -32020},
+	{name: "no _meta", meta: "-", status: 400, code: -32602, says: "protocolVersion"},
+	{name: "an empty _meta", meta: " ", status: 400, code: -32602, says: "protocolVersion"},
+	{name: "_meta without a version", meta: metaCaps, status: 400, code: -32602, says: "protocolVersion"},
+	{name: "a version that is a number", meta: `"io.modelcontextprotocol/protocolVersion":2026,` + metaCaps, status: 400, code: -32602, says: "protocolVersion"},
+	{name: "_meta without capabilities", meta: metaNow, status: 400, code: -32602, says: "clientCapabilities"},
+	{name: "capabilities that are a list", meta: metaNow + `,"io.modelcontextprotocol/clientCapabilities":[]`, status: 400, code: -32602, says: "clientCapabilities"},
+	{name: "_meta without capabilities, and another version in the header", header: protocolHeader + ": 2030-01-01", meta: metaNow, status: 400, code: -32602, says: "clientCapabilities"},
+	{name: "_meta without who asks is well", meta: metaNow + "," + metaCaps, status: 200},
+	{name: "no version header", header: protocolHeader + ":", status: 400, code: -32020, says: "is missing"},
+	{name: "the header's version is older", header: protocolHeader + ": 2025-11-25", status: 400, code: -32020},
+	{name: "the header's version is newer", header: protocolHeader + ": 2030-01-01", status: 400, code: -32020},
+	{name: "_meta's version is newer", meta: metaLater + "," + metaCaps, status: 400, code: -32020},
+	{name: "both are newer", header: protocolHeader + ": 2030-01-01", meta: metaLater + "," + metaCaps, status: 400, code: -32022, says: `"requested":"2030-01-01"`},
+	{name: "both are newer, and the method is not known", header: protocolHeader + ": 2030-01-01", method: "nope", meta: metaLater + "," + metaCaps, status: 400, code: -32022},
+	{name: "both are of the time of sessions", header: protocolHeader + ": 2025-11-25", meta: `"io.modelcontextprotocol/protocolVersion":"2025-11-25",` + metaCaps, status: 400, code: -32022, says: `"requested":"2025-11-25"`},
+	{name: "an unknown method", method: "nope", status: 404, code: -32601},
+	{name: "a method in another case", method: "Tools/List", status: 404, code: -32601},
+	{name: "initialize", method: "initialize", params: `"protocolVersion":"2025-11-25","capabilities":{}`, status: 404, code: -32601},
+	{name: "ping", method: "ping", status: 404, code: -32601},
+	{name: "logging/setLevel", method: "logging/setLevel", params: `"level":"info"`, status: 404, code: -32601},
+	{name: "resources/subscribe", method: "resources/subscribe", params: `"uri":"r://one"`, status: 404, code: -32601},
+	{name: "resources/unsubscribe", method: "resources/unsubscribe", params: `"uri":"r://one"`, status: 404, code: -32601},
+	{name: "an unknown log level", meta: modernMeta + `,"io.modelcontextprotocol/logLevel":"loud"`, status: 400, code: -32602, says: "logLevel"},
+	{name: "a log level that is a number", meta: modernMeta + `,"io.modelcontextprotocol/logLevel":3`, status: 400, code: -32602, says: "logLevel"},
+	{name: "no Mcp-Name", header: "Mcp-Name:", method: "tools/call", params: `"name":"a_x"`, status: 400, code: -32020, says: "Mcp-Name is missing"},
+	{name: "another Mcp-Name", header: "Mcp-Name: a_y", method: "tools/call", params: `"name":"a_x"`, status: 400, code: -32020},
+	{name: "Mcp-Name in another case", header: "Mcp-Name: A_x", method: "tools/call", params: `"name":"a_x"`, status: 400, code: -32020},
+	{name: "Mcp-Name in base64", header: "Mcp-Name: =?base64?YV94?=", method: "tools/call", params: `"name":"a_x"`, status: 200},
+	{name: "Mcp-Name in base64 of another", header: "Mcp-Name: =?base64?YV95?=", method: "tools/call", params: `"name":"a_x"`, status: 400, code: -32020},
+	{name: "Mcp-Name in base64 without padding", header: "Mcp-Name: =?base64?YV9?=", method: "tools/call", params: `"name":"a_x"`, status: 400, code: -32020, says: "malformed"},
+	{name: "Mcp-Name in base64 that is none", header: "Mcp-Name: =?base64?*?=", method: "tools/call", params: `"name":"a_x"`, status: 400, code: -32020, says: "malformed"},
+	{name: "Mcp-Name in base64 with bits over", header: "Mcp-Name: =?base64?YV94YR==?=", method: "tools/call", params: `"name":"a_xa"`, status: 400, code: -32020, says: "malformed"},
+	{name: "Mcp-Name that only begins as base64", header: "Mcp-Name: =?base64?YV94", method: "tools/call", params: `"name":"=?base64?YV94"`, status: 400, code: -32602, says: "unknown tool"},
+	{name: "Mcp-Name as base64 of nothing", header: "Mcp-Name: =?base64??=", method: "tools/call", params: `"name":""`, status: 400, code: -32602, says: "unknown tool"},
+	{name: "a name beyond ASCII in base64", header: "Mcp-Name: =?base64?YV/DqQ==?=", method: "tools/call", params: `"name":"a_é"`, status: 400, code: -32602, says: "unknown tool"},
+	{name: "a name beyond ASCII as it is", header: "Mcp-Name: a_é", method: "tools/call", params: `"name":"a_é"`, status: 400, code: -32020, says: "malformed"},
+	{name: "no Mcp-Name for a prompt", header: "Mcp-Name:", method: "prompts/get", params: `"name":"a_say"`, status: 400, code: -32020},
+	{name: "no Mcp-Name for a resource", header: "Mcp-Name:", method: "resources/read", params: `"uri":"r://one"`, status: 400, code: -32020},
+	{name: "another Mcp-Name for a resource", header: "Mcp-Name: r://two", method: "resources/read", params: `"uri":"r://one"`, status: 400, code: -32020},
+	{name: "an unknown tool", method: "tools/call", params: `"name":"a_nope"`, status: 400, code: -32602, says: "unknown tool"},
+	{name: "an unknown resource", method: "resources/read", params: `"uri":"r://nope"`, status: 400, code: -32602, says: `"uri":"r://nope"`},
+	{name: "a listener that takes no stream", header: "Accept: application/json", method: "subscriptions/listen", params: `"notifications":{}`, status: 406, code: -32000},
+	{name: "a listener without a filter", method: "subscriptions/listen", status: 400, code: -32602, says: "notifications"},
+}
+
+func TestModernRefusals(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=x res=r")
+	c := stateless(t, serveHere(t, dir).URL)
+	for _, tt := range modernRefusals {
+		method := tt.method
+		if method == "" {
+			method = "tools/list"
+		}
+		req := c.modernPOST(`"q"`, method, "{"+tt.params+"}")
+		if tt.meta != "" {
+			params := `{"_meta":{` + tt.meta + `}}`
+			if tt.meta == "-" {
+				params = `{}`
+			}
+			plain := c.request(http.MethodPost, string(encodeRequest(ID(`"q"`), method, json.RawMessage(params))))
+			plain.Header = req.Header
+			req = plain
+		}
+		setHeaders(req, tt.header)
+		a := c.do(req)
+		code := string(field(field(a.last(), "error"), "code"))
+		if code == "" {
+			code = "0"
+		}
+		if a.Status != tt.status || code != fmt.Sprint(tt.code) || !strings.Contains(a.Body, tt.says) || string(field(a.last(), "id")) != `"q"` {
+			t.Errorf("%s: %d %s, want %d with %d and %q", tt.name, a.Status, clipText(a.Body, 400), tt.status, tt.code, tt.says)
+		}
+	}
+}
+
+// setHeaders sets lines of "Name: value", or takes "Name:" away.
+func setHeaders(req *http.Request, lines string) {
+	for line := range strings.Lines(lines) {
+		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		if req.Header.Del(name); value != "" {
+			req.Header.Set(name, strings.TrimPrefix(value, " "))
+		}
+	}
+}
+
+// TestModernParamHeaders holds arguments against the headers that repeat them.
+func TestModernParamHeaders(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=mirror")
+	c := stateless(t, serveHere(t, dir).URL)
+	for _, tt := range []struct {
+		arguments, header string
+		ok                bool
+	}{
+		{`{"other":1}`, "", true},
+		{`{"region":"eu"}`, "Mcp-Param-Region: eu", true},
+		{`{"region":"eu"}`, "mcp-param-region: eu", true},
+		{`{"region":"eu"}`, "Mcp-Param-Region: =?base64?ZXU=?=", true},
+		{`{"region":"eu"}`, "Mcp-Param-Region: =?base64?ZXU?=", false},
+		{`{"region":"eu"}`, "", false},
+		{`{"region":"eu"}`, "Mcp-Param-Region: us", false},
+		{`{"region":"eu"}`, "Mcp-Param-Region: EU", false},
+		{`{"region":"é"}`, "Mcp-Param-Region: =?base64?w6k=?=", true},
+		{`{"region":"é"}`, "Mcp-Param-Region: é", false},
+		{`{"region":null}`, "", true},
+		{`{"region":null}`, "Mcp-Param-Region: null", false},
+		{`{}`, "Mcp-Param-Region: eu", false},
+		{`{"n":42}`, "Mcp-Param-Number: 42", true},
+		{`{"n":42.0}`, "Mcp-Param-Number: 42", true},
+		{`{"n":42}`, "Mcp-Param-Number: 42.0", true},
+		{`{"n":42}`, "Mcp-Param-Number: 43", false},
+		{`{"n":42}`, "Mcp-Param-Number: x", false},
+		{`{"n":9007199254740993}`, "Mcp-Param-Number: 9007199254740993", true},
+		{`{"n":9007199254740993}`, "Mcp-Param-Number: 9007199254740992", false},
+		{`{"n":"42"}`, "Mcp-Param-Number: 42.0", false},
+		{`{"on":true}`, "Mcp-Param-On: true", true},
+		{`{"on":true}`, "Mcp-Param-On: True", false},
+		{`{"on":false}`, "", false},
+		{`{"deep":{"er":"x"}}`, "Mcp-Param-Deeper: x", true},
+		{`{"deep":{"er":"x"}}`, "", false},
+		{`{"deep":{}}`, "Mcp-Param-Deeper: x", false},
+		{`{"deep":"x"}`, "", true},
+		{`{"region":"eu","n":1,"deep":{"er":"x"}}`, "Mcp-Param-Region: eu\nMcp-Param-Number: 1\nMcp-Param-Deeper: x", true},
+		{`{"region":"eu","n":1,"deep":{"er":"x"}}`, "Mcp-Param-Region: eu\nMcp-Param-Number: 1\nMcp-Param-Deeper: y", false},
+		{`{"other":1}`, "Mcp-Param-Unheard-Of: x", true},
+	} {
+		a := c.modern("tools/call", `{"name":"a_mirror","arguments":`+tt.arguments+`}`, func(r *http.Request) { setHeaders(r, tt.header) })
+		if ok := a.Status == 200 && a.failure() == ""; ok != tt.ok || !ok && (a.Status != 400 || !strings.Contains(a.Body, `"code":-32020`)) {
+			t.Errorf("%s with %q: %d %s", tt.arguments, tt.header, a.Status, a.Body)
+		}
+	}
+	// Headers of the same name twice say two things.
+	if a := c.modern("tools/call", `{"name":"a_mirror","arguments":{"region":"eu"}}`, func(r *http.Request) { r.Header["Mcp-Param-Region"] = []string{"eu", "us"} }); a.Status != 400 {
+		t.Errorf("a header twice: %d %s", a.Status, a.Body)
+	}
+}
+
+// TestModernResults looks at what answers have.
+func TestModernResults(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=x,fail res=r")
+	c := stateless(t, serveHere(t, dir).URL)
+	for _, tt := range []struct {
+		method, params, says string
+		list                 bool
+	}{
+		{"server/discover", "", `"supportedVersions":["2026-07-28",`, true},
+		{"server/discover", "", `- a: A fake module.`, true},
+		{"server/discover", "", `"listChanged":true`, true},
+		{"tools/list", "", `"a_x"`, true},
+		{"prompts/list", "", `"a_say"`, true},
+		{"resources/list", "", `"r://one"`, true},
+		{"resources/templates/list", "", `"r://many/{n}"`, true},
+		{"tools/call", `{"name":"a_x"}`, `"content"`, false},
+		{"tools/call", `{"name":"a_fail"}`, `"isError":true`, false},
+		{"prompts/get", `{"name":"a_say"}`, `what r says`, false},
+		{"resources/read", `{"uri":"r://one"}`, `what r has`, false},
+		{"resources/read", `{"uri":"r://many/3"}`, `what r has`, false},
+		{"completion/complete", `{"ref":{"type":"ref/prompt","name":"a_say"},"argument":{"name":"x","value":""}}`, `r's`, false},
+		{"completion/complete", `{"ref":{"type":"ref/resource","uri":"r://many/{n}"},"argument":{"name":"n","value":""}}`, `r's`, false},
+	} {
+		a := c.modern(tt.method, tt.params)
+		var r struct {
+			ResultType string
+			TTL        *int `json:"ttlMs"`
+			CacheScope string
+			Meta       map[string]struct{ Name, Version string } `json:"_meta"`
+		}
+		json.Unmarshal(a.result(), &r)
+		kept := tt.list || tt.method == "resources/read"
+		if a.Status != 200 || r.ResultType != "complete" || r.Meta[metaServerInfo].Name != "usher" || !strings.Contains(a.Body, tt.says) ||
+			kept != (r.TTL != nil) || kept != (r.CacheScope == "private") || tt.list && (*r.TTL <= 0 || *r.TTL > 5000) || !tt.list && kept && *r.TTL != 0 {
+			t.Errorf("%s %s: %d %s", tt.method, tt.params, a.Status, a.Body)
+		}
+		if a.Header.Get(sessionHeader) != "" {
+			t.Errorf("%s gives a session", tt.method)
+		}
+	}
+	for _, id := range []string{`1`, `"1"`, `-5`, `0`, `9007199254740993`, `""`, `"a\u00e9"`} {
+		for method, params := range map[string]string{"tools/list": "", "tools/call": `{"name":"a_x"}`, "nope": ""} {
+			if a := c.do(c.modernPOST(id, method, params)); string(field(a.last(), "id")) != id {
+				t.Errorf("the id %s of %s came back in %s", id, method, a.Body)
+			}
+		}
+	}
+	for name, body := range map[string]string{"a notification": `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1,"_meta":{` + modernMeta + `}}}`,
+		"one that is not known": `{"jsonrpc":"2.0","method":"notifications/nope"}`} {
+		req := c.request(http.MethodPost, body)
+		req.Header.Set(protocolHeader, modernProtocol)
+		if a := c.do(req); a.Status != 202 || a.Body != "" {
+			t.Errorf("%s: %d %s", name, a.Status, a.Body)
+		}
+	}
+	req := c.request(http.MethodPost, `{"jsonrpc":"2.0","id":1,"result":{}}`)
+	req.Header.Set(protocolHeader, modernProtocol)
+	if a := c.do(req); a.Status != 400 {
+		t.Errorf("an answer: %d %s", a.Status, a.Body)
+	}
+	for name, session := range map[string]string{"a forged session": "nope", "somebody's": connect(t, c.URL).Session} {
+		if a := c.modern("tools/list", "", func(r *http.Request) { r.Header.Set(sessionHeader, session) }); a.Status != 200 || a.Header.Get(sessionHeader) != "" {
+			t.Errorf("with %s: %d %s", name, a.Status, a.Body)
+		}
+	}
+	get := c.request(http.MethodGet, "")
+	get.Header.Set(protocolHeader, modernProtocol)
+	if a := c.do(get); a.Status != 405 {
+		t.Errorf("GET: %d", a.Status)
+	}
+	if a := c.modern("tools/list", "", func(r *http.Request) { r.Header.Set("Accept", "text/event-stream") }); !strings.HasPrefix(a.Header.Get("Content-Type"), "text/event-stream") || a.result() == nil {
+		t.Errorf("a client that takes streams alone: %v %s", a.Header, a.Body)
+	}
+}
+
+// TestModernNotifications looks at what comes before an answer.
+func TestModernNotifications(t *testing.T) {
+	t.Parallel()
+	c := oneFake(t)
+	d := c.daemon
+	c = stateless(t, c.URL)
+	for level, want := range map[string]int{"": 1, "debug": 2, "warning": 2, "error": 1, "emergency": 1} {
+		meta := ""
+		if level != "" {
+			meta = `,"_meta":{"io.modelcontextprotocol/logLevel":"` + level + `"}`
+		}
+		a := c.modern("tools/call", `{"name":"a_log","arguments":{"level":"warning","data":"hello"}`+meta+`}`)
+		if len(a.Events) != want || strings.Contains(a.Body, "notifications/message") != (want == 2) || a.result() == nil {
+			t.Errorf("log level %q: %s", level, a.Body)
+		}
+	}
+	for _, token := range []string{`"t"`, `7`, `"7"`} {
+		a := c.modern("tools/call", `{"name":"a_progress","arguments":{"n":3},"_meta":{"progressToken":`+token+`}}`)
+		if len(a.Events) != 4 || strings.Count(a.Body, `"progressToken":`+token) != 3 || strings.Contains(a.Body, "\nid:") {
+			t.Errorf("progress with the token %s: %s", token, a.Body)
+		}
+	}
+	if a := c.modern("tools/call", `{"name":"a_progress","arguments":{"n":3}}`); len(a.Events) != 1 {
+		t.Errorf("progress that nobody asked for: %s", a.Body)
+	}
+	// A client that closes its stream has the module told that nobody waits.
+	ctx, goAway := context.WithCancel(t.Context())
+	gone := make(chan error, 1)
+	go func() {
+		_, err := c.try(c.modernPOST("9", "tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`).WithContext(ctx))
+		gone <- err
+	}()
+	await(t, "the call to be under way", func() bool { return strings.Contains(d.Log.String(), "fake: sleeping") })
+	goAway()
+	if err := <-gone; err == nil {
+		t.Error("the call was answered")
+	}
+	await(t, "the module to hear of it", func() bool { return strings.Contains(d.Log.String(), "fake: cancelled") })
+}
+
+// modernListen opens a subscriptions/listen, whose first message must be that
+// it is honoured as wanted.
+func (c *testClient) modernListen(id, filter, honoured string, present ...func(*http.Request)) (<-chan event, func()) {
+	c.t.Helper()
+	req := c.modernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
+	all(present...)(req)
+	res, events, hangUp := follow(c.t, req)
+	if res.StatusCode != 200 || !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+		c.t.Fatalf("listen: %s", res.Status)
+	}
+	mustNext(c.t, events, `"method":"notifications/subscriptions/acknowledged"`, `"notifications":`+honoured, `"`+metaSubscription+`":`+id)
+	return events, hangUp
+}
+
+// TestInTime spends its time waiting, so it does all side by side.
+func TestInTime(t *testing.T) {
+	t.Parallel()
+	var tests sync.WaitGroup
+	for _, test := range []func(*testing.T){listenersHear, listenersInAScope, oldSSEToTheEnd, resumeInAScope} {
+		tests.Go(func() { test(t) })
+	}
+	tests.Wait()
+}
+
+// listenersHear has two listeners at once, with ids of two types, until the
+// daemon stops.
+func listenersHear(t *testing.T) {
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=x")
+	d := serveHere(t, dir)
+	c := stateless(t, d.URL)
+	both, _ := c.modernListen(`7`, `{"toolsListChanged":true,"promptsListChanged":true,"nope":true}`, `{"toolsListChanged":true,"promptsListChanged":true}`)
+	prompts, _ := c.modernListen(`"7"`, `{"promptsListChanged":true,"toolsListChanged":false}`, `{"promptsListChanged":true}`)
+	none, _ := c.modernListen(`"none"`, `{}`, `{}`)
+	gone, hangUp := c.modernListen(`8`, `{"toolsListChanged":true}`, `{"toolsListChanged":true}`)
+	hangUp()
+	rest(t, gone)
+	for _, step := range []struct {
+		what        string
+		do          func()
+		told, other []string
+	}{
+		{"a module is added", func() { writeFake(t, dir+"/b.usher", "good tools=y") }, []string{"tools"}, nil},
+		{"it is edited", func() { writeFake(t, dir+"/b.usher", "good tools=y,z") }, []string{"tools"}, nil},
+		{"it gets a prompt", func() { writeFake(t, dir+"/b.usher", "good tools=y,z res=r") }, []string{"prompts"}, []string{"prompts"}},
+		{"it is removed", func() { os.Remove(dir + "/b.usher") }, []string{"prompts", "tools"}, []string{"prompts"}},
+	} {
+		step.do()
+		hearAll := func(id string, events <-chan event, lists []string) {
+			var got []string
+			for range lists {
+				e := mustNext(t, events, "list_changed", `"`+metaSubscription+`":`+id)
+				got = append(got, strings.Split(stringField(e.msg(), "method"), "/")[1])
+			}
+			if slices.Sort(got); !slices.Equal(got, lists) {
+				t.Errorf("%s: %s is told of %v, want %v", step.what, id, got, lists)
+			}
+		}
+		hearAll(`7`, both, step.told)
+		hearAll(`"7"`, prompts, step.other)
+	}
+	d.cancel()
+	for id, events := range map[string]<-chan event{`7`: both, `"7"`: prompts, `"none"`: none} {
+		last := rest(t, events)
+		if len(last) != 1 || string(field(last[0].msg(), "id")) != id || stringField(field(last[0].msg(), "result"), "resultType") != "complete" ||
+			string(field(field(field(last[0].msg(), "result"), "_meta"), metaSubscription)) != id {
+			t.Errorf("%s at the daemon's stop: %v", id, last)
+		}
+	}
+}
+
+// listenersInAScope follows listeners under a claim to its end.
+func listenersInAScope(t *testing.T) {
+	dir, base := twoProjects(t), t.TempDir()
+	writeFake(t, dir+"/proj/r.usher", "good tools=touch,crash res=r")
+	writeFake(t, dir+"/other/o.usher", "good tools=touch res=o")
+	d := serveHereOn(t, base, dir)
+	c := stateless(t, d.URL)
+	proj := newClaimFor(t, base, dir+"/proj")
+	scoped := header(proj.Code.Reveal())
+	const tools = `{"toolsListChanged":true}`
+	lists, _ := c.modernListen(`1`, tools, tools, scoped)
+	updates, _ := c.modernListen(`2`, `{"resourceSubscriptions":["r://one","o://one","r://many/3","x://y"]}`, `{"resourceSubscriptions":["r://one","r://many/3"]}`, scoped)
+	free, _ := c.modernListen(`3`, `{"toolsListChanged":true,"resourceSubscriptions":["o://one"]}`, `{"toolsListChanged":true,"resourceSubscriptions":["o://one"]}`)
+
+	touch := func(tool, uri string) string {
+		return c.modern("tools/call", `{"name":"`+tool+`","arguments":{"uri":"`+uri+`"}}`).Body
+	}
+	await(t, "o to be subscribed to", func() bool { return strings.Contains(touch("o_touch", "o://one"), "told") })
+	mustNext(t, free, `"method":"notifications/resources/updated"`, `"uri":"o://one"`, `"`+metaSubscription+`":3`)
+	for _, uri := range []string{"r://one", "r://many/3"} {
+		await(t, uri+" to be subscribed to", func() bool { return strings.Contains(touch("r_touch", uri), "told") })
+		mustNext(t, updates, `"method":"notifications/resources/updated"`, `"uri":"`+uri+`"`, `"`+metaSubscription+`":2`)
+	}
+	for range 2 { // the call after the crash starts the process again
+		c.modern("tools/call", `{"name":"r_crash"}`)
+		await(t, "the new process to be subscribed to", func() bool { return strings.Contains(touch("r_touch", "r://one"), "told") })
+		mustNext(t, updates, `"uri":"r://one"`, `"`+metaSubscription+`":2`)
+	}
+	if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+		t.Fatal(err)
+	}
+	touch("r_touch", "r://one") // which usher still hears of
+	mustNext(t, lists, changedTools, `"`+metaSubscription+`":1`)
+	await(t, "nobody to be subscribed to r any more", func() bool { return strings.Contains(touch("r_touch", "r://one"), "nobody") })
+	writeFake(t, dir+"/proj/new.usher", "good tools=x")
+	for !strings.Contains(mustNext(t, free).data, changedTools) { // updates of o, as often as it was touched
+	}
+	lately, _ := c.modernListen(`4`, `{"toolsListChanged":true,"resourceSubscriptions":["r://one"]}`, tools, scoped)
+	d.cancel()
+	for id, events := range map[string]<-chan event{"1": lists, "2": updates, "4": lately} {
+		for _, e := range rest(t, events) {
+			if field(e.msg(), "result") == nil {
+				t.Errorf("after the claim's end %s is told %s", id, e.data)
+			}
+		}
+	}
+}
+
+// sees is what a request of a client without a session is shown: its tools, or
+// its status.
+func (c *testClient) sees(present func(*http.Request)) string {
+	c.t.Helper()
+	a := c.modern("tools/list", "", present)
+	if a.Status != 200 {
+		return fmt.Sprint(a.Status)
+	}
+	var l struct{ Tools []struct{ Name string } }
+	json.Unmarshal(a.result(), &l)
+	names := []string{}
+	for _, tool := range l.Tools {
+		names = append(names, tool.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+// expire puts an end to claims as their time does.
+func expire(t *testing.T, base string, codes ...Code) {
+	t.Helper()
+	raw, err := os.ReadFile(base + "/.data/claims.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var records []map[string]any
+	if err := json.Unmarshal(raw, &records); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		if slices.Contains(codes, Code(fmt.Sprint(r["code"]))) {
+			r["expiresAt"] = time.Now().Add(-time.Second).UTC()
+		}
+	}
+	write(t, base+"/.data/claims.json.new", string(marshal(records)))
+	if err := os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestModernScopeTable is the table of who sees what for requests that stand
+// alone, before and after the daemon was killed.
+func TestModernScopeTable(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveApart(t, base, dir)
+	c := stateless(t, d.URL)
+	store := claims(t, base)
+	codes := make(map[string]string)
+	for name, folder := range map[string]string{"proj": "/proj", "other": "/other", "revoked": "/projX", "expired": "/projX", "revoked unused": "/projX", "expired unused": "/projX"} {
+		codes[name] = newClaimFor(t, base, dir+folder).Code.Reveal()
+	}
+	for _, name := range []string{"revoked", "expired"} {
+		if got := c.sees(header(codes[name])); got != "c_x" {
+			t.Fatalf("%s, before: %q", name, got)
+		}
+	}
+	for _, name := range []string{"revoked", "revoked unused"} {
+		if _, err := store.Revoke(t.Context(), Code(codes[name])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expire(t, base, Code(codes["expired"]), Code(codes["expired unused"]))
+	p, o, g, x := codes["proj"], codes["other"], codes["revoked"], codes["expired"]
+	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
+	rows := []struct {
+		name    string
+		present func(*http.Request)
+		want    string
+	}{
+		{"none", nothing, everything},
+		{"a code in the header", header(p), some},
+		{"a code in the URL", query(p), some},
+		{"a code as bearer", authorization("Bearer " + p), some},
+		{"a code as bearer, the scheme in lower case", authorization("bearer " + p), some},
+		{"a code in lower case with a dash", header(strings.ToLower(p[:3] + "-" + p[3:])), some},
+		{"a code at /mcp", all(query(p), func(r *http.Request) { r.URL.Path = "/mcp" }), some},
+		{"another folder's", header(o), "b_x"},
+		{"an unknown one", header("ABCDEF"), everything},
+		{"an unknown one as bearer", authorization("Bearer ABCDEF"), everything},
+		{"a malformed one", header(p + "A"), everything},
+		{"a token as bearer that is no code", authorization("Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), everything},
+		{"a code as a password", authorization("Basic " + p), everything},
+		{"one revoked before it scoped anything", header(codes["revoked unused"]), everything},
+		{"one expired before it scoped anything", header(codes["expired unused"]), everything},
+		{"a revoked one", header(g), ""},
+		{"a revoked one in the URL", query(g), ""},
+		{"a revoked one as bearer", authorization("Bearer " + g), ""},
+		{"an expired one", header(x), ""},
+		{"a revoked one beside an unknown one", all(header("ABCDEF"), query(g)), ""},
+		{"an unknown one beside a revoked one", all(header(g), query("ABCDEF")), ""},
+		{"two that have ended", all(header(g), query(x)), ""},
+		{"a valid one beside a revoked one", all(header(g), query(p)), some},
+		{"a valid one beside an expired one, the other way round", all(header(p), query(x)), some},
+		{"two valid ones: the header goes before the URL", all(header(p), query(o)), some},
+		{"two valid ones: the URL goes before the bearer", all(query(o), authorization("Bearer "+p)), "b_x"},
+		{"none again", nothing, everything},
+	}
+	look := func(when string) {
+		t.Helper()
+		for _, row := range rows {
+			if got := c.sees(row.present); got != row.want {
+				t.Errorf("%s: who presents %s sees %q, want %q", when, row.name, got, row.want)
+			}
+			a := c.modern("tools/call", `{"name":"c_x"}`, row.present)
+			switch refused := strings.Contains(a.failure(), "has ended"); {
+			case refused != (row.want == ""), (a.failure() == "") != (row.want == everything):
+				t.Errorf("%s: who presents %s and calls c_x gets %d %s", when, row.name, a.Status, a.Body)
+			}
+		}
+	}
+	look("first")
+	look("again")
+	d.cmd.Process.Kill()
+	d.stop(t)
+	d = serveApart(t, base, dir)
+	c.URL = d.URL
+	look("after the daemon was killed")
+	d.stop(t)
+	d = serveApart(t, base, dir, "-require-claim")
+	c.URL = d.URL
+	for i := range rows {
+		if rows[i].want == everything {
+			rows[i].want = "401"
+		}
+	}
+	for _, row := range rows {
+		if got := c.sees(row.present); got != row.want {
+			t.Errorf("where claims are required, who presents %s sees %q, want %q", row.name, got, row.want)
+		}
+	}
+	c.guessTooOften()
+	for name, want := range map[string]string{p: some, o: "b_x", g: "", x: ""} {
+		if got := c.sees(header(name)); got != want {
+			t.Errorf("over the budget one that was good sees %q, want %q", got, want)
+		}
+	}
+	d.hidesCodes(t, p, o, g, x)
+}
+
+// guessTooOften tries codes that nobody was given until they are not looked up.
+func (c *testClient) guessTooOften() {
+	t := c.t
+	t.Helper()
+	statuses := make(map[string]int)
+	for _, code := range unknownCodes(guessBudget + 20) {
+		statuses[c.sees(header(code))]++
+	}
+	if statuses["429"] == 0 || statuses["401"]+statuses["429"] != guessBudget+20 {
+		t.Errorf("guesses were answered %v", statuses)
+	}
+	if a := c.modern("tools/list", "", header("AAAAAA")); a.Status == 429 && a.Header.Get("Retry-After") == "" {
+		t.Error("429 without Retry-After")
+	}
+}
+
+// TestModernScopeOfAllMethods asks for all there is in and out of a scope, and
+// after its claim's end.
+func TestModernScopeOfAllMethods(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	writeFake(t, dir+"/proj/in.usher", "good tools=x res=in")
+	writeFake(t, dir+"/other/out.usher", "good tools=x res=out")
+	d := serveHereOn(t, base, dir)
+	c := stateless(t, d.URL)
+	proj := newClaimFor(t, base, dir+"/proj")
+	scoped := header(proj.Code.Reveal())
+	lists := []string{"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+	for _, method := range lists {
+		a, b := c.modern(method, "", scoped), c.modern(method, "")
+		if !strings.Contains(a.Body, "in") || strings.Contains(a.Body, "out") || strings.Contains(a.Body, "b_x") || !strings.Contains(b.Body, "out") {
+			t.Errorf("%s: in scope %s\nwithout a claim %s", method, a.Body, b.Body)
+		}
+	}
+	calls := map[string]string{
+		"tools/call":            `{"name":"WHICH_x"}`,
+		"prompts/get":           `{"name":"WHICH_say"}`,
+		"resources/read":        `{"uri":"WHICH://one"}`,
+		"completion/complete":   `{"ref":{"type":"ref/prompt","name":"WHICH_say"},"argument":{"name":"x","value":""}}`,
+		"completion/complete ":  `{"ref":{"type":"ref/resource","uri":"WHICH://many/{n}"},"argument":{"name":"n","value":""}}`,
+		"subscriptions/listen ": `{"notifications":{"resourceSubscriptions":["WHICH://one"]}}`,
+	}
+	ask := func(method, which string, present func(*http.Request)) string {
+		if strings.HasPrefix(method, "subscriptions/") {
+			req := c.modernPOST("1", strings.TrimSpace(method), strings.ReplaceAll(calls[method], "WHICH", which))
+			present(req)
+			_, events, hangUp := follow(t, req)
+			defer hangUp()
+			ack := mustNext(t, events).data
+			if !strings.Contains(ack, which+"://one") {
+				return "error: nothing is honoured"
+			}
+			return ack
+		}
+		a := c.modern(strings.TrimSpace(method), strings.ReplaceAll(calls[method], "WHICH", which), present)
+		return fmt.Sprint(a.Status, " ", strings.ReplaceAll(a.Body, which, "WHICH"))
+	}
+	for method := range calls {
+		if got := ask(method, "in", scoped); strings.Contains(got, "error") {
+			t.Errorf("%s in scope: %s", method, got)
+		}
+		if got := ask(method, "out", nothing); strings.Contains(got, "error") {
+			t.Errorf("%s without a claim: %s", method, got)
+		}
+		out, none := ask(method, "out", scoped), ask(method, "nix", scoped)
+		if out != none || !strings.Contains(out, "error") {
+			t.Errorf("%s out of scope: %s\nof what is nowhere: %s", method, out, none)
+		}
+	}
+	claims(t, base).Revoke(t.Context(), proj.Code)
+	for _, method := range lists {
+		if a := c.modern(method, "", scoped); a.Status != 200 || !strings.Contains(a.Body, ":[],") && method != "server/discover" || strings.Contains(a.Body, "- in") || !strings.Contains(a.Body, `"ttlMs"`) {
+			t.Errorf("%s after the end: %d %s", method, a.Status, a.Body)
+		}
+	}
+	for method := range calls {
+		for _, which := range []string{"in", "out"} {
+			if got := ask(method, which, scoped); !strings.Contains(got, "has ended") && got != "error: nothing is honoured" || strings.Contains(got, `"code":-320`) {
+				t.Errorf("%s of %s after the end: %s", method, which, got)
+			}
+		}
+	}
+}
+
+// TestModernClaimsThatCantBeRead spoils what claims are kept in, and what it is
+// kept in whom they have scoped.
+func TestModernClaimsThatCantBeRead(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir)
+	c := stateless(t, d.URL)
+	used, fresh := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
+	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
+	see := func(when string, present func(*http.Request), want string) {
+		t.Helper()
+		if got := c.sees(present); got != want {
+			t.Errorf("%s: it sees %q, want %q", when, got, want)
+		}
+		if a := c.modern("tools/call", `{"name":"b_x"}`, present); want == "503" && (a.Status != 503 || a.Header.Get("Retry-After") == "" || string(field(a.last(), "id")) != "1") {
+			t.Errorf("%s: a call: %d %s", when, a.Status, a.Body)
+		}
+	}
+	see("all is well", header(used.Code.Reveal()), some)
+	path := base + "/.data/claims.json"
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"empty": "", "another's": `{"version":9}`, "half": string(good[:20])} {
+		write(t, path, text)
+		see(name+" claims, one that was used", header(used.Code.Reveal()), "503")
+		see(name+" claims, one that was not", query(fresh.Code.Reveal()), "503")
+		see(name+" claims, one that is not known", header("ABCDEF"), "503")
+		see(name+" claims, a malformed one", header("hello"), everything)
+		see(name+" claims, none", nothing, everything)
+	}
+	write(t, path, string(good))
+	see("claims as they were", header(used.Code.Reveal()), some)
+
+	log, away := base+"/.data/sessions.jsonl", base+"/.data/away"
+	if err := os.Rename(log, away); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		see("no session log, one that is new", header(fresh.Code.Reveal()), "503")
+	}
+	see("no session log, one that is new beside none", all(header(fresh.Code.Reveal()), authorization("Bearer x.y.z")), "503")
+	see("no session log, one that was used", header(used.Code.Reveal()), some)
+	see("no session log, none", nothing, everything)
+	if err := os.Rename(away, log); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() > 0 { // root may write anywhere, and Windows has no such modes
+		folders := []string{base + "/.data/claims.lock", base + "/.data"}
+		for _, folder := range folders {
+			os.Chmod(folder, 0o500)
+			defer os.Chmod(folder, 0o700)
+		}
+		see("a data folder that can only be read, one that is new", header(fresh.Code.Reveal()), "503")
+		see("a data folder that can only be read, one that was used", header(used.Code.Reveal()), some)
+		see("a data folder that can only be read, none", nothing, everything)
+		for _, folder := range folders {
+			os.Chmod(folder, 0o700)
+		}
+	}
+	see("the session log is back", header(fresh.Code.Reveal()), "b_x")
+}

@@ -1,0 +1,186 @@
+// Fuzz tests of what clients write by hand: event ids, headers, batches, states
+// of parked calls, and what a request says of itself.
+
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+func FuzzParseEventID(f *testing.F) {
+	var budget atomic.Int64
+	l := newEventLog("p", nil, &budget)
+	l.add([]byte("1"))
+	l.add([]byte("2"))
+	f.Add(l.eventID(0))
+	f.Add(l.eventID(2))
+	f.Fuzz(func(t *testing.T, s string) {
+		id, n, ok := parseEventID(s)
+		if !ok {
+			return
+		}
+		if len(id) != 17 || n < 0 || !strings.HasPrefix(s, id+"-") {
+			t.Fatalf("%q is message %d of %q", s, n, id)
+		}
+		if events, _, _, kept := l.after(n); kept != (n <= 2) || len(events) != max(0, 2-n) {
+			t.Fatalf("after %d there are %d", n, len(events))
+		}
+		other := newEventLog("p", nil, &budget)
+		other.id = id
+		if again, m, ok := parseEventID(other.eventID(n)); !ok || again != id || m != n {
+			t.Fatalf("%q came back as %q, %d", s, again, m)
+		}
+	})
+}
+
+func FuzzDecodeHeader(f *testing.F) {
+	f.Fuzz(func(t *testing.T, value string) {
+		got, err := decodeHeader(http.Header{nameHeader: {value}}, nameHeader)
+		coded := strings.HasPrefix(value, "=?base64?") && strings.HasSuffix(value, "?=") && len(value) >= len("=?base64??=")
+		switch {
+		case err != nil && asRPCError(err).Code != codeHeaderMismatch:
+			t.Fatalf("%q: %v", value, err)
+		case err == nil && !coded && got != value:
+			t.Fatalf("%q was read as %q", value, got)
+		case err == nil && coded && "=?base64?"+base64.StdEncoding.EncodeToString([]byte(got))+"?=" != value:
+			t.Fatalf("%q was read as %q, which is written otherwise", value, got)
+		}
+		back, err := decodeHeader(http.Header{nameHeader: {"=?base64?" + base64.StdEncoding.EncodeToString([]byte(value)) + "?="}}, nameHeader)
+		if err != nil || back != value {
+			t.Fatalf("%q came back as %q: %v", value, back, err)
+		}
+		if _, err := decodeHeader(http.Header{nameHeader: {value, value}}, nameHeader); err == nil {
+			t.Fatal("a header twice is taken")
+		}
+	})
+}
+
+func FuzzBatch(f *testing.F) {
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if checkJSON(body) != nil || !isBatch(body) {
+			return
+		}
+		list, err := splitBatch(body)
+		if err != nil {
+			if asRPCError(err).Code != codeInvalidRequest {
+				t.Fatal(err)
+			}
+			return
+		}
+		if len(list) == 0 || len(list) > maxBatch {
+			t.Fatalf("%d messages", len(list))
+		}
+		var answers batchAnswers
+		for _, raw := range list {
+			msg, err := parseValidMessage(raw)
+			if err == nil && (msg.Method == "" && msg.Result == nil && msg.Err == nil || string(field(raw, "jsonrpc")) != `"2.0"`) {
+				t.Fatalf("%s: %+v, %v", raw, msg, err)
+			}
+			if err != nil {
+				answers.add(encodeError(msg.ID, asRPCError(err)))
+			} else if msg.isRequest() {
+				answers.add(encodeResult(msg.ID, json.RawMessage(`{}`)))
+			}
+		}
+		if b := answers.join(); b != nil && !json.Valid(b) {
+			t.Fatalf("the answer is %s", b)
+		}
+	})
+}
+
+// FuzzResume tries states that were never given out: as they are, and made from
+// one that was, by changing a byte of what it holds or by text put into it.
+func FuzzResume(f *testing.F) {
+	ctx, cancel := context.WithCancel(context.Background())
+	k := newParking(ctx, time.Hour)
+	f.Cleanup(func() { cancel(); k.close() })
+	binding := [32]byte{1}
+	p := k.begin(Caller{Kin: "kin"}, binding, func(ctx context.Context, c Caller) (json.RawMessage, error) {
+		return c.Ask(ctx, "elicitation/create", nil)
+	})
+	result, err := p.wait(ctx)
+	state := stringField(result, "requestState")
+	raw, bad := base64.RawURLEncoding.DecodeString(state)
+	if err != nil || bad != nil || len(raw) == 0 {
+		f.Fatalf("%s %v %v", result, err, bad)
+	}
+	f.Fuzz(func(t *testing.T, text string, at uint, by byte) {
+		changed := append([]byte(nil), raw...)
+		changed[at%uint(len(raw))] ^= by
+		i := at % uint(len(state)+1)
+		for _, s := range []string{text, base64.RawURLEncoding.EncodeToString([]byte(text)), base64.RawURLEncoding.EncodeToString(changed),
+			state[:i], state[i:], state[:i] + text + state[i:], state + "="} {
+			if s == state {
+				continue
+			}
+			for _, written := range []json.RawMessage{quote(s), json.RawMessage(s)} {
+				if !json.Valid(written) {
+					continue
+				}
+				got, err := k.resume(written, binding, json.RawMessage(`{"ask-1":{"action":"accept"}}`), nil)
+				if rpc := (*rpcError)(nil); got != nil || !errors.As(err, &rpc) || rpc.Code != codeInvalidParams {
+					t.Fatalf("%s: %v %v", written, got, err)
+				}
+			}
+		}
+		if by != 0 {
+			other := binding
+			other[at%32] ^= by
+			if got, err := k.resume(quote(state), other, nil, nil); got != nil || err == nil {
+				t.Fatal("a call goes on for another than who began it")
+			}
+		}
+	})
+}
+
+func FuzzCheckModern(f *testing.F) {
+	f.Fuzz(func(t *testing.T, meta, version, method string) {
+		params := json.RawMessage(`{"_meta":` + meta + `}`)
+		if checkJSON(params) != nil || !utf8.ValidString(method) || method == "" {
+			return
+		}
+		msg, err := parseMessage(encodeRequest(ID("1"), method, params))
+		if err != nil {
+			t.Fatalf("%q: %v", params, err)
+		}
+		h := http.Header{protocolHeader: {version}, methodHeader: {method}}
+		if version == "" {
+			h.Del(protocolHeader)
+		}
+		if !isModernPOST(h, msg) {
+			return
+		}
+		err = checkModern(h, msg)
+		if err == nil {
+			said := field(msg.Params, "_meta")
+			if _, object := members(field(said, metaClientCaps)); version != modernProtocol || stringField(said, metaProtocol) != version || !object || !answers(method, true) {
+				t.Fatalf("%s %s %q was let in", meta, version, method)
+			}
+			if session, err := modernSession(msg.Params, nil); err == nil && (!session.modern() || session.scopedTo() != nil) {
+				t.Fatalf("%s: it has the session %+v", meta, session)
+			}
+			return
+		}
+		switch rpc := asRPCError(err); rpc.Code {
+		case codeHeaderMismatch, codeInvalidParams, codeNoMethod:
+		case codeUnsupportedVersion:
+			if !json.Valid(rpc.Data) || field(rpc.Data, "supported") == nil || field(rpc.Data, "requested") == nil {
+				t.Fatalf("%s", rpc.Data)
+			}
+		default:
+			t.Fatalf("%d %v", rpc.Code, err)
+		}
+		if modernStatus(asRPCError(err).Code) < 400 {
+			t.Fatalf("%v has a status of success", err)
+		}
+	})
+}

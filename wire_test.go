@@ -1,0 +1,761 @@
+// The wire of clients with sessions: batches, HTTP+SSE, and streams that can be
+// resumed.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// connectAs begins a session of a version, by a request that present changes.
+func connectAs(t *testing.T, url, version string, present ...func(*http.Request)) *testClient {
+	t.Helper()
+	c := stateless(t, url)
+	req := c.request(http.MethodPost, initializeAs(version))
+	all(present...)(req)
+	a := c.do(req)
+	if c.Session = a.Header.Get(sessionHeader); a.Status != 200 || c.Session == "" {
+		t.Fatalf("initialize with %s: %d %s", version, a.Status, a.Body)
+	}
+	return c
+}
+
+func initializeAs(version string) string {
+	return `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"` + version + `","capabilities":{}}}`
+}
+
+// answersOf is a batch of answers by their ids, each of which may be there once;
+// under "" are those that have none.
+func answersOf(t *testing.T, batch string) map[string][]string {
+	t.Helper()
+	var list []json.RawMessage
+	if err := json.Unmarshal([]byte(batch), &list); err != nil {
+		t.Fatalf("no batch: %s", batch)
+	}
+	byID := make(map[string][]string)
+	for _, msg := range list {
+		id := string(field(msg, "id"))
+		byID[id] = append(byID[id], string(msg))
+	}
+	return byID
+}
+
+func TestBatches(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	c := connectAs(t, serveHere(t, dir).URL, batchProtocol)
+	ping := func(id string) string { return `{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}` }
+	const note, response = `{"jsonrpc":"2.0","method":"notifications/initialized"}`, `{"jsonrpc":"2.0","id":"usher-99","result":{}}`
+	sleep := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":200}}}`
+	for _, tt := range []struct {
+		name, batch string
+		want        map[string][]string // by id: what its answers have in them, in any order
+	}{
+		{"mixed", "[" + ping("1") + "," + note + "," + ping(`"1"`) + "," + response + `,{"jsonrpc":"2.0","id":2,"method":"nope"},{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"a_echo","arguments":{"x":"here"}}}]`,
+			map[string][]string{"1": {`"result":{}`}, `"1"`: {`"result":{}`}, "2": {"-32601"}, "3": {"here"}}},
+		{"the slow before the quick", "[" + sleep + "," + ping("2") + "]", map[string][]string{"1": {"result"}, "2": {"result"}}},
+		{"one", " \n[ " + ping("7") + " ] ", map[string][]string{"7": {"result"}}},
+		{"of what is invalid", `[1,"x",null,[],{},{"jsonrpc":"1.0","id":4,"method":"ping"},{"jsonrpc":"2.0","id":5,"method":7},{"jsonrpc":"2.0","id":null,"method":"ping"},` + ping("6") + `]`,
+			map[string][]string{"": {"-32600", "-32600", "-32600", "-32600", "-32600", "-32600"}, "4": {"-32600"}, "5": {"-32600"}, "6": {"result"}}},
+		{"a batch in a batch", "[[" + ping("1") + "]," + ping("2") + "]", map[string][]string{"": {"must be a JSON object"}, "2": {"result"}}},
+		{"initialize", "[" + initializeAs(batchProtocol) + "," + ping("1") + "]", map[string][]string{`"init"`: {"-32600"}, "1": {"result"}}},
+		{"an id twice", "[" + sleep + "," + sleep + "]", map[string][]string{"1": {"already being answered", "result"}}},
+		{"as many as there may be", "[" + strings.Repeat(note+",", maxBatch-1) + ping("1") + "]", map[string][]string{"1": {"result"}}},
+	} {
+		a := c.post(tt.batch)
+		got := answersOf(t, a.Body)
+		ok := a.Status == 200 && len(got) == len(tt.want)
+		for id, parts := range tt.want {
+			ok = ok && len(got[id]) == len(parts)
+			for _, part := range parts {
+				ok = ok && strings.Contains(strings.Join(got[id], "\n"), part)
+			}
+		}
+		if !ok {
+			t.Errorf("%s: %d %s", tt.name, a.Status, a.Body)
+		}
+	}
+	for _, tt := range []struct {
+		name, batch string
+		status      int
+		says        string
+	}{
+		{"notifications alone", "[" + note + "," + note + "]", 202, ""},
+		{"answers alone", "[" + response + "]", 202, ""},
+		{"nothing", "[]", 400, "-32600"},
+		{"one too many", "[" + strings.Repeat(note+",", maxBatch) + note + "]", 400, "-32600"},
+		{"half of one", "[" + ping("1") + ",", 400, "-32700"},
+	} {
+		if a := c.post(tt.batch); a.Status != tt.status || !strings.Contains(a.Body, tt.says) || tt.says == "" && a.Body != "" || strings.Contains(a.Body, `"id"`) {
+			t.Errorf("%s: %d %s", tt.name, a.Status, a.Body)
+		}
+	}
+	for _, version := range []string{"2025-06-18", "2025-11-25"} {
+		if a := connectAs(t, c.URL, version).post("[" + ping("1") + "]"); a.Status != 400 || !strings.Contains(a.Body, version+" has no batches") {
+			t.Errorf("%s: %d %s", version, a.Status, a.Body)
+		}
+	}
+	for name, present := range map[string]func(*http.Request){"no session": nothing, "no sessions": func(r *http.Request) { r.Header.Set(protocolHeader, modernProtocol) }} {
+		req := stateless(t, c.URL).request(http.MethodPost, "["+initializeAs(batchProtocol)+"]")
+		present(req)
+		if a := c.do(req); a.Status != 400 {
+			t.Errorf("%s: %d %s", name, a.Status, a.Body)
+		}
+	}
+}
+
+// TestBatchesWithMore has notifications before the answers, and calls that are
+// cancelled.
+func TestBatchesWithMore(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	d := serveHere(t, dir)
+	c := connectAs(t, d.URL, batchProtocol)
+	progress := func(id, token string) string {
+		return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"a_progress","arguments":{"n":2},"_meta":{"progressToken":` + token + `}}}`
+	}
+	batch := "[" + progress("1", `"a"`) + "," + progress("2", "7") + "]"
+	a := c.post(batch)
+	if len(a.Events) != 5 || strings.Count(a.Body, `"progressToken":"a"`) != 2 || strings.Count(a.Body, `"progressToken":7`) != 2 || len(answersOf(t, string(a.last()))) != 2 {
+		t.Errorf("with progress: %s", a.Body)
+	}
+	req := c.request(http.MethodPost, batch)
+	req.Header.Set("Accept", "application/json")
+	if a := c.do(req); len(answersOf(t, a.Body)) != 2 {
+		t.Errorf("with progress, for who takes no stream: %s", a.Body)
+	}
+	req = c.request(http.MethodPost, "["+progress("1", "1")+"]")
+	req.Header.Set("Accept", "text/event-stream")
+	if a := c.do(req); len(a.Events) != 3 {
+		t.Errorf("for who takes streams alone: %s", a.Body)
+	}
+	for _, tt := range []struct{ beside, accept, want string }{
+		{`,{"jsonrpc":"2.0","id":"other","method":"ping"}`, "application/json, text/event-stream", `[{"jsonrpc":"2.0","id":"other","result":{}}]`},
+		{"", "application/json, text/event-stream", ""},
+		{"", "application/json", ""},
+		{"", "text/event-stream", ""},
+	} {
+		done := make(chan answer, 1)
+		before := strings.Count(d.Log.String(), "fake: sleeping")
+		req := c.request(http.MethodPost, `[{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`+tt.beside+`]`)
+		req.Header.Set("Accept", tt.accept)
+		go func() { done <- c.do(req) }()
+		await(t, "the call to be under way", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") > before })
+		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"slow"}}`)
+		if a := <-done; string(a.last()) != tt.want || a.Status/100 != 2 {
+			t.Errorf("cancelled beside %q, with %s: %d %s", tt.beside, tt.accept, a.Status, a.Body)
+		}
+	}
+	if strings.Contains(d.Log.String(), "superfluous") {
+		t.Errorf("a status was written twice: %s", d.Log.String())
+	}
+}
+
+// TestBatchesOfOthers sends batches by stdio and HTTP+SSE, in versions that have
+// them and that have not.
+func TestBatchesOfOthers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	url := serveHere(t, dir).URL
+	const batch = `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"notifications/initialized"},7,{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"a_echo"}}]`
+	check := func(name, version string, say func(string), next func() string) {
+		say(initializeAs(version))
+		if got := next(); !strings.Contains(got, version) {
+			t.Errorf("%s, %s: %s", name, version, got)
+		}
+		say(batch)
+		got := next()
+		if version != batchProtocol {
+			if !strings.Contains(got, "-32600") || strings.HasPrefix(got, "[") {
+				t.Errorf("%s, %s: a batch: %s", name, version, got)
+			}
+			return
+		}
+		if byID := answersOf(t, got); len(byID) != 3 || len(byID[""]) != 1 {
+			t.Errorf("%s, %s: a batch: %s", name, version, got)
+		}
+		say(`[]`)
+		if got := next(); !strings.Contains(got, "at least one message") {
+			t.Errorf("%s, %s: an empty batch: %s", name, version, got)
+		}
+		say(`[{"jsonrpc":"2.0","method":"notifications/initialized"}]`) // is not answered
+		say(`{"jsonrpc":"2.0","id":"last","method":"ping"}`)
+		if got := next(); !strings.Contains(got, `"last"`) {
+			t.Errorf("%s, %s: after the batch: %s", name, version, got)
+		}
+	}
+	var wg sync.WaitGroup
+	for _, version := range []string{"2025-03-26", "2025-06-18", "2024-11-05"} {
+		in, out, _ := stdio(t, dir)
+		old := connectOld(t, url)
+		wg.Go(func() {
+			check("stdio", version, func(s string) { io.WriteString(in, s+"\n") }, func() string {
+				line, err := out.next()
+				if err != nil {
+					t.Error(err)
+				}
+				return string(line)
+			})
+		})
+		wg.Go(func() {
+			check("HTTP+SSE", version, func(s string) {
+				if a := old.post(s); a.Status != 202 {
+					t.Errorf("%s: %d %s", s, a.Status, a.Body)
+				}
+			}, func() string { e, _ := next(t, old.events); return e.data })
+		})
+	}
+	wg.Wait()
+}
+
+// oldClient is a client of HTTP+SSE.
+type oldClient struct {
+	*testClient
+	events <-chan event
+	hangUp func()
+}
+
+// connectOld opens a stream, by a request that present changes.
+func connectOld(t *testing.T, url string, present ...func(*http.Request)) *oldClient {
+	t.Helper()
+	c := &oldClient{testClient: stateless(t, url)}
+	get := c.request(http.MethodGet, "")
+	get.Header.Set("Accept", "text/event-stream")
+	all(present...)(get)
+	res, events, hangUp := follow(t, get)
+	if res.StatusCode != 200 {
+		t.Fatalf("GET: %s", res.Status)
+	}
+	c.events, c.hangUp = events, hangUp
+	e := mustNext(t, events)
+	if e.name != "endpoint" || !strings.HasPrefix(e.data, get.URL.Path+"?sessionId=") || strings.Contains(e.data, "claim") {
+		t.Fatalf("the first event: %+v", e)
+	}
+	where, err := get.URL.Parse(e.data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.URL = where.String()
+	return c
+}
+
+// ask makes a request whose answer comes on the stream, maybe after others.
+func (c *oldClient) ask(method, params string) json.RawMessage {
+	c.t.Helper()
+	text := c.message(method, params)
+	if a := c.post(text); a.Status != 202 || a.Body != "" {
+		c.t.Fatalf("%s: %d %s", method, a.Status, a.Body)
+	}
+	for {
+		if e := mustNext(c.t, c.events); string(field(e.msg(), "id")) == string(field(json.RawMessage(text), "id")) {
+			return e.msg()
+		}
+	}
+}
+
+// sees is the tools that there are for it.
+func (c *oldClient) sees() string {
+	c.t.Helper()
+	var l struct{ Tools []struct{ Name string } }
+	json.Unmarshal(field(c.ask("tools/list", ""), "result"), &l)
+	var names []string
+	for _, tool := range l.Tools {
+		names = append(names, tool.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestOldSSE(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir)
+	proj, gone := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/proj")
+	p := proj.Code.Reveal()
+	claims(t, base).Revoke(t.Context(), gone.Code)
+	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
+	mcp := func(r *http.Request) { r.URL.Path = "/mcp" }
+	for _, tt := range []struct {
+		name    string
+		present func(*http.Request)
+		want    string
+	}{
+		{"none", nothing, everything},
+		{"none at /mcp", mcp, everything},
+		{"a code in the URL", query(p), some},
+		{"a code in the URL at /mcp", all(query(p), mcp), some},
+		{"a code in the header", header(p), some},
+		{"a code as bearer", authorization("Bearer " + p), some},
+		{"an unknown code", query("ABCDEF"), everything},
+		{"a malformed code", query("hello"), everything},
+		{"a revoked code", query(gone.Code.Reveal()), everything},
+	} {
+		c := connectOld(t, d.URL, tt.present)
+		if a := c.post(initializeAs(oldestProtocol)); a.Status != 202 {
+			t.Errorf("initialize: %d %s", a.Status, a.Body)
+		}
+		mustNext(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
+		if got := c.sees(); got != tt.want {
+			t.Errorf("who presents %s sees %q, want %q", tt.name, got, tt.want)
+		}
+		if got := c.ask("tools/call", `{"name":"b_x"}`); (field(got, "error") == nil) != (tt.want == everything) {
+			t.Errorf("who presents %s calls b_x: %s", tt.name, got)
+		}
+		if tt.name == "none" { // and becomes scoped
+			req := c.request(http.MethodPost, c.message("ping", ""))
+			header(p)(req)
+			c.do(req)
+			mustNext(t, c.events, "result")
+			if got := c.sees(); got != some {
+				t.Errorf("scoped later: %q", got)
+			}
+		}
+	}
+}
+
+// oldSSEToTheEnd follows two sessions side by side: one whose claim ends,
+// and one that goes.
+func oldSSEToTheEnd(t *testing.T) {
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir)
+	proj := newClaimFor(t, base, dir+"/proj")
+	scoped, free := connectOld(t, d.URL, query(proj.Code.Reveal())), connectOld(t, d.URL)
+	for _, c := range []*oldClient{scoped, free} {
+		c.post(initializeAs(oldestProtocol))
+		mustNext(t, c.events, `"id":"init"`)
+		c.sees()
+	}
+	writeFake(t, dir+"/other/new.usher", "good tools=x")
+	mustNext(t, free.events, changedTools)
+	if got := scoped.sees(); got != strings.Join(projTools, " ") {
+		t.Errorf("scoped: %q", got)
+	}
+	claims(t, base).Revoke(t.Context(), proj.Code)
+	mustNext(t, scoped.events, changedTools)
+	if got := scoped.sees(); got != "" {
+		t.Errorf("after the end: %q", got)
+	}
+	for method, params := range map[string]string{"tools/call": `{"name":"a_x"}`, "prompts/get": `{"name":"a_x"}`, "resources/read": `{"uri":"a://x"}`,
+		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n","value":""}}`} {
+		if got := scoped.ask(method, params); !strings.Contains(string(got), "has ended") || field(got, "result") != nil {
+			t.Errorf("%s after the end: %s", method, got)
+		}
+	}
+
+	slow := func(c *oldClient, id string) {
+		t.Helper()
+		before := strings.Count(d.Log.String(), "fake: sleeping")
+		c.post(`{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
+		await(t, "the call to be under way", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") > before })
+	}
+	slow(free, `"s"`)
+	free.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
+	mustNext(t, free.events, `"id":"s"`, "already being answered")
+	scoped.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`) // not its own
+	free.ask("ping", "")
+	if n := strings.Count(d.Log.String(), "fake: cancelled"); n != 0 {
+		t.Error("another session cancelled the call")
+	}
+	free.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`)
+	await(t, "the module to hear of it", func() bool { return strings.Contains(d.Log.String(), "fake: cancelled") })
+	slow(free, `"t"`)
+	free.hangUp()
+	await(t, "the module to hear that the client is gone", func() bool { return strings.Count(d.Log.String(), "fake: cancelled") == 2 })
+	await(t, "404", func() bool { return free.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`).Status == 404 })
+	for range 2 {
+		get := free.request(http.MethodGet, "")
+		get.Header.Set("Accept", "text/event-stream")
+		if res, _, _ := follow(t, get); res.StatusCode != 404 {
+			t.Errorf("GET of a session that has ended: %s", res.Status)
+		}
+	}
+	if got := scoped.ask("ping", ""); field(got, "result") == nil {
+		t.Errorf("the other session: %s", got)
+	}
+	d.cancel()
+	if list := rest(t, scoped.events); len(list) != 0 {
+		t.Errorf("at the daemon's stop: %+v", list)
+	}
+}
+
+func TestOldSSENeedsAClaim(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir, "-require-claim")
+	proj := newClaimFor(t, base, dir+"/proj")
+	c := stateless(t, d.URL)
+	for name, present := range map[string]func(*http.Request){"none": nothing, "unknown": query("ABCDEF"), "malformed": query("hello")} {
+		get := c.request(http.MethodGet, "")
+		get.Header.Set("Accept", "text/event-stream")
+		present(get)
+		if res, events, _ := follow(t, get); res.StatusCode != 401 || len(rest(t, events)) != 0 {
+			t.Errorf("%s: %s", name, res.Status)
+		}
+	}
+	old := connectOld(t, d.URL, query(proj.Code.Reveal()))
+	if got := old.sees(); got != strings.Join(projTools, " ") {
+		t.Errorf("it sees %q", got)
+	}
+	good, _ := os.ReadFile(base + "/.data/claims.json")
+	write(t, base+"/.data/claims.json", "x")
+	get := c.request(http.MethodGet, "")
+	get.Header.Set("Accept", "text/event-stream")
+	query(proj.Code.Reveal())(get)
+	if res, _, _ := follow(t, get); res.StatusCode != 503 {
+		t.Errorf("claims that can't be read: %s", res.Status)
+	}
+	if a := old.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`); a.Status != 503 {
+		t.Errorf("claims that can't be read, under way: %d", a.Status)
+	}
+	write(t, base+"/.data/claims.json", string(good))
+	if got := old.sees(); got != strings.Join(projTools, " ") {
+		t.Errorf("after the repair it sees %q", got)
+	}
+}
+
+// TestOldSSELeavesNothing counts goroutines, so it runs alone.
+func TestOldSSELeavesNothing(t *testing.T) {
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	d := serveHere(t, dir)
+	visit := func(times int) {
+		var all []*oldClient
+		for range 10 {
+			c := connectOld(t, d.URL)
+			c.http.Transport = &http.Transport{DisableKeepAlives: true}
+			c.ask("tools/call", `{"name":"a_echo"}`)
+			c.post(`{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
+			all = append(all, c)
+		}
+		await(t, "the calls to be under way", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") == 10*times })
+		for _, c := range all {
+			c.hangUp()
+			rest(t, c.events)
+		}
+		await(t, "the calls to end", func() bool { return strings.Count(d.Log.String(), "fake: cancelled") == 10*times })
+	}
+	visit(1)
+	before := runtime.NumGoroutine()
+	visit(2)
+	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+2 })
+}
+
+// resume opens the rest of a stream.
+func (c *testClient) resume(lastEvent string, present ...func(*http.Request)) (*http.Response, <-chan event, func()) {
+	c.t.Helper()
+	get := c.request(http.MethodGet, "")
+	get.Header.Set("Accept", "text/event-stream")
+	get.Header.Set(eventHeader, lastEvent)
+	all(present...)(get)
+	return follow(c.t, get)
+}
+
+// data is what events say, and which ids they have.
+func data(events []event) (texts, ids []string) {
+	for _, e := range events {
+		texts, ids = append(texts, e.data), append(ids, e.id)
+	}
+	return texts, ids
+}
+
+// heldProgress begins a call that says how far it is, and holds after the second
+// of four times until release is called. It returns what came until then.
+func (c *testClient) heldProgress(t *testing.T) (first event, got []event, hangUp func()) {
+	t.Helper()
+	req := c.request(http.MethodPost, c.message("tools/call", `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`))
+	_, events, hangUp := follow(t, req)
+	first = <-events
+	got = append(got, mustNext(t, events, `"progress":1`), mustNext(t, events, `"progress":2`))
+	return first, got, hangUp
+}
+
+func TestResume(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=progress,release,big")
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	prime, got, hangUp := c.heldProgress(t)
+	if prime.id == "" || prime.retry == "" || !prime.hasData || prime.data != "" || prime.name != "" {
+		t.Errorf("the first event: %+v", prime)
+	}
+	hangUp()
+	_, under, _ := c.resume(got[0].id) // in the middle of the call
+	mustNext(t, under, `"progress":2`)
+	c.call("a_release", "")
+	live, liveIDs := data(rest(t, under))
+	if len(live) != 3 || !strings.Contains(live[0], `"progress":3`) || !strings.Contains(live[1], `"progress":4`) || !strings.Contains(live[2], `"result"`) {
+		t.Errorf("resumed while it was under way: %q", live)
+	}
+	ids := append([]string{prime.id, got[0].id, got[1].id}, liveIDs...)
+	texts := append([]string{"", got[0].data, got[1].data}, live...)
+	for range 2 { // as often as one likes
+		for i, id := range ids {
+			_, events, _ := c.resume(id)
+			if more, moreIDs := data(rest(t, events)); strings.Join(more, "\n") != strings.Join(texts[i+1:], "\n") || strings.Join(moreIDs, " ") != strings.Join(ids[i+1:], " ") {
+				t.Errorf("after event %d there is %q %v", i, more, moreIDs)
+			}
+		}
+	}
+	other := connect(t, d.URL)
+	stream, _, _ := strings.Cut(ids[0], "-")
+	for name, tt := range map[string]struct {
+		c  *testClient
+		id string
+	}{
+		"another session's":     {other, ids[0]},
+		"one that never was":    {c, "p0123456789abcdef-0"},
+		"one beyond the end":    {c, stream + "-6"},
+		"one far beyond it":     {c, stream + "-9223372036854775807"},
+		"another's, beyond all": {other, stream + "-6"},
+	} {
+		if res, events, _ := tt.c.resume(tt.id); res.StatusCode != http.StatusGone || len(rest(t, events)) != 0 {
+			t.Errorf("%s: %s", name, res.Status)
+		}
+	}
+	// What is no id of an answer begins a notification stream like any other.
+	for _, id := range []string{"x", "1", stream, stream + "-", stream + "--1", "g0123456789abcdef-3"} {
+		res, events, hangUp := c.resume(id)
+		if first := <-events; res.StatusCode != 200 || !strings.HasPrefix(first.id, "g") || first.data != "" {
+			t.Errorf("%q: %s %+v", id, res.Status, first)
+		}
+		hangUp()
+		if list := rest(t, events); len(list) != 0 {
+			t.Errorf("%q: %+v", id, list)
+		}
+	}
+	if a := c.do(c.request(http.MethodDelete, "")); a.Status != 204 {
+		t.Errorf("DELETE: %d", a.Status)
+	}
+	if res, _, _ := c.resume(ids[0]); res.StatusCode != 404 {
+		t.Errorf("after DELETE: %s", res.Status)
+	}
+}
+
+// TestResumeWhatIsTooMuch has an answer that is larger than what is kept.
+func TestResumeWhatIsTooMuch(t *testing.T) {
+	t.Parallel()
+	c := oneFake(t)
+	req := c.request(http.MethodPost, c.message("tools/call", fmt.Sprintf(`{"name":"a_big","arguments":{"bytes":%d}}`, maxReplay)))
+	req.Header.Set("Accept", "text/event-stream, application/json")
+	_, events, _ := follow(t, req)
+	prime := <-events
+	if last := rest(t, events); len(last) != 1 || len(last[0].data) <= maxReplay {
+		t.Fatalf("%d messages", len(last))
+	}
+	if res, _, _ := c.resume(prime.id); res.StatusCode != http.StatusGone {
+		t.Errorf("%s", res.Status)
+	}
+}
+
+// TestResumeByVersion looks at streams of the versions before.
+func TestResumeByVersion(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=progress,release")
+	d := serveHere(t, dir)
+	for _, version := range []string{"2025-06-18", "2025-03-26"} {
+		c := connectAs(t, d.URL, version)
+		first, got, hangUp := c.heldProgress(t)
+		if first.id != "" || first.retry != "" || got[0].id == "" {
+			t.Errorf("%s: begins %+v %+v", version, first, got[0])
+		}
+		hangUp()
+		_, events, _ := c.resume(got[1].id)
+		c.call("a_release", "")
+		if list, _ := data(rest(t, events)); len(list) != 3 {
+			t.Errorf("%s: resumed: %q", version, list)
+		}
+		_, events, hangUp = c.resume("")
+		if first := <-events; first.id != "" || !first.comment {
+			t.Errorf("%s: its notification stream begins %+v", version, first)
+		}
+		hangUp()
+	}
+}
+
+// resumeInAScope resumes streams after the claim has changed.
+func resumeInAScope(t *testing.T) {
+	dir, base := twoProjects(t), t.TempDir()
+	writeFake(t, dir+"/proj/a.usher", "good tools=progress,release")
+	d := serveHereOn(t, base, dir)
+	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
+	begin := func() (c *testClient, id string) {
+		c = connectAs(t, d.URL, protocols[0], header(proj.Code.Reveal()))
+		prime, _, hangUp := c.heldProgress(t)
+		hangUp()
+		c.call("a_release", "")
+		_, events, _ := c.resume(prime.id)
+		if list := rest(t, events); len(list) != 5 {
+			t.Fatalf("while the claim holds: %+v", list)
+		}
+		return c, prime.id
+	}
+	moves, moved := begin()
+	ends, ended := begin()
+	ends.tools()
+	_, events, hangUp := ends.resume("")
+	if prime := <-events; !strings.HasPrefix(prime.id, "g") || prime.retry == "" {
+		t.Errorf("its notification stream begins %+v", prime)
+	}
+	writeFake(t, dir+"/proj/new.usher", "good tools=x")
+	first := mustNext(t, events, changedTools)
+	writeFake(t, dir+"/proj/newer.usher", "good tools=x")
+	second := mustNext(t, events, changedTools)
+	hangUp()
+	_, events, hangUp = ends.resume(first.id)
+	if e := mustNext(t, events, changedTools); e.id != second.id {
+		t.Errorf("what it missed came as %+v, want %+v", e, second)
+	}
+	hangUp()
+	if got := list(moves, header(other.Code.Reveal())); got != "b_x" {
+		t.Errorf("moved: %q", got)
+	}
+	if res, _, _ := moves.resume(moved); res.StatusCode != http.StatusGone {
+		t.Errorf("after the session moved: %s", res.Status)
+	}
+	if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+		t.Fatal(err)
+	}
+	if res, _, _ := ends.resume(ended); res.StatusCode != http.StatusGone {
+		t.Errorf("after the claim's end: %s", res.Status)
+	}
+	_, events, _ = ends.resume(first.id)
+	if prime := <-events; prime.data != "" || strings.HasPrefix(prime.id, first.id[:17]) {
+		t.Errorf("after the claim's end its stream begins %+v", prime)
+	}
+	ends.tools()
+	ends.do(ends.request(http.MethodDelete, ""))
+	for _, e := range rest(t, events) {
+		if strings.HasPrefix(e.id, first.id[:17]) {
+			t.Errorf("after the claim's end %+v is replayed", e)
+		}
+	}
+}
+
+// TestReplayBounds fills logs of streams.
+func TestReplayBounds(t *testing.T) {
+	t.Parallel()
+	var budget atomic.Int64
+	l := newEventLog("p", nil, &budget)
+	msg := make([]byte, maxReplay/4)
+	for i := range 6 {
+		if n := l.add(msg); n != i+1 {
+			t.Errorf("message %d is number %d", i+1, n)
+		}
+	}
+	for n, kept := range []int{-1, -1, 4, 3, 2, 1, 0, -1, -1} {
+		events, ended, grown, ok := l.after(n)
+		if ok != (kept >= 0) || ok && (len(events) != kept || ended || grown == nil) {
+			t.Errorf("after %d: %d messages, ended %v, ok %v; want %d", n, len(events), ended, ok, kept)
+		}
+	}
+	if got := budget.Load(); got != maxReplay {
+		t.Errorf("%d bytes are counted", got)
+	}
+	_, _, grown, _ := l.after(6)
+	l.end()
+	<-grown
+	if _, ended, _, ok := l.after(6); !ended || !ok {
+		t.Error("the end is not told")
+	}
+	full := newEventLog("p", nil, &budget)
+	budget.Add(maxReplayAll) // what others hold
+	full.add([]byte("x"))
+	if _, _, _, ok := full.after(0); ok {
+		t.Error("a message is kept over the bound of all streams")
+	}
+	budget.Add(-maxReplayAll)
+	l.drop()
+	if got := budget.Load(); got != 0 {
+		t.Errorf("%d bytes are counted after all were dropped", got)
+	}
+	for range 2 { // by a call that goes on
+		l.add(msg)
+	}
+	if got := budget.Load(); got != 0 {
+		t.Errorf("%d bytes are kept of a stream that was dropped", got)
+	}
+	if _, _, _, ok := l.after(6); ok {
+		t.Error("a stream that was dropped is resumed as if nothing were missing")
+	}
+}
+
+// TestReplayIsGivenBack looks at what all streams of a store hold, as sessions
+// and streams come to an end.
+func TestReplayIsGivenBack(t *testing.T) {
+	t.Parallel()
+	store, err := openSessions(t.TempDir(), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	open := func() *Session {
+		_, id := store.Create(protocols[0], 0, nil)
+		s, release, err := store.Open(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(release)
+		return s
+	}
+	held := func(when string, want int64) {
+		t.Helper()
+		if got := store.replay.Load(); got != want {
+			t.Errorf("%s: %d bytes are held, want %d", when, got, want)
+		}
+	}
+	one, other := open(), open()
+	first := one.keepLog("p", &store.replay)
+	first.add([]byte("12345"))
+	other.keepLog("g", &store.replay).add([]byte("123"))
+	held("two streams", 8)
+	if one.eventLog(first.id) != first || other.eventLog(first.id) != nil {
+		t.Error("a stream is not its session's alone")
+	}
+	for range maxEventLogs - 1 {
+		one.keepLog("p", &store.replay).add([]byte("1"))
+	}
+	held("as many streams as there may be", 8+maxEventLogs-1)
+	last := one.keepLog("p", &store.replay)
+	held("one more", 3+maxEventLogs-1)
+	first.add([]byte("late"))
+	held("the oldest goes on", 3+maxEventLogs-1)
+	if one.eventLog(first.id) != nil {
+		t.Error("the oldest can be resumed")
+	}
+	store.Sweep()
+	held("nothing is lost yet", 3+maxEventLogs-1)
+	for _, l := range one.logs[:10] {
+		l.mu.Lock()
+		l.idle = time.Now().Add(-2 * replayLife)
+		l.mu.Unlock()
+	}
+	done := one.logs[0].read() // it is being resumed just now
+	store.Sweep()
+	held("nine are lost", 3+maxEventLogs-1-9)
+	done()
+	if err := store.End(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	held("a session has ended", 3)
+	last.add([]byte("its calls are told so"))
+	one.keepLog("p", &store.replay).add([]byte("and begin a stream for it"))
+	held("they say so", 3)
+	if err := store.End(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	held("all have ended", 0)
+}
