@@ -17,12 +17,9 @@ import (
 	"time"
 )
 
-// modernMeta is the _meta of a client without sessions, called name, that can be
-// asked for the user's input.
-func modernMeta(name string) string {
-	return fmt.Sprintf(`"_meta":{%q:%q,%q:{"name":%q,"version":"1"},%q:{"elicitation":{}}}`,
-		metaProtocol, modernProtocol, metaClientInfo, name, metaClientCaps)
-}
+// oddMeta is the _meta of a client without sessions that can be asked for the
+// user's input.
+var oddMeta = fmt.Sprintf(`"_meta":{%q:%q,%q:{"elicitation":{}}}`, metaProtocol, modernProtocol, metaClientCaps)
 
 // A session has one value for as long as something of it is under way, however
 // many others there are.
@@ -103,7 +100,7 @@ func TestParkedCallsAreBounded(t *testing.T) {
 }
 
 // Bytes are counted for as long as they are kept, and no longer.
-func TestReplayIsGivenBack(t *testing.T) {
+func TestReplayOfADroppedLogIsGivenBack(t *testing.T) {
 	t.Parallel()
 	var budget atomic.Int64
 	s := newSession(sealed{Protocol: protocols[0]})
@@ -214,7 +211,7 @@ func TestOddRequests(t *testing.T) {
 	d := serveHere(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("a_x")
-	meta := modernMeta("odd")
+	meta := oddMeta
 	for _, body := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":5,` + meta + `}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":null,` + meta + `}}`,

@@ -786,13 +786,13 @@ func (s *Server) carryStream(ctx context.Context, session *Session, st *stream, 
 	log := session.keepLog("g", &s.sessions.replay)
 	defer log.end()
 	defer log.read()()
-	out.comment()
 	if m != nil {
 		m.replay(out)
 	}
 	if session.isOf(protocols[0]) {
 		out.prime(log.eventID(0)) // the last id that the client has is now this stream's
 	}
+	out.comment()
 	var announcer sync.WaitGroup
 	defer announcer.Wait()
 	defer st.cancel()

@@ -673,7 +673,7 @@ func TestReplayBounds(t *testing.T) {
 	}
 	full := newEventLog("p", nil, &budget)
 	budget.Add(maxReplayAll) // what others hold
-	full.add([]byte("x"))
+	full.add(make([]byte, smallReplay+1))
 	if _, _, _, ok := full.after(0); ok {
 		t.Error("a message is kept over the bound of all streams")
 	}
