@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -25,6 +26,7 @@ const asksCapability = "usher/asks"
 const (
 	askPatience = 10 * time.Minute // for a client's answer: often a person's
 	maxAsks     = 64               // requests of one process that wait for answers
+	maxRefused  = 4096             // answers that wait for a process to read them
 )
 
 // asking is a process's requests to its clients, and whom it serves.
@@ -33,6 +35,7 @@ type asking struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup               // requests being answered
 	open inflight[context.CancelFunc] // by the module's own id
+	late atomic.Int32                 // answers that wait to be queued
 
 	mu    sync.Mutex
 	owner *Caller       // the latest
@@ -178,13 +181,26 @@ func (w *Worker) handleRequest(msg *Message) {
 	})
 }
 
-// answer queues the answer to a request of the module.
+// answer queues the answer to a request of the module. It does not wait for the
+// module to read, which may be waiting for us to.
 func (w *Worker) answer(msg []byte) {
 	select {
 	case w.out <- msg:
-	default: // it is not reading; waiting here would be waiting for each other
-		w.log.Warn("an answer was dropped: the module does not read its stdin")
+		return
+	default:
 	}
+	if w.asks.late.Add(1) > maxRefused {
+		w.asks.late.Add(-1)
+		w.log.Warn("an answer was dropped: the module does not read its stdin")
+		return
+	}
+	w.asks.wg.Go(func() {
+		defer w.asks.late.Add(-1)
+		select {
+		case w.out <- msg:
+		case <-w.asks.ctx.Done():
+		}
+	})
 }
 
 // saysCall finds the call that a message of the module says it belongs to. It is
