@@ -288,6 +288,9 @@ func (w *Worker) ask(ctx context.Context, c *call, needs clientCaps, msg *Messag
 			c.asking.Add(-1)
 			poke(c.beat) // from here on the module's silence counts
 		}()
+		if c.ctx.Err() != nil {
+			return nil, errNotInCall
+		}
 		defer context.AfterFunc(c.ctx, func() { w.asks.cancel(json.RawMessage(msg.ID)) })()
 	}
 	if needs == capElicitURL {

@@ -578,6 +578,8 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 		return nil, err
 	}
 	msg, err := w.await(ctx, id, c, idle)
+	end()
+	c.settle()
 	if err != nil {
 		return nil, err
 	}
@@ -587,6 +589,14 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 		return nil, missingCapability(lacked)
 	}
 	return result, err
+}
+
+// settle waits until what was asked in a call that has ended is over, so that
+// its client hears of that before it has the answer.
+func (c *call) settle() {
+	for c.asking.Load() > 0 {
+		<-c.beat
+	}
 }
 
 // await waits for the answer to a call.
