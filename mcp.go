@@ -125,6 +125,9 @@ func (r *request) answer(ctx context.Context, method string) (json.RawMessage, e
 	if !answers(method, r.caller.Modern) {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(method, 100))
 	}
+	if r.caller.Modern {
+		r.ownProgress()
+	}
 	result, err := mcpMethods[method].run(ctx, r)
 	switch {
 	case !r.caller.Modern:
@@ -133,6 +136,22 @@ func (r *request) answer(ctx context.Context, method string) (json.RawMessage, e
 		return nil, modernError(err, stringField(r.params, "uri"))
 	default:
 		return modernResult(method, result), nil
+	}
+}
+
+// ownProgress has progress come under the token of this request, and only if it
+// has one: the call that it goes on with may have begun under another.
+func (r *request) ownProgress() {
+	token, notify := field(field(r.params, "_meta"), "progressToken"), r.caller.Notify
+	r.params = withMeta(r.params, "progressToken", json.RawMessage("0"))
+	r.caller.Notify = func(method string, params json.RawMessage) {
+		if method == "notifications/progress" {
+			if token == nil || string(token) == "null" {
+				return
+			}
+			params = withMember(params, "progressToken", token)
+		}
+		notify(method, params)
 	}
 }
 
