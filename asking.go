@@ -40,7 +40,8 @@ type asking struct {
 	mu    sync.Mutex
 	owner *Caller       // the latest
 	mixed bool          // it has served more than one kin
-	owned chan struct{} // closed with the first owner
+	owned chan struct{} // closed once the first owner's call is under way
+	begun sync.Once
 	urls  []elicited    // the last, at most maxAsks
 }
 
@@ -91,13 +92,14 @@ func (a *asking) finish() {
 func (a *asking) own(c Caller) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.owner == nil {
-		close(a.owned)
-	} else if a.owner.Kin != c.Kin {
+	if a.owner != nil && a.owner.Kin != c.Kin {
 		a.mixed = true
 	}
 	a.owner = &c
 }
+
+// began notes that a call of the owner's is under way.
+func (a *asking) began() { a.begun.Do(func() { close(a.owned) }) }
 
 // sole is the one session that the process serves; nil where there are several,
 // or where it serves one call at a time.

@@ -574,6 +574,9 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 		return nil, errNotSent
 	}
 	defer w.calls.take(id)
+	if caller.Session != "" {
+		w.asks.began()
+	}
 	if err := w.send(ctx, encodeRequest(ID(id), method, params)); err != nil {
 		return nil, err
 	}
