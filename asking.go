@@ -42,7 +42,7 @@ type asking struct {
 	mixed bool          // it has served more than one kin
 	owned chan struct{} // closed once the first owner's call is under way
 	begun sync.Once
-	urls  []elicited    // the last, at most maxAsks
+	urls  []elicited // the last, at most maxAsks
 }
 
 // elicited is a URL that a client was asked to open, of whose end it is told.

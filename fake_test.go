@@ -29,18 +29,27 @@ import (
 //	child           starts a grandchild that sleeps
 //	res=NAME        has the resource NAME://one, the template NAME://many/{n} and
 //	                the prompt say; it tells of changes of what is subscribed to
+//	fixed           does not declare that its tools may change
+//	asks            declares that it asks its client
+//	names           says in which call it asks, as usher's own shims do
+//	roots           asks for roots as soon as it is initialized
+//	modern          speaks 2026-07-28 alone
 //
 // Its tools, but for tools=, are echo, sleep {ms}, crash, exit, progress {n, hold},
 // log {level}, pid, env {name}, count, fail, big {bytes}, error, grow. Where they
 // are named, also touch {uri}, which changes a resource, and mirror, whose
 // parameters are repeated in headers, and release, at which a progress goes on
-// that holds after so many.
+// that holds after so many. With tools= there may be ask too (see
+// fakeAsk), and roots, which tells what came back for those of the trait.
 type fakeServer struct {
 	traits map[string]string
 	mu     sync.Mutex // guards stdout
 	out    *bufio.Writer
 	stop   map[string]chan struct{} // calls by id; closed when cancelled
 	stopMu sync.Mutex
+	asked  map[string]chan *Message // its own requests, by id
+	roots  chan string              // 1-buffered: what came back for the roots
+	asks   int
 	count  int
 	extra  int             // tools added
 	wanted map[string]bool // resources subscribed to, by URI
@@ -48,7 +57,8 @@ type fakeServer struct {
 }
 
 func runFake(name string) int {
-	f := &fakeServer{traits: map[string]string{}, out: bufio.NewWriter(os.Stdout), stop: map[string]chan struct{}{}, wanted: map[string]bool{}, held: make(chan struct{})}
+	f := &fakeServer{traits: map[string]string{}, out: bufio.NewWriter(os.Stdout), stop: map[string]chan struct{}{}, wanted: map[string]bool{}, held: make(chan struct{}),
+		asked: map[string]chan *Message{}, roots: make(chan string, 1)}
 	for word := range strings.FieldsSeq(name) {
 		key, value, _ := strings.Cut(word, "=")
 		f.traits[key] = value
@@ -93,6 +103,26 @@ func (f *fakeServer) send(msg []byte) {
 }
 
 func (f *fakeServer) take(msg *Message) {
+	switch {
+	case msg.Method == "":
+		f.stopMu.Lock()
+		answer := f.asked[string(msg.ID)]
+		delete(f.asked, string(msg.ID))
+		f.stopMu.Unlock()
+		if answer != nil {
+			answer <- msg
+		}
+		return
+	case f.has("modern") && msg.isRequest() && (msg.Method == "initialize" || !isModern(msg.Params)):
+		e := rpcErrorf(codeUnsupportedVersion, "want "+modernProtocol)
+		e.Data = json.RawMessage(`{"supported":["` + modernProtocol + `"]}`)
+		f.send(encodeError(msg.ID, e))
+		return
+	case f.has("modern") && msg.Method == "server/discover":
+		f.send(encodeResult(msg.ID, joinMembers([]member{{"resultType", quote(resultComplete)}, {"supportedVersions", json.RawMessage(`["` + modernProtocol + `"]`)},
+			{"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote("A fake module. It is for tests.")}})))
+		return
+	}
 	switch msg.Method {
 	case "initialize":
 		ms, _ := strconv.Atoi(f.traits["slowstart"])
@@ -101,8 +131,18 @@ func (f *fakeServer) take(msg *Message) {
 		if f.has("res") {
 			capabilities += `,"resources":{"subscribe":true},"prompts":{},"completions":{}`
 		}
+		if f.has("fixed") {
+			capabilities = `"tools":{}`
+		}
+		if f.has("asks") {
+			capabilities += `,"experimental":{"usher/asks":{}}`
+		}
 		f.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)))
 	case "notifications/initialized":
+		if f.has("roots") {
+			answer := f.request(nil, "roots/list", nil)
+			go func() { f.roots <- fakeAnswer(<-answer) }()
+		}
 		if f.has("grows") {
 			f.grow()
 		}
@@ -248,6 +288,18 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 		f.grow()
 	case "touch":
 		result = f.touch(stringField(args, "uri"))
+	case "roots":
+		got := <-f.roots
+		f.roots <- got
+		result = textResult(got)
+	case "ask":
+		if f.has("modern") {
+			f.send(f.wish(msg))
+			return
+		}
+		if result = f.ask(msg, args, stop); result == nil {
+			return
+		}
 	}
 	f.send(encodeResult(msg.ID, result))
 	if f.has("twice") {
@@ -265,4 +317,127 @@ func (f *fakeServer) touch(uri string) json.RawMessage {
 	}
 	f.send(encodeNotification("notifications/resources/updated", joinMembers([]member{{"uri", quote(uri)}})))
 	return textResult("told")
+}
+
+// fakeAsk is the arguments of the tool ask: it sends the requests all at once,
+// and its result is the list of what came back, after the process's id. Stderr
+// tells of its steps under its Mark.
+type fakeAsk struct {
+	Mark  string     `json:"mark"`
+	Asks  []fakeWish `json:"asks"`
+	Copes bool       `json:"copes,omitempty"` // a refusal is no failure
+	Tells bool       `json:"tells,omitempty"` // with progress and log messages before and after
+	Late  bool       `json:"late,omitempty"`  // asks once more when cancelled, and tells on stderr what came back
+	Bold  bool       `json:"bold,omitempty"`  // asks whatever the client has declared
+}
+
+type fakeWish struct {
+	Method string          `json:"method"`
+	Params json.RawMessage `json:"params,omitempty"`
+}
+
+// request asks the client in a call, nil for none.
+func (f *fakeServer) request(call ID, method string, params json.RawMessage) <-chan *Message {
+	if f.has("names") && call != nil {
+		params = withMeta(params, metaCall, json.RawMessage(call))
+	}
+	answer := make(chan *Message, 1)
+	f.stopMu.Lock()
+	f.asks++
+	id := fmt.Sprintf(`"ask %d"`, f.asks)
+	f.asked[id] = answer
+	f.stopMu.Unlock()
+	f.send(encodeRequest(ID(id), method, params))
+	return answer
+}
+
+// fakeAnswer is an answer as JSON.
+func fakeAnswer(msg *Message) string {
+	if msg.Err != nil {
+		return fmt.Sprintf(`{"code":%d,"refused":%s}`, msg.Err.Code, quote(msg.Err.Message))
+	}
+	return string(msg.Result)
+}
+
+// ask is the tool ask. It is nil for a call that was cancelled.
+func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{}) json.RawMessage {
+	var a fakeAsk
+	json.Unmarshal(args, &a)
+	say := func(what string) { fmt.Fprintf(os.Stderr, "fake: %s %s %d\n", what, a.Mark, os.Getpid()) }
+	tell := func(n int, when string) {
+		if !a.Tells {
+			return
+		}
+		token := field(field(msg.Params, "_meta"), "progressToken")
+		f.send(encodeNotification("notifications/progress", joinMembers([]member{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}})))
+		log := marshal(map[string]string{"level": "error", "data": a.Mark + when})
+		if f.has("names") {
+			log = withMeta(log, metaCall, json.RawMessage(msg.ID))
+		}
+		f.send(encodeNotification("notifications/message", log))
+	}
+	go func() {
+		<-stop
+		say("cancelled")
+		if a.Late {
+			say("late, got " + fakeAnswer(<-f.request(msg.ID, a.Asks[0].Method, a.Asks[0].Params)))
+		}
+	}()
+	tell(1, " before")
+	var answers []<-chan *Message
+	for _, wish := range a.Asks {
+		answers = append(answers, f.request(msg.ID, wish.Method, wish.Params))
+	}
+	say("asked")
+	got, failed := []string{strconv.Itoa(os.Getpid())}, false
+	for _, answer := range answers {
+		select {
+		case msg := <-answer:
+			got = append(got, fakeAnswer(msg))
+			failed = failed || msg.Err != nil
+		case <-stop:
+			return nil
+		}
+	}
+	say("answered")
+	tell(2, " after")
+	result := textResult("[" + strings.Join(got, ",") + "]")
+	if failed && !a.Copes {
+		result = withMember(result, "isError", json.RawMessage("true"))
+	}
+	return result
+}
+
+// wish is the answer of a modern module to a call of the tool ask.
+func (f *fakeServer) wish(msg *Message) []byte {
+	var a fakeAsk
+	json.Unmarshal(field(msg.Params, "arguments"), &a)
+	state := "state of " + a.Mark
+	responses := field(msg.Params, "inputResponses")
+	if responses == nil {
+		caps := parseClientCaps(field(field(msg.Params, "_meta"), metaClientCaps))
+		var requests []member
+		for i, wish := range a.Asks {
+			needs, _ := needsOf(wish.Method, wish.Params)
+			if lacked := needs &^ caps; lacked != 0 && !a.Bold {
+				return encodeError(msg.ID, missingCapability(lacked))
+			}
+			params := wish.Params
+			if params == nil {
+				params = json.RawMessage(`{}`)
+			}
+			requests = append(requests, member{"wish" + strconv.Itoa(i), joinMembers([]member{{"method", quote(wish.Method)}, {"params", params}})})
+		}
+		fmt.Fprintf(os.Stderr, "fake: asked %s %d\n", a.Mark, os.Getpid())
+		return encodeResult(msg.ID, joinMembers([]member{{"resultType", quote(resultInput)}, {"inputRequests", joinMembers(requests)}, {"requestState", quote(state)}}))
+	}
+	if stringField(msg.Params, "requestState") != state {
+		return encodeError(msg.ID, rpcErrorf(codeInvalidParams, "the state of another"))
+	}
+	got := []string{strconv.Itoa(os.Getpid())}
+	for i := range a.Asks {
+		got = append(got, string(field(responses, "wish"+strconv.Itoa(i))))
+	}
+	fmt.Fprintf(os.Stderr, "fake: answered %s %d\n", a.Mark, os.Getpid())
+	return encodeResult(msg.ID, withMember(textResult("["+strings.Join(got, ",")+"]"), "resultType", quote(resultComplete)))
 }

@@ -18,31 +18,32 @@ import (
 // rooms is the files from the ground up, as main.go's comment has them.
 var rooms = []string{
 	"proc_unix.go", "proc_windows.go", "jsonrpc.go", "http.go", "token.go", "claims.go", "scope.go",
-	"gomodule.go", "gobuild.go", "runtimes.go", "guard.go", "era.go", "worker.go", "asking.go", "pool.go", "result.go", "signature.go", "schema.go",
+	"gomodule.go", "gobuild.go", "runtimes.go", "guard.go", "era.go", "worker.go", "handshake.go", "asking.go", "pool.go", "result.go", "signature.go", "schema.go",
 	"catalog.go", "scan.go", "cache.go", "shell.go", "modules.go", "replay.go", "session.go", "listen.go", "mcp.go", "parked.go", "stream.go", "modern.go", "peer.go", "oldsse.go",
 	"webhook.go", "report.go", "serve.go", "cli.go", "main.go",
 }
 
 // strangers are words that a room must not know, whatever the order.
 var strangers = map[string][]string{
-	"claims.go":  {"Session", "Module", "View", "Scope", "http"},
-	"worker.go":  {"Scope", "View", "Claim"},
-	"asking.go":  {"Scope", "View", "Claim"},
-	"pool.go":    {"Scope", "View", "Claim"},
-	"webhook.go": {"Claim", "Session", "Registry", "Worker"},
-	"mcp.go":     {"Registry", "Worker", "Catalog"},
-	"stream.go":  {"Registry", "Worker", "Catalog", "Module"},
-	"modern.go":  {"Registry", "Worker", "Catalog", "Module"},
-	"peer.go":    {"Registry", "Worker", "Catalog", "Module"},
-	"oldsse.go":  {"Registry", "Worker", "Catalog", "Module"},
-	"listen.go":  {"Registry", "Worker", "Catalog", "Module"},
-	"parked.go":  {"Registry", "Worker", "Catalog", "Module", "Scope", "http"},
-	"replay.go":  {"Session", "Module", "View", "Scope", "http"},
+	"claims.go":    {"Session", "Module", "View", "Scope", "http"},
+	"worker.go":    {"Scope", "View", "Claim"},
+	"asking.go":    {"Scope", "View", "Claim"},
+	"handshake.go": {"Scope", "View", "Claim"},
+	"pool.go":      {"Scope", "View", "Claim"},
+	"webhook.go":   {"Claim", "Session", "Registry", "Worker"},
+	"mcp.go":       {"Registry", "Worker", "Catalog"},
+	"stream.go":    {"Registry", "Worker", "Catalog", "Module"},
+	"modern.go":    {"Registry", "Worker", "Catalog", "Module"},
+	"peer.go":      {"Registry", "Worker", "Catalog", "Module"},
+	"oldsse.go":    {"Registry", "Worker", "Catalog", "Module"},
+	"listen.go":    {"Registry", "Worker", "Catalog", "Module"},
+	"parked.go":    {"Registry", "Worker", "Catalog", "Module", "Scope", "http"},
+	"replay.go":    {"Session", "Module", "View", "Scope", "http"},
 }
 
 // peers are files that are one room together, and may use each other.
 var peers = [][]string{{"proc_unix.go", "proc_windows.go"},
-	{"session.go", "listen.go", "mcp.go", "parked.go", "stream.go", "modern.go", "peer.go", "oldsse.go"}, {"worker.go", "asking.go"}, {"cache.go", "modules.go"}, {"serve.go", "cli.go"}}
+	{"session.go", "listen.go", "mcp.go", "parked.go", "stream.go", "modern.go", "peer.go", "oldsse.go"}, {"worker.go", "handshake.go", "asking.go"}, {"cache.go", "modules.go"}, {"serve.go", "cli.go"}}
 
 func parseHouse(t *testing.T) (*token.FileSet, map[string]*ast.File) {
 	t.Helper()

@@ -28,6 +28,7 @@
 //	guard.go      a process that clears up after a killed daemon
 //	era.go        what the revisions of MCP say differently
 //	worker.go     a module's child process
+//	handshake.go  what it is, and what it offers
 //	asking.go     what it asks of its client, and which client that is
 //	pool.go       all processes of a module
 //	result.go     what a tool call gave

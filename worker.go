@@ -17,7 +17,6 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -62,13 +61,14 @@ func (c Caller) level() string {
 }
 
 const (
-	maxWorkerLine  = 64 << 20         // bytes in one message of a worker
-	maxLoggedLine  = 4 << 10          // bytes of a stray line that are logged
-	startTimeout   = 30 * time.Second // for the handshake
-	probePatience  = 3 * time.Second  // for the answer to what an older server does not know
-	ownerPatience  = 5 * time.Second  // for the first call of a process that asks before
-	stdinPatience  = 1 * time.Second  // for the end after stdin closed; clients wait 2 s for ours
-	exitPatience   = 2 * time.Second  // for the end after TERM
+	maxWorkerLine  = 64 << 20               // bytes in one message of a worker
+	maxLoggedLine  = 4 << 10                // bytes of a stray line that are logged
+	startTimeout   = 30 * time.Second       // for the handshake
+	probePatience  = 3 * time.Second        // for the answer to what an older server does not know
+	ownerPatience  = 5 * time.Second        // for the first call of a process that asks before
+	inputPatience  = 200 * time.Millisecond // for what is queued to be written at the end
+	stdinPatience  = 1 * time.Second        // for the end after stdin closed; clients wait 2 s for ours
+	exitPatience   = 2 * time.Second        // for the end after TERM
 	outputPatience = 500 * time.Millisecond
 	tailLines      = 8 // of stderr, to say why a module did not start
 )
@@ -139,6 +139,7 @@ type Worker struct {
 	stopOnce sync.Once      // whoever is first begins the end
 	hastener sync.WaitGroup // the goroutine that signals a slow process
 	reaping  sync.Mutex     // held to signal and to reap: a reaped id may be another's
+	ending   chan struct{}  // closed when stdin is to be, after what is queued
 	exited   chan struct{}  // closed when the process has ended and was reaped
 	done     chan struct{}  // closed when all is over; err is set before
 	err      error
@@ -160,7 +161,7 @@ func startWorker(ctx context.Context, module string, l launch, era era, g *Guard
 func spawnWorker(ctx context.Context, module string, l launch, g *Guard, log *slog.Logger, watch watcher, shake func(context.Context, *Worker) error) (*Worker, error) {
 	w := &Worker{
 		module: module, log: log.With("module", module), guard: g, watch: watch,
-		out: make(chan []byte, 64), exited: make(chan struct{}), done: make(chan struct{}),
+		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{}),
 	}
 	w.asks.begin()
 	if err := w.spawn(l); err != nil {
@@ -298,9 +299,15 @@ func (w *Worker) supervise(readers, writer *sync.WaitGroup) {
 func (w *Worker) stop() {
 	w.stopOnce.Do(func() {
 		w.stopping.Store(true)
-		w.stdin.Close()
+		w.endInput()
 		w.hastener.Go(w.hasten)
 	})
+}
+
+// endInput has stdin closed once what is queued is written, within bounds.
+func (w *Worker) endInput() {
+	_ = w.stdin.SetWriteDeadline(time.Now().Add(inputPatience)) // a pipe has one
+	close(w.ending)
 }
 
 // hasten ends a process that does not end by itself.
@@ -339,6 +346,7 @@ func (w *Worker) alive() bool {
 
 // writeStdin writes queued messages, as many as there are in one system call.
 func (w *Worker) writeStdin() {
+	defer w.stdin.Close()
 	var buf []byte
 	for {
 		select {
@@ -346,6 +354,13 @@ func (w *Worker) writeStdin() {
 			return
 		case msg := <-w.out:
 			buf = append(append(buf[:0], msg...), '\n')
+		case <-w.ending: // what was queued before, such as a cancellation, still goes out
+			select {
+			case msg := <-w.out:
+				buf = append(append(buf[:0], msg...), '\n')
+			default:
+				return
+			}
 		}
 		for more := true; more && len(buf) < 64<<10; {
 			select {
@@ -424,7 +439,7 @@ func (w *Worker) dropLong(ends []byte) {
 func (w *Worker) closedStdout() {
 	w.stopOnce.Do(func() {
 		w.log.Warn("the module closed its stdout; ending it")
-		w.stdin.Close()
+		w.endInput()
 		w.hastener.Go(w.hasten)
 	})
 }
@@ -714,175 +729,6 @@ func setProgressToken(params json.RawMessage, token string) (json.RawMessage, js
 	}
 	meta = setMember(meta, "progressToken", json.RawMessage(token))
 	return joinMembers(setMember(list, "_meta", joinMembers(meta))), own
-}
-
-// era is which revisions a module speaks, as far as that is known.
-type era string
-
-const (
-	eraUnknown era = ""
-	eraSession era = "session" // those that begin with initialize
-	eraModern  era = "modern"
-)
-
-// errProbed is why there is no handshake with a process that ended when it was
-// asked which revisions it speaks.
-var errProbed = errors.New("it ended at server/discover")
-
-// shakeHands finds out what the module is. Which era it speaks is asked first,
-// unless that is known; what is no answer of the modern one is taken for the
-// other (MCP 2026-07-28, basic/transports/stdio, "Backward Compatibility").
-func (w *Worker) shakeHands(ctx context.Context, known era) error {
-	if known == eraSession {
-		return w.initialize(ctx)
-	}
-	w.lastID.Store(-1) // so that the ids of the others are what they are without
-	probe, cancel := context.WithTimeout(ctx, probePatience)
-	modern, err := w.discover(probe)
-	cancel()
-	if modern || ctx.Err() != nil {
-		return err
-	}
-	if err = w.initialize(ctx); err == nil {
-		return nil
-	}
-	if rpc := (*rpcError)(nil); errors.As(err, &rpc) { // it was only slow to start, perhaps
-		if modern, again := w.discover(ctx); modern {
-			return again
-		}
-	}
-	if errors.Is(err, errNotSent) || errors.As(err, new(*crashError)) {
-		return errProbed
-	}
-	return err
-}
-
-// discover asks a module of the modern era what it is, and whether it is one:
-// only then does the error count.
-func (w *Worker) discover(ctx context.Context) (modern bool, err error) {
-	result, err := w.request(ctx, Caller{}, "server/discover", modernParams(nil, allCaps, ""), 0)
-	if rpc := (*rpcError)(nil); errors.As(err, &rpc) && rpc.Code == codeUnsupportedVersion {
-		var versions []string
-		_ = json.Unmarshal(field(rpc.Data, "supported"), &versions) // none then
-		if slices.ContainsFunc(versions, hasSessions) {
-			return false, nil
-		}
-		return true, fmt.Errorf("it speaks %s, and usher %s", strings.Join(versions, ", "), strings.Join(spoken(), ", "))
-	}
-	var versions []string
-	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, modernProtocol) {
-		return false, err
-	}
-	w.takeInfo(result, field(field(result, "_meta"), metaServerInfo))
-	w.info.Modern = true
-	return true, w.listen(ctx, "", nil)
-}
-
-func (w *Worker) takeInfo(result, server json.RawMessage) {
-	w.info.Capabilities = field(result, "capabilities")
-	w.info.Instructions = stringField(result, "instructions")
-	if w.info.Title = stringField(server, "title"); w.info.Title == "" {
-		w.info.Title = stringField(server, "name")
-	}
-}
-
-// initialize shakes hands as an MCP client. All client capabilities are
-// declared: servers hide tools from clients that lack one.
-func (w *Worker) initialize(ctx context.Context) error {
-	params := joinMembers([]member{{"protocolVersion", quote(protocols[0])}, {"clientInfo", usherInfo()}, {"capabilities", clientCaps(allCaps).json()}})
-	result, err := w.request(ctx, Caller{}, "initialize", params, 0)
-	if err != nil {
-		return err
-	}
-	w.takeInfo(result, field(result, "serverInfo"))
-	return w.send(ctx, encodeNotification("notifications/initialized", nil))
-}
-
-// listen opens a subscription of a modern module: to its lists, or to one
-// resource. Its end matters to nobody; until then it is one more call in flight.
-func (w *Worker) listen(ctx context.Context, id string, filter json.RawMessage) error {
-	if id == "" {
-		id = strconv.FormatInt(w.lastID.Add(1), 10)
-	}
-	if filter == nil {
-		var lists []member
-		for _, list := range []string{"tools", "prompts", "resources"} {
-			if string(field(field(w.info.Capabilities, list), "listChanged")) == "true" {
-				lists = append(lists, member{list + "ListChanged", json.RawMessage("true")})
-			}
-		}
-		if lists == nil {
-			return nil
-		}
-		filter = joinMembers(lists)
-	}
-	if err := w.calls.add(id, &call{answer: make(chan *Message, 1), ctx: ctx}); err != nil {
-		return errNotSent
-	}
-	return w.send(ctx, encodeRequest(ID(id), "subscriptions/listen", modernParams(joinMembers([]member{{"notifications", filter}}), allCaps, "")))
-}
-
-// subscribe has the module say when a resource changes, until the function that
-// it returns is called.
-func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err error) {
-	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
-		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
-	}
-	if w.info.Modern {
-		id := strconv.FormatInt(w.lastID.Add(1), 10)
-		err := w.listen(ctx, id, joinMembers([]member{{"resourceSubscriptions", append(append([]byte("["), quote(uri)...), ']')}}))
-		return func() {
-			if _, open := w.calls.take(id); open {
-				w.cancel(id, errUnsubscribed)
-			}
-		}, err
-	}
-	params := joinMembers([]member{{"uri", quote(uri)}})
-	stop = func() {
-		id := strconv.FormatInt(w.lastID.Add(1), 10) // whose answer nobody waits for
-		select {
-		case w.out <- encodeRequest(ID(id), "resources/unsubscribe", params):
-		default:
-		}
-	}
-	_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
-	if err != nil && ctx.Err() != nil {
-		stop() // it may have come about all the same
-	}
-	return stop, err
-}
-
-var errUnsubscribed = errors.New("nobody listens any more")
-
-// maxPages bounds how far a list is followed in a module that never ends it.
-const maxPages = 1000
-
-// list asks for a whole list of the module, page by page: method "tools/list"
-// and key "tools", say. A module without the capability has an empty one.
-func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessage, error) {
-	capability, _, _ := strings.Cut(method, "/")
-	if field(w.info.Capabilities, capability) == nil {
-		return nil, nil
-	}
-	var all []json.RawMessage
-	params := json.RawMessage(`{}`)
-	for range maxPages {
-		result, err := w.request(ctx, Caller{}, method, params, 0)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", method, err)
-		}
-		var page []json.RawMessage
-		if err := json.Unmarshal(field(result, key), &page); err != nil {
-			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
-		}
-		all = append(all, page...)
-		cursor := field(result, "nextCursor")
-		if cursor == nil || string(cursor) == "null" {
-			return all, nil
-		}
-		params = joinMembers([]member{{"cursor", cursor}})
-	}
-	return nil, fmt.Errorf("%s: no end after %d pages", method, maxPages)
 }
 
 // poke makes a 1-buffered channel ready.

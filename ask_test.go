@@ -1,0 +1,1380 @@
+// Modules that ask their clients in the middle of a call: that the answer comes
+// from the one client whose call it was and reaches the one module that asked,
+// whichever revisions the two speak, and that nothing is left when it does not.
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const askAllCaps = `{"roots":{},"sampling":{"tools":{}},"elicitation":{"form":{},"url":{}}}`
+
+// askKinds is what a client can be asked for. What is asked names a word, where
+// it can name anything, and each answer names one.
+var askKinds = []struct{ name, method, params, answer, declares string }{
+	{"sampling", "sampling/createMessage", `{"messages":[{"role":"user","content":{"type":"text","text":"WORD"}}],"maxTokens":9}`,
+		`{"role":"assistant","content":{"type":"text","text":"WORD"},"model":"m"}`, `{"sampling":{}}`},
+	{"form", "elicitation/create", `{"message":"WORD","requestedSchema":{"type":"object","properties":{}}}`,
+		`{"action":"accept","content":{"word":"WORD"}}`, `{"elicitation":{}}`},
+	{"url", "elicitation/create", `{"mode":"url","message":"WORD","url":"https://example.com/WORD","elicitationId":"WORD"}`,
+		`{"action":"accept","_meta":{"word":"WORD"}}`, `{"elicitation":{"url":{}}}`},
+	{"roots", "roots/list", ``,
+		`{"roots":[{"uri":"file:///WORD"}]}`, `{"roots":{}}`},
+}
+
+// askFor is a wish of a kind about a word.
+func askFor(kind, word string) fakeWish {
+	for _, k := range askKinds {
+		if k.name == kind {
+			return fakeWish{k.method, rawOrNil(strings.ReplaceAll(k.params, "WORD", word))}
+		}
+	}
+	panic(kind)
+}
+
+// askAnswer is a client's answer that names a word.
+func askAnswer(word string) func(string, json.RawMessage) json.RawMessage {
+	return func(method string, params json.RawMessage) json.RawMessage {
+		for _, k := range askKinds {
+			if k.method == method && (k.name == "url") == (stringField(params, "mode") == "url") {
+				return json.RawMessage(strings.ReplaceAll(k.answer, "WORD", word))
+			}
+		}
+		return nil
+	}
+}
+
+func askSilent(string, json.RawMessage) json.RawMessage { return nil }
+
+// askRefuses is a client's answer that is an error.
+func askRefuses(string, json.RawMessage) json.RawMessage {
+	return json.RawMessage(`{"error":{"code":-1,"message":"the user said no"}}`)
+}
+
+// askClient is a client that can be asked, of any revision and transport.
+type askClient struct {
+	t      *testing.T
+	answer func(method string, params json.RawMessage) json.RawMessage // a result, or an object with an error; nil for none
+	asked  chan json.RawMessage                                        // each request to the client
+	http   *testClient                                                 // nil on stdio
+	meta   string                                                      // of modern requests: their capabilities; "" for a client with a session
+	level  string                                                      // of modern requests
+	name   string                                                      // of the client program, in modern requests
+	post   func(ctx context.Context, msg []byte) error                 // sends a message, and takes in what comes back of it
+	hangUp func()                                                      // ends its stream
+	mu     sync.Mutex
+	id     int
+	wait   map[string]chan json.RawMessage // for answers, by id
+	heard  []json.RawMessage               // notifications
+}
+
+// askHTTP has connections of its own: one that was opened and not used would
+// keep the daemon waiting at its end.
+func askHTTP(t *testing.T, url, code string) *testClient {
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	c := &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Transport: transport}}
+	if code != "" {
+		c.Header.Set(claimHeader, code)
+	}
+	return c
+}
+
+func newAskClient(t *testing.T) *askClient {
+	return &askClient{t: t, answer: askAnswer("none"), asked: make(chan json.RawMessage, 2000), name: "test", wait: make(map[string]chan json.RawMessage)}
+}
+
+// take takes one message from usher.
+func (c *askClient) take(msg json.RawMessage) {
+	id, method := field(msg, "id"), stringField(msg, "method")
+	switch {
+	case method != "" && id != nil:
+		c.asked <- msg
+		answer := c.answer(method, field(msg, "params"))
+		if answer == nil {
+			return
+		}
+		go func() { // the answer comes on another request
+			body := encodeResult(ID(id), answer)
+			if e := field(answer, "error"); e != nil {
+				body = encodeError(ID(id), parseRPCError(e))
+			}
+			if err := c.post(context.Background(), body); err != nil {
+				c.t.Errorf("answering: %v", err)
+			}
+		}()
+	case method != "":
+		c.mu.Lock()
+		c.heard = append(c.heard, msg)
+		c.mu.Unlock()
+	default:
+		c.mu.Lock()
+		wait := c.wait[string(id)]
+		delete(c.wait, string(id))
+		c.mu.Unlock()
+		if wait != nil {
+			wait <- msg
+		}
+	}
+}
+
+// hears waits for a notification of a method that names all words.
+func (c *askClient) hears(method string, words ...string) {
+	c.t.Helper()
+	await(c.t, method+" "+strings.Join(words, " "), func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return slices.ContainsFunc(c.heard, func(msg json.RawMessage) bool {
+			return stringField(msg, "method") == method && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(string(msg), w) })
+		})
+	})
+}
+
+// nextID is the id of the client's next request.
+func (c *askClient) nextID() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.id++
+	return strconv.Itoa(c.id)
+}
+
+// send makes a request of a client with a session, and returns what will answer
+// it.
+func (c *askClient) send(ctx context.Context, id, method, params string) <-chan json.RawMessage {
+	wait := make(chan json.RawMessage, 1)
+	c.mu.Lock()
+	c.wait[id] = wait
+	c.mu.Unlock()
+	go func() {
+		if err := c.post(ctx, encodeRequest(ID(id), method, rawOrNil(params))); err != nil && ctx.Err() == nil {
+			c.t.Errorf("%s: %v", method, err)
+		}
+	}()
+	return wait
+}
+
+// call calls a tool, and answers what is asked meanwhile. It returns the message
+// that is the answer.
+func (c *askClient) call(tool string, arguments any) json.RawMessage {
+	c.t.Helper()
+	params := joinMembers([]member{{"name", quote(tool)}, {"arguments", marshal(arguments)}})
+	if c.meta != "" && c.http != nil {
+		return c.callModern(tool, arguments)
+	}
+	for range 100 {
+		own := params
+		if c.meta != "" {
+			own = c.modern(params)
+		}
+		msg := c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(own)))
+		result := field(msg, "result")
+		if stringField(result, "resultType") != resultInput {
+			return msg
+		}
+		params = c.answered(params, result)
+	}
+	c.t.Error("asked without end")
+	return nil
+}
+
+// get waits for an answer.
+func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
+	c.t.Helper()
+	select {
+	case msg := <-wait:
+		return msg
+	case <-time.After(patience):
+		c.t.Error("gave up waiting for an answer")
+		return nil
+	}
+}
+
+// modern is params of a request of a client without a session.
+func (c *askClient) modern(params json.RawMessage) json.RawMessage {
+	params = withMeta(params, metaProtocol, quote(modernProtocol))
+	params = withMeta(params, metaClientCaps, json.RawMessage(c.meta))
+	params = withMeta(params, metaClientInfo, json.RawMessage(`{"name":"`+c.name+`","version":"1"}`))
+	if c.level != "" {
+		params = withMeta(params, metaLogLevel, quote(c.level))
+	}
+	return params
+}
+
+// answered is params with answers to what a result asks.
+func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
+	requests, _ := members(field(result, "inputRequests"))
+	var responses []member
+	for _, r := range requests {
+		c.asked <- r.value
+		if answer := c.answer(stringField(r.value, "method"), field(r.value, "params")); answer != nil {
+			responses = append(responses, member{r.key, answer})
+		}
+	}
+	params = withMember(params, "inputResponses", joinMembers(responses))
+	return withMember(params, "requestState", field(result, "requestState"))
+}
+
+// round makes one request to call a tool, as a client without a session does.
+func (c *askClient) round(tool string, arguments any, more ...member) answer {
+	c.t.Helper()
+	params := joinMembers(append([]member{{"name", quote(tool)}, {"arguments", marshal(arguments)}}, more...))
+	a, err := c.http.try(c.modernRequest(params))
+	if err != nil {
+		c.t.Errorf("POST: %v", err)
+	}
+	return a
+}
+
+func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
+	body := encodeRequest(ID(c.nextID()), "tools/call", c.modern(params))
+	req := c.http.request(http.MethodPost, string(body))
+	req.Header.Set(protocolHeader, modernProtocol)
+	req.Header.Set(methodHeader, "tools/call")
+	req.Header.Set(nameHeader, stringField(params, "name"))
+	return req
+}
+
+// callModern is call for a client without a session, over HTTP.
+func (c *askClient) callModern(tool string, arguments any) json.RawMessage {
+	c.t.Helper()
+	var more []member
+	for range 100 {
+		a := c.round(tool, arguments, more...)
+		for _, msg := range a.Events[:max(len(a.Events)-1, 0)] {
+			c.take(msg)
+		}
+		if stringField(a.result(), "resultType") != resultInput {
+			return a.last()
+		}
+		more, _ = members(c.answered(nil, a.result()))
+	}
+	c.t.Error("asked without end")
+	return nil
+}
+
+// askLines hands over the events of a stream as they come.
+func askLines(r io.Reader, take func(event, data string)) {
+	lines, event := bufio.NewReader(r), ""
+	for {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			return
+		}
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
+		switch {
+		case key == "event":
+			event = value
+		case key == "data" && value != "":
+			take(event, value)
+		}
+	}
+}
+
+// askOverPOST is a client with a session of a version over streamable HTTP.
+func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
+	c := newAskClient(t)
+	c.http = askHTTP(t, url, code)
+	a := c.http.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":%q,"capabilities":%s,"clientInfo":{"name":"test","version":"1"}}}`, version, caps))
+	c.http.Session = a.Header.Get(sessionHeader)
+	c.http.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+	c.post = func(ctx context.Context, msg []byte) error {
+		res, err := c.http.http.Do(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
+		if err != nil {
+			return err
+		}
+		defer res.Body.Close()
+		if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+			askLines(res.Body, func(_, data string) { c.take(json.RawMessage(data)) })
+			return nil
+		}
+		body, err := io.ReadAll(res.Body)
+		if err == nil && len(body) > 0 {
+			c.take(bytes.TrimSpace(body))
+		}
+		return err
+	}
+	return c
+}
+
+// askModern is a client without a session.
+func askModern(t *testing.T, url, caps, code string) *askClient {
+	c := newAskClient(t)
+	c.meta = caps
+	c.http = askHTTP(t, url, code)
+	return c
+}
+
+// askOverSSE is a client of HTTP+SSE.
+func askOverSSE(t *testing.T, url, caps, code string) *askClient {
+	c := newAskClient(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	c.hangUp = cancel
+	t.Cleanup(cancel)
+	c.http = askHTTP(t, url, code)
+	req := c.http.request(http.MethodGet, "").WithContext(ctx)
+	req.Header.Set("Accept", "text/event-stream")
+	res, err := c.http.http.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := make(chan string, 1)
+	go func() {
+		defer res.Body.Close()
+		askLines(res.Body, func(event, data string) {
+			if event == "endpoint" {
+				endpoint <- data
+			} else {
+				c.take(json.RawMessage(data))
+			}
+		})
+	}()
+	c.http.URL = strings.TrimSuffix(url, "/") + <-endpoint
+	c.post = func(ctx context.Context, msg []byte) error {
+		a, err := c.http.try(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
+		if err == nil && a.Status != http.StatusAccepted {
+			err = fmt.Errorf("%d %s", a.Status, a.Body)
+		}
+		return err
+	}
+	c.get(c.send(ctx, c.nextID(), "initialize", `{"protocolVersion":"2024-11-05","capabilities":`+caps+`,"clientInfo":{"name":"test","version":"1"}}`))
+	return c
+}
+
+// askOverStdio is a client on stdio: with a session, or, where modern, without.
+func askOverStdio(t *testing.T, dir, caps string, modern bool) *askClient {
+	c := newAskClient(t)
+	in, out, _ := stdio(t, dir)
+	var writing sync.Mutex
+	c.post = func(_ context.Context, msg []byte) error {
+		writing.Lock()
+		defer writing.Unlock()
+		_, err := in.Write(append(msg, '\n'))
+		return err
+	}
+	go func() {
+		for {
+			line, err := out.next()
+			if err != nil {
+				return
+			}
+			c.take(bytes.Clone(line))
+		}
+	}()
+	if modern {
+		c.meta = caps
+		return c
+	}
+	c.get(c.send(t.Context(), c.nextID(), "initialize", `{"protocolVersion":"2025-11-25","capabilities":`+caps+`,"clientInfo":{"name":"test","version":"1"}}`))
+	return c
+}
+
+// askWays are the clients that there are.
+var askWays = map[string]func(t *testing.T, url, dir, caps string) *askClient{
+	"2025-11-25": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-11-25", caps, "") },
+	"2025-06-18": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-06-18", caps, "") },
+	"2025-03-26": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-03-26", caps, "") },
+	"HTTP+SSE":   func(t *testing.T, url, _, caps string) *askClient { return askOverSSE(t, url, caps, "") },
+	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient { return askModern(t, url, caps, "") },
+	"stdio":      func(t *testing.T, _, dir, caps string) *askClient { return askOverStdio(t, dir, caps, false) },
+	"stdio, 2026-07-28": func(t *testing.T, _, dir, caps string) *askClient {
+		return askOverStdio(t, dir, caps, true)
+	},
+}
+
+// askGot takes the result of the tool ask apart: the process, and what it got.
+func askGot(msg json.RawMessage) (pid int, got []string, text string) {
+	text = resultText(field(msg, "result"))
+	var list []json.RawMessage
+	if json.Unmarshal([]byte(text), &list) != nil || len(list) == 0 {
+		return 0, nil, string(msg)
+	}
+	pid, _ = strconv.Atoi(string(list[0]))
+	for _, one := range list[1:] {
+		got = append(got, string(one))
+	}
+	return pid, got, text
+}
+
+// askDir is a workspace with fakes that ask.
+func askDir(t *testing.T, fakes map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, traits := range fakes {
+		writeFake(t, dir+"/"+name+".usher", traits)
+	}
+	return dir
+}
+
+func TestAskAcrossRevisions(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"old": "fixed tools=ask,pid", "named": "fixed names tools=ask", "new": "modern tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("named_ask", "new_ask", "old_ask", "old_pid")
+	for _, way := range slices.Sorted(maps.Keys(askWays)) {
+		t.Run(way, func(t *testing.T) {
+			c := askWays[way](t, d.URL, dir, askAllCaps)
+			for _, module := range []string{"old", "named", "new"} {
+				for _, kind := range askKinds {
+					word := fmt.Sprint(way, " ", module, " ", kind.name)
+					c.answer = askAnswer(word)
+					wish := askFor(kind.name, "to "+word)
+					want := string(c.answer(kind.method, wish.Params))
+					msg := c.call(module+"_ask", fakeAsk{Mark: word, Asks: []fakeWish{wish}})
+					if _, got, text := askGot(msg); len(got) != 1 || got[0] != want {
+						t.Errorf("%s: %s, want %s", word, text, want)
+					}
+					if len(c.asked) != 1 {
+						t.Fatalf("%s: the client was asked %d times", word, len(c.asked))
+					}
+					asked := <-c.asked
+					if params := field(asked, "params"); kind.name == "roots" && params != nil && string(params) != "{}" ||
+						kind.name != "roots" && !bytes.Equal(canonical(params), canonical(wish.Params)) {
+						t.Errorf("%s: asked with %s, want %s", word, params, wish.Params)
+					}
+				}
+				// All at once, and one that is refused.
+				c.answer = askAnswer("each")
+				var wishes []fakeWish
+				var want []string
+				for _, kind := range askKinds {
+					wish := askFor(kind.name, "each")
+					wishes = append(wishes, wish)
+					want = append(want, string(c.answer(wish.Method, wish.Params)))
+				}
+				_, got, text := askGot(c.call(module+"_ask", fakeAsk{Mark: "all", Asks: wishes}))
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Errorf("%s: all at once: %s\n%s", module, text, diff)
+				}
+				for len(c.asked) > 0 {
+					<-c.asked
+				}
+				if c.meta != "" {
+					continue // an input response is no error
+				}
+				c.answer = askRefuses
+				msg := c.call(module+"_ask", fakeAsk{Mark: "refused", Asks: wishes[:1]})
+				<-c.asked
+				if !strings.Contains(string(msg), "the user said no") || string(field(field(msg, "result"), "isError")) != "true" && field(msg, "error") == nil {
+					t.Errorf("%s: a refusal of the client's: %s", module, msg)
+				}
+			}
+		})
+	}
+}
+
+const (
+	askNodeModule = `export function* ask({ method, params }) { return yield { ask: method, params } }
+`
+	askPythonModule = `from typing import Any
+
+
+def ask(method: str, params: Any):
+    return (yield {"ask": method, "params": params})
+`
+	askGoModule = `//go:build usher
+
+package main
+
+import "encoding/json"
+
+type Params struct {
+	Method string          ` + "`json:\"method\"`" + `
+	Params json.RawMessage ` + "`json:\"params,omitempty\"`" + `
+}
+
+// Ask asks.
+func Ask(p Params, ask func(method string, params any) (json.RawMessage, error)) (json.RawMessage, error) {
+	return ask(p.Method, p.Params)
+}
+`
+)
+
+func TestAskInEachLanguage(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct{ program, file, text, tool string }{
+		{"node", "js.usher.mjs", askNodeModule, "js_ask"},
+		{"python3", "py.usher.py", askPythonModule, "py_ask"},
+		{"go", "g.usher.go", askGoModule, "g_Ask"},
+	} {
+		t.Run(row.program, func(t *testing.T) {
+			t.Parallel()
+			need(t, row.program)
+			dir := t.TempDir()
+			write(t, dir+"/"+row.file, row.text)
+			write(t, dir+"/go.mod", "module example.com/ask\n\ngo 1.22\n")
+			d := serveHere(t, dir)
+			first := connect(t, d.URL)
+			await(t, "the tool", func() bool { return len(first.tools()) == 1 })
+			tool := first.tools()[0]
+			for _, way := range []string{"2025-11-25", "2026-07-28"} {
+				c := askWays[way](t, d.URL, dir, askAllCaps)
+				for _, kind := range askKinds {
+					word := row.program + way + kind.name
+					c.answer = askAnswer(word)
+					wish := askFor(kind.name, word)
+					if wish.Params == nil {
+						wish.Params = json.RawMessage(`{}`)
+					}
+					want := canonical(c.answer(wish.Method, wish.Params))
+					msg := c.call(tool, wish)
+					if got := canonical(json.RawMessage(resultText(field(msg, "result")))); !bytes.Equal(got, want) {
+						t.Errorf("%s: %s, want %s", word, msg, want)
+					}
+				}
+				if len(c.asked) != len(askKinds) {
+					t.Errorf("%s: asked %d times", way, len(c.asked))
+				}
+			}
+			if c := askModern(t, d.URL, `{}`, ""); true {
+				a := c.round(tool, fakeWish{"roots/list", json.RawMessage(`{}`)})
+				checkLacks(t, row.program, a, `{"roots":{}}`)
+			}
+		})
+	}
+}
+
+// checkLacks holds that an answer is the error for a capability that the client
+// has not declared.
+func checkLacks(t *testing.T, what string, a answer, want string) {
+	t.Helper()
+	e := field(a.last(), "error")
+	if a.Status != http.StatusBadRequest || string(field(e, "code")) != "-32021" || string(field(field(e, "data"), "requiredCapabilities")) != want {
+		t.Errorf("%s: %d %s, want the error for %s", what, a.Status, a.Body, want)
+	}
+}
+
+func TestAskWhatWasNotDeclared(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"old": "fixed tools=ask", "new": "modern tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("new_ask", "old_ask")
+	for _, kind := range askKinds {
+		for _, other := range append(slices.Clone(askKinds), struct{ name, method, params, answer, declares string }{name: "nothing", declares: `{}`}) {
+			if other.name == kind.name || kind.name == "form" && strings.Contains(other.declares, "elicitation\":{}") {
+				continue
+			}
+			what := fmt.Sprintf("%s, of a client that declares %s", kind.name, other.declares)
+			ask := fakeAsk{Mark: what, Asks: []fakeWish{askFor(kind.name, "x")}}
+			copes, bold := ask, ask
+			copes.Copes, bold.Bold = true, true
+			lacked := map[string]string{"url": `{"elicitation":{"url":{}}}`}[kind.name]
+			if lacked == "" {
+				lacked = kind.declares
+			}
+			code := "-32601"
+			if kind.name == "url" {
+				code = "-32602"
+			}
+
+			c := askModern(t, d.URL, other.declares, "")
+			checkLacks(t, "2026-07-28: old: "+what, c.round("old_ask", ask), lacked)
+			checkLacks(t, "2026-07-28: new: "+what, c.round("new_ask", ask), lacked)
+			if a := c.round("old_ask", copes); a.Status != 200 || a.failure() != "" || !strings.Contains(resultText(a.result()), code) {
+				t.Errorf("2026-07-28: %s, and the module copes: %d %s", what, a.Status, a.Body)
+			}
+
+			s := askOverPOST(t, d.URL, "2025-11-25", other.declares, "")
+			if msg := s.call("old_ask", ask); string(field(field(msg, "result"), "isError")) != "true" || !strings.Contains(resultText(field(msg, "result")), `"code":`+code) {
+				t.Errorf("2025-11-25: %s: %s", what, msg)
+			}
+			if msg := s.call("old_ask", copes); field(field(msg, "result"), "isError") != nil || !strings.Contains(resultText(field(msg, "result")), `"code":`+code) {
+				t.Errorf("2025-11-25: %s, and the module copes: %s", what, msg)
+			}
+			if msg := s.call("new_ask", ask); field(msg, "error") == nil {
+				t.Errorf("2025-11-25: new: %s: %s", what, msg)
+			}
+			if msg := s.call("new_ask", bold); !strings.Contains(string(msg), "this needs a client that can be asked for") {
+				t.Errorf("2025-11-25: new, asking all the same: %s: %s", what, msg)
+			}
+			if len(c.asked)+len(s.asked) != 0 {
+				t.Errorf("%s: a client was asked", what)
+			}
+		}
+	}
+	c := askModern(t, d.URL, `{"sampling":{}}`, "") // and a part of a capability
+	ask := fakeAsk{Mark: "tools", Asks: []fakeWish{{"sampling/createMessage", json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}}}
+	checkLacks(t, "sampling with tools", c.round("old_ask", ask), `{"sampling":{"tools":{}}}`)
+}
+
+// TestAskBeforeTheFirstCall is of modules that ask as soon as they are started,
+// as many do for roots.
+func TestAskBeforeTheFirstCall(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"a": "fixed roots tools=roots"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_roots")
+	for _, way := range slices.Sorted(maps.Keys(askWays)) {
+		c := askWays[way](t, d.URL, dir, askAllCaps)
+		c.answer = askAnswer(way)
+		msg := c.call("a_roots", struct{}{})
+		if text := resultText(field(msg, "result")); !strings.Contains(text, way) && !strings.Contains(text, `file:///`+way) {
+			t.Errorf("%s: %s", way, msg)
+		}
+		if len(c.asked) != 1 {
+			t.Errorf("%s: asked %d times", way, len(c.asked))
+		}
+	}
+}
+
+// TestAskDeclared is of modules that say that they ask: no first request of one
+// is refused, however many use it.
+func TestAskDeclared(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"a": "fixed asks tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_ask")
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	pids := map[int]bool{}
+	for i := range 4 {
+		c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+		c.answer = askAnswer(fmt.Sprint("client", i))
+		all.Go(func() {
+			pid, got, text := askGot(c.call("a_ask", fakeAsk{Mark: fmt.Sprint(i), Asks: []fakeWish{askFor("form", "x")}}))
+			if len(got) != 1 || !strings.Contains(got[0], fmt.Sprint("client", i)) {
+				t.Errorf("client %d: %s", i, text)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			pids[pid] = true
+		})
+	}
+	all.Wait()
+	if len(pids) != 4 {
+		t.Errorf("4 clients had the processes %v", pids)
+	}
+}
+
+// askStorm has many clients of all scopes ask at once, rounds in all. Each
+// answer names its client and its round, and must be what the very call gets
+// that caused the question.
+func askStorm(t *testing.T, sessions, rounds int) {
+	dir, base := t.TempDir(), t.TempDir()
+	writeFake(t, dir+"/proj/silent.usher", "fixed tools=ask")
+	writeFake(t, dir+"/proj/named.usher", "fixed names tools=ask")
+	writeFake(t, dir+"/proj/new.usher", "modern tools=ask")
+	d := serveHereOn(t, base, dir)
+	connect(t, d.URL).awaitTools("named_ask", "new_ask", "silent_ask")
+	proj, whole := newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir).Code.Reveal()
+	type client struct {
+		*askClient
+		name, code string
+	}
+	var clients []client
+	for i := range sessions {
+		clients = append(clients, client{askOverPOST(t, d.URL, protocols[i%len(protocols)], askAllCaps, proj), fmt.Sprint("session ", i), proj})
+	}
+	clients = append(clients, client{askOverPOST(t, d.URL, "2025-11-25", askAllCaps, whole), "session of the whole", whole},
+		client{askOverPOST(t, d.URL, "2025-11-25", askAllCaps, ""), "session of none", ""})
+	for i, code := range []string{proj, whole, "", "", ""} {
+		c := client{askModern(t, d.URL, askAllCaps, code), fmt.Sprint("stateless ", i), code}
+		if i == 4 {
+			c.askClient.name = "another"
+		}
+		clients = append(clients, c)
+	}
+	var mu sync.Mutex
+	owners := map[string]string{} // the code whose calls a process of the silent module has served
+	left := make(chan int, rounds)
+	for i := range rounds {
+		left <- i
+	}
+	close(left)
+	var all sync.WaitGroup
+	for _, c := range clients {
+		under := "" // the word of the call under way; one client makes one call at a time
+		var undermu sync.Mutex
+		c.answer = func(method string, params json.RawMessage) json.RawMessage {
+			undermu.Lock()
+			defer undermu.Unlock()
+			if under == "" || !strings.Contains(string(params), "<"+under+">") {
+				t.Errorf("%s, in the call %q, was asked with %s", c.name, under, params)
+			}
+			return askAnswer("<"+under+">")(method, params)
+		}
+		all.Go(func() {
+			for i := range left {
+				module := []string{"silent", "silent", "named", "new"}[i%4]
+				kind := askKinds[i%2].name // those that name a word
+				word := fmt.Sprintf("%s, round %d", c.name, i)
+				undermu.Lock()
+				under = word
+				undermu.Unlock()
+				for again := true; again; {
+					pid, got, text := askGot(c.call(module+"_ask", fakeAsk{Mark: word, Asks: []fakeWish{askFor(kind, "<"+word+">")}}))
+					again = module == "silent" && strings.Contains(text, "usher can't tell which client")
+					if !again && (len(got) != 1 || strings.Count(text, "<") != 1 || !strings.Contains(text, "<"+word+">")) {
+						t.Errorf("%s of %s got %s", word, module, text)
+					}
+					if module == "silent" && !again {
+						mu.Lock()
+						key := strconv.Itoa(pid)
+						if was, ok := owners[key]; ok && was != c.code {
+							t.Errorf("a process served callers of two scopes")
+						}
+						owners[key] = c.code
+						mu.Unlock()
+					}
+				}
+				undermu.Lock()
+				under = ""
+				undermu.Unlock()
+				for len(c.asked) > 0 {
+					<-c.asked
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestAskManyAtOnce(t *testing.T) {
+	t.Parallel()
+	askStorm(t, 6, 60)
+}
+
+func TestAskThousandAtOnce(t *testing.T) {
+	slow(t)
+	askStorm(t, 20, 1000)
+}
+
+// askState is the state that an answer gives out, which must ask for n things.
+func askState(t *testing.T, a answer, n int) string {
+	t.Helper()
+	requests, _ := members(field(a.result(), "inputRequests"))
+	state := stringField(a.result(), "requestState")
+	if a.Status != 200 || stringField(a.result(), "resultType") != resultInput || len(requests) != n || state == "" {
+		t.Fatalf("want %d questions: %d %s", n, a.Status, a.Body)
+	}
+	return state
+}
+
+// withState is the parts of a request that comes back.
+func withState(state, responses string) []member {
+	more := []member{{"requestState", quote(state)}}
+	if responses != "" {
+		more = append(more, member{"inputResponses", json.RawMessage(responses)})
+	}
+	return more
+}
+
+// wantStale holds that an answer is the error for a state that is no good.
+func wantStale(t *testing.T, what string, a answer) {
+	t.Helper()
+	e := field(a.last(), "error")
+	if a.Status != http.StatusBadRequest || string(field(e, "code")) != "-32602" || !strings.Contains(stringField(e, "message"), "requestState") {
+		t.Errorf("%s: %d %s", what, a.Status, a.Body)
+	}
+}
+
+func TestAskStates(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	writeFake(t, dir+"/proj/a.usher", "fixed tools=ask,again")
+	d := serveHereOn(t, base, dir)
+	connect(t, d.URL).awaitTools("a_again", "a_ask")
+	proj, whole := newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir).Code.Reveal()
+	c := askModern(t, d.URL, askAllCaps, proj)
+	ask := fakeAsk{Mark: "states", Asks: []fakeWish{askFor("form", "x"), askFor("roots", "x")}}
+	const good1, good2 = `{"action":"accept","content":{"n":1}}`, `{"roots":[]}`
+
+	// Both questions are there at once, or the second after the first.
+	a := c.round("a_ask", ask)
+	if requests, _ := members(field(a.result(), "inputRequests")); len(requests) == 1 {
+		first := stringField(a.result(), "requestState")
+		a = c.round("a_ask", ask, withState(first, "")...)
+		await(t, "the second question", func() bool {
+			requests, _ := members(field(a.result(), "inputRequests"))
+			if len(requests) == 2 {
+				return true
+			}
+			a = c.round("a_ask", ask, withState(stringField(a.result(), "requestState"), "")...)
+			return false
+		})
+		wantStale(t, "the state before", c.round("a_ask", ask, withState(first, "")...))
+	}
+	state := askState(t, a, 2)
+	form, roots := "ask-1", "ask-2" // which of the two is first is left to chance
+	if stringField(field(field(a.result(), "inputRequests"), form), "method") == "roots/list" {
+		form, roots = roots, form
+	}
+	answers := func(pattern string) string { return strings.NewReplacer("FORM", form, "ROOTS", roots).Replace(pattern) }
+	good := answers(`{"FORM":` + good1 + `,"ROOTS":` + good2 + `}`)
+	flip := func(i int) string {
+		b := []byte(state)
+		b[i] = map[bool]byte{true: 'B', false: 'A'}[b[i] == 'A']
+		return string(b)
+	}
+	for what, bad := range map[string]string{
+		"first byte": flip(0), "in the nonce": flip(10), "middle": flip(len(state) / 2), "last but one": flip(len(state) - 2), "last": flip(len(state) - 1),
+		"appended": state + "A", "padded": state + "=", "cut short": state[:len(state)-1], "half": state[:len(state)/2], "empty": "",
+		"newline within": state[:9] + "\n" + state[9:], "newline after": state + "\n", "CR LF": state[:20] + "\r\n" + state[20:], "space": " " + state,
+		"twice": state + state, "of something else": base64.RawURLEncoding.EncodeToString(make([]byte, 80)),
+	} {
+		wantStale(t, what, c.round("a_ask", ask, withState(bad, good)...))
+	}
+	for what, raw := range map[string]string{"a number": "7", "null": "null", "an object": `{"a":"` + state + `"}`, "a list": `["` + state + `"]`} {
+		wantStale(t, what, c.round("a_ask", ask, member{"requestState", json.RawMessage(raw)}, member{"inputResponses", json.RawMessage(good)}))
+	}
+	for i := range state { // each byte
+		if a := c.round("a_ask", ask, withState(flip(i), good)...); a.Status != http.StatusBadRequest {
+			t.Errorf("byte %d: %d %s", i, a.Status, a.Body)
+		}
+	}
+	for what, code := range map[string]string{"another claim": whole, "no claim": ""} {
+		wantStale(t, what, askModern(t, d.URL, askAllCaps, code).round("a_ask", ask, withState(state, good)...))
+	}
+	wantStale(t, "other capabilities", askModern(t, d.URL, `{"elicitation":{},"roots":{}}`, proj).round("a_ask", ask, withState(state, good)...))
+	other := ask
+	other.Mark = "stolen"
+	wantStale(t, "other arguments", c.round("a_ask", other, withState(state, good)...))
+	wantStale(t, "another tool", c.round("a_again", ask, withState(state, good)...))
+
+	for responses, key := range map[string]string{
+		`[]`: "inputResponses must be an object", `null`: "inputResponses must be an object", `"x"`: "inputResponses must be an object",
+		`{"FORM":3}`: "inputResponses.FORM: ", `{"FORM":{}}`: `inputResponses.FORM: want an "action"`, `{"FORM":null}`: "inputResponses.FORM: ",
+		`{"FORM":` + good1 + `,"ROOTS":{"roots":3}}`: "inputResponses.ROOTS: ", `{"ROOTS":{}}`: "inputResponses.ROOTS: ", `{"ROOTS":[]}`: "inputResponses.ROOTS: ",
+	} {
+		a := c.round("a_ask", ask, withState(state, answers(responses))...)
+		if e := field(a.last(), "error"); a.Status != http.StatusBadRequest || string(field(e, "code")) != "-32602" || !strings.Contains(stringField(e, "message"), answers(key)) {
+			t.Errorf("answers %s: %d %s", responses, a.Status, a.Body)
+		}
+	}
+
+	// None of that has used the state up. What is missing is asked for again.
+	second := askState(t, c.round("a_ask", ask, withState(state, answers(`{"ROOTS":`+good2+`,"ask-9":{}}`))...), 1)
+	if second == state {
+		t.Error("a new round has the old state")
+	}
+	wantStale(t, "used", c.round("a_ask", ask, withState(state, good)...))
+	// The same arguments, written in another way, by several requests at once:
+	// one goes on with the call.
+	spaced := json.RawMessage(` { "asks" : ` + string(marshal(ask.Asks)) + ` , "mark" : "states" } `)
+	back := make(chan answer, 8)
+	for range cap(back) {
+		go func() {
+			back <- c.round("a_ask", spaced, withState(second, answers(`{"FORM":`+good1+`}`))...)
+		}()
+	}
+	finished := 0
+	for range cap(back) {
+		if a := <-back; a.Status == http.StatusOK {
+			finished++
+			if _, got, text := askGot(a.last()); !slices.Equal(got, []string{good1, good2}) {
+				t.Errorf("the end: %s", text)
+			}
+		} else {
+			wantStale(t, "at once", a)
+		}
+	}
+	if finished != 1 {
+		t.Errorf("%d of the requests with one state went on", finished)
+	}
+	wantStale(t, "after the end", c.round("a_ask", ask, withState(second, good)...))
+	if log := d.Log.String(); strings.Count(log, "fake: asked states ") != 1 || strings.Contains(log, "stolen") || strings.Count(log, "fake: answered states ") != 1 {
+		t.Errorf("the module was called more than once:\n%s", log)
+	}
+}
+
+func TestAskStateAfterARestart(t *testing.T) {
+	t.Parallel()
+	dir, base := askDir(t, map[string]string{"a": "fixed tools=ask"}), t.TempDir()
+	ask := fakeAsk{Mark: "restart", Asks: []fakeWish{askFor("form", "x")}}
+	d := serveApart(t, base, dir)
+	connect(t, d.URL).awaitTools("a_ask")
+	state := askState(t, askModern(t, d.URL, askAllCaps, "").round("a_ask", ask), 1)
+	pid := askPID(t, d, "restart")
+	d.stop(t)
+	if processAlive(pid) {
+		t.Error("the parked call's process lives on")
+	}
+	d = serveApart(t, base, dir)
+	connect(t, d.URL).awaitTools("a_ask")
+	wantStale(t, "after a restart", askModern(t, d.URL, askAllCaps, "").round("a_ask", ask, withState(state, `{"ask-1":{"action":"cancel"}}`)...))
+	if strings.Contains(d.Log.String(), "fake: asked") {
+		t.Error("the state of another run reached the module")
+	}
+}
+
+// askPID waits for the step of a fake that asks, and returns its process.
+func askPID(t *testing.T, d *testDaemon, mark string) int { return askStep(t, d, "asked", mark) }
+
+func askStep(t *testing.T, d *testDaemon, step, mark string) (pid int) {
+	t.Helper()
+	await(t, step+" "+mark, func() bool {
+		_, rest, ok := strings.Cut(d.Log.String(), "fake: "+step+" "+mark+" ")
+		fmt.Sscan(rest, &pid)
+		return ok && pid > 0 && strings.Contains(rest, "\n")
+	})
+	return pid
+}
+
+func TestAskParkedForTooLong(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(context.Background())
+		k := newParking(ctx, parkLife)
+		bind := sha256.Sum256([]byte("a call"))
+		begin := func() (string, *parkedCall) {
+			p := k.begin(Caller{Kin: "one"}, bind, func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+				var got json.RawMessage
+				for range 2 {
+					answer, err := caller.Ask(ctx, "roots/list", nil)
+					if err != nil {
+						return nil, err
+					}
+					got = append(got, answer...)
+				}
+				return got, nil
+			})
+			result, err := p.wait(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return stringField(result, "requestState"), p
+		}
+		resume := func(state, key string) (json.RawMessage, error) {
+			p, err := k.resume(quote(state), bind, json.RawMessage(`{"`+key+`":{"roots":[]}}`), nil)
+			if err != nil {
+				return nil, err
+			}
+			return p.wait(ctx)
+		}
+		state, _ := begin()
+		<-time.After(parkLife - time.Second)
+		result, err := resume(state, "ask-1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		state = stringField(result, "requestState")
+		<-time.After(parkLife - time.Second) // counted from the last round
+		if result, err := resume(state, "ask-2"); err != nil || string(result) != `{"roots":[]}{"roots":[]}` {
+			t.Errorf("in time: %s %v", result, err)
+		}
+		state, p := begin()
+		<-time.After(parkLife + time.Second)
+		<-p.done
+		if p.err != errNotResumed {
+			t.Errorf("the call ended with %v", p.err)
+		}
+		if _, err := resume(state, "ask-1"); err == nil || asRPCError(err).Code != codeInvalidParams {
+			t.Errorf("too late: %v", err)
+		}
+		if _, err := k.resume(quote(state), bind, nil, nil); err == nil || len(k.calls) != 0 {
+			t.Errorf("too late: %v, %d calls left", err, len(k.calls))
+		}
+		state, p = begin() // and one that the daemon's end ends
+		cancel()
+		k.close()
+		if _, err := resume(state, "ask-1"); err == nil || !errors.Is(p.err, context.Canceled) {
+			t.Errorf("after the end: %v %v", err, p.err)
+		}
+	})
+}
+
+// TestAskClientGone is of a client that was there when it was asked, and is not
+// any more.
+func TestAskClientGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newSession(sealed{})
+		var sent []string
+		send := func(msg []byte) bool { sent = append(sent, stringField(msg, "method")); return true }
+		start := time.Now()
+		there := func() bool { return time.Since(start) < time.Minute }
+		_, err := s.ask(context.Background(), send, there, "roots/list", nil)
+		if took := time.Since(start); err != errGone || took < time.Minute || took > time.Minute+2*goneLook {
+			t.Errorf("%v after %v", err, took)
+		}
+		ctx, cancel := context.WithCancelCause(context.Background())
+		time.AfterFunc(time.Hour, func() { cancel(errCancelled) })
+		_, err = s.ask(ctx, send, func() bool { return true }, "roots/list", nil)
+		if want := []string{"roots/list", "roots/list", "notifications/cancelled"}; err != errCancelled || !slices.Equal(sent, want) {
+			t.Errorf("cancelled: %v, sent %v", err, sent)
+		}
+		if _, err := s.ask(context.Background(), func([]byte) bool { return false }, there, "roots/list", nil); err != errUnheard {
+			t.Errorf("unheard: %v", err)
+		}
+		time.AfterFunc(time.Second, s.hangUp)
+		if _, err := s.ask(context.Background(), send, func() bool { return true }, "roots/list", nil); err != errGone {
+			t.Errorf("hung up: %v", err)
+		}
+		if _, err := s.ask(context.Background(), send, there, "roots/list", nil); err != errGone || len(s.asked.keys()) != 0 {
+			t.Errorf("after that: %v, %d waiting", err, len(s.asked.keys()))
+		}
+	})
+}
+
+func TestAskBounds(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"a": "fixed names tools=ask", "b": "fixed names tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_ask", "b_ask")
+	c := askModern(t, d.URL, askAllCaps, "")
+	ask := fakeAsk{Mark: "bounds", Asks: []fakeWish{askFor("form", "x")}}
+	states := make(chan string, maxParkedKin)
+	var all sync.WaitGroup
+	for range maxParkedKin {
+		all.Go(func() { states <- stringField(c.round("a_ask", ask).result(), "requestState") })
+	}
+	all.Wait()
+	if a := c.round("b_ask", ask); !strings.Contains(a.failure(), "too many calls wait for their clients") {
+		t.Errorf("one call too many: %s", a.Body)
+	}
+	if a := c.round("a_ask", ask); !strings.Contains(a.failure(), "too many requests to clients wait") {
+		t.Errorf("one question of a process too many: %s", a.Body)
+	}
+	other := askModern(t, d.URL, askAllCaps, "")
+	other.name = "another"
+	askState(t, other.round("b_ask", ask), 1)
+	const good = `{"ask-1":{"action":"decline"}}`
+	if a := c.round("a_ask", ask, withState(<-states, good)...); a.failure() != "" || !strings.Contains(resultText(a.result()), "decline") {
+		t.Errorf("one of them: %s", a.Body)
+	}
+	askState(t, c.round("b_ask", ask), 1)
+	close(states)
+	for state := range states {
+		all.Go(func() {
+			if a := c.round("a_ask", ask, withState(state, good)...); a.failure() != "" || !strings.Contains(resultText(a.result()), "decline") {
+				t.Errorf("one of them: %s", a.Body)
+			}
+		})
+	}
+	all.Wait()
+
+	// A flood of questions in one call: some are refused, and none is forgotten.
+	var flood fakeAsk
+	for range 5 * maxAsks {
+		flood.Asks = append(flood.Asks, askFor("form", "x"))
+	}
+	flood.Copes = true
+	s := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+	s.answer = askAnswer("flood")
+	if _, got, text := askGot(s.call("a_ask", flood)); len(got) != len(flood.Asks) || !strings.Contains(text, "flood") {
+		t.Errorf("a flood: %s", text)
+	}
+}
+
+// TestAskEndsCleanly ends calls in each way while their clients are asked, and
+// looks for what is left.
+func TestAskEndsCleanly(t *testing.T) {
+	before := runtime.NumGoroutine()
+	dir := askDir(t, map[string]string{"a": "fixed asks tools=ask", "n": "fixed names tools=ask", "s": "fixed asks tools=pid,sleep"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_ask", "n_ask", "s_pid", "s_sleep")
+	var pids []int
+	begin := func(c *askClient, mark string, late bool) (id string, answer <-chan json.RawMessage) {
+		t.Helper()
+		c.answer = askSilent
+		id = c.nextID()
+		answer = c.send(t.Context(), id, "tools/call", string(joinMembers([]member{{"name", quote("a_ask")},
+			{"arguments", marshal(fakeAsk{Mark: mark, Late: late, Asks: []fakeWish{askFor("form", mark)}})}})))
+		<-c.asked
+		pids = append(pids, askPID(t, d, mark))
+		return id, answer
+	}
+	cancel := func(c *askClient, id string) {
+		c.post(context.Background(), encodeNotification("notifications/cancelled", json.RawMessage(`{"requestId":`+id+`}`)))
+	}
+	t.Run("its stream ends", func(t *testing.T) {
+		c := askOverSSE(t, d.URL, askAllCaps, "")
+		begin(c, "hangs-up", false)
+		c.hangUp()
+		await(t, "the end of the process, which was the session's alone", func() bool { return !processAlive(pids[len(pids)-1]) })
+	})
+	t.Run("its session ends", func(t *testing.T) {
+		c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+		_, answer := begin(c, "deleted", false)
+		if a := c.http.do(c.http.request(http.MethodDelete, "")); a.Status != http.StatusNoContent {
+			t.Errorf("DELETE: %d", a.Status)
+		}
+		await(t, "the end of the process, which was the session's alone", func() bool { return !processAlive(pids[len(pids)-1]) })
+		if msg := c.get(answer); field(msg, "error") == nil {
+			t.Errorf("the call: %s", msg)
+		}
+	})
+	t.Run("the module crashes", func(t *testing.T) {
+		c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+		_, answer := begin(c, "crashes", false)
+		p, _ := os.FindProcess(pids[len(pids)-1])
+		p.Kill()
+		if msg := c.get(answer); !strings.Contains(string(msg), "crashed") {
+			t.Errorf("the call: %s", msg)
+		}
+		c.answer = askAnswer("again")
+		if _, got, text := askGot(c.call("a_ask", fakeAsk{Mark: "again", Asks: []fakeWish{askFor("form", "x")}})); len(got) != 1 {
+			t.Errorf("the next call: %s", text)
+		}
+	})
+	for name, connect := range map[string]func(*testing.T) *askClient{
+		"2025-11-25": func(t *testing.T) *askClient { return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "") },
+		"HTTP+SSE":   func(t *testing.T) *askClient { return askOverSSE(t, d.URL, askAllCaps, "") },
+	} {
+		t.Run("its client cancels, "+name, func(t *testing.T) {
+			for i := range 5 {
+				c := connect(t)
+				mark := fmt.Sprintf("cancels-%s-%d", name, i)
+				id, _ := begin(c, mark, false)
+				cancel(c, id)
+				askStep(t, d, "cancelled", mark)
+				c.hears("notifications/cancelled", "usher-1")
+			}
+		})
+	}
+	t.Run("it asks after the cancellation", func(t *testing.T) {
+		c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+		id, _ := begin(c, "late", true)
+		cancel(c, id)
+		await(t, "the refusal", func() bool { return strings.Contains(d.Log.String(), "fake: late, got ") })
+		if _, rest, _ := strings.Cut(d.Log.String(), "fake: late, got "); !strings.Contains(rest, "no stream open") && !strings.Contains(rest, "is not under way") || len(c.asked) != 0 {
+			t.Errorf("what is asked late: %s", rest)
+		}
+	})
+	t.Run("a client without a session goes away", func(t *testing.T) {
+		c := askModern(t, d.URL, askAllCaps, "")
+		pid, _ := strconv.Atoi(resultText(c.round("s_pid", struct{}{}).result()))
+		ctx, hangUp := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		go func() {
+			_, err := c.http.try(c.modernRequest(json.RawMessage(`{"name":"s_sleep","arguments":{"ms":60000}}`)).WithContext(ctx))
+			left <- err
+		}()
+		await(t, "the call", func() bool { return strings.Contains(d.Log.String(), "fake: sleeping") })
+		hangUp()
+		if err := <-left; err == nil {
+			t.Error("it was answered")
+		}
+		await(t, "the end of its process, which might ask on its behalf", func() bool { return !processAlive(pid) })
+	})
+	modern := askModern(t, d.URL, askAllCaps, "") // parked when the daemon ends
+	for _, tool := range []string{"a_ask", "n_ask"} {
+		askState(t, modern.round(tool, fakeAsk{Mark: "parked-" + tool, Asks: []fakeWish{askFor("form", "x")}}), 1)
+		pids = append(pids, askPID(t, d, "parked-"+tool))
+	}
+	modern.http.http.CloseIdleConnections()
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	d.stop(t)
+	for _, pid := range pids {
+		await(t, "the end of a process", func() bool { return !processAlive(pid) })
+	}
+	await(t, "all goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// TestAskResumed is of a client whose stream broke off before it had the
+// question, and which comes back for it.
+func TestAskResumed(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_ask")
+	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+	c.answer = askAnswer("resumed")
+	ctx, hangUp := context.WithCancel(t.Context())
+	req := c.http.request(http.MethodPost, string(encodeRequest(ID("7"), "tools/call", joinMembers([]member{{"name", quote("a_ask")},
+		{"arguments", marshal(fakeAsk{Mark: "resumed", Asks: []fakeWish{askFor("form", "x")}})}})))).WithContext(ctx)
+	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
+	res, err := c.http.http.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(res.Body).ReadString('\n')
+	id, ok := strings.CutPrefix(strings.TrimSpace(line), "id: ")
+	if !ok {
+		t.Fatalf("the stream begins with %q, %v", line, err)
+	}
+	hangUp()
+	res.Body.Close()
+	askPID(t, d, "resumed")
+	answer := make(chan json.RawMessage, 1)
+	c.wait["7"] = answer
+	get := c.http.request(http.MethodGet, "")
+	get.Header.Set(eventHeader, id)
+	get.Header.Set("Accept", "text/event-stream")
+	res, err = c.http.http.Do(get)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	askLines(res.Body, func(_, data string) { c.take(json.RawMessage(data)) })
+	if msg := c.get(answer); !strings.Contains(string(msg), "resumed") || len(c.asked) != 1 {
+		t.Errorf("%s, asked %d times", msg, len(c.asked))
+	}
+}
+
+// TestAskOfWhoTakesNoStream is of clients that take no stream as an answer: they
+// can be asked if they listen.
+func TestAskOfWhoTakesNoStream(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_ask")
+	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
+	c.http.Header.Set("Accept", "application/json")
+	c.answer = askAnswer("heard")
+	ask := fakeAsk{Mark: "no-stream", Asks: []fakeWish{askFor("form", "x")}}
+	if msg := c.call("a_ask", ask); !strings.Contains(string(msg), "no stream open") {
+		t.Errorf("without a stream: %s", msg)
+	}
+	messages, _ := c.http.listen()
+	go func() {
+		for msg := range messages {
+			c.take(msg)
+		}
+	}()
+	if _, got, text := askGot(c.call("a_ask", ask)); len(got) != 1 || !strings.Contains(text, "heard") {
+		t.Errorf("with one: %s", text)
+	}
+}
+
+// TestAskTellsItsCallerAlone is of progress and log messages beside a question.
+func TestAskTellsItsCallerAlone(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"old": "fixed tools=ask", "named": "fixed names tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("named_ask", "old_ask")
+	for _, module := range []string{"named", "old"} {
+		var all sync.WaitGroup
+		clients := map[string]*askClient{}
+		for _, way := range []string{"2025-11-25", "2025-03-26", "HTTP+SSE", "2026-07-28"} {
+			c := askWays[way](t, d.URL, dir, askAllCaps)
+			c.level = "info"
+			c.answer = askAnswer(way)
+			if strings.HasPrefix(way, "2025") {
+				messages, _ := c.http.listen()
+				go func() {
+					for msg := range messages {
+						c.take(msg)
+					}
+				}()
+			}
+			if module == "old" { // so that each has a process of its own
+				c.call("old_ask", fakeAsk{Mark: "first", Asks: []fakeWish{askFor("form", "x")}})
+			}
+			clients[way] = c
+		}
+		idle := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+		clients["idle"] = idle
+		messages, _ := idle.http.listen()
+		go func() {
+			for msg := range messages {
+				idle.take(msg)
+			}
+		}()
+		for way, c := range clients {
+			if way == "idle" {
+				continue
+			}
+			all.Go(func() {
+				params := joinMembers([]member{{"name", quote(module + "_ask")},
+					{"arguments", marshal(fakeAsk{Mark: "of " + way, Tells: true, Asks: []fakeWish{askFor("form", way)}})}})
+				for round := 0; round < 9; round++ {
+					token := fmt.Sprintf("%s round %d", way, round)
+					own := withMeta(params, "progressToken", quote(token))
+					var result json.RawMessage
+					if c.meta == "" {
+						result = field(c.get(c.send(t.Context(), c.nextID(), "tools/call", string(own))), "result")
+					} else {
+						a, err := c.http.try(c.modernRequest(own))
+						if err != nil {
+							t.Errorf("%s: %v", way, err)
+							return
+						}
+						for _, msg := range a.Events[:len(a.Events)-1] {
+							if method := stringField(msg, "method"); method == "notifications/progress" && stringField(field(msg, "params"), "progressToken") != token {
+								t.Errorf("%s: in round %d came %s", way, round, msg)
+							}
+							c.take(msg)
+						}
+						result = a.result()
+					}
+					if stringField(result, "resultType") != resultInput {
+						if result == nil || !strings.Contains(resultText(result), way) {
+							t.Errorf("%s of %s: %s", way, module, result)
+						}
+						return
+					}
+					params = c.answered(params, result)
+				}
+			})
+		}
+		all.Wait()
+		for way, c := range clients {
+			if way == "idle" {
+				continue
+			}
+			for _, when := range []string{"before", "after"} {
+				c.hears("notifications/progress", "of "+way+" "+when)
+				c.hears("notifications/message", "of "+way+" "+when)
+			}
+		}
+		for way, c := range clients {
+			c.mu.Lock()
+			for _, msg := range c.heard {
+				if strings.Contains(string(msg), `"of `) && !strings.Contains(string(msg), `"of `+way+` `) || strings.Contains(string(msg), metaCall) {
+					t.Errorf("%s heard %s", way, msg)
+				}
+			}
+			c.mu.Unlock()
+		}
+	}
+}
+
+// TestAskProgressOfARound is of a call whose rounds differ in whether they want
+// progress, and under which token.
+func TestAskProgressOfARound(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_ask")
+	c := askModern(t, d.URL, askAllCaps, "")
+	for _, row := range []struct{ first, then string }{{``, `"b"`}, {`"a"`, ``}, {`7`, `"7"`}, {``, ``}} {
+		params := joinMembers([]member{{"name", quote("a_ask")}, {"arguments", marshal(fakeAsk{Mark: "progress", Tells: true, Asks: []fakeWish{askFor("form", "x")}})}})
+		for _, token := range []string{row.first, row.then} {
+			own := params
+			if token != "" {
+				own = withMeta(params, "progressToken", json.RawMessage(token))
+			}
+			a, err := c.http.try(c.modernRequest(own))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got, want []string
+			for _, msg := range a.Events {
+				if stringField(msg, "method") == "notifications/progress" {
+					got = append(got, string(field(field(msg, "params"), "progressToken")))
+				}
+			}
+			if token != "" {
+				want = []string{token}
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("%+v: with the token %s came progress under %v", row, token, got)
+			}
+			if stringField(a.result(), "resultType") == resultInput {
+				params = c.answered(params, a.result())
+			}
+		}
+	}
+}
