@@ -1,6 +1,6 @@
-// MCP: the methods that usher answers, for every transport and revision alike. A method
-// reaches modules only through the View of its caller's scope; it knows neither
-// the registry nor a worker.
+// MCP: the methods that usher answers, for every transport and revision alike. A
+// method reaches modules only through the View of its caller's scope; it knows
+// neither the registry nor a worker.
 
 package main
 
