@@ -14,6 +14,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -351,7 +352,7 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 			return nil, rpcErrorf(codeInternal, "the module asks for %q, which no client answers", clipText(method, 100))
 		}
 		if lacked := needs &^ caller.Caps; lacked != 0 || caller.Ask == nil {
-			return nil, rpcErrorf(codeInternal, "this needs a client that can be asked for %s", needs.names()[0])
+			return nil, rpcErrorf(codeInternal, "this needs a client that can be asked for %s", strings.Join(needs.names(), ", "))
 		}
 		ctx, cancel := context.WithTimeoutCause(ctx, askPatience, rpcErrorf(codeInternal, "the client did not answer within %v", askPatience))
 		answer, err := caller.Ask(ctx, method, wish)

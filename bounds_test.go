@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -200,6 +201,94 @@ func TestAskerIsNoOnesWithAGuest(t *testing.T) {
 	defer w.calls.take("77")
 	if c, err := w.whose(nil); err == nil && c != nil {
 		t.Errorf("what alice's process asks goes to %s", c.caller.Session)
+	}
+}
+
+// A module that asks for the first time in the last call of a retired fleet
+// leaves nothing behind.
+func TestRetiredFleetThatAsksIsOver(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t.Context(), "a", false, nil, func() {})
+	caller := Caller{Session: "alice", Kin: "alice"}
+	p, err := f.enter(t.Context(), caller)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &Worker{done: make(chan struct{}), exited: make(chan struct{})}
+	w.calls.add("1", &call{caller: caller})
+	w.stopping.Store(true)
+	w.stopOnce.Do(func() {}) // there is no process to end
+	p.worker = w
+	w.asks.own(caller)
+	f.retire()
+	f.seenAsking(p)
+	p.leave()
+	f.reap(time.Time{})
+	if !f.over() {
+		t.Error("the fleet goes on without a process and without a call")
+	}
+}
+
+// A module that asks and does not start is not started for each call, though its
+// processes are forgotten when they have ended.
+func TestCrashesOfAnAskingModuleAreRemembered(t *testing.T) {
+	t.Parallel()
+	starts := 0
+	f := newFleet(t.Context(), "a", true, func(context.Context, watcher) (*Worker, error) {
+		starts++
+		return nil, errors.New("it does not start")
+	}, func() {})
+	defer f.close()
+	lives := func(p *pool) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.living > 0
+	}
+	for range 20 {
+		f.call(t.Context(), Caller{Session: "s", Kin: "k"}, "tools/call", nil, 0)
+		await(t, "the end of the start", func() bool { return !slices.ContainsFunc(f.all(), lives) })
+		f.reap(time.Time{})
+	}
+	if starts > 3 {
+		t.Errorf("20 calls made %d starts", starts)
+	}
+}
+
+// A module is told what it lacks, not what is there.
+func TestInputThatAClientCanNotGive(t *testing.T) {
+	t.Parallel()
+	wish := json.RawMessage(`{"inputRequests":{"a":{"method":"sampling/createMessage","params":{"tools":[]}}}}`)
+	_, err := answerInput(t.Context(), Caller{Caps: capSampling}, nil, wish)
+	if err == nil || !strings.Contains(err.Error(), "sampling with tools") {
+		t.Errorf("got %v, want what is lacking", err)
+	}
+}
+
+// A timer that comes late ends no round but its own.
+func TestParkedCallOutlivesTheTimerOfARoundBefore(t *testing.T) {
+	t.Parallel()
+	k := newParking(t.Context(), time.Hour)
+	p := k.begin(Caller{Kin: "k"}, [32]byte{}, func(ctx context.Context, c Caller) (json.RawMessage, error) {
+		for range 2 {
+			if _, err := c.Ask(ctx, "roots/list", nil); err != nil {
+				return nil, err
+			}
+		}
+		return json.RawMessage(`{"done":true}`), nil
+	})
+	for round, key := range []string{"ask-1", "ask-2"} {
+		result, err := p.wait(t.Context())
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		p.expire(uint32(round)) // of the one before
+		answers := joinMembers([]member{{key, json.RawMessage(`{"roots":[]}`)}})
+		if p, err = k.resume(field(result, "requestState"), [32]byte{}, answers, nil); err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+	}
+	if result, err := p.wait(t.Context()); err != nil || field(result, "done") == nil {
+		t.Errorf("got %s, %v", result, err)
 	}
 }
 

@@ -296,7 +296,7 @@ func (s *Server) listen(ctx context.Context, session *Session, msg *Message, que
 func (s *Server) readFilter(session *Session, view *View, filter []member) (lists []string, honoured json.RawMessage, err error) {
 	var kept []member
 	for _, f := range filter {
-		list := strings.TrimSuffix(f.key, "ListChanged")
+		list, isList := strings.CutSuffix(f.key, "ListChanged")
 		switch {
 		case f.key == "resourceSubscriptions":
 			var uris []string
@@ -313,7 +313,7 @@ func (s *Server) readFilter(session *Session, view *View, filter []member) (list
 			if len(uris) > 0 {
 				kept = append(kept, member{f.key, marshal(uris)})
 			}
-		case slices.Contains(announcedLists, list) && string(f.value) == "true":
+		case isList && slices.Contains(announcedLists, list) && string(f.value) == "true":
 			lists = append(lists, list)
 			session.listed(list, view)
 			kept = append(kept, f)

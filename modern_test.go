@@ -466,7 +466,7 @@ func listenersHear(t *testing.T) {
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	d := serveHere(t, dir)
 	c := stateless(t, d.URL)
-	both, _ := c.modernListen(`7`, `{"toolsListChanged":true,"promptsListChanged":true,"nope":true}`, `{"toolsListChanged":true,"promptsListChanged":true}`)
+	both, _ := c.modernListen(`7`, `{"toolsListChanged":true,"promptsListChanged":true,"resources":true,"nope":true}`, `{"toolsListChanged":true,"promptsListChanged":true}`)
 	prompts, _ := c.modernListen(`"7"`, `{"promptsListChanged":true,"toolsListChanged":false}`, `{"promptsListChanged":true}`)
 	none, _ := c.modernListen(`"none"`, `{}`, `{}`)
 	gone, hangUp := c.modernListen(`8`, `{"toolsListChanged":true}`, `{"toolsListChanged":true}`)

@@ -282,24 +282,23 @@ func (p *parkedCall) park() json.RawMessage {
 	}
 	p.round++
 	p.parked, p.notify = true, nil
-	if p.expiry == nil {
-		p.expiry = time.AfterFunc(p.parking.life, p.expire)
-	} else {
-		p.expiry.Reset(p.parking.life)
-	}
+	round := p.round
+	p.expiry = time.AfterFunc(p.parking.life, func() { p.expire(round) })
 	return joinMembers([]member{{"resultType", quote(resultInput)}, {"inputRequests", joinMembers(requests)},
 		{"requestState", quote(p.parking.seal(p))}})
 }
 
-func (p *parkedCall) expire() {
+// expire ends a call that was not come back to in a round.
+func (p *parkedCall) expire(round uint32) {
 	p.mu.Lock()
-	parked := p.parked
+	if !p.parked || p.round != round { // the timer came late
+		p.mu.Unlock()
+		return
+	}
 	p.parked = false // the state is worth nothing from here on
 	p.mu.Unlock()
-	if parked {
-		p.forget()
-		p.cancel(errNotResumed)
-	}
+	p.forget()
+	p.cancel(errNotResumed)
 }
 
 // seal is the state that a client gets: which call, which round of it, and what
@@ -345,6 +344,7 @@ func (k *parking) resume(state json.RawMessage, binding [32]byte, responses json
 		return nil, stateError("too many rounds without an end")
 	}
 	p.parked, p.notify = false, notify
+	p.expiry.Stop()
 	for q, answer := range answers {
 		p.dropLocked(q)
 		q.answer <- answer

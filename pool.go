@@ -56,8 +56,9 @@ func newFleet(ctx context.Context, name string, asks bool, start startFunc, onAs
 	return f
 }
 
+// newPool is a place for a process. Called with mu held.
 func (f *fleet) newPool(private bool) *pool {
-	p := &pool{name: f.name, ctx: f.ctx, lastUse: time.Now(), subs: make(map[string]*subscription), onLeave: f.free}
+	p := &pool{name: f.name, ctx: f.ctx, retired: f.retired, lastUse: time.Now(), subs: make(map[string]*subscription), onLeave: f.free}
 	p.private.Store(private)
 	p.start = func(ctx context.Context) (*Worker, error) {
 		return f.start(ctx, watcher{second: f.runs(p), private: &p.private, updated: p.updated, asks: func() { f.seenAsking(p) }})
@@ -373,11 +374,17 @@ func (p *pool) subscribed() bool {
 	return len(p.subs) > 0
 }
 
-// asleep reports whether there is no process, and nobody who needs one.
+// crashMemory is for how long after its last use a process of one caller's is
+// known to have crashed. It is more than it ever waits to be started again.
+const crashMemory = time.Minute
+
+// asleep reports whether there is no process, nobody who needs one, and no crash
+// that the next start has to wait for.
 func (p *pool) asleep() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.active == 0 && p.living == 0 && len(p.subs) == 0
+	crashed := p.failures > 0 || p.worker != nil // which no call has missed yet
+	return p.active == 0 && p.living == 0 && len(p.subs) == 0 && (!crashed || time.Since(p.lastUse) > crashMemory)
 }
 
 // owner is the latest caller of the process, and whether it is of the only
