@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -91,7 +92,12 @@ func writeFake(t *testing.T, path, fake string) {
 		t.Fatal(err)
 	}
 	script := fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", runAsFake, fake, exe)
-	if err := os.WriteFile(path+".new", []byte(script), 0o755); err != nil {
+	// A process that another test starts meanwhile would hold the file open for
+	// writing, and such a file can't be run: "text file busy".
+	syscall.ForkLock.RLock()
+	err = os.WriteFile(path+".new", []byte(script), 0o755)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
