@@ -9,17 +9,14 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/aes"
-	"crypto/cipher"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -33,10 +30,10 @@ const (
 // parking is the calls that wait for their clients to come back. Safe for
 // concurrent use.
 type parking struct {
-	aead cipher.AEAD     // its key is forgotten at the end, and with it all states
-	ctx  context.Context // ends when calls are to
-	life time.Duration
-	wg   sync.WaitGroup // calls under way, parked or not
+	states sealer          // whose key is forgotten at the end, and with it all states
+	ctx    context.Context // ends when calls are to
+	life   time.Duration
+	wg     sync.WaitGroup // calls under way, parked or not
 
 	mu    sync.Mutex
 	calls map[[16]byte]*parkedCall
@@ -45,15 +42,7 @@ type parking struct {
 func newParking(ctx context.Context, life time.Duration) *parking {
 	key := make([]byte, 32)
 	rand.Read(key) // never fails
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		panic(err) // the key has a length that it takes
-	}
-	aead, err := cipher.NewGCMWithRandomNonce(block)
-	if err != nil {
-		panic(err)
-	}
-	return &parking{aead: aead, ctx: ctx, life: life, calls: make(map[[16]byte]*parkedCall)}
+	return &parking{states: newSealer(key), ctx: ctx, life: life, calls: make(map[[16]byte]*parkedCall)}
 }
 
 // close waits for the calls, whose context must have ended.
@@ -114,7 +103,7 @@ func (r *request) inRounds(ctx context.Context, method string, find func(*View) 
 	}
 	k := r.server.parking
 	binding := r.binding(method)
-	p := (*parkedCall)(nil)
+	var p *parkedCall
 	if state := field(r.params, "requestState"); state != nil {
 		p, err = k.resume(state, binding, field(r.params, "inputResponses"), r.caller.Notify)
 		if err != nil {
@@ -205,12 +194,7 @@ func (p *parkedCall) ask(ctx context.Context, method string, params json.RawMess
 }
 
 func (p *parkedCall) dropLocked(q *question) {
-	for i := range p.pending {
-		if p.pending[i] == q {
-			p.pending = append(p.pending[:i:i], p.pending[i+1:]...)
-			return
-		}
-	}
+	p.pending = slices.DeleteFunc(p.pending, func(other *question) bool { return other == q })
 }
 
 // keep makes the call one that can be come back to, unless there are too many.
@@ -304,22 +288,17 @@ func (p *parkedCall) expire(round uint32) {
 // seal is the state that a client gets: which call, which round of it, and what
 // the call is bound to.
 func (k *parking) seal(p *parkedCall) string {
-	b := append([]byte(nil), p.id[:]...)
-	b = binary.BigEndian.AppendUint32(b, p.round)
+	b := binary.BigEndian.AppendUint32(p.id[:], p.round) // a copy: the array is full
 	b = append(b, p.binding[:]...)
-	return base64.RawURLEncoding.EncodeToString(k.aead.Seal(nil, nil, b, nil))
+	return k.states.seal(b)
 }
 
 // resume finds the call of a state, gives it the answers, and makes the state
 // worthless. Nothing is done unless all of that can be.
 func (k *parking) resume(state json.RawMessage, binding [32]byte, responses json.RawMessage, notify func(string, json.RawMessage)) (*parkedCall, error) {
-	text, ok := unquote(state)
-	raw, err := base64.RawURLEncoding.Strict().DecodeString(text)
-	if !ok || err != nil || strings.ContainsAny(text, "\r\n") { // which the decoder skips
-		return nil, stateError("it is none of usher's")
-	}
-	b, err := k.aead.Open(nil, nil, raw, nil)
-	if err != nil || len(b) != 16+4+32 {
+	text, _ := unquote(state)
+	b, ok := k.states.open(text)
+	if !ok || len(b) != 16+4+32 {
 		return nil, stateError("it is none of usher's, or of one that has ended")
 	}
 	if !bytes.Equal(b[20:], binding[:]) {

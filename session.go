@@ -31,8 +31,39 @@ import (
 const sessionLife = 30 * 24 * time.Hour
 
 // maxIdleSessions bounds what is kept in memory of sessions that nothing is
-// under way for. Forgetting one costs its client one list_changed too many.
+// under way for. Forgetting one is to its client as a restart is: it has a
+// list_changed too many, and its log level and subscriptions are no more.
 const maxIdleSessions = 10_000
+
+// sealer seals what a client keeps for usher, and can neither read nor make.
+type sealer struct{ cipher.AEAD }
+
+// newSealer takes a key of 32 bytes.
+func newSealer(key []byte) sealer {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		panic(err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err)
+	}
+	return sealer{aead}
+}
+
+func (s sealer) seal(b []byte) string {
+	return base64.RawURLEncoding.EncodeToString(s.Seal(nil, nil, b, nil))
+}
+
+// open is false for whatever was not sealed with this key.
+func (s sealer) open(text string) ([]byte, bool) {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	if err != nil || strings.ContainsAny(text, "\r\n") { // which the decoder skips
+		return nil, false
+	}
+	b, err := s.Open(nil, nil, raw, nil)
+	return b, err == nil
+}
 
 // sealed is what a session id holds.
 type sealed struct {
@@ -82,6 +113,9 @@ func (s *Session) scopedTo() *claimStamp {
 	defer s.mu.Unlock()
 	return s.claim
 }
+
+// sameStamp reports whether two sessions are scoped alike; nil is unscoped.
+func sameStamp(a, b *claimStamp) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // listed notes which list the client was given. One with a stream open is told
 // of each change there, whether or not it has asked meanwhile.
@@ -244,23 +278,16 @@ func (s *Session) listens() bool {
 func (s *Session) keepLog(kind string, budget *atomic.Int64) *eventLog {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	l := newEventLog(kind, s.claim, budget)
 	if s.ended {
-		l := newEventLog(kind, s.claim, budget)
 		l.drop()
 		return l
 	}
-	s.logs = slices.DeleteFunc(s.logs, func(l *eventLog) bool {
-		if l.lost() {
-			l.drop()
-			return true
-		}
-		return false
-	})
+	s.dropLogsLocked((*eventLog).lost)
 	if len(s.logs) >= maxEventLogs {
 		s.logs[0].drop()
 		s.logs = s.logs[1:]
 	}
-	l := newEventLog(kind, s.claim, budget)
 	s.logs = append(s.logs, l)
 	return l
 }
@@ -271,19 +298,24 @@ func (s *Session) eventLog(id string) *eventLog {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.logs {
-		if l.id == id && (l.claim == nil && s.claim == nil || l.claim != nil && s.claim != nil && *l.claim == *s.claim) {
+		if l.id == id && sameStamp(l.claim, s.claim) {
 			return l
 		}
 	}
 	return nil
 }
 
-// dropLogs forgets all that was kept of its streams.
+// dropLogs forgets what was kept of its streams: of all, or of those that are
+// lost.
 func (s *Session) dropLogs(lostOnly bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.dropLogsLocked(func(l *eventLog) bool { return !lostOnly || l.lost() })
+}
+
+func (s *Session) dropLogsLocked(which func(*eventLog) bool) {
 	s.logs = slices.DeleteFunc(s.logs, func(l *eventLog) bool {
-		drop := !lostOnly || l.lost()
+		drop := which(l)
 		if drop {
 			l.drop()
 		}
@@ -296,7 +328,7 @@ func (s *Session) dropLogs(lostOnly bool) {
 // is made anew and all sessions end, rather than one come back. Safe for
 // concurrent use.
 type SessionStore struct {
-	aead    cipher.AEAD
+	ids     sealer
 	logPath string
 	now     func() time.Time
 
@@ -342,12 +374,8 @@ func openSessions(dataDir string, now func() time.Time) (*SessionStore, error) {
 	if s.log, err = os.OpenFile(s.logPath, os.O_WRONLY|os.O_APPEND, 0); err != nil {
 		return nil, fmt.Errorf("preparing sessions: %w", err)
 	}
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		return nil, fmt.Errorf("preparing sessions: %w", err)
-	}
-	s.aead, err = cipher.NewGCMWithRandomNonce(block)
-	return s, err
+	s.ids = newSealer(key)
+	return s, nil
 }
 
 // load reads key and log, and writes the log anew without what is past its
@@ -457,23 +485,18 @@ func (s *SessionStore) seal(d sealed) string {
 		b = binary.BigEndian.AppendUint32(b, uint32(c.CreatedAt.Nanosecond()))
 		b = append(b, c.ScopeDir...)
 	}
-	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, b, nil))
+	return s.ids.seal(b)
 }
 
 // unseal reads a session id. It is false for whatever this store did not seal.
 func (s *SessionStore) unseal(id string) (sealed, bool) {
-	raw, err := base64.RawURLEncoding.Strict().DecodeString(id)
-	if err != nil || strings.ContainsAny(id, "\r\n") { // which the decoder skips
-		return sealed{}, false
-	}
-	b, err := s.aead.Open(nil, nil, raw, nil)
-	if err != nil || b[0] != sealVersion || len(b) != sealSize && len(b) <= sealClaim {
+	b, ok := s.ids.open(id)
+	if !ok || b[0] != sealVersion || len(b) != sealSize && len(b) <= sealClaim {
 		return sealed{}, false
 	}
 	var d sealed
 	copy(d.ID[:], b[1:17])
 	d.Issued = time.Unix(0, int64(binary.BigEndian.Uint64(b[17:])))
-	var ok bool
 	if d.Protocol, ok = protocolAt(b[25]); !ok {
 		return sealed{}, false // sealed by a newer usher
 	}
@@ -494,10 +517,8 @@ func (s *SessionStore) unseal(id string) (sealed, bool) {
 const oldestIndex = 255
 
 func protocolIndex(protocol string) byte {
-	for i, p := range protocols {
-		if p == protocol {
-			return byte(len(protocols) - 1 - i)
-		}
+	if i := slices.Index(protocols, protocol); i >= 0 {
+		return byte(len(protocols) - 1 - i)
 	}
 	return oldestIndex
 }
@@ -550,8 +571,8 @@ func (s *SessionStore) release(session *Session) {
 	session.lastUse = s.now()
 }
 
-// evictLocked forgets sessions that nothing is under way for, the longest
-// unused half of them, when there are too many.
+// evictLocked forgets the sessions that nothing was under way for in the last
+// minute, when there are too many.
 func (s *SessionStore) evictLocked() {
 	if len(s.live) <= maxIdleSessions {
 		return
@@ -606,7 +627,7 @@ func (s *SessionStore) Remember(ctx context.Context, claim claimStamp) error {
 	s.mu.Lock()
 	rec, ok := s.fates[key]
 	s.mu.Unlock()
-	if ok && rec.Claim != nil && *rec.Claim == claim && s.now().Sub(rec.At) < rewrite {
+	if ok && sameStamp(rec.Claim, &claim) && s.now().Sub(rec.At) < rewrite {
 		return nil
 	}
 	return s.record(ctx, sessionRecord{ID: key, At: s.now().UTC(), Claim: &claim}, func() {})
