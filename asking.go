@@ -3,8 +3,8 @@
 // caused it and never another, but on stdio a request does not say which call
 // that is. It is certain where the module's message names its call, as those of
 // our shims do, and where the process has served one session alone, or one call
-// at a time of one client. Nothing else
-// is passed on. Here belongs a worker's side of it; it names no scope and no view.
+// at a time of one client. Nothing else is passed on. Here is a worker's side of
+// it; it names no scope and no view.
 
 package main
 
@@ -42,8 +42,8 @@ type asking struct {
 	owner *Caller       // the latest
 	mixed bool          // it has served more than one kin
 	owned chan struct{} // closed once the first owner's call is under way
-	begun sync.Once
-	urls  []elicited // the last, at most maxAsks
+	began func()        // notes that a call of the owner's is
+	urls  []elicited    // the last, at most maxAsks
 }
 
 // elicited is a URL that a client was asked to open, of whose end it is told.
@@ -81,6 +81,7 @@ func (a *asking) passElicited(params json.RawMessage) {
 func (a *asking) begin() {
 	a.ctx, a.stop = context.WithCancel(context.Background())
 	a.owned = make(chan struct{})
+	a.began = sync.OnceFunc(func() { close(a.owned) })
 }
 
 // finish ends all that is under way, and waits for it.
@@ -99,18 +100,24 @@ func (a *asking) own(c Caller) {
 	a.owner = &c
 }
 
-// began notes that a call of the owner's is under way.
-func (a *asking) began() { a.begun.Do(func() { close(a.owned) }) }
+// only is the latest caller of the process; nil where there is none, or where it
+// may have to do with several kin.
+func (a *asking) only() *Caller {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.mixed {
+		return nil
+	}
+	return a.owner
+}
 
 // sole is the one session that the process serves; nil where there are several,
 // or where it serves one call at a time.
 func (a *asking) sole() *Caller {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.owner == nil || a.mixed || a.owner.Alone {
-		return nil
+	if c := a.only(); c != nil && !c.Alone {
+		return c
 	}
-	return a.owner
+	return nil
 }
 
 // abandon notes that the process may go on with a call whose caller does not wait
@@ -137,8 +144,9 @@ func (a *asking) cancel(id json.RawMessage) {
 	}
 }
 
-// Why a request of a module is refused.
+// Why a request of a module has no answer of a client's.
 var (
+	errNoAnswer  = rpcErrorf(codeInternal, "the client did not answer within %v", askPatience)
 	errNoClient  = rpcErrorf(codeInternal, "no client can be asked here: the module serves no call of one")
 	errNotSure   = rpcErrorf(codeInternal, "usher can't tell which client this is for; from now on each client has a process of this module of its own: call again")
 	errNotInCall = rpcErrorf(codeInternal, "the call that this is for is not under way")
@@ -166,7 +174,7 @@ func (w *Worker) handleRequest(msg *Message) {
 		w.answer(encodeError(msg.ID, asRPCError(err)))
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(w.asks.ctx, askPatience, rpcErrorf(codeInternal, "the client did not answer within %v", askPatience))
+	ctx, cancel := context.WithTimeoutCause(w.asks.ctx, askPatience, errNoAnswer)
 	if err := w.asks.open.add(string(msg.ID), cancel); err != nil {
 		cancel()
 		w.answer(encodeError(msg.ID, asRPCError(err)))
@@ -187,10 +195,8 @@ func (w *Worker) handleRequest(msg *Message) {
 // answer queues the answer to a request of the module. It does not wait for the
 // module to read, which may be waiting for us to.
 func (w *Worker) answer(msg []byte) {
-	select {
-	case w.out <- msg:
+	if w.offer(msg) {
 		return
-	default:
 	}
 	if w.asks.late.Add(1) > maxRefused {
 		w.asks.late.Add(-1)
@@ -354,7 +360,7 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 		if lacked := needs &^ caller.Caps; lacked != 0 || caller.Ask == nil {
 			return nil, rpcErrorf(codeInternal, "this needs a client that can be asked for %s", strings.Join(needs.names(), ", "))
 		}
-		ctx, cancel := context.WithTimeoutCause(ctx, askPatience, rpcErrorf(codeInternal, "the client did not answer within %v", askPatience))
+		ctx, cancel := context.WithTimeoutCause(ctx, askPatience, errNoAnswer)
 		answer, err := caller.Ask(ctx, method, wish)
 		cancel()
 		if err != nil {
@@ -362,12 +368,12 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 		}
 		answers = append(answers, member{r.key, answer})
 	}
-	list, _ := members(dropMembers(params, "inputResponses", "requestState"))
+	params = dropMembers(params, "inputResponses", "requestState")
 	if answers != nil {
-		list = append(list, member{"inputResponses", joinMembers(answers)})
+		params = withMember(params, "inputResponses", joinMembers(answers))
 	}
 	if state := field(result, "requestState"); state != nil {
-		list = append(list, member{"requestState", state})
+		params = withMember(params, "requestState", state)
 	}
-	return joinMembers(list), nil
+	return params, nil
 }

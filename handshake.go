@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -44,7 +43,7 @@ func (w *Worker) shakeHands(ctx context.Context, known era) error {
 	if err = w.initialize(ctx); err == nil {
 		return nil
 	}
-	if rpc := (*rpcError)(nil); errors.As(err, &rpc) { // it was only slow to start, perhaps
+	if errors.As(err, new(*rpcError)) { // it was only slow to start, perhaps
 		if modern, again := w.discover(ctx); modern {
 			return again
 		}
@@ -59,7 +58,7 @@ func (w *Worker) shakeHands(ctx context.Context, known era) error {
 // only then does the error count.
 func (w *Worker) discover(ctx context.Context) (modern bool, err error) {
 	result, err := w.request(ctx, Caller{}, "server/discover", modernParams(nil, allCaps, ""), 0)
-	if rpc := (*rpcError)(nil); errors.As(err, &rpc) && rpc.Code == codeUnsupportedVersion {
+	if rpc, ok := errors.AsType[*rpcError](err); ok && rpc.Code == codeUnsupportedVersion {
 		var versions []string
 		_ = json.Unmarshal(field(rpc.Data, "supported"), &versions) // none then
 		if slices.ContainsFunc(versions, hasSessions) {
@@ -73,7 +72,7 @@ func (w *Worker) discover(ctx context.Context) (modern bool, err error) {
 	}
 	w.takeInfo(result, field(field(result, "_meta"), metaServerInfo))
 	w.info.Modern = true
-	return true, w.listen(ctx, "", nil)
+	return true, w.listenToLists(ctx)
 }
 
 func (w *Worker) takeInfo(result, server json.RawMessage) {
@@ -96,24 +95,24 @@ func (w *Worker) initialize(ctx context.Context) error {
 	return w.send(ctx, encodeNotification("notifications/initialized", nil))
 }
 
-// listen opens a subscription of a modern module: to its lists, or to one
-// resource. Its end matters to nobody; until then it is one more call in flight.
+// listenToLists has a modern module say when its lists change, those of them
+// that do.
+func (w *Worker) listenToLists(ctx context.Context) error {
+	var lists []member
+	for _, list := range []string{"tools", "prompts", "resources"} {
+		if string(field(field(w.info.Capabilities, list), "listChanged")) == "true" {
+			lists = append(lists, member{list + "ListChanged", json.RawMessage("true")})
+		}
+	}
+	if lists == nil {
+		return nil
+	}
+	return w.listen(ctx, w.nextID(), joinMembers(lists))
+}
+
+// listen opens a subscription of a modern module. Its end matters to nobody;
+// until then it is one more call in flight.
 func (w *Worker) listen(ctx context.Context, id string, filter json.RawMessage) error {
-	if id == "" {
-		id = strconv.FormatInt(w.lastID.Add(1), 10)
-	}
-	if filter == nil {
-		var lists []member
-		for _, list := range []string{"tools", "prompts", "resources"} {
-			if string(field(field(w.info.Capabilities, list), "listChanged")) == "true" {
-				lists = append(lists, member{list + "ListChanged", json.RawMessage("true")})
-			}
-		}
-		if lists == nil {
-			return nil
-		}
-		filter = joinMembers(lists)
-	}
 	if err := w.calls.add(id, &call{answer: make(chan *Message, 1), ctx: ctx}); err != nil {
 		return errNotSent
 	}
@@ -127,7 +126,7 @@ func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err er
 		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
 	}
 	if w.info.Modern {
-		id := strconv.FormatInt(w.lastID.Add(1), 10)
+		id := w.nextID()
 		err := w.listen(ctx, id, joinMembers([]member{{"resourceSubscriptions", append(append([]byte("["), quote(uri)...), ']')}}))
 		return func() {
 			if _, open := w.calls.take(id); open {
@@ -137,11 +136,7 @@ func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err er
 	}
 	params := joinMembers([]member{{"uri", quote(uri)}})
 	stop = func() {
-		id := strconv.FormatInt(w.lastID.Add(1), 10) // whose answer nobody waits for
-		select {
-		case w.out <- encodeRequest(ID(id), "resources/unsubscribe", params):
-		default:
-		}
+		w.offer(encodeRequest(ID(w.nextID()), "resources/unsubscribe", params)) // whose answer nobody waits for
 	}
 	_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
 	if err != nil && ctx.Err() != nil {

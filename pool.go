@@ -33,8 +33,8 @@ type fleet struct {
 
 	mu      sync.Mutex
 	shared  *pool
-	lanes   []*lane
-	gone    []*pool // processes on their way out
+	lanes   []*pool // of a module that asks: each for callers of one kin
+	gone    []*pool // on their way out
 	asks    bool    // the module asks: callers get lanes
 	retired bool
 	freed   chan struct{} // closed when a lane may have become free
@@ -42,13 +42,6 @@ type fleet struct {
 
 // startFunc starts a process of a module.
 type startFunc func(ctx context.Context, watch watcher) (*Worker, error)
-
-// lane is a process of a module that asks, and whose calls it may serve.
-type lane struct {
-	*pool
-	kin   string
-	alone bool // one call at a time
-}
 
 func newFleet(ctx context.Context, name string, asks bool, start startFunc, onAsks func()) *fleet {
 	f := &fleet{name: name, ctx: ctx, start: start, onAsks: onAsks, asks: asks, freed: make(chan struct{})}
@@ -89,9 +82,10 @@ func (f *fleet) seenAsking(p *pool) {
 		return
 	}
 	f.asks = true
-	if owner, sole := p.owner(); sole && p == f.shared {
+	if owner := p.owner(); owner != nil && p == f.shared {
 		p.private.Store(true)
-		f.lanes = append(f.lanes, &lane{pool: p, kin: owner.Kin, alone: owner.Alone})
+		p.kin, p.alone = owner.Kin, owner.Alone
+		f.lanes = append(f.lanes, p)
 		f.shared = f.newPool(false)
 	}
 	f.mu.Unlock()
@@ -151,7 +145,7 @@ func (f *fleet) pickLocked(caller Caller) *pool {
 		f.shared.enter()
 		return f.shared
 	}
-	var best *lane
+	var best *pool
 	for _, l := range f.lanes {
 		if l.kin == caller.Kin && l.alone == caller.Alone && (!l.alone || !l.busy()) && (best == nil || l.lastUsed().After(best.lastUsed())) {
 			best = l
@@ -161,11 +155,12 @@ func (f *fleet) pickLocked(caller Caller) *pool {
 		if !f.roomLocked() {
 			return nil
 		}
-		best = &lane{pool: f.newPool(true), kin: caller.Kin, alone: caller.Alone}
+		best = f.newPool(true)
+		best.kin, best.alone = caller.Kin, caller.Alone
 		f.lanes = append(f.lanes, best)
 	}
 	best.enter()
-	return best.pool
+	return best
 }
 
 // roomLocked makes room for one more lane, if it can.
@@ -177,7 +172,7 @@ func (f *fleet) roomLocked() bool {
 	if len(f.lanes) < maxLanes {
 		return true
 	}
-	var idle *lane
+	var idle *pool
 	for _, l := range f.lanes {
 		if !l.busy() && !l.subscribed() && (idle == nil || l.lastUsed().Before(idle.lastUsed())) {
 			idle = l
@@ -186,7 +181,7 @@ func (f *fleet) roomLocked() bool {
 	if idle == nil {
 		return false
 	}
-	f.dropLocked(idle.pool)
+	f.dropLocked(idle)
 	return true
 }
 
@@ -200,7 +195,7 @@ func (f *fleet) abandon(p *pool) {
 }
 
 func (f *fleet) dropLocked(p *pool) {
-	f.lanes = slices.DeleteFunc(f.lanes, func(l *lane) bool { return l.pool == p })
+	f.lanes = slices.DeleteFunc(f.lanes, func(l *pool) bool { return l == p })
 	f.gone = append(f.gone, p)
 	p.retire()
 }
@@ -212,7 +207,7 @@ func (f *fleet) release(kin string) {
 	defer f.mu.Unlock()
 	for _, l := range slices.Clone(f.lanes) {
 		if l.kin == kin {
-			f.dropLocked(l.pool)
+			f.dropLocked(l)
 		}
 	}
 }
@@ -221,11 +216,7 @@ func (f *fleet) release(kin string) {
 func (f *fleet) all() []*pool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	pools := append([]*pool{f.shared}, f.gone...)
-	for _, l := range f.lanes {
-		pools = append(pools, l.pool)
-	}
-	return pools
+	return slices.Concat([]*pool{f.shared}, f.gone, f.lanes)
 }
 
 // retire refuses further calls and ends the processes after those under way.
@@ -262,14 +253,12 @@ func (f *fleet) reap(before time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gone = slices.DeleteFunc(f.gone, (*pool).over)
-	f.lanes = slices.DeleteFunc(f.lanes, func(l *lane) bool { return l.asleep() })
+	f.lanes = slices.DeleteFunc(f.lanes, (*pool).asleep)
 }
 
 // close ends the processes, calls under way or not, and waits until they are gone.
 func (f *fleet) close() {
-	f.mu.Lock()
-	f.retired = true
-	f.mu.Unlock()
+	f.retire()
 	var wg sync.WaitGroup
 	for _, p := range f.all() {
 		wg.Go(p.close)
@@ -279,10 +268,7 @@ func (f *fleet) close() {
 
 // over reports whether the fleet is retired and has no process left.
 func (f *fleet) over() bool {
-	f.mu.Lock()
-	retired := f.retired
-	f.mu.Unlock()
-	return retired && !slices.ContainsFunc(f.all(), func(p *pool) bool { return !p.over() })
+	return !slices.ContainsFunc(f.all(), func(p *pool) bool { return !p.over() })
 }
 
 // hold has a module say when a resource changes, to notify, until release is
@@ -290,7 +276,7 @@ func (f *fleet) over() bool {
 // more; but those who only listen leave room for those who call.
 func (f *fleet) hold(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
 	f.mu.Lock()
-	own := slices.ContainsFunc(f.lanes, func(l *lane) bool { return l.kin == caller.Kin && !l.alone })
+	own := slices.ContainsFunc(f.lanes, func(l *pool) bool { return l.kin == caller.Kin && !l.alone })
 	if caller.Alone || !own && len(f.lanes) >= maxLanes/2 {
 		caller = Caller{}
 	}
@@ -314,6 +300,8 @@ type pool struct {
 
 	onLeave func()
 	private atomic.Bool // it is one session's, or one call's at a time
+	kin     string      // of a lane: whose calls it serves; guarded by the fleet's mu
+	alone   bool        // of a lane: one call at a time; guarded likewise
 
 	subscribing sync.Mutex // held while subscriptions are made
 
@@ -387,21 +375,16 @@ func (p *pool) asleep() bool {
 	return p.active == 0 && p.living == 0 && len(p.subs) == 0 && (!crashed || time.Since(p.lastUse) > crashMemory)
 }
 
-// owner is the latest caller of the process, and whether it is of the only
-// session that it has served.
-func (p *pool) owner() (Caller, bool) {
+// owner is the latest caller of the process, if it has served and will serve no
+// other kin.
+func (p *pool) owner() *Caller {
 	p.mu.Lock()
 	w, active := p.worker, p.active
 	p.mu.Unlock()
 	if w == nil || active > len(w.callersInFlight()) { // somebody is about to call it
-		return Caller{}, false
+		return nil
 	}
-	w.asks.mu.Lock()
-	defer w.asks.mu.Unlock()
-	if w.asks.owner == nil || w.asks.mixed {
-		return Caller{}, false
-	}
-	return *w.asks.owner, true
+	return w.asks.only()
 }
 
 // do makes one request of a pool that was entered.
@@ -415,7 +398,7 @@ func (p *pool) do(ctx context.Context, caller Caller, method string, params json
 		if errors.Is(err, errNotSent) {
 			continue
 		}
-		if crash := (*crashError)(nil); !errors.As(err, &crash) {
+		if !errors.As(err, new(*crashError)) {
 			p.mu.Lock()
 			p.failures = 0
 			p.mu.Unlock()
@@ -622,26 +605,22 @@ func (p *pool) renewSubscriptions(ctx context.Context, asked string) error {
 	}
 	p.mu.Unlock()
 	for _, uri := range missing {
-		stop, suberr := w.subscribe(ctx, uri)
-		if suberr != nil {
-			if uri == asked {
-				err = suberr
-			}
-			p.mu.Lock()
-			if s := p.subs[uri]; s != nil && s.of == w {
-				s.of = nil // to be tried again
-			}
-			p.mu.Unlock()
-			continue
+		stop, failed := w.subscribe(ctx, uri)
+		if uri == asked {
+			err = failed
 		}
 		p.mu.Lock()
-		if s := p.subs[uri]; s != nil && s.of == w {
+		s := p.subs[uri]
+		wanted := s != nil && s.of == w
+		switch {
+		case wanted && failed != nil:
+			s.of = nil // to be tried again
+		case wanted:
 			s.stop = stop
-			stop = nil
 		}
 		p.mu.Unlock()
-		if stop != nil {
-			stop() // nobody wants it any more
+		if !wanted && failed == nil {
+			stop()
 		}
 	}
 	return err

@@ -151,28 +151,28 @@ type Worker struct {
 // startWorker starts a module's process and shakes hands with it, first in the
 // way of era. ctx bounds the handshake, not the worker's life.
 func startWorker(ctx context.Context, module string, l launch, era era, g *Guard, log *slog.Logger, watch watcher) (*Worker, error) {
-	w, err := spawnWorker(ctx, module, l, g, log, watch, func(ctx context.Context, w *Worker) error { return w.shakeHands(ctx, era) })
+	w, err := startWorkerOnce(ctx, module, l, era, g, log, watch)
 	if errors.Is(err, errProbed) { // it took offence at the probe
-		return spawnWorker(ctx, module, l, g, log, watch, func(ctx context.Context, w *Worker) error { return w.initialize(ctx) })
+		return startWorkerOnce(ctx, module, l, eraSession, g, log, watch)
 	}
 	return w, err
 }
 
-func spawnWorker(ctx context.Context, module string, l launch, g *Guard, log *slog.Logger, watch watcher, shake func(context.Context, *Worker) error) (*Worker, error) {
+func startWorkerOnce(ctx context.Context, module string, l launch, era era, g *Guard, log *slog.Logger, watch watcher) (*Worker, error) {
 	w := &Worker{
 		module: module, log: log.With("module", module), guard: g, watch: watch,
 		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{}),
 	}
 	w.asks.begin()
 	if err := w.spawn(l); err != nil {
-		if path := (*fs.PathError)(nil); errors.As(err, &path) {
+		if path, ok := errors.AsType[*fs.PathError](err); ok {
 			err = path.Err // without the path: this may reach a client
 		}
 		return nil, &startError{reason: fmt.Sprintf("module %q can't start: %v", module, err)}
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := shake(ctx, w); err != nil {
+	if err := w.shakeHands(ctx, era); err != nil {
 		w.stop()
 		<-w.done
 		if errors.Is(err, errProbed) {
@@ -195,9 +195,9 @@ func (e *startError) Error() string { return e.reason }
 // had ended.
 func (w *Worker) startError(ctx context.Context, err error) error {
 	e := &startError{stderr: w.tail}
-	crash := (*crashError)(nil)
+	crash, crashed := errors.AsType[*crashError](err)
 	switch {
-	case errors.As(err, &crash) && crash.state != "":
+	case crashed && crash.state != "":
 		e.reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, crash.state)
 	case errors.Is(ctx.Err(), context.DeadlineExceeded):
 		e.reason = fmt.Sprintf("module %q did not answer initialize within %v", w.module, startTimeout)
@@ -213,28 +213,25 @@ func (w *Worker) spawn(l launch) error {
 	cmd := exec.Command(l.Path, l.Args...)
 	cmd.Dir, cmd.Env = l.Dir, l.Env
 	setGroup(cmd)
-	var theirs []*os.File
+	var ends []*os.File // where stdin is read and written, stdout, and stderr
 	defer func() {
-		for _, f := range theirs {
+		for _, f := range ends {
 			f.Close()
 		}
 	}()
-	var pipes [3][2]*os.File
-	for i := range pipes {
+	for range 3 {
 		r, wr, err := os.Pipe()
 		if err != nil {
-			closePipes(pipes[:i])
 			return err
 		}
-		pipes[i] = [2]*os.File{r, wr}
+		ends = append(ends, r, wr)
 	}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = pipes[0][0], pipes[1][1], pipes[2][1]
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends[0], ends[3], ends[5]
 	if err := cmd.Start(); err != nil {
-		closePipes(pipes[:])
 		return err
 	}
-	theirs = []*os.File{pipes[0][0], pipes[1][1], pipes[2][1]}
-	w.cmd, w.stdin, w.stdout, w.stderr = cmd, pipes[0][1], pipes[1][0], pipes[2][0]
+	w.cmd, w.stdin, w.stdout, w.stderr = cmd, ends[1], ends[2], ends[4]
+	ends = []*os.File{ends[0], ends[3], ends[5]} // which the process has now
 	if err := w.guard.add(cmd.Process.Pid); err != nil {
 		w.log.Warn("no guard: if usher is killed, this module's processes may live on", "err", err)
 	}
@@ -245,13 +242,6 @@ func (w *Worker) spawn(l launch) error {
 	writer.Go(w.writeStdin)
 	go w.supervise(&readers, &writer)
 	return nil
-}
-
-func closePipes(pipes [][2]*os.File) {
-	for _, p := range pipes {
-		p[0].Close()
-		p[1].Close()
-	}
 }
 
 // supervise waits for the process to end and then clears up: what is left of
@@ -299,18 +289,18 @@ func (w *Worker) supervise(readers, writer *sync.WaitGroup) {
 func (w *Worker) stop() {
 	w.stopOnce.Do(func() {
 		w.stopping.Store(true)
-		w.endInput()
-		w.hastener.Go(w.hasten)
+		w.end()
 	})
 }
 
-// endInput has stdin closed once what is queued is written, within bounds.
-func (w *Worker) endInput() {
+// end has stdin closed once what is queued is written, within bounds, and ends a
+// process that does not end by itself at that.
+func (w *Worker) end() {
 	_ = w.stdin.SetWriteDeadline(time.Now().Add(inputPatience)) // a pipe has one
 	close(w.ending)
+	w.hastener.Go(w.hasten)
 }
 
-// hasten ends a process that does not end by itself.
 func (w *Worker) hasten() {
 	pid := w.cmd.Process.Pid
 	for _, next := range []struct {
@@ -391,6 +381,19 @@ func (w *Worker) send(ctx context.Context, msg []byte) error {
 	}
 }
 
+// offer queues a message for the process if there is room.
+func (w *Worker) offer(msg []byte) bool {
+	select {
+	case w.out <- msg:
+		return true
+	default:
+		return false
+	}
+}
+
+// nextID is the id of a request to come.
+func (w *Worker) nextID() string { return strconv.FormatInt(w.lastID.Add(1), 10) }
+
 // readStdout handles what the process says until it closes its stdout.
 func (w *Worker) readStdout() {
 	lines := newLineReader(w.stdout, maxWorkerLine)
@@ -439,8 +442,7 @@ func (w *Worker) dropLong(ends []byte) {
 func (w *Worker) closedStdout() {
 	w.stopOnce.Do(func() {
 		w.log.Warn("the module closed its stdout; ending it")
-		w.endInput()
-		w.hastener.Go(w.hasten)
+		w.end()
 	})
 }
 
@@ -528,15 +530,10 @@ func (w *Worker) passProgress(params json.RawMessage) {
 	if !ok {
 		return
 	}
-	select {
-	case c.beat <- struct{}{}:
-	default:
+	poke(c.beat)
+	if c.token != nil {
+		c.caller.notify("notifications/progress", withMember(params, "progressToken", c.token))
 	}
-	if c.token == nil {
-		return
-	}
-	list, _ := members(params)
-	c.caller.notify("notifications/progress", joinMembers(setMember(list, "progressToken", c.token)))
 }
 
 // passLog gives a log message to the call that it says it is of, else to the one
@@ -550,13 +547,8 @@ func (w *Worker) passLog(params json.RawMessage) {
 		return
 	}
 	calls := w.callersInFlight()
-	for _, c := range calls {
-		if c.caller.Session != calls[0].caller.Session {
-			calls = nil
-			break
-		}
-	}
-	if len(calls) == 0 || calls[0].caller.Notify == nil {
+	several := slices.ContainsFunc(calls, func(c *call) bool { return c.caller.Session != calls[0].caller.Session })
+	if len(calls) == 0 || several || calls[0].caller.Notify == nil {
 		w.log.Info("message", "level", stringField(params, "level"), "data", clip(field(params, "data")))
 		return
 	}
@@ -575,7 +567,7 @@ func (w *Worker) callersInFlight() []*call {
 // for idle (0: never) and waits for no answer of the caller's, the error is
 // errTimeout. Errors that the module answered with are *rpcError.
 func (w *Worker) request(ctx context.Context, caller Caller, method string, params json.RawMessage, idle time.Duration) (json.RawMessage, error) {
-	id := strconv.FormatInt(w.lastID.Add(1), 10)
+	id := w.nextID()
 	callCtx, end := context.WithCancel(ctx)
 	defer end()
 	c := &call{caller: caller, answer: make(chan *Message, 1), beat: make(chan struct{}, 1), ctx: callCtx}
@@ -672,11 +664,9 @@ func (w *Worker) followLevel(caller Caller) {
 		return
 	}
 	w.level.Store(wanted)
-	id := strconv.FormatInt(w.lastID.Add(1), 10) // whose answer nobody waits for
-	select {
-	case w.out <- encodeRequest(ID(id), "logging/setLevel", joinMembers([]member{{"level", quote(caller.level())}})):
-	default: // it is not reading
-		w.level.Store(now)
+	id := w.nextID() // whose answer nobody waits for
+	if !w.offer(encodeRequest(ID(id), "logging/setLevel", joinMembers([]member{{"level", quote(caller.level())}}))) {
+		w.level.Store(now) // it is not reading
 	}
 }
 
@@ -702,10 +692,7 @@ func (w *Worker) result(msg *Message) (json.RawMessage, error) {
 func (w *Worker) cancel(id string, why error) {
 	params := append(append([]byte(`{"requestId":`), id...), `,"reason":`...)
 	msg := encodeNotification("notifications/cancelled", append(appendString(params, why.Error()), '}'))
-	select {
-	case w.out <- msg:
-	case <-w.done:
-	default:
+	if !w.offer(msg) && w.alive() {
 		w.log.Warn("a cancellation was dropped: the module does not read its stdin")
 	}
 }
@@ -714,21 +701,11 @@ func (w *Worker) cancel(id string, why error) {
 // which it returns. Every request gets one, so that progress counts against the
 // time-out whether or not the caller wants to hear of it.
 func setProgressToken(params json.RawMessage, token string) (json.RawMessage, json.RawMessage) {
-	list, _ := members(params)
-	var meta []member
-	for _, f := range list {
-		if f.key == "_meta" {
-			meta, _ = members(f.value)
-		}
+	own := field(field(params, "_meta"), "progressToken")
+	if string(own) == "null" {
+		own = nil
 	}
-	var own json.RawMessage
-	for _, f := range meta {
-		if f.key == "progressToken" && string(f.value) != "null" {
-			own = f.value
-		}
-	}
-	meta = setMember(meta, "progressToken", json.RawMessage(token))
-	return joinMembers(setMember(list, "_meta", joinMembers(meta))), own
+	return withMeta(params, "progressToken", json.RawMessage(token)), own
 }
 
 // poke makes a 1-buffered channel ready.
