@@ -25,7 +25,9 @@ const (
 var protocols = []string{"2025-11-25", "2025-06-18", "2025-03-26"}
 
 // spoken is all revisions, newest first.
-func spoken() []string { return append(append([]string{modernProtocol}, protocols...), oldestProtocol) }
+func spoken() []string {
+	return slices.Concat([]string{modernProtocol}, protocols, []string{oldestProtocol})
+}
 
 // hasSessions reports whether a version is spoken here with sessions.
 func hasSessions(version string) bool {
@@ -191,11 +193,12 @@ func withMeta(params json.RawMessage, key string, value json.RawMessage) json.Ra
 
 // dropMembers returns a JSON object without the members that drop names.
 func dropMembers(object json.RawMessage, drop ...string) json.RawMessage {
-	list, ok := members(object)
-	if !ok || !slices.ContainsFunc(list, func(f member) bool { return slices.Contains(drop, f.key) }) {
-		return object
+	list, _ := members(object)
+	kept := slices.DeleteFunc(list, func(f member) bool { return slices.Contains(drop, f.key) })
+	if len(kept) == len(list) {
+		return object // as it was written
 	}
-	return joinMembers(slices.DeleteFunc(list, func(f member) bool { return slices.Contains(drop, f.key) }))
+	return joinMembers(kept)
 }
 
 // legacyParams is a modern request's params for a peer that has sessions.
@@ -278,8 +281,8 @@ func legacyResult(result json.RawMessage) json.RawMessage {
 // modernError is an error of a request for a modern client: without the codes
 // that its revision has taken back or keeps for others.
 func modernError(err error, uri string) error {
-	rpc := (*rpcError)(nil)
-	if !errors.As(err, &rpc) {
+	rpc, ok := errors.AsType[*rpcError](err)
+	if !ok {
 		return err
 	}
 	e := *rpc

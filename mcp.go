@@ -84,20 +84,19 @@ func callerOf(session *Session, send func([]byte) bool, there func() bool) Calle
 	return c
 }
 
-// mcpMethod is how a method is answered. A quick one waits for no module, so
-// nothing can come before its answer. A lasting one is for those who have
+// mcpMethod is how a method is answered. A lasting one is for those who have
 // sessions, a single one for those who have none; others are for both.
 type mcpMethod struct {
-	quick, lasting, single bool
-	run                    func(ctx context.Context, r *request) (json.RawMessage, error)
+	lasting, single bool
+	run             func(ctx context.Context, r *request) (json.RawMessage, error)
 }
 
 // mcpMethods is all that a client can ask. Two are not among them: initialize,
 // which makes the session that these need, and subscriptions/listen, whose
 // answer is a stream.
 var mcpMethods = map[string]mcpMethod{
-	"ping":             {quick: true, lasting: true, run: answerPing},
-	"logging/setLevel": {quick: true, lasting: true, run: answerSetLevel},
+	"ping":             {lasting: true, run: answerPing},
+	"logging/setLevel": {lasting: true, run: answerSetLevel},
 	"server/discover":  {single: true, run: answerDiscover},
 
 	"tools/list": {run: answerList("tools")},
@@ -216,8 +215,7 @@ func (r *request) callTool(ctx context.Context, name string, arguments json.RawM
 	params := r.params
 	if arguments != nil {
 		arguments = withoutWebhook(arguments)
-		list, _ := members(params)
-		params = joinMembers(setMember(list, "arguments", arguments))
+		params = withMember(params, "arguments", arguments)
 	}
 	result, err := r.inRounds(ctx, "tools/call", func(view *View) asked {
 		tool := view.Lookup(name)
@@ -231,7 +229,7 @@ func (r *request) callTool(ctx context.Context, name string, arguments json.RawM
 				}
 			}
 			result, err := tool.Call(ctx, caller, params)
-			if rpc := (*rpcError)(nil); tool.Checked() && errors.As(err, &rpc) && rpc.Code == codeInvalidParams {
+			if rpc, ok := errors.AsType[*rpcError](err); ok && tool.Checked() && rpc.Code == codeInvalidParams {
 				return failure(rpc.Message), nil // a parameter of the wrong type deep down
 			}
 			return result, err
@@ -294,16 +292,20 @@ func (r *request) settleEmpty(ctx context.Context) {
 
 func answerPromptsGet(ctx context.Context, r *request) (json.RawMessage, error) {
 	r.settleEmpty(ctx)
-	name := stringField(r.params, "name")
-	return r.inRounds(ctx, "prompts/get", func(view *View) asked {
+	return r.inRounds(ctx, "prompts/get", r.prompt(stringField(r.params, "name"), (*Prompt).Get))
+}
+
+// prompt directs a request to the module whose prompt it is about.
+func (r *request) prompt(name string, ask func(*Prompt, context.Context, Caller, json.RawMessage) (json.RawMessage, error)) func(*View) asked {
+	return func(view *View) asked {
 		prompt := view.Prompt(name)
 		if prompt == nil {
 			return asked{err: rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))}
 		}
 		return asked{native: prompt.Modern(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
-			return prompt.Get(ctx, caller, r.params)
+			return ask(prompt, ctx, caller, r.params)
 		}}
-	})
+	}
 }
 
 func answerResourcesRead(ctx context.Context, r *request) (json.RawMessage, error) {
@@ -339,16 +341,7 @@ func answerComplete(ctx context.Context, r *request) (json.RawMessage, error) {
 	ref := field(r.params, "ref")
 	switch kind := stringField(ref, "type"); kind {
 	case "ref/prompt":
-		name := stringField(ref, "name")
-		return r.askModule(ctx, r.caller, func(view *View) asked {
-			prompt := view.Prompt(name)
-			if prompt == nil {
-				return asked{err: rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))}
-			}
-			return asked{ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
-				return prompt.Complete(ctx, caller, r.params)
-			}}
-		})
+		return r.askModule(ctx, r.caller, r.prompt(stringField(ref, "name"), (*Prompt).Complete))
 	case "ref/resource":
 		return r.askModule(ctx, r.caller, r.resource("completion/complete"))
 	default:
@@ -403,26 +396,30 @@ func (s *Server) logCall(r *request, tool string, result json.RawMessage, err er
 	}
 }
 
-// initialize answers a client's first request, and returns what there is to
-// know of the client. A version that usher does not speak is answered with the
-// newest that it does (MCP, basic/lifecycle, "Version Negotiation").
-func (s *Server) initialize(ctx context.Context, params json.RawMessage, scope func() Scope) (protocol string, caps clientCaps, result func() json.RawMessage, err error) {
+// parseInitialize reads what a client says of itself in its first request. A
+// version that usher does not speak is answered with the newest that it does
+// (MCP, basic/lifecycle, "Version Negotiation").
+func parseInitialize(params json.RawMessage) (protocol string, caps clientCaps, err error) {
 	protocol, ok := unquote(field(params, "protocolVersion"))
 	if !ok {
-		return "", 0, nil, rpcErrorf(codeInvalidParams, "initialize needs a string \"protocolVersion\"")
+		return "", 0, rpcErrorf(codeInvalidParams, "initialize needs a string \"protocolVersion\"")
 	}
 	if !hasSessions(protocol) {
 		protocol = protocols[0]
 	}
-	return protocol, parseClientCaps(field(params, "capabilities")), func() json.RawMessage {
-		s.views.Settle(ctx)
-		return marshal(map[string]any{
-			"protocolVersion": protocol,
-			"capabilities":    serverCapabilities,
-			"serverInfo":      usherInfo(),
-			"instructions":    instructions(s.views.View(scope())),
-		})
-	}, nil
+	return protocol, parseClientCaps(field(params, "capabilities")), nil
+}
+
+// welcome is the answer to a session's first request.
+func (s *Server) welcome(ctx context.Context, session *Session, protocol string) json.RawMessage {
+	s.views.Settle(ctx)
+	scope, _ := s.scope(session) // scopeNone with an error
+	return marshal(map[string]any{
+		"protocolVersion": protocol,
+		"capabilities":    serverCapabilities,
+		"serverInfo":      usherInfo(),
+		"instructions":    instructions(s.views.View(scope)),
+	})
 }
 
 // serverCapabilities is what usher can do for a client, whatever is hosted just
@@ -453,20 +450,38 @@ func instructions(view *View) string {
 	return strings.TrimSpace(b.String())
 }
 
-// takeNotification acts on a notification of a client.
-func (s *Server) takeNotification(session *Session, msg *Message) {
-	if msg.Method != "notifications/cancelled" {
-		return // initialized needs nothing; others are none of ours
-	}
-	cancel, ok := session.calls.get(string(field(msg.Params, "requestId")))
-	if ok {
-		cancel(errCancelled)
+// takeOther acts on what the client sends that is no request.
+func (s *Session) takeOther(msg *Message) {
+	switch {
+	case !msg.isNotification():
+		s.takeAnswer(msg)
+	case msg.Method == "notifications/cancelled": // initialized needs nothing; others are none of ours
+		if cancel, ok := s.calls.get(string(field(msg.Params, "requestId"))); ok {
+			cancel(errCancelled)
+		}
 	}
 }
 
 // errCancelled is why a request ended that its client cancelled. No answer is
 // sent to it (MCP, basic/utilities/cancellation).
 var errCancelled = errors.New("cancelled by the client")
+
+// isCancel reports whether an error is that nobody wants the answer any more.
+func isCancel(err error) bool {
+	return errors.Is(err, errCancelled) || errors.Is(err, context.Canceled)
+}
+
+// encodeAnswer is what answers a request; nil where nobody wants it any more.
+func encodeAnswer(id ID, result json.RawMessage, err error) []byte {
+	switch {
+	case err == nil:
+		return encodeResult(id, result)
+	case isCancel(err):
+		return nil
+	default:
+		return encodeError(id, asRPCError(err))
+	}
+}
 
 // errStopping is why requests end when the daemon does.
 var errStopping = rpcErrorf(codeRefused, "usher is shutting down")

@@ -10,7 +10,6 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -56,28 +55,25 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 	if err != nil {
 		return refuseModern(msg.ID, err)
 	}
-	out := &reply{w: w, accept: accept, modern: true}
-	notes := make(chan []byte, maxQueued)
-	req := &request{server: s, session: session, params: msg.Params}
-	req.caller = callerOf(session, out.queueTo(notes, s.log), func() bool { return true })
+	out := newReply(w, accept, s.log)
+	out.modern = true
+	req := &request{server: s, session: session, params: msg.Params, caller: callerOf(session, out.offer, out.there)}
 	if err := req.checkNames(r.Header, msg.Method); err != nil {
 		return refuseModern(msg.ID, err)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopped, func() { cancel(errStopping) })()
-	done := make(chan func(), 1)
-	go func() { // carry waits for it
+	out.carry(r.Context(), func() func() {
 		var result json.RawMessage
 		var err error
 		if msg.Method == listenMethod {
-			result, err = s.listen(ctx, session, msg, notes)
+			result, err = s.listen(ctx, session, msg, out.notes)
 		} else {
 			result, err = req.answer(ctx, msg.Method)
 		}
-		done <- func() { out.answer(msg.ID, result, err) }
-	}()
-	out.carry(r.Context(), notes, done)
+		return func() { out.answer(msg.ID, result, err) }
+	})
 	return nil
 }
 
@@ -256,20 +252,15 @@ func (s *Server) admitModern(r *http.Request, id ID) (*claimStamp, error) {
 			break
 		}
 	}
-	v, claim, err := s.gate.admit(codes, own)
-	switch {
-	case err != nil || v == unclaimed || v == unavailable:
-		return nil, refusal(v, err, id)
-	case v == whole:
-		return nil, nil
-	case v != presented:
-		return own, nil
+	claim, err := s.admit(codes, own, id)
+	if err != nil || claim == own { // which is remembered, or nil
+		return claim, err
 	}
-	if err := s.sessions.Remember(r.Context(), claim); err != nil {
+	if err := s.sessions.Remember(r.Context(), *claim); err != nil {
 		return nil, &httpError{Status: http.StatusServiceUnavailable, ID: id, Err: err, Header: retryAfter(5),
 			Msg: "the claim of this request could not be written down: try again"}
 	}
-	return &claim, nil
+	return claim, nil
 }
 
 // modernSession stands for one request: who asks, under which claim.
@@ -303,9 +294,4 @@ func kinOf(claim *claimStamp, info json.RawMessage) string {
 		return kin
 	}
 	return fmt.Sprintf("%s %s %d", kin, claim.Code.Reveal(), claim.CreatedAt.UnixNano())
-}
-
-// isCancel reports whether an error is that nobody wants the answer any more.
-func isCancel(err error) bool {
-	return errors.Is(err, errCancelled) || errors.Is(err, context.Canceled)
 }

@@ -15,36 +15,30 @@ import (
 
 // serveOldSSE is the stream of a new session.
 func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
-	v, claim, err := s.gate.admit(presentedCodes(r), nil)
-	if err != nil || v == unclaimed || v == unavailable {
-		return refusal(v, err, nil)
+	claim, err := s.admit(presentedCodes(r), nil, nil)
+	if err != nil {
+		return err
 	}
-	var scopedTo *claimStamp
-	if v == presented {
-		scopedTo = &claim
-	}
-	_, id := s.sessions.Create(oldestProtocol, capOldSSE, scopedTo)
+	_, id := s.sessions.Create(oldestProtocol, capOldSSE, claim)
 	session, release, err := s.sessions.Open(id)
 	if err != nil {
 		return noSession(nil)
 	}
 	defer release()
-	if scopedTo != nil {
-		s.log.Info("session", "session", session.key[:8], "claim", s.gate.name(claim), "label", s.gate.label(claim))
-	}
+	s.logScoped("session", session, claim)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
 	p := s.newPeer(ctx, cancel, session)
 	var posting sync.RWMutex // held to read while a message is taken
-	ended := false
 	post := func(body []byte) bool {
 		posting.RLock()
 		defer posting.RUnlock()
-		if !ended {
-			p.take(body)
+		if ctx.Err() != nil {
+			return false
 		}
-		return !ended
+		p.take(body)
+		return true
 	}
 	session.post.Store(&post)
 	var announcer sync.WaitGroup
@@ -64,10 +58,9 @@ func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	cancel()
-	posting.Lock()
-	ended = true // from here on nothing begins
-	posting.Unlock()
+	posting.Lock()          // nobody takes a message just now, and from here on nobody will
 	session.post.Store(nil) // the session stays for a while, the peer need not
+	posting.Unlock()
 	p.cancelAll(errGone)
 	session.hangUp()
 	p.requests.Wait()

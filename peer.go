@@ -102,11 +102,8 @@ func (p *peer) takeOne(raw []byte, answer func([]byte), requests *sync.WaitGroup
 	case err != nil:
 		answer(encodeError(msg.ID, asRPCError(err)))
 		return
-	case msg.isNotification():
-		p.server.takeNotification(p.session, msg)
-		return
 	case !msg.isRequest():
-		p.session.takeAnswer(msg)
+		p.session.takeOther(msg)
 		return
 	}
 	ctx, cancel := context.WithCancelCause(p.ctx)
@@ -119,11 +116,8 @@ func (p *peer) takeOne(raw []byte, answer func([]byte), requests *sync.WaitGroup
 		defer cancel(nil)
 		result, err := p.answer(ctx, msg)
 		p.session.calls.take(string(msg.ID))
-		switch {
-		case err == nil:
-			answer(encodeResult(msg.ID, result))
-		case !errors.Is(err, errCancelled):
-			answer(encodeError(msg.ID, asRPCError(err)))
+		if a := encodeAnswer(msg.ID, result, err); a != nil {
+			answer(a)
 		}
 		if msg.Method == "initialize" && err == nil {
 			p.greeted.Store(true)
@@ -136,15 +130,12 @@ func (p *peer) answer(ctx context.Context, msg *Message) (json.RawMessage, error
 		return p.answerModern(ctx, msg)
 	}
 	if msg.Method == "initialize" {
-		protocol, caps, result, err := p.server.initialize(ctx, msg.Params, func() Scope {
-			scope, _ := p.server.scope(p.session) // scopeNone with an error
-			return scope
-		})
+		protocol, caps, err := parseInitialize(msg.Params)
 		if err != nil {
 			return nil, err
 		}
 		p.session.introduce(protocol, caps)
-		return result(), nil
+		return p.server.welcome(ctx, p.session, protocol), nil
 	}
 	req := &request{server: p.server, session: p.session, params: msg.Params, caller: callerOf(p.session, p.offer, p.there)}
 	return req.answer(ctx, msg.Method)

@@ -136,18 +136,9 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if msg.isRequest() {
 		return s.serveRequest(w, r, session, msg, accept)
 	}
-	s.takeOther(session, msg)
+	session.takeOther(msg)
 	w.WriteHeader(http.StatusAccepted)
 	return nil
-}
-
-// takeOther acts on what is no request.
-func (s *Server) takeOther(session *Session, msg *Message) {
-	if msg.isNotification() {
-		s.takeNotification(session, msg)
-	} else {
-		session.takeAnswer(msg)
-	}
 }
 
 // badMessage is the answer to what is no message.
@@ -221,68 +212,67 @@ func presentedCodes(r *http.Request) []Code {
 	return codes
 }
 
+// admit judges a request that presents codes, of a session with the claim own, nil
+// for an unscoped or a new one. It returns the claim that it is scoped to by that,
+// nil for none; own itself, where it stays at that, ended or not. The error is the
+// answer to a request that is let nowhere.
+func (s *Server) admit(codes []Code, own *claimStamp, id ID) (*claimStamp, error) {
+	v, claim, err := s.gate.admit(codes, own)
+	switch {
+	case errors.Is(err, errGuessing):
+		return nil, &httpError{Status: http.StatusTooManyRequests, ID: id, Msg: err.Error(), Header: retryAfter(30)}
+	case v == unclaimed:
+		return nil, &httpError{Status: http.StatusUnauthorized, ID: id, Msg: errUnclaimed.Error()}
+	case err != nil || v == unavailable:
+		return nil, &httpError{Status: http.StatusServiceUnavailable, ID: id, Msg: errUnreadable.Error(), Err: err, Header: retryAfter(5)}
+	case v == presented:
+		return &claim, nil
+	default:
+		return own, nil
+	}
+}
+
 // admitSession judges a request of a session by the codes that it presents. A
 // claim that it is scoped to by that is written down before anything is done.
 func (s *Server) admitSession(r *http.Request, session *Session, id ID) error {
 	was := session.scopedTo()
-	v, claim, err := s.gate.admit(presentedCodes(r), was)
-	if err != nil || v == unclaimed || v == unavailable {
-		return refusal(v, err, id)
+	claim, err := s.admit(presentedCodes(r), was, id)
+	if err != nil || sameStamp(claim, was) {
+		return err
 	}
-	if v != presented || was != nil && *was == claim {
-		return nil
-	}
-	if err := s.sessions.Stamp(r.Context(), session, claim); errors.Is(err, errNoSession) {
+	if err := s.sessions.Stamp(r.Context(), session, *claim); errors.Is(err, errNoSession) {
 		return noSession(id)
 	} else if err != nil {
 		return &httpError{Status: http.StatusServiceUnavailable, ID: id, Err: err, Header: retryAfter(5),
 			Msg: "the session's claim could not be written down: try again"}
 	}
-	s.log.Info("session scoped", "session", session.key[:8], "claim", s.gate.name(claim), "label", s.gate.label(claim))
+	s.logScoped("session scoped", session, claim)
 	return nil
 }
 
-// refusal is the answer to a request that is let nowhere.
-func refusal(v verdict, err error, id ID) error {
-	switch {
-	case errors.Is(err, errGuessing):
-		return &httpError{Status: http.StatusTooManyRequests, ID: id, Msg: err.Error(), Header: retryAfter(30)}
-	case v == unclaimed:
-		return &httpError{Status: http.StatusUnauthorized, ID: id, Msg: errUnclaimed.Error()}
-	default:
-		return &httpError{Status: http.StatusServiceUnavailable, ID: id, Msg: errUnreadable.Error(), Err: err, Header: retryAfter(5)}
+// logScoped tells the log which claim a session has, if any.
+func (s *Server) logScoped(what string, session *Session, claim *claimStamp) {
+	if claim != nil {
+		s.log.Info(what, "session", session.key[:8], "claim", s.gate.name(*claim), "label", s.gate.label(*claim))
 	}
 }
 
 // serveInitialize answers initialize with a new session.
 func (s *Server) serveInitialize(w http.ResponseWriter, r *http.Request, msg *Message, accept accepts) error {
-	v, claim, err := s.gate.admit(presentedCodes(r), nil)
-	if err != nil || v == unclaimed || v == unavailable {
-		return refusal(v, err, msg.ID)
-	}
-	var scopedTo *claimStamp
-	if v == presented {
-		scopedTo = &claim
-	}
-	scope := func() Scope {
-		if scopedTo == nil {
-			return scopeAll()
-		}
-		scope, _ := s.gate.holds(*scopedTo) // scopeNone with an error
-		return scope
-	}
-	protocol, caps, result, err := s.initialize(r.Context(), msg.Params, scope)
-	out := &reply{w: w, accept: accept}
+	claim, err := s.admit(presentedCodes(r), nil, msg.ID)
 	if err != nil {
-		out.finish(http.StatusOK, encodeError(msg.ID, asRPCError(err)))
+		return err
+	}
+	out := newReply(w, accept, s.log)
+	protocol, caps, err := parseInitialize(msg.Params)
+	if err != nil {
+		out.answer(msg.ID, nil, err)
 		return nil
 	}
-	session, id := s.sessions.Create(protocol, caps, scopedTo)
-	if scopedTo != nil {
-		s.log.Info("session", "session", session.key[:8], "claim", s.gate.name(claim), "label", s.gate.label(claim))
-	}
+	session, id := s.sessions.Create(protocol, caps, claim)
+	s.logScoped("session", session, claim)
 	w.Header().Set(sessionHeader, id)
-	out.finish(http.StatusOK, encodeResult(msg.ID, result()))
+	out.answer(msg.ID, s.welcome(r.Context(), session, protocol), nil)
 	return nil
 }
 
@@ -294,25 +284,25 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request, session *S
 		return err
 	}
 	defer end()
-	out := &reply{w: w, accept: accept, keep: func() *eventLog { return session.keepLog("p", &s.sessions.replay) }, primed: session.isOf(protocols[0])}
+	out := s.sessionReply(w, accept, session)
 	defer out.end()
-	notes := make(chan []byte, maxQueued)
-	req := s.newRequest(session, msg.Params, out, notes)
+	req := s.newRequest(session, msg.Params, out)
 	if accept.streamFirst {
 		out.begin()
 	}
-	if mcpMethods[msg.Method].quick {
+	out.carry(r.Context(), func() func() {
 		result, err := req.answer(ctx, msg.Method)
-		out.answer(msg.ID, result, err)
-		return nil
-	}
-	done := make(chan func(), 1)
-	go func() { // carry waits for it
-		result, err := req.answer(ctx, msg.Method)
-		done <- func() { out.answer(msg.ID, result, err) }
-	}()
-	out.carry(r.Context(), notes, done)
+		return func() { out.answer(msg.ID, result, err) }
+	})
 	return nil
+}
+
+// sessionReply is a reply that its client can resume.
+func (s *Server) sessionReply(w http.ResponseWriter, accept accepts, session *Session) *reply {
+	out := newReply(w, accept, s.log)
+	out.keep = func() *eventLog { return session.keepLog("p", &s.sessions.replay) }
+	out.primed = session.isOf(protocols[0])
+	return out
 }
 
 // beginRequest enters a request among those of its session that are under way.
@@ -335,9 +325,8 @@ func (s *Server) beginRequest(r *http.Request, session *Session, msg *Message) (
 
 // newRequest is a request whose messages to the client go out with its answer,
 // or, once that is written, on the session's stream.
-func (s *Server) newRequest(session *Session, params json.RawMessage, out *reply, notes chan []byte) *request {
-	queue := out.queueTo(notes, s.log)
-	send := func(msg []byte) bool { return queue(msg) || session.tell(msg) }
+func (s *Server) newRequest(session *Session, params json.RawMessage, out *reply) *request {
+	send := func(msg []byte) bool { return out.offer(msg) || session.tell(msg) }
 	there := func() bool { return out.there() || session.listens() }
 	return &request{server: s, session: session, params: params, caller: callerOf(session, send, there)}
 }
@@ -402,9 +391,8 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, body []byte,
 	if err != nil {
 		return badMessage(nil, err)
 	}
-	out := &reply{w: w, accept: accept, keep: func() *eventLog { return session.keepLog("p", &s.sessions.replay) }}
+	out := s.sessionReply(w, accept, session)
 	defer out.end()
-	notes := make(chan []byte, maxQueued)
 	var answers batchAnswers
 	var under sync.WaitGroup
 	requests := false
@@ -416,34 +404,32 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, body []byte,
 		case msg.isRequest():
 			requests = true
 			under.Go(func() {
-				if answer := s.answerOfBatch(r, session, msg, out, notes); answer != nil {
+				if answer := s.answerOfBatch(r, session, msg, out); answer != nil {
 					answers.add(answer)
 				}
 			})
 		default:
-			s.takeOther(session, msg)
+			session.takeOther(msg)
 		}
 	}
-	done := make(chan func(), 1)
-	go func() { // carry waits for it
+	if requests && accept.streamFirst {
+		out.begin()
+	}
+	out.carry(r.Context(), func() func() {
 		under.Wait()
-		done <- func() {
+		return func() {
 			if b := answers.join(); b != nil {
 				out.finish(http.StatusOK, b)
 			} else if out.sse == nil {
 				w.WriteHeader(http.StatusAccepted)
 			}
 		}
-	}()
-	if requests && accept.streamFirst {
-		out.begin()
-	}
-	out.carry(r.Context(), notes, done)
+	})
 	return nil
 }
 
 // answerOfBatch answers one request of a batch; nil where it was cancelled.
-func (s *Server) answerOfBatch(r *http.Request, session *Session, msg *Message, out *reply, notes chan []byte) []byte {
+func (s *Server) answerOfBatch(r *http.Request, session *Session, msg *Message, out *reply) []byte {
 	if msg.Method == "initialize" {
 		return encodeError(msg.ID, rpcErrorf(codeInvalidRequest, "initialize can't be part of a batch"))
 	}
@@ -452,26 +438,21 @@ func (s *Server) answerOfBatch(r *http.Request, session *Session, msg *Message, 
 		return encodeError(msg.ID, rpcErrorf(codeInvalidRequest, "%v", err))
 	}
 	defer end()
-	result, err := s.newRequest(session, msg.Params, out, notes).answer(ctx, msg.Method)
-	switch {
-	case err == nil:
-		return encodeResult(msg.ID, result)
-	case isCancel(err):
-		return nil
-	default:
-		return encodeError(msg.ID, asRPCError(err))
-	}
+	result, err := s.newRequest(session, msg.Params, out).answer(ctx, msg.Method)
+	return encodeAnswer(msg.ID, result, err)
 }
 
 // reply is the answer to one POST. It is plain JSON until there is something to
 // say before the answer; then it turns into a stream. Nothing is on the wire
-// before the first output. But for queueTo and there it is for one goroutine.
+// before the first output. But for offer and there it is for one goroutine.
 type reply struct {
 	w      http.ResponseWriter
 	accept accepts
-	modern bool // errors have an HTTP status, and nothing is kept
-	primed bool // the stream begins with an event that it can be resumed from
-	keep   func() *eventLog
+	logger *slog.Logger
+	notes  chan []byte              // what is to be said before the answer
+	modern bool                     // errors have an HTTP status, and nothing is kept
+	primed bool                     // the stream begins with an event that it can be resumed from
+	keep   func() *eventLog         // nil where nothing is
 	sse    *sseWriter               // nil before the reply is a stream
 	log    atomic.Pointer[eventLog] // of the stream, if it is kept
 	unread func()                   // ends the connection's reading of the log
@@ -479,21 +460,23 @@ type reply struct {
 	over   atomic.Bool              // nothing more goes out here
 }
 
-// queueTo is how others have messages written before the answer. It never
-// blocks: a client that does not keep up loses some. It is false for what can't
-// go out here.
-func (o *reply) queueTo(notes chan<- []byte, log *slog.Logger) func([]byte) bool {
-	return func(msg []byte) bool {
-		if o.over.Load() || !o.accept.stream {
-			return false
-		}
-		select {
-		case notes <- msg:
-			return true
-		default:
-			log.Warn("a message was dropped: the client does not keep up")
-			return false
-		}
+func newReply(w http.ResponseWriter, accept accepts, logger *slog.Logger) *reply {
+	return &reply{w: w, accept: accept, logger: logger, notes: make(chan []byte, maxQueued)}
+}
+
+// offer is how others have messages written before the answer. It never blocks:
+// a client that does not keep up loses some. It is false for what can't go out
+// here.
+func (o *reply) offer(msg []byte) bool {
+	if o.over.Load() || !o.accept.stream {
+		return false
+	}
+	select {
+	case o.notes <- msg:
+		return true
+	default:
+		o.logger.Warn("a message was dropped: the client does not keep up")
+		return false
 	}
 }
 
@@ -548,15 +531,18 @@ func (o *reply) lose() {
 	}
 }
 
-// carry writes what comes before the answer, and then the answer. The end of
-// gone is that of the connection.
-func (o *reply) carry(gone context.Context, notes <-chan []byte, done <-chan func()) {
+// carry writes what comes before the answer while work finds it, and then the
+// answer, as the function does that work returns. The end of gone is that of the
+// connection.
+func (o *reply) carry(gone context.Context, work func() (write func())) {
+	done := make(chan func(), 1)
+	go func() { done <- work() }() // which the loop waits for
 	tick := time.NewTicker(keepAlive)
 	defer tick.Stop()
 	lost := gone.Done()
 	for {
 		select {
-		case note := <-notes:
+		case note := <-o.notes:
 			if o.begin() {
 				o.say(note)
 			}
@@ -573,14 +559,14 @@ func (o *reply) carry(gone context.Context, notes <-chan []byte, done <-chan fun
 				o.unborn = true
 				o.over.Store(true)
 			}
-		case answer := <-done:
+		case write := <-done:
 			o.over.Store(true)
-			for len(notes) > 0 { // what was said before the answer comes before it
-				if note := <-notes; o.begin() {
+			for len(o.notes) > 0 { // what was said before the answer comes before it
+				if note := <-o.notes; o.begin() {
 					o.say(note)
 				}
 			}
-			answer()
+			write()
 			return
 		}
 	}
