@@ -298,9 +298,10 @@ func modernError(err error, uri string) error {
 	return &e
 }
 
-// modernStatus is the HTTP status of an answer with an error (MCP 2026-07-28,
-// basic/transports/streamable-http).
-func modernStatus(code int) int {
+// rpcStatus is the HTTP status of an error: of all answers with one in MCP
+// 2026-07-28 (basic/transports/streamable-http), before it of those alone to what
+// is no message.
+func rpcStatus(code int) int {
 	switch code {
 	case codeNoMethod:
 		return http.StatusNotFound

@@ -21,6 +21,14 @@ type stream struct {
 	queue  chan []byte // messages to be written
 }
 
+// say has a message written, and waits for room until ctx ends.
+func (st *stream) say(ctx context.Context, msg []byte) {
+	select {
+	case st.queue <- msg:
+	case <-ctx.Done():
+	}
+}
+
 // join adds a stream to the session, unless it has too many or has ended.
 func (s *Session) join(st *stream) bool {
 	s.mu.Lock()
@@ -262,24 +270,18 @@ func (s *Server) listen(ctx context.Context, session *Session, msg *Message, que
 	tagged := func(method string, params json.RawMessage) []byte {
 		return encodeNotification(method, withMeta(params, metaSubscription, session.subscription))
 	}
-	say := func(msg []byte) {
-		select {
-		case queue <- msg:
-		case <-ctx.Done():
-		}
-	}
 	lists, honoured, err := s.readFilter(session, view, filter)
 	if err != nil {
 		return nil, err
 	}
-	say(tagged("notifications/subscriptions/acknowledged", joinMembers([]member{{"notifications", honoured}})))
+	st.say(ctx, tagged("notifications/subscriptions/acknowledged", joinMembers([]member{{"notifications", honoured}})))
 	session.join(st)
 	defer s.leave(session, st)
 	var teller sync.WaitGroup
 	teller.Go(func() {
 		s.announce(ctx, session, func() bool { return true }, func(list string) {
 			if slices.Contains(lists, list) {
-				say(tagged("notifications/"+list+"/list_changed", nil))
+				st.say(ctx, tagged("notifications/"+list+"/list_changed", nil))
 			}
 		})
 	})

@@ -42,7 +42,7 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 		return httpErrorf(http.StatusBadRequest, "answers are not taken: send the request anew, with inputResponses")
 	}
 	if err := checkModern(r.Header, msg); err != nil {
-		return refuseModern(msg.ID, err)
+		return refuse(msg.ID, err)
 	}
 	if msg.Method == listenMethod && !accept.stream {
 		return &httpError{Status: http.StatusNotAcceptable, ID: msg.ID, Msg: "the answer to subscriptions/listen is a stream: accept text/event-stream"}
@@ -53,13 +53,13 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 	}
 	session, err := modernSession(msg.Params, claim)
 	if err != nil {
-		return refuseModern(msg.ID, err)
+		return refuse(msg.ID, err)
 	}
 	out := newReply(w, accept, s.log)
 	out.modern = true
 	req := &request{server: s, session: session, params: msg.Params, caller: callerOf(session, out.offer, out.there)}
 	if err := req.checkNames(r.Header, msg.Method); err != nil {
-		return refuseModern(msg.ID, err)
+		return refuse(msg.ID, err)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
@@ -80,19 +80,13 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 // takeModernNote accepts a notification: there is none that means anything here.
 func (s *Server) takeModernNote(w http.ResponseWriter, r *http.Request) error {
 	if err := checkVersion(r.Header.Get(protocolHeader)); err != nil {
-		return refuseModern(nil, err)
+		return refuse(nil, err)
 	}
 	if _, err := s.admitModern(r, nil); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusAccepted)
 	return nil
-}
-
-// refuseModern is an error before a request was begun, with its status.
-func refuseModern(id ID, err error) error {
-	rpc := asRPCError(err)
-	return &httpError{Status: modernStatus(rpc.Code), ID: id, Code: rpc.Code, Msg: rpc.Message, Data: rpc.Data}
 }
 
 // checkModern checks what a request says of itself, in the one order that tells
@@ -199,11 +193,12 @@ func decodeHeader(h http.Header, name string) (string, error) {
 	if len(values) > 1 || strings.ContainsFunc(value, func(c rune) bool { return c < ' ' && c != '\t' || c > '~' }) {
 		return "", bad
 	}
-	const prefix, suffix = "=?base64?", "?="
-	if len(value) < len(prefix)+len(suffix) || !strings.HasPrefix(value, prefix) || !strings.HasSuffix(value, suffix) {
+	encoded, begins := strings.CutPrefix(value, "=?base64?")
+	encoded, ends := strings.CutSuffix(encoded, "?=")
+	if !begins || !ends {
 		return value, nil
 	}
-	text, err := base64.StdEncoding.Strict().DecodeString(value[len(prefix) : len(value)-len(suffix)])
+	text, err := base64.StdEncoding.Strict().DecodeString(encoded)
 	if err != nil {
 		return "", bad
 	}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
-	"time"
 )
 
 // serveOldSSE is the stream of a new session.
@@ -46,17 +45,7 @@ func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
 	out := newSSE(w)
 	// Relative, as behind a proxy nobody here knows what stands before it.
 	out.write(fmt.Appendf(nil, "event: endpoint\ndata: %s?sessionId=%s\n\n", r.URL.Path, id))
-	tick := time.NewTicker(keepAlive)
-	defer tick.Stop()
-	for out.err == nil && ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case msg := <-p.queue:
-			out.event("", msg)
-		case <-tick.C:
-			out.comment()
-		}
-	}
+	out.carry(ctx, p.queue, func([]byte) string { return "" })
 	cancel()
 	posting.Lock()          // nobody takes a message just now, and from here on nobody will
 	session.post.Store(nil) // the session stays for a while, the peer need not

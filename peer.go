@@ -256,19 +256,15 @@ func (p *peer) finish() {
 
 // write writes what is queued, until flush is closed and the queue is empty.
 func (p *peer) write(out io.Writer, flush <-chan struct{}) error {
-	for {
+	for flush != nil || len(p.queue) > 0 {
 		select {
 		case msg := <-p.queue:
 			if _, err := out.Write(append(msg, '\n')); err != nil {
 				return err
 			}
 		case <-flush:
-			for len(p.queue) > 0 {
-				if _, err := out.Write(append(<-p.queue, '\n')); err != nil {
-					return err
-				}
-			}
-			return nil
+			flush = nil
 		}
 	}
+	return nil
 }

@@ -110,14 +110,14 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if err := checkJSON(body); err != nil {
-		return badMessage(nil, err)
+		return refuse(nil, err)
 	}
 	if isBatch(body) {
 		return s.serveBatch(w, r, body, accept)
 	}
 	msg, err := parseValidMessage(body)
 	if err != nil {
-		return badMessage(msg, err)
+		return refuse(msg.ID, err)
 	}
 	if isModernPOST(r.Header, msg) {
 		return s.serveModern(w, r, msg, accept)
@@ -141,14 +141,10 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// badMessage is the answer to what is no message.
-func badMessage(msg *Message, err error) error {
+// refuse is the answer to what is no message, or a request that is not begun.
+func refuse(id ID, err error) error {
 	rpc := asRPCError(err)
-	e := &httpError{Status: http.StatusBadRequest, Msg: rpc.Message, Code: rpc.Code}
-	if msg != nil {
-		e.ID = msg.ID
-	}
-	return e
+	return &httpError{Status: rpcStatus(rpc.Code), ID: id, Code: rpc.Code, Msg: rpc.Message, Data: rpc.Data}
 }
 
 // checkProtocol refuses a version header that names no version spoken here. A
@@ -385,11 +381,11 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, body []byte,
 		return s.postToPeer(w, session, body)
 	}
 	if !session.isOf(batchProtocol) {
-		return badMessage(nil, rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", session.Protocol))
+		return refuse(nil, rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", session.Protocol))
 	}
 	list, err := splitBatch(body)
 	if err != nil {
-		return badMessage(nil, err)
+		return refuse(nil, err)
 	}
 	out := s.sessionReply(w, accept, session)
 	defer out.end()
@@ -584,7 +580,7 @@ func (o *reply) answer(id ID, result json.RawMessage, err error) {
 	}
 	rpc, status := asRPCError(err), http.StatusOK
 	if o.modern {
-		status = modernStatus(rpc.Code)
+		status = rpcStatus(rpc.Code)
 	}
 	o.finish(status, encodeError(id, rpc))
 }
@@ -640,6 +636,23 @@ func (s *sseWriter) prime(id string) {
 // comment writes what readers skip: it keeps a silent stream open through
 // proxies, and finds out whether the peer still lives.
 func (s *sseWriter) comment() { s.write([]byte(":\n\n")) }
+
+// carry writes what is queued, and comments in between, until ctx ends or the peer
+// is gone. keep gives each message its id.
+func (s *sseWriter) carry(ctx context.Context, queue <-chan []byte, keep func(msg []byte) string) {
+	tick := time.NewTicker(keepAlive)
+	defer tick.Stop()
+	for s.err == nil {
+		select {
+		case <-ctx.Done():
+			return
+		case msg := <-queue:
+			s.event(keep(msg), msg)
+		case <-tick.C:
+			s.comment()
+		}
+	}
+}
 
 func (s *sseWriter) write(b []byte) {
 	if s.err != nil {
@@ -784,24 +797,10 @@ func (s *Server) carryStream(ctx context.Context, session *Session, st *stream, 
 	defer st.cancel()
 	announcer.Go(func() {
 		s.announce(ctx, session, func() bool { return session.speaks(st) }, func(list string) {
-			select {
-			case st.queue <- encodeNotification("notifications/"+list+"/list_changed", nil):
-			case <-ctx.Done():
-			}
+			st.say(ctx, encodeNotification("notifications/"+list+"/list_changed", nil))
 		})
 	})
-	tick := time.NewTicker(keepAlive)
-	defer tick.Stop()
-	for out.err == nil {
-		select {
-		case <-ctx.Done():
-			return
-		case msg := <-st.queue:
-			out.event(log.eventID(log.add(msg)), msg)
-		case <-tick.C:
-			out.comment()
-		}
-	}
+	out.carry(ctx, st.queue, func(msg []byte) string { return log.eventID(log.add(msg)) })
 }
 
 // serveDELETE ends a session at its client's wish.

@@ -179,7 +179,7 @@ func FuzzCheckModern(f *testing.F) {
 		default:
 			t.Fatalf("%d %v", rpc.Code, err)
 		}
-		if modernStatus(asRPCError(err).Code) < 400 {
+		if rpcStatus(asRPCError(err).Code) < 400 {
 			t.Fatalf("%v has a status of success", err)
 		}
 	})

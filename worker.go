@@ -337,28 +337,21 @@ func (w *Worker) alive() bool {
 // writeStdin writes queued messages, as many as there are in one system call.
 func (w *Worker) writeStdin() {
 	defer w.stdin.Close()
-	var buf []byte
+	var msg, buf []byte
 	for {
 		select {
 		case <-w.exited:
 			return
-		case msg := <-w.out:
-			buf = append(append(buf[:0], msg...), '\n')
+		case msg = <-w.out:
 		case <-w.ending: // what was queued before, such as a cancellation, still goes out
-			select {
-			case msg := <-w.out:
-				buf = append(append(buf[:0], msg...), '\n')
-			default:
+			if len(w.out) == 0 {
 				return
 			}
+			msg = <-w.out
 		}
-		for more := true; more && len(buf) < 64<<10; {
-			select {
-			case msg := <-w.out:
-				buf = append(append(buf, msg...), '\n')
-			default:
-				more = false
-			}
+		buf = append(append(buf[:0], msg...), '\n')
+		for len(w.out) > 0 && len(buf) < 64<<10 { // nobody else receives
+			buf = append(append(buf, <-w.out...), '\n')
 		}
 		if _, err := w.stdin.Write(buf); err != nil {
 			return // the process is ending; supervise fails the calls
