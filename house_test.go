@@ -19,7 +19,7 @@ import (
 var rooms = []string{
 	"proc_unix.go", "proc_windows.go", "jsonrpc.go", "http.go", "token.go", "claims.go", "scope.go",
 	"gomodule.go", "gobuild.go", "runtimes.go", "guard.go", "era.go", "worker.go", "handshake.go", "asking.go", "pool.go", "result.go", "signature.go", "schema.go",
-	"catalog.go", "scan.go", "cache.go", "shell.go", "modules.go", "replay.go", "session.go", "listen.go", "mcp.go", "parked.go", "stream.go", "modern.go", "peer.go", "oldsse.go",
+	"catalog.go", "scan.go", "cache.go", "shell.go", "modules.go", "replay.go", "session.go", "listen.go", "mcp.go", "parked.go", "reply.go", "stream.go", "modern.go", "peer.go", "oldsse.go",
 	"webhook.go", "report.go", "serve.go", "cli.go", "main.go",
 }
 
@@ -32,6 +32,7 @@ var strangers = map[string][]string{
 	"pool.go":      {"Scope", "View", "Claim"},
 	"webhook.go":   {"Claim", "Session", "Registry", "Worker"},
 	"mcp.go":       {"Registry", "Worker", "Catalog"},
+	"reply.go":     {"Server", "Session", "View", "Scope"},
 	"stream.go":    {"Registry", "Worker", "Catalog", "Module"},
 	"modern.go":    {"Registry", "Worker", "Catalog", "Module"},
 	"peer.go":      {"Registry", "Worker", "Catalog", "Module"},

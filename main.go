@@ -44,6 +44,7 @@
 //	listen.go     what a client is told without having asked
 //	mcp.go        the methods of MCP
 //	parked.go     calls that wait for their clients to come back
+//	reply.go      an answer over HTTP: JSON, or a stream of events
 //	stream.go     how messages travel over HTTP, with sessions
 //	modern.go     and without
 //	peer.go       clients with one connection; stdio
