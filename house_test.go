@@ -18,7 +18,7 @@ import (
 // rooms is the files from the ground up, as main.go's comment has them.
 var rooms = []string{
 	"proc_unix.go", "proc_windows.go", "jsonrpc.go", "http.go", "token.go", "claims.go", "scope.go",
-	"gomodule.go", "gobuild.go", "runtimes.go", "guard.go", "era.go", "worker.go", "handshake.go", "asking.go", "pool.go", "result.go", "signature.go", "schema.go",
+	"gomodule.go", "gobuild.go", "runtimes.go", "guard.go", "era.go", "worker.go", "handshake.go", "asking.go", "pool.go", "fleet.go", "result.go", "signature.go", "schema.go",
 	"catalog.go", "scan.go", "cache.go", "shell.go", "modules.go", "replay.go", "session.go", "listen.go", "mcp.go", "parked.go", "reply.go", "stream.go", "modern.go", "peer.go", "oldsse.go",
 	"webhook.go", "report.go", "serve.go", "cli.go", "main.go",
 }
@@ -30,6 +30,7 @@ var strangers = map[string][]string{
 	"asking.go":    {"Scope", "View", "Claim"},
 	"handshake.go": {"Scope", "View", "Claim"},
 	"pool.go":      {"Scope", "View", "Claim"},
+	"fleet.go":     {"Scope", "View", "Claim"},
 	"webhook.go":   {"Claim", "Session", "Registry", "Worker"},
 	"mcp.go":       {"Registry", "Worker", "Catalog"},
 	"reply.go":     {"Server", "Session", "View", "Scope"},

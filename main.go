@@ -30,7 +30,8 @@
 //	worker.go     a module's child process
 //	handshake.go  what it is, and what it offers
 //	asking.go     what it asks of its client, and which client that is
-//	pool.go       all processes of a module
+//	pool.go       a place for a module's process
+//	fleet.go      all processes of a module, and which is whose
 //	result.go     what a tool call gave
 //	signature.go  whether a provider signed a webhook
 //	schema.go     what a method says of itself; checking arguments
