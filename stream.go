@@ -445,7 +445,6 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return &httpError{Status: http.StatusTooManyRequests, Msg: "this session has too many streams open: close one",
 			Header: retryAfter(15)}
 	}
-	defer s.leave(session, st)
 	s.carryStream(ctx, session, st, newSSE(w), missed)
 	return nil
 }
@@ -513,10 +512,16 @@ func (m *missed) carry(ctx context.Context, out *sseWriter) {
 }
 
 // carryStream writes a notification stream until ctx ends or the peer is gone,
-// after what the client has missed of the one before.
+// after what the client has missed of the one before; then it leaves the session.
 func (s *Server) carryStream(ctx context.Context, session *Session, st *stream, out *sseWriter, m *missed) {
 	log := session.keepLog("g", &s.sessions.replay)
 	defer log.end()
+	defer func() {
+		s.leave(session, st)
+		for len(st.queue) > 0 { // what was not written is missed
+			log.add(<-st.queue)
+		}
+	}()
 	defer log.read()()
 	if m != nil {
 		m.replay(out)

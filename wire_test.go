@@ -4,10 +4,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime"
 	"strings"
@@ -690,6 +692,27 @@ func TestReplayBounds(t *testing.T) {
 	}
 	if _, _, _, ok := l.after(6); ok {
 		t.Error("a stream that was dropped is resumed as if nothing were missing")
+	}
+}
+
+// noPeer is where nothing can be written any more.
+type noPeer struct{ http.ResponseWriter }
+
+func (noPeer) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// What waits to be written when a stream breaks can be had on the next.
+func TestReplayOfWhatWasQueued(t *testing.T) {
+	t.Parallel()
+	s := &Server{sessions: &SessionStore{}, log: quietLog(io.Discard),
+		views: Views{View: newCatalog(nil).View, Changed: func() <-chan struct{} { return nil }}}
+	session := newSession(sealed{Protocol: protocols[0], Issued: time.Now()})
+	ctx, cancel := context.WithCancel(t.Context())
+	st := &stream{cancel: cancel, queue: make(chan []byte, maxQueued)}
+	session.join(st)
+	session.tell([]byte("asked"))
+	s.carryStream(ctx, session, st, newSSE(noPeer{httptest.NewRecorder()}), nil)
+	if got, _, _, _ := session.logs[0].after(0); fmt.Sprintf("%s", got) != "[asked]" {
+		t.Errorf("kept for the next stream: %s, want what was asked", got)
 	}
 }
 
