@@ -146,20 +146,13 @@ func (c Claim) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "claim %q", c.Label)
 // what any reader of the file will see.
 func newClaim(code Code, scopeDir, label string, now time.Time, ttl time.Duration) (Claim, error) {
 	now = now.UTC().Truncate(time.Millisecond)
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false) // people read this file
-	err := enc.Encode(struct {
+	return parseClaim(marshal(struct {
 		Code      Code      `json:"code"`
 		ScopeDir  string    `json:"scopeDir"`
 		CreatedAt time.Time `json:"createdAt"`
 		ExpiresAt time.Time `json:"expiresAt"`
 		Label     string    `json:"label,omitempty"`
-	}{code, scopeDir, now, now.Add(ttl), label})
-	if err != nil {
-		return Claim{}, fmt.Errorf("encoding claim: %w", err)
-	}
-	return parseClaim(bytes.TrimSpace(b.Bytes()))
+	}{code, scopeDir, now, now.Add(ttl), label}))
 }
 
 // parseClaim reads one record. It goes through a map, since decoding into a
@@ -270,25 +263,20 @@ func encodeClaims(claims []Claim) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// unreadableError is a claims.json that is there and can't be used.
-type unreadableError struct {
-	path string
-	what string // completes "claims file X …"
-	way  string // the way out
-}
+// unreadableError is a claims.json that is there and can't be used. It names the
+// file and the way out.
+type unreadableError string
 
-func (e *unreadableError) Error() string {
-	return fmt.Sprintf("claims file %q %s: %s; it was left as it is", e.path, e.what, e.way)
-}
+func (e unreadableError) Error() string { return string(e) }
 
-func (e *unreadableError) Is(target error) bool { return target == errClaimsUnreadable }
+func (e unreadableError) Is(target error) bool { return target == errClaimsUnreadable }
 
-// cantRead says why without the path, which the message names already.
 func cantRead(path string, err error) error {
-	if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
-		err = pe.Err
-	}
-	return &unreadableError{path, "can't be read (" + err.Error() + ")", "make it readable or move it away"}
+	return unreadableError(fmt.Sprintf("claims file %q can't be read (%s): make it readable or move it away; it was left as it is", path, reason(err)))
+}
+
+func cantParse(path string, err error) error {
+	return unreadableError(fmt.Sprintf("claims file %q is not a list of claims (%v): move it away or restore it; it was left as it is", path, err))
 }
 
 // claimsFile is claims.json as it was once read.
@@ -297,12 +285,12 @@ type claimsFile struct {
 	// to a later claims.json of the same size and time. It is nil when there was
 	// no file, and on Windows, where it would keep writers from replacing the
 	// file, and where file ids are not used again so soon.
-	file       *os.File
-	info       fs.FileInfo // nil: there was no file
-	claims     []Claim     // in the file's order
-	byCode     map[Code]Claim
-	soonest    time.Time // the earliest expiry of all; zero: no claims
-	generation uint64    // counts up with each reading of one ClaimStore
+	file    *os.File
+	info    fs.FileInfo // nil: there was no file
+	claims  []Claim     // in the file's order
+	byCode  map[Code]Claim
+	soonest time.Time // the earliest expiry of all; zero: no claims
+	purge   sync.Once // a purge that fails is not repeated by every request
 }
 
 // statClaims stats the file; nil without an error when there is none. A link to
@@ -352,7 +340,7 @@ func loadClaims(path string) (*claimsFile, error) {
 	}
 	if snap.claims, err = parseClaims(data); err != nil {
 		snap.close()
-		return nil, &unreadableError{path, "is not a list of claims (" + err.Error() + ")", "move it away or restore it"}
+		return nil, cantParse(path, err)
 	}
 	snap.byCode = make(map[Code]Claim, len(snap.claims))
 	for _, c := range snap.claims {
@@ -414,9 +402,7 @@ type ClaimStore struct {
 
 	current atomic.Pointer[claimsFile] // nil until first read; replaced under mu
 
-	mu     sync.Mutex
-	purged uint64 // guarded by mu; the generation a purge was last started for
-
+	mu      sync.Mutex // held to read the file
 	purging sync.WaitGroup
 	ctx     context.Context // of purges; ended by stop, under mu
 	stop    context.CancelFunc
@@ -529,36 +515,10 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 	}
 	now := time.Now()
 	if snap.expired(now) {
-		s.purgeBeside(snap.generation)
+		snap.purge.Do(s.purgeBeside)
 	}
 	c, ok := snap.find(code, now)
 	return c, ok, nil
-}
-
-// NextExpiry gives the instant at which the next active claim ends; false when
-// there is no active claim.
-func (s *ClaimStore) NextExpiry() (time.Time, bool, error) {
-	snap, err := s.refresh()
-	if err != nil {
-		return time.Time{}, false, err
-	}
-	var next time.Time
-	for _, c := range snap.active(time.Now()) {
-		if next.IsZero() || c.ExpiresAt.Before(next) {
-			next = c.ExpiresAt
-		}
-	}
-	return next, !next.IsZero(), nil
-}
-
-// Generation gives a number that is another whenever the file was changed, made
-// or deleted since the last call. It costs one stat when it was not.
-func (s *ClaimStore) Generation() (uint64, error) {
-	snap, err := s.refresh()
-	if err != nil {
-		return 0, err
-	}
-	return snap.generation, nil
 }
 
 // refresh gives what claims.json holds now. Errors are not kept: a file that
@@ -577,9 +537,7 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	snap.generation = 1
 	if old != nil {
-		snap.generation = old.generation + 1
 		old.close() // the new file is open already, so the inodes differ
 	}
 	s.current.Store(snap)
@@ -658,15 +616,13 @@ func (s *ClaimStore) purge(ctx context.Context) error {
 	return nil
 }
 
-// purgeBeside starts a purge unless one was started for this reading of the
-// file: one that fails is not repeated by every request.
-func (s *ClaimStore) purgeBeside(generation uint64) {
+// purgeBeside starts a purge that nobody waits for but Close.
+func (s *ClaimStore) purgeBeside() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ctx.Err() != nil || s.purged >= generation {
+	if s.ctx.Err() != nil {
 		return
 	}
-	s.purged = generation
 	s.purging.Go(func() {
 		if err := s.purge(s.ctx); err != nil && s.ctx.Err() == nil {
 			s.log.Warn("claims", "err", err)

@@ -9,7 +9,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -226,23 +225,6 @@ func goHash(parts ...string) string {
 		fmt.Fprintf(h, "%d %s", len(part), part)
 	}
 	return hex.EncodeToString(h.Sum(nil))[:24]
-}
-
-// replaceFile writes a file, readable to its owner alone, so that others see the
-// old one or all of the new.
-func replaceFile(path string, data []byte) error {
-	temp, err := os.CreateTemp(filepath.Dir(path), "new-")
-	if err != nil {
-		return err
-	}
-	_, err = temp.Write(data)
-	if err = cmp.Or(err, temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), path)
-	}
-	if err != nil {
-		os.Remove(temp.Name())
-	}
-	return err
 }
 
 // run runs the go command in the module's folder and returns its output.

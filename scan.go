@@ -143,14 +143,6 @@ func resolve(path string) (string, fs.FileInfo, error) {
 	return source, info, err
 }
 
-// reason is an error without the path that the caller names anyway.
-func reason(err error) string {
-	if p := (*fs.PathError)(nil); errors.As(err, &p) {
-		return p.Err.Error()
-	}
-	return err.Error()
-}
-
 // has reports whether a module is still there. The entries of a .mcp.json file
 // that is broken just now are: half an edit must not end them.
 func (s *look) has(key entryKey) bool { return s.seen[key] || s.broken[key.source] }

@@ -72,7 +72,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -201,20 +200,22 @@ func pauseAbout(ctx context.Context, d time.Duration) {
 // tokens lists the tokens in the folder, which it makes if need be: one, unless
 // it is between two names or someone put another there.
 func (t *writeToken) tokens() ([]string, error) {
-	names, err := readNames(t.dir)
+	entries, err := os.ReadDir(t.dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = t.prepare()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading write token: %w", err)
 	}
-	names = slices.DeleteFunc(names, func(name string) bool {
-		return name != tokenFree && !strings.HasPrefix(name, tokenHeld)
-	})
+	var names []string
+	for _, e := range entries {
+		if name := e.Name(); name == tokenFree || strings.HasPrefix(name, tokenHeld) {
+			names = append(names, name)
+		}
+	}
 	if len(names) == 0 {
 		os.Remove(t.dir) // only succeeds if it is empty; then it is made anew
 	}
-	slices.Sort(names)
 	return names, nil
 }
 
@@ -303,10 +304,7 @@ type tokenOwner struct {
 
 // newName makes a held name that was never used before.
 func (t *writeToken) newName() string {
-	var random [8]byte
-	rand.Read(random[:]) // never fails
-	return fmt.Sprintf("%s%d.%s.%d.%s-%s", tokenHeld, time.Now().UnixMilli(), t.host, os.Getpid(),
-		t.birth(), hex.EncodeToString(random[:]))
+	return fmt.Sprintf("%s%d.%s.%d.%s-%s", tokenHeld, time.Now().UnixMilli(), t.host, os.Getpid(), t.birth(), rand.Text())
 }
 
 func parseOwner(name string) (tokenOwner, bool) {
@@ -375,15 +373,15 @@ func (h *heldToken) giveBack() {
 // that is still open can't be removed; but its writer has not yet closed it,
 // so it has not yet looked at its token, and will find it gone.)
 func (h *heldToken) sweep() error {
-	names, err := readNames(h.token.dataDir)
+	entries, err := os.ReadDir(h.token.dataDir)
 	if err != nil {
 		return fmt.Errorf("reading data folder: %w", err)
 	}
-	for _, name := range names {
-		if !strings.Contains(name, tokenTemp) {
+	for _, e := range entries {
+		if !strings.Contains(e.Name(), tokenTemp) {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(h.token.dataDir, name)); err != nil && !isShared(err) {
+		if err := os.RemoveAll(filepath.Join(h.token.dataDir, e.Name())); err != nil && !isShared(err) {
 			return fmt.Errorf("removing leftovers: %w", err)
 		}
 	}
@@ -486,12 +484,28 @@ func isShared(err error) bool {
 	return runtime.GOOS == "windows" && (errors.Is(err, fs.ErrPermission) || errors.Is(err, sharingViolation))
 }
 
-// readNames lists a folder, in no order.
-func readNames(dir string) ([]string, error) {
-	f, err := os.Open(dir)
+// replaceFile writes a file, readable to its owner alone, so that others see the
+// old one or all of the new. Unlike heldToken.replace it needs no token, and what
+// it writes may be lost with the power.
+func replaceFile(path string, data []byte) error {
+	temp, err := os.CreateTemp(filepath.Dir(path), "new-")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer f.Close()
-	return f.Readdirnames(-1)
+	_, err = temp.Write(data)
+	if err = cmp.Or(err, temp.Close()); err == nil {
+		err = renameFile(temp.Name(), path)
+	}
+	if err != nil {
+		os.Remove(temp.Name())
+	}
+	return err
+}
+
+// reason is an error without the path that the caller names anyway.
+func reason(err error) string {
+	if p := (*fs.PathError)(nil); errors.As(err, &p) {
+		return p.Err.Error()
+	}
+	return err.Error()
 }
