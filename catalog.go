@@ -149,14 +149,7 @@ func newView(all []*Module, scope Scope) *View {
 
 // addList makes the answer to a request for a list of what.
 func (v *View) addList(what string, items []json.RawMessage) {
-	list := append(append([]byte(`{"`), what...), `":[`...)
-	for i, item := range items {
-		if i > 0 {
-			list = append(list, ',')
-		}
-		list = append(list, item...)
-	}
-	list = oneLine(append(list, "]}"...))
+	list := oneLine(joinMembers([]member{{what, joinItems(items)}}))
 	sum := sha256.Sum256(list)
 	v.lists[what] = viewList{list, hex.EncodeToString(sum[:])}
 }

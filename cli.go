@@ -271,7 +271,6 @@ func (f *listFlag) Set(s string) error { *f = append(*f, s); return nil }
 type hosting struct {
 	app  *app
 	base string
-	log  string
 }
 
 func (h *hosting) declare(a *app, fs *flag.FlagSet) {
@@ -523,8 +522,8 @@ func (a *app) callArguments(args []string) (json.RawMessage, error) {
 			return nil, fmt.Errorf("reading stdin: %w", err)
 		}
 	}
-	if err := checkJSON(raw); err != nil {
-		return nil, usageErrorf("JSON: %s", strings.Replace(err.Error(), "the message", "it", 1))
+	if fault := jsonFault(raw); fault != "" {
+		return nil, usageErrorf("JSON: it %s", fault)
 	}
 	if _, ok := members(raw); !ok {
 		return nil, usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")

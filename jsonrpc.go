@@ -86,24 +86,33 @@ func parseMessage(raw []byte) (*Message, error) {
 	return parseValidMessage(raw)
 }
 
-// checkJSON refuses what is not one valid JSON value in valid UTF-8, which
-// json.Valid alone does not see. Nesting is limited by encoding/json to 10,000.
+// checkJSON refuses what is no JSON, as jsonFault says.
 func checkJSON(raw []byte) error {
+	if fault := jsonFault(raw); fault != "" {
+		return rpcErrorf(codeParse, "the message %s", fault)
+	}
+	return nil
+}
+
+// jsonFault says of what is not one valid JSON value in valid UTF-8, which
+// json.Valid alone does not see, what it is, as in "is empty"; "" for what is
+// one. Nesting is limited by encoding/json to 10,000.
+func jsonFault(raw []byte) string {
 	if !utf8.Valid(raw) {
-		return rpcErrorf(codeParse, "the message is not valid UTF-8")
+		return "is not valid UTF-8"
 	}
 	if json.Valid(raw) {
-		return nil
+		return ""
 	}
 	if len(bytes.TrimSpace(raw)) == 0 {
-		return rpcErrorf(codeParse, "the message is empty")
+		return "is empty"
 	}
 	var v json.RawMessage
 	err := json.Unmarshal(raw, &v) // only now, for the reason and where
 	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
-		return rpcErrorf(codeParse, "the message is not valid JSON: %v at byte %d", err, syntax.Offset)
+		return fmt.Sprintf("is not valid JSON: %v at byte %d", err, syntax.Offset)
 	}
-	return rpcErrorf(codeParse, "the message is not valid JSON")
+	return "is not valid JSON"
 }
 
 // parseValidMessage is parseMessage for JSON that was checked already.
@@ -258,13 +267,7 @@ func appendString(b []byte, s string) []byte {
 	if isPlain(s) {
 		return append(append(append(b, '"'), s...), '"')
 	}
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(s); err != nil {
-		return append(b, `""`...) // a string always encodes
-	}
-	return append(b, bytes.TrimRight(buf.Bytes(), "\n")...)
+	return append(b, marshal(s)...)
 }
 
 // isPlain reports whether s needs no escapes in JSON.
@@ -355,6 +358,18 @@ func field(raw json.RawMessage, key string) json.RawMessage {
 func stringField(raw json.RawMessage, key string) string {
 	s, _ := unquote(field(raw, key))
 	return s
+}
+
+// joinItems makes an array of its items.
+func joinItems(items []json.RawMessage) json.RawMessage {
+	b := []byte{'['}
+	for i, item := range items {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, item...)
+	}
+	return append(b, ']')
 }
 
 // joinMembers is the inverse of members.
@@ -559,11 +574,7 @@ func (t *inflight[T]) get(key string) (T, bool) {
 func (t *inflight[T]) all() []T {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	list := make([]T, 0, len(t.m))
-	for _, v := range t.m {
-		list = append(list, v)
-	}
-	return list
+	return slices.Collect(maps.Values(t.m))
 }
 
 // keys returns the keys of what is in the table now.
@@ -578,10 +589,7 @@ func (t *inflight[T]) keys() []string {
 func (t *inflight[T]) close(err error) []T {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	list := make([]T, 0, len(t.m))
-	for _, v := range t.m {
-		list = append(list, v)
-	}
+	list := slices.Collect(maps.Values(t.m))
 	t.m, t.closed = nil, err
 	return list
 }

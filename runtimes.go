@@ -234,8 +234,8 @@ type configEntry struct {
 // variables in it. The error is for a file that can't be read as one at all;
 // what is wrong with a single entry stands in the entry.
 func parseConfig(raw []byte, dir string, getenv func(string) (string, bool)) ([]configEntry, error) {
-	if err := checkJSON(raw); err != nil {
-		return nil, errors.New(strings.Replace(err.Error(), "the message", "the file", 1))
+	if fault := jsonFault(raw); fault != "" {
+		return nil, errors.New("the file " + fault)
 	}
 	servers, ok := members(field(raw, "mcpServers"))
 	if !ok {

@@ -180,23 +180,30 @@ func (g *Gate) admit(codes []Code, own *claimStamp) (verdict, claimStamp, error)
 	return judge(s), found, why
 }
 
-// holds is the scope of a session's claim, now. The error is errEnded for a
-// claim that is over, or matches errClaimsUnreadable.
-func (g *Gate) holds(s claimStamp) (Scope, error) {
+// claim is the stamped claim as it stands now. The error is errEnded for one that
+// is over, or matches errClaimsUnreadable.
+func (g *Gate) claim(s claimStamp) (Claim, error) {
 	c, ok, err := g.claims.Lookup(s.Code)
 	if err != nil {
-		return scopeNone(), err
+		return Claim{}, err
 	}
 	if !ok || !s.is(c) {
-		return scopeNone(), errEnded
+		return Claim{}, errEnded
 	}
-	return scopeDir(c.ScopeDir), nil
+	return c, nil
+}
+
+// holds is the scope of a session's claim, now, which reaches nothing if there
+// is an error: claim's.
+func (g *Gate) holds(s claimStamp) (Scope, error) {
+	c, err := g.claim(s)
+	return scopeDir(c.ScopeDir), err
 }
 
 // expiry is when a claim that holds will end.
 func (g *Gate) expiry(s claimStamp) (time.Time, bool) {
-	c, ok, err := g.claims.Lookup(s.Code)
-	return c.ExpiresAt, err == nil && ok && s.is(c)
+	c, err := g.claim(s)
+	return c.ExpiresAt, err == nil
 }
 
 // name is what a claim is called in the log: a short keyed hash, since codes are
@@ -209,10 +216,7 @@ func (g *Gate) name(s claimStamp) string {
 
 // label is the label of a claim that holds; "" for any other.
 func (g *Gate) label(s claimStamp) string {
-	c, ok, err := g.claims.Lookup(s.Code)
-	if err != nil || !ok || !s.is(c) {
-		return ""
-	}
+	c, _ := g.claim(s)
 	return c.Label
 }
 

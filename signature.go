@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -30,7 +31,7 @@ type signatureRule struct {
 }
 
 // signatureSchemes are the schemes: each checks a body against its headers.
-var signatureSchemes = map[string]func(key string, h http.Header, body []byte, now time.Time) error{
+var signatureSchemes = map[string]func(key string, h http.Header, body []byte, now time.Time) bool{
 	"github":   checkGitHub,
 	"stripe":   checkStripe,
 	"slack":    checkSlack,
@@ -75,7 +76,10 @@ func (r *signatureRule) check(key string, h http.Header, body []byte, now time.T
 	if err := r.ready(key); err != nil {
 		return err
 	}
-	return signatureSchemes[r.Scheme](key, h, body, now)
+	if !signatureSchemes[r.Scheme](key, h, body, now) {
+		return errSignature
+	}
+	return nil
 }
 
 // sum is the HMAC-SHA256 of the parts, one after the other.
@@ -100,17 +104,14 @@ func recent(stamp string, now time.Time) bool {
 }
 
 // checkGitHub checks X-Hub-Signature-256: the body's sum, after "sha256=".
-func checkGitHub(key string, h http.Header, body []byte, _ time.Time) error {
+func checkGitHub(key string, h http.Header, body []byte, _ time.Time) bool {
 	got, ok := strings.CutPrefix(h.Get("X-Hub-Signature-256"), "sha256=")
-	if !ok || !hexEquals(sum([]byte(key), body), got) {
-		return errSignature
-	}
-	return nil
+	return ok && hexEquals(sum([]byte(key), body), got)
 }
 
 // checkStripe checks Stripe-Signature: "t=UNIX,v1=HEX", of which v1 may stand
 // several times while keys are rolled.
-func checkStripe(key string, h http.Header, body []byte, now time.Time) error {
+func checkStripe(key string, h http.Header, body []byte, now time.Time) bool {
 	var stamp string
 	var given []string
 	for item := range strings.SplitSeq(h.Get("Stripe-Signature"), ",") {
@@ -121,26 +122,15 @@ func checkStripe(key string, h http.Header, body []byte, now time.Time) error {
 			given = append(given, v)
 		}
 	}
-	if !recent(stamp, now) {
-		return errSignature
-	}
 	want := sum([]byte(key), []byte(stamp), []byte("."), body)
-	for _, got := range given {
-		if hexEquals(want, got) {
-			return nil
-		}
-	}
-	return errSignature
+	return recent(stamp, now) && slices.ContainsFunc(given, func(got string) bool { return hexEquals(want, got) })
 }
 
 // checkSlack checks X-Slack-Signature: the sum of version, time and body.
-func checkSlack(key string, h http.Header, body []byte, now time.Time) error {
+func checkSlack(key string, h http.Header, body []byte, now time.Time) bool {
 	stamp := h.Get("X-Slack-Request-Timestamp")
 	got, ok := strings.CutPrefix(h.Get("X-Slack-Signature"), "v0=")
-	if !ok || !recent(stamp, now) || !hexEquals(sum([]byte(key), []byte("v0:"+stamp+":"), body), got) {
-		return errSignature
-	}
-	return nil
+	return ok && recent(stamp, now) && hexEquals(sum([]byte(key), []byte("v0:"+stamp+":"), body), got)
 }
 
 // standardKey is a key of Standard Webhooks, which is base64 after "whsec_"; nil
@@ -155,17 +145,17 @@ func standardKey(key string) []byte {
 
 // checkStandard checks the headers of Standard Webhooks: "v1,BASE64" as often as
 // there are keys, over id, time and body.
-func checkStandard(key string, h http.Header, body []byte, now time.Time) error {
+func checkStandard(key string, h http.Header, body []byte, now time.Time) bool {
 	secret, id, stamp := standardKey(key), h.Get("Webhook-Id"), h.Get("Webhook-Timestamp")
 	if secret == nil || id == "" || !recent(stamp, now) {
-		return errSignature
+		return false
 	}
 	want := sum(secret, []byte(id+"."+stamp+"."), body)
 	for item := range strings.FieldsSeq(h.Get("Webhook-Signature")) {
 		version, value, _ := strings.Cut(item, ",")
 		if got, err := base64.StdEncoding.DecodeString(value); version == "v1" && err == nil && hmac.Equal(want, got) {
-			return nil
+			return true
 		}
 	}
-	return errSignature
+	return false
 }

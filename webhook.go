@@ -181,7 +181,7 @@ func (h *Webhooks) proveBySignature(w http.ResponseWriter, r *http.Request, path
 		return nil, err
 	}
 	rule := tool.Method.Signature
-	return append([]byte{}, body...), rule.check(h.getenv(rule.Var), r.Header, body, time.Now())
+	return body, rule.check(h.getenv(rule.Var), r.Header, body, time.Now())
 }
 
 // find is the method at a path, waiting for modules that are being looked at.
@@ -295,8 +295,8 @@ func jsonParams(body []byte, _ *Method) ([]member, error) {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil, nil
 	}
-	if err := checkJSON(body); err != nil {
-		return nil, errors.New(strings.Replace(err.Error(), "the message", "the body", 1))
+	if fault := jsonFault(body); fault != "" {
+		return nil, errors.New("the body " + fault)
 	}
 	list, ok := members(oneLine(body))
 	if !ok {
@@ -369,7 +369,7 @@ func fieldParams(values map[string][]json.RawMessage, m *Method) []member {
 	for _, name := range sortedKeys(values) {
 		types := m.paramTypes(name)
 		if name == "payload" && types == nil {
-			if text, _ := unquote(values[name][0]); checkJSON([]byte(text)) == nil {
+			if text, _ := unquote(values[name][0]); jsonFault([]byte(text)) == "" {
 				if object, ok := members(oneLine(json.RawMessage(text))); ok {
 					list = append(list, object...)
 					continue
@@ -377,14 +377,7 @@ func fieldParams(values map[string][]json.RawMessage, m *Method) []member {
 			}
 		}
 		if slices.Contains(types, "array") {
-			all := []byte{'['}
-			for i, v := range values[name] {
-				if i > 0 {
-					all = append(all, ',')
-				}
-				all = append(all, v...)
-			}
-			list = append(list, member{name, append(all, ']')})
+			list = append(list, member{name, joinItems(values[name])})
 			continue
 		}
 		if value := asWanted(values[name][0], types); value != nil {
@@ -511,7 +504,7 @@ func (a *webhookAnswer) setHeaders(raw json.RawMessage) error {
 		}
 		name := http.CanonicalHeaderKey(f.key)
 		switch {
-		case !isHeaderName(f.key) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }):
+		case !headerToken.MatchString(f.key) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }):
 			return fmt.Errorf("header %q: not a header", f.key)
 		case slices.Contains([]string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}, name):
 			return fmt.Errorf("header %q: it is usher's own", f.key)
@@ -519,11 +512,6 @@ func (a *webhookAnswer) setHeaders(raw json.RawMessage) error {
 		a.header.Set(name, value)
 	}
 	return nil
-}
-
-func isHeaderName(s string) bool {
-	return s != "" && strings.Trim(s, "!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") == "" &&
-		!strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, r) })
 }
 
 // writeWebhookError writes an error in this endpoint's form.
