@@ -5,15 +5,13 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 )
 
-// cached is a module's entry in the cache. All of it may be lost at any time.
+// cached is a module's entry in the cache.
 type cached struct {
 	Usher  string      `json:"usher"` // the version that wrote it
 	Source string      `json:"source"`
@@ -30,8 +28,7 @@ const cacheFormat = 3
 func cacheVersion() string { return fmt.Sprintf("%s/%d", version(), cacheFormat) }
 
 func (r *Registry) cachePath(f found) string {
-	sum := sha256.Sum256([]byte(f.Source + "\x00" + f.Name))
-	return filepath.Join(r.cacheDir, "modules", hex.EncodeToString(sum[:16])+".json")
+	return filepath.Join(r.CacheDir, "modules", hashOf(f.Source, f.Name)+".json")
 }
 
 // loadCache returns what is remembered of a module, of whatever version.
@@ -55,15 +52,11 @@ func (r *Registry) readCache(f found) *cached {
 		return nil
 	}
 	if f.Kind == kindGo {
-		if _, err := os.Stat(c.Offer.Binary); err != nil || c.GoEnv != r.goEnv() || !(stampCache{}).current(c.Inputs) {
+		if _, err := os.Stat(c.Offer.Binary); err != nil || c.GoEnv != goEnvKey() || !(stampCache{}).current(c.Inputs) {
 			return nil
 		}
 	}
 	return c
-}
-
-func (r *Registry) goEnv() string {
-	return goEnvKey(version(), func(key string) string { v, _ := r.lookupEnv(key); return v })
 }
 
 // writeCache remembers an entry. A cache that can't be written costs time at
@@ -72,9 +65,9 @@ func (r *Registry) writeCache(e *entry) {
 	c := cached{Usher: cacheVersion(), Source: e.found.Source, Name: e.found.Name, Stamp: e.found.Stamp,
 		Inputs: e.inputs, Offer: *e.offer}
 	if e.found.Kind == kindGo {
-		c.GoEnv = r.goEnv()
+		c.GoEnv = goEnvKey()
 	}
 	if err := replaceFile(r.cachePath(e.found), marshal(c)); err != nil {
-		r.log.Warn("writing the cache", "err", err)
+		r.Log.Warn("writing the cache", "err", err)
 	}
 }

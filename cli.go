@@ -352,7 +352,7 @@ func (h *hosting) registry(dirs []string, log *slog.Logger, c registryConfig) (*
 	if err != nil {
 		return nil, err
 	}
-	c.Roots, c.CacheDir, c.Log, c.Environ = roots, filepath.Join(data, "cache"), log, os.Environ()
+	c.Roots, c.CacheDir, c.Log = roots, filepath.Join(data, "cache"), log
 	return newRegistry(c)
 }
 
@@ -656,7 +656,7 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 
 // holdsModules reports whether a module file lies under dir.
 func holdsModules(dir string) bool {
-	s := look{environ: os.LookupEnv, seen: make(map[entryKey]bool), broken: make(map[string]bool)}
+	s := newLook()
 	s.folder(dir)
 	return slices.ContainsFunc(s.found, func(f found) bool { return scopeDir(dir).Contains(f.Source) })
 }

@@ -10,8 +10,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -50,27 +48,25 @@ func (s fileStamp) current() bool { return stampFile(s.Path) == s }
 const goEnvNames = "CC CGO_CFLAGS CGO_CPPFLAGS CGO_CXXFLAGS CGO_ENABLED CGO_LDFLAGS CXX GO111MODULE GOAMD64 GOARCH " +
 	"GOARM GOARM64 GOENV GOEXPERIMENT GOFIPS140 GOFLAGS GOMODCACHE GOOS GOPATH GOROOT GOTOOLCHAIN GOWORK HOME PKG_CONFIG"
 
-// goEnvKey condenses what a build depends on beside files: usher itself, the
-// environment, and which go command the PATH leads to. It starts no process.
-func goEnvKey(usherVersion string, getenv func(string) string) string {
-	h := sha256.New()
+// goEnvKey condenses what a build depends on beside files: usher's part of the
+// program, the environment, and which go command the PATH leads to. It starts no
+// process.
+func goEnvKey() string {
 	tool, _ := exec.LookPath("go")
-	fmt.Fprintf(h, "%q %q %q %s/%s\n", usherVersion, goMainText, tool, runtime.GOOS, runtime.GOARCH)
-	for _, name := range strings.Fields(goEnvNames) {
-		fmt.Fprintf(h, "%s=%q\n", name, getenv(name))
+	parts := []string{goMainText, tool, runtime.GOOS, runtime.GOARCH}
+	for name := range strings.FieldsSeq(goEnvNames) {
+		parts = append(parts, os.Getenv(name))
 	}
-	return hex.EncodeToString(h.Sum(nil))[:32]
+	return hashOf(parts...)
 }
 
 // A goBuild is a module that was built. It is good for as long as its Inputs are
 // current, goEnvKey is what it was, and Binary exists; a caller that keeps it
 // needs no process to know.
 type goBuild struct {
-	Binary   string
-	Doc      string            // the package comment
-	Tools    []json.RawMessage // see goSource
-	Problems []string
-	Inputs   []fileStamp
+	goSource
+	Binary string
+	Inputs []fileStamp
 }
 
 // The names of the generated main and of the module as the go command sees them,
@@ -106,9 +102,11 @@ func buildGoModule(ctx context.Context, path, cacheDir string) (*goBuild, error)
 			continue
 		}
 		// What changed since the beginning may change once more without a new
-		// time stamp: such a stamp never counts as current.
-		for i := range b.stamps {
-			if b.stamps[i].ModTime > b.began.UnixNano() {
+		// time stamp: such a stamp never counts as current. One that is dated far
+		// ahead is no sign of that, and would have the module built for ever.
+		ahead := time.Now().Add(time.Minute).UnixNano()
+		for i, s := range b.stamps {
+			if s.ModTime > b.began.UnixNano() && s.ModTime < ahead {
 				b.stamps[i].ModTime = -1
 			}
 		}
@@ -158,7 +156,7 @@ func (b *goBuilder) build(ctx context.Context, path, cacheDir string) (*goBuild,
 	if err != nil {
 		return result, err
 	}
-	result.Doc, result.Tools, result.Problems = source.Doc, source.Tools, source.Problems
+	result.goSource = *source
 	if b.tool, err = exec.LookPath("go"); err != nil {
 		return result, &goBuildError{Lines: []string{filepath.Base(path) +
 			`: a Go module needs the go command, and there is no "go" in PATH: install Go from https://go.dev/dl`}}
@@ -195,13 +193,13 @@ func (b *goBuilder) writeOverlay(cacheDir, generated string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	b.work = filepath.Join(cacheDir, "go", goHash(b.file))
+	b.work = filepath.Join(cacheDir, "go", hashOf(b.file))
 	if err := os.MkdirAll(b.work, 0o700); err != nil {
 		return "", err
 	}
 	// Named by their content, so that two builds at a time don't disturb each
 	// other, and the go command's own cache knows the file again.
-	b.main = filepath.Join(b.work, "main-"+goHash(generated)+".go")
+	b.main = filepath.Join(b.work, "main-"+hashOf(generated)+".go")
 	dir := filepath.Dir(b.file)
 	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{
 		filepath.Join(dir, goMainName):   b.main,
@@ -215,16 +213,6 @@ func (b *goBuilder) writeOverlay(cacheDir, generated string) (string, error) {
 		return "", err
 	}
 	return path, replaceFile(path, overlay)
-}
-
-// goHash names a file by what it is made from. Each part is preceded by its
-// length, so that no two lists of parts make one text.
-func goHash(parts ...string) string {
-	h := sha256.New()
-	for _, part := range parts {
-		fmt.Fprintf(h, "%d %s", len(part), part)
-	}
-	return hex.EncodeToString(h.Sum(nil))[:24]
 }
 
 // run runs the go command in the module's folder and returns its output.
@@ -429,7 +417,7 @@ func (b *goBuilder) key(generated string) string {
 		}
 	}
 	slices.Sort(parts)
-	return goHash(append(parts, goEnvKey("", os.Getenv), b.env.GOVERSION, generated)...)
+	return hashOf(append(parts, goEnvKey(), b.env.GOVERSION, generated)...)
 }
 
 // compile makes the binary.
@@ -459,8 +447,9 @@ func (b *goBuilder) compile(ctx context.Context, overlay, binary string) error {
 	return nil
 }
 
-// sweep, which runs after a build and so seldom, removes what earlier builds of this module left, a day after it was
-// made: by then every daemon has noticed that the source has changed.
+// sweep removes what earlier builds of this module left, a day after it was made:
+// by then every daemon has noticed that the source has changed. It runs after a
+// build, and so seldom.
 func (b *goBuilder) sweep(binary string) {
 	entries, _ := os.ReadDir(b.work)
 	for _, entry := range entries {

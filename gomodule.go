@@ -53,7 +53,6 @@ type goSource struct {
 type goMethod struct {
 	name string // handleContact
 	fn   string // HandleContact
-	tool json.RawMessage
 }
 
 // A goBuildError says why a file is no module that runs: the lines of the parser
@@ -124,7 +123,7 @@ func parseGoModule(path string, src []byte) (*goSource, error) {
 			source.Problems = append(source.Problems, file.fault(fn.Name, "%s: %v", m.fn, err).Lines[0])
 			continue
 		}
-		m.tool, byName[m.name] = tool, m.fn
+		byName[m.name] = m.fn
 		source.methods = append(source.methods, m)
 		source.Tools = append(source.Tools, tool)
 	}
@@ -865,8 +864,8 @@ func (field *goField) readTag(literal *ast.BasicLit) (skip bool) {
 // type of the module has to be written down a second time.
 func (s *goSource) generateMain() string {
 	var table strings.Builder
-	for _, m := range s.methods {
-		fmt.Fprintf(&table, "\n\t{name: %q, f: usher__reflect.ValueOf(%s), tool: usher__json.RawMessage(%q)},", m.name, m.fn, m.tool)
+	for i, m := range s.methods {
+		fmt.Fprintf(&table, "\n\t{name: %q, f: usher__reflect.ValueOf(%s), tool: usher__json.RawMessage(%q)},", m.name, m.fn, s.Tools[i])
 	}
 	return strings.NewReplacer(`"" /*usher:name*/`, strconv.Quote(s.Name),
 		" /*usher:methods*/ ", table.String()+"\n").Replace(goMainText)

@@ -117,7 +117,7 @@ func TestOneFormInEachLanguage(t *testing.T) {
 func TestOldRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	dir, names := languages(t)
-	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Environ: os.Environ(), Log: quietLog(os.Stderr)})
+	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: quietLog(os.Stderr)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,16 +34,19 @@ const (
 	maxRetry       = 5 * time.Minute
 )
 
+// registryConfig is what a registry needs to know.
+type registryConfig struct {
+	Roots    []string // absolute, symlinks resolved
+	CacheDir string
+	Patience time.Duration // how long a call may be silent; 0 for ever
+	Idle     time.Duration // after which an unused process is stopped; 0 never
+	Log      *slog.Logger
+}
+
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
 type Registry struct {
-	roots    []string // absolute, symlinks resolved
-	cacheDir string   // "" for no cache
-	environ  []string
-	patience time.Duration // of calls
-	idle     time.Duration // after which an unused process is stopped; 0 never
-	log      *slog.Logger
-	guard    *Guard
-
+	registryConfig
+	guard   *Guard
 	catalog atomic.Pointer[Catalog]
 
 	ctx    context.Context
@@ -56,6 +60,7 @@ type Registry struct {
 	withheld map[string]bool // variables that hold keys of signatures; no worker gets them
 	fleets   []*fleet        // all that may still have a process
 	pending  int             // entries being introspected
+	looked   int             // counts introspections, of all entries: one may go and come back
 	settled  chan struct{}   // closed while pending is 0
 	changed  chan struct{}   // closed at the next change of the catalog
 }
@@ -67,7 +72,7 @@ type entry struct {
 	offer   *offer      // what module was made from
 	err     error       // why the newest version is not hosted
 	inputs  []fileStamp // what else than the file a Go build was made from
-	version int         // counts introspections; an older one's result is dropped
+	version int         // of the newest introspection; an older one's result is dropped
 	pending bool
 	retryAt time.Time // of an introspection that failed, the file unchanged
 	backoff time.Duration
@@ -138,28 +143,16 @@ func (v Views) Call(ctx context.Context, attempt func() (json.RawMessage, error)
 	return nil, errors.New("the module keeps being reloaded")
 }
 
-// registryConfig is what a registry needs to know.
-type registryConfig struct {
-	Roots    []string // absolute, symlinks resolved
-	CacheDir string
-	Environ  []string
-	Patience time.Duration // how long a call may be silent; 0 for ever
-	Idle     time.Duration // after which an unused process is stopped; 0 never
-	Log      *slog.Logger
-}
-
 // newRegistry looks at the workspace once and returns with what the cache knows
 // of it. What it does not know is introspected from then on, beside the caller.
 // Close ends all that it started.
 func newRegistry(c registryConfig) (*Registry, error) {
 	r := &Registry{
-		roots: c.Roots, cacheDir: c.CacheDir, environ: c.Environ, patience: c.Patience, idle: c.Idle,
-		log: c.Log, guard: &Guard{}, looks: make(chan struct{}, maxLooks),
-		entries: make(map[entryKey]*entry),
+		registryConfig: c, guard: &Guard{}, looks: make(chan struct{}, maxLooks), entries: make(map[entryKey]*entry),
 		settled: make(chan struct{}), changed: make(chan struct{}),
 	}
 	close(r.settled)
-	if err := os.MkdirAll(filepath.Join(r.cacheDir, "modules"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(r.CacheDir, "modules"), 0o700); err != nil {
 		return nil, fmt.Errorf("preparing the cache: %w", err)
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
@@ -180,12 +173,15 @@ func (r *Registry) Views() Views {
 }
 
 func (r *Registry) release(kin string) {
-	r.mu.Lock()
-	fleets := slices.Clone(r.fleets)
-	r.mu.Unlock()
-	for _, f := range fleets {
+	for _, f := range r.allFleets() {
 		f.release(kin)
 	}
+}
+
+func (r *Registry) allFleets() []*fleet {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.fleets)
 }
 
 // Changed returns a channel that is closed when the catalog is next replaced.
@@ -207,16 +203,10 @@ func (r *Registry) Settle(ctx context.Context, patience time.Duration) {
 	r.mu.Lock()
 	settled := r.settled
 	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	select {
 	case <-settled:
-		return
-	default:
-	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case <-settled:
-	case <-timer.C:
 	case <-ctx.Done():
 	case <-r.ctx.Done():
 	}
@@ -245,11 +235,8 @@ func (r *Registry) Watch(ctx context.Context) {
 // Close ends every process of every module and waits for them.
 func (r *Registry) Close() {
 	r.cancel()
-	r.mu.Lock()
-	fleets := slices.Clone(r.fleets)
-	r.mu.Unlock()
 	var wg sync.WaitGroup
-	for _, f := range fleets {
+	for _, f := range r.allFleets() {
 		wg.Go(f.close)
 	}
 	wg.Wait()
@@ -260,14 +247,11 @@ func (r *Registry) Close() {
 // reap stops processes that are idle, starts again those that are missed, and
 // forgets fleets that are over.
 func (r *Registry) reap() {
-	r.mu.Lock()
-	fleets := slices.Clone(r.fleets)
-	r.mu.Unlock()
 	before := time.Time{} // never
-	if r.idle > 0 {
-		before = time.Now().Add(-r.idle)
+	if r.Idle > 0 {
+		before = time.Now().Add(-r.Idle)
 	}
-	for _, f := range fleets {
+	for _, f := range r.allFleets() {
 		f.reap(before)
 		for _, p := range f.all() {
 			p.revive()
@@ -280,8 +264,8 @@ func (r *Registry) reap() {
 
 // scan finds what there is in the workspace, by reading folders only.
 func (r *Registry) scan() *look {
-	s := &look{environ: r.lookupEnv, seen: make(map[entryKey]bool), broken: make(map[string]bool)}
-	for _, root := range r.roots {
+	s := newLook()
+	for _, root := range r.Roots {
 		// The root, or a folder above it, may have become a link since the start;
 		// what a scope is compared with is where the files really are.
 		if dir, err := filepath.EvalSymlinks(root); err == nil {
@@ -292,27 +276,18 @@ func (r *Registry) scan() *look {
 	return s
 }
 
-func (r *Registry) lookupEnv(key string) (string, bool) {
-	for i := len(r.environ) - 1; i >= 0; i-- {
-		if k, v, _ := strings.Cut(r.environ[i], "="); k == key {
-			return v, true
-		}
-	}
-	return "", false
-}
-
 // update takes in what a look at the workspace found.
 func (r *Registry) update(l *look) {
 	l = r.lookAgain(l)
 	stamps := stampCache{}
-	changed := false
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, p := range l.problems {
 		if !slices.Contains(r.unusable, p) {
-			r.log.Warn("a file can't be used", "file", filepath.Base(p.Path), "why", p.Text)
+			r.Log.Warn("a file can't be used", "file", filepath.Base(p.Path), "why", p.Text)
 		}
 	}
-	changed = !slices.Equal(r.unusable, l.problems)
+	changed := !slices.Equal(r.unusable, l.problems)
 	r.unusable = l.problems
 	for _, f := range l.found {
 		if e := r.entries[f.key()]; e != nil && !e.stale(f, stamps) {
@@ -326,7 +301,7 @@ func (r *Registry) update(l *look) {
 		}
 		if e.module != nil {
 			e.module.fleet.retire()
-			r.log.Info("module removed", "module", key.name)
+			r.Log.Info("module removed", "module", key.name)
 		}
 		r.settleEntry(e)
 		delete(r.entries, key)
@@ -335,7 +310,6 @@ func (r *Registry) update(l *look) {
 	if changed {
 		r.publish()
 	}
-	r.mu.Unlock()
 }
 
 // lookAgain looks a second time when a file that was there is gone: editors
@@ -389,8 +363,8 @@ func (e *entry) stale(f found, stamps stampCache) bool {
 	return !stamps.current(e.inputs)
 }
 
-// take starts on a module that is new or has changed. It reports whether the
-// catalog changes at once. Called with mu held.
+// take starts on a module that is new or has changed. It reports whether what
+// is known of it changes at once. Called with mu held.
 func (r *Registry) take(f found) bool {
 	e := r.entries[f.key()]
 	if e == nil {
@@ -400,26 +374,24 @@ func (r *Registry) take(f found) bool {
 	if e.found.Stamp != f.Stamp {
 		e.backoff = 0
 	}
-	e.found = f
-	e.version++
-	e.retryAt = time.Time{}
+	r.looked++
+	e.found, e.version, e.retryAt = f, r.looked, time.Time{}
 	if f.Err != nil {
 		r.settleEntry(e)
 		e.err = f.Err
-		dropped := e.module != nil
-		if dropped {
+		if e.module != nil {
 			e.module.fleet.retire()
 			e.module = nil
 		}
-		r.log.Warn("a module can't be hosted", "module", f.Name, "why", f.Err)
-		return dropped
+		r.Log.Warn("a module can't be hosted", "module", f.Name, "why", f.Err)
+		return true
 	}
 	if e.module == nil {
 		if c := r.readCache(f); c != nil {
 			r.settleEntry(e)
 			e.inputs, e.err = c.Inputs, nil
 			e.offer = &c.Offer
-			e.module = r.makeModule(f, e, nil)
+			e.module = r.makeModule(e, nil)
 			return true
 		}
 	}
@@ -492,10 +464,10 @@ func (r *Registry) failEntry(e *entry, err error) {
 	}
 	if e.module != nil {
 		e.module.fleet.pin(true)
-		r.log.Error("the module's new version can't be hosted; the last one goes on", "module", e.found.Name, "why", explain(err))
+		r.Log.Error("the module's new version can't be hosted; the last one goes on", "module", e.found.Name, "why", explain(err))
 		return
 	}
-	r.log.Error("the module can't be hosted", "module", e.found.Name, "why", explain(err))
+	r.Log.Error("the module can't be hosted", "module", e.found.Name, "why", explain(err))
 }
 
 // reviveBuild makes an entry's module of the last build that worked before this
@@ -507,7 +479,7 @@ func (r *Registry) reviveBuild(e *entry) {
 	}
 	if _, err := os.Stat(c.Offer.Binary); err == nil {
 		e.offer = &c.Offer
-		e.module = r.makeModule(e.found, e, nil)
+		e.module = r.makeModule(e, nil)
 	}
 }
 
@@ -520,11 +492,11 @@ func (r *Registry) acceptOffer(e *entry, o *offer) {
 		return
 	}
 	for _, p := range o.Problems {
-		r.log.Warn("module", "module", e.found.Name, "problem", p)
+		r.Log.Warn("module", "module", e.found.Name, "problem", p)
 	}
 	old := e.module
 	e.offer = o
-	e.module = r.makeModule(e.found, e, nil)
+	e.module = r.makeModule(e, nil)
 	r.writeCache(e)
 	if old != nil {
 		old.fleet.retire()
@@ -546,7 +518,7 @@ func explain(err error) string {
 
 // introspectGo parses and builds a Go module; its source says what it offers.
 func (r *Registry) introspectGo(f found) (*offer, []fileStamp, error) {
-	b, err := buildGoModule(r.ctx, f.Source, r.cacheDir)
+	b, err := buildGoModule(r.ctx, f.Source, r.CacheDir)
 	if b == nil {
 		return nil, nil, err
 	}
@@ -646,7 +618,7 @@ func (r *Registry) startProcess(ctx context.Context, f found, o *offer, watch wa
 		l = launch{Path: path, Dir: filepath.Dir(f.Source)}
 	default:
 		var err error
-		if l, err = launchFile(f.Kind, f.Source, r.cacheDir); err != nil {
+		if l, err = launchFile(f.Kind, f.Source, r.CacheDir); err != nil {
 			return nil, cantStart(f.Name, err)
 		}
 	}
@@ -657,14 +629,14 @@ func (r *Registry) startProcess(ctx context.Context, f found, o *offer, watch wa
 	r.mu.Lock()
 	withheld := r.withheld // replaced, never changed
 	r.mu.Unlock()
-	l.Env = workerEnv(r.environ, f.Source, l.Env, withheld)
+	l.Env = workerEnv(os.Environ(), f.Source, l.Env, withheld)
 	known := eraUnknown
 	if f.Kind.singleFile() {
 		known = eraSession
 	} else if o != nil {
 		known = o.Era
 	}
-	return startWorker(ctx, f.Name, l, known, r.guard, r.log, watch)
+	return startWorker(ctx, f.Name, l, known, r.guard, r.Log, watch)
 }
 
 // cantStart is an error before there was a process, whose reason names no path.
@@ -678,7 +650,7 @@ func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, err
 	if _, err := os.Stat(o.Binary); err == nil {
 		return o.Binary, nil
 	}
-	b, err := buildGoModule(ctx, f.Source, r.cacheDir)
+	b, err := buildGoModule(ctx, f.Source, r.CacheDir)
 	if err != nil {
 		return "", &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", f.Name), stderr: []string{explain(err)}}
 	}
@@ -687,8 +659,9 @@ func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, err
 
 // makeModule turns an entry's offer into a module, with processes of its own
 // unless it goes on with those of p. Called with mu held.
-func (r *Registry) makeModule(f found, e *entry, p *fleet) *Module {
-	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.patience, Modern: e.offer.Era == eraModern,
+func (r *Registry) makeModule(e *entry, p *fleet) *Module {
+	f := e.found
+	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.Patience, Modern: e.offer.Era == eraModern,
 		Prompts: e.offer.Prompts, Resources: e.offer.Resources, Templates: e.offer.Templates}
 	names := make(map[string]bool)
 	for _, raw := range e.offer.Tools {
@@ -697,7 +670,7 @@ func (r *Registry) makeModule(f found, e *entry, p *fleet) *Module {
 			err = fmt.Errorf("%s: a second tool of this name", method.Name)
 		}
 		if err != nil {
-			r.log.Warn("module", "module", f.Name, "problem", err.Error())
+			r.Log.Warn("module", "module", f.Name, "problem", err.Error())
 			continue
 		}
 		names[method.Name] = true
@@ -741,7 +714,7 @@ func (r *Registry) startServing(ctx context.Context, f found, o *offer, watch wa
 
 // noteAsks remembers that a module asks its client.
 func (r *Registry) noteAsks(f found) {
-	r.log.Info("the module asks its client; each gets a process of its own", "module", f.Name)
+	r.Log.Info("the module asks its client; each gets a process of its own", "module", f.Name)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e := r.entries[f.key()]
@@ -792,7 +765,7 @@ func (r *Registry) follow(f found, w *Worker, dirty *dirtyLists) {
 		cancel()
 		if err != nil {
 			if w.alive() {
-				r.log.Warn("the module does not list what it offers", "module", f.Name, "err", err)
+				r.Log.Warn("the module does not list what it offers", "module", f.Name, "err", err)
 			}
 			continue
 		}
@@ -817,7 +790,7 @@ func (r *Registry) revise(f found, o *offer, lists []string) {
 	if o.Asks {
 		e.module.fleet.giveLanes()
 	}
-	e.module = r.makeModule(f, e, e.module.fleet)
+	e.module = r.makeModule(e, e.module.fleet)
 	r.writeCache(e)
 	r.publish()
 }
@@ -882,10 +855,7 @@ func (r *Registry) Report() ([]Status, []Problem) {
 			Kind: e.found.Kind, Module: e.module, Err: e.err, Pending: e.pending})
 	}
 	slices.SortFunc(list, func(a, b Status) int {
-		if c := strings.Compare(a.Path, b.Path); c != 0 {
-			return c
-		}
-		return strings.Compare(a.Name, b.Name)
+		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Name, b.Name))
 	})
 	return list, slices.Clone(r.unusable)
 }

@@ -88,6 +88,31 @@ func TestHotReload(t *testing.T) {
 	calls.Wait()
 }
 
+// TestLookOutlivesItsModule has a module go and come back while it is looked at:
+// what the first look finds is of the file that is gone.
+func TestLookOutlivesItsModule(t *testing.T) {
+	t.Parallel()
+	r, err := newRegistry(registryConfig{Roots: []string{t.TempDir()}, CacheDir: t.TempDir(), Log: quietLog(t.Output())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	r.cancel() // no look begins
+	f := found{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher"}
+	var versions []int
+	for _, stamp := range []string{"old", "new"} {
+		f.Stamp = stamp
+		there := newLook()
+		there.add(f)
+		r.update(there)
+		versions = append(versions, r.entries[f.key()].version)
+		r.update(newLook())
+	}
+	if len(r.entries) != 0 || versions[0] == versions[1] {
+		t.Errorf("the looks are told apart by %v", versions)
+	}
+}
+
 func TestConfigFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -110,6 +135,8 @@ func TestConfigFiles(t *testing.T) {
 	c := connect(t, d.URL)
 	c.awaitTools("one_x", "two_pid")
 	pid := c.call("two_pid", "").Body
+	replace(`{"mcpServers":{"one":` + entry("x") + `,"two":` + entry("pid") + `,"bad":{"command":"${NOPE_NOT_SET}"},"late":{"command":"${NOPE_NOT_SET}"}}}`)
+	await(t, "the bad entry to be shown", func() bool { return strings.Contains(d.Out.String(), "failed  late") })
 	replace(`{"mcpServers":{"one":`) // half an edit
 	await(t, "the file to be told of", func() bool {
 		return strings.Contains(d.Out.String(), "failed  .mcp.json") || strings.Contains(d.Log.String(), ".mcp.json")

@@ -5,9 +5,7 @@
 package main
 
 import (
-	"crypto/sha256"
 	"embed"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +15,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 )
 
@@ -61,8 +60,19 @@ var moduleEndings = map[string]Kind{
 	".js": kindNode, ".mjs": kindNode, ".ts": kindNode, ".mts": kindNode,
 }
 
-// shims are the programs that run a language's files, among runtimeFiles.
-var shims = map[Kind]string{kindPython: "shim.py", kindNode: "shim.mjs"}
+// A shim is a program that runs a language's files. Its hash tells versions of it
+// apart.
+type shim struct{ name, text, hash string }
+
+var shims = map[Kind]shim{kindPython: newShim("shim.py"), kindNode: newShim("shim.mjs")}
+
+func newShim(name string) shim {
+	text, err := runtimeFiles.ReadFile("runtimes/" + name)
+	if err != nil {
+		panic(err) // embedded
+	}
+	return shim{name, string(text), hashOf(string(text))}
+}
 
 // configName is the file whose mcpServers entries are modules.
 const configName = ".mcp.json"
@@ -100,11 +110,7 @@ type launch struct {
 
 // key identifies what is started, for telling whether it changed.
 func (l launch) key() string {
-	h := sha256.New()
-	for _, part := range append(append([]string{l.Path, l.Dir, ""}, l.Args...), append([]string{"\x00"}, l.Env...)...) {
-		fmt.Fprintf(h, "%d:%s", len(part), part)
-	}
-	return hex.EncodeToString(h.Sum(nil)[:16])
+	return hashOf(slices.Concat([]string{l.Path, l.Dir}, l.Args, []string{"\x00"}, l.Env)...)
 }
 
 // shellCommand is the first argument that makes a process the MCP server of a
@@ -116,10 +122,10 @@ const shellCommand = "__shell"
 func launchFile(kind Kind, source, cacheDir string) (launch, error) {
 	l := launch{Dir: filepath.Dir(source)}
 	shim := ""
-	if name, ok := shims[kind]; ok {
+	if s, ok := shims[kind]; ok {
 		var err error
-		if shim, err = placeShim(name, cacheDir); err != nil {
-			return l, fmt.Errorf("preparing %s: %w", name, err)
+		if shim, err = s.place(cacheDir); err != nil {
+			return l, fmt.Errorf("preparing %s: %w", s.name, err)
 		}
 	}
 	switch kind {
@@ -153,32 +159,18 @@ func pythonFor(dir string) string {
 	return plain
 }
 
-// placeShim puts a shim where an interpreter can read it, under a name that
-// tells its content.
-func placeShim(name, cacheDir string) (string, error) {
-	text, err := runtimeFiles.ReadFile("runtimes/" + name)
-	if err != nil {
-		return "", err
-	}
+// place puts the shim where an interpreter can read it, under a name that tells
+// its content.
+func (s shim) place(cacheDir string) (string, error) {
 	dir := filepath.Join(cacheDir, "runtimes")
-	path := filepath.Join(dir, shimHash(name)+"-"+name)
+	path := filepath.Join(dir, s.hash+"-"+s.name)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
-	return path, replaceFile(path, text)
-}
-
-// shimHash tells versions of a shim apart; "" for no shim.
-func shimHash(name string) string {
-	text, err := runtimeFiles.ReadFile("runtimes/" + name)
-	if err != nil {
-		return ""
-	}
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:8])
+	return path, replaceFile(path, []byte(s.text))
 }
 
 // webhookSecretVar names the variable that guards the webhooks.

@@ -37,11 +37,14 @@ type Problem struct {
 
 // look is one look at the workspace.
 type look struct {
-	environ  func(string) (string, bool)
 	seen     map[entryKey]bool
 	found    []found
 	problems []Problem
 	broken   map[string]bool // .mcp.json files that can't be read just now
+}
+
+func newLook() *look {
+	return &look{seen: make(map[entryKey]bool), broken: make(map[string]bool)}
 }
 
 // folder looks into dir and what is below it. Folders that are hidden, linked,
@@ -85,12 +88,9 @@ func (s *look) file(path, name string, kind Kind) {
 		return // a folder linked under a module's name
 	}
 	f := found{Name: name, Kind: kind, Path: path, Source: source}
-	f.Stamp = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode(), shimHash(shims[kind]))
-	if f.Err = checkModuleName(name); f.Err != nil {
-		s.add(f)
-		return
-	}
-	if kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0 {
+	f.Stamp = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode(), shims[kind].hash)
+	f.Err = checkModuleName(name)
+	if f.Err == nil && kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0 {
 		f.Err = fmt.Errorf("the file is not executable: chmod +x %s", filepath.Base(path))
 	}
 	s.add(f)
@@ -109,7 +109,7 @@ func (s *look) config(path string) {
 		s.problem(path, reason(err))
 		return
 	}
-	entries, err := parseConfig(raw, filepath.Dir(source), s.environ)
+	entries, err := parseConfig(raw, filepath.Dir(source), os.LookupEnv)
 	if err != nil {
 		s.broken[source] = true
 		s.problem(path, err.Error())

@@ -72,6 +72,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -500,6 +502,16 @@ func replaceFile(path string, data []byte) error {
 		os.Remove(temp.Name())
 	}
 	return err
+}
+
+// hashOf names what is made of the parts, in hexadecimal digits. Each part is
+// preceded by its length, so that no two lists of parts make one text.
+func hashOf(parts ...string) string {
+	h := sha256.New()
+	for _, part := range parts {
+		fmt.Fprintf(h, "%d %s", len(part), part)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
 // reason is an error without the path that the caller names anyway.
