@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,6 +21,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 	"unicode"
@@ -267,23 +269,22 @@ type listFlag []string
 func (f *listFlag) String() string     { return strings.Join(*f, ",") }
 func (f *listFlag) Set(s string) error { *f = append(*f, s); return nil }
 
-// hosting is the flags of every command that hosts modules.
+// hosting is the base folder of the commands that keep data, and so of all that
+// host modules.
 type hosting struct {
 	app  *app
 	base string
 }
 
-func (h *hosting) declare(a *app, fs *flag.FlagSet) {
-	h.app = a
+func newHosting(a *app, fs *flag.FlagSet) *hosting {
+	h := &hosting{app: a}
 	fs.StringVar(&h.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
+	return h
 }
 
 // dataDir is {base}/.data, made if need be.
 func (h *hosting) dataDir() (string, error) {
-	base := h.base
-	if base == "" {
-		base = h.app.getenv("USHER_BASE")
-	}
+	base := cmp.Or(h.base, h.app.getenv("USHER_BASE"))
 	if base == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
@@ -379,8 +380,7 @@ func quietLog(w io.Writer) *slog.Logger {
 }
 
 func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
-	h := &hosting{}
-	h.declare(a, fs)
+	h := newHosting(a, fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	dir := fs.String("scope", "", "show what a session sees whose claim is for `DIR`, and what it does not")
 	code := fs.String("claim", "", "show what a session sees that presents `CODE`, and what it does not")
@@ -395,7 +395,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 		}
 		defer r.Close()
 		a.settleAll(r)
-		report := moduleReport(r, scope, h.daemonURL(), a.getenv)
+		report := moduleReport(r, scope, cmp.Or(h.daemonURL(), defaultURL), a.getenv)
 		if *asJSON {
 			return printJSON(a.stdout, report)
 		}
@@ -449,8 +449,7 @@ func printJSON(w io.Writer, v any) error {
 }
 
 func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
-	h := &hosting{}
-	h.declare(a, fs)
+	h := newHosting(a, fs)
 	opts := declareServing(fs)
 	return func(dirs []string) error {
 		log, err := newLog(a.stderr, opts.log)
@@ -464,19 +463,18 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 		defer r.Close()
 		ctx, cancel := context.WithCancel(a.ctx)
 		defer cancel()
-		done := make(chan struct{})
-		go func() { defer close(done); r.Watch(ctx) }()
+		var watch sync.WaitGroup
+		watch.Go(func() { r.Watch(ctx) })
 		s := &Server{views: r.Views(), fixed: scopeAll(), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
 		err = s.ServeStdio(ctx, a.stdin, a.stdout)
 		cancel()
-		<-done
+		watch.Wait()
 		return err
 	}
 }
 
 func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
-	h := &hosting{}
-	h.declare(a, fs)
+	h := newHosting(a, fs)
 	var dirs listFlag
 	fs.Var(&dirs, "dir", "look for the module under `DIR`, instead of the current folder (repeatable)")
 	scope := fs.String("scope", "", "call as a session would whose claim is for `DIR`")
@@ -489,13 +487,9 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 		if err != nil {
 			return err
 		}
-		seen := scopeAll()
-		if given(fs, "scope") {
-			dir, err := resolveDir(*scope)
-			if err != nil {
-				return usageErrorf("-scope %q: %v", *scope, err)
-			}
-			seen = scopeDir(dir)
+		seen, err := h.seenScope(fs, *scope, "")
+		if err != nil {
+			return err
 		}
 		r, err := h.registry(dirs, quietLog(a.stderr), registryConfig{Patience: *timeout})
 		if err != nil {
@@ -588,14 +582,14 @@ func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.Raw
 	return nil
 }
 
-// daemonURL is where the daemon of the base folder is, or would be by default.
+// daemonURL is where the daemon of the base folder is; "" when none runs.
 func (h *hosting) daemonURL() string {
 	if data, err := h.dataDir(); err == nil {
-		if daemon, ok := readDaemon(data); ok && daemon.URL != "" {
-			return daemon.URL
+		if d := readDaemon(data); d != nil {
+			return d.URL
 		}
 	}
-	return "http://127.0.0.1:3000/"
+	return ""
 }
 
 // claims opens the claim store of the base folder.
@@ -608,8 +602,7 @@ func (h *hosting) claims() (*ClaimStore, error) {
 }
 
 func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
-	h := &hosting{}
-	h.declare(a, fs)
+	h := newHosting(a, fs)
 	scope := fs.String("scope", ".", "the claim is for `DIR` and what is below it")
 	ttl := fs.String("ttl", "24h", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m")
 	label := fs.String("label", "", "a `TEXT` to know it by")
@@ -644,12 +637,7 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 		if *asJSON {
 			return printJSON(a.stdout, c)
 		}
-		data, err := h.dataDir()
-		if err != nil {
-			return err
-		}
-		daemon, _ := readDaemon(data)
-		printClaim(a.stdout, c, daemon.URL)
+		printClaim(a.stdout, c, h.daemonURL())
 		return nil
 	}
 }
@@ -690,8 +678,7 @@ func parseTTL(s string) (time.Duration, error) {
 const maxTTL = 100 * 365 * 24 * time.Hour
 
 func setupClaimList(a *app, fs *flag.FlagSet) func([]string) error {
-	h := &hosting{}
-	h.declare(a, fs)
+	h := newHosting(a, fs)
 	asJSON := fs.Bool("json", false, "print the stored records as a JSON array")
 	return func(args []string) error {
 		if len(args) > 0 {
@@ -722,8 +709,7 @@ func setupClaimList(a *app, fs *flag.FlagSet) func([]string) error {
 const notACode = "want a claim code: 6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash"
 
 func setupClaimRevoke(a *app, fs *flag.FlagSet) func([]string) error {
-	h := &hosting{}
-	h.declare(a, fs)
+	h := newHosting(a, fs)
 	return func(args []string) error {
 		if len(args) != 1 {
 			return usageErrorf("want one CODE; usher claim list shows them")
@@ -771,10 +757,7 @@ func setupNew(a *app, fs *flag.FlagSet) func([]string) error {
 			return fmt.Errorf("writing %s: %s", path, reason(err))
 		}
 		_, err = f.Write(starter)
-		if closeErr := f.Close(); err == nil {
-			err = closeErr
-		}
-		if err != nil {
+		if err = cmp.Or(err, f.Close()); err != nil {
 			return fmt.Errorf("writing %s: %w", path, err)
 		}
 		dir := ""

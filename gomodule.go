@@ -715,6 +715,14 @@ type goField struct {
 	quoted   bool // `json:",string"`
 }
 
+// rank orders fields of one name: the least deep counts, among equals a tagged one.
+func (field goField) rank() int {
+	if field.tagged {
+		return 2*len(field.index) - 1
+	}
+	return 2 * len(field.index)
+}
+
 // A goEmbedded is a struct whose fields are to be collected.
 type goEmbedded struct {
 	name     string
@@ -748,21 +756,14 @@ func (f *goFile) fields(name string, st *ast.StructType) []goField {
 	}
 	// Fields of one name next to each other, the one that counts first.
 	slices.SortStableFunc(found, func(a, b goField) int {
-		rank := cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(len(a.index), len(b.index)))
-		if rank == 0 && a.tagged != b.tagged {
-			rank = 1
-			if a.tagged {
-				rank = -1
-			}
-		}
-		return rank
+		return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.rank(), b.rank()))
 	})
 	// Of each run of one name, the first is kept, unless the second is its equal.
 	var kept []goField
 	for i, n := 0, 0; i < len(found); i += n {
 		for n = 1; i+n < len(found) && found[i+n].name == found[i].name; n++ {
 		}
-		if n == 1 || len(found[i].index) != len(found[i+1].index) || found[i].tagged != found[i+1].tagged {
+		if n == 1 || found[i].rank() != found[i+1].rank() {
 			kept = append(kept, found[i])
 		}
 	}
@@ -798,11 +799,9 @@ func (f *goFile) ownFields(e goEmbedded) (fields []goField, inner []goEmbedded) 
 				inner = append(inner, goEmbedded{id.Name, st, one.index, one.optional})
 			case field.Names == nil && !one.tagged && !f.isKnown(u):
 				// A struct of another package, perhaps: its fields can't be told.
-			case one.tagged:
-				fields = append(fields, one)
 			default:
 				named := one
-				named.name = id.Name
+				named.name = cmp.Or(one.name, id.Name)
 				fields = append(fields, named)
 			}
 		}

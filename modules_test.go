@@ -183,6 +183,26 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 	says("three")
 }
 
+// TestCacheOfAnotherVersion has what one usher remembers read by another.
+func TestCacheOfAnotherVersion(t *testing.T) {
+	t.Parallel()
+	r := &Registry{registryConfig: registryConfig{CacheDir: t.TempDir(), Log: quietLog(t.Output())}}
+	f := found{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher", Stamp: "1"}
+	write(t, r.cachePath(f), "")
+	r.writeCache(&entry{found: f, offer: &offer{}})
+	if r.readCache(f) == nil {
+		t.Error("what was just written is not known")
+	}
+	text, err := os.ReadFile(r.cachePath(f))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, r.cachePath(f), strings.Replace(string(text), cacheVersion(), "0"+cacheVersion(), 1))
+	if r.readCache(f) != nil {
+		t.Error("another version's word was taken")
+	}
+}
+
 // TestThousandModules shows that a start with known modules starts none.
 func TestThousandModules(t *testing.T) {
 	t.Parallel()

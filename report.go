@@ -5,6 +5,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,6 +16,9 @@ import (
 	"time"
 	"unicode"
 )
+
+// defaultURL is where a daemon is that was not told otherwise.
+const defaultURL = "http://127.0.0.1:3000/"
 
 // moduleLine is a module, or a file that is none, as usher modules shows it.
 type moduleLine struct {
@@ -170,9 +174,7 @@ func printClaim(w io.Writer, c Claim, url string) {
 		fmt.Fprintf(w, "Label:      %s\n", plain(c.Label))
 	}
 	running := url != ""
-	if !running {
-		url = "http://127.0.0.1:3000/"
-	}
+	url = cmp.Or(url, defaultURL)
 	fmt.Fprintf(w, "\nSet this header on the MCP client's connection:\n  %s: %s\n", claimHeader, c.Code.Reveal())
 	fmt.Fprintf(w, "\nFor example:\n  claude mcp add --transport http usher %s --header \"%s: %s\"\n", url, claimHeader, c.Code.Reveal())
 	fmt.Fprintf(w, "A client that can't set headers: %s?claim=%s\n", url, c.Code.Reveal())

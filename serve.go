@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -78,8 +79,7 @@ type serveFlags struct {
 }
 
 func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
-	h := &hosting{}
-	h.declare(a, fs)
+	h := newHosting(a, fs)
 	f := &serveFlags{servingFlags: declareServing(fs), maxBody: 4 << 20}
 	fs.Var(&f.maxBody, "max-body", "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB")
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
@@ -288,16 +288,17 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 	case <-ctx.Done():
 	}
 	cancel()
-	patience, done := context.WithTimeout(context.Background(), drainPatience)
-	if web.Shutdown(patience) != nil {
-		stop() // calls under way are told
+	drained := func() bool {
 		patience, done := context.WithTimeout(context.Background(), drainPatience)
-		if web.Shutdown(patience) != nil {
+		defer done()
+		return web.Shutdown(patience) == nil
+	}
+	if !drained() {
+		stop() // calls under way are told
+		if !drained() {
 			web.Close()
 		}
-		done()
 	}
-	done()
 	stop() // also calls that wait for their clients to come back
 	d.server.parking.close()
 	parts.Wait()
@@ -475,64 +476,56 @@ func (d *daemon) guards() string {
 	}
 }
 
-// baseRecord is {base}/.data/daemon.json: which daemon has this base folder.
-type baseRecord struct {
-	path string
-	data daemonInfo
-}
-
-// daemonInfo is what the record says.
-type daemonInfo struct {
+// daemonRecord is {base}/.data/daemon.json: which daemon has this base folder.
+type daemonRecord struct {
 	PID   int    `json:"pid"`
 	Birth string `json:"birth"` // see processBirth
-	URL   string `json:"url"`
+	URL   string `json:"url"`   // "" while it starts
+
+	path string
 }
 
 // alive reports whether the daemon of the record still runs.
-func (i daemonInfo) alive() bool {
-	return processAlive(i.PID) && (i.Birth == "" || i.Birth == processBirth(i.PID))
+func (d *daemonRecord) alive() bool {
+	return processAlive(d.PID) && (d.Birth == "" || d.Birth == processBirth(d.PID))
 }
 
-// readDaemon reads the record of dataDir's daemon, if one runs.
-func readDaemon(dataDir string) (daemonInfo, bool) {
-	raw, err := os.ReadFile(filepath.Join(dataDir, "daemon.json"))
-	var info daemonInfo
-	if err != nil || json.Unmarshal(raw, &info) != nil || !info.alive() {
-		return daemonInfo{}, false
+// readDaemon reads the record of dataDir's daemon; nil when none runs.
+func readDaemon(dataDir string) *daemonRecord {
+	d := &daemonRecord{path: filepath.Join(dataDir, "daemon.json")}
+	raw, err := os.ReadFile(d.path)
+	if err != nil || json.Unmarshal(raw, d) != nil || !d.alive() {
+		return nil
 	}
-	return info, true
+	return d
 }
 
 // claimBase makes this process the daemon of dataDir, unless one runs.
-func claimBase(ctx context.Context, dataDir string) (*baseRecord, error) {
-	r := &baseRecord{path: filepath.Join(dataDir, "daemon.json")}
-	r.data = daemonInfo{PID: os.Getpid(), Birth: processBirth(os.Getpid())}
+func claimBase(ctx context.Context, dataDir string) (*daemonRecord, error) {
+	own := &daemonRecord{PID: os.Getpid(), Birth: processBirth(os.Getpid()), path: filepath.Join(dataDir, "daemon.json")}
 	err := newWriteToken(dataDir).do(ctx, func(held *heldToken) error {
-		if other, ok := readDaemon(dataDir); ok {
-			where := other.URL
-			if where == "" {
-				where = "starting"
-			}
-			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base", other.PID, where)
+		if other := readDaemon(dataDir); other != nil {
+			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base",
+				other.PID, cmp.Or(other.URL, "starting"))
 		}
-		return held.replace("daemon.json", marshal(r.data), nil)
+		return held.replace("daemon.json", marshal(own), nil)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return r, nil
+	return own, nil
 }
 
 // publish writes down where the daemon can be reached.
-func (r *baseRecord) publish(url string) error {
-	r.data.URL = url
-	if err := replaceFile(r.path, marshal(r.data)); err != nil {
+func (d *daemonRecord) publish(url string) error {
+	d.URL = url
+	if err := replaceFile(d.path, marshal(d)); err != nil {
 		return fmt.Errorf("writing daemon.json: %w", err)
 	}
 	return nil
 }
 
 // release takes the record away.
-func (r *baseRecord) release() {
-	os.Remove(r.path) // a record of a dead process is as good as none
+func (d *daemonRecord) release() {
+	os.Remove(d.path) // a record of a dead process is as good as none
 }
