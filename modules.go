@@ -488,7 +488,8 @@ func (r *Registry) reviveBuild(e *entry) {
 func (r *Registry) acceptOffer(e *entry, o *offer) {
 	e.err, e.backoff = nil, 0
 	if e.found.Kind == kindGo && e.module != nil && bytes.Equal(marshal(o), marshal(e.offer)) {
-		r.writeCache(e) // touched, but built to the same program
+		e.module.fleet.pin(false) // it can be started again
+		r.writeCache(e)           // touched, but built to the same program
 		return
 	}
 	for _, p := range o.Problems {
