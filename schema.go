@@ -223,9 +223,9 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	if field(schema, "type") == nil && field(schema, "$ref") == nil && field(schema, "anyOf") == nil {
 		kind, _ := members(docType(d.kind))
 		own = append(kind, own...)
-		for _, f := range d.fields {
+		if len(d.fields) > 0 {
 			own = setMember(own, "type", json.RawMessage(`"object"`))
-			inner, _ := cleanSchema(joinMembers(own), []paramDoc{f}, true)
+			inner, _ := cleanSchema(joinMembers(own), d.fields, true)
 			own, _ = members(inner)
 		}
 	}

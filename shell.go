@@ -310,17 +310,16 @@ func shellResult(out []byte) json.RawMessage {
 	if text == "" {
 		return json.RawMessage(`{"content":[]}`)
 	}
-	result := textContent(text)
+	content := member{"content", textContent(text)}
 	object := json.RawMessage(strings.TrimSpace(text))
-	if json.Valid(object) {
-		if _, ok := members(object); ok {
-			if isToolResult(object) {
-				return oneLine(object)
-			}
-			return joinMembers([]member{{"content", result}, {"structuredContent", oneLine(object)}})
-		}
+	switch {
+	case !json.Valid(object) || object[0] != '{':
+		return joinMembers([]member{content})
+	case isToolResult(object):
+		return oneLine(object)
+	default:
+		return joinMembers([]member{content, {"structuredContent", oneLine(object)}})
 	}
-	return joinMembers([]member{{"content", result}})
 }
 
 // bounded keeps what is written, up to a limit.
@@ -358,19 +357,20 @@ func (w *shellStderr) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 		w.part = rest
-		w.line(strings.ToValidUTF8(string(line), "\uFFFD"))
+		w.line(line)
 	}
 }
 
 // flush takes what is left as a line.
 func (w *shellStderr) flush() {
 	if len(w.part) > 0 {
-		w.line(strings.ToValidUTF8(string(w.part), "\uFFFD"))
+		w.line(w.part)
 		w.part = nil
 	}
 }
 
-func (w *shellStderr) line(line string) {
+func (w *shellStderr) line(raw []byte) {
+	line := strings.ToValidUTF8(string(raw), "\uFFFD")
 	if rest, ok := strings.CutPrefix(line, "::progress "); ok {
 		w.progress(rest)
 		return
