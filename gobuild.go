@@ -79,16 +79,12 @@ const (
 )
 
 // buildGoModule builds the module at path into a folder below cacheDir, or finds
-// that a binary of the same content is there. Nothing is written beside the
-// module. The error is a *goBuildError when it is the module's, and wraps the
+// that a binary of the same content is there. Both paths are absolute. Nothing is
+// written beside the module. The error is a *goBuildError when it is the module's, and wraps the
 // cause when ctx ended the build; with an error there may still be a goBuild, of
 // which only Inputs means something: what to watch before trying again. Builds
 // may run side by side, in several processes too.
 func buildGoModule(ctx context.Context, path, cacheDir string) (*goBuild, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return nil, fmt.Errorf("reading module: %w", err)
-	}
 	// The go command reads the files later than we do. A build during which one
 	// of them changed is done again, or a binary would be kept under a key that
 	// is not that of its content.
@@ -189,10 +185,6 @@ func (b *goBuilder) build(ctx context.Context, path, cacheDir string) (*goBuild,
 // writeOverlay writes the generated main into the cache and returns the path of
 // the overlay, by which the go command sees it in the module's own folder.
 func (b *goBuilder) writeOverlay(cacheDir, generated string) (string, error) {
-	cacheDir, err := filepath.Abs(cacheDir)
-	if err != nil {
-		return "", err
-	}
 	b.work = filepath.Join(cacheDir, "go", hashOf(b.file))
 	if err := os.MkdirAll(b.work, 0o700); err != nil {
 		return "", err

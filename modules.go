@@ -838,11 +838,10 @@ func (r *Registry) withhold(modules []*Module) {
 
 // Status is what is known of one module, for people at this machine.
 type Status struct {
-	Name, Path, Source string
-	Kind               Kind
-	Module             *Module // nil when it is not hosted
-	Err                error   // why the newest version is not hosted
-	Pending            bool
+	found
+	Module  *Module // nil when it is not hosted
+	Err     error   // why the newest version is not hosted
+	Pending bool
 }
 
 // Report is the state of all modules, sorted by path, and the problems with
@@ -852,8 +851,7 @@ func (r *Registry) Report() ([]Status, []Problem) {
 	defer r.mu.Unlock()
 	var list []Status
 	for _, e := range r.entries {
-		list = append(list, Status{Name: e.found.Name, Path: e.found.Path, Source: e.found.Source,
-			Kind: e.found.Kind, Module: e.module, Err: e.err, Pending: e.pending})
+		list = append(list, Status{found: e.found, Module: e.module, Err: e.err, Pending: e.pending})
 	}
 	slices.SortFunc(list, func(a, b Status) int {
 		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Name, b.Name))

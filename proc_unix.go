@@ -94,9 +94,9 @@ func processBirth(pid int) string {
 	}
 	// The command's name, in parentheses, may hold anything; what follows it is
 	// fields 3 and on of proc_pid_stat(5). Field 22 is the start time.
-	_, rest, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')')+1:]), " ")
-	fields := strings.Fields(rest)
-	if !ok || len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+	text := string(stat)
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
 		return ""
 	}
 	return strings.TrimSpace(string(boot)) + "." + fields[19]

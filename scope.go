@@ -1,6 +1,6 @@
 // Scope: which part of the workspace a caller may reach, and how a session and
-// what it presents decide that. This file asks the claim store; it does not
-// know what a scope contains, nor how a request looks.
+// what it presents decide that. This file asks the claim store; it knows no
+// module, nor how a request looks.
 
 package main
 

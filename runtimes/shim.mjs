@@ -14,7 +14,7 @@ import { Readable } from 'node:stream'
 import { pathToFileURL } from 'node:url'
 import { inspect } from 'node:util'
 
-const MAX_LINE = 64 << 20 // bytes; usher drops longer ones, and the call would wait for ever
+const MAX_LINE = 64 << 20 // bytes; usher drops longer ones, and an ask would wait for ever
 const PROTOCOLS = ['2025-11-25', '2025-06-18', '2025-03-26']
 const LEVELS = ['debug', 'info', 'notice', 'warning', 'error', 'critical', 'alert', 'emergency']
 
