@@ -408,10 +408,7 @@ func parseDoc(doc string, own bool) docTags {
 			continue
 		}
 		wraps = false
-		tag, rest := strings.TrimSpace(line), ""
-		if i := strings.IndexFunc(tag, unicode.IsSpace); i >= 0 { // a tab too: a tag that is not seen protects nothing
-			tag, rest = tag[:i], strings.TrimSpace(tag[i:])
-		}
+		tag, rest := cutWord(strings.TrimSpace(line))
 		hint, isHint := hintTags[tag]
 		switch {
 		case tag == "@webhook":
@@ -488,11 +485,21 @@ func parseParam(s string) (paramDoc, bool) {
 		}
 		s = after
 	} else {
-		d.name, s, _ = strings.Cut(s, " ")
+		d.name, s = cutWord(s)
 	}
 	s = strings.TrimSpace(s)
 	d.text = strings.TrimSpace(strings.TrimPrefix(s, "- "))
 	return d, d.name != "" && d.name != "-"
+}
+
+// cutWord returns the word that s begins with, which any space ends, a tab too (a
+// tag that is not seen protects nothing), and what follows it.
+func cutWord(s string) (word, rest string) {
+	i := strings.IndexFunc(s, unicode.IsSpace)
+	if i < 0 {
+		return s, ""
+	}
+	return s[:i], strings.TrimSpace(s[i:])
 }
 
 // cutBrackets returns what stands in the brackets that s begins with, which may

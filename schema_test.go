@@ -16,6 +16,8 @@ func TestDocTags(t *testing.T) {
 		{"a parameter's text", "go", "@param a the a", `{"type":"object","properties":{"a":{"type":"string"}}}`, `{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"}}}}`},
 		{"parameters of a shell function", "shell", "@param {string} a - the a\\n@param {integer} [n=3] how many", `{"type":"object"}`,
 			`{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"},"n":{"type":"integer","default":3,"description":"how many"}},"required":["a"]}}`},
+		{"columns made with tabs", "shell", "@param\\t{string}\\ta\\tthe a\\n@param b\\tthe b", `{"type":"object"}`,
+			`{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"},"b":{"description":"the b"}},"required":["a","b"]}}`},
 		{"a JavaScript method's one object", "node", "@param {object} p\\n@param {string} p.a the a\\n@param {number[]} [p.b]", `{"type":"object"}`,
 			`{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"},"b":{"type":"array","items":{"type":"number"}}},"required":["a"]}}`},
 		{"_webhook is in no schema", "go", "", `{"type":"object","properties":{"_webhook":{},"a":{}},"required":["a","_webhook"]}`,
