@@ -8,7 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -182,7 +182,7 @@ func TestAskerIsNoOnesWithAGuest(t *testing.T) {
 	writeFake(t, dir+"/a.usher", "good")
 	f := newFleet(t.Context(), "a", false, func(ctx context.Context, w watcher) (*Worker, error) {
 		w.serves, w.listChanged = true, func(string) {}
-		return startWorker(ctx, "a", launch{Path: dir + "/a.usher", Dir: dir}, eraSession, &Guard{}, quietLog(io.Discard), w)
+		return startWorker(ctx, "a", launch{Path: dir + "/a.usher", Dir: dir}, eraSession, &Guard{}, slog.New(slog.DiscardHandler), w)
 	}, func() {})
 	defer f.close()
 	alice, bob := Caller{Session: "alice", Kin: "alice", Caps: allCaps}, Caller{Session: "bob", Kin: "bob", Caps: allCaps}

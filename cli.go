@@ -33,6 +33,7 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	getenv         func(string) string
+	base           string // the flag of the commands that have it; see dataDir
 }
 
 // command is an entry of the table. setup declares its flags and returns what
@@ -269,22 +270,14 @@ type listFlag []string
 func (f *listFlag) String() string     { return strings.Join(*f, ",") }
 func (f *listFlag) Set(s string) error { *f = append(*f, s); return nil }
 
-// hosting is the base folder of the commands that keep data, and so of all that
-// host modules.
-type hosting struct {
-	app  *app
-	base string
-}
-
-func newHosting(a *app, fs *flag.FlagSet) *hosting {
-	h := &hosting{app: a}
-	fs.StringVar(&h.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
-	return h
+// declareBase is for the commands that keep data, as all do that host modules.
+func (a *app) declareBase(fs *flag.FlagSet) {
+	fs.StringVar(&a.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
 }
 
 // dataDir is {base}/.data, made if need be.
-func (h *hosting) dataDir() (string, error) {
-	base := cmp.Or(h.base, h.app.getenv("USHER_BASE"))
+func (a *app) dataDir() (string, error) {
+	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
 	if base == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
@@ -340,20 +333,20 @@ func resolveDir(dir string) (string, error) {
 	return path, nil
 }
 
-// registry opens the modules under dirs.
-func (h *hosting) registry(dirs []string, log *slog.Logger, c registryConfig) (*Registry, error) {
+// registry opens the modules under dirs, with what c says of the rest.
+func (a *app) registry(dirs []string, c registryConfig) (*Registry, error) {
 	roots, err := resolveDirs(dirs)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkNesting(h.app.getenv(nestedVar), roots); err != nil {
+	if err := checkNesting(a.getenv(nestedVar), roots); err != nil {
 		return nil, err
 	}
-	data, err := h.dataDir()
+	data, err := a.dataDir()
 	if err != nil {
 		return nil, err
 	}
-	c.Roots, c.CacheDir, c.Log = roots, filepath.Join(data, "cache"), log
+	c.Roots, c.CacheDir = roots, filepath.Join(data, "cache")
 	return newRegistry(c)
 }
 
@@ -375,27 +368,23 @@ func (a *app) settleAll(r *Registry) {
 	}
 }
 
-func quietLog(w io.Writer) *slog.Logger {
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelError + 1}))
-}
-
 func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
-	h := newHosting(a, fs)
+	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	dir := fs.String("scope", "", "show what a session sees whose claim is for `DIR`, and what it does not")
 	code := fs.String("claim", "", "show what a session sees that presents `CODE`, and what it does not")
 	return func(dirs []string) error {
-		scope, err := h.seenScope(fs, *dir, *code)
+		scope, err := a.seenScope(fs, *dir, *code)
 		if err != nil {
 			return err
 		}
-		r, err := h.registry(dirs, quietLog(a.stderr), registryConfig{})
+		r, err := a.registry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return err
 		}
 		defer r.Close()
 		a.settleAll(r)
-		report := moduleReport(r, scope, cmp.Or(h.daemonURL(), defaultURL), a.getenv)
+		report := moduleReport(r, scope, cmp.Or(a.daemonURL(), defaultURL), a.getenv)
 		if *asJSON {
 			return printJSON(a.stdout, report)
 		}
@@ -405,7 +394,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 }
 
 // seenScope is the scope that -scope or -claim names; without either, all.
-func (h *hosting) seenScope(fs *flag.FlagSet, dir, code string) (Scope, error) {
+func (a *app) seenScope(fs *flag.FlagSet, dir, code string) (Scope, error) {
 	switch {
 	case given(fs, "scope") && given(fs, "claim"):
 		return scopeNone(), usageErrorf("-scope and -claim exclude each other")
@@ -420,7 +409,7 @@ func (h *hosting) seenScope(fs *flag.FlagSet, dir, code string) (Scope, error) {
 		if !ok {
 			return scopeNone(), usageErrorf("-claim: %s", notACode)
 		}
-		claims, err := h.claims()
+		claims, err := a.claims()
 		if err != nil {
 			return scopeNone(), err
 		}
@@ -449,14 +438,14 @@ func printJSON(w io.Writer, v any) error {
 }
 
 func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
-	h := newHosting(a, fs)
+	a.declareBase(fs)
 	opts := declareServing(fs)
 	return func(dirs []string) error {
 		log, err := newLog(a.stderr, opts.log)
 		if err != nil {
 			return err
 		}
-		r, err := h.registry(dirs, log, registryConfig{Patience: opts.callTimeout, Idle: opts.idle})
+		r, err := a.registry(dirs, registryConfig{Log: log, Patience: opts.callTimeout, Idle: opts.idle})
 		if err != nil {
 			return err
 		}
@@ -474,7 +463,7 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 }
 
 func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
-	h := newHosting(a, fs)
+	a.declareBase(fs)
 	var dirs listFlag
 	fs.Var(&dirs, "dir", "look for the module under `DIR`, instead of the current folder (repeatable)")
 	scope := fs.String("scope", "", "call as a session would whose claim is for `DIR`")
@@ -487,11 +476,11 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 		if err != nil {
 			return err
 		}
-		seen, err := h.seenScope(fs, *scope, "")
+		seen, err := a.seenScope(fs, *scope, "")
 		if err != nil {
 			return err
 		}
-		r, err := h.registry(dirs, quietLog(a.stderr), registryConfig{Patience: *timeout})
+		r, err := a.registry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout})
 		if err != nil {
 			return err
 		}
@@ -563,7 +552,7 @@ func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, 
 // callTool makes a call and prints what it gave.
 func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.RawMessage) error {
 	params := joinMembers([]member{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
-	s := &Server{views: r.Views(), fixed: scope, log: quietLog(a.stderr), stopping: a.ctx, stopped: a.ctx}
+	s := &Server{views: r.Views(), fixed: scope, log: slog.New(slog.DiscardHandler), stopping: a.ctx, stopped: a.ctx}
 	req := &request{server: s, session: newSession(sealed{}), params: params}
 	req.caller = Caller{Session: "call", Notify: func(method string, params json.RawMessage) {
 		fmt.Fprintln(a.stderr, "usher:", noteText(method, params))
@@ -583,8 +572,8 @@ func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.Raw
 }
 
 // daemonURL is where the daemon of the base folder is; "" when none runs.
-func (h *hosting) daemonURL() string {
-	if data, err := h.dataDir(); err == nil {
+func (a *app) daemonURL() string {
+	if data, err := a.dataDir(); err == nil {
 		if d := readDaemon(data); d != nil {
 			return d.URL
 		}
@@ -593,16 +582,16 @@ func (h *hosting) daemonURL() string {
 }
 
 // claims opens the claim store of the base folder.
-func (h *hosting) claims() (*ClaimStore, error) {
-	data, err := h.dataDir()
+func (a *app) claims() (*ClaimStore, error) {
+	data, err := a.dataDir()
 	if err != nil {
 		return nil, err
 	}
-	return openClaims(data, quietLog(h.app.stderr)), nil
+	return openClaims(data, nil), nil
 }
 
 func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
-	h := newHosting(a, fs)
+	a.declareBase(fs)
 	scope := fs.String("scope", ".", "the claim is for `DIR` and what is below it")
 	ttl := fs.String("ttl", "24h", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m")
 	label := fs.String("label", "", "a `TEXT` to know it by")
@@ -622,7 +611,7 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 		if strings.ContainsFunc(*label, unicode.IsControl) {
 			return usageErrorf("-label %q: want plain text on one line", *label)
 		}
-		claims, err := h.claims()
+		claims, err := a.claims()
 		if err != nil {
 			return err
 		}
@@ -637,7 +626,7 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 		if *asJSON {
 			return printJSON(a.stdout, c)
 		}
-		printClaim(a.stdout, c, h.daemonURL())
+		printClaim(a.stdout, c, a.daemonURL())
 		return nil
 	}
 }
@@ -678,13 +667,13 @@ func parseTTL(s string) (time.Duration, error) {
 const maxTTL = 100 * 365 * 24 * time.Hour
 
 func setupClaimList(a *app, fs *flag.FlagSet) func([]string) error {
-	h := newHosting(a, fs)
+	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print the stored records as a JSON array")
 	return func(args []string) error {
 		if len(args) > 0 {
 			return usageErrorf("unexpected argument %q", args[0])
 		}
-		claims, err := h.claims()
+		claims, err := a.claims()
 		if err != nil {
 			return err
 		}
@@ -709,7 +698,7 @@ func setupClaimList(a *app, fs *flag.FlagSet) func([]string) error {
 const notACode = "want a claim code: 6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash"
 
 func setupClaimRevoke(a *app, fs *flag.FlagSet) func([]string) error {
-	h := newHosting(a, fs)
+	a.declareBase(fs)
 	return func(args []string) error {
 		if len(args) != 1 {
 			return usageErrorf("want one CODE; usher claim list shows them")
@@ -718,7 +707,7 @@ func setupClaimRevoke(a *app, fs *flag.FlagSet) func([]string) error {
 		if !ok {
 			return usageErrorf("CODE: %s", notACode)
 		}
-		claims, err := h.claims()
+		claims, err := a.claims()
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"os/exec"
@@ -117,7 +118,7 @@ func TestOneFormInEachLanguage(t *testing.T) {
 func TestOldRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	dir, names := languages(t)
-	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: quietLog(os.Stderr)})
+	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

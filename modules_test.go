@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -94,7 +95,7 @@ func TestHotReload(t *testing.T) {
 // what the first look finds is of the file that is gone.
 func TestLookOutlivesItsModule(t *testing.T) {
 	t.Parallel()
-	r, err := newRegistry(registryConfig{Roots: []string{t.TempDir()}, CacheDir: t.TempDir(), Log: quietLog(t.Output())})
+	r, err := newRegistry(registryConfig{Roots: []string{t.TempDir()}, CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +190,7 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 // could not be started again meanwhile, may be stopped when idle as before.
 func TestPinEnds(t *testing.T) {
 	t.Parallel()
-	r, err := newRegistry(registryConfig{Roots: []string{t.TempDir()}, CacheDir: t.TempDir(), Log: quietLog(t.Output())})
+	r, err := newRegistry(registryConfig{Roots: []string{t.TempDir()}, CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,7 +216,7 @@ func TestPinEnds(t *testing.T) {
 // TestCacheOfAnotherVersion has what one usher remembers read by another.
 func TestCacheOfAnotherVersion(t *testing.T) {
 	t.Parallel()
-	r := &Registry{registryConfig: registryConfig{CacheDir: t.TempDir(), Log: quietLog(t.Output())}}
+	r := &Registry{registryConfig: registryConfig{CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}}
 	f := found{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher", Stamp: "1"}
 	write(t, r.cachePath(f), "")
 	r.writeCache(&entry{found: f, offer: &offer{}})

@@ -79,7 +79,7 @@ type serveFlags struct {
 }
 
 func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
-	h := newHosting(a, fs)
+	a.declareBase(fs)
 	f := &serveFlags{servingFlags: declareServing(fs), maxBody: 4 << 20}
 	fs.Var(&f.maxBody, "max-body", "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB")
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
@@ -95,7 +95,7 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
 	return func(dirs []string) error {
 		d := &daemon{app: a, flags: f}
-		return d.run(h, dirs)
+		return d.run(dirs)
 	}
 }
 
@@ -170,7 +170,7 @@ type daemon struct {
 	url      string
 }
 
-func (d *daemon) run(h *hosting, dirs []string) error {
+func (d *daemon) run(dirs []string) error {
 	d.secret = d.app.getenv(webhookSecretVar)
 	_, set := os.LookupEnv(webhookSecretVar)
 	if err := d.flags.check(d.secret, set || d.secret != ""); err != nil {
@@ -180,7 +180,7 @@ func (d *daemon) run(h *hosting, dirs []string) error {
 	if d.log, err = newLog(d.app.stderr, d.flags.log); err != nil {
 		return err
 	}
-	data, err := h.dataDir()
+	data, err := d.app.dataDir()
 	if err != nil {
 		return err
 	}
@@ -205,7 +205,7 @@ func (d *daemon) run(h *hosting, dirs []string) error {
 		return err
 	}
 	defer sessions.Close()
-	d.registry, err = h.registry(dirs, d.log, registryConfig{Patience: d.flags.callTimeout, Idle: d.flags.idle})
+	d.registry, err = d.app.registry(dirs, registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle})
 	if err != nil {
 		return err
 	}
