@@ -127,14 +127,10 @@ func (g *Guardian) checkHost(hostport string) error {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return nil
 	}
-	if isLoopbackName(host) || slices.Contains(g.hosts, host) {
+	if isLoopback(host) || slices.Contains(g.hosts, host) {
 		return nil
 	}
 	return fmt.Errorf("host %q is not allowed: start usher serve with -allow-host %s", clipText(host, 100), clipText(host, 100))
-}
-
-func isLoopbackName(host string) bool {
-	return host == "localhost" || strings.HasSuffix(host, ".localhost")
 }
 
 // checkOrigin accepts a page served from this machine and what was allowed by
@@ -144,19 +140,19 @@ func (g *Guardian) checkOrigin(origin string) error {
 	if err != nil || u.Scheme == "" || u.Host == "" || u.User != nil || u.Path != "" || u.RawQuery != "" {
 		return fmt.Errorf("origin %q is not allowed: it names no scheme and host", clipText(origin, 100))
 	}
-	host := strings.ToLower(u.Hostname())
-	if isLoopbackName(host) || isLoopbackAddr(host) {
-		return nil
-	}
-	if slices.Contains(g.origins, strings.ToLower(origin)) {
+	if isLoopback(u.Hostname()) || slices.Contains(g.origins, strings.ToLower(origin)) {
 		return nil
 	}
 	return fmt.Errorf("origin %q is not allowed: start usher serve with -allow-origin %s", clipText(origin, 100), clipText(origin, 100))
 }
 
-func isLoopbackAddr(host string) bool {
-	addr, err := netip.ParseAddr(host)
-	return err == nil && addr.Unmap().IsLoopback()
+// isLoopback reports whether a host, given by name or address, is this machine.
+func isLoopback(host string) bool {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return addr.Unmap().IsLoopback()
+	}
+	host = strings.ToLower(host)
+	return host == "localhost" || strings.HasSuffix(host, ".localhost")
 }
 
 func clipText(s string, n int) string {

@@ -32,6 +32,7 @@ type moduleLine struct {
 	Tools    []toolLine `json:"tools"`
 	Error    string     `json:"error,omitempty"` // why it, or its newest version, is not hosted
 	Problems []string   `json:"problems,omitempty"`
+	pending  bool       // it is being looked at
 }
 
 type toolLine struct {
@@ -57,7 +58,7 @@ func moduleReport(r *Registry, scope Scope, url string, getenv func(string) stri
 	status, problems := r.Report()
 	list := []moduleLine{}
 	for _, s := range status {
-		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
+		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}, pending: s.Pending}
 		if s.Err != nil {
 			line.Error = explain(s.Err)
 		}

@@ -132,11 +132,11 @@ func (f *serveFlags) check(secret string, secretSet bool) error {
 // the word of the one who starts it that none is wanted.
 func (f *serveFlags) checkExposure(host, secret string) error {
 	reachable := ""
-	if !isLoopbackName(strings.ToLower(host)) && !isLoopbackAddr(host) {
+	if !isLoopback(host) {
 		reachable = "-addr " + f.addr
 	}
 	for _, name := range f.hosts {
-		if !isLoopbackName(strings.ToLower(name)) && !isLoopbackAddr(name) {
+		if !isLoopback(name) {
 			reachable = "-allow-host " + name
 		}
 	}
@@ -391,18 +391,13 @@ func (d *daemon) show(ctx context.Context) {
 // showModules prints the modules whose state is not what was shown last. It
 // reports whether some are still being looked at.
 func (d *daemon) showModules(shown map[string]string) (pending bool) {
-	status, _ := d.registry.Report()
-	waiting := make(map[string]bool)
-	for _, s := range status {
-		waiting[s.Path+"\x00"+s.Name] = s.Pending
-		pending = pending || s.Pending
-	}
 	seen := make(map[string]bool)
 	for _, m := range moduleReport(d.registry, scopeAll(), d.url, d.app.getenv) {
 		key := m.Path + "\x00" + m.Name
 		seen[key] = true
 		state := string(marshal(m))
-		if waiting[key] || shown[key] == state {
+		pending = pending || m.pending
+		if m.pending || shown[key] == state {
 			continue
 		}
 		shown[key] = state
@@ -422,11 +417,7 @@ func (d *daemon) showModules(shown map[string]string) (pending bool) {
 func moduleState(m moduleLine) string {
 	if m.Error != "" {
 		first, _, _ := strings.Cut(m.Error, "\n")
-		name := m.Name
-		if name == "" {
-			name = filepath.Base(m.Path)
-		}
-		return fmt.Sprintf("  failed  %-12s %s", name, first)
+		return fmt.Sprintf("  failed  %-12s %s", cmp.Or(m.Name, filepath.Base(m.Path)), first)
 	}
 	var names []string
 	for _, t := range m.Tools {
