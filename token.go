@@ -1,6 +1,7 @@
 // The write token: the right to rewrite files of the data folder, for this
 // process and all others, and the rewriting. This file knows nobody; of
 // claims.json, the example below, it knows the name of the token's folder only.
+// At its end stand a few things about files that other rooms need too.
 //
 // # Why no two writers both win, and why no record is lost
 //
