@@ -80,10 +80,10 @@ const (
 
 // buildGoModule builds the module at path into a folder below cacheDir, or finds
 // that a binary of the same content is there. Both paths are absolute. Nothing is
-// written beside the module. The error is a *goBuildError when it is the module's, and wraps the
-// cause when ctx ended the build; with an error there may still be a goBuild, of
-// which only Inputs means something: what to watch before trying again. Builds
-// may run side by side, in several processes too.
+// written beside the module. The error is a *goBuildError when it is the module's,
+// and wraps the cause when ctx ended the build; with an error there may still be
+// a goBuild, of which only Inputs means something: what to watch before trying
+// again. Builds may run side by side, in several processes too.
 func buildGoModule(ctx context.Context, path, cacheDir string) (*goBuild, error) {
 	// The go command reads the files later than we do. A build during which one
 	// of them changed is done again, or a binary would be kept under a key that
