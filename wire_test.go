@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -703,7 +704,7 @@ func (noPeer) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 // What waits to be written when a stream breaks can be had on the next.
 func TestReplayOfWhatWasQueued(t *testing.T) {
 	t.Parallel()
-	s := &Server{sessions: &SessionStore{}, log: quietLog(io.Discard),
+	s := &Server{sessions: &SessionStore{}, log: slog.New(slog.DiscardHandler),
 		views: Views{View: newCatalog(nil).View, Changed: func() <-chan struct{} { return nil }}}
 	session := newSession(sealed{Protocol: protocols[0], Issued: time.Now()})
 	ctx, cancel := context.WithCancel(t.Context())
