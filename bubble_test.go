@@ -1,0 +1,247 @@
+// A bubble: usher's HTTP side over connections in memory, with a module that is
+// a function, for what takes minutes. Inside testing/synctest no time passes but
+// what a test lets pass.
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// bubble is a server that hosts the module m, and a client without a session.
+// The tools of m are:
+//
+//	wait {seconds}  answers after so long
+//	ask             asks its client, and tells what came back
+//	need            the same, but a refusal is its own error
+//	stay            asks, and when it has the answer goes on for ever
+type bubble struct {
+	*testClient
+	server *Server
+	m      *Module
+	base   string
+	modern bool // m speaks 2026-07-28 alone
+
+	mu    sync.Mutex
+	told  []*Message        // all that m was sent
+	tools map[string]string // of its calls, by their ids
+}
+
+// inBubble runs a test in a bubble, which ends with it: with no goroutine left.
+func inBubble(t *testing.T, test func(*testing.T, *bubble)) {
+	t.Helper()
+	base := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{base: base, tools: make(map[string]string)}
+		b.start(t)
+		test(t, b)
+	})
+}
+
+func (b *bubble) start(t *testing.T) {
+	t.Helper()
+	claims := openClaims(b.base+"/.data", nil)
+	sessions, err := openSessions(b.base+"/.data", time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := quietLog(io.Discard)
+	m := module(t, "/w/m.usher:m ask need stay wait")
+	b.m = m
+	m.fleet = newFleet(t.Context(), "m", false, func(_ context.Context, watch watcher) (*Worker, error) { return b.worker(watch), nil }, func() {})
+	catalog := newCatalog([]*Module{m})
+	stopping, stop := context.WithCancel(context.Background())
+	b.server = &Server{sessions: sessions, gate: newGate(claims, false, time.Now), guardian: &Guardian{maxBody: 1 << 20}, log: log,
+		started: time.Now(), parking: newParking(stopping, parkLife), stopping: stopping, stopped: stopping,
+		views: Views{View: catalog.View, Changed: func() <-chan struct{} { return nil }, Settle: func(context.Context) {},
+			Pending: func() bool { return false }, Release: func(string) {}}}
+	mux := http.NewServeMux()
+	b.server.routes(mux)
+	conns := make(pipes)
+	web := &http.Server{Handler: mux}
+	var all sync.WaitGroup
+	all.Go(func() { web.Serve(conns) })
+	all.Go(func() { sweep(stopping, sessions) })
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		ours, theirs := net.Pipe()
+		conns <- theirs
+		return ours, nil
+	}
+	b.testClient = &testClient{t: t, URL: "http://localhost/", Header: http.Header{},
+		http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
+	t.Cleanup(func() {
+		stop()
+		if err := web.Shutdown(context.Background()); err != nil {
+			t.Error(err)
+		}
+		b.server.parking.close()
+		m.fleet.close()
+		all.Wait()
+		sessions.Close()
+		claims.Close()
+	})
+}
+
+// pipes is a listener for connections in memory.
+type pipes chan net.Conn
+
+func (p pipes) Accept() (net.Conn, error) {
+	if c, ok := <-p; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (p pipes) Close() error   { close(p); return nil }
+func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// worker is a process of m, but for there being none.
+func (b *bubble) worker(watch watcher) *Worker {
+	watch.serves, watch.listChanged = true, func(string) {}
+	w := &Worker{module: "m", log: quietLog(io.Discard), guard: &Guard{}, watch: watch, cmd: &exec.Cmd{Process: &os.Process{}},
+		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{})}
+	w.info.Modern = b.modern
+	w.asks.begin()
+	go func() {
+		for open := true; open; {
+			select {
+			case line := <-w.out:
+				b.play(w, line)
+			case <-w.ending:
+				open = false
+			}
+		}
+		for len(w.out) > 0 {
+			b.play(w, <-w.out)
+		}
+		close(w.exited)
+		w.hastener.Wait()
+		w.err = &crashError{module: "m"}
+		for _, c := range w.calls.close(w.err) {
+			c.answer <- nil
+		}
+		w.asks.finish()
+		close(w.done)
+	}()
+	return w
+}
+
+// play is what m does with one message.
+func (b *bubble) play(w *Worker, line []byte) {
+	msg, err := parseMessage(line)
+	if err != nil {
+		b.t.Errorf("m was sent %s: %v", line, err)
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.told = append(b.told, msg)
+	name, id := stringField(msg.Params, "name"), msg.ID
+	switch {
+	case msg.Method == "tools/call" && name == "wait":
+		n, _ := strconv.Atoi(string(field(field(msg.Params, "arguments"), "seconds")))
+		time.AfterFunc(time.Duration(n)*time.Second, func() { w.handle(&Message{ID: id, Result: textResult("waited")}) })
+	case msg.Method == "tools/call" && b.modern:
+		w.handle(&Message{ID: id, Result: json.RawMessage(`{"resultType":"input_required","requestState":"s","inputRequests":{"q":{"method":"elicitation/create","params":{"message":"well?"}}}}`)})
+	case msg.Method == "tools/call":
+		b.tools[string(id)] = name
+		w.handle(&Message{ID: ID(`"of ` + string(id) + `"`), Method: "elicitation/create",
+			Params: json.RawMessage(fmt.Sprintf(`{"message":"well?","requestedSchema":{"type":"object","properties":{}},"_meta":{%q:%s}}`, metaCall, id))})
+	case msg.Method == "": // what came back
+		call := strings.Trim(strings.TrimPrefix(string(id), `"of `), `"`)
+		switch tool := b.tools[call]; {
+		case tool == "need" && msg.Err != nil:
+			w.handle(&Message{ID: ID(call), Err: rpcErrorf(-32050, "without it: %s", msg.Err.Message)})
+		case tool != "stay":
+			w.handle(&Message{ID: ID(call), Result: textResult(fakeAnswer(msg))})
+		}
+	}
+}
+
+// hears is what m was sent since it was asked last, a line a message: a method's
+// name, or what an answer says.
+func (b *bubble) hears() string {
+	synctest.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var lines []string
+	for _, msg := range b.told {
+		if msg.Method == "" {
+			lines = append(lines, fakeAnswer(msg))
+		} else {
+			lines = append(lines, msg.Method)
+		}
+	}
+	b.told = nil
+	return strings.Join(lines, "\n")
+}
+
+// open begins a session of a version, whose client can be asked.
+func (b *bubble) open(version string) *testClient {
+	b.t.Helper()
+	c := &testClient{t: b.t, URL: b.URL, Header: http.Header{}, http: b.http}
+	a := c.post(strings.Replace(initializeAs(version), `"capabilities":{}`, `"capabilities":`+askAllCaps, 1))
+	if c.Session = a.Header.Get(sessionHeader); c.Session == "" {
+		b.t.Fatalf("initialize: %d %s", a.Status, a.Body)
+	}
+	return c
+}
+
+// exchange is a request that was made, and what came back so far.
+type exchange struct {
+	hangUp context.CancelFunc
+	done   chan struct{} // closed at its end
+	mu     sync.Mutex
+	status int // 0 before there is one
+	header http.Header
+	text   string
+}
+
+// begin makes a request, and reads what comes back beside the caller.
+func (b *bubble) begin(req *http.Request) *exchange {
+	ctx, cancel := context.WithCancel(b.t.Context())
+	x := &exchange{hangUp: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(x.done)
+		res, err := b.http.Do(req.WithContext(ctx))
+		if err != nil {
+			return // it was hung up
+		}
+		defer res.Body.Close()
+		x.mu.Lock()
+		x.status, x.header = res.StatusCode, res.Header
+		x.mu.Unlock()
+		for part := make([]byte, 4096); err == nil; {
+			var n int
+			n, err = res.Body.Read(part)
+			x.mu.Lock()
+			x.text += string(part[:n])
+			x.mu.Unlock()
+		}
+	}()
+	return x
+}
+
+// got is what came back until now.
+func (x *exchange) got() (status int, text string) {
+	synctest.Wait()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.status, x.text
+}
+
+// pass lets time pass.
+func pass(d time.Duration) { <-time.After(d) }

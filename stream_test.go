@@ -1,0 +1,214 @@
+// Streams over time: what keeps silent ones alive, and how long what went out on
+// one can be had again.
+
+package main
+
+import (
+	"net/http"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+const bothKinds = "application/json, text/event-stream"
+
+// TestSilentCallBecomesAStream is of calls whose modules say nothing for long.
+func TestSilentCallBecomesAStream(t *testing.T) {
+	t.Parallel()
+	const params = `{"name":"m_wait","arguments":{"seconds":40}}`
+	for name, tt := range map[string]struct {
+		accept  string
+		request func(*bubble) *http.Request
+		stream  bool
+	}{
+		"2025-11-25": {bothKinds, func(b *bubble) *http.Request {
+			c := b.open("2025-11-25")
+			return c.request(http.MethodPost, c.message("tools/call", params))
+		}, true},
+		"2025-03-26": {bothKinds, func(b *bubble) *http.Request {
+			c := b.open("2025-03-26")
+			return c.request(http.MethodPost, c.message("tools/call", params))
+		}, true},
+		"a batch": {bothKinds, func(b *bubble) *http.Request {
+			c := b.open("2025-03-26")
+			return c.request(http.MethodPost, "["+c.message("tools/call", params)+"]")
+		}, true},
+		"2026-07-28": {bothKinds, func(b *bubble) *http.Request { return b.modernPOST("1", "tools/call", params) }, true},
+		"2025-11-25, JSON alone": {"application/json", func(b *bubble) *http.Request {
+			c := b.open("2025-11-25")
+			return c.request(http.MethodPost, c.message("tools/call", params))
+		}, false},
+		"2026-07-28, JSON alone": {"application/json", func(b *bubble) *http.Request { return b.modernPOST("1", "tools/call", params) }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				req := tt.request(b)
+				req.Header.Set("Accept", tt.accept)
+				x := b.begin(req)
+				pass(keepAlive - time.Nanosecond)
+				if status, text := x.got(); status != 0 {
+					t.Errorf("before its time: %d %q", status, text)
+				}
+				pass(time.Nanosecond)
+				for n := 1; n <= 2; n++ {
+					status, text := x.got()
+					if !tt.stream && status != 0 {
+						t.Errorf("to a client that takes no stream: %d %q", status, text)
+					}
+					if tt.stream && (status != 200 || !strings.HasPrefix(x.header.Get("Content-Type"), "text/event-stream") || x.header.Get("X-Accel-Buffering") != "no" ||
+						strings.Count(text, ":\n\n") < n || strings.Contains(text, "result")) {
+						t.Errorf("silent for %d times as long: %d %v %q", n, status, x.header, text)
+					}
+					pass(keepAlive)
+				}
+				<-x.done
+				kind := map[bool]string{true: "text/event-stream", false: "application/json"}[tt.stream]
+				if status, text := x.got(); status != 200 || x.header.Get("Content-Type") != kind || strings.Count(text, "waited") != 1 {
+					t.Errorf("the answer: %d %v %q", status, x.header, text)
+				}
+			})
+		})
+	}
+}
+
+// TestIdleStreamsAreKeptAlive is of streams on which there is nothing to say.
+func TestIdleStreamsAreKeptAlive(t *testing.T) {
+	t.Parallel()
+	get := func(c *testClient) *http.Request {
+		req := c.request(http.MethodGet, "")
+		req.Header.Set("Accept", "text/event-stream")
+		return req
+	}
+	for name, tt := range map[string]struct {
+		request func(*bubble) *http.Request
+		begins  string
+	}{
+		"2025-11-25": {func(b *bubble) *http.Request { return get(b.open("2025-11-25")) }, `^id: g\w+-0\nretry: 1000\ndata: \n\n:\n\n$`},
+		"2025-03-26": {func(b *bubble) *http.Request { return get(b.open("2025-03-26")) }, `^:\n\n$`},
+		"HTTP+SSE":   {func(b *bubble) *http.Request { return get(b.testClient) }, `^event: endpoint\ndata: \S+\n\n$`},
+		"2026-07-28": {func(b *bubble) *http.Request {
+			return b.modernPOST("1", "subscriptions/listen", `{"notifications":{}}`)
+		},
+			`^:\n\nevent: message\ndata: \S+acknowledged\S+\n\n$`},
+		"a call's that is resumed": {func(b *bubble) *http.Request {
+			c := b.open("2025-11-25")
+			call := c.request(http.MethodPost, c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":1000}}`))
+			call.Header.Set("Accept", "text/event-stream, application/json")
+			x := b.begin(call)
+			_, text := x.got()
+			x.hangUp()
+			req := get(c)
+			req.Header.Set(eventHeader, firstID(t, text))
+			return req
+		}, `^:\n\n$`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				x := b.begin(tt.request(b))
+				status, first := x.got()
+				if status != 200 || !regexp.MustCompile(tt.begins).MatchString(first) {
+					t.Errorf("at once: %d %q, want %s", status, first, tt.begins)
+				}
+				for n := range 3 {
+					pass(keepAlive - time.Nanosecond)
+					if _, text := x.got(); text != first+strings.Repeat(":\n\n", n) {
+						t.Errorf("before the comment %d: %q", n+1, text)
+					}
+					pass(time.Nanosecond)
+					if _, text := x.got(); text != first+strings.Repeat(":\n\n", n+1) {
+						t.Errorf("at the comment %d: %q", n+1, text)
+					}
+				}
+				x.hangUp()
+				<-x.done
+			})
+		})
+	}
+}
+
+// firstID is the id of a stream's first event that has one.
+func firstID(t *testing.T, stream string) string {
+	t.Helper()
+	_, rest, _ := strings.Cut(stream, "id: ")
+	id, _, ok := strings.Cut(rest, "\n")
+	if !ok {
+		t.Fatalf("no event has an id: %q", stream)
+	}
+	return id
+}
+
+// TestStreamThatNobodyReadsIsForgotten has streams resumed in time, and too late.
+func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
+	t.Parallel()
+	const forgets = 2 * replayLife // it is looked at from time to time
+	for _, tt := range []struct {
+		name string
+		call bool // a call's answer, and not a session's notifications
+		read time.Duration
+		away time.Duration // since it was read
+		kept bool
+	}{
+		{"an answer, in time", true, time.Second, replayLife - time.Second, true},
+		{"an answer, too late", true, time.Second, forgets, false},
+		{"an answer, read for long", true, 3 * forgets, replayLife - time.Second, true},
+		{"notifications, in time", false, time.Second, replayLife - time.Second, true},
+		{"notifications, too late", false, time.Second, forgets, false},
+		{"notifications, read for long", false, 3 * forgets, replayLife - time.Second, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				c := b.open("2025-11-25")
+				resume := func(id string) *exchange {
+					req := c.request(http.MethodGet, "")
+					req.Header.Set("Accept", "text/event-stream")
+					if id != "" {
+						req.Header.Set(eventHeader, id)
+					}
+					return b.begin(req)
+				}
+				var x *exchange
+				message := "waited"
+				if tt.call {
+					seconds := string(marshal(int(tt.read.Seconds()) + 1)) // the answer comes when nobody reads
+					req := c.request(http.MethodPost, c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":`+seconds+`}}`))
+					req.Header.Set("Accept", "text/event-stream, application/json")
+					x = b.begin(req)
+				} else {
+					x = resume("")
+					x.got()
+					message = "notifications/of/test"
+					session, release, err := b.server.sessions.Open(c.Session)
+					if err != nil {
+						t.Fatal(err)
+					}
+					session.tell(encodeNotification(message, nil))
+					release()
+				}
+				pass(tt.read)
+				_, text := x.got()
+				x.hangUp()
+				<-x.done
+				id := firstID(t, text)
+				for range map[bool]int{true: 2, false: 1}[tt.call] { // an answer is kept for longer by being read
+					pass(tt.away)
+					if held := b.server.sessions.replay.Load() > 0; held != tt.kept {
+						t.Errorf("something is held: %v", held)
+					}
+					x = resume(id)
+					status, text := x.got()
+					x.hangUp()
+					<-x.done
+					switch {
+					case strings.Contains(text, message) != tt.kept:
+						t.Errorf("resumed: %d %q", status, text)
+					case tt.call && !tt.kept && (status != http.StatusGone || !strings.Contains(text, "make the request again")):
+						t.Errorf("an answer that is gone: %d %q", status, text)
+					case !tt.call && (status != 200 || strings.Contains(text, id) || !strings.Contains(text, "\nretry: ")):
+						t.Errorf("its next stream: %d %q", status, text)
+					}
+				}
+			})
+		})
+	}
+}
