@@ -1022,6 +1022,74 @@ func TestAskClientGone(t *testing.T) {
 	})
 }
 
+// TestAskPatience is of clients that are there and never answer. What then
+// becomes of the call is the module's to say.
+func TestAskPatience(t *testing.T) {
+	t.Parallel()
+	const late = "the client did not answer within 10m0s"
+	for _, tt := range []struct {
+		name, version, tool string
+		modern              bool // the module
+		answer              string
+	}{
+		{"it copes", "2025-11-25", "m_ask", false, `"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`},
+		{"it does not", "2025-11-25", "m_need", false, `"error":{"code":-32050,"message":"without it: ` + late + `"}`},
+		{"it speaks of no sessions", "2025-11-25", "m_ask", true, `"error":{"code":-32603,"message":"` + late + `"}`},
+		{"a batch", "2025-03-26", "m_ask", false, `[{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]}}]`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				b.native, b.m.Modern = tt.modern, tt.modern
+				b.m.patience = askPatience / 2 // it is not the module that is slow
+				c := b.open(tt.version)
+				body := c.message("tools/call", `{"name":"`+tt.tool+`"}`)
+				if tt.version == batchProtocol {
+					body = "[" + body + "]"
+				}
+				x := b.begin(c.request(http.MethodPost, body))
+				pass(askPatience - time.Nanosecond)
+				if heard := b.hears(); heard != "tools/call" {
+					t.Errorf("until then the module hears %q", heard)
+				}
+				if _, text := x.got(); !strings.Contains(text, `"method":"elicitation/create"`) || strings.Contains(text, "notifications/cancelled") {
+					t.Errorf("until then its client has %q", text)
+				}
+				pass(time.Nanosecond)
+				_, text := x.got()
+				if _, after, _ := strings.Cut(text, `"method":"notifications/cancelled","params":{"requestId":"usher-1"}`); !strings.Contains(after, tt.answer) {
+					t.Errorf("then it has %q, want an answer with %s", text, tt.answer)
+				}
+				if heard := b.hears(); !tt.modern && heard != `{"code":-32603,"refused":"`+late+`"}` || tt.modern && heard != "" {
+					t.Errorf("then the module hears %q", heard)
+				}
+				<-x.done
+			})
+		})
+	}
+	t.Run("a client without a session comes back empty-handed", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, b *bubble) {
+			const params = `{"name":"m_ask","_meta":{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}}`
+			state := askState(t, b.modern("tools/call", params), 1)
+			back := func() answer {
+				return b.modern("tools/call", string(withMember(json.RawMessage(params), "requestState", quote(state))))
+			}
+			for range 2 {
+				pass(parkLife - time.Second)
+				state = askState(t, back(), 1)
+			}
+			b.hears()
+			pass(2 * time.Second)
+			if heard := b.hears(); heard != `{"code":-32603,"refused":"`+late+`"}` {
+				t.Errorf("the module hears %q", heard)
+			}
+			wantStale(t, "afterwards", back())
+			if n := len(b.server.parking.calls); n != 0 {
+				t.Errorf("%d calls are parked", n)
+			}
+		})
+	})
+}
+
 func TestAskBounds(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"a": "fixed names tools=ask", "b": "fixed names tools=ask"})

@@ -294,8 +294,9 @@ func (w *Worker) ask(ctx context.Context, c *call, needs clientCaps, msg *Messag
 	if c != nil {
 		c.asking.Add(1)
 		defer func() {
-			c.asking.Add(-1)
 			poke(c.beat) // from here on the module's silence counts
+			c.asking.Add(-1)
+			poke(c.beat) // for settle
 		}()
 		if c.ctx.Err() != nil {
 			return nil, errNotInCall

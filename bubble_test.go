@@ -33,7 +33,7 @@ type bubble struct {
 	server *Server
 	m      *Module
 	base   string
-	modern bool // m speaks 2026-07-28 alone
+	native bool // m speaks 2026-07-28 alone
 
 	mu    sync.Mutex
 	told  []*Message        // all that m was sent
@@ -113,7 +113,7 @@ func (b *bubble) worker(watch watcher) *Worker {
 	watch.serves, watch.listChanged = true, func(string) {}
 	w := &Worker{module: "m", log: quietLog(io.Discard), guard: &Guard{}, watch: watch, cmd: &exec.Cmd{Process: &os.Process{}},
 		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{})}
-	w.info.Modern = b.modern
+	w.info.Modern = b.native
 	w.asks.begin()
 	go func() {
 		for open := true; open; {
@@ -128,6 +128,7 @@ func (b *bubble) worker(watch watcher) *Worker {
 			b.play(w, <-w.out)
 		}
 		close(w.exited)
+		w.stopOnce.Do(func() {})
 		w.hastener.Wait()
 		w.err = &crashError{module: "m"}
 		for _, c := range w.calls.close(w.err) {
@@ -154,7 +155,7 @@ func (b *bubble) play(w *Worker, line []byte) {
 	case msg.Method == "tools/call" && name == "wait":
 		n, _ := strconv.Atoi(string(field(field(msg.Params, "arguments"), "seconds")))
 		time.AfterFunc(time.Duration(n)*time.Second, func() { w.handle(&Message{ID: id, Result: textResult("waited")}) })
-	case msg.Method == "tools/call" && b.modern:
+	case msg.Method == "tools/call" && b.native:
 		w.handle(&Message{ID: id, Result: json.RawMessage(`{"resultType":"input_required","requestState":"s","inputRequests":{"q":{"method":"elicitation/create","params":{"message":"well?"}}}}`)})
 	case msg.Method == "tools/call":
 		b.tools[string(id)] = name

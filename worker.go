@@ -622,7 +622,7 @@ func (w *Worker) await(ctx context.Context, id string, c *call, idle time.Durati
 			w.cancel(id, context.Cause(ctx))
 			return nil, context.Cause(ctx)
 		case <-timer.C:
-			if c.asking.Load() > 0 {
+			if c.asking.Load() > 0 || len(c.beat) > 0 {
 				timer.Reset(idle) // it is not the module that is slow
 				continue
 			}
