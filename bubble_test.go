@@ -190,6 +190,14 @@ func (b *bubble) hears() string {
 	return strings.Join(lines, "\n")
 }
 
+// parked is how many calls are kept for clients without sessions.
+func (b *bubble) parked() int {
+	synctest.Wait()
+	b.server.parking.mu.Lock()
+	defer b.server.parking.mu.Unlock()
+	return len(b.server.parking.calls)
+}
+
 // open begins a session of a version, whose client can be asked.
 func (b *bubble) open(version string) *testClient {
 	b.t.Helper()
@@ -211,13 +219,15 @@ type exchange struct {
 	text   string
 }
 
+func (b *bubble) begin(req *http.Request) *exchange { return begin(b.t, b.http, req) }
+
 // begin makes a request, and reads what comes back beside the caller.
-func (b *bubble) begin(req *http.Request) *exchange {
-	ctx, cancel := context.WithCancel(b.t.Context())
+func begin(t *testing.T, client *http.Client, req *http.Request) *exchange {
+	ctx, cancel := context.WithCancel(t.Context())
 	x := &exchange{hangUp: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(x.done)
-		res, err := b.http.Do(req.WithContext(ctx))
+		res, err := client.Do(req.WithContext(ctx))
 		if err != nil {
 			return // it was hung up
 		}

@@ -33,6 +33,8 @@ import (
 //	asks            declares that it asks its client
 //	names           says in which call it asks, as usher's own shims do
 //	roots           asks for roots as soon as it is initialized
+//	wants           asks for a form in prompts/get and resources/read, and answers
+//	                with what came back
 //	modern          speaks 2026-07-28 alone
 //
 // Its tools, but for tools=, are echo, sleep {ms}, crash, exit, progress {n, hold},
@@ -162,7 +164,9 @@ func (f *fakeServer) take(msg *Message) {
 		f.stopMu.Unlock()
 		go f.call(msg, stop)
 	default:
-		if result := f.other(msg); result != nil {
+		if f.has("wants") && (msg.Method == "prompts/get" || msg.Method == "resources/read") {
+			go f.want(msg)
+		} else if result := f.other(msg); result != nil {
 			f.send(encodeResult(msg.ID, result))
 		} else if msg.isRequest() {
 			f.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
@@ -329,6 +333,7 @@ type fakeAsk struct {
 	Tells bool       `json:"tells,omitempty"` // with progress and log messages before and after
 	Late  bool       `json:"late,omitempty"`  // asks once more when cancelled, and tells on stderr what came back
 	Bold  bool       `json:"bold,omitempty"`  // asks whatever the client has declared
+	Stays bool       `json:"stays,omitempty"` // answers only when cancelled, which is never
 }
 
 type fakeWish struct {
@@ -349,6 +354,17 @@ func (f *fakeServer) request(call ID, method string, params json.RawMessage) <-c
 	f.stopMu.Unlock()
 	f.send(encodeRequest(ID(id), method, params))
 	return answer
+}
+
+// want answers a request with what the client says to a form.
+func (f *fakeServer) want(msg *Message) {
+	wish := askFor("form", msg.Method)
+	said := fakeAnswer(<-f.request(msg.ID, wish.Method, wish.Params))
+	result := marshal(map[string]any{"messages": []any{map[string]any{"role": "user", "content": map[string]string{"type": "text", "text": said}}}})
+	if msg.Method == "resources/read" {
+		result = marshal(map[string]any{"contents": []any{map[string]string{"uri": stringField(msg.Params, "uri"), "text": said}}})
+	}
+	f.send(encodeResult(msg.ID, result))
 }
 
 // fakeAnswer is an answer as JSON.
@@ -401,6 +417,10 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 	}
 	say("answered")
 	tell(2, " after")
+	if a.Stays {
+		<-stop
+		return nil
+	}
 	result := textResult("[" + strings.Join(got, ",") + "]")
 	if failed && !a.Copes {
 		result = withMember(result, "isError", json.RawMessage("true"))
