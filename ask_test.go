@@ -1083,7 +1083,7 @@ func TestAskPatience(t *testing.T) {
 				t.Errorf("the module hears %q", heard)
 			}
 			wantStale(t, "afterwards", back())
-			if n := len(b.server.parking.calls); n != 0 {
+			if n := b.parked(); n != 0 {
 				t.Errorf("%d calls are parked", n)
 			}
 		})
@@ -1243,6 +1243,61 @@ func TestAskEndsCleanly(t *testing.T) {
 		await(t, "the end of a process", func() bool { return !processAlive(pid) })
 	}
 	await(t, "all goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// TestAskOfOneOfSeveral is of a module that does not say in which of its session's
+// calls it asks: that a later one ends does not end what an earlier one asks.
+func TestAskOfOneOfSeveral(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"a": "fixed asks tools=ask"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_ask")
+	for _, way := range []string{"2025-11-25", "HTTP+SSE", "stdio"} {
+		c := askWays[way](t, d.URL, dir, askAllCaps)
+		c.answer = askSilent
+		call := func(words ...string) <-chan json.RawMessage {
+			ask := fakeAsk{Mark: words[0], Turns: true}
+			for _, word := range words {
+				ask.Asks = append(ask.Asks, askFor("form", word))
+			}
+			return c.send(t.Context(), c.nextID(), "tools/call", string(joinMembers([]member{{"name", quote("a_ask")}, {"arguments", marshal(ask)}})))
+		}
+		asks := func(word string) json.RawMessage {
+			t.Helper()
+			question := <-c.asked
+			if stringField(field(question, "params"), "message") != word {
+				t.Fatalf("%s: asked %s, want one about %s", way, question, word)
+			}
+			return field(question, "id")
+		}
+		answer := func(id json.RawMessage, word string) {
+			if err := c.post(t.Context(), encodeResult(ID(id), askAnswer("said to "+word)("elicitation/create", nil))); err != nil {
+				t.Error(err)
+			}
+		}
+		ends := func(answer <-chan json.RawMessage, words ...string) {
+			t.Helper()
+			_, got, text := askGot(c.get(answer))
+			for i, word := range words {
+				if len(got) != len(words) || !strings.Contains(got[i], "said to "+word) {
+					t.Errorf("%s: %s", way, text)
+				}
+			}
+		}
+		early := call("first", "second")
+		first := asks("first")
+		late := call("other")
+		other := asks("other")
+		answer(first, "first")
+		second := asks("second") // while two calls are under way
+		answer(other, "other")
+		ends(late, "other")
+		answer(second, "second")
+		ends(early, "first", "second")
+		if len(c.heard) > 0 {
+			t.Errorf("%s: the client heard %s", way, c.heard)
+		}
+	}
 }
 
 // TestAskResumed is of a client whose stream broke off before it had the

@@ -9,11 +9,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -165,7 +165,7 @@ func (w *Worker) handleRequest(msg *Message) {
 		w.answer(encodeError(msg.ID, rpcErrorf(codeNoMethod, "this client does not answer %s", msg.Method)))
 		return
 	}
-	c, err := w.whose(msg.Params)
+	calls, err := w.whose(msg.Params)
 	if err == nil && w.asks.open.len() >= maxAsks {
 		err = errManyAsks
 	}
@@ -183,7 +183,7 @@ func (w *Worker) handleRequest(msg *Message) {
 	w.asks.wg.Go(func() {
 		defer cancel()
 		defer w.asks.open.take(string(msg.ID))
-		result, err := w.ask(ctx, c, needs, msg)
+		result, err := w.ask(ctx, calls, needs, msg)
 		answer := encodeResult(msg.ID, result)
 		if err != nil {
 			answer = encodeError(msg.ID, asRPCError(err))
@@ -239,51 +239,39 @@ func unsaid(params json.RawMessage) json.RawMessage {
 	}
 }
 
-// whose finds the call that a request of the module is for: the one that it
-// names, else the newest of the one session that it serves. It is nil, with no
-// error, where that session has no call in flight, or may yet come.
-func (w *Worker) whose(params json.RawMessage) (*call, error) {
+// whose finds the calls that a request of the module may be for: the one that it
+// names, else all of the one session that it serves, the newest first. There are
+// none, with no error, where that session has no call in flight, or may yet come.
+func (w *Worker) whose(params json.RawMessage) ([]*call, error) {
 	if c, said := w.saysCall(params); said {
 		if c == nil {
 			return nil, errNotInCall
 		}
-		return c, nil
+		return []*call{c}, nil
 	}
-	private := w.watch.private.Load()
-	calls := w.callersInFlight()
-	sure := !w.asks.several() && (len(calls) < 2 || !calls[0].caller.Alone)
-	if !private {
+	if !w.watch.private.Load() {
 		w.watch.asks()
 	}
-	if !sure {
+	calls := w.callersInFlight()
+	if w.asks.several() || len(calls) > 1 && calls[0].caller.Alone { // several also if another came meanwhile
 		return nil, errNotSure
 	}
 	if !w.watch.serves {
 		return nil, errNoClient
 	}
-	var newest *call
-	last := 0
-	for _, id := range w.calls.keys() {
-		c, _ := w.calls.get(id)
-		if n, _ := strconv.Atoi(id); c != nil && c.caller.Session != "" && n > last {
-			newest, last = c, n
-		}
-	}
-	if !private && w.asks.several() { // another came meanwhile, and may be the newest
-		return nil, errNotSure
-	}
-	return newest, nil
+	slices.SortFunc(calls, func(a, b *call) int { return cmp.Compare(b.number, a.number) })
+	return calls, nil
 }
 
-// ask asks the caller of c, or where that is nil, the one session that the
-// process serves.
-func (w *Worker) ask(ctx context.Context, c *call, needs clientCaps, msg *Message) (json.RawMessage, error) {
-	caller, err := w.listener(ctx, c)
+// ask asks the caller of calls, or where there are none, the one session that
+// the process serves.
+func (w *Worker) ask(ctx context.Context, calls []*call, needs clientCaps, msg *Message) (json.RawMessage, error) {
+	caller, err := w.listener(ctx, calls)
 	if err != nil {
 		return nil, err
 	}
 	if lacked := needs &^ caller.Caps; lacked != 0 {
-		if c != nil {
+		for _, c := range calls {
 			c.lacked.Or(uint32(lacked))
 		}
 		return nil, lacks(lacked)
@@ -291,17 +279,11 @@ func (w *Worker) ask(ctx context.Context, c *call, needs clientCaps, msg *Messag
 	if caller.Ask == nil {
 		return nil, errNoClient
 	}
-	if c != nil {
-		c.asking.Add(1)
-		defer func() {
-			poke(c.beat) // from here on the module's silence counts
-			c.asking.Add(-1)
-			poke(c.beat) // for settle
-		}()
-		if c.ctx.Err() != nil {
+	if len(calls) > 0 {
+		defer heldBy(calls, func() { w.asks.cancel(json.RawMessage(msg.ID)) })()
+		if !slices.ContainsFunc(calls, func(c *call) bool { return c.ctx.Err() == nil }) {
 			return nil, errNotInCall
 		}
-		defer context.AfterFunc(c.ctx, func() { w.asks.cancel(json.RawMessage(msg.ID)) })()
 	}
 	if needs == capElicitURL {
 		w.asks.sentTo(stringField(msg.Params, "elicitationId"), caller)
@@ -313,10 +295,42 @@ func (w *Worker) ask(ctx context.Context, c *call, needs clientCaps, msg *Messag
 	return result, err
 }
 
+// heldBy has calls wait for something asked, until over is called. With the last
+// of them to end, end is called.
+func heldBy(calls []*call, end func()) (over func()) {
+	var left atomic.Int32
+	left.Store(int32(len(calls)))
+	var letGo []func()
+	for _, c := range calls {
+		c.asking.Add(1)
+		done := sync.OnceFunc(func() {
+			poke(c.beat) // from here on the module's silence counts
+			c.asking.Add(-1)
+			poke(c.beat) // for settle
+		})
+		stop := context.AfterFunc(c.ctx, func() {
+			if left.Add(-1) == 0 {
+				end()
+			} else {
+				done() // it is another's, or that one would not have ended
+			}
+		})
+		letGo = append(letGo, func() {
+			stop()
+			done()
+		})
+	}
+	return func() {
+		for _, f := range letGo {
+			f()
+		}
+	}
+}
+
 // listener is whom to ask.
-func (w *Worker) listener(ctx context.Context, c *call) (Caller, error) {
-	if c != nil {
-		return c.caller, nil
+func (w *Worker) listener(ctx context.Context, calls []*call) (Caller, error) {
+	if len(calls) > 0 {
+		return calls[0].caller, nil
 	}
 	timer := time.NewTimer(ownerPatience)
 	defer timer.Stop()

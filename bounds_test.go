@@ -199,8 +199,8 @@ func TestAskerIsNoOnesWithAGuest(t *testing.T) {
 	w.asks.own(bob) // and bob's call goes on
 	w.calls.add("77", &call{caller: bob, answer: make(chan *Message, 1), beat: make(chan struct{}, 1), ctx: t.Context()})
 	defer w.calls.take("77")
-	if c, err := w.whose(nil); err == nil && c != nil {
-		t.Errorf("what alice's process asks goes to %s", c.caller.Session)
+	if calls, err := w.whose(nil); err == nil && len(calls) > 0 {
+		t.Errorf("what alice's process asks goes to %s", calls[0].caller.Session)
 	}
 }
 

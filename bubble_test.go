@@ -8,7 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -58,7 +58,7 @@ func (b *bubble) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := quietLog(io.Discard)
+	log := slog.New(slog.DiscardHandler)
 	m := module(t, "/w/m.usher:m ask need stay wait")
 	b.m = m
 	m.fleet = newFleet(t.Context(), "m", false, func(_ context.Context, watch watcher) (*Worker, error) { return b.worker(watch), nil }, func() {})
@@ -111,7 +111,7 @@ func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 // worker is a process of m, but for there being none.
 func (b *bubble) worker(watch watcher) *Worker {
 	watch.serves, watch.listChanged = true, func(string) {}
-	w := &Worker{module: "m", log: quietLog(io.Discard), guard: &Guard{}, watch: watch, cmd: &exec.Cmd{Process: &os.Process{}},
+	w := &Worker{module: "m", log: slog.New(slog.DiscardHandler), guard: &Guard{}, watch: watch, cmd: &exec.Cmd{Process: &os.Process{}},
 		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{})}
 	w.info.Modern = b.native
 	w.asks.begin()

@@ -333,6 +333,7 @@ type fakeAsk struct {
 	Tells bool       `json:"tells,omitempty"` // with progress and log messages before and after
 	Late  bool       `json:"late,omitempty"`  // asks once more when cancelled, and tells on stderr what came back
 	Bold  bool       `json:"bold,omitempty"`  // asks whatever the client has declared
+	Turns bool       `json:"turns,omitempty"` // asks for one after the other
 	Stays bool       `json:"stays,omitempty"` // answers only when cancelled, which is never
 }
 
@@ -401,14 +402,19 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 	}()
 	tell(1, " before")
 	var answers []<-chan *Message
-	for _, wish := range a.Asks {
-		answers = append(answers, f.request(msg.ID, wish.Method, wish.Params))
+	for i, wish := range a.Asks {
+		if !a.Turns || i == 0 {
+			answers = append(answers, f.request(msg.ID, wish.Method, wish.Params))
+		}
 	}
 	say("asked")
 	got, failed := []string{strconv.Itoa(os.Getpid())}, false
-	for _, answer := range answers {
+	for i := range a.Asks {
+		if i == len(answers) {
+			answers = append(answers, f.request(msg.ID, a.Asks[i].Method, a.Asks[i].Params))
+		}
 		select {
-		case msg := <-answer:
+		case msg := <-answers[i]:
 			got = append(got, fakeAnswer(msg))
 			failed = failed || msg.Err != nil
 		case <-stop:

@@ -96,6 +96,7 @@ type serverInfo struct {
 
 // call is a request to a worker that has not been answered.
 type call struct {
+	number int64 // the later, the higher
 	caller Caller
 	token  json.RawMessage // the caller's own progress token; nil for none
 	answer chan *Message   // 1-buffered
@@ -560,10 +561,11 @@ func (w *Worker) callersInFlight() []*call {
 // for idle (0: never) and waits for no answer of the caller's, the error is
 // errTimeout. Errors that the module answered with are *rpcError.
 func (w *Worker) request(ctx context.Context, caller Caller, method string, params json.RawMessage, idle time.Duration) (json.RawMessage, error) {
-	id := w.nextID()
+	number := w.lastID.Add(1)
+	id := strconv.FormatInt(number, 10)
 	callCtx, end := context.WithCancel(ctx)
 	defer end()
-	c := &call{caller: caller, answer: make(chan *Message, 1), beat: make(chan struct{}, 1), ctx: callCtx}
+	c := &call{number: number, caller: caller, answer: make(chan *Message, 1), beat: make(chan struct{}, 1), ctx: callCtx}
 	params = w.adapt(caller, params)
 	if caller.Session != "" { // usher's own requests need none
 		params, c.token = setProgressToken(params, id)
