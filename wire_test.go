@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -222,6 +223,101 @@ func TestBatchesOfOthers(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestBatchesThatAsk has modules ask in the middle of batches, over each
+// transport that has them. Where there are answers, they are in a batch too.
+func TestBatchesThatAsk(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"named": "fixed names tools=ask", "own": "fixed asks tools=ask"})
+	url := serveHere(t, dir).URL
+	for _, way := range []string{"streamable HTTP", "HTTP+SSE", "stdio"} {
+		t.Run(way, func(t *testing.T) {
+			t.Parallel()
+			got := make(chan json.RawMessage, 100)
+			var say func(string)
+			switch way {
+			case "streamable HTTP":
+				c := askOverPOST(t, url, batchProtocol, askAllCaps, "")
+				say = func(text string) {
+					req := c.http.request(http.MethodPost, text)
+					go func() {
+						res, err := c.http.http.Do(req)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						defer res.Body.Close()
+						if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
+							askLines(res.Body, func(_, data string) { got <- json.RawMessage(data) })
+						} else if body, _ := io.ReadAll(res.Body); len(body) > 0 {
+							got <- body
+						}
+					}()
+				}
+			case "HTTP+SSE":
+				c := connectOld(t, url)
+				say = func(text string) { c.post(text) }
+				go func() {
+					for e := range c.events {
+						got <- e.msg()
+					}
+				}()
+			case "stdio":
+				in, out, _ := stdio(t, dir)
+				say = func(text string) { io.WriteString(in, text+"\n") }
+				go func() {
+					for line, err := out.next(); err == nil; line, err = out.next() {
+						got <- bytes.Clone(line)
+					}
+				}()
+			}
+			next := func() json.RawMessage {
+				t.Helper()
+				select {
+				case msg := <-got:
+					return msg
+				case <-time.After(patience):
+					t.Fatal("gave up waiting for a message")
+					return nil
+				}
+			}
+			if way != "streamable HTTP" {
+				say(strings.Replace(initializeAs(batchProtocol), `"capabilities":{}`, `"capabilities":`+askAllCaps, 1))
+				next()
+			}
+			for _, module := range []string{"named", "own"} {
+				call := func(id string) string {
+					return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"` + module + `_ask","arguments":` +
+						string(marshal(fakeAsk{Mark: id, Asks: []fakeWish{askFor("form", "to "+id)}})) + `}}`
+				}
+				say("[" + call("1") + `,{"jsonrpc":"2.0","id":2,"method":"ping"},` + call("3") + "]")
+				var said []string
+				for range 2 {
+					asked := next()
+					message := stringField(field(asked, "params"), "message")
+					if stringField(asked, "method") != "elicitation/create" || !strings.HasPrefix(message, "to ") {
+						t.Fatalf("before the batch of answers comes %s", asked)
+					}
+					said = append(said, string(encodeResult(ID(field(asked, "id")), json.RawMessage(`{"action":"accept","content":{"word":"said `+message+`"}}`))))
+				}
+				say(`[{"jsonrpc":"2.0","id":99,"result":{}},` + said[0] + `,{"jsonrpc":"2.0","id":"beside","method":"ping"}]`)
+				if answers := answersOf(t, string(next())); len(answers) != 1 || len(answers[`"beside"`]) != 1 {
+					t.Errorf("to the batch with an answer comes %v", answers)
+				}
+				say("[" + said[1] + "]")
+				answers := answersOf(t, string(next()))
+				for id, want := range map[string]string{"1": "said to 1", "2": `"result":{}`, "3": "said to 3"} {
+					if len(answers) != 3 || len(answers[id]) != 1 || !strings.Contains(answers[id][0], want) {
+						t.Errorf("the answer to %s of %s is %q", id, module, answers[id])
+					}
+				}
+			}
+			if len(got) > 0 {
+				t.Errorf("over all that comes %s", <-got)
+			}
+		})
+	}
 }
 
 // oldClient is a client of HTTP+SSE.
