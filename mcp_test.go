@@ -101,6 +101,7 @@ func TestBadRequests(t *testing.T) {
 		{name: "HEAD", method: "HEAD", status: 405},
 		{name: "a path where nothing is", path: "nope", status: 404, says: `"error"`},
 		{name: "a GET without Accept", method: "GET", header: "Accept:", status: 406},
+		{name: "a browser's GET", method: "GET", header: "Accept: text/html,application/xhtml+xml,*/*;q=0.8", status: 406},
 		{name: "a huge header", header: "X-Big: " + strings.Repeat("x", 200<<10), status: 431},
 		{name: "health, whatever the Host", method: "GET", path: "healthz", header: "Host: probe.example", status: 200, says: "ok"},
 	}
@@ -459,9 +460,9 @@ func TestStreamsAreNotForOneSessionAlone(t *testing.T) {
 
 func TestAccept(t *testing.T) {
 	for header, want := range map[string]accepts{
-		"application/json, text/event-stream": {json: true, stream: true},
-		"text/event-stream, application/json": {json: true, stream: true, streamFirst: true},
-		"text/event-stream":                   {stream: true, streamFirst: true},
+		"application/json, text/event-stream": {json: true, stream: true, streamNamed: true},
+		"text/event-stream, application/json": {json: true, stream: true, streamFirst: true, streamNamed: true},
+		"text/event-stream":                   {stream: true, streamFirst: true, streamNamed: true},
 		"application/json":                    {json: true},
 		"*/*":                                 {json: true, stream: true},
 		"text/html, */*;q=0.8":                {json: true, stream: true},

@@ -26,6 +26,7 @@ const (
 type accepts struct {
 	json, stream bool
 	streamFirst  bool // the stream is preferred: it comes first
+	streamNamed  bool // and not only part of what a browser takes, which is anything
 }
 
 // parseAccept reads an Accept header. None at all allows anything.
@@ -44,6 +45,7 @@ func parseAccept(values []string) accepts {
 			a.streamFirst = a.streamFirst || !a.json && !all
 			a.stream = true
 		}
+		a.streamNamed = a.streamNamed || kind == "text/event-stream"
 		a.json = a.json || all || kind == "application/json" || kind == "application/*"
 	}
 	return a

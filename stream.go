@@ -404,7 +404,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if r.Method == http.MethodHead { // ServeMux counts it as GET
 		return methodNotAllowed(w, r)
 	}
-	if accept := r.Header.Values("Accept"); len(accept) == 0 || !parseAccept(accept).stream {
+	if !parseAccept(r.Header.Values("Accept")).streamNamed {
 		return httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
 	}
 	version := r.Header.Get(protocolHeader)
