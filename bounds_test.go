@@ -50,6 +50,36 @@ func TestSessionJustOpenedIsNotEvicted(t *testing.T) {
 	}
 }
 
+// Of too many sessions those are kept that were used lately.
+func TestIdleSessionsAreForgotten(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	s, err := openSessions(t.TempDir(), func() time.Time { return now })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	open := func() {
+		_, id := s.Create(protocols[0], 0, nil)
+		_, release, err := s.Open(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release()
+	}
+	for range maxIdleSessions + 5 {
+		open()
+	}
+	if n := len(s.live); n != maxIdleSessions+5 {
+		t.Errorf("%d sessions are kept of %d of the last minute", n, maxIdleSessions+5)
+	}
+	now = now.Add(2 * time.Minute)
+	open()
+	if n := len(s.live); n != 1 {
+		t.Errorf("%d sessions are kept, and one was used lately", n)
+	}
+}
+
 // What a module asks after its call's end takes no place that calls could have.
 func TestLateAskTakesNoPlace(t *testing.T) {
 	t.Parallel()

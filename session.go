@@ -338,6 +338,7 @@ type SessionStore struct {
 	log   *os.File
 	fates map[string]sessionRecord // what became of sessions, by key
 	live  map[string]*Session      // by key
+	swept time.Time                // when idle ones were last looked for
 
 	replay atomic.Int64 // bytes kept of streams that can be resumed
 }
@@ -572,11 +573,13 @@ func (s *SessionStore) release(session *Session) {
 }
 
 // evictLocked forgets the sessions that nothing was under way for in the last
-// minute, when there are too many.
+// minute, when there are too many. A flood of new ones leaves none to forget, so
+// they are not looked for each time.
 func (s *SessionStore) evictLocked() {
-	if len(s.live) <= maxIdleSessions {
+	if len(s.live) <= maxIdleSessions || s.now().Sub(s.swept) < time.Second {
 		return
 	}
+	s.swept = s.now()
 	for key, session := range s.live {
 		session.mu.Lock()
 		idle := session.users == 0 && s.now().Sub(session.lastUse) > time.Minute
