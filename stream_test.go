@@ -4,10 +4,16 @@
 package main
 
 import (
+	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -210,5 +216,53 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestSlowReaders has a client take a long message slowly, which gets it all, and
+// one that takes no more of it, which is not waited for for long.
+func TestSlowReaders(t *testing.T) {
+	t.Parallel()
+	long := []byte(`"` + strings.Repeat("x", 1<<20) + `"`)
+	for name, answer := range map[string]http.HandlerFunc{
+		"JSON":     func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, slices.Clone(long)) },
+		"a stream": func(w http.ResponseWriter, _ *http.Request) { newSSE(w).event("", long) },
+	} {
+		for _, reads := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", read to the end: ", reads), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					answered := make(chan struct{})
+					conns := make(pipes)
+					web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+						answer(w, r)
+						close(answered)
+					})}
+					var serving sync.WaitGroup
+					serving.Go(func() { web.Serve(conns) })
+					ours, theirs := net.Pipe()
+					conns <- theirs
+					io.WriteString(ours, "GET / HTTP/1.0\r\n\r\n")
+					got := 0
+					for part := make([]byte, 10_000); reads; pass(time.Second) {
+						n, err := ours.Read(part)
+						if got += n; err != nil {
+							break
+						}
+					}
+					if reads && got < len(long) {
+						t.Errorf("it got %d of %d bytes", got, len(long))
+					}
+					pass(writePatience + time.Second)
+					select {
+					case <-answered:
+					default:
+						t.Errorf("the answer is still being written after %v", writePatience)
+					}
+					ours.Close()
+					web.Close()
+					serving.Wait()
+				})
+			})
+		}
 	}
 }
