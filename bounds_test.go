@@ -135,9 +135,9 @@ func TestReplayOfADroppedLogIsGivenBack(t *testing.T) {
 	t.Parallel()
 	var budget atomic.Int64
 	s := newSession(sealed{Protocol: protocols[0]})
-	open := s.keepLog("g", &budget)
+	open := s.keepLog("g", nil, &budget)
 	for range maxEventLogs {
-		s.keepLog("p", &budget).end()
+		s.keepLog("p", nil, &budget).end()
 	}
 	open.add(make([]byte, 1<<20)) // of a log that made room for others
 	s.dropLogs(false)
@@ -152,7 +152,7 @@ func TestReplayIsNotOnes(t *testing.T) {
 	var budget atomic.Int64
 	hog := newSession(sealed{Protocol: protocols[0]})
 	for range 2 * maxReplayAll / maxReplay {
-		l := hog.keepLog("p", &budget)
+		l := hog.keepLog("p", nil, &budget)
 		for range 4 {
 			l.add(make([]byte, maxReplay/4))
 		}
@@ -161,7 +161,7 @@ func TestReplayIsNotOnes(t *testing.T) {
 	if b := budget.Load(); b > maxReplayAll+maxReplay {
 		t.Errorf("%d bytes are kept, %d may be", b, maxReplayAll)
 	}
-	l := newSession(sealed{Protocol: protocols[0]}).keepLog("p", &budget)
+	l := newSession(sealed{Protocol: protocols[0]}).keepLog("p", nil, &budget)
 	n := l.add([]byte("an answer"))
 	if _, _, _, ok := l.after(n - 1); !ok {
 		t.Error("another session's answer is not kept")

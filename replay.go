@@ -27,7 +27,7 @@ const (
 // stream and where in it. Safe for concurrent use.
 type eventLog struct {
 	id     string
-	claim  *claimStamp   // what its session was scoped to
+	claim  *claimStamp   // what its session was scoped to at its begin
 	budget *atomic.Int64 // bytes that all logs hold
 
 	mu      sync.Mutex

@@ -273,12 +273,12 @@ func (s *Session) listens() bool {
 	return len(s.streams) > 0
 }
 
-// keepLog begins a log of a stream, for as long as the session lives and there
-// is room. Of one that has ended nothing is kept.
-func (s *Session) keepLog(kind string, budget *atomic.Int64) *eventLog {
+// keepLog begins a log of a stream that is of a claim, for as long as the session
+// lives and there is room. Of one that has ended nothing is kept.
+func (s *Session) keepLog(kind string, claim *claimStamp, budget *atomic.Int64) *eventLog {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := newEventLog(kind, s.claim, budget)
+	l := newEventLog(kind, claim, budget)
 	if s.ended {
 		l.drop()
 		return l

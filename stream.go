@@ -256,7 +256,8 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request, session *S
 // sessionReply is a reply that its client can resume.
 func (s *Server) sessionReply(w http.ResponseWriter, accept accepts, session *Session) *reply {
 	out := newReply(w, accept, s.log)
-	out.keep = func() *eventLog { return session.keepLog("p", &s.sessions.replay) }
+	claim := session.scopedTo() // at its begin, whenever it turns into a stream
+	out.keep = func() *eventLog { return session.keepLog("p", claim, &s.sessions.replay) }
 	out.primed = session.isOf(protocols[0])
 	return out
 }
@@ -514,7 +515,7 @@ func (m *missed) carry(ctx context.Context, out *sseWriter) {
 // carryStream writes a notification stream until ctx ends or the peer is gone,
 // after what the client has missed of the one before; then it leaves the session.
 func (s *Server) carryStream(ctx context.Context, session *Session, st *stream, out *sseWriter, m *missed) {
-	log := session.keepLog("g", &s.sessions.replay)
+	log := session.keepLog("g", session.scopedTo(), &s.sessions.replay)
 	defer log.end()
 	defer func() {
 		s.leave(session, st)

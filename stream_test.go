@@ -266,3 +266,31 @@ func TestSlowReaders(t *testing.T) {
 		}
 	}
 }
+
+// TestResumeUnderAnotherClaim moves a session to another folder between the begin
+// of a call and that of its stream, which is none of the other claim's.
+func TestResumeUnderAnotherClaim(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		c := b.open("2025-11-25")
+		move := func(dir string) {
+			c.Header.Set(claimHeader, newClaimFor(t, b.base, dir).Code.Reveal())
+			c.tools()
+		}
+		move("/w")
+		x := b.begin(c.request(http.MethodPost, c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`)))
+		pass(time.Second)
+		move("/v")
+		<-x.done
+		_, text := x.got()
+		if !strings.Contains(text, "waited") {
+			t.Errorf("the call itself: %q", text)
+		}
+		req := c.request(http.MethodGet, "")
+		req.Header.Set("Accept", "text/event-stream")
+		req.Header.Set(eventHeader, firstID(t, text))
+		if a := c.do(req); a.Status != http.StatusGone {
+			t.Errorf("resumed: %d %s", a.Status, a.Body)
+		}
+	})
+}

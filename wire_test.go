@@ -838,18 +838,18 @@ func TestReplayIsGivenBack(t *testing.T) {
 		}
 	}
 	one, other := open(), open()
-	first := one.keepLog("p", &store.replay)
+	first := one.keepLog("p", nil, &store.replay)
 	first.add([]byte("12345"))
-	other.keepLog("g", &store.replay).add([]byte("123"))
+	other.keepLog("g", nil, &store.replay).add([]byte("123"))
 	held("two streams", 8)
 	if one.eventLog(first.id) != first || other.eventLog(first.id) != nil {
 		t.Error("a stream is not its session's alone")
 	}
 	for range maxEventLogs - 1 {
-		one.keepLog("p", &store.replay).add([]byte("1"))
+		one.keepLog("p", nil, &store.replay).add([]byte("1"))
 	}
 	held("as many streams as there may be", 8+maxEventLogs-1)
-	last := one.keepLog("p", &store.replay)
+	last := one.keepLog("p", nil, &store.replay)
 	held("one more", 3+maxEventLogs-1)
 	first.add([]byte("late"))
 	held("the oldest goes on", 3+maxEventLogs-1)
@@ -872,7 +872,7 @@ func TestReplayIsGivenBack(t *testing.T) {
 	}
 	held("a session has ended", 3)
 	last.add([]byte("its calls are told so"))
-	one.keepLog("p", &store.replay).add([]byte("and begin a stream for it"))
+	one.keepLog("p", nil, &store.replay).add([]byte("and begin a stream for it"))
 	held("they say so", 3)
 	if err := store.End(t.Context(), other); err != nil {
 		t.Fatal(err)
