@@ -73,7 +73,7 @@ func (a *asking) passElicited(params json.RawMessage) {
 		a.urls = slices.Delete(a.urls, i, i+1)
 	}
 	a.mu.Unlock()
-	if !caller.Modern { // whose revision has no such thing
+	if !caller.Modern && caller.stays() { // the other revision has no such thing
 		caller.notify("notifications/elicitation/complete", params)
 	}
 }
@@ -339,7 +339,7 @@ func (w *Worker) listener(ctx context.Context, calls []*call) (Caller, error) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	if sole := w.asks.sole(); sole != nil {
+	if sole := w.asks.sole(); sole != nil && sole.stays() {
 		return *sole, nil
 	}
 	if calls := w.callersInFlight(); w.watch.private.Load() && len(calls) == 1 {

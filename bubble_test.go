@@ -35,6 +35,8 @@ type bubble struct {
 	base   string
 	native bool // m speaks 2026-07-28 alone
 
+	process *Worker // of m, the latest
+
 	mu    sync.Mutex
 	told  []*Message        // all that m was sent
 	tools map[string]string // of its calls, by their ids
@@ -114,6 +116,7 @@ func (b *bubble) worker(watch watcher) *Worker {
 	w := &Worker{module: "m", log: slog.New(slog.DiscardHandler), guard: &Guard{}, watch: watch, cmd: &exec.Cmd{Process: &os.Process{}},
 		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{})}
 	w.info.Modern = b.native
+	b.process = w
 	w.asks.begin()
 	go func() {
 		for open := true; open; {

@@ -215,7 +215,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, view *V
 	if now == nil {
 		return nil
 	}
-	caller := callerOf(session, session.tell, session.listens)
+	caller := s.callerOf(session, session.tell, session.listens)
 	release, err := now.Subscribe(ctx, caller, uri, func(params json.RawMessage) { s.passUpdate(session, now, uri, params) })
 	if err != nil {
 		return err

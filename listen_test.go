@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 func TestSubscriptionsOfASession(t *testing.T) {
@@ -91,6 +92,55 @@ func TestSubscriptionsOfASession(t *testing.T) {
 					t.Errorf("it heard %s", msg)
 				}
 			}
+		})
+	}
+}
+
+// TestAskOutsideOfCallsAtTheEnd has a module ask the client of its last call when
+// that client's session is not any more what it was.
+func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(t *testing.T, b *bubble, c *testClient, own Code){
+		"its claim is revoked": func(t *testing.T, b *bubble, _ *testClient, own Code) {
+			if _, err := claims(t, b.base).Revoke(t.Context(), own); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"it moves to another folder": func(t *testing.T, b *bubble, c *testClient, _ Code) {
+			c.Header.Set(claimHeader, newClaimFor(t, b.base, "/v").Code.Reveal())
+			c.tools()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				own := newClaimFor(t, b.base, "/w").Code
+				c := b.open("2025-11-25")
+				c.Header.Set(claimHeader, own.Reveal())
+				req := c.request(http.MethodGet, "")
+				req.Header.Set("Accept", "text/event-stream")
+				x := b.begin(req)
+				pass(time.Second) // in which its claim is written down
+				c.call("m_wait", `{"seconds":0}`)
+				ask := func(word string) {
+					b.process.handle(&Message{ID: ID(quote(word)), Method: "elicitation/create", Params: json.RawMessage(`{"message":"` + word + `"}`)})
+				}
+				ask("before")
+				if status, text := x.got(); !strings.Contains(text, "before") {
+					t.Fatalf("before: the stream says %d %q", status, text)
+				}
+				b.hears()
+				end(t, b, c, own)
+				pass(2 * claimsLook)
+				ask("after")
+				if _, text := x.got(); strings.Contains(text, "after") {
+					t.Errorf("after: the stream says %q", text)
+				}
+				if heard := b.hears(); !strings.Contains(heard, errNoClient.Message) {
+					t.Errorf("after: the module heard %q", heard)
+				}
+				x.hangUp()
+				<-x.done
+			})
 		})
 	}
 }

@@ -67,12 +67,17 @@ func (s *Server) scope(session *Session) (Scope, error) {
 // callerOf is the caller of a session's requests. What is sent to the client
 // goes out by send, which reports whether it may arrive; there reports whether
 // the client may still answer.
-func callerOf(session *Session, send func([]byte) bool, there func() bool) Caller {
+func (s *Server) callerOf(session *Session, send func([]byte) bool, there func() bool) Caller {
+	claim := session.scopedTo()
 	c := Caller{Session: session.key, Kin: session.key, Caps: session.capabilities(), Level: session.logLevel}
 	c.Notify = func(method string, params json.RawMessage) {
 		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
 			send(encodeNotification(method, params))
 		}
+	}
+	c.Stays = func() bool {
+		_, err := s.scope(session)
+		return err == nil && sameStamp(claim, session.scopedTo())
 	}
 	if session.modern() {
 		c.Kin, c.Alone, c.Modern = session.kin, true, true

@@ -57,7 +57,7 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 	}
 	out := newReply(w, accept, s.log)
 	out.modern = true
-	req := &request{server: s, session: session, params: msg.Params, caller: callerOf(session, out.offer, out.there)}
+	req := &request{server: s, session: session, params: msg.Params, caller: s.callerOf(session, out.offer, out.there)}
 	if err := req.checkNames(r.Header, msg.Method); err != nil {
 		return refuse(msg.ID, err)
 	}

@@ -137,7 +137,7 @@ func (p *peer) answer(ctx context.Context, msg *Message) (json.RawMessage, error
 		p.session.introduce(protocol, caps)
 		return p.server.welcome(ctx, p.session, protocol), nil
 	}
-	req := &request{server: p.server, session: p.session, params: msg.Params, caller: callerOf(p.session, p.offer, p.there)}
+	req := &request{server: p.server, session: p.session, params: msg.Params, caller: p.server.callerOf(p.session, p.offer, p.there)}
 	return req.answer(ctx, msg.Method)
 }
 
@@ -147,7 +147,7 @@ func (p *peer) answerModern(ctx context.Context, msg *Message) (json.RawMessage,
 	if err != nil {
 		return nil, err
 	}
-	req := &request{server: p.server, session: session, params: msg.Params, caller: callerOf(session, p.offer, p.there)}
+	req := &request{server: p.server, session: session, params: msg.Params, caller: p.server.callerOf(session, p.offer, p.there)}
 	if msg.Method != listenMethod {
 		return req.answer(ctx, msg.Method)
 	}

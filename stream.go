@@ -285,7 +285,7 @@ func (s *Server) beginRequest(r *http.Request, session *Session, msg *Message) (
 func (s *Server) newRequest(session *Session, params json.RawMessage, out *reply) *request {
 	send := func(msg []byte) bool { return out.offer(msg) || session.tell(msg) }
 	there := func() bool { return out.there() || session.listens() }
-	return &request{server: s, session: session, params: params, caller: callerOf(session, send, there)}
+	return &request{server: s, session: session, params: params, caller: s.callerOf(session, send, there)}
 }
 
 // batchProtocol is the one version that has batches.

@@ -39,6 +39,9 @@ type Caller struct {
 	Caps   clientCaps    // what it can be asked for
 	Level  func() string // the least log messages that it wants; "" where it does not say
 
+	// Stays reports whether the caller may still reach what it could when it
+	// called; nil is yes. Who may not is told and asked nothing outside of calls.
+	Stays func() bool
 	// Notify takes a notification's method and params. It is called from the
 	// goroutine that reads the module's output and must not block; nil drops.
 	Notify func(method string, params json.RawMessage)
@@ -52,6 +55,8 @@ func (c Caller) notify(method string, params json.RawMessage) {
 		c.Notify(method, params)
 	}
 }
+
+func (c Caller) stays() bool { return c.Stays == nil || c.Stays() }
 
 func (c Caller) level() string {
 	if c.Level == nil {
