@@ -306,11 +306,11 @@ func (s *Server) readFilter(session *Session, view *View, filter []member) (list
 				return nil, nil, rpcErrorf(codeInvalidParams, "resourceSubscriptions must be a list of strings")
 			}
 			uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Resource(uri) == nil })
-			if len(uris) > maxWanted {
-				return nil, nil, rpcErrorf(codeInvalidParams, "too many resourceSubscriptions: %d at most", maxWanted)
-			}
 			for _, uri := range uris {
 				session.wanted[uri] = &interest{}
+			}
+			if len(session.wanted) > maxWanted { // of all lists, should there be several
+				return nil, nil, rpcErrorf(codeInvalidParams, "too many resourceSubscriptions: %d at most", maxWanted)
 			}
 			if len(uris) > 0 {
 				kept = append(kept, member{f.key, marshal(uris)})

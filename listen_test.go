@@ -5,6 +5,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -93,6 +94,37 @@ func TestSubscriptionsOfASession(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestListenerWantsTooMuch has what bounds a list of resources hold for several
+// of them too.
+func TestListenerWantsTooMuch(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/r.usher", "good tools=x res=r")
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("r_x")
+	uris := func(from, n int) string {
+		var list []string
+		for i := range n {
+			list = append(list, fmt.Sprint("r://many/", from+i))
+		}
+		return string(marshal(list))
+	}
+	for name, filter := range map[string]string{
+		"one list":       `{"resourceSubscriptions":` + uris(0, maxWanted+1) + `}`,
+		"the list twice": `{"resourceSubscriptions":` + uris(0, maxWanted) + `,"resourceSubscriptions":` + uris(maxWanted, 1) + `}`,
+	} {
+		meta := joinMembers([]member{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}})
+		req := stateless(t, d.URL).request(http.MethodPost, string(encodeRequest(ID("1"), listenMethod, meta)))
+		req.Header.Set(protocolHeader, modernProtocol)
+		req.Header.Set(methodHeader, listenMethod)
+		res, _, hangUp := follow(t, req)
+		if res.StatusCode != http.StatusBadRequest {
+			t.Errorf("%s: %d", name, res.StatusCode)
+		}
+		hangUp()
 	}
 }
 
