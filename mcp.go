@@ -315,15 +315,12 @@ func (r *request) prompt(name string, ask func(*Prompt, context.Context, Caller,
 
 func answerResourcesRead(ctx context.Context, r *request) (json.RawMessage, error) {
 	r.settleEmpty(ctx)
-	return r.inRounds(ctx, "resources/read", r.resource("resources/read"))
+	return r.inRounds(ctx, "resources/read", r.resource("resources/read", stringField(r.params, "uri")))
 }
 
-// resource directs a method to the module whose resource the request is about.
-func (r *request) resource(method string) func(*View) asked {
-	uri := stringField(r.params, "uri")
-	if ref := field(r.params, "ref"); ref != nil {
-		uri = stringField(ref, "uri")
-	}
+// resource directs a method to the module whose resource the request is about,
+// which each method names in a place of its own.
+func (r *request) resource(method, uri string) func(*View) asked {
 	return func(view *View) asked {
 		resource := view.Resource(uri)
 		if resource == nil {
@@ -348,7 +345,7 @@ func answerComplete(ctx context.Context, r *request) (json.RawMessage, error) {
 	case "ref/prompt":
 		return r.askModule(ctx, r.caller, r.prompt(stringField(ref, "name"), (*Prompt).Complete))
 	case "ref/resource":
-		return r.askModule(ctx, r.caller, r.resource("completion/complete"))
+		return r.askModule(ctx, r.caller, r.resource("completion/complete", stringField(ref, "uri")))
 	default:
 		return nil, rpcErrorf(codeInvalidParams, "ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
 	}

@@ -318,6 +318,26 @@ func TestModernParamHeaders(t *testing.T) {
 	}
 }
 
+// TestReadIsOfItsURI asks for a resource, and in a member that belongs to
+// completion names another, whose module must not get the request.
+func TestReadIsOfItsURI(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/r.usher", "good tools=x res=r")
+	d := serveHere(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("r_x")
+	const params = `{"uri":"file:///etc/passwd","ref":{"type":"ref/resource","uri":"r://one"}}`
+	for way, a := range map[string]answer{
+		"2025-11-25": c.ask("resources/read", params),
+		"2026-07-28": stateless(t, d.URL).modern("resources/read", params),
+	} {
+		if !strings.Contains(a.Body, `unknown resource \"file:///etc/passwd\"`) {
+			t.Errorf("%s: %d %s", way, a.Status, a.Body)
+		}
+	}
+}
+
 // TestModernResults looks at what answers have.
 func TestModernResults(t *testing.T) {
 	t.Parallel()
