@@ -35,6 +35,7 @@ type request struct {
 	session *Session
 	caller  Caller
 	params  json.RawMessage // an object, or nil
+	settled bool            // it has waited for modules being looked at, for a tool
 }
 
 // view is the modules that the request may reach, now. It is asked for each
@@ -205,9 +206,7 @@ func answerToolsCall(ctx context.Context, r *request) (json.RawMessage, error) {
 	if arguments != nil && arguments[0] != '{' {
 		return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
 	}
-	if view, err := r.view(); err == nil && view.Lookup(name) == nil {
-		r.server.views.Settle(ctx) // it may be a module that is being looked at
-	}
+	r.settleTool(ctx, name)
 	start := time.Now()
 	result, err := r.callTool(ctx, name, arguments)
 	r.server.logCall(r, name, result, err, time.Since(start))
@@ -286,6 +285,15 @@ func (r *request) askModule(ctx context.Context, caller Caller, find func(*View)
 		return nil, context.Cause(ctx)
 	}
 	return result, err
+}
+
+// settleTool waits, once, for modules being looked at where there is no such tool
+// yet: it may be of one of them.
+func (r *request) settleTool(ctx context.Context, name string) {
+	if view, err := r.view(); err == nil && view.Lookup(name) == nil && !r.settled {
+		r.settled = true
+		r.server.views.Settle(ctx)
+	}
 }
 
 // settleEmpty waits for modules being looked at where there are none yet.

@@ -58,7 +58,7 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 	out := newReply(w, accept, s.log)
 	out.modern = true
 	req := &request{server: s, session: session, params: msg.Params, caller: s.callerOf(session, out.offer, out.there)}
-	if err := req.checkNames(r.Header, msg.Method); err != nil {
+	if err := req.checkNames(r.Context(), r.Header, msg.Method); err != nil {
 		return refuse(msg.ID, err)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -149,7 +149,7 @@ func matchHeader(h http.Header, name, body string) error {
 
 // checkNames checks the headers that repeat whom a request is for, and the
 // arguments that a tool's schema marks so.
-func (r *request) checkNames(h http.Header, method string) error {
+func (r *request) checkNames(ctx context.Context, h http.Header, method string) error {
 	key := map[string]string{"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}[method]
 	if key == "" {
 		return nil
@@ -165,6 +165,7 @@ func (r *request) checkNames(h http.Header, method string) error {
 	if method != "tools/call" {
 		return nil
 	}
+	r.settleTool(ctx, body) // or its headers would pass unchecked
 	view, err := r.view()
 	if err != nil {
 		return nil // the call itself is refused

@@ -318,6 +318,19 @@ func TestModernParamHeaders(t *testing.T) {
 	}
 }
 
+// TestModernParamHeadersAtTheStart calls a tool while it is not known yet what
+// its headers are.
+func TestModernParamHeadersAtTheStart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=mirror slowstart=1000")
+	c := stateless(t, serveHere(t, dir).URL)
+	a := c.modern("tools/call", `{"name":"a_mirror","arguments":{"region":"eu"}}`)
+	if a.Status != 400 || !strings.Contains(a.Body, `"code":-32020`) {
+		t.Errorf("without its header: %d %s", a.Status, a.Body)
+	}
+}
+
 // TestReadIsOfItsURI asks for a resource, and in a member that belongs to
 // completion names another, whose module must not get the request.
 func TestReadIsOfItsURI(t *testing.T) {
