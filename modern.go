@@ -230,11 +230,12 @@ func (m mirrored) check(h http.Header, arguments json.RawMessage) error {
 	return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the argument %q another value", name, clipText(said, 200), strings.Join(m.path, "."))
 }
 
-// sameNumber reports whether two numbers are equal that floats hold exactly.
-func sameNumber(a, b string) bool {
-	x, errX := strconv.ParseFloat(a, 64)
-	y, errY := strconv.ParseFloat(b, 64)
-	return errX == nil && errY == nil && x == y && x > -1<<53 && x < 1<<53
+// sameNumber reports whether a header says a number that floats hold exactly. It
+// is written as in JSON: ParseFloat knows other ways, which nobody else does.
+func sameNumber(said, number string) bool {
+	x, errX := strconv.ParseFloat(said, 64)
+	y, errY := strconv.ParseFloat(number, 64)
+	return json.Valid([]byte(said)) && errX == nil && errY == nil && x == y && x > -1<<53 && x < 1<<53
 }
 
 // admitModern judges a request by the codes that it presents. One that is

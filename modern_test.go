@@ -296,6 +296,7 @@ func TestModernParamHeaders(t *testing.T) {
 		{`{"n":9007199254740993}`, "Mcp-Param-Number: 9007199254740993", true},
 		{`{"n":9007199254740993}`, "Mcp-Param-Number: 9007199254740992", false},
 		{`{"n":"42"}`, "Mcp-Param-Number: 42.0", false},
+		{`{"n":16}`, "Mcp-Param-Number: 0x1p4", false},
 		{`{"on":true}`, "Mcp-Param-On: true", true},
 		{`{"on":true}`, "Mcp-Param-On: True", false},
 		{`{"on":false}`, "", false},
