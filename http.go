@@ -1,6 +1,7 @@
 // HTTP: what both endpoints share. Who may speak to the daemon at all (Host,
-// Origin), the reading of bodies within limits, request ids, and errors with a
-// status, which one adapter writes. It knows neither MCP nor webhooks.
+// Origin), the reading and writing of bodies within limits, request ids, and
+// errors with a status, which one adapter writes. It knows neither MCP nor
+// webhooks.
 
 package main
 
@@ -209,6 +210,23 @@ func (g *Guardian) readBody(w http.ResponseWriter, r *http.Request) ([]byte, err
 	default:
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: "the body could not be read", Err: err}
 	}
+}
+
+// maxWrite is how much a peer has writePatience to take. A long body is written
+// in parts, as a slow peer that takes it is not one that is gone.
+const maxWrite = 64 << 10
+
+// writeBody writes b, as long as the peer takes some of it. Without deadlines a
+// vanished peer takes what fits into the buffers, and the rest never ends.
+func writeBody(w http.ResponseWriter, b []byte) error {
+	control := http.NewResponseController(w)
+	for part := range slices.Chunk(b, maxWrite) {
+		_ = control.SetWriteDeadline(time.Now().Add(writePatience)) // not there in some tests
+		if _, err := w.Write(part); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // formatSize is a number of bytes for people, in the units that flags take.

@@ -8,11 +8,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"mime"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -273,29 +271,13 @@ func (s *sseWriter) write(b []byte) {
 	if s.err != nil {
 		return
 	}
-	if s.err = writeAll(s.w, s.control, b); s.err == nil {
+	if s.err = writeBody(s.w, b); s.err == nil {
 		s.err = s.control.Flush()
 	}
-}
-
-// maxWrite is how much a peer has writePatience to take. A long message is
-// written in parts, as a slow peer that takes it is not one that is gone.
-const maxWrite = 64 << 10
-
-// writeAll writes b, as long as the peer takes some of it. Without deadlines a
-// vanished peer takes what fits into the buffers, and the rest never ends.
-func writeAll(w io.Writer, control *http.ResponseController, b []byte) error {
-	for part := range slices.Chunk(b, maxWrite) {
-		_ = control.SetWriteDeadline(time.Now().Add(writePatience)) // not there in some tests
-		if _, err := w.Write(part); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = writeAll(w, http.NewResponseController(w), append(body, '\n')) // a peer that is gone is no one to tell
+	_ = writeBody(w, append(body, '\n')) // a peer that is gone is no one to tell
 }

@@ -225,8 +225,9 @@ func TestSlowReaders(t *testing.T) {
 	t.Parallel()
 	long := []byte(`"` + strings.Repeat("x", 1<<20) + `"`)
 	for name, answer := range map[string]http.HandlerFunc{
-		"JSON":     func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, slices.Clone(long)) },
-		"a stream": func(w http.ResponseWriter, _ *http.Request) { newSSE(w).event("", long) },
+		"JSON":      func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, slices.Clone(long)) },
+		"a stream":  func(w http.ResponseWriter, _ *http.Request) { newSSE(w).event("", long) },
+		"a webhook": func(w http.ResponseWriter, _ *http.Request) { webhookAnswer{status: 200, body: long}.write(w) },
 	} {
 		for _, reads := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, ", read to the end: ", reads), func(t *testing.T) {

@@ -426,7 +426,7 @@ func (a webhookAnswer) write(w http.ResponseWriter) {
 	}
 	w.WriteHeader(a.status)
 	if a.status != http.StatusNoContent && a.status != http.StatusNotModified {
-		w.Write(a.body) // a sender that is gone is no one to tell
+		_ = writeBody(w, a.body) // a sender that is gone is no one to tell
 	}
 }
 
