@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -128,8 +129,9 @@ func TestListenerWantsTooMuch(t *testing.T) {
 	}
 }
 
-// TestAskOutsideOfCallsAtTheEnd has a module ask the client of its last call when
-// that client's session is not any more what it was.
+// TestAskOutsideOfCallsAtTheEnd has a module ask the client of its last call, and
+// tell of one whose connection is gone, when that client's session is not any more
+// what it was.
 func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, b *bubble, c *testClient, own Code){
@@ -156,19 +158,42 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 				ask := func(word string) {
 					b.process.handle(&Message{ID: ID(quote(word)), Method: "elicitation/create", Params: json.RawMessage(`{"message":"` + word + `"}`)})
 				}
+				ask("outside")
+				x.got() // it has arrived
+				call := b.begin(c.request(http.MethodPost, c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`)))
+				call.got()
+				call.hangUp()
+				<-call.done
+				synctest.Wait() // the server has seen it
+				progress := func(word string) {
+					b.process.handle(&Message{Method: "notifications/progress",
+						Params: json.RawMessage(`{"progressToken":` + b.process.calls.keys()[0] + `,"message":"progress ` + word + `"}`)})
+				}
+				progress("before")
+				x.got()
 				ask("before")
-				if status, text := x.got(); !strings.Contains(text, "before") {
+				if status, text := x.got(); !strings.Contains(text, `"outside"`) || !strings.Contains(text, `"before"`) || !strings.Contains(text, "progress before") {
 					t.Fatalf("before: the stream says %d %q", status, text)
 				}
 				b.hears()
 				end(t, b, c, own)
 				pass(2 * claimsLook)
+				progress("after")
 				ask("after")
 				if _, text := x.got(); strings.Contains(text, "after") {
 					t.Errorf("after: the stream says %q", text)
 				}
-				if heard := b.hears(); !strings.Contains(heard, errNoClient.Message) {
+				if heard := b.hears(); !strings.Contains(heard, errUnheard.Message) {
 					t.Errorf("after: the module heard %q", heard)
+				}
+				pass(time.Minute) // the call ends
+				b.hears()
+				ask("after all")
+				if _, text := x.got(); strings.Contains(text, "after") {
+					t.Errorf("after all: the stream says %q", text)
+				}
+				if heard := b.hears(); !strings.Contains(heard, errNoClient.Message) {
+					t.Errorf("after all: the module heard %q", heard)
 				}
 				x.hangUp()
 				<-x.done

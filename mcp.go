@@ -69,17 +69,13 @@ func (s *Server) scope(session *Session) (Scope, error) {
 // goes out by send, which reports whether it may arrive; there reports whether
 // the client may still answer.
 func (s *Server) callerOf(session *Session, send func([]byte) bool, there func() bool) Caller {
-	claim := session.scopedTo()
 	c := Caller{Session: session.key, Kin: session.key, Caps: session.capabilities(), Level: session.logLevel}
 	c.Notify = func(method string, params json.RawMessage) {
 		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
 			send(encodeNotification(method, params))
 		}
 	}
-	c.Stays = func() bool {
-		_, err := s.scope(session)
-		return err == nil && sameStamp(claim, session.scopedTo())
-	}
+	c.Stays = s.staying(session)
 	if session.modern() {
 		c.Kin, c.Alone, c.Modern = session.kin, true, true
 		return c
@@ -88,6 +84,16 @@ func (s *Server) callerOf(session *Session, send func([]byte) bool, there func()
 		return session.ask(ctx, send, there, method, params)
 	}
 	return c
+}
+
+// staying returns a function that reports whether a session can still reach what
+// it can now.
+func (s *Server) staying(session *Session) func() bool {
+	claim := session.scopedTo()
+	return func() bool {
+		_, err := s.scope(session)
+		return err == nil && sameStamp(claim, session.scopedTo())
+	}
 }
 
 // mcpMethod is how a method is answered. A lasting one is for those who have

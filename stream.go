@@ -281,9 +281,11 @@ func (s *Server) beginRequest(r *http.Request, session *Session, msg *Message) (
 }
 
 // newRequest is a request whose messages to the client go out with its answer,
-// or, once that is written, on the session's stream.
+// or, once that is written, on the session's stream, while that is of the claim
+// that the request was made under.
 func (s *Server) newRequest(session *Session, params json.RawMessage, out *reply) *request {
-	send := func(msg []byte) bool { return out.offer(msg) || session.tell(msg) }
+	stays := s.staying(session)
+	send := func(msg []byte) bool { return out.offer(msg) || stays() && session.tell(msg) }
 	there := func() bool { return out.there() || session.listens() }
 	return &request{server: s, session: session, params: params, caller: s.callerOf(session, send, there)}
 }
