@@ -913,6 +913,38 @@ func TestAskStateAfterARestart(t *testing.T) {
 	}
 }
 
+// TestAskAnsweredAfterARestart is of a client that answers, after a restart of the
+// daemon, what it was asked before: that is no answer to what it is asked since.
+func TestAskAnsweredAfterARestart(t *testing.T) {
+	t.Parallel()
+	dir, base := askDir(t, map[string]string{"a": "fixed tools=ask"}), t.TempDir()
+	d := serveApart(t, base, dir)
+	connect(t, d.URL).awaitTools("a_ask")
+	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+	c.answer = askSilent
+	asks := func(word string) (id json.RawMessage, answer <-chan json.RawMessage) {
+		ask := fakeAsk{Mark: word, Asks: []fakeWish{askFor("form", word)}}
+		answer = c.send(t.Context(), c.nextID(), "tools/call", string(joinMembers([]member{{"name", quote("a_ask")}, {"arguments", marshal(ask)}})))
+		return field(<-c.asked, "id"), answer
+	}
+	says := func(id json.RawMessage, word string) {
+		t.Helper()
+		if err := c.post(t.Context(), encodeResult(ID(id), askAnswer(word)("elicitation/create", nil))); err != nil {
+			t.Error(err)
+		}
+	}
+	before, _ := asks("one thing")
+	d.stop(t)
+	d = serveApart(t, base, dir)
+	c.http.URL = d.URL
+	after, answer := asks("another")
+	says(before, "to the one")
+	says(after, "to the other")
+	if _, got, text := askGot(c.get(answer)); len(got) != 1 || !strings.Contains(got[0], "to the other") {
+		t.Errorf("the module got %s", text)
+	}
+}
+
 // askPID waits for the step of a fake that asks, and returns its process.
 func askPID(t *testing.T, d *testDaemon, mark string) int { return askStep(t, d, "asked", mark) }
 
@@ -1056,7 +1088,7 @@ func TestAskPatience(t *testing.T) {
 				}
 				pass(time.Nanosecond)
 				_, text := x.got()
-				if _, after, _ := strings.Cut(text, `"method":"notifications/cancelled","params":{"requestId":"usher-1"}`); !strings.Contains(after, tt.answer) {
+				if _, after, _ := strings.Cut(text, `"method":"notifications/cancelled","params":{"requestId":"usher-`); !strings.Contains(after, tt.answer) {
 					t.Errorf("then it has %q, want an answer with %s", text, tt.answer)
 				}
 				if heard := b.hears(); !tt.modern && heard != `{"code":-32603,"refused":"`+late+`"}` || tt.modern && heard != "" {
@@ -1202,7 +1234,7 @@ func TestAskEndsCleanly(t *testing.T) {
 				id, _ := begin(c, mark, false)
 				cancel(c, id)
 				askStep(t, d, "cancelled", mark)
-				c.hears("notifications/cancelled", "usher-1")
+				c.hears("notifications/cancelled", "usher-")
 			}
 		})
 	}

@@ -20,7 +20,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,7 +83,6 @@ type Session struct {
 	subscription json.RawMessage                   // id of a subscriptions/listen that this stands for
 	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
 	asked        inflight[chan *Message]           // requests to the client, by our id
-	asks         atomic.Int64                      // made so far
 	post         atomic.Pointer[func([]byte) bool] // takes what a client of HTTP+SSE sends; false once its stream has ended
 
 	mu        sync.Mutex
@@ -203,7 +201,7 @@ const goneLook = 5 * time.Second
 // whether a message has gone out to where it will be read; there, whether the
 // client may still answer.
 func (s *Session) ask(ctx context.Context, send func([]byte) bool, there func() bool, method string, params json.RawMessage) (json.RawMessage, error) {
-	id := quote("usher-" + strconv.FormatInt(s.asks.Add(1), 10))
+	id := quote("usher-" + rand.Text()) // no count: an answer may come after a restart, to what was asked before
 	answer := make(chan *Message, 1)
 	if err := s.asked.add(string(id), answer); err != nil {
 		return nil, errGone
