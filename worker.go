@@ -380,6 +380,17 @@ func (w *Worker) send(ctx context.Context, msg []byte) error {
 	}
 }
 
+// sendWithin is send for a message that is to be queued within idle (0: ever): the
+// module may have stopped reading.
+func (w *Worker) sendWithin(ctx context.Context, idle time.Duration, msg []byte) error {
+	if idle > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, idle, w.silent(idle))
+		defer cancel()
+	}
+	return w.send(ctx, msg)
+}
+
 // offer queues a message for the process if there is room.
 func (w *Worker) offer(msg []byte) bool {
 	select {
@@ -584,7 +595,7 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	if caller.Session != "" {
 		w.asks.began()
 	}
-	if err := w.send(ctx, encodeRequest(ID(id), method, params)); err != nil {
+	if err := w.sendWithin(ctx, idle, encodeRequest(ID(id), method, params)); err != nil {
 		return nil, err
 	}
 	msg, err := w.await(ctx, id, c, idle)
@@ -635,9 +646,14 @@ func (w *Worker) await(ctx context.Context, id string, c *call, idle time.Durati
 			}
 			w.asks.abandon(c.caller)
 			w.cancel(id, errTimeout)
-			return nil, fmt.Errorf("module %q: %w within %v", w.module, errTimeout, idle)
+			return nil, w.silent(idle)
 		}
 	}
+}
+
+// silent is a call's failure because the module was silent for idle.
+func (w *Worker) silent(idle time.Duration) error {
+	return fmt.Errorf("module %q: %w within %v", w.module, errTimeout, idle)
 }
 
 // adapt puts a request's params into the form of the module's era.
