@@ -1491,6 +1491,36 @@ func TestAskTellsItsCallerAlone(t *testing.T) {
 	}
 }
 
+// TestAskOfASubscription is of a module that asks when somebody subscribes to a
+// resource: that is no question to somebody else, whose calls it has served.
+func TestAskOfASubscription(t *testing.T) {
+	t.Parallel()
+	d := serveHere(t, askDir(t, map[string]string{"a": "good tools=pid res=a wants"}))
+	connect(t, d.URL).awaitTools("a_pid")
+	listening := func() *askClient {
+		c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+		messages, _ := c.http.listen()
+		go func() {
+			for msg := range messages {
+				c.take(msg)
+			}
+		}()
+		return c
+	}
+	caller, subscriber := listening(), listening()
+	caller.call("a_pid", struct{}{})
+	result := subscriber.get(subscriber.send(t.Context(), subscriber.nextID(), "resources/subscribe", `{"uri":"a://one"}`))
+	if field(result, "result") == nil {
+		t.Errorf("subscribing: %s", result)
+	}
+	if len(caller.asked) > 0 {
+		t.Errorf("who calls is asked %s", <-caller.asked)
+	}
+	if !strings.Contains(d.Log.String(), "usher can't tell which client this is for") {
+		t.Error("it was not refused")
+	}
+}
+
 // TestAskProgressOfARound is of a call whose rounds differ in whether they want
 // progress, and under which token.
 func TestAskProgressOfARound(t *testing.T) {

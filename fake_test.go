@@ -33,8 +33,8 @@ import (
 //	asks            declares that it asks its client
 //	names           says in which call it asks, as usher's own shims do
 //	roots           asks for roots as soon as it is initialized
-//	wants           asks for a form in prompts/get and resources/read, and answers
-//	                with what came back
+//	wants           asks for a form in prompts/get, resources/read and
+//	                resources/subscribe, and answers with what came back
 //	modern          speaks 2026-07-28 alone
 //
 // Its tools, but for tools=, are echo, sleep {ms}, crash, exit, progress {n, hold},
@@ -164,7 +164,7 @@ func (f *fakeServer) take(msg *Message) {
 		f.stopMu.Unlock()
 		go f.call(msg, stop)
 	default:
-		if f.has("wants") && (msg.Method == "prompts/get" || msg.Method == "resources/read") {
+		if f.has("wants") && (msg.Method == "prompts/get" || msg.Method == "resources/read" || msg.Method == "resources/subscribe") {
 			go f.want(msg)
 		} else if result := f.other(msg); result != nil {
 			f.send(encodeResult(msg.ID, result))

@@ -274,14 +274,15 @@ func (f *fleet) over() bool {
 func (f *fleet) hold(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
 	f.mu.Lock()
 	own := slices.ContainsFunc(f.lanes, func(l *pool) bool { return l.kin == caller.Kin && !l.alone })
+	place := caller
 	if caller.Alone || !own && len(f.lanes) >= maxLanes/2 {
-		caller = Caller{}
+		place = Caller{}
 	}
 	f.mu.Unlock()
-	p, err := f.enter(ctx, caller)
+	p, err := f.enter(ctx, place)
 	if err != nil {
 		return nil, err
 	}
 	defer p.leave()
-	return p.hold(ctx, uri, notify)
+	return p.hold(ctx, caller, uri, notify)
 }

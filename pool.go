@@ -275,21 +275,28 @@ func (p *pool) over() bool {
 
 // subscription is a resource whose changes somebody wants to hear of.
 type subscription struct {
-	notify map[*func(json.RawMessage)]bool
-	stop   func() // of the process that has it now; nil for none
+	notify map[*func(json.RawMessage)]Caller // and for whom
+	stop   func()                            // of the process that has it now; nil for none
 	of     *Worker
+}
+
+// serve notes whom the process serves by this: what it asks may be for them.
+func (s *subscription) serve(w *Worker) {
+	for _, caller := range s.notify {
+		w.asks.own(caller)
+	}
 }
 
 // hold has the process say when a resource changes, to notify, until release is
 // called; also after a crash.
-func (p *pool) hold(ctx context.Context, uri string, notify func(json.RawMessage)) (release func(), err error) {
+func (p *pool) hold(ctx context.Context, caller Caller, uri string, notify func(json.RawMessage)) (release func(), err error) {
 	p.mu.Lock()
 	s := p.subs[uri]
 	if s == nil {
-		s = &subscription{notify: make(map[*func(json.RawMessage)]bool)}
+		s = &subscription{notify: make(map[*func(json.RawMessage)]Caller)}
 		p.subs[uri] = s
 	}
-	s.notify[&notify] = true
+	s.notify[&notify] = caller
 	p.mu.Unlock()
 	release = func() {
 		p.mu.Lock()
@@ -325,6 +332,9 @@ func (p *pool) renewSubscriptions(ctx context.Context, asked string) error {
 	p.mu.Lock()
 	var missing []string
 	for uri, s := range p.subs {
+		if s.of != w || uri == asked {
+			s.serve(w)
+		}
 		if s.of != w {
 			s.of, s.stop = w, nil
 			missing = append(missing, uri)
