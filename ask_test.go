@@ -1491,6 +1491,78 @@ func TestAskTellsItsCallerAlone(t *testing.T) {
 	}
 }
 
+// TestAskLate is of a module that asks when its call is over, and of a client that
+// may not reach the module any more by then.
+func TestAskLate(t *testing.T) {
+	t.Parallel()
+	for _, way := range []string{"2025-11-25", "HTTP+SSE"} {
+		for _, tt := range []struct {
+			name string
+			end  func(t *testing.T, c *askClient, claims *ClaimStore, code Code)
+			says string
+		}{
+			{"it still may", func(*testing.T, *askClient, *ClaimStore, Code) {}, `"action":"accept"`},
+			{"its claim is revoked", func(t *testing.T, _ *askClient, claims *ClaimStore, code Code) {
+				if _, err := claims.Revoke(t.Context(), code); err != nil {
+					t.Error(err)
+				}
+			}, "may not reach"},
+			{"it moves to another claim", func(t *testing.T, c *askClient, claims *ClaimStore, _ Code) {
+				other, err := claims.Create(t.Context(), t.TempDir(), "", time.Hour)
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.http.Header.Set(claimHeader, other.Code.Reveal())
+			}, "may not reach"},
+		} {
+			t.Run(way+", "+tt.name, func(t *testing.T) {
+				t.Parallel()
+				dir := askDir(t, map[string]string{"a": "fixed asks tools=ask"})
+				d := serveHere(t, dir)
+				store := claims(t, d.Base)
+				claim, err := store.Create(t.Context(), dir, "", time.Hour)
+				if err != nil {
+					t.Fatal(err)
+				}
+				connect(t, d.URL).awaitTools("a_ask")
+				c := askWays[way](t, d.URL, dir, askAllCaps)
+				c.http.Header.Set(claimHeader, claim.Code.Reveal())
+				c.answer = askAnswer("yes")
+				if way != "HTTP+SSE" {
+					messages, _ := c.http.listen()
+					go func() {
+						for msg := range messages {
+							c.take(msg)
+						}
+					}()
+				}
+				id := c.nextID()
+				c.send(t.Context(), id, "tools/call", string(joinMembers([]member{{"name", quote("a_ask")},
+					{"arguments", marshal(fakeAsk{Mark: "m", Late: true, Stays: true, Asks: []fakeWish{askFor("url", "x")}})}})))
+				askStep(t, d, "answered", "m")
+				<-c.asked
+				tt.end(t, c, store, claim.Code)
+				if err := c.post(t.Context(), encodeNotification("notifications/cancelled", json.RawMessage(`{"requestId":`+id+`}`))); err != nil {
+					t.Error(err)
+				}
+				await(t, "what came back", func() bool { return strings.Contains(d.Log.String(), "fake: late, got ") })
+				if _, rest, _ := strings.Cut(d.Log.String(), "fake: late, got "); !strings.Contains(strings.ReplaceAll(rest, `\`, ""), tt.says) {
+					t.Errorf("the module got %s", rest)
+				}
+				if tt.says != "may not reach" {
+					c.hears("notifications/elicitation/complete", `"x"`)
+					return
+				}
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				if heard := fmt.Sprintf("%s", c.heard); len(c.asked) > 0 || strings.Contains(heard, "elicitation") {
+					t.Errorf("it was asked %d times, and heard %s", len(c.asked), heard)
+				}
+			})
+		}
+	}
+}
+
 // TestAskOfASubscription is of a module that asks when somebody subscribes to a
 // resource: that is no question to somebody else, whose calls it has served.
 func TestAskOfASubscription(t *testing.T) {

@@ -149,6 +149,7 @@ var (
 	errNoAnswer  = rpcErrorf(codeInternal, "the client did not answer within %v", askPatience)
 	errNoClient  = rpcErrorf(codeInternal, "no client can be asked here: the module serves no call of one")
 	errNotSure   = rpcErrorf(codeInternal, "usher can't tell which client this is for; from now on each client has a process of this module of its own: call again")
+	errNoScope   = rpcErrorf(codeInternal, "the client may not reach the module any more")
 	errNotInCall = rpcErrorf(codeInternal, "the call that this is for is not under way")
 	errManyAsks  = rpcErrorf(codeInternal, "too many requests to clients wait for an answer (%d)", maxAsks)
 )
@@ -339,7 +340,9 @@ func (w *Worker) listener(ctx context.Context, calls []*call) (Caller, error) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	if sole := w.asks.sole(); sole != nil && sole.stays() {
+	if sole := w.asks.sole(); sole != nil && !sole.stays() {
+		return Caller{}, errNoScope
+	} else if sole != nil {
 		return *sole, nil
 	}
 	if calls := w.callersInFlight(); w.watch.private.Load() && len(calls) == 1 {

@@ -331,7 +331,7 @@ type fakeAsk struct {
 	Asks  []fakeWish `json:"asks"`
 	Copes bool       `json:"copes,omitempty"` // a refusal is no failure
 	Tells bool       `json:"tells,omitempty"` // with progress and log messages before and after
-	Late  bool       `json:"late,omitempty"`  // asks once more when cancelled, and tells on stderr what came back
+	Late  bool       `json:"late,omitempty"`  // when cancelled, tells that a URL was opened, asks once more, and tells on stderr what came back
 	Bold  bool       `json:"bold,omitempty"`  // asks whatever the client has declared
 	Turns bool       `json:"turns,omitempty"` // asks for one after the other
 	Stays bool       `json:"stays,omitempty"` // answers only when cancelled, which is never
@@ -397,6 +397,9 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 		<-stop
 		say("cancelled")
 		if a.Late {
+			if id := field(a.Asks[0].Params, "elicitationId"); id != nil {
+				f.send(encodeNotification("notifications/elicitation/complete", joinMembers([]member{{"elicitationId", id}})))
+			}
 			say("late, got " + fakeAnswer(<-f.request(msg.ID, a.Asks[0].Method, a.Asks[0].Params)))
 		}
 	}()

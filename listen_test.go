@@ -192,7 +192,7 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 				if _, text := x.got(); strings.Contains(text, "after") {
 					t.Errorf("after all: the stream says %q", text)
 				}
-				if heard := b.hears(); !strings.Contains(heard, errNoClient.Message) {
+				if heard := b.hears(); !strings.Contains(heard, errNoScope.Message) {
 					t.Errorf("after all: the module heard %q", heard)
 				}
 				x.hangUp()

@@ -69,13 +69,12 @@ func (s *Server) scope(session *Session) (Scope, error) {
 // goes out by send, which reports whether it may arrive; there reports whether
 // the client may still answer.
 func (s *Server) callerOf(session *Session, send func([]byte) bool, there func() bool) Caller {
-	c := Caller{Session: session.key, Kin: session.key, Caps: session.capabilities(), Level: session.logLevel}
+	c := Caller{Session: session.key, Kin: session.key, Caps: session.capabilities(), Level: session.logLevel, Stays: s.staying(session)}
 	c.Notify = func(method string, params json.RawMessage) {
 		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
 			send(encodeNotification(method, params))
 		}
 	}
-	c.Stays = s.staying(session)
 	if session.modern() {
 		c.Kin, c.Alone, c.Modern = session.kin, true, true
 		return c
