@@ -618,6 +618,33 @@ func TestAskWhatWasNotDeclared(t *testing.T) {
 	checkLacks(t, "sampling with tools", c.round("old_ask", ask), `{"sampling":{"tools":{}}}`)
 }
 
+// TestAskWithoutAClient is of calls that no client makes: who made them is told
+// what to do instead.
+func TestAskWithoutAClient(t *testing.T) {
+	t.Parallel()
+	dir := askDir(t, map[string]string{"old": "fixed tools=ask,handleAsk", "named": "fixed names tools=ask,handleAsk", "new": "modern tools=ask,handleAsk"})
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("named_ask", "named_handleAsk", "new_ask", "new_handleAsk", "old_ask", "old_handleAsk")
+	ask := string(marshal(fakeAsk{Mark: "x", Bold: true, Asks: []fakeWish{askFor("form", "x")}}))
+	const want = "call it as a tool, from an MCP client"
+	for _, module := range []string{"old", "named", "new"} {
+		var out, log output
+		status := run(t.Context(), []string{"call", "-base", t.TempDir(), "-dir", dir, module, "ask", ask}, strings.NewReader(""), &out, &log, noEnv)
+		if text := log.String(); status != 1 || strings.Count(text, "\n") != 1 || !strings.Contains(text, want) {
+			t.Errorf("usher call %s: %d %s%s", module, status, out.String(), text)
+		}
+		res, err := http.Post(d.URL+"webhook/"+module+"/handleAsk", "application/json", strings.NewReader(ask))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if res.StatusCode != http.StatusInternalServerError || !strings.Contains(string(body), want) {
+			t.Errorf("a webhook of %s: %d %s", module, res.StatusCode, body)
+		}
+	}
+}
+
 // TestAskBeforeTheFirstCall is of modules that ask as soon as they are started,
 // as many do for roots.
 func TestAskBeforeTheFirstCall(t *testing.T) {

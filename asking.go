@@ -275,6 +275,9 @@ func (w *Worker) ask(ctx context.Context, calls []*call, needs clientCaps, msg *
 		for _, c := range calls {
 			c.lacked.Or(uint32(lacked))
 		}
+		if caller.Ask == nil && !caller.Modern {
+			return nil, noClient(needs)
+		}
 		return nil, lacks(lacked)
 	}
 	if caller.Ask == nil {
@@ -360,6 +363,11 @@ func lacks(lacked clientCaps) *rpcError {
 	return rpcErrorf(codeNoMethod, "the client can't be asked for %s", lacked.names()[0])
 }
 
+// noClient is the error for a request in a call that no client makes.
+func noClient(needs clientCaps) *rpcError {
+	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.names(), ", "))
+}
+
 // maxRounds bounds how often one call is answered with a wish for input.
 const maxRounds = 32
 
@@ -375,7 +383,10 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 		if !known {
 			return nil, rpcErrorf(codeInternal, "the module asks for %q, which no client answers", clipText(method, 100))
 		}
-		if lacked := needs &^ caller.Caps; lacked != 0 || caller.Ask == nil {
+		if caller.Ask == nil {
+			return nil, noClient(needs)
+		}
+		if lacked := needs &^ caller.Caps; lacked != 0 {
 			return nil, rpcErrorf(codeInternal, "this needs a client that can be asked for %s", strings.Join(needs.names(), ", "))
 		}
 		ctx, cancel := context.WithTimeoutCause(ctx, askPatience, errNoAnswer)

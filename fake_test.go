@@ -296,7 +296,7 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 		got := <-f.roots
 		f.roots <- got
 		result = textResult(got)
-	case "ask":
+	case "ask", "handleAsk":
 		if f.has("modern") {
 			f.send(f.wish(msg))
 			return
