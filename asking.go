@@ -183,8 +183,10 @@ func (w *Worker) handleRequest(msg *Message) {
 	}
 	w.asks.wg.Go(func() {
 		defer cancel()
-		defer w.asks.open.take(string(msg.ID))
 		result, err := w.ask(ctx, calls, needs, msg)
+		if ctx.Err() != context.Canceled { // else it is taken, and the id may be another's by now, as it may once this is answered
+			w.asks.open.take(string(msg.ID))
+		}
 		answer := encodeResult(msg.ID, result)
 		if err != nil {
 			answer = encodeError(msg.ID, asRPCError(err))
@@ -284,7 +286,11 @@ func (w *Worker) ask(ctx context.Context, calls []*call, needs clientCaps, msg *
 		return nil, errNoClient
 	}
 	if len(calls) > 0 {
-		defer heldBy(calls, func() { w.asks.cancel(json.RawMessage(msg.ID)) })()
+		defer heldBy(calls, func() {
+			if ctx.Err() == nil {
+				w.asks.cancel(json.RawMessage(msg.ID))
+			}
+		})()
 		if !slices.ContainsFunc(calls, func(c *call) bool { return c.ctx.Err() == nil }) {
 			return nil, errNotInCall
 		}

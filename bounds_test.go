@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -103,6 +104,44 @@ func TestLateAskTakesNoPlace(t *testing.T) {
 	if n := len(k.calls); n != 0 {
 		t.Errorf("%d calls are parked, none is under way", n)
 	}
+}
+
+// A module that takes back what it asks may ask again under the same id: that ends
+// with its call like any other.
+func TestAskUnderAnIDOnceMore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := &Worker{module: "a", log: slog.New(slog.DiscardHandler), out: make(chan []byte, 64), done: make(chan struct{})}
+		w.asks.begin()
+		defer w.asks.finish()
+		asked := 0
+		caller := Caller{Session: "s", Kin: "s", Caps: allCaps}
+		caller.Ask = func(ctx context.Context, _ string, _ json.RawMessage) (json.RawMessage, error) {
+			asked++
+			<-ctx.Done()
+			return nil, context.Cause(ctx)
+		}
+		over := make(chan error, 1)
+		go func() {
+			_, err := w.request(t.Context(), caller, "tools/call", nil, 0)
+			over <- err
+		}()
+		synctest.Wait()
+		ask := &Message{ID: ID(`"q"`), Method: "roots/list", Params: json.RawMessage(`{"_meta":{"usher/call":1}}`)}
+		w.handle(ask)
+		synctest.Wait()
+		w.handle(&Message{Method: "notifications/cancelled", Params: json.RawMessage(`{"requestId":"q"}`)})
+		w.handle(ask)
+		synctest.Wait()
+		start := time.Now()
+		w.handle(&Message{ID: ID("1"), Result: json.RawMessage(`{}`)})
+		if err := <-over; err != nil || asked != 2 || time.Since(start) > 0 {
+			t.Errorf("%v, asked %d times, it took %v to end", err, asked, time.Since(start))
+		}
+		if n := w.asks.open.len(); n != 0 {
+			t.Errorf("%d requests of the module are open", n)
+		}
+	})
 }
 
 // The places among parked calls are bounded for one client and for all.
