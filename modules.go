@@ -24,6 +24,7 @@ import (
 
 const (
 	settlePatience = 3 * time.Second        // how long lists wait for modules being looked at
+	slowLook       = 10 * time.Second       // after that nobody waits for a module's
 	listSettle     = 250 * time.Millisecond // in which a new process may still change its list
 	minPoll        = 500 * time.Millisecond // between two looks at the workspace
 	maxPoll        = 30 * time.Second
@@ -62,6 +63,7 @@ type Registry struct {
 	pending  int             // entries being introspected
 	looked   int             // counts introspections, of all entries: one may go and come back
 	settled  chan struct{}   // closed while pending is 0
+	news     time.Time       // when the last module began to be introspected that is new or has changed
 	changed  chan struct{}   // closed at the next change of the catalog
 }
 
@@ -166,7 +168,7 @@ func (r *Registry) Views() Views {
 	return Views{
 		View:    func(s Scope) *View { return r.catalog.Load().View(s) },
 		Changed: r.Changed,
-		Settle:  func(ctx context.Context) { r.Settle(ctx, settlePatience) },
+		Settle:  r.settleNews,
 		Pending: r.Pending,
 		Release: r.release,
 	}
@@ -209,6 +211,17 @@ func (r *Registry) Settle(ctx context.Context, patience time.Duration) {
 	case <-settled:
 	case <-ctx.Done():
 	case <-r.ctx.Done():
+	}
+}
+
+// settleNews is Settle for clients: they wait for what is new or has changed, and
+// not each time for a module that hangs, or is tried again.
+func (r *Registry) settleNews(ctx context.Context) {
+	r.mu.Lock()
+	left := slowLook - time.Since(r.news)
+	r.mu.Unlock()
+	if left > 0 {
+		r.Settle(ctx, min(settlePatience, left))
 	}
 }
 
@@ -371,6 +384,7 @@ func (r *Registry) take(f found) bool {
 		e = &entry{}
 		r.entries[f.key()] = e
 	}
+	again := e.err != nil && e.found.Stamp == f.Stamp
 	if e.found.Stamp != f.Stamp {
 		e.backoff = 0
 	}
@@ -400,6 +414,9 @@ func (r *Registry) take(f found) bool {
 		if r.pending++; r.pending == 1 {
 			r.settled = make(chan struct{})
 		}
+	}
+	if !again {
+		r.news = time.Now()
 	}
 	version := e.version
 	r.wg.Go(func() { r.introspect(f, version) })

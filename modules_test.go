@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -112,6 +114,52 @@ func TestAskingIsRemembered(t *testing.T) {
 		await(t, "its end", func() bool { return strings.Contains(d.Log.String(), "fake: cancelled") })
 		d.stop(t)
 	}
+}
+
+// TestSlowModulesAreNotWaitedForEachTime has lists asked for while modules are
+// looked at that take for ever.
+func TestSlowModulesAreNotWaitedForEachTime(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: dir, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		for range cap(r.looks) {
+			r.looks <- struct{}{} // so that no look ends
+		}
+		f := found{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher", Stamp: "old"}
+		take := func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.take(f)
+		}
+		waits := func(when string, want time.Duration) {
+			t.Helper()
+			start := time.Now()
+			if r.settleNews(t.Context()); time.Since(start) != want {
+				t.Errorf("%s: a list waits %v, want %v", when, time.Since(start), want)
+			}
+		}
+		take()
+		waits("new", settlePatience)
+		waits("new, the second list", settlePatience)
+		pass(slowLook - 2*settlePatience - time.Second)
+		waits("for long", time.Second)
+		waits("for too long", 0)
+		r.mu.Lock()
+		e := r.entries[f.key()]
+		r.failEntry(e, io.EOF)
+		r.settleEntry(e)
+		r.mu.Unlock()
+		take()
+		waits("tried again", 0)
+		f.Stamp = "new"
+		take()
+		waits("changed", settlePatience)
+	})
 }
 
 // TestLookOutlivesItsModule has a module go and come back while it is looked at:
