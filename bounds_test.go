@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -229,7 +230,7 @@ func TestProcessesOfOneModuleAreBounded(t *testing.T) {
 			if i%2 == 0 {
 				time.AfterFunc(time.Duration(i)*time.Microsecond, hangUp)
 			}
-			f.call(ctx, Caller{Session: fmt.Sprint(i), Kin: "k", Alone: true, Modern: true}, "tools/call", nil, 0)
+			f.call(ctx, Caller{Session: fmt.Sprint(i), Kin: fmt.Sprint(i % 3), Alone: true, Modern: true}, "tools/call", nil, 0)
 			hangUp()
 		})
 	}
@@ -241,6 +242,43 @@ func TestProcessesOfOneModuleAreBounded(t *testing.T) {
 	if n := most.Load(); n > 2*maxLanes {
 		t.Errorf("%d processes at once", n)
 	}
+}
+
+// A client without sessions whose calls last leaves processes to others.
+func TestOneClientTakesNotAllProcesses(t *testing.T) {
+	t.Parallel()
+	started := make(chan struct{}, maxLanes)
+	ctx, cancel := context.WithCancel(t.Context())
+	f := newFleet(ctx, "a", true, func(ctx context.Context, _ watcher) (*Worker, error) {
+		select {
+		case started <- struct{}{}:
+		case <-ctx.Done():
+		}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}, func() {})
+	var callers sync.WaitGroup
+	call := func(kin string) {
+		callers.Go(func() {
+			f.call(ctx, Caller{Session: rand.Text(), Kin: kin, Alone: true, Modern: true}, "tools/call", nil, 0)
+		})
+	}
+	for range 2 * maxLanes {
+		call("one")
+	}
+	for range maxKinLanes {
+		<-started
+	}
+	call("another")
+	<-started
+	f.mu.Lock()
+	if n := len(f.lanes); n != maxKinLanes+1 {
+		t.Errorf("%d processes: want %d of one client, and one of another", n, maxKinLanes)
+	}
+	f.mu.Unlock()
+	cancel()
+	callers.Wait()
+	f.close()
 }
 
 // A process that asks becomes its caller's own only while nobody else is about to

@@ -18,6 +18,10 @@ import (
 // longest makes room, and where none is idle, a caller waits.
 const maxLanes = 32
 
+// maxKinLanes bounds those of one kin, so that a client without sessions that
+// leaves its calls parked does not shut out the others.
+const maxKinLanes = maxLanes / 2
+
 // lanePatience is for how long a caller waits for a process of its own.
 const lanePatience = 10 * time.Second
 
@@ -129,7 +133,7 @@ func (f *fleet) enter(ctx context.Context, caller Caller) (*pool, error) {
 		select {
 		case <-freed:
 		case <-time.After(lanePatience):
-			return nil, fmt.Errorf("module %q: %d callers have a process of their own, which are as many as there may be: try again", f.name, maxLanes)
+			return nil, fmt.Errorf("module %q: as many calls wait for their clients as may, %d in all and %d of one client: try again", f.name, maxLanes, maxKinLanes)
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
@@ -143,13 +147,18 @@ func (f *fleet) pickLocked(caller Caller) *pool {
 		return f.shared
 	}
 	var best *pool
+	own := 0
 	for _, l := range f.lanes {
-		if l.kin == caller.Kin && l.alone == caller.Alone && (!l.alone || !l.busy()) && (best == nil || l.lastUsed().After(best.lastUsed())) {
+		if l.kin != caller.Kin || l.alone != caller.Alone {
+			continue
+		}
+		own++
+		if (!l.alone || !l.busy()) && (best == nil || l.lastUsed().After(best.lastUsed())) {
 			best = l
 		}
 	}
 	if best == nil {
-		if !f.roomLocked() {
+		if own >= maxKinLanes || !f.roomLocked() {
 			return nil
 		}
 		best = f.newPool(true)

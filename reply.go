@@ -12,6 +12,7 @@ import (
 	"mime"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -66,7 +67,9 @@ type reply struct {
 	log    atomic.Pointer[eventLog] // of the stream, if it is kept
 	unread func()                   // ends the connection's reading of the log
 	unborn bool                     // the connection ended before it was a stream
-	over   atomic.Bool              // nothing more goes out here
+
+	mu   sync.Mutex
+	over bool // nothing more goes out here
 }
 
 func newReply(w http.ResponseWriter, accept accepts, logger *slog.Logger) *reply {
@@ -77,7 +80,9 @@ func newReply(w http.ResponseWriter, accept accepts, logger *slog.Logger) *reply
 // a client that does not keep up loses some. It is false for what can't go out
 // here.
 func (o *reply) offer(msg []byte) bool {
-	if o.over.Load() || !o.accept.stream {
+	o.mu.Lock() // so that what is taken is in the queue before it is over
+	defer o.mu.Unlock()
+	if o.over || !o.accept.stream {
 		return false
 	}
 	select {
@@ -94,7 +99,16 @@ func (o *reply) there() bool {
 	if l := o.log.Load(); l != nil {
 		return !l.lost()
 	}
-	return !o.over.Load()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !o.over
+}
+
+// shut says that nothing more is to be said before the answer.
+func (o *reply) shut() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.over = true
 }
 
 // begin turns the reply into a stream, if the client takes one.
@@ -125,7 +139,7 @@ func (o *reply) say(msg []byte) {
 
 // end is the end of the connection.
 func (o *reply) end() {
-	o.over.Store(true)
+	o.shut()
 	o.lose()
 	if l := o.log.Load(); l != nil {
 		l.end()
@@ -166,10 +180,10 @@ func (o *reply) carry(gone context.Context, work func() (write func())) {
 				o.sse.err = gone.Err()
 			} else { // nobody knows of an event to resume it from
 				o.unborn = true
-				o.over.Store(true)
+				o.shut()
 			}
 		case write := <-done:
-			o.over.Store(true)
+			o.shut()
 			for len(o.notes) > 0 { // what was said before the answer comes before it
 				if note := <-o.notes; o.begin() {
 					o.say(note)

@@ -207,7 +207,7 @@ func (s *Session) ask(ctx context.Context, send func([]byte) bool, there func() 
 		return nil, errGone
 	}
 	defer s.asked.take(string(id))
-	if !send(encodeRequest(ID(id), method, params)) {
+	if !there() || !send(encodeRequest(ID(id), method, params)) {
 		return nil, errUnheard
 	}
 	look := time.NewTicker(goneLook)

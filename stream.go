@@ -242,7 +242,7 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request, session *S
 	defer end()
 	out := s.sessionReply(w, accept, session)
 	defer out.end()
-	req := s.newRequest(session, msg.Params, out)
+	req := s.newRequest(ctx, session, msg.Params, out)
 	if accept.streamFirst {
 		out.begin()
 	}
@@ -282,11 +282,11 @@ func (s *Server) beginRequest(r *http.Request, session *Session, msg *Message) (
 
 // newRequest is a request whose messages to the client go out with its answer,
 // or, once that is written, on the session's stream, while that is of the claim
-// that the request was made under.
-func (s *Server) newRequest(session *Session, params json.RawMessage, out *reply) *request {
+// that the request was made under. ctx ends with the request.
+func (s *Server) newRequest(ctx context.Context, session *Session, params json.RawMessage, out *reply) *request {
 	stays := s.staying(session)
 	send := func(msg []byte) bool { return out.offer(msg) || stays() && session.tell(msg) }
-	there := func() bool { return out.there() || session.listens() }
+	there := func() bool { return ctx.Err() == nil && out.there() || session.listens() }
 	return &request{server: s, session: session, params: params, caller: s.callerOf(session, send, there)}
 }
 
@@ -397,7 +397,7 @@ func (s *Server) answerOfBatch(r *http.Request, session *Session, msg *Message, 
 		return encodeError(msg.ID, rpcErrorf(codeInvalidRequest, "%v", err))
 	}
 	defer end()
-	result, err := s.newRequest(session, msg.Params, out).answer(ctx, msg.Method)
+	result, err := s.newRequest(ctx, session, msg.Params, out).answer(ctx, msg.Method)
 	return encodeAnswer(msg.ID, result, err)
 }
 
