@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -75,6 +76,14 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 		return func() { out.answer(msg.ID, result, err) }
 	})
 	return nil
+}
+
+// modernCode gives an error that has no code the one that it has in this revision.
+func modernCode(err error) error {
+	if e, ok := errors.AsType[*httpError](err); ok && e.Code == 0 {
+		e.Code = codeDeclined
+	}
+	return err
 }
 
 // takeModernNote accepts a notification: there is none that means anything here.

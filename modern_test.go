@@ -219,7 +219,7 @@ var modernRefusals = []struct {
 	{name: "another Mcp-Name for a resource", header: "Mcp-Name: r://two", method: "resources/read", params: `"uri":"r://one"`, status: 400, code: -32020},
 	{name: "an unknown tool", method: "tools/call", params: `"name":"a_nope"`, status: 400, code: -32602, says: "unknown tool"},
 	{name: "an unknown resource", method: "resources/read", params: `"uri":"r://nope"`, status: 400, code: -32602, says: `"uri":"r://nope"`},
-	{name: "a listener that takes no stream", header: "Accept: application/json", method: "subscriptions/listen", params: `"notifications":{}`, status: 406, code: -32000},
+	{name: "a listener that takes no stream", header: "Accept: application/json", method: "subscriptions/listen", params: `"notifications":{}`, status: 406, code: codeDeclined},
 	{name: "a listener without a filter", method: "subscriptions/listen", status: 400, code: -32602, says: "notifications"},
 }
 

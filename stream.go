@@ -80,7 +80,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return refuse(msg.ID, err)
 	}
 	if isModernPOST(r.Header, msg) {
-		return s.serveModern(w, r, msg, accept)
+		return modernCode(s.serveModern(w, r, msg, accept))
 	}
 	if msg.isRequest() && msg.Method == "initialize" && !r.URL.Query().Has("sessionId") {
 		return s.serveInitialize(w, r, msg, accept)
