@@ -992,7 +992,7 @@ func TestAskParkedForTooLong(t *testing.T) {
 		k := newParking(ctx, parkLife)
 		bind := sha256.Sum256([]byte("a call"))
 		begin := func() (string, *parkedCall) {
-			p := k.begin(Caller{Kin: "one"}, bind, func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+			p := k.begin(Caller{Affinity: "one"}, bind, func(ctx context.Context, caller Caller) (json.RawMessage, error) {
 				var got json.RawMessage
 				for range 2 {
 					answer, err := caller.Ask(ctx, "roots/list", nil)

@@ -73,7 +73,7 @@ func (a *asking) passElicited(params json.RawMessage) {
 		a.urls = slices.Delete(a.urls, i, i+1)
 	}
 	a.mu.Unlock()
-	if !caller.Modern && caller.stays() { // the other revision has no such thing
+	if !caller.Stateless && caller.authorized() { // the other revision has no such thing
 		caller.notify("notifications/elicitation/complete", params)
 	}
 }
@@ -94,7 +94,7 @@ func (a *asking) finish() {
 func (a *asking) own(c Caller) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.owner != nil && a.owner.Kin != c.Kin {
+	if a.owner != nil && a.owner.Affinity != c.Affinity {
 		a.mixed = true
 	}
 	a.owner = &c
@@ -114,7 +114,7 @@ func (a *asking) only() *Caller {
 // sole is the one session that the process serves; nil where there are several,
 // or where it serves one call at a time.
 func (a *asking) sole() *Caller {
-	if c := a.only(); c != nil && !c.Alone {
+	if c := a.only(); c != nil && !c.Stateless {
 		return c
 	}
 	return nil
@@ -123,7 +123,7 @@ func (a *asking) sole() *Caller {
 // abandon notes that the process may go on with a call whose caller does not wait
 // any more: what it asks from now on may be for that one.
 func (a *asking) abandon(c Caller) {
-	if c.Alone {
+	if c.Stateless {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		a.mixed = true
@@ -256,7 +256,7 @@ func (w *Worker) whose(params json.RawMessage) ([]*call, error) {
 		w.watch.asks()
 	}
 	calls := w.callersInFlight()
-	if w.asks.several() || len(calls) > 1 && calls[0].caller.Alone { // several also if another came meanwhile
+	if w.asks.several() || len(calls) > 1 && calls[0].caller.Stateless { // several also if another came meanwhile
 		return nil, errNotSure
 	}
 	if !w.watch.serves {
@@ -277,7 +277,7 @@ func (w *Worker) ask(ctx context.Context, calls []*call, needs clientCaps, msg *
 		for _, c := range calls {
 			c.lacked.Or(uint32(lacked))
 		}
-		if caller.Ask == nil && !caller.Modern {
+		if caller.Ask == nil && !caller.Stateless {
 			return nil, noClient(needs)
 		}
 		return nil, lacks(lacked)
@@ -349,7 +349,7 @@ func (w *Worker) listener(ctx context.Context, calls []*call) (Caller, error) {
 	case <-timer.C:
 	case <-ctx.Done():
 	}
-	if sole := w.asks.sole(); sole != nil && !sole.stays() {
+	if sole := w.asks.sole(); sole != nil && !sole.authorized() {
 		return Caller{}, errNoScope
 	} else if sole != nil {
 		return *sole, nil

@@ -88,7 +88,7 @@ func TestLateAskTakesNoPlace(t *testing.T) {
 	k := newParking(t.Context(), time.Minute)
 	for range maxParked + 1 {
 		var late func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
-		p := k.begin(Caller{Session: "x", Kin: "x"}, [32]byte{}, func(_ context.Context, c Caller) (json.RawMessage, error) {
+		p := k.begin(Caller{Session: "x", Affinity: "x"}, [32]byte{}, func(_ context.Context, c Caller) (json.RawMessage, error) {
 			late = c.Ask
 			return json.RawMessage(`{}`), nil
 		})
@@ -116,7 +116,7 @@ func TestAskUnderAnIDOnceMore(t *testing.T) {
 		w.asks.begin()
 		defer w.asks.finish()
 		asked := 0
-		caller := Caller{Session: "s", Kin: "s", Caps: allCaps}
+		caller := Caller{Session: "s", Affinity: "s", Caps: allCaps}
 		caller.Ask = func(ctx context.Context, _ string, _ json.RawMessage) (json.RawMessage, error) {
 			asked++
 			<-ctx.Done()
@@ -153,7 +153,7 @@ func TestParkedCallsAreBounded(t *testing.T) {
 	refused := make(map[string]int)
 	for _, kin := range []string{"a", "b", "c", "d", "e"} {
 		for range maxParkedKin + 1 {
-			p := k.begin(Caller{Session: "x", Kin: kin}, [32]byte{}, func(ctx context.Context, c Caller) (json.RawMessage, error) {
+			p := k.begin(Caller{Session: "x", Affinity: kin}, [32]byte{}, func(ctx context.Context, c Caller) (json.RawMessage, error) {
 				return c.Ask(ctx, "roots/list", nil)
 			})
 			if _, err := p.wait(t.Context()); errors.Is(err, errManyParked) {
@@ -230,7 +230,7 @@ func TestProcessesOfOneModuleAreBounded(t *testing.T) {
 			if i%2 == 0 {
 				time.AfterFunc(time.Duration(i)*time.Microsecond, hangUp)
 			}
-			f.call(ctx, Caller{Session: fmt.Sprint(i), Kin: fmt.Sprint(i % 3), Alone: true, Modern: true}, "tools/call", nil, 0)
+			f.call(ctx, Caller{Session: fmt.Sprint(i), Affinity: fmt.Sprint(i % 3), Stateless: true}, "tools/call", nil, 0)
 			hangUp()
 		})
 	}
@@ -260,7 +260,7 @@ func TestOneClientTakesNotAllProcesses(t *testing.T) {
 	var callers sync.WaitGroup
 	call := func(kin string) {
 		callers.Go(func() {
-			f.call(ctx, Caller{Session: rand.Text(), Kin: kin, Alone: true, Modern: true}, "tools/call", nil, 0)
+			f.call(ctx, Caller{Session: rand.Text(), Affinity: kin, Stateless: true}, "tools/call", nil, 0)
 		})
 	}
 	for range 2 * maxLanes {
@@ -292,7 +292,7 @@ func TestAskerIsNoOnesWithAGuest(t *testing.T) {
 		return startWorker(ctx, "a", launch{Path: dir + "/a.usher", Dir: dir}, eraSession, &Guard{}, slog.New(slog.DiscardHandler), w)
 	}, func() {})
 	defer f.close()
-	alice, bob := Caller{Session: "alice", Kin: "alice", Caps: allCaps}, Caller{Session: "bob", Kin: "bob", Caps: allCaps}
+	alice, bob := Caller{Session: "alice", Affinity: "alice", Caps: allCaps}, Caller{Session: "bob", Affinity: "bob", Caps: allCaps}
 	if _, err := f.call(t.Context(), alice, "tools/call", json.RawMessage(`{"name":"echo"}`), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +316,7 @@ func TestAskerIsNoOnesWithAGuest(t *testing.T) {
 func TestRetiredFleetThatAsksIsOver(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t.Context(), "a", false, nil, func() {})
-	caller := Caller{Session: "alice", Kin: "alice"}
+	caller := Caller{Session: "alice", Affinity: "alice"}
 	p, err := f.enter(t.Context(), caller)
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +352,7 @@ func TestCrashesOfAnAskingModuleAreRemembered(t *testing.T) {
 		return p.living > 0
 	}
 	for range 20 {
-		f.call(t.Context(), Caller{Session: "s", Kin: "k"}, "tools/call", nil, 0)
+		f.call(t.Context(), Caller{Session: "s", Affinity: "k"}, "tools/call", nil, 0)
 		await(t, "the end of the start", func() bool { return !slices.ContainsFunc(f.all(), lives) })
 		f.reap(time.Time{})
 	}
@@ -375,7 +375,7 @@ func TestInputThatAClientCanNotGive(t *testing.T) {
 func TestParkedCallOutlivesTheTimerOfARoundBefore(t *testing.T) {
 	t.Parallel()
 	k := newParking(t.Context(), time.Hour)
-	p := k.begin(Caller{Kin: "k"}, [32]byte{}, func(ctx context.Context, c Caller) (json.RawMessage, error) {
+	p := k.begin(Caller{Affinity: "k"}, [32]byte{}, func(ctx context.Context, c Caller) (json.RawMessage, error) {
 		for range 2 {
 			if _, err := c.Ask(ctx, "roots/list", nil); err != nil {
 				return nil, err

@@ -115,7 +115,7 @@ func (b *bubble) worker(watch watcher) *Worker {
 	watch.serves, watch.listChanged = true, func(string) {}
 	w := &Worker{module: "m", log: slog.New(slog.DiscardHandler), guard: &Guard{}, watch: watch, cmd: &exec.Cmd{Process: &os.Process{}},
 		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{})}
-	w.info.Modern = b.native
+	w.info.Stateless = b.native
 	b.process = w
 	w.asks.begin()
 	go func() {

@@ -282,7 +282,7 @@ func (r *Resource) Modern() bool { return r.module.Modern }
 // input that a module without asks for as requests, in the course of this one.
 func (m *Module) ask(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
 	result, err := m.fleet.call(ctx, caller, method, params, m.patience)
-	if !m.Modern || caller.Modern {
+	if !m.Modern || caller.Stateless {
 		return result, err
 	}
 	for round := 0; err == nil && stringField(result, "resultType") == resultInput; round++ {

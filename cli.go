@@ -554,7 +554,7 @@ func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.Raw
 	params := joinMembers([]member{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
 	s := &Server{views: r.Views(), fixed: scope, log: slog.New(slog.DiscardHandler), stopping: a.ctx, stopped: a.ctx}
 	req := &request{server: s, session: newSession(sealed{}), params: params}
-	req.caller = Caller{Session: "call", Notify: func(method string, params json.RawMessage) {
+	req.caller = Caller{Session: "call", Affinity: "call", Notify: func(method string, params json.RawMessage) {
 		fmt.Fprintln(a.stderr, "usher:", noteText(method, params))
 	}}
 	result, err := req.answer(a.ctx, "tools/call")

@@ -85,7 +85,7 @@ func (f *fleet) seenAsking(p *pool) {
 	f.asks = true
 	if owner := p.owner(); owner != nil && p == f.shared {
 		p.private.Store(true)
-		p.kin, p.alone = owner.Kin, owner.Alone
+		p.kin, p.alone = owner.Affinity, owner.Stateless
 		f.lanes = append(f.lanes, p)
 		f.shared = f.newPool(false)
 	}
@@ -109,7 +109,7 @@ func (f *fleet) call(ctx context.Context, caller Caller, method string, params j
 	}
 	defer p.leave()
 	result, err := p.do(ctx, caller, method, params, idle)
-	if caller.Alone && err != nil && (ctx.Err() != nil || errors.Is(err, errTimeout)) {
+	if caller.Stateless && err != nil && (ctx.Err() != nil || errors.Is(err, errTimeout)) {
 		f.abandon(p) // what it may still ask is of nobody's call
 	}
 	return result, err
@@ -149,7 +149,7 @@ func (f *fleet) pickLocked(caller Caller) *pool {
 	var best *pool
 	own := 0
 	for _, l := range f.lanes {
-		if l.kin != caller.Kin || l.alone != caller.Alone {
+		if l.kin != caller.Affinity || l.alone != caller.Stateless {
 			continue
 		}
 		own++
@@ -162,7 +162,7 @@ func (f *fleet) pickLocked(caller Caller) *pool {
 			return nil
 		}
 		best = f.newPool(true)
-		best.kin, best.alone = caller.Kin, caller.Alone
+		best.kin, best.alone = caller.Affinity, caller.Stateless
 		f.lanes = append(f.lanes, best)
 	}
 	best.enter()
@@ -282,9 +282,9 @@ func (f *fleet) over() bool {
 // more; but those who only listen leave room for those who call.
 func (f *fleet) hold(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
 	f.mu.Lock()
-	own := slices.ContainsFunc(f.lanes, func(l *pool) bool { return l.kin == caller.Kin && !l.alone })
+	own := slices.ContainsFunc(f.lanes, func(l *pool) bool { return l.kin == caller.Affinity && !l.alone })
 	place := caller
-	if caller.Alone || !own && len(f.lanes) >= maxLanes/2 {
+	if caller.Stateless || !own && len(f.lanes) >= maxLanes/2 {
 		place = Caller{}
 	}
 	f.mu.Unlock()

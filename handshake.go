@@ -17,9 +17,9 @@ import (
 type era string
 
 const (
-	eraUnknown era = ""
-	eraSession era = "session" // those that begin with initialize
-	eraModern  era = "modern"
+	eraUnknown   era = ""
+	eraSession   era = "session" // those that begin with initialize
+	eraStateless era = "modern"
 )
 
 // errProbed is why there is no handshake with a process that ended when it was
@@ -71,7 +71,7 @@ func (w *Worker) discover(ctx context.Context) (modern bool, err error) {
 		return false, err
 	}
 	w.takeInfo(result, field(field(result, "_meta"), metaServerInfo))
-	w.info.Modern = true
+	w.info.Stateless = true
 	return true, w.listenToLists(ctx)
 }
 
@@ -125,7 +125,7 @@ func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err er
 	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
 		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
 	}
-	if w.info.Modern {
+	if w.info.Stateless {
 		id := w.nextID()
 		err := w.listen(ctx, id, joinMembers([]member{{"resourceSubscriptions", append(append([]byte("["), quote(uri)...), ']')}}))
 		return func() {

@@ -69,14 +69,15 @@ func (s *Server) scope(session *Session) (Scope, error) {
 // goes out by send, which reports whether it may arrive; there reports whether
 // the client may still answer.
 func (s *Server) callerOf(session *Session, send func([]byte) bool, there func() bool) Caller {
-	c := Caller{Session: session.key, Kin: session.key, Caps: session.capabilities(), Level: session.logLevel, Stays: s.staying(session)}
+	c := Caller{Session: session.key, Affinity: session.key, Principal: principalKey(session.scopedTo()),
+		Caps: session.capabilities(), Level: session.logLevel, Authorized: s.stillAuthorized(session)}
 	c.Notify = func(method string, params json.RawMessage) {
 		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
 			send(encodeNotification(method, params))
 		}
 	}
 	if session.modern() {
-		c.Kin, c.Alone, c.Modern = session.kin, true, true
+		c.Affinity, c.Stateless = session.affinity, true
 		return c
 	}
 	c.Ask = func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
@@ -85,9 +86,9 @@ func (s *Server) callerOf(session *Session, send func([]byte) bool, there func()
 	return c
 }
 
-// staying returns a function that reports whether a session can still reach what
+// stillAuthorized returns a function that reports whether a session can still reach what
 // it can now.
-func (s *Server) staying(session *Session) func() bool {
+func (s *Server) stillAuthorized(session *Session) func() bool {
 	claim := session.scopedTo()
 	return func() bool {
 		_, err := s.scope(session)
@@ -132,15 +133,15 @@ func answers(method string, modern bool) bool {
 // answer runs the method of a request. Its errors are *rpcError, or the cause
 // for which ctx ended.
 func (r *request) answer(ctx context.Context, method string) (json.RawMessage, error) {
-	if !answers(method, r.caller.Modern) {
+	if !answers(method, r.caller.Stateless) {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(method, 100))
 	}
-	if r.caller.Modern {
+	if r.caller.Stateless {
 		r.ownProgress()
 	}
 	result, err := mcpMethods[method].run(ctx, r)
 	switch {
-	case !r.caller.Modern:
+	case !r.caller.Stateless:
 		return result, err
 	case err != nil:
 		return nil, modernError(err, stringField(r.params, "uri"))

@@ -288,16 +288,20 @@ func modernSession(params json.RawMessage, claim *claimStamp) (*Session, error) 
 		}
 		session.level = name
 	}
-	session.kin = kinOf(claim, field(meta, metaClientInfo))
+	session.affinity = affinityKey(claim, field(meta, metaClientInfo))
 	return session, nil
 }
 
-// kinOf is the kin of a request without a session: those of one claim and one
-// client program.
-func kinOf(claim *claimStamp, info json.RawMessage) string {
-	kin := fmt.Sprintf("modern %q %q", stringField(info, "name"), stringField(info, "version"))
+// affinityKey is the affinity of a request without a session: the requests of one
+// claim and one client program share it.
+func affinityKey(claim *claimStamp, info json.RawMessage) string {
+	return fmt.Sprintf("%s %q %q", principalKey(claim), stringField(info, "name"), stringField(info, "version"))
+}
+
+// principalKey is whom limits are counted by: "" for all without a claim.
+func principalKey(claim *claimStamp) string {
 	if claim == nil {
-		return kin
+		return ""
 	}
-	return fmt.Sprintf("%s %s %d", kin, claim.Code.Reveal(), claim.CreatedAt.UnixNano())
+	return fmt.Sprintf("%s %d", claim.Code.Reveal(), claim.CreatedAt.UnixNano())
 }

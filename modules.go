@@ -593,8 +593,8 @@ func announces(capabilities json.RawMessage) bool {
 // listOffer asks a process for all that it offers.
 func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
 	o := &offer{About: firstSentence(w.info.Instructions), Era: eraSession, Asks: field(field(w.info.Capabilities, "experimental"), asksCapability) != nil}
-	if w.info.Modern {
-		o.Era = eraModern
+	if w.info.Stateless {
+		o.Era = eraStateless
 	}
 	for _, list := range []struct {
 		method, key string
@@ -679,7 +679,7 @@ func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, err
 // unless it goes on with those of p. Called with mu held.
 func (r *Registry) makeModule(e *entry, p *fleet) *Module {
 	f := e.found
-	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.Patience, Modern: e.offer.Era == eraModern,
+	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.Patience, Modern: e.offer.Era == eraStateless,
 		Prompts: e.offer.Prompts, Resources: e.offer.Resources, Templates: e.offer.Templates}
 	names := make(map[string]bool)
 	for _, raw := range e.offer.Tools {

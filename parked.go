@@ -91,7 +91,7 @@ func stateError(format string, args ...any) error {
 // inRounds asks a module for an answer that may need input of the client's
 // meanwhile, as find directs.
 func (r *request) inRounds(ctx context.Context, method string, find func(*View) asked) (json.RawMessage, error) {
-	if !r.caller.Modern {
+	if !r.caller.Stateless {
 		return r.askModule(ctx, r.caller, find)
 	}
 	view, err := r.openView()
@@ -143,7 +143,7 @@ func canonical(raw json.RawMessage) []byte {
 // begin starts a call.
 func (k *parking) begin(caller Caller, binding [32]byte, call func(context.Context, Caller) (json.RawMessage, error)) *parkedCall {
 	ctx, cancel := context.WithCancelCause(k.ctx)
-	p := &parkedCall{parking: k, kin: caller.Kin, binding: binding, cancel: cancel,
+	p := &parkedCall{parking: k, kin: caller.Affinity, binding: binding, cancel: cancel,
 		news: make(chan struct{}, 1), done: make(chan struct{}), notify: caller.Notify}
 	rand.Read(p.id[:]) // never fails
 	caller.Notify = p.pass

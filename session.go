@@ -79,7 +79,7 @@ type sealed struct {
 type Session struct {
 	sealed
 	key          string                            // of ID, for tables and logs
-	kin          string                            // of a modern request: see Caller
+	affinity     string                            // of a stateless request: see Caller
 	subscription json.RawMessage                   // id of a subscriptions/listen that this stands for
 	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
 	asked        inflight[chan *Message]           // requests to the client, by our id

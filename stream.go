@@ -170,7 +170,7 @@ func presentedCodes(r *http.Request) []Code {
 
 // admit judges a request that presents codes, of a session with the claim own, nil
 // for an unscoped or a new one. It returns the claim that it is scoped to by that,
-// nil for none; own itself, where it stays at that, ended or not. The error is the
+// nil for none; own itself, where it authorized at that, ended or not. The error is the
 // answer to a request that is let nowhere.
 func (s *Server) admit(codes []Code, own *claimStamp, id ID) (*claimStamp, error) {
 	v, claim, err := s.gate.admit(codes, own)
@@ -284,8 +284,8 @@ func (s *Server) beginRequest(r *http.Request, session *Session, msg *Message) (
 // or, once that is written, on the session's stream, while that is of the claim
 // that the request was made under. ctx ends with the request.
 func (s *Server) newRequest(ctx context.Context, session *Session, params json.RawMessage, out *reply) *request {
-	stays := s.staying(session)
-	send := func(msg []byte) bool { return out.offer(msg) || stays() && session.tell(msg) }
+	authorized := s.stillAuthorized(session)
+	send := func(msg []byte) bool { return out.offer(msg) || authorized() && session.tell(msg) }
 	there := func() bool { return ctx.Err() == nil && out.there() || session.listens() }
 	return &request{server: s, session: session, params: params, caller: s.callerOf(session, send, there)}
 }

@@ -210,7 +210,7 @@ func (h *Webhooks) call(ctx context.Context, path string, arguments json.RawMess
 	ctx, cancel := context.WithTimeoutCause(ctx, h.timeout, errDeliveryTimeout)
 	defer cancel()
 	defer context.AfterFunc(h.stopped, cancel)()
-	caller := Caller{Session: "delivery " + id}
+	caller := Caller{Session: "delivery " + id, Affinity: "webhook"}
 	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
 		tool, err := h.find(ctx, path)
 		if err != nil {

@@ -104,7 +104,7 @@ func FuzzResume(f *testing.F) {
 	k := newParking(ctx, time.Hour)
 	f.Cleanup(func() { cancel(); k.close() })
 	binding := [32]byte{1}
-	p := k.begin(Caller{Kin: "kin"}, binding, func(ctx context.Context, c Caller) (json.RawMessage, error) {
+	p := k.begin(Caller{Affinity: "kin"}, binding, func(ctx context.Context, c Caller) (json.RawMessage, error) {
 		return c.Ask(ctx, "elicitation/create", nil)
 	})
 	result, err := p.wait(ctx)

@@ -27,21 +27,23 @@ import (
 type Caller struct {
 	// Session tells callers apart: what on stdio does not say which call it
 	// belongs to is passed on only if all calls in flight are of one session. A
-	// request without a session is one of its own. It is never shown to a module.
+	// request without a session is one of its own, and "" is usher itself. It is
+	// never shown to a module.
 	Session string
-	// Kin are the callers whose calls one process of a module that asks may
-	// serve: a session's, or, one at a time (Alone), those of one scope that
-	// have no sessions.
-	Kin   string
-	Alone bool
+	// Affinity groups the callers that one process of a hosted server serves: it
+	// is a session's key; without a session, the claim and the client program.
+	Affinity string
+	// Principal is whom limits are counted by: a claim, or "" for all callers
+	// without one.
+	Principal string
+	Stateless bool          // the params are of the revision without sessions
+	Caps      clientCaps    // what it can be asked for
+	Level     func() string // the least log messages that it wants; "" where it does not say
 
-	Modern bool          // the params are of a revision without sessions
-	Caps   clientCaps    // what it can be asked for
-	Level  func() string // the least log messages that it wants; "" where it does not say
-
-	// Stays reports whether the caller may still reach what it could when it
-	// called; nil is yes. Who may not is told and asked nothing outside of calls.
-	Stays func() bool
+	// Authorized reports whether the caller still has the access that it had when
+	// it called; nil is yes. Unauthorized callers get no notifications or requests
+	// outside of calls.
+	Authorized func() bool
 	// Notify takes a notification's method and params. It is called from the
 	// goroutine that reads the module's output and must not block; nil drops.
 	Notify func(method string, params json.RawMessage)
@@ -56,7 +58,7 @@ func (c Caller) notify(method string, params json.RawMessage) {
 	}
 }
 
-func (c Caller) stays() bool { return c.Stays == nil || c.Stays() }
+func (c Caller) authorized() bool { return c.Authorized == nil || c.Authorized() }
 
 func (c Caller) level() string {
 	if c.Level == nil {
@@ -93,7 +95,7 @@ func (e *crashError) Error() string {
 
 // serverInfo is what a module says of itself in the handshake.
 type serverInfo struct {
-	Modern       bool            // it speaks modernProtocol
+	Stateless    bool            // it speaks modernProtocol
 	Capabilities json.RawMessage // an object
 	Instructions string
 	Title        string // serverInfo.title, else serverInfo.name
@@ -606,7 +608,7 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	}
 	result, err := w.result(msg)
 	lacked := clientCaps(c.lacked.Load())
-	if caller.Modern && lacked != 0 && (err != nil || string(field(result, "isError")) == "true") {
+	if caller.Stateless && lacked != 0 && (err != nil || string(field(result, "isError")) == "true") {
 		return nil, missingCapability(lacked)
 	}
 	return result, err
@@ -659,11 +661,11 @@ func (w *Worker) silent(idle time.Duration) error {
 // adapt puts a request's params into the form of the module's era.
 func (w *Worker) adapt(caller Caller, params json.RawMessage) json.RawMessage {
 	switch {
-	case w.info.Modern && caller.Session == "":
+	case w.info.Stateless && caller.Session == "":
 		return modernParams(params, allCaps, "")
-	case w.info.Modern && !caller.Modern:
+	case w.info.Stateless && !caller.Stateless:
 		return modernParams(params, caller.Caps, caller.level())
-	case !w.info.Modern && caller.Modern:
+	case !w.info.Stateless && caller.Stateless:
 		return legacyParams(params)
 	default:
 		return params
@@ -676,7 +678,7 @@ func (w *Worker) adapt(caller Caller, params json.RawMessage) json.RawMessage {
 func (w *Worker) followLevel(caller Caller) {
 	wanted := int32(slices.Index(logLevels, caller.level())) + 1
 	now := w.level.Load()
-	if wanted == 0 || w.info.Modern || now != 0 && now <= wanted || field(w.info.Capabilities, "logging") == nil {
+	if wanted == 0 || w.info.Stateless || now != 0 && now <= wanted || field(w.info.Capabilities, "logging") == nil {
 		return
 	}
 	w.level.Store(wanted)
