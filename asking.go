@@ -26,8 +26,6 @@ const asksCapability = "usher/asks"
 
 const (
 	askPatience = 10 * time.Minute // for a client's answer: often a person's
-	maxAsks     = 64               // requests of one process that wait for answers
-	maxRefused  = 4096             // answers that wait for a process to read them
 )
 
 // asking is a process's requests to its clients, and whom it serves.
@@ -373,9 +371,6 @@ func lacks(lacked clientCaps) *rpcError {
 func noClient(needs clientCaps) *rpcError {
 	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.names(), ", "))
 }
-
-// maxRounds bounds how often one call is answered with a wish for input.
-const maxRounds = 32
 
 // answerInput gets from the caller what a result asks for, and returns params
 // with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error is for the

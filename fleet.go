@@ -14,14 +14,6 @@ import (
 	"time"
 )
 
-// maxLanes bounds the processes of one module that asks. Past it the one idle
-// longest makes room, and where none is idle, a caller waits.
-const maxLanes = 32
-
-// maxKinLanes bounds those of one kin, so that a client without sessions that
-// leaves its calls parked does not shut out the others.
-const maxKinLanes = maxLanes / 2
-
 // lanePatience is for how long a caller waits for a process of its own.
 const lanePatience = 10 * time.Second
 

@@ -472,10 +472,6 @@ type goSchema struct {
 	Defs            map[string]*goSchema `json:"$defs,omitempty"`
 }
 
-// maxGoSchemaParts bounds a schema: structs are written out where they are used,
-// so a chain of them that each use the next twice would double at every step.
-const maxGoSchemaParts = 5000
-
 // A goSchemaBuilder makes the schema of one method. Its errors say which type
 // can't come from JSON.
 type goSchemaBuilder struct {

@@ -147,9 +147,6 @@ func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err er
 
 var errUnsubscribed = errors.New("nobody listens any more")
 
-// maxPages bounds how far a list is followed in a module that never ends it.
-const maxPages = 1000
-
 // list asks for a whole list of the module, page by page: method "tools/list"
 // and key "tools", say. A module without the capability has an empty one.
 func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessage, error) {

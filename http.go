@@ -24,6 +24,85 @@ import (
 	"time"
 )
 
+// The limits of usher: every size and count that bounds something, by the room
+// that it is enforced in, with its unit and whom it is per. A principal is a
+// claim, or everybody who has none. Past a limit the one who asks is refused, or
+// loses the oldest, and nobody else notices. Time-outs stand where they are used.
+const (
+	// http.go: bodies and headers of requests.
+	maxHeader      = 64 << 10 // bytes of one request's headers
+	defaultMaxBody = 4 << 20  // bytes of one request's body (-max-body)
+	maxBodies      = 64 << 20 // bytes of all bodies being read, as received
+	maxUnknown     = 16 << 20 // of these, of senders who have shown neither code, session nor secret
+	smallBody      = 64 << 10 // bytes of a body that is never dropped to make room for others
+	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout
+	maxWrite       = 64 << 10 // bytes that a peer has to take within writePatience
+
+	// outbox.go: messages to clients.
+	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
+	maxReplayBytes   = 16 << 20 // bytes kept for resuming, of all streams
+	maxReplayBytesOf = 4 << 20  // of these, of one principal
+	maxReplayMessage = 1 << 20  // bytes of one message that is kept for resuming
+	maxReaders       = 16       // connections that read one stream at once
+	maxReplay        = 8 << 20  // bytes kept of one stream (goes with replay.go)
+	maxReplayAll     = 64 << 20 // of all streams, but for (goes with replay.go)
+	smallReplay      = 64 << 10 // so much of each (goes with replay.go)
+	maxEventLogs     = 32       // streams kept of one session (goes with replay.go)
+	maxQueued        = 1024     // messages of one call that wait to be written (goes with reply.go)
+
+	// claims.go, scope.go: codes that do not hold, with -require-claim.
+	guessBudget = 60 // different codes a minute that are answered at once, for the whole daemon
+	guessRate   = 10 // look-ups a second after that, for the whole daemon
+
+	// gomodule.go, runtimes.go: files of the workspace.
+	maxSource        = 1 << 20 // bytes of one source file or .mcp.json
+	maxGoSchemaParts = 5000    // parts of one Go module's schema (goes with the syntax reader)
+
+	// shell.go: shell modules.
+	maxShellOutput = 32 << 20  // bytes of one call's result
+	maxShellArg    = 128 << 10 // bytes of one argument, as Linux has it
+	shellTail      = 5         // lines of stderr that a failure shows
+
+	// worker.go: one process of a module.
+	maxWorkerLine = 64 << 20 // bytes of one message from a process
+	maxLoggedLine = 4 << 10  // bytes of one stray line that are logged
+	tailLines     = 8        // lines of stderr that say why a process did not start
+	maxPages      = 1000     // pages of one list of a module
+
+	// pool.go: the processes of one module.
+	maxProcs    = 16           // processes of one module
+	maxProcsOf  = 4            // of these, of one claim
+	maxLanes    = 32           // processes of one module that asks (goes with fleet.go)
+	maxKinLanes = maxLanes / 2 // of these, of one kin (goes with fleet.go)
+
+	// modules.go, view.go: the registry and what it shows.
+	maxLooks    = 8                        // modules being introspected at once
+	maxReloads  = 100                      // attempts of one call whose module is reloaded before it begins
+	maxToolName = 64 - len("mcp__usher__") // characters of a tool's name that every client takes
+
+	// mcp.go: requests and lists.
+	maxURI          = 8 << 10 // bytes of a resource URI of a client
+	maxInstructions = 50      // modules that the instructions name
+
+	// ask.go: requests of modules to clients.
+	maxAsks      = 64   // requests of one process that wait for answers
+	maxRefused   = 4096 // answers that wait for one process to read them
+	maxRounds    = 32   // times that one call is answered with a wish for input
+	maxParked    = 256  // suspended calls of all clients
+	maxParkedKin = 64   // of these, of one principal
+
+	// session.go, transport.go: sessions and their streams.
+	maxIdleSessions = 10_000 // sessions kept in memory while nothing is under way for them
+	maxInFlight     = 256    // requests being answered, of one principal
+	maxStreams      = 16     // notification streams of one session
+	maxStreamsOf    = 256    // notification streams of one claim
+	maxBatch        = 100    // messages of one batch
+	maxWanted       = 256    // resources that one session listens to
+
+	// webhook.go: deliveries.
+	defaultWebhookLimit = 256 // deliveries being answered (-webhook-limit)
+)
+
 const (
 	bodyPatience  = 30 * time.Second // for a whole body to arrive
 	writePatience = 30 * time.Second // for a peer to take what is written
@@ -211,10 +290,6 @@ func (g *Guardian) readBody(w http.ResponseWriter, r *http.Request) ([]byte, err
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: "the body could not be read", Err: err}
 	}
 }
-
-// maxWrite is how much a peer has writePatience to take. A long body is written
-// in parts, as a slow peer that takes it is not one that is gone.
-const maxWrite = 64 << 10
 
 // writeBody writes b, as long as the peer takes some of it. Without deadlines a
 // vanished peer takes what fits into the buffers, and the rest never ends.

@@ -127,9 +127,6 @@ func (s *Session) mustHear(view *View, started time.Time) []string {
 	return changed
 }
 
-// maxWanted bounds the resources that one session listens to.
-const maxWanted = 256
-
 // interest is a resource whose changes a session wants to hear of.
 type interest struct {
 	resource *Resource // whose it is by now; nil while nothing is listened for

@@ -442,9 +442,6 @@ func (s *Server) welcome(ctx context.Context, session *Session, protocol string)
 // now: modules come and go.
 var serverCapabilities = json.RawMessage(`{"completions":{},"logging":{},"prompts":{"listChanged":true},"resources":{"listChanged":true,"subscribe":true},"tools":{"listChanged":true}}`)
 
-// maxInstructions bounds how many modules the instructions name.
-const maxInstructions = 50
-
 // instructions tells a model what the modules in its view are, a line each.
 func instructions(view *View) string {
 	if len(view.Modules) == 0 {

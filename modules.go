@@ -30,7 +30,6 @@ const (
 	maxPoll        = 30 * time.Second
 	pollShare      = 20 // a look may take one part in so many of the time
 	vanishPatience = 100 * time.Millisecond
-	maxLooks       = 8                // introspections at once
 	firstRetry     = 10 * time.Second // of a module that could not be looked at
 	maxRetry       = 5 * time.Minute
 )
@@ -121,10 +120,6 @@ type Views struct {
 	// Release ends processes that serve no one but this kin of callers.
 	Release func(kin string)
 }
-
-// maxReloads bounds how often a call is made anew because the module was
-// reloaded before it began. One edit takes one.
-const maxReloads = 100
 
 // Call finds something of a module in a view and asks the module, as attempt
 // does: anew when the module was reloaded between the two, so that an edit fails

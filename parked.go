@@ -22,9 +22,7 @@ import (
 )
 
 const (
-	parkLife     = 5 * time.Minute // for a client to come back
-	maxParked    = 256             // calls of all clients
-	maxParkedKin = 64              // of those of one kin
+	parkLife = 5 * time.Minute // for a client to come back
 )
 
 // parking is the calls that wait for their clients to come back. Safe for

@@ -15,12 +15,7 @@ import (
 )
 
 const (
-	replayLife   = 2 * time.Minute // of a stream that nobody reads, or that has ended
-	maxReplay    = 8 << 20         // bytes kept of one stream
-	maxReplayAll = 64 << 20        // of all streams, but for
-	smallReplay  = 64 << 10        // so much of each
-	maxEventLogs = 32              // streams kept of one session
-	maxReaders   = 16              // connections that read one stream at once
+	replayLife = 2 * time.Minute // of a stream that nobody reads, or that has ended
 )
 
 // eventLog is the messages of one stream, each under an id that says which

@@ -20,7 +20,6 @@ import (
 const (
 	keepAlive = 15 * time.Second // between comments on a silent stream
 	reconnect = 1 * time.Second  // what a client is told to wait before it resumes a stream
-	maxQueued = 1024             // messages of one call that wait to be written
 )
 
 // accepts is what a client's Accept header allows.

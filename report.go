@@ -42,10 +42,6 @@ type toolLine struct {
 	Webhook string `json:"webhook,omitempty"` // its URL
 }
 
-// maxToolName is how long a tool's name may be for clients that put
-// "mcp__usher__" before it and take 64 characters.
-const maxToolName = 64 - len("mcp__usher__")
-
 // moduleReport is all modules as they look in a view through scope.
 // url is where the daemon is, for webhooks, whose paths are those of the whole
 // workspace in any scope.

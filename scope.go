@@ -116,11 +116,6 @@ var (
 	errEnded     = errors.New("the claim of this session has ended: ask for a new code and connect with it")
 )
 
-// guessBudget is how many never-issued codes a daemon that requires claims
-// looks up in a minute, all callers together: behind a tunnel every request
-// comes from one address.
-const guessBudget = 60
-
 // Gate decides what a request may reach. Safe for concurrent use.
 type Gate struct {
 	claims  *ClaimStore

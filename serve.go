@@ -28,7 +28,6 @@ const (
 	headerPatience = 10 * time.Second // for a request's headers
 	restPatience   = time.Second      // for the rest of a body that was not wanted
 	idleConn       = 2 * time.Minute  // a connection without a request
-	maxHeader      = 64 << 10         // bytes
 	drainPatience  = 5 * time.Second  // for calls under way when the daemon ends
 )
 
@@ -80,7 +79,7 @@ type serveFlags struct {
 
 func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	f := &serveFlags{servingFlags: declareServing(fs), maxBody: 4 << 20}
+	f := &serveFlags{servingFlags: declareServing(fs), maxBody: defaultMaxBody}
 	fs.Var(&f.maxBody, "max-body", "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB")
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
 	fs.Var(&f.hosts, "allow-host", "answer requests for this host `NAME` too (repeatable)")
@@ -90,7 +89,7 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false, "deliver webhooks of anyone who can reach the address")
 	fs.BoolVar(&f.signatures, "accept-signatures", false, "let a webhook's verified @signature stand in for the secret")
 	fs.DurationVar(&f.webhookTimeout, "webhook-timeout", 30*time.Second, "give a webhook's method up after `DURATION`")
-	fs.IntVar(&f.webhookLimit, "webhook-limit", 256, "take at most `N` deliveries at once")
+	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit, "take at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
 	return func(dirs []string) error {

@@ -29,11 +29,6 @@ import (
 // sessionLife is how long a session id is good for.
 const sessionLife = 30 * 24 * time.Hour
 
-// maxIdleSessions bounds what is kept in memory of sessions that nothing is
-// under way for. Forgetting one is to its client as a restart is: it has a
-// list_changed too many, and its log level and subscriptions are no more.
-const maxIdleSessions = 10_000
-
 // sealer seals what a client keeps for usher, and can neither read nor make.
 type sealer struct{ cipher.AEAD }
 
@@ -124,10 +119,6 @@ func (s *Session) listed(what string, view *View) {
 		s.announced[what] = view.Fingerprint(what)
 	}
 }
-
-// maxInFlight bounds the requests of one session that are being answered: a
-// client that goes away does not cancel them.
-const maxInFlight = 256
 
 // begin enters a request among those being answered, with what cancels it.
 func (s *Session) begin(id ID, cancel context.CancelCauseFunc) error {

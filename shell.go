@@ -22,12 +22,6 @@ import (
 	"time"
 )
 
-const (
-	maxShellOutput = 32 << 20  // bytes of a result
-	maxShellArg    = 128 << 10 // bytes of one argument, as Linux has it
-	shellTail      = 5         // lines of stderr that a failure shows
-)
-
 // shellMethod is a function of a script that is a method.
 type shellMethod struct {
 	name   string

@@ -23,9 +23,6 @@ const (
 	protocolHeader = "Mcp-Protocol-Version"
 	claimHeader    = "Mcp-Claim-Code"
 	eventHeader    = "Last-Event-ID"
-
-	maxStreams = 16  // notification streams that one session may hold
-	maxBatch   = 100 // messages in one batch
 )
 
 // routes is the endpoint's routing table: at "/" and, as clients expect, at

@@ -68,8 +68,6 @@ func (c Caller) level() string {
 }
 
 const (
-	maxWorkerLine  = 64 << 20               // bytes in one message of a worker
-	maxLoggedLine  = 4 << 10                // bytes of a stray line that are logged
 	startTimeout   = 30 * time.Second       // for the handshake
 	probePatience  = 3 * time.Second        // for the answer to what an older server does not know
 	ownerPatience  = 5 * time.Second        // for the first call of a process that asks before
@@ -77,7 +75,6 @@ const (
 	stdinPatience  = 1 * time.Second        // for the end after stdin closed; clients wait 2 s for ours
 	exitPatience   = 2 * time.Second        // for the end after TERM
 	outputPatience = 500 * time.Millisecond
-	tailLines      = 8 // of stderr, to say why a module did not start
 )
 
 // crashError is a call's failure because the process ended.
