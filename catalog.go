@@ -238,7 +238,11 @@ func (v *View) Hook(path string) (*Tool, []string) {
 // module has been replaced since the view was made; so do the others below.
 func (t *Tool) Call(ctx context.Context, caller Caller, params json.RawMessage) (json.RawMessage, error) {
 	list, _ := members(params)
-	return t.module.ask(ctx, caller, "tools/call", joinMembers(setMember(list, "name", quote(t.own))))
+	result, err := t.module.ask(ctx, caller, "tools/call", joinMembers(setMember(list, "name", quote(t.own))))
+	if err == nil && t.Checked() {
+		result = methodResult(result)
+	}
+	return result, err
 }
 
 // Get asks for the prompt: params are those of prompts/get.

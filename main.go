@@ -32,7 +32,6 @@
 //	asking.go     what it asks of its client, and which client that is
 //	pool.go       a place for a module's process
 //	fleet.go      all processes of a module, and which is whose
-//	result.go     what a tool call gave
 //	signature.go  whether a provider signed a webhook
 //	schema.go     what a method says of itself; checking arguments
 //	catalog.go    the modules there are, and views of them

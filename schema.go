@@ -1,10 +1,12 @@
 // Schemas and documentation: what a module says of one of its methods, read
-// into a Method; the tags in a method's documentation; and the check of a
-// call's arguments against the method's schema. It knows no module and no call.
+// into a Method; the tags in a method's documentation; the check of a call's
+// arguments against the method's schema; and the tool result that the value of
+// a method becomes. It knows no module and no call.
 
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -545,4 +547,84 @@ func firstSentence(text string) string {
 		text = string(runes[:199]) + "…"
 	}
 	return text
+}
+
+// failure is the result of a tool call that failed.
+func failure(text string) json.RawMessage {
+	b := appendString([]byte(`{"content":[{"type":"text","text":`), text)
+	return append(b, `}],"isError":true}`...)
+}
+
+// valueKey is the member of _meta under which usher's own runtimes (the shims and
+// the generated main of a Go module) hand over what a method returned.
+const valueKey = "usher/value"
+
+// methodResult returns the tool result of a call that a runtime of usher's own
+// has answered: made of the value it handed over, else, a failure for example,
+// the answer as it is.
+func methodResult(answer json.RawMessage) json.RawMessage {
+	if value := field(field(answer, "_meta"), valueKey); value != nil {
+		return toolResult(value)
+	}
+	return answer
+}
+
+// toolResult returns the tool result that a method's value becomes. An object
+// that is a tool result already is passed on; any other becomes structured
+// content beside its text. Of nothing, nil or null, there is no content.
+func toolResult(value json.RawMessage) json.RawMessage {
+	value = oneLine(bytes.TrimSpace(value))
+	text := value
+	switch {
+	case len(value) == 0 || string(value) == "null":
+		return json.RawMessage(`{"content":[]}`)
+	case value[0] == '{' && isToolResult(value):
+		return value
+	case value[0] != '"':
+		text = quote(string(value))
+	}
+	content := joinItems([]json.RawMessage{joinMembers([]member{{"type", json.RawMessage(`"text"`)}, {"text", text}})})
+	if value[0] != '{' {
+		return joinMembers([]member{{"content", content}})
+	}
+	return joinMembers([]member{{"content", content}, {"structuredContent", value}})
+}
+
+// isToolResult reports whether an object already is the result of an MCP tool:
+// a content list of known types, and nothing that is foreign to a result.
+func isToolResult(object json.RawMessage) bool {
+	var content []json.RawMessage
+	if json.Unmarshal(field(object, "content"), &content) != nil || content == nil {
+		return false
+	}
+	for _, c := range content {
+		if !slices.Contains([]string{"text", "image", "audio", "resource", "resource_link"}, stringField(c, "type")) {
+			return false
+		}
+	}
+	list, _ := members(object)
+	return !slices.ContainsFunc(list, func(f member) bool {
+		return !slices.Contains([]string{"content", "structuredContent", "isError", "_meta"}, f.key)
+	})
+}
+
+// resultText is a tool's result for people: its structured content if it has
+// some, else its texts, else the whole as JSON.
+func resultText(result json.RawMessage) string {
+	if structured := field(result, "structuredContent"); structured != nil && string(structured) != "null" {
+		return string(structured)
+	}
+	var parts []json.RawMessage
+	if json.Unmarshal(field(result, "content"), &parts) != nil {
+		return string(result)
+	}
+	var texts []string
+	for _, part := range parts {
+		if stringField(part, "type") == "text" {
+			texts = append(texts, stringField(part, "text"))
+		} else {
+			texts = append(texts, string(part))
+		}
+	}
+	return strings.Join(texts, "\n")
 }

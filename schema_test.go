@@ -100,6 +100,39 @@ func TestCheckArguments(t *testing.T) {
 	}
 }
 
+func TestToolResult(t *testing.T) {
+	text := func(s string) string { return `{"content":[{"type":"text","text":` + string(quote(s)) + `}]` }
+	for value, want := range map[string]string{
+		``:                             `{"content":[]}`,
+		`null`:                         `{"content":[]}`,
+		`"a <b>\u00e9"`:                `{"content":[{"type":"text","text":"a <b>\u00e9"}]}`,
+		`1.50`:                         text("1.50") + `}`,
+		`false`:                        text("false") + `}`,
+		`[1,{"a":2}]`:                  text(`[1,{"a":2}]`) + `}`,
+		`{}`:                           text(`{}`) + `,"structuredContent":{}}`,
+		"{\"n\":\n123456789012345678}": text(`{"n":123456789012345678}`) + `,"structuredContent":{"n":123456789012345678}}`,
+		`{"content":"x"}`:              text(`{"content":"x"}`) + `,"structuredContent":{"content":"x"}}`,
+		`{"content":[{"type":"text","text":"x"}],"other":1}`:                 text(`{"content":[{"type":"text","text":"x"}],"other":1}`) + `,"structuredContent":{"content":[{"type":"text","text":"x"}],"other":1}}`,
+		`{"content":[{"type":"poem"}]}`:                                      text(`{"content":[{"type":"poem"}]}`) + `,"structuredContent":{"content":[{"type":"poem"}]}}`,
+		`{"content":[{"type":"text","text":"x"}],"isError":true,"_meta":{}}`: `{"content":[{"type":"text","text":"x"}],"isError":true,"_meta":{}}`,
+		`{"content":[]}`: `{"content":[]}`,
+	} {
+		if got := string(toolResult(json.RawMessage(value))); got != want {
+			t.Errorf("%s becomes\n%s, want\n%s", value, got, want)
+		}
+		if value != "" {
+			if got := string(methodResult(json.RawMessage(`{"_meta":{"usher/value":` + value + `}}`))); got != want {
+				t.Errorf("%s handed over becomes\n%s, want\n%s", value, got, want)
+			}
+		}
+	}
+	for _, answer := range []string{`{"content":[{"type":"text","text":"why"}],"isError":true}`, `{"content":[],"_meta":{"a":1}}`, `{}`} {
+		if got := string(methodResult(json.RawMessage(answer))); got != answer {
+			t.Errorf("%s becomes %s", answer, got)
+		}
+	}
+}
+
 func FuzzParseMethod(f *testing.F) {
 	f.Add(`{"name":"x","description":"a\n@param {string} [b=1] c\n@webhook d/e\n@signature github F","inputSchema":{"type":"object","properties":{"b":{}}}}`, "shell")
 	f.Add(`{"name":"x","description":"@param {object} p\n@param p.q.r s"}`, "node")

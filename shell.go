@@ -301,18 +301,14 @@ func (m shellMethod) args(arguments json.RawMessage) ([]string, error) {
 // is one, else text.
 func shellResult(out []byte) json.RawMessage {
 	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
-	if text == "" {
-		return json.RawMessage(`{"content":[]}`)
-	}
-	content := member{"content", textContent(text)}
 	object := json.RawMessage(strings.TrimSpace(text))
 	switch {
-	case !json.Valid(object) || object[0] != '{':
-		return joinMembers([]member{content})
-	case isToolResult(object):
-		return oneLine(object)
+	case text == "":
+		return toolResult(nil)
+	case json.Valid(object) && object[0] == '{':
+		return toolResult(object)
 	default:
-		return joinMembers([]member{content, {"structuredContent", oneLine(object)}})
+		return toolResult(quote(text))
 	}
 }
 

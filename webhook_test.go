@@ -153,7 +153,7 @@ func (s *hookServer) take(msg *Message) {
 }
 
 func structured(raw json.RawMessage) json.RawMessage {
-	return joinMembers([]member{{"content", textContent(string(raw))}, {"structuredContent", raw}})
+	return toolResult(raw)
 }
 
 func (s *hookServer) call(msg *Message, t hookTool, stop, gate <-chan struct{}) {
@@ -1071,7 +1071,7 @@ func TestWebhookAnswers(t *testing.T) {
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt", Does: "result"}, hookTool{Name: "handleFault", Does: "fault"})
 	d := serveHereEnv(t, dir, nil)
 	const isJSON, isText = "application/json", "text/plain; charset=utf-8"
-	text := func(s string) string { return `{"content":` + string(textContent(s)) + `}` }
+	text := func(s string) string { return string(toolResult(quote(s))) }
 	object := func(s string) string { return string(structured(json.RawMessage(s))) }
 	for _, row := range []struct {
 		what, result string
