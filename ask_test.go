@@ -1075,8 +1075,8 @@ func TestAskClientGone(t *testing.T) {
 		if _, err := s.ask(context.Background(), send, func() bool { return true }, "roots/list", nil); err != errGone {
 			t.Errorf("hung up: %v", err)
 		}
-		if _, err := s.ask(context.Background(), send, there, "roots/list", nil); err != errGone || len(s.asked.keys()) != 0 {
-			t.Errorf("after that: %v, %d waiting", err, len(s.asked.keys()))
+		if _, err := s.ask(context.Background(), send, there, "roots/list", nil); err != errGone || s.asked.len() != 0 {
+			t.Errorf("after that: %v, %d waiting", err, s.asked.len())
 		}
 	})
 }

@@ -180,25 +180,9 @@ func isModern(params json.RawMessage) bool {
 	return field(field(params, "_meta"), metaProtocol) != nil
 }
 
-// withMember returns a JSON object with key set to value.
-func withMember(object json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	list, _ := members(object)
-	return joinMembers(setMember(list, key, value))
-}
-
 // withMeta returns params with a key of their _meta set.
 func withMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
 	return withMember(params, "_meta", withMember(field(params, "_meta"), key, value))
-}
-
-// dropMembers returns a JSON object without the members that drop names.
-func dropMembers(object json.RawMessage, drop ...string) json.RawMessage {
-	list, _ := members(object)
-	kept := slices.DeleteFunc(list, func(f member) bool { return slices.Contains(drop, f.key) })
-	if len(kept) == len(list) {
-		return object // as it was written
-	}
-	return joinMembers(kept)
 }
 
 // legacyParams is a modern request's params for a peer that has sessions.

@@ -15,8 +15,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"sync"
@@ -118,25 +118,24 @@ func jsonFault(raw []byte) string {
 // parseValidMessage is parseMessage for JSON that was checked already.
 func parseValidMessage(raw []byte) (*Message, error) {
 	m := &Message{}
-	obj, ok := members(raw)
-	if !ok {
+	if !isObject(raw) {
 		return m, rpcErrorf(codeInvalidRequest, "a message must be a JSON object")
 	}
 	var version, idRaw, method, errRaw json.RawMessage
-	for _, f := range obj {
-		switch f.key {
+	for key, value := range fields(raw) {
+		switch key {
 		case "jsonrpc":
-			version = f.value
+			version = value
 		case "id":
-			idRaw = f.value
+			idRaw = value
 		case "method":
-			method = f.value
+			method = value
 		case "params":
-			m.Params = f.value
+			m.Params = value
 		case "result":
-			m.Result = f.value
+			m.Result = value
 		case "error":
-			errRaw = f.value
+			errRaw = value
 		}
 	}
 	if idRaw != nil {
@@ -177,19 +176,9 @@ func (m *Message) setBody(method, errRaw json.RawMessage) error {
 // parseRPCError reads an error member as well as can be: a peer that sends a
 // malformed one has failed all the same.
 func parseRPCError(raw json.RawMessage) *rpcError {
-	e := &rpcError{Code: codeInternal}
-	obj, _ := members(raw)
-	for _, f := range obj {
-		switch f.key {
-		case "code":
-			if n, err := strconv.Atoi(string(f.value)); err == nil {
-				e.Code = n
-			}
-		case "message":
-			e.Message, _ = unquote(f.value)
-		case "data":
-			e.Data = f.value
-		}
+	e := &rpcError{Code: codeInternal, Message: stringField(raw, "message"), Data: field(raw, "data")}
+	if n, err := strconv.Atoi(string(field(raw, "code"))); err == nil {
+		e.Code = n
 	}
 	if e.Message == "" {
 		e.Message = "unspecified error"
@@ -197,20 +186,34 @@ func parseRPCError(raw json.RawMessage) *rpcError {
 	return e
 }
 
-// Encoding appends to a fresh buffer; raw members are copied as they are, made
-// one line where they are not.
-
-func encodeRequest(id ID, method string, params json.RawMessage) []byte {
-	b := make([]byte, 0, 64+len(id)+len(method)+len(params))
+// encode writes the message on one line; raw members are copied as they are. An
+// error's id is left out where there is none: MCP's schema, unlike JSON-RPC, has
+// no null ids.
+func (m *Message) encode() []byte {
+	b := make([]byte, 0, 64+len(m.ID)+len(m.Method)+len(m.Params)+len(m.Result))
 	b = append(b, `{"jsonrpc":"2.0"`...)
-	if id != nil {
-		b = append(append(b, `,"id":`...), id...)
+	add := func(key string, value json.RawMessage) {
+		if value != nil {
+			b = append(append(append(append(b, `,"`...), key...), `":`...), oneLine(value)...)
+		}
 	}
-	b = appendString(append(b, `,"method":`...), method)
-	if params != nil {
-		b = append(append(b, `,"params":`...), oneLine(params)...)
+	add("id", json.RawMessage(m.ID))
+	if m.Method != "" {
+		b = appendString(append(b, `,"method":`...), m.Method)
+	}
+	add("params", m.Params)
+	add("result", m.Result)
+	if m.Err != nil {
+		b = strconv.AppendInt(append(b, `,"error":{"code":`...), int64(m.Err.Code), 10)
+		b = appendString(append(b, `,"message":`...), m.Err.Message)
+		add("data", m.Err.Data)
+		b = append(b, '}')
 	}
 	return append(b, '}')
+}
+
+func encodeRequest(id ID, method string, params json.RawMessage) []byte {
+	return (&Message{ID: id, Method: method, Params: params}).encode()
 }
 
 func encodeNotification(method string, params json.RawMessage) []byte {
@@ -218,26 +221,10 @@ func encodeNotification(method string, params json.RawMessage) []byte {
 }
 
 func encodeResult(id ID, result json.RawMessage) []byte {
-	b := make([]byte, 0, 40+len(id)+len(result))
-	b = append(append(b, `{"jsonrpc":"2.0","id":`...), id...)
-	b = append(append(b, `,"result":`...), oneLine(result)...)
-	return append(b, '}')
+	return (&Message{ID: id, Result: result}).encode()
 }
 
-// encodeError leaves the id out where there is none: MCP's schema, unlike
-// JSON-RPC, has no null ids.
-func encodeError(id ID, e *rpcError) []byte {
-	b := []byte(`{"jsonrpc":"2.0"`)
-	if id != nil {
-		b = append(append(b, `,"id":`...), id...)
-	}
-	b = strconv.AppendInt(append(b, `,"error":{"code":`...), int64(e.Code), 10)
-	b = appendString(append(b, `,"message":`...), e.Message)
-	if e.Data != nil {
-		b = append(append(b, `,"data":`...), oneLine(e.Data)...)
-	}
-	return append(b, "}}"...)
-}
+func encodeError(id ID, e *rpcError) []byte { return (&Message{ID: id, Err: e}).encode() }
 
 // asRPCError makes any error one that can be sent: an *rpcError as it is, all
 // others as internal errors with their text.
@@ -309,50 +296,133 @@ func marshal(v any) json.RawMessage {
 	return bytes.TrimRight(buf.Bytes(), "\n")
 }
 
-// member is one key and value of a JSON object.
+// object is a JSON object by its members, in order. Its methods return a new one.
+type object []member
+
 type member struct {
 	key   string
-	value json.RawMessage // a part of the object's own bytes
+	value json.RawMessage
 }
 
-// members splits a JSON object that is known to be valid into its members, in
-// order, keys compared to the letter. It reports false for anything that is not
-// an object. A key that repeats is there as often as it was written.
-func members(raw json.RawMessage) ([]member, bool) {
+// json is the object's text.
+func (o object) json() json.RawMessage {
+	b := []byte{'{'}
+	for i, f := range o {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(appendString(b, f.key), ':')
+		b = append(b, f.value...)
+	}
+	return append(b, '}')
+}
+
+// get returns the value under key: the last one, as JSON decoders have it, or
+// nil.
+func (o object) get(key string) json.RawMessage {
+	for _, f := range slices.Backward(o) {
+		if f.key == key {
+			return f.value
+		}
+	}
+	return nil
+}
+
+// set has value under key: in its place where key stands already, else at the
+// end.
+func (o object) set(key string, value json.RawMessage) object {
+	i := slices.IndexFunc(o, func(f member) bool { return f.key == key })
+	if i < 0 {
+		return append(slices.Clip(o), member{key, value})
+	}
+	out := append(slices.Clone(o[:i]), member{key, value})
+	return append(out, o[i+1:].without(key)...)
+}
+
+// without leaves out the members of these keys.
+func (o object) without(keys ...string) object {
+	return slices.DeleteFunc(slices.Clone(o), func(f member) bool { return slices.Contains(keys, f.key) })
+}
+
+// isObject reports whether valid JSON is an object.
+func isObject(raw json.RawMessage) bool {
 	i := skipSpace(raw, 0)
-	if i >= len(raw) || raw[i] != '{' {
+	return i < len(raw) && raw[i] == '{'
+}
+
+// fields goes through the members of a JSON object, in order, keys compared to
+// the letter. A key that repeats comes as often as it was written. Of what is no
+// object it yields nothing; of what is no valid JSON, as much as can be read.
+func fields(raw json.RawMessage) iter.Seq2[string, json.RawMessage] {
+	return func(yield func(string, json.RawMessage) bool) {
+		if !isObject(raw) {
+			return
+		}
+		for i := skipSpace(raw, skipSpace(raw, 0)+1); i < len(raw) && raw[i] != '}'; {
+			end := skipValue(raw, i)
+			key, ok := unquote(raw[i:end])
+			i = skipSpace(raw, end)
+			if !ok || i >= len(raw) || raw[i] != ':' {
+				return
+			}
+			i = skipSpace(raw, i+1)
+			end = skipValue(raw, i)
+			if !yield(key, raw[i:end:end]) {
+				return
+			}
+			i = skipSpace(raw, end)
+			if i < len(raw) && raw[i] == ',' {
+				i = skipSpace(raw, i+1)
+			}
+		}
+	}
+}
+
+// members splits valid JSON that is an object, and reports false for any other.
+func members(raw json.RawMessage) (object, bool) {
+	if !isObject(raw) {
 		return nil, false
 	}
-	list := make([]member, 0, 8)
-	for i = skipSpace(raw, i+1); i < len(raw) && raw[i] != '}'; {
-		end := skipValue(raw, i)
-		key, ok := unquote(raw[i:end])
-		i = skipSpace(raw, end)
-		if !ok || i >= len(raw) || raw[i] != ':' {
-			return nil, false
-		}
-		i = skipSpace(raw, i+1)
-		end = skipValue(raw, i)
-		list = append(list, member{key, raw[i:end:end]})
-		i = skipSpace(raw, end)
-		if i < len(raw) && raw[i] == ',' {
-			i = skipSpace(raw, i+1)
-		}
+	list := make(object, 0, 8)
+	for key, value := range fields(raw) {
+		list = append(list, member{key, value})
 	}
 	return list, true
 }
 
 // field returns the member of a valid JSON object with this key: the last one,
-// as JSON decoders have it, or nil.
+// or nil.
 func field(raw json.RawMessage, key string) json.RawMessage {
-	list, _ := members(raw)
-	for i := len(list) - 1; i >= 0; i-- {
-		if list[i].key == key {
-			return list[i].value
+	var last json.RawMessage
+	for k, value := range fields(raw) {
+		if k == key {
+			last = value
 		}
 	}
-	return nil
+	return last
 }
+
+// withMember returns a JSON object with key set to value.
+func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
+	list, _ := members(raw)
+	return list.set(key, value).json()
+}
+
+// dropMembers returns a JSON object without the members of these keys: as it was
+// written, where it has none of them.
+func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
+	list, _ := members(raw)
+	if kept := list.without(keys...); len(kept) < len(list) {
+		return kept.json()
+	}
+	return raw
+}
+
+// joinMembers is object.json, and setMember object.set, for rooms that have not
+// moved yet.
+func joinMembers(o object) json.RawMessage { return o.json() }
+
+func setMember(o object, key string, value json.RawMessage) object { return o.set(key, value) }
 
 // stringField is field for a string; "" for any other.
 func stringField(raw json.RawMessage, key string) string {
@@ -370,39 +440,6 @@ func joinItems(items []json.RawMessage) json.RawMessage {
 		b = append(b, item...)
 	}
 	return append(b, ']')
-}
-
-// joinMembers is the inverse of members.
-func joinMembers(list []member) json.RawMessage {
-	b := []byte{'{'}
-	for i, f := range list {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(appendString(b, f.key), ':')
-		b = append(b, f.value...)
-	}
-	return append(b, '}')
-}
-
-// setMember returns list with key set to value: in its place where it stands
-// already, else at the end.
-func setMember(list []member, key string, value json.RawMessage) []member {
-	out := make([]member, 0, len(list)+1)
-	found := false
-	for _, f := range list {
-		if f.key == key {
-			if found {
-				continue
-			}
-			f.value, found = value, true
-		}
-		out = append(out, f)
-	}
-	if !found {
-		out = append(out, member{key, value})
-	}
-	return out
 }
 
 // sortedKeys is the keys of a map in order.
@@ -434,7 +471,7 @@ func skipValue(b []byte, i int) int {
 			i++
 			continue
 		default:
-			i += len(b[i:]) - len(bytes.TrimLeft(b[i:], "-+.0123456789Eaeflnrstu"))
+			i += max(1, len(b[i:])-len(bytes.TrimLeft(b[i:], "-+.0123456789Eaeflnrstu")))
 		}
 		if depth <= 0 {
 			return i
@@ -455,25 +492,9 @@ func skipString(b []byte, i int) int {
 	return i
 }
 
-// errLineTooLong is what a lineReader returns, once, for a line over its limit,
-// with the line's two ends. The line is skipped; reading can go on.
+// errLineTooLong is what a lineReader returns, once, for a line over its limit.
+// The line is skipped; reading can go on.
 var errLineTooLong = errors.New("line too long")
-
-// lineEnd is how many bytes of each end of a line that is too long are kept: a
-// message's id stands at one of them, with all peers that are known.
-const lineEnd = 200
-
-var idAtAnEnd = regexp.MustCompile(`"id": ?("[^"\\]{1,100}"|[0-9]{1,18})[,}]`)
-
-// idOfLong is the id of a message that was too long, by its two ends, if it can
-// be told: it is the one thing there that looks like one.
-func idOfLong(ends []byte) ID {
-	found := idAtAnEnd.FindAllSubmatch(ends, 2)
-	if len(found) != 1 {
-		return nil
-	}
-	return ID(found[0][1])
-}
 
 // lineReader reads newline-delimited messages with a limit on their length.
 // It is for one goroutine.
@@ -502,16 +523,14 @@ func (l *lineReader) readLine() ([]byte, error) {
 	tooLong := false
 	for {
 		part, err := l.r.ReadSlice('\n')
-		if line = append(line, part...); len(line) > l.limit+1 || tooLong {
-			tooLong = true
-			head := min(lineEnd, len(line))
-			line = append(line[:head], line[max(head, len(line)-lineEnd):]...)
+		if line = append(line, part...); len(line) > l.limit+1 {
+			line, tooLong = line[:0], true
 		}
 		switch {
 		case err == bufio.ErrBufferFull:
 			continue
 		case tooLong:
-			return line, errLineTooLong
+			return nil, errLineTooLong
 		case err != nil && len(bytes.TrimSpace(line)) == 0:
 			return nil, err
 		default:
@@ -575,13 +594,6 @@ func (t *inflight[T]) all() []T {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return slices.Collect(maps.Values(t.m))
-}
-
-// keys returns the keys of what is in the table now.
-func (t *inflight[T]) keys() []string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return sortedKeys(t.m)
 }
 
 // close empties the table, refuses further entries with err, and returns what

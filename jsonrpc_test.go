@@ -88,18 +88,3 @@ func TestErrorsHaveNoNullID(t *testing.T) {
 		t.Error(got)
 	}
 }
-
-func TestIDOfALongMessage(t *testing.T) {
-	long := strings.Repeat("x", 100_000)
-	for line, want := range map[string]string{
-		`{"jsonrpc":"2.0","id":7,"result":{"x":"` + long + `"}}`:          "7",
-		`{"result":{"x":"` + long + `"},"jsonrpc":"2.0","id":"a-7"}`:      `"a-7"`,
-		`{"result":{"id":3,"x":"` + long + `"},"jsonrpc":"2.0","id":"7"}`: "", // which of the two?
-		long: "",
-	} {
-		ends, err := newLineReader(strings.NewReader(line+"\n"), 1000).next()
-		if got := string(idOfLong(ends)); got != want || !errors.Is(err, errLineTooLong) {
-			t.Errorf("%.40s…: %q, want %q; %v", line, got, want, err)
-		}
-	}
-}

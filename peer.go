@@ -228,7 +228,7 @@ func (p *peer) serve(lines <-chan stdioLine) error {
 		case line := <-lines:
 			switch {
 			case line.err == errLineTooLong:
-				p.send(encodeError(idOfLong(line.text), rpcErrorf(codeInvalidRequest, "the message is larger than %s", formatSize(maxWorkerLine))))
+				p.send(encodeError(nil, rpcErrorf(codeInvalidRequest, "the message is larger than %s", formatSize(maxWorkerLine))))
 			case errors.Is(line.err, io.EOF):
 				return nil
 			case line.err != nil:

@@ -409,7 +409,7 @@ func (w *Worker) readStdout() {
 	for {
 		line, err := lines.next()
 		if errors.Is(err, errLineTooLong) {
-			w.dropLong(line)
+			w.dropLong()
 			continue
 		}
 		if err != nil {
@@ -430,19 +430,20 @@ func (w *Worker) readStdout() {
 	}
 }
 
-// dropLong fails the call whose answer was too long to be read; where its id
-// can't be told, all calls in flight, rather than have one wait for nothing.
-func (w *Worker) dropLong(ends []byte) {
+// dropLong fails the calls in flight: one of them waits for the answer that was
+// too long to be read.
+func (w *Worker) dropLong() {
 	w.log.Warn("a message over the limit was dropped", "limit", formatSize(maxWorkerLine))
-	answer := &Message{Err: rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine))}
-	if c, ok := w.calls.take(string(idOfLong(ends))); ok {
-		c.answer <- answer
-		return
+	for _, c := range w.calls.all() {
+		c.fail(rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine)))
 	}
-	for _, id := range w.calls.keys() {
-		if c, ok := w.calls.take(id); ok {
-			c.answer <- answer
-		}
+}
+
+// fail answers a call with an error, unless it is answered already.
+func (c *call) fail(e *rpcError) {
+	select {
+	case c.answer <- &Message{Err: e}:
+	default:
 	}
 }
 
