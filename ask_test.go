@@ -1098,8 +1098,8 @@ func TestAskPatience(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
-				b.native, b.m.Modern = tt.modern, tt.modern
-				b.m.patience = askPatience / 2 // it is not the module that is slow
+				b.native, b.m.Stateless = tt.modern, tt.modern
+				b.m.callTimeout = askPatience / 2 // it is not the module that is slow
 				c := b.open(tt.version)
 				body := c.message("tools/call", `{"name":"`+tt.tool+`"}`)
 				if tt.version == batchProtocol {

@@ -372,6 +372,22 @@ func noClient(needs clientCaps) *rpcError {
 	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.names(), ", "))
 }
 
+// answerRounds makes a call of a stateless module for a caller with a session:
+// what the module wants to be told is asked of the caller, and call made again.
+func answerRounds(ctx context.Context, module string, caller Caller, params json.RawMessage, call func(params json.RawMessage) (json.RawMessage, error)) (json.RawMessage, error) {
+	result, err := call(params)
+	for round := 0; err == nil && stringField(result, "resultType") == resultInput; round++ {
+		if round == maxRounds {
+			return nil, rpcErrorf(codeInternal, "module %q asks without end", module)
+		}
+		if params, err = answerInput(ctx, caller, params, result); err != nil {
+			return nil, err
+		}
+		result, err = call(params)
+	}
+	return legacyResult(result), err
+}
+
 // answerInput gets from the caller what a result asks for, and returns params
 // with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error is for the
 // caller: what it can't be asked for, or did not answer.

@@ -63,13 +63,13 @@ func (b *bubble) start(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	m := module(t, "/w/m.usher:m ask need stay wait")
 	b.m = m
-	m.fleet = newFleet(t.Context(), "m", false, func(_ context.Context, watch watcher) (*Worker, error) { return b.worker(watch), nil }, func() {})
+	m.pool = newFleet(t.Context(), "m", false, func(_ context.Context, watch watcher) (*Worker, error) { return b.worker(watch), nil }, func() {})
 	catalog := newCatalog([]*Module{m})
 	stopping, stop := context.WithCancel(context.Background())
 	b.server = &Server{sessions: sessions, gate: newGate(claims, false, time.Now), guardian: &Guardian{maxBody: 1 << 20}, log: log,
 		started: time.Now(), parking: newParking(stopping, parkLife), stopping: stopping, stopped: stopping,
-		views: Views{View: catalog.View, Changed: func() <-chan struct{} { return nil }, Settle: func(context.Context) {},
-			Pending: func() bool { return false }, Release: func(string) {}}}
+		views: ModuleSource{View: catalog.View, Changed: func() <-chan struct{} { return nil }, WaitReady: func(context.Context, Scope) {},
+			Pending: func(Scope) bool { return false }, EndAffinity: func(string) {}}}
 	mux := http.NewServeMux()
 	b.server.routes(mux)
 	conns := make(pipes)
@@ -90,7 +90,7 @@ func (b *bubble) start(t *testing.T) {
 			t.Error(err)
 		}
 		b.server.parking.close()
-		m.fleet.close()
+		m.pool.close()
 		all.Wait()
 		sessions.Close()
 		claims.Close()

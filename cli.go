@@ -454,7 +454,7 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 		defer cancel()
 		var watch sync.WaitGroup
 		watch.Go(func() { r.Watch(ctx) })
-		s := &Server{views: r.Views(), fixed: scopeAll(), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
+		s := &Server{views: r.Source(), fixed: scopeAll(), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
 		err = s.ServeStdio(ctx, a.stdin, a.stdout)
 		cancel()
 		watch.Wait()
@@ -517,7 +517,7 @@ func (a *app) callArguments(args []string) (json.RawMessage, error) {
 // findTool finds a method, waiting for modules that are being looked at.
 func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, error) {
 	find := func() (*Tool, []string) {
-		view := r.Views().View(scope)
+		view := r.Source().View(scope)
 		var names []string
 		for _, t := range view.Tools() {
 			if t.Label == module && t.Method.Name == method {
@@ -552,7 +552,7 @@ func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, 
 // callTool makes a call and prints what it gave.
 func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.RawMessage) error {
 	params := joinMembers([]member{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
-	s := &Server{views: r.Views(), fixed: scope, log: slog.New(slog.DiscardHandler), stopping: a.ctx, stopped: a.ctx}
+	s := &Server{views: r.Source(), fixed: scope, log: slog.New(slog.DiscardHandler), stopping: a.ctx, stopped: a.ctx}
 	req := &request{server: s, session: newSession(sealed{}), params: params}
 	req.caller = Caller{Session: "call", Affinity: "call", Notify: func(method string, params json.RawMessage) {
 		fmt.Fprintln(a.stderr, "usher:", noteText(method, params))

@@ -125,7 +125,7 @@ func TestOldRequestsAreRefused(t *testing.T) {
 	defer r.Close()
 	r.Settle(t.Context(), patience)
 	for _, name := range names {
-		tool := r.Views().View(scopeAll()).Lookup(name + "_handleContact")
+		tool := r.Source().View(scopeAll()).Lookup(name + "_handleContact")
 		if tool == nil {
 			t.Fatalf("%s is not hosted", name)
 		}

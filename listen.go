@@ -253,11 +253,11 @@ func (s *Server) listen(ctx context.Context, session *Session, msg *Message, que
 	if !ok {
 		return nil, rpcErrorf(codeInvalidParams, `subscriptions/listen needs an object "notifications"`)
 	}
-	s.views.Settle(ctx) // a resource that is not there yet would be left out for good
 	scope, err := s.scope(session)
 	if err != nil && !errors.Is(err, errEnded) {
 		return nil, rpcErrorf(codeDeclined, "%v", errUnreadable)
 	}
+	s.views.WaitReady(ctx, scope) // a resource that is not there yet would be left out for good
 	view := s.views.View(scope)
 	session.subscription = json.RawMessage(msg.ID)
 	ctx, cancel := context.WithCancelCause(ctx)

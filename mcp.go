@@ -17,7 +17,7 @@ import (
 
 // Server answers MCP messages. Safe for concurrent use.
 type Server struct {
-	views    Views
+	views    ModuleSource
 	sessions *SessionStore // nil on stdio, where there is one session
 	gate     *Gate         // nil where nothing is looked at as a claim: on stdio, in a shell
 	fixed    Scope         // then, what there is to see
@@ -181,7 +181,7 @@ func answerSetLevel(_ context.Context, r *request) (json.RawMessage, error) {
 
 // answerDiscover says what there is, to a client without a session.
 func answerDiscover(ctx context.Context, r *request) (json.RawMessage, error) {
-	r.server.views.Settle(ctx)
+	r.waitReady(ctx)
 	view, err := r.view()
 	if err != nil && !errors.Is(err, errEnded) {
 		return nil, err
@@ -193,7 +193,7 @@ func answerDiscover(ctx context.Context, r *request) (json.RawMessage, error) {
 // answerList answers a request for a list of what, all on one page.
 func answerList(what string) func(context.Context, *request) (json.RawMessage, error) {
 	return func(ctx context.Context, r *request) (json.RawMessage, error) {
-		r.server.views.Settle(ctx)
+		r.waitReady(ctx)
 		view, err := r.view()
 		if err != nil && !errors.Is(err, errEnded) {
 			return nil, err
@@ -232,7 +232,7 @@ func (r *request) callTool(ctx context.Context, name string, arguments json.RawM
 		if tool == nil {
 			return asked{err: unknownTool(view, name)}
 		}
-		return asked{native: tool.Modern(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+		return asked{native: tool.Stateless(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
 			if tool.Checked() {
 				if err := tool.Method.checkArguments(arguments); err != nil {
 					return failure(err.Error()), nil
@@ -293,19 +293,25 @@ func (r *request) askModule(ctx context.Context, caller Caller, find func(*View)
 	return result, err
 }
 
+// waitReady waits for modules in the caller's scope that are being looked at.
+func (r *request) waitReady(ctx context.Context) {
+	scope, _ := r.server.scope(r.session) // scopeNone with an error
+	r.server.views.WaitReady(ctx, scope)
+}
+
 // settleTool waits, once, for modules being looked at where there is no such tool
 // yet: it may be of one of them.
 func (r *request) settleTool(ctx context.Context, name string) {
 	if view, err := r.view(); err == nil && view.Lookup(name) == nil && !r.settled {
 		r.settled = true
-		r.server.views.Settle(ctx)
+		r.waitReady(ctx)
 	}
 }
 
 // settleEmpty waits for modules being looked at where there are none yet.
 func (r *request) settleEmpty(ctx context.Context) {
 	if view, err := r.view(); err == nil && len(view.Modules) == 0 {
-		r.server.views.Settle(ctx)
+		r.waitReady(ctx)
 	}
 }
 
@@ -321,7 +327,7 @@ func (r *request) prompt(name string, ask func(*Prompt, context.Context, Caller,
 		if prompt == nil {
 			return asked{err: rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))}
 		}
-		return asked{native: prompt.Modern(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+		return asked{native: prompt.Stateless(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
 			return ask(prompt, ctx, caller, r.params)
 		}}
 	}
@@ -340,7 +346,7 @@ func (r *request) resource(method, uri string) func(*View) asked {
 		if resource == nil {
 			return asked{err: unknownResource(uri)}
 		}
-		return asked{native: resource.Modern(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+		return asked{native: resource.Stateless(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
 			return resource.Ask(ctx, caller, method, r.params)
 		}}
 	}
@@ -389,7 +395,7 @@ func answerUnsubscribe(_ context.Context, r *request) (json.RawMessage, error) {
 // is out of scope.
 func unknownTool(view *View, name string) error {
 	text := fmt.Sprintf("unknown tool %q", clipText(name, 200))
-	if names := view.Others(name); len(names) > 0 {
+	if names := view.Alternatives(name); len(names) > 0 {
 		text += ": several modules have it, as " + strings.Join(names, ", ")
 	}
 	return rpcErrorf(codeInvalidParams, "%s", text)
@@ -428,8 +434,8 @@ func parseInitialize(params json.RawMessage) (protocol string, caps clientCaps, 
 
 // welcome is the answer to a session's first request.
 func (s *Server) welcome(ctx context.Context, session *Session, protocol string) json.RawMessage {
-	s.views.Settle(ctx)
 	scope, _ := s.scope(session) // scopeNone with an error
+	s.views.WaitReady(ctx, scope)
 	return marshal(map[string]any{
 		"protocolVersion": protocol,
 		"capabilities":    serverCapabilities,

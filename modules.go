@@ -106,27 +106,30 @@ func (o *offer) keep(was *offer, but []string) {
 	}
 }
 
-// Views is what the rest of usher has of the registry.
-type Views struct {
+// ModuleSource is what the rest of usher has of the registry. Its functions are
+// safe for concurrent use.
+type ModuleSource struct {
 	// View is the current catalog through a scope.
 	View func(Scope) *View
 	// Changed is closed when the catalog is next replaced. Ask for it before
 	// the view.
 	Changed func() <-chan struct{}
-	// Settle waits a few seconds for modules that are being looked at.
-	Settle func(context.Context)
-	// Pending reports whether some are.
-	Pending func() bool
-	// Release ends processes that serve no one but this kin of callers.
-	Release func(kin string)
+	// WaitReady waits a few seconds for modules inside a scope whose tools are not
+	// known yet.
+	WaitReady func(context.Context, Scope)
+	// Pending reports whether there are such modules.
+	Pending func(Scope) bool
+	// EndAffinity ends the processes that serve no other callers than those of
+	// this Caller.Affinity, after the calls under way.
+	EndAffinity func(affinity string)
 }
 
 // Call finds something of a module in a view and asks the module, as attempt
 // does: anew when the module was reloaded between the two, so that an edit fails
 // no call.
-func (v Views) Call(ctx context.Context, attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
+func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for range maxReloads {
-		changed := v.Changed()
+		changed := s.Changed()
 		result, err := attempt()
 		if !errors.Is(err, errRetired) {
 			return result, err
@@ -158,14 +161,14 @@ func newRegistry(c registryConfig) (*Registry, error) {
 	return r, nil
 }
 
-// Views is the way to the modules for those who serve them.
-func (r *Registry) Views() Views {
-	return Views{
-		View:    func(s Scope) *View { return r.catalog.Load().View(s) },
-		Changed: r.Changed,
-		Settle:  r.settleNews,
-		Pending: r.Pending,
-		Release: r.release,
+// Source is the way to the modules for those who serve them.
+func (r *Registry) Source() ModuleSource {
+	return ModuleSource{
+		View:        func(s Scope) *View { return r.catalog.Load().View(s) },
+		Changed:     r.Changed,
+		WaitReady:   r.settleNews,
+		Pending:     r.Pending,
+		EndAffinity: r.release,
 	}
 }
 
@@ -189,7 +192,7 @@ func (r *Registry) Changed() <-chan struct{} {
 }
 
 // Pending reports whether modules are being introspected.
-func (r *Registry) Pending() bool {
+func (r *Registry) Pending(Scope) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pending > 0
@@ -211,7 +214,7 @@ func (r *Registry) Settle(ctx context.Context, patience time.Duration) {
 
 // settleNews is Settle for clients: they wait for what is new or has changed, and
 // not each time for a module that hangs, or is tried again.
-func (r *Registry) settleNews(ctx context.Context) {
+func (r *Registry) settleNews(ctx context.Context, _ Scope) {
 	r.mu.Lock()
 	left := slowLook - time.Since(r.news)
 	r.mu.Unlock()
@@ -279,6 +282,7 @@ func (r *Registry) scan() *look {
 		if dir, err := filepath.EvalSymlinks(root); err == nil {
 			root = dir
 		}
+		s.root = root
 		s.folder(root)
 	}
 	return s
@@ -308,7 +312,7 @@ func (r *Registry) update(l *look) {
 			continue
 		}
 		if e.module != nil {
-			e.module.fleet.retire()
+			e.module.pool.retire()
 			r.Log.Info("module removed", "module", key.name)
 		}
 		r.settleEntry(e)
@@ -389,7 +393,7 @@ func (r *Registry) take(f found) bool {
 		r.settleEntry(e)
 		e.err = f.Err
 		if e.module != nil {
-			e.module.fleet.retire()
+			e.module.pool.retire()
 			e.module = nil
 		}
 		r.Log.Warn("a module can't be hosted", "module", f.Name, "why", f.Err)
@@ -475,7 +479,7 @@ func (r *Registry) failEntry(e *entry, err error) {
 		r.reviveBuild(e)
 	}
 	if e.module != nil {
-		e.module.fleet.pin(true)
+		e.module.pool.pin(true)
 		r.Log.Error("the module's new version can't be hosted; the last one goes on", "module", e.found.Name, "why", explain(err))
 		return
 	}
@@ -500,8 +504,8 @@ func (r *Registry) reviveBuild(e *entry) {
 func (r *Registry) acceptOffer(e *entry, o *offer) {
 	e.err, e.backoff = nil, 0
 	if e.found.Kind == kindGo && e.module != nil && bytes.Equal(marshal(o), marshal(e.offer)) {
-		e.module.fleet.pin(false) // it can be started again
-		r.writeCache(e)           // touched, but built to the same program
+		e.module.pool.pin(false) // it can be started again
+		r.writeCache(e)          // touched, but built to the same program
 		return
 	}
 	for _, p := range o.Problems {
@@ -512,7 +516,7 @@ func (r *Registry) acceptOffer(e *entry, o *offer) {
 	e.module = r.makeModule(e, nil)
 	r.writeCache(e)
 	if old != nil {
-		old.fleet.retire()
+		old.pool.retire()
 	}
 }
 
@@ -674,7 +678,7 @@ func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, err
 // unless it goes on with those of p. Called with mu held.
 func (r *Registry) makeModule(e *entry, p *fleet) *Module {
 	f := e.found
-	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, patience: r.Patience, Modern: e.offer.Era == eraStateless,
+	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, Root: f.Root, callTimeout: r.Patience, Stateless: e.offer.Era == eraStateless,
 		Prompts: e.offer.Prompts, Resources: e.offer.Resources, Templates: e.offer.Templates}
 	names := make(map[string]bool)
 	for _, raw := range e.offer.Tools {
@@ -698,7 +702,7 @@ func (r *Registry) makeModule(e *entry, p *fleet) *Module {
 		}, func() { r.noteAsks(f) })
 		r.fleets = append(r.fleets, p)
 	}
-	m.fleet = p
+	m.pool = p
 	return m
 }
 
@@ -801,9 +805,9 @@ func (r *Registry) revise(f found, o *offer, lists []string) {
 	}
 	e.offer = o
 	if o.Asks {
-		e.module.fleet.giveLanes()
+		e.module.pool.giveLanes()
 	}
-	e.module = r.makeModule(e, e.module.fleet)
+	e.module = r.makeModule(e, e.module.pool)
 	r.writeCache(e)
 	r.publish()
 }

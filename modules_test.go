@@ -139,7 +139,7 @@ func TestSlowModulesAreNotWaitedForEachTime(t *testing.T) {
 		waits := func(when string, want time.Duration) {
 			t.Helper()
 			start := time.Now()
-			if r.settleNews(t.Context()); time.Since(start) != want {
+			if r.settleNews(t.Context(), scopeAll()); time.Since(start) != want {
 				t.Errorf("%s: a list waits %v, want %v", when, time.Since(start), want)
 			}
 		}
@@ -267,7 +267,7 @@ func TestPinEnds(t *testing.T) {
 	}
 	defer r.Close()
 	pinned := func(m *Module) bool {
-		return slices.ContainsFunc(m.fleet.all(), func(p *pool) bool { return p.pinned })
+		return slices.ContainsFunc(m.pool.all(), func(p *pool) bool { return p.pinned })
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -54,7 +54,7 @@ func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
 	session.hangUp()
 	p.requests.Wait()
 	announcer.Wait()
-	s.views.Release(session.key)
+	s.views.EndAffinity(session.key)
 	return nil
 }
 

@@ -46,7 +46,7 @@ type toolLine struct {
 // url is where the daemon is, for webhooks, whose paths are those of the whole
 // workspace in any scope.
 func moduleReport(r *Registry, scope Scope, url string, getenv func(string) string) []moduleLine {
-	view, whole := r.Views().View(scope), r.Views().View(scopeAll())
+	view, whole := r.Source().View(scope), r.Source().View(scopeAll())
 	names := make(map[*Module]string)
 	for _, m := range view.Modules {
 		names[m.Module] = m.Label
@@ -70,8 +70,8 @@ func moduleReport(r *Registry, scope Scope, url string, getenv func(string) stri
 			for i, t := range view.ToolsOf(s.Module) {
 				tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
 				hook := whole.ToolsOf(s.Module)[i]
-				if hook.Method.IsHook {
-					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + hook.HookPath()
+				if path := hook.HookPath(); path != "" {
+					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + path
 				}
 				line.Tools = append(line.Tools, tool)
 				line.Problems = append(line.Problems, toolProblems(whole, hook, t.Name, getenv)...)
@@ -92,7 +92,7 @@ func toolProblems(whole *View, t *Tool, name string, getenv func(string) string)
 	if len(name) > maxToolName {
 		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
 	}
-	if !t.Method.IsHook {
+	if t.HookPath() == "" {
 		return list
 	}
 	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {

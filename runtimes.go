@@ -50,6 +50,10 @@ const (
 // check calls against it.
 func (k Kind) singleFile() bool { return k != kindExecutable && k != kindConfig }
 
+// writtenForUsher reports whether the module's author had usher in mind, and so
+// meant a name that begins with "handle" for a webhook.
+func (k Kind) writtenForUsher() bool { return k != kindConfig }
+
 // undeclared reports whether a method's documentation may name parameters that
 // its code does not declare, as languages without types have it.
 func (k Kind) undeclared() bool { return k == kindNode || k == kindShell }

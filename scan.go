@@ -22,6 +22,7 @@ type found struct {
 	Kind   Kind
 	Path   string // as found: the link where the file is one
 	Source string // symlinks resolved
+	Root   string // the hosted DIR that it was found below
 	Launch launch // of a .mcp.json entry
 	Stamp  string // changes when the file does
 	Err    error  // why it can't be hosted
@@ -37,6 +38,7 @@ type Problem struct {
 
 // look is one look at the workspace.
 type look struct {
+	root     string // the hosted DIR that is looked into
 	seen     map[entryKey]bool
 	found    []found
 	problems []Problem
@@ -87,7 +89,7 @@ func (s *look) file(path, name string, kind Kind) {
 	if info.IsDir() {
 		return // a folder linked under a module's name
 	}
-	f := found{Name: name, Kind: kind, Path: path, Source: source}
+	f := found{Name: name, Kind: kind, Path: path, Source: source, Root: s.root}
 	f.Stamp = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode(), shims[kind].hash)
 	f.Err = checkModuleName(name)
 	if f.Err == nil && kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0 {
@@ -116,7 +118,7 @@ func (s *look) config(path string) {
 		return
 	}
 	for _, e := range entries {
-		s.add(found{Name: e.Name, Kind: kindConfig, Path: path, Source: source,
+		s.add(found{Name: e.Name, Kind: kindConfig, Path: path, Source: source, Root: s.root,
 			Launch: e.Launch, Stamp: e.Launch.key(), Err: e.Err})
 	}
 }

@@ -262,9 +262,9 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 	for _, origin := range d.flags.origins {
 		guardian.origins = append(guardian.origins, strings.ToLower(origin))
 	}
-	d.server = &Server{views: d.registry.Views(), sessions: sessions, gate: d.gate, guardian: guardian, log: d.log,
+	d.server = &Server{views: d.registry.Source(), sessions: sessions, gate: d.gate, guardian: guardian, log: d.log,
 		started: time.Now(), parking: newParking(stopped, parkLife), stopping: ctx, stopped: stopped}
-	d.webhooks = &Webhooks{views: d.registry.Views(), guardian: guardian, log: d.log, getenv: d.app.getenv, stopped: stopped,
+	d.webhooks = &Webhooks{views: d.registry.Source(), guardian: guardian, log: d.log, getenv: d.app.getenv, stopped: stopped,
 		secret: d.secret, acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		places: make(chan struct{}, d.flags.webhookLimit)}
 	web := &http.Server{Handler: d.handler(guardian), ReadHeaderTimeout: headerPatience, IdleTimeout: idleConn,

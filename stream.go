@@ -549,7 +549,7 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer release()
 	err = s.sessions.End(r.Context(), session)
-	s.views.Release(session.key)
+	s.views.EndAffinity(session.key)
 	if err != nil && !errors.Is(err, errNoSession) {
 		return &httpError{Status: http.StatusServiceUnavailable, Err: err,
 			Msg: "the end of the session could not be written down, so it goes on: try again", Header: retryAfter(5)}

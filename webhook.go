@@ -35,7 +35,7 @@ const secretHeader = "X-Webhook-Secret"
 // Webhooks takes deliveries. It is not changed once it serves; safe for
 // concurrent use.
 type Webhooks struct {
-	views    Views
+	views    ModuleSource
 	guardian *Guardian
 	log      *slog.Logger
 	getenv   func(string) string // for the keys of signatures
@@ -187,10 +187,10 @@ func (h *Webhooks) proveBySignature(w http.ResponseWriter, r *http.Request, path
 // find is the method at a path, waiting for modules that are being looked at.
 func (h *Webhooks) find(ctx context.Context, path string) (*Tool, error) {
 	tool, others := h.views.View(scopeAll()).Hook(path)
-	pending := tool == nil && others == nil && h.views.Pending()
+	pending := tool == nil && others == nil && h.views.Pending(scopeAll())
 	if pending {
-		h.views.Settle(ctx)
-		pending = h.views.Pending() // asked before the view: what is missing then was not pending
+		h.views.WaitReady(ctx, scopeAll())
+		pending = h.views.Pending(scopeAll()) // asked before the view: what is missing then was not pending
 		tool, others = h.views.View(scopeAll()).Hook(path)
 	}
 	switch {

@@ -801,7 +801,7 @@ func (noPeer) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 func TestReplayOfWhatWasQueued(t *testing.T) {
 	t.Parallel()
 	s := &Server{sessions: &SessionStore{}, log: slog.New(slog.DiscardHandler),
-		views: Views{View: newCatalog(nil).View, Changed: func() <-chan struct{} { return nil }}}
+		views: ModuleSource{View: newCatalog(nil).View, Changed: func() <-chan struct{} { return nil }}}
 	session := newSession(sealed{Protocol: protocols[0], Issued: time.Now()})
 	ctx, cancel := context.WithCancel(t.Context())
 	st := &stream{cancel: cancel, queue: make(chan []byte, maxQueued)}
