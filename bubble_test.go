@@ -66,7 +66,7 @@ func (b *bubble) start(t *testing.T) {
 	m.pool = newFleet(t.Context(), "m", false, func(_ context.Context, watch watcher) (*Worker, error) { return b.worker(watch), nil }, func() {})
 	catalog := newCatalog([]*Module{m})
 	stopping, stop := context.WithCancel(context.Background())
-	b.server = &Server{sessions: sessions, gate: newGate(claims, false, time.Now), guardian: &Guardian{maxBody: 1 << 20}, log: log,
+	b.server = &Server{sessions: sessions, gate: newGate(claims, false, time.Now), bodies: newBodyReader(1 << 20), log: log,
 		started: time.Now(), parking: newParking(stopping, parkLife), stopping: stopping, stopped: stopping,
 		views: ModuleSource{View: catalog.View, Changed: func() <-chan struct{} { return nil }, WaitReady: func(context.Context, Scope) {},
 			Pending: func(Scope) bool { return false }, EndAffinity: func(string) {}}}

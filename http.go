@@ -1,14 +1,13 @@
 // HTTP: what both endpoints share. Who may speak to the daemon at all (Host,
-// Origin), the reading and writing of bodies within limits, request ids, and
-// errors with a status, which one adapter writes. It knows neither MCP nor
-// webhooks.
+// Origin, proxies), the reading and writing of bodies within limits, request
+// ids, and errors with a status, which one adapter writes. The table of all
+// limits of usher stands here too. It knows neither MCP methods nor webhooks.
 
 package main
 
 import (
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,9 +17,11 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -36,7 +37,7 @@ const (
 	maxUnknown     = 16 << 20 // of these, of senders who have shown neither code, session nor secret
 	smallBody      = 64 << 10 // bytes of a body that is never dropped to make room for others
 	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout
-	maxWrite       = 64 << 10 // bytes that a peer has to take within writePatience
+	maxWrite       = 64 << 10 // bytes that a peer has to take within writeTimeout
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
@@ -104,8 +105,8 @@ const (
 )
 
 const (
-	bodyPatience  = 30 * time.Second // for a whole body to arrive
-	writePatience = 30 * time.Second // for a peer to take what is written
+	bodyTimeout  = 30 * time.Second // for the next bodyChunk of a body to arrive
+	writeTimeout = 30 * time.Second // for a peer to take the next maxWrite of an answer
 )
 
 // httpError is an error with its HTTP status. Msg is for the peer; Err, if any,
@@ -114,9 +115,8 @@ type httpError struct {
 	Status int
 	Msg    string
 	Err    error
-	Code   int             // of a JSON-RPC error body; 0 for codeRefused
-	ID     ID              // of the request that failed, where it is known
-	Data   json.RawMessage // of a JSON-RPC error body
+	RPC    *rpcError // the JSON-RPC error to answer with; nil for Msg under codeRefused
+	ID     ID        // of the request that failed, where it is known
 	Header http.Header
 	Logged bool // the handler has told the log already
 }
@@ -134,20 +134,30 @@ func retryAfter(seconds int) http.Header {
 }
 
 // handle adapts a handler that returns its error to one that writes it. write
-// gives the endpoint's form to the body. An error nobody classified is logged
-// whole and shown as an internal one.
+// gives the endpoint's form to the body. An error without a status is logged
+// whole and shown as an internal error. A panic is logged with its stack, and
+// ends the connection.
 func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		id := w.Header().Get(requestIDHeader)
+		defer func() {
+			if p := recover(); p != nil {
+				if p != http.ErrAbortHandler { // else it is logged already
+					log.Error("panic in a handler", "path", clipText(r.URL.Path, 200), "request", id, "panic", p, "stack", string(debug.Stack()))
+				}
+				panic(http.ErrAbortHandler)
+			}
+		}()
 		err := f(w, r)
 		if err == nil {
 			return
 		}
 		e := (*httpError)(nil)
 		if !errors.As(err, &e) {
-			log.Error("internal error", "path", r.URL.Path, "request", w.Header().Get(requestIDHeader), "err", err)
-			e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", w.Header().Get(requestIDHeader))
+			log.Error("internal error", "path", clipText(r.URL.Path, 200), "request", id, "err", err)
+			e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
 		} else if !e.Logged {
-			attrs := []any{"status", e.Status, "path", clipText(r.URL.Path, 200), "request", w.Header().Get(requestIDHeader), "why", e.Msg}
+			attrs := []any{"status", e.Status, "path", clipText(r.URL.Path, 200), "request", id, "why", e.Msg}
 			if e.Err != nil {
 				attrs = append(attrs, "err", e.Err)
 			}
@@ -169,19 +179,43 @@ func newRequestID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// Guardian decides who may speak to the daemon. The zero value admits loopback
-// names and IP literals only. It is not changed once it serves.
-type Guardian struct {
+// audience says who is served without showing a secret or a claim code.
+type audience int
+
+const (
+	nobody      audience = iota
+	thisMachine          // requests that no proxy says to have passed on
+	anyone
+)
+
+// includes reports whether a request is of the audience.
+func (a audience) includes(r *http.Request) bool {
+	return a == anyone || a == thisMachine && !isProxied(r)
+}
+
+// isProxied reports whether a proxy says that it passed the request on. Who sent
+// it can be anywhere then, whatever address the daemon listens on.
+func isProxied(r *http.Request) bool {
+	for name := range r.Header {
+		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
+			return true
+		}
+	}
+	return false
+}
+
+// originPolicy decides who may speak to the daemon. The zero value admits
+// loopback names and IP literals only. It is not changed once it serves.
+type originPolicy struct {
 	hosts   []string // lower case, without port
 	origins []string // lower case, "scheme://host[:port]"
-	maxBody int64    // bytes
 }
 
 // admit refuses a foreign Host, which is what DNS rebinding looks like, and a
 // foreign Origin, which is some website's script (MCP, basic/transports,
 // "Security Warning").
-func (g *Guardian) admit(r *http.Request) error {
-	if err := g.checkHost(r.Host); err != nil {
+func (p *originPolicy) admit(r *http.Request) error {
+	if err := p.checkHost(r.Host); err != nil {
 		return &httpError{Status: http.StatusForbidden, Msg: err.Error()}
 	}
 	origins := r.Header.Values("Origin")
@@ -189,7 +223,7 @@ func (g *Guardian) admit(r *http.Request) error {
 		return httpErrorf(http.StatusForbidden, "a web page of another site made this request, and does not say which")
 	}
 	for _, origin := range origins {
-		if err := g.checkOrigin(origin); err != nil {
+		if err := p.checkOrigin(origin); err != nil {
 			return &httpError{Status: http.StatusForbidden, Msg: err.Error()}
 		}
 	}
@@ -198,7 +232,7 @@ func (g *Guardian) admit(r *http.Request) error {
 
 // checkHost accepts a loopback name, an IP literal (no page can be rebound to
 // one), and what was allowed by flag.
-func (g *Guardian) checkHost(hostport string) error {
+func (p *originPolicy) checkHost(hostport string) error {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h
@@ -207,7 +241,7 @@ func (g *Guardian) checkHost(hostport string) error {
 	if _, err := netip.ParseAddr(host); err == nil {
 		return nil
 	}
-	if isLoopback(host) || slices.Contains(g.hosts, host) {
+	if isLoopback(host) || slices.Contains(p.hosts, host) {
 		return nil
 	}
 	return fmt.Errorf("host %q is not allowed: start usher serve with -allow-host %s", clipText(host, 100), clipText(host, 100))
@@ -215,12 +249,12 @@ func (g *Guardian) checkHost(hostport string) error {
 
 // checkOrigin accepts a page served from this machine and what was allowed by
 // flag. "null" is what sandboxed and local pages send: anyone's.
-func (g *Guardian) checkOrigin(origin string) error {
+func (p *originPolicy) checkOrigin(origin string) error {
 	u, err := url.Parse(origin)
 	if err != nil || u.Scheme == "" || u.Host == "" || u.User != nil || u.Path != "" || u.RawQuery != "" {
 		return fmt.Errorf("origin %q is not allowed: it names no scheme and host", clipText(origin, 100))
 	}
-	if isLoopback(u.Hostname()) || slices.Contains(g.origins, strings.ToLower(origin)) {
+	if isLoopback(u.Hostname()) || slices.Contains(p.origins, strings.ToLower(origin)) {
 		return nil
 	}
 	return fmt.Errorf("origin %q is not allowed: start usher serve with -allow-origin %s", clipText(origin, 100), clipText(origin, 100))
@@ -245,7 +279,7 @@ func clipText(s string, n int) string {
 // cors adds the answer headers that let an admitted origin's script read the
 // answer, and reports whether the request was a preflight, which is then
 // answered. Only for requests that admit let through.
-func (g *Guardian) cors(w http.ResponseWriter, r *http.Request) (preflight bool) {
+func (p *originPolicy) cors(w http.ResponseWriter, r *http.Request) (preflight bool) {
 	origin := r.Header.Get("Origin")
 	h := w.Header()
 	h.Add("Vary", "Origin")
@@ -270,25 +304,128 @@ func (g *Guardian) cors(w http.ResponseWriter, r *http.Request) (preflight bool)
 	return true
 }
 
-// readBody reads a whole body, within g's limit and bodyPatience. Reading it to
-// its end is also what lets net/http notice that the client went away.
-func (g *Guardian) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(bodyPatience)) // not there in some tests
-	defer control.SetReadDeadline(time.Time{})
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, g.maxBody))
-	tooLarge := (*http.MaxBytesError)(nil)
-	switch {
-	case err == nil:
-		return body, nil
-	case errors.As(err, &tooLarge):
-		return nil, httpErrorf(http.StatusRequestEntityTooLarge, "the body is larger than %s (-max-body)", formatSize(g.maxBody))
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, &httpError{Status: http.StatusRequestTimeout, Msg: "the body did not arrive in time", Err: err,
-			Header: http.Header{"Connection": {"close"}}}
-	default:
-		return nil, &httpError{Status: http.StatusBadRequest, Msg: "the body could not be read", Err: err}
+// bodyReader reads the bodies of requests, within a limit for each and a common
+// one for all that are being read. Safe for concurrent use.
+type bodyReader struct {
+	limit int64 // bytes of one body
+
+	mu      sync.Mutex
+	pending map[*pendingBody]struct{}
+	all     int // bytes received of all pending bodies
+	unknown int // of these, of senders who have shown nothing
+}
+
+func newBodyReader(limit int64) *bodyReader {
+	return &bodyReader{limit: limit, pending: make(map[*pendingBody]struct{})}
+}
+
+// pendingBody is a body being read. The mu of its bodyReader guards it.
+type pendingBody struct {
+	known    bool // its sender has shown a code, a session or the secret
+	since    time.Time
+	size     int             // bytes received
+	deadline func(time.Time) // when a read that waits for more fails
+	dropped  bool            // to make room for others
+}
+
+// Read reads a whole body. Nothing is read of one whose announced length is over
+// the limit. known says that the sender has shown something that holds: senders
+// who have not share a smaller part of what all bodies may take. The errors are
+// *httpError. Reading a body to its end is also what lets net/http notice that
+// the client went away.
+func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool) ([]byte, error) {
+	fail := func(status int, why string, err error) error {
+		w.Header().Set("Connection", "close") // the rest of the body is not read
+		return &httpError{Status: status, Msg: why, Err: err}
 	}
+	tooLarge := "the body is larger than " + formatSize(b.limit) + " (-max-body)"
+	if r.ContentLength > b.limit {
+		return nil, fail(http.StatusRequestEntityTooLarge, tooLarge, nil)
+	}
+	control := http.NewResponseController(w)
+	p := &pendingBody{known: known, since: time.Now(), deadline: func(t time.Time) { _ = control.SetReadDeadline(t) }} // not there in some tests
+	p.deadline(p.since.Add(bodyTimeout))
+	defer p.deadline(time.Time{})
+	defer b.forget(p)
+	limited := http.MaxBytesReader(w, r.Body, b.limit)
+	body := make([]byte, 0, 1+min(max(r.ContentLength, 511), 4<<10)) // an announced length is not yet memory
+	for {
+		n, err := limited.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		switch {
+		case !b.received(p, n):
+			w.Header().Set("Retry-After", "5")
+			return nil, fail(http.StatusServiceUnavailable, "too many requests are being received: try again", nil)
+		case err == io.EOF:
+			return body, nil
+		case errors.As(err, new(*http.MaxBytesError)):
+			return nil, fail(http.StatusRequestEntityTooLarge, tooLarge, nil)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return nil, fail(http.StatusRequestTimeout, "the body did not arrive in time", err)
+		case err != nil:
+			return nil, fail(http.StatusBadRequest, "the body could not be read", err)
+		}
+		body = slices.Grow(body, 1)
+	}
+}
+
+// received counts n more bytes of a body, and drops bodies while there is no room
+// for all. It reports whether this one may be read on.
+func (b *bodyReader) received(p *pendingBody, n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.dropped || n == 0 {
+		return !p.dropped
+	}
+	b.pending[p] = struct{}{}
+	if (p.size+n)/bodyChunk > p.size/bodyChunk {
+		p.deadline(time.Now().Add(bodyTimeout))
+	}
+	b.count(p, n)
+	for b.all > maxBodies || b.unknown > maxUnknown {
+		slow := b.slowest()
+		if slow == nil { // all senders are known: the one that asks for room gets none
+			slow = p
+		}
+		slow.dropped = true
+		slow.deadline(time.Unix(1, 0)) // its read ends now
+		b.count(slow, -slow.size)
+		delete(b.pending, slow)
+	}
+	return !p.dropped
+}
+
+// forget ends the counting of a body.
+func (b *bodyReader) forget(p *pendingBody) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.count(p, -p.size)
+	delete(b.pending, p)
+}
+
+func (b *bodyReader) count(p *pendingBody, n int) {
+	p.size += n
+	b.all += n
+	if !p.known {
+		b.unknown += n
+	}
+}
+
+// slowest is the body that makes room for others: of those whose senders have
+// shown nothing the one that comes in slowest, and one over smallBody first.
+func (b *bodyReader) slowest() *pendingBody {
+	var slowest *pendingBody
+	var least float64
+	for p := range b.pending {
+		rate := float64(p.size) / time.Since(p.since).Seconds()
+		if p.size <= smallBody {
+			rate += 1e12 // after all that are larger
+		}
+		if !p.known && (slowest == nil || rate < least) {
+			slowest, least = p, rate
+		}
+	}
+	return slowest
 }
 
 // writeBody writes b, as long as the peer takes some of it. Without deadlines a
@@ -296,7 +433,7 @@ func (g *Guardian) readBody(w http.ResponseWriter, r *http.Request) ([]byte, err
 func writeBody(w http.ResponseWriter, b []byte) error {
 	control := http.NewResponseController(w)
 	for part := range slices.Chunk(b, maxWrite) {
-		_ = control.SetWriteDeadline(time.Now().Add(writePatience)) // not there in some tests
+		_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // not there in some tests
 		if _, err := w.Write(part); err != nil {
 			return err
 		}

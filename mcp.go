@@ -21,7 +21,7 @@ type Server struct {
 	sessions *SessionStore // nil on stdio, where there is one session
 	gate     *Gate         // nil where nothing is looked at as a claim: on stdio, in a shell
 	fixed    Scope         // then, what there is to see
-	guardian *Guardian
+	bodies   *bodyReader
 	log      *slog.Logger
 	started  time.Time
 	parking  *parking        // calls that wait for their clients to come back

@@ -314,7 +314,7 @@ func TestCallTimeout(t *testing.T) {
 
 func TestSilentClientIsGivenUp(t *testing.T) {
 	t.Parallel()
-	slow(t) // for bodyPatience
+	slow(t) // for bodyTimeout
 	c := oneFake(t)
 	u, _ := url.Parse(c.URL)
 	conn, err := net.Dial("tcp", u.Host)
@@ -323,7 +323,7 @@ func TestSilentClientIsGivenUp(t *testing.T) {
 	}
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
-	conn.SetReadDeadline(time.Now().Add(2 * bodyPatience))
+	conn.SetReadDeadline(time.Now().Add(2 * bodyTimeout))
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil || res.StatusCode != http.StatusRequestTimeout {
 		t.Errorf("a body that never ends: %v %v", res, err)

@@ -80,8 +80,8 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 
 // modernCode gives an error that has no code the one that it has in this revision.
 func modernCode(err error) error {
-	if e, ok := errors.AsType[*httpError](err); ok && e.Code == 0 {
-		e.Code = codeDeclined
+	if e, ok := errors.AsType[*httpError](err); ok && e.RPC == nil {
+		e.RPC = &rpcError{Code: codeDeclined, Message: e.Msg}
 	}
 	return err
 }

@@ -255,19 +255,19 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 	defer cancel()
 	stopped, stop := context.WithCancel(context.Background())
 	defer stop()
-	guardian := &Guardian{maxBody: int64(d.flags.maxBody)}
+	origins, bodies := &originPolicy{}, newBodyReader(int64(d.flags.maxBody))
 	for _, name := range d.flags.hosts {
-		guardian.hosts = append(guardian.hosts, strings.ToLower(name))
+		origins.hosts = append(origins.hosts, strings.ToLower(name))
 	}
 	for _, origin := range d.flags.origins {
-		guardian.origins = append(guardian.origins, strings.ToLower(origin))
+		origins.origins = append(origins.origins, strings.ToLower(origin))
 	}
-	d.server = &Server{views: d.registry.Source(), sessions: sessions, gate: d.gate, guardian: guardian, log: d.log,
+	d.server = &Server{views: d.registry.Source(), sessions: sessions, gate: d.gate, bodies: bodies, log: d.log,
 		started: time.Now(), parking: newParking(stopped, parkLife), stopping: ctx, stopped: stopped}
-	d.webhooks = &Webhooks{views: d.registry.Source(), guardian: guardian, log: d.log, getenv: d.app.getenv, stopped: stopped,
+	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.app.getenv, stopped: stopped,
 		secret: d.secret, acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		places: make(chan struct{}, d.flags.webhookLimit)}
-	web := &http.Server{Handler: d.handler(guardian), ReadHeaderTimeout: headerPatience, IdleTimeout: idleConn,
+	web := &http.Server{Handler: d.handler(origins), ReadHeaderTimeout: headerPatience, IdleTimeout: idleConn,
 		MaxHeaderBytes: maxHeader, TLSConfig: d.tls, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)}
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
@@ -319,7 +319,7 @@ func sweep(ctx context.Context, sessions *SessionStore) {
 }
 
 // handler is the way of every request: an id, the guard, the routes.
-func (d *daemon) handler(guardian *Guardian) http.Handler {
+func (d *daemon) handler(origins *originPolicy) http.Handler {
 	mux := http.NewServeMux()
 	d.server.routes(mux)
 	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
@@ -327,10 +327,10 @@ func (d *daemon) handler(guardian *Guardian) http.Handler {
 	}))
 	guarded := func(next func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
 		return func(w http.ResponseWriter, r *http.Request) error {
-			if err := guardian.admit(r); err != nil {
+			if err := origins.admit(r); err != nil {
 				return err
 			}
-			if guardian.cors(w, r) {
+			if origins.cors(w, r) {
 				return nil
 			}
 			return next(w, r)

@@ -45,11 +45,11 @@ func methodNotAllowed(_ http.ResponseWriter, r *http.Request) error {
 
 // writeMCPError writes an error as a JSON-RPC error.
 func writeMCPError(w http.ResponseWriter, e *httpError) {
-	code := e.Code
-	if code == 0 {
-		code = codeRefused
+	rpc := e.RPC
+	if rpc == nil {
+		rpc = &rpcError{Code: codeRefused, Message: e.Msg}
 	}
-	writeJSON(w, e.Status, encodeError(e.ID, &rpcError{Code: code, Message: e.Msg, Data: e.Data}))
+	writeJSON(w, e.Status, encodeError(e.ID, rpc))
 }
 
 // servePOST takes one message: a request is answered, anything else accepted.
@@ -62,7 +62,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if !accept.json && !accept.stream && !r.URL.Query().Has("sessionId") {
 		return httpErrorf(http.StatusNotAcceptable, "accept %q: want application/json, text/event-stream", clipText(r.Header.Get("Accept"), 100))
 	}
-	body, err := s.guardian.readBody(w, r)
+	body, err := s.bodies.Read(w, r, true)
 	if err != nil {
 		return err
 	}
@@ -101,7 +101,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 // refuse is the answer to what is no message, or a request that is not begun.
 func refuse(id ID, err error) error {
 	rpc := asRPCError(err)
-	return &httpError{Status: rpcStatus(rpc.Code), ID: id, Code: rpc.Code, Msg: rpc.Message, Data: rpc.Data}
+	return &httpError{Status: rpcStatus(rpc.Code), ID: id, RPC: rpc, Msg: rpc.Message}
 }
 
 // checkProtocol refuses a version header that names no version spoken here. A
@@ -267,7 +267,7 @@ func (s *Server) beginRequest(r *http.Request, session *Session, msg *Message) (
 		if errors.Is(err, errNoSession) {
 			return nil, nil, noSession(msg.ID)
 		}
-		return nil, nil, &httpError{Status: http.StatusBadRequest, ID: msg.ID, Code: codeInvalidRequest, Msg: err.Error()}
+		return nil, nil, &httpError{Status: http.StatusBadRequest, ID: msg.ID, RPC: rpcErrorf(codeInvalidRequest, "%v", err), Msg: err.Error()}
 	}
 	stop := context.AfterFunc(s.stopped, func() { cancel(errStopping) })
 	return ctx, func() {

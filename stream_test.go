@@ -253,11 +253,11 @@ func TestSlowReaders(t *testing.T) {
 					if reads && got < len(long) {
 						t.Errorf("it got %d of %d bytes", got, len(long))
 					}
-					pass(writePatience + time.Second)
+					pass(writeTimeout + time.Second)
 					select {
 					case <-answered:
 					default:
-						t.Errorf("the answer is still being written after %v", writePatience)
+						t.Errorf("the answer is still being written after %v", writeTimeout)
 					}
 					ours.Close()
 					web.Close()

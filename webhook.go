@@ -35,11 +35,11 @@ const secretHeader = "X-Webhook-Secret"
 // Webhooks takes deliveries. It is not changed once it serves; safe for
 // concurrent use.
 type Webhooks struct {
-	views    ModuleSource
-	guardian *Guardian
-	log      *slog.Logger
-	getenv   func(string) string // for the keys of signatures
-	stopped  context.Context     // ends when deliveries under way are to be given up
+	views   ModuleSource
+	bodies  *bodyReader
+	log     *slog.Logger
+	getenv  func(string) string // for the keys of signatures
+	stopped context.Context     // ends when deliveries under way are to be given up
 
 	secret           string // "" for none
 	acceptSignatures bool   // a verified signature stands in for the secret
@@ -136,7 +136,7 @@ func (h *Webhooks) arguments(w http.ResponseWriter, r *http.Request, d *delivery
 		return nil, err
 	}
 	if body == nil {
-		if body, err = h.guardian.readBody(w, r); err != nil {
+		if body, err = h.bodies.Read(w, r, h.secret != ""); err != nil {
 			return nil, err
 		}
 	}
@@ -176,7 +176,7 @@ func (h *Webhooks) proveBySignature(w http.ResponseWriter, r *http.Request, path
 	if err != nil || tool.Method.Signature == nil {
 		return nil, errUnproved
 	}
-	body, err := h.guardian.readBody(w, r)
+	body, err := h.bodies.Read(w, r, false)
 	if err != nil {
 		return nil, err
 	}

@@ -333,7 +333,7 @@ func (d *testDaemon) raw(t *testing.T, request string, rest io.Reader) answer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn.SetDeadline(time.Now().Add(bodyPatience + patience))
+	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
 	var sent sync.WaitGroup
 	sent.Go(func() {
 		io.WriteString(conn, request)
@@ -1834,7 +1834,7 @@ func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 			begin := time.Now()
 			a := d.raw(t, row.first+" HTTP/1.1\r\nHost: localhost\r\n"+row.headers+"Content-Length: 1000\r\n\r\n{", drip(" "))
 			checkError(t, row.what, a, row.status)
-			if took := time.Since(begin); took > bodyPatience/2 {
+			if took := time.Since(begin); took > bodyTimeout/2 {
 				t.Errorf("%s: told after %v", row.what, took)
 			}
 		})
