@@ -209,7 +209,20 @@ func isProxied(r *http.Request) bool {
 type originPolicy struct {
 	hosts   []string // lower case, without port
 	origins []string // lower case, "scheme://host[:port]"
+	mcp     audience // of the MCP endpoint, as far as claims let them in
 }
+
+// admitMCP refuses an MCP request that came through a proxy, and so from
+// elsewhere, where usher was not started to be reachable from there.
+func (p *originPolicy) admitMCP(r *http.Request) error {
+	if p.mcp.includes(r) {
+		return nil
+	}
+	return httpErrorf(http.StatusBadRequest, "this request came through a proxy, from elsewhere: start usher serve with %s", mcpFlags)
+}
+
+// mcpFlags is what lets MCP requests of elsewhere in.
+const mcpFlags = "-require-claim (MCP clients need a code from usher claim), or -open (every MCP client gets every module)"
 
 // admit refuses a foreign Host, which is what DNS rebinding looks like, and a
 // foreign Origin, which is some website's script (MCP, basic/transports,

@@ -100,8 +100,7 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 
 // check refuses flags that make no sense, or that would let anyone in.
 func (f *serveFlags) check(secret string, secretSet bool) error {
-	host, _, err := net.SplitHostPort(f.addr)
-	if err != nil {
+	if _, _, err := net.SplitHostPort(f.addr); err != nil {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
 	}
 	if (f.tlsCert == "") != (f.tlsKey == "") {
@@ -124,13 +123,39 @@ func (f *serveFlags) check(secret string, secretSet bool) error {
 	if secretSet && secret == "" {
 		return usageErrorf("%s is set but empty, which would leave the webhooks unguarded: give it a value or unset it", webhookSecretVar)
 	}
-	return f.checkExposure(host, secret)
+	if strings.TrimSpace(secret) != secret {
+		return usageErrorf("%s begins or ends with white space, which no header can: take it away", webhookSecretVar)
+	}
+	if reachable := f.exposure(); reachable != "" && !f.open && !f.requireClaim {
+		return usageErrorf("%s makes usher reachable from elsewhere, which needs %s", reachable, mcpFlags)
+	}
+	return nil
 }
 
-// checkExposure refuses to be reachable from elsewhere without protection, or
-// the word of the one who starts it that none is wanted.
-func (f *serveFlags) checkExposure(host, secret string) error {
-	reachable := ""
+// mcpAudience is who may use the MCP endpoint, as far as claims let them.
+func (f *serveFlags) mcpAudience() audience {
+	if f.open || f.requireClaim {
+		return anyone
+	}
+	return thisMachine
+}
+
+// webhookAudience is whose deliveries are taken while no secret is set.
+func (f *serveFlags) webhookAudience() audience {
+	switch {
+	case f.openWebhooks:
+		return anyone
+	case f.requireClaim || f.exposure() != "":
+		return nobody
+	default:
+		return thisMachine
+	}
+}
+
+// exposure is the flag by which others than this machine can reach the daemon,
+// "" for none.
+func (f *serveFlags) exposure() (reachable string) {
+	host, _, _ := net.SplitHostPort(f.addr)
 	if !isLoopback(host) {
 		reachable = "-addr " + f.addr
 	}
@@ -139,20 +164,7 @@ func (f *serveFlags) checkExposure(host, secret string) error {
 			reachable = "-allow-host " + name
 		}
 	}
-	if reachable == "" {
-		return nil
-	}
-	var missing []string
-	if !f.open && !f.requireClaim {
-		missing = append(missing, "-require-claim (MCP clients need a code from usher claim), or -open (every MCP client gets every module)")
-	}
-	if secret == "" && !f.openWebhooks {
-		missing = append(missing, webhookSecretVar+" in the environment (webhooks must show it), or -open-webhooks (anyone may call them)")
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	return usageErrorf("%s makes usher reachable from elsewhere, which needs %s", reachable, strings.Join(missing, "; and "))
+	return reachable
 }
 
 // daemon is one run of usher serve.
@@ -255,7 +267,7 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 	defer cancel()
 	stopped, stop := context.WithCancel(context.Background())
 	defer stop()
-	origins, bodies := &originPolicy{}, newBodyReader(int64(d.flags.maxBody))
+	origins, bodies := &originPolicy{mcp: d.flags.mcpAudience()}, newBodyReader(int64(d.flags.maxBody))
 	for _, name := range d.flags.hosts {
 		origins.hosts = append(origins.hosts, strings.ToLower(name))
 	}
@@ -265,7 +277,7 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 	d.server = &Server{views: d.registry.Source(), sessions: sessions, gate: d.gate, bodies: bodies, log: d.log,
 		started: time.Now(), parking: newParking(stopped, parkLife), stopping: ctx, stopped: stopped}
 	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.app.getenv, stopped: stopped,
-		secret: d.secret, acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
+		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		places: make(chan struct{}, d.flags.webhookLimit)}
 	web := &http.Server{Handler: d.handler(origins), ReadHeaderTimeout: headerPatience, IdleTimeout: idleConn,
 		MaxHeaderBytes: maxHeader, TLSConfig: d.tls, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)}
@@ -337,6 +349,9 @@ func (d *daemon) handler(origins *originPolicy) http.Handler {
 		}
 	}
 	routed := handle(d.log, writeMCPError, guarded(func(w http.ResponseWriter, r *http.Request) error {
+		if err := origins.admitMCP(r); err != nil {
+			return err
+		}
 		mux.ServeHTTP(w, r)
 		return nil
 	}))
@@ -457,6 +472,8 @@ func (d *daemon) firstWebhook() string {
 // guards says what a webhook needs.
 func (d *daemon) guards() string {
 	switch {
+	case d.secret == "" && d.flags.webhookAudience() == nobody:
+		return webhookSecretVar + " in the environment of usher serve, or its flag -open-webhooks: they are off, as others than this machine may reach it"
 	case d.secret == "":
 		return "no secret, as " + webhookSecretVar + " is not set"
 	case d.flags.signatures:

@@ -41,8 +41,9 @@ type Webhooks struct {
 	getenv  func(string) string // for the keys of signatures
 	stopped context.Context     // ends when deliveries under way are to be given up
 
-	secret           string // "" for none
-	acceptSignatures bool   // a verified signature stands in for the secret
+	secret           string   // "" for none
+	audience         audience // whose deliveries are taken while there is none
+	acceptSignatures bool     // a verified signature stands in for the secret
 	timeout          time.Duration
 	places           chan struct{} // one for each delivery in flight
 }
@@ -83,6 +84,9 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) error {
 	path := strings.TrimPrefix(r.URL.Path, webhookPrefix)
 	var body []byte
+	if h.secret == "" && !h.audience.includes(r) {
+		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: start usher serve with %s in its environment, or with -open-webhooks", webhookSecretVar)
+	}
 	proved := h.secret == "" || equalSecrets(r.Header.Get(secretHeader), h.secret)
 	if !proved {
 		// Whatever goes wrong for who has shown nothing is 401, so that the

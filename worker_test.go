@@ -242,9 +242,9 @@ func TestServeRefuses(t *testing.T) {
 		says string
 	}{
 		{"every interface", "-addr 0.0.0.0:0", nil, 2, "-require-claim"},
-		{"every interface, without its webhooks guarded", "-addr :0 -require-claim", nil, 2, webhookSecretVar},
 		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open (every MCP client"},
-		{"another name", "-allow-host usher.example -open", nil, 2, "-open-webhooks"},
+		{"another name", "-allow-host usher.example", nil, 2, "-require-claim"},
+		{"a secret with white space", "", secret("x\n"), 2, "white space"},
 		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
 		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
 		{"a base that is a file", "-base " + file, nil, 1, "-base"},
