@@ -1053,7 +1053,7 @@ func TestAskParkedForTooLong(t *testing.T) {
 func TestAskClientGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		s := newSession(sealed{})
+		s := newSession(&sessionToken{})
 		var sent []string
 		send := func(msg []byte) bool { sent = append(sent, stringField(msg, "method")); return true }
 		start := time.Now()

@@ -5,7 +5,7 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net/http"
@@ -34,11 +34,11 @@ func turned(id string, at int) string {
 func TestAttacks(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	longAgo, err := openSessions(base+"/.data", func() time.Time { return time.Now().Add(-sessionLife) })
+	longAgo, err := openSessions(base+"/.data", slog.New(slog.DiscardHandler), func() time.Time { return time.Now().Add(-sessionLife) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, expired := longAgo.Create(protocols[0], 0, nil)
+	expired := longAgo.seal(newSessionToken(protocols[0], 0, Principal{}, longAgo.now()))
 	longAgo.Close()
 	d := serveHereOn(t, base, dir)
 	connect(t, d.URL).awaitTools(allTools...)
@@ -604,9 +604,9 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 	}
 }
 
-// TestKilledWhileStamping kills the daemon while sessions become scoped: each
+// TestKilledWhileMoving kills the daemon while sessions become scoped: each
 // that was answered so is scoped in the next one, the rest at least go on.
-func TestKilledWhileStamping(t *testing.T) {
+func TestKilledWhileMoving(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveApart(t, base, dir)
@@ -685,33 +685,4 @@ func TestKilledWhileStamping(t *testing.T) {
 	d.exit <- 0
 	next()
 	see("after SIGTERM")
-}
-
-// TestStampWaitsForTheToken has another process, which lives, hold the right to
-// write: a session can't be scoped, says so, and stays as it was.
-func TestStampWaitsForTheToken(t *testing.T) {
-	slow(t)
-	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
-	c, _ := session(t, d.URL, nothing)
-	c.awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	lock := base + "/.data/claims.lock/"
-	held := fmt.Sprintf("%s%d.elsewhere.1.0-0", tokenHeld, time.Now().UnixMilli())
-	if err := os.Rename(lock+tokenFree, lock+held); err != nil {
-		t.Fatal(err)
-	}
-	if got := list(c, header(proj.Code.Reveal())); got != "503" {
-		t.Errorf("a stamp while another writes: %q", got)
-	}
-	if got := list(c, nothing); got != strings.Join(allTools, " ") {
-		t.Errorf("and the session after that: %q", got)
-	}
-	if err := os.Rename(lock+held, lock+tokenFree); err != nil {
-		t.Fatal(err)
-	}
-	if got := list(c, header(proj.Code.Reveal())); got != strings.Join(projTools, " ") {
-		t.Errorf("a stamp when the other is done: %q", got)
-	}
 }

@@ -28,26 +28,18 @@ var oddMeta = fmt.Sprintf(`"_meta":{%q:%q,%q:{"elicitation":{}}}`, metaProtocol,
 // many others there are.
 func TestSessionJustOpenedIsNotEvicted(t *testing.T) {
 	t.Parallel()
-	s, err := openSessions(t.TempDir(), time.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	open := func(id string) *Session {
-		session, release, err := s.Open(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+	s := newSessionStore(time.Now)
+	open := func(token *sessionToken) *Session {
+		session, release := s.Open(token)
 		t.Cleanup(release)
 		return session
 	}
 	for range maxIdleSessions {
-		_, id := s.Create(protocols[0], 0, nil)
-		_, release, _ := s.Open(id)
+		_, release := s.Open(newSessionToken(protocols[0], 0, Principal{}, time.Now()))
 		release()
 	}
-	_, id := s.Create(protocols[0], 0, nil)
-	if open(id) != open(id) {
+	token := newSessionToken(protocols[0], 0, Principal{}, time.Now())
+	if open(token) != open(token) {
 		t.Error("two values for one session that is in use")
 	}
 }
@@ -56,17 +48,9 @@ func TestSessionJustOpenedIsNotEvicted(t *testing.T) {
 func TestIdleSessionsAreForgotten(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
-	s, err := openSessions(t.TempDir(), func() time.Time { return now })
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := newSessionStore(func() time.Time { return now })
 	open := func() {
-		_, id := s.Create(protocols[0], 0, nil)
-		_, release, err := s.Open(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+		_, release := s.Open(newSessionToken(protocols[0], 0, Principal{}, now))
 		release()
 	}
 	for range maxIdleSessions + 5 {
@@ -174,10 +158,10 @@ func TestParkedCallsAreBounded(t *testing.T) {
 func TestReplayOfADroppedLogIsGivenBack(t *testing.T) {
 	t.Parallel()
 	var budget atomic.Int64
-	s := newSession(sealed{Protocol: protocols[0]})
-	open := s.keepLog("g", nil, &budget)
+	s := newSession(&sessionToken{Protocol: protocols[0]})
+	open := s.keepLog("g", Principal{}, &budget)
 	for range maxEventLogs {
-		s.keepLog("p", nil, &budget).end()
+		s.keepLog("p", Principal{}, &budget).end()
 	}
 	open.add(make([]byte, 1<<20)) // of a log that made room for others
 	s.dropLogs(false)
@@ -190,9 +174,9 @@ func TestReplayOfADroppedLogIsGivenBack(t *testing.T) {
 func TestReplayIsNotOnes(t *testing.T) {
 	t.Parallel()
 	var budget atomic.Int64
-	hog := newSession(sealed{Protocol: protocols[0]})
+	hog := newSession(&sessionToken{Protocol: protocols[0]})
 	for range 2 * maxReplayAll / maxReplay {
-		l := hog.keepLog("p", nil, &budget)
+		l := hog.keepLog("p", Principal{}, &budget)
 		for range 4 {
 			l.add(make([]byte, maxReplay/4))
 		}
@@ -201,7 +185,7 @@ func TestReplayIsNotOnes(t *testing.T) {
 	if b := budget.Load(); b > maxReplayAll+maxReplay {
 		t.Errorf("%d bytes are kept, %d may be", b, maxReplayAll)
 	}
-	l := newSession(sealed{Protocol: protocols[0]}).keepLog("p", nil, &budget)
+	l := newSession(&sessionToken{Protocol: protocols[0]}).keepLog("p", Principal{}, &budget)
 	n := l.add([]byte("an answer"))
 	if _, _, _, ok := l.after(n - 1); !ok {
 		t.Error("another session's answer is not kept")

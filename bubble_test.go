@@ -56,17 +56,18 @@ func inBubble(t *testing.T, test func(*testing.T, *bubble)) {
 func (b *bubble) start(t *testing.T) {
 	t.Helper()
 	claims := openClaims(b.base+"/.data", nil)
-	sessions, err := openSessions(b.base+"/.data", time.Now)
+	log := slog.New(slog.DiscardHandler)
+	stored, err := openSessions(b.base+"/.data", log, time.Now)
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := slog.New(slog.DiscardHandler)
+	sessions := newSessionStore(time.Now)
 	m := module(t, "/w/m.usher:m ask need stay wait")
 	b.m = m
 	m.pool = newFleet(t.Context(), "m", false, func(_ context.Context, watch watcher) (*Worker, error) { return b.worker(watch), nil }, func() {})
 	catalog := newCatalog([]*Module{m})
 	stopping, stop := context.WithCancel(context.Background())
-	b.server = &Server{sessions: sessions, gate: newGate(claims, false, time.Now), bodies: newBodyReader(1 << 20), log: log,
+	b.server = &Server{sessions: sessions, gate: newGate(claims, stored, false, log), bodies: newBodyReader(1 << 20), log: log,
 		started: time.Now(), parking: newParking(stopping, parkLife), stopping: stopping, stopped: stopping,
 		views: ModuleSource{View: catalog.View, Changed: func() <-chan struct{} { return nil }, WaitReady: func(context.Context, Scope) {},
 			Pending: func(Scope) bool { return false }, EndAffinity: func(string) {}}}
@@ -92,7 +93,7 @@ func (b *bubble) start(t *testing.T) {
 		b.server.parking.close()
 		m.pool.close()
 		all.Wait()
-		sessions.Close()
+		stored.Close()
 		claims.Close()
 	})
 }

@@ -454,7 +454,7 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 		defer cancel()
 		var watch sync.WaitGroup
 		watch.Go(func() { r.Watch(ctx) })
-		s := &Server{views: r.Source(), fixed: scopeAll(), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
+		s := &Server{views: r.Source(), gate: fixedGate(scopeAll()), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
 		err = s.ServeStdio(ctx, a.stdin, a.stdout)
 		cancel()
 		watch.Wait()
@@ -552,8 +552,8 @@ func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, 
 // callTool makes a call and prints what it gave.
 func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.RawMessage) error {
 	params := joinMembers([]member{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
-	s := &Server{views: r.Source(), fixed: scope, log: slog.New(slog.DiscardHandler), stopping: a.ctx, stopped: a.ctx}
-	req := &request{server: s, session: newSession(sealed{}), params: params}
+	s := &Server{views: r.Source(), gate: fixedGate(scope), log: slog.New(slog.DiscardHandler), stopping: a.ctx, stopped: a.ctx}
+	req := &request{server: s, session: newSession(&sessionToken{}), params: params}
 	req.caller = Caller{Session: "call", Affinity: "call", Notify: func(method string, params json.RawMessage) {
 		fmt.Fprintln(a.stderr, "usher:", noteText(method, params))
 	}}

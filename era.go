@@ -18,7 +18,7 @@ import (
 // in protocols, newest first; a session's id holds the index from the end, so
 // that a new version goes in front. oldestProtocol came before streamable HTTP.
 const (
-	modernProtocol = "2026-07-28"
+	modernProtocol = statelessProtocol
 	oldestProtocol = "2024-11-05"
 )
 

@@ -6,15 +6,20 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -289,26 +294,35 @@ func TestScopesSurviveRestarts(t *testing.T) {
 	see("its record was widened by hand", born, "")
 
 	for name, spoil := range map[string]func(log string){
-		"deleted":        func(log string) { os.Remove(log) },
-		"emptied":        func(log string) { write(t, log, "") },
-		"of another":     func(log string) { write(t, log, `{"key":"0000000000000000"}`+"\n") },
-		"cut short":      func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw[:len(raw)-9])) },
-		"a half line on": func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+`{"id":"cut o`) },
-		"spoiled":        func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+"x\n") },
-		"without a key":  func(string) { os.Remove(base + "/.data/session.key") },
+		"deleted":    func(log string) { os.Remove(log) },
+		"emptied":    func(log string) { write(t, log, "") },
+		"of another": func(log string) { write(t, log, `{"key":"0000000000000000"}`+"\n") },
+		"spoiled":    func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+"x\n") },
+		"without a key": func(log string) {
+			raw, _ := os.ReadFile(log)
+			write(t, log, strings.SplitAfterN(string(raw), "\n", 2)[1])
+		},
+		"a folder":        func(log string) { os.Remove(log); os.Symlink(base, log) },
+		"as it was":       func(string) {},
+		"a half line on":  func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+`{"id":"cut o`) },
+		"NULs at its end": func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+strings.Repeat("\x00", 512)) },
 	} {
 		c, _ := session(t, d.URL, nothing)
+		scoped, _ := session(t, d.URL, nothing)
+		list(scoped, header(newClaimFor(t, base, dir+"/other")))
 		d.stop(t)
 		spoil(base + "/.data/sessions.jsonl")
 		restart()
-		c.URL = d.URL
-		see("session log "+name, c, "404")
+		c.URL, scoped.URL = d.URL, d.URL
+		switch name {
+		case "as it was", "a half line on", "NULs at its end": // whose answer was never sent
+			see("session log "+name, c, strings.Join(allTools, " "))
+			see("session log "+name+", a session scoped by it", scoped, "b_x")
+		default:
+			see("session log "+name, c, "404")
+			see("session log "+name+", a session scoped by it", scoped, "404")
+		}
 	}
-	c, _ := session(t, d.URL, nothing)
-	d.stop(t)
-	restart()
-	c.URL = d.URL
-	see("nothing was done to the log", c, strings.Join(allTools, " "))
 }
 
 func TestStampThatCantBeWritten(t *testing.T) {
@@ -331,50 +345,51 @@ func TestStampThatCantBeWritten(t *testing.T) {
 	}
 }
 
-// TestJudge holds every standing there can be against what a verdict is for,
-// said without judge's own order.
-func TestJudge(t *testing.T) {
-	// width is how much each verdict lets a caller reach.
-	width := map[verdict]int{whole: 2, own: 1, presented: 1, ended: 0, unclaimed: 0, unavailable: 0}
-	seen := make(map[verdict]bool)
-	for bits := range 1 << 6 {
+// TestDecide holds every combination of facts against what a decision is for,
+// said without decide's own order.
+func TestDecide(t *testing.T) {
+	// width is how much each decision lets a caller reach.
+	width := map[decision]int{allowAll: 2, allowInitialize: 2, allowOwn: 1, allowPresented: 1, denyEnded: 0, denyUnclaimed: 0, denyUnreadable: 0}
+	seen := make(map[decision]bool)
+	for bits := range 1 << 7 {
 		bit := func(n int) bool { return bits>>n&1 == 1 }
-		s := standing{scoped: bit(0), ownHolds: bit(1), presents: bit(2), valid: bit(3), unreadable: bit(4), require: bit(5)}
-		if s.valid && !s.presents || s.ownHolds && !s.scoped {
+		f := accessFacts{session: bit(0), scoped: bit(1), ownHolds: bit(2), presents: bit(3), holds: bit(4), unreadable: bit(5), require: bit(6)}
+		if f.scoped && !f.session || f.ownHolds && !f.scoped || f.holds && !f.presents {
 			continue // can't be
 		}
-		got := judge(s)
+		got := decide(f)
 		seen[got] = true
 		for what, wrong := range map[string]bool{
-			"a scoped session gets the whole workspace":               s.scoped && got == whole,
-			"the whole workspace without a claim, where one is asked": s.require && got == whole,
-			"a claim that was not presented":                          got == presented && !s.valid,
-			"a claim of its own that it has not, or that has ended":   got == own && !s.ownHolds,
-			"a refusal for a claim that holds":                        got == ended && (s.ownHolds || !s.scoped),
-			"401 for who has a claim":                                 got == unclaimed && (s.scoped || s.valid || !s.require),
-			"503 for who needs no claim":                              got == unavailable && !s.scoped && !s.presents,
-			"an answer from claims that can't be read":                s.unreadable && (s.scoped || s.presents) && got != unavailable,
-			"503 from claims that can be read":                        got == unavailable && !s.unreadable,
-			"a code presented that is valid does not count":           s.valid && !s.unreadable && got != presented,
+			"a scoped session gets the whole workspace":                      f.scoped && width[got] == 2,
+			"the whole workspace without a claim, where one is asked":        f.require && width[got] == 2,
+			"a code that does not hold is passed over, outside of a session": got == allowAll && f.presents && !f.session,
+			"more than initialize is refused to who need present nothing":    got == allowInitialize && (!f.presents || f.session),
+			"a claim that was not presented":                                 got == allowPresented && !f.holds,
+			"a claim of its own that it has not, or that has ended":          got == allowOwn && !f.ownHolds,
+			"a refusal for a claim that holds":                               got == denyEnded && (f.ownHolds || !f.scoped),
+			"a claim asked of who has one":                                   got == denyUnclaimed && (f.scoped || f.holds || !f.require),
+			"503 for who needs no claim":                                     got == denyUnreadable && !f.scoped && !f.presents,
+			"an answer from claims that can't be read":                       f.unreadable && (f.scoped || f.presents) && got != denyUnreadable,
+			"503 from claims that can be read":                               got == denyUnreadable && !f.unreadable,
+			"a code presented that holds does not count":                     f.holds && !f.unreadable && got != allowPresented,
 		} {
 			if wrong {
-				t.Errorf("%+v: verdict %d: %s", s, got, what)
+				t.Errorf("%+v: decision %d: %s", f, got, what)
 			}
 		}
-		failed := s
-		for what, fail := range map[string]func(){
-			"the claims can't be read":   func() { failed.unreadable = true },
-			"its own claim ends":         func() { failed.ownHolds = false },
-			"the daemon asks for claims": func() { failed.require = true },
+		for what, fail := range map[string]func(*accessFacts){
+			"the claims can't be read":   func(f *accessFacts) { f.unreadable = true },
+			"its own claim ends":         func(f *accessFacts) { f.ownHolds = false },
+			"the daemon asks for claims": func(f *accessFacts) { f.require = true },
 		} {
-			failed = s
-			if fail(); width[judge(failed)] > width[got] {
-				t.Errorf("%+v: it sees more when %s", s, what)
+			failed := f
+			if fail(&failed); width[decide(failed)] > width[got] {
+				t.Errorf("%+v: it sees more when %s", f, what)
 			}
 		}
 	}
 	if len(seen) != len(width) {
-		t.Errorf("verdicts met: %v", seen)
+		t.Errorf("decisions met: %v", seen)
 	}
 }
 
@@ -442,9 +457,11 @@ func TestScopeTable(t *testing.T) {
 		{"two codes: the header goes before the URL", all(header(p), query(o)), p},
 		{"two codes: the header goes before the bearer", all(header(p), authorization("Bearer "+o)), p},
 		{"two codes: the URL goes before the bearer", all(query(p), authorization("Bearer "+o)), p},
-		{"an unknown code in the header and a valid one in the URL", all(header(unknown), query(p)), p},
-		{"an ended code in the header and a valid one as bearer", all(header(g), authorization("Bearer "+p)), p},
-		{"a word in the header, an unknown code in the URL, a valid one as bearer", all(header("*"), query(unknown), authorization("Bearer "+p)), p},
+		{"an unknown code in the header and a valid one in the URL", all(header(unknown), query(p)), ""},
+		{"an ended code in the header and a valid one as bearer", all(header(g), authorization("Bearer "+p)), ""},
+		{"a word in the header, a valid code as bearer", all(header("*"), authorization("Bearer "+p)), ""},
+		{"an empty header, and a valid code in the URL", all(header(""), query(p)), p},
+		{"an empty header and an empty URL, a valid code as bearer", all(header(""), query(""), authorization("Bearer "+p)), p},
 		{"three codes that are not valid", all(header(g), query(unknown), authorization("Bearer GHJKMN")), ""},
 	}
 	lists := map[string]string{p: strings.Join(projTools, " "), o: "b_x"}
@@ -684,13 +701,13 @@ func TestRequireClaim(t *testing.T) {
 	d = serveHereOn(t, base, dir, "-require-claim")
 	before.URL, scopedBefore.URL = d.URL, d.URL
 	some := strings.Join(projTools, " ")
-	if got := list(before, nothing); got != "401" {
+	if got := list(before, nothing); got != "400" {
 		t.Errorf("an unscoped session from before: %q", got)
 	}
 	get := before.request(http.MethodGet, "")
 	get.Header.Set("Accept", "text/event-stream")
 	for _, req := range []*http.Request{get, before.request(http.MethodDelete, "")} {
-		if a := before.do(req); a.Status != 401 {
+		if a := before.do(req); a.Status != 400 {
 			t.Errorf("its %s: %d", req.Method, a.Status)
 		}
 	}
@@ -707,165 +724,264 @@ func TestRequireClaim(t *testing.T) {
 			t.Errorf("%s: %d %v", path, a.Status, a.Header)
 		}
 	}
-	malformed := []func(*http.Request){nothing, header(""), header("hello"), header("*"), authorization("Bearer x.y.z"), query("")}
-	for i := range 2 * guessBudget { // these cost nothing
-		if _, a := session(t, d.URL, malformed[i%len(malformed)]); a.Status != 401 || a.Header.Get(sessionHeader) != "" || a.Header.Get("WWW-Authenticate") != "" {
-			t.Fatalf("a new session without a code: %d %v", a.Status, a.Header)
-		}
-	}
 	revoked := newClaimFor(t, base, dir+"/proj")
-	session(t, d.URL, header(revoked.Code.Reveal()))
 	claims(t, base).Revoke(t.Context(), revoked.Code)
-	for range 2 * guessBudget { // and so do codes that were good once
-		if _, a := session(t, d.URL, header(revoked.Code.Reveal())); a.Status != 401 {
-			t.Fatalf("a new session with an ended code: %d", a.Status)
-		}
-	}
-	late := newClaimFor(t, base, dir+"/other")
-	var mu sync.Mutex
-	statuses := make(map[int]int)
-	var wg sync.WaitGroup
-	for part := range 4 { // side by side, so that none slips through between look and charge
-		wg.Go(func() {
-			for i, code := range unknownCodes(4 * guessBudget) {
-				if i%4 != part {
-					continue
-				}
-				present := []func(*http.Request){header(code), query(code), authorization("Bearer " + code)}[i%3]
-				var a answer
-				if i%5 == 0 { // also from within a session, where guesses are no cheaper
-					req := scopedBefore.request(http.MethodPost, scopedBefore.message("ping", ""))
-					present(req)
-					if a = scopedBefore.do(req); a.Status != 200 {
-						t.Errorf("a session is slowed: %d", a.Status)
-					}
-				} else if _, a = session(t, d.URL, present); a.Status == 429 && a.Header.Get("Retry-After") == "" {
-					t.Error("429 without Retry-After")
-				}
-				mu.Lock()
-				statuses[a.Status]++
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	if statuses[429] == 0 || statuses[401] > guessBudget+20 || statuses[401]+statuses[429]+statuses[200] != 4*guessBudget {
-		t.Errorf("guesses were answered %v", statuses)
-	}
-	for range 3 {
-		session(t, d.URL, header("AAAAAA")) // what was refilled meanwhile
-	}
-	if _, a := session(t, d.URL, header(late.Code.Reveal())); a.Status != 429 {
-		t.Errorf("a valid code that has not proved itself tells a guesser: %d", a.Status)
-	}
-	if got := list(scopedBefore, header(late.Code.Reveal())); got != some {
-		t.Errorf("guessing from within a session gives %q", got)
-	}
-	for name, present := range map[string]func(*http.Request){
-		"alone":                        header(proj.Code.Reveal()),
-		"beside one that no one knows": all(header("AAAAAA"), query(proj.Code.Reveal())),
+	for name, tt := range map[string]struct {
+		present func(*http.Request)
+		says    string
+	}{
+		"no code":                      {nothing, "a claim code is required"},
+		"an empty code":                {all(header(""), query("")), "a claim code is required"},
+		"a token that is no code":      {authorization("Bearer x.y.z"), "a claim code is required"},
+		"a word":                       {header("hello"), "unknown or has ended"},
+		"a code that nobody was given": {query("AAAAAA"), "unknown or has ended"},
+		"a revoked code":               {header(revoked.Code.Reveal()), "unknown or has ended"},
 	} {
-		if _, a := session(t, d.URL, present); a.Status != 200 {
-			t.Errorf("a code that has proved itself, %s: %d", name, a.Status)
+		_, a := session(t, d.URL, tt.present)
+		modern := stateless(t, d.URL).modern("tools/list", "", tt.present)
+		for revision, a := range map[string]answer{"a new session": a, "a request without a session": modern} {
+			if a.Status != 400 || a.Header.Get(sessionHeader) != "" || a.Header.Get("WWW-Authenticate") != "" ||
+				!strings.Contains(a.failure(), tt.says) || !strings.Contains(a.failure(), claimHeader) {
+				t.Errorf("%s that presents %s: %d %v %s", revision, name, a.Status, a.Header, a.Body)
+			}
 		}
 	}
-	if got := list(scopedBefore, nothing); got != some {
-		t.Errorf("a session over the budget: %q", got)
+	if _, a := session(t, d.URL, header(proj.Code.Reveal())); a.Status != 200 {
+		t.Errorf("a code that holds: %d %s", a.Status, a.Body)
 	}
-	if _, a := session(t, d.URL, nothing); a.Status != 401 {
-		t.Errorf("no code at all: %d", a.Status)
-	}
-	d.hidesCodes(t, proj.Code.Reveal(), late.Code.Reveal(), "AAAAAA")
+	d.hidesCodes(t, proj.Code.Reveal(), revoked.Code.Reveal(), "AAAAAA")
 }
 
-// TestBudgetRefills holds the budget against a clock of its own.
-func TestBudgetRefills(t *testing.T) {
+// TestGuessing guesses codes against a clock of its own.
+func TestGuessing(t *testing.T) {
 	t.Parallel()
-	now := time.Now()
-	store := openClaims(t.TempDir(), nil)
-	t.Cleanup(store.Close)
-	g := newGate(store, true, func() time.Time { return now })
-	guess := func(n int) (let int) {
-		for _, code := range unknownCodes(n) {
-			if _, _, err := g.admit([]Code{Code(code)}, nil); err == nil {
-				let++
+	data := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		g, store := testGate(t, data, true)
+		good, err := store.Create(t.Context(), "/w/proj", "", time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		moved, err := store.Create(t.Context(), "/w/other", "", time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, id := g.Create(protocols[0], 0, Principal{refTo(good)})
+		// admit presents a code, and gives the status of a refusal and how long it took.
+		admit := func(code string, session ...string) (int, time.Duration) {
+			start := time.Now()
+			r := httptest.NewRequest(http.MethodPost, "/", nil)
+			r.Header.Set(claimHeader, code)
+			r.Header[sessionHeader] = session
+			_, err := g.Admit(r)
+			status := http.StatusOK
+			if e, ok := errors.AsType[*httpError](err); ok {
+				status = e.Status
+				if status == http.StatusTooManyRequests && e.Header.Get("Retry-After") == "" {
+					t.Error("429 without Retry-After")
+				}
+			}
+			return status, time.Since(start)
+		}
+		want := func(what string, status int, took time.Duration, wantStatus int, wantTook time.Duration) {
+			t.Helper()
+			if status != wantStatus || took != wantTook {
+				t.Errorf("%s: %d after %v, want %d after %v", what, status, took, wantStatus, wantTook)
 			}
 		}
-		return let
-	}
-	for _, tt := range []struct {
-		after time.Duration
-		want  int
-	}{{0, guessBudget}, {0, 0}, {time.Second, 1}, {30 * time.Second, 30}, {time.Hour, guessBudget}, {-time.Hour, 0}, {time.Hour + time.Minute, guessBudget}} {
-		now = now.Add(tt.after)
-		if got := guess(3 * guessBudget); got != tt.want {
-			t.Errorf("%v later: %d guesses are looked up, want %d", tt.after, got, tt.want)
+		codes := unknownCodes(300)
+		for range 3 * guessBudget {
+			status, took := admit(codes[0]) // always the same one, as a client does whose claim has ended
+			want("one unknown code", status, took, 400, 0)
 		}
+		for _, code := range codes[1:guessBudget] {
+			status, took := admit(code)
+			want("a guess below the limit", status, took, 400, 0)
+		}
+		status, took := admit(codes[guessBudget])
+		want("the first turn", status, took, 400, 0)
+		status, took = admit(good.Code.Reveal())
+		want("a code that holds, in its turn", status, took, 200, turnEvery)
+		status, took = admit(good.Code.Reveal(), id)
+		want("a session that presents its own code", status, took, 200, 0)
+		status, took = admit("", id)
+		want("a session that presents none", status, took, 200, 0)
+		status, took = admit("hello")
+		want("a word", status, took, 400, 0)
+
+		var wg sync.WaitGroup
+		results := make(chan string, 400)
+		for n, code := range append(codes[100:250:250], good.Code.Reveal(), good.Code.Reveal(), moved.Code.Reveal()) {
+			wg.Go(func() {
+				<-time.After(time.Duration(n) * time.Microsecond) // one after the other
+				status, took := admit(code)
+				results <- fmt.Sprint(status, " ", took > turnWait)
+			})
+		}
+		synctest.Wait()
+		<-time.After(time.Second / 2)
+		status, took = admit(moved.Code.Reveal(), id) // no turn is free
+		want("a session that presents another code", status, took, 200, 0)
+		if got := g.Current(mustOpen(t, g, id)); got != (Principal{refTo(good)}) {
+			t.Error("a guess from within a session is free")
+		}
+		wg.Wait()
+		close(results)
+		count := make(map[string]int)
+		for result := range results {
+			count[result]++
+		}
+		if most := int(turnWait/turnEvery) + 1; count["400 false"]+count["200 false"] > most || count["429 false"] < 153-most-2 || len(count) > 3 {
+			t.Errorf("153 at once were answered %v", count)
+		}
+		<-time.After(guessSpan)
+		status, took = admit(codes[299])
+		want("a minute later", status, took, 400, 0)
+		status, took = admit(moved.Code.Reveal(), id)
+		if got := g.Current(mustOpen(t, g, id)); status != 200 || took != 0 || got != (Principal{refTo(moved)}) {
+			t.Errorf("a session that moves: %d after %v", status, took)
+		}
+	})
+}
+
+// Those who wait with one code share a turn.
+func TestGuessersShareATurn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var turns guessTurns
+		for _, code := range unknownCodes(guessBudget) {
+			turns.failed(Code(code))
+		}
+		var wg sync.WaitGroup
+		start := time.Now()
+		for n := range 50 {
+			for _, code := range []Code{"ABCDEF", "GHJKMN", "PQRSTU"} {
+				wg.Go(func() {
+					<-time.After(time.Duration(n) * time.Microsecond)
+					if err := turns.await(t.Context(), code, turnWait); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		wg.Wait()
+		if took := time.Since(start); took > 3*turnEvery {
+			t.Errorf("three codes, 50 times each: %v", took)
+		}
+	})
+}
+
+// testGate is a gate over the claims and sessions of a data folder.
+func testGate(t *testing.T, data string, require bool) (*Gate, *ClaimStore) {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	store := openClaims(data, log)
+	t.Cleanup(store.Close)
+	sessions, err := openSessions(data, log, time.Now)
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { sessions.Close() })
+	return newGate(store, sessions, require, log), store
+}
+
+func mustOpen(t *testing.T, g *Gate, id string) *sessionToken {
+	t.Helper()
+	token, ok := g.sessions.open(id)
+	if !ok {
+		t.Fatal("no such session")
+	}
+	return token
 }
 
 // TestSessionLogKeepsScopes opens the session store across restarts and clocks.
 func TestSessionLogKeepsScopes(t *testing.T) {
 	t.Parallel()
-	stamp := claimStamp{"ABCDEF", time.Now().UTC().Round(0), "/w/proj"}
-	undated := claimStamp{"ABCDEF", time.Time{}, "/w/proj"}
-	old := claimStamp{"ABCDEF", time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC), "/w/proj"}
+	at := func(created time.Time) claimRef {
+		return refTo(Claim{Code: "ABCDEF", CreatedAt: created, ScopeDir: "/w/proj"})
+	}
+	none, ref, undated, old := claimRef{}, at(time.Now()), at(time.Time{}), at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC))
 	for _, tt := range []struct {
 		name  string
-		born  *claimStamp   // what the session begins with
-		later *claimStamp   // what it is stamped with
+		born  claimRef      // what the session begins with
+		later claimRef      // what it moves to
 		ahead time.Duration // how far the clock was ahead when it began
 		after time.Duration // how much later the store is opened again
-		want  *claimStamp
+		want  claimRef
 		gone  bool
 	}{
 		{name: "an unscoped session"},
-		{name: "a scoped one", born: &stamp, want: &stamp},
-		{name: "one whose claim has no date", born: &undated, want: &undated},
-		{name: "one whose claim is older than clocks", born: &old, want: &old},
-		{name: "one that was scoped later", later: &stamp, want: &stamp},
-		{name: "one that was scoped later, to a claim without a date", later: &undated, want: &undated},
-		{name: "one that moved", born: &undated, later: &stamp, want: &stamp},
-		{name: "one that was scoped later, on its last day", later: &stamp, after: sessionLife - time.Hour, want: &stamp},
-		{name: "one past its days", later: &stamp, after: sessionLife, gone: true},
-		{name: "one from a clock that was ahead, scoped after it was put right", later: &stamp, ahead: 60 * 24 * time.Hour, after: sessionLife + time.Hour, want: &stamp},
+		{name: "a scoped one", born: ref, want: ref},
+		{name: "one whose claim has no date", born: undated, want: undated},
+		{name: "one whose claim is older than clocks", born: old, want: old},
+		{name: "one that was scoped later", later: ref, want: ref},
+		{name: "one that was scoped later, to a claim without a date", later: undated, want: undated},
+		{name: "one that moved", born: undated, later: ref, want: ref},
+		{name: "one that was scoped later, on its last day", later: ref, after: sessionLife - time.Hour, want: ref},
+		{name: "one past its days", later: ref, after: sessionLife, gone: true},
+		{name: "one from a clock that was ahead, scoped after it was put right", later: ref, ahead: 60 * 24 * time.Hour, after: sessionLife + time.Hour, want: ref},
 	} {
 		data, start := t.TempDir(), time.Now()
 		now := start.Add(tt.ahead)
-		clock := func() time.Time { return now }
-		open := func() *SessionStore {
+		open := func() *Gate {
 			t.Helper()
-			s, err := openSessions(data, clock)
+			log := slog.New(slog.DiscardHandler)
+			s, err := openSessions(data, log, func() time.Time { return now })
 			if err != nil {
 				t.Fatal(err)
 			}
-			return s
+			return newGate(openClaims(data, log), s, false, log)
 		}
-		s := open()
-		_, id := s.Create(protocols[0], 0, tt.born)
+		g := open()
+		token, id := g.Create(protocols[0], 0, Principal{tt.born})
 		now = start
-		if tt.later != nil {
-			session, release, err := s.Open(id)
-			if err != nil {
+		if tt.later != none {
+			if _, err := g.present(admission{Session: token, Principal: g.Current(token)}, Principal{tt.later}); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.Stamp(t.Context(), session, *tt.later); err != nil {
-				t.Fatal(err)
-			}
-			release()
 		}
-		s.Close()
+		g.sessions.Close()
 		now = start.Add(tt.after)
 		for range 2 { // each start compacts
-			s = open()
-			session, _, err := s.Open(id)
-			if (err != nil) != tt.gone {
-				t.Errorf("%s: %v", tt.name, err)
-			} else if err == nil && (session.scopedTo() == nil) != (tt.want == nil) || err == nil && tt.want != nil && *session.scopedTo() != *tt.want {
-				t.Errorf("%s: it is scoped to %+v", tt.name, session.scopedTo())
+			g = open()
+			token, ok := g.sessions.open(id)
+			if ok == tt.gone {
+				t.Errorf("%s: it is there: %v", tt.name, ok)
+			} else if ok && g.Current(token) != (Principal{tt.want}) {
+				t.Errorf("%s: it is scoped to %+v", tt.name, g.Current(token).claim.CreatedAt)
 			}
-			s.Close()
+			g.sessions.Close()
 		}
+	}
+}
+
+// TestSessionLogIsCompacted moves a session to and fro: the log keeps its last
+// claim, and does not grow with its moves.
+func TestSessionLogIsCompacted(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	g, _ := testGate(t, data, false)
+	_, id := g.Create(protocols[0], 0, Principal{})
+	for n := range 1500 {
+		token := mustOpen(t, g, id)
+		p := Principal{claimRef{"ABCDEF", "2026-01-01T00:00:00Z", fmt.Sprint("/w/", n)}}
+		if _, err := g.present(admission{Session: token, Principal: g.Current(token)}, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if info, err := os.Stat(data + "/sessions.jsonl"); err != nil || info.Size() > 2*sessionLogSlack {
+		t.Errorf("the log has %d bytes, %v", info.Size(), err)
+	}
+	ended, endedID := g.Create(protocols[0], 0, Principal{})
+	if err := g.End(ended); err != nil {
+		t.Fatal(err)
+	}
+	again, _ := testGate(t, data, false)
+	if got := again.Current(mustOpen(t, again, id)).claim.ScopeDir; got != "/w/1499" {
+		t.Errorf("after a restart it is scoped to %q", got)
+	}
+	if _, ok := again.sessions.open(endedID); ok {
+		t.Error("a session that has ended goes on after a restart")
 	}
 }
 
@@ -911,4 +1027,238 @@ func TestClaimsWithoutADate(t *testing.T) {
 	if bytes.Contains(log, []byte("null\n")) {
 		t.Errorf("the session log has lines that say nothing: %s", log)
 	}
+}
+
+// sees is what a request of a client without a session is shown: its tools, or
+// its status.
+func (c *testClient) sees(present func(*http.Request)) string {
+	c.t.Helper()
+	a := c.modern("tools/list", "", present)
+	if a.Status != 200 {
+		return fmt.Sprint(a.Status)
+	}
+	var l struct{ Tools []struct{ Name string } }
+	json.Unmarshal(a.result(), &l)
+	names := []string{}
+	for _, tool := range l.Tools {
+		names = append(names, tool.Name)
+	}
+	return strings.Join(names, " ")
+}
+
+// expire puts an end to claims as their time does.
+func expire(t *testing.T, base string, codes ...Code) {
+	t.Helper()
+	raw, err := os.ReadFile(base + "/.data/claims.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var records []map[string]any
+	if err := json.Unmarshal(raw, &records); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		if slices.Contains(codes, Code(fmt.Sprint(r["code"]))) {
+			r["expiresAt"] = time.Now().Add(-time.Second).UTC()
+		}
+	}
+	write(t, base+"/.data/claims.json.new", string(marshal(records)))
+	if err := os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestModernScopeTable is the table of who sees what for requests that stand
+// alone, before and after the daemon was killed.
+func TestModernScopeTable(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveApart(t, base, dir)
+	c := stateless(t, d.URL)
+	store := claims(t, base)
+	codes := make(map[string]string)
+	for name, folder := range map[string]string{"proj": "/proj", "other": "/other", "revoked": "/projX", "expired": "/projX", "revoked unused": "/projX", "expired unused": "/projX"} {
+		codes[name] = newClaimFor(t, base, dir+folder).Code.Reveal()
+	}
+	for _, name := range []string{"revoked", "expired"} {
+		if got := c.sees(header(codes[name])); got != "c_x" {
+			t.Fatalf("%s, before: %q", name, got)
+		}
+	}
+	for _, name := range []string{"revoked", "revoked unused"} {
+		if _, err := store.Revoke(t.Context(), Code(codes[name])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expire(t, base, Code(codes["expired"]), Code(codes["expired unused"]))
+	p, o, g, x := codes["proj"], codes["other"], codes["revoked"], codes["expired"]
+	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
+	rows := []struct {
+		name    string
+		present func(*http.Request)
+		want    string
+	}{
+		{"none", nothing, everything},
+		{"a code in the header", header(p), some},
+		{"a code in the URL", query(p), some},
+		{"a code as bearer", authorization("Bearer " + p), some},
+		{"a code as bearer, the scheme in lower case", authorization("bearer " + p), some},
+		{"a code in lower case with a dash", header(strings.ToLower(p[:3] + "-" + p[3:])), some},
+		{"a code at /mcp", all(query(p), func(r *http.Request) { r.URL.Path = "/mcp" }), some},
+		{"another folder's", header(o), "b_x"},
+		{"an unknown one", header("ABCDEF"), "400"},
+		{"an unknown one as bearer", authorization("Bearer ABCDEF"), "400"},
+		{"a malformed one", header(p + "A"), "400"},
+		{"a token as bearer that is no code", authorization("Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), everything},
+		{"a code as a password", authorization("Basic " + p), everything},
+		{"one revoked before it scoped anything", header(codes["revoked unused"]), "400"},
+		{"one expired before it scoped anything", header(codes["expired unused"]), "400"},
+		{"a revoked one", header(g), "400"},
+		{"a revoked one in the URL", query(g), "400"},
+		{"a revoked one as bearer", authorization("Bearer " + g), "400"},
+		{"an expired one", header(x), "400"},
+		{"a revoked one beside an unknown one", all(header("ABCDEF"), query(g)), "400"},
+		{"an unknown one beside a revoked one", all(header(g), query("ABCDEF")), "400"},
+		{"two that have ended", all(header(g), query(x)), "400"},
+		{"a revoked one before a valid one", all(header(g), query(p)), "400"},
+		{"a valid one before an expired one", all(header(p), query(x)), some},
+		{"two valid ones: the header goes before the URL", all(header(p), query(o)), some},
+		{"two valid ones: the URL goes before the bearer", all(query(o), authorization("Bearer "+p)), "b_x"},
+		{"none again", nothing, everything},
+	}
+	look := func(when string) {
+		t.Helper()
+		for _, row := range rows {
+			if got := c.sees(row.present); got != row.want {
+				t.Errorf("%s: who presents %s sees %q, want %q", when, row.name, got, row.want)
+			}
+			a := c.modern("tools/call", `{"name":"c_x"}`, row.present)
+			switch refused := strings.Contains(a.failure(), "unknown or has ended"); {
+			case refused != (row.want == "400"), refused != (a.Status == 400 && strings.Contains(a.failure(), claimHeader)), (a.failure() == "") != (row.want == everything):
+				t.Errorf("%s: who presents %s and calls c_x gets %d %s", when, row.name, a.Status, a.Body)
+			}
+		}
+	}
+	look("first")
+	look("again")
+	d.cmd.Process.Kill()
+	d.stop(t)
+	d = serveApart(t, base, dir)
+	c.URL = d.URL
+	look("after the daemon was killed")
+	d.stop(t)
+	d = serveApart(t, base, dir, "-require-claim")
+	c.URL = d.URL
+	for i := range rows {
+		if rows[i].want == everything {
+			rows[i].want = "400"
+		}
+	}
+	for _, row := range rows {
+		if got := c.sees(row.present); got != row.want {
+			t.Errorf("where claims are required, who presents %s sees %q, want %q", row.name, got, row.want)
+		}
+	}
+	d.hidesCodes(t, p, o, g, x)
+}
+
+// TestModernScopeOfAllMethods asks for all there is in and out of a scope, and
+// after its claim's end.
+func TestModernScopeOfAllMethods(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	writeFake(t, dir+"/proj/in.usher", "good tools=x res=in")
+	writeFake(t, dir+"/other/out.usher", "good tools=x res=out")
+	d := serveHereOn(t, base, dir)
+	c := stateless(t, d.URL)
+	proj := newClaimFor(t, base, dir+"/proj")
+	scoped := header(proj.Code.Reveal())
+	lists := []string{"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+	for _, method := range lists {
+		a, b := c.modern(method, "", scoped), c.modern(method, "")
+		if !strings.Contains(a.Body, "in") || strings.Contains(a.Body, "out") || strings.Contains(a.Body, "b_x") || !strings.Contains(b.Body, "out") {
+			t.Errorf("%s: in scope %s\nwithout a claim %s", method, a.Body, b.Body)
+		}
+	}
+	calls := map[string]string{
+		"tools/call":            `{"name":"WHICH_x"}`,
+		"prompts/get":           `{"name":"WHICH_say"}`,
+		"resources/read":        `{"uri":"WHICH://one"}`,
+		"completion/complete":   `{"ref":{"type":"ref/prompt","name":"WHICH_say"},"argument":{"name":"x","value":""}}`,
+		"completion/complete ":  `{"ref":{"type":"ref/resource","uri":"WHICH://many/{n}"},"argument":{"name":"n","value":""}}`,
+		"subscriptions/listen ": `{"notifications":{"resourceSubscriptions":["WHICH://one"]}}`,
+	}
+	ask := func(method, which string, present func(*http.Request)) string {
+		if strings.HasPrefix(method, "subscriptions/") {
+			req := c.modernPOST("1", strings.TrimSpace(method), strings.ReplaceAll(calls[method], "WHICH", which))
+			present(req)
+			_, events, hangUp := follow(t, req)
+			defer hangUp()
+			ack := mustNext(t, events).data
+			if !strings.Contains(ack, which+"://one") {
+				return "error: nothing is honoured"
+			}
+			return ack
+		}
+		a := c.modern(strings.TrimSpace(method), strings.ReplaceAll(calls[method], "WHICH", which), present)
+		return fmt.Sprint(a.Status, " ", strings.ReplaceAll(a.Body, which, "WHICH"))
+	}
+	for method := range calls {
+		if got := ask(method, "in", scoped); strings.Contains(got, "error") {
+			t.Errorf("%s in scope: %s", method, got)
+		}
+		if got := ask(method, "out", nothing); strings.Contains(got, "error") {
+			t.Errorf("%s without a claim: %s", method, got)
+		}
+		out, none := ask(method, "out", scoped), ask(method, "nix", scoped)
+		if out != none || !strings.Contains(out, "error") {
+			t.Errorf("%s out of scope: %s\nof what is nowhere: %s", method, out, none)
+		}
+	}
+	claims(t, base).Revoke(t.Context(), proj.Code)
+	for method := range calls {
+		a := c.modern(strings.TrimSpace(method), strings.ReplaceAll(calls[method], "WHICH", "in"), scoped)
+		if a.Status != 400 || !strings.Contains(a.failure(), "unknown or has ended") {
+			t.Errorf("%s after the end: %d %s", method, a.Status, a.Body)
+		}
+	}
+}
+
+// TestModernClaimsThatCantBeRead spoils what claims are kept in.
+func TestModernClaimsThatCantBeRead(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir)
+	c := stateless(t, d.URL)
+	used, fresh := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
+	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
+	see := func(when string, present func(*http.Request), want string) {
+		t.Helper()
+		if got := c.sees(present); got != want {
+			t.Errorf("%s: it sees %q, want %q", when, got, want)
+		}
+		if a := c.modern("tools/call", `{"name":"b_x"}`, present); want == "503" && (a.Status != 503 || a.Header.Get("Retry-After") == "") {
+			t.Errorf("%s: a call: %d %s", when, a.Status, a.Body)
+		}
+	}
+	see("all is well", header(used.Code.Reveal()), some)
+	path := base + "/.data/claims.json"
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"empty": "", "another's": `{"version":9}`, "half": string(good[:20])} {
+		write(t, path, text)
+		see(name+" claims, one that was used", header(used.Code.Reveal()), "503")
+		see(name+" claims, one that was not", query(fresh.Code.Reveal()), "503")
+		see(name+" claims, one that is not known", header("ABCDEF"), "503")
+		see(name+" claims, a malformed one", header("hello"), "400")
+		see(name+" claims, none", nothing, everything)
+	}
+	write(t, path, string(good))
+	see("claims as they were", header(used.Code.Reveal()), some)
+
+	os.Remove(base + "/.data/sessions.jsonl") // which has nothing to do with requests that stand alone
+	see("no session log, a code", header(fresh.Code.Reveal()), "b_x")
+	see("no session log, none", nothing, everything)
 }

@@ -51,9 +51,10 @@ const (
 	maxEventLogs     = 32       // streams kept of one session (goes with replay.go)
 	maxQueued        = 1024     // messages of one call that wait to be written (goes with reply.go)
 
-	// claims.go, scope.go: codes that do not hold, with -require-claim.
-	guessBudget = 60 // different codes a minute that are answered at once, for the whole daemon
-	guessRate   = 10 // look-ups a second after that, for the whole daemon
+	// scope.go: codes that do not hold, with -require-claim; the log of sessions.
+	guessBudget     = 60       // different codes a minute that are looked up at once, for the whole daemon
+	guessRate       = 10       // look-ups a second after that, for the whole daemon
+	sessionLogSlack = 64 << 10 // bytes that the log may grow by, beside doubling, until it is compacted
 
 	// gomodule.go, runtimes.go: files of the workspace.
 	maxSource        = 1 << 20 // bytes of one source file or .mcp.json

@@ -101,10 +101,8 @@ func (s *Server) announce(ctx context.Context, session *Session, mayTell func() 
 
 // nextLook is how long a session's scope can be taken to stay as it is.
 func (s *Server) nextLook(session *Session) time.Duration {
-	if claim := session.scopedTo(); s.gate != nil && claim != nil {
-		if at, ok := s.gate.expiry(*claim); ok {
-			return max(time.Millisecond, min(claimsLook, time.Until(at)))
-		}
+	if at, ok := s.gate.Expiry(s.gate.Current(session.sessionToken)); ok {
+		return max(time.Millisecond, min(claimsLook, time.Until(at)))
 	}
 	return claimsLook
 }
@@ -255,7 +253,7 @@ func (s *Server) listen(ctx context.Context, session *Session, msg *Message, que
 	}
 	scope, err := s.scope(session)
 	if err != nil && !errors.Is(err, errEnded) {
-		return nil, rpcErrorf(codeDeclined, "%v", errUnreadable)
+		return nil, rpcErrorf(codeDeclined, "%v", err)
 	}
 	s.views.WaitReady(ctx, scope) // a resource that is not there yet would be left out for good
 	view := s.views.View(scope)

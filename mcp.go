@@ -19,8 +19,7 @@ import (
 type Server struct {
 	views    ModuleSource
 	sessions *SessionStore // nil on stdio, where there is one session
-	gate     *Gate         // nil where nothing is looked at as a claim: on stdio, in a shell
-	fixed    Scope         // then, what there is to see
+	gate     *Gate
 	bodies   *bodyReader
 	log      *slog.Logger
 	started  time.Time
@@ -43,33 +42,19 @@ type request struct {
 // error, which is fit for the client, the view is empty.
 func (r *request) view() (*View, error) {
 	scope, err := r.server.scope(r.session)
-	if err != nil && !errors.Is(err, errEnded) {
-		r.server.log.Error("a session's claim can't be looked up", "err", err) // it names a path
-		err = errUnreadable
-	}
 	return r.server.views.View(scope), err
 }
 
-// errUnreadable is what a client is told while the claims can't be read.
-var errUnreadable = errors.New("the claims can't be read just now, so nobody with a code is let in")
-
 // scope is what a session may reach now.
 func (s *Server) scope(session *Session) (Scope, error) {
-	if s.gate == nil {
-		return s.fixed, nil
-	}
-	claim := session.scopedTo()
-	if claim == nil {
-		return scopeAll(), nil
-	}
-	return s.gate.holds(*claim)
+	return s.gate.Scope(s.gate.Current(session.sessionToken))
 }
 
 // callerOf is the caller of a session's requests. What is sent to the client
 // goes out by send, which reports whether it may arrive; there reports whether
 // the client may still answer.
 func (s *Server) callerOf(session *Session, send func([]byte) bool, there func() bool) Caller {
-	c := Caller{Session: session.key, Affinity: session.key, Principal: principalKey(session.scopedTo()),
+	c := Caller{Session: session.key, Affinity: session.key, Principal: s.gate.Current(session.sessionToken).Key(),
 		Caps: session.capabilities(), Level: session.logLevel, Authorized: s.stillAuthorized(session)}
 	c.Notify = func(method string, params json.RawMessage) {
 		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
@@ -89,10 +74,10 @@ func (s *Server) callerOf(session *Session, send func([]byte) bool, there func()
 // stillAuthorized returns a function that reports whether a session can still reach what
 // it can now.
 func (s *Server) stillAuthorized(session *Session) func() bool {
-	claim := session.scopedTo()
+	was := s.gate.Current(session.sessionToken)
 	return func() bool {
 		_, err := s.scope(session)
-		return err == nil && sameStamp(claim, session.scopedTo())
+		return err == nil && was == s.gate.Current(session.sessionToken)
 	}
 }
 
@@ -404,8 +389,8 @@ func unknownTool(view *View, name string) error {
 // logCall writes the one line that a call has in the log.
 func (s *Server) logCall(r *request, tool string, result json.RawMessage, err error, took time.Duration) {
 	args := []any{"tool", clipText(tool, 100), "session", clipText(r.session.key, 8)}
-	if claim := r.session.scopedTo(); claim != nil && s.gate != nil {
-		args = append(args, "claim", s.gate.name(*claim))
+	if name := s.gate.Name(s.gate.Current(r.session.sessionToken)); name != "" {
+		args = append(args, "claim", name)
 	}
 	args = append(args, "took", took.Round(10*time.Microsecond), "bytes", len(result))
 	switch {

@@ -6,8 +6,8 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -48,11 +48,11 @@ func (s *Server) serveModern(w http.ResponseWriter, r *http.Request, msg *Messag
 	if msg.Method == listenMethod && !accept.stream {
 		return &httpError{Status: http.StatusNotAcceptable, ID: msg.ID, Msg: "the answer to subscriptions/listen is a stream: accept text/event-stream"}
 	}
-	claim, err := s.admitModern(r, msg.ID)
+	a, err := s.admitStateless(r)
 	if err != nil {
-		return err
+		return named(err, msg.ID)
 	}
-	session, err := modernSession(msg.Params, claim)
+	session, err := modernSession(msg.Params, a.Principal)
 	if err != nil {
 		return refuse(msg.ID, err)
 	}
@@ -91,7 +91,7 @@ func (s *Server) takeModernNote(w http.ResponseWriter, r *http.Request) error {
 	if err := checkVersion(r.Header.Get(protocolHeader)); err != nil {
 		return refuse(nil, err)
 	}
-	if _, err := s.admitModern(r, nil); err != nil {
+	if _, err := s.admitStateless(r); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusAccepted)
@@ -247,30 +247,23 @@ func sameNumber(said, number string) bool {
 	return json.Valid([]byte(said)) && errX == nil && errY == nil && x == y && x > -1<<53 && x < 1<<53
 }
 
-// admitModern judges a request by the codes that it presents. One that is
-// valid is remembered before anything is done: after its claim's end it opens
-// no more than it did.
-func (s *Server) admitModern(r *http.Request, id ID) (*claimStamp, error) {
-	codes := presentedCodes(r)
-	var own *claimStamp
-	for _, code := range codes {
-		if own = s.sessions.Remembered(code); own != nil {
-			break
-		}
+// admitStateless admits a request without a session. A code that does not hold is
+// refused, whatever the flags.
+func (s *Server) admitStateless(r *http.Request) (admission, error) {
+	a, err := s.gate.Admit(r)
+	return a, cmp.Or(err, a.Unknown)
+}
+
+// named gives an error the id of its request.
+func named(err error, id ID) error {
+	if e, ok := errors.AsType[*httpError](err); ok {
+		e.ID = id
 	}
-	claim, err := s.admit(codes, own, id)
-	if err != nil || claim == own { // which is remembered, or nil
-		return claim, err
-	}
-	if err := s.sessions.Remember(r.Context(), *claim); err != nil {
-		return nil, &httpError{Status: http.StatusServiceUnavailable, ID: id, Err: err, Header: retryAfter(5),
-			Msg: "the claim of this request could not be written down: try again"}
-	}
-	return claim, nil
+	return err
 }
 
 // modernSession stands for one request: who asks, under which claim.
-func modernSession(params json.RawMessage, claim *claimStamp) (*Session, error) {
+func modernSession(params json.RawMessage, p Principal) (*Session, error) {
 	meta := field(params, "_meta")
 	if err := checkCaps(meta); err != nil {
 		return nil, err
@@ -278,9 +271,8 @@ func modernSession(params json.RawMessage, claim *claimStamp) (*Session, error) 
 	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
 		return nil, err
 	}
-	data := sealed{Issued: time.Now(), Protocol: modernProtocol, Caps: parseClientCaps(field(meta, metaClientCaps)), Claim: claim}
-	rand.Read(data.ID[:]) // never fails
-	session := newSession(data)
+	caps := parseClientCaps(field(meta, metaClientCaps))
+	session := newSession(newSessionToken(modernProtocol, uint16(caps), p, time.Now()))
 	if level := field(meta, metaLogLevel); level != nil {
 		name, _ := unquote(level)
 		if !slices.Contains(logLevels, name) {
@@ -288,20 +280,12 @@ func modernSession(params json.RawMessage, claim *claimStamp) (*Session, error) 
 		}
 		session.level = name
 	}
-	session.affinity = affinityKey(claim, field(meta, metaClientInfo))
+	session.affinity = affinityKey(p, field(meta, metaClientInfo))
 	return session, nil
 }
 
 // affinityKey is the affinity of a request without a session: the requests of one
 // claim and one client program share it.
-func affinityKey(claim *claimStamp, info json.RawMessage) string {
-	return fmt.Sprintf("%s %q %q", principalKey(claim), stringField(info, "name"), stringField(info, "version"))
-}
-
-// principalKey is whom limits are counted by: "" for all without a claim.
-func principalKey(claim *claimStamp) string {
-	if claim == nil {
-		return ""
-	}
-	return fmt.Sprintf("%s %d", claim.Code.Reveal(), claim.CreatedAt.UnixNano())
+func affinityKey(p Principal, info json.RawMessage) string {
+	return fmt.Sprintf("%s %q %q", p.Key(), stringField(info, "name"), stringField(info, "version"))
 }

@@ -14,17 +14,13 @@ import (
 
 // serveOldSSE is the stream of a new session.
 func (s *Server) serveOldSSE(w http.ResponseWriter, r *http.Request) error {
-	claim, err := s.admit(presentedCodes(r), nil, nil)
+	a, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
-	_, id := s.sessions.Create(oldestProtocol, capOldSSE, claim)
-	session, release, err := s.sessions.Open(id)
-	if err != nil {
-		return noSession(nil)
-	}
+	token, id := s.gate.Create(oldestProtocol, uint16(capOldSSE), a.Principal)
+	session, release := s.sessions.Open(token)
 	defer release()
-	s.logScoped("session", session, claim)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()

@@ -118,12 +118,8 @@ func (r *request) inRounds(ctx context.Context, method string, find func(*View) 
 // binding is what the requests of one call have in common: whose they are, what
 // is asked, and what the client can be asked for.
 func (r *request) binding(method string) [32]byte {
-	claim := "none"
-	if c := r.session.scopedTo(); c != nil {
-		claim = fmt.Sprint(c.Code.Reveal(), c.CreatedAt.UnixNano(), c.ScopeDir)
-	}
 	params := dropMembers(r.params, "_meta", "inputResponses", "requestState")
-	return sha256.Sum256(fmt.Appendf(nil, "%q %q %d %s", claim, method, r.caller.Caps, canonical(params)))
+	return sha256.Sum256(fmt.Appendf(nil, "%q %q %d %s", r.caller.Principal, method, r.caller.Caps, canonical(params)))
 }
 
 // canonical is JSON with its keys in order and no white space, so that a client

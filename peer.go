@@ -143,7 +143,7 @@ func (p *peer) answer(ctx context.Context, msg *Message) (json.RawMessage, error
 
 // answerModern answers a request that says of itself who asks.
 func (p *peer) answerModern(ctx context.Context, msg *Message) (json.RawMessage, error) {
-	session, err := modernSession(msg.Params, p.session.scopedTo())
+	session, err := modernSession(msg.Params, p.server.gate.Current(p.session.sessionToken))
 	if err != nil {
 		return nil, err
 	}
@@ -175,8 +175,7 @@ const stdioPatience = 30 * time.Second
 // be interrupted.
 func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancelCause(ctx)
-	session := newSession(sealed{Issued: s.started})
-	session.key = "stdio"
+	session := newSession(&sessionToken{ID: "stdio", Issued: s.started})
 	p := s.newPeer(ctx, func() {}, session)
 	s.parking = newParking(ctx, parkLife)
 	var announcer, writer sync.WaitGroup

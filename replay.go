@@ -22,7 +22,7 @@ const (
 // stream and where in it. Safe for concurrent use.
 type eventLog struct {
 	id     string
-	claim  *claimStamp   // what its session was scoped to at its begin
+	claim  Principal     // of its session at its begin
 	budget *atomic.Int64 // bytes that all logs hold
 
 	mu      sync.Mutex
@@ -37,7 +37,7 @@ type eventLog struct {
 }
 
 // newEventLog begins the log of a stream of a kind, which is one letter.
-func newEventLog(kind string, claim *claimStamp, budget *atomic.Int64) *eventLog {
+func newEventLog(kind string, claim Principal, budget *atomic.Int64) *eventLog {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
 	return &eventLog{id: kind + hex.EncodeToString(b[:]), claim: claim, budget: budget, first: 1, idle: time.Now(), grown: make(chan struct{})}

@@ -1,20 +1,54 @@
-// Scope: which part of the workspace a caller may reach, and how a session and
-// what it presents decide that. This file asks the claim store; it knows no
-// module, nor how a request looks.
+// Scope: who a request is from, and which part of the workspace that one may
+// reach. Both follow from the request's headers and URL alone, by one table
+// (decide). Here is also what a session's id holds, and the log of what became
+// of sessions since. This file asks the claim store; it knows no module, no
+// message and no transport.
+//
+// What a reader can rely on, and which test holds it:
+//
+//   - No failure widens a scope: not an ended claim, not a file that can't be
+//     read, not a log that can't be written (TestDecide, TestScopeTable).
+//   - What was answered outlives kill -9: a session that was told that it has
+//     another claim, or has ended, is so after a restart (TestKilledWhileMoving).
+//   - A session id can neither be made nor changed by its client (TestAttacks).
+//   - With -require-claim a day of guessing finds one given live code with a
+//     chance of one in a thousand (TestGuessing).
 
 package main
 
 import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
+)
+
+const (
+	claimHeader    = "Mcp-Claim-Code"
+	sessionHeader  = "Mcp-Session-Id"
+	protocolHeader = "Mcp-Protocol-Version"
+
+	// statelessProtocol is the revision without sessions: each of its requests is
+	// judged on its own.
+	statelessProtocol = "2026-07-28"
 )
 
 // Scope says which source files a caller may reach. Its zero value reaches
@@ -24,7 +58,7 @@ type Scope struct {
 	dir string // absolute, symlinks resolved; "" for none
 }
 
-// scopeAll is the whole workspace: what a caller without a claim sees.
+// scopeAll is the whole workspace: what a caller without a claim reaches.
 func scopeAll() Scope { return Scope{all: true} }
 
 // scopeDir is dir and what lies below it. dir must be absolute and have its
@@ -52,200 +86,632 @@ func (s Scope) Contains(source string) bool {
 	return rest == "" || os.IsPathSeparator(rest[0]) || os.IsPathSeparator(s.dir[len(s.dir)-1])
 }
 
-// claimStamp is the claim that a session is scoped to: enough to know it again,
-// and to tell it from another claim under the same code.
-type claimStamp struct {
-	Code      Code      `json:"code"`
-	CreatedAt time.Time `json:"createdAt"`
-	ScopeDir  string    `json:"claimScopeDir"`
+// claimRef names one claim for good. The code alone would not do: it can be drawn
+// again after the claim's end, and a record can be changed by hand. A reference
+// to a record that differs in any of the three is a reference to an ended claim.
+type claimRef struct {
+	Code      Code   `json:"code"`
+	CreatedAt string `json:"createdAt"` // RFC 3339 in UTC, so that == compares instants
+	ScopeDir  string `json:"claimScopeDir"`
 }
 
-func stampOf(c Claim) claimStamp { return claimStamp{c.Code, c.CreatedAt, c.ScopeDir} }
-
-// is reports whether c is the stamped claim, and its record is unaltered in
-// what the session was given.
-func (s claimStamp) is(c Claim) bool {
-	return s.Code == c.Code && s.CreatedAt.Equal(c.CreatedAt) && s.ScopeDir == c.ScopeDir
+func refTo(c Claim) claimRef {
+	return claimRef{c.Code, c.CreatedAt.UTC().Format(time.RFC3339Nano), c.ScopeDir}
 }
 
-// standing is all that the scope of a request depends on.
-type standing struct {
+// Principal is who a request is from: the holder of a claim, or anyone without
+// one, which is the zero value. Two principals are equal by ==. A principal says
+// nothing about whether its claim still holds; Gate.Scope does.
+type Principal struct{ claim claimRef }
+
+// hasClaim reports whether the principal is the holder of a claim, ended or not.
+func (p Principal) hasClaim() bool { return p != Principal{} }
+
+// Key is a text to count and group callers by: one for each claim, and "" for all
+// callers without one. Whoever knows it can find the code by trying all codes, so
+// it is kept in memory, and neither logged nor stored.
+func (p Principal) Key() string {
+	if !p.hasClaim() {
+		return ""
+	}
+	return hashOf(p.claim.Code.Reveal(), p.claim.CreatedAt, p.claim.ScopeDir)
+}
+
+// Format keeps the code out of whatever a principal is printed into.
+func (p Principal) Format(f fmt.State, _ rune) { io.WriteString(f, "principal") }
+
+// accessFacts is all that decides who a request is from.
+type accessFacts struct {
+	session    bool // the request names a session that goes on
 	scoped     bool // the session has a claim of its own
 	ownHolds   bool // and that claim has not ended
-	presents   bool // a code, of whatever worth
-	valid      bool // one of the codes presented is a claim's
-	unreadable bool // the claims can't be read: ownHolds and valid are unknown
+	presents   bool // the request presents a code, of whatever worth
+	holds      bool // and the code is that of a claim that holds
+	unreadable bool // the claims can't be read, so ownHolds or holds is not known
 	require    bool // the daemon serves nobody without a claim
 }
 
-// verdict is what becomes of a request.
-type verdict int
+// decision is what becomes of a request.
+type decision int
 
 const (
-	whole       verdict = iota // the whole workspace
-	own                        // the session's own claim
-	presented                  // the claim presented, from now on the session's own
-	ended                      // a claim that has ended: nothing is seen, every call refused
-	unclaimed                  // HTTP 401: it presents nothing valid, and must
-	unavailable                // HTTP 503: who may see what can't be told just now
+	allowAll        decision = iota // the whole workspace
+	allowOwn                        // what the session's own claim is for
+	allowPresented                  // what the presented claim is for, which becomes the session's own
+	allowInitialize                 // the whole workspace, but only to begin a session
+	denyEnded                       // the session's claim has ended: nothing is seen, calls are refused
+	denyUnclaimed                   // HTTP 400: a claim is required
+	denyUnreadable                  // HTTP 503: nobody can tell what the claim is for just now
 )
 
-// judge is the table of who sees what. No row of it widens what a session had
-// because something failed.
-func judge(s standing) verdict {
+// decide is the table of who reaches what (README, "Claims"). No row of it widens
+// what a session had because something failed.
+func decide(f accessFacts) decision {
 	switch {
-	case s.unreadable && (s.scoped || s.presents):
-		return unavailable
-	case s.valid:
-		return presented
-	case s.scoped && s.ownHolds:
-		return own
-	case s.scoped:
-		return ended
-	case s.require:
-		return unclaimed
+	case f.unreadable && (f.scoped || f.presents):
+		return denyUnreadable
+	case f.holds:
+		return allowPresented
+	case f.scoped && f.ownHolds:
+		return allowOwn
+	case f.scoped:
+		return denyEnded
+	case f.require:
+		return denyUnclaimed
+	case f.presents && !f.session:
+		return allowInitialize
 	default:
-		return whole
+		return allowAll
 	}
 }
 
-// The gate's errors, beside errClaimsUnreadable.
-var (
-	errUnclaimed = errors.New("usher serves nobody without a claim here: present a code, made by usher claim, in the header Mcp-Claim-Code or as ?claim=")
-	errGuessing  = errors.New("too many codes that nobody was ever given: wait before the next try")
-	errEnded     = errors.New("the claim of this session has ended: ask for a new code and connect with it")
+// What refusals tell, beside errClaimsUnreadable. None of them says whether a code
+// was ever in use.
+const (
+	howToPresent = "ask for a code (usher claim makes them) and present it in the header " + claimHeader + ", or in the URL as ?claim=..."
+	needsCode    = "a claim code is required here: " + howToPresent
+	codeIsNone   = "the claim code presented is unknown or has ended: " + howToPresent
+	tooManyCodes = "too many unknown claim codes were presented lately: try again later"
+	noSuchID     = "this session is unknown or has ended: send initialize again"
 )
 
-// Gate decides what a request may reach. Safe for concurrent use.
-type Gate struct {
-	claims  *ClaimStore
-	require bool
-	now     func() time.Time
-	logKey  [16]byte // of the names that claims have in the log, this time
+var (
+	errEnded     = errors.New("the claim of this session has ended: ask for a new code and connect with it")
+	errNoSession = errors.New("no such session")
+)
 
-	mu      sync.Mutex
-	proved  map[Code]bool // codes that were valid once; they cost no guess
-	guesses float64       // left
-	refill  time.Time     // when guesses was last brought up to date
+// Gate decides who a request is from and what they may reach. Safe for
+// concurrent use.
+type Gate struct {
+	claims   *ClaimStore // nil: no claims are looked at, and everyone has the scope fixed
+	fixed    Scope
+	sessions *sessionStore
+	require  bool
+	log      *slog.Logger
+	turns    guessTurns
+	logKey   [16]byte // of the names that claims have in the log, this time
 }
 
-func newGate(claims *ClaimStore, require bool, now func() time.Time) *Gate {
-	g := &Gate{claims: claims, require: require, now: now, proved: make(map[Code]bool), guesses: guessBudget, refill: now()}
+// newGate is the gate of a daemon. With require it lets nobody in without a claim.
+func newGate(claims *ClaimStore, sessions *sessionStore, require bool, log *slog.Logger) *Gate {
+	g := &Gate{claims: claims, sessions: sessions, require: require, log: log}
 	rand.Read(g.logKey[:]) // never fails
 	return g
 }
 
-// admit judges a request that presents codes, of a session with the claim own,
-// nil for an unscoped or a new one. It returns the verdict, and for presented the
-// claim. The error is errGuessing for a newcomer over the budget, and for
-// unavailable says why the claims can't be read, which is for the log only.
-func (g *Gate) admit(codes []Code, own *claimStamp) (verdict, claimStamp, error) {
-	s := standing{scoped: own != nil, presents: len(codes) > 0, require: g.require}
-	var found claimStamp
-	var why error
-	if own != nil {
-		g.prove(own.Code)
-		_, err := g.holds(*own)
-		if s.ownHolds = err == nil; errors.Is(err, errClaimsUnreadable) {
-			s.unreadable, why = true, err
-		}
-	}
-	guessing := false
-	for _, code := range codes {
-		if !g.mayLookUp(code) {
-			guessing = true
-			continue // a session goes on as if it had presented nothing
-		}
-		c, ok, err := g.claims.Lookup(code)
-		if err != nil {
-			g.refund(code)
-			s.unreadable, why = true, err
-			break
-		}
-		if ok {
-			g.refund(code)
-			g.prove(code)
-			s.valid, found = true, stampOf(c)
-			break
-		}
-	}
-	if guessing && own == nil && !s.valid && !s.unreadable {
-		return unclaimed, found, errGuessing
-	}
-	return judge(s), found, why
+// fixedGate is the gate of a transport that never looks at claims: stdio, and
+// calls from the shell. Everyone there reaches scope.
+func fixedGate(scope Scope) *Gate { return &Gate{fixed: scope} }
+
+// admission is who a request is from.
+type admission struct {
+	Session   *sessionToken // nil: the request names none
+	Principal Principal     // by now: a session that moves to another claim has been written down
+	// Unknown is set where the request names no session, and a code that does not
+	// hold: it begins a session without a claim, or is answered with this error.
+	Unknown error
 }
 
-// claim is the stamped claim as it stands now. The error is errEnded for one that
-// is over, or matches errClaimsUnreadable.
-func (g *Gate) claim(s claimStamp) (Claim, error) {
-	c, ok, err := g.claims.Lookup(s.Code)
+// Admit finds who a request is from, by its headers and URL alone, before its body
+// is read. It may wait its turn for some seconds (guessTurns). The error is the
+// answer to a request that is not let in.
+func (g *Gate) Admit(r *http.Request) (admission, error) {
+	var a admission
+	if id := presentedSession(r); id != "" {
+		token, ok := g.sessions.open(id)
+		if !ok {
+			return a, httpErrorf(http.StatusNotFound, noSuchID)
+		}
+		a.Session, a.Principal = token, g.Current(token)
+	}
+	facts := accessFacts{session: a.Session != nil, scoped: a.Principal.hasClaim(), require: g.require}
+	var why error // of what can't be read; it names a path, so it is for the log only
+	if facts.scoped {
+		_, err := g.claim(a.Principal)
+		facts.ownHolds = err == nil
+		if errors.Is(err, errClaimsUnreadable) {
+			facts.unreadable, why = true, err
+		}
+	}
+	var code Code
+	var presented Principal
+	if code, facts.presents = presentedCode(r); code != "" {
+		c, ok, err := g.lookUp(r.Context(), code, a.Principal, facts.ownHolds)
+		switch {
+		case errors.Is(err, errNoTurn):
+			return a, &httpError{Status: http.StatusTooManyRequests, Msg: tooManyCodes, Header: retryAfter(10)}
+		case err != nil:
+			facts.unreadable, why = true, err
+		case ok:
+			facts.holds, presented = true, Principal{refTo(c)}
+		}
+	}
+	switch decide(facts) {
+	case denyUnreadable:
+		return a, &httpError{Status: http.StatusServiceUnavailable, Msg: errClaimsUnreadable.Error(), Err: why, Header: retryAfter(5)}
+	case denyUnclaimed:
+		if facts.presents {
+			return a, httpErrorf(http.StatusBadRequest, codeIsNone)
+		}
+		return a, httpErrorf(http.StatusBadRequest, needsCode)
+	case allowPresented:
+		return g.present(a, presented)
+	case allowInitialize:
+		a.Unknown = httpErrorf(http.StatusBadRequest, codeIsNone)
+		g.log.Warn("a claim code that does not hold was presented: the request counts as one without a code if it begins a session, and is refused if not")
+	case allowAll:
+		if facts.presents {
+			g.log.Warn("a claim code that does not hold was presented in a session without a claim, which stays as it is", "session", a.Session.ID[:8])
+		}
+	}
+	return a, nil
+}
+
+// present admits a request that presents the code of a claim that holds. A session
+// has that claim from now on, and that is written down before anything is done.
+func (g *Gate) present(a admission, p Principal) (admission, error) {
+	if a.Session == nil || a.Principal == p {
+		a.Principal = p
+		return a, nil
+	}
+	err := g.sessions.append(a.Session, sessionRecord{Claim: p.claim})
+	if errors.Is(err, errNoSession) {
+		return a, httpErrorf(http.StatusNotFound, noSuchID)
+	}
+	if err != nil {
+		return a, &httpError{Status: http.StatusServiceUnavailable, Err: err, Header: retryAfter(5),
+			Msg: "the session's claim could not be written down: try again"}
+	}
+	a.Principal = p
+	g.log.Info("session scoped", "session", a.Session.ID[:8], "claim", g.Name(p), "label", g.Label(p))
+	return a, nil
+}
+
+// lookUp gives the claim that has a code, where one is required in the caller's
+// turn. A session whose own claim holds never waits: its own code needs no turn,
+// and another one that would have to wait counts as one that does not hold.
+func (g *Gate) lookUp(ctx context.Context, code Code, own Principal, ownHolds bool) (Claim, bool, error) {
+	if g.require && !(ownHolds && own.claim.Code == code) {
+		patience := turnWait
+		if ownHolds {
+			patience = 0
+		}
+		if err := g.turns.await(ctx, code, patience); err != nil && ownHolds {
+			return Claim{}, false, nil
+		} else if err != nil {
+			return Claim{}, false, err
+		}
+	}
+	c, ok, err := g.claims.Lookup(code)
+	if g.require && err == nil && !ok && g.turns.failed(code) {
+		g.log.Warn("someone may be guessing claim codes: codes are looked up in turns from now on", "different", guessBudget)
+	}
+	return c, ok, err
+}
+
+// presentedCode is the claim code of a request: the first that is there counts,
+// whatever it is worth. The code is "" for one that is malformed. What stands in
+// Authorization counts only if it has the form of a code: some clients can set no
+// other header, and others send a token there that is none of ours.
+func presentedCode(r *http.Request) (code Code, presents bool) {
+	if text := cmp.Or(r.Header.Get(claimHeader), r.URL.Query().Get("claim")); text != "" {
+		code, _ = parseCode(text)
+		return code, true
+	}
+	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(scheme, "Bearer") { // in any case: RFC 9110, section 11.1
+		return "", false
+	}
+	return parseCode(bearer)
+}
+
+// presentedSession is the session id of a request, "" for none. Beside the version
+// that has no sessions an id counts for nothing.
+func presentedSession(r *http.Request) string {
+	if r.Header.Get(protocolHeader) == statelessProtocol {
+		return ""
+	}
+	return cmp.Or(r.Header.Get(sessionHeader), r.URL.Query().Get("sessionId"))
+}
+
+// claim is the claim of a principal, as it stands now. The error is errEnded,
+// also for who has no claim, or matches errClaimsUnreadable.
+func (g *Gate) claim(p Principal) (Claim, error) {
+	if g.claims == nil {
+		return Claim{}, errEnded
+	}
+	c, ok, err := g.claims.Lookup(p.claim.Code)
 	if err != nil {
 		return Claim{}, err
 	}
-	if !ok || !s.is(c) {
+	if !ok || refTo(c) != p.claim {
 		return Claim{}, errEnded
 	}
 	return c, nil
 }
 
-// holds is the scope of a session's claim, now, which reaches nothing if there
-// is an error: claim's.
-func (g *Gate) holds(s claimStamp) (Scope, error) {
-	c, err := g.claim(s)
-	return scopeDir(c.ScopeDir), err
+// Scope is what a principal may reach now. It is asked for each time that
+// something is done, and not kept: a claim may end at any instant. With an error,
+// errEnded or errClaimsUnreadable, the scope reaches nothing; both are fit for
+// clients.
+func (g *Gate) Scope(p Principal) (Scope, error) {
+	if g.claims == nil {
+		return g.fixed, nil
+	}
+	if !p.hasClaim() && !g.require {
+		return scopeAll(), nil
+	}
+	c, err := g.claim(p)
+	if errors.Is(err, errClaimsUnreadable) {
+		return scopeNone(), errClaimsUnreadable // without the path of the file
+	}
+	if err != nil {
+		return scopeNone(), err
+	}
+	return scopeDir(c.ScopeDir), nil
 }
 
-// expiry is when a claim that holds will end.
-func (g *Gate) expiry(s claimStamp) (time.Time, bool) {
-	c, err := g.claim(s)
+// Current is who a session is of, now. Of a token that was never issued, which
+// stands for a request without a session, that is the principal that it was made
+// for.
+func (g *Gate) Current(t *sessionToken) Principal {
+	if g.sessions != nil {
+		if rec := g.sessions.record(t.ID); rec.Claim != (claimRef{}) {
+			return Principal{rec.Claim}
+		}
+	}
+	return Principal{t.Claim}
+}
+
+// Expiry is when a principal's claim will end; false where it has none that holds.
+func (g *Gate) Expiry(p Principal) (time.Time, bool) {
+	c, err := g.claim(p)
 	return c.ExpiresAt, err == nil
 }
 
-// name is what a claim is called in the log: a short keyed hash, since codes are
-// never logged, not even in part.
-func (g *Gate) name(s claimStamp) string {
+// Name is what a principal's claim is called in the log: a short keyed hash, since
+// codes are never logged, not even in part. It is "" for who has none.
+func (g *Gate) Name(p Principal) string {
+	if !p.hasClaim() {
+		return ""
+	}
 	mac := hmac.New(sha256.New, g.logKey[:])
-	fmt.Fprint(mac, s.Code.Reveal(), s.CreatedAt.UnixNano())
+	io.WriteString(mac, p.Key())
 	return hex.EncodeToString(mac.Sum(nil)[:4])
 }
 
-// label is the label of a claim that holds; "" for any other.
-func (g *Gate) label(s claimStamp) string {
-	c, _ := g.claim(s)
+// Label is the label of a principal's claim, while it holds; else "".
+func (g *Gate) Label(p Principal) string {
+	c, _ := g.claim(p)
 	return c.Label
 }
 
-func (g *Gate) prove(code Code) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.proved[code] = true
+// Create makes a session of a principal, and returns it with its id. Nothing is
+// kept of it: all that there is to know is in the id.
+func (g *Gate) Create(protocol string, caps uint16, p Principal) (*sessionToken, string) {
+	t := newSessionToken(protocol, caps, p, g.sessions.now())
+	if p.hasClaim() {
+		g.log.Info("session", "session", t.ID[:8], "claim", g.Name(p), "label", g.Label(p))
+	}
+	return t, g.sessions.seal(t)
 }
 
-// mayLookUp reports whether a code is looked up at all, and charges one that has
-// not proved itself. Past the budget such a one is not looked up, so that the
-// answer tells a guesser nothing. Where no claim is required there is nothing to
-// guess for.
-func (g *Gate) mayLookUp(code Code) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.require || g.proved[code] {
-		return true
-	}
-	now := g.now()
-	g.guesses = min(guessBudget, g.guesses+now.Sub(g.refill).Minutes()*guessBudget)
-	g.refill = now
-	if g.guesses < 1 {
-		return false
-	}
-	g.guesses--
-	return true
+// End ends a session for good: before it returns, the log says so. The error is
+// errNoSession where the session has ended already; with any other the session
+// goes on.
+func (g *Gate) End(t *sessionToken) error {
+	return g.sessions.append(t, sessionRecord{Ended: true})
 }
 
-// refund takes back what mayLookUp charged for a code that was no guess.
-func (g *Gate) refund(code Code) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.require && !g.proved[code] {
-		g.guesses++
+const (
+	guessSpan = time.Minute             // in which guessBudget codes are looked up at once
+	turnEvery = time.Second / guessRate // between two look-ups in turns
+	turnWait  = 10 * time.Second        // the longest that anybody waits for a turn
+)
+
+// errNoTurn says that a caller's turn would come too late, or that the caller left.
+var errNoTurn = errors.New("no turn to look up a claim code")
+
+// guessTurns slows whoever guesses claim codes. Once guessBudget different codes
+// did not hold within guessSpan, codes are looked up in turns, one each turnEvery,
+// whoever presents them: addresses tell nothing, as behind a tunnel all requests
+// come from one. Waiting requests with the same code share a turn. Codes in use,
+// unused, ended and never issued wait alike, so the wait tells nothing. The zero
+// value is ready. Safe for concurrent use.
+type guessTurns struct {
+	mu    sync.Mutex
+	tried map[Code]time.Time // when a code that does not hold was last looked up, within guessSpan
+	turns map[Code]time.Time // when the code's next turn is, for those that wait
+	next  time.Time          // when the next turn is free
+}
+
+// failed notes that a code does not hold. It reports whether that begins the turns.
+func (t *guessTurns) failed(code Code) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.tried == nil {
+		t.tried, t.turns = make(map[Code]time.Time), make(map[Code]time.Time)
 	}
+	before := len(t.tried)
+	t.tried[code] = time.Now()
+	return before < guessBudget && len(t.tried) == guessBudget
+}
+
+// await waits for the turn in which code may be looked up. The error is errNoTurn
+// where that is further away than patience; then no turn is taken.
+func (t *guessTurns) await(ctx context.Context, code Code, patience time.Duration) error {
+	at, ok := t.take(code, time.Now(), patience)
+	if !ok {
+		return errNoTurn
+	}
+	timer := time.NewTimer(time.Until(at))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return errNoTurn
+	}
+}
+
+// take gives the time at which code may be looked up, if that is near enough.
+func (t *guessTurns) take(code Code, now time.Time, patience time.Duration) (time.Time, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	maps.DeleteFunc(t.tried, func(_ Code, at time.Time) bool { return now.Sub(at) >= guessSpan })
+	maps.DeleteFunc(t.turns, func(_ Code, at time.Time) bool { return !at.After(now) })
+	if len(t.tried) < guessBudget {
+		return now, true
+	}
+	if at, shared := t.turns[code]; shared {
+		return at, at.Sub(now) <= patience
+	}
+	at := now
+	if t.next.After(now) {
+		at = t.next
+	}
+	if at.Sub(now) > patience {
+		return at, false
+	}
+	t.turns[code], t.next = at, at.Add(turnEvery)
+	return at, true
+}
+
+// sessionToken is what a session's id holds, sealed so that its client can neither
+// read nor change it. It is never changed after it was made.
+type sessionToken struct {
+	ID       string    `json:"id"` // at least 128 random bits; names the session in tables and logs
+	Issued   time.Time `json:"issued"`
+	Protocol string    `json:"protocol"`
+	Caps     uint16    `json:"caps,omitempty"` // what the client can be asked for, as bits
+	Claim    claimRef  `json:"claim,omitzero"` // what the session began with; zero: no claim
+}
+
+// newSessionToken makes a token of its own, which also serves to stand for a
+// request without a session.
+func newSessionToken(protocol string, caps uint16, p Principal, now time.Time) *sessionToken {
+	return &sessionToken{ID: rand.Text(), Issued: now.UTC().Round(0), Protocol: protocol, Caps: caps, Claim: p.claim}
+}
+
+// sessionLife is how long a session id is good for.
+const sessionLife = 30 * 24 * time.Hour
+
+// sessionStore seals session ids, and keeps what became of sessions after their
+// ids were sealed: which claim a session moved to, and that it has ended. It is
+// one file, sessions.jsonl, to which lines are appended. The file's first line
+// holds the key that ids are sealed with, so that key and log can't be parted:
+// with the log, the key is gone, and all sessions end rather than one widen. The
+// daemon alone writes the file. Safe for concurrent use.
+type sessionStore struct {
+	path   string
+	now    func() time.Time
+	key    []byte
+	cipher cipher.AEAD
+
+	mu      sync.RWMutex
+	records map[string]sessionRecord // by session
+
+	writing   sync.Mutex // held to write the file, so that memory and file tell the same story in the same order
+	file      *os.File
+	size      int64 // of the file
+	compacted int64 // its size when it was last written anew
+}
+
+// sessionRecord is a line of the log. The last line of a session counts.
+type sessionRecord struct {
+	Key   []byte    `json:"key,omitempty"` // of the first line, which has nothing else
+	ID    string    `json:"id,omitempty"`
+	At    time.Time `json:"at,omitzero"`
+	Claim claimRef  `json:"claim,omitzero"` // what the session is scoped to since
+	Ended bool      `json:"ended,omitempty"`
+}
+
+// line is the record as it stands in the file.
+func (r sessionRecord) line() []byte { return append(marshal(r), '\n') }
+
+// openSessions opens the store in dataDir. Where the log can't be used, it begins
+// a new one with a new key, which ends all sessions.
+func openSessions(dataDir string, log *slog.Logger, now func() time.Time) (*sessionStore, error) {
+	s := &sessionStore{path: filepath.Join(dataDir, "sessions.jsonl"), now: now}
+	if err := s.read(); err != nil {
+		if !errors.Is(err, os.ErrNotExist) {
+			log.Warn("all sessions end, as their log can't be used", "path", s.path, "err", err)
+		}
+		s.key, s.records = make([]byte, 32), make(map[string]sessionRecord)
+		rand.Read(s.key) // never fails
+	}
+	block, err := aes.NewCipher(s.key)
+	if err == nil {
+		err = os.MkdirAll(dataDir, 0o700)
+	}
+	if err == nil {
+		s.cipher, err = cipher.NewGCMWithRandomNonce(block)
+	}
+	if err == nil {
+		err = s.compact()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("preparing sessions: %w", err)
+	}
+	return s, nil
+}
+
+// Close closes the log.
+func (s *sessionStore) Close() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	return s.file.Close()
+}
+
+// read reads the key and what became of sessions. A last line without its end is
+// passed over: it was being written when the daemon was killed, before anyone was
+// answered. Any other fault makes the whole log unusable.
+func (s *sessionStore) read() error {
+	file, err := openRegular(s.path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	s.records = make(map[string]sessionRecord)
+	for lines, n := bufio.NewReader(file), 1; ; n++ {
+		line, err := lines.ReadBytes('\n')
+		if err == io.EOF && s.key != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("line %d: %w", n, err)
+		}
+		var rec sessionRecord
+		if err := json.Unmarshal(line, &rec); err != nil {
+			return fmt.Errorf("line %d: %w", n, err)
+		}
+		switch {
+		case n == 1 && len(rec.Key) == 32:
+			s.key = rec.Key
+		case n > 1 && rec.ID != "" && (rec.Ended || rec.Claim != claimRef{}):
+			s.records[rec.ID] = rec
+		default:
+			return fmt.Errorf("line %d says nothing of a session", n)
+		}
+	}
+}
+
+// compact writes the log anew, without the lines that later ones of the same
+// session have replaced, and those of sessions that are past their time.
+func (s *sessionStore) compact() error {
+	text := sessionRecord{Key: s.key}.line()
+	s.mu.Lock()
+	for id, rec := range s.records {
+		if s.now().Sub(rec.At) >= sessionLife {
+			delete(s.records, id)
+		} else {
+			text = append(text, rec.line()...)
+		}
+	}
+	s.mu.Unlock()
+	if s.file != nil {
+		s.file.Close() // Windows replaces no open file
+	}
+	replaced := replaceFile(s.path, text)
+	if replaced == nil {
+		s.size, s.compacted = int64(len(text)), int64(len(text))
+	}
+	var err error
+	s.file, err = os.OpenFile(s.path, os.O_WRONLY|os.O_APPEND, 0)
+	return cmp.Or(replaced, err)
+}
+
+// seal makes a session's id.
+func (s *sessionStore) seal(t *sessionToken) string {
+	return base64.RawURLEncoding.EncodeToString(s.cipher.Seal(nil, nil, marshal(t), nil))
+}
+
+// open gives the session of an id. It is false for whatever this store did not
+// seal, for an id past its time, and for a session that has ended.
+func (s *sessionStore) open(id string) (*sessionToken, bool) {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(id)
+	if err != nil || strings.ContainsAny(id, "\r\n") { // which the decoder skips
+		return nil, false
+	}
+	text, err := s.cipher.Open(nil, nil, raw, nil)
+	if err != nil {
+		return nil, false
+	}
+	t := new(sessionToken)
+	if err := json.Unmarshal(text, t); err != nil || s.now().Sub(t.Issued) >= sessionLife {
+		return nil, false
+	}
+	return t, !s.record(t.ID).Ended
+}
+
+// record is what became of a session; the zero value is nothing.
+func (s *sessionStore) record(id string) sessionRecord {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.records[id]
+}
+
+// append writes down what becomes of a session, sees it onto the disk, and only
+// then has it count. Requests that write nothing do not wait for the disk. The
+// error is errNoSession where the session has ended meanwhile.
+func (s *sessionStore) append(t *sessionToken, rec sessionRecord) error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.record(t.ID).Ended {
+		return errNoSession
+	}
+	rec.ID, rec.At = t.ID, s.now().UTC()
+	if rec.At.Before(t.Issued) { // the clock was put back: the record must last as long as the id
+		rec.At = t.Issued
+	}
+	if err := s.write(rec.line()); err != nil {
+		return fmt.Errorf("writing %q: %w", s.path, err)
+	}
+	s.mu.Lock()
+	s.records[t.ID] = rec
+	s.mu.Unlock()
+	if s.size > 2*s.compacted+sessionLogSlack {
+		_ = s.compact() // what was written stands; a log that can't be written fails the next append
+	}
+	return nil
+}
+
+// write appends a line, and sees it onto the disk.
+func (s *sessionStore) write(line []byte) error {
+	ours, err := s.file.Stat()
+	if err != nil {
+		return err
+	}
+	if there, err := os.Stat(s.path); err != nil || !os.SameFile(ours, there) {
+		return errors.New("the file was taken away: restart usher, which ends all sessions")
+	}
+	_, err = s.file.Write(line)
+	if err == nil {
+		err = s.file.Sync()
+	}
+	if err != nil { // half a line would make the log unusable
+		return errors.Join(err, s.file.Truncate(s.size))
+	}
+	s.size += int64(len(line))
+	return nil
 }

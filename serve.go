@@ -210,18 +210,18 @@ func (d *daemon) run(dirs []string) error {
 	}
 	claims := openClaims(data, d.log)
 	defer claims.Close()
-	d.gate = newGate(claims, d.flags.requireClaim, time.Now)
-	sessions, err := openSessions(data, time.Now)
+	sessions, err := openSessions(data, d.log, time.Now)
 	if err != nil {
 		return err
 	}
 	defer sessions.Close()
+	d.gate = newGate(claims, sessions, d.flags.requireClaim, d.log)
 	d.registry, err = d.app.registry(dirs, registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle})
 	if err != nil {
 		return err
 	}
 	defer d.registry.Close()
-	return d.serve(listener, sessions)
+	return d.serve(listener, newSessionStore(time.Now))
 }
 
 // listen opens the address, and finds the URL that it has.

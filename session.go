@@ -5,29 +5,18 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
-	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 )
-
-// sessionLife is how long a session id is good for.
-const sessionLife = 30 * 24 * time.Hour
 
 // sealer seals what a client keeps for usher, and can neither read nor make.
 type sealer struct{ cipher.AEAD }
@@ -59,21 +48,12 @@ func (s sealer) open(text string) ([]byte, bool) {
 	return b, err == nil
 }
 
-// sealed is what a session id holds.
-type sealed struct {
-	ID       [16]byte
-	Issued   time.Time
-	Protocol string
-	Caps     clientCaps
-	Claim    *claimStamp // nil for an unscoped session
-}
-
 // Session is one client's session. There is one value per session for as long
 // as something of it is under way. A request of a client without sessions has
 // one of its own, which ends with it.
 type Session struct {
-	sealed
-	key          string                            // of ID, for tables and logs
+	*sessionToken
+	key          string                            // its ID, or "stdio"; for tables and logs
 	affinity     string                            // of a stateless request: see Caller
 	subscription json.RawMessage                   // id of a subscriptions/listen that this stands for
 	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
@@ -88,27 +68,16 @@ type Session struct {
 	announced map[string]string    // fingerprints of the lists that the client knows, of announcedLists
 	wanted    map[string]*interest // resources whose changes it wants to hear of, by URI
 	level     string               // least severity of log messages it wants; "" where it has not said
-	claim     *claimStamp          // what it is scoped to by now; nil for none
 	spoken    string               // protocol version
 	caps      clientCaps
 	ended     bool
 }
 
 // newSession is a session with nothing under way.
-func newSession(s sealed) *Session {
-	return &Session{sealed: s, key: hex.EncodeToString(s.ID[:]), claim: s.Claim, spoken: s.Protocol, caps: s.Caps,
+func newSession(t *sessionToken) *Session {
+	return &Session{sessionToken: t, key: t.ID, spoken: t.Protocol, caps: clientCaps(t.Caps),
 		announced: make(map[string]string), wanted: make(map[string]*interest)}
 }
-
-// scopedTo is the claim that the session is scoped to; nil for none.
-func (s *Session) scopedTo() *claimStamp {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.claim
-}
-
-// sameStamp reports whether two sessions are scoped alike; nil is unscoped.
-func sameStamp(a, b *claimStamp) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // listed notes which list the client was given. One with a stream open is told
 // of each change there, whether or not it has asked meanwhile.
@@ -264,7 +233,7 @@ func (s *Session) listens() bool {
 
 // keepLog begins a log of a stream that is of a claim, for as long as the session
 // lives and there is room. Of one that has ended nothing is kept.
-func (s *Session) keepLog(kind string, claim *claimStamp, budget *atomic.Int64) *eventLog {
+func (s *Session) keepLog(kind string, claim Principal, budget *atomic.Int64) *eventLog {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := newEventLog(kind, claim, budget)
@@ -283,11 +252,11 @@ func (s *Session) keepLog(kind string, claim *claimStamp, budget *atomic.Int64) 
 
 // eventLog finds the log of a stream of the session that can be resumed: not
 // one from before its scope changed.
-func (s *Session) eventLog(id string) *eventLog {
+func (s *Session) eventLog(id string, now Principal) *eventLog {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.logs {
-		if l.id == id && sameStamp(l.claim, s.claim) {
+		if l.id == id && l.claim == now {
 			return l
 		}
 	}
@@ -312,246 +281,38 @@ func (s *Session) dropLogsLocked(which func(*eventLog) bool) {
 	})
 }
 
-// SessionStore makes, opens and ends sessions. Its key and its log belong
-// together: with the log gone, what it said of sessions is too, and so the key
-// is made anew and all sessions end, rather than one come back. Safe for
-// concurrent use.
+// SessionStore is the sessions that something is under way for, or was lately.
+// Safe for concurrent use.
 type SessionStore struct {
-	ids     sealer
-	logPath string
-	now     func() time.Time
-
-	token *writeToken
+	now func() time.Time
 
 	mu    sync.Mutex
-	log   *os.File
-	fates map[string]sessionRecord // what became of sessions, by key
-	live  map[string]*Session      // by key
-	swept time.Time                // when idle ones were last looked for
+	live  map[string]*Session // by key
+	swept time.Time           // when idle ones were last looked for
 
 	replay atomic.Int64 // bytes kept of streams that can be resumed
 }
 
-var (
-	errNoSession    = errors.New("no such session")
-	errSessionStore = errors.New("what became of a session can't be written down")
-)
-
-// sessionRecord is a line of the session log: what became of a session after
-// its id was sealed. The last line of a session counts. A code that scoped a
-// request without a session stands in the place of a session's id. The first
-// line of the log holds Key alone, the hash of the key that the log belongs to.
-type sessionRecord struct {
-	Key   string      `json:"key,omitempty"`
-	ID    string      `json:"id,omitempty"`
-	At    time.Time   `json:"at,omitzero"`
-	Ended bool        `json:"ended,omitempty"` // by its client
-	Claim *claimStamp `json:"claim,omitempty"` // what it is scoped to since
+func newSessionStore(now func() time.Time) *SessionStore {
+	return &SessionStore{now: now, live: make(map[string]*Session)}
 }
 
-// openSessions opens the store in dataDir, compacting its log.
-func openSessions(dataDir string, now func() time.Time) (*SessionStore, error) {
-	s := &SessionStore{logPath: filepath.Join(dataDir, "sessions.jsonl"), now: now,
-		token: newWriteToken(dataDir), fates: make(map[string]sessionRecord), live: make(map[string]*Session)}
-	var key []byte
-	err := s.token.do(context.Background(), func(held *heldToken) (err error) {
-		key, err = s.load(held, dataDir)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("preparing sessions: %w", err)
-	}
-	if s.log, err = os.OpenFile(s.logPath, os.O_WRONLY|os.O_APPEND, 0); err != nil {
-		return nil, fmt.Errorf("preparing sessions: %w", err)
-	}
-	s.ids = newSealer(key)
-	return s, nil
-}
-
-// load reads key and log, and writes the log anew without what is past its
-// time. Where either is missing or unreadable both are made anew: first the
-// key, so that a crash between the two leaves a log that is not the new key's.
-func (s *SessionStore) load(held *heldToken, dataDir string) ([]byte, error) {
-	clear(s.fates)
-	key, err := os.ReadFile(filepath.Join(dataDir, "session.key"))
-	if err != nil || len(key) != 32 || s.readLog(key) != nil {
-		clear(s.fates)
-		key = make([]byte, 32)
-		rand.Read(key) // never fails
-		if err := held.replace("session.key", key, nil); err != nil {
-			return nil, err
-		}
-	}
-	return key, held.replace(filepath.Base(s.logPath), s.compacted(key), nil)
-}
-
-func keyHash(key []byte) string {
-	sum := sha256.Sum256(key)
-	return hex.EncodeToString(sum[:8])
-}
-
-// readLog reads what became of sessions. Any fault makes the log unreadable, a
-// last line without its end among them: it may be an append that was cut off
-// before anyone was answered, but also a log that was cut short, which has lost
-// who was scoped.
-func (s *SessionStore) readLog(key []byte) error {
-	raw, err := os.ReadFile(s.logPath)
-	if err != nil {
-		return err
-	}
-	lines := bytes.Split(raw, []byte("\n"))
-	for i, line := range lines[:len(lines)-1] {
-		var rec sessionRecord
-		if err := json.Unmarshal(line, &rec); err != nil {
-			return fmt.Errorf("line %d: %w", i+1, err)
-		}
-		if i == 0 {
-			if rec.Key != keyHash(key) {
-				return errors.New("the log belongs to another key")
-			}
-			continue
-		}
-		if rec.ID == "" {
-			return fmt.Errorf("line %d names no session", i+1)
-		}
-		s.fates[rec.ID] = rec
-	}
-	if len(lines) < 2 || len(lines[len(lines)-1]) > 0 {
-		return errors.New("the log was cut short")
-	}
-	return nil
-}
-
-// compacted is the log's content without what is past its time.
-func (s *SessionStore) compacted(key []byte) []byte {
-	b := append(marshal(sessionRecord{Key: keyHash(key)}), '\n')
-	for _, id := range sortedKeys(s.fates) {
-		if rec := s.fates[id]; s.now().Sub(rec.At) < sessionLife {
-			b = append(append(b, marshal(rec)...), '\n')
-		} else {
-			delete(s.fates, id)
-		}
-	}
-	return b
-}
-
-// Close closes the log.
-func (s *SessionStore) Close() error {
+// Open returns the session of a token, and holds it until release is called.
+func (s *SessionStore) Open(t *sessionToken) (session *Session, release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.log.Close()
-}
-
-// Create makes a session, scoped to claim unless that is nil, and returns it
-// with its id. Nothing is kept of it: all that there is to know is in the id.
-func (s *SessionStore) Create(protocol string, caps clientCaps, claim *claimStamp) (*Session, string) {
-	data := sealed{Issued: s.now().Round(0), Protocol: protocol, Caps: caps, Claim: claim}
-	rand.Read(data.ID[:]) // never fails
-	return newSession(data), s.seal(data)
-}
-
-// The layout of a sealed session id: a version, so that a later layout can be
-// told from this one; the random bits; time of issue, protocol, capabilities;
-// and for a scoped session the claim's code, creation and directory.
-const (
-	sealVersion  = 1
-	sealSize     = 1 + 16 + 8 + 1 + 2 // of an unscoped session
-	sealCodeSize = 6
-	sealClaim    = sealSize + sealCodeSize + 8 + 4 // where the directory begins
-)
-
-func (s *SessionStore) seal(d sealed) string {
-	b := make([]byte, 0, sealClaim+256)
-	b = append(b, sealVersion)
-	b = append(b, d.ID[:]...)
-	b = binary.BigEndian.AppendUint64(b, uint64(d.Issued.UnixNano()))
-	b = append(b, protocolIndex(d.Protocol))
-	b = binary.BigEndian.AppendUint16(b, uint16(d.Caps))
-	if c := d.Claim; c != nil {
-		b = append(b, c.Code.Reveal()...)
-		// Seconds and nanoseconds: a record may have no creation, and the zero time
-		// is none that UnixNano can tell.
-		b = binary.BigEndian.AppendUint64(b, uint64(c.CreatedAt.Unix()))
-		b = binary.BigEndian.AppendUint32(b, uint32(c.CreatedAt.Nanosecond()))
-		b = append(b, c.ScopeDir...)
-	}
-	return s.ids.seal(b)
-}
-
-// unseal reads a session id. It is false for whatever this store did not seal.
-func (s *SessionStore) unseal(id string) (sealed, bool) {
-	b, ok := s.ids.open(id)
-	if !ok || b[0] != sealVersion || len(b) != sealSize && len(b) <= sealClaim {
-		return sealed{}, false
-	}
-	var d sealed
-	copy(d.ID[:], b[1:17])
-	d.Issued = time.Unix(0, int64(binary.BigEndian.Uint64(b[17:])))
-	if d.Protocol, ok = protocolAt(b[25]); !ok {
-		return sealed{}, false // sealed by a newer usher
-	}
-	d.Caps = clientCaps(binary.BigEndian.Uint16(b[26:]))
-	if len(b) > sealSize {
-		claim := b[sealSize:]
-		created := claim[sealCodeSize:]
-		d.Claim = &claimStamp{
-			Code:      Code(claim[:sealCodeSize]),
-			CreatedAt: time.Unix(int64(binary.BigEndian.Uint64(created)), int64(binary.BigEndian.Uint32(created[8:]))).UTC(),
-			ScopeDir:  string(b[sealClaim:]),
-		}
-	}
-	return d, true
-}
-
-// oldestIndex stands for oldestProtocol, before the first of protocols.
-const oldestIndex = 255
-
-func protocolIndex(protocol string) byte {
-	if i := slices.Index(protocols, protocol); i >= 0 {
-		return byte(len(protocols) - 1 - i)
-	}
-	return oldestIndex
-}
-
-func protocolAt(i byte) (string, bool) {
-	if i == oldestIndex {
-		return oldestProtocol, true
-	}
-	if int(i) >= len(protocols) {
-		return "", false
-	}
-	return protocols[len(protocols)-1-int(i)], true
-}
-
-// Open returns the session of an id, and holds it until release is called. The
-// error is errNoSession for one that is unknown, forged, expired or ended.
-func (s *SessionStore) Open(id string) (session *Session, release func(), err error) {
-	d, ok := s.unseal(id)
-	if !ok || s.now().Sub(d.Issued) >= sessionLife {
-		return nil, nil, errNoSession
-	}
-	key := hex.EncodeToString(d.ID[:])
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	fate := s.fates[key]
-	if fate.Ended {
-		return nil, nil, errNoSession
-	}
-	session = s.live[key]
+	session = s.live[t.ID]
 	if session == nil {
-		if fate.Claim != nil {
-			d.Claim = fate.Claim
-		}
-		session = newSession(d)
+		session = newSession(t)
 		session.users++ // before others make room: it is not idle
-		s.live[key] = session
+		s.live[t.ID] = session
 		s.evictLocked()
-		return session, func() { s.release(session) }, nil
+		return session, func() { s.release(session) }
 	}
 	session.mu.Lock()
 	session.users++
 	session.mu.Unlock()
-	return session, func() { s.release(session) }, nil
+	return session, func() { s.release(session) }
 }
 
 func (s *SessionStore) release(session *Session) {
@@ -580,15 +341,11 @@ func (s *SessionStore) evictLocked() {
 	}
 }
 
-// End ends a session for good: before it returns, the log says so, and what was
-// under way in it is cancelled. The error is errSessionStore when the log can't
-// be written; the session then goes on.
-func (s *SessionStore) End(ctx context.Context, session *Session) error {
-	if err := s.record(ctx, sessionRecord{ID: session.key, At: s.recordTime(session), Ended: true}, func() {
-		delete(s.live, session.key)
-	}); err != nil {
-		return err
-	}
+// End takes a session away that has ended, and cancels what was under way in it.
+func (s *SessionStore) End(session *Session) {
+	s.mu.Lock()
+	delete(s.live, session.key)
+	s.mu.Unlock()
 	session.mu.Lock()
 	session.ended = true
 	streams := slices.Clone(session.streams) // which shrink as they end
@@ -601,40 +358,6 @@ func (s *SessionStore) End(ctx context.Context, session *Session) error {
 	}
 	session.hangUp()
 	session.dropLogs(false)
-	return nil
-}
-
-// codeKey is where a code stands that scoped a request without a session.
-func codeKey(code Code) string { return "code " + code.Reveal() }
-
-// rewrite is after how long it is written down again that a code was used, so
-// that it is remembered for as long after its last use as a session is.
-const rewrite = 24 * time.Hour
-
-// Remember notes that a claim's code has scoped a request without a session:
-// before it returns, the log says so. The error is errSessionStore when the log
-// can't be written.
-func (s *SessionStore) Remember(ctx context.Context, claim claimStamp) error {
-	key := codeKey(claim.Code)
-	s.mu.Lock()
-	rec, ok := s.fates[key]
-	s.mu.Unlock()
-	if ok && sameStamp(rec.Claim, &claim) && s.now().Sub(rec.At) < rewrite {
-		return nil
-	}
-	return s.record(ctx, sessionRecord{ID: key, At: s.now().UTC(), Claim: &claim}, func() {})
-}
-
-// Remembered is the claim that a code scoped a request without a session to;
-// nil for none.
-func (s *SessionStore) Remembered(code Code) *claimStamp {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	rec, ok := s.fates[codeKey(code)]
-	if !ok || s.now().Sub(rec.At) >= sessionLife {
-		return nil
-	}
-	return rec.Claim
 }
 
 // Sweep forgets what is kept of streams that nobody will resume.
@@ -644,65 +367,4 @@ func (s *SessionStore) Sweep() {
 	for _, session := range s.live {
 		session.dropLogs(true)
 	}
-}
-
-// Stamp scopes a session to a claim from now on: before it returns, the log
-// says so. The error is errSessionStore when the log can't be written; the
-// session then stays as it was.
-func (s *SessionStore) Stamp(ctx context.Context, session *Session, claim claimStamp) error {
-	return s.record(ctx, sessionRecord{ID: session.key, At: s.recordTime(session), Claim: &claim}, func() {
-		session.mu.Lock()
-		session.claim = &claim
-		session.mu.Unlock()
-	})
-}
-
-// recordTime is now, but not before the session was issued, should the clock
-// have been put back: a record must not be dropped while its session is good.
-func (s *SessionStore) recordTime(session *Session) time.Time {
-	if now := s.now(); now.After(session.Issued) {
-		return now.UTC()
-	}
-	return session.Issued.UTC()
-}
-
-// record appends what became of a session to the log, sees it onto the disk,
-// and then has apply take it in, with mu held: so that memory and log tell the
-// same story in the same order.
-func (s *SessionStore) record(ctx context.Context, rec sessionRecord, apply func()) error {
-	err := s.token.do(ctx, func(held *heldToken) error {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.fates[rec.ID].Ended {
-			return errNoSession // its end was quicker, and is not to be undone
-		}
-		if err := s.append(held, rec); err != nil {
-			return err
-		}
-		s.fates[rec.ID] = rec
-		apply()
-		return nil
-	})
-	if err != nil && !errors.Is(err, errNoSession) {
-		return fmt.Errorf("%w: %w", errSessionStore, err)
-	}
-	return err
-}
-
-// append writes one line and sees it onto the disk.
-func (s *SessionStore) append(held *heldToken, rec sessionRecord) error {
-	ours, err := s.log.Stat()
-	if err != nil {
-		return err
-	}
-	if there, err := os.Stat(s.logPath); err != nil || !os.SameFile(ours, there) {
-		return errors.New("sessions.jsonl was taken away: restart usher, which ends all sessions")
-	}
-	if _, err := s.log.Write(append(marshal(rec), '\n')); err != nil {
-		return errors.Join(err, s.log.Truncate(ours.Size())) // half a line would make it unreadable
-	}
-	if err := s.log.Sync(); err != nil {
-		return err
-	}
-	return held.check()
 }

@@ -6,23 +6,18 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"mime"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
 const (
-	sessionHeader  = "Mcp-Session-Id"
-	protocolHeader = "Mcp-Protocol-Version"
-	claimHeader    = "Mcp-Claim-Code"
-	eventHeader    = "Last-Event-ID"
+	eventHeader = "Last-Event-ID"
 )
 
 // routes is the endpoint's routing table: at "/" and, as clients expect, at
@@ -87,7 +82,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
-	if session.Caps&capOldSSE != 0 {
+	if clientCaps(session.Caps)&capOldSSE != 0 {
 		return s.postToPeer(w, session, body)
 	}
 	if msg.isRequest() {
@@ -118,21 +113,17 @@ func checkProtocol(version string) error {
 // forged, expired or ended gets 404, at which a client begins anew (MCP,
 // basic/transports, "Session Management").
 func (s *Server) openSession(r *http.Request, id ID) (*Session, func(), error) {
-	name := cmp.Or(r.Header.Get(sessionHeader), r.URL.Query().Get("sessionId"))
-	if name == "" {
-		return nil, nil, errUnnamed(id)
-	}
-	session, release, err := s.sessions.Open(name)
+	a, err := s.gate.Admit(r)
 	if err != nil {
-		return nil, nil, noSession(id)
+		return nil, nil, named(err, id)
 	}
-	if r.Method == http.MethodPost && r.Header.Get(sessionHeader) == "" && session.Caps&capOldSSE == 0 {
-		release()
+	if a.Session == nil {
 		return nil, nil, errUnnamed(id)
 	}
-	if err := s.admitSession(r, session, id); err != nil {
+	session, release := s.sessions.Open(a.Session)
+	if r.Method == http.MethodPost && r.Header.Get(sessionHeader) == "" && clientCaps(session.Caps)&capOldSSE == 0 {
 		release()
-		return nil, nil, err
+		return nil, nil, errUnnamed(id)
 	}
 	return session, release, nil
 }
@@ -148,73 +139,11 @@ func noSession(id ID) error {
 	return &httpError{Status: http.StatusNotFound, ID: id, Msg: "this session is unknown or has ended: send initialize again"}
 }
 
-// presentedCodes is the claim codes in a request, in the order in which they
-// count. What stands in Authorization counts only if it has the form of a code:
-// some clients can set no other header.
-func presentedCodes(r *http.Request) []Code {
-	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") { // in any case: RFC 9110, section 11.1
-		bearer = ""
-	}
-	var codes []Code
-	for _, s := range []string{r.Header.Get(claimHeader), r.URL.Query().Get("claim"), bearer} {
-		if code, ok := parseCode(s); ok && !slices.Contains(codes, code) {
-			codes = append(codes, code)
-		}
-	}
-	return codes
-}
-
-// admit judges a request that presents codes, of a session with the claim own, nil
-// for an unscoped or a new one. It returns the claim that it is scoped to by that,
-// nil for none; own itself, where it authorized at that, ended or not. The error is the
-// answer to a request that is let nowhere.
-func (s *Server) admit(codes []Code, own *claimStamp, id ID) (*claimStamp, error) {
-	v, claim, err := s.gate.admit(codes, own)
-	switch {
-	case errors.Is(err, errGuessing):
-		return nil, &httpError{Status: http.StatusTooManyRequests, ID: id, Msg: err.Error(), Header: retryAfter(30)}
-	case v == unclaimed:
-		return nil, &httpError{Status: http.StatusUnauthorized, ID: id, Msg: errUnclaimed.Error()}
-	case err != nil || v == unavailable:
-		return nil, &httpError{Status: http.StatusServiceUnavailable, ID: id, Msg: errUnreadable.Error(), Err: err, Header: retryAfter(5)}
-	case v == presented:
-		return &claim, nil
-	default:
-		return own, nil
-	}
-}
-
-// admitSession judges a request of a session by the codes that it presents. A
-// claim that it is scoped to by that is written down before anything is done.
-func (s *Server) admitSession(r *http.Request, session *Session, id ID) error {
-	was := session.scopedTo()
-	claim, err := s.admit(presentedCodes(r), was, id)
-	if err != nil || sameStamp(claim, was) {
-		return err
-	}
-	if err := s.sessions.Stamp(r.Context(), session, *claim); errors.Is(err, errNoSession) {
-		return noSession(id)
-	} else if err != nil {
-		return &httpError{Status: http.StatusServiceUnavailable, ID: id, Err: err, Header: retryAfter(5),
-			Msg: "the session's claim could not be written down: try again"}
-	}
-	s.logScoped("session scoped", session, claim)
-	return nil
-}
-
-// logScoped tells the log which claim a session has, if any.
-func (s *Server) logScoped(what string, session *Session, claim *claimStamp) {
-	if claim != nil {
-		s.log.Info(what, "session", session.key[:8], "claim", s.gate.name(*claim), "label", s.gate.label(*claim))
-	}
-}
-
 // serveInitialize answers initialize with a new session.
 func (s *Server) serveInitialize(w http.ResponseWriter, r *http.Request, msg *Message, accept accepts) error {
-	claim, err := s.admit(presentedCodes(r), nil, msg.ID)
+	a, err := s.gate.Admit(r)
 	if err != nil {
-		return err
+		return named(err, msg.ID)
 	}
 	out := newReply(w, accept, s.log)
 	protocol, caps, err := parseInitialize(msg.Params)
@@ -222,10 +151,9 @@ func (s *Server) serveInitialize(w http.ResponseWriter, r *http.Request, msg *Me
 		out.answer(msg.ID, nil, err)
 		return nil
 	}
-	session, id := s.sessions.Create(protocol, caps, claim)
-	s.logScoped("session", session, claim)
+	token, id := s.gate.Create(protocol, uint16(caps), a.Principal)
 	w.Header().Set(sessionHeader, id)
-	out.answer(msg.ID, s.welcome(r.Context(), session, protocol), nil)
+	out.answer(msg.ID, s.welcome(r.Context(), newSession(token), protocol), nil)
 	return nil
 }
 
@@ -253,7 +181,7 @@ func (s *Server) serveRequest(w http.ResponseWriter, r *http.Request, session *S
 // sessionReply is a reply that its client can resume.
 func (s *Server) sessionReply(w http.ResponseWriter, accept accepts, session *Session) *reply {
 	out := newReply(w, accept, s.log)
-	claim := session.scopedTo() // at its begin, whenever it turns into a stream
+	claim := s.gate.Current(session.sessionToken) // at its begin, whenever it turns into a stream
 	out.keep = func() *eventLog { return session.keepLog("p", claim, &s.sessions.replay) }
 	out.primed = session.isOf(protocols[0])
 	return out
@@ -337,7 +265,7 @@ func (s *Server) serveBatch(w http.ResponseWriter, r *http.Request, body []byte,
 		return err
 	}
 	defer release()
-	if session.Caps&capOldSSE != 0 {
+	if clientCaps(session.Caps)&capOldSSE != 0 {
 		return s.postToPeer(w, session, body)
 	}
 	if !session.isOf(batchProtocol) {
@@ -422,7 +350,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
-	if session.Caps&capOldSSE != 0 {
+	if clientCaps(session.Caps)&capOldSSE != 0 {
 		return noSession(nil) // it ended with its stream
 	}
 	ctx, cancel := context.WithCancel(r.Context())
@@ -465,7 +393,7 @@ func (s *Server) findMissed(session *Session, lastEvent string) (*missed, error)
 	}
 	id, n, ok := parseEventID(lastEvent)
 	if _, err := s.scope(session); ok && err == nil {
-		if l := session.eventLog(id); l != nil {
+		if l := session.eventLog(id, s.gate.Current(session.sessionToken)); l != nil {
 			if _, _, _, kept := l.after(n); kept {
 				return &missed{l, n, id[0] == 'p'}, nil
 			}
@@ -514,7 +442,7 @@ func (m *missed) carry(ctx context.Context, out *sseWriter) {
 // carryStream writes a notification stream until ctx ends or the peer is gone,
 // after what the client has missed of the one before; then it leaves the session.
 func (s *Server) carryStream(ctx context.Context, session *Session, st *stream, out *sseWriter, m *missed) {
-	log := session.keepLog("g", session.scopedTo(), &s.sessions.replay)
+	log := session.keepLog("g", s.gate.Current(session.sessionToken), &s.sessions.replay)
 	defer log.end()
 	defer func() {
 		s.leave(session, st)
@@ -548,7 +476,10 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer release()
-	err = s.sessions.End(r.Context(), session)
+	err = s.gate.End(session.sessionToken)
+	if err == nil {
+		s.sessions.End(session)
+	}
 	s.views.EndAffinity(session.key)
 	if err != nil && !errors.Is(err, errNoSession) {
 		return &httpError{Status: http.StatusServiceUnavailable, Err: err,

@@ -184,10 +184,11 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 					x = resume("")
 					x.got()
 					message = "notifications/of/test"
-					session, release, err := b.server.sessions.Open(c.Session)
-					if err != nil {
-						t.Fatal(err)
+					token, ok := b.server.gate.sessions.open(c.Session)
+					if !ok {
+						t.Fatal("no session")
 					}
+					session, release := b.server.sessions.Open(token)
 					session.tell(encodeNotification(message, nil))
 					release()
 				}

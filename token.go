@@ -487,22 +487,37 @@ func isShared(err error) bool {
 	return runtime.GOOS == "windows" && (errors.Is(err, fs.ErrPermission) || errors.Is(err, sharingViolation))
 }
 
-// replaceFile writes a file, readable to its owner alone, so that others see the
-// old one or all of the new. Unlike heldToken.replace it needs no token, and what
-// it writes may be lost with the power.
+// replaceFile puts data in place of a file, made if need be and readable to its
+// owner alone, so that others see the old one or all of the new, also after the
+// power was cut. Unlike heldToken.replace it needs no token.
 func replaceFile(path string, data []byte) error {
-	temp, err := os.CreateTemp(filepath.Dir(path), "new-")
-	if err != nil {
+	temp := path + ".new." + rand.Text()
+	defer os.Remove(temp) // gone already when all went well
+	if err := writeSynced(temp, data); err != nil {
 		return err
 	}
-	_, err = temp.Write(data)
-	if err = cmp.Or(err, temp.Close()); err == nil {
-		err = renameFile(temp.Name(), path)
+	if err := renameFile(temp, path); err != nil {
+		return err
+	}
+	return syncFolder(filepath.Dir(path))
+}
+
+// openRegular opens a file to read. It neither waits for nor reads what is no
+// regular file, such as a pipe.
+func openRegular(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = &fs.PathError{Op: "open", Path: path, Err: errors.New("not a regular file")}
 	}
 	if err != nil {
-		os.Remove(temp.Name())
+		file.Close()
+		return nil, err
 	}
-	return err
+	return file, nil
 }
 
 // hashOf names what is made of the parts, in hexadecimal digits. Each part is

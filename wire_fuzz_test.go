@@ -18,7 +18,7 @@ import (
 
 func FuzzParseEventID(f *testing.F) {
 	var budget atomic.Int64
-	l := newEventLog("p", nil, &budget)
+	l := newEventLog("p", Principal{}, &budget)
 	l.add([]byte("1"))
 	l.add([]byte("2"))
 	f.Add(l.eventID(0))
@@ -34,7 +34,7 @@ func FuzzParseEventID(f *testing.F) {
 		if events, _, _, kept := l.after(n); kept != (n <= 2) || len(events) != max(0, 2-n) {
 			t.Fatalf("after %d there are %d", n, len(events))
 		}
-		other := newEventLog("p", nil, &budget)
+		other := newEventLog("p", Principal{}, &budget)
 		other.id = id
 		if again, m, ok := parseEventID(other.eventID(n)); !ok || again != id || m != n {
 			t.Fatalf("%q came back as %q, %d", s, again, m)
@@ -165,7 +165,7 @@ func FuzzCheckModern(f *testing.F) {
 			if _, object := members(field(said, metaClientCaps)); version != modernProtocol || stringField(said, metaProtocol) != version || !object || !answers(method, true) {
 				t.Fatalf("%s %s %q was let in", meta, version, method)
 			}
-			if session, err := modernSession(msg.Params, nil); err == nil && (!session.modern() || session.scopedTo() != nil) {
+			if session, err := modernSession(msg.Params, Principal{}); err == nil && (!session.modern() || session.Claim != claimRef{}) {
 				t.Fatalf("%s: it has the session %+v", meta, session)
 			}
 			return
