@@ -577,9 +577,11 @@ func listenersInAScope(t *testing.T) {
 	writeFake(t, dir+"/proj/new.usher", "good tools=x")
 	for !strings.Contains(mustNext(t, free).data, changedTools) { // updates of o, as often as it was touched
 	}
-	lately, _ := c.modernListen(`4`, `{"toolsListChanged":true,"resourceSubscriptions":["r://one"]}`, tools, scoped)
+	if a := c.modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped); a.Status != 400 {
+		t.Errorf("listen after the claim's end: %d %s", a.Status, a.Body)
+	}
 	d.cancel()
-	for id, events := range map[string]<-chan event{"1": lists, "2": updates, "4": lately} {
+	for id, events := range map[string]<-chan event{"1": lists, "2": updates} {
 		for _, e := range rest(t, events) {
 			if field(e.msg(), "result") == nil {
 				t.Errorf("after the claim's end %s is told %s", id, e.data)
