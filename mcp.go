@@ -207,10 +207,9 @@ func answerToolsCall(ctx context.Context, r *request) (json.RawMessage, error) {
 // callTool calls a tool by its name, in the scope that the caller has when the
 // call begins.
 func (r *request) callTool(ctx context.Context, name string, arguments json.RawMessage) (json.RawMessage, error) {
-	params := r.params
 	if arguments != nil {
-		arguments = withoutWebhook(arguments)
-		params = withMember(params, "arguments", arguments)
+		list, _ := members(arguments)
+		arguments = joinMembers(withoutWebhook(list))
 	}
 	result, err := r.inRounds(ctx, "tools/call", func(view *View) asked {
 		tool := view.Lookup(name)
@@ -218,16 +217,17 @@ func (r *request) callTool(ctx context.Context, name string, arguments json.RawM
 			return asked{err: unknownTool(view, name)}
 		}
 		return asked{native: tool.Stateless(), ask: func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+			params := r.params
 			if tool.Checked() {
-				if err := tool.Method.checkArguments(arguments); err != nil {
+				var err error
+				if arguments, err = tool.Method.checkArguments(arguments); err != nil {
 					return failure(err.Error()), nil
 				}
 			}
-			result, err := tool.Call(ctx, caller, params)
-			if rpc, ok := errors.AsType[*rpcError](err); ok && tool.Checked() && rpc.Code == codeInvalidParams {
-				return failure(rpc.Message), nil // a parameter of the wrong type deep down
+			if arguments != nil {
+				params = withMember(params, "arguments", arguments)
 			}
-			return result, err
+			return tool.Call(ctx, caller, params)
 		}}
 	})
 	switch {

@@ -183,7 +183,7 @@ func (r *request) checkNames(ctx context.Context, h http.Header, method string) 
 	if tool == nil {
 		return nil
 	}
-	for _, m := range tool.Method.mirrored {
+	for _, m := range tool.Method.headerParams {
 		if err := m.check(h, field(r.params, "arguments")); err != nil {
 			return err
 		}
@@ -216,15 +216,12 @@ func decodeHeader(h http.Header, name string) (string, error) {
 }
 
 // check checks that a header repeats an argument.
-func (m mirrored) check(h http.Header, arguments json.RawMessage) error {
-	value := arguments
-	for _, key := range m.path {
-		value = field(value, key)
-	}
+func (m headerParam) check(h http.Header, arguments json.RawMessage) error {
+	value := field(arguments, m.name)
 	name := paramHeader + m.header
 	if value == nil || string(value) == "null" {
 		if len(h.Values(name)) > 0 {
-			return rpcErrorf(codeHeaderMismatch, "the header %s repeats an argument %q that is not there", name, strings.Join(m.path, "."))
+			return rpcErrorf(codeHeaderMismatch, "the header %s repeats an argument %q that is not there", name, m.name)
 		}
 		return nil
 	}
@@ -236,7 +233,7 @@ func (m mirrored) check(h http.Header, arguments json.RawMessage) error {
 	if isText && said == text || !isText && (said == string(value) || sameNumber(said, string(value))) {
 		return nil
 	}
-	return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the argument %q another value", name, clipText(said, 200), strings.Join(m.path, "."))
+	return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the argument %q another value", name, clipText(said, 200), m.name)
 }
 
 // sameNumber reports whether a header says a number that floats hold exactly. It

@@ -92,14 +92,14 @@ func TestWebhookOctokitPayloads(t *testing.T) {
 	list := octokitPayloads(t)
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/hub.usher", hookTool{Name: "handleEvent", Does: "digest", Doc: "@signature github WH_GITHUB"}, hookTool{Name: "runs", Does: "runs"})
-	env := map[string]string{webhookSecretVar: testSecret, "WH_GITHUB": "It's a Secret to Everybody"}
+	writeHooks(t, dir+"/hub.usher", hookTool{Name: "handleEvent", Does: "digest", Doc: "@signature github WH_GITHUB_SIGNING_SECRET"}, hookTool{Name: "runs", Does: "runs"})
+	env := map[string]string{webhookSecretVar: testSecret, "WH_GITHUB_SIGNING_SECRET": "It's a Secret to Everybody"}
 	d := serveHereEnv(t, dir, env, "-accept-signatures")
 	d.awaitReady(t)
 	headers := func(p payload, kind, body string) []string {
 		return []string{"Content-Type: " + kind, "User-Agent: GitHub-Hookshot/044aadd", "Accept: */*", "X-GitHub-Event: " + p.event,
 			"X-GitHub-Delivery: 72d3162e-cc78-11e3-81ab-4c9367dc0958", "X-GitHub-Hook-ID: 292430182", "X-GitHub-Hook-Installation-Target-ID: 79929171",
-			"X-GitHub-Hook-Installation-Target-Type: repository", "X-Hub-Signature-256: " + gitHubSignature(env["WH_GITHUB"], body)}
+			"X-GitHub-Hook-Installation-Target-Type: repository", "X-Hub-Signature-256: " + gitHubSignature(env["WH_GITHUB_SIGNING_SECRET"], body)}
 	}
 	jobs, good := make(chan payload), make(chan bool, 2*len(list))
 	var wg sync.WaitGroup

@@ -1,18 +1,22 @@
-// Schemas and documentation: what a module says of one of its methods, read
-// into a Method; the tags in a method's documentation; the check of a call's
-// arguments against the method's schema; and the tool result that the value of
-// a method becomes. It knows no module and no call.
+// Schemas: what a module says of one of its methods, read into a Method; the tags
+// in a method's documentation; the one check of a call's arguments against the
+// method's JSON Schema, for every language; and the one place where what a method
+// returned becomes a tool result. It knows no module, no kind of module, and no call.
 
 package main
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 	"unicode"
 )
 
@@ -30,33 +34,30 @@ type Method struct {
 	IsHook    bool
 	Signature *signatureRule // its @signature tag; nil for none
 
-	definition  []member // of the MCP tool, without its name
-	description string
-	params      []param // the schema's top level, in its order
-
-	mirrored []mirrored // parameters that MCP requests repeat in headers
+	definition   []member // of the MCP tool, without its name
+	description  string
+	schema       any // of its arguments, decoded once for all calls
+	headerParams []headerParam
 }
 
-// mirrored is a parameter that a request repeats in a header, Mcp-Param-HEADER
-// (MCP 2026-07-28, basic/transports/streamable-http, "Custom Headers").
-type mirrored struct {
+// docRules says how the documentation of a module's methods is read.
+type docRules struct {
+	Hooks      bool // webhooks are possible: the module was written for usher
+	Tags       bool // all other tags count too: usher itself runs the file
+	Undeclared bool // @param adds a parameter that the schema lacks
+}
+
+// headerParam is a parameter of a tool that a request repeats in the header
+// Mcp-Param-HEADER (MCP 2026-07-28, basic/transports/streamable-http, "Custom Headers").
+type headerParam struct {
 	header string
-	path   []string // of property names, from the arguments down
+	name   string
 }
 
-// param is what the check of arguments needs of one parameter.
-type param struct {
-	name     string
-	types    []string // JSON Schema type names; empty for any
-	required bool
-}
-
-// parseMethod reads an MCP tool definition as a module gave it. For a module of
-// a single-file kind the description is the method's comment as it stands in
-// the file, all of whose tags are taken out and applied; for others only the
-// webhook tags are. The strings are problems worth telling, of a method that is
-// hosted all the same.
-func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, error) {
+// parseMethod reads an MCP tool definition as a module gave it. The tags that
+// count are taken out of its description and applied. The strings are problems
+// worth telling, of a method that is hosted all the same.
+func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string, error) {
 	list, ok := members(definition)
 	if !ok {
 		return nil, nil, fmt.Errorf("a tool that is not an object")
@@ -65,10 +66,13 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 	if m.Name == "" {
 		return nil, nil, fmt.Errorf("a tool without a name")
 	}
-	tags := parseDoc(stringField(definition, "description"), kind.singleFile())
+	tags := parseDoc(stringField(definition, "description"), rules)
 	m.description, m.Signature = tags.text, tags.signature
-	problems := append(tags.problems, m.setHook(tags.webhook)...)
-	schema, unknown := cleanSchema(field(definition, "inputSchema"), tags.params, kind.undeclared())
+	problems := tags.problems
+	if rules.Hooks {
+		problems = append(problems, m.setHook(tags.webhook)...)
+	}
+	schema, unknown := cleanSchema(field(definition, "inputSchema"), tags.params, rules.Undeclared)
 	for _, name := range unknown {
 		problems = append(problems, fmt.Sprintf("@param %s: there is no such parameter", name))
 	}
@@ -81,17 +85,16 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 		m.definition = append(m.definition, member{"description", quote(m.description)})
 	}
 	m.definition = append(m.definition, member{"inputSchema", schema})
-	if len(tags.hints) > 0 {
+	if len(tags.annotations) > 0 {
 		annotations, _ := members(field(definition, "annotations"))
-		for _, hint := range tags.hints {
-			annotations = setMember(annotations, hint, json.RawMessage("true"))
+		for _, name := range tags.annotations {
+			annotations = setMember(annotations, name, json.RawMessage("true"))
 		}
 		m.definition = setMember(m.definition, "annotations", joinMembers(annotations))
 	}
-	m.params = schemaParams(schema)
-	var bad []string
-	m.mirrored, bad = findMirrored(schema, nil, make(map[string]bool))
-	problems = append(problems, bad...)
+	_ = json.Unmarshal(schema, &m.schema) // one nested without end takes any arguments
+	m.headerParams, unknown = findHeaderParams(schema)
+	problems = append(problems, unknown...)
 	for i := range problems {
 		problems[i] = m.Name + ": " + problems[i]
 	}
@@ -100,28 +103,23 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 
 var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
-// findMirrored finds the parameters of a schema, and of the objects in it, that
-// are marked x-mcp-header. Those marked wrongly are problems: clients leave such
-// a tool out.
-func findMirrored(schema json.RawMessage, path []string, taken map[string]bool) (list []mirrored, problems []string) {
+// findHeaderParams finds the parameters that a schema marks x-mcp-header. Those
+// marked wrongly are problems: clients leave such a tool out.
+func findHeaderParams(schema json.RawMessage) (list []headerParam, problems []string) {
+	taken := make(map[string]bool)
 	properties, _ := members(field(schema, "properties"))
 	for _, p := range properties {
-		at := append(slices.Clone(path), p.key)
-		inner, bad := findMirrored(p.value, at, taken)
-		list, problems = append(list, inner...), append(problems, bad...)
 		mark := field(p.value, "x-mcp-header")
-		if mark == nil {
-			continue
-		}
 		header, _ := unquote(mark)
 		kind := stringField(p.value, "type")
-		if !headerToken.MatchString(header) || taken[strings.ToLower(header)] || !slices.Contains([]string{"string", "integer", "boolean"}, kind) {
-			problems = append(problems, fmt.Sprintf("parameter %s: x-mcp-header %s: want a header name that no other has, on a string, integer or boolean; clients leave the tool out",
-				strings.Join(at, "."), mark))
-			continue
+		switch key := strings.ToLower(header); {
+		case mark == nil:
+		case !headerToken.MatchString(header) || taken[key] || !slices.Contains([]string{"string", "integer", "boolean"}, kind):
+			problems = append(problems, fmt.Sprintf("parameter %s: x-mcp-header %s: want a header name that no other has, on a string, integer or boolean; clients leave the tool out", p.key, mark))
+		default:
+			taken[key] = true
+			list = append(list, headerParam{header, p.key})
 		}
-		taken[strings.ToLower(header)] = true
-		list = append(list, mirrored{header, at})
 	}
 	return list, problems
 }
@@ -150,14 +148,9 @@ func (m *Method) setHook(tag *string) (problems []string) {
 var hookPath = regexp.MustCompile(`^[A-Za-z0-9._~/-]+$`)
 
 // checkHookPath refuses paths that could not be asked for as they are written.
-func checkHookPath(path string) error {
-	if !hookPath.MatchString(path) {
-		return fmt.Errorf("@webhook %q: want a path of A-Z a-z 0-9 . _ ~ / -; it is not served", path)
-	}
-	for segment := range strings.SplitSeq(path, "/") {
-		if segment == "" || segment == "." || segment == ".." {
-			return fmt.Errorf("@webhook %q: a part of the path is empty or made of dots; it is not served", path)
-		}
+func checkHookPath(hook string) error {
+	if !hookPath.MatchString(hook) || path.Clean("/"+hook) != "/"+hook {
+		return fmt.Errorf("@webhook %q: want a path of A-Z a-z 0-9 . _ ~ / - without empty parts and dots alone; it is not served", hook)
 	}
 	return nil
 }
@@ -165,12 +158,14 @@ func checkHookPath(path string) error {
 // paramTypes is the schema's types of a top-level parameter: nil for none such,
 // empty for one of any type.
 func (m *Method) paramTypes(name string) []string {
-	for _, p := range m.params {
-		if p.name == name {
-			return append([]string{}, p.types...)
-		}
+	schema, _ := m.schema.(map[string]any)
+	properties, _ := schema["properties"].(map[string]any)
+	property, ok := properties[name]
+	if !ok {
+		return nil
 	}
-	return nil
+	fields, _ := property.(map[string]any)
+	return append([]string{}, textList(fields["type"])...)
 }
 
 // toolJSON is the definition of the MCP tool under the name it has in a view.
@@ -234,8 +229,8 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	if stringField(schema, "type") == "number" && stringField(docType(d.kind), "type") == "integer" {
 		own = setMember(own, "type", json.RawMessage(`"integer"`)) // which TypeScript has no word for
 	}
-	if d.fallback != nil && field(schema, "default") == nil {
-		own = setMember(own, "default", d.fallback)
+	if d.defaultValue != nil && field(schema, "default") == nil {
+		own = setMember(own, "default", d.defaultValue)
 	}
 	if d.text != "" {
 		own = setMember(own, "description", quote(d.text))
@@ -266,139 +261,38 @@ func docType(s string) json.RawMessage {
 	return json.RawMessage(`{}`)
 }
 
-// schemaParams reads the top level of a schema. What it can't read does not
-// restrict.
-func schemaParams(schema json.RawMessage) []param {
-	var required []string
-	_ = json.Unmarshal(field(schema, "required"), &required) // else: none
-	props, _ := members(field(schema, "properties"))
-	var list []param
-	for _, f := range props {
-		p := param{name: f.key, required: slices.Contains(required, f.key)}
-		raw := field(f.value, "type")
-		if one, ok := unquote(raw); ok {
-			p.types = []string{one}
-		} else {
-			_ = json.Unmarshal(raw, &p.types) // else: any
-		}
-		list = append(list, p)
-	}
-	for _, name := range required {
-		if !slices.ContainsFunc(list, func(p param) bool { return p.name == name }) {
-			list = append(list, param{name: name, required: true})
-		}
-	}
-	return list
-}
-
-// checkArguments tells what is wrong with a call's arguments at the top level:
-// a required parameter that is missing, or one of the wrong type. An optional
-// parameter that is null counts as left out.
-func (m *Method) checkArguments(arguments json.RawMessage) error {
-	list, _ := members(arguments)
-	given := make(map[string]json.RawMessage, len(list))
-	for _, f := range list {
-		given[f.key] = f.value
-	}
-	for _, p := range m.params {
-		value, ok := given[p.name]
-		if !ok && p.required {
-			return fmt.Errorf("parameter %q is required%s", p.name, wanted(p.types))
-		}
-		if !ok || len(p.types) == 0 || !p.required && string(value) == "null" {
-			continue
-		}
-		got := jsonType(value)
-		if !slices.Contains(p.types, got) && !(got == "integer" && slices.Contains(p.types, "number")) {
-			return fmt.Errorf("parameter %q: want %s, got %s", p.name, withArticles(p.types), withArticles([]string{got}))
-		}
-	}
-	return nil
-}
-
-func wanted(types []string) string {
-	if len(types) == 0 {
-		return ""
-	}
-	return ": " + withArticles(types)
-}
-
-func withArticles(types []string) string {
-	words := make([]string, len(types))
-	for i, t := range types {
-		switch t {
-		case "integer", "object", "array":
-			words[i] = "an " + t
-		case "null":
-			words[i] = t
-		default:
-			words[i] = "a " + t
-		}
-	}
-	return strings.Join(words, " or ")
-}
-
-// jsonType is the JSON Schema type of a valid value: the narrowest.
-func jsonType(value json.RawMessage) string {
-	switch value[0] {
-	case '"':
-		return "string"
-	case '{':
-		return "object"
-	case '[':
-		return "array"
-	case 't', 'f':
-		return "boolean"
-	case 'n':
-		return "null"
-	}
-	whole, fraction, _ := strings.Cut(string(value), ".")
-	if strings.ContainsAny(whole, "eE") || strings.Trim(fraction, "0") != "" {
-		return "number"
-	}
-	return "integer"
-}
-
-// withoutWebhook takes webhookParam out of the arguments of a call.
-func withoutWebhook(arguments json.RawMessage) json.RawMessage {
-	list, ok := members(arguments)
-	if !ok || !slices.ContainsFunc(list, func(f member) bool { return f.key == webhookParam }) {
-		return arguments
-	}
-	return joinMembers(slices.DeleteFunc(list, func(f member) bool { return f.key == webhookParam }))
-}
+// ---- Documentation
 
 // docTags is a method's documentation, taken apart.
 type docTags struct {
-	text      string // without the tags' lines
-	webhook   *string
-	signature *signatureRule
-	params    []paramDoc
-	hints     []string // MCP annotations that are true
-	problems  []string
+	text        string // without the tags' lines
+	webhook     *string
+	signature   *signatureRule
+	params      []paramDoc
+	annotations []string // of MCP, that are true
+	problems    []string
 }
 
 // paramDoc is what the documentation says of a parameter.
 type paramDoc struct {
-	name     string
-	kind     string // its type, as written; "" for none
-	text     string
-	optional bool
-	fallback json.RawMessage // its default; nil for none
-	fields   []paramDoc      // of an object: documented as name.field
+	name         string
+	kind         string // its type, as written; "" for none
+	text         string
+	optional     bool
+	defaultValue json.RawMessage // nil for none
+	fields       []paramDoc      // of an object: documented as name.field
 }
 
-// hintTags are the tags that become MCP tool annotations.
-var hintTags = map[string]string{
+// annotationTags are the tags that become MCP tool annotations.
+var annotationTags = map[string]string{
 	"@readonly":    "readOnlyHint",
 	"@destructive": "destructiveHint",
 	"@idempotent":  "idempotentHint",
 }
 
-// parseDoc takes the tags out of a method's documentation. With own it is that
-// of a file which usher runs, else only the webhook tags are tags. Each stands
+// parseDoc takes the tags that count out of a method's documentation. Each stands
 // on a line of its own; other lines that begin with @ are text.
-func parseDoc(doc string, own bool) docTags {
+func parseDoc(doc string, rules docRules) docTags {
 	var t docTags
 	var text []string
 	wraps := false // the line before was @param's, which an indented line goes on with
@@ -411,24 +305,22 @@ func parseDoc(doc string, own bool) docTags {
 		}
 		wraps = false
 		tag, rest := cutWord(strings.TrimSpace(line))
-		hint, isHint := hintTags[tag]
+		annotation, isAnnotation := annotationTags[tag]
 		switch {
-		case tag == "@webhook":
-			if t.webhook != nil {
-				t.problems = append(t.problems, "@webhook stands twice; the first counts")
-				break
+		case rules.Hooks && tag == "@webhook":
+			if t.webhook == nil { // the first counts
+				hook := strings.TrimPrefix(rest, "/")
+				t.webhook = &hook
 			}
-			path := strings.TrimPrefix(rest, "/")
-			t.webhook = &path
-		case tag == "@signature":
+		case rules.Hooks && tag == "@signature":
 			if t.signature != nil {
 				t.signature.Err = errors.New("@signature stands twice")
 				break
 			}
 			t.signature = parseSignature(rest)
-		case own && isHint:
-			t.hints = append(t.hints, hint)
-		case own && tag == "@param":
+		case rules.Tags && isAnnotation:
+			t.annotations = append(t.annotations, annotation)
+		case rules.Tags && tag == "@param":
 			if p, ok := parseParam(rest); ok {
 				t.params, wraps = append(t.params, p), true
 			} else {
@@ -462,36 +354,23 @@ func nestParams(flat []paramDoc) []paramDoc {
 	return list
 }
 
-// parseParam reads what follows @param: an optional {type}, the name, in
-// brackets and with its default if it may be left out, an optional dash, the
-// text.
-func parseParam(s string) (paramDoc, bool) {
-	var d paramDoc
-	if strings.HasPrefix(s, "{") {
-		kind, after, ok := cutBrackets(s)
-		if !ok {
-			return d, false
-		}
-		d.kind, d.optional = strings.CutSuffix(strings.TrimSpace(kind), "=")
-		s = strings.TrimSpace(after)
+// paramTag is what follows @param: an optional {type}, which may hold braces, the
+// name, in brackets and with its default if it may be left out, an optional
+// dash, the text.
+var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|([^\s{\[-]\S*))\s*(?:- )?(.*)$`)
+
+// parseParam reads what follows @param.
+func parseParam(tag string) (paramDoc, bool) {
+	parts := paramTag.FindStringSubmatch(tag)
+	if parts == nil {
+		return paramDoc{}, false
 	}
-	if strings.HasPrefix(s, "[") {
-		inside, after, ok := cutBrackets(s)
-		if !ok {
-			return d, false
-		}
-		name, fallback, has := strings.Cut(inside, "=")
-		d.name, d.optional = strings.TrimSpace(name), true
-		if has {
-			d.fallback = docDefault(strings.TrimSpace(fallback))
-		}
-		s = after
-	} else {
-		d.name, s = cutWord(s)
+	kind, mayBeLeftOut := strings.CutSuffix(strings.TrimSpace(parts[1]), "=")
+	d := paramDoc{kind: kind, name: parts[2] + parts[4], text: strings.TrimSpace(parts[5]), optional: mayBeLeftOut || parts[2] != ""}
+	if fallback := strings.TrimSpace(parts[3]); fallback != "" {
+		d.defaultValue = docDefault(fallback)
 	}
-	s = strings.TrimSpace(s)
-	d.text = strings.TrimSpace(strings.TrimPrefix(s, "- "))
-	return d, d.name != "" && d.name != "-"
+	return d, true
 }
 
 // cutWord returns the word that s begins with, which any space ends, a tab too (a
@@ -504,23 +383,6 @@ func cutWord(s string) (word, rest string) {
 	return s[:i], strings.TrimSpace(s[i:])
 }
 
-// cutBrackets returns what stands in the brackets that s begins with, which may
-// hold others of their kind, as {{a: string}} and [tags=[]] do, and what follows.
-func cutBrackets(s string) (inside, after string, ok bool) {
-	depth := 0
-	for i := range len(s) {
-		switch s[i] {
-		case s[0]:
-			depth++
-		case s[0] + 2: // in ASCII, ] and } come two after [ and {
-			if depth--; depth == 0 {
-				return s[1:i], s[i+1:], true
-			}
-		}
-	}
-	return "", "", false
-}
-
 // docDefault is a default as the documentation has it: JSON, or else a text.
 func docDefault(s string) json.RawMessage {
 	if json.Valid([]byte(s)) {
@@ -528,6 +390,43 @@ func docDefault(s string) json.RawMessage {
 	}
 	return quote(strings.Trim(s, "'"))
 }
+
+// signatureRule is a method's @signature tag: the scheme, and the environment
+// variable that holds the key. Err says what is wrong with the tag; a method
+// that has one is not served, rather than served to anyone.
+type signatureRule struct {
+	Scheme, Var string
+	Err         error
+}
+
+// signatureNames are the schemes that a @signature tag may name.
+var signatureNames = []string{"github", "slack", "standard", "stripe"}
+
+// parseSignature reads what follows @signature.
+func parseSignature(s string) *signatureRule {
+	fields := strings.Fields(s)
+	if len(fields) != 2 {
+		return &signatureRule{Err: errors.New("@signature: want a scheme and a variable, such as @signature github GITHUB_WEBHOOK_SECRET")}
+	}
+	r := &signatureRule{Scheme: fields[0], Var: fields[1]}
+	switch {
+	case !slices.Contains(signatureNames, r.Scheme):
+		r.Err = fmt.Errorf("@signature: no scheme %q: want one of %s", r.Scheme, strings.Join(signatureNames, ", "))
+	case !isSecretVariable(r.Var):
+		r.Err = fmt.Errorf("@signature: %s: want a variable whose name ends in _WEBHOOK_SECRET or _SIGNING_SECRET", r.Var)
+	}
+	return r
+}
+
+// isSecretVariable reports whether an environment variable holds a secret of
+// webhooks, by its name: such a variable is handed to no module, and no other can
+// be the key of a @signature.
+func isSecretVariable(name string) bool {
+	name = strings.ToUpper(name)
+	return strings.HasSuffix(name, "_WEBHOOK_SECRET") || strings.HasSuffix(name, "_SIGNING_SECRET")
+}
+
+var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
 
 // firstSentence is the first sentence of a text, on one line, without the
 // headings of Markdown before it.
@@ -538,16 +437,276 @@ func firstSentence(text string) string {
 		text = strings.TrimSpace(text)
 	}
 	text = strings.Join(strings.Fields(text), " ")
-	for i := 0; i < len(text); i++ {
-		if strings.IndexByte(".!?", text[i]) >= 0 && (i+1 == len(text) || text[i+1] == ' ') {
-			text = text[:i+1]
+	if end := sentenceEnd.FindStringIndex(text); end != nil {
+		text = text[:end[0]+1]
+	}
+	return strings.ToValidUTF8(clipText(text, 200), "")
+}
+
+// ---- The check of arguments
+
+// maxArgumentDepth bounds how deep arguments that a schema describes may be.
+const maxArgumentDepth = 200
+
+// argumentError is why arguments do not fit their schema: a value at a path is
+// got where another is wanted, or there is a problem with it.
+type argumentError struct {
+	path      []string
+	want, got string
+	problem   string
+}
+
+func (e *argumentError) Error() string {
+	name := "arguments"
+	if len(e.path) > 0 {
+		name = fmt.Sprintf("parameter %q", strings.Join(e.path, "."))
+	}
+	if e.problem != "" {
+		return name + " " + e.problem
+	}
+	return fmt.Sprintf("%s: want %s, got %s", name, e.want, e.got)
+}
+
+// within returns the error as one of the value that holds the wrong one under key.
+func (e *argumentError) within(key string) *argumentError {
+	e.path = append([]string{key}, e.path...)
+	return e
+}
+
+// checkArguments checks the arguments of a call, an object or nil, against the
+// method's schema. It returns them without what counts as left out: a null for an
+// optional parameter that can't be null, and a key that is a parameter's name but
+// for its case. The error names the first parameter that does not fit.
+func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
+	if len(arguments) == 0 {
+		arguments = json.RawMessage("{}")
+	}
+	c := argumentCheck{root: m.schema, left: 32*len(arguments) + 1<<20}
+	checked, wrong := c.value(m.schema, arguments)
+	if wrong != nil {
+		return nil, wrong
+	}
+	return checked, nil
+}
+
+// argumentCheck is the check of one call's arguments. Schemas are as
+// encoding/json decodes them; what is no object takes any value.
+type argumentCheck struct {
+	root  any
+	left  int // bytes that may still be read: alternatives within alternatives could take for ever
+	depth int
+}
+
+// value checks one value. It returns the value itself, unless something in it is
+// to be left out.
+func (c *argumentCheck) value(schema any, value json.RawMessage) (json.RawMessage, *argumentError) {
+	c.depth++
+	defer func() { c.depth-- }()
+	if c.left -= len(value) + 1; c.left < 0 || c.depth > maxArgumentDepth {
+		return nil, &argumentError{problem: "is too complex to be checked"}
+	}
+	s, ok := schema.(map[string]any)
+	if !ok {
+		return value, nil
+	}
+	if ref, ok := s["$ref"].(string); ok {
+		return c.value(c.resolve(ref), value)
+	}
+	types, got := textList(s["type"]), jsonType(value)
+	if len(types) > 0 && !slices.Contains(types, got) && !(got == "integer" && slices.Contains(types, "number")) {
+		return nil, &argumentError{want: withArticles(types), got: withArticles([]string{got})}
+	}
+	value, wrong := c.alternatives(s, value)
+	switch {
+	case wrong != nil:
+		return nil, wrong
+	case got == "object":
+		return c.object(s, value)
+	case got == "array":
+		return c.array(s, value)
+	}
+	if want := scalarWanted(s, value); want != "" {
+		return nil, &argumentError{want: want, got: clipText(string(value), 100)}
+	}
+	return value, nil
+}
+
+// resolve returns the schema that a reference such as #/$defs/Name names; nil for
+// one that names none.
+func (c *argumentCheck) resolve(ref string) any {
+	schema := c.root
+	for name := range strings.SplitSeq(strings.TrimPrefix(ref, "#/"), "/") {
+		object, _ := schema.(map[string]any)
+		schema = object[name]
+	}
+	return schema
+}
+
+// alternatives checks a value against anyOf or oneOf: one of them must fit. Of
+// those that don't, the one that was read furthest is the one that was meant.
+func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) (json.RawMessage, *argumentError) {
+	anyOf, _ := s["anyOf"].([]any)
+	oneOf, _ := s["oneOf"].([]any)
+	var furthest *argumentError
+	for _, one := range append(anyOf, oneOf...) {
+		checked, wrong := c.value(one, value)
+		switch {
+		case wrong == nil:
+			return checked, nil
+		case furthest == nil || len(wrong.path) > len(furthest.path):
+			furthest = wrong
+		case len(furthest.path) == 0 && len(wrong.path) == 0:
+			furthest.want += " or " + wrong.want
 		}
 	}
-	if runes := []rune(text); len(runes) > 200 {
-		text = string(runes[:199]) + "…"
-	}
-	return text
+	return value, furthest
 }
+
+// object checks the members of an object; what is missing is told first.
+func (c *argumentCheck) object(s map[string]any, value json.RawMessage) (json.RawMessage, *argumentError) {
+	list, _ := members(value)
+	properties, _ := s["properties"].(map[string]any)
+	required := textList(s["required"])
+	for _, name := range required {
+		if !slices.ContainsFunc(list, func(f member) bool { return f.key == name }) {
+			problem := "is required"
+			if property, _ := properties[name].(map[string]any); property["type"] != nil {
+				problem += ": " + withArticles(textList(property["type"]))
+			}
+			return nil, (&argumentError{problem: problem}).within(name)
+		}
+	}
+	kept := make([]member, 0, len(list))
+	changed := false
+	for _, f := range list {
+		property, declared := properties[f.key]
+		if !declared && f.key != webhookParam {
+			if c.isMiscased(f.key, properties) {
+				changed = true
+				continue
+			}
+			if property = s["additionalProperties"]; property == false {
+				return nil, (&argumentError{problem: "is not known"}).within(f.key)
+			}
+		}
+		checked, wrong := c.value(property, f.value)
+		if wrong != nil && declared && string(f.value) == "null" && !slices.Contains(required, f.key) {
+			changed = true
+			continue
+		}
+		if wrong != nil {
+			return nil, wrong.within(f.key)
+		}
+		changed = changed || &checked[0] != &f.value[0]
+		kept = append(kept, member{f.key, checked})
+	}
+	if !changed {
+		return value, nil
+	}
+	return joinMembers(kept), nil
+}
+
+// isMiscased reports whether a key is the name of a property but for its case:
+// decoders that don't distinguish cases would take it for that.
+func (c *argumentCheck) isMiscased(key string, properties map[string]any) bool {
+	c.left -= len(properties)
+	for name := range properties {
+		if strings.EqualFold(name, key) {
+			return true
+		}
+	}
+	return false
+}
+
+// array checks the items of an array.
+func (c *argumentCheck) array(s map[string]any, value json.RawMessage) (json.RawMessage, *argumentError) {
+	if s["items"] == nil {
+		return value, nil
+	}
+	var items []json.RawMessage
+	_ = json.Unmarshal(value, &items) // it is an array
+	changed := false
+	for i, item := range items {
+		checked, wrong := c.value(s["items"], item)
+		if wrong != nil {
+			return nil, wrong.within(strconv.Itoa(i))
+		}
+		changed = changed || &checked[0] != &item[0]
+		items[i] = checked
+	}
+	if !changed {
+		return value, nil
+	}
+	return joinItems(items), nil
+}
+
+// scalarWanted says what a schema wants instead of a value that is neither an
+// object nor an array, and has the right type; "" if it takes the value.
+func scalarWanted(s map[string]any, value json.RawMessage) string {
+	var decoded any
+	_ = json.Unmarshal(value, &decoded) // nil for a number that is too large
+	text, _ := decoded.(string)
+	number, isNumber := decoded.(float64)
+	if enum, ok := s["enum"].([]any); ok && !slices.Contains(enum, decoded) {
+		return "one of " + strings.Trim(string(marshal(enum)), "[]")
+	}
+	if minimum, ok := s["minimum"].(float64); ok && isNumber && number < minimum {
+		return fmt.Sprintf("at least %v", minimum)
+	}
+	if _, err := time.Parse(time.RFC3339, text); err != nil && s["format"] == "date-time" {
+		return "a time such as 2006-01-02T15:04:05Z"
+	}
+	if _, err := base64.StdEncoding.DecodeString(text); err != nil && s["contentEncoding"] == "base64" {
+		return "base64"
+	}
+	return ""
+}
+
+// textList reads a text or a list of texts out of a decoded schema.
+func textList(value any) []string {
+	if text, ok := value.(string); ok {
+		return []string{text}
+	}
+	var list []string
+	items, _ := value.([]any)
+	for _, item := range items {
+		if text, ok := item.(string); ok {
+			list = append(list, text)
+		}
+	}
+	return list
+}
+
+var articles = strings.NewReplacer("a integer", "an integer", "a object", "an object", "a array", "an array", "a null", "null")
+
+// withArticles names types for people.
+func withArticles(types []string) string {
+	return articles.Replace("a " + strings.Join(types, " or a "))
+}
+
+// jsonTypes are the JSON Schema types of values by the byte that they begin with,
+// but for numbers.
+var jsonTypes = map[byte]string{'"': "string", '{': "object", '[': "array", 't': "boolean", 'f': "boolean", 'n': "null"}
+
+// jsonType is the JSON Schema type of a valid value: the narrowest.
+func jsonType(value json.RawMessage) string {
+	if name, ok := jsonTypes[value[0]]; ok {
+		return name
+	}
+	whole, fraction, _ := strings.Cut(string(value), ".")
+	if strings.ContainsAny(whole, "eE") || strings.Trim(fraction, "0") != "" {
+		return "number"
+	}
+	return "integer"
+}
+
+// withoutWebhook takes webhookParam, in any case of letters, out of what a client
+// sent: decoders that don't distinguish cases would take it for usher's own.
+func withoutWebhook(list []member) []member {
+	return slices.DeleteFunc(list, func(f member) bool { return strings.EqualFold(f.key, webhookParam) })
+}
+
+// ---- Results
 
 // failure is the result of a tool call that failed.
 func failure(text string) json.RawMessage {
@@ -597,13 +756,11 @@ func isToolResult(object json.RawMessage) bool {
 	if json.Unmarshal(field(object, "content"), &content) != nil || content == nil {
 		return false
 	}
-	for _, c := range content {
-		if !slices.Contains([]string{"text", "image", "audio", "resource", "resource_link"}, stringField(c, "type")) {
-			return false
-		}
+	isForeign := func(block json.RawMessage) bool {
+		return !slices.Contains([]string{"text", "image", "audio", "resource", "resource_link"}, stringField(block, "type"))
 	}
 	list, _ := members(object)
-	return !slices.ContainsFunc(list, func(f member) bool {
+	return !slices.ContainsFunc(content, isForeign) && !slices.ContainsFunc(list, func(f member) bool {
 		return !slices.Contains([]string{"content", "structuredContent", "isError", "_meta"}, f.key)
 	})
 }

@@ -4,15 +4,26 @@ package main
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
+	"time"
 )
 
+var docRulesOf = map[string]docRules{
+	"go":     {Hooks: true, Tags: true},
+	"node":   {Hooks: true, Tags: true, Undeclared: true},
+	"shell":  {Hooks: true, Tags: true, Undeclared: true},
+	"server": {Hooks: true},
+	"config": {},
+}
+
 func TestDocTags(t *testing.T) {
-	for _, tt := range []struct{ name, kind, doc, schema, want string }{
+	for _, tt := range []struct{ name, rules, doc, schema, want string }{
 		{"text stays", "go", "Adds.\\n\\nMore.", `{"type":"object"}`, `{"description":"Adds.\n\nMore.","inputSchema":{"type":"object"}}`},
 		{"annotations", "go", "Adds.\\n@readonly\\n@idempotent", `{"type":"object"}`, `{"description":"Adds.","inputSchema":{"type":"object"},"annotations":{"readOnlyHint":true,"idempotentHint":true}}`},
-		{"annotations are text to a server", ".mcp.json", "Adds.\\n@readonly", `{"type":"object"}`, `{"description":"Adds.\n@readonly","inputSchema":{"type":"object"}}`},
-		{"a webhook is taken out everywhere", ".mcp.json", "Adds.\\n@webhook a/b", `{"type":"object"}`, `{"description":"Adds.","inputSchema":{"type":"object"}}`},
+		{"annotations are text to a server", "server", "Adds.\\n@readonly", `{"type":"object"}`, `{"description":"Adds.\n@readonly","inputSchema":{"type":"object"}}`},
+		{"a webhook of a program written for usher", "server", "Adds.\\n@webhook a/b", `{"type":"object"}`, `{"description":"Adds.","inputSchema":{"type":"object"}}`},
+		{"a server of .mcp.json has no tags", "config", "Adds.\\n@webhook a/b", `{"type":"object"}`, `{"description":"Adds.\n@webhook a/b","inputSchema":{"type":"object"}}`},
 		{"a parameter's text", "go", "@param a the a", `{"type":"object","properties":{"a":{"type":"string"}}}`, `{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"}}}}`},
 		{"parameters of a shell function", "shell", "@param {string} a - the a\\n@param {integer} [n=3] how many", `{"type":"object"}`,
 			`{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"},"n":{"type":"integer","default":3,"description":"how many"}},"required":["a"]}}`},
@@ -22,10 +33,10 @@ func TestDocTags(t *testing.T) {
 			`{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"},"b":{"type":"array","items":{"type":"number"}}},"required":["a"]}}`},
 		{"_webhook is in no schema", "go", "", `{"type":"object","properties":{"_webhook":{},"a":{}},"required":["a","_webhook"]}`,
 			`{"inputSchema":{"type":"object","properties":{"a":{}},"required":["a"]}}`},
-		{"no schema is any object", ".mcp.json", "x", `null`, `{"description":"x","inputSchema":{"type":"object"}}`},
+		{"no schema is any object", "config", "x", `null`, `{"description":"x","inputSchema":{"type":"object"}}`},
 		{"other tags are text", "go", "@returns nothing\\nmail me@example.com", `{"type":"object"}`, `{"description":"@returns nothing\nmail me@example.com","inputSchema":{"type":"object"}}`},
 	} {
-		m, _, err := parseMethod(json.RawMessage(`{"name":"x","description":"`+tt.doc+`","inputSchema":`+tt.schema+`}`), Kind(tt.kind))
+		m, _, err := parseMethod(json.RawMessage(`{"name":"x","description":"`+tt.doc+`","inputSchema":`+tt.schema+`}`), docRulesOf[tt.rules])
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -53,12 +64,19 @@ func TestHooks(t *testing.T) {
 		{"push", "@webhook a b", false, "a b", 1},
 		{"push", "@webhook a/../b", false, "a/../b", 1},
 		{"push", "@webhook a//b", false, "a//b", 1},
-		{"push", "@webhook a\\n@webhook b", true, "a", 1},
-		{"push", "@webhook\\n@signature github KEY", true, "", 0},
-		{"push", "@webhook\\n@signature rot13 KEY", true, "", 1},
-		{"push", "@signature github KEY", false, "", 1},
+		{"push", "@webhook a\\n@webhook b", true, "a", 0},
+		{"push", "@webhook a/.", false, "a/.", 1},
+		{"push", "@webhook ..", false, "..", 1},
+		{"push", "@webhook a/", false, "a/", 1},
+		{"push", "@webhook\\n@signature github MY_WEBHOOK_SECRET", true, "", 0},
+		{"push", "@webhook\\n@signature github my_signing_secret", true, "", 0},
+		{"push", "@webhook\\n@signature github PATH", true, "", 1},
+		{"push", "@webhook\\n@signature github _WEBHOOK_SECRETS", true, "", 1},
+		{"push", "@webhook\\n@signature rot13 MY_WEBHOOK_SECRET", true, "", 1},
+		{"push", "@webhook\\n@signature github A_SIGNING_SECRET\\n@signature github B_SIGNING_SECRET", true, "", 1},
+		{"push", "@signature github MY_WEBHOOK_SECRET", false, "", 1},
 	} {
-		m, problems, err := parseMethod(json.RawMessage(`{"name":"`+tt.name+`","description":"`+tt.doc+`"}`), kindGo)
+		m, problems, err := parseMethod(json.RawMessage(`{"name":"`+tt.name+`","description":"`+tt.doc+`"}`), docRulesOf["go"])
 		if err != nil || m.IsHook != tt.isHook || m.Hook != tt.path || len(problems) != tt.problems {
 			t.Errorf("%s %q: %v %q %v %v", tt.name, tt.doc, m.IsHook, m.Hook, problems, err)
 		}
@@ -68,35 +86,116 @@ func TestHooks(t *testing.T) {
 func TestCheckArguments(t *testing.T) {
 	m, _, err := parseMethod(json.RawMessage(`{"name":"x","inputSchema":{"type":"object","properties":{
 		"s":{"type":"string"},"i":{"type":"integer"},"n":{"type":"number"},"b":{"type":"boolean"},
-		"a":{"type":"array"},"o":{"type":"object"},"any":{},"two":{"type":["string","null"]}},"required":["s","gone"]}}`), kindGo)
+		"a":{"type":"array"},"o":{"type":"object"},"any":{},"two":{"type":["string","null"]},
+		"list":{"type":"array","items":{"type":"integer"}},
+		"kind":{"type":"string","enum":["a","é"]},"level":{"enum":[1,"x",null]},
+		"either":{"anyOf":[{"type":"integer"},{"$ref":"#/$defs/Bed"},{"type":"array","items":{"type":"string"}}]},
+		"one":{"oneOf":[{"type":"integer"},{"type":"string","enum":["all"]}]},
+		"tree":{"$ref":"#/$defs/Tree"},"counts":{"type":"object","additionalProperties":{"type":"integer"}},
+		"strict":{"type":"object","properties":{"a":{}},"additionalProperties":false},
+		"few":{"type":"integer","minimum":0},"at":{"type":"string","format":"date-time"},"data":{"type":"string","contentEncoding":"base64"},
+		"lost":{"$ref":"#/$defs/Gone"},"loop":{"$ref":"#/$defs/Loop"}
+		},"required":["s","gone"],"$defs":{
+		"Bed":{"type":"object","properties":{"rows":{"type":"integer"},"note":{"type":"string"}},"required":["rows"]},
+		"Tree":{"type":"object","properties":{"left":{"$ref":"#/$defs/Tree"},"more":{"type":"array","items":{"$ref":"#/$defs/Tree"}}}},
+		"Loop":{"anyOf":[{"$ref":"#/$defs/Loop"},{"$ref":"#/$defs/Loop"}]}}}}`), docRulesOf["go"])
 	if err != nil {
 		t.Fatal(err)
 	}
-	for args, want := range map[string]string{
-		`{"s":"","gone":1}`: "",
-		`{"s":"","gone":1,"i":3,"n":1.5,"b":true,"a":[],"o":{},"any":[],"two":null,"more":1}`: "",
-		`{"s":"","gone":1,"i":3.0,"n":3}`: "",
-		`{"s":"","gone":1,"i":null}`:      "",
-		`{"gone":1}`:                      `parameter "s" is required: a string`,
-		`{"s":""}`:                        `parameter "gone" is required`,
-		`{"s":null,"gone":1}`:             `parameter "s": want a string, got null`,
-		`{"s":1,"gone":1}`:                `parameter "s": want a string, got an integer`,
-		`{"S":"","gone":1}`:               `parameter "s" is required: a string`,
-		`{"s":"","gone":1,"i":1.5}`:       `parameter "i": want an integer, got a number`,
-		`{"s":"","gone":1,"i":"1"}`:       `parameter "i": want an integer, got a string`,
-		`{"s":"","gone":1,"i":1e3}`:       `parameter "i": want an integer, got a number`,
-		`{"s":"","gone":1,"b":1}`:         `parameter "b": want a boolean, got an integer`,
-		`{"s":"","gone":1,"a":{}}`:        `parameter "a": want an array, got an object`,
-		`{"s":"","gone":1,"o":[]}`:        `parameter "o": want an object, got an array`,
-		`{"s":"","gone":1,"two":3}`:       `parameter "two": want a string or null, got an integer`,
+	// What stands in one of these beside "s" and "gone" is taken as it is (""), left out ("-"), or wrong.
+	for given, want := range map[string]string{
+		`"i":3,"n":1.5,"b":true,"a":[],"o":{},"any":[],"two":null,"more":1`: "",
+		`"i":3.0,"n":3,"list":[1,2],"few":0`:                                "",
+		`"n":12345678901234567890123,"i":12345678901234567890123`:           "",
+		`"kind":"\u0061"`:                            "",
+		`"kind":"é","level":1.0`:                     "",
+		`"level":null`:                               "",
+		`"either":{"rows":1,"more":[null]},"one":1`:  "",
+		`"either":["a"],"one":"all"`:                 "",
+		`"tree":{"left":{"more":[{}]},"x":null}`:     "",
+		`"counts":{"a":1},"strict":{"a":1}`:          "",
+		`"at":"2026-01-02T03:04:05.123456789+02:00"`: "",
+		`"data":"aGk="`:                              "",
+		`"lost":1`:                                   "",
+		`"_webhook":{"method":"POST"}`:               "",
+		`"i":null`:                                   "-",
+		`"I":"x"`:                                    "-",
+		`"KIND":1`:                                   "-",
+		`"\u017f":"a long s"`:                        "-",
+		`"either":null`:                              "-",
+		`"i":1.5`:                                    `parameter "i": want an integer, got a number`,
+		`"i":"1"`:                                    `parameter "i": want an integer, got a string`,
+		`"i":1e3`:                                    `parameter "i": want an integer, got a number`,
+		`"b":1`:                                      `parameter "b": want a boolean, got an integer`,
+		`"a":{}`:                                     `parameter "a": want an array, got an object`,
+		`"o":[]`:                                     `parameter "o": want an object, got an array`,
+		`"two":3`:                                    `parameter "two": want a string or null, got an integer`,
+		`"list":[1,null]`:                            `parameter "list.1": want an integer, got null`,
+		`"kind":"c"`:                                 `parameter "kind": want one of "a","é", got "c"`,
+		`"either":true`:                              `parameter "either": want an integer or an object or an array, got a boolean`,
+		`"either":{}`:                                `parameter "either.rows" is required: an integer`,
+		`"either":{"rows":"x"}`:                      `parameter "either.rows": want an integer, got a string`,
+		`"either":["a",1]`:                           `parameter "either.1": want a string, got an integer`,
+		`"one":"some"`:                               `parameter "one": want an integer or one of "all", got a string`,
+		`"tree":{"left":{"more":[{},{"left":1}]}}`: `parameter "tree.left.more.1.left": want an object, got an integer`,
+		`"counts":{"a":"1"}`:                       `parameter "counts.a": want an integer, got a string`,
+		`"strict":{"b":1}`:                         `parameter "strict.b" is not known`,
+		`"few":-1`:                                 `parameter "few": want at least 0, got -1`,
+		`"at":"tomorrow"`:                          `parameter "at": want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
+		`"data":"%"`:                               `parameter "data": want base64, got "%"`,
+		`"loop":1`:                                 `parameter "loop" is too complex to be checked`,
+		`"tree":` + strings.Repeat(`{"left":`, 999) + `{}` + strings.Repeat(`}`, 999): `too complex`,
 	} {
-		got := ""
-		if err := m.checkArguments(json.RawMessage(args)); err != nil {
-			got = err.Error()
+		sent := `{"s":"","gone":1,` + given + `}`
+		got, err := m.checkArguments(json.RawMessage(sent))
+		switch {
+		case want == "" && (err != nil || string(got) != sent):
+			t.Errorf("%s gives %s, %v", given, got, err)
+		case want == "-" && (err != nil || string(got) != `{"s":"","gone":1}`):
+			t.Errorf("%s is not left out: %s, %v", given, got, err)
+		case len(want) > 1 && (err == nil || !strings.HasSuffix(err.Error(), want) && !strings.Contains(err.Error(), "too complex")):
+			t.Errorf("%.100s gives %v, want %s", given, err, want)
 		}
-		if got != want {
-			t.Errorf("%s: %q, want %q", args, got, want)
+	}
+	for sent, want := range map[string]string{
+		``:                    `parameter "s" is required: a string`,
+		`{"gone":1}`:          `parameter "s" is required: a string`,
+		`{"s":""}`:            `parameter "gone" is required`,
+		`{"s":null,"gone":1}`: `parameter "s": want a string, got null`,
+		`{"s":1,"gone":1}`:    `parameter "s": want a string, got an integer`,
+		`{"S":"","gone":1}`:   `parameter "s" is required: a string`,
+	} {
+		if _, err := m.checkArguments(json.RawMessage(sent)); err == nil || err.Error() != want {
+			t.Errorf("%s gives %v, want %s", sent, err, want)
 		}
+	}
+	// What lies deeper is left out too, and all else stays as it was written.
+	const nested = `{"s":"\u0061","gone":1,"either":{"rows":1,"note":null,"Rows":2},"tree":{"more":[{"left":null},{"x": 1.50}]}}`
+	got, err := m.checkArguments(json.RawMessage(nested))
+	if want := `{"s":"\u0061","gone":1,"either":{"rows":1},"tree":{"more":[{},{"x": 1.50}]}}`; err != nil || string(got) != want {
+		t.Errorf("%s, %v, want %s", got, err, want)
+	}
+}
+
+// A schema nested without end is read once, and a check ends whatever is tried.
+func TestHostileSchemas(t *testing.T) {
+	start := time.Now()
+	deep := strings.Repeat(`{"properties":{"a":`, 4500) + `{}` + strings.Repeat(`}}`, 4500)
+	schema := `{"type":"object","description":` + string(quote(strings.Repeat("x", 4<<20))) + `,"properties":{"deep":` + deep + `}}`
+	if _, _, err := parseMethod(json.RawMessage(`{"name":"x","inputSchema":`+schema+`}`), docRulesOf["config"]); err != nil {
+		t.Fatal(err)
+	}
+	m, _, err := parseMethod(json.RawMessage(`{"name":"x","inputSchema":{"type":"object","properties":{"t":{"$ref":"#/$defs/T"}},"$defs":{
+		"T":{"anyOf":[{"type":"object","properties":{"t":{"$ref":"#/$defs/T"}}},{"type":"object","properties":{"t":{"$ref":"#/$defs/T"}}}]}}}}`), docRulesOf["config"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	arguments := strings.Repeat(`{"t":`, 60) + `1` + strings.Repeat(`}`, 60)
+	if _, err := m.checkArguments(json.RawMessage(arguments)); err == nil {
+		t.Error("a value that fits nothing is taken")
+	}
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("it took %v", took)
 	}
 }
 
@@ -140,7 +239,7 @@ func FuzzParseMethod(f *testing.F) {
 		if checkJSON([]byte(definition)) != nil {
 			return
 		}
-		m, _, err := parseMethod(json.RawMessage(definition), Kind(kind))
+		m, _, err := parseMethod(json.RawMessage(definition), docRulesOf[kind])
 		if err == nil && !json.Valid(m.toolJSON("t")) {
 			t.Errorf("no JSON: %s", m.toolJSON("t"))
 		}

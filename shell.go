@@ -115,7 +115,7 @@ func parseShell(text string) (about string, methods []shellMethod) {
 		if m != nil && len(comment) > 0 {
 			doc := strings.Join(comment, "\n")
 			method := shellMethod{name: m[1], doc: doc}
-			for _, p := range parseDoc(doc, true).params {
+			for _, p := range parseDoc(doc, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
 				method.params = append(method.params, p.name)
 			}
 			methods = append(methods, method)

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,37 +21,12 @@ import (
 // old delivery can't be sent again later.
 const signatureTolerance = 5 * time.Minute
 
-// signatureRule is a method's @signature tag: the scheme, and the environment
-// variable that holds the key. Err says what is wrong with the tag; a method
-// that has one is not served, rather than served to anyone.
-type signatureRule struct {
-	Scheme, Var string
-	Err         error
-}
-
 // signatureSchemes are the schemes: each checks a body against its headers.
 var signatureSchemes = map[string]func(key string, h http.Header, body []byte, now time.Time) bool{
 	"github":   checkGitHub,
 	"stripe":   checkStripe,
 	"slack":    checkSlack,
 	"standard": checkStandard,
-}
-
-var variableName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-
-// parseSignature reads what follows @signature.
-func parseSignature(s string) *signatureRule {
-	fields := strings.Fields(s)
-	if len(fields) != 2 {
-		return &signatureRule{Err: errors.New("@signature: want a scheme and a variable, such as @signature github GITHUB_SECRET")}
-	}
-	r := &signatureRule{Scheme: fields[0], Var: fields[1]}
-	if _, ok := signatureSchemes[r.Scheme]; !ok {
-		r.Err = fmt.Errorf("@signature: no scheme %q: want one of %s", r.Scheme, strings.Join(sortedKeys(signatureSchemes), ", "))
-	} else if !variableName.MatchString(r.Var) {
-		r.Err = fmt.Errorf("@signature: %q is no name of a variable", r.Var)
-	}
-	return r
 }
 
 // errSignature is all that a sender is told: what exactly did not fit helps

@@ -92,7 +92,7 @@ func TestSignaturePublishedVectors(t *testing.T) {
 		{"standard", `{"test": 2432232314}`, 1614265330, []string{"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek", "webhook-timestamp: 1614265330",
 			"webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}},
 	} {
-		rule := parseSignature(row.scheme + " KEY")
+		rule := parseSignature(row.scheme + " KEY_SIGNING_SECRET")
 		now := time.Unix(row.at, 0)
 		if err := rule.check(signatureKeys[row.scheme], headerOf(row.headers...), []byte(row.body), now); err != nil {
 			t.Errorf("%s: %v", row.scheme, err)
@@ -204,7 +204,7 @@ func TestSignatureNearMisses(t *testing.T) {
 		{"an id that takes in the time", "standard", []string{"webhook-id: msg_1." + unix, "webhook-timestamp: ", good["standard"][2]}, false},
 		{"another key's", "standard", signed("standard", "whsec_b3RoZXI=", body, now), false},
 	} {
-		err := parseSignature(row.scheme+" KEY").check(signatureKeys[row.scheme], headerOf(row.headers...), []byte(body), now)
+		err := parseSignature(row.scheme+" KEY_SIGNING_SECRET").check(signatureKeys[row.scheme], headerOf(row.headers...), []byte(body), now)
 		if (err == nil) != row.good || err != nil && err != errSignature {
 			t.Errorf("%s: %s: %v", row.scheme, row.what, err)
 		}
@@ -216,7 +216,7 @@ func TestSignatureNearMisses(t *testing.T) {
 			-now.Sub(time.Unix(-5, 0)): false, 290 * 365 * 24 * time.Hour: false,
 		} {
 			h := headerOf(signed(scheme, signatureKeys[scheme], body, now.Add(offset).Truncate(time.Second))...)
-			if err := parseSignature(scheme+" KEY").check(signatureKeys[scheme], h, []byte(body), now); (err == nil) != good {
+			if err := parseSignature(scheme+" KEY_SIGNING_SECRET").check(signatureKeys[scheme], h, []byte(body), now); (err == nil) != good {
 				t.Errorf("%s: signed %v off: %v", scheme, offset, err)
 			}
 		}
@@ -233,7 +233,7 @@ func TestSignatureNearMisses(t *testing.T) {
 	}
 	for _, key := range []string{"whsec_", "whsec_not base64!", "not base64!", "whpk_abc"} {
 		for _, headers := range [][]string{good["standard"], signed("standard", "", body, now)} { // with no key at all, too
-			if err := parseSignature("standard KEY").check(key, headerOf(headers...), []byte(body), now); err == nil || !strings.Contains(err.Error(), "base64") {
+			if err := parseSignature("standard KEY_SIGNING_SECRET").check(key, headerOf(headers...), []byte(body), now); err == nil || !strings.Contains(err.Error(), "base64") {
 				t.Errorf("the key %q: %v", key, err)
 			}
 			if checkStandard(key, headerOf(headers...), []byte(body), now) {
@@ -245,10 +245,10 @@ func TestSignatureNearMisses(t *testing.T) {
 
 func TestParseSignature(t *testing.T) {
 	for text, want := range map[string]string{ // a part of the error, "" for none
-		"github GITHUB_SECRET": "", "stripe _x9": "", "slack a": "", "standard K": "", "  github \t K ": "",
+		"github GITHUB_WEBHOOK_SECRET": "", "stripe _signing_secret": "", "slack a_Signing_Secret": "", "standard K_SIGNING_SECRET": "", "  github \t K_WEBHOOK_SECRET ": "",
 		"": "want a scheme and a variable", "github": "want a scheme and a variable", "github A B": "want a scheme and a variable",
 		"md5 K": `no scheme "md5"`, "GitHub K": `no scheme "GitHub"`, "K github": `no scheme "K"`,
-		"github 9K": "no name of a variable", "github $K": "no name of a variable", "github A-B": "no name of a variable", "github K=v": "no name of a variable", "github É": "no name of a variable",
+		"github K": "want a variable whose name ends in", "github PATH": "want a variable whose name ends in", "github K_SECRET": "want a variable whose name ends in",
 	} {
 		rule := parseSignature(text)
 		if want == "" && rule.Err != nil || want != "" && (rule.Err == nil || !strings.Contains(rule.Err.Error(), want)) {
@@ -265,7 +265,7 @@ func signedModule(t *testing.T) (dir string, env map[string]string) {
 	dir, env = t.TempDir(), map[string]string{}
 	tools := []hookTool{{Name: "handlePlain"}, {Name: "runs", Does: "runs"}}
 	for _, scheme := range sortedKeys(signatureKeys) {
-		name := "WH_" + strings.ToUpper(scheme)
+		name := "WH_" + strings.ToUpper(scheme) + "_SIGNING_SECRET"
 		env[name] = signatureKeys[scheme]
 		tools = append(tools, hookTool{Name: "handle_" + scheme, Doc: "Takes it.\n@signature " + scheme + " " + name + "\nAnd more."})
 	}
@@ -389,15 +389,15 @@ func TestSignatureOrSecret(t *testing.T) {
 func TestSignatureUnusable(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
-	docs := []string{"@signature", "@signature github", "@signature md5 WH_KEY", "@signature github 1BAD", "@signature github WH_KEY extra",
-		"@signature github WH_UNSET", "@signature github WH_EMPTY", "@signature\tgithub", "@signature\tgithub\tWH_UNSET", "Text.\n\t@signature  nope  WH_KEY\t\n@webhook",
-		"@signature github WH_KEY\n@signature github WH_KEY", "@signature standard WH_KEY"}
-	tools := []hookTool{{Name: "runs", Does: "runs"}, {Name: "handle_tab", Doc: "@signature\tgithub\tWH_KEY"}}
+	docs := []string{"@signature", "@signature github", "@signature md5 WH_KEY_SIGNING_SECRET", "@signature github 1BAD", "@signature github WH_KEY_SIGNING_SECRET extra",
+		"@signature github WH_UNSET_SIGNING_SECRET", "@signature github WH_EMPTY_SIGNING_SECRET", "@signature\tgithub", "@signature\tgithub\tWH_UNSET_SIGNING_SECRET", "Text.\n\t@signature  nope  WH_KEY_SIGNING_SECRET\t\n@webhook",
+		"@signature github WH_KEY_SIGNING_SECRET\n@signature github WH_KEY_SIGNING_SECRET", "@signature standard WH_KEY_SIGNING_SECRET"}
+	tools := []hookTool{{Name: "runs", Does: "runs"}, {Name: "handle_tab", Doc: "@signature\tgithub\tWH_KEY_SIGNING_SECRET"}}
 	for i, doc := range docs {
 		tools = append(tools, hookTool{Name: fmt.Sprint("handle", i), Doc: doc})
 	}
 	writeHooks(t, dir+"/m.usher", tools...)
-	keys := map[string]string{"WH_KEY": "not base64!", "WH_EMPTY": ""}
+	keys := map[string]string{"WH_KEY_SIGNING_SECRET": "not base64!", "WH_EMPTY_SIGNING_SECRET": ""}
 	for _, secret := range []bool{false, true} {
 		for _, flags := range [][]string{nil, {"-accept-signatures"}} {
 			env := map[string]string{}
@@ -432,8 +432,8 @@ func TestSignatureUnusable(t *testing.T) {
 		}
 	}
 	report := modulesOf(t, dir, func(name string) string { return keys[name] })
-	for i, want := range []string{"@signature: want a scheme", "@signature: want a scheme", `no scheme "md5"`, "no name of a variable", "@signature: want a scheme",
-		"WH_UNSET is not set", "WH_EMPTY is not set", "@signature: want a scheme", "WH_UNSET is not set", `no scheme "nope"`, "stands twice", "base64"} {
+	for i, want := range []string{"@signature: want a scheme", "@signature: want a scheme", `no scheme "md5"`, "1BAD: want a variable", "@signature: want a scheme",
+		"WH_UNSET_SIGNING_SECRET is not set", "WH_EMPTY_SIGNING_SECRET is not set", "@signature: want a scheme", "WH_UNSET_SIGNING_SECRET is not set", `no scheme "nope"`, "stands twice", "base64"} {
 		found := false
 		for line := range strings.Lines(report) {
 			found = found || strings.Contains(line, fmt.Sprintf("note: handle%d: ", i)) && strings.Contains(line, want) && strings.Contains(line, "503")
@@ -447,7 +447,7 @@ func TestSignatureUnusable(t *testing.T) {
 // Keys are the daemon's: no worker has one, not even a worker that was started
 // before a file named the key.
 func TestSignatureKeysAreNotHandedOn(t *testing.T) {
-	for _, name := range []string{"WH_EARLY", "WH_LATE", "WH_TWICE", "WH_ORDINARY"} {
+	for _, name := range []string{"WH_EARLY_SIGNING_SECRET", "WH_LATE_SIGNING_SECRET", "WH_TWICE_SIGNING_SECRET", "WH_ORDINARY"} {
 		t.Setenv(name, "x")
 	}
 	t.Setenv(webhookSecretVar, testSecret)
@@ -456,14 +456,14 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 	exe, _ := os.Executable()
 	write(t, dir+"/.mcp.json", fmt.Sprintf(`{"mcpServers":{"c":{"command":%q,"env":{%q:%q}}}}`, exe, runAsHooks,
 		hookFile(t, hookSpec{Tools: []hookTool{{Name: "env", Does: "env"}}})))
-	write(t, dir+"/s.usher.sh", "# Tells.\nenv() { printf '{\"WH_EARLY\":%s,\"WH_LATE\":%s,\"WH_ORDINARY\":%s,\"SERVICE_WEBHOOK_SECRET\":%s}' "+
-		"${WH_EARLY:+true}${WH_EARLY:-false} ${WH_LATE:+true}${WH_LATE:-false} ${WH_ORDINARY:+true}${WH_ORDINARY:-false} ${SERVICE_WEBHOOK_SECRET:+true}${SERVICE_WEBHOOK_SECRET:-false} | sed 's/truex/true/g'; }\n")
-	writeHooks(t, dir+"/early.usher", hookTool{Name: "handleIt", Doc: "@signature github WH_EARLY"}, hookTool{Name: "env", Does: "env"})
+	write(t, dir+"/s.usher.sh", "# Tells.\nenv() { printf '{\"WH_EARLY_SIGNING_SECRET\":%s,\"WH_LATE_SIGNING_SECRET\":%s,\"WH_ORDINARY\":%s,\"SERVICE_WEBHOOK_SECRET\":%s}' "+
+		"${WH_EARLY_SIGNING_SECRET:+true}${WH_EARLY_SIGNING_SECRET:-false} ${WH_LATE_SIGNING_SECRET:+true}${WH_LATE_SIGNING_SECRET:-false} ${WH_ORDINARY:+true}${WH_ORDINARY:-false} ${SERVICE_WEBHOOK_SECRET:+true}${SERVICE_WEBHOOK_SECRET:-false} | sed 's/truex/true/g'; }\n")
+	writeHooks(t, dir+"/early.usher", hookTool{Name: "handleIt", Doc: "@signature github WH_EARLY_SIGNING_SECRET"}, hookTool{Name: "env", Does: "env"})
 	d := serveHereGetenv(t, t.TempDir(), dir, os.Getenv)
 	c := connect(t, d.URL)
 	c.awaitTools("a_env", "c_env", "early_env", "early_handleIt", "s_env")
 	has := func(tool string) string {
-		return string(field(c.call(tool, `{"names":["WH_EARLY","WH_LATE","WH_ORDINARY","SERVICE_WEBHOOK_SECRET"]}`).result(), "structuredContent"))
+		return string(field(c.call(tool, `{"names":["WH_EARLY_SIGNING_SECRET","WH_LATE_SIGNING_SECRET","WH_ORDINARY","SERVICE_WEBHOOK_SECRET"]}`).result(), "structuredContent"))
 	}
 	check := func(when string, late bool) {
 		t.Helper()
@@ -472,14 +472,14 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 			var got map[string]bool
 			raw := has(tool)
 			json.Unmarshal([]byte(raw), &got)
-			want = map[string]bool{"WH_EARLY": false, "WH_LATE": late, "WH_ORDINARY": true, webhookSecretVar: false}
+			want = map[string]bool{"WH_EARLY_SIGNING_SECRET": false, "WH_LATE_SIGNING_SECRET": late, "WH_ORDINARY": true, webhookSecretVar: false}
 			if fmt.Sprint(got) != fmt.Sprint(want) {
 				t.Errorf("%s, %s has %s, want %v", when, tool, raw, want)
 			}
 		}
 	}
 	check("at first", true)
-	writeHooks(t, dir+"/late.usher", hookTool{Name: "handleIt", Doc: "@signature stripe WH_LATE"}, hookTool{Name: "broken", Doc: "@signature nope WH_LATE"})
+	writeHooks(t, dir+"/late.usher", hookTool{Name: "handleIt", Doc: "@signature stripe WH_LATE_SIGNING_SECRET"}, hookTool{Name: "broken", Doc: "@signature nope WH_LATE_SIGNING_SECRET"})
 	c.awaitTools("a_env", "c_env", "early_env", "early_handleIt", "late_broken", "late_handleIt", "s_env")
 	check("once it is a key", false)
 	for path, want := range map[string]int{"early/handleIt": 401, "late/handleIt": 401} { // checked, though no worker has the keys
@@ -636,13 +636,13 @@ func FuzzParseSignature(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		r := parseSignature(s)
 		_, known := signatureSchemes[r.Scheme]
-		if r.Err == nil && (!known || !variableName.MatchString(r.Var)) {
+		if r.Err == nil && (!known || !isSecretVariable(r.Var)) {
 			t.Errorf("%q: %+v", s, r)
 		}
 		if r.Err != nil && strings.ContainsAny(r.Err.Error(), "\n\r") {
 			t.Errorf("%q: an error of several lines: %v", s, r.Err)
 		}
-		tags := parseDoc("Text.\n@signature "+strings.NewReplacer("\n", " ", "\r", " ").Replace(s)+"\nMore.", false)
+		tags := parseDoc("Text.\n@signature "+strings.NewReplacer("\n", " ", "\r", " ").Replace(s)+"\nMore.", docRules{Hooks: true})
 		if tags.signature == nil || strings.Contains(tags.text, "@signature") {
 			t.Errorf("%q: no tag in %+v", s, tags)
 		}

@@ -154,8 +154,9 @@ func (h *Webhooks) arguments(w http.ResponseWriter, r *http.Request, d *delivery
 	if err != nil {
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
 	}
-	arguments := joinMembers(setMember(list, webhookParam, webhookMeta(r, body, d.received)))
-	if err := d.tool.Method.checkArguments(arguments); err != nil {
+	list = append(withoutWebhook(list), member{webhookParam, webhookMeta(r, body, d.received)})
+	arguments, err := d.tool.Method.checkArguments(joinMembers(list))
+	if err != nil {
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
 	}
 	return arguments, nil

@@ -993,7 +993,7 @@ export function handleIt(params) { return params; }
  */
 export function other({ _webhook }) { return { _response: { status: 201, body: _webhook.method } }; }
 
-/** @signature github WH_KEY */
+/** @signature github WH_KEY_SIGNING_SECRET */
 export function handleSigned() { return 1; }
 
 /** Fails. */
@@ -1013,7 +1013,7 @@ def other(_webhook=None):
 
 
 def handleSigned():
-    """@signature github WH_KEY"""
+    """@signature github WH_KEY_SIGNING_SECRET"""
     return 1
 
 
@@ -1034,7 +1034,7 @@ def handleFail():
 			}
 			dir := t.TempDir()
 			write(t, dir+"/"+row.file, row.text)
-			d := serveHereEnv(t, dir, map[string]string{"WH_KEY": "k"})
+			d := serveHereEnv(t, dir, map[string]string{"WH_KEY_SIGNING_SECRET": "k"})
 			d.awaitReady(t)
 			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
 			a := d.deliver(t, "m/handleIt", body)
@@ -1173,7 +1173,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	dir := t.TempDir()
 	writeHooks(t, dir+"/m.usher",
 		hookTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`)},
-		hookTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET"},
+		hookTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
 		hookTool{Name: "a", Doc: "@webhook twice"}, hookTool{Name: "b", Doc: "@webhook twice"}, hookTool{Name: "runs", Does: "runs"})
 	large := strings.Repeat(" ", 1024)
 	base := t.TempDir()
@@ -1457,8 +1457,8 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 	dir, ready := t.TempDir(), filepath.Join(t.TempDir(), "ready")
 	writeHooks(t, dir+"/known.usher", hookTool{Name: "handleIt"})
 	writeHookSpec(t, dir+"/late.usher", hookSpec{Await: ready, Tools: []hookTool{
-		{Name: "handleIt"}, {Name: "handleSigned", Doc: "@signature github WH_KEY"}}})
-	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY": "k"}, "-accept-signatures")
+		{Name: "handleIt"}, {Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}}})
+	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}, "-accept-signatures")
 	await(t, "the known module", func() bool { return strings.Contains(d.Out.String(), "ready   known") })
 	if a := d.deliver(t, "known/handleIt", `{}`, shown); a.Status != 200 {
 		t.Errorf("a known module beside it: %d %s", a.Status, a.Body)
@@ -1506,8 +1506,8 @@ func TestWebhookLog(t *testing.T) {
 	dir := t.TempDir()
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)},
 		hookTool{Name: "handleResult", Does: "result"}, hookTool{Name: "handleFault", Does: "fault"}, hookTool{Name: "handleCrash", Does: "crash"},
-		hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY"}, hookTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY"})
-	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY": "MARK-key", "WH_BADKEY": "MARK not base64"}, "-log", "json")
+		hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}, hookTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
+	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "MARK-key", "WH_BADKEY_SIGNING_SECRET": "MARK not base64"}, "-log", "json")
 	d.awaitReady(t)
 	for _, row := range []struct {
 		what, method, path, body string
@@ -1815,7 +1815,7 @@ func (d drip) Read(p []byte) (int, error) {
 func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_UNSET"})
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
 	d := serveHereEnv(t, dir, guarded)
 	d.awaitReady(t)
 	var wg sync.WaitGroup
@@ -1848,8 +1848,8 @@ func TestWebhookEndlessBody(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY"}, hookTool{Name: "runs", Does: "runs"})
-	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY": "k"}, "-accept-signatures")
+	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}, hookTool{Name: "runs", Does: "runs"})
+	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}, "-accept-signatures")
 	d.awaitReady(t)
 	var wg sync.WaitGroup
 	for _, row := range []struct {
@@ -1881,7 +1881,7 @@ func TestWebhookEndlessBody(t *testing.T) {
 
 // fuzzMethod asks for every type that a form may fill in.
 func fuzzMethod(f *testing.F) *Method {
-	m, _, err := parseMethod(joinMembers([]member{{"name", quote("handleForm")}, {"inputSchema", formSchema}}), kindExecutable)
+	m, _, err := parseMethod(joinMembers([]member{{"name", quote("handleForm")}, {"inputSchema", formSchema}}), docRules{Hooks: true})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -1908,7 +1908,7 @@ func checkParams(t *testing.T, m *Method, list []member) {
 	if hook, ok := got[webhookParam].(map[string]any); !ok || hook["true"] != json.Number("1") {
 		t.Fatalf("%s was forged: %q", webhookParam, arguments)
 	}
-	if m.checkArguments(arguments) != nil {
+	if _, err := m.checkArguments(arguments); err != nil {
 		return
 	}
 	for name, types := range map[string]string{"s": "string", "i": "json.Number", "f": "json.Number", "b": "bool", "list": "[]interface {}", "o": "map[string]interface {}"} {
