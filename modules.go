@@ -682,7 +682,7 @@ func (r *Registry) makeModule(e *entry, p *fleet) *Module {
 		Prompts: e.offer.Prompts, Resources: e.offer.Resources, Templates: e.offer.Templates}
 	names := make(map[string]bool)
 	for _, raw := range e.offer.Tools {
-		method, problems, err := parseMethod(raw, docRules{Hooks: f.Kind != kindConfig, Tags: f.Kind.singleFile(), Undeclared: f.Kind.undeclared()})
+		method, problems, err := parseMethod(raw, f.Kind.docRules())
 		if err == nil && names[method.Name] {
 			err = fmt.Errorf("%s: a second tool of this name", method.Name)
 		}

@@ -54,9 +54,11 @@ func (k Kind) singleFile() bool { return k != kindExecutable && k != kindConfig 
 // meant a name that begins with "handle" for a webhook.
 func (k Kind) writtenForUsher() bool { return k != kindConfig }
 
-// undeclared reports whether a method's documentation may name parameters that
-// its code does not declare, as languages without types have it.
-func (k Kind) undeclared() bool { return k == kindNode || k == kindShell }
+// docRules says how the documentation of such a module's methods is read. In
+// languages without types it may name parameters that the code does not declare.
+func (k Kind) docRules() docRules {
+	return docRules{Hooks: k != kindConfig, Tags: k.singleFile(), Undeclared: k == kindNode || k == kindShell}
+}
 
 // moduleEndings are the kinds of single files, by what follows ".usher".
 var moduleEndings = map[string]Kind{

@@ -27,7 +27,7 @@ func module(t *testing.T, text string) *Module {
 			description = "@webhook " + path
 		}
 		definition := joinMembers([]member{{"name", quote(tool)}, {"description", quote(description)}})
-		method, _, err := parseMethod(definition, m.Kind)
+		method, _, err := parseMethod(definition, m.Kind.docRules())
 		if err != nil {
 			t.Fatal(err)
 		}
