@@ -1,20 +1,24 @@
 // Webhooks: HTTP callbacks, delivered to methods. Who may deliver, which method
-// a path is, how a body becomes parameters, and how a result becomes an answer.
-// It knows views and tools; it names no claim and no session.
+// a path is, the signatures of providers, how a body becomes parameters, and how
+// a result becomes an answer. It knows views and tools; it names no claim and no
+// session.
 
 package main
 
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -26,11 +30,11 @@ import (
 	"unicode/utf8"
 )
 
-// webhookPrefix is where the paths of webhooks begin.
-const webhookPrefix = "/webhook/"
-
-// secretHeader is where a sender shows the secret.
-const secretHeader = "X-Webhook-Secret"
+const (
+	webhookPrefix      = "/webhook/"        // where the paths of webhooks begin
+	secretHeader       = "X-Webhook-Secret" // where a sender shows the secret
+	signatureTolerance = 5 * time.Minute    // how far a signed time stamp may be off, either way
+)
 
 // Webhooks takes deliveries. It is not changed once it serves; safe for
 // concurrent use.
@@ -42,33 +46,36 @@ type Webhooks struct {
 	stopped context.Context     // ends when deliveries under way are to be given up
 
 	secret           string   // "" for none
-	audience         audience // whose deliveries are taken while there is none
+	audience         audience // whose deliveries are taken while there is no secret
 	acceptSignatures bool     // a verified signature stands in for the secret
 	timeout          time.Duration
-	places           chan struct{} // one for each delivery in flight
+	places           chan struct{} // one for each delivery being answered
 }
 
-// delivery is one request on its way to a method, for the log and the answer.
+// delivery is one request on its way to a method.
 type delivery struct {
+	*http.Request
 	id       string
+	path     string // below webhookPrefix
 	received time.Time
-	tool     *Tool // nil while no method is known
-	status   int
-	bytes    int // of the body
+	shown    bool // the sender has shown the secret, or needs none
+	body     []byte
+	tool     *Tool // nil while none is known
+	status   int   // of the answer
 }
 
-// serve takes one request for a path below webhookPrefix. Host and Origin were
-// judged before.
+// serve takes one request for a path below webhookPrefix, after Host and Origin
+// were judged, and logs what became of it.
 func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
-	d := &delivery{id: w.Header().Get(requestIDHeader), received: time.Now()}
-	err := h.deliver(w, r, d)
+	d := &delivery{Request: r, id: w.Header().Get(requestIDHeader), path: strings.TrimPrefix(r.URL.Path, webhookPrefix), received: time.Now()}
+	err := h.deliver(w, d)
 	why := err
 	if e := (*httpError)(nil); errors.As(err, &e) {
 		if d.status, e.Logged = e.Status, true; e.Err != nil {
 			why = e.Err
 		}
 	}
-	args := []any{"id", d.id, "status", d.status, "took", time.Since(d.received).Round(10 * time.Microsecond), "bytes", d.bytes, "remote", r.RemoteAddr}
+	args := []any{"id", d.id, "status", d.status, "took", time.Since(d.received).Round(10 * time.Microsecond), "bytes", len(d.body), "remote", r.RemoteAddr}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
@@ -81,33 +88,14 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 
 // deliver makes the checks in the order in which their answers count, calls the
 // method, and writes its answer. An error is the answer where there is no other.
-func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) error {
-	path := strings.TrimPrefix(r.URL.Path, webhookPrefix)
-	var body []byte
-	if h.secret == "" && !h.audience.includes(r) {
-		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: start usher serve with %s in its environment, or with -open-webhooks", webhookSecretVar)
-	}
-	proved := h.secret == "" || equalSecrets(r.Header.Get(secretHeader), h.secret)
-	if !proved {
-		// Whatever goes wrong for who has shown nothing is 401, so that the
-		// answer does not tell what is there.
-		var err error
-		if body, err = h.proveBySignature(w, r, path); err != nil {
-			return &httpError{Status: http.StatusUnauthorized, Msg: "the webhook secret is missing or wrong: send it as " + secretHeader, Err: err}
-		}
-	}
-	if r.Method != http.MethodPost {
-		return &httpError{Status: http.StatusMethodNotAllowed, Msg: "a webhook takes POST", Header: http.Header{"Allow": {"POST"}}}
-	}
-	tool, err := h.find(r.Context(), path)
-	if err != nil {
+func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
+	d.shown = h.secret == "" || equalSecrets(d.Header.Get(secretHeader), h.secret)
+	if err := h.receive(w, d); err != nil && !d.shown {
+		// Whatever goes wrong for a sender who has shown nothing is a 401, so that
+		// the answer does not tell what is there.
+		return &httpError{Status: http.StatusUnauthorized, Msg: "the webhook secret is missing or wrong: send it as " + secretHeader, Err: err}
+	} else if err != nil {
 		return err
-	}
-	d.tool = tool
-	if rule := tool.Method.Signature; rule != nil {
-		if err := rule.ready(h.getenv(rule.Var)); err != nil {
-			return &httpError{Status: http.StatusServiceUnavailable, Msg: "this webhook can't check signatures: see usher modules", Err: err}
-		}
 	}
 	select {
 	case h.places <- struct{}{}:
@@ -115,11 +103,7 @@ func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) 
 	default:
 		return &httpError{Status: http.StatusServiceUnavailable, Msg: "too many deliveries at once (-webhook-limit)", Header: retryAfter(1)}
 	}
-	arguments, err := h.arguments(w, r, d, body)
-	if err != nil {
-		return err
-	}
-	result, err := h.call(r.Context(), path, arguments, d.id)
+	result, err := h.call(d)
 	if err != nil {
 		return err
 	}
@@ -132,34 +116,36 @@ func (h *Webhooks) deliver(w http.ResponseWriter, r *http.Request, d *delivery) 
 	return nil
 }
 
-// arguments reads the request into the method's arguments. body is nil unless
-// it had to be read before.
-func (h *Webhooks) arguments(w http.ResponseWriter, r *http.Request, d *delivery, body []byte) (json.RawMessage, error) {
-	form, err := bodyForm(r.Header.Get("Content-Type"))
-	if err != nil {
-		return nil, err
-	}
-	if body == nil {
-		if body, err = h.bodies.Read(w, r, h.secret != ""); err != nil {
-			return nil, err
+// receive refuses a delivery that must not be made, or reads its body and verifies
+// its signature. What can be refused without the body is refused before it is
+// read. Only of a sender who has not shown the secret the body is read for every
+// path alike: when the answer comes would tell what is there.
+func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
+	isPost := d.Method == http.MethodPost
+	switch {
+	case h.secret == "" && !h.audience.includes(d.Request):
+		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: start usher serve with %s in its environment, or with -open-webhooks", webhookSecretVar)
+	case !d.shown && !(h.acceptSignatures && isPost):
+		return errors.New("neither secret nor signature")
+	case d.shown && !isPost:
+		return &httpError{Status: http.StatusMethodNotAllowed, Msg: "a webhook takes POST", Header: http.Header{"Allow": {"POST"}}}
+	case d.shown:
+		if d.tool, err = h.find(d.Context(), d); err != nil {
+			return err
+		}
+		if rule := d.tool.Method.Signature; rule != nil {
+			if err := rule.ready(h.getenv(rule.Var)); err != nil {
+				return &httpError{Status: http.StatusServiceUnavailable, Msg: "this webhook can't check signatures: see usher modules", Err: err}
+			}
+		}
+		if _, err := bodyForm(d.Header.Get("Content-Type")); err != nil {
+			return err
 		}
 	}
-	d.bytes = len(body)
-	if rule := d.tool.Method.Signature; rule != nil {
-		if err := rule.check(h.getenv(rule.Var), r.Header, body, d.received); err != nil {
-			return nil, &httpError{Status: http.StatusUnauthorized, Msg: errSignature.Error(), Err: err}
-		}
+	if d.body, err = h.bodies.Read(w, d.Request, d.shown && h.secret != ""); err != nil {
+		return err
 	}
-	list, err := form(body, d.tool.Method)
-	if err != nil {
-		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
-	}
-	list = append(withoutWebhook(list), member{webhookParam, webhookMeta(r, body, d.received)})
-	arguments, err := d.tool.Method.checkArguments(joinMembers(list))
-	if err != nil {
-		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
-	}
-	return arguments, nil
+	return h.verify(d.Context(), d)
 }
 
 // equalSecrets compares in constant time, whatever the lengths.
@@ -168,60 +154,69 @@ func equalSecrets(got, want string) bool {
 	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
-// errUnproved is why who has not shown the secret is not let in; it is not told.
-var errUnproved = errors.New("neither secret nor signature")
-
-// proveBySignature lets in a request without the secret whose signature is
-// good, where that stands in for it. It returns the body that it had to read.
-func (h *Webhooks) proveBySignature(w http.ResponseWriter, r *http.Request, path string) ([]byte, error) {
-	if !h.acceptSignatures || r.Method != http.MethodPost {
-		return nil, errUnproved
+// verify finds the method to call, and verifies the signature that this method
+// wants, or that stands in for the secret. Where there is no method and so nothing
+// to verify, the body of a sender who has not shown the secret is summed up all
+// the same, as the time of that would tell.
+func (h *Webhooks) verify(ctx context.Context, d *delivery) error {
+	tool, err := h.find(ctx, d)
+	rule := &signatureRule{}
+	if err == nil && tool.Method.Signature != nil {
+		rule = tool.Method.Signature
+	} else if d.shown {
+		d.tool = tool
+		return err
 	}
-	tool, err := h.find(r.Context(), path)
-	if err != nil || tool.Method.Signature == nil {
-		return nil, errUnproved
+	if err := rule.check(h.getenv(rule.Var), d.Header, d.body, d.received); err != nil {
+		return &httpError{Status: http.StatusUnauthorized, Msg: errSignature.Error(), Err: err}
 	}
-	body, err := h.bodies.Read(w, r, false)
-	if err != nil {
-		return nil, err
-	}
-	rule := tool.Method.Signature
-	return body, rule.check(h.getenv(rule.Var), r.Header, body, time.Now())
+	d.tool = tool
+	return nil
 }
 
-// find is the method at a path, waiting for modules that are being looked at.
-func (h *Webhooks) find(ctx context.Context, path string) (*Tool, error) {
-	tool, others := h.views.View(scopeAll()).Hook(path)
-	pending := tool == nil && others == nil && h.views.Pending(scopeAll())
+// find is the method at a delivery's path, waiting for modules that are being
+// introspected: for a sender who has not shown the secret whatever the path is.
+func (h *Webhooks) find(ctx context.Context, d *delivery) (*Tool, error) {
+	tool, others := h.views.View(scopeAll()).Hook(d.path)
+	missing := tool == nil && others == nil
+	pending := (missing || !d.shown) && h.views.Pending(scopeAll())
 	if pending {
 		h.views.WaitReady(ctx, scopeAll())
 		pending = h.views.Pending(scopeAll()) // asked before the view: what is missing then was not pending
-		tool, others = h.views.View(scopeAll()).Hook(path)
+		tool, others = h.views.View(scopeAll()).Hook(d.path)
 	}
 	switch {
 	case tool != nil:
 		return tool, nil
 	case len(others) > 0:
-		return nil, httpErrorf(http.StatusConflict, "%q is not one webhook but several: %s", clipText(path, 200), strings.Join(others, ", "))
+		return nil, httpErrorf(http.StatusConflict, "%q is not one webhook but several: %s", clipText(d.path, 200), strings.Join(others, ", "))
 	case pending:
-		return nil, &httpError{Status: http.StatusServiceUnavailable, Msg: "modules are still being looked at", Header: retryAfter(2)}
+		return nil, &httpError{Status: http.StatusServiceUnavailable, Msg: "modules are still being introspected", Header: retryAfter(2)}
 	default:
 		return nil, httpErrorf(http.StatusNotFound, "there is no webhook at this path: usher modules lists them")
 	}
 }
 
-// call calls the method at a path.
-func (h *Webhooks) call(ctx context.Context, path string, arguments json.RawMessage, id string) (json.RawMessage, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, h.timeout, errDeliveryTimeout)
+// call calls the delivery's method. Where the module was reloaded in between, the
+// method that stands at the path then is verified and called instead.
+func (h *Webhooks) call(d *delivery) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
 	defer context.AfterFunc(h.stopped, cancel)()
-	caller := Caller{Session: "delivery " + id, Affinity: "webhook"}
+	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook"}
+	verified := true
 	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
-		tool, err := h.find(ctx, path)
+		if !verified {
+			if err := h.verify(ctx, d); err != nil {
+				return nil, err
+			}
+		}
+		verified = false
+		arguments, err := d.arguments()
 		if err != nil {
 			return nil, err
 		}
-		return tool.Call(ctx, caller, joinMembers([]member{{"name", json.RawMessage(`""`)}, {"arguments", arguments}}))
+		return d.tool.Call(ctx, caller, object{{"name", json.RawMessage(`""`)}, {"arguments", arguments}}.json())
 	})
 	return result, h.callError(ctx, err)
 }
@@ -257,46 +252,170 @@ func (h *Webhooks) callError(ctx context.Context, err error) error {
 	}
 }
 
-// webhookMeta is what a method gets under webhookParam.
-func webhookMeta(r *http.Request, body []byte, received time.Time) json.RawMessage {
-	headers := map[string]string{"host": r.Host}
-	for name, values := range r.Header {
+// arguments is what the method is called with: the fields of the body, and what
+// is known of the request. Its errors are *httpError.
+func (d *delivery) arguments() (json.RawMessage, error) {
+	form, err := bodyForm(d.Header.Get("Content-Type"))
+	if err != nil {
+		return nil, err
+	}
+	list, err := form(d.body, d.tool.Method)
+	if err != nil {
+		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
+	}
+	list = append(withoutWebhook(list), member{webhookParam, d.meta()})
+	arguments, err := d.tool.Method.checkArguments(list.json())
+	if err != nil {
+		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
+	}
+	return arguments, nil
+}
+
+// meta is what a method gets under webhookParam.
+func (d *delivery) meta() json.RawMessage {
+	headers := map[string]string{"host": d.Host}
+	for name, values := range d.Header {
 		if name != secretHeader {
 			headers[strings.ToLower(name)] = strings.Join(values, ", ")
 		}
 	}
 	query := map[string]string{}
-	for name, values := range r.URL.Query() {
+	for name, values := range d.URL.Query() {
 		query[name] = values[0]
 	}
-	meta := map[string]any{"method": r.Method, "headers": headers, "query": query, "timestamp": received.UnixMilli()}
-	if utf8.Valid(body) {
-		meta["rawBody"] = string(body)
+	meta := map[string]any{"method": d.Method, "headers": headers, "query": query, "timestamp": d.received.UnixMilli()}
+	if utf8.Valid(d.body) {
+		meta["rawBody"] = string(d.body)
 	}
 	return marshal(meta)
 }
 
-// bodyForm finds how a body of a content type becomes parameters.
-func bodyForm(contentType string) (func([]byte, *Method) ([]member, error), error) {
-	if contentType == "" {
-		return jsonParams, nil
+// errSignature is all that a sender is told: what exactly did not fit helps
+// only who forges.
+var errSignature = errors.New("the signature is missing, wrong or too old")
+
+// givenSignature is what a scheme finds in the headers of a request.
+type givenSignature struct {
+	prefix string   // what is signed before the body
+	sums   [][]byte // one of them has to be the HMAC-SHA256 of prefix and body
+	fresh  bool     // the time stamp, if the scheme has one, is near enough to now
+}
+
+// signatureSchemes are the schemes, as providers document them.
+var signatureSchemes = map[string]func(h http.Header, now time.Time) givenSignature{
+	"github": func(h http.Header, _ time.Time) givenSignature {
+		return givenSignature{"", sumsIn([]string{h.Get("X-Hub-Signature-256")}, "sha256=", hex.DecodeString), true}
+	},
+	"slack": func(h http.Header, now time.Time) givenSignature {
+		stamp := h.Get("X-Slack-Request-Timestamp")
+		return givenSignature{"v0:" + stamp + ":", sumsIn([]string{h.Get("X-Slack-Signature")}, "v0=", hex.DecodeString), isRecent(stamp, now)}
+	},
+	"stripe": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
+		items := strings.Split(strings.ReplaceAll(h.Get("Stripe-Signature"), " ", ""), ",")
+		stamp := ""
+		for _, item := range items {
+			if after, ok := strings.CutPrefix(item, "t="); ok {
+				stamp = after
+			}
+		}
+		return givenSignature{stamp + ".", sumsIn(items, "v1=", hex.DecodeString), isRecent(stamp, now)}
+	},
+	"standard": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
+		name := "Webhook-"
+		if h.Get(name+"Id") == "" {
+			name = "Svix-"
+		}
+		id, stamp := h.Get(name+"Id"), h.Get(name+"Timestamp")
+		sums := sumsIn(strings.Fields(h.Get(name+"Signature")), "v1,", base64.StdEncoding.DecodeString)
+		return givenSignature{id + "." + stamp + ".", sums, id != "" && isRecent(stamp, now)}
+	},
+}
+
+// sumsIn decodes those of the items that have a prefix.
+func sumsIn(items []string, prefix string, decode func(string) ([]byte, error)) (sums [][]byte) {
+	for _, item := range items {
+		text, ok := strings.CutPrefix(item, prefix)
+		if sum, err := decode(text); ok && err == nil {
+			sums = append(sums, sum)
+		}
 	}
+	return sums
+}
+
+// isRecent reports whether a time stamp in Unix seconds is near enough to now.
+func isRecent(stamp string, now time.Time) bool {
+	n, err := strconv.ParseInt(stamp, 10, 64)
+	return err == nil && now.Sub(time.Unix(n, 0)).Abs() <= signatureTolerance
+}
+
+// key is the key of the HMAC, as it stands in the environment; nil for one that
+// can't be used. Standard Webhooks has keys in base64 after "whsec_".
+func (r *signatureRule) key(text string) []byte {
+	if r.Scheme != "standard" {
+		return []byte(text)
+	}
+	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
+	if err != nil {
+		return nil
+	}
+	return key
+}
+
+// ready says why nothing can be verified with this key, if so.
+func (r *signatureRule) ready(key string) error {
+	if r.Err == nil && key == "" {
+		return fmt.Errorf("@signature: %s is not set", r.Var)
+	}
+	if r.Err == nil && len(r.key(key)) == 0 {
+		return fmt.Errorf("@signature: %s is not base64, after whsec_", r.Var)
+	}
+	return r.Err
+}
+
+// check verifies a body, in a time that tells nothing but the body's length. The
+// error is errSignature for one that is not signed as it should be; any other is
+// ready's.
+func (r *signatureRule) check(key string, h http.Header, body []byte, now time.Time) error {
+	var given givenSignature
+	if scheme := signatureSchemes[r.Scheme]; scheme != nil {
+		given = scheme(h, now)
+	}
+	mac := hmac.New(sha256.New, r.key(key))
+	io.WriteString(mac, given.prefix)
+	mac.Write(body)
+	want := mac.Sum(nil)
+	if err := r.ready(key); err != nil {
+		return err
+	}
+	if !given.fresh || !slices.ContainsFunc(given.sums, func(got []byte) bool { return hmac.Equal(want, got) }) {
+		return errSignature
+	}
+	return nil
+}
+
+// bodyDecoder turns a body into parameters.
+type bodyDecoder func(body []byte, m *Method) (object, error)
+
+// bodyForm finds how a body of a content type becomes parameters.
+func bodyForm(contentType string) (bodyDecoder, error) {
 	kind, params, err := mime.ParseMediaType(contentType)
 	switch {
+	case contentType == "":
+		return jsonParams, nil
 	case err != nil:
-	case kind == "application/json" || strings.HasSuffix(kind, "+json"):
+	case kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json"):
 		return jsonParams, nil
 	case kind == "application/x-www-form-urlencoded":
 		return formParams, nil
 	case kind == "multipart/form-data" && params["boundary"] != "":
-		return func(body []byte, m *Method) ([]member, error) { return multipartParams(body, params["boundary"], m) }, nil
+		return func(body []byte, m *Method) (object, error) { return multipartParams(body, params["boundary"], m) }, nil
 	}
 	return nil, httpErrorf(http.StatusUnsupportedMediaType,
 		"content type %q: want application/json, application/x-www-form-urlencoded or multipart/form-data", clipText(contentType, 100))
 }
 
 // jsonParams is the fields of a JSON object; none for an empty body.
-func jsonParams(body []byte, _ *Method) ([]member, error) {
+func jsonParams(body []byte, _ *Method) (object, error) {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil, nil
 	}
@@ -310,14 +429,18 @@ func jsonParams(body []byte, _ *Method) ([]member, error) {
 	return list, nil
 }
 
-// formParams is the fields of a form.
-func formParams(body []byte, m *Method) ([]member, error) {
-	fields, err := url.ParseQuery(string(body))
+// formParams is the fields of a form, or of a JSON object: curl -d calls all that
+// it sends a form.
+func formParams(body []byte, m *Method) (object, error) {
+	if list, err := jsonParams(body, m); err == nil {
+		return list, nil
+	}
+	form, err := url.ParseQuery(string(body))
 	if err != nil || !utf8.Valid(body) {
 		return nil, errors.New("the body is not a well-formed form")
 	}
-	values := make(map[string][]json.RawMessage, len(fields))
-	for name, texts := range fields {
+	values := make(map[string][]json.RawMessage, len(form))
+	for name, texts := range form {
 		for _, text := range texts {
 			values[name] = append(values[name], quote(text))
 		}
@@ -326,7 +449,7 @@ func formParams(body []byte, m *Method) ([]member, error) {
 }
 
 // multipartParams is the fields and files of a multipart form.
-func multipartParams(body []byte, boundary string, m *Method) ([]member, error) {
+func multipartParams(body []byte, boundary string, m *Method) (object, error) {
 	values := make(map[string][]json.RawMessage)
 	if len(body) == 0 {
 		return nil, nil
@@ -338,10 +461,10 @@ func multipartParams(body []byte, boundary string, m *Method) ([]member, error) 
 		if err == io.EOF && bytes.Contains(body, []byte("--"+boundary+"--")) {
 			return fieldParams(values, m), nil
 		}
-		if err != nil {
-			return nil, errors.New("the body is not a well-formed multipart form")
+		var content []byte
+		if err == nil {
+			content, err = io.ReadAll(part)
 		}
-		content, err := io.ReadAll(part)
 		if err != nil {
 			return nil, errors.New("the body is not a well-formed multipart form")
 		}
@@ -355,65 +478,56 @@ func multipartParams(body []byte, boundary string, m *Method) ([]member, error) 
 
 // fileValue is a file in a form: as text if it is some, else in base64.
 func fileValue(part *multipart.Part, content []byte) json.RawMessage {
-	list := []member{
+	file := object{
 		{"filename", quote(part.FileName())},
 		{"contentType", quote(part.Header.Get("Content-Type"))},
 		{"size", json.RawMessage(strconv.Itoa(len(content)))},
 	}
 	if utf8.Valid(content) {
-		return joinMembers(append(list, member{"text", quote(string(content))}))
+		return append(file, member{"text", quote(string(content))}).json()
 	}
-	return joinMembers(append(list, member{"base64", quote(base64.StdEncoding.EncodeToString(content))}))
+	return append(file, member{"base64", quote(base64.StdEncoding.EncodeToString(content))}).json()
 }
 
 // fieldParams turns a form's values into parameters. A field named payload that
-// holds a JSON object, as GitHub sends it, is that object, unless the method
-// has a parameter of that name.
-func fieldParams(values map[string][]json.RawMessage, m *Method) []member {
-	var list []member
+// holds a JSON object, as GitHub sends it, is that object, unless the method has
+// a parameter of that name.
+func fieldParams(values map[string][]json.RawMessage, m *Method) (list object) {
 	for _, name := range sortedKeys(values) {
-		types := m.paramTypes(name)
-		if name == "payload" && types == nil {
-			if text, _ := unquote(values[name][0]); jsonFault([]byte(text)) == "" {
-				if object, ok := members(oneLine(json.RawMessage(text))); ok {
-					list = append(list, object...)
-					continue
-				}
+		given, types := values[name], m.paramTypes(name)
+		text, _ := unquote(given[0])
+		payload, err := jsonParams([]byte(text), m)
+		switch {
+		case name == "payload" && types == nil && text != "" && err == nil:
+			list = append(list, payload...)
+		case slices.Contains(types, "array"):
+			list = append(list, member{name, joinItems(given)})
+		default:
+			if value := fieldValue(given[0], types); value != nil {
+				list = append(list, member{name, value})
 			}
-		}
-		if slices.Contains(types, "array") {
-			list = append(list, member{name, joinItems(values[name])})
-			continue
-		}
-		if value := asWanted(values[name][0], types); value != nil {
-			list = append(list, member{name, value})
 		}
 	}
 	return list
 }
 
-// asWanted turns a form's text into the number or boolean that the schema asks
-// for; what is none stays text, and the check says so. It is nil for a field that
-// was left blank, as forms send those too.
-func asWanted(value json.RawMessage, types []string) json.RawMessage {
+// fieldValue turns a form's text into the number or boolean that the schema asks
+// for; any other text stays, and the check of arguments says so. It is nil for a
+// field that was left blank, as forms send those too.
+func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 	text, ok := unquote(value)
-	if !ok || slices.Contains(types, "string") {
+	wants := func(kind string) bool { return slices.Contains(types, kind) }
+	switch {
+	case !ok || wants("string"):
 		return value
-	}
-	if text == "" && len(types) > 0 {
+	case text == "" && len(types) > 0:
 		return nil
-	}
-	number := slices.Contains(types, "number") || slices.Contains(types, "integer")
-	if number && json.Valid([]byte(text)) && strings.ContainsAny(text[:1], "-0123456789") {
+	case (wants("number") || wants("integer")) && json.Valid([]byte(text)) && strings.ContainsAny(text[:1], "-0123456789"):
 		return json.RawMessage(text)
-	}
-	if slices.Contains(types, "boolean") {
-		switch text {
-		case "true", "on", "1":
-			return json.RawMessage("true")
-		case "false", "off", "0":
-			return json.RawMessage("false")
-		}
+	case wants("boolean") && slices.Contains([]string{"true", "on", "1"}, text):
+		return json.RawMessage("true")
+	case wants("boolean") && slices.Contains([]string{"false", "off", "0"}, text):
+		return json.RawMessage("false")
 	}
 	return value
 }
@@ -426,9 +540,8 @@ type webhookAnswer struct {
 }
 
 func (a webhookAnswer) write(w http.ResponseWriter) {
-	for name, values := range a.header {
-		w.Header()[name] = values
-	}
+	maps.Copy(w.Header(), a.header)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(a.status)
 	if a.status != http.StatusNoContent && a.status != http.StatusNotModified {
 		_ = writeBody(w, a.body) // a sender that is gone is no one to tell
@@ -437,89 +550,70 @@ func (a webhookAnswer) write(w http.ResponseWriter) {
 
 // answerOf turns a tool's result into the answer.
 func answerOf(result json.RawMessage) (webhookAnswer, error) {
-	if string(field(result, "isError")) == "true" {
-		return webhookAnswer{}, &httpError{Status: http.StatusInternalServerError, Msg: resultText(result), Err: errFailed}
-	}
-	body := []byte(resultText(result))
-	if len(body) == 0 {
+	text := resultText(result)
+	body := []byte(strings.TrimSpace(text))
+	switch {
+	case string(field(result, "isError")) == "true":
+		return webhookAnswer{}, &httpError{Status: http.StatusInternalServerError, Msg: text, Err: errFailed}
+	case text == "":
 		return webhookAnswer{status: http.StatusNoContent}, nil
+	case !json.Valid(body) || body[0] != '{' && body[0] != '[':
+		return webhookAnswer{http.StatusOK, textHeader, []byte(text)}, nil
 	}
-	a := webhookAnswer{status: http.StatusOK, header: http.Header{}, body: body}
-	a.header.Set("Content-Type", "text/plain; charset=utf-8")
-	if start := bytes.TrimSpace(body); len(start) > 0 && (start[0] == '{' || start[0] == '[') && json.Valid(body) {
-		a.header.Set("Content-Type", "application/json")
-		if own := field(body, "_response"); own != nil {
-			return ownAnswer(own)
-		}
+	if own := field(body, "_response"); own != nil {
+		return ownAnswer(own)
 	}
-	return a, nil
+	return webhookAnswer{http.StatusOK, jsonHeader, []byte(text)}, nil
 }
+
+var (
+	textHeader = http.Header{"Content-Type": {"text/plain; charset=utf-8"}}
+	jsonHeader = http.Header{"Content-Type": {"application/json"}}
+)
 
 // ownAnswer is the answer that a method made itself, as "_response".
 func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
-	bad := func(why string) (webhookAnswer, error) {
-		const what = "the method's _response is no HTTP answer"
-		return webhookAnswer{}, &httpError{Status: http.StatusBadGateway, Msg: what + ": " + why, Err: errors.New(what)}
+	own := struct {
+		Status  int
+		Headers map[string]string
+		Body    json.RawMessage
+	}{Status: http.StatusOK}
+	decoder := json.NewDecoder(bytes.NewReader(raw))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(&own)
+	if err == nil && (!isObject(raw) || own.Status < 200 || own.Status > 599) {
+		err = errors.New("want an object with a status from 200 to 599, headers and body")
 	}
-	list, ok := members(raw)
-	if !ok {
-		return bad("it is not an object")
+	a := webhookAnswer{own.Status, jsonHeader.Clone(), own.Body}
+	if text, ok := unquote(own.Body); ok {
+		a.header, a.body = textHeader.Clone(), []byte(text)
 	}
-	a := webhookAnswer{status: http.StatusOK, header: http.Header{}}
-	for _, f := range list {
-		switch f.key {
-		case "status":
-			n, err := strconv.Atoi(string(f.value))
-			if err != nil || n < 200 || n > 599 {
-				return bad("status: want a number from 200 to 599")
-			}
-			a.status = n
-		case "headers":
-			if err := a.setHeaders(f.value); err != nil {
-				return bad(err.Error())
-			}
-		case "body":
-			a.body = f.value
-		default:
-			return bad(fmt.Sprintf("%q is none of status, headers and body", f.key))
+	if len(a.body) == 0 || string(a.body) == "null" {
+		a.header, a.body = http.Header{}, nil
+	}
+	for name, value := range own.Headers {
+		if !mayAnswer(name, value) {
+			err = fmt.Errorf("header %q: not one that a method can set", name)
 		}
+		a.header.Set(name, value)
 	}
-	kind := "application/json"
-	if text, ok := unquote(a.body); ok {
-		a.body, kind = []byte(text), "text/plain; charset=utf-8"
-	} else if string(a.body) == "null" {
-		a.body = nil
-	}
-	if len(a.body) > 0 && a.header.Get("Content-Type") == "" {
-		a.header.Set("Content-Type", kind)
+	if err != nil {
+		const what = "the method's _response is no HTTP answer"
+		return a, &httpError{Status: http.StatusBadGateway, Msg: what + ": " + err.Error(), Err: errors.New(what)}
 	}
 	return a, nil
 }
 
-// setHeaders takes in headers, but for those that are the connection's own.
-func (a *webhookAnswer) setHeaders(raw json.RawMessage) error {
-	list, ok := members(raw)
-	if !ok {
-		return errors.New("headers: want an object")
-	}
-	for _, f := range list {
-		value, ok := unquote(f.value)
-		if !ok {
-			return fmt.Errorf("header %q: want a string", f.key)
-		}
-		name := http.CanonicalHeaderKey(f.key)
-		switch {
-		case !headerToken.MatchString(f.key) || strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }):
-			return fmt.Errorf("header %q: not a header", f.key)
-		case slices.Contains([]string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}, name):
-			return fmt.Errorf("header %q: it is usher's own", f.key)
-		}
-		a.header.Set(name, value)
-	}
-	return nil
+// mayAnswer reports whether a method can set a header, which is well-formed and
+// none of the connection's own.
+func mayAnswer(name, value string) bool {
+	own := []string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}
+	isControl := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }
+	return headerToken.MatchString(name) && !strings.ContainsFunc(value, isControl) && !slices.Contains(own, http.CanonicalHeaderKey(name))
 }
 
 // writeWebhookError writes an error in this endpoint's form.
 func writeWebhookError(w http.ResponseWriter, e *httpError) {
-	writeJSON(w, e.Status, joinMembers([]member{{"error", quote(e.Msg)}}))
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.json())
 }
