@@ -77,7 +77,7 @@ func (b *bubble) start(t *testing.T) {
 	web := &http.Server{Handler: mux}
 	var all sync.WaitGroup
 	all.Go(func() { web.Serve(conns) })
-	all.Go(func() { sweep(stopping, sessions) })
+	all.Go(func() { every(stopping, replayLife/2, sessions.Sweep) })
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		ours, theirs := net.Pipe()
 		conns <- theirs

@@ -1,22 +1,26 @@
-// The command line: one table of commands, which both dispatch and help read,
-// and a function a command. What people read goes to stdout; logs and errors go
-// to stderr, an error on one line that begins "usher:"; with -json there is
-// nothing on stdout but JSON.
+// The command line: one table of commands, which dispatch and help both read, a
+// function for each command, and what they print. Output for people goes to
+// stdout. Logs and errors go to stderr, an error on one line that begins
+// "usher:". With -json nothing but JSON goes to stdout. Text that others wrote
+// (file names, descriptions, errors of modules) is printed through plain. Only
+// serve.go, which is the largest command, and main.go know this room.
 
 package main
 
 import (
 	"cmp"
 	"context"
+	"embed"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -33,249 +37,170 @@ type app struct {
 	stdin          io.Reader
 	stdout, stderr io.Writer
 	getenv         func(string) string
-	base           string // the flag of the commands that have it; see dataDir
+	base           string // the -base flag; see dataDir
 }
 
-// command is an entry of the table. setup declares its flags and returns what
-// runs once they are parsed.
+// command is an entry of the table. setup declares the flags of the command and
+// returns the function that runs it once they are parsed. Its help text is
+// help/NAME.txt, where there is one.
 type command struct {
-	name    string
-	args    string // as the usage line shows them
-	summary string
-	help    string
-	setup   func(a *app, fs *flag.FlagSet) func(args []string) error
+	name        string
+	args        string // as the usage line shows them
+	least, most int    // how many arguments there may be, flags not counted
+	summary     string
+	setup       func(a *app, fs *flag.FlagSet) func(args []string) error
 }
 
-func commands() []command {
-	return []command{
-		{"serve", "[flags] [DIR…]", "host the modules under each DIR for MCP clients, over HTTP", helpServe, setupServe},
-		{"stdio", "[flags] [DIR…]", "host them for the one client that started this, over stdin and stdout", helpStdio, setupStdio},
-		{"claim", "[-scope DIR] [-ttl D] [-label TEXT] [-json]", "make a code that lets an MCP client see one folder", helpClaim, setupClaim},
-		{"claim list", "[-json]", "show the claims that hold", "", setupClaimList},
-		{"claim revoke", "CODE", "end a claim, with immediate effect", "", setupClaimRevoke},
-		{"modules", "[-json] [-scope DIR | -claim CODE] [DIR…]", "show the modules, their tools, and what is wrong with the rest", helpModules, setupModules},
-		{"call", "[flags] MODULE METHOD [JSON]", "call one method from the shell", helpCall, setupCall},
-		{"new", "FILE", "write a module to begin with", helpNew, setupNew},
-		{"version", "", "print the version", "", setupVersion},
-		{"help", "[COMMAND]", "explain a command", "", setupHelp},
-	}
+const anyNumber = math.MaxInt
+
+var commands = []command{
+	{"serve", "[flags] [DIR…]", 0, anyNumber, "host the modules under each DIR for MCP clients, over HTTP", setupServe},
+	{"stdio", "[flags] [DIR…]", 0, anyNumber, "host them for the one client that started this, over stdin and stdout", setupStdio},
+	{"claim", "[-scope DIR] [-ttl D] [-label TEXT] [-json] | list [-json] | revoke CODE…", 0, anyNumber, "make, list and revoke codes that let an MCP client see one folder", setupClaim},
+	{"modules", "[-json] [-scope DIR | -claim CODE] [DIR…]", 0, anyNumber, "show the modules, their tools, and what is wrong with the rest", setupModules},
+	{"call", "[flags] MODULE METHOD [JSON]", 2, 3, "call one method from the shell", setupCall},
+	{"new", "FILE", 1, 1, "write a module to begin with", setupNew},
+	{"version", "", 0, 0, "print the version", setupVersion},
 }
 
-// usageError is a mistake in how a command was called: exit status 2, and the
-// usage on stderr.
-type usageError struct{ msg string }
+//go:embed help
+var helpTexts embed.FS
 
-func (e *usageError) Error() string { return e.msg }
-
-func usageErrorf(format string, args ...any) error {
-	return &usageError{fmt.Sprintf(format, args...)}
-}
-
-func findCommand(name string) (command, bool) {
-	list := commands()
-	i := slices.IndexFunc(list, func(c command) bool { return c.name == name })
-	if i < 0 {
-		return command{}, false
-	}
-	return list[i], true
+// helpText is a file of the folder help; "" where there is none.
+func helpText(name string) string {
+	text, _ := helpTexts.ReadFile("help/" + name + ".txt")
+	return string(text)
 }
 
 // run dispatches to a command and turns its error into an exit status.
 func (a *app) run(args []string) int {
-	if len(args) == 0 {
-		fmt.Fprint(a.stderr, overview())
+	switch {
+	case len(args) == 0:
+		printOverview(a.stderr)
 		return 2
+	case slices.Contains([]string{"help", "-h", "-help", "--help"}, args[0]):
+		if len(args) == 1 {
+			printOverview(a.stdout)
+			return 0
+		}
+		args = []string{args[1], "-h"}
+	case args[0] == "-version" || args[0] == "--version":
+		args[0] = "version"
 	}
-	name := args[0]
-	switch name {
-	case "-h", "-help", "--help":
-		name = "help"
-	case "-version", "--version":
-		name = "version"
+	for _, c := range commands {
+		if c.name == args[0] {
+			return a.runCommand(c, args[1:])
+		}
 	}
-	c, ok := findCommand(name)
-	if !ok {
-		fmt.Fprintf(a.stderr, "usher: unknown command %q: usher help lists them\n", args[0])
-		return 2
-	}
-	c, args = subcommand(a, c, args[1:])
+	a.warnf("unknown command %q: usher help lists them", args[0])
+	return 2
+}
+
+func (a *app) runCommand(c command, args []string) int {
 	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	do := c.setup(a, fs)
-	err := fs.Parse(flagsFirst(fs, args))
-	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(a.stdout, commandHelp(a, c))
-		return 0
-	}
-	if err != nil {
-		err = &usageError{err.Error()}
-	} else {
-		err = do(fs.Args())
-	}
-	return a.exit(c, err)
-}
-
-// subcommand finds the command that the first argument of c names, as "list"
-// does in usher claim list, wherever the flags stand.
-func subcommand(a *app, c command, args []string) (command, []string) {
-	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
-	c.setup(a, fs)
-	ordered := flagsFirst(fs, args)
-	at := slices.Index(ordered, "--") + 1
-	if at == len(ordered) {
-		return c, args
-	}
-	sub, ok := findCommand(c.name + " " + ordered[at])
-	if !ok {
-		return c, args
-	}
-	i := slices.Index(args, ordered[at])
-	return sub, slices.Concat(args[:i], args[i+1:])
-}
-
-// exit prints an error, if there is one, and returns the exit status.
-func (a *app) exit(c command, err error) int {
-	usage := (*usageError)(nil)
+	args, err := parseFlags(fs, args)
 	switch {
-	case err == nil:
+	case errors.Is(err, flag.ErrHelp):
+		a.printHelp(c, fs)
 		return 0
-	case errors.As(err, &usage):
-		fmt.Fprintf(a.stderr, "usher: %s: %v\nusage: usher %s %s\nSee usher help %s.\n", c.name, err, c.name, c.args, c.name)
-		return 2
+	case err != nil:
+		err = &usageError{err.Error()}
+	case len(args) < c.least:
+		err = usageErrorf("want %s", c.args)
+	case len(args) > c.most:
+		err = usageErrorf("unexpected argument %q", args[c.most])
 	default:
-		fmt.Fprintf(a.stderr, "usher: %s: %s\n", c.name, strings.ReplaceAll(err.Error(), "\n", "; "))
+		err = do(args)
+	}
+	if err == nil {
+		return 0
+	}
+	a.warnf("%s: %s", c.name, plain(strings.ReplaceAll(err.Error(), "\n", "; ")))
+	if !errors.As(err, new(*usageError)) {
 		return 1
 	}
+	fmt.Fprintf(a.stderr, "usage: usher %s %s\nSee usher help %s.\n", c.name, c.args, c.name)
+	return 2
 }
 
-// flagsFirst puts flags that stand after arguments before them, as package flag
-// wants it. What follows "--" is no flag.
-func flagsFirst(fs *flag.FlagSet, args []string) []string {
-	var flags, rest []string
-	for i := 0; i < len(args); i++ {
-		arg := args[i]
-		if arg == "--" {
-			rest = append(rest, args[i+1:]...)
-			break
-		}
-		if len(arg) < 2 || arg[0] != '-' {
-			rest = append(rest, arg)
-			continue
-		}
-		flags = append(flags, arg)
-		name := strings.TrimLeft(arg, "-")
-		f := fs.Lookup(name)
-		if f == nil {
-			continue // it has its value with "=", or is not known
-		}
-		b, ok := f.Value.(interface{ IsBoolFlag() bool })
-		if !ok || !b.IsBoolFlag() {
-			if i++; i == len(args) {
-				return flags // so that package flag misses the value, and takes no "--" for it
-			}
-			flags = append(flags, args[i])
-		}
+// parseFlags parses flags wherever they stand among the arguments, and returns
+// the arguments. After "--" there are no flags.
+func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
+	var last []string
+	if i := slices.Index(args, "--"); i >= 0 {
+		args, last = args[:i], args[i+1:]
 	}
-	return append(append(flags, "--"), rest...)
+	for {
+		if err := fs.Parse(args); err != nil {
+			return nil, err
+		}
+		if fs.NArg() == 0 {
+			return append(rest, last...), nil
+		}
+		rest = append(rest, fs.Arg(0))
+		args = fs.Args()[1:]
+	}
 }
 
-// overview is what usher says without a command, and usher help.
-func overview() string {
-	var b strings.Builder
-	b.WriteString("Usher hosts the modules of a workspace as MCP tools.\n\nusage: usher COMMAND [flags] [arguments]\n\n")
-	t := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
-	for _, c := range commands() {
+// printOverview lists the commands.
+func printOverview(w io.Writer) {
+	fmt.Fprint(w, "Usher hosts the modules of a workspace as MCP tools.\n\nusage: usher COMMAND [flags] [arguments]\n\n")
+	t := newTable(w)
+	for _, c := range commands {
 		fmt.Fprintf(t, "  %s\t%s\n", c.name, c.summary)
 	}
 	t.Flush()
-	b.WriteString(helpOverview)
-	return b.String()
+	fmt.Fprint(w, "\n", helpText("overview"))
 }
 
-// commandHelp is the manual of one command; the flags speak for themselves.
-func commandHelp(a *app, c command) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "usage: usher %s\n\n%s.\n", strings.TrimSpace(c.name+" "+c.args), strings.ToUpper(c.summary[:1])+c.summary[1:])
-	if c.help != "" {
-		b.WriteString("\n" + c.help)
+// printHelp prints the manual of one command; its flags describe themselves.
+func (a *app) printHelp(c command, fs *flag.FlagSet) {
+	a.printf("usage: usher %s\n\n%s.\n", strings.TrimSpace(c.name+" "+c.args), strings.ToUpper(c.summary[:1])+c.summary[1:])
+	if text := helpText(c.name); text != "" {
+		a.printf("\n%s", text)
 	}
-	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
-	c.setup(a, fs)
-	header := "\nFlags:\n"
-	fs.VisitAll(func(f *flag.Flag) {
-		value, text := flag.UnquoteUsage(f)
-		fmt.Fprintf(&b, "%s  %s\n      %s", header, strings.TrimSpace("-"+f.Name+" "+value), strings.ReplaceAll(text, "\n", "\n      "))
-		if f.DefValue != "" && f.DefValue != "false" {
-			fmt.Fprintf(&b, " (default %s)", f.DefValue)
-		}
-		b.WriteString("\n")
-		header = ""
-	})
-	return b.String()
+	var flags strings.Builder
+	fs.SetOutput(&flags)
+	fs.PrintDefaults()
+	if flags.Len() > 0 {
+		a.printf("\nFlags:\n%s", &flags)
+	}
 }
 
-func setupHelp(a *app, _ *flag.FlagSet) func([]string) error {
-	return func(args []string) error {
-		if len(args) == 0 {
-			fmt.Fprint(a.stdout, overview())
-			return nil
-		}
-		c, ok := findCommand(strings.Join(args, " "))
-		if !ok {
-			return usageErrorf("%q: no such command", strings.Join(args, " "))
-		}
-		fmt.Fprint(a.stdout, commandHelp(a, c))
-		return nil
-	}
+// printf prints what is for people.
+func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.stdout, format, args...) }
+
+// warnf prints one line beside what a command does.
+func (a *app) warnf(format string, args ...any) {
+	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
 }
+
+func (a *app) printJSON(v any) error {
+	enc := json.NewEncoder(a.stdout)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// newTable aligns columns that are separated by tabs.
+func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
 
 func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
-	return func(args []string) error {
-		if len(args) > 0 {
-			return usageErrorf("unexpected argument %q", args[0])
-		}
-		fmt.Fprintf(a.stdout, "usher %s (%s %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return func([]string) error {
+		a.printf("usher %s (%s %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return nil
 	}
 }
-
-// sizeFlag is a number of bytes, also written with KiB, MiB or GiB.
-type sizeFlag int64
-
-func (f *sizeFlag) String() string {
-	if f == nil {
-		return ""
-	}
-	return strings.ReplaceAll(formatSize(int64(*f)), " ", "")
-}
-
-func (f *sizeFlag) Set(s string) error {
-	digits, shift := s, 0
-	for suffix, n := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
-		if rest, ok := strings.CutSuffix(s, suffix); ok {
-			digits, shift = strings.TrimSpace(rest), n
-		}
-	}
-	n, err := strconv.ParseInt(digits, 10, 64)
-	if err != nil || n <= 0 || n > 1<<40>>shift {
-		return errors.New("want a number of bytes, or one with KiB, MiB or GiB, such as 4MiB")
-	}
-	*f = sizeFlag(n << shift)
-	return nil
-}
-
-// listFlag is a flag that may be given several times.
-type listFlag []string
-
-func (f *listFlag) String() string     { return strings.Join(*f, ",") }
-func (f *listFlag) Set(s string) error { *f = append(*f, s); return nil }
 
 // declareBase is for the commands that keep data, as all do that host modules.
 func (a *app) declareBase(fs *flag.FlagSet) {
 	fs.StringVar(&a.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
 }
 
-// dataDir is {base}/.data, made if need be.
+// dataDir is {base}/.data, made if need be. Folders that another user could
+// write into are refused: whoever can write there can make claims.
 func (a *app) dataDir() (string, error) {
 	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
 	if base == "" {
@@ -292,90 +217,76 @@ func (a *app) dataDir() (string, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
 	}
+	for _, folder := range []string{filepath.Dir(dir), dir} {
+		info, err := os.Stat(folder)
+		if err != nil {
+			return "", fmt.Errorf("preparing the data folder: %w", err)
+		}
+		if why := openToOthers(info); why != "" {
+			return "", fmt.Errorf("the data folder %s %s", folder, why)
+		}
+	}
 	return dir, nil
 }
 
-// resolveDirs makes the folders given, or else the current one, absolute with
-// symlinks resolved.
-func resolveDirs(dirs []string) ([]string, error) {
-	if len(dirs) == 0 {
-		dirs = []string{"."}
-	}
-	var out []string
-	for _, dir := range dirs {
-		path, err := resolveDir(dir)
-		if err != nil {
-			return nil, usageErrorf("DIR %q: %v", dir, err)
-		}
-		out = append(out, path)
-	}
-	return out, nil
-}
-
+// resolveDir makes a folder absolute with symlinks resolved.
 func resolveDir(dir string) (string, error) {
-	if dir == "" {
-		return "", errors.New("no such folder") // not the current one, as Abs has it
-	}
 	path, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
+	if err == nil {
+		path, err = filepath.EvalSymlinks(path)
 	}
-	if path, err = filepath.EvalSymlinks(path); err != nil {
+	if dir == "" || err != nil { // Abs takes "" for the current folder
 		return "", errors.New("no such folder")
 	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return "", errors.New(reason(err))
-	}
-	if !info.IsDir() {
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
 		return "", errors.New("not a folder")
 	}
 	return path, nil
 }
 
-// registry opens the modules under dirs, with what c says of the rest.
+// registry opens the modules under dirs, or else the current folder; c holds
+// what else it needs to know.
 func (a *app) registry(dirs []string, c registryConfig) (*Registry, error) {
-	roots, err := resolveDirs(dirs)
-	if err != nil {
-		return nil, err
+	if len(dirs) == 0 {
+		dirs = []string{"."}
 	}
-	if err := checkNesting(a.getenv(nestedVar), roots); err != nil {
+	for _, dir := range dirs {
+		root, err := resolveDir(dir)
+		if err != nil {
+			return nil, usageErrorf("DIR %q: %v", dir, err)
+		}
+		c.Roots = append(c.Roots, root)
+	}
+	if err := checkNesting(a.getenv(nestedVar), c.Roots); err != nil {
 		return nil, err
 	}
 	data, err := a.dataDir()
 	if err != nil {
 		return nil, err
 	}
-	c.Roots, c.CacheDir = roots, filepath.Join(data, "cache")
+	c.CacheDir = filepath.Join(data, "cache")
 	return newRegistry(c)
 }
 
-// settleAll waits for all modules to be looked at, and says so on stderr when
+// waitReady waits until all modules are introspected, and says so on stderr when
 // that takes a while.
-func (a *app) settleAll(r *Registry) {
+func (a *app) waitReady(r *Registry) {
 	r.Settle(a.ctx, time.Second)
-	for told := ""; a.ctx.Err() == nil; {
-		status, _ := r.Report()
-		pending := slices.DeleteFunc(status, func(s Status) bool { return !s.Pending })
-		if len(pending) == 0 {
-			return
-		}
-		if line := fmt.Sprintf("usher: looking at %d modules, such as %s (each is built or started once)", len(pending), pending[0].Name); line != told {
-			fmt.Fprintln(a.stderr, line)
-			told = line
-		}
-		r.Settle(a.ctx, 5*time.Second)
+	if r.Pending(scopeAll()) {
+		a.warnf("waiting for modules: each is built or started once to ask what it offers")
+	}
+	for r.Pending(scopeAll()) && a.ctx.Err() == nil {
+		r.Settle(a.ctx, time.Minute)
 	}
 }
 
 func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
-	dir := fs.String("scope", "", "show what a session sees whose claim is for `DIR`, and what it does not")
-	code := fs.String("claim", "", "show what a session sees that presents `CODE`, and what it does not")
+	scope := declareScope(fs, "show what a session sees whose claim is for `DIR`, and what it does not")
+	code := parsed(fs, "claim", "", "show what a session sees that presents `CODE`, and what it does not", parseCodeArgument)
 	return func(dirs []string) error {
-		scope, err := a.seenScope(fs, *dir, *code)
-		if err != nil {
+		if err := a.scopeOfCode(*code, scope); err != nil {
 			return err
 		}
 		r, err := a.registry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)})
@@ -383,181 +294,328 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 			return err
 		}
 		defer r.Close()
-		a.settleAll(r)
-		report := moduleReport(r, scope, cmp.Or(a.daemonURL(), defaultURL), a.getenv)
+		a.waitReady(r)
+		report := moduleReport(r, *scope, cmp.Or(a.daemonURL(), defaultURL), a.getenv)
 		if *asJSON {
-			return printJSON(a.stdout, report)
+			return a.printJSON(report)
 		}
-		printModules(a.stdout, report)
+		a.printModules(report)
 		return nil
 	}
 }
 
-// seenScope is the scope that -scope or -claim names; without either, all.
-func (a *app) seenScope(fs *flag.FlagSet, dir, code string) (Scope, error) {
-	switch {
-	case given(fs, "scope") && given(fs, "claim"):
-		return scopeNone(), usageErrorf("-scope and -claim exclude each other")
-	case given(fs, "scope"):
+// declareScope declares the flag -scope; without it the scope is everything.
+func declareScope(fs *flag.FlagSet, usage string) *Scope {
+	scope := parsed(fs, "scope", "", usage, func(dir string) (Scope, error) {
 		path, err := resolveDir(dir)
-		if err != nil {
-			return scopeNone(), usageErrorf("-scope %q: %v", dir, err)
-		}
-		return scopeDir(path), nil
-	case given(fs, "claim"):
-		parsed, ok := parseCode(code)
-		if !ok {
-			return scopeNone(), usageErrorf("-claim: %s", notACode)
-		}
-		claims, err := a.claims()
-		if err != nil {
-			return scopeNone(), err
-		}
-		defer claims.Close()
-		c, ok, err := claims.Lookup(parsed)
+		return scopeDir(path), err
+	})
+	*scope = scopeAll()
+	return scope
+}
+
+// scopeOfCode looks up the scope of a code, if there is one. It excludes another
+// scope.
+func (a *app) scopeOfCode(code Code, scope *Scope) error {
+	switch {
+	case code == "":
+		return nil
+	case *scope != scopeAll():
+		return usageErrorf("-scope and -claim exclude each other")
+	}
+	return a.withClaims(func(claims *ClaimStore) error {
+		c, ok, err := claims.Lookup(code)
 		if err == nil && !ok {
 			err = errors.New("no claim with this code holds: a session that presents it sees what one without a code does")
 		}
-		return scopeDir(c.ScopeDir), err
+		*scope = scopeDir(c.ScopeDir)
+		return err
+	})
+}
+
+// parseCodeArgument reads a code that was typed. The error says what a code
+// looks like, and repeats nothing of the text, which may be a code with a slip
+// in it.
+func parseCodeArgument(text string) (Code, error) {
+	code, ok := parseCode(text)
+	if !ok {
+		return "", errors.New("want a claim code: 6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash")
 	}
-	return scopeAll(), nil
+	return code, nil
 }
 
-// given reports whether a flag was set: an empty -scope "$DIR" must not pass for
-// none.
-func given(fs *flag.FlagSet, name string) (yes bool) {
-	fs.Visit(func(f *flag.Flag) { yes = yes || f.Name == name })
-	return yes
+// moduleLine is a module, or a file that is none, as usher modules shows it.
+type moduleLine struct {
+	Name     string     `json:"name,omitempty"`
+	Label    string     `json:"label,omitempty"` // in tool names
+	Kind     Kind       `json:"kind,omitempty"`
+	Path     string     `json:"path"`
+	About    string     `json:"about,omitempty"`
+	Hosted   bool       `json:"hosted"`
+	Hidden   string     `json:"hidden,omitempty"` // why a session of the scope does not see it
+	Tools    []toolLine `json:"tools"`
+	Error    string     `json:"error,omitempty"` // why it, or its newest version, is not hosted
+	Problems []string   `json:"problems,omitempty"`
 }
 
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+type toolLine struct {
+	Name    string `json:"name"`
+	Method  string `json:"method"`
+	About   string `json:"about,omitempty"`
+	Webhook string `json:"webhook,omitempty"` // its URL
+}
+
+// moduleReport is all modules as they look in a view through scope. url is where
+// the daemon is, for webhooks, whose paths are those of the unscoped view in any
+// scope.
+func moduleReport(r *Registry, scope Scope, url string, getenv func(string) string) []moduleLine {
+	view, whole := r.Source().View(scope), r.Source().View(scopeAll())
+	labels := make(map[*Module]string)
+	for _, m := range view.Modules {
+		labels[m.Module] = m.Label
+	}
+	status, problems := r.Report()
+	list := []moduleLine{}
+	for _, s := range status {
+		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
+		switch {
+		case !scope.Contains(s.Source):
+			line.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
+		case s.Err != nil:
+			line.Error = explain(s.Err)
+		}
+		if s.Module != nil && line.Hidden == "" {
+			line.Hosted, line.Label, line.About = true, labels[s.Module], s.Module.About
+			line.Problems = slices.Clone(s.Module.Problems)
+			hooks := whole.ToolsOf(s.Module)
+			for i, t := range view.ToolsOf(s.Module) {
+				line.Tools = append(line.Tools, toolLine{t.Name, t.Method.Name, firstSentence(t.Method.description), hookURL(hooks[i], url)})
+				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
+			}
+		}
+		list = append(list, line)
+	}
+	for _, p := range problems {
+		list = append(list, moduleLine{Path: p.Path, Tools: []toolLine{}, Error: p.Text})
+	}
+	return list
+}
+
+// toolProblems is what the author of a tool should know. name is what the tool
+// is called in the view shown.
+func toolProblems(whole *View, t *Tool, name string, getenv func(string) string) []string {
+	var list []string
+	if len(name) > maxToolName {
+		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
+	}
+	if t.HookPath() == "" {
+		return list
+	}
+	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
+		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
+	}
+	if rule := t.Method.Signature; rule != nil && rule.Err == nil {
+		if err := rule.ready(getenv(rule.Var)); err != nil {
+			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
+		}
+	}
+	return list
+}
+
+func (a *app) printModules(list []moduleLine) {
+	if len(list) == 0 {
+		a.printf("No modules here. Make one: usher new hello.usher.go\n")
+		return
+	}
+	shown := slices.DeleteFunc(slices.Clone(list), func(m moduleLine) bool { return m.Hidden != "" })
+	for i, m := range shown {
+		if i > 0 {
+			a.printf("\n")
+		}
+		a.printModule(m)
+	}
+	header := "\nHidden from this scope:\n"
+	for _, m := range list {
+		if m.Hidden != "" {
+			a.printf("%s  %s (%s)  %s: %s\n", header, plain(m.Name), m.Kind, plain(m.Path), plain(m.Hidden))
+			header = ""
+		}
+	}
+}
+
+func (a *app) printModule(m moduleLine) {
+	title := plain(m.Path)
+	if m.Name != "" {
+		as := ""
+		if m.Label != "" && m.Label != m.Name {
+			as = ", as " + m.Label
+		}
+		title = fmt.Sprintf("%s (%s%s)  %s", plain(m.Name), m.Kind, as, title)
+	}
+	a.printf("%s\n", title)
+	if m.About != "" {
+		a.printf("  %s\n", plain(m.About))
+	}
+	t := newTable(a.stdout)
+	for _, tool := range m.Tools {
+		fmt.Fprintf(t, "    %s\t%s\n", tool.Name, plain(tool.About))
+	}
+	t.Flush()
+	for _, tool := range m.Tools {
+		if tool.Webhook != "" {
+			a.printf("    webhook: %s\n", curlHook(tool.Webhook))
+		}
+	}
+	for _, p := range m.Problems {
+		a.printf("  note: %s\n", plain(p))
+	}
+	if m.Error == "" {
+		return
+	}
+	before := "  not hosted: "
+	if m.Hosted {
+		before = "  its newest version is not hosted: "
+	}
+	for line := range strings.SplitSeq(m.Error, "\n") {
+		a.printf("%s%s\n", before, plain(line))
+		before = "      "
+	}
+}
+
+func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
+	a.declareBase(fs)
+	flags := declareServe(fs)
+	return func(dirs []string) error {
+		secret, set := a.getenv(webhookSecretVar), false
+		if secret == "" {
+			_, set = os.LookupEnv(webhookSecretVar)
+		}
+		if err := flags.check(secret, set); err != nil {
+			return err
+		}
+		data, err := a.dataDir()
+		if err != nil {
+			return err
+		}
+		open := func(c registryConfig) (*Registry, error) { return a.registry(dirs, c) }
+		d := &daemon{flags: flags, secret: secret, data: data, openRegistry: open, out: a.stdout, log: newLog(a.stderr, flags.log), getenv: a.getenv}
+		return d.run(a.ctx)
+	}
 }
 
 func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	opts := declareServing(fs)
+	flags := declareServing(fs)
 	return func(dirs []string) error {
-		log, err := newLog(a.stderr, opts.log)
-		if err != nil {
-			return err
-		}
-		r, err := a.registry(dirs, registryConfig{Log: log, Patience: opts.callTimeout, Idle: opts.idle})
+		log := newLog(a.stderr, flags.log)
+		r, err := a.registry(dirs, registryConfig{Log: log, Patience: flags.callTimeout, Idle: flags.idle})
 		if err != nil {
 			return err
 		}
 		defer r.Close()
 		ctx, cancel := context.WithCancel(a.ctx)
-		defer cancel()
 		var watch sync.WaitGroup
 		watch.Go(func() { r.Watch(ctx) })
+		defer watch.Wait()
+		defer cancel()
 		s := &Server{views: r.Source(), gate: fixedGate(scopeAll()), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
-		err = s.ServeStdio(ctx, a.stdin, a.stdout)
-		cancel()
-		watch.Wait()
-		return err
+		return s.ServeStdio(ctx, a.stdin, a.stdout)
 	}
 }
 
 func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	var dirs listFlag
-	fs.Var(&dirs, "dir", "look for the module under `DIR`, instead of the current folder (repeatable)")
-	scope := fs.String("scope", "", "call as a session would whose claim is for `DIR`")
+	dirs := repeated(fs, "dir", "look for the module under `DIR`, instead of the current folder (repeatable)", resolveDir)
+	scope := declareScope(fs, "call as a session would whose claim is for `DIR`")
 	timeout := fs.Duration("call-timeout", 5*time.Minute, "give up after this long without an answer or progress")
 	return func(args []string) error {
-		if len(args) < 2 || len(args) > 3 {
-			return usageErrorf("want MODULE METHOD [JSON]")
-		}
 		arguments, err := a.callArguments(args[2:])
 		if err != nil {
 			return err
 		}
-		seen, err := a.seenScope(fs, *scope, "")
-		if err != nil {
-			return err
-		}
-		r, err := a.registry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout})
+		r, err := a.registry(*dirs, registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout})
 		if err != nil {
 			return err
 		}
 		defer r.Close()
-		tool, err := a.findTool(r, seen, args[0], args[1])
+		tool, err := a.findTool(r, *scope, args[0], args[1])
 		if err != nil {
 			return err
 		}
-		return a.callTool(r, seen, tool.Name, arguments)
+		return a.callTool(r.Source(), *scope, tool.Name, arguments)
 	}
 }
 
 // callArguments reads the JSON argument: none, the text itself, or - for stdin.
-func (a *app) callArguments(args []string) (json.RawMessage, error) {
-	if len(args) == 0 {
+func (a *app) callArguments(args []string) (raw json.RawMessage, err error) {
+	switch {
+	case len(args) == 0:
 		return json.RawMessage(`{}`), nil
-	}
-	raw := []byte(args[0])
-	if args[0] == "-" {
-		var err error
+	case args[0] == "-":
 		if raw, err = io.ReadAll(a.stdin); err != nil {
 			return nil, fmt.Errorf("reading stdin: %w", err)
 		}
+	default:
+		raw = []byte(args[0])
 	}
 	if fault := jsonFault(raw); fault != "" {
 		return nil, usageErrorf("JSON: it %s", fault)
 	}
-	if _, ok := members(raw); !ok {
+	list, ok := members(raw)
+	if !ok {
 		return nil, usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")
 	}
-	return raw, nil
+	return object(withoutWebhook(list)).json(), nil
 }
 
-// findTool finds a method, waiting for modules that are being looked at.
+// findTool finds a method, and waits for modules that are being introspected.
 func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, error) {
-	find := func() (*Tool, []string) {
-		view := r.Source().View(scope)
-		var names []string
-		for _, t := range view.Tools() {
-			if t.Label == module && t.Method.Name == method {
+	var others []string
+	for _, ready := range []bool{false, true} {
+		if ready {
+			a.waitReady(r)
+		}
+		others = nil
+		for _, t := range r.Source().View(scope).Tools() {
+			if t.Label != module {
+				continue
+			}
+			if t.Method.Name == method {
 				return t, nil
 			}
-			if t.Label == module {
-				names = append(names, t.Method.Name)
-			}
+			others = append(others, t.Method.Name)
 		}
-		return nil, names
 	}
-	tool, _ := find()
-	if tool != nil {
-		return tool, nil
+	if len(others) > 0 {
+		return nil, fmt.Errorf("module %q has no method %q; it has %s", module, method, strings.Join(others, ", "))
 	}
-	a.settleAll(r)
-	tool, names := find()
-	if tool != nil {
-		return tool, nil
-	}
-	if len(names) > 0 {
-		return nil, fmt.Errorf("module %q has no method %q; it has %s", module, method, strings.Join(names, ", "))
-	}
-	for _, m := range moduleReport(r, scope, "", a.getenv) {
-		if m.Name == module && m.Error != "" {
-			return nil, fmt.Errorf("module %q is not hosted: %s", module, m.Error)
+	status, _ := r.Report()
+	for _, s := range status {
+		if s.Name == module && s.Err != nil && scope.Contains(s.Source) {
+			return nil, fmt.Errorf("module %q is not hosted: %s", module, explain(s.Err))
 		}
 	}
 	return nil, fmt.Errorf("no module %q here: usher modules lists them", module)
 }
 
-// callTool makes a call and prints what it gave.
-func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.RawMessage) error {
-	params := joinMembers([]member{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
-	s := &Server{views: r.Source(), gate: fixedGate(scope), log: slog.New(slog.DiscardHandler), stopping: a.ctx, stopped: a.ctx}
-	req := &request{server: s, session: newSession(&sessionToken{}), params: params}
-	req.caller = Caller{Session: "call", Affinity: "call", Notify: func(method string, params json.RawMessage) {
-		fmt.Fprintln(a.stderr, "usher:", noteText(method, params))
+// callTool makes a call and prints its result.
+func (a *app) callTool(modules ModuleSource, scope Scope, name string, arguments json.RawMessage) error {
+	caller := Caller{Session: "call", Affinity: "call", Notify: func(_ string, params json.RawMessage) {
+		a.warnf("%s", plain(cmp.Or(stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))))
 	}}
-	result, err := req.answer(a.ctx, "tools/call")
+	result, err := modules.Call(a.ctx, func() (json.RawMessage, error) {
+		tool := modules.View(scope).Lookup(name)
+		if tool == nil {
+			return nil, errors.New("the method is gone")
+		}
+		if tool.Checked() {
+			var err error
+			if arguments, err = tool.Method.checkArguments(arguments); err != nil {
+				return nil, err
+			}
+		}
+		return tool.Call(a.ctx, caller, object{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}}.json())
+	})
 	if err != nil {
 		return err
 	}
@@ -566,10 +624,13 @@ func (a *app) callTool(r *Registry, scope Scope, name string, arguments json.Raw
 		return errors.New(text)
 	}
 	if text != "" {
-		fmt.Fprintln(a.stdout, text)
+		a.printf("%s\n", text)
 	}
 	return nil
 }
+
+// defaultURL is where a daemon is that was not told otherwise.
+const defaultURL = "http://127.0.0.1:3000/"
 
 // daemonURL is where the daemon of the base folder is; "" when none runs.
 func (a *app) daemonURL() string {
@@ -581,84 +642,140 @@ func (a *app) daemonURL() string {
 	return ""
 }
 
-// claims opens the claim store of the base folder.
-func (a *app) claims() (*ClaimStore, error) {
+// withClaims opens the claim store of the base folder for do.
+func (a *app) withClaims(do func(*ClaimStore) error) error {
 	data, err := a.dataDir()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return openClaims(data, nil), nil
+	claims := openClaims(data, nil)
+	defer claims.Close()
+	return do(claims)
 }
 
+// setupClaim is three commands: which one, the first argument says.
 func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	scope := fs.String("scope", ".", "the claim is for `DIR` and what is below it")
-	ttl := fs.String("ttl", "24h", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m")
-	label := fs.String("label", "", "a `TEXT` to know it by")
-	asJSON := fs.Bool("json", false, "print the stored record as JSON")
-	return func(args []string) error {
+	dir := parsed(fs, "scope", ".", "the claim is for `DIR` and what is below it", resolveDir)
+	ttl := parsed(fs, "ttl", "24h", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m", parseTTL)
+	label := parsed(fs, "label", "", "a `TEXT` to know it by", parseLabel)
+	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
+	return func(args []string) (err error) {
+		form := ""
 		if len(args) > 0 {
-			return usageErrorf("unexpected argument %q", args[0])
+			form, args = args[0], args[1:]
 		}
-		life, err := parseTTL(*ttl)
-		if err != nil {
-			return usageErrorf("-ttl %q: %v", *ttl, err)
-		}
-		dir, err := resolveDir(*scope)
-		if err != nil {
-			return usageErrorf("-scope %q: %v", *scope, err)
-		}
-		if strings.ContainsFunc(*label, unicode.IsControl) {
-			return usageErrorf("-label %q: want plain text on one line", *label)
-		}
-		claims, err := a.claims()
-		if err != nil {
+		fs.Visit(func(f *flag.Flag) {
+			if form != "" && f.Name != "base" && !(form == "list" && f.Name == "json") {
+				err = usageErrorf("claim %s does not take -%s", form, f.Name)
+			}
+		})
+		switch {
+		case err != nil:
 			return err
+		case form == "":
+			return a.createClaim(*dir, *label, *ttl, *asJSON)
+		case form == "list" && len(args) == 0:
+			return a.listClaims(*asJSON)
+		case form == "revoke" && len(args) > 0:
+			return a.revokeClaims(args)
 		}
-		defer claims.Close()
-		c, err := claims.Create(a.ctx, dir, *label, life)
+		return usageErrorf("want no argument, list, or revoke CODE…")
+	}
+}
+
+func parseLabel(text string) (string, error) {
+	if strings.ContainsFunc(text, unicode.IsControl) {
+		return "", errors.New("want plain text on one line")
+	}
+	return text, nil
+}
+
+func (a *app) createClaim(dir, label string, ttl time.Duration, asJSON bool) error {
+	return a.withClaims(func(claims *ClaimStore) error {
+		c, err := claims.Create(a.ctx, dir, label, ttl)
+		switch {
+		case err != nil:
+		case asJSON:
+			err = a.printJSON(c)
+		default:
+			a.printClaim(c)
+		}
+		if err == nil && !holdsModules(dir) {
+			a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", plain(dir))
+		}
+		return err
+	})
+}
+
+// scopeSearch bounds the search for a module in a new claim's folder, which may
+// be a whole disk.
+const scopeSearch = 2 * time.Second
+
+// holdsModules reports whether a module file stands under dir. It is also true
+// where that is not known after scopeSearch.
+func holdsModules(dir string) (found bool) {
+	deadline := time.Now().Add(scopeSearch)
+	filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {
-			return err
+			return nil // a folder that can't be read holds no module that is hosted
 		}
-		if !holdsModules(dir) {
-			fmt.Fprintf(a.stderr, "usher: claim: no module lies under %s yet: until one does, the code shows nothing\n", dir)
+		if e.IsDir() && path != dir && !searchedFolder(e.Name()) {
+			return fs.SkipDir
 		}
-		if *asJSON {
-			return printJSON(a.stdout, c)
+		_, _, isModule := moduleFile(e.Name())
+		found = !e.IsDir() && (isModule || e.Name() == configName) || time.Now().After(deadline)
+		if found {
+			return fs.SkipAll
 		}
-		printClaim(a.stdout, c, a.daemonURL())
 		return nil
+	})
+	return found
+}
+
+// printClaim prints a new claim and how to use it.
+func (a *app) printClaim(c Claim) {
+	a.printf("Claim code: %s\nScope:      %s\nExpires in: %s\n", c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)))
+	if c.Label != "" {
+		a.printf("Label:      %s\n", plain(c.Label))
+	}
+	daemon := a.daemonURL()
+	url := cmp.Or(daemon, defaultURL)
+	a.printf("\nSet this header on the MCP client's connection:\n  %s: %s\n", claimHeader, c.Code.Reveal())
+	a.printf("\nFor example:\n  claude mcp add --transport http usher %s --header \"%s: %s\"\n", url, claimHeader, c.Code.Reveal())
+	a.printf("A client that can't set headers: %s?claim=%s\n", url, c.Code.Reveal())
+	if daemon == "" {
+		a.printf("\nNo usher serves this base folder at the moment: start one with usher serve.\n")
 	}
 }
 
-// holdsModules reports whether a module file lies under dir.
-func holdsModules(dir string) bool {
-	s := newLook()
-	s.folder(dir)
-	return slices.ContainsFunc(s.found, func(f found) bool { return scopeDir(dir).Contains(f.Source) })
+// formatLeft is a duration for people, in its two largest units.
+func formatLeft(d time.Duration) string {
+	d = max(d, 0).Truncate(time.Second)
+	days, hours, minutes := int(d/(24*time.Hour)), int(d/time.Hour)%24, int(d/time.Minute)%60
+	switch {
+	case days > 0:
+		return fmt.Sprintf("%dd %dh", days, hours)
+	case hours > 0:
+		return fmt.Sprintf("%dh %dm", hours, minutes)
+	case minutes > 0:
+		return fmt.Sprintf("%dm %ds", minutes, int(d/time.Second)%60)
+	}
+	return fmt.Sprintf("%ds", int(d/time.Second))
 }
 
-var ttlForm = regexp.MustCompile(`^([0-9]+)([smhdw])$`)
-
-// parseTTL reads how long a claim is to hold. All its errors name the forms.
+// parseTTL reads how long a claim is to hold.
 func parseTTL(s string) (time.Duration, error) {
-	errForm := errors.New("want more than zero, as a number and a unit such as 30m, 1h, 7d (also s, w), or as 1h30m")
-	units := map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour, "d": 24 * time.Hour, "w": 7 * 24 * time.Hour}
-	var d time.Duration
-	if m := ttlForm.FindStringSubmatch(s); m != nil {
-		n, err := strconv.ParseInt(m[1], 10, 64)
-		if err != nil || n > int64(maxTTL/units[m[2]]) {
-			return 0, fmt.Errorf("it is over %d years; %w", maxTTL/(365*24*time.Hour), errForm)
-		}
-		d = time.Duration(n) * units[m[2]]
-	} else {
-		var err error
-		if d, err = time.ParseDuration(s); err != nil {
-			return 0, errForm
+	d, err := time.ParseDuration(s)
+	for suffix, unit := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
+		if digits, ok := strings.CutSuffix(s, suffix); ok {
+			var n uint64
+			n, err = strconv.ParseUint(digits, 10, 64)
+			d = unit * time.Duration(min(n, uint64(maxTTL/unit)+1))
 		}
 	}
-	if d <= 0 || d > maxTTL {
-		return 0, errForm
+	if err != nil || d <= 0 || d > maxTTL {
+		return 0, errors.New("want more than zero and at most 100 years, as a number and a unit such as 30m, 1h, 7d (also s, w), or as 1h30m")
 	}
 	return d, nil
 }
@@ -666,69 +783,69 @@ func parseTTL(s string) (time.Duration, error) {
 // maxTTL keeps times within what RFC 3339 can write.
 const maxTTL = 100 * 365 * 24 * time.Hour
 
-func setupClaimList(a *app, fs *flag.FlagSet) func([]string) error {
-	a.declareBase(fs)
-	asJSON := fs.Bool("json", false, "print the stored records as a JSON array")
-	return func(args []string) error {
-		if len(args) > 0 {
-			return usageErrorf("unexpected argument %q", args[0])
-		}
-		claims, err := a.claims()
-		if err != nil {
-			return err
-		}
-		defer claims.Close()
+func (a *app) listClaims(asJSON bool) error {
+	return a.withClaims(func(claims *ClaimStore) error {
 		list, err := claims.List(a.ctx)
 		if list == nil && err != nil {
 			return err
 		}
 		if err != nil {
-			fmt.Fprintf(a.stderr, "usher: claim list: expired claims stay in the file: %v\n", err)
+			a.warnf("claim: expired claims stay in the file: %s", plain(err.Error()))
 		}
-		if *asJSON {
-			return printJSON(a.stdout, append([]Claim{}, list...))
+		switch {
+		case asJSON:
+			return a.printJSON(append([]Claim{}, list...))
+		case len(list) == 0:
+			a.printf("No claims hold. Make one: usher claim -scope DIR\n")
+		default:
+			a.printClaims(list)
 		}
-		printClaims(a.stdout, list)
 		return nil
-	}
+	})
 }
 
-// notACode says what a code looks like. It repeats nothing of what was given,
-// which may be a code with a slip in it.
-const notACode = "want a claim code: 6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash"
-
-func setupClaimRevoke(a *app, fs *flag.FlagSet) func([]string) error {
-	a.declareBase(fs)
-	return func(args []string) error {
-		if len(args) != 1 {
-			return usageErrorf("want one CODE; usher claim list shows them")
+func (a *app) printClaims(list []Claim) {
+	t := newTable(a.stdout)
+	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
+	for _, c := range list {
+		created := "-"
+		if !c.CreatedAt.IsZero() {
+			created = c.CreatedAt.Local().Format("2006-01-02 15:04")
 		}
-		code, ok := parseCode(args[0])
-		if !ok {
-			return usageErrorf("CODE: %s", notACode)
-		}
-		claims, err := a.claims()
-		if err != nil {
-			return err
-		}
-		defer claims.Close()
-		c, err := claims.Revoke(a.ctx, code)
-		if errors.Is(err, errNoClaim) {
-			return errors.New("no claim with this code holds; usher claim list shows those that do")
-		}
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(a.stdout, "Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), c.ScopeDir)
-		return nil
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)), created, plain(c.Label))
 	}
+	t.Flush()
 }
 
-func setupNew(a *app, fs *flag.FlagSet) func([]string) error {
-	return func(args []string) error {
-		if len(args) != 1 {
-			return usageErrorf("want one FILE, such as hello.usher.go")
+// revokeClaims removes the claims with these codes. All that hold are removed,
+// also when another does not.
+func (a *app) revokeClaims(args []string) error {
+	var codes []Code
+	for _, arg := range args {
+		code, err := parseCodeArgument(arg)
+		if err != nil {
+			return usageErrorf("CODE: %v", err)
 		}
+		codes = append(codes, code)
+	}
+	return a.withClaims(func(claims *ClaimStore) (failed error) {
+		for i, code := range codes {
+			c, err := claims.Revoke(a.ctx, code)
+			switch {
+			case errors.Is(err, errNoClaim):
+				failed = fmt.Errorf("no claim with this code holds (code %d of %d); usher claim list shows those that do", i+1, len(codes))
+			case err != nil:
+				return err
+			default:
+				a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), plain(c.ScopeDir))
+			}
+		}
+		return failed
+	})
+}
+
+func setupNew(a *app, _ *flag.FlagSet) func([]string) error {
+	return func(args []string) error {
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
 		starter, err := runtimeFiles.ReadFile(starterFile(path))
@@ -742,18 +859,18 @@ func setupNew(a *app, fs *flag.FlagSet) func([]string) error {
 		if errors.Is(err, os.ErrExist) {
 			return fmt.Errorf("%s exists already; it was left as it is", path)
 		}
+		if err == nil {
+			_, err = f.Write(starter)
+			err = cmp.Or(err, f.Close())
+		}
 		if err != nil {
 			return fmt.Errorf("writing %s: %s", path, reason(err))
-		}
-		_, err = f.Write(starter)
-		if err = cmp.Or(err, f.Close()); err != nil {
-			return fmt.Errorf("writing %s: %w", path, err)
 		}
 		dir := ""
 		if d := filepath.Dir(path); d != "." {
 			dir = " -dir " + d
 		}
-		fmt.Fprintf(a.stdout, "Wrote %s. Try it:\n  usher call%s %s greet '{\"name\":\"Ada\"}'\n", path, dir, name)
+		a.printf("Wrote %s. Try it:\n  usher call%s %s greet '{\"name\":\"Ada\"}'\n", path, dir, name)
 		return nil
 	}
 }
@@ -763,68 +880,3 @@ func starterFile(path string) string {
 	ending := strings.Replace(filepath.Ext(path), ".m", ".", 1) // .mjs as .js
 	return "runtimes/new.usher" + ending + ".txt"
 }
-
-const helpOverview = `
-Begin with:
-  usher new hello.usher.go        a module, one exported function a method
-  usher serve                     host it, and every other module below this folder
-  usher call hello greet '{"name":"Ada"}'
-
-usher help COMMAND explains each. Data is kept in ~/.usher, or where -base or
-$USHER_BASE say.
-`
-
-const helpServe = `Modules are found below each DIR (default: the current folder) and watched: an
-edit counts from the next call on. They are
-  NAME.usher.go   a Go file, first line //go:build usher, whose exported functions are methods
-  NAME.usher.py   a Python file; its public functions are
-  NAME.usher.js   a JavaScript file (.js, .mjs) or TypeScript (.ts, .mts); its exported functions are
-  NAME.usher.sh   a shell script; its functions with a comment above them are
-  NAME.usher      any executable that speaks MCP on its stdin and stdout
-  .mcp.json       each entry of its "mcpServers" that has a "command"
-Hidden folders, node_modules, vendor and linked folders are not searched.
-
-The MCP endpoint is at / and at /mcp, for streamable HTTP:
-  claude mcp add --transport http usher http://127.0.0.1:3000/
-
-Whoever reaches the address can call every module, so usher listens on this
-machine only. With an -addr or -allow-host that is reachable from elsewhere it
-does not start unless told that this is meant: -open for MCP clients, and for
-webhooks SERVICE_WEBHOOK_SECRET in the environment, or -open-webhooks.
-`
-
-const helpClaim = `A client that presents the code sees and can call only the modules whose file
-lies in DIR (default: the current folder) or below it. Whoever has the code has
-that access, until it expires (-ttl) or is revoked.
-
-Without usher serve -require-claim, a client without a code sees everything.
-A claim limits which modules can be reached, not what those modules can do.
-
-  usher claim -scope proj -ttl 2h -label phone
-  usher claim list
-  usher claim revoke R3K-9QZ
-`
-
-const helpStdio = `For clients that start their servers themselves, such as
-  claude mcp add usher -- usher stdio ~/work
-Nothing but MCP goes to stdout; the log is on stderr.
-`
-
-const helpModules = `For each module: its name, kind and file, what it offers and under which tool
-names, and what its author should know. Go modules are built, others started
-once, to find out; what was found is remembered.
-`
-
-const helpCall = `JSON is an object of parameters; - reads it from stdin. The result is printed
-to stdout: an object as JSON, a text as it is. Progress and log messages go to
-stderr. A method that fails gives exit status 1.
-
-  usher call hello greet '{"name":"Ada"}'
-  echo '{"name":"Ada"}' | usher call hello greet -
-`
-
-const helpNew = `FILE ends in .usher.go, .usher.py, .usher.js, .usher.ts or .usher.sh, and its
-name up to there is the module's. An existing file is left as it is.
-
-  usher new hello.usher.py
-`

@@ -9,6 +9,7 @@ package main
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"runtime"
@@ -111,4 +112,16 @@ func processBirthPS(pid int) string {
 		return ""
 	}
 	return strings.Join(strings.Fields(string(out)), "-")
+}
+
+// openToOthers says how users other than this one could write into a folder, and
+// what to do about it; "" where they can't.
+func openToOthers(info fs.FileInfo) string {
+	if owner, ok := info.Sys().(*syscall.Stat_t); ok && int(owner.Uid) != os.Geteuid() {
+		return "belongs to another user: name another with -base or $USHER_BASE"
+	}
+	if info.Mode().Perm()&0o022 != 0 {
+		return "can be written to by other users: chmod go-w it, or name another with -base or $USHER_BASE"
+	}
+	return ""
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"io/fs"
 	"os/exec"
 	"strconv"
 	"syscall"
@@ -54,3 +55,6 @@ func processBirth(pid int) string {
 	}
 	return strconv.FormatInt(made.Nanoseconds(), 10)
 }
+
+// openToOthers says nothing: what others may do in a folder stands in no mode.
+func openToOthers(fs.FileInfo) string { return "" }

@@ -62,7 +62,7 @@ func (s *look) folder(dir string) {
 	for _, e := range list {
 		name, path := e.Name(), filepath.Join(dir, e.Name())
 		if e.IsDir() {
-			if !strings.HasPrefix(name, ".") && name != "node_modules" && name != "vendor" {
+			if searchedFolder(name) {
 				s.folder(path)
 			}
 			continue
@@ -73,6 +73,12 @@ func (s *look) folder(dir string) {
 			s.file(path, module, kind)
 		}
 	}
+}
+
+// searchedFolder reports whether modules are looked for in a folder of this
+// name.
+func searchedFolder(name string) bool {
+	return !strings.HasPrefix(name, ".") && name != "node_modules" && name != "vendor"
 }
 
 func (s *look) problem(path, text string) {

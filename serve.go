@@ -1,5 +1,6 @@
 // The daemon: usher serve put together out of its parts, from the flags to the
-// last process ended.
+// last process ended. Also what it prints while it runs, and the record that
+// says which daemon has a base folder. It knows every room but cli.go.
 
 package main
 
@@ -19,71 +20,126 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 const (
-	headerPatience = 10 * time.Second // for a request's headers
-	restPatience   = time.Second      // for the rest of a body that was not wanted
-	idleConn       = 2 * time.Minute  // a connection without a request
-	drainPatience  = 5 * time.Second  // for calls under way when the daemon ends
+	headerTimeout = 10 * time.Second // for a request's headers
+	restTimeout   = time.Second      // for the rest of a body that was not wanted
+	idleTimeout   = 2 * time.Minute  // of a connection without a request
+	drainTimeout  = 5 * time.Second  // for calls under way when the daemon ends
+	recordCheck   = 2 * time.Second  // between two looks at daemon.json
 )
+
+// usageError is a mistake in how a command was called: exit status 2, and the
+// usage on stderr.
+type usageError struct{ msg string }
+
+func (e *usageError) Error() string { return e.msg }
+
+func usageErrorf(format string, args ...any) error {
+	return &usageError{fmt.Sprintf(format, args...)}
+}
+
+// parsed declares a flag whose text parse turns into its value. Where parse
+// fails, the flag is refused with its error.
+func parsed[T any](fs *flag.FlagSet, name, initial, usage string, parse func(string) (T, error)) *T {
+	value := new(T)
+	if initial != "" {
+		*value, _ = parse(initial)
+		usage += " (default " + initial + ")"
+	}
+	fs.Func(name, usage, func(text string) (err error) {
+		*value, err = parse(text)
+		return err
+	})
+	return value
+}
+
+// repeated declares a flag that may be given several times.
+func repeated(fs *flag.FlagSet, name, usage string, parse func(string) (string, error)) *[]string {
+	var list []string
+	return parsed(fs, name, "", usage, func(text string) ([]string, error) {
+		item, err := parse(text)
+		list = append(list, item)
+		return list, err
+	})
+}
+
+// plain is a text that others wrote, in which nothing can play with the terminal
+// or break a table.
+func plain(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if unicode.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
+}
 
 // servingFlags is what serve and stdio have in common.
 type servingFlags struct {
 	callTimeout, idle time.Duration
-	log               string
+	log               *string
 }
 
 func declareServing(fs *flag.FlagSet) *servingFlags {
 	f := &servingFlags{}
 	fs.DurationVar(&f.callTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&f.idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
-	fs.StringVar(&f.log, "log", "text", "the log's `FORM`, text or json")
+	f.log = parsed(fs, "log", "text", "the log's `FORM`, text or json", func(form string) (string, error) {
+		if form != "text" && form != "json" {
+			return "", errors.New("want text or json")
+		}
+		return form, nil
+	})
 	return f
 }
 
 // newLog is the daemon's log, on w.
-func newLog(w io.Writer, form string) (*slog.Logger, error) {
-	switch form {
-	case "text":
-		short := func(_ []string, a slog.Attr) slog.Attr {
-			if a.Key == slog.TimeKey {
-				return slog.String(a.Key, a.Value.Time().Format("15:04:05.000"))
-			}
-			return a
-		}
-		return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: short})), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, nil)), nil
+func newLog(w io.Writer, form *string) *slog.Logger {
+	if *form == "json" {
+		return slog.New(slog.NewJSONHandler(w, nil))
 	}
-	return nil, usageErrorf("-log %q: want text or json", form)
+	short := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.String(a.Key, a.Value.Time().Format("15:04:05.000"))
+		}
+		return a
+	}
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: short}))
 }
 
-// serveFlags is the flags of serve alone.
+// serveFlags is the flags of usher serve.
 type serveFlags struct {
 	*servingFlags
-	maxBody         sizeFlag
 	addr            string
-	hosts, origins  listFlag
+	hosts, origins  *[]string // lower case
+	publicURL       *url.URL  // its path ends with a slash; zero for none
 	requireClaim    bool
 	open            bool
 	openWebhooks    bool
+	signatures      bool
+	maxBody         *int64 // bytes
 	webhookTimeout  time.Duration
 	webhookLimit    int
-	signatures      bool
 	tlsCert, tlsKey string
 }
 
-func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
-	a.declareBase(fs)
-	f := &serveFlags{servingFlags: declareServing(fs), maxBody: defaultMaxBody}
-	fs.Var(&f.maxBody, "max-body", "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB")
+func declareServe(fs *flag.FlagSet) *serveFlags {
+	f := &serveFlags{servingFlags: declareServing(fs)}
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
-	fs.Var(&f.hosts, "allow-host", "answer requests for this host `NAME` too (repeatable)")
-	fs.Var(&f.origins, "allow-origin", "answer scripts of this website too, given as its `URL` without a path (repeatable)")
+	f.hosts = repeated(fs, "allow-host", "answer requests for this host `NAME` too (repeatable)", parseHost)
+	f.origins = repeated(fs, "allow-origin", "answer scripts of this website too, given as its `URL` without a path (repeatable)", parseOrigin)
+	f.publicURL = parsed(fs, "public-url", "", "the `URL` at which clients reach usher, as claim, modules and serve print it; its host is allowed", parsePublicURL)
+	f.maxBody = parsed(fs, "max-body", strings.ReplaceAll(formatSize(defaultMaxBody), " ", ""), "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB", parseSize)
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
 	fs.BoolVar(&f.open, "open", false, "serve anyone who can reach the address, all modules, without a claim")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false, "deliver webhooks of anyone who can reach the address")
@@ -92,44 +148,81 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit, "take at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
-	return func(dirs []string) error {
-		d := &daemon{app: a, flags: f}
-		return d.run(dirs)
-	}
+	return f
 }
 
-// check refuses flags that make no sense, or that would let anyone in.
+func parseHost(name string) (string, error) {
+	if name == "" || strings.ContainsAny(name, "/: ") {
+		return "", errors.New("want a host name without scheme and port, such as usher.example.com")
+	}
+	return strings.ToLower(name), nil
+}
+
+func parseOrigin(text string) (string, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
+		return "", errors.New("want a URL without a path, such as https://example.com")
+	}
+	return strings.ToLower(text), nil
+}
+
+func parsePublicURL(text string) (url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.ContainsAny(text, "?#'\" ") {
+		return url.URL{}, errors.New("want a URL such as https://usher.example.com/")
+	}
+	u.Path = strings.TrimSuffix(u.Path, "/") + "/"
+	return *u, nil
+}
+
+// parseSize reads a number of bytes, also written with KiB, MiB or GiB.
+func parseSize(s string) (n int64, err error) {
+	unit := ""
+	_, _ = fmt.Sscanf(s, "%d%s", &n, &unit) // what is missing is ""
+	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[unit]
+	if !ok || n <= 0 || n > 1<<40>>shift {
+		return 0, errors.New("want a number of bytes, or one with KiB, MiB or GiB, such as 4MiB")
+	}
+	return n << shift, nil
+}
+
+// check refuses flags that make no sense, or that would let anyone in. secretSet
+// reports whether the variable of the webhooks' secret is there, if empty.
 func (f *serveFlags) check(secret string, secretSet bool) error {
 	if _, _, err := net.SplitHostPort(f.addr); err != nil {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
 	}
-	if (f.tlsCert == "") != (f.tlsKey == "") {
+	reachable := f.exposure()
+	switch {
+	case (f.tlsCert == "") != (f.tlsKey == ""):
 		return usageErrorf("-tls-cert and -tls-key go together")
-	}
-	for _, origin := range f.origins {
-		u, err := url.Parse(origin)
-		if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-			return usageErrorf("-allow-origin %q: want a URL without a path, such as https://example.com", origin)
-		}
-	}
-	for _, name := range f.hosts {
-		if name == "" || strings.ContainsAny(name, "/: ") {
-			return usageErrorf("-allow-host %q: want a host name without scheme and port, such as usher.example.com", name)
-		}
-	}
-	if f.webhookTimeout <= 0 || f.webhookLimit <= 0 {
+	case f.webhookTimeout <= 0 || f.webhookLimit <= 0:
 		return usageErrorf("-webhook-timeout and -webhook-limit: want more than zero")
-	}
-	if secretSet && secret == "" {
+	case secretSet && secret == "":
 		return usageErrorf("%s is set but empty, which would leave the webhooks unguarded: give it a value or unset it", webhookSecretVar)
-	}
-	if strings.TrimSpace(secret) != secret {
+	case strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s begins or ends with white space, which no header can: take it away", webhookSecretVar)
-	}
-	if reachable := f.exposure(); reachable != "" && !f.open && !f.requireClaim {
+	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from elsewhere, which needs %s", reachable, mcpFlags)
 	}
 	return nil
+}
+
+// exposure is the flag by which others than this machine can reach the daemon,
+// "" for none.
+func (f *serveFlags) exposure() string {
+	if host, _, _ := net.SplitHostPort(f.addr); !isLoopback(host) {
+		return "-addr " + f.addr
+	}
+	for _, name := range *f.hosts {
+		if !isLoopback(name) {
+			return "-allow-host " + name
+		}
+	}
+	if f.publicURL.Host != "" && !isLoopback(f.publicURL.Hostname()) {
+		return "-public-url " + f.publicURL.String()
+	}
+	return ""
 }
 
 // mcpAudience is who may use the MCP endpoint, as far as claims let them.
@@ -152,139 +245,106 @@ func (f *serveFlags) webhookAudience() audience {
 	}
 }
 
-// exposure is the flag by which others than this machine can reach the daemon,
-// "" for none.
-func (f *serveFlags) exposure() (reachable string) {
-	host, _, _ := net.SplitHostPort(f.addr)
-	if !isLoopback(host) {
-		reachable = "-addr " + f.addr
-	}
-	for _, name := range f.hosts {
-		if !isLoopback(name) {
-			reachable = "-allow-host " + name
-		}
-	}
-	return reachable
-}
-
 // daemon is one run of usher serve.
 type daemon struct {
-	app      *app
-	flags    *serveFlags
-	log      *slog.Logger
-	secret   string // of webhooks; "" for none
+	flags        *serveFlags
+	secret       string // of webhooks; "" for none
+	data         string // the data folder
+	openRegistry func(registryConfig) (*Registry, error)
+	out          io.Writer // for people
+	log          *slog.Logger
+	getenv       func(string) string
+
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
-	gate     *Gate
+	record   *daemonRecord
 	tls      *tls.Config // nil for plain HTTP
-	url      string
+	url      string      // of the MCP endpoint, as clients reach it
 }
 
-func (d *daemon) run(dirs []string) error {
-	d.secret = d.app.getenv(webhookSecretVar)
-	_, set := os.LookupEnv(webhookSecretVar)
-	if err := d.flags.check(d.secret, set || d.secret != ""); err != nil {
+func (d *daemon) run(ctx context.Context) (err error) {
+	if d.record, err = claimBase(ctx, d.data); err != nil {
 		return err
 	}
-	var err error
-	if d.log, err = newLog(d.app.stderr, d.flags.log); err != nil {
-		return err
-	}
-	data, err := d.app.dataDir()
-	if err != nil {
-		return err
-	}
-	record, err := claimBase(d.app.ctx, data)
-	if err != nil {
-		return err
-	}
-	defer record.release()
+	defer d.record.release()
 	listener, err := d.listen()
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
-	if err := record.publish(d.url); err != nil {
+	if err := d.record.publish(d.url); err != nil {
 		return err
 	}
-	claims := openClaims(data, d.log)
+	claims := openClaims(d.data, d.log)
 	defer claims.Close()
-	sessions, err := openSessions(data, d.log, time.Now)
+	sessions, err := openSessions(d.data, d.log, time.Now)
 	if err != nil {
 		return err
 	}
 	defer sessions.Close()
-	d.gate = newGate(claims, sessions, d.flags.requireClaim, d.log)
-	d.registry, err = d.app.registry(dirs, registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle})
+	d.registry, err = d.openRegistry(registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle})
 	if err != nil {
 		return err
 	}
 	defer d.registry.Close()
-	return d.serve(listener, newSessionStore(time.Now))
+	return d.serve(ctx, listener, newGate(claims, sessions, d.flags.requireClaim, d.log), newSessionStore(time.Now))
 }
 
 // listen opens the address, and finds the URL that it has.
 func (d *daemon) listen() (net.Listener, error) {
-	listener, err := net.Listen("tcp", d.flags.addr)
-	if err != nil {
-		op := (*net.OpError)(nil)
-		if errors.As(err, &op) {
-			err = op.Err
-		}
-		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
-	}
 	scheme := "http"
 	if d.flags.tlsCert != "" {
 		cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
 		if err != nil {
-			listener.Close()
 			return nil, fmt.Errorf("loading the certificate: %w", err)
 		}
 		scheme = "https"
 		d.tls = &tls.Config{Certificates: []tls.Certificate{cert}}
 	}
-	d.url = scheme + "://" + shownAddr(listener.Addr().String()) + "/"
+	listener, err := net.Listen("tcp", d.flags.addr)
+	if err != nil {
+		if op := (*net.OpError)(nil); errors.As(err, &op) {
+			err = op.Err
+		}
+		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+	}
+	d.url = cmp.Or(d.flags.publicURL.String(), scheme+"://"+shownAddr(listener.Addr())+"/")
 	return listener, nil
 }
 
 // shownAddr is an address that a client on this machine can use.
-func shownAddr(addr string) string {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return addr
-	}
-	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
+func shownAddr(addr net.Addr) string {
+	host, port, _ := net.SplitHostPort(addr.String())
+	if net.ParseIP(host).IsUnspecified() {
 		host = "127.0.0.1"
 	}
 	return net.JoinHostPort(host, port)
 }
 
-// serve answers until the context of the app ends, and then brings all to an
-// end: first the streams, then, after a while, the calls.
-func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
-	ctx, cancel := context.WithCancel(d.app.ctx)
+// serve answers until ctx ends, and then brings everything to an end: first the
+// streams, then, after a while, the calls.
+func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate, sessions *SessionStore) error {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, stop := context.WithCancel(context.Background())
 	defer stop()
-	origins, bodies := &originPolicy{mcp: d.flags.mcpAudience()}, newBodyReader(int64(d.flags.maxBody))
-	for _, name := range d.flags.hosts {
-		origins.hosts = append(origins.hosts, strings.ToLower(name))
-	}
-	for _, origin := range d.flags.origins {
-		origins.origins = append(origins.origins, strings.ToLower(origin))
-	}
-	d.server = &Server{views: d.registry.Source(), sessions: sessions, gate: d.gate, bodies: bodies, log: d.log,
+	hosts := append(*d.flags.hosts, strings.ToLower(d.flags.publicURL.Hostname()))
+	origins := &originPolicy{hosts: hosts, origins: *d.flags.origins, mcp: d.flags.mcpAudience()}
+	bodies := newBodyReader(*d.flags.maxBody)
+	d.server = &Server{views: d.registry.Source(), sessions: sessions, gate: gate, bodies: bodies, log: d.log,
 		started: time.Now(), parking: newParking(stopped, parkLife), stopping: ctx, stopped: stopped}
-	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.app.getenv, stopped: stopped,
+	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv, stopped: stopped,
 		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		places: make(chan struct{}, d.flags.webhookLimit)}
-	web := &http.Server{Handler: d.handler(origins), ReadHeaderTimeout: headerPatience, IdleTimeout: idleConn,
-		MaxHeaderBytes: maxHeader, TLSConfig: d.tls, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)}
+	var handlers sync.WaitGroup
+	web := &http.Server{Handler: d.handler(origins, &handlers), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
+		MaxHeaderBytes: maxHeader, TLSConfig: d.tls, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn)}
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
-	parts.Go(func() { sweep(ctx, sessions) })
+	parts.Go(func() { every(ctx, replayLife/2, sessions.Sweep) })
+	parts.Go(func() { every(ctx, recordCheck, d.record.restore) })
 	failed := make(chan error, 1)
 	parts.Go(func() {
 		if d.tls != nil {
@@ -299,46 +359,50 @@ func (d *daemon) serve(listener net.Listener, sessions *SessionStore) error {
 	case <-ctx.Done():
 	}
 	cancel()
-	drained := func() bool {
-		patience, done := context.WithTimeout(context.Background(), drainPatience)
-		defer done()
-		return web.Shutdown(patience) == nil
-	}
-	if !drained() {
+	if !drain(web) {
 		stop() // calls under way are told
-		if !drained() {
+		if !drain(web) {
 			web.Close()
 		}
 	}
 	stop() // also calls that wait for their clients to come back
+	handlers.Wait()
 	d.server.parking.close()
 	parts.Wait()
 	return err
 }
 
-// sweep forgets from time to time what is kept for clients that will not come.
-func sweep(ctx context.Context, sessions *SessionStore) {
-	tick := time.NewTicker(replayLife / 2)
+// drain waits for requests being answered, within drainTimeout.
+func drain(web *http.Server) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+	defer cancel()
+	return web.Shutdown(ctx) == nil
+}
+
+// every calls do again and again until ctx ends.
+func every(ctx context.Context, interval time.Duration, do func()) {
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			sessions.Sweep()
+			do()
 		}
 	}
 }
 
-// handler is the way of every request: an id, the guard, the routes.
-func (d *daemon) handler(origins *originPolicy) http.Handler {
+// handler is the way of every request: an id, who may speak to the daemon at
+// all, the routes.
+func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.Handler {
 	mux := http.NewServeMux()
 	d.server.routes(mux)
 	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
 		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
 	}))
-	guarded := func(next func(http.ResponseWriter, *http.Request) error) func(http.ResponseWriter, *http.Request) error {
-		return func(w http.ResponseWriter, r *http.Request) error {
+	guarded := func(write func(http.ResponseWriter, *httpError), next func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+		return handle(d.log, write, func(w http.ResponseWriter, r *http.Request) error {
 			if err := origins.admit(r); err != nil {
 				return err
 			}
@@ -346,32 +410,33 @@ func (d *daemon) handler(origins *originPolicy) http.Handler {
 				return nil
 			}
 			return next(w, r)
-		}
+		})
 	}
-	routed := handle(d.log, writeMCPError, guarded(func(w http.ResponseWriter, r *http.Request) error {
+	routed := guarded(writeMCPError, func(w http.ResponseWriter, r *http.Request) error {
 		if err := origins.admitMCP(r); err != nil {
 			return err
 		}
 		mux.ServeHTTP(w, r)
 		return nil
-	}))
-	webhooks := handle(d.log, writeWebhookError, guarded(d.webhooks.serve))
+	})
+	webhooks := guarded(writeWebhookError, d.webhooks.serve)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handlers.Add(1)
+		defer handlers.Done()
 		// net/http reads what is left of a body before it answers: of one that
 		// does not come, for ever.
-		defer func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restPatience)) }()
+		defer func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout)) }()
 		w.Header().Set(requestIDHeader, newRequestID())
-		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
+		switch {
+		case r.URL.Path == "/healthz": // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
-			return
-		}
 		// Before the mux, which would redirect a path with // in it before the
 		// secret was shown.
-		if isWebhook(r.URL.Path) || isWebhook(path.Clean("/"+r.URL.Path)) {
+		case isWebhook(r.URL.Path) || isWebhook(path.Clean("/"+r.URL.Path)):
 			webhooks(w, r)
-			return
+		default:
+			routed(w, r)
 		}
-		routed(w, r)
 	})
 }
 
@@ -380,16 +445,23 @@ func isWebhook(path string) bool {
 	return strings.HasPrefix(path, webhookPrefix) || path+"/" == webhookPrefix
 }
 
+// shownModule is what show has printed of a module.
+type shownModule struct {
+	module         *Module // nil where it is not hosted
+	label, failure string
+	line           string
+}
+
 // show prints, for people, where the daemon is and its modules as they become
-// ready, and once all were looked at, what to try.
+// ready, and once all were introspected, what to try.
 func (d *daemon) show(ctx context.Context) {
-	out := d.app.stdout
-	fmt.Fprintf(out, "usher %s serves MCP at %s\n\n", version(), d.url)
-	shown := make(map[string]string)
+	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.url)
+	shown := make(map[entryKey]shownModule)
 	tried := false
 	for {
 		changed := d.registry.Changed()
-		pending := d.showModules(shown)
+		pending := d.registry.Pending(scopeAll()) // asked before the modules: those may be ready by then
+		d.showModules(shown)
 		if !pending && !tried {
 			tried = true
 			d.showTry()
@@ -402,85 +474,115 @@ func (d *daemon) show(ctx context.Context) {
 	}
 }
 
-// showModules prints the modules whose state is not what was shown last. It
-// reports whether some are still being looked at.
-func (d *daemon) showModules(shown map[string]string) (pending bool) {
-	seen := make(map[string]bool)
-	for _, m := range moduleReport(d.registry, scopeAll(), d.url, d.app.getenv) {
-		key := m.Path + "\x00" + m.Name
+// showModules prints the modules whose state is not the one in shown, and those
+// that are gone.
+func (d *daemon) showModules(shown map[entryKey]shownModule) {
+	view := d.registry.Source().View(scopeAll())
+	labels := make(map[*Module]string, len(view.Modules))
+	for _, m := range view.Modules {
+		labels[m.Module] = m.Label
+	}
+	seen := make(map[entryKey]bool)
+	note := func(path, name string, now shownModule) {
+		key := entryKey{path, name}
 		seen[key] = true
-		state := string(marshal(m))
-		pending = pending || m.pending
-		if m.pending || shown[key] == state {
-			continue
+		was := shown[key]
+		now.line = was.line
+		if now == was {
+			return
 		}
-		shown[key] = state
-		fmt.Fprintln(d.app.stdout, moduleState(m))
+		if now.line = moduleState(path, name, now, view); now.line != was.line {
+			fmt.Fprintln(d.out, now.line)
+		}
+		shown[key] = now
+	}
+	status, problems := d.registry.Report()
+	for _, s := range status {
+		now := shownModule{module: s.Module, label: labels[s.Module]}
+		if s.Err != nil {
+			now.failure = explain(s.Err)
+		}
+		if !s.Pending {
+			note(s.Path, s.Name, now)
+		}
+		seen[entryKey{s.Path, s.Name}] = true
+	}
+	for _, p := range problems {
+		note(p.Path, "", shownModule{failure: p.Text})
 	}
 	for key := range shown {
 		if !seen[key] {
 			delete(shown, key)
-			path, name, _ := strings.Cut(key, "\x00")
-			fmt.Fprintf(d.app.stdout, "  gone    %-12s %s\n", name, path)
+			fmt.Fprintf(d.out, "  gone    %-12s %s\n", plain(key.name), plain(key.source))
 		}
 	}
-	return pending
 }
 
 // moduleState is a module on one line.
-func moduleState(m moduleLine) string {
-	if m.Error != "" {
-		first, _, _ := strings.Cut(m.Error, "\n")
-		return fmt.Sprintf("  failed  %-12s %s", cmp.Or(m.Name, filepath.Base(m.Path)), first)
+func moduleState(path, name string, m shownModule, view *View) string {
+	if m.failure != "" {
+		first, _, _ := strings.Cut(m.failure, "\n")
+		return fmt.Sprintf("  failed  %-12s %s", plain(cmp.Or(name, filepath.Base(path))), plain(first))
 	}
 	var names []string
-	for _, t := range m.Tools {
+	for _, t := range view.ToolsOf(m.module) {
 		names = append(names, t.Name)
 	}
 	if len(names) > 6 {
 		names = append(names[:5], fmt.Sprintf("and %d more", len(names)-5))
 	}
-	return fmt.Sprintf("  ready   %-12s %s", m.Label, strings.Join(names, ", "))
+	return fmt.Sprintf("  ready   %-12s %s", m.label, strings.Join(names, ", "))
 }
 
 // showTry says what to do next.
 func (d *daemon) showTry() {
-	out := d.app.stdout
-	fmt.Fprintf(out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
-	fmt.Fprintf(out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
+	fmt.Fprintf(d.out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
+	fmt.Fprintf(d.out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
 		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}`)
-	if hook := d.firstWebhook(); hook != "" {
-		fmt.Fprintf(out, "\nSend a webhook, which needs %s:\n  curl %s -H 'Content-Type: application/json' -d '{}'\n", d.guards(), hook)
+	if hook := d.firstHook(); hook != "" {
+		fmt.Fprintf(d.out, "\nSend a webhook, which needs %s:\n  %s\n", d.webhooksNeed(), curlHook(hook))
 	} else {
-		fmt.Fprintf(out, "\nNo webhooks yet; they need %s.\n", d.guards())
+		fmt.Fprintf(d.out, "\nNo webhooks yet; they need %s.\n", d.webhooksNeed())
 	}
-	fmt.Fprint(out, "\nCtrl-C ends it. Calls and logs follow.\n\n")
+	fmt.Fprint(d.out, "\nCtrl-C ends it. Calls and logs follow.\n\n")
 }
 
-// firstWebhook is the URL of a webhook, "" where there is none.
-func (d *daemon) firstWebhook() string {
-	for _, m := range moduleReport(d.registry, scopeAll(), d.url, d.app.getenv) {
-		for _, t := range m.Tools {
-			if t.Webhook != "" {
-				return t.Webhook
-			}
+// webhooksNeed says what a webhook needs to be delivered.
+func (d *daemon) webhooksNeed() string {
+	switch {
+	case d.secret == "" && d.flags.webhookAudience() == nobody:
+		return fmt.Sprintf("%s in the environment of usher serve, or its flag -open-webhooks: they are off, because of %s",
+			webhookSecretVar, cmp.Or(d.flags.exposure(), "-require-claim"))
+	case d.secret == "":
+		return "no secret, as " + webhookSecretVar + " is not set"
+	case d.flags.signatures:
+		return "the header " + secretHeader + " or a verified signature"
+	}
+	return "the header " + secretHeader
+}
+
+// firstHook is the URL of a webhook, "" where there is none.
+func (d *daemon) firstHook() string {
+	for _, t := range d.registry.Source().View(scopeAll()).Tools() {
+		if hook := hookURL(t, d.url); hook != "" {
+			return hook
 		}
 	}
 	return ""
 }
 
-// guards says what a webhook needs.
-func (d *daemon) guards() string {
-	switch {
-	case d.secret == "" && d.flags.webhookAudience() == nobody:
-		return webhookSecretVar + " in the environment of usher serve, or its flag -open-webhooks: they are off, as others than this machine may reach it"
-	case d.secret == "":
-		return "no secret, as " + webhookSecretVar + " is not set"
-	case d.flags.signatures:
-		return "the header " + secretHeader + " or a verified signature"
-	default:
-		return "the header " + secretHeader
+// hookURL is where a tool of the unscoped view receives webhooks, "" where it
+// receives none. url is the daemon's.
+func hookURL(t *Tool, url string) string {
+	if t.HookPath() == "" {
+		return ""
 	}
+	return strings.TrimSuffix(url, "/") + webhookPrefix + t.HookPath()
+}
+
+// curlHook is a command that sends a webhook.
+func curlHook(url string) string {
+	return "curl " + url + " -H 'Content-Type: application/json' -d '{}'"
 }
 
 // daemonRecord is {base}/.data/daemon.json: which daemon has this base folder.
@@ -492,16 +594,11 @@ type daemonRecord struct {
 	path string
 }
 
-// alive reports whether the daemon of the record still runs.
-func (d *daemonRecord) alive() bool {
-	return processAlive(d.PID) && (d.Birth == "" || d.Birth == processBirth(d.PID))
-}
-
 // readDaemon reads the record of dataDir's daemon; nil when none runs.
 func readDaemon(dataDir string) *daemonRecord {
 	d := &daemonRecord{path: filepath.Join(dataDir, "daemon.json")}
 	raw, err := os.ReadFile(d.path)
-	if err != nil || json.Unmarshal(raw, d) != nil || !d.alive() {
+	if err != nil || json.Unmarshal(raw, d) != nil || !processAlive(d.PID) || d.Birth != "" && d.Birth != processBirth(d.PID) {
 		return nil
 	}
 	return d
@@ -517,10 +614,7 @@ func claimBase(ctx context.Context, dataDir string) (*daemonRecord, error) {
 		}
 		return held.replace("daemon.json", marshal(own), nil)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return own, nil
+	return own, err
 }
 
 // publish writes down where the daemon can be reached.
@@ -532,7 +626,17 @@ func (d *daemonRecord) publish(url string) error {
 	return nil
 }
 
-// release takes the record away.
+// restore writes the record again where it was deleted, so that no second daemon
+// starts beside this one.
+func (d *daemonRecord) restore() {
+	if _, err := os.Lstat(d.path); errors.Is(err, os.ErrNotExist) {
+		_ = d.publish(d.URL) // tried again soon
+	}
+}
+
+// release takes the record away, unless it is another daemon's.
 func (d *daemonRecord) release() {
-	os.Remove(d.path) // a record of a dead process is as good as none
+	if now := readDaemon(filepath.Dir(d.path)); now != nil && now.PID == d.PID {
+		os.Remove(d.path)
+	}
 }
