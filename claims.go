@@ -1,8 +1,77 @@
-// Claims: codes, and the file that holds them. This file knows nobody: no HTTP,
-// no session, no scope rule, no module. That concurrent writers lose no record,
-// and that kill -9 harms nobody, is argued at the top of token.go; the reader's
-// side is one stat a look-up, which sees everything but an edit in place that
-// keeps size, inode and mtime.
+// Claims: codes, records, and the file that holds them. This file knows nobody:
+// no HTTP, no session, no scope, no module. What it takes to write a file safely
+// is here too, and serves other rooms at the end.
+//
+// Reading is one stat a look-up. It sees every change of claims.json but an edit
+// in place that keeps size, inode and time.
+//
+// # Why no two writers both win, and why no record is lost
+//
+// There is no flock, whose meaning differs by system and file system, and no lock
+// file with a time-out: two who find the same stale lock can both remove it, and
+// the second removes the first one's new lock. There is a token, which is a file
+// in the folder claims.lock. Its name is "free", or while someone writes
+// "held.UNIXMS.HOST.PID.RANDOM".
+//
+//  1. A writer takes the token by renaming it to a held name of its own. Held
+//     names are random and never used twice, and of several renames of one name
+//     exactly one succeeds. That is so whether the old name is "free" or the held
+//     name of a writer that crashed: two who find a dead owner rename one name.
+//  2. A token may be taken from its owner if the owner's process is gone, or if
+//     the token is older than 30 s or from the future. That verdict may be wrong:
+//     the owner may be stopped, a clock may have jumped, a pid may be another
+//     container's. It decides only who waits. Nothing below depends on it.
+//  3. A holder first removes every temporary file of the data folder that bears a
+//     held name. Only holders make those, so they belong to writers that have lost
+//     the token. (Folders that are being prepared, see below, may go too. Whoever
+//     prepares one looks again.)
+//  4. Then the holder reads claims.json, writes its temporary file, checks that
+//     the token still has the holder's name and that claims.json is still the file
+//     that was read, and renames the temporary file over claims.json.
+//
+// Say that writer A held the token, and writer B took it from A, however alive A
+// was. If A's check comes after B's rename of the token, A finds its name gone and
+// starts over. If A's check comes before, then A's temporary file was there before
+// B took the token, so step 3 of B, or of whoever took the token from B, finds it.
+// A's rename and that removal are about one name, so one of them comes first. If
+// the rename is first, B has not read claims.json yet, and reads what A wrote. If
+// the removal is first, A's rename fails as its source is gone, and A starts over.
+// So a writer that is stopped between its check and its rename, for however long,
+// undoes nobody's work when it goes on: there is no window. What a writer replaces
+// is what it read, and no record is lost.
+//
+// The folder claims.lock is prepared under another name with its token inside and
+// then renamed into place. That fails where there is one, so the folder is made
+// once. If someone removed the token, the empty folder is removed, which fails
+// unless it is empty, and is made anew.
+//
+// # Why kill -9 at any instant harms nobody
+//
+// claims.json changes by one rename of a whole file that has been synced: it is
+// the old one or the new one. A killed holder leaves a token with a dead owner,
+// which the next writer takes over, and a temporary file, which step 3 removes.
+// That holds after the rename too: the new file is in place, and only the token
+// has not been given back. A process that is killed while it prepares claims.lock
+// leaves a folder under a temporary name, which nobody uses and step 3 removes.
+//
+// # What is not promised
+//
+//   - Who does not take the token is not serialized with those who do. If
+//     claims.json is deleted or replaced by hand during a write, the writer notices
+//     up to its last check. Between that check and the rename lie microseconds in
+//     which the deletion would be undone: a rename can't be made to require its
+//     target. "usher claim revoke" takes the token and has no such gap.
+//   - Network file systems: a rename may be done and reported as failed, a listing
+//     may be old, and "one rename succeeds" is the server's word.
+//   - A second token, from a copy of the folder that was put over it during a
+//     write: two writers may then hold one each, until the next one finds both and
+//     makes them one. (The check of claims.json before the rename still counts.)
+//   - A pid that is used again within 30 s of a crash: its token is taken over only
+//     when it is 30 s old, and writers fail until then.
+//   - Order: waiting writers get their turn by chance.
+//   - Power loss on a disk that lies about fsync. On Windows folders can't be
+//     synced, so the last change may be missing after a power loss (the old file,
+//     whole).
 
 package main
 
@@ -17,6 +86,8 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"math"
+	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -24,7 +95,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"syscall"
 	"time"
 	"unicode/utf8"
 )
@@ -32,9 +103,14 @@ import (
 // errNoClaim is Revoke's answer to a code that no active claim has.
 var errNoClaim = errors.New("no such claim")
 
-// errClaimsUnreadable is matched by every error that says claims.json is there
-// and can't be used. Nothing was written then.
-var errClaimsUnreadable = errors.New("claims file is unreadable")
+// errClaimsUnreadable is matched by every error that says that claims.json is
+// there and can't be used. Nothing was written then.
+var errClaimsUnreadable = errors.New("the claims file is unreadable")
+
+// errUnreadable is such an error. It names the file, why, and the way out.
+func errUnreadable(path, why string) error {
+	return fmt.Errorf("%w: %q: %s: move it away or restore it; it was left as it is", errClaimsUnreadable, path, why)
+}
 
 const (
 	codeAlphabet = "23456789ABCDEFGHJKMNPQRSTUVWXYZ" // 31 symbols, none taken for another
@@ -42,14 +118,14 @@ const (
 	codeRedacted = "***-***"
 )
 
-// Code is a claim's six characters. It is a secret: whatever prints it, with
-// any verb or logger, prints asterisks. Only Reveal, Dashed and JSON, which is
-// how claims.json stores it, give it away. Two codes are equal by ==.
+// Code is a claim's six characters. It is a secret: whatever prints it, with any
+// verb or logger, prints asterisks. Only Reveal, Dashed and JSON, which is how
+// claims.json stores it, give it away. Two codes are equal by ==.
 type Code string
 
 // parseCode folds what a person or a client sent: ASCII letters to upper case,
-// dashes and spaces dropped. Nothing else is forgiven, and no Unicode case rule
-// is used, by which ſ would be an S.
+// dashes and spaces dropped. Nothing else is forgiven, and no Unicode case rule is
+// used, by which ſ would be an S.
 func parseCode(s string) (Code, bool) {
 	var code [codeLength]byte
 	n := 0
@@ -73,8 +149,8 @@ func parseCode(s string) (Code, bool) {
 	return Code(code[:]), true
 }
 
-// drawCode draws uniformly: bytes past the last multiple of 31 are thrown away,
-// since a plain remainder would favour the first symbols.
+// drawCode draws a code, uniformly: bytes past the last multiple of 31 are thrown
+// away, since a plain remainder would favour the first symbols.
 func drawCode() Code {
 	const limit = 256 - 256%len(codeAlphabet)
 	var code [codeLength]byte
@@ -92,15 +168,9 @@ func drawCode() Code {
 // Reveal gives the code itself, for the one who may see it.
 func (c Code) Reveal() string { return string(c) }
 
-// Dashed gives the code itself as people read it: R3K-9QZ.
-func (c Code) Dashed() string {
-	if len(c) != codeLength {
-		return string(c)
-	}
-	return string(c[:3]) + "-" + string(c[3:])
-}
+// Dashed gives the code itself as people read it: R3K-9QZ. It must be a whole one.
+func (c Code) Dashed() string { return string(c[:3]) + "-" + string(c[3:]) }
 
-func (c Code) String() string             { return codeRedacted }
 func (c Code) LogValue() slog.Value       { return slog.StringValue(codeRedacted) }
 func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 
@@ -108,42 +178,28 @@ func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 // made, so copies may be shared between goroutines.
 type Claim struct {
 	Code      Code
-	ScopeDir  string    // as stored: absolute, symlinks resolved, by who created it
+	ScopeDir  string    // as stored: absolute, its symlinks resolved by who created it
 	CreatedAt time.Time // UTC; zero if the record has none
 	ExpiresAt time.Time // UTC; from this instant on the claim is over
 	Label     string    // may be ""
 
-	// raw is the record as it stands in the file. Records are never changed,
-	// only added and removed, so fields of other versions survive as they are.
+	// raw is the record as it stands in the file. Records are only added and
+	// removed, never changed, so that fields of other versions survive.
 	raw json.RawMessage
 }
 
 // Active reports whether the claim holds at now.
 func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
 
-// Same reports whether both are one claim: the same code, created at the same
-// instant. A code alone may be drawn again.
-func (c Claim) Same(other Claim) bool {
-	return c.Code == other.Code && c.CreatedAt.Equal(other.CreatedAt)
-}
-
 // MarshalJSON gives the stored record, its code included.
-func (c Claim) MarshalJSON() ([]byte, error) {
-	if c.raw == nil {
-		return nil, errors.New("claim has no record")
-	}
-	return c.raw, nil
-}
+func (c Claim) MarshalJSON() ([]byte, error) { return c.raw, nil }
 
 // LogValue and Format name a claim without its code and its raw record.
-func (c Claim) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("label", c.Label), slog.Time("expiresAt", c.ExpiresAt))
-}
-
+func (c Claim) LogValue() slog.Value       { return slog.GroupValue(slog.String("label", c.Label)) }
 func (c Claim) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "claim %q", c.Label) }
 
-// newClaim makes a claim by way of its record, so that what Create returns is
-// what any reader of the file will see.
+// newClaim makes a claim by way of its record, so that what Create returns is what
+// any reader of the file will see.
 func newClaim(code Code, scopeDir, label string, now time.Time, ttl time.Duration) (Claim, error) {
 	now = now.UTC().Truncate(time.Millisecond)
 	return parseClaim(marshal(struct {
@@ -155,9 +211,9 @@ func newClaim(code Code, scopeDir, label string, now time.Time, ttl time.Duratio
 	}{code, scopeDir, now, now.Add(ttl), label}))
 }
 
-// parseClaim reads one record. It goes through a map, since decoding into a
-// struct would take a key "CODE" for "code". Errors quote nothing of the
-// record: it holds a secret.
+// parseClaim reads one record. It goes through a map, since decoding into a struct
+// would take a key "CODE" for "code". Errors quote nothing of the record: it holds
+// a secret.
 func parseClaim(raw json.RawMessage) (Claim, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &fields); err != nil || fields == nil {
@@ -166,15 +222,9 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	var code string
 	var created, expires claimTime
 	c := Claim{raw: raw}
-	for _, f := range []struct {
-		key  string
-		into any
-	}{
-		{"code", &code}, {"scopeDir", &c.ScopeDir}, {"label", &c.Label},
-		{"createdAt", &created}, {"expiresAt", &expires},
-	} {
-		if value, ok := fields[f.key]; ok && json.Unmarshal(value, f.into) != nil {
-			return Claim{}, fmt.Errorf("unusable %s", f.key)
+	for key, into := range map[string]any{"code": &code, "scopeDir": &c.ScopeDir, "label": &c.Label, "createdAt": &created, "expiresAt": &expires} {
+		if value, ok := fields[key]; ok && json.Unmarshal(value, into) != nil {
+			return Claim{}, fmt.Errorf("unusable %s", key)
 		}
 	}
 	c.Code, c.CreatedAt, c.ExpiresAt = Code(code), time.Time(created), time.Time(expires)
@@ -185,8 +235,11 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	if year := c.CreatedAt.Year(); year < 0 || year > 9999 {
 		return Claim{}, errors.New("unusable createdAt") // RFC 3339 could not write it
 	}
-	if c.ScopeDir == "" || c.ExpiresAt.IsZero() {
-		return Claim{}, errors.New("missing scopeDir or expiresAt")
+	if c.ExpiresAt.IsZero() {
+		return Claim{}, errors.New("missing expiresAt")
+	}
+	if !filepath.IsAbs(c.ScopeDir) {
+		return Claim{}, errors.New("scopeDir is no absolute path")
 	}
 	return c, nil
 }
@@ -194,60 +247,50 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 // claimTime is a time in a record: RFC 3339, or a number of Unix milliseconds.
 type claimTime time.Time
 
-// UnmarshalJSON leaves the time as it is for null, as encoding/json does.
+// UnmarshalJSON leaves the time zero for null.
 func (t *claimTime) UnmarshalJSON(raw []byte) error {
 	const maxMS = 8.64e15 // ±275,000 years, exact in a float64
 	var at time.Time
-	if raw[0] == 'n' || raw[0] == '"' {
-		if err := at.UnmarshalJSON(raw); err != nil {
-			return err
-		}
-	} else {
-		ms, err := strconv.ParseFloat(string(raw), 64)
-		if err != nil || ms > maxMS || ms < -maxMS {
-			return errors.New("not a time")
-		}
+	if ms, err := strconv.ParseFloat(string(raw), 64); err == nil && math.Abs(ms) <= maxMS {
 		at = time.UnixMilli(int64(ms))
+	} else if err := at.UnmarshalJSON(raw); err != nil {
+		return err
 	}
 	*t = claimTime(at.UTC())
 	return nil
 }
 
-// parseClaims reads the whole file. encoding/json lets invalid UTF-8 and a null
-// for an array pass; both would be claims silently changed or lost.
+// parseClaims reads the whole file. encoding/json lets invalid UTF-8 and a null for
+// an array pass; both would be claims silently changed or lost.
 func parseClaims(data []byte) ([]Claim, error) {
-	trimmed := bytes.TrimLeft(data, " \t\r\n")
-	if len(trimmed) == 0 {
-		return nil, errors.New("it is empty")
-	}
-	if !utf8.Valid(data) {
-		return nil, errors.New("invalid UTF-8")
-	}
-	if trimmed[0] != '[' {
-		return nil, errors.New("not a JSON array")
-	}
 	var records []json.RawMessage
-	if err := json.Unmarshal(data, &records); err != nil {
-		return nil, errors.New("incomplete or malformed JSON")
+	trimmed := bytes.TrimLeft(data, " \t\r\n")
+	switch {
+	case len(trimmed) == 0:
+		return nil, errors.New("it is empty")
+	case !utf8.Valid(data):
+		return nil, errors.New("invalid UTF-8")
+	case trimmed[0] != '[' || json.Unmarshal(data, &records) != nil:
+		return nil, errors.New("it is no JSON array, or half of one")
 	}
 	claims := make([]Claim, 0, len(records))
-	seen := make(map[Code]int, len(records))
+	seen := make(map[Code]bool, len(records))
 	for i, raw := range records {
 		c, err := parseClaim(raw)
 		if err != nil {
 			return nil, fmt.Errorf("record %d: %w", i+1, err)
 		}
-		if first, dup := seen[c.Code]; dup {
-			return nil, fmt.Errorf("records %d and %d have one code", first, i+1)
+		if seen[c.Code] {
+			return nil, fmt.Errorf("record %d: another has the same code", i+1)
 		}
-		seen[c.Code] = i + 1
+		seen[c.Code] = true
 		claims = append(claims, c)
 	}
 	return claims, nil
 }
 
 // encodeClaims writes one record a line, each as it was read.
-func encodeClaims(claims []Claim) ([]byte, error) {
+func encodeClaims(claims []Claim) []byte {
 	var b bytes.Buffer
 	b.WriteByte('[')
 	for i, c := range claims {
@@ -255,94 +298,70 @@ func encodeClaims(claims []Claim) ([]byte, error) {
 			b.WriteByte(',')
 		}
 		b.WriteString("\n  ")
-		if err := json.Compact(&b, c.raw); err != nil {
-			return nil, fmt.Errorf("encoding claim: %w", err)
-		}
+		json.Compact(&b, c.raw) // which was parsed
 	}
 	b.WriteString("\n]\n")
-	return b.Bytes(), nil
+	return b.Bytes()
 }
 
-// unreadableError is a claims.json that is there and can't be used. It names the
-// file and the way out.
-type unreadableError string
-
-func (e unreadableError) Error() string { return string(e) }
-
-func (e unreadableError) Is(target error) bool { return target == errClaimsUnreadable }
-
-func cantRead(path string, err error) error {
-	return unreadableError(fmt.Sprintf("claims file %q can't be read (%s): make it readable or move it away; it was left as it is", path, reason(err)))
-}
-
-func cantParse(path string, err error) error {
-	return unreadableError(fmt.Sprintf("claims file %q is not a list of claims (%v): move it away or restore it; it was left as it is", path, err))
-}
-
-// claimsFile is claims.json as it was once read.
+// claimsFile is claims.json as it was once read. The zero value is that there is
+// no such file, which is to have no claims.
 type claimsFile struct {
-	// file is the file that was read, kept open so that its inode can't be given
-	// to a later claims.json of the same size and time. It is nil when there was
-	// no file, and on Windows, where it would keep writers from replacing the
-	// file, and where file ids are not used again so soon.
+	// file is kept open so that its inode can't be given to a later claims.json of
+	// the same size and time. It is nil on Windows, where an open file can't be
+	// replaced, and file ids are not used again so soon.
 	file    *os.File
-	info    fs.FileInfo // nil: there was no file
-	claims  []Claim     // in the file's order
+	info    fs.FileInfo
+	claims  []Claim // in the file's order
 	byCode  map[Code]Claim
 	soonest time.Time // the earliest expiry of all; zero: no claims
 	purge   sync.Once // a purge that fails is not repeated by every request
 }
 
-// statClaims stats the file; nil without an error when there is none. A link to
-// nowhere is an unreadable file and not a missing one: its claims are elsewhere.
+// statClaims stats the file; nil without an error when there is none. A link is no
+// file: a writer would put a file in its place, and leave what it leads to alone.
 func statClaims(path string) (fs.FileInfo, error) {
-	info, err := os.Stat(path)
-	if err == nil {
-		return info, nil
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, errUnreadable(path, reason(err))
+	case !info.Mode().IsRegular():
+		return nil, errUnreadable(path, "it is not a regular file")
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		if _, lerr := os.Lstat(path); errors.Is(lerr, fs.ErrNotExist) {
-			return nil, nil
-		}
-	}
-	return nil, cantRead(path, err)
+	return info, nil
 }
 
-// loadClaims reads the file. The caller closes it.
-func loadClaims(path string) (*claimsFile, error) {
+// readClaims reads the file. The caller closes it.
+func readClaims(path string) (*claimsFile, error) {
 	info, err := statClaims(path)
 	if err != nil || info == nil {
 		return &claimsFile{}, err
 	}
-	if !info.Mode().IsRegular() {
-		return nil, cantRead(path, errors.New("not a regular file")) // a pipe would block
-	}
-	file, err := os.Open(path)
+	file, err := openRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &claimsFile{}, nil // deleted since the stat
 	}
 	if err != nil {
-		return nil, cantRead(path, err)
+		return nil, errUnreadable(path, reason(err))
 	}
-	// The stat comes before the bytes: who changes them in between makes the
-	// next look differ from it, and the file is read again.
+	// The stat comes before the bytes: if the file is changed in between, the next
+	// stat differs from this one, and the file is read again.
+	snap := &claimsFile{file: file, byCode: make(map[Code]Claim)}
 	var data []byte
-	if info, err = file.Stat(); err == nil {
+	if snap.info, err = file.Stat(); err == nil {
 		data, err = io.ReadAll(file)
 	}
+	if err == nil {
+		snap.claims, err = parseClaims(data)
+	}
+	if err != nil || runtime.GOOS == "windows" {
+		snap.close()
+	}
 	if err != nil {
-		file.Close()
-		return nil, cantRead(path, err)
+		return nil, errUnreadable(path, reason(err))
 	}
-	snap := &claimsFile{file: file, info: info}
-	if runtime.GOOS == "windows" {
-		snap.close()
-	}
-	if snap.claims, err = parseClaims(data); err != nil {
-		snap.close()
-		return nil, cantParse(path, err)
-	}
-	snap.byCode = make(map[Code]Claim, len(snap.claims))
 	for _, c := range snap.claims {
 		snap.byCode[c.Code] = c
 		if snap.soonest.IsZero() || c.ExpiresAt.Before(snap.soonest) {
@@ -359,7 +378,7 @@ func (s *claimsFile) close() {
 	}
 }
 
-// is reports whether info, of claims.json now, is that of the file read.
+// is reports whether info, of claims.json now, is that of the file that was read.
 func (s *claimsFile) is(info fs.FileInfo) bool {
 	if s.info == nil || info == nil {
 		return s.info == nil && info == nil
@@ -369,13 +388,7 @@ func (s *claimsFile) is(info fs.FileInfo) bool {
 
 // active gives the claims that hold at now, in the file's order; never nil.
 func (s *claimsFile) active(now time.Time) []Claim {
-	list := make([]Claim, 0, len(s.claims)+1)
-	for _, c := range s.claims {
-		if c.Active(now) {
-			list = append(list, c)
-		}
-	}
-	return list
+	return slices.DeleteFunc(append([]Claim{}, s.claims...), func(c Claim) bool { return !c.Active(now) })
 }
 
 // find gives the claim of that code, if it holds at now.
@@ -391,26 +404,25 @@ func (s *claimsFile) expired(now time.Time) bool {
 	return !s.soonest.IsZero() && !now.Before(s.soonest)
 }
 
-// ClaimStore is the claims of one data folder. All methods are safe for
-// concurrent use, by goroutines and by other processes alike. Reading makes no
-// file and no folder. Methods return an error that matches errClaimsUnreadable
-// while claims.json is there and can't be used.
+// ClaimStore is the claims of one data folder. All methods are safe for concurrent
+// use, by goroutines and by other processes alike. Reading makes no file and no
+// folder. Methods return an error that matches errClaimsUnreadable while
+// claims.json is there and can't be used.
 type ClaimStore struct {
 	path  string       // of claims.json
-	log   *slog.Logger // failed background purges
-	token *writeToken  // for all rewriting in the data folder, other rooms' too
+	log   *slog.Logger // told of purges that fail
+	token *writeToken
 
-	current atomic.Pointer[claimsFile] // nil until first read; replaced under mu
-
-	mu      sync.Mutex // held to read the file
-	purging sync.WaitGroup
-	ctx     context.Context // of purges; ended by stop, under mu
+	ctx     context.Context // of purges
 	stop    context.CancelFunc
+	purging sync.WaitGroup
+
+	mu      sync.Mutex
+	current *claimsFile // as last read; nil before
 }
 
-// openClaims gives the store of dataDir, {base}/.data, which need not exist
-// yet. Purges that Lookup starts and that fail are told to log; nil is none.
-// A store that looks up is to be closed.
+// openClaims gives the store of dataDir, {base}/.data, which need not exist yet.
+// A nil log is none. A store that looks up is to be closed.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -420,39 +432,36 @@ func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	return s
 }
 
-// Close ends a purge under way, waits for it, and lets go of the file. The
-// store is not to be used afterwards.
+// Close ends a purge under way, waits for it, and lets go of the file. The store is
+// not to be used afterwards.
 func (s *ClaimStore) Close() {
-	s.mu.Lock()
 	s.stop()
-	s.mu.Unlock()
-	s.purging.Wait()
-	s.mu.Lock()
+	s.mu.Lock() // no purge begins from here on
 	defer s.mu.Unlock()
-	if snap := s.current.Swap(nil); snap != nil {
-		snap.close()
+	s.purging.Wait()
+	if s.current != nil {
+		s.current.close()
 	}
 }
 
-// Create adds a claim on scopeDir for ttl, and waits for its turn to write at
-// most as long as ctx allows. Label may be "". The error of a bad argument
-// names it. After an error the claim may exist, but nobody has its code.
+// Create adds a claim on scopeDir for ttl, and waits for its turn to write at most
+// as long as ctx allows. Label may be "". The error of a bad argument names it.
+// After an error the claim may exist, but nobody has its code.
 func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl time.Duration) (Claim, error) {
 	switch {
-	case scopeDir == "" || !utf8.ValidString(scopeDir):
-		return Claim{}, fmt.Errorf("scope %q: want a path in UTF-8", scopeDir)
+	case !filepath.IsAbs(scopeDir) || !utf8.ValidString(scopeDir):
+		return Claim{}, fmt.Errorf("scope %q: want an absolute path in UTF-8", scopeDir)
 	case !utf8.ValidString(label):
 		return Claim{}, fmt.Errorf("label %q: want UTF-8", label)
 	case ttl <= 0:
 		return Claim{}, fmt.Errorf("time to live %v: want more than zero", ttl)
 	}
 	var made Claim
-	err := s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) {
+	err := s.update(ctx, func(old *claimsFile, now time.Time) (claims []Claim, err error) {
 		code := drawCode()
 		for _, taken := old.byCode[code]; taken; _, taken = old.byCode[code] {
 			code = drawCode()
 		}
-		var err error
 		made, err = newClaim(code, scopeDir, label, now, ttl)
 		return append(old.active(now), made), err
 	})
@@ -462,11 +471,11 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 	return made, nil
 }
 
-// List gives the active claims, soonest expiry first, and removes expired ones
-// from the file. When only that removal fails, the list is complete all the
-// same, and comes with the error; when reading fails, the list is nil.
+// List gives the active claims, soonest expiry first, and removes expired ones from
+// the file. When only that removal fails, the list is complete all the same, and
+// comes with the error; when reading fails, the list is nil.
 func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
-	snap, err := s.refresh()
+	snap, err := s.load()
 	if err != nil {
 		return nil, err
 	}
@@ -482,34 +491,28 @@ func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
 }
 
 // Revoke removes the active claim of that code and returns it. Without one it
-// returns errNoClaim, and writes nothing.
+// returns errNoClaim, and leaves claims.json as it is.
 func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
-	snap, err := s.refresh()
-	if err != nil {
-		return Claim{}, err
-	}
-	gone, ok := snap.find(code, time.Now())
-	if !ok {
-		return Claim{}, errNoClaim
-	}
-	err = s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) {
+	var gone Claim
+	err := s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) {
+		var ok bool
 		if gone, ok = old.find(code, now); !ok {
 			return nil, errNoClaim
 		}
-		return slices.DeleteFunc(old.active(now), gone.Same), nil
+		return slices.DeleteFunc(old.active(now), func(c Claim) bool { return c.Code == code }), nil
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errNoClaim) {
 		return Claim{}, fmt.Errorf("revoking claim: %w", err)
 	}
-	return gone, nil
+	return gone, err
 }
 
 // Lookup gives the active claim of that code. It costs one stat and a map look-up
-// unless the file changed, so that every request can ask. Expired records are
-// no claims from their instant on; the first look-up that meets one starts a
-// purge, which the store owns, beside the request.
+// unless the file changed, so that every request can ask. Expired records are no
+// claims from their instant on. The first look-up that meets one has it removed
+// beside the request.
 func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
-	snap, err := s.refresh()
+	snap, err := s.load()
 	if err != nil {
 		return Claim{}, false, err
 	}
@@ -521,96 +524,63 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 	return c, ok, nil
 }
 
-// refresh gives what claims.json holds now. Errors are not kept: a file that
-// can't be used is tried again at each call.
-func (s *ClaimStore) refresh() (*claimsFile, error) {
-	if snap, err := s.upToDate(); snap != nil || err != nil {
-		return snap, err
-	}
+// load gives what claims.json holds now. Errors are not kept: a file that can't be
+// used is tried again at each call.
+func (s *ClaimStore) load() (*claimsFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if snap, err := s.upToDate(); snap != nil || err != nil {
-		return snap, err // someone else has read it meanwhile
-	}
-	old := s.current.Load()
-	snap, err := loadClaims(s.path)
+	info, err := statClaims(s.path)
 	if err != nil {
 		return nil, err
 	}
-	if old != nil {
-		old.close() // the new file is open already, so the inodes differ
+	if s.current != nil && s.current.is(info) {
+		return s.current, nil
 	}
-	s.current.Store(snap)
+	snap, err := readClaims(s.path)
+	if err != nil {
+		return nil, err
+	}
+	if s.current != nil {
+		s.current.close()
+	}
+	s.current = snap
 	return snap, nil
 }
 
-// upToDate gives what was last read if the file is still that one.
-func (s *ClaimStore) upToDate() (*claimsFile, error) {
-	// First the stat, then the pointer: what has that inode then is that very
-	// file, or newer, since an inode is free only after its reading was replaced.
-	info, err := statClaims(s.path)
-	if snap := s.current.Load(); err == nil && snap != nil && snap.is(info) {
-		return snap, nil
-	}
-	return nil, err
-}
-
-// Between update and its parts: there is nothing to write; claims.json is no
-// longer the file that was read.
-var (
-	errUnchanged = errors.New("nothing to write")
-	errMoved     = errors.New("claims file keeps being replaced by others")
-)
-
-// update is the one door for changes: under the token it reads the file, has
-// change give what it shall hold, and replaces it. Change may be called several
+// update is the one door for changes: under the token it reads the file, has change
+// give what the file shall hold, and replaces it. Change may be called several
 // times, and is to leave out what has expired.
 func (s *ClaimStore) update(ctx context.Context, change func(old *claimsFile, now time.Time) ([]Claim, error)) error {
-	const tries = 50 // of deletions by hand during one write
 	return s.token.do(ctx, func(held *heldToken) error {
-		err := errMoved
-		for n := 0; n < tries && errors.Is(err, errMoved); n++ {
-			err = s.updateOnce(held, change)
+		old, err := readClaims(s.path)
+		if err != nil {
+			return err
 		}
-		return err
-	})
-}
-
-func (s *ClaimStore) updateOnce(held *heldToken, change func(*claimsFile, time.Time) ([]Claim, error)) error {
-	old, err := loadClaims(s.path)
-	if err != nil {
-		return err
-	}
-	defer old.close() // open until the rename: its inode stands for what was read
-	claims, err := change(old, time.Now())
-	if errors.Is(err, errUnchanged) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	data, err := encodeClaims(claims)
-	if err != nil {
-		return err
-	}
-	return held.replace("claims.json", data, func() error {
-		info, err := statClaims(s.path)
-		if err == nil && !old.is(info) {
-			return errMoved
+		defer old.close() // open until the rename: its inode stands for what was read
+		claims, err := change(old, time.Now())
+		if err != nil {
+			return err
 		}
-		return err
+		return held.replace("claims.json", encodeClaims(claims), func() error {
+			info, err := statClaims(s.path)
+			if err == nil && !old.is(info) {
+				return errStartOver
+			}
+			return err
+		})
 	})
 }
 
 // purge removes expired records from the file.
 func (s *ClaimStore) purge(ctx context.Context) error {
+	errNone := errors.New("nothing has expired")
 	err := s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) {
 		if !old.expired(now) {
-			return nil, errUnchanged
+			return nil, errNone
 		}
 		return old.active(now), nil
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, errNone) {
 		return fmt.Errorf("removing expired claims: %w", err)
 	}
 	return nil
@@ -628,4 +598,313 @@ func (s *ClaimStore) purgeBeside() {
 			s.log.Warn("claims", "err", err)
 		}
 	})
+}
+
+// errStartOver says that the token was taken over by another writer, or that
+// claims.json is no longer the file that was read. writeToken.do then starts over.
+var errStartOver = errors.New("other writers were faster each time")
+
+const (
+	tokenFree  = "free"
+	tokenHeld  = "held."
+	tokenTemp  = ".tmp." + tokenHeld // in the names of temporary files and folders
+	tokenTries = 50                  // that one write starts over before it fails
+)
+
+// writeToken is the right to rewrite files of one data folder, for this process and
+// all others; the top of this file argues it. Safe for concurrent use.
+type writeToken struct {
+	dataDir string
+	dir     string        // claims.lock
+	host    string        // as it stands in held names
+	stale   time.Duration // a token held for longer is taken over
+	timeout time.Duration // for waiting for one and the same holder
+	step    func(string)  // called at each step of a write; tests stop there
+}
+
+func newWriteToken(dataDir string) *writeToken {
+	host, _ := os.Hostname()
+	host = cmp.Or(strings.NewReplacer(".", "-", "/", "-", `\`, "-").Replace(host), "unknown")
+	return &writeToken{dataDir: dataDir, dir: filepath.Join(dataDir, "claims.lock"), host: host[:min(len(host), 64)],
+		stale: 30 * time.Second, timeout: 10 * time.Second, step: func(string) {}}
+}
+
+// do calls write while this process holds the token. When write returns
+// errStartOver, do takes the token again and calls write again, which must
+// therefore begin by reading anew. Write must not call do, nor a ClaimStore's
+// methods that write. The error is write's, or says who holds the token, or that
+// ctx ended. The data folder is made if need be.
+func (t *writeToken) do(ctx context.Context, write func(*heldToken) error) error {
+	for range tokenTries {
+		held, err := t.take(ctx)
+		if err != nil {
+			return fmt.Errorf("waiting to write in %q: %w", t.dataDir, err)
+		}
+		if err := held.use(write); !errors.Is(err, errStartOver) {
+			return err
+		}
+	}
+	return fmt.Errorf("writing in %q: %w", t.dataDir, errStartOver)
+}
+
+// take waits for the token. A look at the folder may miss a token in mid-rename, or
+// see it twice; that costs another look. The wait times out when one and the same
+// writer has held the token for too long.
+func (t *writeToken) take(ctx context.Context) (*heldToken, error) {
+	seen, since := "", time.Now()
+	for delay := time.Millisecond; ; delay = min(2*delay, 16*time.Millisecond) {
+		names, err := t.tokens()
+		if err != nil {
+			return nil, err
+		}
+		if now := strings.Join(names, " "); now != seen {
+			seen, since = now, time.Now()
+		}
+		if len(names) > 0 && !slices.ContainsFunc(names, t.inUse) {
+			if held, err := t.rename(names); held != nil || err != nil {
+				return held, err
+			}
+		}
+		if time.Since(since) > t.timeout {
+			return nil, t.timeoutError(names)
+		}
+		select { // each time for another while, so that waiting writers don't march in step
+		case <-time.After(delay/2 + mathrand.N(delay)):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// tokens lists the tokens in the folder, which it makes if need be: one, unless the
+// token is between two names or someone put another there.
+func (t *writeToken) tokens() ([]string, error) {
+	entries, err := os.ReadDir(t.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = t.prepare()
+	}
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if name := e.Name(); name == tokenFree || strings.HasPrefix(name, tokenHeld) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		os.Remove(t.dir) // only succeeds if it is empty; then it is made anew
+	}
+	return names, nil
+}
+
+// prepare makes the folder with a free token inside under a name of its own and
+// renames it into place. That another was faster is no error.
+func (t *writeToken) prepare() error {
+	temp := t.dir + ".tmp." + t.newName()
+	defer os.RemoveAll(temp) // gone already when all went well
+	err := os.MkdirAll(temp, 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(temp, tokenFree), nil, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(temp, t.dir)
+	}
+	if _, lerr := os.Lstat(t.dir); lerr == nil {
+		return nil
+	}
+	return err
+}
+
+// rename takes the tokens of these names, all as one, unless someone else was
+// faster: then it returns nil, nil.
+func (t *writeToken) rename(names []string) (*heldToken, error) {
+	held := &heldToken{token: t, name: t.newName()}
+	taken := false
+	for _, name := range names {
+		err := renameFile(filepath.Join(t.dir, name), held.path())
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		taken = taken || err == nil
+	}
+	if !taken {
+		return nil, nil
+	}
+	t.step("taken")
+	return held, nil
+}
+
+// inUse judges whether a token's owner is at work. The verdict may be wrong either
+// way; see the top of this file.
+func (t *writeToken) inUse(name string) bool {
+	owner, ok := parseOwner(name)
+	if age := time.Since(owner.since).Abs(); !ok || age > t.stale {
+		return false // free, of a form that no usher writes, old, or from the future
+	}
+	return owner.host != t.host || processAlive(owner.pid)
+}
+
+// timeoutError names who is in the way.
+func (t *writeToken) timeoutError(names []string) error {
+	for _, name := range names {
+		if owner, ok := parseOwner(name); ok {
+			return fmt.Errorf("process %d on %q has been writing since %s: try again, or end it",
+				owner.pid, owner.host, owner.since.Format(time.RFC3339))
+		}
+	}
+	return fmt.Errorf("%q holds no token: remove it", t.dir)
+}
+
+// tokenOwner is what a held name says.
+type tokenOwner struct {
+	since time.Time
+	host  string
+	pid   int
+}
+
+// newName makes a held name that was never used before.
+func (t *writeToken) newName() string {
+	return fmt.Sprintf("%s%d.%s.%d.%s", tokenHeld, time.Now().UnixMilli(), t.host, os.Getpid(), rand.Text())
+}
+
+func parseOwner(name string) (tokenOwner, bool) {
+	parts := strings.Split(strings.TrimPrefix(name, tokenHeld), ".")
+	if len(parts) != 4 {
+		return tokenOwner{}, false
+	}
+	ms, err1 := strconv.ParseInt(parts[0], 10, 64)
+	pid, err2 := strconv.Atoi(parts[2])
+	return tokenOwner{time.UnixMilli(ms), parts[1], pid}, err1 == nil && err2 == nil
+}
+
+// heldToken is the write token in the hands of one goroutine, inside do.
+type heldToken struct {
+	token *writeToken
+	name  string // of the token's file; never used twice
+}
+
+func (h *heldToken) path() string { return filepath.Join(h.token.dir, h.name) }
+
+// use sweeps, writes, and gives the token back, even when write panics.
+func (h *heldToken) use(write func(*heldToken) error) error {
+	defer h.giveBack()
+	if err := h.sweep(); err != nil {
+		return fmt.Errorf("removing leftovers in %q: %w", h.token.dataDir, err)
+	}
+	h.token.step("swept")
+	return write(h)
+}
+
+// giveBack needs no error: a token that was not given back was taken over, or will
+// be when it is old. It leaves others the time to see the token free, or a process
+// that writes on and on would leave them none.
+func (h *heldToken) giveBack() {
+	renameFile(h.path(), filepath.Join(h.token.dir, tokenFree))
+	time.Sleep(mathrand.N(8 * time.Millisecond))
+}
+
+// sweep removes the temporary files of all holders before. This is what stops a
+// former holder that still lives, and no mere tidiness, so it must not fail. (On
+// Windows a file that is still open can't be removed. But its writer has not
+// closed it yet, so it has not checked its token yet, and will find it gone.)
+func (h *heldToken) sweep() error {
+	entries, err := os.ReadDir(h.token.dataDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !strings.Contains(e.Name(), tokenTemp) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(h.token.dataDir, e.Name())); err != nil && !isShared(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace puts data in place of the data folder's file of that name, which is made
+// if need be, whole and synced or not at all. It calls last, if not nil, right
+// before, and does nothing if that returns an error. It returns errStartOver, to be
+// passed on to do, when it wrote nothing as the token was lost.
+func (h *heldToken) replace(name string, data []byte, last func() error) error {
+	target := filepath.Join(h.token.dataDir, name)
+	err := writeFile(target, target+".tmp."+h.name, data, func() error {
+		h.token.step("written")
+		if _, err := os.Lstat(h.path()); err != nil {
+			return err
+		}
+		h.token.step("checked")
+		if last != nil {
+			if err := last(); err != nil {
+				return err
+			}
+		}
+		h.token.step("renaming")
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return errStartOver // the token is gone, or the next holder has swept the temporary file
+	}
+	if err == nil {
+		h.token.step("renamed")
+	}
+	return err
+}
+
+// writeFile writes a temporary file, syncs it, calls ready, renames it to target
+// and syncs the folder. So others see the old file or the whole new one, and a
+// power loss leaves one of them. The file is readable to its owner alone.
+func writeFile(target, temp string, data []byte, ready func() error) error {
+	defer os.Remove(temp) // gone already when all went well
+	f, err := os.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil { // closed first: Windows renames no open file
+		return err
+	}
+	if err := ready(); err != nil {
+		return err
+	}
+	if err := renameFile(temp, target); err != nil {
+		return err
+	}
+	return syncFolder(filepath.Dir(target))
+}
+
+// leftoverAge is the age at which a temporary file of replaceFile is one of a
+// process that was killed.
+const leftoverAge = time.Hour
+
+// replaceFile is writeFile for files that need no token. It removes what others of
+// its kind left behind at the same place.
+func replaceFile(path string, data []byte) error {
+	leftovers, _ := filepath.Glob(path + ".new.*")
+	for _, name := range leftovers {
+		if info, err := os.Lstat(name); err == nil && time.Since(info.ModTime()) > leftoverAge {
+			os.Remove(name)
+		}
+	}
+	return writeFile(path, path+".new."+rand.Text(), data, func() error { return nil })
+}
+
+// openRegular opens a file to read. It neither waits for nor reads what is no
+// regular file, such as a pipe.
+func openRegular(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
 }

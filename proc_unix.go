@@ -125,3 +125,22 @@ func openToOthers(info fs.FileInfo) string {
 	}
 	return ""
 }
+
+// renameFile is os.Rename; isShared is a matter of Windows.
+func renameFile(from, to string) error { return os.Rename(from, to) }
+func isShared(error) bool              { return false }
+
+// syncFolder makes a rename last. Some file systems have no such thing, which is no
+// reason to call a finished write failed.
+func syncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	err = f.Sync()
+	if errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) {
+		return nil
+	}
+	return err
+}

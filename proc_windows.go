@@ -3,10 +3,13 @@
 package main
 
 import (
+	"errors"
 	"io/fs"
+	"os"
 	"os/exec"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // setGroup makes cmd, when it starts, the root of a new process group.
@@ -58,3 +61,23 @@ func processBirth(pid int) string {
 
 // openToOthers says nothing: what others may do in a folder stands in no mode.
 func openToOthers(fs.FileInfo) string { return "" }
+
+// renameFile is os.Rename, which fails while someone has the file open, if only to
+// read it or to search it for viruses: it is tried for a while.
+func renameFile(from, to string) error {
+	err := os.Rename(from, to)
+	for n := 0; n < 100 && isShared(err); n++ {
+		time.Sleep(10 * time.Millisecond)
+		err = os.Rename(from, to)
+	}
+	return err
+}
+
+// isShared reports whether Windows refused because another has the file open.
+func isShared(err error) bool {
+	const sharingViolation = syscall.Errno(32)
+	return errors.Is(err, os.ErrPermission) || errors.Is(err, sharingViolation)
+}
+
+// syncFolder does nothing: folders can't be synced here.
+func syncFolder(string) error { return nil }

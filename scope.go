@@ -248,7 +248,7 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	}
 	switch decide(facts) {
 	case denyUnreadable:
-		return a, &httpError{Status: http.StatusServiceUnavailable, Msg: errClaimsUnreadable.Error(), Err: why, Header: retryAfter(5)}
+		return a, &httpError{Status: http.StatusServiceUnavailable, Msg: errClaimsUnreadable.Error() + ": requests with a claim code are refused", Err: why, Header: retryAfter(5)}
 	case denyUnclaimed:
 		if facts.presents {
 			return a, httpErrorf(http.StatusBadRequest, codeIsNone)
