@@ -13,17 +13,15 @@ import (
 
 // cached is a module's entry in the cache.
 type cached struct {
-	Usher  string      `json:"usher"` // the version that wrote it
-	Source string      `json:"source"`
-	Name   string      `json:"name"`
-	Stamp  string      `json:"stamp"`
-	GoEnv  string      `json:"goEnv,omitempty"`
-	Inputs []fileStamp `json:"inputs,omitempty"`
-	Offer  offer       `json:"offer"`
+	Usher  string `json:"usher"` // the version that wrote it
+	Source string `json:"source"`
+	Name   string `json:"name"`
+	Stamp  string `json:"stamp"`
+	Offer  offer  `json:"offer"`
 }
 
 // cacheFormat is to be raised when what is cached changes its meaning.
-const cacheFormat = 3
+const cacheFormat = 4
 
 func cacheVersion() string { return fmt.Sprintf("%s/%d", version(), cacheFormat) }
 
@@ -51,11 +49,6 @@ func (r *Registry) readCache(f found) *cached {
 	if c == nil || c.Stamp != f.Stamp {
 		return nil
 	}
-	if f.Kind == kindGo {
-		if _, err := os.Stat(c.Offer.Binary); err != nil || c.GoEnv != goEnvKey() || !(stampCache{}).current(c.Inputs) {
-			return nil
-		}
-	}
 	return c
 }
 
@@ -63,10 +56,7 @@ func (r *Registry) readCache(f found) *cached {
 // the next start and nothing else.
 func (r *Registry) writeCache(e *entry) {
 	c := cached{Usher: cacheVersion(), Source: e.found.Source, Name: e.found.Name, Stamp: e.found.Stamp,
-		Inputs: e.inputs, Offer: *e.offer}
-	if e.found.Kind == kindGo {
-		c.GoEnv = goEnvKey()
-	}
+		Offer: *e.offer}
 	if err := replaceFile(r.cachePath(e.found), marshal(c)); err != nil {
 		r.Log.Warn("writing the cache", "err", err)
 	}

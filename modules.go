@@ -47,6 +47,7 @@ type registryConfig struct {
 type Registry struct {
 	registryConfig
 	guard   *Guard
+	builder *goBuilder
 	catalog atomic.Pointer[Catalog]
 
 	ctx    context.Context
@@ -69,11 +70,10 @@ type Registry struct {
 // entry is what is known of one module.
 type entry struct {
 	found   found
-	module  *Module     // the newest that worked; nil for none yet
-	offer   *offer      // what module was made from
-	err     error       // why the newest version is not hosted
-	inputs  []fileStamp // what else than the file a Go build was made from
-	version int         // of the newest introspection; an older one's result is dropped
+	module  *Module // the newest that worked; nil for none yet
+	offer   *offer  // what module was made from
+	err     error   // why the newest version is not hosted
+	version int     // of the newest introspection; an older one's result is dropped
 	pending bool
 	retryAt time.Time // of an introspection that failed, the file unchanged
 	backoff time.Duration
@@ -87,9 +87,8 @@ type offer struct {
 	Templates []json.RawMessage `json:"templates,omitempty"`
 	About     string            `json:"about,omitempty"`
 	Problems  []string          `json:"problems,omitempty"`
-	Binary    string            `json:"binary,omitempty"` // of a Go module
-	Era       era               `json:"era,omitempty"`    // eraUnknown for our own shims, who are asked nothing
-	Asks      bool              `json:"asks,omitempty"`   // it asks its client, and does not say in which call
+	Era       era               `json:"era,omitempty"`  // eraUnknown for our own shims, who are asked nothing
+	Asks      bool              `json:"asks,omitempty"` // it asks its client, and does not say in which call
 }
 
 // keep takes over from was all lists but those named.
@@ -148,7 +147,7 @@ func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage,
 // Close ends all that it started.
 func newRegistry(c registryConfig) (*Registry, error) {
 	r := &Registry{
-		registryConfig: c, guard: &Guard{}, looks: make(chan struct{}, maxLooks), entries: make(map[entryKey]*entry),
+		registryConfig: c, guard: &Guard{}, builder: &goBuilder{Folder: filepath.Join(c.CacheDir, "go")}, looks: make(chan struct{}, maxLooks), entries: make(map[entryKey]*entry),
 		settled: make(chan struct{}), changed: make(chan struct{}),
 	}
 	close(r.settled)
@@ -291,7 +290,6 @@ func (r *Registry) scan() *look {
 // update takes in what a look at the workspace found.
 func (r *Registry) update(l *look) {
 	l = r.lookAgain(l)
-	stamps := stampCache{}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range l.problems {
@@ -302,7 +300,7 @@ func (r *Registry) update(l *look) {
 	changed := !slices.Equal(r.unusable, l.problems)
 	r.unusable = l.problems
 	for _, f := range l.found {
-		if e := r.entries[f.key()]; e != nil && !e.stale(f, stamps) {
+		if e := r.entries[f.key()]; e != nil && !e.stale(f) {
 			continue
 		}
 		changed = r.take(f) || changed
@@ -343,36 +341,15 @@ func (r *Registry) lookAgain(l *look) *look {
 	return r.scan()
 }
 
-// stampCache is the stamps taken during one look, so that what a thousand
-// modules import is asked for once.
-type stampCache map[string]fileStamp
-
-func (c stampCache) current(inputs []fileStamp) bool {
-	for _, old := range inputs {
-		now, ok := c[old.Path]
-		if !ok {
-			now = stampFile(old.Path)
-			c[old.Path] = now
-		}
-		if now != old {
-			return false
-		}
-	}
-	return true
-}
-
 // stale reports whether the module has to be looked at again.
-func (e *entry) stale(f found, stamps stampCache) bool {
+func (e *entry) stale(f found) bool {
 	if e.found.Stamp != f.Stamp || e.found.Kind != f.Kind || fmt.Sprint(e.found.Err) != fmt.Sprint(f.Err) {
 		return true
 	}
 	if e.pending {
 		return false
 	}
-	if e.err != nil && !e.retryAt.IsZero() && time.Now().After(e.retryAt) {
-		return true
-	}
-	return !stamps.current(e.inputs)
+	return e.err != nil && !e.retryAt.IsZero() && time.Now().After(e.retryAt)
 }
 
 // take starts on a module that is new or has changed. It reports whether what
@@ -402,7 +379,7 @@ func (r *Registry) take(f found) bool {
 	if e.module == nil {
 		if c := r.readCache(f); c != nil {
 			r.settleEntry(e)
-			e.inputs, e.err = c.Inputs, nil
+			e.err = nil
 			e.offer = &c.Offer
 			e.module = r.makeModule(e, nil)
 			return true
@@ -441,14 +418,7 @@ func (r *Registry) introspect(f found, version int) {
 	case <-r.ctx.Done():
 		return
 	}
-	var o *offer
-	var inputs []fileStamp
-	var err error
-	if f.Kind == kindGo {
-		o, inputs, err = r.introspectGo(f)
-	} else {
-		o, err = r.introspectProcess(f)
-	}
+	o, err := r.introspectProcess(f)
 	if r.ctx.Err() != nil {
 		return
 	}
@@ -458,7 +428,6 @@ func (r *Registry) introspect(f found, version int) {
 		r.mu.Unlock()
 		return
 	}
-	e.inputs = inputs
 	if err != nil {
 		r.failEntry(e, err)
 	} else {
@@ -475,9 +444,6 @@ func (r *Registry) failEntry(e *entry, err error) {
 	e.err = err
 	e.backoff = min(max(2*e.backoff, firstRetry), maxRetry)
 	e.retryAt = time.Now().Add(e.backoff)
-	if e.module == nil && e.found.Kind == kindGo {
-		r.reviveBuild(e)
-	}
 	if e.module != nil {
 		e.module.pool.pin(true)
 		r.Log.Error("the module's new version can't be hosted; the last one goes on", "module", e.found.Name, "why", explain(err))
@@ -486,28 +452,9 @@ func (r *Registry) failEntry(e *entry, err error) {
 	r.Log.Error("the module can't be hosted", "module", e.found.Name, "why", explain(err))
 }
 
-// reviveBuild makes an entry's module of the last build that worked before this
-// start, if it is still in the cache. Called with mu held.
-func (r *Registry) reviveBuild(e *entry) {
-	c := r.loadCache(e.found)
-	if c == nil {
-		return
-	}
-	if _, err := os.Stat(c.Offer.Binary); err == nil {
-		e.offer = &c.Offer
-		e.module = r.makeModule(e, nil)
-	}
-}
-
-// acceptOffer makes an entry's module anew, unless nothing about it changed.
-// Called with mu held.
+// acceptOffer makes an entry's module anew. Called with mu held.
 func (r *Registry) acceptOffer(e *entry, o *offer) {
 	e.err, e.backoff = nil, 0
-	if e.found.Kind == kindGo && e.module != nil && bytes.Equal(marshal(o), marshal(e.offer)) {
-		e.module.pool.pin(false) // it can be started again
-		r.writeCache(e)          // touched, but built to the same program
-		return
-	}
 	for _, p := range o.Problems {
 		r.Log.Warn("module", "module", e.found.Name, "problem", p)
 	}
@@ -531,15 +478,6 @@ func explain(err error) string {
 		text = strings.Join(b.Lines, "\n")
 	}
 	return text
-}
-
-// introspectGo parses and builds a Go module; its source says what it offers.
-func (r *Registry) introspectGo(f found) (*offer, []fileStamp, error) {
-	b, err := buildGoModule(r.ctx, f.Source, r.CacheDir)
-	if b == nil {
-		return nil, nil, err
-	}
-	return &offer{Tools: b.Tools, About: firstSentence(b.Doc), Problems: b.Problems, Binary: b.Binary}, b.Inputs, err
 }
 
 // introspectProcess starts a module to ask it what it offers, and ends it.
@@ -615,6 +553,8 @@ func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
 			*list.into = append(*list.into, oneLine(item))
 		}
 	}
+	// The file and line of functions that a Go module can't offer.
+	_ = json.Unmarshal(field(field(field(w.info.Capabilities, "experimental"), "usher/problems"), "problems"), &o.Problems)
 	if o.About == "" && !kind.singleFile() { // our shims know no title but the name
 		o.About = firstSentence(w.info.Title)
 	}
@@ -624,11 +564,14 @@ func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
 // startProcess starts a process of a module. o is what is known of it, nil for
 // nothing yet.
 func (r *Registry) startProcess(ctx context.Context, f found, o *offer, watch watcher) (*Worker, error) {
+	r.mu.Lock()
+	withheld := r.withheld // replaced, never changed
+	r.mu.Unlock()
 	l := f.Launch
 	switch f.Kind {
 	case kindConfig:
 	case kindGo:
-		path, err := r.goBinary(ctx, f, o)
+		path, err := r.builder.Build(ctx, f.Source, workerEnv(os.Environ(), f.Source, nil, withheld))
 		if err != nil {
 			return nil, err
 		}
@@ -643,9 +586,6 @@ func (r *Registry) startProcess(ctx context.Context, f found, o *offer, watch wa
 	if err != nil {
 		return nil, cantStart(f.Name, err)
 	}
-	r.mu.Lock()
-	withheld := r.withheld // replaced, never changed
-	r.mu.Unlock()
 	l.Env = workerEnv(os.Environ(), f.Source, l.Env, withheld)
 	known := eraUnknown
 	if f.Kind.singleFile() {
@@ -659,19 +599,6 @@ func (r *Registry) startProcess(ctx context.Context, f found, o *offer, watch wa
 // cantStart is an error before there was a process, whose reason names no path.
 func cantStart(module string, err error) error {
 	return &startError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}}
-}
-
-// goBinary is the built program of a Go module. The cache may have been deleted
-// since it was built.
-func (r *Registry) goBinary(ctx context.Context, f found, o *offer) (string, error) {
-	if _, err := os.Stat(o.Binary); err == nil {
-		return o.Binary, nil
-	}
-	b, err := buildGoModule(ctx, f.Source, r.CacheDir)
-	if err != nil {
-		return "", &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", f.Name), stderr: []string{explain(err)}}
-	}
-	return b.Binary, nil
 }
 
 // makeModule turns an entry's offer into a module, with processes of its own
@@ -712,13 +639,12 @@ func (r *Registry) makeModule(e *entry, p *fleet) *Module {
 // is not to be taken back.
 func (r *Registry) startServing(ctx context.Context, f found, o *offer, watch watcher) (*Worker, error) {
 	watch.serves = true
-	if f.Kind == kindGo { // its source has said all there is to say
-		watch.listChanged = func(string) {}
-		return r.startProcess(ctx, f, o, watch)
-	}
 	dirty := &dirtyLists{wake: make(chan struct{}, 1)}
 	watch.listChanged = func(list string) { dirty.add(list) }
 	w, err := r.startProcess(ctx, f, o, watch)
+	if errors.As(err, new(*goBuildError)) {
+		return nil, &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", f.Name), stderr: []string{explain(err)}}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -5,13 +5,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -243,11 +241,6 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 	await(t, "the fault to be told of", func() bool { return strings.Contains(d.Log.String(), "m.usher.go:5") })
 	says("two!")
 	d.stop(t)
-	d = serveHereOn(t, base, dir) // the last good build goes on after a restart too
-	c.URL = d.URL
-	c.awaitTools("m_say")
-	says("two!")
-	d.stop(t)
 	if err := os.RemoveAll(base + "/.data/cache"); err != nil {
 		t.Fatal(err)
 	}
@@ -255,33 +248,6 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 	c.URL = serveHereOn(t, base, dir).URL
 	c.awaitTools("m_say")
 	says("three")
-}
-
-// TestPinEnds has an edit that does not build taken back: the processes, which
-// could not be started again meanwhile, may be stopped when idle as before.
-func TestPinEnds(t *testing.T) {
-	t.Parallel()
-	r, err := newRegistry(registryConfig{Roots: []string{t.TempDir()}, CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	pinned := func(m *Module) bool {
-		return slices.ContainsFunc(m.pool.all(), func(p *pool) bool { return p.pinned })
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	e := &entry{found: found{Name: "a", Kind: kindGo, Source: "/nowhere/a.usher.go"}}
-	r.acceptOffer(e, &offer{Binary: "one"})
-	was := e.module
-	r.failEntry(e, errors.New("it does not build"))
-	if e.module != was || !pinned(was) {
-		t.Error("the last version that worked can be stopped")
-	}
-	r.acceptOffer(e, &offer{Binary: "one"})
-	if e.module != was || pinned(was) {
-		t.Error("it can't be stopped after it was mended")
-	}
 }
 
 // TestCacheOfAnotherVersion has what one usher remembers read by another.
