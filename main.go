@@ -80,7 +80,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return 0
 	}
 	if len(args) == 2 && args[0] == shellCommand {
-		return runShell(ctx, args[1], stdin, stdout, stderr)
+		return runShell(ctx, args[1], &Guard{}, stdin, stdout, stderr)
 	}
 	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: getenv}
 	return a.run(args)

@@ -68,6 +68,11 @@ func awaitExit(pid int) error {
 	}
 }
 
+// groupAlive reports whether a process of the group is left.
+func groupAlive(pgid int) bool {
+	return pgid > 1 && !errors.Is(syscall.Kill(-pgid, 0), syscall.ESRCH)
+}
+
 // processAlive reports whether a process with this id exists, whoever owns it.
 func processAlive(pid int) bool {
 	if pid <= 0 {

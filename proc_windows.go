@@ -37,6 +37,10 @@ func awaitExit(pid int) error {
 	return err
 }
 
+// groupAlive reports whether a process of the group is left, as far as can be told
+// here: its first.
+func groupAlive(pgid int) bool { return processAlive(pgid) }
+
 // processAlive reports whether a process with this id exists.
 func processAlive(pid int) bool { return processBirth(pid) != "" }
 

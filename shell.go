@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -22,6 +23,20 @@ import (
 	"time"
 )
 
+const (
+	shellExitTimeout   = 2 * time.Second        // for a function to end after TERM
+	shellOutputTimeout = 500 * time.Millisecond // for what a function has written to be read after its end
+	shellGroupInterval = time.Second            // between two looks whether what a function left running has ended
+)
+
+// processGroups is a list of process groups that end when this process does,
+// however it ends, or at Close. Safe for concurrent use.
+type processGroups interface {
+	add(pgid int) error
+	remove(pgid int)
+	Close()
+}
+
 // shellMethod is a function of a script that is a method.
 type shellMethod struct {
 	name   string
@@ -35,97 +50,75 @@ type shellServer struct {
 	shell   string // what runs it
 	about   string
 	methods []shellMethod
-	guard   Guard // each call has a group of its own, which must end with us
+	groups  processGroups // each call has one of its own
 	stderr  io.Writer
-	calls   inflight[context.CancelCauseFunc]
+	calls   sync.Map // request id: context.CancelFunc
 
 	mu  sync.Mutex // guards out
 	out io.Writer
 }
 
 // runShell serves the script at path until stdin ends, and returns the exit
-// status.
-func runShell(ctx context.Context, path string, stdin io.Reader, stdout, stderr io.Writer) int {
+// status. It closes groups, which ends what functions have left running.
+func runShell(ctx context.Context, path string, groups processGroups, stdin io.Reader, stdout, stderr io.Writer) int {
+	s := &shellServer{path: path, groups: groups, out: stdout, stderr: stderr}
 	text, err := os.ReadFile(path)
-	if err != nil {
-		fmt.Fprintln(stderr, reason(err))
-		return 1
-	}
-	s := &shellServer{path: path, out: stdout, stderr: stderr}
-	if s.shell, err = shellOf(string(text)); err == nil {
-		err = checkShellSyntax(s.shell, path)
+	if err == nil {
+		err = s.read(string(text))
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "%s: %v\n", filepath.Base(path), err)
+		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), strings.ReplaceAll(reason(err), path+": ", ""))
 		return 1
 	}
-	s.about, s.methods = parseShell(string(text))
-	defer s.guard.Close()
+	defer groups.Close()
 	s.serve(ctx, stdin)
 	return 0
 }
 
-// shellOf is the shell that a script's first line names; sh without one.
-func shellOf(text string) (string, error) {
-	first, _, _ := strings.Cut(text, "\n")
-	if !strings.HasPrefix(first, "#!") {
-		return "sh", nil
-	}
-	fields := strings.Fields(first[2:])
-	if len(fields) > 1 && filepath.Base(fields[0]) == "env" {
-		fields = fields[1:]
-	}
-	if len(fields) > 0 && slices.Contains([]string{"sh", "bash", "dash", "ksh", "zsh"}, filepath.Base(fields[0])) {
-		return fields[0], nil
-	}
-	return "", fmt.Errorf("line 1: %q names no shell: want sh, bash, dash, ksh or zsh", first)
-}
+var (
+	shellLine     = regexp.MustCompile(`^#!\s*(?:\S*/env\s+)?(\S*\b(?:sh|bash|dash|ksh|zsh))(?:\s|$)`)
+	shellFunction = regexp.MustCompile(`^(?:function[ \t]+)?([A-Za-z][A-Za-z0-9_]*)[ \t]*\(\)`)
+	shellProgress = regexp.MustCompile(`^::progress (-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)(?: (-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?))?(?: (.*))?$`)
+)
 
-// checkShellSyntax has the shell read the script without running it.
-func checkShellSyntax(shell, path string) error {
-	cmd := exec.Command(shell, "-n", "./"+filepath.Base(path))
-	cmd.Dir = filepath.Dir(path)
-	said, err := cmd.CombinedOutput()
-	if err == nil {
-		return nil
+// read finds what the script says of itself: its shell, sh where it names none; in
+// its first comment what it is about; and its methods, functions with a comment
+// right above them. The shell reads it too, without running it.
+func (s *shellServer) read(text string) error {
+	s.shell = "sh"
+	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
+		m := shellLine.FindStringSubmatch(first)
+		if m == nil {
+			return fmt.Errorf("line 1: %q names no shell: want sh, bash, dash, ksh or zsh", first)
+		}
+		s.shell, text = m[1], strings.TrimPrefix(text, first)
 	}
-	if text := strings.TrimSpace(string(said)); text != "" {
-		return errors.New(strings.ReplaceAll(text, "./"+filepath.Base(path)+": ", ""))
-	}
-	return err
-}
-
-var shellFunction = regexp.MustCompile(`^(?:function[ \t]+)?([A-Za-z][A-Za-z0-9_]*)[ \t]*\(\)`)
-
-// parseShell finds what the script says of itself and its methods: functions
-// with a comment right above them.
-func parseShell(text string) (about string, methods []shellMethod) {
 	var comment []string
-	first := true
+	inFirst := true
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\r\n")
-		if strings.HasPrefix(line, "#!") {
-			continue
-		}
 		if rest, ok := strings.CutPrefix(line, "#"); ok {
 			comment = append(comment, strings.TrimPrefix(rest, " "))
 			continue
 		}
-		m := shellFunction.FindStringSubmatch(line)
-		if m != nil && len(comment) > 0 {
-			doc := strings.Join(comment, "\n")
+		doc := strings.Join(comment, "\n")
+		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			method := shellMethod{name: m[1], doc: doc}
 			for _, p := range parseDoc(doc, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
 				method.params = append(method.params, p.name)
 			}
-			methods = append(methods, method)
-		} else if first && len(comment) > 0 {
-			about = strings.Join(comment, "\n")
+			s.methods = append(s.methods, method)
+		} else if inFirst {
+			s.about = doc
 		}
-		first = first && len(comment) == 0
+		inFirst = inFirst && doc == ""
 		comment = nil
 	}
-	return about, methods
+	said, err := exec.Command(s.shell, "-n", s.path).CombinedOutput()
+	if len(said) > 0 && err != nil {
+		return errors.New(strings.TrimSpace(string(said)))
+	}
+	return err
 }
 
 // serve answers until stdin ends, and then ends what is under way.
@@ -138,8 +131,26 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 		if err != nil && !errors.Is(err, errLineTooLong) {
 			break
 		}
-		if msg, err := parseMessage(line); err == nil {
-			s.take(ctx, msg, &calls)
+		msg, err := parseMessage(line)
+		switch {
+		case err != nil:
+		case msg.Method == "notifications/cancelled":
+			if cancel, ok := s.calls.Load(string(field(msg.Params, "requestId"))); ok {
+				cancel.(context.CancelFunc)()
+			}
+		case msg.Method == "tools/call":
+			ctx, cancel := context.WithCancel(ctx)
+			s.calls.Store(string(msg.ID), cancel)
+			calls.Go(func() {
+				defer cancel()
+				result := s.call(ctx, msg.Params)
+				s.calls.Delete(string(msg.ID))
+				if ctx.Err() == nil {
+					s.send(encodeResult(msg.ID, result))
+				}
+			})
+		case msg.isRequest():
+			s.send(s.reply(msg))
 		}
 	}
 	cancel()
@@ -152,53 +163,24 @@ func (s *shellServer) send(msg []byte) {
 	s.out.Write(append(msg, '\n')) // if usher is gone, stdin has ended too
 }
 
-// take handles one message.
-func (s *shellServer) take(ctx context.Context, msg *Message, calls *sync.WaitGroup) {
+// reply answers what takes no time.
+func (s *shellServer) reply(msg *Message) []byte {
 	switch msg.Method {
 	case "initialize":
-		s.send(encodeResult(msg.ID, marshal(map[string]any{
-			"protocolVersion": protocols[0],
+		return encodeResult(msg.ID, marshal(map[string]any{
+			"protocolVersion": "2025-11-25",
 			"capabilities":    map[string]any{"tools": struct{}{}},
-			"serverInfo":      map[string]string{"name": filepath.Base(s.path), "version": version()},
+			"serverInfo":      map[string]string{"name": filepath.Base(s.path), "version": "1"},
 			"instructions":    s.about,
-		})))
-	case "ping":
-		s.send(encodeResult(msg.ID, json.RawMessage(`{}`)))
+		}))
 	case "tools/list":
-		s.send(encodeResult(msg.ID, s.list()))
-	case "notifications/cancelled":
-		if cancel, ok := s.calls.get(string(field(msg.Params, "requestId"))); ok {
-			cancel(nil)
+		tools := []json.RawMessage{}
+		for _, m := range s.methods { // the daemon finds the parameters in the text
+			tools = append(tools, object{{"name", quote(m.name)}, {"description", quote(m.doc)}, {"inputSchema", json.RawMessage(`{"type":"object"}`)}}.json())
 		}
-	case "tools/call":
-		ctx, cancel := context.WithCancelCause(ctx)
-		if s.calls.add(string(msg.ID), cancel) != nil {
-			cancel(nil)
-			return
-		}
-		calls.Go(func() {
-			defer cancel(nil)
-			result := s.call(ctx, msg.Params)
-			s.calls.take(string(msg.ID))
-			if ctx.Err() == nil {
-				s.send(encodeResult(msg.ID, result))
-			}
-		})
-	default:
-		if msg.isRequest() {
-			s.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "unknown method %q", msg.Method)))
-		}
+		return encodeResult(msg.ID, marshal(map[string]any{"tools": tools}))
 	}
-}
-
-// list is the methods as tools: usher finds the parameters in the text.
-func (s *shellServer) list() json.RawMessage {
-	tools := []json.RawMessage{}
-	for _, m := range s.methods {
-		tools = append(tools, joinMembers([]member{
-			{"name", quote(m.name)}, {"description", quote(m.doc)}, {"inputSchema", json.RawMessage(`{"type":"object"}`)}}))
-	}
-	return marshal(map[string]any{"tools": tools})
+	return encodeError(msg.ID, rpcErrorf(codeNoMethod, "unknown method %q", msg.Method))
 }
 
 // call runs one function in a process of its own.
@@ -212,89 +194,150 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	if arguments == nil {
 		arguments = json.RawMessage(`{}`)
 	}
-	args, err := s.methods[i].args(arguments)
-	if err != nil {
-		return failure(err.Error())
+	// $0 is the script, so that a module can find what lies beside it. The name is
+	// one that read found.
+	args := []string{"-c", `. "$0" && ` + name + ` "$@"`, s.path}
+	for _, param := range s.methods[i].params {
+		value, err := shellArgument(field(arguments, param))
+		if err != nil {
+			return failure(fmt.Sprintf("parameter %q %v", param, err))
+		}
+		args = append(args, value)
 	}
-	// $0 is the script, so that a module can find what lies beside it. The
-	// name is one that parseShell found.
-	cmd := exec.Command(s.shell, append([]string{"-c", `. "$0" && ` + name + ` "$@"`, s.path}, args...)...)
+	cmd := exec.CommandContext(ctx, s.shell, args...)
 	cmd.Dir = filepath.Dir(s.path)
 	cmd.Stdin = bytes.NewReader(arguments)
-	out := &bounded{limit: maxShellOutput}
-	said := &shellStderr{server: s, token: field(field(params, "_meta"), "progressToken")}
-	cmd.Stdout, cmd.Stderr = out, said
-	cmd.WaitDelay = outputPatience // of what it leaves behind with its pipes
-	err = s.run(ctx, cmd)
-	said.flush()
+	out, said, err := s.run(ctx, cmd, field(field(params, "_meta"), "progressToken"))
 	switch {
-	case out.over:
+	case len(out) > maxShellOutput:
 		return failure(fmt.Sprintf("the result is larger than %s", formatSize(maxShellOutput)))
-	case errors.Is(err, exec.ErrWaitDelay):
-		return shellResult(out.b.Bytes())
-	case err != nil && len(said.tail) > 0:
-		return failure(strings.Join(said.tail, "\n"))
+	case err != nil && len(said) > 0:
+		return failure(strings.Join(said, "\n"))
 	case err != nil:
 		return failure(fmt.Sprintf("%s ended with %v", name, err))
 	}
-	return shellResult(out.b.Bytes())
+	return shellResult(out)
 }
 
-// run runs a command in a process group of its own, which ends with it and with
-// ctx.
-func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd) error {
+// shellArgument is a parameter as a function gets it: a text as it is, all else as
+// JSON, and "" where it is left out.
+func shellArgument(raw json.RawMessage) (string, error) {
+	value := string(oneLine(raw))
+	if text, ok := unquote(raw); ok {
+		value = text
+	} else if value == "null" {
+		value = ""
+	}
+	switch {
+	case len(value) >= maxShellArg:
+		return "", fmt.Errorf("is larger than %s, which is all that an argument of a shell function can hold", formatSize(maxShellArg))
+	case strings.ContainsRune(value, 0):
+		return "", errors.New("has a NUL in it, which no argument of a shell function can hold")
+	}
+	return value, nil
+}
+
+// run runs a command in a process group of its own, until it has ended and what it
+// wrote is read: its output, a byte more than it may be where there is more, and
+// the last lines of stderr. What it left running goes on, unless ctx ended.
+func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd, progressToken json.RawMessage) (output []byte, said []string, err error) {
+	outRead, outWrite, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	errRead, errWrite, err := os.Pipe()
+	if err != nil {
+		return nil, nil, errors.Join(err, outRead.Close(), outWrite.Close())
+	}
 	setGroup(cmd)
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	pid := cmd.Process.Pid
-	if err := s.guard.add(pid); err != nil {
-		fmt.Fprintln(s.stderr, "no guard:", err)
-	}
-	exited := make(chan struct{})
-	var watcher sync.WaitGroup
-	watcher.Go(func() {
-		select {
-		case <-exited:
-			return
-		case <-ctx.Done():
-			terminateGroup(pid)
-		}
-		select {
-		case <-exited:
-		case <-time.After(exitPatience):
-			killGroup(pid)
+	cmd.Cancel = func() error { return terminateGroup(cmd.Process.Pid) }
+	cmd.WaitDelay = shellExitTimeout
+	cmd.Stdout, cmd.Stderr = outWrite, errWrite
+	err = cmd.Start()
+	outWrite.Close()
+	errWrite.Close()
+	var read sync.WaitGroup
+	read.Go(func() {
+		output, _ = io.ReadAll(io.LimitReader(outRead, maxShellOutput+1))
+		if len(output) > maxShellOutput {
+			outRead.Close() // which ends the function
 		}
 	})
-	awaitExit(pid) // the group's id stays its own until Wait
-	close(exited)
-	watcher.Wait()
-	killGroup(pid)
-	s.guard.remove(pid)
-	return cmd.Wait()
+	read.Go(func() { said = s.readStderr(errRead, progressToken) })
+	if err == nil {
+		s.groups.add(cmd.Process.Pid)
+		err = cmd.Wait()
+		if ctx.Err() != nil {
+			killGroup(cmd.Process.Pid) // what TERM has not ended
+		}
+		go s.forget(cmd.Process.Pid)
+	}
+	// What it left running may have the pipes still, and write to them.
+	for _, pipe := range []*os.File{outRead, errRead} {
+		pipe.SetReadDeadline(time.Now().Add(shellOutputTimeout))
+	}
+	read.Wait()
+	go drain(outRead, io.Discard)
+	go drain(errRead, s.stderr)
+	if errors.Is(err, exec.ErrWaitDelay) { // it has the parameters still
+		err = nil
+	}
+	return output, said, err
 }
 
-// args are a call's parameters as the function gets them: texts as they are,
-// all else as JSON, and "" for one that is left out.
-func (m shellMethod) args(arguments json.RawMessage) ([]string, error) {
-	list := make([]string, 0, len(m.params))
-	for _, name := range m.params {
-		raw := field(arguments, name)
-		value := string(oneLine(raw))
-		if text, ok := unquote(raw); ok {
-			value = text
-		} else if value == "null" {
-			value = ""
-		}
-		switch {
-		case len(value) >= maxShellArg:
-			return nil, fmt.Errorf("parameter %q is larger than %s, which is all that an argument of a shell function can hold", name, formatSize(maxShellArg))
-		case strings.ContainsRune(value, 0):
-			return nil, fmt.Errorf("parameter %q has a NUL in it, which no argument of a shell function can hold", name)
-		}
-		list = append(list, value)
+// drain reads a pipe until nobody has its other end any more.
+func drain(pipe *os.File, to io.Writer) {
+	defer pipe.Close()
+	pipe.SetReadDeadline(time.Time{})
+	io.Copy(to, pipe)
+}
+
+// forget takes a group off the list once none of it is left: its id may then
+// become another's.
+func (s *shellServer) forget(group int) {
+	for groupAlive(group) {
+		time.Sleep(shellGroupInterval)
 	}
-	return list, nil
+	s.groups.remove(group)
+}
+
+// readStderr reads lines of progress for the caller and others for the log, and
+// returns the last of those.
+func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) (said []string) {
+	lines := bufio.NewReaderSize(pipe, maxLoggedLine)
+	for {
+		raw, _, err := lines.ReadLine()
+		if err != nil {
+			return said
+		}
+		line := strings.ToValidUTF8(string(raw), "\uFFFD")
+		if m := shellProgress.FindStringSubmatch(line); m != nil {
+			s.tellProgress(progressToken, m[1], m[2], m[3])
+			continue
+		}
+		fmt.Fprintln(s.stderr, line)
+		if strings.TrimSpace(line) == "" {
+			continue
+		}
+		// The shell begins its own errors with $0, which is a whole path.
+		line = strings.ReplaceAll(line, filepath.Dir(s.path)+string(filepath.Separator), "")
+		said = append(said, line)
+		said = said[max(0, len(said)-shellTail):]
+	}
+}
+
+// tellProgress passes progress on to a caller that wants it.
+func (s *shellServer) tellProgress(token json.RawMessage, progress, total, message string) {
+	params := object{{"progressToken", token}, {"progress", json.RawMessage(progress)}}
+	if total != "" {
+		params = append(params, member{"total", json.RawMessage(total)})
+	}
+	if message != "" {
+		params = append(params, member{"message", quote(message)})
+	}
+	if token != nil {
+		s.send(encodeNotification("notifications/progress", params.json()))
+	}
 }
 
 // shellResult is what a function printed, as a tool's result: an object if it
@@ -307,90 +350,6 @@ func shellResult(out []byte) json.RawMessage {
 		return toolResult(nil)
 	case json.Valid(object) && object[0] == '{':
 		return toolResult(object)
-	default:
-		return toolResult(quote(text))
 	}
+	return toolResult(quote(text))
 }
-
-// bounded keeps what is written, up to a limit.
-type bounded struct {
-	b     bytes.Buffer
-	limit int
-	over  bool
-}
-
-func (w *bounded) Write(p []byte) (int, error) {
-	if w.b.Len()+len(p) > w.limit {
-		w.over = true
-		return 0, errors.New("too much output")
-	}
-	return w.b.Write(p)
-}
-
-// shellStderr takes what a function writes to stderr: lines of progress for the
-// caller, all else for the log, and the last of it for a failure.
-type shellStderr struct {
-	server *shellServer
-	token  json.RawMessage // nil when the caller wants no progress
-	part   []byte          // of a line that is not whole yet
-	tail   []string
-}
-
-func (w *shellStderr) Write(p []byte) (int, error) {
-	w.part = append(w.part, p...)
-	for {
-		line, rest, ok := bytes.Cut(w.part, []byte("\n"))
-		if !ok {
-			if len(w.part) > maxLoggedLine {
-				w.flush()
-			}
-			return len(p), nil
-		}
-		w.part = rest
-		w.line(line)
-	}
-}
-
-// flush takes what is left as a line.
-func (w *shellStderr) flush() {
-	if len(w.part) > 0 {
-		w.line(w.part)
-		w.part = nil
-	}
-}
-
-func (w *shellStderr) line(raw []byte) {
-	line := strings.ToValidUTF8(string(raw), "\uFFFD")
-	if rest, ok := strings.CutPrefix(line, "::progress "); ok {
-		w.progress(rest)
-		return
-	}
-	fmt.Fprintln(w.server.stderr, line)
-	if strings.TrimSpace(line) != "" {
-		// The shell begins its own errors with $0, which is a whole path.
-		line = strings.ReplaceAll(line, filepath.Dir(w.server.path)+string(filepath.Separator), "")
-		if w.tail = append(w.tail, line); len(w.tail) > shellTail {
-			w.tail = w.tail[1:]
-		}
-	}
-}
-
-// progress passes on "N M text", of which M and text may be left out.
-func (w *shellStderr) progress(s string) {
-	if w.token == nil {
-		return
-	}
-	params := []member{{"progressToken", w.token}}
-	for _, key := range []string{"progress", "total"} {
-		word, rest, _ := strings.Cut(s, " ")
-		if jsonNumber.MatchString(word) {
-			params, s = append(params, member{key, json.RawMessage(word)}), rest
-		}
-	}
-	if s != "" {
-		params = append(params, member{"message", quote(s)})
-	}
-	w.server.send(encodeNotification("notifications/progress", joinMembers(params)))
-}
-
-var jsonNumber = regexp.MustCompile(`^-?(0|[1-9][0-9]*)(\.[0-9]+)?$`)

@@ -48,7 +48,11 @@ noise() { printf '\377\376{"jsonrpc":"2.0","id":1}'; }
 flood() { head -c 100000000 /dev/zero | tr '\0' x; }
 
 # Leaves a process behind.
-forks() { sleep 1000 & echo done; }
+forks() { sleep 999 & echo done; }
+
+# Leaves one behind that writes.
+# @param {string} file when it is there, so does that process
+lives() { { until [ -e "$1" ]; do echo still here; echo and here >&2; sleep 0.1; done; echo over >"$1"; } & echo left; }
 
 # Takes all memory, but for a limit.
 hog() { ulimit -v 300000; x=xxxxxxxx; while :; do x=$x$x; done; }
@@ -72,7 +76,7 @@ func TestShellModule(t *testing.T) {
 	write(t, dir+"/s.usher.sh", shellModule)
 	d := serveHere(t, dir, "-call-timeout", "10s")
 	c := connect(t, d.URL)
-	await(t, "the module", func() bool { return len(c.tools()) == 13 })
+	await(t, "the module", func() bool { return len(c.tools()) == 14 })
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"arguments in order", "args", `{"c":true,"a":"x y","b":{"k":[1]}}`, `[./s.usher.sh][x y][{"k":[1]}][true]`},
 		{"those left out are empty", "args", `{"a":""}`, `[./s.usher.sh][][][]`},
@@ -112,6 +116,16 @@ func TestShellModule(t *testing.T) {
 	if a := c.call("s_nothing", ""); a.failure() != "" {
 		t.Errorf("after all that: %s", a.Body)
 	}
+	// What a function leaves running lives on, also where it writes.
+	file := t.TempDir() + "/file"
+	if a := c.call("s_lives", `{"file":`+string(quote(file))+`}`); !strings.Contains(resultText(a.result()), "left") {
+		t.Errorf("what leaves a process behind: %s", a.Body)
+	}
+	if !strings.Contains(strings.Join(marked(t, marker), "\n"), "sleep 999") {
+		t.Error("what was left behind has ended")
+	}
+	write(t, file, "")
+	await(t, "what was left behind", func() bool { text, _ := os.ReadFile(file); return string(text) == "over\n" })
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("something was written: %v", entries)
 	}
