@@ -277,16 +277,16 @@ func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd, progressToken json
 		pipe.SetReadDeadline(time.Now().Add(shellOutputTimeout))
 	}
 	read.Wait()
-	go drain(outRead, io.Discard)
-	go drain(errRead, s.stderr)
+	go drainPipe(outRead, io.Discard)
+	go drainPipe(errRead, s.stderr)
 	if errors.Is(err, exec.ErrWaitDelay) { // it has the parameters still
 		err = nil
 	}
 	return output, said, err
 }
 
-// drain reads a pipe until nobody has its other end any more.
-func drain(pipe *os.File, to io.Writer) {
+// drainPipe reads a pipe until nobody has its other end any more.
+func drainPipe(pipe *os.File, to io.Writer) {
 	defer pipe.Close()
 	pipe.SetReadDeadline(time.Time{})
 	io.Copy(to, pipe)
