@@ -1071,7 +1071,7 @@ func TestAskClientGone(t *testing.T) {
 		if _, err := s.ask(context.Background(), func([]byte) bool { return false }, there, "roots/list", nil); err != errUnheard {
 			t.Errorf("unheard: %v", err)
 		}
-		time.AfterFunc(time.Second, s.hangUp)
+		time.AfterFunc(time.Second, s.failAsks)
 		if _, err := s.ask(context.Background(), send, func() bool { return true }, "roots/list", nil); err != errGone {
 			t.Errorf("hung up: %v", err)
 		}

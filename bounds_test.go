@@ -28,14 +28,14 @@ var oddMeta = fmt.Sprintf(`"_meta":{%q:%q,%q:{"elicitation":{}}}`, metaProtocol,
 // many others there are.
 func TestSessionJustOpenedIsNotEvicted(t *testing.T) {
 	t.Parallel()
-	s := newSessionStore(time.Now)
+	var s sessionTable
 	open := func(token *sessionToken) *Session {
-		session, release := s.Open(token)
+		session, release := s.open(token)
 		t.Cleanup(release)
 		return session
 	}
 	for range maxIdleSessions {
-		_, release := s.Open(newSessionToken(protocols[0], 0, Principal{}, time.Now()))
+		_, release := s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()))
 		release()
 	}
 	token := newSessionToken(protocols[0], 0, Principal{}, time.Now())
@@ -47,23 +47,24 @@ func TestSessionJustOpenedIsNotEvicted(t *testing.T) {
 // Of too many sessions those are kept that were used lately.
 func TestIdleSessionsAreForgotten(t *testing.T) {
 	t.Parallel()
-	now := time.Now()
-	s := newSessionStore(func() time.Time { return now })
-	open := func() {
-		_, release := s.Open(newSessionToken(protocols[0], 0, Principal{}, now))
-		release()
-	}
-	for range maxIdleSessions + 5 {
+	synctest.Test(t, func(t *testing.T) {
+		var s sessionTable
+		open := func() {
+			_, release := s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()))
+			release()
+		}
+		for range maxIdleSessions + 5 {
+			open()
+		}
+		if n := len(s.live); n != maxIdleSessions+5 {
+			t.Errorf("%d sessions are kept of %d of the last minute", n, maxIdleSessions+5)
+		}
+		pass(2 * time.Minute)
 		open()
-	}
-	if n := len(s.live); n != maxIdleSessions+5 {
-		t.Errorf("%d sessions are kept of %d of the last minute", n, maxIdleSessions+5)
-	}
-	now = now.Add(2 * time.Minute)
-	open()
-	if n := len(s.live); n != 1 {
-		t.Errorf("%d sessions are kept, and one was used lately", n)
-	}
+		if n := len(s.live); n != 1 {
+			t.Errorf("%d sessions are kept, and one was used lately", n)
+		}
+	})
 }
 
 // What a module asks after its call's end takes no place that calls could have.
@@ -152,44 +153,6 @@ func TestParkedCallsAreBounded(t *testing.T) {
 	}
 	cancel()
 	k.close()
-}
-
-// Bytes are counted for as long as they are kept, and no longer.
-func TestReplayOfADroppedLogIsGivenBack(t *testing.T) {
-	t.Parallel()
-	var budget atomic.Int64
-	s := newSession(&sessionToken{Protocol: protocols[0]})
-	open := s.keepLog("g", Principal{}, &budget)
-	for range maxEventLogs {
-		s.keepLog("p", Principal{}, &budget).end()
-	}
-	open.add(make([]byte, 1<<20)) // of a log that made room for others
-	s.dropLogs(false)
-	if b := budget.Load(); b != 0 {
-		t.Errorf("%d bytes count that nobody keeps", b)
-	}
-}
-
-// One session can't take from others what little of an answer they need kept.
-func TestReplayIsNotOnes(t *testing.T) {
-	t.Parallel()
-	var budget atomic.Int64
-	hog := newSession(&sessionToken{Protocol: protocols[0]})
-	for range 2 * maxReplayAll / maxReplay {
-		l := hog.keepLog("p", Principal{}, &budget)
-		for range 4 {
-			l.add(make([]byte, maxReplay/4))
-		}
-		l.end()
-	}
-	if b := budget.Load(); b > maxReplayAll+maxReplay {
-		t.Errorf("%d bytes are kept, %d may be", b, maxReplayAll)
-	}
-	l := newSession(&sessionToken{Protocol: protocols[0]}).keepLog("p", Principal{}, &budget)
-	n := l.add([]byte("an answer"))
-	if _, _, _, ok := l.after(n - 1); !ok {
-		t.Error("another session's answer is not kept")
-	}
 }
 
 // Clients that call and go away start no more processes than there may be.

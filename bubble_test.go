@@ -61,15 +61,14 @@ func (b *bubble) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sessions := newSessionStore(time.Now)
 	m := module(t, "/w/m.usher:m ask need stay wait")
 	b.m = m
 	m.pool = newFleet(t.Context(), "m", false, func(_ context.Context, watch watcher) (*Worker, error) { return b.worker(watch), nil }, func() {})
 	catalog := newCatalog([]*Module{m})
 	stopping, stop := context.WithCancel(context.Background())
-	b.server = &Server{sessions: sessions, gate: newGate(claims, stored, false, log), bodies: newBodyReader(1 << 20), log: log,
+	b.server = &Server{gate: newGate(claims, stored, false, log), bodies: newBodyReader(1 << 20), log: log,
 		started: time.Now(), parking: newParking(stopping, parkLife), stopping: stopping, stopped: stopping,
-		views: ModuleSource{View: catalog.View, Changed: func() <-chan struct{} { return nil }, WaitReady: func(context.Context, Scope) {},
+		modules: ModuleSource{View: catalog.View, Changed: func() <-chan struct{} { return nil }, WaitReady: func(context.Context, Scope) {},
 			Pending: func(Scope) bool { return false }, EndAffinity: func(string) {}}}
 	mux := http.NewServeMux()
 	b.server.routes(mux)
@@ -77,7 +76,6 @@ func (b *bubble) start(t *testing.T) {
 	web := &http.Server{Handler: mux}
 	var all sync.WaitGroup
 	all.Go(func() { web.Serve(conns) })
-	all.Go(func() { every(stopping, replayLife/2, sessions.Sweep) })
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		ours, theirs := net.Pipe()
 		conns <- theirs

@@ -518,7 +518,7 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 		watch.Go(func() { r.Watch(ctx) })
 		defer watch.Wait()
 		defer cancel()
-		s := &Server{views: r.Source(), gate: fixedGate(scopeAll()), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
+		s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
 		return s.ServeStdio(ctx, a.stdin, a.stdout)
 	}
 }

@@ -174,9 +174,9 @@ func (c clientCaps) names() []string {
 	return names
 }
 
-// isModern reports whether a request says of itself that it is of a revision
+// isStateless reports whether a request says of itself that it is of a revision
 // without sessions.
-func isModern(params json.RawMessage) bool {
+func isStateless(params json.RawMessage) bool {
 	return field(field(params, "_meta"), metaProtocol) != nil
 }
 

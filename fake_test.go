@@ -115,7 +115,7 @@ func (f *fakeServer) take(msg *Message) {
 			answer <- msg
 		}
 		return
-	case f.has("modern") && msg.isRequest() && (msg.Method == "initialize" || !isModern(msg.Params)):
+	case f.has("modern") && msg.isRequest() && (msg.Method == "initialize" || !isStateless(msg.Params)):
 		e := rpcErrorf(codeUnsupportedVersion, "want "+modernProtocol)
 		e.Data = json.RawMessage(`{"supported":["` + modernProtocol + `"]}`)
 		f.send(encodeError(msg.ID, e))

@@ -43,15 +43,11 @@ const (
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
+	maxDuplexOutbox  = 32 << 20 // bytes queued for a client with one connection for all that goes to it: stdio, HTTP+SSE
 	maxReplayBytes   = 16 << 20 // bytes kept for resuming, of all streams
 	maxReplayBytesOf = 4 << 20  // of these, of one principal
 	maxReplayMessage = 1 << 20  // bytes of one message that is kept for resuming
-	maxReaders       = 16       // connections that read one stream at once
-	maxReplay        = 8 << 20  // bytes kept of one stream (goes with replay.go)
-	maxReplayAll     = 64 << 20 // of all streams, but for (goes with replay.go)
-	smallReplay      = 64 << 10 // so much of each (goes with replay.go)
-	maxEventLogs     = 32       // streams kept of one session (goes with replay.go)
-	maxQueued        = 1024     // messages of one call that wait to be written (goes with reply.go)
+	minKept          = 1 << 10  // bytes that a shorter message counts for there
 
 	// scope.go: codes that do not hold, with -require-claim; the log of sessions.
 	guessBudget     = 60       // different codes a minute that are looked up at once, for the whole daemon

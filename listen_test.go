@@ -177,7 +177,7 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 				}
 				b.hears()
 				end(t, b, c, own)
-				pass(2 * claimsLook)
+				pass(2 * claimsInterval)
 				progress("after")
 				ask("after")
 				if _, text := x.got(); strings.Contains(text, "after") {

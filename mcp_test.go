@@ -461,14 +461,14 @@ func TestStreamsAreNotForOneSessionAlone(t *testing.T) {
 
 func TestAccept(t *testing.T) {
 	for header, want := range map[string]accepts{
-		"application/json, text/event-stream": {json: true, stream: true, streamNamed: true},
-		"text/event-stream, application/json": {json: true, stream: true, streamFirst: true, streamNamed: true},
-		"text/event-stream":                   {stream: true, streamFirst: true, streamNamed: true},
+		"application/json, text/event-stream": {json: true, stream: true},
+		"text/event-stream, application/json": {json: true, stream: true, streamFirst: true},
+		"text/event-stream":                   {stream: true, streamFirst: true},
 		"application/json":                    {json: true},
 		"*/*":                                 {json: true, stream: true},
-		"text/html, */*;q=0.8":                {json: true, stream: true},
-		"text/html":                           {},
-		"application/json;q=0, text/html":     {},
+		"text/html, */*;q=0.8":                {json: true, stream: true, html: true},
+		"text/html":                           {html: true},
+		"application/json;q=0, text/html":     {html: true},
 		"":                                    {},
 	} {
 		if got := parseAccept([]string{header}); got != want {

@@ -10,7 +10,6 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -28,11 +27,11 @@ const (
 	replayLife     = 2 * time.Minute  // for which a stream can be resumed after its end
 )
 
-// event is what is written to a client at once. With an id and no message it
+// frame is what is written to a client at once. With an id and no message it
 // tells the client from where to resume (MCP 2025-11-25, basic/transports); with
 // neither it is a comment, which keeps a silent stream open through proxies and
 // finds out whether the client still lives.
-type event struct {
+type frame struct {
 	id  string
 	msg []byte // one line
 }
@@ -40,11 +39,11 @@ type event struct {
 // connection is what an outbox writes to.
 type connection struct {
 	ctx  context.Context          // ends with it
-	open func() func(event) error // begins a stream on it and returns what writes to it; nil where the client accepts none
+	open func() func(frame) error // begins a stream on it and returns what writes to it; nil where the client accepts none
 	wake chan struct{}            // 1-buffered: there is more, or the end
 }
 
-func newConnection(ctx context.Context, open func() func(event) error) *connection {
+func newConnection(ctx context.Context, open func() func(frame) error) *connection {
 	return &connection{ctx: ctx, open: open, wake: make(chan struct{}, 1)}
 }
 
@@ -52,8 +51,7 @@ func newConnection(ctx context.Context, open func() func(event) error) *connecti
 // fields up to mu are not changed once it is used.
 type outbox struct {
 	limit  int            // bytes that may wait behind the message being written
-	replay *replayBuffer  // keeps what is sent; nil for a stream that can't be resumed
-	keptAs keptStream     // how, if so
+	kept   *keptStream    // how the stream can be resumed; nil where it can't be
 	silent *time.Timer    // starts the stream of an answer that takes long; nil for other outboxes
 	writer sync.WaitGroup // the goroutine that follow runs in, where the outbox has one of its own
 
@@ -62,7 +60,7 @@ type outbox struct {
 	lostAt time.Time   // when it went
 	begun  bool        // it is a stream
 	ended  bool        // no more messages are taken
-	queue  []event
+	queue  []frame
 	bytes  int // of queue
 	last   int // number of the message sent last; the first is 1
 }
@@ -70,12 +68,20 @@ type outbox struct {
 // newAnswer is the outbox of the answer to an HTTP request. It becomes a stream,
 // where the client accepts one, with the first message before the answer, or once
 // the request has been silent for keepAlive.
-func newAnswer(w http.ResponseWriter, r *http.Request, stream bool) *outbox {
-	o := &outbox{limit: maxOutbox, conn: newConnection(r.Context(), nil)}
+func newAnswer(w http.ResponseWriter, r *http.Request, stream bool, kept *keptStream) *outbox {
+	o := &outbox{limit: maxOutbox, kept: kept, conn: newConnection(r.Context(), nil)}
 	if stream {
-		o.conn.open = func() func(event) error { return openSSE(w) }
+		o.conn.open = func() func(frame) error { return openSSE(w) }
 		o.silent = time.AfterFunc(keepAlive, o.start)
 	}
+	return o
+}
+
+// newStream is an outbox that is a stream from the start, which follow is to
+// write. What its client missed of another stream comes first.
+func newStream(conn *connection, kept *keptStream, missed []frame) *outbox {
+	o := &outbox{limit: maxOutbox, kept: kept, conn: conn, queue: missed}
+	o.beginLocked() // nobody else knows it yet
 	return o
 }
 
@@ -99,13 +105,13 @@ func (o *outbox) startLocked() bool {
 // beginLocked makes the outbox a stream, which follow is to write.
 func (o *outbox) beginLocked() {
 	o.begun = true
-	if o.replay != nil {
-		o.replay.enter(o)
+	if o.kept != nil {
+		o.kept.buffer.enter(o)
+		if o.kept.primed {
+			o.queue = append(o.queue, frame{id: o.kept.eventID(0)})
+		}
 	}
-	if o.keptAs.primed {
-		o.queue = append(o.queue, event{id: o.keptAs.eventID(0)})
-	}
-	o.queue = append(o.queue, event{})
+	o.queue = append(o.queue, frame{})
 }
 
 // send queues a message, and reports whether it may arrive. It does not block. A
@@ -117,21 +123,21 @@ func (o *outbox) send(msg []byte) bool {
 }
 
 func (o *outbox) sendLocked(msg []byte) bool {
-	e := event{msg: msg}
-	if o.replay != nil {
+	e := frame{msg: msg}
+	if o.kept != nil {
 		o.last++
-		e.id = o.keptAs.eventID(o.last)
-		o.replay.keep(o, o.last, e)
+		e.id = o.kept.eventID(o.last)
+		o.kept.buffer.keep(o, o.last, e)
 	}
 	if o.conn != nil && len(o.queue) > 0 && o.bytes+len(msg) > o.limit {
 		o.loseLocked(o.conn)
 	}
 	if o.conn == nil {
-		return o.replay != nil
+		return o.kept != nil
 	}
 	o.queue = append(o.queue, e)
 	o.bytes += len(msg)
-	signal(o.conn.wake)
+	wakeUp(o.conn.wake)
 	return true
 }
 
@@ -143,7 +149,7 @@ func (o *outbox) reachable() bool {
 	if o.conn != nil && o.conn.ctx.Err() == nil {
 		return !o.ended
 	}
-	return !o.ended && o.begun && o.replay != nil && (o.conn != nil || time.Since(o.lostAt) < replayLife)
+	return !o.ended && o.begun && o.kept != nil && (o.conn != nil || time.Since(o.lostAt) < replayLife)
 }
 
 // finish sends the answer to an HTTP request, and returns when it is written. It
@@ -173,12 +179,12 @@ func (o *outbox) end() {
 		o.silent.Stop()
 	}
 	o.mu.Lock()
-	if !o.ended && o.begun && o.replay != nil {
-		time.AfterFunc(replayLife, func() { o.replay.forget(o) })
+	if !o.ended && o.begun && o.kept != nil {
+		time.AfterFunc(replayLife, func() { o.kept.buffer.forget(o) })
 	}
 	o.ended = true
 	if o.conn != nil {
-		signal(o.conn.wake)
+		wakeUp(o.conn.wake)
 	}
 	o.mu.Unlock()
 	o.writer.Wait()
@@ -202,9 +208,9 @@ func (o *outbox) follow(conn *connection) (err error) {
 	for err == nil {
 		o.mu.Lock()
 		lost, ended, waits := o.conn != conn, o.ended, len(o.queue) == 0
-		var e event
+		var e frame
 		if !lost && !waits {
-			e, o.queue[0] = o.queue[0], event{} // so that the message is not held
+			e, o.queue[0] = o.queue[0], frame{} // so that the message is not held
 			o.queue = o.queue[1:]
 			o.bytes -= len(e.msg)
 		}
@@ -241,11 +247,14 @@ func (o *outbox) loseLocked(conn *connection) {
 func (o *outbox) resume(conn *connection, n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	missed, ok := o.replay.after(o, n, o.last)
+	missed, ok := o.kept.buffer.after(o, n, o.last)
 	if !ok {
 		return false
 	}
-	o.conn, o.queue, o.bytes = conn, append([]event{{}}, missed...), 0
+	if o.conn != nil {
+		wakeUp(o.conn.wake) // it has been replaced
+	}
+	o.conn, o.queue, o.bytes = conn, append([]frame{{}}, missed...), 0
 	for _, e := range missed {
 		o.bytes += len(e.msg)
 	}
@@ -254,14 +263,14 @@ func (o *outbox) resume(conn *connection, n int) bool {
 
 // missed returns the messages after number n. It reports false where some of
 // them are not kept.
-func (o *outbox) missed(n int) ([]event, bool) {
+func (o *outbox) missed(n int) ([]frame, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.replay.after(o, n, o.last)
+	return o.kept.buffer.after(o, n, o.last)
 }
 
-// signal fills a 1-buffered channel.
-func signal(c chan struct{}) {
+// wakeUp fills a 1-buffered channel.
+func wakeUp(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
@@ -270,17 +279,14 @@ func signal(c chan struct{}) {
 
 // keptStream is how a stream is known to who resumes it.
 type keptStream struct {
-	id      string
+	buffer  *replayBuffer
+	kind    string // the first letter of its id
+	id      string // given at its begin
 	session string
-	owner   func() string // whose messages they are just now; nobody else may have them again
-	primed  bool          // the stream begins with an event that it can be resumed from
-}
-
-// newStreamID is the id of a stream of a kind, which is one letter.
-func newStreamID(kind string) string {
-	var b [8]byte
-	rand.Read(b[:]) // never fails
-	return kind + hex.EncodeToString(b[:])
+	primed  bool // the stream begins with an event that it can be resumed from
+	// owner is whose messages they are just now: nobody else may have them again.
+	// It is false while nobody may.
+	owner func() (string, bool)
 }
 
 // eventID is the id of the stream's message n; 0 stands before the first.
@@ -301,7 +307,7 @@ type replayBuffer struct {
 	mu      sync.Mutex
 	streams map[string]*outbox // by id
 	kept    []keptMessage      // oldest first
-	bytes   map[string]int     // of kept, by owner; under "" plus sum of all is in all
+	bytes   map[string]int     // of kept, by owner
 	all     int                // bytes of kept
 }
 
@@ -309,37 +315,39 @@ type keptMessage struct {
 	of    *outbox
 	n     int
 	owner string
-	event event
+	frame frame
 }
 
 // size is what the message counts for. It is never less than minKept, which
 // bounds how many there can be.
-func (m keptMessage) size() int { return max(len(m.event.msg), minKept) }
+func (m keptMessage) size() int { return max(len(m.frame.msg), minKept) }
 
-// enter has a stream be found.
+// enter has a stream be found, by an id that it gets.
 func (b *replayBuffer) enter(o *outbox) {
+	o.kept.id = o.kept.kind + strings.ToLower(rand.Text())
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.streams == nil {
 		b.streams, b.bytes = make(map[string]*outbox), make(map[string]int)
 	}
-	b.streams[o.keptAs.id] = o
+	b.streams[o.kept.id] = o
 }
 
 // find returns a stream of a session; nil for one that is not known any more.
 func (b *replayBuffer) find(stream, session string) *outbox {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if o := b.streams[stream]; o != nil && o.keptAs.session == session {
+	if o := b.streams[stream]; o != nil && o.kept.session == session {
 		return o
 	}
 	return nil
 }
 
 // keep takes in a message, unless it is too long.
-func (b *replayBuffer) keep(o *outbox, n int, e event) {
-	m := keptMessage{o, n, o.keptAs.owner(), e}
-	if m.size() > maxReplayMessage {
+func (b *replayBuffer) keep(o *outbox, n int, e frame) {
+	owner, ok := o.kept.owner()
+	m := keptMessage{o, n, owner, e}
+	if !ok || m.size() > maxReplayMessage {
 		return
 	}
 	b.mu.Lock()
@@ -368,7 +376,7 @@ func (b *replayBuffer) dropLocked(i int) {
 func (b *replayBuffer) forget(o *outbox) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.streams, o.keptAs.id)
+	delete(b.streams, o.kept.id)
 	for i := len(b.kept) - 1; i >= 0; i-- {
 		if b.kept[i].of == o {
 			b.dropLocked(i)
@@ -378,29 +386,29 @@ func (b *replayBuffer) forget(o *outbox) {
 
 // after returns the messages of a stream from after n up to last. It reports
 // false when some of them are not kept, or are not for who owns the stream now.
-func (b *replayBuffer) after(o *outbox, n, last int) ([]event, bool) {
-	owner := o.keptAs.owner()
+func (b *replayBuffer) after(o *outbox, n, last int) ([]frame, bool) {
+	owner, ok := o.kept.owner()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var events []event
+	var events []frame
 	for _, m := range b.kept {
 		if m.of == o && m.n > n && m.owner == owner {
-			events = append(events, m.event)
+			events = append(events, m.frame)
 		}
 	}
-	return events, n <= last && len(events) == last-n
+	return events, ok && n <= last && len(events) == last-n
 }
 
 // openSSE commits an HTTP answer to being a stream of server-sent events, and
 // returns what writes one.
-func openSSE(w http.ResponseWriter) func(event) error {
+func openSSE(w http.ResponseWriter) func(frame) error {
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
 	control := http.NewResponseController(w)
-	return func(e event) error {
+	return func(e frame) error {
 		if err := writeBody(w, e.format()); err != nil {
 			return err
 		}
@@ -408,8 +416,8 @@ func openSSE(w http.ResponseWriter) func(event) error {
 	}
 }
 
-// format is the event as it stands in a stream of server-sent events.
-func (e event) format() []byte {
+// format is the frame as it stands in a stream of server-sent events.
+func (e frame) format() []byte {
 	switch {
 	case e.msg == nil && e.id == "":
 		return []byte(":\n\n")
@@ -425,8 +433,8 @@ func (e event) format() []byte {
 }
 
 // openLines has the messages of events written as lines, and nothing else.
-func openLines(w io.Writer) func(event) error {
-	return func(e event) error {
+func openLines(w io.Writer) func(frame) error {
+	return func(e frame) error {
 		if e.msg == nil {
 			return nil
 		}

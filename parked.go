@@ -9,14 +9,18 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -86,40 +90,27 @@ func stateError(format string, args ...any) error {
 	return rpcErrorf(codeInvalidParams, "requestState: "+format+": make the call anew, without it", args...)
 }
 
-// inRounds asks a module for an answer that may need input of the client's
-// meanwhile, as find directs.
-func (r *request) inRounds(ctx context.Context, method string, find func(*View) asked) (json.RawMessage, error) {
-	if !r.caller.Stateless {
-		return r.askModule(ctx, r.caller, find)
-	}
-	view, err := r.openView()
-	if err != nil {
-		return nil, err
-	}
-	if to := find(view); to.err != nil || to.native { // it knows of rounds itself
-		return r.askModule(ctx, r.caller, find)
-	}
+// inRounds makes the request, which may need input of the client's meanwhile.
+func (r *request) inRounds(ctx context.Context) (json.RawMessage, error) {
 	k := r.server.parking
-	binding := r.binding(method)
 	var p *parkedCall
 	if state := field(r.params, "requestState"); state != nil {
-		p, err = k.resume(state, binding, field(r.params, "inputResponses"), r.caller.Notify)
+		var err error
+		p, err = k.resume(state, r.binding(), field(r.params, "inputResponses"), r.caller.Notify)
 		if err != nil {
 			return nil, err
 		}
 	} else {
-		p = k.begin(r.caller, binding, func(ctx context.Context, caller Caller) (json.RawMessage, error) {
-			return r.askModule(ctx, caller, find)
-		})
+		p = k.begin(r.caller, r.binding(), r.attempt)
 	}
 	return p.wait(ctx)
 }
 
 // binding is what the requests of one call have in common: whose they are, what
 // is asked, and what the client can be asked for.
-func (r *request) binding(method string) [32]byte {
+func (r *request) binding() [32]byte {
 	params := dropMembers(r.params, "_meta", "inputResponses", "requestState")
-	return sha256.Sum256(fmt.Appendf(nil, "%q %q %d %s", r.caller.Principal, method, r.caller.Caps, canonical(params)))
+	return sha256.Sum256(fmt.Appendf(nil, "%q %q %d %s", r.caller.Principal, r.method, r.caller.Caps, canonical(params)))
 }
 
 // canonical is JSON with its keys in order and no white space, so that a client
@@ -375,4 +366,34 @@ func checkAnswer(method string, answer json.RawMessage) error {
 		}
 	}
 	return nil
+}
+
+// sealer seals what a client keeps for usher, and can neither read nor make.
+type sealer struct{ cipher.AEAD }
+
+// newSealer takes a key of 32 bytes.
+func newSealer(key []byte) sealer {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		panic(err)
+	}
+	aead, err := cipher.NewGCMWithRandomNonce(block)
+	if err != nil {
+		panic(err)
+	}
+	return sealer{aead}
+}
+
+func (s sealer) seal(b []byte) string {
+	return base64.RawURLEncoding.EncodeToString(s.Seal(nil, nil, b, nil))
+}
+
+// open is false for whatever was not sealed with this key.
+func (s sealer) open(text string) ([]byte, bool) {
+	raw, err := base64.RawURLEncoding.Strict().DecodeString(text)
+	if err != nil || strings.ContainsAny(text, "\r\n") { // which the decoder skips
+		return nil, false
+	}
+	b, err := s.Open(nil, nil, raw, nil)
+	return b, err == nil
 }

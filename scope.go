@@ -326,12 +326,13 @@ func presentedCode(r *http.Request) (code Code, presents bool) {
 }
 
 // presentedSession is the session id of a request, "" for none. Beside the version
-// that has no sessions an id counts for nothing.
+// that has no sessions an id in a header counts for nothing; one in the URL is that
+// of HTTP+SSE, whatever the messages that go there.
 func presentedSession(r *http.Request) string {
-	if r.Header.Get(protocolHeader) == statelessProtocol {
-		return ""
+	if id := r.Header.Get(sessionHeader); id != "" && r.Header.Get(protocolHeader) != statelessProtocol {
+		return id
 	}
-	return cmp.Or(r.Header.Get(sessionHeader), r.URL.Query().Get("sessionId"))
+	return r.URL.Query().Get("sessionId")
 }
 
 // claim is the claim of a principal, as it stands now. The error is errEnded,

@@ -288,7 +288,7 @@ func (d *daemon) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer d.registry.Close()
-	return d.serve(ctx, listener, newGate(claims, sessions, d.flags.requireClaim, d.log), newSessionStore(time.Now))
+	return d.serve(ctx, listener, newGate(claims, sessions, d.flags.requireClaim, d.log))
 }
 
 // listen opens the address, and finds the URL that it has.
@@ -324,7 +324,7 @@ func shownAddr(addr net.Addr) string {
 
 // serve answers until ctx ends, and then brings everything to an end: first the
 // streams, then, after a while, the calls.
-func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate, sessions *SessionStore) error {
+func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, stop := context.WithCancel(context.Background())
@@ -332,7 +332,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate, s
 	hosts := append(*d.flags.hosts, strings.ToLower(d.flags.publicURL.Hostname()))
 	origins := &originPolicy{hosts: hosts, origins: *d.flags.origins, mcp: d.flags.mcpAudience()}
 	bodies := newBodyReader(*d.flags.maxBody)
-	d.server = &Server{views: d.registry.Source(), sessions: sessions, gate: gate, bodies: bodies, log: d.log,
+	d.server = &Server{modules: d.registry.Source(), gate: gate, bodies: bodies, log: d.log,
 		started: time.Now(), parking: newParking(stopped, parkLife), stopping: ctx, stopped: stopped}
 	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv, stopped: stopped,
 		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
@@ -343,7 +343,6 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate, s
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
-	parts.Go(func() { every(ctx, replayLife/2, sessions.Sweep) })
 	parts.Go(func() { every(ctx, recordCheck, d.record.restore) })
 	failed := make(chan error, 1)
 	parts.Go(func() {

@@ -5,18 +5,14 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -647,11 +643,11 @@ func TestResume(t *testing.T) {
 func TestResumeWhatIsTooMuch(t *testing.T) {
 	t.Parallel()
 	c := oneFake(t)
-	req := c.request(http.MethodPost, c.message("tools/call", fmt.Sprintf(`{"name":"a_big","arguments":{"bytes":%d}}`, maxReplay)))
+	req := c.request(http.MethodPost, c.message("tools/call", fmt.Sprintf(`{"name":"a_big","arguments":{"bytes":%d}}`, maxReplayMessage)))
 	req.Header.Set("Accept", "text/event-stream, application/json")
 	_, events, _ := follow(t, req)
 	prime := <-events
-	if last := rest(t, events); len(last) != 1 || len(last[0].data) <= maxReplay {
+	if last := rest(t, events); len(last) != 1 || len(last[0].data) <= maxReplayMessage {
 		t.Fatalf("%d messages", len(last))
 	}
 	if res, _, _ := c.resume(prime.id); res.StatusCode != http.StatusGone {
@@ -744,126 +740,92 @@ func resumeInAScope(t *testing.T) {
 	}
 }
 
-// TestReplayBounds fills logs of streams.
+// keptOutbox is a stream whose client has gone, of which messages are kept for owner.
+func keptOutbox(t *testing.T, buffer *replayBuffer, owner string) *outbox {
+	conn := newConnection(t.Context(), nil)
+	out := newStream(conn, &keptStream{buffer: buffer, kind: answerStream, session: "s", owner: func() (string, bool) { return owner, owner != "" }}, nil)
+	out.loseLocked(conn)
+	return out
+}
+
+// TestReplayBounds keeps as much as there may be, of one principal and of all.
 func TestReplayBounds(t *testing.T) {
 	t.Parallel()
-	var budget atomic.Int64
-	l := newEventLog("p", Principal{}, &budget)
-	msg := make([]byte, maxReplay/4)
-	for i := range 6 {
-		if n := l.add(msg); n != i+1 {
-			t.Errorf("message %d is number %d", i+1, n)
+	var buffer replayBuffer
+	msg := make([]byte, maxReplayMessage)
+	const own, all = maxReplayBytesOf / maxReplayMessage, maxReplayBytes / maxReplayMessage
+	out := keptOutbox(t, &buffer, "one")
+	for range own + 2 {
+		out.send(msg)
+	}
+	for n, kept := range map[int]int{own + 2: 0, own + 1: 1, 2: own, 1: -1, 0: -1, own + 3: -1} {
+		if missed, ok := out.missed(n); ok != (kept >= 0) || ok && len(missed) != kept {
+			t.Errorf("after %d: %d messages, %v; want %d", n, len(missed), ok, kept)
 		}
 	}
-	for n, kept := range []int{-1, -1, 4, 3, 2, 1, 0, -1, -1} {
-		events, ended, grown, ok := l.after(n)
-		if ok != (kept >= 0) || ok && (len(events) != kept || ended || grown == nil) {
-			t.Errorf("after %d: %d messages, ended %v, ok %v; want %d", n, len(events), ended, ok, kept)
-		}
+	var others []*outbox
+	for i := range all {
+		other := keptOutbox(t, &buffer, fmt.Sprint("other ", i))
+		other.send(msg)
+		others = append(others, other)
 	}
-	if got := budget.Load(); got != maxReplay {
-		t.Errorf("%d bytes are counted", got)
+	if _, ok := out.missed(own + 1); ok {
+		t.Error("the oldest is kept over the bound of all")
 	}
-	_, _, grown, _ := l.after(6)
-	l.end()
-	<-grown
-	if _, ended, _, ok := l.after(6); !ended || !ok {
-		t.Error("the end is not told")
+	if _, ok := others[0].missed(0); !ok || buffer.all != maxReplayBytes {
+		t.Errorf("%d bytes are kept of %d", buffer.all, maxReplayBytes)
 	}
-	full := newEventLog("p", Principal{}, &budget)
-	budget.Add(maxReplayAll) // what others hold
-	full.add(make([]byte, smallReplay+1))
-	if _, _, _, ok := full.after(0); ok {
-		t.Error("a message is kept over the bound of all streams")
+	others[1].kept.owner = func() (string, bool) { return "", false }
+	if _, ok := others[1].missed(0); ok {
+		t.Error("who may reach nothing has messages again")
 	}
-	budget.Add(-maxReplayAll)
-	l.drop()
-	if got := budget.Load(); got != 0 {
-		t.Errorf("%d bytes are counted after all were dropped", got)
+	others[1].send([]byte("x"))
+	others[2].kept.owner = func() (string, bool) { return "another", true }
+	if _, ok := others[2].missed(0); ok {
+		t.Error("another has messages again")
 	}
-	for range 2 { // by a call that goes on
-		l.add(msg)
+	out.send(append(msg, 'x'))
+	if _, ok := out.missed(own + 2); ok {
+		t.Error("a message that is too long is kept")
 	}
-	if got := budget.Load(); got != 0 {
-		t.Errorf("%d bytes are kept of a stream that was dropped", got)
+	for _, o := range append(others, out) {
+		buffer.forget(o)
 	}
-	if _, _, _, ok := l.after(6); ok {
-		t.Error("a stream that was dropped is resumed as if nothing were missing")
+	if buffer.all != 0 || len(buffer.bytes) != 0 || len(buffer.kept) != 0 || len(buffer.streams) != 0 {
+		t.Errorf("after all was forgotten there are %d bytes of %d messages", buffer.all, len(buffer.kept))
 	}
 }
 
-// noPeer is where nothing can be written any more.
-type noPeer struct{ http.ResponseWriter }
-
-func (noPeer) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
-
-// What waits to be written when a stream breaks can be had on the next.
-func TestReplayOfWhatWasQueued(t *testing.T) {
+// TestSlowClientIsDropped has a client that reads nothing.
+func TestSlowClientIsDropped(t *testing.T) {
 	t.Parallel()
-	s := &Server{sessions: &SessionStore{}, gate: fixedGate(scopeAll()), log: slog.New(slog.DiscardHandler),
-		views: ModuleSource{View: newCatalog(nil).View, Changed: func() <-chan struct{} { return nil }}}
-	session := newSession(&sessionToken{Protocol: protocols[0], Issued: time.Now()})
-	ctx, cancel := context.WithCancel(t.Context())
-	st := &stream{cancel: cancel, queue: make(chan []byte, maxQueued)}
-	session.join(st)
-	session.tell([]byte("asked"))
-	s.carryStream(ctx, session, st, newSSE(noPeer{httptest.NewRecorder()}), nil)
-	if got, _, _, _ := session.logs[0].after(0); fmt.Sprintf("%s", got) != "[asked]" {
-		t.Errorf("kept for the next stream: %s, want what was asked", got)
-	}
-}
-
-// TestReplayIsGivenBack looks at what all streams of a store hold, as sessions
-// and streams come to an end.
-func TestReplayIsGivenBack(t *testing.T) {
-	t.Parallel()
-	store := newSessionStore(time.Now)
-	open := func() *Session {
-		s, release := store.Open(newSessionToken(protocols[0], 0, Principal{}, time.Now()))
-		t.Cleanup(release)
-		return s
-	}
-	held := func(when string, want int64) {
-		t.Helper()
-		if got := store.replay.Load(); got != want {
-			t.Errorf("%s: %d bytes are held, want %d", when, got, want)
+	writing, unblock := make(chan bool), make(chan bool)
+	conn := newConnection(t.Context(), func() func(frame) error {
+		return func(f frame) error {
+			if f.msg != nil {
+				writing <- true
+				<-unblock
+			}
+			return nil
+		}
+	})
+	out := newStream(conn, nil, nil)
+	ended := make(chan error)
+	go func() { ended <- out.follow(conn) }()
+	msg := make([]byte, maxOutbox)
+	for i, want := range []bool{true, true, false, false} { // one is written, one waits
+		if got := out.send(msg); got != want {
+			t.Errorf("message %d: %v", i, got)
+		}
+		if i == 0 {
+			<-writing
 		}
 	}
-	one, other := open(), open()
-	first := one.keepLog("p", Principal{}, &store.replay)
-	first.add([]byte("12345"))
-	other.keepLog("g", Principal{}, &store.replay).add([]byte("123"))
-	held("two streams", 8)
-	if one.eventLog(first.id, Principal{}) != first || other.eventLog(first.id, Principal{}) != nil {
-		t.Error("a stream is not its session's alone")
+	if out.reachable() || out.bytes != 0 {
+		t.Errorf("%d bytes wait for who was dropped", out.bytes)
 	}
-	for range maxEventLogs - 1 {
-		one.keepLog("p", Principal{}, &store.replay).add([]byte("1"))
+	close(unblock)
+	if err := <-ended; err != errSlowClient {
+		t.Errorf("it ended with %v", err)
 	}
-	held("as many streams as there may be", 8+maxEventLogs-1)
-	last := one.keepLog("p", Principal{}, &store.replay)
-	held("one more", 3+maxEventLogs-1)
-	first.add([]byte("late"))
-	held("the oldest goes on", 3+maxEventLogs-1)
-	if one.eventLog(first.id, Principal{}) != nil {
-		t.Error("the oldest can be resumed")
-	}
-	store.Sweep()
-	held("nothing is lost yet", 3+maxEventLogs-1)
-	for _, l := range one.logs[:10] {
-		l.mu.Lock()
-		l.idle = time.Now().Add(-2 * replayLife)
-		l.mu.Unlock()
-	}
-	done := one.logs[0].read() // it is being resumed just now
-	store.Sweep()
-	held("nine are lost", 3+maxEventLogs-1-9)
-	done()
-	store.End(one)
-	held("a session has ended", 3)
-	last.add([]byte("its calls are told so"))
-	one.keepLog("p", Principal{}, &store.replay).add([]byte("and begin a stream for it"))
-	held("they say so", 3)
-	store.End(other)
-	held("all have ended", 0)
 }
