@@ -396,7 +396,10 @@ func (b *replayBuffer) after(o *outbox, n, last int) ([]frame, bool) {
 			events = append(events, m.frame)
 		}
 	}
-	return events, ok && n <= last && len(events) == last-n
+	if !ok || n > last || len(events) != last-n {
+		return nil, false
+	}
+	return events, true
 }
 
 // openSSE commits an HTTP answer to being a stream of server-sent events, and

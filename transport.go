@@ -361,7 +361,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if r.Method == http.MethodHead || r.Header.Get(protocolHeader) == modernProtocol {
 		return methodNotAllowed(w, r) // ServeMux counts HEAD as GET; that revision has no such streams
 	}
-	if accept := parseAccept(r.Header.Values("Accept")); !accept.stream || accept.html {
+	if accept := parseAccept(r.Header.Values("Accept")); !accept.stream || accept.html || r.Header.Get("Accept") == "" {
 		return httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
 	}
 	if version := r.Header.Get(protocolHeader); version != "" && !hasSessions(version) {
