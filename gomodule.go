@@ -23,6 +23,7 @@ import (
 	"go/parser"
 	"go/scanner"
 	"go/token"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -41,22 +42,13 @@ var goMainText string
 
 // A goSource is what a module's file says by its syntax alone.
 type goSource struct {
-	base     string            // the file's name
-	about    string            // the package comment
-	methods  []goMethod        // in the order of the file
-	problems []string          // "x.usher.go:12: HandleX: why it can't be hosted"
-	comments map[string]string // of types, "main.Address", and of the second field of one, "main.Address.1"
+	base      string            // the file's name
+	about     string            // the package comment
+	functions []string          // the exported ones, in order, as the generated main has them: usher__method
+	problems  []string          // "x.usher.go:12: HandleX: why it can't be hosted"
+	comments  map[string]string // of types, "main.Address", and of the second field of one, "main.Address.1"
 
 	positions *token.FileSet
-}
-
-// A goMethod is an exported function. Whether its parameters and results are those
-// of a method is found out by the generated main.
-type goMethod struct {
-	name     string // handleContact
-	function string // HandleContact
-	place    string // "x.usher.go:12"
-	doc      string // the comment as it stands, tags and all
 }
 
 // A goBuildError says why a file is no module that runs: the lines of the parser
@@ -88,13 +80,10 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 		}
 		return nil, failed
 	}
-	if err != nil {
-		return nil, &goBuildError{[]string{base + ": " + err.Error()}}
-	}
 	if file.Name.Name != "main" {
 		return nil, s.fault(file.Name, "package %s: a module is package main", file.Name.Name)
 	}
-	if isInGoBuild(file) {
+	if isInGoBuild(string(src)) {
 		s.problems = append(s.problems, base+":1: add the line //go:build usher at the top, "+
 			"followed by an empty one: without it, go build ./... takes this file for a program without main")
 	}
@@ -151,7 +140,12 @@ func (s *goSource) declareFunction(fn *ast.FuncDecl) error {
 	case fn.Type.TypeParams != nil: // its type arguments would have to come from somewhere
 		s.problems = append(s.problems, s.fault(fn.Name, "%s: a function with type parameters can't be called from outside", name).Error())
 	default:
-		s.methods = append(s.methods, goMethod{goMethodName(name), name, s.place(fn.Name), strings.TrimSuffix(fn.Doc.Text(), "\n")})
+		// The comment stays as it is: what the tags in it mean is the same for every
+		// language. Whether parameters and results are those of a method is found out
+		// at run time.
+		doc := strings.TrimSuffix(fn.Doc.Text(), "\n")
+		s.functions = append(s.functions, fmt.Sprintf("{name: %q, function: %q, place: %q, doc: %q, f: usher__reflect.ValueOf(%s)}",
+			goMethodName(name), name, s.place(fn.Name), doc, name))
 		s.describe("main."+name, fn.Type.Params) // a parameter may be a struct without a name
 	}
 	return nil
@@ -195,18 +189,16 @@ func goMethodName(fn string) string {
 	return string(runes)
 }
 
-// isInGoBuild tells whether go build ./... would compile the file. The tag
-// ignore, which is never set either, keeps it out as well as usher does.
-func isInGoBuild(file *ast.File) bool {
-	for _, group := range file.Comments {
-		for _, c := range group.List {
-			if c.Pos() > file.Package || !constraint.IsGoBuild(c.Text) {
-				continue
-			}
-			// Any other tag may be set on someone's machine.
-			if expr, err := constraint.Parse(c.Text); err == nil {
-				return expr.Eval(func(tag string) bool { return tag != "usher" && tag != "ignore" })
-			}
+// isInGoBuild tells whether go build ./... would compile a file. The tag ignore,
+// which is never set either, keeps it out as well as usher does.
+func isInGoBuild(src string) bool {
+	for line := range strings.Lines(strings.TrimPrefix(src, "\uFEFF")) {
+		if strings.HasPrefix(line, "package ") {
+			break
+		}
+		// Any other tag may be set on someone's machine.
+		if expr, err := constraint.Parse(strings.TrimSpace(line)); err == nil && constraint.IsGoBuild(line) {
+			return expr.Eval(func(tag string) bool { return tag != "usher" && tag != "ignore" })
 		}
 	}
 	return true
@@ -216,17 +208,16 @@ func isInGoBuild(file *ast.File) bool {
 // called: what they take and return is found at run time, so no type of the module
 // has to be written down a second time.
 func (s *goSource) generateMain() string {
-	var b strings.Builder
 	name, _, _ := strings.Cut(s.base, ".usher")
-	fmt.Fprintf(&b, "%s\nconst usher__module, usher__about = %q, %q\n", goMainText, name, s.about)
-	fmt.Fprintf(&b, "\nvar usher__problems = %#v\n", s.problems)
-	fmt.Fprintf(&b, "\nvar usher__comments = %#v\n", s.comments)
-	fmt.Fprint(&b, "\nvar usher__functions = []*usher__method{\n")
-	for _, m := range s.methods {
-		fmt.Fprintf(&b, "\t{name: %q, function: %q, place: %q, doc: %q, f: usher__reflect.ValueOf(%s)},\n", m.name, m.function, m.place, m.doc, m.function)
-	}
-	fmt.Fprint(&b, "}\n")
-	return b.String()
+	return goMainText + fmt.Sprintf(`
+const usher__module, usher__about = %q, %q
+
+var usher__problems = %#v
+
+var usher__comments = %#v
+
+var usher__functions = []*usher__method{%s}
+`, name, s.about, s.problems, s.comments, strings.Join(s.functions, ", "))
 }
 
 // The names of the generated main and of the module as the go command sees them,
@@ -273,7 +264,12 @@ func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (b
 }
 
 func (g *goBuilder) build(ctx context.Context, path string, environ []string) (string, error) {
-	src, err := os.ReadFile(path)
+	in, err := openRegular(path)
+	if err != nil {
+		return "", err
+	}
+	src, err := io.ReadAll(io.LimitReader(in, maxSource))
+	in.Close()
 	if err != nil {
 		return "", err
 	}
@@ -306,13 +302,17 @@ func (g *goBuilder) build(ctx context.Context, path string, environ []string) (s
 	if runtime.GOOS == "windows" {
 		target += ".exe"
 	}
-	if last := newestFile(filepath.Join(work, "module-*")); last != "" {
-		_ = os.Link(last, target) // without it, it builds
-	}
+	latest := filepath.Join(work, "latest")
+	_ = os.Link(latest, target)
 	if err := runGoBuild(ctx, tool, file, source, target, environ); err != nil {
 		return "", err
 	}
-	return g.keep(target, work)
+	binary, err := g.keep(target, work)
+	if err == nil {
+		os.Remove(latest)
+		_ = os.Link(binary, latest)
+	}
+	return binary, err
 }
 
 // keep gives a binary its name, and removes those of all modules that nobody has
@@ -339,18 +339,6 @@ func (g *goBuilder) keep(built, work string) (string, error) {
 	return binary, nil
 }
 
-// newestFile is the file that was changed last of those that match, "" for none.
-func newestFile(pattern string) (newest string) {
-	var at time.Time
-	files, _ := filepath.Glob(pattern)
-	for _, path := range files {
-		if info, err := os.Stat(path); err == nil && info.ModTime().After(at) {
-			newest, at = path, info.ModTime()
-		}
-	}
-	return newest
-}
-
 // runGoBuild has the go command make target of a module's file and the main
 // generated for it. It lays both into the file's folder by an overlay.
 func runGoBuild(ctx context.Context, tool, file string, source *goSource, target string, environ []string) error {
@@ -368,7 +356,7 @@ func runGoBuild(ctx context.Context, tool, file string, source *goSource, target
 	cmd := exec.CommandContext(ctx, tool, "build", "-buildvcs=false", "-overlay", overlay, "-o", target, goMainName, goModuleName)
 	cmd.Dir = dir
 	// The binary runs here, whatever the daemon's environment cross-compiles for.
-	cmd.Env = append([]string{}, environ...)
+	cmd.Env = environ
 	cmd.Env = append(cmd.Environ(), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 	setGroup(cmd)
 	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) } // the compilers too

@@ -954,7 +954,7 @@ func TestGoModuleShapes(t *testing.T) {
 		"type Report func(float64, float64, string)\ntype Recursive []Recursive\n" +
 		"type Ask func(method string, params interface{}) (j.RawMessage, error)\ntype T24 struct{}\n"
 	for i := range 24 {
-		src += fmt.Sprintf("type T%d struct{ L, R T%d }\n", i, i+1)
+		src += fmt.Sprintf("type T%d struct{ L, R *T%d }\n", i, i+1)
 	}
 	first := strings.Count(src, "\n") + 1
 	for i, row := range goTestShapes {

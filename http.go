@@ -55,13 +55,11 @@ const (
 	sessionLogSlack = 64 << 10 // bytes that the log may grow by, beside doubling, until it is compacted
 
 	// gomodule.go, runtimes.go: files of the workspace.
-	maxSource        = 1 << 20 // bytes of one source file or .mcp.json
-	maxGoSchemaParts = 5000    // parts of one Go module's schema (goes with the syntax reader)
+	maxSource = 1 << 20 // bytes of one source file or .mcp.json
 
 	// shell.go: shell modules.
-	maxShellOutput = 32 << 20  // bytes of one call's result
-	maxShellArg    = 128 << 10 // bytes of one argument, as Linux has it
-	shellTail      = 5         // lines of stderr that a failure shows
+	maxShellOutput = 32 << 20 // bytes of one call's result
+	shellTail      = 5        // lines of stderr that a failure shows
 
 	// worker.go: one process of a module.
 	maxWorkerLine = 64 << 20 // bytes of one message from a process

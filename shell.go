@@ -198,11 +198,7 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	// one that read found.
 	args := []string{"-c", `. "$0" && ` + name + ` "$@"`, s.path}
 	for _, param := range s.methods[i].params {
-		value, err := shellArgument(field(arguments, param))
-		if err != nil {
-			return failure(fmt.Sprintf("parameter %q %v", param, err))
-		}
-		args = append(args, value)
+		args = append(args, shellArgument(field(arguments, param)))
 	}
 	cmd := exec.CommandContext(ctx, s.shell, args...)
 	cmd.Dir = filepath.Dir(s.path)
@@ -214,40 +210,28 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	case err != nil && len(said) > 0:
 		return failure(strings.Join(said, "\n"))
 	case err != nil:
-		return failure(fmt.Sprintf("%s ended with %v", name, err))
+		return failure(fmt.Sprintf("%s ended with %s", name, reason(err)))
 	}
 	return shellResult(out)
 }
 
 // shellArgument is a parameter as a function gets it: a text as it is, all else as
 // JSON, and "" where it is left out.
-func shellArgument(raw json.RawMessage) (string, error) {
-	value := string(oneLine(raw))
+func shellArgument(raw json.RawMessage) string {
 	if text, ok := unquote(raw); ok {
-		value = text
-	} else if value == "null" {
-		value = ""
+		return text
 	}
-	switch {
-	case len(value) >= maxShellArg:
-		return "", fmt.Errorf("is larger than %s, which is all that an argument of a shell function can hold", formatSize(maxShellArg))
-	case strings.ContainsRune(value, 0):
-		return "", errors.New("has a NUL in it, which no argument of a shell function can hold")
-	}
-	return value, nil
+	return strings.TrimPrefix(string(oneLine(raw)), "null")
 }
 
 // run runs a command in a process group of its own, until it has ended and what it
 // wrote is read: its output, a byte more than it may be where there is more, and
 // the last lines of stderr. What it left running goes on, unless ctx ended.
 func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd, progressToken json.RawMessage) (output []byte, said []string, err error) {
-	outRead, outWrite, err := os.Pipe()
-	if err != nil {
+	outRead, outWrite, outErr := os.Pipe()
+	errRead, errWrite, errErr := os.Pipe()
+	if err := errors.Join(outErr, errErr); err != nil {
 		return nil, nil, err
-	}
-	errRead, errWrite, err := os.Pipe()
-	if err != nil {
-		return nil, nil, errors.Join(err, outRead.Close(), outWrite.Close())
 	}
 	setGroup(cmd)
 	cmd.Cancel = func() error { return terminateGroup(cmd.Process.Pid) }
@@ -279,9 +263,6 @@ func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd, progressToken json
 	read.Wait()
 	go drainPipe(outRead, io.Discard)
 	go drainPipe(errRead, s.stderr)
-	if errors.Is(err, exec.ErrWaitDelay) { // it has the parameters still
-		err = nil
-	}
 	return output, said, err
 }
 
@@ -316,13 +297,9 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 			continue
 		}
 		fmt.Fprintln(s.stderr, line)
-		if strings.TrimSpace(line) == "" {
-			continue
-		}
 		// The shell begins its own errors with $0, which is a whole path.
 		line = strings.ReplaceAll(line, filepath.Dir(s.path)+string(filepath.Separator), "")
-		said = append(said, line)
-		said = said[max(0, len(said)-shellTail):]
+		said = append(said[max(0, len(said)-shellTail+1):], line)
 	}
 }
 
