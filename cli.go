@@ -211,20 +211,14 @@ func (a *app) dataDir() (string, error) {
 		base = filepath.Join(home, ".usher")
 	}
 	dir, err := filepath.Abs(filepath.Join(base, ".data"))
-	if err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
-	}
+	err = cmp.Or(err, os.MkdirAll(dir, 0o700))
 	for _, folder := range []string{filepath.Dir(dir), dir} {
-		info, err := os.Stat(folder)
-		if err != nil {
-			return "", fmt.Errorf("preparing the data folder: %w", err)
+		if err == nil {
+			err = checkPrivate(folder)
 		}
-		if why := openToOthers(info); why != "" {
-			return "", fmt.Errorf("the data folder %s %s", folder, why)
-		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
 	}
 	return dir, nil
 }
@@ -370,25 +364,23 @@ type toolLine struct {
 // scope.
 func moduleReport(r *Registry, scope Scope, url string, getenv func(string) string) []moduleLine {
 	view, whole := r.Source().View(scope), r.Source().View(scopeAll())
-	labels := make(map[*Module]string)
-	for _, m := range view.Modules {
-		labels[m.Module] = m.Label
-	}
 	status, problems := r.Report()
 	list := []moduleLine{}
 	for _, s := range status {
 		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
-		switch {
-		case !scope.Contains(s.Source):
+		if !scope.Contains(s.Source) {
 			line.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
-		case s.Err != nil:
+			s.Module, s.Err = nil, nil
+		}
+		if s.Err != nil {
 			line.Error = explain(s.Err)
 		}
-		if s.Module != nil && line.Hidden == "" {
-			line.Hosted, line.Label, line.About = true, labels[s.Module], s.Module.About
+		if s.Module != nil {
+			line.Hosted, line.About = true, s.Module.About
 			line.Problems = slices.Clone(s.Module.Problems)
 			hooks := whole.ToolsOf(s.Module)
 			for i, t := range view.ToolsOf(s.Module) {
+				line.Label = t.Label
 				line.Tools = append(line.Tools, toolLine{t.Name, t.Method.Name, firstSentence(t.Method.description), hookURL(hooks[i], url)})
 				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
 			}
@@ -425,37 +417,27 @@ func toolProblems(whole *View, t *Tool, name string, getenv func(string) string)
 func (a *app) printModules(list []moduleLine) {
 	if len(list) == 0 {
 		a.printf("No modules here. Make one: usher new hello.usher.go\n")
-		return
 	}
-	shown := slices.DeleteFunc(slices.Clone(list), func(m moduleLine) bool { return m.Hidden != "" })
-	for i, m := range shown {
+	slices.SortStableFunc(list, func(x, y moduleLine) int { return cmp.Compare(min(len(x.Hidden), 1), min(len(y.Hidden), 1)) })
+	for i, m := range list {
 		if i > 0 {
 			a.printf("\n")
 		}
 		a.printModule(m)
 	}
-	header := "\nHidden from this scope:\n"
-	for _, m := range list {
-		if m.Hidden != "" {
-			a.printf("%s  %s (%s)  %s: %s\n", header, plain(m.Name), m.Kind, plain(m.Path), plain(m.Hidden))
-			header = ""
-		}
-	}
 }
 
 func (a *app) printModule(m moduleLine) {
 	title := plain(m.Path)
-	if m.Name != "" {
-		as := ""
-		if m.Label != "" && m.Label != m.Name {
-			as = ", as " + m.Label
-		}
-		title = fmt.Sprintf("%s (%s%s)  %s", plain(m.Name), m.Kind, as, title)
+	switch {
+	case m.Name == "":
+	case m.Label != "" && m.Label != m.Name:
+		title = fmt.Sprintf("%s (%s, as %s)  %s", m.Name, m.Kind, m.Label, title)
+	default:
+		title = fmt.Sprintf("%s (%s)  %s", plain(m.Name), m.Kind, title)
 	}
 	a.printf("%s\n", title)
-	if m.About != "" {
-		a.printf("  %s\n", plain(m.About))
-	}
+	a.printNote("", m.About)
 	t := newTable(a.stdout)
 	for _, tool := range m.Tools {
 		fmt.Fprintf(t, "    %s\t%s\n", tool.Name, plain(tool.About))
@@ -467,17 +449,21 @@ func (a *app) printModule(m moduleLine) {
 		}
 	}
 	for _, p := range m.Problems {
-		a.printf("  note: %s\n", plain(p))
+		a.printNote("note: ", p)
 	}
-	if m.Error == "" {
-		return
-	}
-	before := "  not hosted: "
+	a.printNote("hidden: ", m.Hidden)
 	if m.Hosted {
-		before = "  its newest version is not hosted: "
+		a.printNote("its newest version is not hosted: ", m.Error)
+	} else {
+		a.printNote("not hosted: ", m.Error)
 	}
-	for line := range strings.SplitSeq(m.Error, "\n") {
-		a.printf("%s%s\n", before, plain(line))
+}
+
+// printNote prints a text below a module, if there is one.
+func (a *app) printNote(what, text string) {
+	before := "  " + what
+	for line := range strings.Lines(text) {
+		a.printf("%s%s\n", before, plain(strings.TrimSuffix(line, "\n")))
 		before = "      "
 	}
 }
@@ -568,21 +554,15 @@ func (a *app) callArguments(args []string) (raw json.RawMessage, err error) {
 	return object(withoutWebhook(list)).json(), nil
 }
 
-// findTool finds a method, and waits for modules that are being introspected.
+// findTool finds a method of a module, which is named as in tool names.
 func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, error) {
+	a.waitReady(r)
 	var others []string
-	for _, ready := range []bool{false, true} {
-		if ready {
-			a.waitReady(r)
-		}
-		others = nil
-		for _, t := range r.Source().View(scope).Tools() {
-			if t.Label != module {
-				continue
-			}
-			if t.Method.Name == method {
-				return t, nil
-			}
+	for _, t := range r.Source().View(scope).Tools() {
+		switch {
+		case t.Label == module && t.Method.Name == method:
+			return t, nil
+		case t.Label == module:
 			others = append(others, t.Method.Name)
 		}
 	}

@@ -9,7 +9,7 @@ package main
 import (
 	"context"
 	"errors"
-	"io/fs"
+	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
@@ -119,16 +119,19 @@ func processBirthPS(pid int) string {
 	return strings.Join(strings.Fields(string(out)), "-")
 }
 
-// openToOthers says how users other than this one could write into a folder, and
-// what to do about it; "" where they can't.
-func openToOthers(info fs.FileInfo) string {
+// checkPrivate refuses a folder that users other than this one can write into.
+func checkPrivate(folder string) error {
+	info, err := os.Stat(folder)
+	if err != nil {
+		return err
+	}
 	if owner, ok := info.Sys().(*syscall.Stat_t); ok && int(owner.Uid) != os.Geteuid() {
-		return "belongs to another user: name another with -base or $USHER_BASE"
+		return fmt.Errorf("%s belongs to another user", folder)
 	}
 	if info.Mode().Perm()&0o022 != 0 {
-		return "can be written to by other users: chmod go-w it, or name another with -base or $USHER_BASE"
+		return fmt.Errorf("other users can write into %s: run chmod go-w on it", folder)
 	}
-	return ""
+	return nil
 }
 
 // renameFile is os.Rename; isShared is a matter of Windows.

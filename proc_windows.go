@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"strconv"
@@ -63,9 +62,6 @@ func processBirth(pid int) string {
 	return strconv.FormatInt(made.Nanoseconds(), 10)
 }
 
-// openToOthers says nothing: what others may do in a folder stands in no mode.
-func openToOthers(fs.FileInfo) string { return "" }
-
 // renameFile is os.Rename, which fails while someone has the file open, if only to
 // read it or to search it for viruses: it is tried for a while.
 func renameFile(from, to string) error {
@@ -85,3 +81,6 @@ func isShared(err error) bool {
 
 // syncFolder does nothing: folders can't be synced here.
 func syncFolder(string) error { return nil }
+
+// checkPrivate refuses nothing: a folder's mode does not say who can write.
+func checkPrivate(string) error { return nil }

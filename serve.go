@@ -20,6 +20,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -33,6 +34,7 @@ const (
 	idleTimeout   = 2 * time.Minute  // of a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls under way when the daemon ends
 	recordCheck   = 2 * time.Second  // between two looks at daemon.json
+	showInterval  = 50 * time.Millisecond
 )
 
 // usageError is a mistake in how a command was called: exit status 2, and the
@@ -203,26 +205,21 @@ func (f *serveFlags) check(secret string, secretSet bool) error {
 	case strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s begins or ends with white space, which no header can: take it away", webhookSecretVar)
 	case reachable != "" && !f.open && !f.requireClaim:
-		return usageErrorf("%s makes usher reachable from elsewhere, which needs %s", reachable, mcpFlags)
+		return usageErrorf("under %s others than this machine can reach usher, which needs %s", reachable, mcpFlags)
 	}
 	return nil
 }
 
-// exposure is the flag by which others than this machine can reach the daemon,
-// "" for none.
+// exposure is a name or address by which others than this machine can reach the
+// daemon; "" where there is none.
 func (f *serveFlags) exposure() string {
-	if host, _, _ := net.SplitHostPort(f.addr); !isLoopback(host) {
-		return "-addr " + f.addr
+	host, _, _ := net.SplitHostPort(f.addr)
+	names := append([]string{cmp.Or(host, "0.0.0.0"), cmp.Or(f.publicURL.Hostname(), "localhost")}, *f.hosts...)
+	i := slices.IndexFunc(names, func(name string) bool { return !isLoopback(name) })
+	if i < 0 {
+		return ""
 	}
-	for _, name := range *f.hosts {
-		if !isLoopback(name) {
-			return "-allow-host " + name
-		}
-	}
-	if f.publicURL.Host != "" && !isLoopback(f.publicURL.Hostname()) {
-		return "-public-url " + f.publicURL.String()
-	}
-	return ""
+	return names[i]
 }
 
 // mcpAudience is who may use the MCP endpoint, as far as claims let them.
@@ -444,23 +441,15 @@ func isWebhook(path string) bool {
 	return strings.HasPrefix(path, webhookPrefix) || path+"/" == webhookPrefix
 }
 
-// shownModule is what show has printed of a module.
-type shownModule struct {
-	module         *Module // nil where it is not hosted
-	label, failure string
-	line           string
-}
-
 // show prints, for people, where the daemon is and its modules as they become
 // ready, and once all were introspected, what to try.
 func (d *daemon) show(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.url)
-	shown := make(map[entryKey]shownModule)
-	tried := false
+	shown, tried := make(map[entryKey]string), false
 	for {
 		changed := d.registry.Changed()
 		pending := d.registry.Pending(scopeAll()) // asked before the modules: those may be ready by then
-		d.showModules(shown)
+		shown = d.showModules(shown)
 		if !pending && !tried {
 			tried = true
 			d.showTry()
@@ -470,67 +459,63 @@ func (d *daemon) show(ctx context.Context) {
 			return
 		case <-changed:
 		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(showInterval): // many modules become ready together
+		}
 	}
 }
 
-// showModules prints the modules whose state is not the one in shown, and those
-// that are gone.
-func (d *daemon) showModules(shown map[entryKey]shownModule) {
-	view := d.registry.Source().View(scopeAll())
-	labels := make(map[*Module]string, len(view.Modules))
-	for _, m := range view.Modules {
-		labels[m.Module] = m.Label
-	}
-	seen := make(map[entryKey]bool)
-	note := func(path, name string, now shownModule) {
+// showModules prints a line for each module whose line is not in shown, and for
+// those that are gone. It returns the lines that are shown now.
+func (d *daemon) showModules(shown map[entryKey]string) map[entryKey]string {
+	now := make(map[entryKey]string)
+	note := func(path, name, line string) {
 		key := entryKey{path, name}
-		seen[key] = true
-		was := shown[key]
-		now.line = was.line
-		if now == was {
-			return
+		now[key] = cmp.Or(line, shown[key])
+		if now[key] != shown[key] {
+			fmt.Fprintln(d.out, line)
 		}
-		if now.line = moduleState(path, name, now, view); now.line != was.line {
-			fmt.Fprintln(d.out, now.line)
-		}
-		shown[key] = now
 	}
+	view := d.registry.Source().View(scopeAll())
 	status, problems := d.registry.Report()
 	for _, s := range status {
-		now := shownModule{module: s.Module, label: labels[s.Module]}
-		if s.Err != nil {
-			now.failure = explain(s.Err)
+		switch {
+		case s.Pending:
+			note(s.Path, s.Name, "")
+		case s.Err != nil:
+			note(s.Path, s.Name, failedLine(s.Name, explain(s.Err)))
+		default:
+			note(s.Path, s.Name, readyLine(s.Name, view.ToolsOf(s.Module)))
 		}
-		if !s.Pending {
-			note(s.Path, s.Name, now)
-		}
-		seen[entryKey{s.Path, s.Name}] = true
 	}
 	for _, p := range problems {
-		note(p.Path, "", shownModule{failure: p.Text})
+		note(p.Path, "", failedLine(filepath.Base(p.Path), p.Text))
 	}
-	for key := range shown {
-		if !seen[key] {
-			delete(shown, key)
+	for key, line := range shown {
+		if _, ok := now[key]; !ok && line != "" {
 			fmt.Fprintf(d.out, "  gone    %-12s %s\n", plain(key.name), plain(key.source))
 		}
 	}
+	return now
 }
 
-// moduleState is a module on one line.
-func moduleState(path, name string, m shownModule, view *View) string {
-	if m.failure != "" {
-		first, _, _ := strings.Cut(m.failure, "\n")
-		return fmt.Sprintf("  failed  %-12s %s", plain(cmp.Or(name, filepath.Base(path))), plain(first))
-	}
+func failedLine(name, why string) string {
+	first, _, _ := strings.Cut(why, "\n")
+	return fmt.Sprintf("  failed  %-12s %s", plain(name), plain(first))
+}
+
+// readyLine is a module under the name that it has in tool names, if it has any.
+func readyLine(label string, tools []*Tool) string {
 	var names []string
-	for _, t := range view.ToolsOf(m.module) {
-		names = append(names, t.Name)
+	for _, t := range tools {
+		names, label = append(names, t.Name), t.Label
 	}
 	if len(names) > 6 {
 		names = append(names[:5], fmt.Sprintf("and %d more", len(names)-5))
 	}
-	return fmt.Sprintf("  ready   %-12s %s", m.label, strings.Join(names, ", "))
+	return fmt.Sprintf("  ready   %-12s %s", label, strings.Join(names, ", "))
 }
 
 // showTry says what to do next.
@@ -538,12 +523,14 @@ func (d *daemon) showTry() {
 	fmt.Fprintf(d.out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
 	fmt.Fprintf(d.out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
 		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}`)
-	if hook := d.firstHook(); hook != "" {
-		fmt.Fprintf(d.out, "\nSend a webhook, which needs %s:\n  %s\n", d.webhooksNeed(), curlHook(hook))
-	} else {
-		fmt.Fprintf(d.out, "\nNo webhooks yet; they need %s.\n", d.webhooksNeed())
+	webhooks := fmt.Sprintf("No webhooks yet; they need %s.\n", d.webhooksNeed())
+	for _, t := range d.registry.Source().View(scopeAll()).Tools() {
+		if url := hookURL(t, d.url); url != "" {
+			webhooks = fmt.Sprintf("Send a webhook, which needs %s:\n  %s\n", d.webhooksNeed(), curlHook(url))
+			break
+		}
 	}
-	fmt.Fprint(d.out, "\nCtrl-C ends it. Calls and logs follow.\n\n")
+	fmt.Fprintf(d.out, "\n%s\nCtrl-C ends it. Calls and logs follow.\n\n", webhooks)
 }
 
 // webhooksNeed says what a webhook needs to be delivered.
@@ -558,16 +545,6 @@ func (d *daemon) webhooksNeed() string {
 		return "the header " + secretHeader + " or a verified signature"
 	}
 	return "the header " + secretHeader
-}
-
-// firstHook is the URL of a webhook, "" where there is none.
-func (d *daemon) firstHook() string {
-	for _, t := range d.registry.Source().View(scopeAll()).Tools() {
-		if hook := hookURL(t, d.url); hook != "" {
-			return hook
-		}
-	}
-	return ""
 }
 
 // hookURL is where a tool of the unscoped view receives webhooks, "" where it
