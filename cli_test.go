@@ -5,12 +5,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"flag"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -236,8 +238,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	c.Header.Set(claimHeader, list[0].Code)
 	c.awaitTools(projTools...)
 	out, _, _ = usher(t, "", "modules", "-claim", list[0].Code, "-base", base, dir)
-	shown, hidden, _ := strings.Cut(out, "Hidden from this scope:")
-	if !strings.Contains(shown, "a_x") || strings.Contains(shown, "b_x") || !strings.Contains(hidden, "b.usher") || !strings.Contains(hidden, "c.usher") {
+	if !strings.Contains(out, "a_x") || strings.Contains(out, "b_x") || strings.Count(out, "  hidden: ") != 2 || strings.LastIndex(out, "_x") > strings.Index(out, "  hidden: ") {
 		t.Errorf("usher modules -claim:\n%s", out)
 	}
 	code := strings.ToLower(list[0].Code[:3] + "-" + list[0].Code[3:])
@@ -395,6 +396,144 @@ func TestRefusedCommands(t *testing.T) {
 	}
 	if out, errs, code := usher(t, `{"n":1}`, "call", "a", "x", "-", "-dir", dir, "-base", base); code != 0 || !strings.Contains(out, `"arguments":{"n":1}`) {
 		t.Errorf("arguments from stdin: %d %s%s", code, out, errs)
+	}
+}
+
+// TestRevokeSeveral removes all claims that hold, whatever else is named.
+func TestRevokeSeveral(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	a, b, kept := newClaimFor(t, base, dir), newClaimFor(t, base, dir), newClaimFor(t, base, dir)
+	out, errs, code := usher(t, "", "claim", "revoke", "-base", base, a.Code.Reveal(), "222222", b.Code.Dashed())
+	if code != 1 || strings.Count(out, "Revoked ") != 2 || !strings.Contains(errs, "(code 2 of 3)") {
+		t.Errorf("%d %s%s", code, out, errs)
+	}
+	if out, _, _ := usher(t, "", "claim", "list", "-base", base); strings.Count(out, dir) != 1 || !strings.Contains(out, kept.Code.Dashed()) {
+		t.Errorf("left: %s", out)
+	}
+}
+
+// TestPlainOutput prints modules whose folders, names and documentation hold what
+// could play with the terminal.
+func TestPlainOutput(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	odd := dir + "/x\x1b]0;title\a\u202ey"
+	writeFake(t, odd+"/a.usher", "good tools=x")
+	writeFake(t, odd+"/b\x1b[2J.usher", "good tools=x")
+	write(t, odd+"/c.usher.sh", "# Clears the \x1b[2J screen.\nclear() { echo; }\n")
+	write(t, odd+"/d.usher", "not executable")
+	d := serveHereOn(t, base, dir)
+	connect(t, d.URL).awaitTools("a_x", "c_clear")
+	out, errs, _ := usher(t, "", "modules", "-base", base, dir)
+	for what, text := range map[string]string{"usher modules": out + errs, "usher serve": d.Out.String()} {
+		if !strings.Contains(text, "\\x1b") || strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+			t.Errorf("%s: %q", what, text)
+		}
+	}
+}
+
+// TestPrivateData holds that nobody else may write into the data folder: who can
+// makes claims.
+func TestPrivateData(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("a folder's mode says nothing")
+	}
+	for _, folder := range []string{"", "/.data"} {
+		base := t.TempDir()
+		if err := os.MkdirAll(base+"/.data", 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for what, spoil := range map[string]func() error{
+			"chmod go-w":   func() error { return os.Chmod(base+folder, 0o722) },
+			"another user": func() error { return errors.Join(os.Chmod(base+folder, 0o700), os.Chown(base+folder, 1234, -1)) },
+			"Claim code: ": func() error {
+				return errors.Join(os.Chown(base+folder, os.Geteuid(), -1), os.Chmod(base+folder, 0o755))
+			},
+		} {
+			if err := spoil(); errors.Is(err, os.ErrPermission) {
+				continue // only root may give a folder away
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			out, errs, _ := usher(t, "", "claim", "-base", base, "-scope", base)
+			if !strings.Contains(out+errs, what) || strings.Contains(out, "Claim code") != (what == "Claim code: ") {
+				t.Errorf("%s%s: %s%s", base, folder, out, errs)
+			}
+			if err := errors.Join(os.Chmod(base+folder, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			os.Chown(base+folder, os.Geteuid(), -1)
+		}
+	}
+}
+
+// TestPublicURL holds that what is printed is what clients can reach.
+func TestPublicURL(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	writeFake(t, dir+"/hooks.usher", "good tools=handleX")
+	const public = "https://usher.example/below/"
+	d := serveHereOn(t, base, dir, "-public-url", strings.TrimSuffix(public, "/"), "-require-claim")
+	if d.URL != public {
+		t.Errorf("serve is at %s", d.URL)
+	}
+	await(t, "the webhooks' line", func() bool { return strings.Contains(d.Out.String(), public+"webhook/hooks/handleX") })
+	if !strings.Contains(d.Out.String(), "they are off") {
+		t.Errorf("webhooks without a secret: %s", d.Out)
+	}
+	for _, args := range [][]string{{"claim", "-scope", dir}, {"modules", dir}} {
+		if out, errs, _ := usher(t, "", append(args, "-base", base)...); !strings.Contains(out, public) {
+			t.Errorf("usher %s: %s%s", args, out, errs)
+		}
+	}
+	_, address, _ := strings.Cut(d.Log.String(), "address=")
+	address, _, _ = strings.Cut(address, "\n")
+	for host, want := range map[string]int{"usher.example": http.StatusBadRequest, "other.example": http.StatusForbidden} {
+		req, err := http.NewRequest(http.MethodPost, "http://"+address, strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		req.Header.Set("Content-Type", "application/json")
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if res.StatusCode != want {
+			t.Errorf("%s: %s", host, res.Status)
+		}
+	}
+	for _, url := range []string{"", "usher.example", "ftp://usher.example/", "https://", "https://a:b@usher.example/", "https://usher.example/?claim=x"} {
+		if _, errs, code := usher(t, "", "serve", "-public-url", url, "-base", base); code != 2 || !strings.Contains(errs, "-public-url") {
+			t.Errorf("%q: %d %s", url, code, errs)
+		}
+	}
+	if _, errs, code := usher(t, "", "serve", "-public-url", public, "-base", t.TempDir()); code != 2 || !strings.Contains(errs, "-require-claim") {
+		t.Errorf("without a claim: %d %s", code, errs)
+	}
+}
+
+// TestOneDaemonABase deletes and exchanges the record of a running daemon.
+func TestOneDaemonABase(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	record := base + "/.data/daemon.json"
+	d := serveHereOn(t, base, dir)
+	if err := os.Remove(record); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the record to come back", func() bool { return readDaemon(base+"/.data") != nil })
+	if _, errs, code := usher(t, "", "serve", "-base", base, "-addr", "127.0.0.1:0", dir); code != 1 || !strings.Contains(errs, d.URL) || !strings.Contains(errs, "-base") {
+		t.Errorf("a second daemon: %d %s", code, errs)
+	}
+	other := `{"pid":` + strconv.Itoa(os.Getppid()) + `,"url":"http://127.0.0.1:1/"}`
+	write(t, record, other)
+	d.stop(t)
+	if raw, _ := os.ReadFile(record); string(raw) != other {
+		t.Errorf("another daemon's record: %s", raw)
 	}
 }
 

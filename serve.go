@@ -341,6 +341,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
 	parts.Go(func() { every(ctx, recordCheck, d.record.restore) })
+	d.log.Info("listening", "address", listener.Addr().String())
 	failed := make(chan error, 1)
 	parts.Go(func() {
 		if d.tls != nil {
