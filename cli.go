@@ -199,29 +199,7 @@ func (a *app) declareBase(fs *flag.FlagSet) {
 	fs.StringVar(&a.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
 }
 
-// dataDir is {base}/.data, made if need be. Folders that another user could
-// write into are refused: whoever can write there can make claims.
-func (a *app) dataDir() (string, error) {
-	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
-	if base == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return "", usageErrorf("there is no home folder to keep data in: name one with -base or $USHER_BASE")
-		}
-		base = filepath.Join(home, ".usher")
-	}
-	dir, err := filepath.Abs(filepath.Join(base, ".data"))
-	err = cmp.Or(err, os.MkdirAll(dir, 0o700))
-	for _, folder := range []string{filepath.Dir(dir), dir} {
-		if err == nil {
-			err = checkPrivate(folder)
-		}
-	}
-	if err != nil {
-		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
-	}
-	return dir, nil
-}
+func (a *app) dataDir() (string, error) { return dataDir(cmp.Or(a.base, a.getenv("USHER_BASE"))) }
 
 // resolveDir makes a folder absolute with symlinks resolved.
 func resolveDir(dir string) (string, error) {
@@ -238,9 +216,9 @@ func resolveDir(dir string) (string, error) {
 	return path, nil
 }
 
-// registry opens the modules under dirs, or else the current folder; c holds
+// openRegistry opens the modules under dirs, or else the current folder; c holds
 // what else it needs to know.
-func (a *app) registry(dirs []string, c registryConfig) (*Registry, error) {
+func (a *app) openRegistry(dirs []string, c registryConfig) (*Registry, error) {
 	if len(dirs) == 0 {
 		dirs = []string{"."}
 	}
@@ -262,6 +240,16 @@ func (a *app) registry(dirs []string, c registryConfig) (*Registry, error) {
 	return newRegistry(c)
 }
 
+// withRegistry opens the modules under dirs for do.
+func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
+	r, err := a.openRegistry(dirs, c)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	return do(r)
+}
+
 // waitReady waits until all modules are introspected, and says so on stderr when
 // that takes a while.
 func (a *app) waitReady(r *Registry) {
@@ -278,23 +266,20 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	scope := declareScope(fs, "show what a session sees whose claim is for `DIR`, and what it does not")
-	code := parsed(fs, "claim", "", "show what a session sees that presents `CODE`, and what it does not", parseCodeArgument)
+	code := parsed(fs, "claim", "", "show what a session sees that presents `CODE`, and what it does not", func(text string) (*string, error) { return &text, nil })
 	return func(dirs []string) error {
 		if err := a.scopeOfCode(*code, scope); err != nil {
 			return err
 		}
-		r, err := a.registry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			return err
-		}
-		defer r.Close()
-		a.waitReady(r)
-		report := moduleReport(r, *scope, cmp.Or(a.daemonURL(), defaultURL), a.getenv)
-		if *asJSON {
-			return a.printJSON(report)
-		}
-		a.printModules(report)
-		return nil
+		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)}, func(r *Registry) error {
+			a.waitReady(r)
+			report := moduleReport(r, *scope, cmp.Or(a.daemonURL(), defaultURL), a.getenv)
+			if *asJSON {
+				return a.printJSON(report)
+			}
+			a.printModules(report)
+			return nil
+		})
 	}
 }
 
@@ -308,14 +293,18 @@ func declareScope(fs *flag.FlagSet, usage string) *Scope {
 	return scope
 }
 
-// scopeOfCode looks up the scope of a code, if there is one. It excludes another
+// scopeOfCode looks up the scope of a code, nil for none. It excludes another
 // scope.
-func (a *app) scopeOfCode(code Code, scope *Scope) error {
+func (a *app) scopeOfCode(text *string, scope *Scope) error {
 	switch {
-	case code == "":
+	case text == nil:
 		return nil
 	case *scope != scopeAll():
 		return usageErrorf("-scope and -claim exclude each other")
+	}
+	code, err := parseCodeArgument(*text)
+	if err != nil {
+		return err
 	}
 	return a.withClaims(func(claims *ClaimStore) error {
 		c, ok, err := claims.Lookup(code)
@@ -327,13 +316,12 @@ func (a *app) scopeOfCode(code Code, scope *Scope) error {
 	})
 }
 
-// parseCodeArgument reads a code that was typed. The error says what a code
-// looks like, and repeats nothing of the text, which may be a code with a slip
-// in it.
+// parseCodeArgument reads a code that was typed. The error repeats nothing of the
+// text, which may be a code with a slip in it.
 func parseCodeArgument(text string) (Code, error) {
 	code, ok := parseCode(text)
 	if !ok {
-		return "", errors.New("want a claim code: 6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash")
+		return "", usageErrorf("CODE: want a claim code: 6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash")
 	}
 	return code, nil
 }
@@ -472,18 +460,15 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	flags := declareServe(fs)
 	return func(dirs []string) error {
-		secret, set := a.getenv(webhookSecretVar), false
-		if secret == "" {
-			_, set = os.LookupEnv(webhookSecretVar)
-		}
-		if err := flags.check(secret, set); err != nil {
+		secret := a.getenv(webhookSecretVar)
+		if err := flags.check(secret); err != nil {
 			return err
 		}
 		data, err := a.dataDir()
 		if err != nil {
 			return err
 		}
-		open := func(c registryConfig) (*Registry, error) { return a.registry(dirs, c) }
+		open := func(c registryConfig) (*Registry, error) { return a.openRegistry(dirs, c) }
 		d := &daemon{flags: flags, secret: secret, data: data, openRegistry: open, out: a.stdout, log: newLog(a.stderr, flags.log), getenv: a.getenv}
 		return d.run(a.ctx)
 	}
@@ -494,18 +479,15 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 	flags := declareServing(fs)
 	return func(dirs []string) error {
 		log := newLog(a.stderr, flags.log)
-		r, err := a.registry(dirs, registryConfig{Log: log, Patience: flags.callTimeout, Idle: flags.idle})
-		if err != nil {
-			return err
-		}
-		defer r.Close()
-		ctx, cancel := context.WithCancel(a.ctx)
-		var watch sync.WaitGroup
-		watch.Go(func() { r.Watch(ctx) })
-		defer watch.Wait()
-		defer cancel()
-		s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
-		return s.ServeStdio(ctx, a.stdin, a.stdout)
+		return a.withRegistry(dirs, registryConfig{Log: log, Patience: flags.callTimeout, Idle: flags.idle}, func(r *Registry) error {
+			ctx, cancel := context.WithCancel(a.ctx)
+			var watch sync.WaitGroup
+			watch.Go(func() { r.Watch(ctx) })
+			defer watch.Wait()
+			defer cancel()
+			s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
+			return s.ServeStdio(ctx, a.stdin, a.stdout)
+		})
 	}
 }
 
@@ -519,30 +501,25 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 		if err != nil {
 			return err
 		}
-		r, err := a.registry(*dirs, registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout})
-		if err != nil {
-			return err
-		}
-		defer r.Close()
-		tool, err := a.findTool(r, *scope, args[0], args[1])
-		if err != nil {
-			return err
-		}
-		return a.callTool(r.Source(), *scope, tool.Name, arguments)
+		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout}
+		return a.withRegistry(*dirs, config, func(r *Registry) error {
+			tool, err := a.findTool(r, *scope, args[0], args[1])
+			if err != nil {
+				return err
+			}
+			return a.callTool(tool, arguments)
+		})
 	}
 }
 
 // callArguments reads the JSON argument: none, the text itself, or - for stdin.
-func (a *app) callArguments(args []string) (raw json.RawMessage, err error) {
-	switch {
-	case len(args) == 0:
-		return json.RawMessage(`{}`), nil
-	case args[0] == "-":
+func (a *app) callArguments(args []string) (json.RawMessage, error) {
+	raw := []byte(append(args, "{}")[0])
+	if string(raw) == "-" {
+		var err error
 		if raw, err = io.ReadAll(a.stdin); err != nil {
 			return nil, fmt.Errorf("reading stdin: %w", err)
 		}
-	default:
-		raw = []byte(args[0])
 	}
 	if fault := jsonFault(raw); fault != "" {
 		return nil, usageErrorf("JSON: it %s", fault)
@@ -579,31 +556,24 @@ func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, 
 }
 
 // callTool makes a call and prints its result.
-func (a *app) callTool(modules ModuleSource, scope Scope, name string, arguments json.RawMessage) error {
+func (a *app) callTool(tool *Tool, arguments json.RawMessage) (err error) {
+	if tool.Checked() {
+		if arguments, err = tool.Method.checkArguments(arguments); err != nil {
+			return err
+		}
+	}
 	caller := Caller{Session: "call", Affinity: "call", Notify: func(_ string, params json.RawMessage) {
 		a.warnf("%s", plain(cmp.Or(stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))))
 	}}
-	result, err := modules.Call(a.ctx, func() (json.RawMessage, error) {
-		tool := modules.View(scope).Lookup(name)
-		if tool == nil {
-			return nil, errors.New("the method is gone")
-		}
-		if tool.Checked() {
-			var err error
-			if arguments, err = tool.Method.checkArguments(arguments); err != nil {
-				return nil, err
-			}
-		}
-		return tool.Call(a.ctx, caller, object{{"name", quote(name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}}.json())
-	})
+	result, err := tool.Call(a.ctx, caller, object{{"name", quote(tool.Name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}}.json())
 	if err != nil {
 		return err
 	}
 	text := resultText(result)
-	if string(field(result, "isError")) == "true" {
+	switch {
+	case string(field(result, "isError")) == "true":
 		return errors.New(text)
-	}
-	if text != "" {
+	case text != "":
 		a.printf("%s\n", text)
 	}
 	return nil
@@ -614,12 +584,8 @@ const defaultURL = "http://127.0.0.1:3000/"
 
 // daemonURL is where the daemon of the base folder is; "" when none runs.
 func (a *app) daemonURL() string {
-	if data, err := a.dataDir(); err == nil {
-		if d := readDaemon(data); d != nil {
-			return d.URL
-		}
-	}
-	return ""
+	data, _ := a.dataDir() // it was used before
+	return readDaemon(data).URL
 }
 
 // withClaims opens the claim store of the base folder for do.
@@ -804,7 +770,7 @@ func (a *app) revokeClaims(args []string) error {
 	for _, arg := range args {
 		code, err := parseCodeArgument(arg)
 		if err != nil {
-			return usageErrorf("CODE: %v", err)
+			return err
 		}
 		codes = append(codes, code)
 	}
@@ -828,7 +794,8 @@ func setupNew(a *app, _ *flag.FlagSet) func([]string) error {
 	return func(args []string) error {
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
-		starter, err := runtimeFiles.ReadFile(starterFile(path))
+		ending := strings.Replace(filepath.Ext(path), ".m", ".", 1) // .mjs as .js
+		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + ending + ".txt")
 		if !ok || err != nil {
 			return usageErrorf("FILE %q: want a name that ends in .usher.go, .py, .js, .mjs, .ts, .mts or .sh", path)
 		}
@@ -853,10 +820,4 @@ func setupNew(a *app, _ *flag.FlagSet) func([]string) error {
 		a.printf("Wrote %s. Try it:\n  usher call%s %s greet '{\"name\":\"Ada\"}'\n", path, dir, name)
 		return nil
 	}
-}
-
-// starterFile is what usher new writes into a file of this name.
-func starterFile(path string) string {
-	ending := strings.Replace(filepath.Ext(path), ".m", ".", 1) // .mjs as .js
-	return "runtimes/new.usher" + ending + ".txt"
 }

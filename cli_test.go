@@ -525,7 +525,7 @@ func TestOneDaemonABase(t *testing.T) {
 	if err := os.Remove(record); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the record to come back", func() bool { return readDaemon(base+"/.data") != nil })
+	await(t, "the record to come back", func() bool { return readDaemon(base+"/.data").PID != 0 })
 	if _, errs, code := usher(t, "", "serve", "-base", base, "-addr", "127.0.0.1:0", dir); code != 1 || !strings.Contains(errs, d.URL) || !strings.Contains(errs, "-base") {
 		t.Errorf("a second daemon: %d %s", code, errs)
 	}

@@ -188,13 +188,13 @@ func parseSize(s string) (n int64, err error) {
 	return n << shift, nil
 }
 
-// check refuses flags that make no sense, or that would let anyone in. secretSet
-// reports whether the variable of the webhooks' secret is there, if empty.
-func (f *serveFlags) check(secret string, secretSet bool) error {
+// check refuses flags that make no sense, or that would let anyone in.
+func (f *serveFlags) check(secret string) error {
 	if _, _, err := net.SplitHostPort(f.addr); err != nil {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
 	}
 	reachable := f.exposure()
+	_, secretSet := os.LookupEnv(webhookSecretVar)
 	switch {
 	case (f.tlsCert == "") != (f.tlsKey == ""):
 		return usageErrorf("-tls-cert and -tls-key go together")
@@ -562,6 +562,29 @@ func curlHook(url string) string {
 	return "curl " + url + " -H 'Content-Type: application/json' -d '{}'"
 }
 
+// dataDir is {base}/.data, made if need be; "" is ~/.usher. A folder that another
+// user could write into is refused: whoever can write there can make claims.
+func dataDir(base string) (string, error) {
+	if base == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", usageErrorf("there is no home folder to keep data in: name one with -base or $USHER_BASE")
+		}
+		base = filepath.Join(home, ".usher")
+	}
+	dir, err := filepath.Abs(filepath.Join(base, ".data"))
+	err = cmp.Or(err, os.MkdirAll(dir, 0o700))
+	for _, folder := range []string{filepath.Dir(dir), dir} {
+		if err == nil {
+			err = checkPrivate(folder)
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
+	}
+	return dir, nil
+}
+
 // daemonRecord is {base}/.data/daemon.json: which daemon has this base folder.
 type daemonRecord struct {
 	PID   int    `json:"pid"`
@@ -571,12 +594,12 @@ type daemonRecord struct {
 	path string
 }
 
-// readDaemon reads the record of dataDir's daemon; nil when none runs.
-func readDaemon(dataDir string) *daemonRecord {
-	d := &daemonRecord{path: filepath.Join(dataDir, "daemon.json")}
+// readDaemon reads the record of dataDir's daemon. It is zero when none runs.
+func readDaemon(dataDir string) daemonRecord {
+	d := daemonRecord{path: filepath.Join(dataDir, "daemon.json")}
 	raw, err := os.ReadFile(d.path)
-	if err != nil || json.Unmarshal(raw, d) != nil || !processAlive(d.PID) || d.Birth != "" && d.Birth != processBirth(d.PID) {
-		return nil
+	if err != nil || json.Unmarshal(raw, &d) != nil || !processAlive(d.PID) || d.Birth != "" && d.Birth != processBirth(d.PID) {
+		return daemonRecord{}
 	}
 	return d
 }
@@ -585,7 +608,7 @@ func readDaemon(dataDir string) *daemonRecord {
 func claimBase(ctx context.Context, dataDir string) (*daemonRecord, error) {
 	own := &daemonRecord{PID: os.Getpid(), Birth: processBirth(os.Getpid()), path: filepath.Join(dataDir, "daemon.json")}
 	err := newWriteToken(dataDir).do(ctx, func(held *heldToken) error {
-		if other := readDaemon(dataDir); other != nil {
+		if other := readDaemon(dataDir); other.PID != 0 {
 			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base",
 				other.PID, cmp.Or(other.URL, "starting"))
 		}
@@ -613,7 +636,7 @@ func (d *daemonRecord) restore() {
 
 // release takes the record away, unless it is another daemon's.
 func (d *daemonRecord) release() {
-	if now := readDaemon(filepath.Dir(d.path)); now != nil && now.PID == d.PID {
+	if now := readDaemon(filepath.Dir(d.path)); now == *d {
 		os.Remove(d.path)
 	}
 }
