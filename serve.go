@@ -193,6 +193,9 @@ func (f *serveFlags) check(secret string) error {
 	if _, _, err := net.SplitHostPort(f.addr); err != nil {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
 	}
+	if name := f.publicURL.Hostname(); name != "" {
+		*f.hosts = append(*f.hosts, strings.ToLower(name))
+	}
 	reachable := f.exposure()
 	_, secretSet := os.LookupEnv(webhookSecretVar)
 	switch {
@@ -214,7 +217,7 @@ func (f *serveFlags) check(secret string) error {
 // daemon; "" where there is none.
 func (f *serveFlags) exposure() string {
 	host, _, _ := net.SplitHostPort(f.addr)
-	names := append([]string{cmp.Or(host, "0.0.0.0"), cmp.Or(f.publicURL.Hostname(), "localhost")}, *f.hosts...)
+	names := append([]string{cmp.Or(host, "0.0.0.0")}, *f.hosts...)
 	i := slices.IndexFunc(names, func(name string) bool { return !isLoopback(name) })
 	if i < 0 {
 		return ""
@@ -326,8 +329,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 	defer cancel()
 	stopped, stop := context.WithCancel(context.Background())
 	defer stop()
-	hosts := append(*d.flags.hosts, strings.ToLower(d.flags.publicURL.Hostname()))
-	origins := &originPolicy{hosts: hosts, origins: *d.flags.origins, mcp: d.flags.mcpAudience()}
+	origins := &originPolicy{hosts: *d.flags.hosts, origins: *d.flags.origins, mcp: d.flags.mcpAudience()}
 	bodies := newBodyReader(*d.flags.maxBody)
 	d.server = &Server{modules: d.registry.Source(), gate: gate, bodies: bodies, log: d.log,
 		started: time.Now(), parking: newParking(stopped, parkLife), stopping: ctx, stopped: stopped}
