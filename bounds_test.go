@@ -4,17 +4,18 @@
 package main
 
 import (
+	"bytes"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,247 +68,6 @@ func TestIdleSessionsAreForgotten(t *testing.T) {
 	})
 }
 
-// What a module asks after its call's end takes no place that calls could have.
-func TestLateAskTakesNoPlace(t *testing.T) {
-	t.Parallel()
-	k := newParking(t.Context(), time.Minute)
-	for range maxParked + 1 {
-		var late func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
-		p := k.begin(Caller{Session: "x", Affinity: "x"}, [32]byte{}, func(_ context.Context, c Caller) (json.RawMessage, error) {
-			late = c.Ask
-			return json.RawMessage(`{}`), nil
-		})
-		if _, err := p.wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		k.wg.Wait()
-		ended, cancel := context.WithCancel(t.Context())
-		cancel() // as it has when the call ended
-		if _, err := late(ended, "roots/list", nil); err == nil {
-			t.Fatal("an ask after the call's end was answered")
-		}
-	}
-	if n := len(k.calls); n != 0 {
-		t.Errorf("%d calls are parked, none is under way", n)
-	}
-}
-
-// A module that takes back what it asks may ask again under the same id: that ends
-// with its call like any other.
-func TestAskUnderAnIDOnceMore(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := &Worker{module: "a", log: slog.New(slog.DiscardHandler), out: make(chan []byte, 64), done: make(chan struct{})}
-		w.asks.begin()
-		defer w.asks.finish()
-		asked := 0
-		caller := Caller{Session: "s", Affinity: "s", Caps: allCaps}
-		caller.Ask = func(ctx context.Context, _ string, _ json.RawMessage) (json.RawMessage, error) {
-			asked++
-			<-ctx.Done()
-			return nil, context.Cause(ctx)
-		}
-		over := make(chan error, 1)
-		go func() {
-			_, err := w.request(t.Context(), caller, "tools/call", nil, 0)
-			over <- err
-		}()
-		synctest.Wait()
-		ask := &Message{ID: ID(`"q"`), Method: "roots/list", Params: json.RawMessage(`{"_meta":{"usher/call":1}}`)}
-		w.handle(ask)
-		synctest.Wait()
-		w.handle(&Message{Method: "notifications/cancelled", Params: json.RawMessage(`{"requestId":"q"}`)})
-		w.handle(ask)
-		synctest.Wait()
-		start := time.Now()
-		w.handle(&Message{ID: ID("1"), Result: json.RawMessage(`{}`)})
-		if err := <-over; err != nil || asked != 2 || time.Since(start) > 0 {
-			t.Errorf("%v, asked %d times, it took %v to end", err, asked, time.Since(start))
-		}
-		if n := w.asks.open.len(); n != 0 {
-			t.Errorf("%d requests of the module are open", n)
-		}
-	})
-}
-
-// The places among parked calls are bounded for one client and for all.
-func TestParkedCallsAreBounded(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(context.Background())
-	k := newParking(ctx, time.Minute)
-	refused := make(map[string]int)
-	for _, kin := range []string{"a", "b", "c", "d", "e"} {
-		for range maxParkedKin + 1 {
-			p := k.begin(Caller{Session: "x", Affinity: kin}, [32]byte{}, func(ctx context.Context, c Caller) (json.RawMessage, error) {
-				return c.Ask(ctx, "roots/list", nil)
-			})
-			if _, err := p.wait(t.Context()); errors.Is(err, errManyParked) {
-				refused[kin]++
-			} else if err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if got := fmt.Sprint(refused); got != "map[a:1 b:1 c:1 d:1 e:65]" {
-		t.Errorf("refused: %s", got)
-	}
-	cancel()
-	k.close()
-}
-
-// Clients that call and go away start no more processes than there may be.
-func TestProcessesOfOneModuleAreBounded(t *testing.T) {
-	t.Parallel()
-	var live, most atomic.Int64
-	end := make(chan struct{})
-	f := newFleet(t.Context(), "a", true, func(context.Context, watcher) (*Worker, error) {
-		n := live.Add(1)
-		defer live.Add(-1)
-		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
-		}
-		<-end // a start that takes its time
-		return nil, errors.New("it does not start")
-	}, func() {})
-	gone, cancel := context.WithCancel(t.Context())
-	var callers sync.WaitGroup
-	for i := range 20 * maxLanes {
-		callers.Go(func() {
-			ctx, hangUp := context.WithCancel(gone)
-			context.AfterFunc(ctx, hangUp)
-			if i%2 == 0 {
-				time.AfterFunc(time.Duration(i)*time.Microsecond, hangUp)
-			}
-			f.call(ctx, Caller{Session: fmt.Sprint(i), Affinity: fmt.Sprint(i % 3), Stateless: true}, "tools/call", nil, 0)
-			hangUp()
-		})
-	}
-	await(t, "as many processes as there may be", func() bool { return live.Load() >= maxLanes })
-	cancel()
-	callers.Wait()
-	close(end)
-	f.close()
-	if n := most.Load(); n > 2*maxLanes {
-		t.Errorf("%d processes at once", n)
-	}
-}
-
-// A client without sessions whose calls last leaves processes to others.
-func TestOneClientTakesNotAllProcesses(t *testing.T) {
-	t.Parallel()
-	started := make(chan struct{}, maxLanes)
-	ctx, cancel := context.WithCancel(t.Context())
-	f := newFleet(ctx, "a", true, func(ctx context.Context, _ watcher) (*Worker, error) {
-		select {
-		case started <- struct{}{}:
-		case <-ctx.Done():
-		}
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}, func() {})
-	var callers sync.WaitGroup
-	call := func(kin string) {
-		callers.Go(func() {
-			f.call(ctx, Caller{Session: rand.Text(), Affinity: kin, Stateless: true}, "tools/call", nil, 0)
-		})
-	}
-	for range 2 * maxLanes {
-		call("one")
-	}
-	for range maxKinLanes {
-		<-started
-	}
-	call("another")
-	<-started
-	f.mu.Lock()
-	if n := len(f.lanes); n != maxKinLanes+1 {
-		t.Errorf("%d processes: want %d of one client, and one of another", n, maxKinLanes)
-	}
-	f.mu.Unlock()
-	cancel()
-	callers.Wait()
-	f.close()
-}
-
-// A process that asks becomes its caller's own only while nobody else is about to
-// call it.
-func TestAskerIsNoOnesWithAGuest(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	f := newFleet(t.Context(), "a", false, func(ctx context.Context, w watcher) (*Worker, error) {
-		w.serves, w.listChanged = true, func(string) {}
-		return startWorker(ctx, "a", launch{Path: dir + "/a.usher", Dir: dir}, eraSession, &Guard{}, slog.New(slog.DiscardHandler), w)
-	}, func() {})
-	defer f.close()
-	alice, bob := Caller{Session: "alice", Affinity: "alice", Caps: allCaps}, Caller{Session: "bob", Affinity: "bob", Caps: allCaps}
-	if _, err := f.call(t.Context(), alice, "tools/call", json.RawMessage(`{"name":"echo"}`), 0); err != nil {
-		t.Fatal(err)
-	}
-	p, err := f.enter(t.Context(), bob) // as a call begins
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.leave()
-	f.seenAsking(p) // alice's process asks
-	w := p.worker
-	w.asks.own(bob) // and bob's call goes on
-	w.calls.add("77", &call{caller: bob, answer: make(chan *Message, 1), beat: make(chan struct{}, 1), ctx: t.Context()})
-	defer w.calls.take("77")
-	if calls, err := w.whose(nil); err == nil && len(calls) > 0 {
-		t.Errorf("what alice's process asks goes to %s", calls[0].caller.Session)
-	}
-}
-
-// A module that asks for the first time in the last call of a retired fleet
-// leaves nothing behind.
-func TestRetiredFleetThatAsksIsOver(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t.Context(), "a", false, nil, func() {})
-	caller := Caller{Session: "alice", Affinity: "alice"}
-	p, err := f.enter(t.Context(), caller)
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := &Worker{done: make(chan struct{}), exited: make(chan struct{})}
-	w.calls.add("1", &call{caller: caller})
-	w.stopping.Store(true)
-	w.stopOnce.Do(func() {}) // there is no process to end
-	p.worker = w
-	w.asks.own(caller)
-	f.retire()
-	f.seenAsking(p)
-	p.leave()
-	f.reap(time.Time{})
-	if !f.over() {
-		t.Error("the fleet goes on without a process and without a call")
-	}
-}
-
-// A module that asks and does not start is not started for each call, though its
-// processes are forgotten when they have ended.
-func TestCrashesOfAnAskingModuleAreRemembered(t *testing.T) {
-	t.Parallel()
-	starts := 0
-	f := newFleet(t.Context(), "a", true, func(context.Context, watcher) (*Worker, error) {
-		starts++
-		return nil, errors.New("it does not start")
-	}, func() {})
-	defer f.close()
-	lives := func(p *pool) bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return p.living > 0
-	}
-	for range 20 {
-		f.call(t.Context(), Caller{Session: "s", Affinity: "k"}, "tools/call", nil, 0)
-		await(t, "the end of the start", func() bool { return !slices.ContainsFunc(f.all(), lives) })
-		f.reap(time.Time{})
-	}
-	if starts > 3 {
-		t.Errorf("20 calls made %d starts", starts)
-	}
-}
-
 // A module is told what it lacks, not what is there.
 func TestInputThatAClientCanNotGive(t *testing.T) {
 	t.Parallel()
@@ -315,34 +75,6 @@ func TestInputThatAClientCanNotGive(t *testing.T) {
 	_, err := answerInput(t.Context(), Caller{Caps: capSampling}, nil, wish)
 	if err == nil || !strings.Contains(err.Error(), "sampling with tools") {
 		t.Errorf("got %v, want what is lacking", err)
-	}
-}
-
-// A timer that comes late ends no round but its own.
-func TestParkedCallOutlivesTheTimerOfARoundBefore(t *testing.T) {
-	t.Parallel()
-	k := newParking(t.Context(), time.Hour)
-	p := k.begin(Caller{Affinity: "k"}, [32]byte{}, func(ctx context.Context, c Caller) (json.RawMessage, error) {
-		for range 2 {
-			if _, err := c.Ask(ctx, "roots/list", nil); err != nil {
-				return nil, err
-			}
-		}
-		return json.RawMessage(`{"done":true}`), nil
-	})
-	for round, key := range []string{"ask-1", "ask-2"} {
-		result, err := p.wait(t.Context())
-		if err != nil {
-			t.Fatalf("round %d: %v", round, err)
-		}
-		p.expire(uint32(round)) // of the one before
-		answers := joinMembers([]member{{key, json.RawMessage(`{"roots":[]}`)}})
-		if p, err = k.resume(field(result, "requestState"), [32]byte{}, answers, nil); err != nil {
-			t.Fatalf("round %d: %v", round, err)
-		}
-	}
-	if result, err := p.wait(t.Context()); err != nil || field(result, "done") == nil {
-		t.Errorf("got %s, %v", result, err)
 	}
 }
 
@@ -381,5 +113,234 @@ func TestOddRequests(t *testing.T) {
 		if a := c.do(req); a.Status != http.StatusBadRequest && a.Status != http.StatusNotFound {
 			t.Errorf("%.150s: %d %s", body, a.Status, a.Body)
 		}
+	}
+}
+
+// endlessPool is a pool whose processes never have shaken hands.
+func endlessPool(t *testing.T, ctx context.Context) (p *pool, started chan struct{}) {
+	started = make(chan struct{}, 100)
+	p = newPool(ctx, "a", true, func(ctx context.Context, _ workerEvents) (*Worker, error) {
+		started <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	t.Cleanup(p.close)
+	return p, started
+}
+
+// A module has so many processes, a claim so many of them, and who would have one
+// more is refused at once.
+func TestProcessesAreBounded(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	p, started := endlessPool(t, ctx)
+	var callers sync.WaitGroup
+	call := func(affinity, principal string) {
+		callers.Go(func() {
+			p.call(ctx, Caller{Session: affinity, Affinity: affinity, Principal: principal}, "tools/call", nil, 0)
+		})
+		<-started
+	}
+	refused := func(principal string) bool {
+		_, err := p.call(ctx, Caller{Session: "x", Affinity: "x", Principal: principal}, "tools/call", nil, 0)
+		return errors.Is(err, errBusy)
+	}
+	for i := range maxProcsOf {
+		call(fmt.Sprint("a", i), "a claim")
+	}
+	if !refused("a claim") {
+		t.Error("a claim has one process too many")
+	}
+	for i := range maxProcs - maxProcsOf {
+		call(fmt.Sprint("n", i), "") // as many as there is room for
+	}
+	if !refused("another") || !refused("") {
+		t.Error("the module has one process too many")
+	}
+	cancel()
+	callers.Wait()
+	call2 := func(affinity, principal string) error {
+		_, err := p.enter(Caller{Session: affinity, Affinity: affinity, Principal: principal})
+		return err
+	}
+	if err := errors.Join(call2("b", "another"), call2("c", "a claim")); err != nil {
+		t.Errorf("idle processes do not make room: %v", err)
+	}
+}
+
+// Processes of sessions come and go with them, and do not crash one another.
+func TestProcessPerSession(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/own.usher", "good")
+	writeFake(t, dir+"/all.usher", "good shared")
+	d := serveHere(t, dir)
+	var own, all []string
+	var clients []*testClient
+	for range 3 {
+		c := connect(t, d.URL)
+		c.awaitTools(append(namesOf("all"), namesOf("own")...)...)
+		own = append(own, resultText(c.call("own_pid", "").result()), resultText(c.call("own_pid", "").result()))
+		all = append(all, resultText(c.call("all_pid", "").result()))
+		clients = append(clients, c)
+	}
+	if own[0] != own[1] || own[2] != own[3] || own[0] == own[2] || own[2] == own[4] {
+		t.Errorf("three sessions had the processes %v", own)
+	}
+	if all[0] != all[1] || all[1] != all[2] {
+		t.Errorf("a shared module had the processes %v", all)
+	}
+	if a := clients[0].call("own_crash", ""); !strings.Contains(a.failure(), "crashed") {
+		t.Errorf("crash: %s", a.Body)
+	}
+	if pid := resultText(clients[1].call("own_pid", "").result()); pid != own[2] {
+		t.Errorf("another session's crash made the process %s of %s", pid, own[2])
+	}
+	clients[1].do(clients[1].request(http.MethodDelete, ""))
+	await(t, "the end of a session's process", func() bool {
+		pid, _ := strconv.Atoi(own[2])
+		return !processAlive(pid)
+	})
+	if pid := resultText(clients[2].call("own_pid", "").result()); pid != own[4] {
+		t.Errorf("another session's end made the process %s of %s", pid, own[4])
+	}
+}
+
+// namesOf is the names of a fake's tools.
+func namesOf(module string) []string {
+	var names []string
+	for name := range strings.SplitSeq(fakeTools, ",") {
+		names = append(names, module+"_"+name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// A process that is not used ends: a session's after ten minutes, another when the
+// user says so; and one that keeps crashing is not started for each call.
+func TestIdleAndCrashingProcesses(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		perSession bool
+		idle, ends time.Duration // 0: never
+	}{{true, 0, sessionIdle}, {true, time.Hour, sessionIdle}, {true, time.Minute, time.Minute}, {false, time.Hour, time.Hour}, {false, 0, 0}} {
+		starts := 0
+		p := newPool(t.Context(), "a", tt.perSession, func(context.Context, workerEvents) (*Worker, error) {
+			starts++
+			return nil, errors.New("it does not start")
+		})
+		for range 20 {
+			p.call(t.Context(), Caller{Session: "s", Affinity: "k"}, "tools/call", nil, 0)
+			p.reap(time.Now(), tt.idle)
+		}
+		if starts > 3 {
+			t.Errorf("%+v: 20 calls made %d starts", tt, starts)
+		}
+		p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
+		before := len(p.procs)
+		p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)
+		if after := len(p.procs); before != 1 || after == 0 != (tt.ends > 0) {
+			t.Errorf("%+v: %d processes before that, %d after", tt, before, after)
+		}
+		p.close()
+	}
+}
+
+// What a module sends that can't be read fails the call that it answers.
+func TestUnreadableAnswers(t *testing.T) {
+	t.Parallel()
+	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
+	for _, line := range []string{
+		`{"jsonrpc":"2.0","id":1}`,
+		`{"jsonrpc":"2.0","id":"1","result":{}`,
+		`{"jsonrpc":"2.0","result":{"text":"` + "\xff" + `"},"id":1}`,
+		`{"jsonrpc":"2.0","id":1,"result":` + deep + `}`,
+		`{"jsonrpc":"1.0","id":1,"result":{}}`,
+	} {
+		w := newWorker("a", slog.New(slog.DiscardHandler), workerEvents{})
+		read, write := io.Pipe()
+		go w.readStdout(read)
+		go func() {
+			<-w.queued
+			fmt.Fprintln(write, line)
+		}()
+		_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, patience)
+		if err == nil || !strings.Contains(err.Error(), "can't be read") {
+			t.Errorf("%.60q: %v", line, err)
+		}
+		w.cancel()
+		write.Close()
+	}
+}
+
+// A module that does not read holds no more than it may, and a call to it ends.
+func TestModuleThatDoesNotRead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorker("a", slog.New(slog.DiscardHandler), workerEvents{})
+		if _, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute); !errors.Is(err, errTimeout) {
+			t.Errorf("got %v, want that it is silent", err)
+		}
+		big := append(append([]byte(`{"x":"`), bytes.Repeat([]byte("x"), maxInput)...), `"}`...)
+		w.input = nil
+		over := make(chan error, 2)
+		for range cap(over) {
+			go func() {
+				_, err := w.request(t.Context(), Caller{}, "ping", big, time.Minute)
+				over <- err
+			}()
+		}
+		if err := <-over; err == nil || !strings.Contains(err.Error(), "does not read") {
+			t.Errorf("the second: %v", err)
+		}
+		if err := <-over; !errors.Is(err, errTimeout) {
+			t.Errorf("the first: %v", err)
+		}
+	})
+}
+
+// Whom a message of a module is for that does not name its call.
+func TestAttribution(t *testing.T) {
+	t.Parallel()
+	alice, bob := Caller{Session: "alice"}, Caller{Session: "bob"}
+	visitor := Caller{Session: "visit", Stateless: true}
+	for _, tt := range []struct {
+		name      string
+		owner     *Caller
+		calls     []Caller
+		cancelled bool // another call was, and is not answered
+		want      string
+	}{
+		{"shared, no call", nil, nil, false, errNoClient.Message},
+		{"shared, one call", nil, []Caller{alice}, false, "alice"},
+		{"shared, usher's own call beside", nil, []Caller{{}, alice}, false, "alice"},
+		{"shared, two calls", nil, []Caller{alice, bob}, false, errNotSure.Message},
+		{"shared, two calls of one session", nil, []Caller{alice, alice}, false, errNotSure.Message},
+		{"shared, one call beside a cancelled one", nil, []Caller{alice}, true, errNotSure.Message},
+		{"shared, a cancelled call", nil, nil, true, errNotSure.Message},
+		{"a session's, no call", &alice, nil, false, "alice"},
+		{"a session's, two calls", &alice, []Caller{alice, alice}, false, "alice"},
+		{"a session's, a cancelled call", &alice, []Caller{alice}, true, "alice"},
+		{"without a session, before the first call", &visitor, nil, false, "visit"},
+		{"without a session, one call", &visitor, []Caller{visitor}, false, "visit"},
+		{"without a session, after the first call", &visitor, []Caller{visitor, visitor}, false, errNotSure.Message},
+	} {
+		w := newWorker("a", slog.New(slog.DiscardHandler), workerEvents{owner: tt.owner})
+		for i, caller := range tt.calls {
+			w.begin(fmt.Sprint(i), &call{number: int64(i), caller: caller})
+		}
+		w.unanswered["9"] = true
+		if !tt.cancelled {
+			w.answer(&Message{ID: ID("9")})
+		}
+		caller, _, err := w.attribute(nil)
+		got := caller.Session
+		if err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+		w.cancel()
 	}
 }

@@ -8,11 +8,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -63,11 +62,11 @@ func (b *bubble) start(t *testing.T) {
 	}
 	m := module(t, "/w/m.usher:m ask need stay wait")
 	b.m = m
-	m.pool = newFleet(t.Context(), "m", false, func(_ context.Context, watch watcher) (*Worker, error) { return b.worker(watch), nil }, func() {})
+	m.pool = newPool(t.Context(), "m", true, func(_ context.Context, events workerEvents) (*Worker, error) { return b.worker(events), nil })
 	catalog := newCatalog([]*Module{m})
 	stopping, stop := context.WithCancel(context.Background())
 	b.server = &Server{gate: newGate(claims, stored, false, log), bodies: newBodyReader(1 << 20), log: log,
-		started: time.Now(), parking: newParking(stopping, parkLife), stopping: stopping, stopped: stopping,
+		started: time.Now(), suspended: newSuspendedCalls(stopping, suspendTimeout), stopping: stopping, stopped: stopping,
 		modules: ModuleSource{View: catalog.View, Changed: func() <-chan struct{} { return nil }, WaitReady: func(context.Context, Scope) {},
 			Pending: func(Scope) bool { return false }, EndAffinity: func(string) {}}}
 	mux := http.NewServeMux()
@@ -88,7 +87,7 @@ func (b *bubble) start(t *testing.T) {
 		if err := web.Shutdown(context.Background()); err != nil {
 			t.Error(err)
 		}
-		b.server.parking.close()
+		b.server.suspended.wait()
 		m.pool.close()
 		all.Wait()
 		stored.Close()
@@ -110,34 +109,22 @@ func (p pipes) Close() error   { close(p); return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 // worker is a process of m, but for there being none.
-func (b *bubble) worker(watch watcher) *Worker {
-	watch.serves, watch.listChanged = true, func(string) {}
-	w := &Worker{module: "m", log: slog.New(slog.DiscardHandler), guard: &Guard{}, watch: watch, cmd: &exec.Cmd{Process: &os.Process{}},
-		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{})}
+func (b *bubble) worker(events workerEvents) *Worker {
+	events.listChanged = func(string) {}
+	w := newWorker("m", slog.New(slog.DiscardHandler), events)
 	w.info.Stateless = b.native
 	b.process = w
-	w.asks.begin()
+	read, stdin := io.Pipe()
+	go w.writeStdin(stdin)
 	go func() {
-		for open := true; open; {
-			select {
-			case line := <-w.out:
-				b.play(w, line)
-			case <-w.ending:
-				open = false
+		for lines := newLineReader(read, 1<<20); ; {
+			line, err := lines.next()
+			if err != nil {
+				w.finish("")
+				return
 			}
+			b.play(w, line)
 		}
-		for len(w.out) > 0 {
-			b.play(w, <-w.out)
-		}
-		close(w.exited)
-		w.stopOnce.Do(func() {})
-		w.hastener.Wait()
-		w.err = &crashError{module: "m"}
-		for _, c := range w.calls.close(w.err) {
-			c.answer <- nil
-		}
-		w.asks.finish()
-		close(w.done)
 	}()
 	return w
 }
@@ -192,12 +179,12 @@ func (b *bubble) hears() string {
 	return strings.Join(lines, "\n")
 }
 
-// parked is how many calls are kept for clients without sessions.
-func (b *bubble) parked() int {
+// suspended is how many calls wait for input of clients without sessions.
+func (b *bubble) suspended() int {
 	synctest.Wait()
-	b.server.parking.mu.Lock()
-	defer b.server.parking.mu.Unlock()
-	return len(b.server.parking.calls)
+	b.server.suspended.mu.Lock()
+	defer b.server.suspended.mu.Unlock()
+	return len(b.server.suspended.asking)
 }
 
 // open begins a session of a version, whose client can be asked.

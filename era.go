@@ -164,6 +164,20 @@ func missingCapability(lacked clientCaps) *rpcError {
 	return e
 }
 
+// lacks is the error for a request that the client has not declared that it
+// answers: as it would have said itself.
+func lacks(lacked clientCaps) *rpcError {
+	if lacked&capElicitURL != 0 {
+		return rpcErrorf(codeInvalidParams, "the client can't be asked to open a URL") // client/elicitation, "Error Handling"
+	}
+	return rpcErrorf(codeNoMethod, "the client can't be asked for %s", lacked.names()[0])
+}
+
+// noClient is the error for a request in a call that no client makes.
+func noClient(needs clientCaps) *rpcError {
+	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.names(), ", "))
+}
+
 func (c clientCaps) names() []string {
 	var names []string
 	for i, name := range []string{"roots", "sampling", "elicitation", "elicitation by URL", "sampling with tools", "sampling with context"} {

@@ -30,7 +30,7 @@ import (
 //	res=NAME        has the resource NAME://one, the template NAME://many/{n} and
 //	                the prompt say; it tells of changes of what is subscribed to
 //	fixed           does not declare that its tools may change
-//	asks            declares that it asks its client
+//	shared          declares that one process of it is to serve all callers
 //	names           says in which call it asks, as usher's own shims do
 //	roots           asks for roots as soon as it is initialized
 //	wants           asks for a form in prompts/get, resources/read and
@@ -136,8 +136,8 @@ func (f *fakeServer) take(msg *Message) {
 		if f.has("fixed") {
 			capabilities = `"tools":{}`
 		}
-		if f.has("asks") {
-			capabilities += `,"experimental":{"usher/asks":{}}`
+		if f.has("shared") {
+			capabilities += `,"experimental":{"usher/shared":{}}`
 		}
 		f.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)))
 	case "notifications/initialized":

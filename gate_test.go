@@ -31,7 +31,7 @@ func twoProjects(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeFake(t, dir+"/proj/a.usher", "good tools=x,sleep,pid")
+	writeFake(t, dir+"/proj/a.usher", "good shared tools=x,sleep,pid")
 	writeFake(t, dir+"/other/b.usher", "good tools=x")
 	writeFake(t, dir+"/projX/c.usher", "good tools=x")
 	return dir

@@ -63,15 +63,17 @@ const (
 
 	// worker.go: one process of a module.
 	maxWorkerLine = 64 << 20 // bytes of one message from a process
+	maxInput      = 16 << 20 // bytes queued for one process, behind what is being written
+	maxUnanswered = 10_000   // cancelled calls of one process that are remembered until they are answered
+	maxAsks       = 64       // requests to clients of one principal that wait for answers, of one process
 	maxLoggedLine = 4 << 10  // bytes of one stray line that are logged
 	tailLines     = 8        // lines of stderr that say why a process did not start
 	maxPages      = 1000     // pages of one list of a module
 
 	// pool.go: the processes of one module.
-	maxProcs    = 16           // processes of one module
-	maxProcsOf  = 4            // of these, of one claim
-	maxLanes    = 32           // processes of one module that asks (goes with fleet.go)
-	maxKinLanes = maxLanes / 2 // of these, of one kin (goes with fleet.go)
+	maxProcs   = 16 // processes of one module
+	maxProcsOf = 4  // of these, of one claim
+	maxRounds  = 32 // times that one call is answered with a wish for input
 
 	// modules.go, view.go: the registry and what it shows.
 	maxLooks    = 8                        // modules being introspected at once
@@ -83,11 +85,7 @@ const (
 	maxInstructions = 50      // modules that the instructions name
 
 	// ask.go: requests of modules to clients.
-	maxAsks      = 64   // requests of one process that wait for answers
-	maxRefused   = 4096 // answers that wait for one process to read them
-	maxRounds    = 32   // times that one call is answered with a wish for input
-	maxParked    = 256  // suspended calls of all clients
-	maxParkedKin = 64   // of these, of one principal
+	maxSuspended = 64 // calls of one principal that wait for input of their clients
 
 	// session.go, transport.go: sessions and their streams.
 	maxIdleSessions = 10_000 // sessions kept in memory while nothing is under way for them

@@ -167,7 +167,7 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 				synctest.Wait() // the server has seen it
 				progress := func(word string) {
 					b.process.handle(&Message{Method: "notifications/progress",
-						Params: json.RawMessage(`{"progressToken":` + sortedKeys(b.process.calls.m)[0] + `,"message":"progress ` + word + `"}`)})
+						Params: json.RawMessage(`{"progressToken":` + sortedKeys(b.process.calls)[0] + `,"message":"progress ` + word + `"}`)})
 				}
 				progress("before")
 				x.got()

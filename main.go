@@ -75,12 +75,12 @@ func main() {
 // run is the whole program: it runs the command that args name and returns the
 // exit status. Tests call it in-process.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
-	if len(args) > 0 && args[0] == guardCommand {
-		runGuard(stdin)
+	if len(args) > 0 && args[0] == reaperCommand {
+		runReaper(stdin)
 		return 0
 	}
 	if len(args) == 2 && args[0] == shellCommand {
-		return runShell(ctx, args[1], &Guard{}, stdin, stdout, stderr)
+		return runShell(ctx, args[1], &reaper{}, stdin, stdout, stderr)
 	}
 	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: getenv}
 	return a.run(args)

@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv("GORACE") == "" {
 		os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}
-	if os.Getenv(runAsUsher) != "" || len(os.Args) > 1 && (os.Args[1] == guardCommand || os.Args[1] == shellCommand) {
+	if os.Getenv(runAsUsher) != "" || len(os.Args) > 1 && (os.Args[1] == reaperCommand || os.Args[1] == shellCommand) {
 		main()
 	}
 	os.Exit(m.Run())

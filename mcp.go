@@ -20,14 +20,14 @@ import (
 
 // Server answers MCP messages. Safe for concurrent use.
 type Server struct {
-	modules  ModuleSource
-	gate     *Gate
-	bodies   *bodyReader
-	log      *slog.Logger
-	started  time.Time
-	parking  *parking        // calls that wait for their clients to come back
-	stopping context.Context // ends when the daemon begins to stop: streams end
-	stopped  context.Context // ends when it stops waiting: calls are cancelled
+	modules   ModuleSource
+	gate      *Gate
+	bodies    *bodyReader
+	log       *slog.Logger
+	started   time.Time
+	suspended *suspendedCalls // calls that wait for their clients to come back
+	stopping  context.Context // ends when the daemon begins to stop: streams end
+	stopped   context.Context // ends when it stops waiting: calls are cancelled
 
 	sessions sessionTable
 	replay   replayBuffer
@@ -195,7 +195,7 @@ func (s *Server) callerOf(session *Session, send func([]byte) bool, reachable fu
 	}
 	if !session.stateless {
 		c.Ask = func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
-			return session.ask(ctx, send, reachable, method, params)
+			return session.asked.ask(ctx, send, reachable, method, params)
 		}
 	}
 	return c
@@ -444,7 +444,7 @@ func (r *request) call(ctx context.Context) (json.RawMessage, error) {
 	if to, err := r.route(view); err != nil || to.stateless { // such a module asks in its answers itself
 		return r.attempt(ctx, r.caller)
 	}
-	return r.inRounds(ctx)
+	return r.server.suspended.do(ctx, r.caller, r.method, r.params, r.attempt)
 }
 
 // attempt makes the request on behalf of caller.
@@ -649,7 +649,7 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 func (s *Session) takeOther(msg *Message) {
 	switch {
 	case !msg.isNotification():
-		s.takeAnswer(msg)
+		s.asked.answer(msg)
 	case msg.Method == "notifications/cancelled": // of the others usher needs none
 		if cancel, ok := s.calls.get(string(field(msg.Params, "requestId"))); ok {
 			cancel(errCancelled)

@@ -237,11 +237,14 @@ func TestProgressUnderTheCallersToken(t *testing.T) {
 
 func TestManyClientsWithOneToken(t *testing.T) {
 	t.Parallel()
-	c := oneFake(t)
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good shared")
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools(namesOf("a")...)
 	var wg sync.WaitGroup
 	for i := range 20 {
 		wg.Go(func() {
-			mine := connect(t, c.URL)
+			mine := connect(t, d.URL)
 			a := mine.ask("tools/call", fmt.Sprintf(`{"name":"a_progress","arguments":{"n":%d},"_meta":{"progressToken":"same"}}`, i+1))
 			if len(a.Events) != i+2 {
 				t.Errorf("client %d got %d messages", i, len(a.Events))
@@ -254,7 +257,7 @@ func TestManyClientsWithOneToken(t *testing.T) {
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
+	writeFake(t, dir+"/a.usher", "good shared")
 	d := serveHere(t, dir)
 	one, other := connect(t, d.URL), connect(t, d.URL)
 	say := `{"level":"warning","data":"hello"}`

@@ -540,8 +540,8 @@ func listenersHear(t *testing.T) {
 // listenersInAScope follows listeners under a claim to its end.
 func listenersInAScope(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
-	writeFake(t, dir+"/proj/r.usher", "good tools=touch,crash res=r")
-	writeFake(t, dir+"/other/o.usher", "good tools=touch res=o")
+	writeFake(t, dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
+	writeFake(t, dir+"/other/o.usher", "good shared tools=touch res=o")
 	d := serveHereOn(t, base, dir)
 	c := stateless(t, d.URL)
 	proj := newClaimFor(t, base, dir+"/proj")
@@ -571,7 +571,7 @@ func listenersInAScope(t *testing.T) {
 	touch("r_touch", "r://one") // which usher still hears of
 	mustNext(t, lists, changedTools, `"`+metaSubscription+`":1`)
 	await(t, "nobody to be subscribed to r any more", func() bool { return strings.Contains(touch("r_touch", "r://one"), "nobody") })
-	writeFake(t, dir+"/proj/new.usher", "good tools=x")
+	writeFake(t, dir+"/proj/new.usher", "good shared tools=x")
 	for !strings.Contains(mustNext(t, free).data, changedTools) { // updates of o, as often as it was touched
 	}
 	if a := c.modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped); a.Status != 400 {

@@ -46,7 +46,7 @@ type registryConfig struct {
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
 type Registry struct {
 	registryConfig
-	guard   *Guard
+	reaper  *reaper
 	builder *goBuilder
 	catalog atomic.Pointer[Catalog]
 
@@ -57,14 +57,13 @@ type Registry struct {
 
 	mu       sync.Mutex
 	entries  map[entryKey]*entry
-	unusable []Problem       // files that are modules of no kind, as last seen
-	withheld map[string]bool // variables that hold keys of signatures; no worker gets them
-	fleets   []*fleet        // all that may still have a process
-	pending  int             // entries being introspected
-	looked   int             // counts introspections, of all entries: one may go and come back
-	settled  chan struct{}   // closed while pending is 0
-	news     time.Time       // when the last module began to be introspected that is new or has changed
-	changed  chan struct{}   // closed at the next change of the catalog
+	unusable []Problem     // files that are modules of no kind, as last seen
+	pools    []*pool       // all that may still have a process
+	pending  int           // entries being introspected
+	looked   int           // counts introspections, of all entries: one may go and come back
+	settled  chan struct{} // closed while pending is 0
+	news     time.Time     // when the last module began to be introspected that is new or has changed
+	changed  chan struct{} // closed at the next change of the catalog
 }
 
 // entry is what is known of one module.
@@ -87,13 +86,12 @@ type offer struct {
 	Templates []json.RawMessage `json:"templates,omitempty"`
 	About     string            `json:"about,omitempty"`
 	Problems  []string          `json:"problems,omitempty"`
-	Era       era               `json:"era,omitempty"`  // eraUnknown for our own shims, who are asked nothing
-	Asks      bool              `json:"asks,omitempty"` // it asks its client, and does not say in which call
+	Era       era               `json:"era,omitempty"`    // eraUnknown for our own shims, who are asked nothing
+	Shared    bool              `json:"shared,omitempty"` // a hosted server that has one process for all callers
 }
 
 // keep takes over from was all lists but those named.
 func (o *offer) keep(was *offer, but []string) {
-	o.Asks = o.Asks || was.Asks
 	if !slices.Contains(but, "tools") {
 		o.Tools = was.Tools
 	}
@@ -147,7 +145,7 @@ func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage,
 // Close ends all that it started.
 func newRegistry(c registryConfig) (*Registry, error) {
 	r := &Registry{
-		registryConfig: c, guard: &Guard{}, builder: &goBuilder{Folder: filepath.Join(c.CacheDir, "go")}, looks: make(chan struct{}, maxLooks), entries: make(map[entryKey]*entry),
+		registryConfig: c, reaper: &reaper{}, builder: &goBuilder{Folder: filepath.Join(c.CacheDir, "go")}, looks: make(chan struct{}, maxLooks), entries: make(map[entryKey]*entry),
 		settled: make(chan struct{}), changed: make(chan struct{}),
 	}
 	close(r.settled)
@@ -171,16 +169,16 @@ func (r *Registry) Source() ModuleSource {
 	}
 }
 
-func (r *Registry) release(kin string) {
-	for _, f := range r.allFleets() {
-		f.release(kin)
+func (r *Registry) release(affinity string) {
+	for _, p := range r.allPools() {
+		p.endAffinity(affinity)
 	}
 }
 
-func (r *Registry) allFleets() []*fleet {
+func (r *Registry) allPools() []*pool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.fleets)
+	return slices.Clone(r.pools)
 }
 
 // Changed returns a channel that is closed when the catalog is next replaced.
@@ -246,30 +244,23 @@ func (r *Registry) Watch(ctx context.Context) {
 func (r *Registry) Close() {
 	r.cancel()
 	var wg sync.WaitGroup
-	for _, f := range r.allFleets() {
+	for _, f := range r.allPools() {
 		wg.Go(f.close)
 	}
 	wg.Wait()
 	r.wg.Wait()
-	r.guard.Close()
+	r.reaper.Close()
 }
 
 // reap stops processes that are idle, starts again those that are missed, and
-// forgets fleets that are over.
+// forgets pools that are finished.
 func (r *Registry) reap() {
-	before := time.Time{} // never
-	if r.Idle > 0 {
-		before = time.Now().Add(-r.Idle)
-	}
-	for _, f := range r.allFleets() {
-		f.reap(before)
-		for _, p := range f.all() {
-			p.revive()
-		}
+	for _, p := range r.allPools() {
+		p.reap(time.Now(), r.Idle)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fleets = slices.DeleteFunc(r.fleets, (*fleet).over)
+	r.pools = slices.DeleteFunc(r.pools, (*pool).finished)
 }
 
 // scan finds what there is in the workspace, by reading folders only.
@@ -445,7 +436,6 @@ func (r *Registry) failEntry(e *entry, err error) {
 	e.backoff = min(max(2*e.backoff, firstRetry), maxRetry)
 	e.retryAt = time.Now().Add(e.backoff)
 	if e.module != nil {
-		e.module.pool.pin(true)
 		r.Log.Error("the module's new version can't be hosted; the last one goes on", "module", e.found.Name, "why", explain(err))
 		return
 	}
@@ -483,9 +473,8 @@ func explain(err error) string {
 // introspectProcess starts a module to ask it what it offers, and ends it.
 func (r *Registry) introspectProcess(f found) (*offer, error) {
 	dirty := make(chan struct{}, 1)
-	var asks atomic.Bool
-	watch := watcher{private: new(atomic.Bool), listChanged: func(string) { poke(dirty) }, updated: func(json.RawMessage) {}, asks: func() { asks.Store(true) }}
-	w, err := r.startProcess(r.ctx, f, nil, watch)
+	events := workerEvents{listChanged: func(string) { wake(dirty) }, updated: func(json.RawMessage) {}}
+	w, err := r.startProcess(r.ctx, f, nil, events)
 	if err != nil {
 		return nil, err
 	}
@@ -513,7 +502,6 @@ func (r *Registry) introspectProcess(f found) (*offer, error) {
 			return nil, w.err
 		}
 	}
-	o.Asks = o.Asks || asks.Load() // declared, or seen
 	return o, nil
 }
 
@@ -529,7 +517,7 @@ func announces(capabilities json.RawMessage) bool {
 
 // listOffer asks a process for all that it offers.
 func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
-	o := &offer{About: firstSentence(w.info.Instructions), Era: eraSession, Asks: field(field(w.info.Capabilities, "experimental"), asksCapability) != nil}
+	o := &offer{About: firstSentence(w.info.Instructions), Era: eraSession, Shared: w.info.shared()}
 	if w.info.Stateless {
 		o.Era = eraStateless
 	}
@@ -563,15 +551,12 @@ func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
 
 // startProcess starts a process of a module. o is what is known of it, nil for
 // nothing yet.
-func (r *Registry) startProcess(ctx context.Context, f found, o *offer, watch watcher) (*Worker, error) {
-	r.mu.Lock()
-	withheld := r.withheld // replaced, never changed
-	r.mu.Unlock()
+func (r *Registry) startProcess(ctx context.Context, f found, o *offer, events workerEvents) (*Worker, error) {
 	l := f.Launch
 	switch f.Kind {
 	case kindConfig:
 	case kindGo:
-		path, err := r.builder.Build(ctx, f.Source, workerEnv(os.Environ(), f.Source, nil, withheld))
+		path, err := r.builder.Build(ctx, f.Source, workerEnv(os.Environ(), f.Source, nil))
 		if err != nil {
 			return nil, err
 		}
@@ -586,14 +571,14 @@ func (r *Registry) startProcess(ctx context.Context, f found, o *offer, watch wa
 	if err != nil {
 		return nil, cantStart(f.Name, err)
 	}
-	l.Env = workerEnv(os.Environ(), f.Source, l.Env, withheld)
+	l.Env = workerEnv(os.Environ(), f.Source, l.Env)
 	known := eraUnknown
 	if f.Kind.singleFile() {
 		known = eraSession
 	} else if o != nil {
 		known = o.Era
 	}
-	return startWorker(ctx, f.Name, l, known, r.guard, r.Log, watch)
+	return startWorker(ctx, f.Name, l, known, r.reaper, r.Log, events)
 }
 
 // cantStart is an error before there was a process, whose reason names no path.
@@ -603,7 +588,7 @@ func cantStart(module string, err error) error {
 
 // makeModule turns an entry's offer into a module, with processes of its own
 // unless it goes on with those of p. Called with mu held.
-func (r *Registry) makeModule(e *entry, p *fleet) *Module {
+func (r *Registry) makeModule(e *entry, p *pool) *Module {
 	f := e.found
 	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, Root: f.Root, callTimeout: r.Patience, Stateless: e.offer.Era == eraStateless,
 		Prompts: e.offer.Prompts, Resources: e.offer.Resources, Templates: e.offer.Templates}
@@ -622,12 +607,17 @@ func (r *Registry) makeModule(e *entry, p *fleet) *Module {
 		m.Problems = append(m.Problems, problems...)
 	}
 	m.Problems = append(m.Problems, e.offer.Problems...)
+	perSession := !f.Kind.singleFile() && !e.offer.Shared
+	if p != nil && p.perSession != perSession {
+		p.retire()
+		p = nil
+	}
 	if p == nil {
 		o := e.offer
-		p = newFleet(r.ctx, f.Name, o.Asks, func(ctx context.Context, watch watcher) (*Worker, error) {
-			return r.startServing(ctx, f, o, watch)
-		}, func() { r.noteAsks(f) })
-		r.fleets = append(r.fleets, p)
+		p = newPool(r.ctx, f.Name, perSession, func(ctx context.Context, events workerEvents) (*Worker, error) {
+			return r.startServing(ctx, f, o, events)
+		})
+		r.pools = append(r.pools, p)
 	}
 	m.pool = p
 	return m
@@ -637,37 +627,21 @@ func (r *Registry) makeModule(e *entry, p *fleet) *Module {
 // with what is known, then and whenever it says that it changed. Of several
 // processes one that begins has nothing new to say: what another has grown since
 // is not to be taken back.
-func (r *Registry) startServing(ctx context.Context, f found, o *offer, watch watcher) (*Worker, error) {
-	watch.serves = true
+func (r *Registry) startServing(ctx context.Context, f found, o *offer, events workerEvents) (*Worker, error) {
 	dirty := &dirtyLists{wake: make(chan struct{}, 1)}
-	watch.listChanged = func(list string) { dirty.add(list) }
-	w, err := r.startProcess(ctx, f, o, watch)
+	events.listChanged = func(list string) { dirty.add(list) }
+	w, err := r.startProcess(ctx, f, o, events)
 	if errors.As(err, new(*goBuildError)) {
 		return nil, &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", f.Name), stderr: []string{explain(err)}}
 	}
 	if err != nil {
 		return nil, err
 	}
-	if !watch.second {
+	if !events.second {
 		dirty.add(announcedLists...)
 	}
 	r.wg.Go(func() { r.follow(f, w, dirty) })
 	return w, nil
-}
-
-// noteAsks remembers that a module asks its client.
-func (r *Registry) noteAsks(f found) {
-	r.Log.Info("the module asks its client; each gets a process of its own", "module", f.Name)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	e := r.entries[f.key()]
-	if e == nil || e.offer == nil || e.found.Stamp != f.Stamp || e.offer.Asks {
-		return
-	}
-	o := *e.offer
-	o.Asks = true
-	e.offer = &o
-	r.writeCache(e)
 }
 
 // dirtyLists is the lists of a process that have to be asked for again. Safe for
@@ -682,7 +656,7 @@ func (d *dirtyLists) add(lists ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lists = append(d.lists, lists...)
-	poke(d.wake)
+	wake(d.wake)
 }
 
 func (d *dirtyLists) take() []string {
@@ -730,9 +704,6 @@ func (r *Registry) revise(f found, o *offer, lists []string) {
 		return
 	}
 	e.offer = o
-	if o.Asks {
-		e.module.pool.giveLanes()
-	}
 	e.module = r.makeModule(e, e.module.pool)
 	r.writeCache(e)
 	r.publish()
@@ -747,35 +718,9 @@ func (r *Registry) publish() {
 			modules = append(modules, e.module)
 		}
 	}
-	r.withhold(modules)
 	r.catalog.Store(newCatalog(modules))
 	close(r.changed)
 	r.changed = make(chan struct{})
-}
-
-// withhold keeps the keys of signatures from workers. Those that run already
-// and may have a key that is new here end with their last call. Called with mu
-// held.
-func (r *Registry) withhold(modules []*Module) {
-	names := make(map[string]bool)
-	for _, m := range modules {
-		for _, method := range m.Methods {
-			if rule := method.Signature; rule != nil && rule.Var != "" {
-				names[rule.Var] = true
-			}
-		}
-	}
-	fresh := false
-	for name := range names {
-		fresh = fresh || !r.withheld[name]
-	}
-	r.withheld = names
-	if !fresh {
-		return
-	}
-	for _, f := range r.fleets {
-		f.renew()
-	}
 }
 
 // Status is what is known of one module, for people at this machine.

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -90,28 +89,6 @@ func TestHotReload(t *testing.T) {
 	c.awaitTools("a_x", "a_z", "b_x")
 	stop.Store(true)
 	calls.Wait()
-}
-
-// TestAskingIsRemembered has a module ask while two clients use it, which can be
-// refused once: then it is known to ask, also after restarts.
-func TestAskingIsRemembered(t *testing.T) {
-	t.Parallel()
-	dir, base := askDir(t, map[string]string{"a": "fixed tools=ask,sleep"}), t.TempDir()
-	for run, want := range []string{"usher can't tell which client", `"action":"accept"`, `"action":"accept"`} {
-		d := serveHereOn(t, base, dir)
-		connect(t, d.URL).awaitTools("a_ask", "a_sleep")
-		sleeper, asker := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, ""), askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
-		id := sleeper.nextID()
-		sleeper.send(t.Context(), id, "tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
-		await(t, "the other's call", func() bool { return strings.Contains(d.Log.String(), "fake: sleeping") })
-		msg := asker.call("a_ask", fakeAsk{Mark: "x", Copes: true, Asks: []fakeWish{askFor("form", "x")}})
-		if !strings.Contains(resultText(field(msg, "result")), want) {
-			t.Errorf("run %d: %s, want %s", run+1, msg, want)
-		}
-		sleeper.post(t.Context(), encodeNotification("notifications/cancelled", json.RawMessage(`{"requestId":`+id+`}`)))
-		await(t, "its end", func() bool { return strings.Contains(d.Log.String(), "fake: cancelled") })
-		d.stop(t)
-	}
 }
 
 // TestSlowModulesAreNotWaitedForEachTime has lists asked for while modules are

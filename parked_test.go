@@ -85,8 +85,8 @@ func TestParkedCallsEnd(t *testing.T) {
 		}, "notifications/cancelled\ntools/call"},
 		{"it comes back never", func(t *testing.T, b *bubble) (string, string) {
 			state := askState(t, b.modern("tools/call", call("ask")), 1)
-			pass(parkLife - time.Nanosecond)
-			if n := b.parked(); n != 1 {
+			pass(suspendTimeout - time.Nanosecond)
+			if n := b.suspended(); n != 1 {
 				t.Errorf("before its time: %d calls are parked", n)
 			}
 			pass(time.Nanosecond)
@@ -102,9 +102,9 @@ func TestParkedCallsEnd(t *testing.T) {
 		{"it comes back, and goes away after a while", func(t *testing.T, b *bubble) (string, string) {
 			state := askState(t, b.modern("tools/call", call("stay")), 1)
 			x := b.begin(b.modernPOST("2", "tools/call", goOn(call("stay"), state, yes)))
-			pass(2 * parkLife) // it is not parked any more
-			if status, _ := x.got(); status != 200 || b.parked() != 1 {
-				t.Errorf("before it goes away: %d, %d calls", status, b.parked())
+			pass(2 * suspendTimeout) // it is not parked any more
+			if status, _ := x.got(); status != 200 || b.suspended() != 0 {
+				t.Errorf("before it goes away: %d, %d calls wait", status, b.suspended())
 			}
 			x.hangUp()
 			return call("stay"), state
@@ -117,7 +117,7 @@ func TestParkedCallsEnd(t *testing.T) {
 				if slices.Sort(heard); strings.Join(heard, "\n") != tt.hears {
 					t.Errorf("the module hears %q, want %q", heard, tt.hears)
 				}
-				if n := b.parked(); n != 0 {
+				if n := b.suspended(); n != 0 {
 					t.Errorf("%d calls are parked", n)
 				}
 				if state != "" {
@@ -130,7 +130,7 @@ func TestParkedCallsEnd(t *testing.T) {
 
 // TestParkedLeavesNothing counts goroutines, so it runs alone.
 func TestParkedLeavesNothing(t *testing.T) {
-	dir := askDir(t, map[string]string{"a": "fixed asks tools=ask"})
+	dir := askDir(t, map[string]string{"a": "fixed names tools=ask"})
 	d := serveHere(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	var marks []string
@@ -145,10 +145,10 @@ func TestParkedLeavesNothing(t *testing.T) {
 			back := withState(state, `{"ask-1":{"action":"accept"}}`)
 			params := joinMembers(append([]member{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}, back...))
 			x := begin(t, c.http.http, c.modernRequest(params))
-			pid := askStep(t, d, "answered", mark)
+			askStep(t, d, "answered", mark)
 			x.hangUp()
 			<-x.done
-			await(t, "the end of the process, which might ask on its behalf", func() bool { return !processAlive(pid) })
+			askStep(t, d, "cancelled", mark)
 			a := c.round("a_ask", ask, back...)
 			if wantStale(t, "afterwards", a); !strings.Contains(a.failure(), "its call has ended") {
 				t.Errorf("afterwards: %s", a.Body)
@@ -190,7 +190,7 @@ func TestParkedUnderAClaim(t *testing.T) {
 					}
 					return c
 				}
-				own, other, wider := create("/w", parkLife/2), create("/w", time.Hour), create("/", time.Hour)
+				own, other, wider := create("/w", suspendTimeout/2), create("/w", time.Hour), create("/", time.Hour)
 				state := askState(t, b.modern("tools/call", params, header(own.Code.Reveal())), 1)
 				back := func(present func(*http.Request)) answer {
 					return b.modern("tools/call", goOn(params, state, yes), present)
@@ -217,12 +217,12 @@ func TestParkedUnderAClaim(t *testing.T) {
 				if heard := b.hears(); heard != "tools/call" {
 					t.Errorf("the module hears %q", heard)
 				}
-				pass(parkLife)
+				pass(suspendTimeout)
 				heard := strings.Split(b.hears(), "\n")
 				if slices.Sort(heard); len(heard) != 2 || heard[0] != "notifications/cancelled" || !strings.Contains(heard[1], `"refused"`) {
 					t.Errorf("at its end the module hears %q", heard)
 				}
-				if n := b.parked(); n != 0 {
+				if n := b.suspended(); n != 0 {
 					t.Errorf("%d calls are parked", n)
 				}
 			})

@@ -1,49 +1,72 @@
-// Pools: one process of a module, or the place for one, started by the first
-// call, stopped when idle, and started again after a crash; and the resources
-// whose changes it is to tell of. Whose process it is, the fleet decides.
+// Pools: the processes of one module. A hosted server has one for each session,
+// as the session's client would have started it; callers without a session share
+// one for each claim and client program. A module that is written for it has one
+// for all. Here is whose process a call goes to, how many there may be and until
+// when; and the reaper, which ends them all when the daemon is killed.
 
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
-// pool is one process of a module, or the place for one: it is started by the
-// first call, stopped when it was not used for long, and started again after a
-// crash. It is safe for concurrent use.
+// sessionIdle is for how long a process of one affinity is kept without a call.
+const sessionIdle = 10 * time.Minute
+
+// Why a pool makes no call.
+var (
+	// errRetired says that the module was replaced by a newer version of itself
+	// before the call began: look it up again.
+	errRetired = errors.New("the module was reloaded")
+	errBusy    = errors.New("is busy: as many processes as there may be are answering calls; try again")
+)
+
+// startFunc starts a process of a module.
+type startFunc func(ctx context.Context, events workerEvents) (*Worker, error)
+
+// pool is all processes of one module. Safe for concurrent use.
 type pool struct {
-	name  string
-	start func(ctx context.Context) (*Worker, error)
-	ctx   context.Context // ends when the registry does
-	wg    sync.WaitGroup  // starts under way and processes that live
+	name       string
+	perSession bool            // one process for each affinity, and not one for all
+	ctx        context.Context // ends when the registry does
+	start      startFunc
+	wg         sync.WaitGroup // goroutines of processes
 
-	onLeave func()
-	private atomic.Bool // it is one session's, or one call's at a time
-	kin     string      // of a lane: whose calls it serves; guarded by the fleet's mu
-	alone   bool        // of a lane: one call at a time; guarded likewise
+	mu      sync.Mutex
+	procs   map[string]*process                 // by affinity; under "" the one for all
+	leaving []*process                          // take no more calls, and have not ended yet
+	subs    map[string]map[string]*subscription // resources listened to, by affinity and URI
+	retired bool                                // no new calls
+	closed  bool                                // no new processes either
+}
 
-	subscribing sync.Mutex // held while subscriptions are made
-
-	mu        sync.Mutex
-	subs      map[string]*subscription // by URI
-	worker    *Worker                  // nil for none
-	starting  *starting                // nil when no start is under way
-	active    int                      // calls under way
-	living    int                      // starts under way and processes not yet gone
+// process is the place for one process of a module: it is started by the first
+// call, and again after a crash. Its fields are guarded by the pool's mu.
+type process struct {
+	affinity  string
+	principal string    // whose it counts as
+	worker    *Worker   // nil for none
+	starting  *starting // nil when no start is under way
+	active    int       // calls under way
 	lastUse   time.Time
-	retired   bool // no new calls; the process ends with the last one
-	closed    bool // no new processes either
-	outdated  bool // the process ends with its last call; the next starts another
-	pinned    bool // not stopped when idle: it could not be started again
+	leaving   bool // the process ends with the last call
 	failures  int  // crashes and failed starts since a call succeeded
 	notBefore time.Time
+
+	subscribing sync.Mutex // held while subscriptions are made
 }
 
 // starting is a start that several calls may wait for.
@@ -53,122 +76,165 @@ type starting struct {
 	err    error
 }
 
-// errRetired says that the module was replaced by a newer version of itself
-// before the call began: look it up again.
-var errRetired = errors.New("the module was reloaded")
-
-// enter holds the process, or the place, until leave: it is not stopped.
-func (p *pool) enter() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.active++
+func newPool(ctx context.Context, name string, perSession bool, start startFunc) *pool {
+	return &pool{name: name, perSession: perSession, ctx: ctx, start: start, procs: make(map[string]*process), subs: make(map[string]map[string]*subscription)}
 }
 
-func (p *pool) running() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.worker != nil && p.worker.alive()
-}
-
-func (p *pool) busy() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.active > 0
-}
-
-func (p *pool) lastUsed() time.Time {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.lastUse
-}
-
-func (p *pool) subscribed() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.subs) > 0
-}
-
-// crashMemory is for how long after its last use a process of one caller's is
-// known to have crashed. It is more than it ever waits to be started again.
-const crashMemory = time.Minute
-
-// asleep reports whether there is no process, nobody who needs one, and no crash
-// that the next start has to wait for.
-func (p *pool) asleep() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	crashed := p.failures > 0 || p.worker != nil // which no call has missed yet
-	return p.active == 0 && p.living == 0 && len(p.subs) == 0 && (!crashed || time.Since(p.lastUse) > crashMemory)
-}
-
-// owner is the latest caller of the process, if it has served and will serve no
-// other kin.
-func (p *pool) owner() *Caller {
-	p.mu.Lock()
-	w, active := p.worker, p.active
-	p.mu.Unlock()
-	if w == nil || active > len(w.callersInFlight()) { // somebody is about to call it
-		return nil
+// call makes one request of the module; see Worker.request. A caller with a
+// session gets the input that a module without asks for as requests. The error is
+// errRetired, and nothing was done, when the pool has been retired.
+func (p *pool) call(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
+	for range maxRounds {
+		result, err := p.callOnce(ctx, caller, method, params, timeout)
+		if err != nil || caller.Stateless || stringField(result, "resultType") != resultInput {
+			return result, err
+		}
+		if params, err = answerInput(ctx, caller, params, result); err != nil {
+			return nil, err
+		}
 	}
-	return w.asks.only()
+	return nil, rpcErrorf(codeInternal, "module %q asks without end", p.name)
 }
 
-// do makes one request of a pool that was entered.
-func (p *pool) do(ctx context.Context, caller Caller, method string, params json.RawMessage, idle time.Duration) (json.RawMessage, error) {
+func (p *pool) callOnce(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
+	c, err := p.enter(caller)
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave(c)
 	for {
-		w, err := p.acquire(ctx)
+		w, err := p.acquire(ctx, c, caller)
 		if err != nil {
 			return nil, err
 		}
-		result, err := w.request(ctx, caller, method, params, idle)
+		result, err := w.request(ctx, caller, method, params, timeout)
 		if errors.Is(err, errNotSent) {
 			continue
 		}
 		if !errors.As(err, new(*crashError)) {
 			p.mu.Lock()
-			p.failures = 0
+			c.failures = 0
 			p.mu.Unlock()
 		}
 		return result, err
 	}
 }
 
-func (p *pool) leave() {
-	defer p.onLeave() // after the lock is given back
+// affinity is which of the processes serves a caller.
+func (p *pool) affinity(caller Caller) string {
+	if p.perSession {
+		return caller.Affinity
+	}
+	return ""
+}
+
+// enter finds the place for a caller, and holds it until leave: it is not stopped.
+func (p *pool) enter(caller Caller) (*process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.active--
-	p.lastUse = time.Now()
-	if (p.retired || p.outdated) && p.active == 0 {
-		p.stopLocked()
+	if p.retired {
+		return nil, errRetired
+	}
+	affinity := p.affinity(caller)
+	c := p.procs[affinity]
+	if c == nil {
+		if p.perSession && !p.makeRoom(caller.Principal) {
+			return nil, fmt.Errorf("module %q %w", p.name, errBusy)
+		}
+		c = &process{affinity: affinity, principal: caller.Principal}
+		p.procs[affinity] = c
+	}
+	c.active++
+	return c, nil
+}
+
+// makeRoom ends an idle process if there are as many as there may be: of the same
+// principal first, then the one idle longest. It reports whether there is room for
+// one more. Those on their way out count by themselves. Called with mu held.
+func (p *pool) makeRoom(principal string) bool {
+	own := 0
+	var idle, idleOwn *process
+	older := func(a, b *process) bool { return b == nil || a.lastUse.Before(b.lastUse) }
+	for _, c := range p.procs {
+		if c.principal == principal {
+			own++
+		}
+		switch {
+		case c.active > 0:
+		case c.principal == principal && older(c, idleOwn):
+			idleOwn = c
+		case c.principal != principal && older(c, idle):
+			idle = c
+		}
+	}
+	full := principal != "" && own >= maxProcsOf
+	switch {
+	case len(p.leaving) >= maxProcs:
+		return false
+	case len(p.procs) < maxProcs && !full:
+	case idleOwn != nil:
+		p.end(idleOwn)
+	case idle != nil && !full:
+		p.end(idle)
+	default:
+		return false
+	}
+	return true
+}
+
+// end has a process end after the calls under way. Called with mu held.
+func (p *pool) end(c *process) {
+	c.leaving = true
+	delete(p.procs, c.affinity)
+	p.leaving = append(p.leaving, c)
+	p.settle(c)
+}
+
+// settle stops a process that is leaving once it has nothing to do, and forgets
+// it once it is gone. Called with mu held.
+func (p *pool) settle(c *process) {
+	if !c.leaving || c.active > 0 {
+		return
+	}
+	if c.worker != nil {
+		c.worker.stop()
+	}
+	if c.worker == nil && c.starting == nil {
+		p.leaving = slices.DeleteFunc(p.leaving, func(other *process) bool { return other == c })
 	}
 }
 
-// acquire returns the running process, or starts one and waits for it.
-func (p *pool) acquire(ctx context.Context) (*Worker, error) {
+func (p *pool) leave(c *process) {
 	p.mu.Lock()
-	if p.worker != nil && p.worker.alive() {
-		defer p.mu.Unlock()
-		return p.worker, nil
+	defer p.mu.Unlock()
+	c.active--
+	c.lastUse = time.Now()
+	if c.active == 0 && !c.leaving && p.perSession && c.worker != nil && c.worker.mixedUp.Load() {
+		p.end(c) // the next call can be asked about
 	}
-	if p.worker != nil {
-		p.worker = nil
-		p.failedLocked()
+	p.settle(c)
+}
+
+// acquire returns the running process, or starts one and waits for it.
+func (p *pool) acquire(ctx context.Context, c *process, caller Caller) (*Worker, error) {
+	p.mu.Lock()
+	if c.worker != nil && c.worker.alive() {
+		defer p.mu.Unlock()
+		return c.worker, nil
 	}
 	if p.closed {
 		p.mu.Unlock()
 		return nil, errRetired
 	}
-	s := p.starting
+	s := c.starting
 	if s == nil {
-		if wait := time.Until(p.notBefore); wait > 0 {
+		if wait := time.Until(c.notBefore); wait > 0 {
 			p.mu.Unlock()
 			return nil, fmt.Errorf("module %q keeps crashing; it is started again in %v at the earliest", p.name, wait.Round(100*time.Millisecond))
 		}
 		s = &starting{done: make(chan struct{})}
-		p.starting = s
-		p.living++
-		p.wg.Go(func() { p.run(s) })
+		c.starting = s
+		p.wg.Go(func() { p.run(c, s, caller) })
 	}
 	p.mu.Unlock()
 	select {
@@ -180,232 +246,362 @@ func (p *pool) acquire(ctx context.Context) (*Worker, error) {
 }
 
 // run starts a process, and stays until it has ended.
-func (p *pool) run(s *starting) {
-	s.worker, s.err = p.start(p.ctx)
+func (p *pool) run(c *process, s *starting, caller Caller) {
+	events := workerEvents{updated: func(params json.RawMessage) { p.updated(c.affinity, params) }}
 	p.mu.Lock()
-	p.starting = nil
-	if s.err != nil {
-		p.failedLocked()
-	} else {
-		p.worker = s.worker
-		if p.closed || (p.retired || p.outdated) && p.active == 0 {
-			p.stopLocked()
-		} else if p.forsakenLocked() { // a call was the first to miss the process
-			p.renewLocked()
-		}
+	for _, other := range p.procs {
+		events.second = events.second || other.worker != nil && other.worker.alive()
 	}
+	p.mu.Unlock()
+	if p.perSession {
+		events.owner = &caller
+	}
+	s.worker, s.err = p.start(p.ctx, events)
+	p.mu.Lock()
+	c.starting, c.worker = nil, s.worker
+	if s.err != nil {
+		c.failed()
+	} else if p.closed {
+		s.worker.stop()
+	}
+	p.settle(c)
+	missed := s.err == nil && len(p.subs[c.affinity]) > 0
 	p.mu.Unlock()
 	close(s.done)
-	if s.worker != nil {
-		<-s.worker.done
+	if s.err != nil {
+		return
 	}
+	if missed {
+		p.wg.Go(func() { _ = p.resubscribe(p.ctx, c, caller, "") }) // made anew with the next process
+	}
+	<-s.worker.done
 	p.mu.Lock()
-	p.living--
-	p.mu.Unlock()
-	p.onLeave()
+	defer p.mu.Unlock()
+	if !s.worker.stopping.Load() {
+		c.failed()
+	}
+	if c.worker == s.worker {
+		c.worker = nil
+	}
+	p.settle(c)
 }
 
-// failedLocked counts a crash or a failed start. The first costs nothing; from
-// then on the wait doubles, up to half a minute.
-func (p *pool) failedLocked() {
-	if p.failures++; p.failures > 1 {
-		p.notBefore = time.Now().Add(min(250*time.Millisecond<<min(p.failures, 10), 30*time.Second))
+// failed counts a crash or a failed start. The first costs nothing; from then on
+// the wait doubles, up to half a minute.
+func (c *process) failed() {
+	if c.failures++; c.failures > 1 {
+		c.notBefore = time.Now().Add(min(250*time.Millisecond<<min(c.failures, 10), 30*time.Second))
 	}
 }
 
-func (p *pool) stopLocked() {
-	if p.worker != nil {
-		p.worker.stop()
-		p.worker = nil
+// endAffinity ends the process that serves no one but these callers, after the
+// calls under way.
+func (p *pool) endAffinity(affinity string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c := p.procs[affinity]; c != nil && p.perSession {
+		p.end(c)
 	}
-	p.outdated = false
 }
 
-// retire refuses further calls and ends the process after those under way.
+// retire refuses further calls and ends the processes after those under way.
 func (p *pool) retire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retired = true
-	if p.active == 0 {
-		p.stopLocked()
+	for _, c := range p.procs {
+		p.end(c)
 	}
 }
 
-// renew has the next process take the place of this one, which must not go on
-// with the environment that it has.
-func (p *pool) renew() {
+// reap ends the processes that were not used for idle (0: ever), and starts those
+// again that somebody listens to.
+func (p *pool) reap(now time.Time, idle time.Duration) {
+	if p.perSession && (idle == 0 || idle > sessionIdle) {
+		idle = sessionIdle
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.outdated = p.worker != nil || p.starting != nil; p.active == 0 && p.starting == nil {
-		p.stopLocked()
+	for _, c := range p.procs {
+		subs := p.subs[c.affinity]
+		switch {
+		case c.active > 0:
+		case len(subs) == 0 && idle > 0 && now.Sub(c.lastUse) > idle:
+			p.end(c)
+		case len(subs) > 0 && c.starting == nil && now.After(c.notBefore) && (c.worker == nil || !c.worker.alive()):
+			c.active++
+			caller := anyCaller(subs)
+			p.wg.Go(func() {
+				defer p.leave(c)
+				_, _ = p.acquire(p.ctx, c, caller) // tried again at the next look
+			})
+		}
 	}
 }
 
-// pin keeps the process, if it runs, from being stopped for being idle.
-func (p *pool) pin(pinned bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.pinned = pinned
-}
-
-// reap stops a process that was not used since before.
-func (p *pool) reap(before time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.active == 0 && !p.pinned && len(p.subs) == 0 && p.lastUse.Before(before) {
-		p.stopLocked()
-	}
-}
-
-// close ends the process, calls under way or not, and waits until it is gone.
+// close ends the processes, calls under way or not, and waits until they are gone.
 func (p *pool) close() {
+	p.retire()
 	p.mu.Lock()
-	p.retired, p.closed = true, true
-	p.stopLocked()
+	p.closed = true
+	for _, c := range p.leaving {
+		if c.worker != nil {
+			c.worker.stop()
+		}
+	}
 	p.mu.Unlock()
 	p.wg.Wait()
 }
 
-// over reports whether the pool is retired and has no process left.
-func (p *pool) over() bool {
+// finished reports whether the pool is retired and has no process left.
+func (p *pool) finished() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.retired && p.active == 0 && p.living == 0
+	return p.retired && len(p.leaving) == 0
 }
 
-// subscription is a resource whose changes somebody wants to hear of.
+// subscription is a resource whose changes somebody wants to hear of. Its fields
+// are guarded by the pool's mu.
 type subscription struct {
 	notify map[*func(json.RawMessage)]Caller // and for whom
-	stop   func()                            // of the process that has it now; nil for none
-	of     *Worker
+	worker *Worker                           // that tells of it; nil for none yet
+	stop   func()
 }
 
-// serve notes whom the process serves by this: what it asks may be for them.
-func (s *subscription) serve(w *Worker) {
-	for _, caller := range s.notify {
-		w.asks.own(caller)
+func anyCaller(subs map[string]*subscription) (caller Caller) {
+	for _, s := range subs {
+		for _, caller = range s.notify {
+		}
 	}
+	return caller
 }
 
-// hold has the process say when a resource changes, to notify, until release is
-// called; also after a crash.
-func (p *pool) hold(ctx context.Context, caller Caller, uri string, notify func(json.RawMessage)) (release func(), err error) {
+// subscribe has the caller's process say when a resource changes, to notify, until
+// release is called; also after a crash.
+func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
+	c, err := p.enter(caller)
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave(c)
 	p.mu.Lock()
-	s := p.subs[uri]
+	if p.subs[c.affinity] == nil {
+		p.subs[c.affinity] = make(map[string]*subscription)
+	}
+	s := p.subs[c.affinity][uri]
 	if s == nil {
 		s = &subscription{notify: make(map[*func(json.RawMessage)]Caller)}
-		p.subs[uri] = s
+		p.subs[c.affinity][uri] = s
 	}
 	s.notify[&notify] = caller
 	p.mu.Unlock()
-	release = func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		delete(s.notify, &notify)
-		if len(s.notify) > 0 {
-			return
-		}
-		if p.subs[uri] == s {
-			delete(p.subs, uri)
-		}
-		if s.stop != nil && s.of != nil && s.of.alive() {
-			s.stop()
-		}
-	}
-	if err := p.renewSubscriptions(ctx, uri); err != nil {
+	release = func() { p.release(c.affinity, uri, s, &notify) }
+	if err := p.resubscribe(ctx, c, caller, uri); err != nil {
 		release()
 		return nil, err
 	}
 	return release, nil
 }
 
-// renewSubscriptions has the process say what changes of all that is wanted,
-// starting it if need be. Of the module's errors it returns the one that is about
-// asked.
-func (p *pool) renewSubscriptions(ctx context.Context, asked string) error {
-	w, err := p.acquire(ctx)
+func (p *pool) release(affinity, uri string, s *subscription, notify *func(json.RawMessage)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(s.notify, notify)
+	if len(s.notify) > 0 || p.subs[affinity][uri] != s {
+		return
+	}
+	if delete(p.subs[affinity], uri); len(p.subs[affinity]) == 0 {
+		delete(p.subs, affinity)
+	}
+	if s.stop != nil && s.worker.alive() {
+		s.stop()
+	}
+}
+
+// resubscribe has a process say what changes of all that is wanted of it, starting
+// it if need be. Of the module's errors it returns the one that is about asked.
+func (p *pool) resubscribe(ctx context.Context, c *process, caller Caller, asked string) error {
+	w, err := p.acquire(ctx, c, caller)
 	if err != nil {
 		return err
 	}
-	p.subscribing.Lock() // so that who comes second does not take for done what is under way
-	defer p.subscribing.Unlock()
+	c.subscribing.Lock() // so that who comes second does not take for done what is under way
+	defer c.subscribing.Unlock()
+	missing := make(map[string]*subscription)
 	p.mu.Lock()
-	var missing []string
-	for uri, s := range p.subs {
-		if s.of != w || uri == asked {
-			s.serve(w)
-		}
-		if s.of != w {
-			s.of, s.stop = w, nil
-			missing = append(missing, uri)
+	for uri, s := range p.subs[c.affinity] {
+		if s.worker != w {
+			missing[uri] = s
 		}
 	}
 	p.mu.Unlock()
-	for _, uri := range missing {
+	for uri, s := range missing {
 		stop, failed := w.subscribe(ctx, uri)
 		if uri == asked {
 			err = failed
 		}
-		p.mu.Lock()
-		s := p.subs[uri]
-		wanted := s != nil && s.of == w
-		switch {
-		case wanted && failed != nil:
-			s.of = nil // to be tried again
-		case wanted:
-			s.stop = stop
+		if failed != nil {
+			continue
 		}
-		p.mu.Unlock()
-		if !wanted && failed == nil {
+		p.mu.Lock()
+		if len(s.notify) > 0 {
+			s.worker, s.stop = w, stop
+		} else {
 			stop()
 		}
+		p.mu.Unlock()
 	}
 	return err
 }
 
-// revive starts the process again for those who want to hear of its resources.
-func (p *pool) revive() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.subs) > 0 && !p.retired && p.starting == nil && time.Now().After(p.notBefore) && (p.worker == nil || !p.worker.alive()) {
-		p.renewLocked()
-	}
-}
-
-// renewLocked has the process say again what a former one was to.
-func (p *pool) renewLocked() {
-	p.active++
-	p.wg.Go(func() {
-		defer p.leave()
-		_ = p.renewSubscriptions(p.ctx, "") // tried again at the next look, or with the next process
-	})
-}
-
-// forsakenLocked reports whether something is wanted of a process that is no more.
-func (p *pool) forsakenLocked() bool {
-	for _, s := range p.subs {
-		if s.of != nil && s.of != p.worker {
-			return true
-		}
-	}
-	return false
-}
-
 // updated tells those who want to know that a resource has changed: the one
 // that they named, or one below it (MCP, server/resources, "Subscriptions").
-func (p *pool) updated(params json.RawMessage) {
+func (p *pool) updated(affinity string, params json.RawMessage) {
 	uri := stringField(params, "uri")
 	p.mu.Lock()
 	var tell []*func(json.RawMessage)
-	for held, s := range p.subs {
+	for held, s := range p.subs[affinity] {
 		if rest, below := strings.CutPrefix(uri, held); below && (rest == "" || rest[0] == '/' || strings.HasSuffix(held, "/")) {
-			for notify := range s.notify {
-				tell = append(tell, notify)
-			}
+			tell = slices.AppendSeq(tell, maps.Keys(s.notify))
 		}
 	}
 	p.mu.Unlock()
 	for _, notify := range tell {
 		(*notify)(params)
+	}
+}
+
+// answerInput gets from the caller what a result asks for, and returns params
+// with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error is for the
+// caller: what it can't be asked for, or did not answer.
+func answerInput(ctx context.Context, caller Caller, params, result json.RawMessage) (json.RawMessage, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errNoAnswer)
+	defer cancel()
+	var answers object
+	for key, request := range fields(field(result, "inputRequests")) {
+		method, wish := stringField(request, "method"), field(request, "params")
+		needs, known := needsOf(method, wish)
+		switch {
+		case !known:
+			return nil, rpcErrorf(codeInternal, "the module asks for %q, which no client answers", clipText(method, 100))
+		case caller.Ask == nil:
+			return nil, noClient(needs)
+		case needs&^caller.Caps != 0:
+			return nil, rpcErrorf(codeInternal, "this needs a client that can be asked for %s", strings.Join(needs.names(), ", "))
+		}
+		answer, err := caller.Ask(ctx, method, wish)
+		if err != nil {
+			return nil, err
+		}
+		answers = append(answers, member{key, answer})
+	}
+	params = dropMembers(params, "inputResponses", "requestState")
+	if answers != nil {
+		params = withMember(params, "inputResponses", answers.json())
+	}
+	if state := field(result, "requestState"); state != nil {
+		params = withMember(params, "requestState", state)
+	}
+	return params, nil
+}
+
+// The reaper is a small process, usher again, that outlives a daemon which was
+// killed just long enough to end the process groups it left behind. Between the
+// two is one pipe: lines "+ PGID" and "- PGID", and at its end the reaper kills
+// every group that is still on its list.
+
+// reaperCommand is the first argument that makes a process the reaper. It is not
+// among the commands of a user.
+const reaperCommand = "__reaper"
+
+// reaper tells the reaper process which groups to end should this process die.
+// That process is started with the first group. Safe for concurrent use.
+type reaper struct {
+	mu   sync.Mutex
+	cmd  *exec.Cmd // nil until the first add, or where it could not be started
+	pipe io.WriteCloser
+	err  error // why there is none
+}
+
+// add puts a process group on the list.
+func (r *reaper) add(pgid int) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cmd == nil && r.err == nil {
+		if r.err = r.start(); r.err != nil {
+			r.err = fmt.Errorf("starting the reaper: %w", r.err)
+		}
+	}
+	if r.err != nil {
+		return r.err
+	}
+	_, err := fmt.Fprintf(r.pipe, "+ %d\n", pgid)
+	return err
+}
+
+// remove takes a group that has ended off the list: its id may be someone else's
+// from now on.
+func (r *reaper) remove(pgid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pipe != nil {
+		fmt.Fprintf(r.pipe, "- %d\n", pgid)
+	}
+}
+
+// Close ends the reaper process and waits for it.
+func (r *reaper) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.cmd == nil {
+		return
+	}
+	r.pipe.Close()
+	r.cmd.Wait()
+	r.cmd, r.pipe, r.err = nil, nil, os.ErrClosed
+}
+
+func (r *reaper) start() error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	// A file that was replaced since (an update, go run) would be another
+	// program; on Linux the running one stays reachable under this name.
+	if _, err := os.Stat("/proc/self/exe"); err == nil {
+		exe = "/proc/self/exe"
+	}
+	cmd := exec.Command(exe, reaperCommand)
+	cmd.Stderr = os.Stderr
+	setGroup(cmd) // a Ctrl-C in the terminal must not reach it
+	pipe, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	r.cmd, r.pipe = cmd, pipe
+	return nil
+}
+
+// runReaper is the reaper process. It returns when stdin ends.
+func runReaper(stdin io.Reader) {
+	groups := make(map[int]bool)
+	lines := bufio.NewScanner(stdin)
+	for lines.Scan() {
+		sign, id, _ := strings.Cut(lines.Text(), " ")
+		pgid, err := strconv.Atoi(id)
+		if err != nil {
+			continue
+		}
+		if sign == "+" {
+			groups[pgid] = true
+		} else {
+			delete(groups, pgid)
+		}
+	}
+	for pgid := range groups {
+		killGroup(pgid)
 	}
 }

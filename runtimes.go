@@ -188,9 +188,8 @@ const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
 const nestedVar = "USHER_INSIDE"
 
 // workerEnv is the environment of a worker of the module at source: the
-// daemon's own without its secrets, which are webhookSecretVar and what
-// withheld names.
-func workerEnv(environ []string, source string, extra []string, withheld map[string]bool) []string {
+// daemon's own without its secrets.
+func workerEnv(environ []string, source string, extra []string) []string {
 	inside := source
 	env := make([]string, 0, len(environ)+len(extra)+1)
 	for _, kv := range environ {
@@ -199,7 +198,7 @@ func workerEnv(environ []string, source string, extra []string, withheld map[str
 			inside = value + string(os.PathListSeparator) + source
 			continue
 		}
-		if !strings.EqualFold(key, webhookSecretVar) && !withheld[key] {
+		if !isSecretVariable(key) {
 			env = append(env, kv)
 		}
 	}

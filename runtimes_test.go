@@ -69,7 +69,7 @@ func FuzzParseConfig(f *testing.F) {
 }
 
 func TestWorkerEnv(t *testing.T) {
-	got := workerEnv([]string{"A=1", webhookSecretVar + "=x", "KEY=y", nestedVar + "=/m"}, "/s", []string{"B=2"}, map[string]bool{"KEY": true})
+	got := workerEnv([]string{"A=1", webhookSecretVar + "=x", "KEY_SIGNING_SECRET=y", nestedVar + "=/m"}, "/s", []string{"B=2"})
 	if want := []string{"A=1", "B=2", nestedVar + "=/m:/s"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}

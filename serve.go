@@ -332,7 +332,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 	origins := &originPolicy{hosts: *d.flags.hosts, origins: *d.flags.origins, mcp: d.flags.mcpAudience()}
 	bodies := newBodyReader(*d.flags.maxBody)
 	d.server = &Server{modules: d.registry.Source(), gate: gate, bodies: bodies, log: d.log,
-		started: time.Now(), parking: newParking(stopped, parkLife), stopping: ctx, stopped: stopped}
+		started: time.Now(), suspended: newSuspendedCalls(stopped, suspendTimeout), stopping: ctx, stopped: stopped}
 	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv, stopped: stopped,
 		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		places: make(chan struct{}, d.flags.webhookLimit)}
@@ -366,7 +366,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 	}
 	stop() // also calls that wait for their clients to come back
 	handlers.Wait()
-	d.server.parking.close()
+	d.server.suspended.wait()
 	parts.Wait()
 	return err
 }

@@ -7,7 +7,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -25,7 +24,7 @@ type Session struct {
 	affinity     string                            // whose process of a hosted server serves it
 	subscription json.RawMessage                   // id of the subscriptions/listen that it stands for
 	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
-	asked        inflight[chan *Message]           // requests to the client, by our id
+	asked        pendingRequests                   // requests to the client, by our id
 	duplex       atomic.Pointer[duplexClient]      // what takes the messages of an HTTP+SSE session; nil once its stream has ended
 	initialized  atomic.Bool                       // the client has the answer to initialize
 
@@ -201,7 +200,7 @@ func (t *sessionTable) end(session *Session) {
 	for _, cancel := range session.calls.close(errNoSession) {
 		cancel(errNoSession)
 	}
-	session.failAsks()
+	session.asked.fail()
 }
 
 const (
@@ -399,70 +398,9 @@ func (s *Server) passUpdate(session *Session, resource *Resource, uri string, pa
 	if err != nil || !s.modules.View(scope).Resource(uri).Same(resource) {
 		return
 	}
-	params = unsaid(params)
+	params = stripCallID(params)
 	if session.stateless {
 		params = withMeta(params, metaSubscription, session.subscription)
 	}
 	session.notify(encodeNotification("notifications/resources/updated", params))
-}
-
-// errUnheard is why a client that listens nowhere can't be asked; errGone, why
-// one is not waited for any longer.
-var (
-	errUnheard = rpcErrorf(codeInternal, "the client has no stream open on which it could be asked")
-	errGone    = rpcErrorf(codeInternal, "the client has gone away")
-)
-
-// goneLook is how often it is looked whether a client is still there.
-const goneLook = 5 * time.Second
-
-// ask sends a request to the client and waits for its answer. send reports
-// whether a message has gone out to where it will be read; there, whether the
-// client may still answer.
-func (s *Session) ask(ctx context.Context, send func([]byte) bool, there func() bool, method string, params json.RawMessage) (json.RawMessage, error) {
-	id := quote("usher-" + rand.Text()) // no count: an answer may come after a restart, to what was asked before
-	answer := make(chan *Message, 1)
-	if err := s.asked.add(string(id), answer); err != nil {
-		return nil, errGone
-	}
-	defer s.asked.take(string(id))
-	if !there() || !send(encodeRequest(ID(id), method, params)) {
-		return nil, errUnheard
-	}
-	look := time.NewTicker(goneLook)
-	defer look.Stop()
-	for {
-		select {
-		case msg := <-answer:
-			switch {
-			case msg == nil:
-				return nil, errGone
-			case msg.Err != nil:
-				return nil, msg.Err
-			default:
-				return msg.Result, nil
-			}
-		case <-look.C:
-			if !there() {
-				return nil, errGone
-			}
-		case <-ctx.Done():
-			send(encodeNotification("notifications/cancelled", object{{"requestId", id}}.json()))
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
-// takeAnswer gives the client's answer to whoever asked.
-func (s *Session) takeAnswer(msg *Message) {
-	if answer, ok := s.asked.take(string(msg.ID)); ok {
-		answer <- msg
-	}
-}
-
-// failAsks fails all requests to the client: no answer can come any more.
-func (s *Session) failAsks() {
-	for _, answer := range s.asked.close(errGone) {
-		answer <- nil
-	}
 }

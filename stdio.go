@@ -118,7 +118,7 @@ func (s *Server) serveSSE(w http.ResponseWriter, r *http.Request, p Principal, c
 	d.closed = true
 	d.taking.Unlock()
 	d.cancelAll(errGone)
-	session.failAsks()
+	session.asked.fail()
 	d.requests.Wait()
 	s.modules.EndAffinity(session.ID)
 	return err
@@ -155,7 +155,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 	conn := newConnection(ctx, func() func(frame) error { return openLines(out) })
 	d, endStreams := s.newDuplex(newSession(&sessionToken{ID: "stdio", Issued: s.started}), conn)
 	defer endStreams()
-	s.parking = newParking(ctx, parkLife)
+	s.suspended = newSuspendedCalls(ctx, suspendTimeout)
 	d.session.join(d.out)
 	var announcer, writer sync.WaitGroup
 	announcing, stopAnnouncing := context.WithCancel(ctx)
@@ -168,7 +168,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 	lines := make(chan stdioLine)
 	go readStdio(ctx, newLineReader(in, maxWorkerLine), lines)
 	err := d.serve(lines)
-	d.session.failAsks() // nobody can answer any more
+	d.session.asked.fail() // nobody can answer any more
 	endStreams()
 	timer := time.AfterFunc(stdioTimeout, func() { d.cancelAll(errStopping) })
 	defer timer.Stop()
@@ -182,7 +182,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 	d.out.end()
 	writer.Wait()
 	cancel(nil)
-	s.parking.close()
+	s.suspended.wait()
 	return err
 }
 

@@ -44,7 +44,7 @@ type Module struct {
 	Resources []json.RawMessage // likewise
 	Templates []json.RawMessage // of resources, likewise
 
-	pool        *fleet
+	pool        *pool
 	callTimeout time.Duration // how long a call may be silent; 0 for ever
 }
 
@@ -382,7 +382,7 @@ func (r *Resource) Ask(ctx context.Context, caller Caller, method string, params
 // Subscribe has the resource's module say when it changes, to notify, until
 // release is called.
 func (r *Resource) Subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
-	return r.module.pool.hold(ctx, caller, uri, notify)
+	return r.module.pool.subscribe(ctx, caller, uri, notify)
 }
 
 // Same reports whether other belongs to the same module, in the same version of
@@ -397,17 +397,9 @@ func (n *namedItem) Stateless() bool { return n.module.Stateless }
 // Stateless reports whether the module speaks a revision without sessions.
 func (r *Resource) Stateless() bool { return r.module.Stateless }
 
-// request makes one request of the module. A module without sessions answers
-// with a wish for input where it needs some; for a caller with a session that is
-// turned into requests to the caller.
+// request makes one request of the module.
 func (m *Module) request(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
-	call := func(params json.RawMessage) (json.RawMessage, error) {
-		return m.pool.call(ctx, caller, method, params, m.callTimeout)
-	}
-	if !m.Stateless || caller.Stateless {
-		return call(params)
-	}
-	return answerRounds(ctx, m.Name, caller, params, call)
+	return m.pool.call(ctx, caller, method, params, m.callTimeout)
 }
 
 // nameItems names items LABEL_NAME. A name belongs to nobody if several items

@@ -112,7 +112,7 @@ func (s *hookServer) take(msg *Message) {
 			}
 			<-time.After(5 * time.Millisecond)
 		}
-		s.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"hooks","version":"1"}}`)))
+		s.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"experimental":{"usher/shared":{}}},"serverInfo":{"name":"hooks","version":"1"}}`)))
 	case "tools/list":
 		tools := []json.RawMessage{}
 		for _, t := range s.spec.Tools {

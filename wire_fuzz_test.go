@@ -4,15 +4,12 @@
 package main
 
 import (
-	"context"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 )
 
@@ -96,51 +93,6 @@ func FuzzBatch(f *testing.F) {
 		c := client{session: newSession(&sessionToken{ID: "s"}), out: out, streams: t.Context()}
 		if b := server.beginBatch(t.Context(), c, list)(); b != nil && !json.Valid(b) {
 			t.Fatalf("the answer is %s", b)
-		}
-	})
-}
-
-// FuzzResume tries states that were never given out: as they are, and made from
-// one that was, by changing a byte of what it holds or by text put into it.
-func FuzzResume(f *testing.F) {
-	ctx, cancel := context.WithCancel(context.Background())
-	k := newParking(ctx, time.Hour)
-	f.Cleanup(func() { cancel(); k.close() })
-	binding := [32]byte{1}
-	p := k.begin(Caller{Affinity: "kin"}, binding, func(ctx context.Context, c Caller) (json.RawMessage, error) {
-		return c.Ask(ctx, "elicitation/create", nil)
-	})
-	result, err := p.wait(ctx)
-	state := stringField(result, "requestState")
-	raw, bad := base64.RawURLEncoding.DecodeString(state)
-	if err != nil || bad != nil || len(raw) == 0 {
-		f.Fatalf("%s %v %v", result, err, bad)
-	}
-	f.Fuzz(func(t *testing.T, text string, at uint, by byte) {
-		changed := append([]byte(nil), raw...)
-		changed[at%uint(len(raw))] ^= by
-		i := at % uint(len(state)+1)
-		for _, s := range []string{text, base64.RawURLEncoding.EncodeToString([]byte(text)), base64.RawURLEncoding.EncodeToString(changed),
-			state[:i], state[i:], state[:i] + text + state[i:], state + "="} {
-			if s == state {
-				continue
-			}
-			for _, written := range []json.RawMessage{quote(s), json.RawMessage(s)} {
-				if !json.Valid(written) {
-					continue
-				}
-				got, err := k.resume(written, binding, json.RawMessage(`{"ask-1":{"action":"accept"}}`), nil)
-				if rpc := (*rpcError)(nil); got != nil || !errors.As(err, &rpc) || rpc.Code != codeInvalidParams {
-					t.Fatalf("%s: %v %v", written, got, err)
-				}
-			}
-		}
-		if by != 0 {
-			other := binding
-			other[at%32] ^= by
-			if got, err := k.resume(quote(state), other, nil, nil); got != nil || err == nil {
-				t.Fatal("a call goes on for another than who began it")
-			}
 		}
 	})
 }

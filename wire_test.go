@@ -523,7 +523,7 @@ func TestOldSSENeedsAClaim(t *testing.T) {
 // TestOldSSELeavesNothing counts goroutines, so it runs alone.
 func TestOldSSELeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
+	writeFake(t, dir+"/a.usher", "good shared")
 	d := serveHere(t, dir)
 	visit := func(times int) {
 		var all []*oldClient

@@ -1,7 +1,8 @@
-// Workers: a module's child process, spoken to as an MCP server over its stdin
-// and stdout. Here it is started, called, supervised and stopped. A worker
-// knows which caller a call is for, so that what the module says during the
-// call goes to that caller alone; it names no scope and no view.
+// Workers: one process of a module, spoken to as an MCP server over its stdin
+// and stdout. Here it is started and shakes hands, is called, asks the clients of
+// its calls, and ends. A worker knows which caller a call is for, so that what
+// the module says during the call reaches that caller alone; it knows no scope
+// and no view.
 
 package main
 
@@ -13,10 +14,12 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,10 +28,8 @@ import (
 // Caller is on whose behalf a call is made, and where what the module says
 // while it runs is to go.
 type Caller struct {
-	// Session tells callers apart: what on stdio does not say which call it
-	// belongs to is passed on only if all calls in flight are of one session. A
-	// request without a session is one of its own, and "" is usher itself. It is
-	// never shown to a module.
+	// Session tells callers apart. A request without a session is one of its own,
+	// and "" is usher itself. It is never shown to a module.
 	Session string
 	// Affinity groups the callers that one process of a hosted server serves: it
 	// is a session's key; without a session, the claim and the client program.
@@ -52,12 +53,6 @@ type Caller struct {
 	Ask func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
-func (c Caller) notify(method string, params json.RawMessage) {
-	if c.Notify != nil {
-		c.Notify(method, params)
-	}
-}
-
 func (c Caller) authorized() bool { return c.Authorized == nil || c.Authorized() }
 
 func (c Caller) level() string {
@@ -68,13 +63,18 @@ func (c Caller) level() string {
 }
 
 const (
-	startTimeout   = 30 * time.Second       // for the handshake
-	probePatience  = 3 * time.Second        // for the answer to what an older server does not know
-	ownerPatience  = 5 * time.Second        // for the first call of a process that asks before
-	inputPatience  = 200 * time.Millisecond // for what is queued to be written at the end
-	stdinPatience  = 1 * time.Second        // for the end after stdin closed; clients wait 2 s for ours
-	exitPatience   = 2 * time.Second        // for the end after TERM
-	outputPatience = 500 * time.Millisecond
+	startTimeout  = 30 * time.Second       // for the handshake
+	probeTimeout  = 3 * time.Second        // for the answer to what an older server does not know
+	stdinTimeout  = 1 * time.Second        // for the end after stdin closed; clients wait 2 s for ours
+	exitTimeout   = 2 * time.Second        // for the end after TERM
+	outputTimeout = 500 * time.Millisecond // for what a process has written to be read after its end
+	askTimeout    = 10 * time.Minute       // for a client's answer: often a person's
+)
+
+// Why a call has no answer of the module's.
+var (
+	errNotSent = errors.New("the module has ended") // before the call: it can be made again
+	errTimeout = errors.New("no answer and no progress")
 )
 
 // crashError is a call's failure because the process ended.
@@ -90,6 +90,14 @@ func (e *crashError) Error() string {
 	return fmt.Sprintf("module %q crashed (%s); the next call starts it again", e.module, e.state)
 }
 
+// startError is why a module's process could not be started.
+type startError struct {
+	reason string   // fit for clients
+	stderr []string // what the process said last; not for clients, as it may name paths
+}
+
+func (e *startError) Error() string { return e.reason }
+
 // serverInfo is what a module says of itself in the handshake.
 type serverInfo struct {
 	Stateless    bool            // it speaks modernProtocol
@@ -98,78 +106,84 @@ type serverInfo struct {
 	Title        string // serverInfo.title, else serverInfo.name
 }
 
-// call is a request to a worker that has not been answered.
-type call struct {
-	number int64 // the later, the higher
-	caller Caller
-	token  json.RawMessage // the caller's own progress token; nil for none
-	answer chan *Message   // 1-buffered
-	beat   chan struct{}   // 1-buffered: progress was made
-
-	ctx    context.Context // ends with the call
-	asking atomic.Int32    // requests of the module to the caller under way
-	lacked atomic.Uint32   // clientCaps that it asked for and the caller has not
+// shared reports whether one process of the module is to serve all callers.
+func (i serverInfo) shared() bool {
+	return field(field(i.Capabilities, "experimental"), sharedCapability) != nil
 }
 
-// watcher is what a process is for, and who is told what it says outside of
-// calls. Its functions are called from the reading goroutine.
-type watcher struct {
-	serves      bool         // calls will come
-	second      bool         // the module has another process: see startServing
-	private     *atomic.Bool // they are of one session, or come one at a time
+// sharedCapability is what a hosted server declares, among its experimental
+// capabilities, that is to have one process for all callers.
+const sharedCapability = "usher/shared"
+
+// call is a request to a module that has not been answered.
+type call struct {
+	number   int64 // the later, the higher
+	caller   Caller
+	token    json.RawMessage // the caller's own progress token; nil for none
+	answer   chan *Message   // 1-buffered; nil when the process ended
+	progress chan struct{}   // 1-buffered: the module, or its client, did something
+	lacked   clientCaps      // what the module asked for and the caller has not; guarded by the worker's mu
+}
+
+// workerEvents is who hears what a process says outside of calls. Its functions
+// are called from the reading goroutine.
+type workerEvents struct {
+	owner       *Caller // for whose call a process of one affinity is started; nil for others
+	second      bool    // the module has another process, which has said what it offers
 	listChanged func(list string)
 	updated     func(params json.RawMessage) // of a resource
-	asks        func()                       // it asked a client, and did not say in which call
 }
 
 // Worker is one process of a module. Its methods are safe for concurrent use.
 type Worker struct {
 	module string // for logs and errors
 	log    *slog.Logger
-	guard  *Guard
-	cmd    *exec.Cmd
-	stdin  *os.File
-	stdout *os.File
-	stderr *os.File
-	out    chan []byte // to the goroutine that writes stdin
-	info   serverInfo  // set by the handshake
+	events workerEvents
+	info   serverInfo // set by the handshake
 
-	watch  watcher
-	calls  inflight[*call]
-	lastID atomic.Int64
-	level  atomic.Int32 // least log messages it was told to send, counted from 1; 0 for not told
-	asks   asking
+	lastID   atomic.Int64
+	level    atomic.Int32       // least log messages it was told to send, counted from 1; 0 for not told
+	stopping atomic.Bool        // its end is wanted, and no crash
+	mixedUp  atomic.Bool        // it was refused a client, as a cancelled call may be the one it is for
+	ctx      context.Context    // ends when the process is to end, or has ended
+	cancel   context.CancelFunc //
+	queued   chan struct{}      // 1-buffered: there is input to be written
+	asking   sync.WaitGroup     // goroutines that ask clients
+	err      error              // why calls under way failed; set before they are told
+	done     chan struct{}      // closed when all is over
 
-	stopping atomic.Bool    // the end is wanted, and no crash
-	stopOnce sync.Once      // whoever is first begins the end
-	hastener sync.WaitGroup // the goroutine that signals a slow process
-	reaping  sync.Mutex     // held to signal and to reap: a reaped id may be another's
-	ending   chan struct{}  // closed when stdin is to be, after what is queued
-	exited   chan struct{}  // closed when the process has ended and was reaped
-	done     chan struct{}  // closed when all is over; err is set before
-	err      error
+	mu         sync.Mutex
+	input      []byte                    // lines that wait to be written to the process
+	calls      map[string]*call          // in flight, by id; nil once the process has ended
+	unanswered map[string]bool           // ids of cancelled calls that the module may still be working on
+	owner      *Caller                   // the latest caller of a session's process
+	asks       map[string]*clientRequest // by the module's own ids
+	tail       []string                  // the last lines of stderr, at most tailLines
+}
 
-	tailMu sync.Mutex
-	tail   []string // the last lines of stderr, at most tailLines
+// newWorker is a worker without a process yet.
+func newWorker(module string, log *slog.Logger, events workerEvents) *Worker {
+	w := &Worker{module: module, log: log.With("module", module), events: events, owner: events.owner,
+		queued: make(chan struct{}, 1), done: make(chan struct{}),
+		calls: make(map[string]*call), unanswered: make(map[string]bool), asks: make(map[string]*clientRequest)}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	return w
 }
 
 // startWorker starts a module's process and shakes hands with it, first in the
 // way of era. ctx bounds the handshake, not the worker's life.
-func startWorker(ctx context.Context, module string, l launch, era era, g *Guard, log *slog.Logger, watch watcher) (*Worker, error) {
-	w, err := startWorkerOnce(ctx, module, l, era, g, log, watch)
+func startWorker(ctx context.Context, module string, l launch, era era, r *reaper, log *slog.Logger, events workerEvents) (*Worker, error) {
+	w, err := startWorkerOnce(ctx, module, l, era, r, log, events)
 	if errors.Is(err, errProbed) { // it took offence at the probe
-		return startWorkerOnce(ctx, module, l, eraSession, g, log, watch)
+		return startWorkerOnce(ctx, module, l, eraSession, r, log, events)
 	}
 	return w, err
 }
 
-func startWorkerOnce(ctx context.Context, module string, l launch, era era, g *Guard, log *slog.Logger, watch watcher) (*Worker, error) {
-	w := &Worker{
-		module: module, log: log.With("module", module), guard: g, watch: watch,
-		out: make(chan []byte, 64), ending: make(chan struct{}), exited: make(chan struct{}), done: make(chan struct{}),
-	}
-	w.asks.begin()
-	if err := w.spawn(l); err != nil {
+func startWorkerOnce(ctx context.Context, module string, l launch, era era, r *reaper, log *slog.Logger, events workerEvents) (*Worker, error) {
+	w := newWorker(module, log, events)
+	if err := w.spawn(l, r); err != nil {
+		w.cancel()
 		if path, ok := errors.AsType[*fs.PathError](err); ok {
 			err = path.Err // without the path: this may reach a client
 		}
@@ -177,7 +191,7 @@ func startWorkerOnce(ctx context.Context, module string, l launch, era era, g *G
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := w.shakeHands(ctx, era); err != nil {
+	if err := w.handshake(ctx, era); err != nil {
 		w.stop()
 		<-w.done
 		if errors.Is(err, errProbed) {
@@ -187,14 +201,6 @@ func startWorkerOnce(ctx context.Context, module string, l launch, era era, g *G
 	}
 	return w, nil
 }
-
-// startError is why a module's process could not be started.
-type startError struct {
-	reason string   // fit for clients
-	stderr []string // what the process said last; not for clients, as it may name paths
-}
-
-func (e *startError) Error() string { return e.reason }
 
 // startError says why there was no handshake, which is often that the process
 // had ended.
@@ -212,284 +218,211 @@ func (w *Worker) startError(ctx context.Context, err error) error {
 	return e
 }
 
-// spawn starts the process and the goroutines that serve it; supervise ends
-// after all others.
-func (w *Worker) spawn(l launch) error {
-	cmd := exec.Command(l.Path, l.Args...)
+// spawn starts the process, and the goroutines that serve it until its end. That
+// comes, when ctx ends, in the order of the MCP specification for stdio: stdin is
+// closed, then TERM, then KILL (basic/lifecycle, "Shutdown").
+func (w *Worker) spawn(l launch, r *reaper) error {
+	cmd := exec.CommandContext(w.ctx, l.Path, l.Args...)
 	cmd.Dir, cmd.Env = l.Dir, l.Env
 	setGroup(cmd)
-	var ends []*os.File // where stdin is read and written, stdout, and stderr
-	defer func() {
-		for _, f := range ends {
-			f.Close()
-		}
-	}()
-	for range 3 {
-		r, wr, err := os.Pipe()
+	var term *time.Timer
+	cmd.Cancel = func() error { // the goroutine that writes stdin closes it
+		term = time.AfterFunc(stdinTimeout, func() { terminateGroup(cmd.Process.Pid) })
+		return nil
+	}
+	cmd.WaitDelay = stdinTimeout + exitTimeout
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	var outputs []*os.File // stdout and stderr, which are read for a while after the process has ended
+	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
+		read, write, err := os.Pipe()
 		if err != nil {
 			return err
 		}
-		ends = append(ends, r, wr)
+		defer write.Close()
+		outputs = append(outputs, read)
+		*end = write
 	}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = ends[0], ends[3], ends[5]
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	w.cmd, w.stdin, w.stdout, w.stderr = cmd, ends[1], ends[2], ends[4]
-	ends = []*os.File{ends[0], ends[3], ends[5]} // which the process has now
-	if err := w.guard.add(cmd.Process.Pid); err != nil {
-		w.log.Warn("no guard: if usher is killed, this module's processes may live on", "err", err)
+	pid := cmd.Process.Pid
+	if err := r.add(pid); err != nil {
+		w.log.Warn("no reaper: if usher is killed, this module's processes may live on", "err", err)
 	}
-	var readers sync.WaitGroup
-	readers.Go(w.readStdout)
-	readers.Go(w.readStderr)
-	var writer sync.WaitGroup
-	writer.Go(w.writeStdin)
-	go w.supervise(&readers, &writer)
+	var readers, writer sync.WaitGroup
+	readers.Go(func() { w.readStdout(outputs[0]) })
+	readers.Go(func() { w.readStderr(outputs[1]) })
+	writer.Go(func() { w.writeStdin(stdin) })
+	go func() {
+		_ = cmd.Wait() // its state says more
+		if term != nil {
+			term.Stop()
+		}
+		w.cancel()
+		if err := killGroup(pid); err != nil {
+			w.log.Debug("ending what is left of the process group", "err", err)
+		}
+		r.remove(pid)
+		for _, f := range outputs { // a process that left the group may hold them open
+			f.SetReadDeadline(time.Now().Add(outputTimeout))
+		}
+		readers.Wait()
+		for _, f := range outputs {
+			f.Close()
+		}
+		writer.Wait()
+		w.finish(cmd.ProcessState.String())
+	}()
 	return nil
 }
 
-// supervise waits for the process to end and then clears up: what is left of
-// its group, the guard's list, the calls in flight.
-func (w *Worker) supervise(readers, writer *sync.WaitGroup) {
-	pid := w.cmd.Process.Pid
-	if err := awaitExit(pid); err != nil {
-		w.log.Warn("awaiting the end of the process", "err", err)
-	}
-	// The leader is not reaped yet, so the group's id is still its own.
-	if err := killGroup(pid); err != nil {
-		w.log.Debug("ending what is left of the process group", "err", err)
-	}
-	w.guard.remove(pid)
-	w.reaping.Lock()
-	w.cmd.Wait()
-	close(w.exited)
-	w.reaping.Unlock()
-	// What it wrote before its end still counts. A process that left the group
-	// may hold the pipes open, so the wait is bounded.
-	w.stdout.SetReadDeadline(time.Now().Add(outputPatience))
-	w.stderr.SetReadDeadline(time.Now().Add(outputPatience))
-	readers.Wait()
-	w.stdin.Close()
-	w.stdout.Close()
-	w.stderr.Close()
-	writer.Wait()
-	w.stopOnce.Do(func() {}) // from here on there is nothing to stop
-	w.hastener.Wait()
+// finish fails the calls in flight of a process that has ended in this state.
+func (w *Worker) finish(state string) {
 	crash := &crashError{module: w.module}
 	if !w.stopping.Load() {
-		crash.state = w.cmd.ProcessState.String()
+		crash.state = state
 	}
 	w.err = crash
-	for _, c := range w.calls.close(crash) {
+	w.mu.Lock()
+	calls := w.calls
+	w.calls = nil
+	w.mu.Unlock()
+	for _, c := range calls {
 		c.answer <- nil
 	}
-	w.asks.finish()
+	w.asking.Wait()
 	close(w.done)
 }
 
 // stop begins the end of the process and returns at once; done is closed when
-// it is over. The order is that of the MCP specification for stdio: stdin is
-// closed, then TERM, then KILL (basic/lifecycle, "Shutdown").
+// it is over.
 func (w *Worker) stop() {
-	w.stopOnce.Do(func() {
+	if w.alive() {
 		w.stopping.Store(true)
-		w.end()
-	})
-}
-
-// end has stdin closed once what is queued is written, within bounds, and ends a
-// process that does not end by itself at that.
-func (w *Worker) end() {
-	_ = w.stdin.SetWriteDeadline(time.Now().Add(inputPatience)) // a pipe has one
-	close(w.ending)
-	w.hastener.Go(w.hasten)
-}
-
-func (w *Worker) hasten() {
-	pid := w.cmd.Process.Pid
-	for _, next := range []struct {
-		patience time.Duration
-		signal   func(int) error
-	}{{stdinPatience, terminateGroup}, {exitPatience, killGroup}} {
-		select {
-		case <-w.exited:
-			return
-		case <-time.After(next.patience):
-		}
-		w.reaping.Lock()
-		select {
-		case <-w.exited:
-		default:
-			next.signal(pid)
-		}
-		w.reaping.Unlock()
+		w.cancel()
 	}
 }
 
 // alive reports whether calls can still be made.
-func (w *Worker) alive() bool {
-	select {
-	case <-w.done:
-		return false
-	case <-w.exited:
-		return false
-	default:
-		return !w.stopping.Load()
-	}
-}
+func (w *Worker) alive() bool { return w.ctx.Err() == nil }
 
-// writeStdin writes queued messages, as many as there are in one system call.
-func (w *Worker) writeStdin() {
-	defer w.stdin.Close()
-	var msg, buf []byte
+// writeStdin writes what is queued, as much as there is in one system call, until
+// the process is to end and nothing is queued, such as a cancellation.
+func (w *Worker) writeStdin(stdin io.WriteCloser) {
+	defer stdin.Close()
+	var spare []byte
 	for {
 		select {
-		case <-w.exited:
+		case <-w.queued:
+		case <-w.ctx.Done():
+		}
+		w.mu.Lock()
+		text := w.input
+		w.input = spare[:0]
+		w.mu.Unlock()
+		if len(text) == 0 && !w.alive() {
 			return
-		case msg = <-w.out:
-		case <-w.ending: // what was queued before, such as a cancellation, still goes out
-			if len(w.out) == 0 {
-				return
-			}
-			msg = <-w.out
 		}
-		buf = append(append(buf[:0], msg...), '\n')
-		for len(w.out) > 0 && len(buf) < 64<<10 { // nobody else receives
-			buf = append(append(buf, <-w.out...), '\n')
+		if _, err := stdin.Write(text); err != nil {
+			return // the process is ending, which fails the calls
 		}
-		if _, err := w.stdin.Write(buf); err != nil {
-			return // the process is ending; supervise fails the calls
-		}
-		if cap(buf) > 1<<20 {
-			buf = nil
+		if spare = text; cap(spare) > 1<<20 {
+			spare = nil
 		}
 	}
 }
 
-// send queues a message for the process.
-func (w *Worker) send(ctx context.Context, msg []byte) error {
+// send queues a message for the process. It does not wait: a module that does
+// not read may be waiting for usher to read.
+func (w *Worker) send(msg []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.alive() {
+		return errNotSent
+	}
+	if n := len(w.input); n > 0 && n+len(msg) > maxInput {
+		return fmt.Errorf("module %q does not read its stdin", w.module)
+	}
+	w.input = append(append(w.input, msg...), '\n')
+	wake(w.queued)
+	return nil
+}
+
+// wake makes a 1-buffered channel ready.
+func wake(c chan struct{}) {
 	select {
-	case w.out <- msg:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-w.done:
-		return w.err
-	}
-}
-
-// sendWithin is send for a message that is to be queued within idle (0: ever): the
-// module may have stopped reading.
-func (w *Worker) sendWithin(ctx context.Context, idle time.Duration, msg []byte) error {
-	if idle > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, idle, w.silent(idle))
-		defer cancel()
-	}
-	return w.send(ctx, msg)
-}
-
-// offer queues a message for the process if there is room.
-func (w *Worker) offer(msg []byte) bool {
-	select {
-	case w.out <- msg:
-		return true
+	case c <- struct{}{}:
 	default:
-		return false
 	}
 }
-
-// nextID is the id of a request to come.
-func (w *Worker) nextID() string { return strconv.FormatInt(w.lastID.Add(1), 10) }
 
 // readStdout handles what the process says until it closes its stdout.
-func (w *Worker) readStdout() {
-	lines := newLineReader(w.stdout, maxWorkerLine)
+func (w *Worker) readStdout(stdout io.Reader) {
+	lines := newLineReader(stdout, maxWorkerLine)
 	for {
 		line, err := lines.next()
-		if errors.Is(err, errLineTooLong) {
-			w.dropLong()
-			continue
-		}
-		if err != nil {
+		if err != nil && !errors.Is(err, errLineTooLong) {
 			break
 		}
-		msg, err := parseMessage(line)
+		var msg *Message
+		if err == nil {
+			msg, err = parseMessage(line)
+		}
 		if err != nil {
-			w.log.Warn("a line on stdout that is no JSON-RPC message", "line", clip(line), "why", err)
+			w.dropUnreadable(line, err)
 			continue
 		}
 		w.handle(msg)
 	}
-	// Without its stdout a process is of no use, even if it lives on.
+	// Without its stdout a process is of no use, even if it lives on. To its callers
+	// that is a crash.
 	select {
-	case <-w.exited:
-	case <-time.After(outputPatience):
-		w.closedStdout()
-	}
-}
-
-// dropLong fails the calls in flight: one of them waits for the answer that was
-// too long to be read.
-func (w *Worker) dropLong() {
-	w.log.Warn("a message over the limit was dropped", "limit", formatSize(maxWorkerLine))
-	for _, c := range w.calls.all() {
-		c.fail(rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine)))
-	}
-}
-
-// fail answers a call with an error, unless it is answered already.
-func (c *call) fail(e *rpcError) {
-	select {
-	case c.answer <- &Message{Err: e}:
-	default:
-	}
-}
-
-// closedStdout ends a process that lives on without its stdout. To its callers
-// that is a crash, so stopping is not set.
-func (w *Worker) closedStdout() {
-	w.stopOnce.Do(func() {
+	case <-w.ctx.Done():
+	case <-time.After(outputTimeout):
 		w.log.Warn("the module closed its stdout; ending it")
-		w.end()
-	})
+		w.cancel()
+	}
+}
+
+// dropUnreadable fails the call whose id is on a line that is no message. Of a
+// line that is too long nothing is known: it fails all calls in flight.
+func (w *Worker) dropUnreadable(line []byte, why error) {
+	w.log.Warn("a line on stdout that is no JSON-RPC message", "line", clipText(string(line), maxLoggedLine), "why", why)
+	var ids []string
+	problem := rpcErrorf(codeInternal, "the module's answer can't be read: %v", why)
+	if line == nil {
+		problem = rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine))
+		w.mu.Lock()
+		ids = sortedKeys(w.calls)
+		w.mu.Unlock()
+	} else if field(line, "jsonrpc") != nil && field(line, "method") == nil {
+		ids = []string{strings.Trim(string(field(line, "id")), `"`)}
+	}
+	for _, id := range ids {
+		w.answer(&Message{ID: ID(id), Err: problem})
+	}
 }
 
 // readStderr logs what the process writes there, a line a record.
-func (w *Worker) readStderr() {
-	lines := newLineReader(w.stderr, maxLoggedLine)
+func (w *Worker) readStderr(stderr io.Reader) {
+	lines := newLineReader(stderr, maxLoggedLine)
 	for {
 		line, err := lines.next()
-		switch {
-		case errors.Is(err, errLineTooLong):
-			w.log.Info("(a line too long to log)", "stream", "stderr")
-		case err != nil:
-			if !errors.Is(err, io.EOF) {
-				io.Copy(io.Discard, w.stderr) // at its deadline: over
-			}
+		if errors.Is(err, errLineTooLong) {
+			line = []byte("(a line too long to log)")
+		} else if err != nil {
 			return
-		default:
-			w.log.Info(string(line), "stream", "stderr")
-			w.keepTail(string(line))
 		}
+		w.log.Info(string(line), "stream", "stderr")
+		w.mu.Lock()
+		if w.tail = append(w.tail, string(line)); len(w.tail) > tailLines {
+			w.tail = w.tail[1:]
+		}
+		w.mu.Unlock()
 	}
-}
-
-func (w *Worker) keepTail(line string) {
-	w.tailMu.Lock()
-	defer w.tailMu.Unlock()
-	if w.tail = append(w.tail, line); len(w.tail) > tailLines {
-		w.tail = w.tail[1:]
-	}
-}
-
-// clip bounds what of a stray line is logged.
-func clip(line []byte) string {
-	if len(line) > maxLoggedLine {
-		return string(line[:maxLoggedLine]) + "…"
-	}
-	return string(line)
 }
 
 // handle takes one message from the process.
@@ -500,34 +433,40 @@ func (w *Worker) handle(msg *Message) {
 	case msg.isNotification():
 		w.handleNotification(msg)
 	default:
-		c, ok := w.calls.take(string(msg.ID))
-		if !ok {
-			w.log.Debug("an answer to no request in flight was dropped", "id", string(msg.ID))
-			return
-		}
-		c.answer <- msg
+		w.answer(msg)
 	}
+}
+
+// answer gives an answer to the call that waits for it.
+func (w *Worker) answer(msg *Message) {
+	w.mu.Lock()
+	c := w.calls[string(msg.ID)]
+	delete(w.calls, string(msg.ID))
+	if len(w.unanswered) < maxUnanswered { // past that it is not known which others there are
+		delete(w.unanswered, string(msg.ID))
+	}
+	w.mu.Unlock()
+	if c == nil {
+		w.log.Debug("an answer to no request in flight was dropped", "id", string(msg.ID))
+		return
+	}
+	c.answer <- msg
 }
 
 // handleNotification passes a notification to the caller it is for.
 func (w *Worker) handleNotification(msg *Message) {
-	switch msg.Method {
-	case "notifications/progress":
+	list, isList := strings.CutSuffix(strings.TrimPrefix(msg.Method, "notifications/"), "/list_changed")
+	switch {
+	case isList:
+		w.events.listChanged(list)
+	case msg.Method == "notifications/progress":
 		w.passProgress(msg.Params)
-	case "notifications/message":
-		w.passLog(msg.Params)
-	case "notifications/tools/list_changed":
-		w.watch.listChanged("tools")
-	case "notifications/prompts/list_changed":
-		w.watch.listChanged("prompts")
-	case "notifications/resources/list_changed":
-		w.watch.listChanged("resources")
-	case "notifications/resources/updated":
-		w.watch.updated(msg.Params)
-	case "notifications/elicitation/complete":
-		w.asks.passElicited(msg.Params)
-	case "notifications/cancelled":
-		w.asks.cancel(field(msg.Params, "requestId"))
+	case msg.Method == "notifications/message", msg.Method == "notifications/elicitation/complete":
+		w.passOn(msg.Method, msg.Params)
+	case msg.Method == "notifications/resources/updated":
+		w.events.updated(msg.Params)
+	case msg.Method == "notifications/cancelled":
+		w.takeBack(field(msg.Params, "requestId"))
 	default:
 		w.log.Debug("a notification was dropped", "method", msg.Method)
 	}
@@ -536,124 +475,146 @@ func (w *Worker) handleNotification(msg *Message) {
 // passProgress gives progress to its call under the token that the caller
 // chose. Callers' own tokens repeat, so each call had one of ours.
 func (w *Worker) passProgress(params json.RawMessage) {
-	c, ok := w.calls.get(string(field(params, "progressToken")))
-	if !ok {
+	w.mu.Lock()
+	c := w.calls[string(field(params, "progressToken"))]
+	w.mu.Unlock()
+	if c == nil {
 		return
 	}
-	poke(c.beat)
-	if c.token != nil {
-		c.caller.notify("notifications/progress", withMember(params, "progressToken", c.token))
+	wake(c.progress)
+	if c.token != nil && c.caller.Notify != nil {
+		c.caller.Notify("notifications/progress", withMember(params, "progressToken", c.token))
 	}
 }
 
-// passLog gives a log message to the call that it says it is of, else to the one
-// session that has calls in flight, if there is just one; else nobody but the
-// daemon may see it.
-func (w *Worker) passLog(params json.RawMessage) {
-	if c, said := w.saysCall(params); said {
-		if c != nil {
-			c.caller.notify("notifications/message", unsaid(params))
+// passOn gives a notification to the caller it can only be for; where that is not
+// certain, nobody but the daemon may see it.
+func (w *Worker) passOn(method string, params json.RawMessage) {
+	w.mu.Lock()
+	caller, c, err := w.attribute(params)
+	w.mu.Unlock()
+	switch {
+	case err == nil && caller.Notify != nil && (c != nil || caller.authorized()):
+		if method == "notifications/message" || !caller.Stateless { // who has no sessions knows no other
+			caller.Notify(method, stripCallID(params))
 		}
-		return
+	case method == "notifications/message":
+		w.log.Info("message", "level", stringField(params, "level"), "data", clipText(string(field(params, "data")), maxLoggedLine))
 	}
-	calls := w.callersInFlight()
-	several := slices.ContainsFunc(calls, func(c *call) bool { return c.caller.Session != calls[0].caller.Session })
-	if len(calls) == 0 || several || calls[0].caller.Notify == nil {
-		w.log.Info("message", "level", stringField(params, "level"), "data", clip(field(params, "data")))
-		return
-	}
-	calls[0].caller.notify("notifications/message", params)
-}
-
-// callersInFlight is the calls in flight but for usher's own.
-func (w *Worker) callersInFlight() []*call {
-	return slices.DeleteFunc(w.calls.all(), func(c *call) bool { return c.caller.Session == "" })
 }
 
 // request sends a request and waits for its result. The params are put into the
 // form of the module's era, and the caller's progress token in them is replaced
 // by one of ours. When ctx ends, the module is told and the request's answer no
 // longer matters; the error is ctx's cause. When the module makes no progress
-// for idle (0: never) and waits for no answer of the caller's, the error is
+// for timeout (0: ever) and waits for no answer of a client's, the error is
 // errTimeout. Errors that the module answered with are *rpcError.
-func (w *Worker) request(ctx context.Context, caller Caller, method string, params json.RawMessage, idle time.Duration) (json.RawMessage, error) {
+func (w *Worker) request(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
 	number := w.lastID.Add(1)
 	id := strconv.FormatInt(number, 10)
-	callCtx, end := context.WithCancel(ctx)
-	defer end()
-	c := &call{number: number, caller: caller, answer: make(chan *Message, 1), beat: make(chan struct{}, 1), ctx: callCtx}
+	c := &call{number: number, caller: caller, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
 	params = w.adapt(caller, params)
 	if caller.Session != "" { // usher's own requests need none
 		params, c.token = setProgressToken(params, id)
-		w.asks.own(caller)
 		w.followLevel(caller)
 	}
-	if err := w.calls.add(id, c); err != nil {
-		return nil, errNotSent
-	}
-	defer w.calls.take(id)
-	if caller.Session != "" {
-		w.asks.began()
-	}
-	if err := w.sendWithin(ctx, idle, encodeRequest(ID(id), method, params)); err != nil {
+	if err := w.begin(id, c); err != nil {
 		return nil, err
 	}
-	msg, err := w.await(ctx, id, c, idle)
-	end()
-	c.settle()
+	err := w.send(encodeRequest(ID(id), method, params))
 	if err != nil {
+		w.end(id, c, false)
 		return nil, err
 	}
-	result, err := w.result(msg)
-	lacked := clientCaps(c.lacked.Load())
-	if caller.Stateless && lacked != 0 && (err != nil || string(field(result, "isError")) == "true") {
+	msg, err := w.await(ctx, c, timeout)
+	w.end(id, c, err != nil)
+	if err != nil {
+		w.cancelRequest(id, err)
+		return nil, err
+	}
+	result, err := w.result(caller, msg)
+	if lacked := c.lacked; caller.Stateless && lacked != 0 && (err != nil || string(field(result, "isError")) == "true") {
 		return nil, missingCapability(lacked)
 	}
 	return result, err
 }
 
-// settle waits until what was asked in a call that has ended is over, so that
-// its client hears of that before it has the answer.
-func (c *call) settle() {
-	for c.asking.Load() > 0 {
-		<-c.beat
+// begin enters a call among those in flight.
+func (w *Worker) begin(id string, c *call) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.calls == nil {
+		return errNotSent
+	}
+	w.calls[id] = c
+	switch {
+	case c.caller.Session == "" || w.owner == nil:
+	case c.caller.Stateless:
+		w.owner = nil // from here on the calls themselves say who can be asked
+	default:
+		w.owner = &c.caller
+	}
+	return nil
+}
+
+// end takes a call out, with what was asked in it, so that its client hears of
+// that before it has the answer. A cancelled call that the module has not answered
+// is remembered: what the module asks next may be for that.
+func (w *Worker) end(id string, c *call, cancelled bool) {
+	w.mu.Lock()
+	if w.calls[id] == c && cancelled && c.caller.Session != "" && len(w.unanswered) < maxUnanswered {
+		w.unanswered[id] = true
+	}
+	delete(w.calls, id)
+	var asks []*clientRequest
+	for _, a := range w.asks {
+		if a.call == c {
+			asks = append(asks, a)
+		}
+	}
+	w.mu.Unlock()
+	for _, a := range asks {
+		a.cancel(errNotInCall)
+		<-a.over
 	}
 }
 
 // await waits for the answer to a call.
-func (w *Worker) await(ctx context.Context, id string, c *call, idle time.Duration) (*Message, error) {
-	timer := time.NewTimer(idle)
+func (w *Worker) await(ctx context.Context, c *call, timeout time.Duration) (*Message, error) {
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
-	if idle <= 0 {
-		timer.Stop()
+	silent := timer.C
+	if timeout <= 0 {
+		silent = nil
 	}
 	for {
 		select {
-		case <-c.beat:
-			if idle > 0 {
-				timer.Reset(idle)
-			}
+		case <-c.progress:
+			timer.Reset(timeout)
 		case msg := <-c.answer:
 			return msg, nil
 		case <-ctx.Done():
-			w.asks.abandon(c.caller)
-			w.cancel(id, context.Cause(ctx))
 			return nil, context.Cause(ctx)
-		case <-timer.C:
-			if c.asking.Load() > 0 || len(c.beat) > 0 {
-				timer.Reset(idle) // it is not the module that is slow
-				continue
+		case <-silent:
+			if !w.waitsForClient(c) {
+				return nil, fmt.Errorf("module %q: %w within %v", w.module, errTimeout, timeout)
 			}
-			w.asks.abandon(c.caller)
-			w.cancel(id, errTimeout)
-			return nil, w.silent(idle)
+			timer.Reset(timeout)
 		}
 	}
 }
 
-// silent is a call's failure because the module was silent for idle.
-func (w *Worker) silent(idle time.Duration) error {
-	return fmt.Errorf("module %q: %w within %v", w.module, errTimeout, idle)
+// waitsForClient reports whether it is not the module that is slow, but a client
+// that it has asked in this call, or may have asked in it.
+func (w *Worker) waitsForClient(c *call) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range w.asks {
+		if a.call == c || a.call == nil {
+			return true
+		}
+	}
+	return len(c.progress) > 0
 }
 
 // adapt puts a request's params into the form of the module's era.
@@ -680,37 +641,38 @@ func (w *Worker) followLevel(caller Caller) {
 		return
 	}
 	w.level.Store(wanted)
-	id := w.nextID() // whose answer nobody waits for
-	if !w.offer(encodeRequest(ID(id), "logging/setLevel", joinMembers([]member{{"level", quote(caller.level())}}))) {
-		w.level.Store(now) // it is not reading
+	w.tell(&Message{ID: w.nextID(), Method: "logging/setLevel", Params: object{{"level", quote(caller.level())}}.json()})
+}
+
+// tell sends a message that nobody waits for.
+func (w *Worker) tell(msg *Message) {
+	if err := w.send(msg.encode()); err != nil && w.alive() {
+		w.log.Warn("a message to the module was dropped", "method", msg.Method, "why", err)
 	}
 }
 
-// errNotSent is a call's failure because the process had ended before; nothing
-// has happened, so it can be made again.
-var errNotSent = errors.New("the module has ended")
+// nextID is the id of a request to the module.
+func (w *Worker) nextID() ID { return strconv.AppendInt(nil, w.lastID.Add(1), 10) }
 
-// errTimeout is a call's failure because the module was silent too long.
-var errTimeout = errors.New("no answer and no progress")
-
-func (w *Worker) result(msg *Message) (json.RawMessage, error) {
+// result is what an answer means for the call.
+func (w *Worker) result(caller Caller, msg *Message) (json.RawMessage, error) {
 	switch {
 	case msg == nil:
 		return nil, w.err
 	case msg.Err != nil:
 		return nil, msg.Err
+	case w.info.Stateless && caller.Session != "" && !caller.Stateless && stringField(msg.Result, "resultType") != resultInput:
+		return legacyResult(msg.Result), nil
 	default:
 		return msg.Result, nil
 	}
 }
 
-// cancel tells the module that the answer to a request is not wanted any more.
-func (w *Worker) cancel(id string, why error) {
-	params := append(append([]byte(`{"requestId":`), id...), `,"reason":`...)
-	msg := encodeNotification("notifications/cancelled", append(appendString(params, why.Error()), '}'))
-	if !w.offer(msg) && w.alive() {
-		w.log.Warn("a cancellation was dropped: the module does not read its stdin")
-	}
+// cancelRequest tells the module that the answer to a request is not wanted any
+// more.
+func (w *Worker) cancelRequest(id string, why error) {
+	params := object{{"requestId", json.RawMessage(id)}, {"reason", quote(why.Error())}}
+	w.tell(&Message{Method: "notifications/cancelled", Params: params.json()})
 }
 
 // setProgressToken puts token in params._meta in place of the caller's own,
@@ -724,10 +686,341 @@ func setProgressToken(params json.RawMessage, token string) (json.RawMessage, js
 	return withMeta(params, "progressToken", json.RawMessage(token)), own
 }
 
-// poke makes a 1-buffered channel ready.
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
+// What a module asks of its client in the middle of a call, such as a model's
+// answer or the user's input, must reach the one client whose call caused it and
+// never another; but on stdio a request does not say which call that is. It is
+// certain where the message names its call, as those of our shims do; where the
+// process is a session's own; and while exactly one call is in flight.
+
+// clientRequest is a request of the module that waits for a client's answer.
+type clientRequest struct {
+	caller Caller
+	call   *call // that it belongs to; nil where only the session is known
+	ctx    context.Context
+	cancel func(why error)
+	over   chan struct{} // closed when the client is not asked any more
+}
+
+// Why a request of a module has no answer of a client's.
+var (
+	errNoAnswer  = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
+	errNoClient  = rpcErrorf(codeInternal, "no client can be asked here: the module serves no call of one")
+	errNotSure   = rpcErrorf(codeInternal, "usher can't tell which client this is for, as this process serves several calls: call again")
+	errNoScope   = rpcErrorf(codeInternal, "the client may not reach the module any more")
+	errNotInCall = rpcErrorf(codeInternal, "the call that this is for is not under way")
+	errManyAsks  = rpcErrorf(codeInternal, "too many requests to clients wait for an answer (%d)", maxAsks)
+)
+
+// attribute finds whom a message of the module is for: the caller, and the call
+// unless only the session is known. Called with mu held.
+func (w *Worker) attribute(params json.RawMessage) (Caller, *call, error) {
+	if id := field(field(params, "_meta"), metaCall); id != nil {
+		if c := w.calls[string(id)]; c != nil && c.caller.Session != "" {
+			return c.caller, c, nil
+		}
+		return Caller{}, nil, errNotInCall
 	}
+	calls := slices.DeleteFunc(slices.Collect(maps.Values(w.calls)), func(c *call) bool { return c.caller.Session == "" })
+	switch {
+	case len(calls) == 1 && len(w.unanswered) == 0:
+		return calls[0].caller, calls[0], nil
+	case w.owner != nil && (len(calls) == 0 || !w.owner.Stateless):
+		return *w.owner, nil, nil
+	case len(calls) == 0 && len(w.unanswered) == 0:
+		return Caller{}, nil, errNoClient
+	default:
+		w.mixedUp.Store(len(w.unanswered) > 0)
+		return Caller{}, nil, errNotSure
+	}
+}
+
+// stripCallID is params without the name of the call, which is no client's
+// business.
+func stripCallID(params json.RawMessage) json.RawMessage {
+	own := field(params, "_meta")
+	switch meta := dropMembers(own, metaCall); {
+	case len(meta) == len(own):
+		return params
+	case string(meta) == "{}":
+		return dropMembers(params, "_meta")
+	default:
+		return withMember(params, "_meta", meta)
+	}
+}
+
+// handleRequest answers what a module asks. Whom it is for is found before the
+// next message of the module is read, which may end the call.
+func (w *Worker) handleRequest(msg *Message) {
+	if msg.Method == "ping" {
+		w.tell(&Message{ID: msg.ID, Result: json.RawMessage(`{}`)})
+		return
+	}
+	a, err := w.beginAsk(msg)
+	if err != nil {
+		w.log.Info("a request of the module to a client was refused", "method", msg.Method, "why", err)
+		w.tell(&Message{ID: msg.ID, Err: asRPCError(err)})
+		return
+	}
+	w.asking.Go(func() { w.ask(a, msg) })
+}
+
+// beginAsk finds whom to ask, and enters the request among those that wait.
+func (w *Worker) beginAsk(msg *Message) (*clientRequest, error) {
+	needs, known := needsOf(msg.Method, msg.Params)
+	if !known {
+		return nil, rpcErrorf(codeNoMethod, "this client does not answer %s", msg.Method)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	caller, c, err := w.attribute(msg.Params)
+	if err != nil {
+		return nil, err
+	}
+	if lacked := needs &^ caller.Caps; lacked != 0 {
+		if c != nil {
+			c.lacked |= lacked
+		}
+		if caller.Ask == nil && !caller.Stateless {
+			return nil, noClient(needs)
+		}
+		return nil, lacks(lacked)
+	}
+	if caller.Ask == nil {
+		return nil, errNoClient
+	}
+	waiting := 0
+	for _, a := range w.asks {
+		if a.caller.Principal == caller.Principal {
+			waiting++
+		}
+	}
+	if waiting >= maxAsks {
+		return nil, errManyAsks
+	}
+	if w.asks[string(msg.ID)] != nil {
+		return nil, rpcErrorf(codeInvalidRequest, "a request with the id %s is already being answered", msg.ID)
+	}
+	a := &clientRequest{caller: caller, call: c, over: make(chan struct{})}
+	ctx, stop := context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
+	ctx, cancel := context.WithCancelCause(ctx)
+	a.ctx = ctx
+	a.cancel = func(why error) {
+		cancel(why)
+		stop()
+	}
+	w.asks[string(msg.ID)] = a
+	return a, nil
+}
+
+// ask asks the client and answers the module, unless that has taken its request
+// back: its id may be another's by now.
+func (w *Worker) ask(a *clientRequest, msg *Message) {
+	defer close(a.over)
+	defer a.cancel(nil)
+	result, err := json.RawMessage(nil), error(errNoScope)
+	if a.call != nil || a.caller.authorized() {
+		result, err = a.caller.Ask(a.ctx, msg.Method, stripCallID(msg.Params))
+	}
+	w.mu.Lock()
+	wanted := w.asks[string(msg.ID)] == a
+	if wanted {
+		delete(w.asks, string(msg.ID))
+	}
+	for _, c := range w.calls {
+		if a.call == c || a.call == nil {
+			wake(c.progress) // from here on the module's silence counts
+		}
+	}
+	w.mu.Unlock()
+	switch {
+	case !wanted:
+	case err != nil:
+		w.tell(&Message{ID: msg.ID, Err: asRPCError(err)})
+	default:
+		w.tell(&Message{ID: msg.ID, Result: result})
+	}
+}
+
+// takeBack ends a request at the module's wish.
+func (w *Worker) takeBack(id json.RawMessage) {
+	w.mu.Lock()
+	a := w.asks[string(id)]
+	delete(w.asks, string(id))
+	w.mu.Unlock()
+	if a != nil {
+		a.cancel(errTakenBack)
+	}
+}
+
+var errTakenBack = errors.New("the module does not want the answer any more")
+
+// The handshake with a module: which revisions it speaks, what it is, what it
+// offers and what it tells of. Here a worker is spoken to by usher itself and for
+// no client.
+
+// era is which revisions a module speaks, as far as that is known.
+type era string
+
+const (
+	eraUnknown   era = ""
+	eraSession   era = "session" // those that begin with initialize
+	eraStateless era = "modern"
+)
+
+// errProbed is why there is no handshake with a process that ended when it was
+// asked which revisions it speaks.
+var errProbed = errors.New("it ended at server/discover")
+
+// handshake finds out what the module is. Which era it speaks is asked first,
+// unless that is known; what is no answer of the stateless one is taken for the
+// other (MCP 2026-07-28, basic/transports/stdio, "Backward Compatibility").
+func (w *Worker) handshake(ctx context.Context, known era) error {
+	if known == eraSession {
+		return w.initialize(ctx)
+	}
+	probe, cancel := context.WithTimeout(ctx, probeTimeout)
+	stateless, err := w.discover(probe)
+	cancel()
+	if stateless || ctx.Err() != nil {
+		return err
+	}
+	if err = w.initialize(ctx); err == nil {
+		return nil
+	}
+	if errors.As(err, new(*rpcError)) { // it was only slow to start, perhaps
+		if stateless, again := w.discover(ctx); stateless {
+			return again
+		}
+	}
+	if errors.Is(err, errNotSent) || errors.As(err, new(*crashError)) {
+		return errProbed
+	}
+	return err
+}
+
+// discover asks a stateless module what it is, and whether it is one: only then
+// does the error count.
+func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
+	result, err := w.request(ctx, Caller{}, "server/discover", modernParams(nil, allCaps, ""), 0)
+	if rpc, ok := errors.AsType[*rpcError](err); ok && rpc.Code == codeUnsupportedVersion {
+		var versions []string
+		_ = json.Unmarshal(field(rpc.Data, "supported"), &versions) // none then
+		if slices.ContainsFunc(versions, hasSessions) {
+			return false, nil
+		}
+		return true, fmt.Errorf("it speaks %s, and usher %s", strings.Join(versions, ", "), strings.Join(spoken(), ", "))
+	}
+	var versions []string
+	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, modernProtocol) {
+		return false, err
+	}
+	w.setInfo(result, field(field(result, "_meta"), metaServerInfo))
+	w.info.Stateless = true
+	return true, w.listenToLists()
+}
+
+func (w *Worker) setInfo(result, server json.RawMessage) {
+	w.info.Capabilities = field(result, "capabilities")
+	w.info.Instructions = stringField(result, "instructions")
+	if w.info.Title = stringField(server, "title"); w.info.Title == "" {
+		w.info.Title = stringField(server, "name")
+	}
+}
+
+// initialize shakes hands as an MCP client. All client capabilities are
+// declared: servers hide tools from clients that lack one.
+func (w *Worker) initialize(ctx context.Context) error {
+	params := object{{"protocolVersion", quote(protocols[0])}, {"clientInfo", usherInfo()}, {"capabilities", clientCaps(allCaps).json()}}
+	result, err := w.request(ctx, Caller{}, "initialize", params.json(), 0)
+	if err != nil {
+		return err
+	}
+	w.setInfo(result, field(result, "serverInfo"))
+	return w.send(encodeNotification("notifications/initialized", nil))
+}
+
+// offers reports whether the module has declared a part of a capability.
+func (w *Worker) offers(capability, part string) bool {
+	return string(field(field(w.info.Capabilities, capability), part)) == "true"
+}
+
+// listenToLists has a stateless module say when its lists change, those of them
+// that do.
+func (w *Worker) listenToLists() error {
+	var lists object
+	for _, list := range []string{"tools", "prompts", "resources"} {
+		if w.offers(list, "listChanged") {
+			lists = append(lists, member{list + "ListChanged", json.RawMessage("true")})
+		}
+	}
+	if lists == nil {
+		return nil
+	}
+	_, err := w.listen(lists)
+	return err
+}
+
+// listen opens a subscription of a stateless module, which is one more call in
+// flight until it is closed. Its end matters to nobody.
+func (w *Worker) listen(filter object) (stop func(), err error) {
+	number := w.lastID.Add(1)
+	id, c := strconv.FormatInt(number, 10), &call{number: number, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
+	if err := w.begin(id, c); err != nil {
+		return nil, err
+	}
+	params := modernParams(object{{"notifications", filter.json()}}.json(), allCaps, "")
+	stop = func() {
+		w.end(id, c, false)
+		w.cancelRequest(id, errUnsubscribed)
+	}
+	return stop, w.send(encodeRequest(ID(id), "subscriptions/listen", params))
+}
+
+// subscribe has the module say when a resource changes, until the function that
+// it returns is called.
+func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err error) {
+	if !w.offers("resources", "subscribe") {
+		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
+	}
+	if w.info.Stateless {
+		return w.listen(object{{"resourceSubscriptions", joinItems([]json.RawMessage{quote(uri)})}})
+	}
+	params := object{{"uri", quote(uri)}}.json()
+	stop = func() { w.tell(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params}) }
+	_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
+	if err != nil && ctx.Err() != nil {
+		stop() // it may have come about all the same
+	}
+	return stop, err
+}
+
+var errUnsubscribed = errors.New("nobody listens any more")
+
+// list asks for a whole list of the module, page by page: method "tools/list"
+// and key "tools", say. A module without the capability, or the list, has an
+// empty one.
+func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessage, error) {
+	capability, _, _ := strings.Cut(method, "/")
+	if field(w.info.Capabilities, capability) == nil {
+		return nil, nil
+	}
+	var all []json.RawMessage
+	params := json.RawMessage(`{}`)
+	for range maxPages {
+		result, err := w.request(ctx, Caller{}, method, params, 0)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", method, err)
+		}
+		var page []json.RawMessage
+		if items := field(result, key); items != nil && json.Unmarshal(items, &page) != nil {
+			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
+		}
+		all = append(all, page...)
+		cursor := field(result, "nextCursor")
+		if cursor == nil || string(cursor) == "null" {
+			return all, nil
+		}
+		params = object{{"cursor", cursor}}.json()
+	}
+	return nil, fmt.Errorf("%s: no end after %d pages", method, maxPages)
 }

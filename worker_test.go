@@ -5,7 +5,6 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -53,18 +51,6 @@ func TestKillFailsCallsAtOnce(t *testing.T) {
 	if a := c.call("a_echo", ""); a.failure() != "" {
 		t.Errorf("the next call: %s", a.Body)
 	}
-}
-
-// A module that has stopped reading is silent like any other.
-func TestTimeOutOfWhatIsNotRead(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := &Worker{module: "a", out: make(chan []byte), done: make(chan struct{}), err: &crashError{}}
-		time.AfterFunc(time.Hour, func() { close(w.done) })
-		if _, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute); !errors.Is(err, errTimeout) {
-			t.Errorf("got %v, want that it is silent", err)
-		}
-	})
 }
 
 func TestBackOff(t *testing.T) {

@@ -1,0 +1,392 @@
+// Asking clients: how what a module asks in the middle of a call, such as the
+// user's input, reaches the client that made the call. A client with a session is
+// sent a request, and answers it. One without can't be sent anything: its call is
+// suspended, its request is answered with what is asked, and its next request
+// brings the answers and goes on with the call (MCP 2026-07-28,
+// basic/patterns/mrtr). Whom a module's request is for, the worker has found out;
+// this file knows no module and no transport.
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+const (
+	suspendTimeout  = 5 * time.Minute // for a client to come back
+	recheckInterval = 2 * time.Second // between looks whether a suspended call's claim still holds
+	goneInterval    = 5 * time.Second // between looks whether a client is still connected
+)
+
+// Why a client that has a session does not answer.
+var (
+	errUnheard = rpcErrorf(codeInternal, "the client has no stream open on which it could be asked")
+	errGone    = rpcErrorf(codeInternal, "the client has gone away")
+)
+
+// pendingRequests are the requests to one client that wait for its answers. The
+// zero value is ready for use. Safe for concurrent use.
+type pendingRequests struct {
+	inflight[chan *Message] // by our ids
+}
+
+// ask sends a request to the client and waits for its answer. send reports
+// whether a message has gone out to where it will be read; connected, whether the
+// client may still answer.
+func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, connected func() bool, method string, params json.RawMessage) (json.RawMessage, error) {
+	id := quote("usher-" + rand.Text()) // no count: an answer may come after a restart, to what was asked before
+	answer := make(chan *Message, 1)
+	if err := p.add(string(id), answer); err != nil {
+		return nil, errGone
+	}
+	defer p.take(string(id))
+	if !connected() || !send(encodeRequest(ID(id), method, params)) {
+		return nil, errUnheard
+	}
+	look := time.NewTicker(goneInterval)
+	defer look.Stop()
+	for {
+		select {
+		case msg := <-answer:
+			switch {
+			case msg == nil:
+				return nil, errGone
+			case msg.Err != nil:
+				return nil, msg.Err
+			default:
+				return msg.Result, nil
+			}
+		case <-look.C:
+			if !connected() {
+				return nil, errGone
+			}
+		case <-ctx.Done():
+			send(encodeNotification("notifications/cancelled", object{{"requestId", id}}.json()))
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// answer gives the client's answer to whoever asked.
+func (p *pendingRequests) answer(msg *Message) {
+	if answer, ok := p.take(string(msg.ID)); ok {
+		answer <- msg
+	}
+}
+
+// fail ends all requests to the client: no answer can come any more.
+func (p *pendingRequests) fail() {
+	for _, answer := range p.close(errGone) {
+		answer <- nil
+	}
+}
+
+// suspendedCalls are the calls of clients without sessions that may wait for their
+// clients to come back. Safe for concurrent use.
+type suspendedCalls struct {
+	ctx     context.Context // ends when calls are to
+	timeout time.Duration
+	wg      sync.WaitGroup // calls under way, suspended or not
+
+	mu     sync.Mutex
+	asking map[*suspendedCall]bool // those with questions that are not answered
+}
+
+func newSuspendedCalls(ctx context.Context, timeout time.Duration) *suspendedCalls {
+	return &suspendedCalls{ctx: ctx, timeout: timeout, asking: make(map[*suspendedCall]bool)}
+}
+
+// wait waits for the end of the calls, whose context must have ended.
+func (k *suspendedCalls) wait() { k.wg.Wait() }
+
+// suspendedCall is one call of a client without a session, for as long as it
+// takes, over as many requests as it takes.
+type suspendedCall struct {
+	all     *suspendedCalls
+	caller  Caller   // of the first request
+	binding [32]byte // what all its requests must have in common
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	wake    chan struct{} // 1-buffered: something is asked
+	done    chan struct{} // closed when result and err are set
+	result  json.RawMessage
+	err     error
+
+	// Guarded by all.mu.
+	notify    func(method string, params json.RawMessage) // of the request under way; nil while suspended
+	state     string                                      // under which it goes on, once; "" while a request waits for it
+	asked     int                                         // questions so far
+	questions []*inputRequest
+}
+
+// inputRequest is what a module asked and has no answer to.
+type inputRequest struct {
+	key, method string
+	params      json.RawMessage
+	answer      chan json.RawMessage // 1-buffered
+}
+
+// Why a suspended call does not go on.
+var (
+	errNotResumed    = rpcErrorf(codeInternal, "the client did not come back with the answer")
+	errManySuspended = rpcErrorf(codeInternal, "too many calls are waiting for client input (%d)", maxSuspended)
+)
+
+// stateError is why a requestState is refused.
+func stateError(why string) error {
+	return rpcErrorf(codeInvalidParams, "requestState: %s: make the call anew, without it", why)
+}
+
+// do answers one request of a call: it makes the call, or goes on with the one
+// whose state the params bring, until that ends or asks something. method and
+// params are what all requests of one call must have in common.
+func (k *suspendedCalls) do(ctx context.Context, caller Caller, method string, params json.RawMessage, call func(context.Context, Caller) (json.RawMessage, error)) (json.RawMessage, error) {
+	own := dropMembers(params, "_meta", "inputResponses", "requestState")
+	binding := sha256.Sum256(fmt.Appendf(nil, "%q %q %d %s", caller.Principal, method, caller.Caps, canonical(own)))
+	if state := field(params, "requestState"); state != nil {
+		c, err := k.resume(state, binding, field(params, "inputResponses"), caller.Notify)
+		if err != nil {
+			return nil, err
+		}
+		return c.next(ctx)
+	}
+	return k.begin(caller, binding, call).next(ctx)
+}
+
+// canonical is JSON with its keys in order and no white space, so that a client
+// may write the same thing twice in two ways.
+func canonical(raw json.RawMessage) []byte {
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	var v any
+	if d.Decode(&v) != nil {
+		return raw
+	}
+	return marshal(v)
+}
+
+// begin starts a call.
+func (k *suspendedCalls) begin(caller Caller, binding [32]byte, call func(context.Context, Caller) (json.RawMessage, error)) *suspendedCall {
+	c := &suspendedCall{all: k, caller: caller, binding: binding, notify: caller.Notify, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	c.ctx, c.cancel = context.WithCancelCause(k.ctx)
+	caller.Notify, caller.Ask = c.pass, c.ask
+	k.wg.Go(func() {
+		c.result, c.err = call(c.ctx, caller)
+		c.cancel(nil)
+		close(c.done)
+	})
+	return c
+}
+
+// pass gives a notification to the request that waits, if one does.
+func (c *suspendedCall) pass(method string, params json.RawMessage) {
+	c.all.mu.Lock()
+	notify := c.notify
+	c.all.mu.Unlock()
+	if notify != nil {
+		notify(method, params)
+	}
+}
+
+// ask is what the module asks of the client.
+func (c *suspendedCall) ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+	if params == nil {
+		params = json.RawMessage(`{}`)
+	}
+	q := &inputRequest{method: method, params: params, answer: make(chan json.RawMessage, 1)}
+	if err := c.all.add(c, q); err != nil {
+		return nil, err
+	}
+	wake(c.wake)
+	select {
+	case answer := <-q.answer:
+		return answer, nil
+	case <-c.ctx.Done():
+	case <-ctx.Done():
+	}
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	c.drop(q)
+	if c.ctx.Err() != nil {
+		return nil, errNotInCall
+	}
+	return nil, context.Cause(ctx)
+}
+
+// add enters a question of a call, unless too many calls of its principal have
+// some.
+func (k *suspendedCalls) add(c *suspendedCall, q *inputRequest) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	others := 0
+	for other := range k.asking {
+		if other != c && other.caller.Principal == c.caller.Principal {
+			others++
+		}
+	}
+	if others >= maxSuspended {
+		return errManySuspended
+	}
+	c.asked++
+	q.key = "ask-" + strconv.Itoa(c.asked)
+	c.questions = append(c.questions, q)
+	k.asking[c] = true
+	return nil
+}
+
+// drop takes a question out. Called with all.mu held.
+func (c *suspendedCall) drop(q *inputRequest) {
+	c.questions = slices.DeleteFunc(c.questions, func(other *inputRequest) bool { return other == q })
+	if len(c.questions) == 0 {
+		delete(c.all.asking, c)
+	}
+}
+
+// next waits for the call's end, or for something that it asks. A client that
+// goes away meanwhile cancels the call.
+func (c *suspendedCall) next(ctx context.Context) (json.RawMessage, error) {
+	for {
+		select {
+		case <-c.done:
+			return c.result, c.err
+		case <-c.wake:
+			if result := c.suspend(); result != nil {
+				return result, nil
+			}
+		case <-ctx.Done():
+			c.cancel(context.Cause(ctx))
+			<-c.done
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// suspend is the answer that says what is asked for, with a state under which the
+// call goes on; nil when nothing is asked any more.
+func (c *suspendedCall) suspend() json.RawMessage {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	if len(c.questions) == 0 {
+		return nil
+	}
+	var requests object
+	for _, q := range c.questions {
+		requests = append(requests, member{q.key, object{{"method", quote(q.method)}, {"params", q.params}}.json()})
+	}
+	c.state, c.notify = rand.Text(), nil
+	c.watch(c.state, time.Now().Add(c.all.timeout))
+	return object{{"resultType", quote(resultInput)}, {"inputRequests", requests.json()}, {"requestState", quote(c.state)}}.json()
+}
+
+// watch ends the call if it is still suspended under a state at a time, or as soon
+// as its caller's access has ended.
+func (c *suspendedCall) watch(state string, until time.Time) {
+	time.AfterFunc(min(recheckInterval, time.Until(until)), func() {
+		authorized := c.caller.authorized()
+		c.all.mu.Lock()
+		defer c.all.mu.Unlock()
+		switch {
+		case c.state != state || c.ctx.Err() != nil:
+		case !authorized:
+			c.state = ""
+			c.cancel(errNoScope)
+		case !time.Now().Before(until):
+			c.state = "" // worth nothing from here on
+			c.cancel(errNotResumed)
+		default:
+			c.watch(state, until)
+		}
+	})
+}
+
+// resume finds the call of a state, gives it the answers, and makes the state
+// worthless. Nothing is done unless all of that can be.
+func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses json.RawMessage, notify func(string, json.RawMessage)) (*suspendedCall, error) {
+	state, _ := unquote(raw)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c := k.find(state)
+	if c == nil {
+		return nil, stateError("it was used already, or its call has ended")
+	}
+	if c.binding != binding {
+		return nil, stateError("it belongs to another call, another claim or other capabilities")
+	}
+	answers, err := c.checkAnswers(responses)
+	if err != nil {
+		return nil, err
+	}
+	c.state, c.notify = "", notify
+	for q, answer := range answers {
+		c.drop(q)
+		q.answer <- answer
+	}
+	if len(c.questions) > 0 {
+		wake(c.wake) // what is missing is asked for again
+	}
+	return c, nil
+}
+
+// find is the call that is suspended under a state; nil for none. Called with mu
+// held.
+func (k *suspendedCalls) find(state string) *suspendedCall {
+	for c := range k.asking {
+		if state != "" && c.state == state && c.ctx.Err() == nil {
+			return c
+		}
+	}
+	return nil
+}
+
+// checkAnswers matches answers with what is asked. Those to nothing are ignored.
+// Called with all.mu held.
+func (c *suspendedCall) checkAnswers(responses json.RawMessage) (map[*inputRequest]json.RawMessage, error) {
+	if responses != nil && !isObject(responses) {
+		return nil, rpcErrorf(codeInvalidParams, "inputResponses must be an object")
+	}
+	answers := make(map[*inputRequest]json.RawMessage)
+	for _, q := range c.questions {
+		answer := field(responses, q.key)
+		if answer == nil {
+			continue
+		}
+		if err := checkAnswer(q.method, answer); err != nil {
+			return nil, rpcErrorf(codeInvalidParams, "inputResponses.%s: %v", q.key, err)
+		}
+		answers[q] = answer
+	}
+	return answers, nil
+}
+
+// checkAnswer reports what an answer to a method lacks to be one.
+func checkAnswer(method string, answer json.RawMessage) error {
+	if !isObject(answer) {
+		return errors.New("want an object")
+	}
+	switch method {
+	case "elicitation/create":
+		if stringField(answer, "action") == "" {
+			return errors.New(`want an "action"`)
+		}
+	case "sampling/createMessage":
+		if field(answer, "content") == nil {
+			return errors.New(`want a "content"`)
+		}
+	case "roots/list":
+		var roots []json.RawMessage
+		if json.Unmarshal(field(answer, "roots"), &roots) != nil {
+			return errors.New(`want a list "roots"`)
+		}
+	}
+	return nil
+}
