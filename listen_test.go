@@ -20,8 +20,8 @@ func TestSubscriptionsOfASession(t *testing.T) {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel() // for the end of a claim is looked at from time to time
 			dir, base := twoProjects(t), t.TempDir()
-			writeFake(t, dir+"/proj/r.usher", "good tools=touch,crash res=r")
-			writeFake(t, dir+"/other/o.usher", "good tools=touch res=o")
+			writeFake(t, dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
+			writeFake(t, dir+"/other/o.usher", "good shared tools=touch res=o")
 			d := serveHereOn(t, base, dir)
 			free := connect(t, d.URL)
 			free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "o_touch", "r_crash", "r_touch")
