@@ -168,18 +168,14 @@ func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f fun
 // requestIDHeader names a request, in the answer and in the log.
 const requestIDHeader = "X-Request-Id"
 
-func newRequestID() string {
-	var b [8]byte
-	rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
-}
+func newRequestID() string { return strings.ToLower(rand.Text()[:16]) }
 
 // audience says who is served without showing a secret or a claim code.
 type audience int
 
 const (
 	nobody      audience = iota
-	thisMachine          // requests that no proxy says to have passed on
+	thisMachine          // whose requests no proxy says to have passed on
 	anyone
 )
 
@@ -223,49 +219,41 @@ const mcpFlags = "-require-claim (MCP clients need a code from usher claim), or 
 // foreign Origin, which is some website's script (MCP, basic/transports,
 // "Security Warning").
 func (p *originPolicy) admit(r *http.Request) error {
-	if err := p.checkHost(r.Host); err != nil {
-		return &httpError{Status: http.StatusForbidden, Msg: err.Error()}
+	if host, ok := p.checkHost(r.Host); !ok {
+		return httpErrorf(http.StatusForbidden, "host %q is not allowed: start usher serve with -allow-host %s", host, host)
 	}
 	origins := r.Header.Values("Origin")
 	if len(origins) == 0 && r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Method == http.MethodPost {
 		return httpErrorf(http.StatusForbidden, "a web page of another site made this request, and does not say which")
 	}
 	for _, origin := range origins {
-		if err := p.checkOrigin(origin); err != nil {
-			return &httpError{Status: http.StatusForbidden, Msg: err.Error()}
+		if !p.allowsOrigin(origin) {
+			return httpErrorf(http.StatusForbidden, "origin %q is not allowed: start usher serve with -allow-origin and the website's URL", clipText(origin, 100))
 		}
 	}
 	return nil
 }
 
 // checkHost accepts a loopback name, an IP literal (no page can be rebound to
-// one), and what was allowed by flag.
-func (p *originPolicy) checkHost(hostport string) error {
+// one), and what was allowed by flag. It returns the name without the port.
+func (p *originPolicy) checkHost(hostport string) (string, bool) {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h
 	}
 	host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
-	if _, err := netip.ParseAddr(host); err == nil {
-		return nil
-	}
-	if isLoopback(host) || slices.Contains(p.hosts, host) {
-		return nil
-	}
-	return fmt.Errorf("host %q is not allowed: start usher serve with -allow-host %s", clipText(host, 100), clipText(host, 100))
+	_, err := netip.ParseAddr(host)
+	return clipText(host, 100), err == nil || isLoopback(host) || slices.Contains(p.hosts, host)
 }
 
-// checkOrigin accepts a page served from this machine and what was allowed by
+// allowsOrigin accepts a page served from this machine and what was allowed by
 // flag. "null" is what sandboxed and local pages send: anyone's.
-func (p *originPolicy) checkOrigin(origin string) error {
+func (p *originPolicy) allowsOrigin(origin string) bool {
 	u, err := url.Parse(origin)
 	if err != nil || u.Scheme == "" || u.Host == "" || u.User != nil || u.Path != "" || u.RawQuery != "" {
-		return fmt.Errorf("origin %q is not allowed: it names no scheme and host", clipText(origin, 100))
+		return false
 	}
-	if isLoopback(u.Hostname()) || slices.Contains(p.origins, strings.ToLower(origin)) {
-		return nil
-	}
-	return fmt.Errorf("origin %q is not allowed: start usher serve with -allow-origin %s", clipText(origin, 100), clipText(origin, 100))
+	return isLoopback(u.Hostname()) || slices.Contains(p.origins, strings.ToLower(origin))
 }
 
 // isLoopback reports whether a host, given by name or address, is this machine.
@@ -318,13 +306,7 @@ func (p *originPolicy) cors(w http.ResponseWriter, r *http.Request) (preflight b
 		return false
 	}
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")
-	allowed := "Content-Type, Accept, Authorization, Last-Event-ID, Mcp-Session-Id, Mcp-Protocol-Version, Mcp-Method, Mcp-Name, Mcp-Claim-Code, X-Webhook-Secret"
-	for name := range strings.SplitSeq(r.Header.Get("Access-Control-Request-Headers"), ",") {
-		if name = strings.TrimSpace(name); strings.HasPrefix(strings.ToLower(name), "mcp-param-") && len(name) < 100 {
-			allowed += ", " + name // whose names the schemas of tools choose
-		}
-	}
-	h.Set("Access-Control-Allow-Headers", allowed)
+	h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
 	h.Set("Access-Control-Max-Age", "600")
 	w.WriteHeader(http.StatusNoContent)
 	return true
@@ -336,22 +318,13 @@ type bodyReader struct {
 	limit int64 // bytes of one body
 
 	mu      sync.Mutex
-	pending map[*pendingBody]struct{}
+	pending map[*pendingBody]bool
 	all     int // bytes received of all pending bodies
 	unknown int // of these, of senders who have shown nothing
 }
 
 func newBodyReader(limit int64) *bodyReader {
-	return &bodyReader{limit: limit, pending: make(map[*pendingBody]struct{})}
-}
-
-// pendingBody is a body being read. The mu of its bodyReader guards it.
-type pendingBody struct {
-	known    bool // its sender has shown a code, a session or the secret
-	since    time.Time
-	size     int             // bytes received
-	deadline func(time.Time) // when a read that waits for more fails
-	dropped  bool            // to make room for others
+	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool)}
 }
 
 // Read reads a whole body. Nothing is read of one whose announced length is over
@@ -359,40 +332,53 @@ type pendingBody struct {
 // who have not share a smaller part of what all bodies may take. The errors are
 // *httpError. Reading a body to its end is also what lets net/http notice that
 // the client went away.
-func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool) ([]byte, error) {
-	fail := func(status int, why string, err error) error {
-		w.Header().Set("Connection", "close") // the rest of the body is not read
-		return &httpError{Status: status, Msg: why, Err: err}
+func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool) (body []byte, err error) {
+	err = new(http.MaxBytesError)
+	if r.ContentLength <= b.limit {
+		control := http.NewResponseController(w)
+		p := &pendingBody{common: b, from: http.MaxBytesReader(w, r.Body, b.limit), known: known, since: time.Now()}
+		p.deadline = func(t time.Time) { _ = control.SetReadDeadline(t) } // not there in some tests
+		p.deadline(p.since.Add(bodyTimeout))
+		body, err = io.ReadAll(p)
+		b.end(p)
+		p.deadline(time.Time{})
 	}
-	tooLarge := "the body is larger than " + formatSize(b.limit) + " (-max-body)"
-	if r.ContentLength > b.limit {
-		return nil, fail(http.StatusRequestEntityTooLarge, tooLarge, nil)
+	status, why := http.StatusBadRequest, "the body could not be read"
+	switch {
+	case err == nil:
+		return body, nil
+	case errors.As(err, new(*http.MaxBytesError)):
+		status, why = http.StatusRequestEntityTooLarge, "the body is larger than "+formatSize(b.limit)+" (-max-body)"
+	case errors.Is(err, errNoRoom):
+		status, why = http.StatusServiceUnavailable, errNoRoom.Error()
+		w.Header().Set("Retry-After", "5")
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		status, why = http.StatusRequestTimeout, "the body did not arrive in time"
 	}
-	control := http.NewResponseController(w)
-	p := &pendingBody{known: known, since: time.Now(), deadline: func(t time.Time) { _ = control.SetReadDeadline(t) }} // not there in some tests
-	p.deadline(p.since.Add(bodyTimeout))
-	defer p.deadline(time.Time{})
-	defer b.forget(p)
-	limited := http.MaxBytesReader(w, r.Body, b.limit)
-	body := make([]byte, 0, 1+min(max(r.ContentLength, 511), 4<<10)) // an announced length is not yet memory
-	for {
-		n, err := limited.Read(body[len(body):cap(body)])
-		body = body[:len(body)+n]
-		switch {
-		case !b.received(p, n):
-			w.Header().Set("Retry-After", "5")
-			return nil, fail(http.StatusServiceUnavailable, "too many requests are being received: try again", nil)
-		case err == io.EOF:
-			return body, nil
-		case errors.As(err, new(*http.MaxBytesError)):
-			return nil, fail(http.StatusRequestEntityTooLarge, tooLarge, nil)
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil, fail(http.StatusRequestTimeout, "the body did not arrive in time", err)
-		case err != nil:
-			return nil, fail(http.StatusBadRequest, "the body could not be read", err)
-		}
-		body = slices.Grow(body, 1)
+	w.Header().Set("Connection", "close") // the rest of the body is not read
+	return nil, &httpError{Status: status, Msg: why, Err: err}
+}
+
+var errNoRoom = errors.New("too many requests are being received: try again")
+
+// pendingBody is a body being read. The mu of its bodyReader guards what changes.
+type pendingBody struct {
+	common   *bodyReader
+	from     io.Reader
+	known    bool // its sender has shown a code, a session or the secret
+	since    time.Time
+	size     int             // bytes received
+	deadline func(time.Time) // when a read that waits for more fails
+	dropped  bool            // to make room for others
+}
+
+// Read reads on, unless the body was dropped.
+func (p *pendingBody) Read(buf []byte) (int, error) {
+	n, err := p.from.Read(buf)
+	if !p.common.received(p, n) {
+		return n, errNoRoom
 	}
+	return n, err
 }
 
 // received counts n more bytes of a body, and drops bodies while there is no room
@@ -400,18 +386,20 @@ func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool) ([
 func (b *bodyReader) received(p *pendingBody, n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if p.dropped || n == 0 {
-		return !p.dropped
+	if p.dropped {
+		return false
 	}
-	b.pending[p] = struct{}{}
 	if (p.size+n)/bodyChunk > p.size/bodyChunk {
 		p.deadline(time.Now().Add(bodyTimeout))
 	}
+	b.pending[p] = true
 	b.count(p, n)
 	for b.all > maxBodies || b.unknown > maxUnknown {
-		slow := b.slowest()
-		if slow == nil { // all senders are known: the one that asks for room gets none
-			slow = p
+		slow := p
+		for other := range b.pending {
+			if other.yieldsTo(slow) {
+				slow = other
+			}
 		}
 		slow.dropped = true
 		slow.deadline(time.Unix(1, 0)) // its read ends now
@@ -421,8 +409,22 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 	return !p.dropped
 }
 
-// forget ends the counting of a body.
-func (b *bodyReader) forget(p *pendingBody) {
+// yieldsTo reports whether p has to make room before other does: the sender has
+// shown nothing, and of such bodies those over smallBody, the slowest first.
+func (p *pendingBody) yieldsTo(other *pendingBody) bool {
+	rate := func(p *pendingBody) float64 { return float64(p.size) / float64(time.Since(p.since)) }
+	switch {
+	case p.known || other.known:
+		return !p.known
+	case (p.size > smallBody) != (other.size > smallBody):
+		return p.size > smallBody
+	default:
+		return rate(p) < rate(other)
+	}
+}
+
+// end ends the counting of a body.
+func (b *bodyReader) end(p *pendingBody) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.count(p, -p.size)
@@ -435,23 +437,6 @@ func (b *bodyReader) count(p *pendingBody, n int) {
 	if !p.known {
 		b.unknown += n
 	}
-}
-
-// slowest is the body that makes room for others: of those whose senders have
-// shown nothing the one that comes in slowest, and one over smallBody first.
-func (b *bodyReader) slowest() *pendingBody {
-	var slowest *pendingBody
-	var least float64
-	for p := range b.pending {
-		rate := float64(p.size) / time.Since(p.since).Seconds()
-		if p.size <= smallBody {
-			rate += 1e12 // after all that are larger
-		}
-		if !p.known && (slowest == nil || rate < least) {
-			slowest, least = p, rate
-		}
-	}
-	return slowest
 }
 
 // writeBody writes b, as long as the peer takes some of it. Without deadlines a

@@ -145,6 +145,7 @@ func TestPreflight(t *testing.T) {
 		req := c.request(http.MethodOptions, "")
 		req.Header.Set("Origin", tt.origin)
 		req.Header.Set("Access-Control-Request-Method", "POST")
+		req.Header.Set("Access-Control-Request-Headers", "content-type,Mcp-Session-Id")
 		a := c.do(req)
 		if a.Status != tt.status {
 			t.Errorf("preflight from %s: %d, want %d", tt.origin, a.Status, tt.status)

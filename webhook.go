@@ -221,7 +221,7 @@ func (h *Webhooks) call(d *delivery) (json.RawMessage, error) {
 	return result, h.callError(ctx, err)
 }
 
-var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout)")
+var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout, -call-timeout)")
 
 // errFailed is all that the log says of a method's failure: its own words, which
 // the sender gets, may repeat what was sent.
@@ -235,14 +235,10 @@ func (h *Webhooks) callError(ctx context.Context, err error) error {
 		return nil
 	case errors.As(err, &answered):
 		return answered
-	case errors.Is(context.Cause(ctx), errDeliveryTimeout):
+	case errors.Is(context.Cause(ctx), errDeliveryTimeout), errors.Is(err, errTimeout):
 		return httpErrorf(http.StatusGatewayTimeout, "%v", errDeliveryTimeout)
-	case errors.Is(err, errTimeout): // -call-timeout, if it is the shorter one
-		return httpErrorf(http.StatusGatewayTimeout, "%v", err)
 	case h.stopped.Err() != nil:
 		return &httpError{Status: http.StatusServiceUnavailable, Msg: errStopping.Message, Header: retryAfter(5)}
-	case ctx.Err() != nil:
-		return httpErrorf(http.StatusBadGateway, "the sender went away")
 	case errors.As(err, &rpc) && rpc.Code == codeInvalidParams:
 		return &httpError{Status: http.StatusBadRequest, Msg: rpc.Message, Err: errors.New("the module refused the parameters")}
 	case errors.As(err, &rpc):
@@ -478,15 +474,16 @@ func multipartParams(body []byte, boundary string, m *Method) (object, error) {
 
 // fileValue is a file in a form: as text if it is some, else in base64.
 func fileValue(part *multipart.Part, content []byte) json.RawMessage {
-	file := object{
+	form, text := "text", string(content)
+	if !utf8.Valid(content) {
+		form, text = "base64", base64.StdEncoding.EncodeToString(content)
+	}
+	return object{
 		{"filename", quote(part.FileName())},
 		{"contentType", quote(part.Header.Get("Content-Type"))},
 		{"size", json.RawMessage(strconv.Itoa(len(content)))},
-	}
-	if utf8.Valid(content) {
-		return append(file, member{"text", quote(string(content))}).json()
-	}
-	return append(file, member{"base64", quote(base64.StdEncoding.EncodeToString(content))}).json()
+		{form, quote(text)},
+	}.json()
 }
 
 // fieldParams turns a form's values into parameters. A field named payload that
@@ -495,17 +492,16 @@ func fileValue(part *multipart.Part, content []byte) json.RawMessage {
 func fieldParams(values map[string][]json.RawMessage, m *Method) (list object) {
 	for _, name := range sortedKeys(values) {
 		given, types := values[name], m.paramTypes(name)
-		text, _ := unquote(given[0])
-		payload, err := jsonParams([]byte(text), m)
-		switch {
-		case name == "payload" && types == nil && text != "" && err == nil:
-			list = append(list, payload...)
-		case slices.Contains(types, "array"):
-			list = append(list, member{name, joinItems(given)})
-		default:
-			if value := fieldValue(given[0], types); value != nil {
-				list = append(list, member{name, value})
+		if text, _ := unquote(given[0]); name == "payload" && types == nil && text != "" {
+			if payload, err := jsonParams([]byte(text), m); err == nil {
+				list = append(list, payload...)
+				continue
 			}
+		}
+		if slices.Contains(types, "array") {
+			list = append(list, member{name, joinItems(given)})
+		} else if value := fieldValue(given[0], types); value != nil {
+			list = append(list, member{name, value})
 		}
 	}
 	return list
