@@ -228,7 +228,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 	}
 	for _, origin := range origins {
 		if !p.allowsOrigin(origin) {
-			return httpErrorf(http.StatusForbidden, "origin %q is not allowed: start usher serve with -allow-origin and the website's URL", clipText(origin, 100))
+			return httpErrorf(http.StatusForbidden, "origin %q is not allowed: start usher serve with -allow-origin %[1]s", clipText(origin, 100))
 		}
 	}
 	return nil
