@@ -39,9 +39,8 @@ type processGroups interface {
 
 // shellMethod is a function of a script that is a method.
 type shellMethod struct {
-	name   string
-	doc    string   // the comment above it
-	params []string // as documented, in order: $1, $2, …
+	name string
+	doc  string // the comment above it
 }
 
 // shellServer serves one script over stdin and stdout.
@@ -103,11 +102,7 @@ func (s *shellServer) read(text string) error {
 		}
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
-			method := shellMethod{name: m[1], doc: doc}
-			for _, p := range parseDoc(doc, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
-				method.params = append(method.params, p.name)
-			}
-			s.methods = append(s.methods, method)
+			s.methods = append(s.methods, shellMethod{m[1], doc})
 		} else if inFirst {
 			s.about = doc
 		}
@@ -197,8 +192,8 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	// $0 is the script, so that a module can find what lies beside it. The name is
 	// one that read found.
 	args := []string{"-c", `. "$0" && ` + name + ` "$@"`, s.path}
-	for _, param := range s.methods[i].params {
-		args = append(args, shellArgument(field(arguments, param)))
+	for _, p := range parseDoc(s.methods[i].doc, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
+		args = append(args, shellArgument(field(arguments, p.name))) // $1, $2, … as documented
 	}
 	cmd := exec.CommandContext(ctx, s.shell, args...)
 	cmd.Dir = filepath.Dir(s.path)
@@ -293,7 +288,13 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 		}
 		line := strings.ToValidUTF8(string(raw), "\uFFFD")
 		if m := shellProgress.FindStringSubmatch(line); m != nil {
-			s.tellProgress(progressToken, m[1], m[2], m[3])
+			params := object{{"progressToken", progressToken}, {"progress", json.RawMessage(m[1])}, {"message", quote(m[3])}}
+			if m[2] != "" {
+				params = params.set("total", json.RawMessage(m[2]))
+			}
+			if progressToken != nil { // the caller wants to know
+				s.send(encodeNotification("notifications/progress", params.json()))
+			}
 			continue
 		}
 		fmt.Fprintln(s.stderr, line)
@@ -303,30 +304,15 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 	}
 }
 
-// tellProgress passes progress on to a caller that wants it.
-func (s *shellServer) tellProgress(token json.RawMessage, progress, total, message string) {
-	params := object{{"progressToken", token}, {"progress", json.RawMessage(progress)}}
-	if total != "" {
-		params = append(params, member{"total", json.RawMessage(total)})
-	}
-	if message != "" {
-		params = append(params, member{"message", quote(message)})
-	}
-	if token != nil {
-		s.send(encodeNotification("notifications/progress", params.json()))
-	}
-}
-
 // shellResult is what a function printed, as a tool's result: an object if it
 // is one, else text.
 func shellResult(out []byte) json.RawMessage {
 	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
-	object := json.RawMessage(strings.TrimSpace(text))
-	switch {
-	case text == "":
+	if value := json.RawMessage(text); json.Valid(value) && isObject(value) {
+		return toolResult(value)
+	}
+	if text == "" {
 		return toolResult(nil)
-	case json.Valid(object) && object[0] == '{':
-		return toolResult(object)
 	}
 	return toolResult(quote(text))
 }

@@ -100,7 +100,7 @@ func TestShellModule(t *testing.T) {
 			t.Errorf("%s: %s", tt.name, clipText(a.Body, 300))
 		}
 	}
-	if a := c.ask("tools/call", `{"name":"s_count","arguments":{"n":3},"_meta":{"progressToken":"p"}}`); len(a.Events) != 4 || !strings.Contains(string(a.Events[1]), `"progress":2,"total":3,"message":"step 2"`) {
+	if a := c.ask("tools/call", `{"name":"s_count","arguments":{"n":3},"_meta":{"progressToken":"p"}}`); len(a.Events) != 4 || !strings.Contains(string(a.Events[1]), `"progress":2,"message":"step 2","total":3`) {
 		t.Errorf("progress: %s", a.Body)
 	}
 	stuck := make(chan answer, 1)
