@@ -1059,13 +1059,17 @@ const goTestFields = `type (
 		C int ` + "`" + `json:"D"` + "`" + `
 		D int
 	}
+	P struct {
+		*P
+		B int
+	}
 )`
 
 // The parameters of a struct are the fields that encoding/json finds in it.
 func TestGoModuleFields(t *testing.T) {
 	t.Parallel()
 	src := "//go:build usher\n\npackage main\n\n" + goTestFields
-	names := strings.Split("ACDEFGIO", "")
+	names := strings.Split("ACDEFGIOP", "")
 	for _, name := range names {
 		src += fmt.Sprintf("\nfunc Zero%s(p %s) (%s, error) { return p, nil }\n", name, name, name)
 	}
