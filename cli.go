@@ -18,7 +18,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -51,7 +50,7 @@ type command struct {
 	setup       func(a *app, fs *flag.FlagSet) func(args []string) error
 }
 
-const anyNumber = math.MaxInt
+const anyNumber = -1
 
 var commands = []command{
 	{"serve", "[flags] [DIR…]", 0, anyNumber, "host the modules under each DIR for MCP clients, over HTTP", setupServe},
@@ -109,7 +108,7 @@ func (a *app) runCommand(c command, args []string) int {
 		err = &usageError{err.Error()}
 	case len(args) < c.least:
 		err = usageErrorf("want %s", c.args)
-	case len(args) > c.most:
+	case c.most != anyNumber && len(args) > c.most:
 		err = usageErrorf("unexpected argument %q", args[c.most])
 	default:
 		err = do(args)
@@ -203,17 +202,18 @@ func (a *app) dataDir() (string, error) { return dataDir(cmp.Or(a.base, a.getenv
 
 // resolveDir makes a folder absolute with symlinks resolved.
 func resolveDir(dir string) (string, error) {
-	path, err := filepath.Abs(dir)
-	if err == nil {
-		path, err = filepath.EvalSymlinks(path)
-	}
-	if dir == "" || err != nil { // Abs takes "" for the current folder
+	info, err := os.Stat(dir) // refuses "", which Abs takes for the current folder
+	switch {
+	case err != nil:
 		return "", errors.New("no such folder")
-	}
-	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+	case !info.IsDir():
 		return "", errors.New("not a folder")
 	}
-	return path, nil
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
 }
 
 // openRegistry opens the modules under dirs, or else the current folder; c holds
@@ -273,7 +273,8 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 		}
 		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)}, func(r *Registry) error {
 			a.waitReady(r)
-			report := moduleReport(r, *scope, cmp.Or(a.daemonURL(), defaultURL), a.getenv)
+			data, _ := a.dataDir() // it was used before
+			report := moduleReport(r, *scope, cmp.Or(readDaemon(data).URL, defaultURL), a.getenv)
 			if *asJSON {
 				return a.printJSON(report)
 			}
@@ -579,15 +580,6 @@ func (a *app) callTool(tool *Tool, arguments json.RawMessage) (err error) {
 	return nil
 }
 
-// defaultURL is where a daemon is that was not told otherwise.
-const defaultURL = "http://127.0.0.1:3000/"
-
-// daemonURL is where the daemon of the base folder is; "" when none runs.
-func (a *app) daemonURL() string {
-	data, _ := a.dataDir() // it was used before
-	return readDaemon(data).URL
-}
-
 // withClaims opens the claim store of the base folder for do.
 func (a *app) withClaims(do func(*ClaimStore) error) error {
 	data, err := a.dataDir()
@@ -604,7 +596,12 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	dir := parsed(fs, "scope", ".", "the claim is for `DIR` and what is below it", resolveDir)
 	ttl := parsed(fs, "ttl", "24h", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m", parseTTL)
-	label := parsed(fs, "label", "", "a `TEXT` to know it by", parseLabel)
+	label := parsed(fs, "label", "", "a `TEXT` to know it by", func(text string) (string, error) {
+		if strings.ContainsFunc(text, unicode.IsControl) {
+			return "", errors.New("want plain text on one line")
+		}
+		return text, nil
+	})
 	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
 	return func(args []string) (err error) {
 		form := ""
@@ -628,13 +625,6 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 		}
 		return usageErrorf("want no argument, list, or revoke CODE…")
 	}
-}
-
-func parseLabel(text string) (string, error) {
-	if strings.ContainsFunc(text, unicode.IsControl) {
-		return "", errors.New("want plain text on one line")
-	}
-	return text, nil
 }
 
 func (a *app) createClaim(dir, label string, ttl time.Duration, asJSON bool) error {
@@ -663,18 +653,17 @@ const scopeSearch = 2 * time.Second
 func holdsModules(dir string) (found bool) {
 	deadline := time.Now().Add(scopeSearch)
 	filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return nil // a folder that can't be read holds no module that is hosted
-		}
-		if e.IsDir() && path != dir && !searchedFolder(e.Name()) {
+		if err == nil && e.IsDir() && path != dir && !searchedFolder(e.Name()) {
 			return fs.SkipDir
 		}
-		_, _, isModule := moduleFile(e.Name())
-		found = !e.IsDir() && (isModule || e.Name() == configName) || time.Now().After(deadline)
-		if found {
+		if err == nil && !e.IsDir() {
+			_, _, isModule := moduleFile(e.Name())
+			found = isModule || e.Name() == configName
+		}
+		if found = found || time.Now().After(deadline); found {
 			return fs.SkipAll
 		}
-		return nil
+		return nil // also for a folder that can't be read
 	})
 	return found
 }
@@ -685,7 +674,8 @@ func (a *app) printClaim(c Claim) {
 	if c.Label != "" {
 		a.printf("Label:      %s\n", plain(c.Label))
 	}
-	daemon := a.daemonURL()
+	data, _ := a.dataDir() // it was used before
+	daemon := readDaemon(data).URL
 	url := cmp.Or(daemon, defaultURL)
 	a.printf("\nSet this header on the MCP client's connection:\n  %s: %s\n", claimHeader, c.Code.Reveal())
 	a.printf("\nFor example:\n  claude mcp add --transport http usher %s --header \"%s: %s\"\n", url, claimHeader, c.Code.Reveal())

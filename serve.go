@@ -342,7 +342,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
-	parts.Go(func() { every(ctx, recordCheck, d.record.restore) })
+	parts.Go(func() { d.record.keep(ctx) })
 	d.log.Info("listening", "address", listener.Addr().String())
 	failed := make(chan error, 1)
 	parts.Go(func() {
@@ -376,20 +376,6 @@ func drain(web *http.Server) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
 	defer cancel()
 	return web.Shutdown(ctx) == nil
-}
-
-// every calls do again and again until ctx ends.
-func every(ctx context.Context, interval time.Duration, do func()) {
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			do()
-		}
-	}
 }
 
 // handler is the way of every request: an id, who may speak to the daemon at
@@ -587,6 +573,9 @@ func dataDir(base string) (string, error) {
 	return dir, nil
 }
 
+// defaultURL is where a daemon is that was not told otherwise.
+const defaultURL = "http://127.0.0.1:3000/"
+
 // daemonRecord is {base}/.data/daemon.json: which daemon has this base folder.
 type daemonRecord struct {
 	PID   int    `json:"pid"`
@@ -628,11 +617,18 @@ func (d *daemonRecord) publish(url string) error {
 	return nil
 }
 
-// restore writes the record again where it was deleted, so that no second daemon
+// keep writes the record again where it was deleted, so that no second daemon
 // starts beside this one.
-func (d *daemonRecord) restore() {
-	if _, err := os.Lstat(d.path); errors.Is(err, os.ErrNotExist) {
-		_ = d.publish(d.URL) // tried again soon
+func (d *daemonRecord) keep(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(recordCheck):
+		}
+		if _, err := os.Lstat(d.path); errors.Is(err, os.ErrNotExist) {
+			_ = d.publish(d.URL) // tried again soon
+		}
 	}
 }
 
