@@ -176,11 +176,11 @@ func (a *app) warnf(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
 }
 
-func (a *app) printJSON(v any) error {
+func (a *app) printJSON(v any) {
 	enc := json.NewEncoder(a.stdout)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	return enc.Encode(v)
+	_ = enc.Encode(v) // to a stdout that is gone, as printf
 }
 
 // newTable aligns columns that are separated by tabs.
@@ -266,9 +266,13 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	scope := declareScope(fs, "show what a session sees whose claim is for `DIR`, and what it does not")
-	code := parsed(fs, "claim", "", "show what a session sees that presents `CODE`, and what it does not", func(text string) (*string, error) { return &text, nil })
+	var code *string
+	fs.Func("claim", "show what a session sees that presents `CODE`, and what it does not", func(text string) error {
+		code = &text
+		return nil
+	})
 	return func(dirs []string) error {
-		if err := a.scopeOfCode(*code, scope); err != nil {
+		if err := a.scopeOfCode(code, scope); err != nil {
 			return err
 		}
 		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)}, func(r *Registry) error {
@@ -276,9 +280,10 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 			data, _ := a.dataDir() // it was used before
 			report := moduleReport(r, *scope, cmp.Or(readDaemon(data).URL, defaultURL), a.getenv)
 			if *asJSON {
-				return a.printJSON(report)
+				a.printJSON(report)
+			} else {
+				a.printModules(report)
 			}
-			a.printModules(report)
 			return nil
 		})
 	}
@@ -286,12 +291,13 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 
 // declareScope declares the flag -scope; without it the scope is everything.
 func declareScope(fs *flag.FlagSet, usage string) *Scope {
-	scope := parsed(fs, "scope", "", usage, func(dir string) (Scope, error) {
-		path, err := resolveDir(dir)
-		return scopeDir(path), err
+	scope := scopeAll()
+	fs.Func("scope", usage, func(text string) error {
+		dir, err := resolveDir(text)
+		scope = scopeDir(dir)
+		return err
 	})
-	*scope = scopeAll()
-	return scope
+	return &scope
 }
 
 // scopeOfCode looks up the scope of a code, nil for none. It excludes another
@@ -459,7 +465,8 @@ func (a *app) printNote(what, text string) {
 
 func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	flags := declareServe(fs)
+	flags := &serveFlags{}
+	flags.declare(fs)
 	return func(dirs []string) error {
 		secret := a.getenv(webhookSecretVar)
 		if err := flags.check(secret); err != nil {
@@ -470,16 +477,17 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 			return err
 		}
 		open := func(c registryConfig) (*Registry, error) { return a.openRegistry(dirs, c) }
-		d := &daemon{flags: flags, secret: secret, data: data, openRegistry: open, out: a.stdout, log: newLog(a.stderr, flags.log), getenv: a.getenv}
+		d := &daemon{flags: flags, secret: secret, data: data, openRegistry: open, out: a.stdout, log: flags.newLog(a.stderr), getenv: a.getenv}
 		return d.run(a.ctx)
 	}
 }
 
 func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	flags := declareServing(fs)
+	flags := &servingFlags{}
+	flags.declare(fs)
 	return func(dirs []string) error {
-		log := newLog(a.stderr, flags.log)
+		log := flags.newLog(a.stderr)
 		return a.withRegistry(dirs, registryConfig{Log: log, Patience: flags.callTimeout, Idle: flags.idle}, func(r *Registry) error {
 			ctx, cancel := context.WithCancel(a.ctx)
 			var watch sync.WaitGroup
@@ -494,7 +502,11 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 
 func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	dirs := repeated(fs, "dir", "look for the module under `DIR`, instead of the current folder (repeatable)", resolveDir)
+	var dirs []string
+	fs.Func("dir", "look for the module under `DIR`, instead of the current folder (repeatable)", func(dir string) error {
+		dirs = append(dirs, dir)
+		return nil
+	})
 	scope := declareScope(fs, "call as a session would whose claim is for `DIR`")
 	timeout := fs.Duration("call-timeout", 5*time.Minute, "give up after this long without an answer or progress")
 	return func(args []string) error {
@@ -503,12 +515,14 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 			return err
 		}
 		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout}
-		return a.withRegistry(*dirs, config, func(r *Registry) error {
-			tool, err := a.findTool(r, *scope, args[0], args[1])
-			if err != nil {
-				return err
+		return a.withRegistry(dirs, config, func(r *Registry) error {
+			a.waitReady(r)
+			for _, tool := range r.Source().View(*scope).Tools() {
+				if tool.Label == args[0] && tool.Method.Name == args[1] {
+					return a.callTool(tool, arguments)
+				}
 			}
-			return a.callTool(tool, arguments)
+			return fmt.Errorf("no module %q with a method %q is hosted here: usher modules shows which are, and why others are not", args[0], args[1])
 		})
 	}
 }
@@ -530,30 +544,6 @@ func (a *app) callArguments(args []string) (json.RawMessage, error) {
 		return nil, usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")
 	}
 	return object(withoutWebhook(list)).json(), nil
-}
-
-// findTool finds a method of a module, which is named as in tool names.
-func (a *app) findTool(r *Registry, scope Scope, module, method string) (*Tool, error) {
-	a.waitReady(r)
-	var others []string
-	for _, t := range r.Source().View(scope).Tools() {
-		switch {
-		case t.Label == module && t.Method.Name == method:
-			return t, nil
-		case t.Label == module:
-			others = append(others, t.Method.Name)
-		}
-	}
-	if len(others) > 0 {
-		return nil, fmt.Errorf("module %q has no method %q; it has %s", module, method, strings.Join(others, ", "))
-	}
-	status, _ := r.Report()
-	for _, s := range status {
-		if s.Name == module && s.Err != nil && scope.Contains(s.Source) {
-			return nil, fmt.Errorf("module %q is not hosted: %s", module, explain(s.Err))
-		}
-	}
-	return nil, fmt.Errorf("no module %q here: usher modules lists them", module)
 }
 
 // callTool makes a call and prints its result.
@@ -594,14 +584,12 @@ func (a *app) withClaims(do func(*ClaimStore) error) error {
 // setupClaim is three commands: which one, the first argument says.
 func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	dir := parsed(fs, "scope", ".", "the claim is for `DIR` and what is below it", resolveDir)
-	ttl := parsed(fs, "ttl", "24h", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m", parseTTL)
-	label := parsed(fs, "label", "", "a `TEXT` to know it by", func(text string) (string, error) {
-		if strings.ContainsFunc(text, unicode.IsControl) {
-			return "", errors.New("want plain text on one line")
-		}
-		return text, nil
+	dir, ttl := fs.String("scope", ".", "the claim is for `DIR` and what is below it"), 24*time.Hour
+	fs.Func("ttl", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m (default 24h)", func(text string) (err error) {
+		ttl, err = parseTTL(text)
+		return err
 	})
+	label := fs.String("label", "", "a `TEXT` to know it by")
 	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
 	return func(args []string) (err error) {
 		form := ""
@@ -617,7 +605,7 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 		case err != nil:
 			return err
 		case form == "":
-			return a.createClaim(*dir, *label, *ttl, *asJSON)
+			return a.createClaim(*dir, *label, ttl, *asJSON)
 		case form == "list" && len(args) == 0:
 			return a.listClaims(*asJSON)
 		case form == "revoke" && len(args) > 0:
@@ -627,20 +615,28 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 	}
 }
 
-func (a *app) createClaim(dir, label string, ttl time.Duration, asJSON bool) error {
+func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) error {
+	dir, err := resolveDir(scope)
+	if err != nil {
+		return usageErrorf("-scope %q: %v", scope, err)
+	}
+	if strings.ContainsFunc(label, unicode.IsControl) {
+		return usageErrorf("-label %q: want plain text on one line", label)
+	}
 	return a.withClaims(func(claims *ClaimStore) error {
 		c, err := claims.Create(a.ctx, dir, label, ttl)
-		switch {
-		case err != nil:
-		case asJSON:
-			err = a.printJSON(c)
-		default:
+		if err != nil {
+			return err
+		}
+		if asJSON {
+			a.printJSON(c)
+		} else {
 			a.printClaim(c)
 		}
-		if err == nil && !holdsModules(dir) {
+		if !holdsModules(dir) {
 			a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", plain(dir))
 		}
-		return err
+		return nil
 	})
 }
 
@@ -687,17 +683,13 @@ func (a *app) printClaim(c Claim) {
 
 // formatLeft is a duration for people, in its two largest units.
 func formatLeft(d time.Duration) string {
-	d = max(d, 0).Truncate(time.Second)
-	days, hours, minutes := int(d/(24*time.Hour)), int(d/time.Hour)%24, int(d/time.Minute)%60
-	switch {
-	case days > 0:
-		return fmt.Sprintf("%dd %dh", days, hours)
-	case hours > 0:
-		return fmt.Sprintf("%dh %dm", hours, minutes)
-	case minutes > 0:
-		return fmt.Sprintf("%dm %ds", minutes, int(d/time.Second)%60)
+	if d >= 24*time.Hour {
+		return fmt.Sprintf("%dd %dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 	}
-	return fmt.Sprintf("%ds", int(d/time.Second))
+	if d >= time.Hour {
+		return fmt.Sprintf("%dh %dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return max(d, 0).Truncate(time.Second).String()
 }
 
 // parseTTL reads how long a claim is to hold.
@@ -730,7 +722,7 @@ func (a *app) listClaims(asJSON bool) error {
 		}
 		switch {
 		case asJSON:
-			return a.printJSON(append([]Claim{}, list...))
+			a.printJSON(append([]Claim{}, list...))
 		case len(list) == 0:
 			a.printf("No claims hold. Make one: usher claim -scope DIR\n")
 		default:
@@ -786,22 +778,16 @@ func setupNew(a *app, _ *flag.FlagSet) func([]string) error {
 		name, _, ok := moduleFile(filepath.Base(path))
 		ending := strings.Replace(filepath.Ext(path), ".m", ".", 1) // .mjs as .js
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + ending + ".txt")
-		if !ok || err != nil {
-			return usageErrorf("FILE %q: want a name that ends in .usher.go, .py, .js, .mjs, .ts, .mts or .sh", path)
-		}
-		if err := checkModuleName(name); err != nil {
-			return usageErrorf("FILE %q: %v", path, err)
+		if !ok || err != nil || checkModuleName(name) != nil {
+			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, and .usher.go, .py, .js, .mjs, .ts, .mts or .sh", path)
 		}
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-		if errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("%s exists already; it was left as it is", path)
-		}
 		if err == nil {
 			_, err = f.Write(starter)
 			err = cmp.Or(err, f.Close())
 		}
 		if err != nil {
-			return fmt.Errorf("writing %s: %s", path, reason(err))
+			return fmt.Errorf("writing a new file: %w", err)
 		}
 		dir := ""
 		if d := filepath.Dir(path); d != "." {

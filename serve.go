@@ -20,8 +20,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -33,7 +31,6 @@ const (
 	restTimeout   = time.Second      // for the rest of a body that was not wanted
 	idleTimeout   = 2 * time.Minute  // of a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls under way when the daemon ends
-	recordCheck   = 2 * time.Second  // between two looks at daemon.json
 	showInterval  = 50 * time.Millisecond
 )
 
@@ -47,101 +44,66 @@ func usageErrorf(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
 
-// parsed declares a flag whose text parse turns into its value. Where parse
-// fails, the flag is refused with its error.
-func parsed[T any](fs *flag.FlagSet, name, initial, usage string, parse func(string) (T, error)) *T {
-	value := new(T)
-	if initial != "" {
-		*value, _ = parse(initial)
-		usage += " (default " + initial + ")"
-	}
-	fs.Func(name, usage, func(text string) (err error) {
-		*value, err = parse(text)
-		return err
-	})
-	return value
-}
-
-// repeated declares a flag that may be given several times.
-func repeated(fs *flag.FlagSet, name, usage string, parse func(string) (string, error)) *[]string {
-	var list []string
-	return parsed(fs, name, "", usage, func(text string) ([]string, error) {
-		item, err := parse(text)
-		list = append(list, item)
-		return list, err
-	})
-}
-
-// plain is a text that others wrote, in which nothing can play with the terminal
+// plain is a text that others wrote, without what could play with the terminal
 // or break a table.
 func plain(s string) string {
-	var b strings.Builder
-	for _, r := range s {
+	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
-			b.WriteRune(r)
-		} else {
-			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+			return r
 		}
-	}
-	return b.String()
+		return unicode.ReplacementChar
+	}, s)
 }
 
 // servingFlags is what serve and stdio have in common.
 type servingFlags struct {
 	callTimeout, idle time.Duration
-	log               *string
+	jsonLog           bool
 }
 
-func declareServing(fs *flag.FlagSet) *servingFlags {
-	f := &servingFlags{}
+func (f *servingFlags) declare(fs *flag.FlagSet) {
 	fs.DurationVar(&f.callTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&f.idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
-	f.log = parsed(fs, "log", "text", "the log's `FORM`, text or json", func(form string) (string, error) {
-		if form != "text" && form != "json" {
-			return "", errors.New("want text or json")
+	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {
+		if f.jsonLog = form == "json"; !f.jsonLog && form != "text" {
+			return errors.New("want text or json")
 		}
-		return form, nil
+		return nil
 	})
-	return f
 }
 
-// newLog is the daemon's log, on w.
-func newLog(w io.Writer, form *string) *slog.Logger {
-	if *form == "json" {
+// newLog is the log, on w.
+func (f *servingFlags) newLog(w io.Writer) *slog.Logger {
+	if f.jsonLog {
 		return slog.New(slog.NewJSONHandler(w, nil))
 	}
-	short := func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			return slog.String(a.Key, a.Value.Time().Format("15:04:05.000"))
-		}
-		return a
-	}
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{ReplaceAttr: short}))
+	return slog.New(slog.NewTextHandler(w, nil))
 }
 
 // serveFlags is the flags of usher serve.
 type serveFlags struct {
-	*servingFlags
+	servingFlags
 	addr            string
-	hosts, origins  *[]string // lower case
-	publicURL       *url.URL  // its path ends with a slash; zero for none
+	hosts, origins  []string // lower case
+	publicURL       string   // with a slash at its end; "" for none
 	requireClaim    bool
 	open            bool
 	openWebhooks    bool
 	signatures      bool
-	maxBody         *int64 // bytes
+	maxBody         int64 // bytes
 	webhookTimeout  time.Duration
 	webhookLimit    int
 	tlsCert, tlsKey string
 }
 
-func declareServe(fs *flag.FlagSet) *serveFlags {
-	f := &serveFlags{servingFlags: declareServing(fs)}
+func (f *serveFlags) declare(fs *flag.FlagSet) {
+	f.servingFlags.declare(fs)
+	f.maxBody = defaultMaxBody
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
-	f.hosts = repeated(fs, "allow-host", "answer requests for this host `NAME` too (repeatable)", parseHost)
-	f.origins = repeated(fs, "allow-origin", "answer scripts of this website too, given as its `URL` without a path (repeatable)", parseOrigin)
-	f.publicURL = parsed(fs, "public-url", "", "the `URL` at which clients reach usher, as claim, modules and serve print it; its host is allowed", parsePublicURL)
-	f.maxBody = parsed(fs, "max-body", strings.ReplaceAll(formatSize(defaultMaxBody), " ", ""), "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB", parseSize)
+	fs.Func("allow-host", "answer requests for this host `NAME` too (repeatable)", f.addHost)
+	fs.Func("allow-origin", "answer scripts of this website too, given as its `URL` without a path (repeatable)", f.addOrigin)
+	fs.Func("public-url", "the `URL` at which clients reach usher, as claim, modules and serve print it; its host is allowed", f.setPublicURL)
+	fs.Func("max-body", "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB (default 4MiB)", f.setMaxBody)
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
 	fs.BoolVar(&f.open, "open", false, "serve anyone who can reach the address, all modules, without a claim")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false, "deliver webhooks of anyone who can reach the address")
@@ -150,51 +112,50 @@ func declareServe(fs *flag.FlagSet) *serveFlags {
 	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit, "take at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
-	return f
 }
 
-func parseHost(name string) (string, error) {
+func (f *serveFlags) addHost(name string) error {
 	if name == "" || strings.ContainsAny(name, "/: ") {
-		return "", errors.New("want a host name without scheme and port, such as usher.example.com")
+		return errors.New("want a host name without scheme and port, such as usher.example.com")
 	}
-	return strings.ToLower(name), nil
+	f.hosts = append(f.hosts, strings.ToLower(name))
+	return nil
 }
 
-func parseOrigin(text string) (string, error) {
+func (f *serveFlags) addOrigin(text string) error {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-		return "", errors.New("want a URL without a path, such as https://example.com")
+		return errors.New("want a URL without a path, such as https://example.com")
 	}
-	return strings.ToLower(text), nil
+	f.origins = append(f.origins, strings.ToLower(text))
+	return nil
 }
 
-func parsePublicURL(text string) (url.URL, error) {
+func (f *serveFlags) setPublicURL(text string) error {
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.User != nil || strings.ContainsAny(text, "?#'\" ") {
-		return url.URL{}, errors.New("want a URL such as https://usher.example.com/")
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || strings.ContainsAny(text, "?#'\" ") {
+		return errors.New("want a URL such as https://usher.example.com/")
 	}
-	u.Path = strings.TrimSuffix(u.Path, "/") + "/"
-	return *u, nil
+	f.publicURL = strings.TrimSuffix(text, "/") + "/"
+	return f.addHost(u.Hostname())
 }
 
-// parseSize reads a number of bytes, also written with KiB, MiB or GiB.
-func parseSize(s string) (n int64, err error) {
-	unit := ""
-	_, _ = fmt.Sscanf(s, "%d%s", &n, &unit) // what is missing is ""
+func (f *serveFlags) setMaxBody(text string) error {
+	var n int64
+	var unit string
+	_, _ = fmt.Sscanf(text, "%d%s", &n, &unit) // what is missing is zero
 	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[unit]
 	if !ok || n <= 0 || n > 1<<40>>shift {
-		return 0, errors.New("want a number of bytes, or one with KiB, MiB or GiB, such as 4MiB")
+		return errors.New("want a number of bytes, or one with KiB, MiB or GiB, such as 4MiB")
 	}
-	return n << shift, nil
+	f.maxBody = n << shift
+	return nil
 }
 
 // check refuses flags that make no sense, or that would let anyone in.
 func (f *serveFlags) check(secret string) error {
 	if _, _, err := net.SplitHostPort(f.addr); err != nil {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
-	}
-	if name := f.publicURL.Hostname(); name != "" {
-		*f.hosts = append(*f.hosts, strings.ToLower(name))
 	}
 	reachable := f.exposure()
 	_, secretSet := os.LookupEnv(webhookSecretVar)
@@ -217,20 +178,12 @@ func (f *serveFlags) check(secret string) error {
 // daemon; "" where there is none.
 func (f *serveFlags) exposure() string {
 	host, _, _ := net.SplitHostPort(f.addr)
-	names := append([]string{cmp.Or(host, "0.0.0.0")}, *f.hosts...)
-	i := slices.IndexFunc(names, func(name string) bool { return !isLoopback(name) })
-	if i < 0 {
-		return ""
+	for _, name := range append([]string{cmp.Or(host, "0.0.0.0")}, f.hosts...) {
+		if !isLoopback(name) {
+			return name
+		}
 	}
-	return names[i]
-}
-
-// mcpAudience is who may use the MCP endpoint, as far as claims let them.
-func (f *serveFlags) mcpAudience() audience {
-	if f.open || f.requireClaim {
-		return anyone
-	}
-	return thisMachine
+	return ""
 }
 
 // webhookAudience is whose deliveries are taken while no secret is set.
@@ -304,12 +257,9 @@ func (d *daemon) listen() (net.Listener, error) {
 	}
 	listener, err := net.Listen("tcp", d.flags.addr)
 	if err != nil {
-		if op := (*net.OpError)(nil); errors.As(err, &op) {
-			err = op.Err
-		}
-		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+		return nil, fmt.Errorf("%w; choose another address with -addr", err)
 	}
-	d.url = cmp.Or(d.flags.publicURL.String(), scheme+"://"+shownAddr(listener.Addr())+"/")
+	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+shownAddr(listener.Addr())+"/")
 	return listener, nil
 }
 
@@ -329,8 +279,11 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 	defer cancel()
 	stopped, stop := context.WithCancel(context.Background())
 	defer stop()
-	origins := &originPolicy{hosts: *d.flags.hosts, origins: *d.flags.origins, mcp: d.flags.mcpAudience()}
-	bodies := newBodyReader(*d.flags.maxBody)
+	origins := &originPolicy{hosts: d.flags.hosts, origins: d.flags.origins, mcp: thisMachine}
+	if d.flags.open || d.flags.requireClaim {
+		origins.mcp = anyone
+	}
+	bodies := newBodyReader(d.flags.maxBody)
 	d.server = &Server{modules: d.registry.Source(), gate: gate, bodies: bodies, log: d.log,
 		started: time.Now(), suspended: newSuspendedCalls(stopped, suspendTimeout), stopping: ctx, stopped: stopped}
 	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv, stopped: stopped,
@@ -342,7 +295,6 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
-	parts.Go(func() { d.record.keep(ctx) })
 	d.log.Info("listening", "address", listener.Addr().String())
 	failed := make(chan error, 1)
 	parts.Go(func() {
@@ -438,7 +390,7 @@ func (d *daemon) show(ctx context.Context) {
 	for {
 		changed := d.registry.Changed()
 		pending := d.registry.Pending(scopeAll()) // asked before the modules: those may be ready by then
-		shown = d.showModules(shown)
+		d.showModules(shown)
 		if !pending && !tried {
 			tried = true
 			d.showTry()
@@ -456,14 +408,11 @@ func (d *daemon) show(ctx context.Context) {
 	}
 }
 
-// showModules prints a line for each module whose line is not in shown, and for
-// those that are gone. It returns the lines that are shown now.
-func (d *daemon) showModules(shown map[entryKey]string) map[entryKey]string {
-	now := make(map[entryKey]string)
-	note := func(path, name, line string) {
-		key := entryKey{path, name}
-		now[key] = cmp.Or(line, shown[key])
-		if now[key] != shown[key] {
+// showModules prints a line for each module whose line is not in shown.
+func (d *daemon) showModules(shown map[entryKey]string) {
+	show := func(path, name, line string) {
+		if key := (entryKey{path, name}); shown[key] != line {
+			shown[key] = line
 			fmt.Fprintln(d.out, line)
 		}
 	}
@@ -472,22 +421,15 @@ func (d *daemon) showModules(shown map[entryKey]string) map[entryKey]string {
 	for _, s := range status {
 		switch {
 		case s.Pending:
-			note(s.Path, s.Name, "")
 		case s.Err != nil:
-			note(s.Path, s.Name, failedLine(s.Name, explain(s.Err)))
+			show(s.Path, s.Name, failedLine(s.Name, explain(s.Err)))
 		default:
-			note(s.Path, s.Name, readyLine(s.Name, view.ToolsOf(s.Module)))
+			show(s.Path, s.Name, readyLine(s.Name, view.ToolsOf(s.Module)))
 		}
 	}
 	for _, p := range problems {
-		note(p.Path, "", failedLine(filepath.Base(p.Path), p.Text))
+		show(p.Path, "", failedLine(filepath.Base(p.Path), p.Text))
 	}
-	for key, line := range shown {
-		if _, ok := now[key]; !ok && line != "" {
-			fmt.Fprintf(d.out, "  gone    %-12s %s\n", plain(key.name), plain(key.source))
-		}
-	}
-	return now
 }
 
 func failedLine(name, why string) string {
@@ -615,21 +557,6 @@ func (d *daemonRecord) publish(url string) error {
 		return fmt.Errorf("writing daemon.json: %w", err)
 	}
 	return nil
-}
-
-// keep writes the record again where it was deleted, so that no second daemon
-// starts beside this one.
-func (d *daemonRecord) keep(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(recordCheck):
-		}
-		if _, err := os.Lstat(d.path); errors.Is(err, os.ErrNotExist) {
-			_ = d.publish(d.URL) // tried again soon
-		}
-	}
 }
 
 // release takes the record away, unless it is another daemon's.
