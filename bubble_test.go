@@ -110,7 +110,7 @@ func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 // worker is a process of m, but for there being none.
 func (b *bubble) worker(events workerEvents) *Worker {
-	events.listChanged = func(string) {}
+	events.listChanged = func(*Worker) {}
 	w := newWorker("m", slog.New(slog.DiscardHandler), events)
 	w.info.Stateless = b.native
 	b.process = w

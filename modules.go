@@ -1,7 +1,11 @@
-// The registry: which modules there are in the workspace. It finds their files,
-// watches them, learns what each offers, remembers that between starts, and
-// publishes the whole as a Catalog, swapped at once when something changes. It
-// knows no session, and hands out nothing but catalogs.
+// The registry: which modules there are in the workspace. It watches their
+// files, asks each module what it offers, remembers the answer between starts,
+// and publishes the whole as a Catalog, which is replaced whenever something
+// changes. It knows no session, and hands out nothing but views.
+//
+// Each version of a module's file has one goroutine (Registry.keep), which does
+// all that takes time for it. Registry.mu is held for moments only: never while
+// a file is read, a list parsed, or a process started.
 
 package main
 
@@ -23,15 +27,19 @@ import (
 )
 
 const (
-	settlePatience = 3 * time.Second        // how long lists wait for modules being looked at
-	slowLook       = 10 * time.Second       // after that nobody waits for a module's
-	listSettle     = 250 * time.Millisecond // in which a new process may still change its list
-	minPoll        = 500 * time.Millisecond // between two looks at the workspace
-	maxPoll        = 30 * time.Second
-	pollShare      = 20 // a look may take one part in so many of the time
-	vanishPatience = 100 * time.Millisecond
-	firstRetry     = 10 * time.Second // of a module that could not be looked at
-	maxRetry       = 5 * time.Minute
+	minPoll   = 500 * time.Millisecond // between two scans of the workspace
+	maxPoll   = 30 * time.Second
+	pollShare = 20 // a scan may take one part in so many of the time
+
+	publishInterval  = 50 * time.Millisecond  // between two catalogs
+	revisionInterval = time.Second            // between two revisions of what one module offers
+	retryInterval    = 30 * time.Second       // between two introspections of a module that fails
+	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
+
+	startupTime  = 10 * time.Second // after the start, clients wait for modules
+	readyTimeout = 3 * time.Second  // and each request so long
+
+	removalScans = 2 // scans that miss a file before its module is removed
 )
 
 // registryConfig is what a registry needs to know.
@@ -46,61 +54,52 @@ type registryConfig struct {
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
 type Registry struct {
 	registryConfig
+	started time.Time
 	reaper  *reaper
 	builder *goBuilder
 	catalog atomic.Pointer[Catalog]
 
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	looks  chan struct{} // a place each for introspections at once
+	ctx     context.Context // ends with the registry
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	slots   chan struct{} // a place for each introspection under way
+	dirty   chan struct{} // 1-buffered: a new catalog is due
 
 	mu       sync.Mutex
-	entries  map[entryKey]*entry
-	unusable []Problem     // files that are modules of no kind, as last seen
-	pools    []*pool       // all that may still have a process
-	pending  int           // entries being introspected
-	looked   int           // counts introspections, of all entries: one may go and come back
-	settled  chan struct{} // closed while pending is 0
-	news     time.Time     // when the last module began to be introspected that is new or has changed
-	changed  chan struct{} // closed at the next change of the catalog
+	modules  map[entryKey]*moduleVersion // the newest of each
+	problems []Problem                   // files that are no modules, as last seen
+	pools    []*pool                     // all that may still have a process
+	retiring []*pool                     // those of them that the next catalog does not show
+	changed  chan struct{}               // closed when the catalog is next replaced
 }
 
-// entry is what is known of one module.
-type entry struct {
-	found   found
-	module  *Module // the newest that worked; nil for none yet
-	offer   *offer  // what module was made from
-	err     error   // why the newest version is not hosted
-	version int     // of the newest introspection; an older one's result is dropped
-	pending bool
-	retryAt time.Time // of an introspection that failed, the file unchanged
-	backoff time.Duration
+// moduleVersion is a module's file, or its entry in one, as it stands until it
+// changes.
+type moduleVersion struct {
+	discovered
+	ctx     context.Context // ends when there is a newer version, or none
+	cancel  context.CancelFunc
+	atStart bool         // it was there when the registry was made
+	changed chan *Worker // 1-buffered: the process to ask what it offers now
+
+	manifest *manifest // nil until it is known; belongs to keep, as pool does
+	pool     *pool     // made with the first manifest
+
+	// Guarded by Registry.mu.
+	module    *Module // the newest that worked, of this version or one before
+	err       error   // why this version is not hosted
+	settled   bool    // it was introspected, or need not be
+	published bool    // and that shows in the catalog
+	missing   int     // scans in a row that did not see the file
 }
 
-// offer is what a module was found to offer; the part of it that is cached.
-type offer struct {
-	Tools     []json.RawMessage `json:"tools"`
-	Prompts   []json.RawMessage `json:"prompts,omitempty"`
-	Resources []json.RawMessage `json:"resources,omitempty"`
-	Templates []json.RawMessage `json:"templates,omitempty"`
-	About     string            `json:"about,omitempty"`
-	Problems  []string          `json:"problems,omitempty"`
-	Era       era               `json:"era,omitempty"`    // eraUnknown for our own shims, who are asked nothing
-	Shared    bool              `json:"shared,omitempty"` // a hosted server that has one process for all callers
-}
-
-// keep takes over from was all lists but those named.
-func (o *offer) keep(was *offer, but []string) {
-	if !slices.Contains(but, "tools") {
-		o.Tools = was.Tools
-	}
-	if !slices.Contains(but, "prompts") {
-		o.Prompts = was.Prompts
-	}
-	if !slices.Contains(but, "resources") {
-		o.Resources, o.Templates = was.Resources, was.Templates
-	}
+// manifest is what a module was found to offer; the part of it that is cached.
+type manifest struct {
+	Lists    map[string][]json.RawMessage `json:"lists"` // by what they are of: "tools", "prompts", "resources", "resourceTemplates"
+	About    string                       `json:"about,omitempty"`
+	Problems []string                     `json:"problems,omitempty"`
+	Era      era                          `json:"era,omitempty"`
+	Shared   bool                         `json:"shared,omitempty"` // it says that one process serves all callers
 }
 
 // ModuleSource is what the rest of usher has of the registry. Its functions are
@@ -111,19 +110,19 @@ type ModuleSource struct {
 	// Changed is closed when the catalog is next replaced. Ask for it before
 	// the view.
 	Changed func() <-chan struct{}
-	// WaitReady waits a few seconds for modules inside a scope whose tools are not
-	// known yet.
+	// WaitReady waits, while the daemon starts, a few seconds for modules inside
+	// a scope whose tools are not known yet.
 	WaitReady func(context.Context, Scope)
-	// Pending reports whether there are such modules.
+	// Pending reports whether there are such modules, new ones included.
 	Pending func(Scope) bool
 	// EndAffinity ends the processes that serve no other callers than those of
 	// this Caller.Affinity, after the calls under way.
 	EndAffinity func(affinity string)
 }
 
-// Call finds something of a module in a view and asks the module, as attempt
-// does: anew when the module was reloaded between the two, so that an edit fails
-// no call.
+// Call has attempt find something in a view and ask its module. Where the module
+// was reloaded between the two it makes another attempt, so that an edit fails no
+// call.
 func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for range maxReloads {
 		changed := s.Changed()
@@ -140,21 +139,27 @@ func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage,
 	return nil, errors.New("the module keeps being reloaded")
 }
 
-// newRegistry looks at the workspace once and returns with what the cache knows
-// of it. What it does not know is introspected from then on, beside the caller.
-// Close ends all that it started.
+// newRegistry scans the workspace once and returns with what the cache knows of
+// it. What the cache does not know is introspected beside the caller from then
+// on. Close ends all that it started.
 func newRegistry(c registryConfig) (*Registry, error) {
 	r := &Registry{
-		registryConfig: c, reaper: &reaper{}, builder: &goBuilder{Folder: filepath.Join(c.CacheDir, "go")}, looks: make(chan struct{}, maxLooks), entries: make(map[entryKey]*entry),
-		settled: make(chan struct{}), changed: make(chan struct{}),
+		registryConfig: c,
+		started:        time.Now(),
+		reaper:         &reaper{},
+		builder:        &goBuilder{Folder: filepath.Join(c.CacheDir, "go")},
+		slots:          make(chan struct{}, maxLooks),
+		dirty:          make(chan struct{}, 1),
+		modules:        make(map[entryKey]*moduleVersion),
+		changed:        make(chan struct{}),
 	}
-	close(r.settled)
 	if err := os.MkdirAll(filepath.Join(r.CacheDir, "modules"), 0o700); err != nil {
 		return nil, fmt.Errorf("preparing the cache: %w", err)
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
+	r.update(scanFolders(r.Roots), true)
 	r.publish()
-	r.update(r.scan())
+	r.running.Go(r.publishChanges)
 	return r, nil
 }
 
@@ -163,13 +168,69 @@ func (r *Registry) Source() ModuleSource {
 	return ModuleSource{
 		View:        func(s Scope) *View { return r.catalog.Load().View(s) },
 		Changed:     r.Changed,
-		WaitReady:   r.settleNews,
+		WaitReady:   r.WaitReady,
 		Pending:     r.Pending,
-		EndAffinity: r.release,
+		EndAffinity: r.endAffinity,
 	}
 }
 
-func (r *Registry) release(affinity string) {
+// Changed returns a channel that is closed when the catalog is next replaced.
+func (r *Registry) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// pending reports whether there are modules that count whose tools the catalog
+// does not show yet, and returns a channel that is closed when it changes.
+func (r *Registry) pending(counts func(*moduleVersion) bool) (bool, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, v := range r.modules {
+		if !v.published && counts(v) {
+			return true, r.changed
+		}
+	}
+	return false, r.changed
+}
+
+// Pending reports whether modules inside a scope are being introspected for the
+// first time since they came or changed.
+func (r *Registry) Pending(scope Scope) bool {
+	found, _ := r.pending(func(v *moduleVersion) bool { return scope.Contains(v.Source) })
+	return found
+}
+
+// WaitReady waits for modules inside a scope that were there at the start, and
+// only while that is recent: one that hangs must not delay each list for ever.
+func (r *Registry) WaitReady(ctx context.Context, scope Scope) {
+	starting := startupTime - time.Since(r.started)
+	r.await(ctx, min(starting, readyTimeout), func(v *moduleVersion) bool { return v.atStart && scope.Contains(v.Source) })
+}
+
+// Settle waits until no module is pending, for timeout at most.
+func (r *Registry) Settle(ctx context.Context, timeout time.Duration) {
+	r.await(ctx, timeout, func(*moduleVersion) bool { return true })
+}
+
+// await waits until none of the modules that count is pending.
+func (r *Registry) await(ctx context.Context, timeout time.Duration, counts func(*moduleVersion) bool) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for ctx.Err() == nil && r.ctx.Err() == nil {
+		found, changed := r.pending(counts)
+		if !found {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		case <-r.ctx.Done():
+		}
+	}
+}
+
+func (r *Registry) endAffinity(affinity string) {
 	for _, p := range r.allPools() {
 		p.endAffinity(affinity)
 	}
@@ -181,79 +242,42 @@ func (r *Registry) allPools() []*pool {
 	return slices.Clone(r.pools)
 }
 
-// Changed returns a channel that is closed when the catalog is next replaced.
-func (r *Registry) Changed() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.changed
-}
-
-// Pending reports whether modules are being introspected.
-func (r *Registry) Pending(Scope) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.pending > 0
-}
-
-// Settle waits until no module is being introspected, for patience at most.
-func (r *Registry) Settle(ctx context.Context, patience time.Duration) {
-	r.mu.Lock()
-	settled := r.settled
-	r.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	select {
-	case <-settled:
-	case <-ctx.Done():
-	case <-r.ctx.Done():
-	}
-}
-
-// settleNews is Settle for clients: they wait for what is new or has changed, and
-// not each time for a module that hangs, or is tried again.
-func (r *Registry) settleNews(ctx context.Context, _ Scope) {
-	r.mu.Lock()
-	left := slowLook - time.Since(r.news)
-	r.mu.Unlock()
-	if left > 0 {
-		r.Settle(ctx, min(settlePatience, left))
-	}
-}
-
-// Watch looks at the workspace again and again until ctx ends. The time between
-// two looks follows what a look costs, so that a huge tree is not read all day.
+// Watch scans the workspace again and again until ctx ends. The time between two
+// scans follows what a scan costs, so that a huge tree is not read all day.
 func (r *Registry) Watch(ctx context.Context) {
-	wait := minPoll
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-r.ctx.Done():
-			return
-		case <-time.After(wait):
-		}
+	for wait := minPoll; pauseFor(ctx, wait); {
 		start := time.Now()
-		found := r.scan()
+		s := scanFolders(r.Roots)
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
-		r.update(found)
+		r.update(s, false)
 		r.reap()
+	}
+}
+
+// pauseFor waits, and reports whether ctx goes on.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
 }
 
 // Close ends every process of every module and waits for them.
 func (r *Registry) Close() {
 	r.cancel()
-	var wg sync.WaitGroup
-	for _, f := range r.allPools() {
-		wg.Go(f.close)
+	var closing sync.WaitGroup
+	for _, p := range r.allPools() {
+		closing.Go(p.close)
 	}
-	wg.Wait()
-	r.wg.Wait()
+	closing.Wait()
+	r.running.Wait()
 	r.reaper.Close()
 }
 
 // reap stops processes that are idle, starts again those that are missed, and
-// forgets pools that are finished.
+// forgets pools that have none left.
 func (r *Registry) reap() {
 	for _, p := range r.allPools() {
 		p.reap(time.Now(), r.Idle)
@@ -263,322 +287,320 @@ func (r *Registry) reap() {
 	r.pools = slices.DeleteFunc(r.pools, (*pool).finished)
 }
 
-// scan finds what there is in the workspace, by reading folders only.
-func (r *Registry) scan() *look {
-	s := newLook()
-	for _, root := range r.Roots {
-		// The root, or a folder above it, may have become a link since the start;
-		// what a scope is compared with is where the files really are.
-		if dir, err := filepath.EvalSymlinks(root); err == nil {
-			root = dir
+// update takes in what a scan found.
+func (r *Registry) update(s *scan, atStart bool) {
+	for _, d := range r.compare(s) {
+		v := &moduleVersion{discovered: d, atStart: atStart, changed: make(chan *Worker, 1)}
+		v.ctx, v.cancel = context.WithCancel(r.ctx)
+		known := r.readCache(d)
+		r.begin(v)
+		if d.Err != nil {
+			r.refuse(v, d.Err)
+			continue
 		}
-		s.root = root
-		s.folder(root)
+		if known != nil {
+			r.host(v, known)
+		}
+		r.running.Go(func() { r.keep(v) })
 	}
-	return s
 }
 
-// update takes in what a look at the workspace found.
-func (r *Registry) update(l *look) {
-	l = r.lookAgain(l)
+// compare returns the modules that are new or have changed since the last scan,
+// and removes those that are gone. Editors replace a file by removing it for a
+// moment, so one scan that misses it does not count.
+func (r *Registry) compare(s *scan) []discovered {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, p := range l.problems {
-		if !slices.Contains(r.unusable, p) {
+	for _, p := range s.problems {
+		if !slices.Contains(r.problems, p) {
 			r.Log.Warn("a file can't be used", "file", filepath.Base(p.Path), "why", p.Text)
 		}
 	}
-	changed := !slices.Equal(r.unusable, l.problems)
-	r.unusable = l.problems
-	for _, f := range l.found {
-		if e := r.entries[f.key()]; e != nil && !e.stale(f) {
-			continue
-		}
-		changed = r.take(f) || changed
+	if !slices.Equal(r.problems, s.problems) {
+		r.problems = s.problems
+		wake(r.dirty)
 	}
-	for key, e := range r.entries {
-		if l.has(key) {
-			continue
+	for key, v := range r.modules {
+		if v.missing++; s.has(v.discovered) {
+			v.missing = 0
 		}
-		if e.module != nil {
-			e.module.pool.retire()
-			r.Log.Info("module removed", "module", key.name)
+		if v.missing == removalScans {
+			r.Log.Info("module removed", "module", v.Name)
+			v.cancel()
+			r.replace(v, nil)
+			delete(r.modules, key)
 		}
-		r.settleEntry(e)
-		delete(r.entries, key)
-		changed = true
 	}
-	if changed {
-		r.publish()
+	return slices.DeleteFunc(s.modules, func(d discovered) bool {
+		v := r.modules[d.key()]
+		return v != nil && v.Version == d.Version
+	})
+}
+
+// begin has a version take the place of the one before, whose module goes on
+// until this one has its own.
+func (r *Registry) begin(v *moduleVersion) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if last := r.modules[v.key()]; last != nil {
+		last.cancel()
+		v.module = last.module
+	}
+	r.modules[v.key()] = v
+}
+
+// replace has a module take the place of a version's, whose processes end once
+// nobody is shown them any more. Called with mu held.
+func (r *Registry) replace(v *moduleVersion, m *Module) {
+	if old := v.module; old != nil && (m == nil || m.pool != old.pool) {
+		r.retiring = append(r.retiring, old.pool)
+	}
+	v.module = m
+	wake(r.dirty)
+}
+
+// keep does all for a version that takes time, until that ends: it introspects
+// the module, again and again while that fails, and then keeps what is known of
+// it up to its running processes. Of several the newest list counts.
+func (r *Registry) keep(v *moduleVersion) {
+	for v.manifest == nil {
+		m, err := r.introspect(v)
+		switch {
+		case v.ctx.Err() != nil:
+			return
+		case err == nil:
+			r.Log.Info("module introspected", "module", v.Name, "kind", v.Kind, "tools", len(m.Lists["tools"]))
+			r.host(v, m)
+			r.writeCache(v)
+		default:
+			r.refuse(v, err)
+			pauseFor(v.ctx, retryInterval)
+		}
+	}
+	for pauseFor(v.ctx, revisionInterval) {
+		select {
+		case <-v.ctx.Done():
+		case w := <-v.changed:
+			m, err := readManifest(v.ctx, w, v.Kind)
+			if err != nil && w.alive() {
+				r.Log.Warn("the module does not list what it offers", "module", v.Name, "err", err)
+			}
+			if err == nil && !bytes.Equal(marshal(m), marshal(v.manifest)) {
+				r.host(v, m)
+				r.writeCache(v)
+			}
+		}
 	}
 }
 
-// lookAgain looks a second time when a file that was there is gone: editors
-// replace a file by removing it for a moment.
-func (r *Registry) lookAgain(l *look) *look {
-	r.mu.Lock()
-	gone := false
-	for key := range r.entries {
-		gone = gone || !l.has(key)
-	}
-	r.mu.Unlock()
-	if !gone {
-		return l
+// listsChanged has keep ask a process what it offers now, and no other process
+// before it.
+func (v *moduleVersion) listsChanged(w *Worker) {
+	select {
+	case <-v.changed:
+	default:
 	}
 	select {
-	case <-time.After(vanishPatience):
-	case <-r.ctx.Done():
-	}
-	return r.scan()
-}
-
-// stale reports whether the module has to be looked at again.
-func (e *entry) stale(f found) bool {
-	if e.found.Stamp != f.Stamp || e.found.Kind != f.Kind || fmt.Sprint(e.found.Err) != fmt.Sprint(f.Err) {
-		return true
-	}
-	if e.pending {
-		return false
-	}
-	return e.err != nil && !e.retryAt.IsZero() && time.Now().After(e.retryAt)
-}
-
-// take starts on a module that is new or has changed. It reports whether what
-// is known of it changes at once. Called with mu held.
-func (r *Registry) take(f found) bool {
-	e := r.entries[f.key()]
-	if e == nil {
-		e = &entry{}
-		r.entries[f.key()] = e
-	}
-	again := e.err != nil && e.found.Stamp == f.Stamp
-	if e.found.Stamp != f.Stamp {
-		e.backoff = 0
-	}
-	r.looked++
-	e.found, e.version, e.retryAt = f, r.looked, time.Time{}
-	if f.Err != nil {
-		r.settleEntry(e)
-		e.err = f.Err
-		if e.module != nil {
-			e.module.pool.retire()
-			e.module = nil
-		}
-		r.Log.Warn("a module can't be hosted", "module", f.Name, "why", f.Err)
-		return true
-	}
-	if e.module == nil {
-		if c := r.readCache(f); c != nil {
-			r.settleEntry(e)
-			e.err = nil
-			e.offer = &c.Offer
-			e.module = r.makeModule(e, nil)
-			return true
-		}
-	}
-	if !e.pending {
-		e.pending = true
-		if r.pending++; r.pending == 1 {
-			r.settled = make(chan struct{})
-		}
-	}
-	if !again {
-		r.news = time.Now()
-	}
-	version := e.version
-	r.wg.Go(func() { r.introspect(f, version) })
-	return false
-}
-
-// settleEntry ends an entry's being introspected. Called with mu held.
-func (r *Registry) settleEntry(e *entry) {
-	if !e.pending {
-		return
-	}
-	e.pending = false
-	if r.pending--; r.pending == 0 {
-		close(r.settled)
+	case v.changed <- w:
+	default:
 	}
 }
 
-// introspect finds out what a module offers, and takes it in.
-func (r *Registry) introspect(f found, version int) {
-	select {
-	case r.looks <- struct{}{}:
-		defer func() { <-r.looks }()
-	case <-r.ctx.Done():
-		return
-	}
-	o, err := r.introspectProcess(f)
-	if r.ctx.Err() != nil {
-		return
-	}
+// refuse notes why a version is not hosted. The newest that worked goes on,
+// unless the file itself says that there is to be none.
+func (r *Registry) refuse(v *moduleVersion, err error) {
 	r.mu.Lock()
-	e := r.entries[f.key()]
-	if e == nil || e.version != version {
-		r.mu.Unlock()
+	defer r.mu.Unlock()
+	if r.modules[v.key()] != v {
 		return
 	}
-	if err != nil {
-		r.failEntry(e, err)
-	} else {
-		r.acceptOffer(e, o)
+	if v.Err != nil {
+		r.replace(v, nil)
 	}
-	r.publish() // before who waits for it to settle goes on
-	r.settleEntry(e)
-	r.mu.Unlock()
+	text := "the module can't be hosted"
+	if v.module != nil {
+		text = "the module's new version can't be hosted; the last one goes on"
+	}
+	if v.err == nil || v.err.Error() != err.Error() {
+		r.Log.Error(text, "module", v.Name, "why", explain(err))
+	}
+	v.err, v.settled = err, true
+	wake(r.dirty)
 }
 
-// failEntry keeps the newest version that worked, if there is one. Called with
-// mu held.
-func (r *Registry) failEntry(e *entry, err error) {
-	e.err = err
-	e.backoff = min(max(2*e.backoff, firstRetry), maxRetry)
-	e.retryAt = time.Now().Add(e.backoff)
-	if e.module != nil {
-		r.Log.Error("the module's new version can't be hosted; the last one goes on", "module", e.found.Name, "why", explain(err))
+// host makes a module of what a version offers, and has it take the place of the
+// one before.
+func (r *Registry) host(v *moduleVersion, m *manifest) {
+	perSession := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared
+	if v.pool == nil || v.pool.perSession != perSession {
+		v.pool = newPool(r.ctx, v.Name, perSession, func(ctx context.Context, events workerEvents) (*Worker, error) {
+			return r.startServing(ctx, v, m.Era, events)
+		})
+	}
+	v.manifest = m
+	module := r.newModule(v)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.modules[v.key()] != v {
 		return
 	}
-	r.Log.Error("the module can't be hosted", "module", e.found.Name, "why", explain(err))
+	if !slices.Contains(r.pools, v.pool) {
+		r.pools = append(r.pools, v.pool)
+	}
+	r.replace(v, module)
+	v.err, v.settled = nil, true
 }
 
-// acceptOffer makes an entry's module anew. Called with mu held.
-func (r *Registry) acceptOffer(e *entry, o *offer) {
-	e.err, e.backoff = nil, 0
-	for _, p := range o.Problems {
-		r.Log.Warn("module", "module", e.found.Name, "problem", p)
+// newModule is a version as a module.
+func (r *Registry) newModule(v *moduleVersion) *Module {
+	m := v.manifest
+	module := &Module{
+		Name: v.Name, Kind: v.Kind, Source: v.Source, Root: v.Root, About: m.About,
+		Problems: slices.Concat(v.Problems, m.Problems), Stateless: m.Era == eraStateless,
+		Prompts: m.Lists["prompts"], Resources: m.Lists["resources"], Templates: m.Lists["resourceTemplates"],
+		pool: v.pool, callTimeout: r.Patience,
 	}
-	old := e.module
-	e.offer = o
-	e.module = r.makeModule(e, nil)
-	r.writeCache(e)
-	if old != nil {
-		old.pool.retire()
+	names := make(map[string]bool)
+	for _, raw := range m.Lists["tools"] {
+		method, problems, err := parseMethod(raw, v.Kind.docRules())
+		if err == nil && names[method.Name] {
+			err = fmt.Errorf("%s: a second tool of this name", method.Name)
+		}
+		if err != nil {
+			module.Problems = append(module.Problems, err.Error())
+			continue
+		}
+		names[method.Name] = true
+		module.Methods = append(module.Methods, method)
+		module.Problems = append(module.Problems, problems...)
 	}
+	return module
 }
 
-// explain is an error for people at this machine: with the last words of a
-// process that did not start.
-func explain(err error) string {
-	text := err.Error()
-	if s := (*startError)(nil); errors.As(err, &s) && len(s.stderr) > 0 {
-		text += ": " + strings.Join(s.stderr, "\n")
+// introspect starts a module to ask it what it offers, and ends it.
+func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
+	select {
+	case r.slots <- struct{}{}:
+		defer func() { <-r.slots }()
+	case <-v.ctx.Done():
+		return nil, v.ctx.Err()
 	}
-	if b := (*goBuildError)(nil); errors.As(err, &b) {
-		text = strings.Join(b.Lines, "\n")
-	}
-	return text
-}
-
-// introspectProcess starts a module to ask it what it offers, and ends it.
-func (r *Registry) introspectProcess(f found) (*offer, error) {
-	dirty := make(chan struct{}, 1)
-	events := workerEvents{listChanged: func(string) { wake(dirty) }, updated: func(json.RawMessage) {}}
-	w, err := r.startProcess(r.ctx, f, nil, events)
+	changed := make(chan struct{}, 1)
+	w, err := r.startProcess(v.ctx, v.discovered, eraUnknown, workerEvents{
+		listChanged: func(*Worker) { wake(changed) },
+		updated:     func(json.RawMessage) {},
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer func() { // nobody need wait for its end, but we do at ours
+	defer r.running.Go(func() { // only Close need wait for its end
 		w.stop()
-		r.wg.Go(func() { <-w.done })
-	}()
-	ctx, cancel := context.WithTimeout(r.ctx, startTimeout)
-	defer cancel()
-	o, err := listOffer(ctx, w, f.Kind)
-	if err != nil {
-		return nil, err
-	}
+		<-w.done
+	})
+	m, err := readManifest(v.ctx, w, v.Kind)
 	// Some servers register the rest of their tools only once they know their
 	// client, and say so.
-	for changing := announces(w.info.Capabilities); changing; {
+	for err == nil && announcesLists(w.info.Capabilities) {
 		select {
-		case <-dirty:
-			if o, err = listOffer(ctx, w, f.Kind); err != nil {
-				return nil, err
-			}
-		case <-time.After(listSettle):
-			changing = false
+		case <-changed:
+			m, err = readManifest(v.ctx, w, v.Kind)
+		case <-time.After(settleTime):
+			return m, nil
 		case <-w.done:
 			return nil, w.err
 		}
 	}
-	return o, nil
+	return m, err
 }
 
-// announces reports whether a server says when one of its lists changes.
-func announces(capabilities json.RawMessage) bool {
-	for _, list := range announcedLists {
-		if string(field(field(capabilities, list), "listChanged")) == "true" {
-			return true
-		}
-	}
-	return false
+// announcesLists reports whether a server says when one of its lists changes.
+func announcesLists(capabilities json.RawMessage) bool {
+	return slices.ContainsFunc(announcedLists, func(list string) bool {
+		return string(field(field(capabilities, list), "listChanged")) == "true"
+	})
 }
 
-// listOffer asks a process for all that it offers.
-func listOffer(ctx context.Context, w *Worker, kind Kind) (*offer, error) {
-	o := &offer{About: firstSentence(w.info.Instructions), Era: eraSession, Shared: w.info.shared()}
+// readManifest asks a process for all that it offers. That it can't list its
+// prompts or resources is no reason to do without its tools.
+func readManifest(ctx context.Context, w *Worker, kind Kind) (*manifest, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	m := &manifest{Lists: make(map[string][]json.RawMessage), About: firstSentence(w.info.Instructions), Era: eraSession, Shared: w.info.shared()}
 	if w.info.Stateless {
-		o.Era = eraStateless
+		m.Era = eraStateless
 	}
-	for _, list := range []struct {
-		method, key string
-		into        *[]json.RawMessage
-	}{
-		{"tools/list", "tools", &o.Tools},
-		{"prompts/list", "prompts", &o.Prompts},
-		{"resources/list", "resources", &o.Resources},
-		{"resources/templates/list", "resourceTemplates", &o.Templates},
+	if m.About == "" && !kind.singleFile() { // our runtimes know no title but the name
+		m.About = firstSentence(w.info.Title)
+	}
+	extensions := field(w.info.Capabilities, "experimental")
+	// The functions that a Go module can't offer.
+	_ = json.Unmarshal(field(field(extensions, "usher/problems"), "problems"), &m.Problems)
+	for _, list := range [][]string{
+		{"tools/list", "tools"},
+		{"prompts/list", "prompts"},
+		{"resources/list", "resources"},
+		{"resources/templates/list", "resourceTemplates"},
 	} {
-		items, err := w.list(ctx, list.method, list.key)
-		if rpc := (*rpcError)(nil); errors.As(err, &rpc) && rpc.Code == codeNoMethod {
-			continue // a server may have resources and no templates
-		}
-		if err != nil {
+		method, key := list[0], list[1]
+		items, err := w.list(ctx, method, key)
+		rpc, answered := errors.AsType[*rpcError](err)
+		switch {
+		case answered && rpc.Code == codeNoMethod: // a server may have resources and no templates
+		case err != nil && key == "tools":
 			return nil, err
+		case err != nil:
+			m.Problems = append(m.Problems, err.Error())
 		}
 		for _, item := range items {
-			*list.into = append(*list.into, oneLine(item))
+			m.Lists[key] = append(m.Lists[key], oneLine(item))
 		}
 	}
-	// The file and line of functions that a Go module can't offer.
-	_ = json.Unmarshal(field(field(field(w.info.Capabilities, "experimental"), "usher/problems"), "problems"), &o.Problems)
-	if o.About == "" && !kind.singleFile() { // our shims know no title but the name
-		o.About = firstSentence(w.info.Title)
-	}
-	return o, nil
+	return m, nil
 }
 
-// startProcess starts a process of a module. o is what is known of it, nil for
-// nothing yet.
-func (r *Registry) startProcess(ctx context.Context, f found, o *offer, events workerEvents) (*Worker, error) {
-	l := f.Launch
-	switch f.Kind {
-	case kindConfig:
-	case kindGo:
-		path, err := r.builder.Build(ctx, f.Source, workerEnv(os.Environ(), f.Source, nil))
-		if err != nil {
+// startServing starts a process that answers calls. What it offers is compared
+// with what is known, then and whenever it says that it changed.
+func (r *Registry) startServing(ctx context.Context, v *moduleVersion, known era, events workerEvents) (*Worker, error) {
+	events.listChanged = v.listsChanged
+	w, err := r.startProcess(ctx, v.discovered, known, events)
+	if errors.As(err, new(*goBuildError)) {
+		return nil, &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", v.Name), stderr: []string{explain(err)}}
+	}
+	if err == nil {
+		v.listsChanged(w)
+	}
+	return w, err
+}
+
+// startProcess starts a process of a module, first in the way of the era that it
+// is known to speak.
+func (r *Registry) startProcess(ctx context.Context, d discovered, known era, events workerEvents) (*Worker, error) {
+	if now, err := filepath.EvalSymlinks(d.Source); err != nil || now != d.Source {
+		return nil, cantStart(d.Name, errors.New("its file is no longer where it was"))
+	}
+	environ := workerEnv(os.Environ(), d.Source, d.Launch.Env)
+	l := d.Launch
+	var err error
+	switch {
+	case d.Kind == kindGo:
+		l.Dir = filepath.Dir(d.Source)
+		if l.Path, err = r.builder.Build(ctx, d.Source, environ); err != nil {
 			return nil, err
 		}
-		l = launch{Path: path, Dir: filepath.Dir(f.Source)}
-	default:
-		var err error
-		if l, err = launchFile(f.Kind, f.Source, r.CacheDir); err != nil {
-			return nil, cantStart(f.Name, err)
-		}
+	case d.Kind != kindConfig:
+		l, err = launchFile(d.Kind, d.Source, r.CacheDir)
 	}
-	l, err := l.resolve()
+	if err == nil {
+		l, err = l.resolve()
+	}
 	if err != nil {
-		return nil, cantStart(f.Name, err)
+		return nil, cantStart(d.Name, err)
 	}
-	l.Env = workerEnv(os.Environ(), f.Source, l.Env)
-	known := eraUnknown
-	if f.Kind.singleFile() {
+	l.Env = environ
+	if d.Kind.singleFile() {
 		known = eraSession
-	} else if o != nil {
-		known = o.Era
 	}
-	return startWorker(ctx, f.Name, l, known, r.reaper, r.Log, events)
+	return startWorker(ctx, d.Name, l, known, r.reaper, r.Log, events)
 }
 
 // cantStart is an error before there was a process, whose reason names no path.
@@ -586,149 +608,58 @@ func cantStart(module string, err error) error {
 	return &startError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}}
 }
 
-// makeModule turns an entry's offer into a module, with processes of its own
-// unless it goes on with those of p. Called with mu held.
-func (r *Registry) makeModule(e *entry, p *pool) *Module {
-	f := e.found
-	m := &Module{Name: f.Name, Kind: f.Kind, Source: f.Source, About: e.offer.About, Root: f.Root, callTimeout: r.Patience, Stateless: e.offer.Era == eraStateless,
-		Prompts: e.offer.Prompts, Resources: e.offer.Resources, Templates: e.offer.Templates}
-	names := make(map[string]bool)
-	for _, raw := range e.offer.Tools {
-		method, problems, err := parseMethod(raw, f.Kind.docRules())
-		if err == nil && names[method.Name] {
-			err = fmt.Errorf("%s: a second tool of this name", method.Name)
-		}
-		if err != nil {
-			r.Log.Warn("module", "module", f.Name, "problem", err.Error())
-			continue
-		}
-		names[method.Name] = true
-		m.Methods = append(m.Methods, method)
-		m.Problems = append(m.Problems, problems...)
+// explain is an error for people at this machine: with the last words of a
+// process that did not start.
+func explain(err error) string {
+	if build, ok := errors.AsType[*goBuildError](err); ok {
+		return strings.Join(build.Lines, "\n")
 	}
-	m.Problems = append(m.Problems, e.offer.Problems...)
-	perSession := !f.Kind.singleFile() && !e.offer.Shared
-	if p != nil && p.perSession != perSession {
-		p.retire()
-		p = nil
+	text := err.Error()
+	if start, ok := errors.AsType[*startError](err); ok && len(start.stderr) > 0 {
+		text += ": " + strings.Join(start.stderr, "\n")
 	}
-	if p == nil {
-		o := e.offer
-		p = newPool(r.ctx, f.Name, perSession, func(ctx context.Context, events workerEvents) (*Worker, error) {
-			return r.startServing(ctx, f, o, events)
-		})
-		r.pools = append(r.pools, p)
-	}
-	m.pool = p
-	return m
+	return text
 }
 
-// startServing starts a process that answers calls. What it offers is compared
-// with what is known, then and whenever it says that it changed. Of several
-// processes one that begins has nothing new to say: what another has grown since
-// is not to be taken back.
-func (r *Registry) startServing(ctx context.Context, f found, o *offer, events workerEvents) (*Worker, error) {
-	dirty := &dirtyLists{wake: make(chan struct{}, 1)}
-	events.listChanged = func(list string) { dirty.add(list) }
-	w, err := r.startProcess(ctx, f, o, events)
-	if errors.As(err, new(*goBuildError)) {
-		return nil, &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", f.Name), stderr: []string{explain(err)}}
-	}
-	if err != nil {
-		return nil, err
-	}
-	if !events.second {
-		dirty.add(announcedLists...)
-	}
-	r.wg.Go(func() { r.follow(f, w, dirty) })
-	return w, nil
-}
-
-// dirtyLists is the lists of a process that have to be asked for again. Safe for
-// concurrent use.
-type dirtyLists struct {
-	wake  chan struct{} // 1-buffered
-	mu    sync.Mutex
-	lists []string
-}
-
-func (d *dirtyLists) add(lists ...string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.lists = append(d.lists, lists...)
-	wake(d.wake)
-}
-
-func (d *dirtyLists) take() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	lists := d.lists
-	d.lists = nil
-	return lists
-}
-
-// follow keeps what is known of a module up to its running process, until that
-// ends.
-func (r *Registry) follow(f found, w *Worker, dirty *dirtyLists) {
-	for {
+// publishChanges replaces the catalog when that is due, and not more often than
+// it is worth: at a first start a thousand modules become ready one by one.
+func (r *Registry) publishChanges() {
+	for pauseFor(r.ctx, publishInterval) {
 		select {
-		case <-w.done:
-			return
-		case <-dirty.wake:
+		case <-r.ctx.Done():
+		case <-r.dirty:
+			r.publish()
 		}
-		lists := dirty.take()
-		ctx, cancel := context.WithTimeout(r.ctx, startTimeout)
-		o, err := listOffer(ctx, w, f.Kind)
-		cancel()
-		if err != nil {
-			if w.alive() {
-				r.Log.Warn("the module does not list what it offers", "module", f.Name, "err", err)
-			}
-			continue
-		}
-		r.revise(f, o, lists)
 	}
-}
-
-// revise takes in what a running process offers now, if that is new: of the
-// lists that are said to have changed. The others may be another process's.
-func (r *Registry) revise(f found, o *offer, lists []string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	e := r.entries[f.key()]
-	if e == nil || e.module == nil || e.found.Stamp != f.Stamp {
-		return
-	}
-	o.keep(e.offer, lists)
-	if bytes.Equal(marshal(o), marshal(e.offer)) {
-		return
-	}
-	e.offer = o
-	e.module = r.makeModule(e, e.module.pool)
-	r.writeCache(e)
-	r.publish()
 }
 
 // publish makes a new catalog of the modules there are and tells who waits.
-// Called with mu held.
 func (r *Registry) publish() {
+	r.mu.Lock()
 	var modules []*Module
-	for _, e := range r.entries {
-		if e.module != nil {
-			modules = append(modules, e.module)
+	for _, v := range r.modules {
+		if v.module != nil {
+			modules = append(modules, v.module)
 		}
+		v.published = v.settled
 	}
 	r.catalog.Store(newCatalog(modules))
 	close(r.changed)
 	r.changed = make(chan struct{})
+	retiring := r.retiring
+	r.retiring = nil
+	r.mu.Unlock()
+	for _, p := range retiring {
+		p.retire()
+	}
 }
 
 // Status is what is known of one module, for people at this machine.
 type Status struct {
-	found
+	discovered
 	Module  *Module // nil when it is not hosted
 	Err     error   // why the newest version is not hosted
-	Pending bool
+	Pending bool    // the newest version is being introspected
 }
 
 // Report is the state of all modules, sorted by path, and the problems with
@@ -737,11 +668,58 @@ func (r *Registry) Report() ([]Status, []Problem) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var list []Status
-	for _, e := range r.entries {
-		list = append(list, Status{found: e.found, Module: e.module, Err: e.err, Pending: e.pending})
+	for _, v := range r.modules {
+		list = append(list, Status{v.discovered, v.module, v.err, !v.published})
 	}
 	slices.SortFunc(list, func(a, b Status) int {
 		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Name, b.Name))
 	})
-	return list, slices.Clone(r.unusable)
+	return list, slices.Clone(r.problems)
+}
+
+// cacheFormat is to be raised when what is cached changes its meaning.
+const cacheFormat = 4
+
+// cached is what is remembered of a module between starts, so that a start with
+// a thousand known modules starts no process. It may be deleted at any time.
+type cached struct {
+	Usher    string    `json:"usher"` // the version that wrote it
+	Source   string    `json:"source"`
+	Name     string    `json:"name"`
+	Version  string    `json:"version"`
+	Manifest *manifest `json:"manifest"`
+}
+
+func (r *Registry) cachePath(d discovered) string {
+	return filepath.Join(r.CacheDir, "modules", hashOf(d.Source, d.Name)+".json")
+}
+
+// cacheOf is the entry of a module in the cache, but for its manifest.
+func cacheOf(d discovered) cached {
+	return cached{Usher: fmt.Sprintf("%s/%d", version(), cacheFormat), Source: d.Source, Name: d.Name, Version: d.Version}
+}
+
+// readCache returns what is remembered of this version of a module; nil for
+// nothing.
+func (r *Registry) readCache(d discovered) *manifest {
+	raw, err := os.ReadFile(r.cachePath(d))
+	c := cached{}
+	if err != nil || json.Unmarshal(raw, &c) != nil {
+		return nil
+	}
+	m := c.Manifest
+	if c.Manifest = nil; c != cacheOf(d) {
+		return nil
+	}
+	return m
+}
+
+// writeCache remembers what a version offers. A cache that can't be written costs
+// time at the next start and nothing else.
+func (r *Registry) writeCache(v *moduleVersion) {
+	c := cacheOf(v.discovered)
+	c.Manifest = v.manifest
+	if err := replaceFile(r.cachePath(v.discovered), marshal(c)); err != nil {
+		r.Log.Warn("writing the cache", "err", err)
+	}
 }

@@ -5,9 +5,9 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -91,9 +91,35 @@ func TestHotReload(t *testing.T) {
 	calls.Wait()
 }
 
-// TestSlowModulesAreNotWaitedForEachTime has lists asked for while modules are
-// looked at that take for ever.
-func TestSlowModulesAreNotWaitedForEachTime(t *testing.T) {
+// TestOddFiles has files that must not be read like files, and shows that the
+// others are hosted all the same.
+func TestOddFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=x")
+	for _, name := range []string{"p/.mcp.json", "b.usher.go", "c.usher.py"} {
+		write(t, dir+"/"+name, "")
+		os.Remove(dir + "/" + name)
+		if err := exec.Command("mkfifo", dir+"/"+name).Run(); err != nil {
+			t.Skip("no FIFOs here")
+		}
+	}
+	for _, name := range []string{"q/.mcp.json", "d.usher.go"} {
+		write(t, dir+"/"+name, "")
+		if err := os.Truncate(dir+"/"+name, 1<<40); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := serveHere(t, dir)
+	connect(t, d.URL).awaitTools("a_x")
+	await(t, "what is odd to be told of", func() bool {
+		return strings.Count(d.Log.String(), "it is no regular file") == 3 && strings.Count(d.Log.String(), "it is larger than 1 MiB") == 2
+	})
+}
+
+// TestWhoWaitsForModules has lists asked for while modules are introspected that
+// take for ever: only those of the scope count, and only at the start.
+func TestWhoWaitsForModules(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -102,63 +128,103 @@ func TestSlowModulesAreNotWaitedForEachTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer r.Close()
-		for range cap(r.looks) {
-			r.looks <- struct{}{} // so that no look ends
+		for range cap(r.slots) {
+			r.slots <- struct{}{} // so that no introspection begins
 		}
-		f := found{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher", Stamp: "old"}
-		take := func() {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.take(f)
-		}
-		waits := func(when string, want time.Duration) {
+		waits := func(when string, scope Scope, want time.Duration) {
 			t.Helper()
 			start := time.Now()
-			if r.settleNews(t.Context(), scopeAll()); time.Since(start) != want {
+			if r.WaitReady(t.Context(), scope); time.Since(start) != want {
 				t.Errorf("%s: a list waits %v, want %v", when, time.Since(start), want)
 			}
 		}
-		take()
-		waits("new", settlePatience)
-		waits("new, the second list", settlePatience)
-		pass(slowLook - 2*settlePatience - time.Second)
-		waits("for long", time.Second)
-		waits("for too long", 0)
-		r.mu.Lock()
-		e := r.entries[f.key()]
-		r.failEntry(e, io.EOF)
-		r.settleEntry(e)
-		r.mu.Unlock()
-		take()
-		waits("tried again", 0)
-		f.Stamp = "new"
-		take()
-		waits("changed", settlePatience)
+		there := func(names ...string) *scan {
+			s := &scan{seen: make(map[entryKey]bool)}
+			for _, name := range names {
+				s.add(discovered{Name: name, Kind: kindExecutable, Source: "/w/" + name + "/m.usher"})
+			}
+			return s
+		}
+		r.update(there("p"), true)
+		waits("at the start", scopeAll(), readyTimeout)
+		waits("the second list", scopeDir("/w/p"), readyTimeout)
+		waits("another scope", scopeDir("/w/q"), 0)
+		pass(startupTime - 2*readyTimeout - time.Second)
+		waits("for long", scopeAll(), time.Second)
+		waits("for too long", scopeAll(), 0)
+		r.update(there("p", "q"), false)
+		waits("later", scopeAll(), 0)
+		if !r.Pending(scopeDir("/w/q")) || r.Pending(scopeDir("/w/r")) {
+			t.Error("what is pending does not follow the scope")
+		}
 	})
 }
 
-// TestLookOutlivesItsModule has a module go and come back while it is looked at:
-// what the first look finds is of the file that is gone.
-func TestLookOutlivesItsModule(t *testing.T) {
+// TestIntrospectionOutlivesItsModule has a module go and come back while it is
+// introspected: what the first introspection finds is of the file that is gone.
+func TestIntrospectionOutlivesItsModule(t *testing.T) {
 	t.Parallel()
 	r, err := newRegistry(registryConfig{Roots: []string{t.TempDir()}, CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	r.cancel() // no look begins
-	f := found{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher"}
-	var versions []int
-	for _, stamp := range []string{"old", "new"} {
-		f.Stamp = stamp
-		there := newLook()
-		there.add(f)
-		r.update(there)
-		versions = append(versions, r.entries[f.key()].version)
-		r.update(newLook())
+	r.cancel() // no introspection begins
+	var versions []*moduleVersion
+	for range 2 {
+		there := &scan{seen: make(map[entryKey]bool)}
+		there.add(discovered{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher"})
+		r.update(there, false)
+		for _, v := range r.modules {
+			versions = append(versions, v)
+		}
+		for range removalScans {
+			if len(r.modules) == 0 {
+				t.Error("one scan that misses a file removes the module")
+			}
+			r.update(&scan{}, false)
+		}
 	}
-	if len(r.entries) != 0 || versions[0] == versions[1] {
-		t.Errorf("the looks are told apart by %v", versions)
+	if len(r.modules) != 0 || len(versions) != 2 {
+		t.Errorf("%d modules are left of %d", len(r.modules), len(versions))
+	}
+	r.begin(versions[1])
+	r.host(versions[0], &manifest{})
+	if versions[1].module != nil {
+		t.Error("the first version is hosted")
+	}
+}
+
+// TestListsThatFail has a server that can't list its prompts: its tools are
+// hosted.
+func TestListsThatFail(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeScript(t, dir+"/a.usher", `"tools":{},"prompts":{}`, "")
+	connect(t, serveHere(t, dir).URL).awaitTools("a_x")
+	var out, errs bytes.Buffer
+	run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, nil, &out, &errs, noEnv)
+	if !strings.Contains(out.String(), "note: prompts/list: no prompts today") {
+		t.Errorf("usher modules:\n%s%s", out.String(), errs.String())
+	}
+}
+
+// writeScript writes a module with one tool, x, which begins with a shell
+// command.
+func writeScript(t *testing.T, path, capabilities, begin string) {
+	t.Helper()
+	write(t, path, "#!/bin/sh\n"+begin+"\n"+`while read -r line; do
+id=${line#*'"id":'}; id=${id%%[,\}]*}
+case $line in
+*'"server/discover"'*) echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32601,"message":"unknown"}}' ;;
+*'"initialize"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},"serverInfo":{"name":"x","version":"1"}}}' ;;
+*'"tools/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}}' ;;
+*'"prompts/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32603,"message":"no prompts today"}}' ;;
+esac
+done
+`)
+	if err := os.Chmod(path, 0o755); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -231,9 +297,9 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 func TestCacheOfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	r := &Registry{registryConfig: registryConfig{CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}}
-	f := found{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher", Stamp: "1"}
+	f := discovered{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher", Version: "1"}
 	write(t, r.cachePath(f), "")
-	r.writeCache(&entry{found: f, offer: &offer{}})
+	r.writeCache(&moduleVersion{discovered: f, manifest: &manifest{}})
 	if r.readCache(f) == nil {
 		t.Error("what was just written is not known")
 	}
@@ -241,7 +307,7 @@ func TestCacheOfAnotherVersion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, r.cachePath(f), strings.Replace(string(text), cacheVersion(), "0"+cacheVersion(), 1))
+	write(t, r.cachePath(f), strings.Replace(string(text), `"usher":"`, `"usher":"0`, 1))
 	if r.readCache(f) != nil {
 		t.Error("another version's word was taken")
 	}
@@ -256,18 +322,9 @@ func TestThousandModules(t *testing.T) {
 	}
 	dir, base := t.TempDir(), t.TempDir()
 	trace := dir + "/trace"
-	script := "#!/bin/sh\necho >> " + trace + "\n" + `while read -r line; do
-case $line in
-*'"server/discover"'*) echo '{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"unknown"}}' ;;
-*'"initialize"'*) echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}}' ;;
-*'"tools/list"'*) echo '{"jsonrpc":"2.0","id":2,"result":{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}}' ;;
-esac
-done
-`
 	for i := range n {
 		path := fmt.Sprintf("%s/%d/m%d.usher", dir, i/100, i)
-		write(t, path, script)
-		os.Chmod(path, 0o755)
+		writeScript(t, path, `"tools":{}`, "echo >> "+trace)
 	}
 	d := serveApart(t, base, dir)
 	c := connect(t, d.URL)

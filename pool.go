@@ -248,11 +248,6 @@ func (p *pool) acquire(ctx context.Context, c *process, caller Caller) (*Worker,
 // run starts a process, and stays until it has ended.
 func (p *pool) run(c *process, s *starting, caller Caller) {
 	events := workerEvents{updated: func(params json.RawMessage) { p.updated(c.affinity, params) }}
-	p.mu.Lock()
-	for _, other := range p.procs {
-		events.second = events.second || other.worker != nil && other.worker.alive()
-	}
-	p.mu.Unlock()
 	if p.perSession {
 		events.owner = &caller
 	}

@@ -1,37 +1,34 @@
-// Runtimes: which files are modules, of which kind, and which command runs a
-// module of each kind. This file reads file names and .mcp.json files; it
-// starts nothing and knows no worker.
+// Runtimes: which files of the workspace are modules and of which kind, what a
+// .mcp.json file says, and which command runs a module of each kind. This file
+// reads folders and .mcp.json files. It starts nothing, remembers nothing from
+// one scan to the next, and knows no worker.
 
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"embed"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 )
 
 // runtimeFiles are the shims and starters of the languages.
 //
 //go:embed runtimes
 var runtimeFiles embed.FS
-
-// version is this program's version, from what the go command stamped it with.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
-		return "devel"
-	}
-	return info.Main.Version
-}
 
 // Kind is what a module is made of.
 type Kind string
@@ -50,12 +47,10 @@ const (
 // check calls against it.
 func (k Kind) singleFile() bool { return k != kindExecutable && k != kindConfig }
 
-// writtenForUsher reports whether the module's author had usher in mind, and so
-// meant a name that begins with "handle" for a webhook.
-func (k Kind) writtenForUsher() bool { return k != kindConfig }
-
-// docRules says how the documentation of such a module's methods is read. In
-// languages without types it may name parameters that the code does not declare.
+// docRules says how the documentation of such a module's methods is read. Only
+// who writes for usher means a webhook by a name that begins with "handle". In
+// languages without types the documentation may name parameters that the code
+// does not declare.
 func (k Kind) docRules() docRules {
 	return docRules{Hooks: k != kindConfig, Tags: k.singleFile(), Undeclared: k == kindNode || k == kindShell}
 }
@@ -110,13 +105,15 @@ func moduleFile(base string) (name string, kind Kind, ok bool) {
 type launch struct {
 	Path string   // the program, absolute or found through PATH
 	Args []string // without the program itself
-	Dir  string   // working directory: the source file's folder
+	Dir  string   // working directory
 	Env  []string // added to the daemon's own, as KEY=value
+
+	Shared bool // all callers are served by one process
 }
 
 // key identifies what is started, for telling whether it changed.
 func (l launch) key() string {
-	return hashOf(slices.Concat([]string{l.Path, l.Dir}, l.Args, []string{"\x00"}, l.Env)...)
+	return hashOf(slices.Concat([]string{l.Path, l.Dir, strconv.FormatBool(l.Shared)}, l.Args, []string{"\x00"}, l.Env)...)
 }
 
 // shellCommand is the first argument that makes a process the MCP server of a
@@ -187,19 +184,17 @@ const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
 // start it again, without end, is refused.
 const nestedVar = "USHER_INSIDE"
 
-// workerEnv is the environment of a worker of the module at source: the
-// daemon's own without its secrets.
+// workerEnv is the environment of a process of the module at source: the
+// daemon's own without its secrets, and extra.
 func workerEnv(environ []string, source string, extra []string) []string {
 	inside := source
 	env := make([]string, 0, len(environ)+len(extra)+1)
-	for _, kv := range environ {
-		key, value, _ := strings.Cut(kv, "=")
-		if key == nestedVar && value != "" {
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		if name == nestedVar && value != "" {
 			inside = value + string(os.PathListSeparator) + source
-			continue
-		}
-		if !isSecretVariable(key) {
-			env = append(env, kv)
+		} else if !isSecretVariable(name) {
+			env = append(env, entry)
 		}
 	}
 	env = append(env, extra...)
@@ -220,17 +215,11 @@ func checkNesting(inside string, roots []string) error {
 	return nil
 }
 
-// configEntry is one entry of a .mcp.json file: how to start it, or why not.
-type configEntry struct {
-	Name   string
-	Launch launch
-	Err    error
-}
-
-// parseConfig reads a .mcp.json file that lies in dir. getenv resolves the
-// variables in it. The error is for a file that can't be read as one at all;
-// what is wrong with a single entry stands in the entry.
-func parseConfig(raw []byte, dir string, getenv func(string) (string, bool)) ([]configEntry, error) {
+// configModules reads a .mcp.json file: its entries, with how to start each or why
+// not. dir is the file's folder; getenv resolves the variables in it. The error is
+// for a file that can't be read as one at all.
+func configModules(raw []byte, dir string, getenv func(string) (string, bool)) ([]discovered, error) {
+	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
 	if fault := jsonFault(raw); fault != "" {
 		return nil, errors.New("the file " + fault)
 	}
@@ -238,60 +227,73 @@ func parseConfig(raw []byte, dir string, getenv func(string) (string, bool)) ([]
 	if !ok {
 		return nil, errors.New(`no object "mcpServers" in it`)
 	}
-	list := make([]configEntry, 0, len(servers))
+	list := make([]discovered, 0, len(servers))
 	seen := make(map[string]bool, len(servers))
-	for _, s := range servers {
-		e := configEntry{Name: s.key, Err: checkModuleName(s.key)}
-		if e.Err == nil && seen[s.key] {
-			e.Err = errors.New("the name stands twice in the file")
+	for _, server := range servers {
+		if string(field(server.value, "disabled")) == "true" {
+			continue
 		}
-		if e.Err == nil {
-			e.Launch, e.Err = parseEntry(s.value, dir, getenv)
+		d := discovered{Name: server.key, Kind: kindConfig, Err: checkModuleName(server.key)}
+		if seen[d.Name] {
+			d.Err = errors.New("the name stands twice in the file")
 		}
-		seen[s.key] = true
-		list = append(list, e)
+		if d.Err == nil {
+			d.Err = d.readEntry(server.value, dir, getenv)
+		}
+		d.Version = d.Launch.key()
+		seen[d.Name] = true
+		list = append(list, d)
 	}
 	return list, nil
 }
 
-func parseEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) (launch, error) {
-	if _, ok := members(raw); !ok {
-		return launch{}, errors.New("the entry is not an object")
+// readEntry reads the fields of a .mcp.json entry.
+func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) error {
+	list, ok := members(raw)
+	if !ok {
+		return errors.New("the entry is not an object")
 	}
-	// Exact keys, then encoding/json for the types of the values.
-	var command string
+	var command, cwd string
 	var args []string
 	var env map[string]string
-	for _, f := range []struct {
-		key  string
-		into any
-		want string
-	}{{"command", &command, "a string"}, {"args", &args, "a list of strings"}, {"env", &env, "an object of strings"}} {
-		if v := field(raw, f.key); v != nil {
-			if err := json.Unmarshal(v, f.into); err != nil {
-				return launch{}, fmt.Errorf("%q must be %s", f.key, f.want)
-			}
+	known := map[string]any{
+		"command": &command, "args": &args, "env": &env, "cwd": &cwd, "shared": &d.Launch.Shared,
+		"disabled": new(bool), // it is not
+		"type":     new(any),  // "stdio", where there is a command
+	}
+	for _, f := range list {
+		into, ok := known[f.key]
+		if !ok {
+			d.Problems = append(d.Problems, fmt.Sprintf("the field %q says nothing to usher", f.key))
+			continue
+		}
+		if bad, ok := errors.AsType[*json.UnmarshalTypeError](json.Unmarshal(f.value, into)); ok {
+			return fmt.Errorf("%q: want %v, got %s", f.key, bad.Type, bad.Value)
 		}
 	}
-	if command == "" {
-		return launch{}, errors.New(`no "command": only servers that usher can start are hosted`)
+	switch {
+	case command == "" && field(raw, "url") != nil:
+		return errors.New(`it has a "url": usher hosts only servers that it starts itself`)
+	case command == "":
+		return errors.New(`no "command": usher hosts only servers that it starts itself`)
 	}
 	x := expander{getenv: getenv}
-	l := launch{Path: x.expand(command), Dir: dir}
-	for _, a := range args {
-		l.Args = append(l.Args, x.expand(a))
+	l := &d.Launch
+	l.Path = x.expand(command)
+	for _, arg := range args {
+		l.Args = append(l.Args, x.expand(arg))
 	}
-	for _, k := range sortedKeys(env) {
-		l.Env = append(l.Env, k+"="+x.expand(env[k]))
+	for _, name := range sortedKeys(env) {
+		l.Env = append(l.Env, name+"="+x.expand(env[name]))
 	}
-	if x.err != nil {
-		return launch{}, x.err
+	if l.Dir = x.expand(cwd); !filepath.IsAbs(l.Dir) {
+		l.Dir = filepath.Join(dir, l.Dir)
 	}
-	return l, nil
+	return x.err
 }
 
 // resolve finds the program: a name through PATH, a relative path from the
-// source file's folder.
+// working directory.
 func (l launch) resolve() (launch, error) {
 	if strings.ContainsAny(l.Path, `/`+string(filepath.Separator)) && !filepath.IsAbs(l.Path) {
 		l.Path = filepath.Join(l.Dir, l.Path)
@@ -312,26 +314,230 @@ type expander struct {
 	err    error
 }
 
-func (x *expander) expand(s string) string {
-	return variable.ReplaceAllStringFunc(s, func(ref string) string {
-		m := variable.FindStringSubmatch(ref)
-		if strings.EqualFold(m[1], webhookSecretVar) {
-			x.fail(fmt.Errorf("${%s} is the daemon's own secret and is not handed to modules", m[1]))
-			return ""
+func (x *expander) expand(text string) string {
+	return variable.ReplaceAllStringFunc(text, func(reference string) string {
+		match := variable.FindStringSubmatch(reference)
+		name, fallback := match[1], match[2]
+		value, set := x.getenv(name)
+		var err error
+		switch {
+		case isSecretVariable(name):
+			err = fmt.Errorf("${%s} is a secret of the daemon, by its name, and is handed to no module", name)
+		case value == "" && fallback != "":
+			return fallback[len(":-"):]
+		case !set:
+			err = fmt.Errorf("${%s} is not set: set it, or give a default as ${%s:-value}", name, name)
 		}
-		if v, ok := x.getenv(m[1]); ok && (v != "" || m[2] == "") {
-			return v
-		}
-		if m[2] == "" {
-			x.fail(fmt.Errorf("${%s} is not set: set it, or give a default as ${%s:-value}", m[1], m[1]))
-			return ""
-		}
-		return m[2][len(":-"):]
+		x.err = cmp.Or(x.err, err)
+		return value
 	})
 }
 
-func (x *expander) fail(err error) {
-	if x.err == nil {
-		x.err = err
+// entryKey identifies a module over time.
+type entryKey struct{ source, name string }
+
+// discovered is a module as it stands in the file tree.
+type discovered struct {
+	Name     string
+	Kind     Kind
+	Path     string // as found: the link where the file is one
+	Source   string // symlinks resolved
+	Root     string // the hosted DIR that it was found below
+	Launch   launch // of a .mcp.json entry
+	Version  string // changes when the file, or the entry, does
+	Problems []string
+	Err      error // why it can't be hosted
+}
+
+func (d discovered) key() entryKey { return entryKey{d.Source, d.Name} }
+
+// Problem is something about a file that its author should know.
+type Problem struct {
+	Path string
+	Text string
+}
+
+// scan is one look at the workspace.
+//
+// Invariant: where a file that is no link was found is where it is. Folders are
+// opened from the folder above, and it is compared what was opened with what
+// stood there, so that a folder that is exchanged for a link meanwhile leads
+// nowhere (TestFoldersExchangedForLinks).
+type scan struct {
+	modules    []discovered
+	problems   []Problem
+	seen       map[entryKey]bool
+	unreadable []string // paths of files and folders
+	root       string   // the hosted DIR that is being searched
+}
+
+// scanFolders looks for modules in folders and below them.
+func scanFolders(roots []string) *scan {
+	s := &scan{seen: make(map[entryKey]bool)}
+	for _, root := range roots {
+		// A folder above it may have become a link since the start. What a scope
+		// is compared with is where the files really are.
+		if path, err := filepath.EvalSymlinks(root); err == nil {
+			root = path
+		}
+		s.root = root
+		folder, err := os.OpenRoot(root)
+		s.folder(folder, root, err)
 	}
+	return s
+}
+
+// folder looks into a folder, opened unless with err, and what is below it.
+func (s *scan) folder(folder *os.Root, path string, err error) {
+	var list []fs.DirEntry
+	if err == nil {
+		defer folder.Close()
+		list, err = fs.ReadDir(folder.FS(), ".")
+	}
+	if err != nil {
+		s.fail(path, err)
+		return
+	}
+	for _, entry := range list {
+		name, at := entry.Name(), filepath.Join(path, entry.Name())
+		if entry.IsDir() {
+			if searchedFolder(name) {
+				below, err := openFolder(folder, name)
+				s.folder(below, at, err)
+			}
+		} else if name == configName {
+			s.config(folder, at)
+		} else if module, kind, ok := moduleFile(name); ok {
+			s.file(folder, at, module, kind)
+		}
+	}
+}
+
+// searchedFolder reports whether modules are looked for in a folder of this
+// name.
+func searchedFolder(name string) bool {
+	return !strings.HasPrefix(name, ".") && name != "node_modules" && name != "vendor"
+}
+
+var errReplaced = errors.New("it is being replaced")
+
+// openFolder opens a folder in another, and no link.
+func openFolder(parent *os.Root, name string) (*os.Root, error) {
+	folder, err := parent.OpenRoot(name)
+	if err != nil {
+		return nil, err
+	}
+	opened, err := folder.Stat(".")
+	there, err2 := parent.Lstat(name)
+	if err != nil || err2 != nil || !os.SameFile(opened, there) {
+		folder.Close()
+		return nil, errReplaced
+	}
+	return folder, nil
+}
+
+// fail notes what can't be read. Unless it is not there at all, that is taken
+// for a passing trouble; see has.
+func (s *scan) fail(path string, err error) {
+	s.problems = append(s.problems, Problem{path, reason(err)})
+	if !errors.Is(err, fs.ErrNotExist) {
+		s.unreadable = append(s.unreadable, path)
+	}
+}
+
+// file takes in a file that is a module by its name.
+func (s *scan) file(folder *os.Root, path, name string, kind Kind) {
+	source, info, err := locate(folder, path)
+	if err != nil {
+		s.fail(path, err)
+		return
+	}
+	if info.IsDir() {
+		return // a folder linked under a module's name
+	}
+	d := discovered{Name: name, Kind: kind, Path: path, Source: source, Root: s.root}
+	d.Version = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode(), shims[kind].hash)
+	d.Err = cmp.Or(checkModuleName(name), checkFile(info, kind))
+	s.add(d)
+}
+
+// locate finds where a file of a folder really is, and what it is there.
+func locate(folder *os.Root, path string) (source string, info fs.FileInfo, err error) {
+	info, err = folder.Lstat(filepath.Base(path))
+	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
+		return path, info, err
+	}
+	if source, err = filepath.EvalSymlinks(path); err == nil {
+		info, err = os.Lstat(source)
+	}
+	return source, info, err
+}
+
+// checkFile refuses files that can't be modules of a kind.
+func checkFile(info fs.FileInfo, kind Kind) error {
+	switch {
+	case !info.Mode().IsRegular():
+		return errors.New("it is no regular file")
+	case kind != kindExecutable && info.Size() > maxSource:
+		return fmt.Errorf("it is larger than %s", formatSize(maxSource))
+	case kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0:
+		return fmt.Errorf("the file is not executable: chmod +x %s", info.Name())
+	}
+	return nil
+}
+
+// config takes in the entries of a .mcp.json file. Half an edit of it ends no
+// module.
+func (s *scan) config(folder *os.Root, path string) {
+	source, raw, err := readConfig(folder, path)
+	var list []discovered
+	if err == nil {
+		list, err = configModules(raw, filepath.Dir(source), os.LookupEnv)
+	}
+	if err != nil {
+		s.fail(path, err)
+	}
+	for _, d := range list {
+		d.Path, d.Source, d.Root = path, source, s.root
+		s.add(d)
+	}
+}
+
+// readConfig reads a .mcp.json file. It is opened without waiting, as a FIFO in
+// its place would have usher wait for ever.
+func readConfig(folder *os.Root, path string) (source string, raw []byte, err error) {
+	source, there, err := locate(folder, path)
+	if err != nil {
+		return "", nil, err
+	}
+	f, err := os.OpenFile(source, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return "", nil, err
+	}
+	defer f.Close()
+	opened, err := f.Stat()
+	if err == nil && !os.SameFile(opened, there) {
+		err = errReplaced
+	}
+	if err = cmp.Or(err, checkFile(there, kindConfig)); err != nil {
+		return "", nil, err
+	}
+	raw, err = io.ReadAll(io.LimitReader(f, maxSource))
+	return source, raw, err
+}
+
+// add keeps a module; one that is reached by several ways is one module.
+func (s *scan) add(d discovered) {
+	if !s.seen[d.key()] {
+		s.seen[d.key()] = true
+		s.modules = append(s.modules, d)
+	}
+}
+
+// has reports whether a module is still there, or may be: in a file or folder
+// that can't be read just now.
+func (s *scan) has(d discovered) bool {
+	return s.seen[d.key()] || slices.ContainsFunc(s.unreadable, func(path string) bool {
+		return scopeDir(path).Contains(d.Path)
+	})
 }

@@ -3,6 +3,9 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -22,27 +25,42 @@ func TestModuleFiles(t *testing.T) {
 }
 
 func TestParseConfig(t *testing.T) {
-	env := map[string]string{"HOME": "/h", "EMPTY": "", webhookSecretVar: "s3cret"}
+	env := map[string]string{"HOME": "/h", "EMPTY": "", webhookSecretVar: "s3cret", "stripe_signing_secret": "s3cret"}
 	getenv := func(k string) (string, bool) { v, ok := env[k]; return v, ok }
 	for _, tt := range []struct{ name, entry, want string }{
 		{"a command and its arguments", `{"command":"node","args":["x","y z"]}`, "node x|y z"},
 		{"variables", `{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$HOME","${EMPTY}"]}`, "/h/bin/srv d|$HOME|"},
 		{"environment", `{"command":"x","env":{"B":"${HOME}","A":"1"}}`, "x  A=1|B=/h"},
 		{"a variable that is not set", `{"command":"x","args":["${NOPE}"]}`, "${NOPE} is not set"},
-		{"the daemon's secret", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET}"}}`, "the daemon's own secret"},
-		{"the daemon's secret with a default", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`, "the daemon's own secret"},
-		{"no command", `{"url":"http://x"}`, `no "command"`},
+		{"the daemon's secret", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET}"}}`, "a secret of the daemon"},
+		{"the daemon's secret with a default", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`, "a secret of the daemon"},
+		{"a signature's key", `{"command":"x","args":["${stripe_signing_secret}"]}`, "a secret of the daemon"},
+		{"no command", `{"args":[]}`, `no "command"`},
+		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `it has a "url"`},
+		{"a folder below", `{"command":"x","cwd":"sub"}`, "x   /w/sub"},
+		{"a folder elsewhere", `{"command":"x","cwd":"${HOME}/sub"}`, "x   /h/sub"},
+		{"one process for all", `{"command":"x","shared":true}`, "x   shared"},
+		{"shared as text", `{"command":"x","shared":"yes"}`, `"shared": want bool, got string`},
+		{"what is known", `{"type":"stdio","command":"x","disabled":false}`, "x"},
+		{"what is not", `{"command":"x","timeout":5,"Args":[]}`, `x   the field "timeout" says nothing to usher, the field "Args" says nothing to usher`},
 		{"a command in another case", `{"Command":"x"}`, `no "command"`},
-		{"a command that is a list", `{"command":["x"]}`, `"command" must be a string`},
-		{"arguments that are text", `{"command":"x","args":"y"}`, `"args" must be a list of strings`},
+		{"a command that is a list", `{"command":["x"]}`, `"command": want string, got array`},
+		{"arguments that are text", `{"command":"x","args":"y"}`, `"args": want []string, got string`},
 		{"an entry that is text", `"x"`, "not an object"},
 	} {
-		list, err := parseConfig([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w", getenv)
+		list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w", getenv)
 		if err != nil || len(list) != 1 {
 			t.Fatalf("%s: %v %v", tt.name, list, err)
 		}
 		l := list[0].Launch
-		got := strings.TrimRight(l.Path+" "+strings.Join(l.Args, "|")+" "+strings.Join(l.Env, "|"), " ")
+		got := l.Path + " " + strings.Join(l.Args, "|") + " " + strings.Join(l.Env, "|")
+		if l.Dir != "/w" {
+			got += " " + l.Dir
+		}
+		if l.Shared {
+			got += " shared"
+		}
+		got = strings.TrimRight(got+" "+strings.Join(list[0].Problems, ", "), " ")
 		if list[0].Err != nil {
 			got = list[0].Err.Error()
 		}
@@ -51,26 +69,73 @@ func TestParseConfig(t *testing.T) {
 		}
 	}
 	for _, raw := range []string{``, `[]`, `{"mcpServers":[]}`, `{"mcpservers":{}}`, `{"mcpServers":{}`} {
-		if _, err := parseConfig([]byte(raw), "/w", getenv); err == nil {
+		if _, err := configModules([]byte(raw), "/w", getenv); err == nil {
 			t.Errorf("%q was taken", raw)
 		}
 	}
-	list, _ := parseConfig([]byte(`{"mcpServers":{"a b":{"command":"x"},"c":{"command":"x"},"c":{"command":"y"}}}`), "/w", getenv)
-	if len(list) != 3 || list[0].Err == nil || list[1].Err != nil || list[2].Err == nil {
-		t.Errorf("bad and repeated names: %+v", list)
+	raw := "\ufeff" + `{"mcpServers":{"a b":{"command":"x"},"c":{"command":"x"},"d":{"command":"x","disabled":true}}}`
+	list, err := configModules([]byte(raw), "/w", getenv)
+	if err != nil || len(list) != 2 || list[0].Err == nil || list[1].Err != nil {
+		t.Errorf("a bad name, and one that is disabled: %+v %v", list, err)
 	}
 }
 
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(`{"mcpServers":{"m":{"command":"${A:-b}","args":["${C}"],"env":{"D":"e"}}}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		parseConfig(raw, "/w", func(string) (string, bool) { return "", false })
+		configModules(raw, "/w", func(string) (string, bool) { return "", false })
 	})
 }
 
 func TestWorkerEnv(t *testing.T) {
-	got := workerEnv([]string{"A=1", webhookSecretVar + "=x", "KEY_SIGNING_SECRET=y", nestedVar + "=/m"}, "/s", []string{"B=2"})
+	environ := []string{"A=1", webhookSecretVar + "=x", "Github_Webhook_Secret=y", "X_SIGNING_SECRET=z", nestedVar + "=/m"}
+	got := workerEnv(environ, "/s", []string{"B=2"})
 	if want := []string{"A=1", "B=2", nestedVar + "=/m:/s"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestFoldersExchangedForLinks has a folder exchanged for a link to another and
+// back, while modules are looked for: none of the other's is found in its place.
+func TestFoldersExchangedForLinks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write(t, dir+"/projA/sub/own.usher.py", "")
+	write(t, dir+"/projB/secret.usher.py", "")
+	sub, away := dir+"/projA/sub", dir+"/projA/.away"
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			os.Rename(sub, away)
+			os.Symlink(dir+"/projB", sub)
+			os.Remove(sub)
+			os.Rename(away, sub)
+		}
+	}()
+	for range 500 {
+		for _, d := range scanFolders([]string{dir}).modules {
+			if d.Name == "secret" && d.Source != dir+"/projB/secret.usher.py" {
+				t.Errorf("%s of projB was found as %s", d.Name, d.Source)
+			}
+		}
+	}
+	close(stop)
+	<-stopped
+}
+
+func TestUnreadableFilesKeepTheirModules(t *testing.T) {
+	s := &scan{}
+	s.fail("/w/p", errors.New("too many open files"))
+	s.fail("/w/q", &fs.PathError{Err: fs.ErrNotExist})
+	for path, want := range map[string]bool{"/w/p/a.usher": true, "/w/p": true, "/w/pp/a.usher": false, "/w/q/a.usher": false} {
+		if got := s.has(discovered{Path: path, Source: path}); got != want {
+			t.Errorf("%s is still there: %v", path, got)
+		}
 	}
 }

@@ -316,12 +316,11 @@ func (v *View) Resource(uri string) *Resource {
 }
 
 // HookPath is the path below /webhook/ at which the tool's method is to receive
-// webhooks; "" for a method that receives none. Servers that were not written
-// for usher have no webhooks, and neither has a method whose name could not
-// stand in a URL as it is.
+// webhooks; "" for a method that receives none, or whose name could not stand in
+// a URL as it is.
 func (t *Tool) HookPath() string {
 	path := cmp.Or(t.Method.Hook, t.Label+"/"+t.Method.Name)
-	if !t.Method.IsHook || !t.module.Kind.writtenForUsher() || checkHookPath(path) != nil {
+	if !t.Method.IsHook || checkHookPath(path) != nil {
 		return ""
 	}
 	return path
@@ -438,81 +437,60 @@ func itemName(label, item string) string { return label + "_" + plainName(item) 
 // nameHash is 12 hexadecimal digits that tell apart what shares a name.
 func nameHash(parts ...string) string { return hashOf(parts...)[:12] }
 
+var notPlain = regexp.MustCompile(`[^A-Za-z0-9_-]`)
+
 // plainName replaces what may not stand in a tool's name.
-func plainName(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
-			return r
-		}
-		return '_'
-	}, s)
-}
+func plainName(s string) string { return notPlain.ReplaceAllString(s, "_") }
 
 // labels names the modules of a view: by their own names, and where several
 // share one, with the shortest run of parent folders before it that tells them
-// apart, or else with a hash behind it. The topmost folder that may stand in a
-// label is the scope's own, or in the view of everything the hosted DIR.
+// apart, or else with a hash behind it.
 func labels(modules []*Module, scope Scope) []string {
-	sameName := make(map[string][]int)
-	for i, m := range modules {
-		sameName[m.Name] = append(sameName[m.Name], i)
+	named := make(map[string]int)
+	for _, m := range modules {
+		named[m.Name]++
+	}
+	shared := make(map[string]int) // of labels, how many modules could have them
+	for _, m := range modules {
+		if named[m.Name] > 1 {
+			for _, label := range possibleLabels(m, scope) {
+				shared[label]++
+			}
+		}
 	}
 	list := make([]string, len(modules))
-	for name, group := range sameName {
-		if len(group) == 1 {
-			list[group[0]] = name
-			continue
-		}
-		folders := make([][]string, len(group))
-		for i, at := range group {
-			folders[i] = foldersOf(modules[at], scope)
-		}
-		for i, prefix := range shortestRuns(folders) {
-			if prefix == "" {
-				list[group[i]] = name + "-" + nameHash(modules[group[i]].Source, name)
-			} else {
-				list[group[i]] = prefix + "-" + name
-			}
+	for i, m := range modules {
+		possible := possibleLabels(m, scope)
+		shortest := slices.IndexFunc(possible, func(label string) bool { return shared[label] == 1 })
+		switch {
+		case named[m.Name] == 1:
+			list[i] = m.Name
+		case shortest >= 0:
+			list[i] = possible[shortest]
+		default:
+			list[i] = m.Name + "-" + nameHash(m.Source, m.Name)
 		}
 	}
 	return list
 }
 
-// foldersOf is the names of the folders that a module's file is in, from the
-// topmost that a label may tell of down to the file's own. It is empty for a
-// file that was reached by a link from elsewhere.
-func foldersOf(m *Module, scope Scope) []string {
+// possibleLabels is a module's name with one parent folder before it, with two,
+// and so on. The topmost folder that may stand in a label is the scope's own, or
+// in the view of everything the hosted DIR. A file that was reached by a link
+// from there has no such folders.
+func possibleLabels(m *Module, scope Scope) []string {
 	top := cmp.Or(scope.dir, m.Root)
 	if !scopeDir(top).Contains(m.Source) {
 		return nil
 	}
 	below, _ := filepath.Rel(filepath.Dir(top), filepath.Dir(m.Source)) // no error: it is below
-	return strings.Split(filepath.ToSlash(below), "/")
-}
-
-// shortestRuns finds, for each list of folders, the shortest run at its end that
-// stands at the end of no other list, joined by "-"; "" where there is none.
-func shortestRuns(folders [][]string) []string {
-	count := make(map[string]int)
-	for _, list := range folders {
-		for length := range list {
-			count[runOf(list, length+1)]++
-		}
+	var list []string
+	label := m.Name
+	for _, folder := range slices.Backward(strings.Split(filepath.ToSlash(below), "/")) {
+		label = plainName(folder) + "-" + label
+		list = append(list, label)
 	}
-	runs := make([]string, len(folders))
-	for i, list := range folders {
-		for length := range list {
-			if run := runOf(list, length+1); runs[i] == "" && count[run] == 1 {
-				runs[i] = run
-			}
-		}
-	}
-	return runs
-}
-
-// runOf is the last folders of a list as they stand in a label.
-func runOf(folders []string, length int) string {
-	return plainName(strings.Join(folders[len(folders)-length:], "-"))
+	return list
 }
 
 var templateExpression = regexp.MustCompile(`\{([+#./;?&]?)[^{}]*\}`)

@@ -129,8 +129,7 @@ type call struct {
 // are called from the reading goroutine.
 type workerEvents struct {
 	owner       *Caller // for whose call a process of one affinity is started; nil for others
-	second      bool    // the module has another process, which has said what it offers
-	listChanged func(list string)
+	listChanged func(w *Worker)
 	updated     func(params json.RawMessage) // of a resource
 }
 
@@ -455,10 +454,10 @@ func (w *Worker) answer(msg *Message) {
 
 // handleNotification passes a notification to the caller it is for.
 func (w *Worker) handleNotification(msg *Message) {
-	list, isList := strings.CutSuffix(strings.TrimPrefix(msg.Method, "notifications/"), "/list_changed")
+	isList := strings.HasSuffix(msg.Method, "/list_changed")
 	switch {
 	case isList:
-		w.events.listChanged(list)
+		w.events.listChanged(w)
 	case msg.Method == "notifications/progress":
 		w.passProgress(msg.Params)
 	case msg.Method == "notifications/message", msg.Method == "notifications/elicitation/complete":
