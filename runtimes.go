@@ -228,20 +228,15 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 		return nil, errors.New(`no object "mcpServers" in it`)
 	}
 	list := make([]discovered, 0, len(servers))
-	seen := make(map[string]bool, len(servers))
 	for _, server := range servers {
 		if string(field(server.value, "disabled")) == "true" {
 			continue
 		}
 		d := discovered{Name: server.key, Kind: kindConfig, Err: checkModuleName(server.key)}
-		if seen[d.Name] {
-			d.Err = errors.New("the name stands twice in the file")
-		}
 		if d.Err == nil {
 			d.Err = d.readEntry(server.value, dir, getenv)
 		}
 		d.Version = d.Launch.key()
-		seen[d.Name] = true
 		list = append(list, d)
 	}
 	return list, nil
