@@ -2,7 +2,8 @@
 // as the session's client would have started it; callers without a session share
 // one for each claim and client program. A module that is written for it has one
 // for all. Here is whose process a call goes to, how many there may be and until
-// when; and the reaper, which ends them all when the daemon is killed.
+// when; how usher itself speaks with a process, to know what the module is and
+// offers; and the reaper, which ends them all when the daemon is killed.
 
 package main
 
@@ -500,6 +501,177 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 	return params, nil
 }
 
+// The handshake with a module: which revisions it speaks, what it is, what it
+// offers and what it tells of. Here a worker is spoken to by usher itself and for
+// no client.
+
+// era is which revisions a module speaks, as far as that is known.
+type era string
+
+const (
+	eraUnknown   era = ""
+	eraSession   era = "session" // those that begin with initialize
+	eraStateless era = "modern"
+)
+
+// errProbed is why there is no handshake with a process that ended when it was
+// asked which revisions it speaks.
+var errProbed = errors.New("it ended at server/discover")
+
+// handshake finds out what the module is. Which era it speaks is asked first,
+// unless that is known; what is no answer of the stateless one is taken for the
+// other (MCP 2026-07-28, basic/transports/stdio, "Backward Compatibility").
+func (w *Worker) handshake(ctx context.Context, known era) error {
+	if known == eraSession {
+		return w.initialize(ctx)
+	}
+	probe, cancel := context.WithTimeout(ctx, probeTimeout)
+	stateless, err := w.discover(probe)
+	cancel()
+	if stateless || ctx.Err() != nil {
+		return err
+	}
+	if err = w.initialize(ctx); err == nil {
+		return nil
+	}
+	if errors.As(err, new(*rpcError)) { // it was only slow to start, perhaps
+		if stateless, again := w.discover(ctx); stateless {
+			return again
+		}
+	}
+	if errors.Is(err, errNotSent) || errors.As(err, new(*crashError)) {
+		return errProbed
+	}
+	return err
+}
+
+// discover asks a stateless module what it is, and whether it is one: only then
+// does the error count.
+func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
+	result, err := w.request(ctx, Caller{}, "server/discover", modernParams(nil, allCaps, ""), 0)
+	if rpc, ok := errors.AsType[*rpcError](err); ok && rpc.Code == codeUnsupportedVersion {
+		var versions []string
+		_ = json.Unmarshal(field(rpc.Data, "supported"), &versions) // none then
+		if slices.ContainsFunc(versions, hasSessions) {
+			return false, nil
+		}
+		return true, fmt.Errorf("it speaks %s, and usher %s", strings.Join(versions, ", "), strings.Join(spoken(), ", "))
+	}
+	var versions []string
+	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, modernProtocol) {
+		return false, err
+	}
+	w.setInfo(result, field(field(result, "_meta"), metaServerInfo))
+	w.info.Stateless = true
+	return true, w.listenToLists()
+}
+
+func (w *Worker) setInfo(result, server json.RawMessage) {
+	w.info.Capabilities = field(result, "capabilities")
+	w.info.Instructions = stringField(result, "instructions")
+	if w.info.Title = stringField(server, "title"); w.info.Title == "" {
+		w.info.Title = stringField(server, "name")
+	}
+}
+
+// initialize shakes hands as an MCP client. All client capabilities are
+// declared: servers hide tools from clients that lack one.
+func (w *Worker) initialize(ctx context.Context) error {
+	params := object{{"protocolVersion", quote(protocols[0])}, {"clientInfo", usherInfo()}, {"capabilities", clientCaps(allCaps).json()}}
+	result, err := w.request(ctx, Caller{}, "initialize", params.json(), 0)
+	if err != nil {
+		return err
+	}
+	w.setInfo(result, field(result, "serverInfo"))
+	return w.send(encodeNotification("notifications/initialized", nil))
+}
+
+// offers reports whether the module has declared a part of a capability.
+func (w *Worker) offers(capability, part string) bool {
+	return string(field(field(w.info.Capabilities, capability), part)) == "true"
+}
+
+// listenToLists has a stateless module say when its lists change, those of them
+// that do.
+func (w *Worker) listenToLists() error {
+	var lists object
+	for _, list := range []string{"tools", "prompts", "resources"} {
+		if w.offers(list, "listChanged") {
+			lists = append(lists, member{list + "ListChanged", json.RawMessage("true")})
+		}
+	}
+	if lists == nil {
+		return nil
+	}
+	_, err := w.listen(lists)
+	return err
+}
+
+// listen opens a subscription of a stateless module, which is one more call in
+// flight until it is closed. Its end matters to nobody.
+func (w *Worker) listen(filter object) (stop func(), err error) {
+	number := w.lastID.Add(1)
+	id, c := strconv.FormatInt(number, 10), &call{number: number, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
+	if err := w.begin(id, c); err != nil {
+		return nil, err
+	}
+	params := modernParams(object{{"notifications", filter.json()}}.json(), allCaps, "")
+	stop = func() {
+		w.end(id, c, false)
+		w.cancelRequest(id, errUnsubscribed)
+	}
+	return stop, w.send(encodeRequest(ID(id), "subscriptions/listen", params))
+}
+
+// subscribe has the module say when a resource changes, until the function that
+// it returns is called.
+func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err error) {
+	if !w.offers("resources", "subscribe") {
+		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
+	}
+	if w.info.Stateless {
+		return w.listen(object{{"resourceSubscriptions", joinItems([]json.RawMessage{quote(uri)})}})
+	}
+	params := object{{"uri", quote(uri)}}.json()
+	stop = func() { w.tell(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params}) }
+	_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
+	if err != nil && ctx.Err() != nil {
+		stop() // it may have come about all the same
+	}
+	return stop, err
+}
+
+var errUnsubscribed = errors.New("nobody listens any more")
+
+// list asks for a whole list of the module, page by page: method "tools/list"
+// and key "tools", say. A module without the capability, or the list, has an
+// empty one.
+func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessage, error) {
+	capability, _, _ := strings.Cut(method, "/")
+	if field(w.info.Capabilities, capability) == nil {
+		return nil, nil
+	}
+	var all []json.RawMessage
+	params := json.RawMessage(`{}`)
+	for range maxPages {
+		result, err := w.request(ctx, Caller{}, method, params, 0)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", method, err)
+		}
+		var page []json.RawMessage
+		if items := field(result, key); items != nil && json.Unmarshal(items, &page) != nil {
+			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
+		}
+		all = append(all, page...)
+		cursor := field(result, "nextCursor")
+		if cursor == nil || string(cursor) == "null" {
+			return all, nil
+		}
+		params = object{{"cursor", cursor}}.json()
+	}
+	return nil, fmt.Errorf("%s: no end after %d pages", method, maxPages)
+}
+
 // The reaper is a small process, usher again, that outlives a daemon which was
 // killed just long enough to end the process groups it left behind. Between the
 // two is one pipe: lines "+ PGID" and "- PGID", and at its end the reaper kills
@@ -568,6 +740,10 @@ func (r *reaper) start() error {
 	}
 	cmd := exec.Command(exe, reaperCommand)
 	cmd.Stderr = os.Stderr
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
+		name, _, _ := strings.Cut(kv, "=")
+		return isSecretVariable(name)
+	})
 	setGroup(cmd) // a Ctrl-C in the terminal must not reach it
 	pipe, err := cmd.StdinPipe()
 	if err != nil {

@@ -7,17 +7,13 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
-	"unsafe"
 )
 
 // setGroup makes cmd, when it starts, the leader of a new process group.
@@ -42,32 +38,6 @@ func signalGroup(pgid int, sig syscall.Signal) error {
 	return nil
 }
 
-// awaitExit blocks until the child pid has ended, and leaves it unreaped: until
-// the caller waits for it, its pid, and so its group's id, can't be reused.
-func awaitExit(pid int) error {
-	const (
-		pPID    = 1 // P_PID
-		exited  = 4 // WEXITED
-		noWait  = 0x01000000
-		noWaitD = 0x20 // darwin
-	)
-	flags := exited | noWait
-	if runtime.GOOS == "darwin" {
-		flags = exited | noWaitD
-	}
-	var info [16]uint64 // a siginfo_t, 128 bytes; not read
-	for {
-		_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, pPID, uintptr(pid),
-			uintptr(unsafe.Pointer(&info)), uintptr(flags), 0, 0)
-		if errno == 0 {
-			return nil
-		}
-		if errno != syscall.EINTR {
-			return errno
-		}
-	}
-}
-
 // groupAlive reports whether a process of the group is left.
 func groupAlive(pgid int) bool {
 	return pgid > 1 && !errors.Is(syscall.Kill(-pgid, 0), syscall.ESRCH)
@@ -85,11 +55,8 @@ func processAlive(pid int) bool {
 // processBirth names the instant at which the process pid began, so that a pid
 // that was reused, or is left from before a reboot, is not taken for the
 // process that once had it. It has no spaces, and is "" when the process does
-// not exist, is a zombie, or the system can't tell.
+// not exist, is a zombie, or the system can't tell, as macOS.
 func processBirth(pid int) string {
-	if runtime.GOOS != "linux" {
-		return processBirthPS(pid)
-	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""
@@ -106,17 +73,6 @@ func processBirth(pid int) string {
 		return ""
 	}
 	return strings.TrimSpace(string(boot)) + "." + fields[19]
-}
-
-// processBirthPS asks ps, where there is no /proc.
-func processBirthPS(pid int) string {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "ps", "-o", "lstart=", "-p", strconv.Itoa(pid)).Output()
-	if err != nil {
-		return ""
-	}
-	return strings.Join(strings.Fields(string(out)), "-")
 }
 
 // checkPrivate refuses a folder that users other than this one can write into.

@@ -25,17 +25,6 @@ func killGroup(pgid int) error {
 	return exec.Command("taskkill", "/T", "/F", "/PID", strconv.Itoa(pgid)).Run()
 }
 
-// awaitExit blocks until the process pid has ended.
-func awaitExit(pid int) error {
-	h, err := syscall.OpenProcess(syscall.SYNCHRONIZE, false, uint32(pid))
-	if err != nil {
-		return err
-	}
-	defer syscall.CloseHandle(h)
-	_, err = syscall.WaitForSingleObject(h, syscall.INFINITE)
-	return err
-}
-
 // groupAlive reports whether a process of the group is left, as far as can be told
 // here: its first.
 func groupAlive(pgid int) bool { return processAlive(pgid) }
