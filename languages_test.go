@@ -4,13 +4,18 @@
 package main
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +24,304 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 )
+
+// A shimPeer speaks with the process of a module as the daemon does: it checks
+// the arguments of calls, and makes the results.
+type shimPeer struct {
+	t       *testing.T
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	out     *bufio.Scanner
+	stderr  bytes.Buffer
+	methods map[string]*Method
+}
+
+// shimCommand runs a file by its language's shim, as launchFile has it.
+func shimCommand(t *testing.T, kind Kind, file string) *exec.Cmd {
+	t.Helper()
+	file, err := filepath.Abs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := launchFile(kind, file, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, l.Path, l.Args...)
+	cmd.Dir = l.Dir
+	return cmd
+}
+
+func startShim(t *testing.T, kind Kind, file string) *shimPeer {
+	t.Helper()
+	p := &shimPeer{t: t, cmd: shimCommand(t, kind, file), methods: make(map[string]*Method)}
+	p.cmd.Stderr = &p.stderr
+	p.in, _ = p.cmd.StdinPipe()
+	out, err := p.cmd.StdoutPipe()
+	if err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.out = bufio.NewScanner(out)
+	p.out.Buffer(nil, 128<<20)
+	var tools []json.RawMessage
+	if err := json.Unmarshal(field(p.request("tools/list", "{}"), "tools"), &tools); err != nil {
+		t.Fatal(err)
+	}
+	for _, tool := range tools {
+		m, _, err := parseMethod(tool, kind.docRules())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.methods[m.Name] = m
+	}
+	return p
+}
+
+func (p *shimPeer) send(line string) {
+	p.t.Helper()
+	if _, err := io.WriteString(p.in, line+"\n"); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *shimPeer) sendCall(id, tool, arguments string) {
+	p.t.Helper()
+	p.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, id, tool, arguments))
+}
+
+// next is the next line that the module writes.
+func (p *shimPeer) next() string {
+	p.t.Helper()
+	if !p.out.Scan() {
+		p.t.Fatalf("the module ended: %v\n%s", p.out.Err(), p.stderr.String())
+	}
+	return p.out.Text()
+}
+
+// answer is the result of the call that the next line answers, and that call's id.
+func (p *shimPeer) answer() (id, result string) {
+	p.t.Helper()
+	line := json.RawMessage(p.next())
+	if e := field(line, "error"); e != nil {
+		return string(field(line, "id")), string(e)
+	}
+	return string(field(line, "id")), string(methodResult(field(line, "result")))
+}
+
+// call is the result of a call.
+func (p *shimPeer) call(tool, arguments string) string {
+	p.t.Helper()
+	checked := json.RawMessage(arguments)
+	if m := p.methods[tool]; m != nil {
+		var err error
+		if checked, err = m.checkArguments(checked); err != nil {
+			return string(failure(err.Error()))
+		}
+	}
+	p.sendCall("7", tool, string(checked))
+	id, result := p.answer()
+	if id != "7" {
+		p.t.Fatalf("%s: answer is for %s: %s", tool, id, result)
+	}
+	return result
+}
+
+// request is the result of a request.
+func (p *shimPeer) request(method, params string) json.RawMessage {
+	p.t.Helper()
+	p.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params))
+	line := json.RawMessage(p.next())
+	if field(line, "result") == nil {
+		p.t.Fatalf("%s: %s", method, line)
+	}
+	return field(line, "result")
+}
+
+// end closes stdin and returns what was written since the last line read.
+func (p *shimPeer) end() string {
+	p.t.Helper()
+	p.in.Close()
+	var rest []string
+	for p.out.Scan() {
+		rest = append(rest, p.out.Text())
+	}
+	if err := p.cmd.Wait(); err != nil {
+		p.t.Errorf("exit: %v\n%s", err, p.stderr.String())
+	}
+	return strings.Join(rest, "\n")
+}
+
+func shownText(text string) string     { return string(toolResult(quote(text))) }
+func shownObject(object string) string { return string(toolResult(json.RawMessage(object))) }
+func shownFailure(text string) string  { return string(failure(text)) }
+
+var updateGolden = flag.Bool("update-golden", false, "rewrite the golden files of testdata/python and testdata/node")
+
+// What each file is to usher: its methods, with types and documentation.
+func TestShimGolden(t *testing.T) {
+	for _, pattern := range []string{"testdata/python/*.usher.py", "testdata/node/*.usher.*s"} {
+		files, _ := filepath.Glob(pattern)
+		if len(files) == 0 {
+			t.Fatal("no files")
+		}
+		for _, file := range files {
+			golden := file + ".json"
+			if _, err := os.Stat(golden); err != nil {
+				continue
+			}
+			t.Run(filepath.Base(file), func(t *testing.T) {
+				kind := needLanguage(t, file)
+				p := startShim(t, kind, file)
+				about := p.request("initialize", `{}`)
+				tools := p.request("tools/list", `{}`)
+				p.end()
+				var got bytes.Buffer
+				err := json.Indent(&got, joinMembers([]member{{"about", quote(stringField(about, "instructions"))}, {"tools", field(tools, "tools")}}), "", "  ")
+				if err != nil {
+					t.Fatal(err)
+				}
+				got.WriteByte('\n')
+				if *updateGolden {
+					write(t, golden, got.String())
+				}
+				if want, err := os.ReadFile(golden); err != nil || !bytes.Equal(got.Bytes(), want) {
+					t.Errorf("%s differs (%v); got:\n%s", golden, err, got.Bytes())
+				}
+			})
+		}
+	}
+}
+
+// needLanguage is the kind of a file, whose language must be here.
+func needLanguage(t *testing.T, file string) Kind {
+	t.Helper()
+	switch filepath.Ext(file) {
+	case ".py":
+		pythonTestVersion(t)
+		return kindPython
+	case ".ts", ".mts":
+		nodeTestTyped(t)
+	default:
+		nodeTestVersion(t)
+	}
+	return kindNode
+}
+
+// nextAsk is the next line, which must ask the client on behalf of a call. It
+// returns the id to answer to, as JSON.
+func (p *shimPeer) nextAsk(call, method, params string) string {
+	p.t.Helper()
+	line := json.RawMessage(p.next())
+	got := field(line, "params")
+	if stringField(line, "method") != method || string(field(field(got, "_meta"), "usher/call")) != call {
+		p.t.Fatalf("got %s, want call %s to ask for %s", line, call, method)
+	}
+	if params != "" && string(got) != params {
+		p.t.Errorf("params are %s, want %s", got, params)
+	}
+	return string(field(line, "id"))
+}
+
+func (p *shimPeer) reply(ask, result string) {
+	p.t.Helper()
+	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":` + result + `}`)
+}
+
+func (p *shimPeer) wantAnswer(id, want string) {
+	p.t.Helper()
+	if got, result := p.answer(); got != id || !strings.Contains(result, want) {
+		p.t.Errorf("got %s for %s, want %s for %s", result, got, want, id)
+	}
+}
+
+// Generators ask the client by what they yield.
+func TestShimAsks(t *testing.T) {
+	t.Parallel()
+	for file, seen := range map[string][2]string{
+		"testdata/python/asks.usher.py": {"GeneratorExit", "async GeneratorExit"},
+		"testdata/node/asks.usher.js":   {`returned\"`, "returned async"},
+	} {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			t.Parallel()
+			p := startShim(t, needLanguage(t, file), file)
+			for i, kind := range []string{"", "_async"} {
+				p.testAsks(kind)
+				// A call that is cancelled ends where it asks, and says nothing more.
+				p.sendCall("9", "wait"+kind, "{}")
+				ask := p.nextAsk("9", "roots/list", "")
+				p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9}}`)
+				p.reply(ask, "{}")
+				await(t, "the end of wait"+kind, func() bool { return strings.Contains(p.call("seen", "{}"), seen[i]) })
+			}
+			if got := p.call("ask", `{"item":{"ask":"m","other":1}}`); got != shownObject(`{"ask":"m","other":1}`) { // a value like any other
+				t.Error(got)
+			}
+			p.sendCall("8", "wait", "{}")
+			p.sendCall("10", "wait_async", "{}")
+			p.next()
+			p.next()
+			start := time.Now()
+			if rest := p.end(); rest != "" || time.Since(start) > 2*time.Second {
+				t.Errorf("after %v: %s", time.Since(start), rest)
+			}
+			if log := p.stderr.String(); strings.Contains(log, "never") || strings.Contains(log, "in drain") {
+				t.Errorf("the log: %s", log)
+			}
+		})
+	}
+}
+
+// testAsks asks by the methods whose names end in kind.
+func (p *shimPeer) testAsks(kind string) {
+	for item, params := range map[string]string{
+		`{"ask":"m"}`:             `{"_meta":{"usher/call":7}}`,
+		`{"ask":"m","params":{}}`: `{"_meta":{"usher/call":7}}`,
+		`{"ask":"m","params":{"a":[1.5,{"b":null}],"_meta":{"c":"<d>"}}}`: `{"a":[1.5,{"b":null}],"_meta":{"c":"<d>","usher/call":7}}`,
+	} {
+		p.sendCall("7", "ask"+kind, `{"item":`+item+`}`)
+		ask := p.nextAsk("7", "m", params)
+		p.reply(ask, `{"é<":1}`)
+		p.reply(ask, `{"é<":2}`) // nobody waits for it
+		p.wantAnswer("7", `{"é<":1}`)
+	}
+	p.sendCall("1", "ask"+kind, `{"item":{"ask":"m"}}`)
+	p.send(`{"jsonrpc":"2.0","id":` + p.nextAsk("1", "m", "") + `,"error":{"code":-32601,"message":"no <way>","data":{"n":[1]}}}`)
+	p.wantAnswer("1", `no <way>"}],"isError":true`)
+	for _, params := range []string{`[1]`, `"text"`, `1`, `true`, `null`} {
+		if got := p.call("ask"+kind, `{"item":{"ask":"m","params":`+params+`}}`); !strings.Contains(got, `ask: params must be an object`) || !strings.Contains(got, `"isError":true`) {
+			p.t.Errorf("params %s: %s", params, got)
+		}
+	}
+
+	// It may ask again, after a refusal and after an answer.
+	p.sendCall("1", "careful"+kind, `{"item":{"ask":"m"}}`)
+	p.send(`{"jsonrpc":"2.0","id":` + p.nextAsk("1", "m", "") + `,"error":{"code":1,"message":"not now"}}`)
+	p.reply(p.nextAsk("1", "again", ""), `{"text":"yes"}`)
+	p.wantAnswer("1", "not now, then yes")
+	p.sendCall("3", "twice"+kind, `{}`)
+	p.reply(p.nextAsk("3", "first", ""), `{"n":1}`)
+	line := p.next()
+	if strings.Contains(line, "notifications/message") { // what the other yields in between
+		line = p.next()
+	}
+	p.reply(string(field(json.RawMessage(line), "id")), `{"n":2}`)
+	p.wantAnswer("3", `[{\"n\":1},null,{\"n\":2}]`)
+
+	// Two calls ask at once.
+	p.sendCall("4", "ask"+kind, `{"item":{"ask":"a"}}`)
+	a := p.nextAsk("4", "a", "")
+	p.sendCall("5", "ask"+kind, `{"item":{"ask":"b"}}`)
+	b := p.nextAsk("5", "b", "")
+	p.reply(b, `{"for":"b"}`)
+	p.wantAnswer("5", `{"for":"b"}`)
+	p.reply(a, `{"for":"a"}`)
+	p.wantAnswer("4", `{"for":"a"}`)
+}
 
 // languages is the modules of testdata/languages that can run here, and what
 // each needs.

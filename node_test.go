@@ -4,11 +4,9 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"net/http"
 	"os"
@@ -20,8 +18,6 @@ import (
 	"testing"
 	"time"
 )
-
-var updateNode = flag.Bool("update-node", false, "rewrite the golden files of testdata/node")
 
 // nodeTestNeeds skips a test for want of something, unless CI requires it.
 func nodeTestNeeds(t *testing.T, what string) {
@@ -90,160 +86,6 @@ func nodeTestNpm(t *testing.T, dir string, args ...string) {
 	}
 }
 
-// nodeTestCommand runs a file by the shim, as launchFile has it.
-func nodeTestCommand(t *testing.T, file string) *exec.Cmd {
-	t.Helper()
-	file, err := filepath.Abs(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := launchFile(kindNode, file, t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, l.Path, l.Args...)
-	cmd.Dir = l.Dir
-	return cmd
-}
-
-func nodeTestStart(t *testing.T, file string) *goTestPeer {
-	t.Helper()
-	p := &goTestPeer{t: t, cmd: nodeTestCommand(t, file)}
-	p.cmd.Stderr = &p.stderr
-	p.in, _ = p.cmd.StdinPipe()
-	out, err := p.cmd.StdoutPipe()
-	if err == nil {
-		err = p.cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.out = bufio.NewScanner(out)
-	p.out.Buffer(nil, 64<<20)
-	return p
-}
-
-// nodeTestAsk is the result of a request.
-func nodeTestAsk(p *goTestPeer, method, params string) json.RawMessage {
-	p.t.Helper()
-	p.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params))
-	line := json.RawMessage(p.next())
-	if field(line, "result") == nil {
-		p.t.Fatalf("%s: %s", method, line)
-	}
-	return field(line, "result")
-}
-
-func TestNodeGolden(t *testing.T) {
-	nodeTestVersion(t)
-	files, _ := filepath.Glob("testdata/node/*.usher.*s")
-	if len(files) == 0 {
-		t.Fatal("no files")
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			if strings.HasSuffix(file, "ts") {
-				nodeTestTyped(t)
-			}
-			p := nodeTestStart(t, file)
-			about := nodeTestAsk(p, "initialize", `{}`)
-			tools := nodeTestAsk(p, "tools/list", `{}`)
-			p.end()
-			var got bytes.Buffer
-			golden := joinMembers([]member{{"about", quote(stringField(about, "instructions"))}, {"tools", field(tools, "tools")}})
-			if err := json.Indent(&got, golden, "", "  "); err != nil {
-				t.Fatal(err)
-			}
-			got.WriteByte('\n')
-			path := file + ".json"
-			if *updateNode {
-				if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if want, err := os.ReadFile(path); err != nil || !bytes.Equal(got.Bytes(), want) {
-				t.Errorf("%s differs (%v); got:\n%s", path, err, got.Bytes())
-			}
-		})
-	}
-}
-
-// One method in two languages is one tool, to the byte.
-func TestNodeAndGoAgree(t *testing.T) {
-	nodeTestTyped(t)
-	want := string(goTestTools(t, `//go:build usher
-
-package main
-
-// Contact takes a message.
-//
-// @webhook contact
-func Contact(p struct {
-	Email string   `+"`json:\"email\"`"+` // where to answer
-	Tags  []string `+"`json:\"tags,omitempty\"`"+`
-	// What it is
-	// about.
-	Subject *string `+"`json:\"subject\"`"+`
-	Rate    float64 `+"`json:\"rate\"`"+`
-	Home    Address `+"`json:\"home\"`"+`
-	Ratings map[string]float64 `+"`json:\"ratings\"`"+`
-	Extra   any `+"`json:\"extra,omitempty\"`"+`
-	Tree    *Tree `+"`json:\"tree\"`"+`
-}) {
-}
-
-// Address is where someone lives.
-type Address struct {
-	Street string `+"`json:\"street\"`"+` // with the number
-	City   string `+"`json:\"city,omitempty\"`"+`
-}
-
-type Tree struct {
-	Left *Tree `+"`json:\"left\"`"+`
-}
-
-func Nothing() {}
-`))
-	file := filepath.Join(t.TempDir(), "x.usher.ts")
-	write(t, file, `
-/**
- * Contact takes a message.
- *
- * @webhook contact
- */
-export function contact(p: {
-  email: string // where to answer
-  tags?: string[]
-  // What it is
-  // about.
-  subject?: string
-  rate: number
-  home: Address
-  ratings: Record<string, number>
-  extra?: any
-  tree?: Tree
-}) {}
-
-/** Address is where someone lives. */
-interface Address {
-  street: string // with the number
-  city?: string
-}
-
-type Tree = { left?: Tree }
-
-export function nothing() {}
-`)
-	p := nodeTestStart(t, file)
-	got := string(field(nodeTestAsk(p, "tools/list", `{}`), "tools"))
-	p.end()
-	if got != want {
-		t.Errorf("Node: %s\nGo:   %s", got, want)
-	}
-}
-
 // Whatever the text, reading it ends, and without an error: the scanner is run
 // over pieces and scrambled copies of all the files here.
 func TestNodeScannerTakesAnything(t *testing.T) {
@@ -287,66 +129,50 @@ process.exit(0)
 	}
 }
 
-func nodeTestText(s string) string { return `{"content":[{"type":"text","text":` + s + `}]}` }
-func nodeTestFailure(s string) string {
-	return `{"content":[{"type":"text","text":` + string(quote(s)) + `}],"isError":true}`
-}
-func nodeTestObject(s string) string {
-	return `{"content":[{"type":"text","text":` + string(quote(s)) + `}],"structuredContent":` + s + `}`
-}
-
 func TestNodeCalls(t *testing.T) {
 	t.Parallel()
 	nodeTestVersion(t)
-	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
 	not := "the result can't be written as JSON: "
 	for _, row := range []struct{ tool, arguments, want string }{
-		{"echo", `{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`, nodeTestObject(`{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`)},
-		{"keys", `{"__proto__":{"polluted":1},"constructor":{"prototype":{"polluted":1}}}`, nodeTestObject(`{"own":["__proto__","constructor"],"polluted":"no","proto":true}`)},
+		{"echo", `{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`, shownObject(`{"b":1,"a":[true,null,"é"],"_webhook":{"headers":{}}}`)},
+		{"keys", `{"__proto__":{"polluted":1},"constructor":{"prototype":{"polluted":1}}}`, shownObject(`{"own":["__proto__","constructor"],"polluted":"no","proto":true}`)},
 		{"nothing", `{}`, `{"content":[]}`},
 		{"nul", `{}`, `{"content":[]}`},
-		{"text", `{}`, nodeTestText(`"a <b> & \"c\"\n"`)},
-		{"number", `{}`, nodeTestText(`"1.5"`)},
-		{"list", `{}`, nodeTestText(`"[1,\"a\",null]"`)},
-		{"object", `{}`, nodeTestObject(`{"a":1,"when":"1970-01-01T00:00:00.000Z"}`)},
-		{"date", `{}`, nodeTestText(`"1970-01-01T00:00:00.000Z"`)},
-		{"result", `{}`, nodeTestFailure("mine")},
-		{"notResult", `{}`, nodeTestObject(`{"content":[{"type":"text","text":"mine"}],"other":1}`)},
-		{"oddContent", `{}`, nodeTestObject(`{"content":[{"type":"poem"}]}`)},
-		{"emptyContent", `{}`, `{"content":[]}`},
-		{"throws", `{}`, nodeTestFailure("no <way>")},
-		{"rejects", `{}`, nodeTestFailure("never")},
-		{"throwsText", `{}`, nodeTestFailure("just text")},
-		{"throwsObject", `{}`, nodeTestFailure(`{"code":7}`)},
-		{"throwsNothing", `{}`, nodeTestFailure("undefined")},
-		{"throwsEmpty", `{}`, nodeTestFailure("TypeError")},
-		{"throwsHostile", `{}`, nodeTestFailure("the method failed with something that has no text")},
-		{"nan", `{}`, nodeTestFailure(not + `"mean" is NaN`)},
-		{"infinity", `{}`, nodeTestFailure(not + "it is -Infinity")},
-		{"big", `{}`, nodeTestFailure(not + `"n" is a bigint`)},
-		{"func", `{}`, nodeTestFailure(not + `"f" is a function`)},
-		{"bareFunc", `{}`, nodeTestFailure(not + "it is a function")},
-		{"map", `{}`, nodeTestFailure(not + `"m" is a Map`)},
-		{"cycle", `{}`, nodeTestFailure(not + "it contains itself")},
-		{"hostile", `{}`, nodeTestFailure(not + "not for you")},
-		{"proxy", `{}`, nodeTestFailure("trapped")},
-		{"print", `{}`, nodeTestText(`"printed"`)},
-		{"read", `{}`, nodeTestObject(`{"own":"","child":"end"}`)},
-		{"stdin", `{}`, nodeTestText(`"read \"\""`)},
-		{"argv", `{}`, nodeTestText(`"2"`)},
-		{"second", `{}`, nodeTestText(`"undefined"`)},
-		{"next", `{}`, nodeTestText(`"1"`)},
-		{"next", `{}`, nodeTestText(`"2"`)},
-		{"timer", `{}`, nodeTestFailure("in a timer")},
-		{"forgotten", `{}`, nodeTestFailure("forgotten")},
-		{"later", `{}`, nodeTestText(`"answered"`)},
-		{"sleep", `{"ms":20}`, nodeTestText(`"slept"`)}, // until that error has come
-		{"steps", `{"n":2}`, nodeTestObject(`{"n":2}`)}, // nobody asked for progress
-		{"large", `{"size":67108864}`, nodeTestFailure("the result is too large: 67108937 bytes as JSON, of 67108864 at most")},
-		{"next", `[]`, `{"code":-32602,"message":"arguments: want an object, got an array"}`},
-		{"next", `null`, `{"code":-32602,"message":"arguments: want an object, got null"}`},
-		{"missing", `{}`, `{"code":-32602,"message":"unknown tool \"missing\""}`},
-		{"toString", `{}`, `{"code":-32602,"message":"unknown tool \"toString\""}`},
+		{"text", `{}`, shownText("a <b> & \"c\"\n")},
+		{"number", `{}`, shownText("1.5")},
+		{"list", `{}`, shownText("[1,\"a\",null]")},
+		{"object", `{}`, shownObject(`{"a":1,"when":"1970-01-01T00:00:00.000Z"}`)},
+		{"date", `{}`, shownText("1970-01-01T00:00:00.000Z")},
+		{"result", `{}`, shownFailure("mine")},
+		{"throws", `{}`, shownFailure("no <way>")},
+		{"rejects", `{}`, shownFailure("never")},
+		{"throwsText", `{}`, shownFailure("just text")},
+		{"throwsObject", `{}`, shownFailure(`{"code":7}`)},
+		{"throwsNothing", `{}`, shownFailure("undefined")},
+		{"throwsEmpty", `{}`, shownFailure("TypeError")},
+		{"throwsHostile", `{}`, shownFailure("the method failed with something that has no text")},
+		{"nan", `{}`, shownFailure(not + `"mean" is NaN`)},
+		{"infinity", `{}`, shownFailure(not + "it is -Infinity")},
+		{"big", `{}`, shownFailure(not + `"n" is a bigint`)},
+		{"func", `{}`, shownFailure(not + `"f" is a function`)},
+		{"bareFunc", `{}`, shownFailure(not + "it is a function")},
+		{"map", `{}`, shownFailure(not + `"m" is a Map`)},
+		{"cycle", `{}`, shownFailure(not + "it contains itself")},
+		{"hostile", `{}`, shownFailure(not + "not for you")},
+		{"proxy", `{}`, shownFailure("trapped")},
+		{"print", `{}`, shownText("printed")},
+		{"read", `{}`, shownObject(`{"own":"","child":"end"}`)},
+		{"stdin", `{}`, shownText("read \"\"")},
+		{"argv", `{}`, shownText("2")},
+		{"second", `{}`, shownText("undefined")},
+		{"next", `{}`, shownText("1")},
+		{"next", `{}`, shownText("2")},
+		{"timer", `{}`, shownFailure("in a timer")},
+		{"forgotten", `{}`, shownFailure("forgotten")},
+		{"later", `{}`, shownText("answered")},
+		{"sleep", `{"ms":20}`, shownText("slept")},   // until that error has come
+		{"steps", `{"n":2}`, shownObject(`{"n":2}`)}, // nobody asked for progress
 	} {
 		if got := p.call(row.tool, row.arguments); got != row.want {
 			t.Errorf("%s(%s)\n got %s\nwant %s", row.tool, row.arguments, got, row.want)
@@ -366,26 +192,24 @@ func TestNodeCalls(t *testing.T) {
 func TestNodeProtocol(t *testing.T) {
 	t.Parallel()
 	nodeTestVersion(t)
-	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
 	for _, row := range []struct{ line, want string }{
 		{`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}`, `{"protocolVersion":"2025-06-18"`},
 		{`{"jsonrpc":"2.0","id":2,"method":"initialize","params":{"protocolVersion":"1999-01-01"}}`, `{"protocolVersion":"2025-11-25"`},
 		{`{"jsonrpc":"2.0","id":"3","method":"ping"}`, `{"jsonrpc":"2.0","id":"3","result":{}}`},
-		{`no JSON`, `"error":{"code":-32700,`},
-		{`7`, `"error":{"code":-32700,`},
-		{`{"jsonrpc":"2.0","id":4,"method":"resources/list"}`, `{"jsonrpc":"2.0","id":4,"error":{"code":-32601,"message":"unknown method \"resources/list\""}}`},
-		{"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n\n[]\n{\"id\":9}\n" +
-			`{"jsonrpc":"2.0","id":5,"method":"tools/call"}`, `{"jsonrpc":"2.0","id":5,"error":{"code":-32602,`},
+		{`{"jsonrpc":"2.0","id":4,"method":"resources/list"}`, `{"jsonrpc":"2.0","id":4,"error":{"code":-32601,"message":"unknown method or tool in resources/list"}}`},
+		{"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n\n{\"id\":9}\n" +
+			`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"toString"}}`, `{"jsonrpc":"2.0","id":5,"error":{"code":-32601,`},
 		{`{"jsonrpc":"2.0","id":"é\n","method":"tools/call","params":{"name":"steps","arguments":{"n":1},"_meta":{"progressToken":"t"}}}`,
 			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"t","progress":1,"total":1,"message":"step 1"}}`},
-		{``, `{"jsonrpc":"2.0","id":"é\n","result":{"content":`},
+		{``, `{"jsonrpc":"2.0","id":"é\n","result":{"_meta":{"usher/value":`},
 		{`{"jsonrpc":"2.0","id":6,"method":"tools/call","params":{"name":"logs"}}`,
 			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":"plain","_meta":{"usher/call":6}}}`},
 		{``, `{"level":"warning","logger":"calls","data":{"deep":[1]},"_meta":{"usher/call":6}}`},
 		{``, `{"level":"info","logger":"calls","data":"1n","_meta":{"usher/call":6}}`},
-		{``, `{"jsonrpc":"2.0","id":6,"result":` + nodeTestText(`"the last value"`)},
+		{``, `{"jsonrpc":"2.0","id":6,"result":{"_meta":{"usher/value":"the last value"}}`},
 		{`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"fails","_meta":{"progressToken":0}}}`, `{"progressToken":0,"progress":1}`},
-		{``, `"id":7,"result":` + nodeTestFailure("half way")},
+		{``, `"id":7,"result":` + shownFailure("half way")},
 	} {
 		if row.line != "" {
 			p.send(row.line)
@@ -397,39 +221,19 @@ func TestNodeProtocol(t *testing.T) {
 	p.end()
 }
 
-func TestNodeSideBySide(t *testing.T) {
-	t.Parallel()
-	nodeTestVersion(t)
-	p := nodeTestStart(t, "testdata/node/calls.usher.js")
-	nodeTestAsk(p, "ping", `{}`)
-	start := time.Now()
-	seen := make(map[string]bool)
-	for i := range 20 {
-		p.sendCall(strconv.Itoa(i), "sleep", `{"ms":1000}`)
-	}
-	for range 20 {
-		seen[string(field(json.RawMessage(p.next()), "id"))] = true
-	}
-	if d := time.Since(start); len(seen) != 20 || d > 10*time.Second {
-		t.Errorf("%d answers in %v", len(seen), d)
-	}
-	p.end()
-}
-
 func TestNodeCancel(t *testing.T) {
 	t.Parallel()
 	nodeTestVersion(t)
-	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
 	p.sendCall("1", "endless", `{}`)
 	p.sendCall("2", "sleep", `{"ms":50}`)
 	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)
 	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}`)
 	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":3}}`)
-	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled"}`)
-	if got := p.call("sleep", `{"ms":100}`); got != nodeTestText(`"slept"`) {
+	if got := p.call("sleep", `{"ms":100}`); got != shownText("slept") {
 		t.Error(got)
 	}
-	if got := p.call("howEnded", `{}`); got != nodeTestText(`"returned"`) {
+	if got := p.call("howEnded", `{}`); got != shownText("returned") {
 		t.Error(got)
 	}
 	p.sendCall("8", "sleep", `{"ms":60000}`) // does not keep the process
@@ -439,50 +243,10 @@ func TestNodeCancel(t *testing.T) {
 	}
 }
 
-func TestNodeAsks(t *testing.T) {
-	t.Parallel()
-	nodeTestVersion(t)
-	p := nodeTestStart(t, "testdata/node/asks.usher.js")
-	goTestAnswers(t, p, "", "_async")
-	goTestAnswersInTurn(t, p, "_async", func(id, want string) {
-		t.Helper()
-		if got := p.next(); string(field(json.RawMessage(got), "id")) != id || !strings.Contains(got, want) {
-			t.Errorf("got %s, want %s for %s", got, want, id)
-		}
-	})
-	goTestAskCancelled(t, p, "wait", `returned\"`)
-	goTestAskCancelled(t, p, "wait_async", "returned async")
-	for item, want := range map[string]string{
-		`{"ask":3}`:                  nodeTestFailure("ask: the method must be a string, not a number"),
-		`{"ask":"m","params":null}`:  nodeTestFailure("ask: params must be an object, not null"),
-		`{"ask":"m","other":"else"}`: nodeTestObject(`{"ask":"m","other":"else"}`), // a value like any other
-	} {
-		if got := p.call("ask", `{"item":`+item+`}`); got != want {
-			t.Errorf("%s: got %s, want %s", item, got, want)
-		}
-	}
-	if got := p.call("big", "{}"); got != nodeTestFailure(`ask: params can't be written as JSON: "n" is a bigint`) {
-		t.Error(got)
-	}
-	// An error that nobody catches ends the wait as well.
-	p.sendCall("1", "stray", "{}")
-	goTestAsk(p, "1", "roots/list", "")
-	if got := p.next(); !strings.Contains(got, `"id":1,"result":`+nodeTestFailure("in a timer")) {
-		t.Error(got)
-	}
-	await(t, "the end of the generator", func() bool { return strings.Contains(p.call("seen", "{}"), "stray returned") })
-	p.sendCall("8", "wait", "{}")
-	p.next()
-	start := time.Now()
-	if rest := p.end(); rest != "" || time.Since(start) > 2*time.Second {
-		t.Errorf("after %v: %s", time.Since(start), rest)
-	}
-}
-
 func TestNodeExit(t *testing.T) {
 	t.Parallel()
 	nodeTestVersion(t)
-	p := nodeTestStart(t, "testdata/node/calls.usher.js")
+	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
 	p.sendCall("1", "largeThenExit", `{"size":10485760}`) // 20 MiB
 	if line := p.next(); len(line) < 20<<20 || !json.Valid([]byte(line)) {
 		t.Errorf("%d bytes arrived", len(line))
@@ -500,13 +264,13 @@ func TestNodeWithoutPipes(t *testing.T) {
 	nodeTestVersion(t)
 	in := filepath.Join(t.TempDir(), "in")
 	write(t, in, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"print"}}`+"\n")
-	cmd := nodeTestCommand(t, "testdata/node/calls.usher.js")
+	cmd := shimCommand(t, kindNode, "testdata/node/calls.usher.js")
 	var err error
 	if cmd.Stdin, err = os.Open(in); err != nil {
 		t.Fatal(err)
 	}
 	out, err := cmd.Output()
-	want := "by its number, without an end of lineby a child\n\n" + `{"jsonrpc":"2.0","id":1,"result":` + nodeTestText(`"printed"`) + "}\n"
+	want := "by its number, without an end of lineby a child\n\n" + `{"jsonrpc":"2.0","id":1,"result":{"_meta":{"usher/value":"printed"}}}` + "\n"
 	if err != nil || string(out) != want {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -527,33 +291,26 @@ export function f(p: {
 }) { return p }
 export function g({ n = 5, deep = {} }: { n?: number; deep?: { m?: number } }) { return { n, deep } }
 `)
-	p := nodeTestStart(t, file)
+	p := startShim(t, kindNode, file)
 	for arguments, want := range map[string]string{
-		`{"bed":{"rows":"2"}}`:                       `"bed.rows": want a number, got a string`,
-		`{"bed":{}}`:                                 `"bed.rows" is required`,
-		`{"bed":{"rows":null}}`:                      `"bed.rows": want a number, got null`,
-		`{"bed":[]}`:                                 `"bed": want an object, got an array`,
-		`{"bed":{"rows":1,"kind":"c"}}`:              `"bed.kind": want "a" or "b", got "c"`,
-		`{"bed":{"rows":1,"at":[{"x":1},{"x":{}}]}}`: `"bed.at.1.x": want a number, got an object`,
-		`{"both":true}`:                              `"both": want a string or a number, got a boolean`,
-		`{"either":[1]}`:                             `"either": an array that fits none of its types`,
-		`{"maybe":1}`:                                `"maybe": want a string or null, got a number`,
-		`{"counts":{"a":1,"b":"2"}}`:                 `"counts.b": want a number, got a string`,
-		`{"tree":{"name":"a","more":[{"name":1}]}}`:  `"tree.more.0.name": want a string, got a number`,
+		`{"bed":{"rows":1,"kind":"c"}}`:             `parameter "bed.kind": want one of "a","b", got "c"`,
+		`{"both":true}`:                             `parameter "both": want a string or a number, got a boolean`,
+		`{"either":1}`:                              `parameter "either": want a string or an array, got an integer`,
+		`{"maybe":1}`:                               `parameter "maybe": want a string or null, got an integer`,
+		`{"counts":{"a":1,"b":"2"}}`:                `parameter "counts.b": want a number, got a string`,
+		`{"tree":{"name":"a","more":[{"name":1}]}}`: `parameter "tree.more.0.name": want a string, got an integer`,
 	} {
-		got := json.RawMessage(p.call("f", arguments))
-		top, _, _ := strings.Cut(strings.Trim(strings.Fields(want)[0], `":`), ".")
-		if stringField(got, "message") != "parameter "+want || stringField(field(got, "data"), "parameter") != top || string(field(got, "code")) != "-32602" {
+		if got := p.call("f", arguments); got != shownFailure(want) {
 			t.Errorf("%s: %s", arguments, got)
 		}
 	}
 	for _, arguments := range []string{`{"bed":{"rows":1.5,"kind":"a","more":1},"both":2,"either":["a"],"maybe":null,"extra":{"constructor":1,"__proto__":2},"constructor":1}`,
 		`{"either":"a","tree":{"name":"a","more":[]}}`} {
-		if got := p.call("f", arguments); got != nodeTestObject(arguments) {
+		if got := p.call("f", arguments); got != shownObject(arguments) {
 			t.Errorf("%s: %s", arguments, got)
 		}
 	}
-	if got := p.call("g", `{"n":null,"deep":{"m":null}}`); got != nodeTestObject(`{"n":5,"deep":{}}`) {
+	if got := p.call("g", `{"n":null,"deep":{"m":null}}`); got != shownObject(`{"n":5,"deep":{}}`) {
 		t.Errorf("null is not left out: %s", got)
 	}
 	p.end()
@@ -583,7 +340,7 @@ func TestNodeFailsToLoad(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(dir, fmt.Sprintf("m%d.usher%s", i, row.ending))
 			write(t, file, row.text)
-			cmd := nodeTestCommand(t, file)
+			cmd := shimCommand(t, kindNode, file)
 			var stderr bytes.Buffer
 			cmd.Stderr = &stderr
 			cmd.Run()
@@ -600,7 +357,7 @@ func TestNodeTypeScript(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "m.usher.ts")
 	write(t, file, "export const f = ({ a }: { a: string }): string => a\n")
 	if major < 22 || major == 22 && minor < 13 {
-		cmd := nodeTestCommand(t, file)
+		cmd := shimCommand(t, kindNode, file)
 		out, _ := cmd.CombinedOutput()
 		want := fmt.Sprintf("m.usher.ts: TypeScript needs Node.js 22.13 or newer; this is v%d.%d.", major, minor)
 		if !strings.HasPrefix(string(out), want) || strings.Count(string(out), "\n") != 1 || cmd.ProcessState.ExitCode() != 1 {
@@ -611,8 +368,8 @@ func TestNodeTypeScript(t *testing.T) {
 	dir := filepath.Dir(file)
 	write(t, filepath.Join(dir, "lib.ts"), "export const twice = (s: string): string => s + s\n")
 	write(t, file, "import { twice } from './lib.ts'\nexport const f = ({ a }: { a: string }): string => twice(a)\n")
-	p := nodeTestStart(t, file)
-	if got := p.call("f", `{"a":"x"}`); got != nodeTestText(`"xx"`) {
+	p := startShim(t, kindNode, file)
+	if got := p.call("f", `{"a":"x"}`); got != shownText("xx") {
 		t.Error(got)
 	}
 	p.end()
@@ -622,7 +379,7 @@ func TestNodeTypeScript(t *testing.T) {
 		"const a = 1\nconst a: number = 2\nexport {}": ":2: SyntaxError: Identifier 'a' has already been declared",
 	} {
 		write(t, file, text)
-		cmd := nodeTestCommand(t, file)
+		cmd := shimCommand(t, kindNode, file)
 		out, _ := cmd.CombinedOutput()
 		if !strings.HasPrefix(string(out), "m.usher.ts"+want) || strings.Count(string(out), "\n") != 1 {
 			t.Errorf("%q: %s", text, out)
@@ -645,14 +402,14 @@ func TestNodeOlderVersions(t *testing.T) {
 		}
 		write(t, filepath.Join(dir, lib), "export const one = (p"+typed+") => p.a\n")
 		write(t, filepath.Join(dir, file), "import { one } from './"+lib+"'\nexport function f(p"+typed+") { return one(p) }\n")
-		p := nodeTestStart(t, filepath.Join(dir, file))
-		if got := p.call("f", `{"a":"x"}`); got != nodeTestText(`"x"`) {
+		p := startShim(t, kindNode, filepath.Join(dir, file))
+		if got := p.call("f", `{"a":"x"}`); got != shownText("x") {
 			t.Errorf("%s: %s", version, got)
 		}
 		p.end()
 		write(t, filepath.Join(dir, file), "exports.f = (p"+typed+") => p.a\n")
-		p = nodeTestStart(t, filepath.Join(dir, file))
-		if got := p.call("f", `{"a":"x"}`); got != nodeTestText(`"x"`) {
+		p = startShim(t, kindNode, filepath.Join(dir, file))
+		if got := p.call("f", `{"a":"x"}`); got != shownText("x") {
 			t.Errorf("%s, CommonJS: %s", version, got)
 		}
 		p.end()
@@ -685,11 +442,11 @@ func TestNodeModuleSystems(t *testing.T) {
 			if row.pkg != "" {
 				write(t, filepath.Join(dir, "package.json"), row.pkg)
 			}
-			p := nodeTestStart(t, filepath.Join(dir, "m.usher.js"))
-			if got := string(nodeTestAsk(p, "tools/list", `{}`)); strings.Count(got, `"name":`) != 1 {
+			p := startShim(t, kindNode, filepath.Join(dir, "m.usher.js"))
+			if got := string(p.request("tools/list", `{}`)); strings.Count(got, `"name":`) != 1 {
 				t.Errorf("%s: %s", row.text, got)
 			}
-			if got := p.call("f", `{}`); got != nodeTestText(`"f"`) {
+			if got := p.call("f", `{}`); got != shownText("f") {
 				t.Errorf("%s: %s", row.text, got)
 			}
 			p.end()
@@ -785,8 +542,8 @@ func nodeTestEdits(t *testing.T, d *testDaemon, c *testClient, file string) {
 func TestNodeExample(t *testing.T) {
 	t.Parallel()
 	nodeTestVersion(t)
-	p := nodeTestStart(t, "examples/newsroom/words.usher.js")
-	if got := p.call("frequent", `{"file":"feed.xml","limit":1}`); got != nodeTestObject(`{"words":[{"word":"horn","count":2}]}`) {
+	p := startShim(t, kindNode, "examples/newsroom/words.usher.js")
+	if got := p.call("frequent", `{"file":"feed.xml","limit":1}`); got != shownObject(`{"words":[{"word":"horn","count":2}]}`) {
 		t.Error(got)
 	}
 	got := json.RawMessage(p.call("readability", `{"text":"The cat sat on the mat. It was warm."}`))
@@ -796,7 +553,7 @@ func TestNodeExample(t *testing.T) {
 	for arguments, want := range map[string]string{
 		`{"file":"../garden/notes.usher.go"}`: "file: want one of this folder", `{"text":""}`: "there are no words in it", `{}`: "want text or file",
 	} {
-		if got := p.call("readability", arguments); got != nodeTestFailure(want) {
+		if got := p.call("readability", arguments); got != shownFailure(want) {
 			t.Errorf("%s: %s", arguments, got)
 		}
 	}

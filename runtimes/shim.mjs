@@ -1,8 +1,9 @@
 // The Node.js runtime of usher: it loads one NAME.usher.js, .mjs, .ts or .mts and
 // serves its functions as MCP tools over stdin and stdout, a JSON-RPC message a
-// line. Top to bottom: the pipes, the protocol, calls, results, the check of
-// arguments, loading the file, which methods it has, and what its source says
-// of them: comments and types, read by a scanner that never refuses a file.
+// line. usher has checked the arguments of a call, and makes the tool's result of
+// what a method returns. Top to bottom: the pipes, the protocol, calls, loading
+// the file, which methods it has, and what its source says of them: comments and
+// types, read by a scanner that never refuses a file.
 
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { spawnSync } from 'node:child_process'
@@ -14,7 +15,6 @@ import { Readable } from 'node:stream'
 import { pathToFileURL } from 'node:url'
 import { inspect } from 'node:util'
 
-const MAX_LINE = 64 << 20 // bytes; usher drops longer ones, and an ask would wait for ever
 const PROTOCOLS = ['2025-11-25', '2025-06-18', '2025-03-26']
 const LEVELS = ['debug', 'info', 'notice', 'warning', 'error', 'critical', 'alert', 'emergency']
 
@@ -106,24 +106,17 @@ async function hangUp() {
 function receive(line) {
   if (line.trim() === '') return
   if (!methods) return waiting.push(line)
-  let m
-  try {
-    m = JSON.parse(line)
-    if (m === null || typeof m !== 'object') throw new Error('want an object')
-  } catch (err) {
-    return send({ id: null, error: { code: -32700, message: `reading a message: ${err.message}` } })
-  }
+  const m = JSON.parse(line)
   if (m.method === 'notifications/cancelled') {
-    calls.get(stringify(m.params?.requestId))?.end() // its answer is dropped, whenever it comes
+    calls.get(m.params.requestId)?.end() // its answer is dropped, whenever it comes
   } else if (m.method === undefined) {
     asks.get(m.id)?.(m)
-  } else if (typeof m.method !== 'string' || m.id === undefined) {
-    // a notification that says nothing to us
-  } else if (m.method === 'tools/call') {
-    begin(m)
-  } else {
+  } else if (m.method === 'tools/call' && methods.has(m.params.name)) {
+    const call = new Call(m)
+    current.run(call, () => call.run(methods.get(m.params.name), m.params.arguments ?? {}))
+  } else if (m.id !== undefined) { // else a notification that says nothing to us
     const result = reply(m)
-    send(result ? { id: m.id, result } : { id: m.id, error: { code: -32601, message: `unknown method ${stringify(m.method)}` } })
+    send(result ? { id: m.id, result } : { id: m.id, error: { code: -32601, message: `unknown method or tool in ${m.method}` } })
   }
 }
 
@@ -145,39 +138,26 @@ function reply({ method, params }) {
 
 // ---- Calls
 
-// begin starts a call, in the order in which requests arrive.
-function begin({ id, params }) {
-  const method = methods.get(params?.name)
-  const args = params?.arguments === undefined ? {} : params.arguments
-  const fault = !method ? { code: -32602, message: `unknown tool ${stringify(params?.name)}` }
-    : kind(args) !== 'object' ? { code: -32602, message: `arguments: want an object, got ${article(kind(args))}` }
-    : misfit(method.tool.inputSchema, args, [], method.tool.inputSchema.$defs)
-  if (fault) return send({ id, error: fault })
-  dropNulls(method.tool.inputSchema, args)
-  const call = new Call(id, params._meta?.progressToken)
-  calls.set(call.key, call)
-  current.run(call, () => call.run(method, args))
-}
-
 // A Call is one tools/call under way. Once it has ended, by its answer or by a
 // cancellation, nothing more is sent for it.
 class Call {
   ended = false
 
-  constructor(id, token) {
-    Object.assign(this, { id, token, key: stringify(id) })
+  constructor({ id, params }) {
+    Object.assign(this, { id, token: params._meta?.progressToken })
+    calls.set(id, this)
   }
 
   async run(method, args) {
     try {
       let value = await Reflect.apply(method.run, method.holder, [args])
       if (/^\[object (Async)?Generator\]$/.test(Object.prototype.toString.call(value))) value = await this.drive(value)
-      if (!this.ended) this.settle(toResult(value)) // not made for nobody
+      if (!this.ended) this.settle(result(value)) // not made for nobody
     } catch (err) {
       log(`${method.tool.name}: ${shown(err)}`)
       this.settle(failure(messageOf(err)))
     } finally {
-      if (calls.get(this.key) === this) calls.delete(this.key)
+      calls.delete(this.id)
     }
   }
 
@@ -191,10 +171,7 @@ class Call {
   settle(result) {
     if (this.ended) return
     this.end()
-    const line = `{"jsonrpc":"2.0","id":${this.key},"result":${result}}`
-    const size = Buffer.byteLength(line)
-    const excess = `the result is too large: ${size} bytes as JSON, of ${MAX_LINE} at most`
-    write(size > MAX_LINE ? `{"jsonrpc":"2.0","id":${this.key},"result":${failure(excess)}}` : line)
+    write(`{"jsonrpc":"2.0","id":${stringify(this.id)},"result":${result}}`)
   }
 
   // drive runs a generator to its end: what it yields is progress, a log
@@ -222,27 +199,22 @@ class Call {
   // ask sends the client a request and waits for the answer, or for the end of
   // the call. Its _meta tells usher which call, and so which client, it is of.
   async ask({ ask: method, params = {} }) {
-    if (typeof method !== 'string') throw new TypeError(`ask: the method must be a string, not ${article(kind(method))}`)
+    const id = `ask-${++asked}`
     try {
-      params = JSON.parse(toJSON(params) ?? 'null')
+      params = JSON.parse(toJSON(params))
+      if (kind(params) !== 'object') throw new TypeError(`it is ${kind(params)}`)
+      params._meta = { ...params._meta, 'usher/call': this.id }
     } catch (err) {
-      throw new TypeError(`ask: params can't be written as JSON: ${messageOf(err)}`)
+      throw new TypeError(`ask: params must be an object that can be written as JSON: ${messageOf(err)}`)
     }
-    if (kind(params) !== 'object') throw new TypeError(`ask: params must be an object, not ${article(kind(params))}`)
-    const { _meta: meta = {} } = params, id = `ask-${++asked}`
-    if (kind(meta) !== 'object') throw new TypeError(`ask: params._meta must be an object, not ${article(kind(meta))}`)
-    params._meta = { ...meta, 'usher/call': this.id }
-    const line = stringify({ jsonrpc: '2.0', id, method, params })
-    if (Buffer.byteLength(line) > MAX_LINE) throw new RangeError(`ask: the request is longer than ${MAX_LINE} bytes`)
     const answer = new Promise(resolve => {
       asks.set(id, resolve)
       this.stopAsking = resolve
     }).finally(() => asks.delete(id))
-    write(line)
+    send({ id, method: String(method), params })
     const { error, result } = await answer ?? {}
     if (this.ended) return
-    if (error) throw new Error(typeof error.message === 'string' && error.message || 'the client refused without a message')
-    if (result === undefined) throw new Error("the client's answer has no result")
+    if (error) throw new Error(error.message)
     return result
   }
 
@@ -279,21 +251,15 @@ function failure(message) {
   return stringify({ content: [{ type: 'text', text: message }], isError: true })
 }
 
-// toResult makes a returned value a tool result, as JSON. One that is a tool
-// result already is passed on.
-function toResult(value) {
-  let json
+// result is what answers a call that returned a value: usher makes the tool
+// result of it.
+function result(value) {
   try {
-    json = toJSON(value) ?? 'null'
+    return `{"_meta":{"usher/value":${toJSON(value) ?? 'null'}}}`
   } catch (err) {
     const why = /circular/.test(err.message) ? 'it contains itself' : err.message
     return failure(`the result can't be written as JSON: ${why}`)
   }
-  if (json === 'null') return '{"content":[]}'
-  if (json[0] === '{' && json.includes('"content":[') && isToolResult(JSON.parse(json))) return json
-  const text = json[0] === '"' ? json : stringify(json)
-  const structured = json[0] === '{' ? `,"structuredContent":${json}` : ''
-  return `{"content":[{"type":"text","text":${text}}]${structured}}`
 }
 
 // toJSON is JSON.stringify that refuses what that would silently change.
@@ -305,14 +271,6 @@ function toJSON(value) {
     if (what) throw new TypeError(key === '' ? `it is ${what}` : `${stringify(key)} is ${what}`)
     return v
   })
-}
-
-// isToolResult tells a tool result from an object that merely has a field named
-// content. A key that a result has not would be lost on the way to the client, so
-// what has one is a value of the module's own.
-function isToolResult(value) {
-  return hasOnly(value, 'content', ['structuredContent', 'isError', '_meta']) && Array.isArray(value.content) &&
-    value.content.every(block => ['text', 'image', 'audio', 'resource', 'resource_link'].includes(block?.type))
 }
 
 // messageOf is what a thrown value says, without a stack. Anything can be thrown.
@@ -333,61 +291,8 @@ function shown(err) {
   }
 }
 
-// ---- The check of arguments
-
 function kind(v) {
   return v === null ? 'null' : Array.isArray(v) ? 'array' : typeof v
-}
-
-function article(type) {
-  return type === 'null' ? type : (/^[ao]/.test(type) ? 'an ' : 'a ') + type
-}
-
-// misfit names the first value that does not fit the schema: what is missing
-// first, then in the order of names. A null that is not required counts as left
-// out. usher checks the top level as well, before it calls; a module that is
-// started by hand has only this.
-function misfit(s, v, path, defs) {
-  if (s.$ref) s = defs[s.$ref.slice('#/$defs/'.length)]
-  const got = kind(v), types = [s.type ?? got].flat()
-  let at = path
-  const wrong = text => ({ code: -32602, message: `parameter ${stringify(at.join('.'))}${text}`, data: { parameter: at[0] } })
-  if (!types.includes(got)) return wrong(`: want ${types.map(article).join(' or ')}, got ${article(got)}`)
-  if (s.enum && !s.enum.includes(v)) return wrong(`: want ${s.enum.map(one => stringify(one)).join(' or ')}, got ${stringify(v).slice(0, 100)}`)
-  if (s.anyOf?.every(one => misfit(one, v, path, defs))) return wrong(`: ${article(got)} that fits none of its types`)
-  if (got === 'array' && s.items) return first(v.entries(), ([i, item]) => misfit(s.items, item, [...path, i], defs))
-  if (got !== 'object') return null
-  for (const key of s.required ?? []) {
-    at = [...path, key]
-    if (!Object.hasOwn(v, key)) return wrong(' is required')
-    const fault = v[key] === null && misfit(s.properties[key], null, at, defs)
-    if (fault) return fault
-  }
-  return first(Object.keys(v).sort(), key => {
-    const part = s.properties?.[key] ?? s.additionalProperties
-    return part && v[key] !== null && misfit(part, v[key], [...path, key], defs)
-  })
-}
-
-// first is the first truthy result of f.
-function first(list, f) {
-  for (const item of list) {
-    const found = f(item)
-    if (found) return found
-  }
-  return null
-}
-
-// dropNulls takes out nulls that count as left out, so that the method's own
-// default values hold.
-function dropNulls(s, v) {
-  if (kind(v) === 'array' && s.items) v.forEach(item => dropNulls(s.items, item))
-  if (kind(v) !== 'object') return
-  for (const key of Object.keys(v)) {
-    const part = s.properties?.[key]
-    if (v[key] === null && part?.type && ![part.type].flat().includes('null')) delete v[key]
-    else if (part) dropNulls(part, v[key])
-  }
 }
 
 // ---- Loading the file
@@ -605,7 +510,7 @@ class Source {
       } else if (c === '/' && this.regexMayStart(i) && this.regexEnd(i)) {
         push('regex', this.regexEnd(i))
       } else {
-        first(TOKENS, ([kind, look]) => {
+        TOKENS.some(([kind, look]) => {
           look.lastIndex = i
           const found = look.exec(text)
           return found && (push(kind, i + found[0].length), true)

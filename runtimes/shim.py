@@ -1,15 +1,18 @@
-"""Serves one Python file as an MCP server, for usher.
-
-    python3 -B -u shim.py NAME.usher.py
-
-Every public function at the top level of the file is a tool: its annotations
-become the JSON Schema, its docstring the description. JSON-RPC goes over stdin
-and stdout, one message a line, as in every other runtime of usher.
-
-In reading order: what is written (results), what is read (types and their
-schemas), docstrings, a method, a call, the server, and how a file is loaded.
-Python 3.9 and newer, the standard library only.
-"""
+# Serves one Python file as an MCP server, for usher.
+#
+#     python3 -B -u shim.py NAME.usher.py
+#
+# Every public function at the top level of the file is a tool: its annotations
+# become the JSON Schema, its docstring the description. JSON-RPC goes over stdin
+# and stdout, one message a line, as in every other runtime of usher.
+#
+# usher has checked the arguments of a call against that schema, and makes the
+# tool's result of what the function returns; here values become Python's own, and
+# JSON again.
+#
+# In reading order: what is written, what is read (types and their schemas),
+# docstrings, a method, a call, the server, and how a file is loaded.
+# Python 3.9 and newer, the standard library only.
 
 import sys
 
@@ -42,34 +45,15 @@ import uuid
 PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26")
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 MAX_PARTS = 5000  # of a schema: classes are written out where they are used, which can double at every step
-MAX_LINE = 64 << 20  # bytes; usher drops longer ones, and an ask would wait for ever
 PATIENCE = 0.6  # seconds that calls have to end once stdin has; usher sends TERM after 1
 WEBHOOK = "_webhook"  # a webhook's metadata: filled in by usher, in no schema
-
-
-class Fault(Exception):
-    """A JSON-RPC error."""
-
-    def __init__(self, code, message, data=None):
-        super().__init__(message)
-        self.body = {"code": code, "message": message}
-        if data is not None:
-            self.body["data"] = data
-
-
-class Wrong(Fault):
-    """The fault of one parameter, named by its path; text follows the name."""
-
-    def __init__(self, path, text):
-        super().__init__(-32602, 'parameter "%s"%s' % (path, text), {"parameter": path.split(".")[0]})
-        self.path = path
 
 
 # ---- What is written
 
 
+# The JSON form of what json itself does not know, one level deep.
 def jsonable(value):
-    """The JSON form of what json itself does not know, one level deep."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -87,8 +71,6 @@ def jsonable(value):
             return sorted(value)  # the same answer every time, where there is an order
         except TypeError:
             return list(value)
-    if isinstance(value, type):
-        raise TypeError("the class %s" % value.__name__)
     if hasattr(value, "tolist"):  # numpy's arrays and numbers
         return value.tolist()
     if hasattr(value, "keys") and hasattr(value, "__getitem__"):  # any mapping, a sqlite3.Row
@@ -98,8 +80,8 @@ def jsonable(value):
     raise TypeError("a value of type %s" % type(value).__name__)
 
 
+# An Enum member: its value, or its name where the values of its class are not all JSON's own.
 def enum_json(member):
-    """An Enum member: its value, or its name where the values of its class are not all JSON's own."""
     plain = all(type(m.value) in (str, int, float, bool) for m in type(member))
     return member.value if plain else member.name
 
@@ -107,44 +89,21 @@ def enum_json(member):
 encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=jsonable).encode
 
 
+# The tool result of a call that failed, as JSON.
 def failure(message):
-    """The tool result of a call that failed, as JSON."""
-    return '{"content":[{"text":%s,"type":"text"}],"isError":true}' % encode(message)
+    return '{"content":[{"type":"text","text":%s}],"isError":true}' % encode(message)
 
 
-def tool_result(value):
-    """The tool result, as JSON, that a returned value is or becomes."""
-    if value is None:
-        return '{"content":[]}'
-    structured = ""
+# What answers a call that returned a value: usher makes the tool result of it.
+def result(value):
     try:
-        text = value if type(value) is str else encode(value)
+        return '{"_meta":{"usher/value":%s}}' % encode(value)
     except Exception as e:  # NaN, a cycle, a type without a JSON form, or a property that raises
         return failure("the result can't be written as JSON: %s" % message_of(e))
-    if type(value) is not str:
-        if text == "null":
-            return '{"content":[]}'
-        if text[0] == '"':  # a datetime, say
-            text = json.loads(text)
-        elif text[0] == "{":
-            if '"content":' in text and is_tool_result(json.loads(text)):
-                return text
-            structured = ',"structuredContent":' + text
-    return '{"content":[{"text":%s,"type":"text"}]%s}' % (encode(text), structured)
 
 
-def is_tool_result(value):
-    """Tells a tool result from an object that merely has a field named content."""
-    # A key that a result has not would be lost on the way to the client.
-    if not set(value) <= {"content", "structuredContent", "isError", "_meta"}:
-        return False
-    kinds = ("text", "image", "audio", "resource", "resource_link")
-    blocks = value.get("content")
-    return isinstance(blocks, list) and all(isinstance(b, dict) and b.get("type") in kinds for b in blocks)
-
-
+# What an exception says, for who called.
 def message_of(e):
-    """What an exception says, for who called."""
     try:
         text = str(e)
     except Exception:
@@ -157,142 +116,83 @@ def message_of(e):
 
 
 # ---- What is read: a Type is the JSON Schema of a Python type, and the function
-# that makes a value of it from JSON. Keys stand in the order in which usher
-# writes the schemas of Go modules, so that one method has one schema.
+# that makes a value of it from JSON that fits the schema. Of a value that does
+# not fit, which alternatives of a union may meet, the function raises something.
 
-ORDER = ("$ref", "type", "description", "format", "contentEncoding", "enum", "items", "prefixItems", "minItems",
-         "maxItems", "properties", "required", "additionalProperties", "anyOf", "default", "$defs")
-ARTICLES = {"integer": "an integer", "array": "an array", "object": "an object", "null": "null"}
-KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 REQUIRED = object()  # in the place of a default
 
 
-def ordered(schema):
-    return {key: schema[key] for key in ORDER if key in schema}
-
-
-def kind(value):
-    """Names a decoded value for people."""
-    if value is None:
-        return "null"
-    name = "number" if type(value) in (int, float) else KINDS[type(value)]
-    return ARTICLES.get(name, "a " + name)
-
-
-def wanted(schema):
-    """Names for people what a schema asks for."""
-    if "enum" in schema:
-        return "one of " + ", ".join(encode(v) for v in schema["enum"])
-    if "anyOf" in schema:
-        return " or ".join(wanted(s) for s in schema["anyOf"])
-    names = schema.get("type", "object")
-    return " or ".join(ARTICLES.get(n, "a " + n) for n in ([names] if isinstance(names, str) else names))
-
-
+# A schema without its null, whether null is allowed too, and convert(value).
 class Type:
-    """A schema without its null, whether null is allowed too, and the reader: read(value, path)."""
-
-    def __init__(self, schema, read, null=False):
+    def __init__(self, schema, convert, null=False):
         self.schema, self.null = schema, null
-        self.read = (lambda value, path: None if value is None else read(value, path)) if null else read
+        self.convert = (lambda value: None if value is None else convert(value)) if null else convert
 
+    # The schema with its null.
     def whole(self):
-        """The schema with its null."""
         if not self.null or not self.schema:
             return self.schema
         if "type" not in self.schema:
             parts = self.schema.get("anyOf", [self.schema])
             return {"anyOf": parts + [{"type": "null"}]}
         names = self.schema["type"] if isinstance(self.schema["type"], list) else [self.schema["type"]]
-        if "null" in names:
-            return self.schema
         schema = {**self.schema, "type": names + ["null"]}
         if "enum" in schema:
             schema["enum"] = schema["enum"] + [None]
-        return schema
+        return self.schema if "null" in names else schema
 
 
-def anything(value, path):
+def anything(value):
     return value
 
 
-def read_plain(want):
-    """A reader for which no value of another kind will do."""
-    def read(value, path):
-        if type(value) is not want:
-            name = KINDS.get(want, "null")
-            raise Wrong(path, ": want %s, got %s" % (ARTICLES.get(name, "a " + name), kind(value)))
+ANY = Type({}, anything, null=True)
+
+
+# A function that takes values of some kinds as they are.
+def only(*kinds):
+    def convert(value):
+        if type(value) not in kinds:
+            raise TypeError("not a " + kinds[0].__name__)
         return value
-    return read
-
-
-def read_integer(value, path):
-    if type(value) is float and value.is_integer():
-        return int(value)
-    if type(value) is not int:  # which a bool is not
-        raise Wrong(path, ": want an integer, got %s" % (value if type(value) is float else kind(value)))
-    return value
-
-
-def read_number(value, path):
-    if type(value) not in (int, float):
-        raise Wrong(path, ": want a number, got " + kind(value))
-    try:
-        return float(value)
-    except OverflowError:
-        return value
-
-
-def read_text(convert, example):
-    """A reader of what is written as a string."""
-    def read(value, path):
-        read_plain(str)(value, path)
-        try:
-            return convert(value)
-        except (ValueError, ArithmeticError):
-            raise Wrong(path, ": want %s, got %s" % (example, encode(value[:100]))) from None
-    return read
+    return convert
 
 
 def to_datetime(text):
     # Python before 3.11 reads neither Z nor a fraction that is not of 3 or 6 digits.
-    m = re.fullmatch(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d)(:\d\d)?(\.\d+)?([Zz]|[+-]\d\d:\d\d)?", text, re.ASCII)
-    if not m:
-        raise ValueError(text)
-    day, minute, second, fraction, zone = m.groups("")
-    text = day + "T" + minute + (second or ":00") + "." + (fraction[1:7]).ljust(6, "0")
-    return datetime.datetime.fromisoformat(text + ("+00:00" if zone in ("Z", "z") else zone))
-
-
-def to_date(text):
-    if len(text) != 10:
-        raise ValueError(text)
-    return datetime.date.fromisoformat(text)
+    start, fraction, zone = re.fullmatch(r"(.{19})(\.\d+)?(.*)", text).groups("")
+    return datetime.datetime.fromisoformat(start + "." + fraction[1:7].ljust(6, "0") + re.sub("^[Zz]$", "+00:00", zone))
 
 
 def to_time(text):
     return datetime.time.fromisoformat(re.sub("[Zz]$", "+00:00", text))
 
 
-def to_bytes(text):
-    return base64.b64decode(text, validate=True)
+# The Type of what is written as a string.
+def text_type(convert, example, **more):
+    def from_text(value):
+        try:
+            return convert(only(str)(value))
+        except (ValueError, ArithmeticError):
+            raise ValueError("want %s, got %s" % (example, encode(value[:100]))) from None
+    return Type({"type": "string", **more}, from_text)
 
 
 TYPES = {
-    str: Type({"type": "string"}, read_plain(str)),
-    bool: Type({"type": "boolean"}, read_plain(bool)),
-    int: Type({"type": "integer"}, read_integer),
-    float: Type({"type": "number"}, read_number),
-    type(None): Type({"type": "null"}, read_plain(type(None))),
-    bytes: Type({"type": "string", "contentEncoding": "base64"}, read_text(to_bytes, "base64")),
-    datetime.datetime: Type({"type": "string", "format": "date-time"},
-                            read_text(to_datetime, "a time such as 2006-01-02T15:04:05Z")),
-    datetime.date: Type({"type": "string", "format": "date"}, read_text(to_date, "a date such as 2006-01-02")),
-    datetime.time: Type({"type": "string", "format": "time"}, read_text(to_time, "a time of day such as 15:04:05")),
-    uuid.UUID: Type({"type": "string", "format": "uuid"}, read_text(uuid.UUID, "a UUID")),
-    decimal.Decimal: Type({"type": "string"}, read_text(decimal.Decimal, 'a decimal number such as "12.50"')),
-    pathlib.Path: Type({"type": "string"}, read_text(pathlib.Path, "a path")),
-    pathlib.PurePath: Type({"type": "string"}, read_text(pathlib.PurePath, "a path")),
+    str: Type({"type": "string"}, only(str)),
+    bool: Type({"type": "boolean"}, only(bool)),
+    int: Type({"type": "integer"}, lambda value: int(only(int, float)(value))),
+    float: Type({"type": "number"}, lambda value: float(only(float, int)(value))),
+    type(None): Type({"type": "null"}, only(type(None))),
+    bytes: text_type(base64.b64decode, "base64", contentEncoding="base64"),
+    datetime.datetime: text_type(to_datetime, "a time such as 2006-01-02T15:04:05Z", format="date-time"),
+    datetime.date: text_type(datetime.date.fromisoformat, "a date such as 2006-01-02", format="date"),
+    datetime.time: text_type(to_time, "a time of day such as 15:04:05", format="time"),
+    uuid.UUID: text_type(uuid.UUID, "a UUID", format="uuid"),
+    decimal.Decimal: text_type(decimal.Decimal, 'a decimal number such as "12.50"'),
+    pathlib.Path: text_type(pathlib.Path, "a path"),
+    pathlib.PurePath: text_type(pathlib.PurePath, "a path"),
 }
 SEQUENCES = {list: list, set: set, frozenset: frozenset, tuple: tuple, abc.Set: set, abc.MutableSet: set}
 SEQUENCES.update({t: list for t in (abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)})
@@ -300,22 +200,20 @@ MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 
 
+# A parameter of a method, or a field of a class.
 class Field:
-    """A parameter of a method, or a field of a class."""
-
     def __init__(self, name, type_, default, doc):
         self.name, self.type, self.required = name, type_, default is REQUIRED
         # "x: int = None" is the way to say that x may be left out, which is all
         # that a schema needs to know of that None.
-        schema = dict(type_.schema if default is None else type_.whole())
+        self.schema = dict(type_.schema if default is None else type_.whole())
+        if doc:
+            self.schema["description"] = doc  # it says more of its role than its type can
         if default is not REQUIRED and default is not None:
             try:
-                schema["default"] = json.loads(encode(default))
+                self.schema["default"] = json.loads(encode(default))
             except Exception:
                 pass  # a default without a JSON form is the function's own affair
-        if doc:
-            schema["description"] = doc  # it says more of its role than its type can
-        self.schema = ordered(schema)
 
 
 def object_schema(fields):
@@ -324,41 +222,44 @@ def object_schema(fields):
     return {**schema, "required": required} if required else schema
 
 
-def read_fields(fields, given, path):
-    """The values of fields from a JSON object; what is missing is told first."""
-    prefix = path + "." if path else ""
+# The values of fields from a JSON object.
+def convert_fields(fields, given):
+    values = {}
     for f in fields:
-        if f.required and f.name not in given:
-            raise Wrong(prefix + f.name, " is required")
-    # A null for what may be left out counts as left out, unless it means something.
-    return {f.name: f.type.read(given[f.name], prefix + f.name) for f in fields
-            if f.name in given and (f.required or f.type.null or given[f.name] is not None)}
+        if f.name in given:
+            try:
+                values[f.name] = f.type.convert(given[f.name])
+            except Exception as e:
+                raise ValueError('parameter "%s": %s' % (f.name, message_of(e))) from e
+        elif f.required:
+            raise ValueError('parameter "%s" is required' % f.name)
+    return values
 
 
+# The types of one method's parameters, and the definitions of those that contain themselves.
 class Types:
-    """The types of one method's parameters, and the definitions of those that contain themselves."""
-
     def __init__(self):
-        self.defs, self.readers, self.open, self.recursive, self.parts = {}, {}, [], set(), 0
+        self.defs, self.records, self.open, self.recursive, self.parts = {}, {}, [], set(), 0
 
+    # The Type of an annotation. What is not known allows everything, and arrives as it came.
     def of(self, hint):
-        """The Type of an annotation. What is not known allows everything, and arrives as it came."""
         self.parts += 1
         if self.parts > MAX_PARTS:
-            return Type({}, anything, null=True)
+            return ANY
         try:
             return TYPES[hint]
         except (KeyError, TypeError):  # the latter for what can't be hashed
             pass
         origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
-        if origin is typing.Annotated:
-            return self.annotated(hint.__origin__, hint.__metadata__)
+        if origin is typing.Annotated:  # Annotated[T, "text"]: the text is the description
+            inner, text = self.of(hint.__origin__), next((m for m in hint.__metadata__ if isinstance(m, str)), "")
+            return Type({**inner.schema, "description": text}, inner.convert, inner.null) if text else inner
         if origin in UNIONS:
             return self.union(args)
         if origin is typing.Literal:
             return self.choice({encode(v): v for v in args})
         if isinstance(origin, type) and issubclass(origin, enum.Enum):
-            return self.documented(self.choice({encode(enum_json(m)): m for m in origin}), origin)
+            return self.choice({encode(enum_json(m)): m for m in origin}, class_doc(origin)[0])
         if isinstance(origin, type) and issubclass(origin, dict) and hasattr(origin, "__total__"):
             return self.record(origin, self.typed_dict_fields, dict)
         if isinstance(origin, type) and dataclasses.is_dataclass(origin):
@@ -372,23 +273,13 @@ class Types:
         for name in ("__supertype__", "__value__", "__bound__"):  # NewType, type X = …, TypeVar
             if getattr(hint, name, None) is not None:
                 return self.of(getattr(hint, name))
-        return Type({}, anything, null=True)
-
-    def annotated(self, hint, metadata):
-        """Annotated[T, "text"]: the text is the description."""
-        inner = self.of(hint)
-        text = next((m for m in metadata if isinstance(m, str)), None)
-        return inner if text is None else Type({**inner.schema, "description": text}, inner.read, inner.null)
-
-    def documented(self, inner, cls):
-        doc = class_doc(cls)[0]
-        return Type(ordered({**inner.schema, "description": doc}) if doc else inner.schema, inner.read)
+        return ANY
 
     def union(self, args):
         parts = [self.of(a) for a in args if a is not type(None)]
         null = len(parts) < len(args) or any(p.null for p in parts)
         if len(parts) == 1:
-            return Type(parts[0].schema, parts[0].read, null)
+            return Type(parts[0].schema, parts[0].convert, null)
         schemas = []
         for p in parts:
             if p.schema not in schemas:
@@ -399,81 +290,54 @@ class Types:
         elif all(list(s) == ["type"] and isinstance(s["type"], str) for s in schemas):
             schema = {"type": [s["type"] for s in schemas]}
 
-        def read(value, path):
+        def convert(value):
             if type(value) in (int, float) and type(value) in args:
                 return value  # a 1 for "float | int" is an int
-            faults = []
-            for part in parts:
+            for part in parts[:-1]:
                 try:
-                    return part.read(value, path)
-                except Wrong as e:
-                    faults.append(e)
-            # The part that was read furthest is the one that was meant.
-            furthest = max(faults, key=lambda e: len(e.path))
-            if furthest.path != path:
-                raise furthest
-            raise Wrong(path, ": want %s, got %s" % (wanted(schema), kind(value)))
-        return Type(schema, read, null)
+                    return part.convert(value)
+                except Exception:
+                    pass  # the next one, then; the last one says what is wrong
+            return parts[-1].convert(value)
+        return Type(schema, convert, null)
 
-    def choice(self, members):
-        """One of a few values, by their JSON."""
+    # One of a few values, by their JSON.
+    def choice(self, members, doc=""):
         values = [json.loads(text) for text in members]
-        names = list(dict.fromkeys("null" if v is None else KINDS[type(v)] for v in values))
+        names = list(dict.fromkeys(KINDS[type(v)] for v in values))
         schema = {"type": names[0] if len(names) == 1 else names, "enum": values}
-
-        def read(value, path):
-            if isinstance(value, (list, dict)) or encode(value) not in members:
-                got = kind(value) if isinstance(value, (list, dict)) else encode(value)
-                raise Wrong(path, ": want %s, got %s" % (wanted(schema), got[:100]))
-            return members[encode(value)]
-        return Type(schema, read)
+        if doc:
+            schema["description"] = doc
+        return Type(schema, lambda value: members[encode(value)])
 
     def sequence(self, hint, make):
         item = self.of(hint)
-
-        def read(value, path):
-            read_plain(list)(value, path)
-            items = [item.read(v, "%s.%d" % (path, i)) for i, v in enumerate(value)]
-            try:
-                return items if make is list else make(items)
-            except TypeError as e:  # a set of what can't be in one
-                raise Wrong(path, ": " + str(e)) from None
-        return Type({"type": "array", "items": item.whole()}, read)
+        return Type({"type": "array", "items": item.whole()}, lambda value: make(map(item.convert, only(list)(value))))
 
     def fixed_tuple(self, hints):
         items = [self.of(h) for h in hints]
         size = len(items)
 
-        def read(value, path):
-            read_plain(list)(value, path)
-            if len(value) != size:
-                raise Wrong(path, ": want an array of %d, got one of %d" % (size, len(value)))
-            return tuple(t.read(v, "%s.%d" % (path, i)) for i, (t, v) in enumerate(zip(items, value)))
+        def convert(value):
+            if len(only(list)(value)) != size:
+                raise ValueError("want an array of %d, got one of %d" % (size, len(value)))
+            return tuple(item.convert(v) for item, v in zip(items, value))
         schema = {"type": "array", "prefixItems": [t.whole() for t in items], "minItems": size, "maxItems": size}
-        return Type(schema, read)
+        return Type(schema, convert)
 
     def mapping(self, key_hint, value_hint):
-        key, item = self.of(key_hint), self.of(value_hint)
+        item = self.of(value_hint)
         # The keys of a JSON object are strings, whatever they stand for.
-        number = {int: int, float: float}.get(key_hint)
+        to_key = key_hint if key_hint in (int, float) else self.of(key_hint).convert
+        return Type({"type": "object", "additionalProperties": item.whole()},
+                    lambda value: {to_key(k): item.convert(v) for k, v in only(dict)(value).items()})
 
-        def read_key(text, path):
-            try:
-                return number(text) if number else key.read(text, path)
-            except ValueError:
-                raise Wrong(path, ": want numbers as keys, got %s" % encode(text[:100])) from None
-
-        def read(value, path):
-            read_plain(dict)(value, path)
-            return {read_key(k, path): item.read(v, path + "." + k) for k, v in value.items()}
-        return Type({"type": "object", "additionalProperties": item.whole()}, read)
-
+    # A class with fields. One that contains itself is a definition that is referred to; all others are written out.
     def record(self, cls, fields_of, make):
-        """A class with fields. One that contains itself is a definition that is referred to; all others are written out."""
         name = cls.__name__
-        if any(d.__name__ == name and d is not cls for d in [*self.open, *self.readers]):
+        if any(d.__name__ == name and d is not cls for d in [*self.open, *self.records]):
             name = cls.__module__ + "." + cls.__qualname__
-        ref = Type({"$ref": "#/$defs/" + name}, lambda value, path: self.readers[cls](value, path))
+        ref = Type({"$ref": "#/$defs/" + name}, lambda value: self.records[cls](value))
         # Whether it does shows only when it has been written out: it then came up while it was open.
         if cls in self.open:
             self.recursive.add(cls)
@@ -486,33 +350,28 @@ class Types:
         self.open.remove(cls)
         schema = object_schema(fields)
         if text:
-            schema = ordered({**schema, "description": text})
+            schema["description"] = text
 
-        def read(value, path):
-            read_plain(dict)(value, path)
-            values = read_fields(fields, value, path)
-            try:
-                # A TypedDict is the object as it came; a class takes what it has fields for.
-                return {**value, **values} if make is dict else make(**values)
-            except Exception as e:  # __post_init__ has the last word
-                raise Wrong(path, ": " + message_of(e)) from e
-        self.readers[cls] = read
+        def convert(value):
+            values = convert_fields(fields, only(dict)(value))
+            # A TypedDict is the object as it came; a class takes what it has fields for.
+            return {**value, **values} if make is dict else make(**values)
+        self.records[cls] = convert
         if cls in self.recursive:
             self.defs[name] = schema
             return ref
-        return Type(schema, read)
+        return Type(schema, convert)
 
     def dataclass_fields(self, cls, docs):
         hints, fields = hints_of(cls), []
         for f in dataclasses.fields(cls):
-            if not f.init:
-                continue
-            default = f.default
-            if default is dataclasses.MISSING:
-                # What a factory makes is new each time, and not told.
-                default = REQUIRED if f.default_factory is dataclasses.MISSING else None
-            doc = docs.get(f.name) or f.metadata.get("description")
-            fields.append(Field(f.name, self.of(hints.get(f.name, typing.Any)), default, doc))
+            if f.init:
+                default = f.default
+                if default is dataclasses.MISSING:
+                    # What a factory makes is new each time, and not told.
+                    default = REQUIRED if f.default_factory is dataclasses.MISSING else None
+                doc = docs.get(f.name) or f.metadata.get("description")
+                fields.append(Field(f.name, self.of(hints.get(f.name, typing.Any)), default, doc))
         return fields
 
     def typed_dict_fields(self, cls, docs):
@@ -527,9 +386,9 @@ class Types:
         return fields
 
 
+# The annotations of a function or class. One that can't be evaluated (a name that is
+# imported for type checkers only) is left out, and does not take the others with it.
 def hints_of(thing):
-    """The annotations of a function or class. One that can't be evaluated (a name that is
-    imported for type checkers only) is left out, and does not take the others with it."""
     try:
         return typing.get_type_hints(thing, include_extras=True)
     except Exception:
@@ -551,9 +410,9 @@ ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:(?:\s+(.*))?")
 FIELD = re.compile(r":(?:param|parameter|arg|argument|key|keyword|ivar|var|cvar)\s+(?:[^:]*\s)?\*{0,2}(\w+):\s*(.*)")
 
 
+# Takes what is said of parameters, in Google's or in reST's form, out of a docstring:
+# the text that is left, and the parameters' texts. Lines that begin with @ stay; they are usher's.
 def parse_doc(doc):
-    """Takes what is said of parameters, in Google's or in reST's form, out of a docstring:
-    the text that is left, and the parameters' texts. Lines that begin with @ stay; they are usher's."""
     text, docs = [], {}
     name = ""  # the parameter that an indented line goes on about
     entries = None  # the indentation of a Google section's entries: -1 before the first, None outside
@@ -583,8 +442,8 @@ def parse_doc(doc):
     return re.sub(r"\n{3,}", "\n\n", "\n".join(text)).strip(), docs
 
 
+# A class's own description, on one line, and those of its fields.
 def class_doc(cls):
-    """A class's own description, on one line, and those of its fields."""
     doc = vars(cls).get("__doc__") or ""
     # What dataclasses and Enum put there by themselves says nothing.
     if doc.startswith(cls.__name__ + "(") or doc == "An enumeration.":
@@ -610,9 +469,8 @@ def signature_of(function):
         return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
 
 
+# A function with its tool definition.
 class Method:
-    """A function with its tool definition."""
-
     def __init__(self, name, function):
         self.name, self.function = name, function
         self.is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
@@ -642,11 +500,9 @@ class Method:
         if text:
             self.tool = {"name": name, "description": text, "inputSchema": schema}
 
-    def bind(self, arguments):
-        """The call of the function with these arguments, not yet made. Fields that no parameter takes are ignored."""
-        if not isinstance(arguments, dict):
-            raise Fault(-32602, "arguments: want an object, got " + kind(arguments))
-        values = read_fields(self.fields, arguments, "")
+    # Calls the function. Arguments that no parameter takes are ignored.
+    def call(self, arguments):
+        values = convert_fields(self.fields, arguments)
         if self.webhook:
             values[WEBHOOK] = arguments.get(WEBHOOK, self.webhook[0])
         first = [values.pop(name, default) for name, default in self.positional.items()]
@@ -654,40 +510,40 @@ class Method:
             known = {f.name for f in self.fields}
             for name, value in arguments.items():
                 if name not in known and name not in values:
-                    values[name] = value if name == WEBHOOK else self.rest.read(value, name)
-        return lambda: self.function(*first, **values)
+                    values[name] = value if name == WEBHOOK else self.rest.convert(value)
+        return self.function(*first, **values)
 
 
 # ---- A call
 
 
+# Tells a request to the client from other things that a generator yields.
 def is_ask(item):
-    """Tells a request to the client from other things that a generator yields."""
     return isinstance(item, dict) and "ask" in item and set(item) <= {"ask", "params"}
 
 
+# One tools/call under way. It is answered once, whatever the method does.
 class Call:
-    """One tools/call under way. It is answered once, whatever the method does."""
-
-    def __init__(self, server, id_, method, make, token):
-        self.server, self.id, self.method, self.make, self.token = server, id_, method, make, token
+    def __init__(self, server, id_, method, params):
+        self.server, self.id, self.method = server, id_, method
+        self.make = lambda: method.call(params.get("arguments", {}))
+        self.token = params.get("_meta", {}).get("progressToken")
         self.lock = threading.Lock()
         self.ended = False  # answered or cancelled: nothing more is sent
         self.future = None  # of a call on the loop
         self.asked = None  # the future of the last answer that the method waited for
 
     def start(self):
-        self.server.calls[encode(self.id)] = self
-        self.server.running.add(self)
+        self.server.calls[self.id] = self
         if self.method.is_async:
             self.hop(self.make)
         else:
             threading.Thread(target=self.in_thread, name=self.method.name, daemon=True).start()
 
+    # Drops the answer and all reports. A coroutine is cancelled; a generator is closed when it
+    # next yields, or where it asks; a thread can't be stopped from outside, so a plain function
+    # runs to its end.
     def cancel(self):
-        """Drops the answer and all reports. A coroutine is cancelled; a generator is closed when it
-        next yields, or where it asks; a thread can't be stopped from outside, so a plain function
-        runs to its end."""
         with self.lock:
             self.ended = True
         if self.future:
@@ -702,14 +558,15 @@ class Call:
                 return self.hop(lambda: value)  # a decorator hid that the function is async
             if inspect.isgenerator(value):
                 value = self.drain(value)
-            self.answer(tool_result(value))
+            self.answer(result(value))
         except BaseException as e:  # SystemExit too: it would end the thread without an answer
             self.fail(e)
-        self.forget()
+        self.server.calls.pop(self.id, None)
 
     def hop(self, make):
         self.future = asyncio.run_coroutine_threadsafe(self.on_loop(make), self.server.loop)
-        self.future.add_done_callback(lambda _: self.forget())  # also of one cancelled before its first step
+        # Of one cancelled before its first step, too.
+        self.future.add_done_callback(lambda _: self.server.calls.pop(self.id, None))
 
     async def on_loop(self, make):
         try:
@@ -718,12 +575,12 @@ class Call:
                 value = await self.drain_async(value)
             elif inspect.isawaitable(value):
                 value = await value
-            self.answer(tool_result(value))
+            self.answer(result(value))
         except BaseException as e:  # SystemExit would end the loop, and with it the process
             self.fail(e)
 
+    # What a generator returns, or, if that is None, what it yielded last that was no report and no ask.
     def drain(self, generator):
-        """What a generator returns, or, if that is None, what it yielded last that was no report and no ask."""
         last, step, value = None, generator.send, None
         while True:
             try:
@@ -764,15 +621,16 @@ class Call:
         finally:
             await generator.aclose()  # it may be cancelled where it asks
 
+    # Sends the request that a generator yielded; its _meta tells usher which call, and so which
+    # client, it belongs to. The future gets its answer, or a RuntimeError; with the call it is cancelled.
     def ask(self, item):
-        """Sends the request that a generator yielded. The future gets its answer, or a RuntimeError;
-        with the call it is cancelled."""
         asked = concurrent.futures.Future()
         key = "ask-%d" % next(self.server.asked)
         try:
-            line = self.request(key, item)
+            params = json.loads(encode(item.get("params", {})))
+            params["_meta"] = {**params.get("_meta", {}), "usher/call": self.id}
         except Exception as e:
-            asked.set_exception(RuntimeError("ask: " + message_of(e)))
+            asked.set_exception(RuntimeError("ask: params must be an object that can be written as JSON: " + message_of(e)))
             return asked
         with self.lock:
             if self.ended:
@@ -780,30 +638,11 @@ class Call:
                 return asked
             self.asked = self.server.asks[key] = asked
             asked.add_done_callback(lambda _: self.server.asks.pop(key, None))
-            self.server.send(line)
+            self.server.write({"id": key, "method": str(item["ask"]), "params": params})
         return asked
 
-    def request(self, key, item):
-        """The line of an ask. Its _meta tells usher which call, and so which client, it belongs to."""
-        if not isinstance(item["ask"], str):
-            raise TypeError("the method must be a string, not %s" % type(item["ask"]).__name__)
-        try:
-            params = json.loads(encode(item.get("params", {})))
-        except Exception as e:
-            raise ValueError("params can't be written as JSON: %s" % message_of(e)) from None
-        if not isinstance(params, dict):
-            raise TypeError("params must be an object, not %s" % kind(params))
-        meta = params.get("_meta", {})
-        if not isinstance(meta, dict):
-            raise TypeError("params._meta must be an object, not %s" % kind(meta))
-        params["_meta"] = {**meta, "usher/call": self.id}
-        line = encode({"jsonrpc": "2.0", "id": key, "method": item["ask"], "params": params})
-        if len(line.encode("utf-8", "backslashreplace")) > MAX_LINE:
-            raise ValueError("the request is longer than %d bytes" % MAX_LINE)
-        return line
-
+    # Sends what a generator yielded, if it is progress or a log message; tells whether it was.
     def report(self, item):
-        """Sends what a generator yielded, if it is progress or a log message; tells whether it was."""
         keys = set(item) if isinstance(item, dict) else set()
         if "progress" in keys and keys <= {"progress", "total", "message"}:
             if self.token is not None:
@@ -811,22 +650,19 @@ class Call:
                 self.notify("progress", {"progressToken": self.token, **params})
         elif "log" in keys and keys <= {"log", "level"}:
             level = item.get("level")
-            level = level if level in LEVELS else "info"
-            if LEVELS.index(level) >= self.server.level:
-                self.notify("message", {"level": level, "logger": self.server.name, "data": item["log"], "_meta": {"usher/call": self.id}})
+            self.notify("message", {"level": level if level in LEVELS else "info", "logger": self.server.name,
+                                    "data": item["log"], "_meta": {"usher/call": self.id}})
         else:
             return False
         return True
 
     def notify(self, method, params):
         try:
-            line = '{"jsonrpc":"2.0","method":"notifications/%s","params":%s}' % (method, encode(params))
-        except (TypeError, ValueError, RecursionError) as e:
+            with self.lock:
+                if not self.ended:
+                    self.server.write({"method": "notifications/" + method, "params": params})
+        except Exception as e:
             print("%s: a report can't be written as JSON: %s" % (self.method.name, e), file=sys.stderr)
-            return
-        with self.lock:
-            if not self.ended:
-                self.server.send(line)
 
     def fail(self, e):
         if isinstance(e, asyncio.CancelledError) and self.ended:
@@ -834,10 +670,7 @@ class Call:
         stack = e.__traceback__
         while stack and stack.tb_frame.f_code.co_filename == __file__ and stack.tb_next:
             stack = stack.tb_next
-        try:
-            traceback.print_exception(type(e), e, stack)  # for the log; the caller gets the message alone
-        except Exception:
-            pass  # a __str__ that raises
+        traceback.print_exception(type(e), e, stack)  # for the log; the caller gets the message alone
         self.answer(failure(message_of(e)))
 
     def answer(self, result):
@@ -846,26 +679,17 @@ class Call:
                 self.ended = True
                 self.server.respond(self.id, "result", result)
 
-    def forget(self):
-        if self.server.calls.get(encode(self.id)) is self:
-            del self.server.calls[encode(self.id)]
-        self.server.running.discard(self)
-
-
 # ---- The server
 
 
+# The protocol. Its messages are read by a thread of their own; the main thread has the loop.
 class Server:
-    """The protocol. Its messages are read by a thread of their own; the main thread has the loop."""
-
     def __init__(self, name, doc, methods, loop, out):
         self.name, self.instructions, self.loop, self.out = name, first_sentence(doc), loop, out
         self.methods = {m.name: m for m in methods}
-        self.calls = {}  # by request id, as JSON: those that can be cancelled
-        self.running = set()  # cancelled ones too, until they have ended
+        self.calls = {}  # by request id; cancelled ones too, until they have ended
         self.asked = itertools.count(1)  # numbers what is asked of the client
         self.asks = {}  # by the id that was sent: futures of answers to come
-        self.level = 0  # log messages below it are not sent
         self.ended = False
         self.writing = threading.Lock()
 
@@ -883,6 +707,9 @@ class Server:
         # The id in front: by it usher fails the call of an answer that is too long.
         self.send('{"jsonrpc":"2.0","id":%s,"%s":%s}' % (encode(id_), key, text))
 
+    def write(self, message):
+        self.send(encode({"jsonrpc": "2.0", **message}))
+
     def read(self, lines):
         for line in lines:
             if line.strip():
@@ -894,19 +721,19 @@ class Server:
         asyncio.run_coroutine_threadsafe(self.end(), self.loop)
 
     async def end(self):
-        for call in list(self.running):
+        for call in list(self.calls.values()):
             call.cancel()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         deadline = time.monotonic() + PATIENCE
-        while (self.running or not all(t.done() for t in tasks)) and time.monotonic() < deadline:
+        while (self.calls or not all(t.done() for t in tasks)) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         self.ended = True
         self.loop.stop()
 
+    # Serves until the end of lines.
     def run(self, lines):
-        """Serves until the end of lines."""
         threading.Thread(target=self.read, args=[lines], name="usher", daemon=True).start()
         while not self.ended:
             try:
@@ -914,96 +741,65 @@ class Server:
             except BaseException:
                 pass  # SystemExit in a task that a module started; asyncio logs it
 
+    # Handles one line of usher's.
     def receive(self, line):
-        """Handles one line, whatever is in it."""
-        id_ = None
         try:
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError) as e:
-                # What Python can't read may still be JSON: nested too deep, a number of 5,000
-                # digits. usher writes the id first, so that its request can be answered.
-                known = re.match(rb'\{"jsonrpc":"2\.0","id":(\d+|"[^"\\]*")[,}]', line)
-                id_ = json.loads(known.group(1)) if known else None
-                if self.answered(id_, {"error": {"message": "reading the answer: %s" % e}}):
-                    return
-                raise Fault(-32602 if known else -32700, "reading a message: %s" % e) from None
-            if not isinstance(message, dict):
-                raise Fault(-32600, "a message must be an object")
-            method, id_ = message.get("method"), message.get("id")
-            params = message.get("params", {})
-            if method == "notifications/cancelled":
-                call = self.calls.get(encode(params.get("requestId"))) if isinstance(params, dict) else None
-                if call:
-                    call.cancel()
-            elif method is None:
-                self.answered(id_, message)
-            elif id_ is not None:  # else a notification that says nothing to us
-                if not isinstance(params, dict):
-                    raise Fault(-32602, "params must be an object")
-                if method == "tools/call":
-                    self.call(id_, params)
-                else:
-                    self.respond(id_, "result", encode(self.reply(method, params)))
-        except Fault as e:
-            self.respond(id_, "error", encode(e.body))
-        except Exception as e:  # can't start a thread, say
-            traceback.print_exc()
-            self.respond(id_, "error", encode({"code": -32603, "message": message_of(e)}))
+            message = json.loads(line)
+        except (ValueError, RecursionError) as e:
+            # What Python can't read is JSON all the same: nested too deep, a number of 5,000
+            # digits. usher writes the id first, so that its request can be answered.
+            id_ = json.loads(re.match(rb'\{"jsonrpc":"2\.0","id":(\d+|"[^"\\]*")', line).group(1))
+            if not self.answered(id_, {"error": {"message": "reading the answer: %s" % e}}):
+                self.respond(id_, "result", failure("reading the arguments: %s" % e))
+            return
+        id_, method, params = message.get("id"), message.get("method"), message.get("params", {})
+        if method is None:
+            self.answered(id_, message)
+        elif method == "notifications/cancelled":
+            call = self.calls.get(params.get("requestId"))
+            if call:
+                call.cancel()
+        elif method == "tools/call" and params.get("name") in self.methods:
+            Call(self, id_, self.methods[params["name"]], params).start()
+        elif id_ is not None:  # else a notification that says nothing to us
+            answer = self.reply(method, params)
+            if answer is None:
+                self.respond(id_, "error", encode({"code": -32601, "message": "unknown method or tool in " + method}))
+            else:
+                self.respond(id_, "result", encode(answer))
 
+    # Gives an answer to the ask that waits for it, and tells whether one does.
     def answered(self, id_, message):
-        """Gives an answer to the ask that waits for it, and tells whether one does."""
-        asked = self.asks.get(id_) if isinstance(id_, str) else None
+        asked = self.asks.get(id_)
         if asked is None or not asked.set_running_or_notify_cancel():  # from here on it can't be cancelled
             return False
-        error = message.get("error")
-        if error is not None:
-            text = error.get("message") if isinstance(error, dict) else None
-            asked.set_exception(RuntimeError(text if isinstance(text, str) and text else "the client refused without a message"))
-        elif "result" in message:
-            asked.set_result(message["result"])
+        if "error" in message:
+            asked.set_exception(RuntimeError(message["error"]["message"]))
         else:
-            asked.set_exception(RuntimeError("the client's answer has no result"))
+            asked.set_result(message.get("result"))
         return True
 
+    # The results of requests that call no method; None for unknown ones.
     def reply(self, method, params):
-        """The results of requests that call no method."""
         if method == "initialize":
             version = params.get("protocolVersion")
-            result = {
+            return {
                 "protocolVersion": version if version in PROTOCOLS else PROTOCOLS[0],
                 "capabilities": {"tools": {}, "logging": {}},
                 "serverInfo": {"name": self.name, "version": "1"},
+                "instructions": self.instructions,
             }
-            return {**result, "instructions": self.instructions} if self.instructions else result
-        if method == "ping":
-            return {}
         if method == "tools/list":
             return {"tools": [m.tool for m in self.methods.values()]}
-        if method == "logging/setLevel":
-            if params.get("level") not in LEVELS:
-                raise Fault(-32602, "level: want one of " + ", ".join(LEVELS))
-            self.level = LEVELS.index(params["level"])
-            return {}
-        raise Fault(-32601, "unknown method %s" % encode(method))
-
-    def call(self, id_, params):
-        name = params.get("name")
-        method = self.methods.get(name) if isinstance(name, str) else None
-        if method is None:
-            raise Fault(-32602, "unknown tool %s" % encode(name))
-        make = method.bind(params.get("arguments", {}))
-        meta = params.get("_meta")
-        token = meta.get("progressToken") if isinstance(meta, dict) else None
-        Call(self, id_, method, make, token).start()
+        return {} if method in ("ping", "logging/setLevel") else None  # usher knows what clients want to hear
 
 
 # ---- Loading the file
 
 
+# Takes the protocol's pipes away before the module's first line runs: from here on what it, or
+# a process that it starts, prints goes to the log, and reading finds nothing.
 def take_stdio():
-    """Takes the protocol's pipes away before the module's first line runs: from here on what it, or
-    a process that it starts, prints goes to the log, and reading finds nothing."""
     lines, out = os.fdopen(os.dup(0), "rb", 1 << 16), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -1014,8 +810,8 @@ def take_stdio():
     return lines, out
 
 
+# The names of the functions that statements define, in their order.
 def defined_functions(body):
-    """The names of the functions that statements define, in their order."""
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield statement.name
@@ -1024,8 +820,8 @@ def defined_functions(body):
                 yield from defined_functions(getattr(statement, inner, []) or [])
 
 
+# Runs the file as a module and returns it with its methods.
 def load(path):
-    """Runs the file as a module and returns it with its methods."""
     folder, base = os.path.split(path)
     name = base.split(".usher")[0]
     if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
@@ -1046,8 +842,8 @@ def load(path):
     return name, module, methods
 
 
+# Why a file could not be loaded: the lines of the traceback that lie in the user's own files.
 def explain(e, path):
-    """Why a file could not be loaded: the lines of the traceback that lie in the user's own files."""
     folder = os.path.dirname(path)
 
     def own(file):
