@@ -181,7 +181,7 @@ func TestShimGolden(t *testing.T) {
 				tools := p.request("tools/list", `{}`)
 				p.end()
 				var got bytes.Buffer
-				err := json.Indent(&got, joinMembers([]member{{"about", quote(stringField(about, "instructions"))}, {"tools", field(tools, "tools")}}), "", "  ")
+				err := json.Indent(&got, joinMembers([]member{{"about", quote(firstSentence(stringField(about, "instructions")))}, {"tools", field(tools, "tools")}}), "", "  ")
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -608,7 +608,7 @@ func TestNodeRealPackage(t *testing.T) {
 		{"nouns_count", `{"word":"mice","count":1,"inclusive":false}`, "mouse"},
 		{"nouns_singular", `{"word":"indices"}`, "index"},
 		{"nouns_forms", `{"words":["goose","people"]}`, `{"forms":[{"one":"goose","many":"geese","isPlural":false},{"one":"person","many":"people","isPlural":true}]}`},
-		{"nouns_forms", `{"words":["goose",1]}`, `parameter "words.1": want a string, got a number`},
+		{"nouns_forms", `{"words":["goose",1]}`, `parameter "words.1": want a string, got an integer`},
 		{"nouns_count", `{"word":"mouse"}`, `parameter "count" is required: a number`},
 	} {
 		if a := c.call(row.tool, row.arguments); !slices.Contains([]string{resultText(a.result()), a.failure()}, row.want) {

@@ -266,8 +266,8 @@ func TestPythonFailsToLoad(t *testing.T) {
 	want := map[string]string{
 		"syntax":   "syntax.usher.py:2: SyntaxError: ",
 		"import":   "import.usher.py:3: ModuleNotFoundError: No module named 'no_such_thing'",
-		"inner":    "inner.usher.py:1: in <module>\n      helper.py:4: in <module>\n      helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'",
-		"neighbor": "neighbor.usher.py:1: in <module>\n      broken.py:1: SyntaxError: ",
+		"inner":    "helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'",
+		"neighbor": "broken.py:1: SyntaxError: ",
 		"library":  "library.usher.py:2: JSONDecodeError: ",
 		"leaves":   "leaves.usher.py:2: SystemExit: no configuration",
 		"null":     "null.usher.py: ",

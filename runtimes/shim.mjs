@@ -127,7 +127,7 @@ function reply({ method, params }) {
         protocolVersion: PROTOCOLS.includes(params?.protocolVersion) ? params.protocolVersion : PROTOCOLS[0],
         capabilities: { tools: {}, logging: {} },
         serverInfo: { name, version: '1' },
-        ...(about && { instructions: about }),
+        instructions: about.replace(/^\s*@.*$/gm, ''), // usher takes the first sentence
       }
     case 'ping': case 'logging/setLevel': // usher sorts out what clients want to hear
       return {}
@@ -220,13 +220,8 @@ class Call {
 
   progress({ progress, total, message }) {
     if (this.token === undefined || !Number.isFinite(progress)) return
-    send({
-      method: 'notifications/progress',
-      params: {
-        progressToken: this.token, progress,
-        ...(Number.isFinite(total) && { total }), ...(message !== undefined && { message: String(message) }),
-      },
-    })
+    total = Number.isFinite(total) ? total : undefined
+    send({ method: 'notifications/progress', params: { progressToken: this.token, progress, total, message: message && String(message) } })
   }
 
   message({ log: data, level }) {
@@ -414,7 +409,7 @@ function findMethods(loaded, isModule, source) {
       for (const [name, d] of Object.entries(Object.getOwnPropertyDescriptors(whole.prototype))) {
         if (name !== 'constructor') add(name, d.value, object, members?.get(name))
       }
-      if (!about && entry) about = firstSentence(source.resolve(entry).doc)
+      if (!about && entry) about = source.resolve(entry).doc
     } else if (typeof whole === 'function') {
       if (!whole.name || whole.name === 'default') log('the default export is a function without a name; give it one to have it hosted')
       else add(whole.name, whole, undefined, entry)
@@ -439,17 +434,11 @@ function isClass(f) {
   return typeof f === 'function' && /^class\b/.test(Function.prototype.toString.call(f))
 }
 
-function firstSentence(text) {
-  text = text.replace(/^\s*@.*$/gm, '').replace(/\s+/g, ' ').trim()
-  return /^.*?[.!?](?= |$)/.exec(text)?.[0] ?? text
-}
-
 // ---- What the source says
 
 // A schema is made of these keys, in this order, as usher writes them.
 const SCHEMA = ['$ref', 'type', 'description', 'enum', 'items', 'properties', 'required', 'additionalProperties', 'anyOf', '$defs']
 const MISSING = Symbol('undefined is among its values')
-const MAX_PARTS = 5000 // of a schema: types are written out where they are used
 const MODIFIER = /^(static|async|get|set|public|private|protected|override|\*)$/
 const DIRECTIVE = /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference|#region|istanbul|c8 |v8 )/
 const BEFORE_REGEX = /^(return|typeof|case|in|of|delete|void|throw|new|do|else|yield|await|instanceof|default)$/
@@ -469,7 +458,7 @@ class Source {
   local = new Map() // functions, classes and values by name: at, doc; params, members or alias
   exported = new Map()
   isModule = false
-  about = '' // the first sentence of the comment that the file begins with
+  about = '' // the comment that the file begins with
 
   constructor(text) {
     this.text = text
@@ -615,7 +604,7 @@ class Source {
     const list = [...Array(i + 1).keys()].flatMap(k => this.notes.get(k) ?? []).filter(c => !DIRECTIVE.test(c.text))
     const isLast = (c, k) => c.text.startsWith('/*') || !list[k + 1] || /\n\s*\n/.test(this.text.slice(c.end, list[k + 1].start))
     const text = list.slice(0, list.findIndex(isLast) + 1).map(c => clean(c.text)).join('\n').trim()
-    if (!functions.has(i) || this.docAbove(i) !== text) this.about = firstSentence(text)
+    if (!functions.has(i) || this.docAbove(i) !== text) this.about = text
   }
 
   // statement reads the declaration that begins at a token, if one does, and
@@ -785,7 +774,7 @@ class Source {
 
   // ---- Types, from this.pos on. What can't be read has no constraint: {}.
 
-  begin() { Object.assign(this, { parts: 0, open: new Set(), recursive: new Set(), defs: Object.create(null) }) }
+  begin() { Object.assign(this, { open: new Set(), recursive: new Set(), defs: Object.create(null) }) }
 
   type(i) {
     this.pos = i
@@ -840,7 +829,7 @@ class Source {
 
   primary() {
     const start = this.pos, t = this.tokens[start]
-    if (!t || ++this.parts > MAX_PARTS) return {}
+    if (!t) return {}
     this.pos++
     if (t.kind === 'string') return { type: 'string', enum: [this.key(start)] }
     if (t.kind === 'number') return { type: 'number', enum: [Number(t.text)] }
@@ -979,20 +968,15 @@ function clean(text) {
 
 function flat(text) { return text.replace(/\s+/g, ' ').trim() }
 
+// PARAM is a line of @param: what stands before the name, the type in it, the
+// rest, and the name.
+const PARAM = /^(\s*@param\s+(?:\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}\s*)?)(\[?\s*([^\s\]=]*).*)$/
+
 // paramLines is a comment by lines; those of @param with their parts.
 function paramLines(doc) {
   return doc.split('\n').map(line => {
-    let [, before, rest] = /^(\s*@param\s+)(.*)$/.exec(line) ?? [], kind = ''
-    if (!before) return { line }
-    if (rest[0] === '{') { // up to the bracket that closes it
-      let depth = 0, i = 0
-      do depth += { '{': 1, '}': -1 }[rest[i]] ?? 0
-      while (++i < rest.length && depth > 0)
-      kind = rest.slice(1, i - 1)
-      before += rest.slice(0, i) + ' '
-      rest = rest.slice(i).trimStart()
-    }
-    return { line, before, kind, rest, name: /^\[?\s*([^\s\]=]*)/.exec(rest)[1], optional: rest[0] === '[' || kind.endsWith('=') }
+    const [, before, kind = '', rest, name] = PARAM.exec(line) ?? []
+    return { line, before, kind, rest, name, optional: rest?.[0] === '[' || kind.endsWith('=') }
   })
 }
 

@@ -30,13 +30,11 @@ import decimal
 import enum
 import importlib.util
 import inspect
-import itertools
 import json
 import os
 import pathlib
 import re
 import threading
-import time
 import traceback
 import types
 import typing
@@ -44,7 +42,6 @@ import uuid
 
 PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26")
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-MAX_PARTS = 5000  # of a schema: classes are written out where they are used, which can double at every step
 PATIENCE = 0.6  # seconds that calls have to end once stdin has; usher sends TERM after 1
 WEBHOOK = "_webhook"  # a webhook's metadata: filled in by usher, in no schema
 
@@ -133,21 +130,15 @@ class Type:
     def whole(self):
         if not self.null or not self.schema:
             return self.schema
-        if "type" not in self.schema:
-            parts = self.schema.get("anyOf", [self.schema])
-            return {"anyOf": parts + [{"type": "null"}]}
-        names = self.schema["type"] if isinstance(self.schema["type"], list) else [self.schema["type"]]
-        schema = {**self.schema, "type": names + ["null"]}
-        if "enum" in schema:
-            schema["enum"] = schema["enum"] + [None]
-        return self.schema if "null" in names else schema
+        names = self.schema.get("type")
+        if names is None:
+            return {"anyOf": self.schema.get("anyOf", [self.schema]) + [{"type": "null"}]}
+        names = [names] if isinstance(names, str) else names
+        more = {"enum": self.schema["enum"] + [None]} if "enum" in self.schema else {}
+        return self.schema if "null" in names else {**self.schema, "type": names + ["null"], **more}
 
 
-def anything(value):
-    return value
-
-
-ANY = Type({}, anything, null=True)
+ANY = Type({}, lambda value: value, null=True)
 
 
 # A function that takes values of some kinds as they are.
@@ -239,13 +230,10 @@ def convert_fields(fields, given):
 # The types of one method's parameters, and the definitions of those that contain themselves.
 class Types:
     def __init__(self):
-        self.defs, self.records, self.open, self.recursive, self.parts = {}, {}, [], set(), 0
+        self.defs, self.records, self.open, self.recursive = {}, {}, [], set()
 
     # The Type of an annotation. What is not known allows everything, and arrives as it came.
     def of(self, hint):
-        self.parts += 1
-        if self.parts > MAX_PARTS:
-            return ANY
         try:
             return TYPES[hint]
         except (KeyError, TypeError):  # the latter for what can't be hashed
@@ -280,10 +268,7 @@ class Types:
         null = len(parts) < len(args) or any(p.null for p in parts)
         if len(parts) == 1:
             return Type(parts[0].schema, parts[0].convert, null)
-        schemas = []
-        for p in parts:
-            if p.schema not in schemas:
-                schemas.append(p.schema)
+        schemas = [p.schema for i, p in enumerate(parts) if all(p.schema != q.schema for q in parts[:i])]
         schema = {"anyOf": schemas}
         if {} in schemas:
             schema = {}
@@ -452,12 +437,6 @@ def class_doc(cls):
     return " ".join(text.split()), docs
 
 
-def first_sentence(doc):
-    text = " ".join((doc or "").split())
-    m = re.match(r".*?[.!?](?=\s|$)", text)
-    return m.group() if m else text
-
-
 # ---- A method
 
 
@@ -472,46 +451,38 @@ def signature_of(function):
 # A function with its tool definition.
 class Method:
     def __init__(self, name, function):
-        self.name, self.function = name, function
+        self.name, self.function, self.signature = name, function, signature_of(function)
         self.is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
-        self.fields, self.positional = [], {}  # the latter: what can't be given by keyword, with its default
-        self.rest = None  # the Type of **kwargs
-        self.webhook = None  # the default of a parameter for the metadata, in a list; None for no such parameter
+        self.fields = []
+        self.rest = self.rest_type = None  # the name and the Type of **kwargs
         text, docs = parse_doc(function.__doc__)
         hints, kinds = hints_of(inspect.unwrap(function)), Types()
-        for p in signature_of(function).parameters.values():
+        for p in self.signature.parameters.values():
             hint = hints.get(p.name, typing.Any)
             if p.kind is p.VAR_KEYWORD:
-                self.rest = kinds.of(hint)
-            elif p.kind is not p.VAR_POSITIONAL:
+                self.rest, self.rest_type = p.name, kinds.of(hint)
+            elif p.kind is not p.VAR_POSITIONAL and p.name != WEBHOOK:
                 default = REQUIRED if p.default is p.empty else p.default
-                if p.kind is p.POSITIONAL_ONLY:
-                    self.positional[p.name] = default
-                if p.name == WEBHOOK:
-                    self.webhook = [None if default is REQUIRED else default]
-                else:
-                    self.fields.append(Field(p.name, kinds.of(hint), default, docs.get(p.name)))
+                self.fields.append(Field(p.name, kinds.of(hint), default, docs.get(p.name)))
         schema = object_schema(self.fields)
-        if self.rest and self.rest.schema:
-            schema["additionalProperties"] = self.rest.whole()
+        if self.rest and self.rest_type.schema:
+            schema["additionalProperties"] = self.rest_type.whole()
         if kinds.defs:
             schema["$defs"] = dict(sorted(kinds.defs.items()))
-        self.tool = {"name": name, "inputSchema": schema}
-        if text:
-            self.tool = {"name": name, "description": text, "inputSchema": schema}
+        self.tool = {"name": name, "description": text, "inputSchema": schema}
 
     # Calls the function. Arguments that no parameter takes are ignored.
     def call(self, arguments):
         values = convert_fields(self.fields, arguments)
-        if self.webhook:
-            values[WEBHOOK] = arguments.get(WEBHOOK, self.webhook[0])
-        first = [values.pop(name, default) for name, default in self.positional.items()]
+        hook = self.signature.parameters.get(WEBHOOK)
+        if hook:
+            values[WEBHOOK] = arguments.get(WEBHOOK, None if hook.default is hook.empty else hook.default)
         if self.rest:
-            known = {f.name for f in self.fields}
-            for name, value in arguments.items():
-                if name not in known and name not in values:
-                    values[name] = value if name == WEBHOOK else self.rest.convert(value)
-        return self.function(*first, **values)
+            values[self.rest] = {name: value if name == WEBHOOK else self.rest_type.convert(value)
+                                 for name, value in arguments.items() if name not in values}
+        bound = inspect.BoundArguments(self.signature, values)
+        bound.apply_defaults()
+        return self.function(*bound.args, **bound.kwargs)
 
 
 # ---- A call
@@ -625,7 +596,7 @@ class Call:
     # client, it belongs to. The future gets its answer, or a RuntimeError; with the call it is cancelled.
     def ask(self, item):
         asked = concurrent.futures.Future()
-        key = "ask-%d" % next(self.server.asked)
+        key = "ask-%d" % id(asked)
         try:
             params = json.loads(encode(item.get("params", {})))
             params["_meta"] = {**params.get("_meta", {}), "usher/call": self.id}
@@ -685,10 +656,9 @@ class Call:
 # The protocol. Its messages are read by a thread of their own; the main thread has the loop.
 class Server:
     def __init__(self, name, doc, methods, loop, out):
-        self.name, self.instructions, self.loop, self.out = name, first_sentence(doc), loop, out
+        self.name, self.doc, self.loop, self.out = name, doc, loop, out
         self.methods = {m.name: m for m in methods}
         self.calls = {}  # by request id; cancelled ones too, until they have ended
-        self.asked = itertools.count(1)  # numbers what is asked of the client
         self.asks = {}  # by the id that was sent: futures of answers to come
         self.ended = False
         self.writing = threading.Lock()
@@ -726,8 +696,8 @@ class Server:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        deadline = time.monotonic() + PATIENCE
-        while (self.calls or not all(t.done() for t in tasks)) and time.monotonic() < deadline:
+        deadline = self.loop.time() + PATIENCE
+        while (self.calls or not all(t.done() for t in tasks)) and self.loop.time() < deadline:
             await asyncio.sleep(0.01)
         self.ended = True
         self.loop.stop()
@@ -787,7 +757,7 @@ class Server:
                 "protocolVersion": version if version in PROTOCOLS else PROTOCOLS[0],
                 "capabilities": {"tools": {}, "logging": {}},
                 "serverInfo": {"name": self.name, "version": "1"},
-                "instructions": self.instructions,
+                "instructions": inspect.cleandoc(self.doc or ""),  # usher takes the first sentence
             }
         if method == "tools/list":
             return {"tools": [m.tool for m in self.methods.values()]}
@@ -842,20 +812,17 @@ def load(path):
     return name, module, methods
 
 
-# Why a file could not be loaded: the lines of the traceback that lie in the user's own files.
+# Why a file could not be loaded, with the last line of the user's own files that led there.
 def explain(e, path):
-    folder = os.path.dirname(path)
-
-    def own(file):
-        inside = os.path.abspath(file).startswith(os.path.join(folder, ""))
-        return inside and "site-packages" not in file and os.path.exists(file)
-    places = [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(e.__traceback__) if own(f.filename)]
+    folder, where = os.path.join(os.path.dirname(path), ""), os.path.basename(path)
+    places = [(f.filename, f.lineno) for f in traceback.extract_tb(e.__traceback__)]
     text = "%s: %s" % (type(e).__name__, e.msg if isinstance(e, SyntaxError) else e)
-    if isinstance(e, SyntaxError) and e.filename and own(e.filename):
-        places.append((e.filename, e.lineno, ""))
-    lines = ["%s:%s: in %s" % (os.path.relpath(file, folder), line, name) for file, line, name in places[-4:]]
-    where = "%s:%s" % (os.path.relpath(places[-1][0], folder), places[-1][1]) if places else os.path.basename(path)
-    return "\n".join(lines[:-1] + ["%s: %s" % (where, " ".join(text.split()))])
+    if isinstance(e, SyntaxError):
+        places.append((e.filename or "", e.lineno))
+    for file, line in places:
+        if os.path.abspath(file).startswith(folder) and "site-packages" not in file and os.path.exists(file):
+            where = "%s:%s" % (os.path.relpath(file, folder), line)
+    return "%s: %s" % (where, " ".join(text.split()))
 
 
 def main():
