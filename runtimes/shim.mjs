@@ -15,7 +15,6 @@ import { Readable } from 'node:stream'
 import { pathToFileURL } from 'node:url'
 import { inspect } from 'node:util'
 
-const PROTOCOLS = ['2025-11-25', '2025-06-18', '2025-03-26']
 const LEVELS = ['debug', 'info', 'notice', 'warning', 'error', 'critical', 'alert', 'emergency']
 
 const { writeSync } = fs // the module may replace it
@@ -104,7 +103,6 @@ async function hangUp() {
 }
 
 function receive(line) {
-  if (line.trim() === '') return
   if (!methods) return waiting.push(line)
   const m = JSON.parse(line)
   if (m.method === 'notifications/cancelled') {
@@ -121,18 +119,13 @@ function receive(line) {
 }
 
 function reply({ method, params }) {
-  switch (method) {
-    case 'initialize':
-      return {
-        protocolVersion: PROTOCOLS.includes(params?.protocolVersion) ? params.protocolVersion : PROTOCOLS[0],
-        capabilities: { tools: {}, logging: {} },
-        serverInfo: { name, version: '1' },
-        instructions: about.replace(/^\s*@.*$/gm, ''), // usher takes the first sentence
-      }
-    case 'ping': case 'logging/setLevel': // usher sorts out what clients want to hear
-      return {}
-    case 'tools/list':
-      return { tools: [...methods.values()].map(m => m.tool) }
+  if (method === 'tools/list') return { tools: [...methods.values()].map(m => m.tool) }
+  if (method === 'ping' || method === 'logging/setLevel') return {} // usher sorts out what clients want to hear
+  return method === 'initialize' && {
+    protocolVersion: params.protocolVersion,
+    capabilities: { tools: {}, logging: {} },
+    serverInfo: { name, version: '1' },
+    instructions: about.replace(/^\s*@.*$/gm, ''), // usher takes the first sentence
   }
 }
 

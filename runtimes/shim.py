@@ -40,7 +40,6 @@ import types
 import typing
 import uuid
 
-PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26")
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 PATIENCE = 0.6  # seconds that calls have to end once stdin has; usher sends TERM after 1
 WEBHOOK = "_webhook"  # a webhook's metadata: filled in by usher, in no schema
@@ -161,13 +160,8 @@ def to_time(text):
 
 
 # The Type of what is written as a string.
-def text_type(convert, example, **more):
-    def from_text(value):
-        try:
-            return convert(only(str)(value))
-        except (ValueError, ArithmeticError):
-            raise ValueError("want %s, got %s" % (example, encode(value[:100]))) from None
-    return Type({"type": "string", **more}, from_text)
+def text_type(convert, **more):
+    return Type({"type": "string", **more}, lambda value: convert(only(str)(value)))
 
 
 TYPES = {
@@ -176,14 +170,13 @@ TYPES = {
     int: Type({"type": "integer"}, lambda value: int(only(int, float)(value))),
     float: Type({"type": "number"}, lambda value: float(only(float, int)(value))),
     type(None): Type({"type": "null"}, only(type(None))),
-    bytes: text_type(base64.b64decode, "base64", contentEncoding="base64"),
-    datetime.datetime: text_type(to_datetime, "a time such as 2006-01-02T15:04:05Z", format="date-time"),
-    datetime.date: text_type(datetime.date.fromisoformat, "a date such as 2006-01-02", format="date"),
-    datetime.time: text_type(to_time, "a time of day such as 15:04:05", format="time"),
-    uuid.UUID: text_type(uuid.UUID, "a UUID", format="uuid"),
-    decimal.Decimal: text_type(decimal.Decimal, 'a decimal number such as "12.50"'),
-    pathlib.Path: text_type(pathlib.Path, "a path"),
-    pathlib.PurePath: text_type(pathlib.PurePath, "a path"),
+    bytes: text_type(base64.b64decode, contentEncoding="base64"),
+    datetime.datetime: text_type(to_datetime, format="date-time"),
+    datetime.date: text_type(datetime.date.fromisoformat, format="date"),
+    datetime.time: text_type(to_time, format="time"),
+    uuid.UUID: text_type(uuid.UUID, format="uuid"),
+    decimal.Decimal: text_type(decimal.Decimal),
+    pathlib.Path: text_type(pathlib.Path),
 }
 SEQUENCES = {list: list, set: set, frozenset: frozenset, tuple: tuple, abc.Set: set, abc.MutableSet: set}
 SEQUENCES.update({t: list for t in (abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)})
@@ -222,8 +215,6 @@ def convert_fields(fields, given):
                 values[f.name] = f.type.convert(given[f.name])
             except Exception as e:
                 raise ValueError('parameter "%s": %s' % (f.name, message_of(e))) from e
-        elif f.required:
-            raise ValueError('parameter "%s" is required' % f.name)
     return values
 
 
@@ -253,7 +244,7 @@ class Types:
         if isinstance(origin, type) and dataclasses.is_dataclass(origin):
             return self.record(origin, self.dataclass_fields, origin)
         if origin is tuple and args and args[-1] is not Ellipsis:
-            return self.fixed_tuple(() if args == ((),) else args)
+            return self.sequence(typing.Union[args], tuple)  # whatever the place, one of the types
         if origin in SEQUENCES:
             return self.sequence(args[0] if args else typing.Any, SEQUENCES[origin])
         if origin in MAPPINGS:
@@ -298,17 +289,6 @@ class Types:
     def sequence(self, hint, make):
         item = self.of(hint)
         return Type({"type": "array", "items": item.whole()}, lambda value: make(map(item.convert, only(list)(value))))
-
-    def fixed_tuple(self, hints):
-        items = [self.of(h) for h in hints]
-        size = len(items)
-
-        def convert(value):
-            if len(only(list)(value)) != size:
-                raise ValueError("want an array of %d, got one of %d" % (size, len(value)))
-            return tuple(item.convert(v) for item, v in zip(items, value))
-        schema = {"type": "array", "prefixItems": [t.whole() for t in items], "minItems": size, "maxItems": size}
-        return Type(schema, convert)
 
     def mapping(self, key_hint, value_hint):
         item = self.of(value_hint)
@@ -383,8 +363,7 @@ def hints_of(thing):
             one = types.SimpleNamespace(__annotations__={name: hint})
             hints.update(typing.get_type_hints(one, scope, include_extras=True))
         except Exception as e:
-            text = "%s: the annotation of %s can't be read, so it may be anything: %s"
-            print(text % (thing.__name__, name, e), file=sys.stderr)
+            print("%s: the annotation of %s can't be read, so it may be anything: %s" % (thing.__name__, name, e), file=sys.stderr)
     return hints
 
 
@@ -682,12 +661,8 @@ class Server:
 
     def read(self, lines):
         for line in lines:
-            if line.strip():
-                self.receive(line)
+            self.receive(line)
         # Nobody is left to answer. Coroutines and generators may clean up.
-        timer = threading.Timer(1.5 * PATIENCE, os._exit, [0])  # threads that a module started may not want to end
-        timer.daemon = True
-        timer.start()
         asyncio.run_coroutine_threadsafe(self.end(), self.loop)
 
     async def end(self):
@@ -696,9 +671,9 @@ class Server:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        deadline = self.loop.time() + PATIENCE
-        while (self.calls or not all(t.done() for t in tasks)) and self.loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        for _ in range(int(PATIENCE / 0.01)):
+            if self.calls or not all(t.done() for t in tasks):
+                await asyncio.sleep(0.01)
         self.ended = True
         self.loop.stop()
 
@@ -752,9 +727,8 @@ class Server:
     # The results of requests that call no method; None for unknown ones.
     def reply(self, method, params):
         if method == "initialize":
-            version = params.get("protocolVersion")
             return {
-                "protocolVersion": version if version in PROTOCOLS else PROTOCOLS[0],
+                "protocolVersion": params.get("protocolVersion"),
                 "capabilities": {"tools": {}, "logging": {}},
                 "serverInfo": {"name": self.name, "version": "1"},
                 "instructions": inspect.cleandoc(self.doc or ""),  # usher takes the first sentence
