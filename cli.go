@@ -402,7 +402,7 @@ func toolProblems(whole *View, t *Tool, name string, getenv func(string) string)
 		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
 	}
 	if rule := t.Method.Signature; rule != nil && rule.Err == nil {
-		if err := rule.ready(getenv(rule.Var)); err != nil {
+		if _, err := rule.key(getenv(rule.Var)); err != nil {
 			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
 		}
 	}

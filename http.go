@@ -14,6 +14,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -397,7 +398,7 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 	for b.all > maxBodies || b.unknown > maxUnknown {
 		slow := p
 		for other := range b.pending {
-			if other.yieldsTo(slow) {
+			if other.rank() < slow.rank() {
 				slow = other
 			}
 		}
@@ -409,18 +410,18 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 	return !p.dropped
 }
 
-// yieldsTo reports whether p has to make room before other does: the sender has
-// shown nothing, and of such bodies those over smallBody, the slowest first.
-func (p *pendingBody) yieldsTo(other *pendingBody) bool {
-	rate := func(p *pendingBody) float64 { return float64(p.size) / float64(time.Since(p.since)) }
+// rank orders the bodies that make room, the lowest first: of senders who have
+// shown nothing those over smallBody, the slowest first. Any other sender who asks
+// for room that is not there is refused.
+func (p *pendingBody) rank() float64 {
+	rate := float64(p.size) / float64(time.Since(p.since))
 	switch {
-	case p.known || other.known:
-		return !p.known
-	case (p.size > smallBody) != (other.size > smallBody):
-		return p.size > smallBody
-	default:
-		return rate(p) < rate(other)
+	case p.known:
+		return math.Inf(1)
+	case p.size <= smallBody:
+		return rate + 1e9
 	}
+	return rate
 }
 
 // end ends the counting of a body.

@@ -223,7 +223,7 @@ func TestSlowReaders(t *testing.T) {
 	for name, answer := range map[string]http.HandlerFunc{
 		"JSON":      func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, slices.Clone(long)) },
 		"a stream":  func(w http.ResponseWriter, _ *http.Request) { openSSE(w)(frame{msg: long}) },
-		"a webhook": func(w http.ResponseWriter, _ *http.Request) { webhookAnswer{status: 200, body: long}.write(w) },
+		"a webhook": func(w http.ResponseWriter, _ *http.Request) { writeBody(w, long) },
 	} {
 		for _, reads := range []bool{true, false} {
 			t.Run(fmt.Sprint(name, ", read to the end: ", reads), func(t *testing.T) {

@@ -112,7 +112,12 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 		return err
 	}
 	d.status = answer.status
-	answer.write(w)
+	maps.Copy(w.Header(), answer.header)
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(answer.status)
+	if answer.status != http.StatusNoContent && answer.status != http.StatusNotModified {
+		_ = writeBody(w, answer.body) // a sender that is gone is no one to tell
+	}
 	return nil
 }
 
@@ -121,24 +126,23 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 // read. Only of a sender who has not shown the secret the body is read for every
 // path alike: when the answer comes would tell what is there.
 func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
-	isPost := d.Method == http.MethodPost
 	switch {
 	case h.secret == "" && !h.audience.includes(d.Request):
 		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: start usher serve with %s in its environment, or with -open-webhooks", webhookSecretVar)
-	case !d.shown && !(h.acceptSignatures && isPost):
+	case !d.shown && !(h.acceptSignatures && d.Method == http.MethodPost):
 		return errors.New("neither secret nor signature")
-	case d.shown && !isPost:
+	case d.Method != http.MethodPost:
 		return &httpError{Status: http.StatusMethodNotAllowed, Msg: "a webhook takes POST", Header: http.Header{"Allow": {"POST"}}}
 	case d.shown:
 		if d.tool, err = h.find(d.Context(), d); err != nil {
 			return err
 		}
 		if rule := d.tool.Method.Signature; rule != nil {
-			if err := rule.ready(h.getenv(rule.Var)); err != nil {
+			if _, err := rule.key(h.getenv(rule.Var)); err != nil {
 				return &httpError{Status: http.StatusServiceUnavailable, Msg: "this webhook can't check signatures: see usher modules", Err: err}
 			}
 		}
-		if _, err := bodyForm(d.Header.Get("Content-Type")); err != nil {
+		if err := checkType(d.Header.Get("Content-Type")); err != nil {
 			return err
 		}
 	}
@@ -177,12 +181,11 @@ func (h *Webhooks) verify(ctx context.Context, d *delivery) error {
 // find is the method at a delivery's path, waiting for modules that are being
 // introspected: for a sender who has not shown the secret whatever the path is.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (*Tool, error) {
+	pending := h.views.Pending(scopeAll()) // asked before the view: what is missing there was not pending
 	tool, others := h.views.View(scopeAll()).Hook(d.path)
-	missing := tool == nil && others == nil
-	pending := (missing || !d.shown) && h.views.Pending(scopeAll())
-	if pending {
+	if pending && (!d.shown || tool == nil && others == nil) {
 		h.views.WaitReady(ctx, scopeAll())
-		pending = h.views.Pending(scopeAll()) // asked before the view: what is missing then was not pending
+		pending = h.views.Pending(scopeAll())
 		tool, others = h.views.View(scopeAll()).Hook(d.path)
 	}
 	switch {
@@ -251,11 +254,11 @@ func (h *Webhooks) callError(ctx context.Context, err error) error {
 // arguments is what the method is called with: the fields of the body, and what
 // is known of the request. Its errors are *httpError.
 func (d *delivery) arguments() (json.RawMessage, error) {
-	form, err := bodyForm(d.Header.Get("Content-Type"))
-	if err != nil {
+	contentType := d.Header.Get("Content-Type")
+	if err := checkType(contentType); err != nil {
 		return nil, err
 	}
-	list, err := form(d.body, d.tool.Method)
+	list, err := parameters(contentType, d.body, d.tool.Method)
 	if err != nil {
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
 	}
@@ -344,77 +347,86 @@ func isRecent(stamp string, now time.Time) bool {
 	return err == nil && now.Sub(time.Unix(n, 0)).Abs() <= signatureTolerance
 }
 
-// key is the key of the HMAC, as it stands in the environment; nil for one that
-// can't be used. Standard Webhooks has keys in base64 after "whsec_".
-func (r *signatureRule) key(text string) []byte {
-	if r.Scheme != "standard" {
-		return []byte(text)
+// key is the key of the HMAC, from its text in the environment, or why nothing
+// can be verified. Standard Webhooks has keys in base64 after "whsec_".
+func (r *signatureRule) key(text string) ([]byte, error) {
+	switch {
+	case r.Err != nil:
+		return nil, r.Err
+	case text == "":
+		return nil, fmt.Errorf("@signature: %s is not set", r.Var)
+	case r.Scheme != "standard":
+		return []byte(text), nil
 	}
 	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
-	if err != nil {
-		return nil
+	if err != nil || len(key) == 0 {
+		return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", r.Var)
 	}
-	return key
-}
-
-// ready says why nothing can be verified with this key, if so.
-func (r *signatureRule) ready(key string) error {
-	if r.Err == nil && key == "" {
-		return fmt.Errorf("@signature: %s is not set", r.Var)
-	}
-	if r.Err == nil && len(r.key(key)) == 0 {
-		return fmt.Errorf("@signature: %s is not base64, after whsec_", r.Var)
-	}
-	return r.Err
+	return key, nil
 }
 
 // check verifies a body, in a time that tells nothing but the body's length. The
 // error is errSignature for one that is not signed as it should be; any other is
-// ready's.
-func (r *signatureRule) check(key string, h http.Header, body []byte, now time.Time) error {
+// key's.
+func (r *signatureRule) check(text string, h http.Header, body []byte, now time.Time) error {
+	key, err := r.key(text)
 	var given givenSignature
 	if scheme := signatureSchemes[r.Scheme]; scheme != nil {
 		given = scheme(h, now)
 	}
-	mac := hmac.New(sha256.New, r.key(key))
+	mac := hmac.New(sha256.New, key)
 	io.WriteString(mac, given.prefix)
 	mac.Write(body)
 	want := mac.Sum(nil)
-	if err := r.ready(key); err != nil {
-		return err
-	}
-	if !given.fresh || !slices.ContainsFunc(given.sums, func(got []byte) bool { return hmac.Equal(want, got) }) {
+	if err == nil && !(given.fresh && slices.ContainsFunc(given.sums, func(got []byte) bool { return hmac.Equal(want, got) })) {
 		return errSignature
 	}
-	return nil
+	return err
 }
 
-// bodyDecoder turns a body into parameters.
-type bodyDecoder func(body []byte, m *Method) (object, error)
+const (
+	formType      = "application/x-www-form-urlencoded"
+	multipartType = "multipart/form-data"
+)
 
-// bodyForm finds how a body of a content type becomes parameters.
-func bodyForm(contentType string) (bodyDecoder, error) {
-	kind, params, err := mime.ParseMediaType(contentType)
+// checkType refuses a content type that no parameters are read from.
+func checkType(contentType string) error {
+	kind, _, err := mime.ParseMediaType(contentType)
+	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
+	if contentType == "" || err == nil && (isJSON || kind == formType || kind == multipartType) {
+		return nil
+	}
+	return httpErrorf(http.StatusUnsupportedMediaType, "content type %q: want application/json, %s or %s", clipText(contentType, 100), formType, multipartType)
+}
+
+// parameters is what a body of a content type that checkType takes holds: the
+// fields of a JSON object or of a form.
+func parameters(contentType string, body []byte, m *Method) (object, error) {
+	kind, params, _ := mime.ParseMediaType(contentType)
+	boundary := params["boundary"]
+	list, err := jsonObject(body)
 	switch {
-	case contentType == "":
-		return jsonParams, nil
-	case err != nil:
-	case kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json"):
-		return jsonParams, nil
-	case kind == "application/x-www-form-urlencoded":
-		return formParams, nil
-	case kind == "multipart/form-data" && params["boundary"] != "":
-		return func(body []byte, m *Method) (object, error) { return multipartParams(body, params["boundary"], m) }, nil
+	case len(bytes.TrimSpace(body)) == 0:
+		return nil, nil
+	case kind == multipartType:
+		form, err := multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
+		// The reader takes a body that is cut within a part's header for the end.
+		if err == nil && bytes.Contains(body, []byte("--"+boundary+"--")) {
+			return formParams(form, m), nil
+		}
+		return nil, errors.New("the body is not a well-formed multipart form")
+	case kind == formType && err != nil: // curl -d calls JSON a form, too
+		values, err := url.ParseQuery(string(body))
+		if err == nil && utf8.Valid(body) {
+			return formParams(&multipart.Form{Value: values}, m), nil
+		}
+		return nil, errors.New("the body is not a well-formed form")
 	}
-	return nil, httpErrorf(http.StatusUnsupportedMediaType,
-		"content type %q: want application/json, application/x-www-form-urlencoded or multipart/form-data", clipText(contentType, 100))
+	return list, err
 }
 
-// jsonParams is the fields of a JSON object; none for an empty body.
-func jsonParams(body []byte, _ *Method) (object, error) {
-	if len(bytes.TrimSpace(body)) == 0 {
-		return nil, nil
-	}
+// jsonObject is the members of a body that is a JSON object.
+func jsonObject(body []byte) (object, error) {
 	if fault := jsonFault(body); fault != "" {
 		return nil, errors.New("the body " + fault)
 	}
@@ -425,86 +437,59 @@ func jsonParams(body []byte, _ *Method) (object, error) {
 	return list, nil
 }
 
-// formParams is the fields of a form, or of a JSON object: curl -d calls all that
-// it sends a form.
-func formParams(body []byte, m *Method) (object, error) {
-	if list, err := jsonParams(body, m); err == nil {
-		return list, nil
-	}
-	form, err := url.ParseQuery(string(body))
-	if err != nil || !utf8.Valid(body) {
-		return nil, errors.New("the body is not a well-formed form")
-	}
-	values := make(map[string][]json.RawMessage, len(form))
-	for name, texts := range form {
-		for _, text := range texts {
-			values[name] = append(values[name], quote(text))
-		}
-	}
-	return fieldParams(values, m), nil
-}
-
-// multipartParams is the fields and files of a multipart form.
-func multipartParams(body []byte, boundary string, m *Method) (object, error) {
+// formParams turns a form into parameters. A field named payload that holds a
+// JSON object, as GitHub sends it, is that object, unless the method has a
+// parameter of that name.
+func formParams(form *multipart.Form, m *Method) (list object) {
 	values := make(map[string][]json.RawMessage)
-	if len(body) == 0 {
-		return nil, nil
+	for name, texts := range form.Value {
+		for _, text := range texts {
+			values[name] = append(values[name], quote(strings.ToValidUTF8(text, "\uFFFD")))
+		}
 	}
-	parts := multipart.NewReader(bytes.NewReader(body), boundary)
-	for {
-		part, err := parts.NextPart()
-		// The reader takes a body that is cut within a part's header for the end.
-		if err == io.EOF && bytes.Contains(body, []byte("--"+boundary+"--")) {
-			return fieldParams(values, m), nil
+	for name, files := range form.File {
+		for _, file := range files {
+			values[name] = append(values[name], fileValue(file))
 		}
-		var content []byte
-		if err == nil {
-			content, err = io.ReadAll(part)
-		}
-		if err != nil {
-			return nil, errors.New("the body is not a well-formed multipart form")
-		}
-		value := quote(strings.ToValidUTF8(string(content), "\uFFFD"))
-		if part.FileName() != "" {
-			value = fileValue(part, content)
-		}
-		values[part.FormName()] = append(values[part.FormName()], value)
 	}
-}
-
-// fileValue is a file in a form: as text if it is some, else in base64.
-func fileValue(part *multipart.Part, content []byte) json.RawMessage {
-	form, text := "text", string(content)
-	if !utf8.Valid(content) {
-		form, text = "base64", base64.StdEncoding.EncodeToString(content)
+	if texts := form.Value["payload"]; len(texts) > 0 && m.paramTypes("payload") == nil {
+		if payload, err := jsonObject([]byte(texts[0])); err == nil {
+			list = payload
+			delete(values, "payload")
+		}
 	}
-	return object{
-		{"filename", quote(part.FileName())},
-		{"contentType", quote(part.Header.Get("Content-Type"))},
-		{"size", json.RawMessage(strconv.Itoa(len(content)))},
-		{form, quote(text)},
-	}.json()
-}
-
-// fieldParams turns a form's values into parameters. A field named payload that
-// holds a JSON object, as GitHub sends it, is that object, unless the method has
-// a parameter of that name.
-func fieldParams(values map[string][]json.RawMessage, m *Method) (list object) {
 	for _, name := range sortedKeys(values) {
-		given, types := values[name], m.paramTypes(name)
-		if text, _ := unquote(given[0]); name == "payload" && types == nil && text != "" {
-			if payload, err := jsonParams([]byte(text), m); err == nil {
-				list = append(list, payload...)
-				continue
-			}
-		}
+		types := m.paramTypes(name)
 		if slices.Contains(types, "array") {
-			list = append(list, member{name, joinItems(given)})
-		} else if value := fieldValue(given[0], types); value != nil {
+			list = append(list, member{name, joinItems(values[name])})
+		} else if value := fieldValue(values[name][0], types); value != nil {
 			list = append(list, member{name, value})
 		}
 	}
 	return list
+}
+
+// fileValue is a file in a form: as text if it is some, else in base64.
+func fileValue(file *multipart.FileHeader) json.RawMessage {
+	var content []byte
+	if f, err := file.Open(); err == nil { // from memory: it can't fail
+		content, _ = io.ReadAll(f)
+	}
+	encoding, text := "text", string(content)
+	if !utf8.Valid(content) {
+		encoding, text = "base64", base64.StdEncoding.EncodeToString(content)
+	}
+	return object{
+		{"filename", quote(file.Filename)},
+		{"contentType", quote(file.Header.Get("Content-Type"))},
+		{"size", marshal(file.Size)},
+		{encoding, quote(text)},
+	}.json()
+}
+
+var formBooleans = map[string]json.RawMessage{
+	"true": json.RawMessage("true"), "on": json.RawMessage("true"), "1": json.RawMessage("true"),
+	"false": json.RawMessage("false"), "off": json.RawMessage("false"), "0": json.RawMessage("false"),
 }
 
 // fieldValue turns a form's text into the number or boolean that the schema asks
@@ -520,10 +505,8 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 		return nil
 	case (wants("number") || wants("integer")) && json.Valid([]byte(text)) && strings.ContainsAny(text[:1], "-0123456789"):
 		return json.RawMessage(text)
-	case wants("boolean") && slices.Contains([]string{"true", "on", "1"}, text):
-		return json.RawMessage("true")
-	case wants("boolean") && slices.Contains([]string{"false", "off", "0"}, text):
-		return json.RawMessage("false")
+	case wants("boolean") && formBooleans[text] != nil:
+		return formBooleans[text]
 	}
 	return value
 }
@@ -533,15 +516,6 @@ type webhookAnswer struct {
 	status int
 	header http.Header
 	body   []byte
-}
-
-func (a webhookAnswer) write(w http.ResponseWriter) {
-	maps.Copy(w.Header(), a.header)
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(a.status)
-	if a.status != http.StatusNoContent && a.status != http.StatusNotModified {
-		_ = writeBody(w, a.body) // a sender that is gone is no one to tell
-	}
 }
 
 // answerOf turns a tool's result into the answer.
