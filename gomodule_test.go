@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -838,6 +839,28 @@ func TestGoModuleNotBuilt(t *testing.T) {
 	}
 }
 
+// The go command, which runs what a workspace says (cgo, a toolchain of its own),
+// gets no secret of webhooks.
+func TestGoCommandGetsNoSecrets(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("no shell")
+	}
+	dir := goTestTree(t, map[string]string{"a.usher.go": "//go:build usher\n\npackage main\n"})
+	seen := filepath.Join(t.TempDir(), "seen")
+	write(t, filepath.Join(dir, "bin", "go"), "#!/bin/sh\nenv >'"+seen+"'\nexit 1\n")
+	if err := os.Chmod(filepath.Join(dir, "bin", "go"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+	t.Setenv("GITHUB_WEBHOOK_SECRET", "hidden")
+	t.Setenv("stripe_Signing_secret", "hidden")
+	t.Setenv("OTHER_SECRET", "shown")
+	usher(t, "", "modules", "-base", t.TempDir(), dir)
+	if env, err := os.ReadFile(seen); err != nil || strings.Contains(string(env), "hidden") || !strings.Contains(string(env), "OTHER_SECRET=shown") {
+		t.Errorf("the go command has (%v)\n%s", err, env)
+	}
+}
+
 // A module imports what its own Go module and workspace have, and is built for
 // this machine whatever the environment says.
 func TestGoModuleWorkspace(t *testing.T) {
@@ -905,75 +928,6 @@ func TestGoMethodName(t *testing.T) {
 	} {
 		if got := goMethodName(fn); got != want {
 			t.Errorf("%s is %s, want %s", fn, got, want)
-		}
-	}
-}
-
-// goTestShapes is signatures and what is told of them; nothing is a method.
-var goTestShapes = []struct{ signature, problem string }{
-	{"()", ""},
-	{"() error", ""},
-	{"() (out string, err error)", ""},
-	{"() any", ""},
-	{"() func()", ""},
-	{"() (a, b int)", "it is a func"},
-	{"() (int, error, error)", "it is a func"},
-	{"(ctx c.Context)", ""},
-	{"(c.Context, P) P", ""},
-	{"(ctx c.Context, p *P)", ""},
-	{"(p **P)", "it is a func"},
-	{"(p Alias)", ""},
-	{"(p Generic[int])", ""},
-	{"(p map[string]any)", "it is a func"},
-	{"(p any)", "it is a func"},
-	{"(p struct{})", ""},
-	{"(report func(progress, total float64, message string))", ""},
-	{"(ctx c.Context, p P, report Report) (P, error)", ""},
-	{"(report Report, p P)", "it is a func"},
-	{"(report func(float64, float64, string) error)", "it is a func"},
-	{"(ask func(method string, params any) (j.RawMessage, error))", ""},
-	{"(p P, ask func(string, interface{}) (j.RawMessage, error))", ""},
-	{"(ctx c.Context, p P, report Report, ask Ask) (P, error)", ""},
-	{"(report Report, ask func(string, any) ([]byte, error))", ""},
-	{"(ask Ask, report Report)", "it is a func"},
-	{"(ask Ask, p P)", "it is a func"},
-	{"(a, b Ask)", "it is a func"},
-	{"(ask func(string, any) (any, error))", "it is a func"},
-	{"(ask func(string, any) j.RawMessage)", "it is a func"},
-	{"(ask func(string, P) (j.RawMessage, error))", "it is a func"},
-	{"(p Recursive)", "it is a func"},
-	{"(p struct{ R Recursive })", ""},
-	{"(p T0)", "too large"}, // 2^24 structs, were they written out
-	{"(p struct{ C chan int })", "field C: chan int can't be read"},
-}
-
-func TestGoModuleShapes(t *testing.T) {
-	t.Parallel()
-	src := "//go:build usher\n\npackage main\n\nimport (c \"context\"; j \"encoding/json\")\n" +
-		"type P struct{ A int }\ntype Alias = P\ntype Generic[T interface{}] struct{ X T }\n" +
-		"type Report func(float64, float64, string)\ntype Recursive []Recursive\n" +
-		"type Ask func(method string, params interface{}) (j.RawMessage, error)\ntype T24 struct{}\n"
-	for i := range 24 {
-		src += fmt.Sprintf("type T%d struct{ L, R *T%d }\n", i, i+1)
-	}
-	first := strings.Count(src, "\n") + 1
-	for i, row := range goTestShapes {
-		src += fmt.Sprintf("func Run%d%s { panic(0) }\n", i, row.signature)
-	}
-	o := goTestAskOffer(t, "x.usher.go", src)
-	if o.Error != nil {
-		t.Fatal(strings.Join(o.Error, "\n"))
-	}
-	for i, row := range goTestShapes {
-		var problem string
-		for _, p := range o.Problems {
-			if rest, ok := strings.CutPrefix(p, fmt.Sprintf("x.usher.go:%d: Run%d: ", first+i, i)); ok {
-				problem = rest
-			}
-		}
-		hosted := slices.ContainsFunc(o.Tools, func(tool json.RawMessage) bool { return stringField(tool, "name") == fmt.Sprint("run", i) })
-		if (row.problem == "") != (problem == "") || !strings.Contains(problem, row.problem) || hosted != (row.problem == "") {
-			t.Errorf("%s: problem is %q, want %q; hosted: %v", row.signature, problem, row.problem, hosted)
 		}
 	}
 }
