@@ -950,6 +950,7 @@ func wantNextWriter(t *testing.T, s *ClaimStore) time.Duration {
 }
 
 func TestKilledAtRandom(t *testing.T) {
+	t.Parallel()
 	const crowd = 3 // writers at a time, one of whom is killed
 	dir := newDataDir(t)
 	s := testStore(t, dir)

@@ -74,6 +74,7 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 }
 
 func TestPrinted(t *testing.T) {
+	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
