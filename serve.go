@@ -31,7 +31,6 @@ const (
 	restTimeout   = time.Second      // for the rest of a body that was not wanted
 	idleTimeout   = 2 * time.Minute  // of a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls under way when the daemon ends
-	showInterval  = 50 * time.Millisecond
 )
 
 // usageError is a mistake in how a command was called: exit status 2, and the
@@ -400,11 +399,6 @@ func (d *daemon) show(ctx context.Context) {
 			return
 		case <-changed:
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(showInterval): // many modules become ready together
-		}
 	}
 }
 
@@ -553,10 +547,7 @@ func claimBase(ctx context.Context, dataDir string) (*daemonRecord, error) {
 // publish writes down where the daemon can be reached.
 func (d *daemonRecord) publish(url string) error {
 	d.URL = url
-	if err := replaceFile(d.path, marshal(d)); err != nil {
-		return fmt.Errorf("writing daemon.json: %w", err)
-	}
-	return nil
+	return replaceFile(d.path, marshal(d))
 }
 
 // release takes the record away, unless it is another daemon's.
