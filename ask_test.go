@@ -212,7 +212,7 @@ func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
 
 // modern is params of a request of a client without a session.
 func (c *askClient) modern(params json.RawMessage) json.RawMessage {
-	params = withMeta(params, metaProtocol, quote(modernProtocol))
+	params = withMeta(params, metaProtocol, quote(statelessProtocol))
 	params = withMeta(params, metaClientCaps, json.RawMessage(c.meta))
 	params = withMeta(params, metaClientInfo, json.RawMessage(`{"name":"`+c.name+`","version":"1"}`))
 	if c.level != "" {
@@ -249,7 +249,7 @@ func (c *askClient) round(tool string, arguments any, more ...member) answer {
 func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
 	body := encodeRequest(ID(c.nextID()), "tools/call", c.modern(params))
 	req := c.http.request(http.MethodPost, string(body))
-	req.Header.Set(protocolHeader, modernProtocol)
+	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, "tools/call")
 	req.Header.Set(nameHeader, stringField(params, "name"))
 	return req

@@ -116,12 +116,12 @@ func (f *fakeServer) take(msg *Message) {
 		}
 		return
 	case f.has("modern") && msg.isRequest() && (msg.Method == "initialize" || !isStateless(msg.Params)):
-		e := rpcErrorf(codeUnsupportedVersion, "want "+modernProtocol)
-		e.Data = json.RawMessage(`{"supported":["` + modernProtocol + `"]}`)
+		e := rpcErrorf(codeUnsupportedVersion, "want "+statelessProtocol)
+		e.Data = json.RawMessage(`{"supported":["` + statelessProtocol + `"]}`)
 		f.send(encodeError(msg.ID, e))
 		return
 	case f.has("modern") && msg.Method == "server/discover":
-		f.send(encodeResult(msg.ID, joinMembers([]member{{"resultType", quote(resultComplete)}, {"supportedVersions", json.RawMessage(`["` + modernProtocol + `"]`)},
+		f.send(encodeResult(msg.ID, joinMembers([]member{{"resultType", quote(resultComplete)}, {"supportedVersions", json.RawMessage(`["` + statelessProtocol + `"]`)},
 			{"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote("A fake module. It is for tests.")}})))
 		return
 	}

@@ -30,7 +30,7 @@ const (
 	codeNoMethod       = -32601
 	codeInvalidParams  = -32602
 	codeInternal       = -32603
-	codeRefused        = -32000 // ours: a transport's or a session's refusal
+	codeRefused        = 1000 // ours: a transport's or a session's refusal; MCP 2026-07-28 keeps -32000 and its like to itself
 )
 
 // rpcError is the error member of a response. As an error value it is one that

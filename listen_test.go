@@ -119,7 +119,7 @@ func TestListenerWantsTooMuch(t *testing.T) {
 	} {
 		meta := joinMembers([]member{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}})
 		req := stateless(t, d.URL).request(http.MethodPost, string(encodeRequest(ID("1"), listenMethod, meta)))
-		req.Header.Set(protocolHeader, modernProtocol)
+		req.Header.Set(protocolHeader, statelessProtocol)
 		req.Header.Set(methodHeader, listenMethod)
 		res, _, hangUp := follow(t, req)
 		if res.StatusCode != http.StatusBadRequest {

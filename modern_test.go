@@ -37,7 +37,7 @@ func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	}
 	full := withMember(rawOrNil(params), "_meta", joinMembers(meta))
 	req := c.request(http.MethodPost, string(encodeRequest(ID(id), method, full)))
-	req.Header.Set(protocolHeader, modernProtocol)
+	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, method)
 	if name := stringField(full, "name") + stringField(full, "uri"); name != "" {
 		req.Header.Set(nameHeader, name)
@@ -219,7 +219,7 @@ var modernRefusals = []struct {
 	{name: "another Mcp-Name for a resource", header: "Mcp-Name: r://two", method: "resources/read", params: `"uri":"r://one"`, status: 400, code: -32020},
 	{name: "an unknown tool", method: "tools/call", params: `"name":"a_nope"`, status: 400, code: -32602, says: "unknown tool"},
 	{name: "an unknown resource", method: "resources/read", params: `"uri":"r://nope"`, status: 400, code: -32602, says: `"uri":"r://nope"`},
-	{name: "a listener that takes no stream", header: "Accept: application/json", method: "subscriptions/listen", params: `"notifications":{}`, status: 406, code: codeDeclined},
+	{name: "a listener that takes no stream", header: "Accept: application/json", method: "subscriptions/listen", params: `"notifications":{}`, status: 406, code: codeRefused},
 	{name: "a listener without a filter", method: "subscriptions/listen", status: 400, code: -32602, says: "notifications"},
 }
 
@@ -401,13 +401,13 @@ func TestModernResults(t *testing.T) {
 	for name, body := range map[string]string{"a notification": `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1,"_meta":{` + modernMeta + `}}}`,
 		"one that is not known": `{"jsonrpc":"2.0","method":"notifications/nope"}`} {
 		req := c.request(http.MethodPost, body)
-		req.Header.Set(protocolHeader, modernProtocol)
+		req.Header.Set(protocolHeader, statelessProtocol)
 		if a := c.do(req); a.Status != 202 || a.Body != "" {
 			t.Errorf("%s: %d %s", name, a.Status, a.Body)
 		}
 	}
 	req := c.request(http.MethodPost, `{"jsonrpc":"2.0","id":1,"result":{}}`)
-	req.Header.Set(protocolHeader, modernProtocol)
+	req.Header.Set(protocolHeader, statelessProtocol)
 	if a := c.do(req); a.Status != 400 {
 		t.Errorf("an answer: %d %s", a.Status, a.Body)
 	}
@@ -417,7 +417,7 @@ func TestModernResults(t *testing.T) {
 		}
 	}
 	get := c.request(http.MethodGet, "")
-	get.Header.Set(protocolHeader, modernProtocol)
+	get.Header.Set(protocolHeader, statelessProtocol)
 	if a := c.do(get); a.Status != 405 {
 		t.Errorf("GET: %d", a.Status)
 	}

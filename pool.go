@@ -548,7 +548,7 @@ func (w *Worker) handshake(ctx context.Context, known era) error {
 // discover asks a stateless module what it is, and whether it is one: only then
 // does the error count.
 func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
-	result, err := w.request(ctx, Caller{}, "server/discover", modernParams(nil, allCaps, ""), 0)
+	result, err := w.request(ctx, Caller{}, "server/discover", statelessParams(nil, allCaps, ""), 0)
 	if rpc, ok := errors.AsType[*rpcError](err); ok && rpc.Code == codeUnsupportedVersion {
 		var versions []string
 		_ = json.Unmarshal(field(rpc.Data, "supported"), &versions) // none then
@@ -558,7 +558,7 @@ func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 		return true, fmt.Errorf("it speaks %s, and usher %s", strings.Join(versions, ", "), strings.Join(spoken(), ", "))
 	}
 	var versions []string
-	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, modernProtocol) {
+	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, statelessProtocol) {
 		return false, err
 	}
 	w.setInfo(result, field(field(result, "_meta"), metaServerInfo))
@@ -615,7 +615,7 @@ func (w *Worker) listen(filter object) (stop func(), err error) {
 	if err := w.begin(id, c); err != nil {
 		return nil, err
 	}
-	params := modernParams(object{{"notifications", filter.json()}}.json(), allCaps, "")
+	params := statelessParams(object{{"notifications", filter.json()}}.json(), allCaps, "")
 	stop = func() {
 		w.end(id, c, false)
 		w.cancelRequest(id, errUnsubscribed)

@@ -41,16 +41,6 @@ import (
 	"time"
 )
 
-const (
-	claimHeader    = "Mcp-Claim-Code"
-	sessionHeader  = "Mcp-Session-Id"
-	protocolHeader = "Mcp-Protocol-Version"
-
-	// statelessProtocol is the revision without sessions: each of its requests is
-	// judged on its own.
-	statelessProtocol = "2026-07-28"
-)
-
 // Scope says which source files a caller may reach. Its zero value reaches
 // nothing, so that a scope that was never decided on can't open anything.
 type Scope struct {

@@ -1,7 +1,10 @@
-// Sessions: what the daemon keeps in memory of clients while they are connected.
-// A client is told here what it did not just ask for: that a list in its view has
-// changed, and that a resource has. Which claim a session has, and whether it
-// goes on, is kept in scope.go; this file knows no HTTP and no worker.
+// Sessions: what clients are answered and told, for every transport and revision
+// alike. A request reaches modules only through the View of its caller's scope,
+// and whether the caller still has the access that it had is asked in one place.
+// Here too is what is kept in memory of clients while they are connected: which
+// lists they have seen, and which resources they want to hear of. Whether a session
+// goes on, and which claim it has, is in scope.go. This file knows no HTTP, no
+// registry and no process.
 
 package main
 
@@ -9,33 +12,568 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 )
+
+// Server answers MCP messages. Safe for concurrent use.
+type Server struct {
+	modules   ModuleSource
+	gate      *Gate
+	bodies    *bodyReader
+	log       *slog.Logger
+	started   time.Time
+	suspended *suspendedCalls // calls that wait for their clients to come back
+	stopping  context.Context // ends when the daemon begins to stop: streams end
+	stopped   context.Context // ends when it stops waiting: calls are cancelled
+
+	sessions sessionTable
+	replay   replayBuffer
+	requests quota // being answered, by principal
+	streams  quota // notification streams that are open, by principal
+}
+
+// quota counts what principals have under way. The zero value is empty. Safe for
+// concurrent use.
+type quota struct{ used sync.Map } // *atomic.Int64 by principal
+
+// take counts one more for a principal until give is called, if that is not over
+// the limit.
+func (q *quota) take(principal string, limit int64) (give func(), ok bool) {
+	used, _ := q.used.LoadOrStore(principal, new(atomic.Int64))
+	n := used.(*atomic.Int64)
+	give = func() { n.Add(-1) }
+	if n.Add(1) > limit {
+		give()
+		return nil, false
+	}
+	return give, true
+}
+
+// client is where a request comes from, and where its answer goes.
+type client struct {
+	session *Session
+	out     *outbox
+	streams context.Context // ends when streams to the client have to
+	// check judges what the transport says of a request beside its message; nil
+	// where that is nothing.
+	check func(r *request) error
+}
+
+// request is one request being answered: what the methods of the table get.
+type request struct {
+	client
+	server *Server
+	give   func() // ends its count among the principal's requests
+	calls  *inflight[context.CancelCauseFunc]
+	caller Caller
+	id     ID
+	method string
+	params json.RawMessage // an object, or nil
+
+	ctx    context.Context // ends with the request
+	cancel context.CancelCauseFunc
+}
+
+// send sends a message that belongs to the request: before its answer, or once
+// that is written, on the session's stream, while the client still has the access
+// that it had.
+func (r *request) send(msg []byte) bool {
+	return r.out.send(msg) || r.caller.authorized() && r.session.notify(msg)
+}
+
+// scope is what a session may reach now.
+func (s *Server) scope(session *Session) (Scope, error) {
+	return s.gate.Scope(s.gate.Current(session.sessionToken))
+}
+
+// access is whom a session is from, and whether that principal reaches anything
+// just now.
+func (s *Server) access(session *Session) (string, bool) {
+	p := s.gate.Current(session.sessionToken)
+	_, err := s.gate.Scope(p)
+	return p.Key(), err == nil
+}
+
+// view is the modules that the request may reach, now. It is asked for each time
+// something is done, and not kept: a claim may end at any instant. With an error,
+// which is fit for the client, the view is empty.
+func (r *request) view() (*View, error) {
+	scope, err := r.server.scope(r.session)
+	return r.server.modules.View(scope), err
+}
+
+// openView is view for requests that call something: a claim that has ended
+// refuses them.
+func (r *request) openView() (*View, error) {
+	view, err := r.view()
+	if err != nil {
+		return nil, rpcErrorf(codeRefused, "%v", err)
+	}
+	return view, nil
+}
+
+// listView is view for lists: those of a claim that has ended are empty.
+func (r *request) listView(ctx context.Context) (*View, error) {
+	r.waitReady(ctx)
+	view, err := r.view()
+	if errors.Is(err, errEnded) {
+		err = nil
+	}
+	return view, err
+}
+
+// callerOf is the caller of a session's requests. What is sent to the client goes
+// out by send, which reports whether it may arrive; reachable reports whether the
+// client may still answer.
+func (s *Server) callerOf(session *Session, send func([]byte) bool, reachable func() bool) Caller {
+	was, _ := s.access(session)
+	c := Caller{Session: session.ID, Affinity: session.affinity, Principal: was, Stateless: session.stateless, Caps: session.client().caps}
+	c.Level = func() string { return session.client().level }
+	c.Authorized = func() bool {
+		is, ok := s.access(session)
+		return ok && is == was
+	}
+	c.Notify = func(method string, params json.RawMessage) {
+		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
+			send(encodeNotification(method, params))
+		}
+	}
+	if !session.stateless {
+		c.Ask = func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+			return session.asked.ask(ctx, send, reachable, method, params)
+		}
+	}
+	return c
+}
+
+// run runs the method of a request, and gives result or error the form of the
+// caller's revision.
+func (r *request) run(ctx context.Context) (json.RawMessage, error) {
+	known := mcpMethods[r.method]
+	if !answers(r.method, r.session.stateless) {
+		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.method, 100))
+	}
+	if known.named != "" { // what is not there may be of a module that is being introspected
+		if view, err := r.view(); err == nil {
+			if _, err := r.route(view); err != nil {
+				r.waitReady(ctx)
+			}
+		}
+	}
+	if !r.session.stateless {
+		return r.perform(ctx)
+	}
+	if r.check != nil {
+		if err := r.check(r); err != nil {
+			return nil, err
+		}
+	}
+	r.useOwnProgress()
+	result, err := r.perform(ctx)
+	if err != nil {
+		return nil, statelessError(err, stringField(r.params, "uri"))
+	}
+	return statelessResult(r.method, result), nil
+}
+
+// perform does what the method is for.
+func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
+	switch r.method {
+	case "initialize":
+		return r.initialize(ctx)
+	case "ping":
+		return noResult, nil
+	case "logging/setLevel":
+		return r.setLevel()
+	case "server/discover":
+		return r.discover(ctx)
+	case "tools/list":
+		return r.list(ctx, "tools")
+	case "prompts/list":
+		return r.list(ctx, "prompts")
+	case "resources/list":
+		return r.list(ctx, "resources")
+	case "resources/templates/list":
+		return r.list(ctx, "resourceTemplates")
+	case "tools/call":
+		return r.callTool(ctx)
+	case "resources/subscribe":
+		return r.subscribe(ctx)
+	case "resources/unsubscribe":
+		r.session.unsubscribe(stringField(r.params, "uri"))
+		return noResult, nil
+	case listenMethod:
+		return r.listen(ctx)
+	default:
+		return r.call(ctx)
+	}
+}
+
+// useOwnProgress has progress come under the token of this request, and only if it
+// has one: the call that it goes on with may have begun under another.
+func (r *request) useOwnProgress() {
+	token, notify := field(field(r.params, "_meta"), "progressToken"), r.caller.Notify
+	r.params = withMeta(r.params, "progressToken", json.RawMessage("0"))
+	r.caller.Notify = func(method string, params json.RawMessage) {
+		if method == "notifications/progress" {
+			if token == nil || string(token) == "null" {
+				return
+			}
+			params = withMember(params, "progressToken", token)
+		}
+		notify(method, params)
+	}
+}
+
+// noResult is the result of a method that only does something.
+var noResult = json.RawMessage(`{}`)
+
+func (r *request) setLevel() (json.RawMessage, error) {
+	level := stringField(r.params, "level")
+	if !slices.Contains(logLevels, level) {
+		return nil, rpcErrorf(codeInvalidParams, "level %q: want one of %s", clipText(level, 50), strings.Join(logLevels, ", "))
+	}
+	r.session.setClient(func(p *clientProfile) { p.level = level })
+	return noResult, nil
+}
+
+// initialize answers a session's first request.
+func (r *request) initialize(ctx context.Context) (json.RawMessage, error) {
+	protocol, caps, err := parseInitialize(r.params)
+	if err != nil {
+		return nil, err
+	}
+	r.session.setClient(func(p *clientProfile) { p.protocol, p.caps = protocol, caps })
+	view, _ := r.listView(ctx) // empty with an error
+	return object{{"protocolVersion", quote(protocol)}, {"capabilities", serverCapabilities}, {"serverInfo", usherInfo()},
+		{"instructions", quote(instructions(view))}}.json(), nil
+}
+
+// discover says what there is, to a client without a session.
+func (r *request) discover(ctx context.Context) (json.RawMessage, error) {
+	view, err := r.listView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return object{{"supportedVersions", marshal(spoken())}, {"capabilities", serverCapabilities}, {"instructions", quote(instructions(view))}}.json(), nil
+}
+
+// serverCapabilities is what usher can do for a client, whatever is hosted just
+// now: modules come and go.
+var serverCapabilities = json.RawMessage(`{"completions":{},"logging":{},"prompts":{"listChanged":true},"resources":{"listChanged":true,"subscribe":true},"tools":{"listChanged":true}}`)
+
+// instructions tells a model what the modules in its view are, a line each.
+func instructions(view *View) string {
+	if len(view.Modules) == 0 {
+		return "usher hosts no modules here at the moment."
+	}
+	var b strings.Builder
+	b.WriteString("Tools are named MODULE_METHOD. The modules:\n")
+	for i, m := range view.Modules {
+		if i == maxInstructions {
+			fmt.Fprintf(&b, "and %d more.\n", len(view.Modules)-i)
+			break
+		}
+		about := m.About
+		if about == "" {
+			about = fmt.Sprintf("%d tools", len(m.Methods))
+		}
+		fmt.Fprintf(&b, "- %s: %s\n", m.Label, about)
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// list answers a request for a list of what, all on one page.
+func (r *request) list(ctx context.Context, what string) (json.RawMessage, error) {
+	view, err := r.listView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.session.listed(what, view)
+	return view.ListJSON(what), nil
+}
+
+// route is where a request goes: to something of a module of the caller's view.
+type route struct {
+	stateless bool // the module speaks the revision without sessions
+	ask       func(ctx context.Context, caller Caller) (json.RawMessage, error)
+}
+
+// route finds what the request is about in a view.
+func (r *request) route(view *View) (route, error) {
+	switch r.method {
+	case "tools/call":
+		return r.routeTool(view, stringField(r.params, "name"))
+	case "prompts/get":
+		return r.routePrompt(view, stringField(r.params, "name"), (*Prompt).Get)
+	case "resources/read":
+		return r.routeResource(view, stringField(r.params, "uri"))
+	}
+	ref := field(r.params, "ref") // of completion/complete
+	switch kind := stringField(ref, "type"); kind {
+	case "ref/prompt":
+		return r.routePrompt(view, stringField(ref, "name"), (*Prompt).Complete)
+	case "ref/resource":
+		return r.routeResource(view, stringField(ref, "uri"))
+	default:
+		return route{}, rpcErrorf(codeInvalidParams, "ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
+	}
+}
+
+// routeTool gives the one error for a tool that does not exist and for one that
+// is out of scope.
+func (r *request) routeTool(view *View, name string) (route, error) {
+	tool := view.Lookup(name)
+	if tool == nil {
+		text := fmt.Sprintf("unknown tool %q", clipText(name, 200))
+		if names := view.Alternatives(name); len(names) > 0 {
+			text += ": several modules have it, as " + strings.Join(names, ", ")
+		}
+		return route{}, rpcErrorf(codeInvalidParams, "%s", text)
+	}
+	return route{tool.Stateless(), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+		params := r.params
+		if tool.Checked() {
+			arguments, err := tool.Method.checkArguments(field(params, "arguments"))
+			if err != nil {
+				return failure(err.Error()), nil // so that a model can correct itself
+			}
+			params = withMember(params, "arguments", arguments)
+		}
+		return tool.Call(ctx, caller, params)
+	}}, nil
+}
+
+func (r *request) routePrompt(view *View, name string, ask func(*Prompt, context.Context, Caller, json.RawMessage) (json.RawMessage, error)) (route, error) {
+	prompt := view.Prompt(name)
+	if prompt == nil {
+		return route{}, rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))
+	}
+	return route{prompt.Stateless(), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+		return ask(prompt, ctx, caller, r.params)
+	}}, nil
+}
+
+func (r *request) routeResource(view *View, uri string) (route, error) {
+	resource := view.Resource(uri)
+	if resource == nil {
+		return route{}, unknownResource(uri)
+	}
+	return route{resource.Stateless(), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+		return resource.Ask(ctx, caller, r.method, r.params)
+	}}, nil
+}
+
+func unknownResource(uri string) error {
+	e := rpcErrorf(codeNoResource, "unknown resource %q", clipText(uri, 200))
+	e.Data = object{{"uri", quote(uri)}}.json()
+	return e
+}
+
+// call makes the request to the module that it is for, in the scope that the
+// caller has when the call begins.
+func (r *request) call(ctx context.Context) (json.RawMessage, error) {
+	if !r.caller.Stateless || r.method == "completion/complete" {
+		return r.attempt(ctx, r.caller)
+	}
+	view, err := r.openView()
+	if err != nil {
+		return nil, err
+	}
+	if to, err := r.route(view); err != nil || to.stateless { // such a module asks in its answers itself
+		return r.attempt(ctx, r.caller)
+	}
+	return r.server.suspended.do(ctx, r.caller, r.method, r.params, r.attempt)
+}
+
+// attempt makes the request on behalf of caller.
+func (r *request) attempt(ctx context.Context, caller Caller) (json.RawMessage, error) {
+	result, err := r.server.modules.Call(ctx, func() (json.RawMessage, error) {
+		view, err := r.openView()
+		if err != nil {
+			return nil, err
+		}
+		to, err := r.route(view)
+		if err != nil {
+			return nil, err
+		}
+		return to.ask(ctx, caller)
+	})
+	if err != nil && ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return result, err
+}
+
+// waitReady waits for modules in the caller's scope that are being introspected.
+func (r *request) waitReady(ctx context.Context) {
+	scope, _ := r.server.scope(r.session) // which reaches nothing with an error
+	r.server.modules.WaitReady(ctx, scope)
+}
+
+func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
+	name, ok := unquote(field(r.params, "name"))
+	if !ok {
+		return nil, rpcErrorf(codeInvalidParams, "tools/call needs a string \"name\"")
+	}
+	if arguments := field(r.params, "arguments"); arguments != nil {
+		list, ok := members(arguments)
+		if !ok {
+			return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
+		}
+		r.params = withMember(r.params, "arguments", object(withoutWebhook(list)).json())
+	}
+	start := time.Now()
+	result, err := r.call(ctx)
+	if err != nil && ctx.Err() == nil && !errors.As(err, new(*rpcError)) { // what a module itself answered stays as it is
+		result, err = failure(err.Error()), nil // so that a model can correct itself
+	}
+	r.logCall(name, result, err, time.Since(start))
+	return result, err
+}
+
+// logCall writes the one line that a call has in the log.
+func (r *request) logCall(tool string, result json.RawMessage, err error, took time.Duration) {
+	args := []any{"tool", clipText(tool, 100), "session", clipText(r.session.ID, 8)}
+	if name := r.server.gate.Name(r.server.gate.Current(r.session.sessionToken)); name != "" {
+		args = append(args, "claim", name)
+	}
+	args = append(args, "took", took.Round(10*time.Microsecond), "bytes", len(result))
+	switch {
+	case err != nil:
+		args = append(args, "error", clipText(err.Error(), 300))
+	case string(field(result, "isError")) == "true":
+		args = append(args, "failed", true)
+	}
+	r.server.log.Info("call", args...)
+}
+
+func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
+	uri := stringField(r.params, "uri")
+	r.waitReady(ctx)
+	return r.server.modules.Call(ctx, func() (json.RawMessage, error) {
+		view, err := r.openView()
+		if err != nil {
+			return nil, err
+		}
+		if view.Resource(uri) == nil {
+			return nil, unknownResource(uri)
+		}
+		return noResult, r.server.subscribe(ctx, r.session, view, uri)
+	})
+}
+
+// listen tells the client what changes, before the answer, until its
+// streams have to end.
+func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
+	filter, ok := members(field(r.params, "notifications"))
+	if !ok {
+		return nil, rpcErrorf(codeInvalidParams, `subscriptions/listen needs an object "notifications"`)
+	}
+	view, err := r.listView(ctx) // a resource that is not there yet would be left out for good
+	if err != nil {
+		return nil, rpcErrorf(codeRefused, "%v", err)
+	}
+	lists, honoured, err := r.session.readFilter(view, filter)
+	if err != nil {
+		return nil, err
+	}
+	r.session.subscription = json.RawMessage(r.id)
+	tell := func(method string, params json.RawMessage) {
+		r.out.send(encodeNotification(method, withMeta(params, metaSubscription, r.session.subscription)))
+	}
+	tell("notifications/subscriptions/acknowledged", object{{"notifications", honoured}}.json())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.streams, cancel)()
+	r.session.join(r.out)
+	defer r.session.leave(r.out)
+	r.server.announce(ctx, r.session, r.out, func(list string) {
+		if slices.Contains(lists, list) {
+			tell("notifications/"+list+"/list_changed", nil)
+		}
+	})
+	if r.streams.Err() == nil {
+		return nil, context.Cause(ctx)
+	}
+	return object{{"_meta", object{{metaSubscription, r.session.subscription}}.json()}}.json(), nil
+}
+
+// readFilter takes in what a client wants to be told of: lists, which it is taken
+// to have as they are in view, and resources. honoured is what of its filter
+// counts.
+func (s *Session) readFilter(view *View, filter object) (lists []string, honoured json.RawMessage, err error) {
+	var kept object
+	for _, f := range filter {
+		list, isList := strings.CutSuffix(f.key, "ListChanged")
+		switch {
+		case f.key == "resourceSubscriptions":
+			var uris []string
+			if json.Unmarshal(f.value, &uris) != nil {
+				return nil, nil, rpcErrorf(codeInvalidParams, "resourceSubscriptions must be a list of strings")
+			}
+			uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Resource(uri) == nil })
+			for _, uri := range uris {
+				if err := s.wantLocked(uri); err != nil { // nobody else knows the session yet
+					return nil, nil, err
+				}
+			}
+			if len(uris) > 0 {
+				kept = append(kept, member{f.key, marshal(uris)})
+			}
+		case isList && slices.Contains(announcedLists, list) && string(f.value) == "true":
+			lists = append(lists, list)
+			s.listed(list, view)
+			kept = append(kept, f)
+		}
+	}
+	return lists, kept.json(), nil
+}
+
+// takeOther acts on what a client sends that is no request.
+func (s *Session) takeOther(msg *Message) {
+	switch {
+	case !msg.isNotification():
+		s.asked.answer(msg)
+	case msg.Method == "notifications/cancelled": // of the others usher needs none
+		if cancel, ok := s.calls.get(string(field(msg.Params, "requestId"))); ok {
+			cancel(errCancelled)
+		}
+	}
+}
+
+// errCancelled is why a request ended that its client cancelled. No answer is
+// sent to it (MCP, basic/utilities/cancellation).
+var errCancelled = errors.New("cancelled by the client")
+
+// errStopping is why requests end when the daemon does.
+var errStopping = rpcErrorf(codeRefused, "usher is shutting down")
 
 // Session is one client's session. There is one value for a session while
 // something of it is under way. A request of a client without sessions has one of
 // its own, which ends with it.
 type Session struct {
 	*sessionToken
-	stateless    bool                              // it stands for one request of a client without sessions
-	affinity     string                            // whose process of a hosted server serves it
-	subscription json.RawMessage                   // id of the subscriptions/listen that it stands for
-	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
-	asked        pendingRequests                   // requests to the client, by our id
-	duplex       atomic.Pointer[duplexClient]      // what takes the messages of an HTTP+SSE session; nil once its stream has ended
-	initialized  atomic.Bool                       // the client has the answer to initialize
+	lastUse       time.Time                         // of its table, which guards it
+	stateless     bool                              // it stands for one request of a client without sessions
+	affinity      string                            // whose process of a hosted server serves it
+	subscription  json.RawMessage                   // id of the subscriptions/listen that it stands for
+	calls         inflight[context.CancelCauseFunc] // requests being answered, by id
+	asked         pendingRequests                   // requests to the client, by our id
+	uninitialized atomic.Bool                       // a client with one connection has no answer to initialize yet
+	take          atomic.Pointer[func([]byte) bool] // takes the messages of an HTTP+SSE session; false once its stream has ended
 
 	mu       sync.Mutex
-	users    int               // requests and streams that hold it
-	lastUse  time.Time         //
 	streams  []*outbox         // open notification streams, oldest first
 	lastSeen map[string]string // fingerprints of the lists that the client knows, of announcedLists
-	level    string            // least severity of log messages that it wants; "" where it has not said
-	protocol string            // as negotiated
-	caps     clientCaps
+	profile  clientProfile
 	ended    bool
 
 	subscribing   sync.Mutex
@@ -44,49 +582,36 @@ type Session struct {
 
 // newSession is a session with nothing under way.
 func newSession(t *sessionToken) *Session {
-	s := &Session{sessionToken: t, affinity: t.ID, protocol: t.Protocol, caps: clientCaps(t.Caps)}
-	s.initialized.Store(true)
-	return s
+	return &Session{sessionToken: t, affinity: t.ID, profile: clientProfile{protocol: t.Protocol, caps: clientCaps(t.Caps)}}
 }
 
-// setClient takes in what the client says of itself in initialize.
-func (s *Session) setClient(protocol string, caps clientCaps) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.protocol, s.caps = protocol, caps
+// clientProfile is what the client of a session says of itself.
+type clientProfile struct {
+	protocol string // as negotiated
+	caps     clientCaps
+	level    string // least severity of log messages that it wants; "" where it has not said
 }
 
-// client is what the client says of itself.
-func (s *Session) client() (protocol string, caps clientCaps) {
+func (s *Session) client() clientProfile {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.protocol, s.caps
+	return s.profile
+}
+
+// setClient changes what is known of the client.
+func (s *Session) setClient(change func(*clientProfile)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.profile)
 }
 
 // wantsLog reports whether the client wants log messages of this severity. One
 // that has not said gets all; without sessions, none (MCP 2026-07-28,
 // server/utilities/logging).
 func (s *Session) wantsLog(severity string) bool {
-	level := s.logLevel()
-	if level == "" {
-		return !s.stateless
-	}
+	level := s.client().level
 	i := slices.Index(logLevels, severity)
-	return i < 0 || i >= slices.Index(logLevels, level)
-}
-
-// logLevel is the least severity of log messages that the client wants, "" where
-// it has not said.
-func (s *Session) logLevel() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.level
-}
-
-func (s *Session) setLogLevel(level string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.level = level
+	return level == "" && !s.stateless || level != "" && (i < 0 || i >= slices.Index(logLevels, level))
 }
 
 // join adds a notification stream, unless there are too many or the session has
@@ -107,8 +632,13 @@ func (s *Session) leave(out *outbox) {
 	s.streams = slices.DeleteFunc(s.streams, func(other *outbox) bool { return other == out })
 	silent := len(s.streams) == 0
 	s.mu.Unlock()
-	if silent {
-		s.pauseSubscriptions()
+	if !silent {
+		return
+	}
+	s.subscribing.Lock()
+	defer s.subscribing.Unlock()
+	for _, in := range s.subscriptions {
+		in.pause()
 	}
 }
 
@@ -133,56 +663,36 @@ func (s *Session) notify(msg []byte) bool {
 // connected reports whether the session has a notification stream open.
 func (s *Session) connected() bool { return s.primary() != nil }
 
-// sessionTable is the sessions that something is under way for, or was lately. The
-// zero value is empty. Safe for concurrent use.
+// sessionTable is the sessions that something is under way for, or was lately.
+// Where there are too many, idle ones are forgotten: that looks to the client like
+// a restart of the daemon. It gets one list_changed too many, and its log level and
+// subscriptions are lost. The zero value is empty. Safe for concurrent use.
 type sessionTable struct {
 	mu    sync.Mutex
 	live  map[string]*Session // by the token's ID
 	swept time.Time           // when idle ones were last looked for
 }
 
-// open returns the session of a token, and holds it until release is called.
-func (t *sessionTable) open(token *sessionToken) (session *Session, release func()) {
+// open returns the session of a token.
+func (t *sessionTable) open(token *sessionToken) *Session {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	session = t.live[token.ID]
+	session := t.live[token.ID]
 	if session == nil {
 		session = newSession(token)
 		if t.live == nil {
 			t.live = make(map[string]*Session)
 		}
 		t.live[token.ID] = session
-		t.evictLocked()
 	}
-	session.mu.Lock()
-	session.users++
-	session.mu.Unlock()
-	return session, func() {
-		session.mu.Lock()
-		defer session.mu.Unlock()
-		session.users--
-		session.lastUse = time.Now()
+	session.lastUse = time.Now()
+	if len(t.live) > maxIdleSessions && time.Since(t.swept) > time.Second { // a flood of new sessions leaves none to forget
+		t.swept = time.Now()
+		maps.DeleteFunc(t.live, func(_ string, s *Session) bool {
+			return time.Since(s.lastUse) > time.Minute && s.calls.len() == 0 && !s.connected()
+		})
 	}
-}
-
-// evictLocked forgets the sessions that nothing was under way for in the last
-// minute, when there are too many. Eviction looks to the client like a restart of
-// the daemon: it gets one list_changed too many, and its log level and
-// subscriptions are lost. A flood of new sessions leaves none to forget, so they
-// are not looked for each time.
-func (t *sessionTable) evictLocked() {
-	if len(t.live) <= maxIdleSessions || time.Since(t.swept) < time.Second {
-		return
-	}
-	t.swept = time.Now()
-	for id, session := range t.live {
-		session.mu.Lock()
-		idle := session.users == 0 && !session.lastUse.IsZero() && time.Since(session.lastUse) > time.Minute
-		session.mu.Unlock()
-		if idle {
-			delete(t.live, id)
-		}
-	}
+	return session
 }
 
 // end takes a session away that has ended, and cancels what is under way in it.
@@ -217,7 +727,7 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox, te
 		changed := s.modules.Changed()
 		scope, err := s.scope(session)
 		known := err == nil || errors.Is(err, errEnded) // else nothing is known to have changed
-		if known && session.initialized.Load() && session.primary() == out {
+		if known && !session.uninitialized.Load() && session.primary() == out {
 			view := s.modules.View(scope)
 			for _, list := range session.changedLists(view, s.started) {
 				tell(list)
@@ -225,7 +735,11 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox, te
 			if session.subscribing.TryLock() { // or it is being done, maybe by a module that hangs
 				subscribing.Go(func() {
 					defer session.subscribing.Unlock()
-					s.keepSubscriptionsLocked(ctx, session, view)
+					for uri := range session.subscriptions {
+						if err := s.keepSubscription(ctx, session, view, uri); err != nil {
+							s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
+						}
+					}
 				})
 			}
 		}
@@ -307,11 +821,8 @@ const subscribeTimeout = 10 * time.Second
 func (s *Server) subscribe(ctx context.Context, session *Session, view *View, uri string) error {
 	session.subscribing.Lock()
 	defer session.subscribing.Unlock()
-	if err := session.wantLocked(uri); err != nil {
+	if err := session.wantLocked(uri); err != nil || !session.connected() {
 		return err
-	}
-	if !session.connected() {
-		return nil
 	}
 	err := s.keepSubscription(ctx, session, view, uri)
 	if err != nil {
@@ -322,16 +833,15 @@ func (s *Server) subscribe(ctx context.Context, session *Session, view *View, ur
 
 // wantLocked notes that the session wants to hear of a resource's changes.
 func (s *Session) wantLocked(uri string) error {
-	if s.subscriptions[uri] != nil {
-		return nil
-	}
-	if len(s.subscriptions) >= maxWanted {
+	if s.subscriptions[uri] == nil && len(s.subscriptions) >= maxWanted {
 		return rpcErrorf(codeInvalidParams, "too many resources are subscribed to (%d at most): unsubscribe from some", maxWanted)
 	}
 	if s.subscriptions == nil {
 		s.subscriptions = make(map[string]*interest)
 	}
-	s.subscriptions[uri] = &interest{}
+	if s.subscriptions[uri] == nil {
+		s.subscriptions[uri] = &interest{}
+	}
 	return nil
 }
 
@@ -339,54 +849,37 @@ func (s *Session) wantLocked(uri string) error {
 func (s *Session) unsubscribe(uri string) {
 	s.subscribing.Lock()
 	defer s.subscribing.Unlock()
-	if sub := s.subscriptions[uri]; sub != nil {
-		sub.pause()
+	if in := s.subscriptions[uri]; in != nil {
+		in.pause()
 		delete(s.subscriptions, uri)
 	}
 }
 
-// pauseSubscriptions has no module listened to, until a stream is there again.
-func (s *Session) pauseSubscriptions() {
-	s.subscribing.Lock()
-	defer s.subscribing.Unlock()
-	for _, sub := range s.subscriptions {
-		sub.pause()
+// pause has the module not listened to, until that is wanted again.
+func (in *interest) pause() {
+	if in.release != nil {
+		in.release()
 	}
+	in.resource, in.release = nil, nil
 }
 
-func (sub *interest) pause() {
-	if sub.release != nil {
-		sub.release()
-	}
-	sub.resource, sub.release = nil, nil
-}
-
-// keepSubscriptionsLocked has the modules that are in the session's view by now,
-// and no others, tell of the resources that it wants to hear of.
-func (s *Server) keepSubscriptionsLocked(ctx context.Context, session *Session, view *View) {
-	for _, uri := range sortedKeys(session.subscriptions) {
-		if err := s.keepSubscription(ctx, session, view, uri); err != nil {
-			s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
-		}
-	}
-}
-
-// keepSubscription does so for one resource. The session's subscribing is held.
+// keepSubscription has the module whose resource it is in the session's view by
+// now, and no other, tell of its changes. The session's subscribing is held.
 func (s *Server) keepSubscription(ctx context.Context, session *Session, view *View, uri string) (err error) {
-	sub, now := session.subscriptions[uri], view.Resource(uri)
-	if sub.resource.Same(now) {
+	in, now := session.subscriptions[uri], view.Resource(uri)
+	if in.resource.Same(now) {
 		return nil
 	}
-	sub.pause()
+	in.pause()
 	if now == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
 	caller := s.callerOf(session, session.notify, session.connected)
-	sub.release, err = now.Subscribe(ctx, caller, uri, func(params json.RawMessage) { s.passUpdate(session, now, uri, params) })
+	in.release, err = now.Subscribe(ctx, caller, uri, func(params json.RawMessage) { s.passUpdate(session, now, uri, params) })
 	if err == nil {
-		sub.resource = now
+		in.resource = now
 	}
 	return err
 }

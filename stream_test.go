@@ -188,9 +188,7 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 					if !ok {
 						t.Fatal("no session")
 					}
-					session, release := b.server.sessions.open(token)
-					session.notify(encodeNotification(message, nil))
-					release()
+					b.server.sessions.open(token).notify(encodeNotification(message, nil))
 				}
 				pass(tt.read)
 				_, text := x.got()

@@ -1,6 +1,7 @@
-// Streamable HTTP: POST, GET and DELETE of the revisions with sessions and of the
-// one without (MCP, basic/transports). It finds out what a request is, and whose;
-// mcp.go answers it, and an outbox carries the answer. It knows no module.
+// MCP over HTTP: POST, GET and DELETE of the revisions with sessions and of the one
+// without (MCP, basic/transports), and HTTP+SSE of 2024-11-05. It finds out what a
+// message is and whose, begins and ends requests, and has an outbox carry the
+// answer, which session.go finds. It knows no module.
 
 package main
 
@@ -8,24 +9,17 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"mime"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-)
-
-const (
-	eventHeader  = "Last-Event-ID"
-	methodHeader = "Mcp-Method"
-	nameHeader   = "Mcp-Name"
-	paramHeader  = "Mcp-Param-" // and the name that a tool's schema gives
-
-	batchProtocol = "2025-03-26" // the one version that has batches
+	"time"
 )
 
 // The kinds of streams that can be resumed: the first letter of their ids.
@@ -128,56 +122,52 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if from.Session != nil && r.Header.Get(sessionHeader) == "" { // it stands in the URL, where only HTTP+SSE has it
 		from.Session = nil
 	}
-	if err := checkJSON(body); err != nil {
+	list, batch, err := splitBody(body)
+	if err != nil {
 		return refuse(nil, err)
 	}
 	x := inbound{w, r, accept, from}
-	if isBatch(body) {
-		return s.serveBatch(x, body)
-	}
-	msg, err := parseValidMessage(body)
-	switch {
-	case err != nil:
-		return refuse(msg.ID, err)
-	case isStatelessPOST(r.Header, msg):
-		return statelessCode(s.serveStateless(x, msg))
+	switch msg := list[0]; {
+	case batch:
+		return s.serveStateful(x, list, batch)
+	case msg.fault != nil:
+		return refuse(msg.ID, msg.fault)
+	case isStatelessPOST(r.Header, msg.Message):
+		return s.serveStateless(x, msg)
 	case msg.isRequest() && msg.Method == "initialize":
 		return s.serveInitialize(x, msg)
 	default:
-		return s.serveStateful(x, msg)
+		return s.serveStateful(x, list, batch)
 	}
 }
 
 // serveInitialize answers initialize with a new session.
-func (s *Server) serveInitialize(x inbound, msg *Message) error {
+func (s *Server) serveInitialize(x inbound, msg inMessage) error {
 	protocol, caps, err := parseInitialize(msg.Params)
 	if err != nil {
 		return refuse(msg.ID, err)
 	}
 	token, id := s.gate.Create(protocol, uint16(caps), x.from.Principal)
 	x.w.Header().Set(sessionHeader, id)
-	return s.serveRequest(x, newSession(token), msg)
+	return s.serve(x, newSession(token), []inMessage{msg}, false)
 }
 
-// serveStateful takes a message of a session.
-func (s *Server) serveStateful(x inbound, msg *Message) error {
-	session, release, err := s.openSession(x.from, msg.ID)
-	if err != nil {
-		return err
+// serveStateful takes a message or batch of a session.
+func (s *Server) serveStateful(x inbound, list []inMessage, batch bool) error {
+	if x.from.Session == nil {
+		return cmp.Or(x.from.Unknown, errNoSessionID())
 	}
-	defer release()
-	if msg.isRequest() {
-		return s.serveRequest(x, session, msg)
+	session := s.sessions.open(x.from.Session)
+	if err := session.takes(batch); err != nil {
+		return refuse(nil, err)
 	}
-	session.takeOther(msg)
-	x.w.WriteHeader(http.StatusAccepted)
-	return nil
+	return s.serve(x, session, list, batch)
 }
 
 // serveStateless takes a message of a client without sessions.
-func (s *Server) serveStateless(x inbound, msg *Message) error {
+func (s *Server) serveStateless(x inbound, msg inMessage) error {
 	if err := x.from.Unknown; err != nil {
-		return withID(err, msg.ID)
+		return err
 	}
 	if msg.isNotification() { // there is none that means anything here
 		if err := checkVersion(x.Header.Get(protocolHeader)); err != nil {
@@ -189,7 +179,7 @@ func (s *Server) serveStateless(x inbound, msg *Message) error {
 	if !msg.isRequest() {
 		return httpErrorf(http.StatusBadRequest, "answers are not taken: send the request anew, with inputResponses")
 	}
-	if err := checkStateless(x.Header, msg); err != nil {
+	if err := checkStateless(x.Header, msg.Message); err != nil {
 		return refuse(msg.ID, err)
 	}
 	if msg.Method == listenMethod && !x.accept.stream {
@@ -199,46 +189,206 @@ func (s *Server) serveStateless(x inbound, msg *Message) error {
 	if err != nil {
 		return refuse(msg.ID, err)
 	}
-	return s.serveRequest(x, session, msg)
+	return s.serve(x, session, []inMessage{msg}, false)
 }
 
-// serveRequest answers one request. That its client goes away cancels it if there
-// is no session in which the client may come back.
-func (s *Server) serveRequest(x inbound, session *Session, msg *Message) error {
+// serve answers the requests among messages. That its client goes away cancels a
+// request if there is no session in which the client may come back.
+func (s *Server) serve(x inbound, session *Session, list []inMessage, batch bool) error {
 	c := client{session: session, streams: s.stopping}
 	ctx := x.Context()
 	var kept *keptStream
 	if session.stateless {
-		c.header = x.Header
+		c.check = func(r *request) error { return checkNames(x.Header, r) }
 	} else {
 		ctx, kept = context.WithoutCancel(ctx), s.keptStream(answerStream, session)
 	}
 	c.out = newAnswer(x.w, x.Request, x.accept.stream, kept)
 	defer c.out.end()
-	r, err := s.begin(ctx, c, msg)
-	if err != nil {
-		return refuse(msg.ID, err)
-	}
-	if x.accept.streamFirst && !session.stateless { // else an error has a status
+	asks := slices.ContainsFunc(list, inMessage.isRequest)
+	answers := s.dispatch(ctx, c, list, batch)
+	if x.accept.streamFirst && !session.stateless && asks { // else an error has a status
 		c.out.start()
 	}
-	result, err := r.answer()
-	status, answer := http.StatusOK, encodeAnswer(msg.ID, result, err)
+	answer, err := answers()
+	status := http.StatusOK
 	switch {
 	case answer == nil:
 		status = http.StatusAccepted
 	case err != nil && session.stateless:
 		status = rpcStatus(asRPCError(err).Code)
 	}
-	c.out.finish(x.w, status, answer, !x.accept.json || x.accept.streamFirst && status == http.StatusOK)
+	stream := status == http.StatusOK && x.accept.streamFirst || answer != nil && !x.accept.json
+	c.out.finish(x.w, status, answer, stream || answer == nil && asks) // a cancelled request is answered by the end of its stream
 	return nil
+}
+
+// inMessage is a message that came in, or why it is none.
+type inMessage struct {
+	*Message
+	fault error
+}
+
+func (m inMessage) isRequest() bool { return m.fault == nil && m.Message.isRequest() }
+
+// splitBody is the messages of a body or line: one, or those of a batch.
+func splitBody(body []byte) (list []inMessage, batch bool, err error) {
+	if err := checkJSON(body); err != nil {
+		return nil, false, err
+	}
+	raws := []json.RawMessage{body}
+	if batch = bytes.TrimSpace(body)[0] == '['; batch {
+		_ = json.Unmarshal(body, &raws) // it is a valid array
+	}
+	if len(raws) == 0 || len(raws) > maxBatch {
+		return nil, batch, rpcErrorf(codeInvalidRequest, "a batch of %d messages: a batch needs at least one message, and has %d at most", len(raws), maxBatch)
+	}
+	for _, raw := range raws {
+		msg, err := parseValidMessage(raw)
+		list = append(list, inMessage{msg, err})
+	}
+	return list, batch, nil
+}
+
+// takes refuses a batch in a session of a version that has none.
+func (s *Session) takes(batch bool) error {
+	if protocol := s.client().protocol; batch && protocol != batchProtocol {
+		return rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", protocol)
+	}
+	return nil
+}
+
+// dispatch takes messages in, whatever the transport: requests begin, in the order
+// in which they came, so that what cancels one finds it. It returns what answers
+// them, the requests of a batch side by side, and a single one without a goroutine
+// more. Where there is nothing to answer, the answer is nil; the error is that of a
+// single request.
+func (s *Server) dispatch(ctx context.Context, c client, list []inMessage, batch bool) func() (answer []byte, err error) {
+	requests := make([]*request, len(list))
+	answers, errs := make([][]byte, len(list)), make([]error, len(list))
+	for i, m := range list {
+		switch {
+		case m.fault != nil:
+			errs[i] = m.fault
+		case !m.isRequest():
+			c.session.takeOther(m.Message)
+			continue
+		case batch && m.Method == "initialize":
+			errs[i] = rpcErrorf(codeInvalidRequest, "initialize can't be part of a batch")
+		default:
+			requests[i], errs[i] = s.begin(ctx, c, m.Message)
+		}
+		if errs[i] != nil {
+			answers[i] = encodeAnswer(m.ID, nil, errs[i])
+		}
+	}
+	answer := func(i int, r *request) {
+		var result json.RawMessage
+		result, errs[i] = r.answer()
+		answers[i] = encodeAnswer(r.id, result, errs[i])
+	}
+	return func() ([]byte, error) {
+		if !batch {
+			if requests[0] != nil {
+				answer(0, requests[0])
+			}
+			return answers[0], errs[0]
+		}
+		var answering sync.WaitGroup
+		for i, r := range requests {
+			if r != nil {
+				answering.Go(func() { answer(i, r) })
+			}
+		}
+		answering.Wait()
+		answers = slices.DeleteFunc(answers, func(a []byte) bool { return a == nil })
+		if len(answers) == 0 {
+			return nil, nil
+		}
+		return append(append([]byte("["), bytes.Join(answers, []byte(","))...), ']'), nil
+	}
+}
+
+// begin enters a request among those being answered, whatever the transport; its
+// answer must be called. Requests begin in the order in which they come, so that
+// what cancels one finds it.
+func (s *Server) begin(ctx context.Context, c client, msg *Message) (*request, error) {
+	principal := s.gate.Current(c.session.sessionToken)
+	r := &request{client: c, server: s, calls: &c.session.calls, id: msg.ID, method: msg.Method, params: msg.Params}
+	if isStateless(msg.Params) && !c.session.stateless { // on a connection that may have a session too
+		var err error
+		if r.session, err = statelessSession(msg.Params, principal); err != nil {
+			return nil, err
+		}
+	}
+	var ok bool
+	if r.give, ok = s.requests.take(principal.Key(), maxInFlight); !ok {
+		return nil, rpcErrorf(codeRefused, "%d requests are being answered for you: wait for some of them", maxInFlight)
+	}
+	r.ctx, r.cancel = context.WithCancelCause(ctx)
+	if err := r.calls.add(string(r.id), r.cancel); err != nil {
+		r.cancel(nil)
+		r.give()
+		return nil, err
+	}
+	r.caller = s.callerOf(r.session, r.send, func() bool { return r.ctx.Err() == nil && r.out.reachable() || r.session.connected() })
+	return r, nil
+}
+
+// answer answers the request, and ends it. The error is an *rpcError, or says that
+// nobody wants the answer any more.
+func (r *request) answer() (result json.RawMessage, err error) {
+	defer context.AfterFunc(r.server.stopped, func() { r.cancel(errStopping) })()
+	defer func() {
+		if p := recover(); p != nil {
+			r.server.log.Error("a panic in answering", "method", clipText(r.method, 100), "panic", p, "stack", string(debug.Stack()))
+			result, err = nil, rpcErrorf(codeInternal, "internal error: see usher's log")
+		}
+		r.calls.take(string(r.id))
+		r.give()
+		r.cancel(nil)
+	}()
+	return r.run(r.ctx)
+}
+
+// statelessSession stands for one request of a principal without a session.
+func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
+	meta := field(params, "_meta")
+	if err := checkCaps(meta); err != nil {
+		return nil, err
+	}
+	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
+		return nil, err
+	}
+	session := newSession(newSessionToken(statelessProtocol, uint16(parseClientCaps(field(meta, metaClientCaps))), p, time.Now()))
+	session.stateless = true
+	if level := field(meta, metaLogLevel); level != nil {
+		session.profile.level, _ = unquote(level)
+		if !slices.Contains(logLevels, session.profile.level) {
+			return nil, rpcErrorf(codeInvalidParams, "%s: want one of %s", metaLogLevel, strings.Join(logLevels, ", "))
+		}
+	}
+	info := field(meta, metaClientInfo)
+	session.affinity = fmt.Sprintf("%s %q %q", p.Key(), stringField(info, "name"), stringField(info, "version"))
+	return session, nil
+}
+
+// encodeAnswer is what answers a request; nil where nobody wants it any more.
+func encodeAnswer(id ID, result json.RawMessage, err error) []byte {
+	switch {
+	case err == nil:
+		return encodeResult(id, result)
+	case errors.Is(err, errCancelled) || errors.Is(err, context.Canceled):
+		return nil
+	default:
+		return encodeError(id, asRPCError(err))
+	}
 }
 
 // keptStream is how a session's client can resume a stream: while it has the
 // access under which the messages were sent. An answer is for who made the request.
 func (s *Server) keptStream(kind string, session *Session) *keptStream {
-	protocol, _ := session.client()
-	kept := &keptStream{buffer: &s.replay, kind: kind, session: session.ID, primed: protocol == protocols[0],
+	kept := &keptStream{buffer: &s.replay, kind: kind, session: session.ID, primed: session.client().protocol == protocols[0],
 		owner: func() (string, bool) { return s.access(session) }}
 	if was, _ := s.access(session); kind == answerStream {
 		kept.owner = func() (string, bool) {
@@ -247,15 +397,6 @@ func (s *Server) keptStream(kind string, session *Session) *keptStream {
 		}
 	}
 	return kept
-}
-
-// openSession returns the session that a request names.
-func (s *Server) openSession(from admission, id ID) (*Session, func(), error) {
-	if from.Session == nil {
-		return nil, nil, withID(cmp.Or(from.Unknown, errNoSessionID()), id)
-	}
-	session, release := s.sessions.open(from.Session)
-	return session, release, nil
 }
 
 // errNoSessionID answers a POST without an Mcp-Session-Id header.
@@ -267,98 +408,10 @@ func errNoSessionID() error {
 // anew at that (MCP, basic/transports, "Session Management").
 func errSessionEnded() error { return httpErrorf(http.StatusNotFound, noSuchID) }
 
-// withID gives an error the id of the request that it answers.
-func withID(err error, id ID) error {
-	if e, ok := errors.AsType[*httpError](err); ok {
-		e.ID = id
-	}
-	return err
-}
-
-func isBatch(body []byte) bool {
-	body = bytes.TrimSpace(body)
-	return len(body) > 0 && body[0] == '['
-}
-
-// splitBatch is the messages of a batch.
-func splitBatch(body []byte) ([]json.RawMessage, error) {
-	var list []json.RawMessage
-	if err := json.Unmarshal(body, &list); err != nil || len(list) == 0 {
-		return nil, rpcErrorf(codeInvalidRequest, "a batch needs at least one message")
-	}
-	if len(list) > maxBatch {
-		return nil, rpcErrorf(codeInvalidRequest, "a batch of %d messages: send %d at most", len(list), maxBatch)
-	}
-	return list, nil
-}
-
-// beginBatch begins the requests of a batch, and returns what waits for the batch
-// of their answers; nil where there is nothing to answer.
-func (s *Server) beginBatch(ctx context.Context, c client, list []json.RawMessage) func() []byte {
-	answers := make([][]byte, len(list))
-	var answering sync.WaitGroup
-	for i, raw := range list {
-		msg, err := parseValidMessage(raw)
-		if err == nil && !msg.isRequest() {
-			c.session.takeOther(msg)
-			continue
-		}
-		var r *request
-		if msg.Method == "initialize" {
-			err = cmp.Or(err, error(rpcErrorf(codeInvalidRequest, "initialize can't be part of a batch")))
-		}
-		if err == nil {
-			r, err = s.begin(ctx, c, msg)
-		}
-		if err != nil {
-			answers[i] = encodeError(msg.ID, asRPCError(err))
-			continue
-		}
-		answering.Go(func() {
-			result, err := r.answer()
-			answers[i] = encodeAnswer(msg.ID, result, err)
-		})
-	}
-	return func() []byte {
-		answering.Wait()
-		answers = slices.DeleteFunc(answers, func(a []byte) bool { return a == nil })
-		if len(answers) == 0 {
-			return nil
-		}
-		return append(append([]byte("["), bytes.Join(answers, []byte(","))...), ']')
-	}
-}
-
-// serveBatch answers a batch: with one batch of answers, before which there may
-// be notifications (MCP 2025-03-26, basic/transports).
-func (s *Server) serveBatch(x inbound, body []byte) error {
-	session, release, err := s.openSession(x.from, nil)
-	if err != nil {
-		return err
-	}
-	defer release()
-	if protocol, _ := session.client(); protocol != batchProtocol {
-		return refuse(nil, rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", protocol))
-	}
-	list, err := splitBatch(body)
-	if err != nil {
-		return refuse(nil, err)
-	}
-	out := newAnswer(x.w, x.Request, x.accept.stream, s.keptStream(answerStream, session))
-	defer out.end()
-	answers := s.beginBatch(context.WithoutCancel(x.Context()), client{session: session, out: out, streams: s.stopping}, list)()
-	status := http.StatusOK
-	if answers == nil {
-		status = http.StatusAccepted
-	}
-	out.finish(x.w, status, answers, answers != nil && (!x.accept.json || x.accept.streamFirst))
-	return nil
-}
-
 // serveGET is a session's notification stream, or the rest of a stream that broke
 // off. Where the request names no session, it begins one of HTTP+SSE.
 func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
-	if r.Method == http.MethodHead || r.Header.Get(protocolHeader) == modernProtocol {
+	if r.Method == http.MethodHead || r.Header.Get(protocolHeader) == statelessProtocol {
 		return methodNotAllowed(w, r) // ServeMux counts HEAD as GET; that revision has no such streams
 	}
 	if accept := parseAccept(r.Header.Values("Accept")); !accept.stream || accept.html || r.Header.Get("Accept") == "" {
@@ -374,11 +427,11 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
 		return errSessionEnded() // with its stream
 	}
-	principal := from.Principal.Key()
-	if !s.streams.take(principal, maxStreamsOf) {
+	give, ok := s.streams.take(from.Principal.Key(), maxStreamsOf)
+	if !ok {
 		return errManyStreams()
 	}
-	defer s.streams.give(principal)
+	defer give()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
@@ -386,8 +439,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if from.Session == nil {
 		return s.serveSSE(w, r, from.Principal, conn, cancel)
 	}
-	session, release := s.sessions.open(from.Session)
-	defer release()
+	session := s.sessions.open(from.Session)
 	var missed []frame
 	if stream, n, ok := parseEventID(r.Header.Get(eventHeader)); ok {
 		broken := s.replay.find(stream, session.ID)
@@ -425,17 +477,110 @@ func (s *Server) serveNotices(session *Session, out *outbox, conn *connection, c
 	return nil
 }
 
+// duplexClient is a client with one connection for all that goes back and forth:
+// HTTP+SSE and stdio.
+type duplexClient struct {
+	client
+	server   *Server
+	ctx      context.Context // ends with the connection
+	requests sync.WaitGroup  // being answered
+}
+
+// newDuplex is a client whose messages will be taken. endStreams has its
+// subscriptions end.
+func (s *Server) newDuplex(session *Session, conn *connection) (d *duplexClient, endStreams func()) {
+	session.uninitialized.Store(true)
+	session.setClient(func(p *clientProfile) { *p = clientProfile{protocol: oldestProtocol} })
+	out := newStream(conn, nil, nil)
+	out.limit, out.queue = maxDuplexOutbox, nil // what comes first is no comment
+	streams, endStreams := context.WithCancel(s.stopping)
+	return &duplexClient{client: client{session: session, out: out, streams: streams}, server: s, ctx: conn.ctx}, endStreams
+}
+
+// take handles a line or body: a message, or a batch of them.
+func (d *duplexClient) take(raw []byte) {
+	list, batch, err := splitBody(raw)
+	if err == nil {
+		err = d.session.takes(batch)
+	}
+	if err != nil {
+		d.out.send(encodeError(nil, asRPCError(err)))
+		return
+	}
+	answers := d.server.dispatch(d.ctx, d.client, list, batch)
+	d.requests.Go(func() {
+		answer, err := answers()
+		if answer != nil {
+			d.out.send(answer)
+		}
+		if list[0].Method == "initialize" && err == nil {
+			d.session.uninitialized.Store(false)
+		}
+	})
+}
+
+// cancelAll ends all requests under way.
+func (d *duplexClient) cancelAll(why error) {
+	for _, cancel := range d.session.calls.all() {
+		cancel(why)
+	}
+}
+
+// serveSSE is the stream of a new HTTP+SSE session.
+func (s *Server) serveSSE(w http.ResponseWriter, r *http.Request, p Principal, conn *connection, cancel func()) error {
+	token, id := s.gate.Create(sseProtocol, 0, p)
+	session := s.sessions.open(token)
+	conn.open = func() func(frame) error {
+		write := openSSE(w)
+		// Relative, as behind a proxy nobody here knows what stands before it.
+		_ = writeBody(w, fmt.Appendf(nil, "event: endpoint\ndata: %s?sessionId=%s\n\n", r.URL.Path, id))
+		_ = http.NewResponseController(w).Flush() // a client that has gone is noticed with the next event
+		return write
+	}
+	d, endStreams := s.newDuplex(session, conn)
+	defer endStreams()
+	var taking sync.RWMutex // held to read while a message is taken
+	take := func(body []byte) bool {
+		taking.RLock()
+		defer taking.RUnlock()
+		if conn.ctx.Err() != nil {
+			return false
+		}
+		d.take(body)
+		return true
+	}
+	session.take.Store(&take)
+	err := s.serveNotices(session, d.out, conn, cancel)
+	taking.Lock() // nobody takes a message just now, and from here on nobody will
+	session.take.Store(nil)
+	taking.Unlock()
+	d.cancelAll(errGone)
+	session.asked.fail()
+	d.requests.Wait()
+	s.modules.EndAffinity(session.ID)
+	return err
+}
+
+// takeSSE takes what the client of an HTTP+SSE stream sends. The answer goes out
+// on the stream.
+func (s *Server) takeSSE(w http.ResponseWriter, token *sessionToken, body []byte) error {
+	if take := s.sessions.open(token).take.Load(); take == nil || !(*take)(body) {
+		return errSessionEnded()
+	}
+	w.WriteHeader(http.StatusAccepted)
+	return nil
+}
+
 // serveDELETE ends a session at its client's wish.
 func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	from, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
-	session, release, err := s.openSession(from, nil)
-	if err != nil {
-		return err
+	if from.Session == nil {
+		return cmp.Or(from.Unknown, errNoSessionID())
 	}
-	defer release()
+	session := s.sessions.open(from.Session)
 	if err := s.gate.End(from.Session); err != nil && !errors.Is(err, errNoSession) {
 		return &httpError{Status: http.StatusServiceUnavailable, Err: err,
 			Msg: "the end of the session could not be written down, so it goes on: try again", Header: retryAfter(5)}
@@ -446,84 +591,10 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// isStatelessPOST reports whether a POST is of the revision without sessions: it
-// names a version that has none, or one that is not known here, or its message
-// says who asks.
-func isStatelessPOST(h http.Header, msg *Message) bool {
-	version := h.Get(protocolHeader)
-	return version != "" && !hasSessions(version) || isStateless(msg.Params)
-}
-
-// statelessCode gives an error that has no code the one that it has in this revision.
-func statelessCode(err error) error {
-	if e, ok := errors.AsType[*httpError](err); ok && e.RPC == nil {
-		e.RPC = &rpcError{Code: codeDeclined, Message: e.Msg}
-	}
-	return err
-}
-
-// checkStateless checks what a request says of itself, in the one order that tells
-// a header that is missing from a field that is, and both from a version that is
-// not spoken.
-func checkStateless(h http.Header, msg *Message) error {
-	if version := h.Get(protocolHeader); version != modernProtocol && !isStateless(msg.Params) {
-		return checkVersion(version) // more it does not tell
-	}
-	if err := matchHeader(h, methodHeader, msg.Method); err != nil {
-		return err
-	}
-	meta := field(msg.Params, "_meta")
-	version, ok := unquote(field(meta, metaProtocol))
-	if !ok {
-		return rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
-	}
-	if err := checkCaps(meta); err != nil {
-		return err
-	}
-	if err := matchHeader(h, protocolHeader, version); err != nil {
-		return err
-	}
-	if err := checkVersion(version); err != nil {
-		return err
-	}
-	if !answers(msg.Method, true) {
-		return rpcErrorf(codeNoMethod, "unknown method %q", clipText(msg.Method, 100))
-	}
-	return nil
-}
-
-func checkCaps(meta json.RawMessage) error {
-	if _, ok := members(field(meta, metaClientCaps)); !ok {
-		return rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps)
-	}
-	return nil
-}
-
-func checkVersion(version string) error {
-	if version == modernProtocol {
-		return nil
-	}
-	e := rpcErrorf(codeUnsupportedVersion, "protocol version %q is not spoken in this way: want %s, or begin with initialize", clipText(version, 50), modernProtocol)
-	e.Data = object{{"supported", marshal(spoken())}, {"requested", quote(version)}}.json()
-	return e
-}
-
-// matchHeader checks that a header says what the body does.
-func matchHeader(h http.Header, name, body string) error {
-	values := h.Values(name)
-	if len(values) == 0 {
-		return rpcErrorf(codeHeaderMismatch, "the header %s is missing: want %q", name, clipText(body, 200))
-	}
-	if len(values) > 1 || values[0] != body {
-		return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body %q", name, clipText(strings.Join(values, ", "), 200), clipText(body, 200))
-	}
-	return nil
-}
-
 // checkNames checks the headers that repeat whom a request is for, and the
 // arguments that a tool's schema marks so.
-func (r *request) checkNames(ctx context.Context, h http.Header) error {
-	key := map[string]string{"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}[r.method]
+func checkNames(h http.Header, r *request) error {
+	key := mcpMethods[r.method].named
 	if key == "" {
 		return nil
 	}
@@ -535,48 +606,16 @@ func (r *request) checkNames(ctx context.Context, h http.Header) error {
 	if name != body {
 		return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body's %s %q", nameHeader, clipText(name, 200), key, clipText(body, 200))
 	}
-	if r.method != "tools/call" {
-		return nil
-	}
-	r.waitTool(ctx, body) // or its headers would pass unchecked
 	view, err := r.view()
-	if err != nil {
-		return nil // the call itself is refused
+	if err != nil || r.method != "tools/call" || view.Lookup(body) == nil {
+		return nil // else the call itself is refused
 	}
-	tool := view.Lookup(body)
-	if tool == nil {
-		return nil
-	}
-	for _, m := range tool.Method.headerParams {
+	for _, m := range view.Lookup(body).Method.headerParams {
 		if err := m.check(h, field(r.params, "arguments")); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// decodeHeader is a header's value, which may be in the form for what is not
-// plain ASCII.
-func decodeHeader(h http.Header, name string) (string, error) {
-	values := h.Values(name)
-	if len(values) == 0 {
-		return "", rpcErrorf(codeHeaderMismatch, "the header %s is missing", name)
-	}
-	bad := rpcErrorf(codeHeaderMismatch, "the header %s is malformed: want plain ASCII, or =?base64?…?= with standard padded base64 of UTF-8", name)
-	value := values[0]
-	if len(values) > 1 || strings.ContainsFunc(value, func(c rune) bool { return c < ' ' && c != '\t' || c > '~' }) {
-		return "", bad
-	}
-	encoded, begins := strings.CutPrefix(value, "=?base64?")
-	encoded, ends := strings.CutSuffix(encoded, "?=")
-	if !begins || !ends {
-		return value, nil
-	}
-	text, err := base64.StdEncoding.Strict().DecodeString(encoded)
-	if err != nil {
-		return "", bad
-	}
-	return string(text), nil
 }
 
 // check checks that a header repeats an argument.

@@ -106,7 +106,7 @@ func TestBatches(t *testing.T) {
 			t.Errorf("%s: %d %s", version, a.Status, a.Body)
 		}
 	}
-	for name, present := range map[string]func(*http.Request){"no session": nothing, "no sessions": func(r *http.Request) { r.Header.Set(protocolHeader, modernProtocol) }} {
+	for name, present := range map[string]func(*http.Request){"no session": nothing, "no sessions": func(r *http.Request) { r.Header.Set(protocolHeader, statelessProtocol) }} {
 		req := stateless(t, c.URL).request(http.MethodPost, "["+initializeAs(batchProtocol)+"]")
 		present(req)
 		if a := c.do(req); a.Status != 400 {
@@ -828,4 +828,46 @@ func TestSlowClientIsDropped(t *testing.T) {
 	if err := <-ended; err != errSlowClient {
 		t.Errorf("it ended with %v", err)
 	}
+}
+
+// TestOldSSETakesStatelessMessages has a client of HTTP+SSE begin with what the
+// revision without sessions asks: its session is in the URL, and that counts.
+func TestOldSSETakesStatelessMessages(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	url := serveHere(t, dir).URL
+	for _, version := range []string{"", statelessProtocol} {
+		c := connectOld(t, url, func(r *http.Request) { r.Header.Set("Accept", "*/*") })
+		req := c.request(http.MethodPost, `{"jsonrpc":"2.0","id":"d","method":"server/discover","params":{"_meta":{`+modernMeta+`}}}`)
+		if version != "" {
+			req.Header.Set(protocolHeader, version)
+		}
+		if a := c.do(req); a.Status != http.StatusAccepted {
+			t.Errorf("with the version %q: %d %s", version, a.Status, a.Body)
+		}
+		mustNext(t, c.events, `"id":"d"`, `"supportedVersions"`)
+		c.post(initializeAs(oldestProtocol))
+		mustNext(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
+	}
+}
+
+// TestPanicInAnAnswer has the request fail in which it happens, and no other.
+func TestPanicInAnAnswer(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		c, old := b.open("2025-11-25"), b.open("2025-03-26")
+		view := b.server.modules.View
+		b.server.modules.View = func(Scope) *View { panic("a fault") }
+		for name, a := range map[string]answer{"alone": c.post(c.message("tools/list", "")), "in a batch": old.post("[" + c.message("tools/list", "") + "]"),
+			"without a session": b.do(b.modernPOST("1", "tools/list", `{}`))} {
+			if !strings.Contains(a.Body, "-32603") || strings.Contains(a.Body, "a fault") {
+				t.Errorf("%s: %d %s", name, a.Status, a.Body)
+			}
+		}
+		b.server.modules.View = view
+		if a := c.post(c.message("tools/list", "")); !strings.Contains(a.Body, "m_wait") {
+			t.Errorf("the next: %d %s", a.Status, a.Body)
+		}
+	})
 }

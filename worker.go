@@ -100,7 +100,7 @@ func (e *startError) Error() string { return e.reason }
 
 // serverInfo is what a module says of itself in the handshake.
 type serverInfo struct {
-	Stateless    bool            // it speaks modernProtocol
+	Stateless    bool            // it speaks statelessProtocol
 	Capabilities json.RawMessage // an object
 	Instructions string
 	Title        string // serverInfo.title, else serverInfo.name
@@ -620,11 +620,11 @@ func (w *Worker) waitsForClient(c *call) bool {
 func (w *Worker) adapt(caller Caller, params json.RawMessage) json.RawMessage {
 	switch {
 	case w.info.Stateless && caller.Session == "":
-		return modernParams(params, allCaps, "")
+		return statelessParams(params, allCaps, "")
 	case w.info.Stateless && !caller.Stateless:
-		return modernParams(params, caller.Caps, caller.level())
+		return statelessParams(params, caller.Caps, caller.level())
 	case !w.info.Stateless && caller.Stateless:
-		return legacyParams(params)
+		return statefulParams(params)
 	default:
 		return params
 	}
@@ -661,7 +661,7 @@ func (w *Worker) result(caller Caller, msg *Message) (json.RawMessage, error) {
 	case msg.Err != nil:
 		return nil, msg.Err
 	case w.info.Stateless && caller.Session != "" && !caller.Stateless && stringField(msg.Result, "resultType") != resultInput:
-		return legacyResult(msg.Result), nil
+		return statefulResult(msg.Result), nil
 	default:
 		return msg.Result, nil
 	}
