@@ -14,10 +14,10 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -315,7 +315,12 @@ func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses
 	state, _ := unquote(raw)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := k.find(state)
+	var c *suspendedCall
+	for one := range k.asking {
+		if one.state == state && state != "" && one.ctx.Err() == nil {
+			c = one
+		}
+	}
 	if c == nil {
 		return nil, stateError("it was used already, or its call has ended")
 	}
@@ -335,17 +340,6 @@ func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses
 		wake(c.wake) // what is missing is asked for again
 	}
 	return c, nil
-}
-
-// find is the call that is suspended under a state; nil for none. Called with mu
-// held.
-func (k *suspendedCalls) find(state string) *suspendedCall {
-	for c := range k.asking {
-		if state != "" && c.state == state && c.ctx.Err() == nil {
-			return c
-		}
-	}
-	return nil
 }
 
 // checkAnswers matches answers with what is asked. Those to nothing are ignored.
@@ -370,23 +364,15 @@ func (c *suspendedCall) checkAnswers(responses json.RawMessage) (map[*inputReque
 
 // checkAnswer reports what an answer to a method lacks to be one.
 func checkAnswer(method string, answer json.RawMessage) error {
-	if !isObject(answer) {
-		return errors.New("want an object")
-	}
+	key, kind := "content", "" // of sampling/createMessage
 	switch method {
 	case "elicitation/create":
-		if stringField(answer, "action") == "" {
-			return errors.New(`want an "action"`)
-		}
-	case "sampling/createMessage":
-		if field(answer, "content") == nil {
-			return errors.New(`want a "content"`)
-		}
+		key, kind = "action", `"`
 	case "roots/list":
-		var roots []json.RawMessage
-		if json.Unmarshal(field(answer, "roots"), &roots) != nil {
-			return errors.New(`want a list "roots"`)
-		}
+		key, kind = "roots", "["
+	}
+	if value := field(answer, key); value == nil || !strings.HasPrefix(string(value), kind) {
+		return fmt.Errorf("want an object with %q", key)
 	}
 	return nil
 }

@@ -876,7 +876,7 @@ func TestAskStates(t *testing.T) {
 
 	for responses, key := range map[string]string{
 		`[]`: "inputResponses must be an object", `null`: "inputResponses must be an object", `"x"`: "inputResponses must be an object",
-		`{"FORM":3}`: "inputResponses.FORM: ", `{"FORM":{}}`: `inputResponses.FORM: want an "action"`, `{"FORM":null}`: "inputResponses.FORM: ",
+		`{"FORM":3}`: "inputResponses.FORM: ", `{"FORM":{}}`: `inputResponses.FORM: want an object with "action"`, `{"FORM":null}`: "inputResponses.FORM: ",
 		`{"FORM":` + good1 + `,"ROOTS":{"roots":3}}`: "inputResponses.ROOTS: ", `{"ROOTS":{}}`: "inputResponses.ROOTS: ", `{"ROOTS":[]}`: "inputResponses.ROOTS: ",
 	} {
 		a := c.round("a_ask", ask, withState(state, answers(responses))...)

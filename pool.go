@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -47,11 +46,11 @@ type pool struct {
 	wg         sync.WaitGroup // goroutines of processes
 
 	mu      sync.Mutex
-	procs   map[string]*process                 // by affinity; under "" the one for all
-	leaving []*process                          // take no more calls, and have not ended yet
-	subs    map[string]map[string]*subscription // resources listened to, by affinity and URI
-	retired bool                                // no new calls
-	closed  bool                                // no new processes either
+	procs   map[string]*process // by affinity; under "" the one for all
+	leaving []*process          // take no more calls, and have not ended yet
+	subs    map[*subscription]bool
+	retired bool // no new calls
+	closed  bool // no new processes either
 }
 
 // process is the place for one process of a module: it is started by the first
@@ -66,8 +65,6 @@ type process struct {
 	leaving   bool // the process ends with the last call
 	failures  int  // crashes and failed starts since a call succeeded
 	notBefore time.Time
-
-	subscribing sync.Mutex // held while subscriptions are made
 }
 
 // starting is a start that several calls may wait for.
@@ -78,7 +75,7 @@ type starting struct {
 }
 
 func newPool(ctx context.Context, name string, perSession bool, start startFunc) *pool {
-	return &pool{name: name, perSession: perSession, ctx: ctx, start: start, procs: make(map[string]*process), subs: make(map[string]map[string]*subscription)}
+	return &pool{name: name, perSession: perSession, ctx: ctx, start: start, procs: make(map[string]*process), subs: make(map[*subscription]bool)}
 }
 
 // call makes one request of the module; see Worker.request. A caller with a
@@ -153,33 +150,28 @@ func (p *pool) enter(caller Caller) (*process, error) {
 // principal first, then the one idle longest. It reports whether there is room for
 // one more. Those on their way out count by themselves. Called with mu held.
 func (p *pool) makeRoom(principal string) bool {
-	own := 0
-	var idle, idleOwn *process
-	older := func(a, b *process) bool { return b == nil || a.lastUse.Before(b.lastUse) }
+	var own, idle, idleOwn []*process
 	for _, c := range p.procs {
 		if c.principal == principal {
-			own++
+			own = append(own, c)
 		}
-		switch {
-		case c.active > 0:
-		case c.principal == principal && older(c, idleOwn):
-			idleOwn = c
-		case c.principal != principal && older(c, idle):
-			idle = c
+		if c.active == 0 && c.principal == principal {
+			idleOwn = append(idleOwn, c)
+		} else if c.active == 0 {
+			idle = append(idle, c)
 		}
 	}
-	full := principal != "" && own >= maxProcsOf
-	switch {
-	case len(p.leaving) >= maxProcs:
-		return false
-	case len(p.procs) < maxProcs && !full:
-	case idleOwn != nil:
-		p.end(idleOwn)
-	case idle != nil && !full:
-		p.end(idle)
-	default:
+	full := principal != "" && len(own) >= maxProcsOf
+	if len(p.procs) < maxProcs && !full {
+		return len(p.leaving) < maxProcs
+	}
+	if len(idleOwn) > 0 || full {
+		idle = idleOwn
+	}
+	if len(idle) == 0 || len(p.leaving) >= maxProcs {
 		return false
 	}
+	p.end(slices.MinFunc(idle, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
 	return true
 }
 
@@ -261,14 +253,15 @@ func (p *pool) run(c *process, s *starting, caller Caller) {
 		s.worker.stop()
 	}
 	p.settle(c)
-	missed := s.err == nil && len(p.subs[c.affinity]) > 0
+	for sub := range p.subs {
+		if s.err == nil && sub.affinity == c.affinity && sub.stop != nil { // a former process told of it
+			p.wg.Go(func() { _ = p.listen(p.ctx, s.worker, sub) })
+		}
+	}
 	p.mu.Unlock()
 	close(s.done)
 	if s.err != nil {
 		return
-	}
-	if missed {
-		p.wg.Go(func() { _ = p.resubscribe(p.ctx, c, caller, "") }) // made anew with the next process
 	}
 	<-s.worker.done
 	p.mu.Lock()
@@ -310,27 +303,21 @@ func (p *pool) retire() {
 	}
 }
 
-// reap ends the processes that were not used for idle (0: ever), and starts those
-// again that somebody listens to.
+// reap ends the processes that were not used for idle (0: ever) and that nobody
+// listens to.
 func (p *pool) reap(now time.Time, idle time.Duration) {
 	if p.perSession && (idle == 0 || idle > sessionIdle) {
 		idle = sessionIdle
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	heard := make(map[string]bool)
+	for s := range p.subs {
+		heard[s.affinity] = true
+	}
 	for _, c := range p.procs {
-		subs := p.subs[c.affinity]
-		switch {
-		case c.active > 0:
-		case len(subs) == 0 && idle > 0 && now.Sub(c.lastUse) > idle:
+		if c.active == 0 && !heard[c.affinity] && idle > 0 && now.Sub(c.lastUse) > idle {
 			p.end(c)
-		case len(subs) > 0 && c.starting == nil && now.After(c.notBefore) && (c.worker == nil || !c.worker.alive()):
-			c.active++
-			caller := anyCaller(subs)
-			p.wg.Go(func() {
-				defer p.leave(c)
-				_, _ = p.acquire(p.ctx, c, caller) // tried again at the next look
-			})
 		}
 	}
 }
@@ -356,98 +343,75 @@ func (p *pool) finished() bool {
 	return p.retired && len(p.leaving) == 0
 }
 
-// subscription is a resource whose changes somebody wants to hear of. Its fields
-// are guarded by the pool's mu.
+// subscription is one caller's wish to hear of a resource. Its fields but for the
+// first three are guarded by the pool's mu.
 type subscription struct {
-	notify map[*func(json.RawMessage)]Caller // and for whom
-	worker *Worker                           // that tells of it; nil for none yet
-	stop   func()
-}
-
-func anyCaller(subs map[string]*subscription) (caller Caller) {
-	for _, s := range subs {
-		for _, caller = range s.notify {
-		}
-	}
-	return caller
+	affinity, uri string
+	notify        func(params json.RawMessage)
+	worker        *Worker // that tells of it
+	stop          func()  // nil until one has
 }
 
 // subscribe has the caller's process say when a resource changes, to notify, until
-// release is called; also after a crash.
+// release is called; also when the process is started again.
 func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
 	c, err := p.enter(caller)
 	if err != nil {
 		return nil, err
 	}
 	defer p.leave(c)
+	w, err := p.acquire(ctx, c, caller)
+	if err != nil {
+		return nil, err
+	}
+	s := &subscription{affinity: c.affinity, uri: uri, notify: notify}
 	p.mu.Lock()
-	if p.subs[c.affinity] == nil {
-		p.subs[c.affinity] = make(map[string]*subscription)
-	}
-	s := p.subs[c.affinity][uri]
-	if s == nil {
-		s = &subscription{notify: make(map[*func(json.RawMessage)]Caller)}
-		p.subs[c.affinity][uri] = s
-	}
-	s.notify[&notify] = caller
+	p.subs[s] = true
 	p.mu.Unlock()
-	release = func() { p.release(c.affinity, uri, s, &notify) }
-	if err := p.resubscribe(ctx, c, caller, uri); err != nil {
+	release = func() { p.release(s) }
+	if err := p.listen(ctx, w, s); err != nil {
 		release()
 		return nil, err
 	}
 	return release, nil
 }
 
-func (p *pool) release(affinity, uri string, s *subscription, notify *func(json.RawMessage)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(s.notify, notify)
-	if len(s.notify) > 0 || p.subs[affinity][uri] != s {
-		return
-	}
-	if delete(p.subs[affinity], uri); len(p.subs[affinity]) == 0 {
-		delete(p.subs, affinity)
-	}
-	if s.stop != nil && s.worker.alive() {
-		s.stop()
-	}
-}
-
-// resubscribe has a process say what changes of all that is wanted of it, starting
-// it if need be. Of the module's errors it returns the one that is about asked.
-func (p *pool) resubscribe(ctx context.Context, c *process, caller Caller, asked string) error {
-	w, err := p.acquire(ctx, c, caller)
+// listen has a process tell of a subscription.
+func (p *pool) listen(ctx context.Context, w *Worker, s *subscription) error {
+	stop, err := w.subscribe(ctx, s.uri)
 	if err != nil {
 		return err
 	}
-	c.subscribing.Lock() // so that who comes second does not take for done what is under way
-	defer c.subscribing.Unlock()
-	missing := make(map[string]*subscription)
 	p.mu.Lock()
-	for uri, s := range p.subs[c.affinity] {
-		if s.worker != w {
-			missing[uri] = s
+	defer p.mu.Unlock()
+	s.worker, s.stop = w, stop
+	if !p.subs[s] {
+		p.stopListening(s) // it was released meanwhile
+	}
+	return nil
+}
+
+func (p *pool) release(s *subscription) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.subs[s] {
+		delete(p.subs, s)
+		p.stopListening(s)
+	}
+}
+
+// stopListening ends what a process tells of, unless another wants to hear of it
+// and the module does not tell the two apart. Called with mu held.
+func (p *pool) stopListening(s *subscription) {
+	if s.stop == nil || !s.worker.alive() {
+		return
+	}
+	for other := range p.subs {
+		if other.affinity == s.affinity && other.uri == s.uri && !s.worker.info.Stateless {
+			return
 		}
 	}
-	p.mu.Unlock()
-	for uri, s := range missing {
-		stop, failed := w.subscribe(ctx, uri)
-		if uri == asked {
-			err = failed
-		}
-		if failed != nil {
-			continue
-		}
-		p.mu.Lock()
-		if len(s.notify) > 0 {
-			s.worker, s.stop = w, stop
-		} else {
-			stop()
-		}
-		p.mu.Unlock()
-	}
-	return err
+	s.stop()
 }
 
 // updated tells those who want to know that a resource has changed: the one
@@ -455,15 +419,16 @@ func (p *pool) resubscribe(ctx context.Context, c *process, caller Caller, asked
 func (p *pool) updated(affinity string, params json.RawMessage) {
 	uri := stringField(params, "uri")
 	p.mu.Lock()
-	var tell []*func(json.RawMessage)
-	for held, s := range p.subs[affinity] {
-		if rest, below := strings.CutPrefix(uri, held); below && (rest == "" || rest[0] == '/' || strings.HasSuffix(held, "/")) {
-			tell = slices.AppendSeq(tell, maps.Keys(s.notify))
+	var tell []*subscription
+	for s := range p.subs {
+		rest, below := strings.CutPrefix(uri, s.uri)
+		if s.affinity == affinity && below && (rest == "" || rest[0] == '/' || strings.HasSuffix(s.uri, "/")) {
+			tell = append(tell, s)
 		}
 	}
 	p.mu.Unlock()
-	for _, notify := range tell {
-		(*notify)(params)
+	for _, s := range tell {
+		s.notify(params)
 	}
 }
 
@@ -563,7 +528,9 @@ func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 	}
 	w.setInfo(result, field(field(result, "_meta"), metaServerInfo))
 	w.info.Stateless = true
-	return true, w.listenToLists()
+	all := json.RawMessage("true")
+	_, err = w.listen(object{{"toolsListChanged", all}, {"promptsListChanged", all}, {"resourcesListChanged", all}})
+	return true, err
 }
 
 func (w *Worker) setInfo(result, server json.RawMessage) {
@@ -586,27 +553,6 @@ func (w *Worker) initialize(ctx context.Context) error {
 	return w.send(encodeNotification("notifications/initialized", nil))
 }
 
-// offers reports whether the module has declared a part of a capability.
-func (w *Worker) offers(capability, part string) bool {
-	return string(field(field(w.info.Capabilities, capability), part)) == "true"
-}
-
-// listenToLists has a stateless module say when its lists change, those of them
-// that do.
-func (w *Worker) listenToLists() error {
-	var lists object
-	for _, list := range []string{"tools", "prompts", "resources"} {
-		if w.offers(list, "listChanged") {
-			lists = append(lists, member{list + "ListChanged", json.RawMessage("true")})
-		}
-	}
-	if lists == nil {
-		return nil
-	}
-	_, err := w.listen(lists)
-	return err
-}
-
 // listen opens a subscription of a stateless module, which is one more call in
 // flight until it is closed. Its end matters to nobody.
 func (w *Worker) listen(filter object) (stop func(), err error) {
@@ -626,7 +572,7 @@ func (w *Worker) listen(filter object) (stop func(), err error) {
 // subscribe has the module say when a resource changes, until the function that
 // it returns is called.
 func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err error) {
-	if !w.offers("resources", "subscribe") {
+	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
 		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
 	}
 	if w.info.Stateless {
@@ -687,20 +633,16 @@ type reaper struct {
 	mu   sync.Mutex
 	cmd  *exec.Cmd // nil until the first add, or where it could not be started
 	pipe io.WriteCloser
-	err  error // why there is none
 }
 
 // add puts a process group on the list.
 func (r *reaper) add(pgid int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.cmd == nil && r.err == nil {
-		if r.err = r.start(); r.err != nil {
-			r.err = fmt.Errorf("starting the reaper: %w", r.err)
+	if r.cmd == nil {
+		if err := r.start(); err != nil {
+			return fmt.Errorf("starting the reaper: %w", err)
 		}
-	}
-	if r.err != nil {
-		return r.err
 	}
 	_, err := fmt.Fprintf(r.pipe, "+ %d\n", pgid)
 	return err
@@ -711,7 +653,7 @@ func (r *reaper) add(pgid int) error {
 func (r *reaper) remove(pgid int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.pipe != nil {
+	if r.cmd != nil {
 		fmt.Fprintf(r.pipe, "- %d\n", pgid)
 	}
 }
@@ -720,12 +662,11 @@ func (r *reaper) remove(pgid int) {
 func (r *reaper) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.cmd == nil {
-		return
+	if r.cmd != nil {
+		r.pipe.Close()
+		r.cmd.Wait()
+		r.cmd = nil
 	}
-	r.pipe.Close()
-	r.cmd.Wait()
-	r.cmd, r.pipe, r.err = nil, nil, os.ErrClosed
 }
 
 func (r *reaper) start() error {
