@@ -39,7 +39,6 @@ func TestAttacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	expired := longAgo.seal(newSessionToken(protocols[0], 0, Principal{}, longAgo.now()))
-	longAgo.Close()
 	d := serveHereOn(t, base, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")

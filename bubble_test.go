@@ -90,7 +90,6 @@ func (b *bubble) start(t *testing.T) {
 		b.server.suspended.wait()
 		m.pool.close()
 		all.Wait()
-		stored.Close()
 		claims.Close()
 	})
 }

@@ -87,6 +87,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
+	"math/big"
 	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
@@ -95,12 +96,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 	"unicode/utf8"
 )
 
-// errNoClaim is Revoke's answer to a code that no active claim has.
+// errNoClaim says that there is no claim to remove: none is active under the code,
+// or none has expired.
 var errNoClaim = errors.New("no such claim")
 
 // errClaimsUnreadable is matched by every error that says that claims.json is
@@ -127,40 +128,27 @@ type Code string
 // dashes and spaces dropped. Nothing else is forgiven, and no Unicode case rule is
 // used, by which ſ would be an S.
 func parseCode(s string) (Code, bool) {
-	var code [codeLength]byte
-	n := 0
-	for i := range len(s) {
-		c := s[i]
-		if c == '-' || c == ' ' {
-			continue
-		}
+	code := []byte(strings.ReplaceAll(strings.ReplaceAll(s, "-", ""), " ", ""))
+	for i, c := range code {
 		if 'a' <= c && c <= 'z' {
-			c -= 'a' - 'A'
+			code[i] = c - 'a' + 'A'
 		}
-		if n == codeLength || strings.IndexByte(codeAlphabet, c) < 0 {
+		if strings.IndexByte(codeAlphabet, code[i]) < 0 {
 			return "", false
 		}
-		code[n] = c
-		n++
 	}
-	if n != codeLength {
+	if len(code) != codeLength {
 		return "", false
 	}
-	return Code(code[:]), true
+	return Code(code), true
 }
 
-// drawCode draws a code, uniformly: bytes past the last multiple of 31 are thrown
-// away, since a plain remainder would favour the first symbols.
+// drawCode draws a code: each symbol is as likely as any other.
 func drawCode() Code {
-	const limit = 256 - 256%len(codeAlphabet)
 	var code [codeLength]byte
-	for n := 0; n < codeLength; {
-		var b [1]byte
-		rand.Read(b[:]) // never fails
-		if int(b[0]) < limit {
-			code[n] = codeAlphabet[int(b[0])%len(codeAlphabet)]
-			n++
-		}
+	for i := range code {
+		n, _ := rand.Int(rand.Reader, big.NewInt(int64(len(codeAlphabet)))) // never fails
+		code[i] = codeAlphabet[n.Int64()]
 	}
 	return Code(code[:])
 }
@@ -339,7 +327,7 @@ func readClaims(path string) (*claimsFile, error) {
 	if err != nil || info == nil {
 		return &claimsFile{}, err
 	}
-	file, err := openRegular(path)
+	file, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &claimsFile{}, nil // deleted since the stat
 	}
@@ -573,14 +561,13 @@ func (s *ClaimStore) update(ctx context.Context, change func(old *claimsFile, no
 
 // purge removes expired records from the file.
 func (s *ClaimStore) purge(ctx context.Context) error {
-	errNone := errors.New("nothing has expired")
 	err := s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) {
 		if !old.expired(now) {
-			return nil, errNone
+			return nil, errNoClaim
 		}
 		return old.active(now), nil
 	})
-	if err != nil && !errors.Is(err, errNone) {
+	if err != nil && !errors.Is(err, errNoClaim) {
 		return fmt.Errorf("removing expired claims: %w", err)
 	}
 	return nil
@@ -889,22 +876,4 @@ func replaceFile(path string, data []byte) error {
 		}
 	}
 	return writeFile(path, path+".new."+rand.Text(), data, func() error { return nil })
-}
-
-// openRegular opens a file to read. It neither waits for nor reads what is no
-// regular file, such as a pipe.
-func openRegular(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("not a regular file")
-	}
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	return file, nil
 }

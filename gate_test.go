@@ -881,7 +881,6 @@ func testGate(t *testing.T, data string, require bool) (*Gate, *ClaimStore) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { sessions.Close() })
 	return newGate(store, sessions, require, log), store
 }
 
@@ -940,7 +939,6 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		g.sessions.Close()
 		now = start.Add(tt.after)
 		for range 2 { // each start compacts
 			g = open()
@@ -950,7 +948,6 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 			} else if ok && g.Current(token) != (Principal{tt.want}) {
 				t.Errorf("%s: it is scoped to %+v", tt.name, g.Current(token).claim.CreatedAt)
 			}
-			g.sessions.Close()
 		}
 	}
 }

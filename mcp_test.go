@@ -486,7 +486,6 @@ func TestCapabilitiesAreKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer store.Close()
 	for _, protocol := range protocols {
 		caps := parseClientCaps(json.RawMessage(`{"roots":{},"sampling":{},"x":{}}`))
 		got, ok := store.open(store.seal(newSessionToken(protocol, uint16(caps), Principal{}, time.Now())))

@@ -17,7 +17,7 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/aes"
@@ -248,11 +248,9 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 		return g.present(a, presented)
 	case allowInitialize:
 		a.Unknown = httpErrorf(http.StatusBadRequest, codeIsNone)
-		g.log.Warn("a claim code that does not hold was presented: the request counts as one without a code if it begins a session, and is refused if not")
-	case allowAll:
-		if facts.presents {
-			g.log.Warn("a claim code that does not hold was presented in a session without a claim, which stays as it is", "session", a.Session.ID[:8])
-		}
+	}
+	if facts.presents && !facts.scoped {
+		g.log.Warn("a claim code that does not hold was presented, and no claim is required", "in a session", facts.session)
 	}
 	return a, nil
 }
@@ -273,8 +271,15 @@ func (g *Gate) present(a admission, p Principal) (admission, error) {
 			Msg: "the session's claim could not be written down: try again"}
 	}
 	a.Principal = p
-	g.log.Info("session scoped", "session", a.Session.ID[:8], "claim", g.Name(p), "label", g.Label(p))
+	g.logScoped("session scoped", a.Session, p)
 	return a, nil
+}
+
+// logScoped tells the log which claim a session has.
+func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
+	if c, err := g.claim(p); err == nil {
+		g.log.Info(what, "session", t.ID[:8], "claim", g.Name(p), "label", c.Label)
+	}
 }
 
 // lookUp gives the claim that has a code, where one is required in the caller's
@@ -286,9 +291,10 @@ func (g *Gate) lookUp(ctx context.Context, code Code, own Principal, ownHolds bo
 		if ownHolds {
 			patience = 0
 		}
-		if err := g.turns.await(ctx, code, patience); err != nil && ownHolds {
-			return Claim{}, false, nil
-		} else if err != nil {
+		if err := g.turns.await(ctx, code, patience); err != nil {
+			if ownHolds {
+				err = nil
+			}
 			return Claim{}, false, err
 		}
 	}
@@ -391,19 +397,11 @@ func (g *Gate) Name(p Principal) string {
 	return hex.EncodeToString(mac.Sum(nil)[:4])
 }
 
-// Label is the label of a principal's claim, while it holds; else "".
-func (g *Gate) Label(p Principal) string {
-	c, _ := g.claim(p)
-	return c.Label
-}
-
 // Create makes a session of a principal, and returns it with its id. Nothing is
 // kept of it: all that there is to know is in the id.
 func (g *Gate) Create(protocol string, caps uint16, p Principal) (*sessionToken, string) {
 	t := newSessionToken(protocol, caps, p, g.sessions.now())
-	if p.hasClaim() {
-		g.log.Info("session", "session", t.ID[:8], "claim", g.Name(p), "label", g.Label(p))
-	}
+	g.logScoped("session", t, p)
 	return t, g.sessions.seal(t)
 }
 
@@ -523,9 +521,8 @@ type sessionStore struct {
 	records map[string]sessionRecord // by session
 
 	writing   sync.Mutex // held to write the file, so that memory and file tell the same story in the same order
-	file      *os.File
-	size      int64 // of the file
-	compacted int64 // its size when it was last written anew
+	size      int64      // of the file
+	compacted int64      // its size when it was last written anew
 }
 
 // sessionRecord is a line of the log. The last line of a session counts.
@@ -551,60 +548,45 @@ func openSessions(dataDir string, log *slog.Logger, now func() time.Time) (*sess
 		s.key, s.records = make([]byte, 32), make(map[string]sessionRecord)
 		rand.Read(s.key) // never fails
 	}
-	block, err := aes.NewCipher(s.key)
-	if err == nil {
-		err = os.MkdirAll(dataDir, 0o700)
-	}
-	if err == nil {
-		s.cipher, err = cipher.NewGCMWithRandomNonce(block)
-	}
-	if err == nil {
-		err = s.compact()
-	}
-	if err != nil {
+	block, _ := aes.NewCipher(s.key) // fails for keys of other lengths alone
+	s.cipher, _ = cipher.NewGCMWithRandomNonce(block)
+	if err := errors.Join(os.MkdirAll(dataDir, 0o700), s.compact()); err != nil {
 		return nil, fmt.Errorf("preparing sessions: %w", err)
 	}
 	return s, nil
-}
-
-// Close closes the log.
-func (s *sessionStore) Close() error {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	return s.file.Close()
 }
 
 // read reads the key and what became of sessions. A last line without its end is
 // passed over: it was being written when the daemon was killed, before anyone was
 // answered. Any other fault makes the whole log unusable.
 func (s *sessionStore) read() error {
-	file, err := openRegular(s.path)
+	if info, err := os.Lstat(s.path); err != nil || !info.Mode().IsRegular() {
+		return cmp.Or(err, errors.New("not a regular file"))
+	}
+	text, err := os.ReadFile(s.path)
 	if err != nil {
 		return err
 	}
-	defer file.Close()
 	s.records = make(map[string]sessionRecord)
-	for lines, n := bufio.NewReader(file), 1; ; n++ {
-		line, err := lines.ReadBytes('\n')
-		if err == io.EOF && s.key != nil {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("line %d: %w", n, err)
+	for line := range bytes.Lines(text) {
+		if !bytes.HasSuffix(line, []byte("\n")) {
+			break
 		}
 		var rec sessionRecord
-		if err := json.Unmarshal(line, &rec); err != nil {
-			return fmt.Errorf("line %d: %w", n, err)
-		}
+		err := json.Unmarshal(line, &rec)
 		switch {
-		case n == 1 && len(rec.Key) == 32:
+		case err == nil && s.key == nil && len(rec.Key) == 32:
 			s.key = rec.Key
-		case n > 1 && rec.ID != "" && (rec.Ended || rec.Claim != claimRef{}):
+		case err == nil && s.key != nil && rec.ID != "" && (rec.Ended || rec.Claim != claimRef{}):
 			s.records[rec.ID] = rec
 		default:
-			return fmt.Errorf("line %d says nothing of a session", n)
+			return errors.New("it has a line that is none of a session log")
 		}
 	}
+	if s.key == nil {
+		return errors.New("it has no key")
+	}
+	return nil
 }
 
 // compact writes the log anew, without the lines that later ones of the same
@@ -620,16 +602,11 @@ func (s *sessionStore) compact() error {
 		}
 	}
 	s.mu.Unlock()
-	if s.file != nil {
-		s.file.Close() // Windows replaces no open file
+	if err := replaceFile(s.path, text); err != nil {
+		return err
 	}
-	replaced := replaceFile(s.path, text)
-	if replaced == nil {
-		s.size, s.compacted = int64(len(text)), int64(len(text))
-	}
-	var err error
-	s.file, err = os.OpenFile(s.path, os.O_WRONLY|os.O_APPEND, 0)
-	return cmp.Or(replaced, err)
+	s.size, s.compacted = int64(len(text)), int64(len(text))
+	return nil
 }
 
 // seal makes a session's id.
@@ -687,21 +664,20 @@ func (s *sessionStore) append(t *sessionToken, rec sessionRecord) error {
 	return nil
 }
 
-// write appends a line, and sees it onto the disk.
+// write appends a line, and sees it onto the disk. It makes no file: where someone
+// took the log away, nothing can be written down until usher is restarted, which
+// ends all sessions.
 func (s *sessionStore) write(line []byte) error {
-	ours, err := s.file.Stat()
+	file, err := os.OpenFile(s.path, os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return err
 	}
-	if there, err := os.Stat(s.path); err != nil || !os.SameFile(ours, there) {
-		return errors.New("the file was taken away: restart usher, which ends all sessions")
+	defer file.Close()
+	if _, err = file.Write(line); err == nil {
+		err = file.Sync()
 	}
-	_, err = s.file.Write(line)
-	if err == nil {
-		err = s.file.Sync()
-	}
-	if err != nil { // half a line would make the log unusable
-		return errors.Join(err, s.file.Truncate(s.size))
+	if err != nil { // half a line, with others after it, would make the log unusable
+		return errors.Join(err, file.Truncate(s.size))
 	}
 	s.size += int64(len(line))
 	return nil

@@ -234,7 +234,6 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer sessions.Close()
 	d.registry, err = d.openRegistry(registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle})
 	if err != nil {
 		return err
