@@ -970,8 +970,18 @@ func TestSessionLogIsCompacted(t *testing.T) {
 		t.Errorf("the log has %d bytes, %v", info.Size(), err)
 	}
 	ended, endedID := g.Create(protocols[0], 0, Principal{})
+	p := Principal{claimRef{"ABCDEF", "2026-01-01T00:00:00Z", "/w/proj"}}
+	if _, err := g.present(admission{Session: ended}, p); err != nil {
+		t.Fatal(err)
+	}
 	if err := g.End(ended); err != nil {
 		t.Fatal(err)
+	}
+	if g.Current(ended) != p {
+		t.Error("what is under way in a session that has ended reaches more than the session did")
+	}
+	if err := g.End(ended); !errors.Is(err, errNoSession) {
+		t.Errorf("a second end: %v", err)
 	}
 	again, _ := testGate(t, data, false)
 	if got := again.Current(mustOpen(t, again, id)).claim.ScopeDir; got != "/w/1499" {

@@ -645,11 +645,13 @@ func (s *sessionStore) record(id string) sessionRecord {
 func (s *sessionStore) append(t *sessionToken, rec sessionRecord) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	if s.record(t.ID).Ended {
+	before := s.record(t.ID)
+	if before.Ended {
 		return errNoSession
 	}
 	rec.ID, rec.At = t.ID, s.now().UTC()
-	if rec.At.Before(t.Issued) { // the clock was put back: the record must last as long as the id
+	rec.Claim = cmp.Or(rec.Claim, before.Claim) // an end does not take a claim away from what is under way
+	if rec.At.Before(t.Issued) {                // the clock was put back: the record must last as long as the id
 		rec.At = t.Issued
 	}
 	if err := s.write(rec.line()); err != nil {
