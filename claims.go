@@ -96,6 +96,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unicode/utf8"
 )
@@ -216,17 +217,15 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 		}
 	}
 	c.Code, c.CreatedAt, c.ExpiresAt = Code(code), time.Time(created), time.Time(expires)
-	// Folding is for input: in the file a code has one spelling.
-	if folded, ok := parseCode(code); !ok || folded != c.Code {
+	folded, ok := parseCode(code)
+	switch {
+	case !ok || folded != c.Code: // folding is for input: in the file a code has one spelling
 		return Claim{}, errors.New("missing or malformed code")
-	}
-	if year := c.CreatedAt.Year(); year < 0 || year > 9999 {
-		return Claim{}, errors.New("unusable createdAt") // RFC 3339 could not write it
-	}
-	if c.ExpiresAt.IsZero() {
+	case c.CreatedAt.Year() < 0 || c.CreatedAt.Year() > 9999: // RFC 3339 could not write it
+		return Claim{}, errors.New("unusable createdAt")
+	case c.ExpiresAt.IsZero():
 		return Claim{}, errors.New("missing expiresAt")
-	}
-	if !filepath.IsAbs(c.ScopeDir) {
+	case !filepath.IsAbs(c.ScopeDir):
 		return Claim{}, errors.New("scopeDir is no absolute path")
 	}
 	return c, nil
@@ -248,62 +247,53 @@ func (t *claimTime) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// parseClaims reads the whole file. encoding/json lets invalid UTF-8 and a null for
-// an array pass; both would be claims silently changed or lost.
-func parseClaims(data []byte) ([]Claim, error) {
-	var records []json.RawMessage
-	trimmed := bytes.TrimLeft(data, " \t\r\n")
-	switch {
-	case len(trimmed) == 0:
-		return nil, errors.New("it is empty")
-	case !utf8.Valid(data):
-		return nil, errors.New("invalid UTF-8")
-	case trimmed[0] != '[' || json.Unmarshal(data, &records) != nil:
-		return nil, errors.New("it is no JSON array, or half of one")
-	}
-	claims := make([]Claim, 0, len(records))
-	seen := make(map[Code]bool, len(records))
-	for i, raw := range records {
-		c, err := parseClaim(raw)
-		if err != nil {
-			return nil, fmt.Errorf("record %d: %w", i+1, err)
-		}
-		if seen[c.Code] {
-			return nil, fmt.Errorf("record %d: another has the same code", i+1)
-		}
-		seen[c.Code] = true
-		claims = append(claims, c)
-	}
-	return claims, nil
-}
-
 // encodeClaims writes one record a line, each as it was read.
 func encodeClaims(claims []Claim) []byte {
-	var b bytes.Buffer
-	b.WriteByte('[')
+	lines := make([][]byte, len(claims))
 	for i, c := range claims {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		b.WriteString("\n  ")
-		json.Compact(&b, c.raw) // which was parsed
+		line := bytes.NewBufferString("\n  ")
+		json.Compact(line, c.raw) // which was parsed
+		lines[i] = line.Bytes()
 	}
-	b.WriteString("\n]\n")
-	return b.Bytes()
+	return fmt.Appendf(nil, "[%s\n]\n", bytes.Join(lines, []byte(",")))
 }
 
 // claimsFile is claims.json as it was once read. The zero value is that there is
 // no such file, which is to have no claims.
 type claimsFile struct {
 	// file is kept open so that its inode can't be given to a later claims.json of
-	// the same size and time. It is nil on Windows, where an open file can't be
-	// replaced, and file ids are not used again so soon.
+	// the same size and time. On Windows, where an open file can't be replaced, it
+	// is closed; there file ids are not used again so soon.
 	file    *os.File
 	info    fs.FileInfo
 	claims  []Claim // in the file's order
 	byCode  map[Code]Claim
 	soonest time.Time // the earliest expiry of all; zero: no claims
-	purge   sync.Once // a purge that fails is not repeated by every request
+	purged  bool      // a purge was begun; one that fails is not repeated by every request
+}
+
+// parseClaims reads the whole file. encoding/json lets invalid UTF-8 and a null for
+// an array pass; both would be claims silently changed or lost.
+func parseClaims(data []byte) (*claimsFile, error) {
+	var records []json.RawMessage
+	if !utf8.Valid(data) || json.Unmarshal(data, &records) != nil || records == nil {
+		return nil, errors.New("it is no JSON array of claims")
+	}
+	f := &claimsFile{byCode: make(map[Code]Claim, len(records))}
+	for i, raw := range records {
+		c, err := parseClaim(raw)
+		if err != nil {
+			return nil, fmt.Errorf("record %d: %w", i+1, err)
+		}
+		f.claims, f.byCode[c.Code] = append(f.claims, c), c
+		if len(f.byCode) != len(f.claims) {
+			return nil, fmt.Errorf("record %d: another has the same code", i+1)
+		}
+		if f.soonest.IsZero() || c.ExpiresAt.Before(f.soonest) {
+			f.soonest = c.ExpiresAt
+		}
+	}
+	return f, nil
 }
 
 // statClaims stats the file; nil without an error when there is none. A link is no
@@ -323,47 +313,35 @@ func statClaims(path string) (fs.FileInfo, error) {
 
 // readClaims reads the file. The caller closes it.
 func readClaims(path string) (*claimsFile, error) {
-	info, err := statClaims(path)
-	if err != nil || info == nil {
+	if info, err := statClaims(path); err != nil || info == nil {
 		return &claimsFile{}, err
 	}
-	file, err := os.Open(path)
+	file, err := openRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &claimsFile{}, nil // deleted since the stat
 	}
-	if err != nil {
-		return nil, errUnreadable(path, reason(err))
-	}
 	// The stat comes before the bytes: if the file is changed in between, the next
 	// stat differs from this one, and the file is read again.
-	snap := &claimsFile{file: file, byCode: make(map[Code]Claim)}
+	var info fs.FileInfo
+	if err == nil {
+		info, err = file.Stat()
+	}
 	var data []byte
-	if snap.info, err = file.Stat(); err == nil {
+	if err == nil {
 		data, err = io.ReadAll(file)
 	}
+	var read *claimsFile
 	if err == nil {
-		snap.claims, err = parseClaims(data)
+		read, err = parseClaims(data)
 	}
 	if err != nil || runtime.GOOS == "windows" {
-		snap.close()
+		file.Close()
 	}
 	if err != nil {
 		return nil, errUnreadable(path, reason(err))
 	}
-	for _, c := range snap.claims {
-		snap.byCode[c.Code] = c
-		if snap.soonest.IsZero() || c.ExpiresAt.Before(snap.soonest) {
-			snap.soonest = c.ExpiresAt
-		}
-	}
-	return snap, nil
-}
-
-func (s *claimsFile) close() {
-	if s.file != nil {
-		s.file.Close()
-		s.file = nil
-	}
+	read.file, read.info = file, info
+	return read, nil
 }
 
 // is reports whether info, of claims.json now, is that of the file that was read.
@@ -406,15 +384,13 @@ type ClaimStore struct {
 	purging sync.WaitGroup
 
 	mu      sync.Mutex
-	current *claimsFile // as last read; nil before
+	current *claimsFile // as last read; nil before; guarded by mu
 }
 
 // openClaims gives the store of dataDir, {base}/.data, which need not exist yet.
 // A nil log is none. A store that looks up is to be closed.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+	log = cmp.Or(log, slog.New(slog.DiscardHandler))
 	s := &ClaimStore{path: filepath.Join(dataDir, "claims.json"), log: log, token: newWriteToken(dataDir)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
@@ -428,21 +404,16 @@ func (s *ClaimStore) Close() {
 	defer s.mu.Unlock()
 	s.purging.Wait()
 	if s.current != nil {
-		s.current.close()
+		s.current.file.Close()
 	}
 }
 
-// Create adds a claim on scopeDir for ttl, and waits for its turn to write at most
-// as long as ctx allows. Label may be "". The error of a bad argument names it.
-// After an error the claim may exist, but nobody has its code.
+// Create adds a claim on scopeDir, an absolute path without links, for ttl, which is
+// more than zero. Label may be "". Create waits for its turn to write at most as
+// long as ctx allows. After an error the claim may exist, but nobody has its code.
 func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl time.Duration) (Claim, error) {
-	switch {
-	case !filepath.IsAbs(scopeDir) || !utf8.ValidString(scopeDir):
-		return Claim{}, fmt.Errorf("scope %q: want an absolute path in UTF-8", scopeDir)
-	case !utf8.ValidString(label):
-		return Claim{}, fmt.Errorf("label %q: want UTF-8", label)
-	case ttl <= 0:
-		return Claim{}, fmt.Errorf("time to live %v: want more than zero", ttl)
+	if !utf8.ValidString(scopeDir) { // JSON would name another folder
+		return Claim{}, fmt.Errorf("scope %q: want a path in UTF-8", scopeDir)
 	}
 	var made Claim
 	err := s.update(ctx, func(old *claimsFile, now time.Time) (claims []Claim, err error) {
@@ -463,16 +434,17 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 // the file. When only that removal fails, the list is complete all the same, and
 // comes with the error; when reading fails, the list is nil.
 func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
-	snap, err := s.load()
+	read, err := readClaims(s.path)
 	if err != nil {
 		return nil, err
 	}
+	defer read.file.Close()
 	now := time.Now()
-	list := snap.active(now)
+	list := read.active(now)
 	slices.SortStableFunc(list, func(a, b Claim) int {
 		return cmp.Or(a.ExpiresAt.Compare(b.ExpiresAt), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Code, b.Code))
 	})
-	if snap.expired(now) {
+	if read.expired(now) {
 		err = s.purge(ctx)
 	}
 	return list, err
@@ -498,41 +470,31 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 // Lookup gives the active claim of that code. It costs one stat and a map look-up
 // unless the file changed, so that every request can ask. Expired records are no
 // claims from their instant on. The first look-up that meets one has it removed
-// beside the request.
+// beside the request. A file that can't be used is tried again at each call.
 func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
-	snap, err := s.load()
-	if err != nil {
-		return Claim{}, false, err
-	}
-	now := time.Now()
-	if snap.expired(now) {
-		snap.purge.Do(s.purgeBeside)
-	}
-	c, ok := snap.find(code, now)
-	return c, ok, nil
-}
-
-// load gives what claims.json holds now. Errors are not kept: a file that can't be
-// used is tried again at each call.
-func (s *ClaimStore) load() (*claimsFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	info, err := statClaims(s.path)
 	if err != nil {
-		return nil, err
+		return Claim{}, false, err
 	}
-	if s.current != nil && s.current.is(info) {
-		return s.current, nil
+	if s.current == nil || !s.current.is(info) {
+		read, err := readClaims(s.path)
+		if err != nil {
+			return Claim{}, false, err
+		}
+		if s.current != nil {
+			s.current.file.Close()
+		}
+		s.current = read
 	}
-	snap, err := readClaims(s.path)
-	if err != nil {
-		return nil, err
+	now := time.Now()
+	if s.current.expired(now) && !s.current.purged && s.ctx.Err() == nil {
+		s.current.purged = true
+		s.purging.Go(s.purgeBeside)
 	}
-	if s.current != nil {
-		s.current.close()
-	}
-	s.current = snap
-	return snap, nil
+	c, ok := s.current.find(code, now)
+	return c, ok, nil
 }
 
 // update is the one door for changes: under the token it reads the file, has change
@@ -544,7 +506,7 @@ func (s *ClaimStore) update(ctx context.Context, change func(old *claimsFile, no
 		if err != nil {
 			return err
 		}
-		defer old.close() // open until the rename: its inode stands for what was read
+		defer old.file.Close() // open until the rename: its inode stands for what was read
 		claims, err := change(old, time.Now())
 		if err != nil {
 			return err
@@ -573,18 +535,11 @@ func (s *ClaimStore) purge(ctx context.Context) error {
 	return nil
 }
 
-// purgeBeside starts a purge that nobody waits for but Close.
+// purgeBeside is a purge that nobody waits for but Close.
 func (s *ClaimStore) purgeBeside() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return
+	if err := s.purge(s.ctx); err != nil && s.ctx.Err() == nil {
+		s.log.Warn("claims", "err", err)
 	}
-	s.purging.Go(func() {
-		if err := s.purge(s.ctx); err != nil && s.ctx.Err() == nil {
-			s.log.Warn("claims", "err", err)
-		}
-	})
 }
 
 // errStartOver says that the token was taken over by another writer, or that
@@ -647,7 +602,7 @@ func (t *writeToken) take(ctx context.Context) (*heldToken, error) {
 		if now := strings.Join(names, " "); now != seen {
 			seen, since = now, time.Now()
 		}
-		if len(names) > 0 && !slices.ContainsFunc(names, t.inUse) {
+		if !slices.ContainsFunc(names, t.inUse) {
 			if held, err := t.rename(names); held != nil || err != nil {
 				return held, err
 			}
@@ -705,20 +660,19 @@ func (t *writeToken) prepare() error {
 
 // rename takes the tokens of these names, all as one, unless someone else was
 // faster: then it returns nil, nil.
-func (t *writeToken) rename(names []string) (*heldToken, error) {
-	held := &heldToken{token: t, name: t.newName()}
-	taken := false
-	for _, name := range names {
-		err := renameFile(filepath.Join(t.dir, name), held.path())
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (t *writeToken) rename(names []string) (held *heldToken, err error) {
+	name := t.newName()
+	for _, old := range names {
+		err := renameFile(filepath.Join(t.dir, old), filepath.Join(t.dir, name))
+		if err == nil {
+			held = &heldToken{token: t, name: name}
+		} else if !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
-		taken = taken || err == nil
 	}
-	if !taken {
-		return nil, nil
+	if held != nil {
+		t.step("taken")
 	}
-	t.step("taken")
 	return held, nil
 }
 
@@ -812,8 +766,8 @@ func (h *heldToken) sweep() error {
 }
 
 // replace puts data in place of the data folder's file of that name, which is made
-// if need be, whole and synced or not at all. It calls last, if not nil, right
-// before, and does nothing if that returns an error. It returns errStartOver, to be
+// if need be, whole and synced or not at all. It calls last right before, and does
+// nothing if that returns an error. It returns errStartOver, to be
 // passed on to do, when it wrote nothing as the token was lost.
 func (h *heldToken) replace(name string, data []byte, last func() error) error {
 	target := filepath.Join(h.token.dataDir, name)
@@ -823,10 +777,8 @@ func (h *heldToken) replace(name string, data []byte, last func() error) error {
 			return err
 		}
 		h.token.step("checked")
-		if last != nil {
-			if err := last(); err != nil {
-				return err
-			}
+		if err := last(); err != nil {
+			return err
 		}
 		h.token.step("renaming")
 		return nil
@@ -876,4 +828,22 @@ func replaceFile(path string, data []byte) error {
 		}
 	}
 	return writeFile(path, path+".new."+rand.Text(), data, func() error { return nil })
+}
+
+// openRegular opens a file to read. It neither waits for nor reads what is no
+// regular file, such as a pipe.
+func openRegular(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
 }

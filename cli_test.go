@@ -170,11 +170,11 @@ func TestFlagsAnywhere(t *testing.T) {
 		for _, args := range []string{"claim list -json -base BASE", "claim -json list -base BASE", "claim -base BASE list --json", "claim --base=BASE -json=true list"} {
 			out, errs, code := usher(t, "", strings.Fields(fill.Replace(args))...)
 			list, err := parseClaims([]byte(out))
-			if code != 0 || errs != "" || err != nil || len(list) != 1 {
+			if code != 0 || errs != "" || err != nil || len(list.claims) != 1 {
 				t.Errorf("usher %s: %d %v %s%s", args, code, err, out, errs)
 				continue
 			}
-			c := list[0]
+			c := list.claims[0]
 			if left := c.ExpiresAt.Sub(before); c.ScopeDir != dir+"/proj" || c.Label != tt.say || left < tt.life-time.Millisecond || left > tt.life+patience {
 				t.Errorf("usher %s: it holds for %v, says %q: %s", tt.args, left, c.Label, out)
 			}

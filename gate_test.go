@@ -669,10 +669,10 @@ func TestWhatIsInAScope(t *testing.T) {
 	// usher claim resolves what it is given, so that a link is what it leads to.
 	out, errs, code := usher(t, "", "claim", "-json", "-scope", dir+"/alias/../alias", "-base", base)
 	var c Claim
-	if list, err := parseClaims([]byte("[" + out + "]")); code != 0 || err != nil || list[0].ScopeDir != dir+"/proj" {
+	if list, err := parseClaims([]byte("[" + out + "]")); code != 0 || err != nil || list.claims[0].ScopeDir != dir+"/proj" {
 		t.Fatalf("usher claim of a link: %v %s%s", err, out, errs)
 	} else {
-		c = list[0]
+		c = list.claims[0]
 	}
 	s, _ := session(t, d.URL, header(c.Code.Reveal()))
 	if got := list(s, nothing); got != inside {

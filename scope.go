@@ -22,11 +22,8 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
-	"crypto/hmac"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -179,14 +176,12 @@ type Gate struct {
 	require  bool
 	log      *slog.Logger
 	turns    guessTurns
-	logKey   [16]byte // of the names that claims have in the log, this time
+	logKey   string // of the names that claims have in the log, this time
 }
 
 // newGate is the gate of a daemon. With require it lets nobody in without a claim.
 func newGate(claims *ClaimStore, sessions *sessionStore, require bool, log *slog.Logger) *Gate {
-	g := &Gate{claims: claims, sessions: sessions, require: require, log: log}
-	rand.Read(g.logKey[:]) // never fails
-	return g
+	return &Gate{claims: claims, sessions: sessions, require: require, log: log, logKey: rand.Text()}
 }
 
 // fixedGate is the gate of a transport that never looks at claims: stdio, and
@@ -358,14 +353,14 @@ func (g *Gate) Scope(p Principal) (Scope, error) {
 	if !p.hasClaim() && !g.require {
 		return scopeAll(), nil
 	}
-	c, err := g.claim(p)
-	if errors.Is(err, errClaimsUnreadable) {
+	switch c, err := g.claim(p); {
+	case err == nil:
+		return scopeDir(c.ScopeDir), nil
+	case errors.Is(err, errClaimsUnreadable):
 		return scopeNone(), errClaimsUnreadable // without the path of the file
-	}
-	if err != nil {
+	default:
 		return scopeNone(), err
 	}
-	return scopeDir(c.ScopeDir), nil
 }
 
 // Current is who a session is of, now. Of a token that was never issued, which
@@ -392,9 +387,7 @@ func (g *Gate) Name(p Principal) string {
 	if !p.hasClaim() {
 		return ""
 	}
-	mac := hmac.New(sha256.New, g.logKey[:])
-	io.WriteString(mac, p.Key())
-	return hex.EncodeToString(mac.Sum(nil)[:4])
+	return hashOf(g.logKey, p.Key())[:8]
 }
 
 // Create makes a session of a principal, and returns it with its id. Nothing is
@@ -560,18 +553,17 @@ func openSessions(dataDir string, log *slog.Logger, now func() time.Time) (*sess
 // passed over: it was being written when the daemon was killed, before anyone was
 // answered. Any other fault makes the whole log unusable.
 func (s *sessionStore) read() error {
-	if info, err := os.Lstat(s.path); err != nil || !info.Mode().IsRegular() {
-		return cmp.Or(err, errors.New("not a regular file"))
+	file, err := openRegular(s.path)
+	if err != nil {
+		return err
 	}
-	text, err := os.ReadFile(s.path)
+	defer file.Close()
+	text, err := io.ReadAll(file)
 	if err != nil {
 		return err
 	}
 	s.records = make(map[string]sessionRecord)
-	for line := range bytes.Lines(text) {
-		if !bytes.HasSuffix(line, []byte("\n")) {
-			break
-		}
+	for line := range bytes.Lines(text[:bytes.LastIndexByte(text, '\n')+1]) {
 		var rec sessionRecord
 		err := json.Unmarshal(line, &rec)
 		switch {

@@ -538,7 +538,7 @@ func claimBase(ctx context.Context, dataDir string) (*daemonRecord, error) {
 			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base",
 				other.PID, cmp.Or(other.URL, "starting"))
 		}
-		return held.replace("daemon.json", marshal(own), nil)
+		return held.replace("daemon.json", marshal(own), func() error { return nil })
 	})
 	return own, err
 }
