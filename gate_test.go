@@ -154,10 +154,27 @@ func TestUnreadableClaims(t *testing.T) {
 		if got := list(free, nothing); got != strings.Join(allTools, " ") {
 			t.Errorf("%s file: an unscoped session: %q", name, got)
 		}
+		for presents, tt := range map[string]struct {
+			present func(*http.Request)
+			want    string
+		}{
+			"a code":                   {present, "503"},
+			"a code that is not known": {query("ABCDEF"), "503"},
+			"a word":                   {header("hello"), "400"},
+			"no code":                  {nothing, strings.Join(allTools, " ")},
+		} {
+			if got := stateless(t, d.URL).sees(tt.present); got != tt.want {
+				t.Errorf("%s file: a request without a session that presents %s: %q, want %q", name, presents, got, tt.want)
+			}
+		}
 		if now, _ := os.ReadFile(path); string(now) != text {
 			t.Errorf("%s file was overwritten with %q", name, now)
 		}
 	}
+	if log := d.Log.String(); !strings.Contains(log, "claims.json") || !strings.Contains(log, "move it away or restore it") {
+		t.Errorf("the log does not say which file, and what to do: %s", log)
+	}
+	d.hidesCodes(t, proj.Code.Reveal())
 	write(t, path, string(good))
 	if got := list(scoped, nothing); got != strings.Join(projTools, " ") {
 		t.Errorf("after the repair: %q", got)
@@ -532,11 +549,11 @@ func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
 var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 
 // TestOutOfScopeIsUnknown asks for what is there and out of scope, and for what
-// is nowhere: the answers are the same, byte by byte.
+// is nowhere, in a session and without one: the answers are the same, byte by byte.
 func TestOutOfScopeIsUnknown(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	writeRich(t, dir+"/other/rich.usher")
+	writeFake(t, dir+"/other/rich.usher", "good tools=tell res=rich")
 	writeFake(t, dir+"/other/a.usher", "good tools=x,only") // the bare names are two modules' now
 	d := serveHereOn(t, base, dir)
 	free, _ := session(t, d.URL, nothing)
@@ -547,74 +564,61 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 		t.Errorf("instructions: %q", text)
 	}
 	c.awaitTools(projTools...)
-	for _, method := range []string{"prompts/list", "resources/list", "resources/templates/list"} {
-		if got := c.ask(method, ""); !strings.Contains(got.Body, "[]") || strings.Contains(got.Body, "rich") {
-			t.Errorf("%s: %s", method, got.Body)
-		}
-		if got := free.ask(method, ""); !strings.Contains(got.Body, "rich") {
-			t.Errorf("%s without a claim: %s", method, got.Body)
+	alone := stateless(t, d.URL)
+	type asker func(method, params string) answer
+	in := func(c *testClient) asker {
+		return func(method, params string) answer {
+			return c.post(`{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`)
 		}
 	}
-	for _, tt := range []struct{ method, params, out string }{
-		{"tools/call", `{"name":"THING"}`, "b_x"},
-		{"tools/call", `{"name":"THING"}`, "rich_tell"},
-		{"tools/call", `{"name":"THING"}`, "other-a_x"},
-		{"tools/call", `{"name":"THING"}`, "proj-a_x"}, // its name in another view
-		{"tools/call", `{"name":"THING"}`, "a_only"},
-		{"tools/call", `{"name":"THING","arguments":{"n":1},"_meta":{"progressToken":7}}`, "b_x"},
-		{"tools/call", `{"name":"THING","_meta":{"scope":"/","claim":"ABCDEF"}}`, "b_x"},
-		{"prompts/get", `{"name":"THING"}`, "rich_say"},
-		{"resources/read", `{"uri":"THING"}`, "rich://one"},
-		{"resources/read", `{"uri":"THING"}`, "rich://many/3"},
-		{"completion/complete", `{"ref":{"type":"ref/prompt","name":"THING"},"argument":{"name":"x","value":""}}`, "rich_say"},
-		{"completion/complete", `{"ref":{"type":"ref/resource","uri":"THING"},"argument":{"name":"x","value":""}}`, "rich://many/{n}"},
+	out := func(present func(*http.Request)) asker {
+		return func(method, params string) answer { return alone.modern(method, params, present) }
+	}
+	for revision, ask := range map[string]struct{ scoped, free asker }{
+		"in a session":    {in(c), in(free)},
+		"without session": {out(header(proj.Code.Reveal())), out(nothing)},
 	} {
-		ask := func(thing string) string {
-			params := strings.ReplaceAll(tt.params, "THING", thing)
-			a := c.post(`{"jsonrpc":"2.0","id":1,"method":"` + tt.method + `","params":` + params + `}`)
-			a.Header.Del("X-Request-Id")
-			a.Header.Del("Date")
-			a.Header.Del("Content-Length")
-			return fmt.Sprint(a.Status, a.Header, strings.ReplaceAll(a.Body, thing, "THING"))
+		for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"} {
+			if got := ask.scoped(method, "{}"); got.failure() != "" || strings.Contains(got.Body, "rich") {
+				t.Errorf("%s: %s: %s", revision, method, got.Body)
+			}
+			if got := ask.free(method, "{}"); !strings.Contains(got.Body, "rich") {
+				t.Errorf("%s: %s without a claim: %s", revision, method, got.Body)
+			}
 		}
-		nowhere := "nope_" + tt.out
-		if strings.Contains(tt.out, "://") {
-			nowhere = "nope://" + tt.out[7:]
+		for _, tt := range []struct{ method, params, out string }{
+			{"tools/call", `{"name":"THING"}`, "b_x"},
+			{"tools/call", `{"name":"THING"}`, "rich_tell"},
+			{"tools/call", `{"name":"THING"}`, "other-a_x"},
+			{"tools/call", `{"name":"THING"}`, "proj-a_x"}, // its name in another view
+			{"tools/call", `{"name":"THING"}`, "a_only"},
+			{"tools/call", `{"name":"THING","arguments":{"n":1},"_meta":{"progressToken":7}}`, "b_x"},
+			{"tools/call", `{"name":"THING","_meta":{"scope":"/","claim":"ABCDEF"}}`, "b_x"},
+			{"prompts/get", `{"name":"THING"}`, "rich_say"},
+			{"resources/read", `{"uri":"THING"}`, "rich://one"},
+			{"resources/read", `{"uri":"THING"}`, "rich://many/3"},
+			{"completion/complete", `{"ref":{"type":"ref/prompt","name":"THING"},"argument":{"name":"x","value":""}}`, "rich_say"},
+			{"completion/complete", `{"ref":{"type":"ref/resource","uri":"THING"},"argument":{"name":"n","value":""}}`, "rich://many/{n}"},
+		} {
+			of := func(thing string) string {
+				a := ask.scoped(tt.method, strings.ReplaceAll(tt.params, "THING", thing))
+				a.Header.Del("X-Request-Id")
+				a.Header.Del("Date")
+				a.Header.Del("Content-Length")
+				return fmt.Sprint(a.Status, a.Header, strings.ReplaceAll(a.Body, thing, "THING"))
+			}
+			nowhere := "nope_" + tt.out
+			if strings.Contains(tt.out, "://") {
+				nowhere = "nope://" + tt.out[7:]
+			}
+			outside, unknown := of(tt.out), of(nowhere)
+			if outside != unknown || !strings.Contains(outside, `"error"`) {
+				t.Errorf("%s: %s of %s out of scope: %s\nof an unknown one: %s", revision, tt.method, tt.out, outside, unknown)
+			}
+			if a := ask.free(tt.method, strings.ReplaceAll(tt.params, "THING", tt.out)); tt.out != "a_only" && a.failure() != "" {
+				t.Errorf("%s: %s of %s without a claim: %s", revision, tt.method, tt.out, a.Body)
+			}
 		}
-		outside, unknown := ask(tt.out), ask(nowhere)
-		if outside != unknown || !strings.Contains(outside, `"error"`) {
-			t.Errorf("%s of %s out of scope: %s\nof an unknown one: %s", tt.method, tt.out, outside, unknown)
-		}
-		if a := free.ask(tt.method, strings.ReplaceAll(tt.params, "THING", tt.out)); tt.out != "a_only" && a.failure() != "" {
-			t.Errorf("%s of %s without a claim: %s", tt.method, tt.out, a.Body)
-		}
-	}
-}
-
-// writeRich makes a module that offers one of everything: a shell that answers
-// each request with what its id is put into.
-func writeRich(t *testing.T, path string) {
-	t.Helper()
-	write(t, path, `#!/bin/sh
-while read -r line; do
-  id=${line#*'"id":'}; id=${id%%[,\}]*}
-  case $line in
-  *'"initialize"'*) r='{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"prompts":{},"resources":{},"completions":{}},"serverInfo":{"name":"rich","version":"1"}}' ;;
-  *'"tools/list"'*) r='{"tools":[{"name":"tell","inputSchema":{"type":"object"}}]}' ;;
-  *'"prompts/list"'*) r='{"prompts":[{"name":"say","arguments":[{"name":"x"}]}]}' ;;
-  *'"resources/list"'*) r='{"resources":[{"uri":"rich://one","name":"one"}]}' ;;
-  *'"resources/templates/list"'*) r='{"resourceTemplates":[{"uriTemplate":"rich://many/{n}","name":"many"}]}' ;;
-  *'"tools/call"'*) r='{"content":[]}' ;;
-  *'"prompts/get"'*) r='{"messages":[]}' ;;
-  *'"resources/read"'*) r='{"contents":[]}' ;;
-  *'"completion/complete"'*) r='{"completion":{"values":[]}}' ;;
-  *) continue ;;
-  esac
-  printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$id" "$r"
-done
-`)
-	if err := os.Chmod(path, 0o755); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -992,20 +996,6 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	}
 }
 
-// TestWhyClaimsCantBeRead looks for the reason where the operator does.
-func TestWhyClaimsCantBeRead(t *testing.T) {
-	t.Parallel()
-	d := serveHere(t, t.TempDir())
-	write(t, d.Base+"/.data/claims.json", `[{"code":"GHJKMN"`)
-	if _, a := session(t, d.URL, header("GHJKMN")); a.Status != 503 || strings.Contains(a.Body, "claims.json") {
-		t.Errorf("%d %s", a.Status, a.Body)
-	}
-	if log := d.Log.String(); !strings.Contains(log, "claims.json") || !strings.Contains(log, "move it away or restore it") {
-		t.Errorf("the log does not say which file, and what to do: %s", log)
-	}
-	d.hidesCodes(t, "GHJKMN")
-}
-
 // TestClaimsWithoutADate holds that createdAt may be missing, and what happens
 // where it can't be written.
 func TestClaimsWithoutADate(t *testing.T) {
@@ -1167,105 +1157,4 @@ func TestModernScopeTable(t *testing.T) {
 		}
 	}
 	d.hidesCodes(t, p, o, g, x)
-}
-
-// TestModernScopeOfAllMethods asks for all there is in and out of a scope, and
-// after its claim's end.
-func TestModernScopeOfAllMethods(t *testing.T) {
-	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	writeFake(t, dir+"/proj/in.usher", "good tools=x res=in")
-	writeFake(t, dir+"/other/out.usher", "good tools=x res=out")
-	d := serveHereOn(t, base, dir)
-	c := stateless(t, d.URL)
-	proj := newClaimFor(t, base, dir+"/proj")
-	scoped := header(proj.Code.Reveal())
-	lists := []string{"server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list"}
-	for _, method := range lists {
-		a, b := c.modern(method, "", scoped), c.modern(method, "")
-		if !strings.Contains(a.Body, "in") || strings.Contains(a.Body, "out") || strings.Contains(a.Body, "b_x") || !strings.Contains(b.Body, "out") {
-			t.Errorf("%s: in scope %s\nwithout a claim %s", method, a.Body, b.Body)
-		}
-	}
-	calls := map[string]string{
-		"tools/call":            `{"name":"WHICH_x"}`,
-		"prompts/get":           `{"name":"WHICH_say"}`,
-		"resources/read":        `{"uri":"WHICH://one"}`,
-		"completion/complete":   `{"ref":{"type":"ref/prompt","name":"WHICH_say"},"argument":{"name":"x","value":""}}`,
-		"completion/complete ":  `{"ref":{"type":"ref/resource","uri":"WHICH://many/{n}"},"argument":{"name":"n","value":""}}`,
-		"subscriptions/listen ": `{"notifications":{"resourceSubscriptions":["WHICH://one"]}}`,
-	}
-	ask := func(method, which string, present func(*http.Request)) string {
-		if strings.HasPrefix(method, "subscriptions/") {
-			req := c.modernPOST("1", strings.TrimSpace(method), strings.ReplaceAll(calls[method], "WHICH", which))
-			present(req)
-			_, events, hangUp := follow(t, req)
-			defer hangUp()
-			ack := mustNext(t, events).data
-			if !strings.Contains(ack, which+"://one") {
-				return "error: nothing is honoured"
-			}
-			return ack
-		}
-		a := c.modern(strings.TrimSpace(method), strings.ReplaceAll(calls[method], "WHICH", which), present)
-		return fmt.Sprint(a.Status, " ", strings.ReplaceAll(a.Body, which, "WHICH"))
-	}
-	for method := range calls {
-		if got := ask(method, "in", scoped); strings.Contains(got, "error") {
-			t.Errorf("%s in scope: %s", method, got)
-		}
-		if got := ask(method, "out", nothing); strings.Contains(got, "error") {
-			t.Errorf("%s without a claim: %s", method, got)
-		}
-		out, none := ask(method, "out", scoped), ask(method, "nix", scoped)
-		if out != none || !strings.Contains(out, "error") {
-			t.Errorf("%s out of scope: %s\nof what is nowhere: %s", method, out, none)
-		}
-	}
-	claims(t, base).Revoke(t.Context(), proj.Code)
-	for method := range calls {
-		a := c.modern(strings.TrimSpace(method), strings.ReplaceAll(calls[method], "WHICH", "in"), scoped)
-		if a.Status != 400 || !strings.Contains(a.failure(), "unknown or has ended") {
-			t.Errorf("%s after the end: %d %s", method, a.Status, a.Body)
-		}
-	}
-}
-
-// TestModernClaimsThatCantBeRead spoils what claims are kept in.
-func TestModernClaimsThatCantBeRead(t *testing.T) {
-	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
-	c := stateless(t, d.URL)
-	used, fresh := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
-	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
-	see := func(when string, present func(*http.Request), want string) {
-		t.Helper()
-		if got := c.sees(present); got != want {
-			t.Errorf("%s: it sees %q, want %q", when, got, want)
-		}
-		if a := c.modern("tools/call", `{"name":"b_x"}`, present); want == "503" && (a.Status != 503 || a.Header.Get("Retry-After") == "") {
-			t.Errorf("%s: a call: %d %s", when, a.Status, a.Body)
-		}
-	}
-	see("all is well", header(used.Code.Reveal()), some)
-	path := base + "/.data/claims.json"
-	good, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range map[string]string{"empty": "", "another's": `{"version":9}`, "half": string(good[:20])} {
-		write(t, path, text)
-		see(name+" claims, one that was used", header(used.Code.Reveal()), "503")
-		see(name+" claims, one that was not", query(fresh.Code.Reveal()), "503")
-		see(name+" claims, one that is not known", header("ABCDEF"), "503")
-		see(name+" claims, a malformed one", header("hello"), "400")
-		see(name+" claims, none", nothing, everything)
-	}
-	write(t, path, string(good))
-	see("claims as they were", header(used.Code.Reveal()), some)
-
-	os.Remove(base + "/.data/sessions.jsonl") // which has nothing to do with requests that stand alone
-	see("no session log, a code", header(fresh.Code.Reveal()), "b_x")
-	see("no session log, none", nothing, everything)
 }
