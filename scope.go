@@ -520,11 +520,11 @@ type sessionStore struct {
 
 // sessionRecord is a line of the log. The last line of a session counts.
 type sessionRecord struct {
-	Key   []byte    `json:"key,omitempty"` // of the first line, which has nothing else
-	ID    string    `json:"id,omitempty"`
-	At    time.Time `json:"at,omitzero"`
-	Claim claimRef  `json:"claim,omitzero"` // what the session is scoped to since
-	Ended bool      `json:"ended,omitempty"`
+	Key    []byte    `json:"key,omitempty"` // of the first line, which has nothing else
+	ID     string    `json:"id,omitempty"`
+	Issued time.Time `json:"issued,omitzero"` // as in the session's id: the line counts for as long
+	Claim  claimRef  `json:"claim,omitzero"`  // what the session is scoped to since
+	Ended  bool      `json:"ended,omitempty"`
 }
 
 // line is the record as it stands in the file.
@@ -587,7 +587,7 @@ func (s *sessionStore) compact() error {
 	text := sessionRecord{Key: s.key}.line()
 	s.mu.Lock()
 	for id, rec := range s.records {
-		if s.now().Sub(rec.At) >= sessionLife {
+		if s.now().Sub(rec.Issued) >= sessionLife {
 			delete(s.records, id)
 		} else {
 			text = append(text, rec.line()...)
@@ -641,11 +641,8 @@ func (s *sessionStore) append(t *sessionToken, rec sessionRecord) error {
 	if before.Ended {
 		return errNoSession
 	}
-	rec.ID, rec.At = t.ID, s.now().UTC()
+	rec.ID, rec.Issued = t.ID, t.Issued
 	rec.Claim = cmp.Or(rec.Claim, before.Claim) // an end does not take a claim away from what is under way
-	if rec.At.Before(t.Issued) {                // the clock was put back: the record must last as long as the id
-		rec.At = t.Issued
-	}
 	if err := s.write(rec.line()); err != nil {
 		return fmt.Errorf("writing %q: %w", s.path, err)
 	}
