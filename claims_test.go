@@ -234,6 +234,7 @@ func TestCreateArguments(t *testing.T) {
 		want         string
 	}{
 		{"/w/\xff", "", time.Hour, "scope"},
+		{"/w", "\xff", time.Hour, "scope"},
 	} {
 		dir := newDataDir(t)
 		_, err := testStore(t, dir).Create(t.Context(), tt.scope, tt.label, tt.ttl)
