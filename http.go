@@ -78,7 +78,6 @@ const (
 
 	// modules.go, view.go: the registry and what it shows.
 	maxLooks    = 8                        // modules being introspected at once
-	maxReloads  = 100                      // attempts of one call whose module is reloaded before it begins
 	maxToolName = 64 - len("mcp__usher__") // characters of a tool's name that every client takes
 
 	// mcp.go: requests and lists.

@@ -79,8 +79,9 @@ type moduleVersion struct {
 	discovered
 	ctx     context.Context // ends when there is a newer version, or none
 	cancel  context.CancelFunc
-	atStart bool         // it was there when the registry was made
-	changed chan *Worker // 1-buffered: the process to ask what it offers now
+	atStart bool          // it was there when the registry was made
+	changed chan struct{} // 1-buffered: newest may offer something new
+	newest  atomic.Pointer[Worker]
 
 	manifest *manifest // nil until it is known; belongs to keep, as pool does
 	pool     *pool     // made with the first manifest
@@ -124,7 +125,7 @@ type ModuleSource struct {
 // was reloaded between the two it makes another attempt, so that an edit fails no
 // call.
 func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
-	for range maxReloads {
+	for {
 		changed := s.Changed()
 		result, err := attempt()
 		if !errors.Is(err, errRetired) {
@@ -136,7 +137,6 @@ func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage,
 			return nil, context.Cause(ctx)
 		}
 	}
-	return nil, errors.New("the module keeps being reloaded")
 }
 
 // newRegistry scans the workspace once and returns with what the cache knows of
@@ -290,7 +290,7 @@ func (r *Registry) reap() {
 // update takes in what a scan found.
 func (r *Registry) update(s *scan, atStart bool) {
 	for _, d := range r.compare(s) {
-		v := &moduleVersion{discovered: d, atStart: atStart, changed: make(chan *Worker, 1)}
+		v := &moduleVersion{discovered: d, atStart: atStart, changed: make(chan struct{}, 1)}
 		v.ctx, v.cancel = context.WithCancel(r.ctx)
 		known := r.readCache(d)
 		r.begin(v)
@@ -380,7 +380,8 @@ func (r *Registry) keep(v *moduleVersion) {
 	for pauseFor(v.ctx, revisionInterval) {
 		select {
 		case <-v.ctx.Done():
-		case w := <-v.changed:
+		case <-v.changed:
+			w := v.newest.Load()
 			m, err := readManifest(v.ctx, w, v.Kind)
 			if err != nil && w.alive() {
 				r.Log.Warn("the module does not list what it offers", "module", v.Name, "err", err)
@@ -396,14 +397,8 @@ func (r *Registry) keep(v *moduleVersion) {
 // listsChanged has keep ask a process what it offers now, and no other process
 // before it.
 func (v *moduleVersion) listsChanged(w *Worker) {
-	select {
-	case <-v.changed:
-	default:
-	}
-	select {
-	case v.changed <- w:
-	default:
-	}
+	v.newest.Store(w)
+	wake(v.changed)
 }
 
 // refuse notes why a version is not hosted. The newest that worked goes on,
@@ -500,24 +495,16 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	m, err := readManifest(v.ctx, w, v.Kind)
 	// Some servers register the rest of their tools only once they know their
 	// client, and say so.
-	for err == nil && announcesLists(w.info.Capabilities) {
+	settled := time.After(settleTime)
+	for err == nil && bytes.Contains(w.info.Capabilities, []byte(`"listChanged"`)) {
 		select {
 		case <-changed:
 			m, err = readManifest(v.ctx, w, v.Kind)
-		case <-time.After(settleTime):
+		case <-settled:
 			return m, nil
-		case <-w.done:
-			return nil, w.err
 		}
 	}
 	return m, err
-}
-
-// announcesLists reports whether a server says when one of its lists changes.
-func announcesLists(capabilities json.RawMessage) bool {
-	return slices.ContainsFunc(announcedLists, func(list string) bool {
-		return string(field(field(capabilities, list), "listChanged")) == "true"
-	})
 }
 
 // readManifest asks a process for all that it offers. That it can't list its
@@ -678,48 +665,39 @@ func (r *Registry) Report() ([]Status, []Problem) {
 }
 
 // cacheFormat is to be raised when what is cached changes its meaning.
-const cacheFormat = 4
+const cacheFormat = "5"
 
-// cached is what is remembered of a module between starts, so that a start with
-// a thousand known modules starts no process. It may be deleted at any time.
-type cached struct {
-	Usher    string    `json:"usher"` // the version that wrote it
-	Source   string    `json:"source"`
-	Name     string    `json:"name"`
-	Version  string    `json:"version"`
-	Manifest *manifest `json:"manifest"`
-}
-
+// cachePath is where it is remembered between starts what a version offers, so
+// that a start with a thousand known modules starts no process. The file may be
+// deleted at any time.
 func (r *Registry) cachePath(d discovered) string {
-	return filepath.Join(r.CacheDir, "modules", hashOf(d.Source, d.Name)+".json")
+	return r.cacheStem(d) + hashOf(version(), cacheFormat, d.Version) + ".json"
 }
 
-// cacheOf is the entry of a module in the cache, but for its manifest.
-func cacheOf(d discovered) cached {
-	return cached{Usher: fmt.Sprintf("%s/%d", version(), cacheFormat), Source: d.Source, Name: d.Name, Version: d.Version}
+// cacheStem is how the paths begin that a module has in the cache.
+func (r *Registry) cacheStem(d discovered) string {
+	return filepath.Join(r.CacheDir, "modules", hashOf(d.Source, d.Name)+"-")
 }
 
 // readCache returns what is remembered of this version of a module; nil for
 // nothing.
 func (r *Registry) readCache(d discovered) *manifest {
+	m := &manifest{}
 	raw, err := os.ReadFile(r.cachePath(d))
-	c := cached{}
-	if err != nil || json.Unmarshal(raw, &c) != nil {
-		return nil
-	}
-	m := c.Manifest
-	if c.Manifest = nil; c != cacheOf(d) {
+	if err != nil || json.Unmarshal(raw, m) != nil {
 		return nil
 	}
 	return m
 }
 
-// writeCache remembers what a version offers. A cache that can't be written costs
-// time at the next start and nothing else.
+// writeCache remembers what a version offers, and forgets the versions before. A
+// cache that can't be written costs time at the next start and nothing else.
 func (r *Registry) writeCache(v *moduleVersion) {
-	c := cacheOf(v.discovered)
-	c.Manifest = v.manifest
-	if err := replaceFile(r.cachePath(v.discovered), marshal(c)); err != nil {
+	old, _ := filepath.Glob(r.cacheStem(v.discovered) + "*")
+	for _, path := range old {
+		os.Remove(path)
+	}
+	if err := replaceFile(r.cachePath(v.discovered), marshal(v.manifest)); err != nil {
 		r.Log.Warn("writing the cache", "err", err)
 	}
 }

@@ -20,7 +20,6 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 )
@@ -61,20 +60,6 @@ var moduleEndings = map[string]Kind{
 	".js": kindNode, ".mjs": kindNode, ".ts": kindNode, ".mts": kindNode,
 }
 
-// A shim is a program that runs a language's files. Its hash tells versions of it
-// apart.
-type shim struct{ name, text, hash string }
-
-var shims = map[Kind]shim{kindPython: newShim("shim.py"), kindNode: newShim("shim.mjs")}
-
-func newShim(name string) shim {
-	text, err := runtimeFiles.ReadFile("runtimes/" + name)
-	if err != nil {
-		panic(err) // embedded
-	}
-	return shim{name, string(text), hashOf(string(text))}
-}
-
 // configName is the file whose mcpServers entries are modules.
 const configName = ".mcp.json"
 
@@ -91,14 +76,9 @@ func checkModuleName(name string) error {
 // moduleFile tells by its name whether a file is a module: its name and kind.
 // A .mcp.json file holds any number of modules and is not among them.
 func moduleFile(base string) (name string, kind Kind, ok bool) {
-	name, rest, found := strings.Cut(base, ".usher")
-	if !found {
-		return "", "", false
-	}
-	if kind, ok = moduleEndings[rest]; !ok {
-		return "", "", false
-	}
-	return name, kind, true
+	name, ending, found := strings.Cut(base, ".usher")
+	kind, known := moduleEndings[ending]
+	return name, kind, found && known
 }
 
 // launch says how a module's process is started.
@@ -111,11 +91,6 @@ type launch struct {
 	Shared bool // all callers are served by one process
 }
 
-// key identifies what is started, for telling whether it changed.
-func (l launch) key() string {
-	return hashOf(slices.Concat([]string{l.Path, l.Dir, strconv.FormatBool(l.Shared)}, l.Args, []string{"\x00"}, l.Env)...)
-}
-
 // shellCommand is the first argument that makes a process the MCP server of a
 // shell module. It is not among the commands of a user.
 const shellCommand = "__shell"
@@ -123,30 +98,21 @@ const shellCommand = "__shell"
 // launchFile is how the module of a kind in a single file is started, but for a
 // Go module, which is built first. A shim is put into cacheDir if need be.
 func launchFile(kind Kind, source, cacheDir string) (launch, error) {
-	l := launch{Dir: filepath.Dir(source)}
-	shim := ""
-	if s, ok := shims[kind]; ok {
-		var err error
-		if shim, err = s.place(cacheDir); err != nil {
-			return l, fmt.Errorf("preparing %s: %w", s.name, err)
-		}
-	}
+	l := launch{Path: source, Dir: filepath.Dir(source)}
+	var shim string
+	var err error
 	switch kind {
 	case kindPython:
-		// -B: nothing is to be written beside the module.
-		l.Path, l.Args = pythonFor(l.Dir), []string{"-B", "-u", shim, source}
+		shim, err = placeShim("shim.py", cacheDir)
+		l.Path, l.Args = pythonFor(l.Dir), []string{"-B", "-u", shim, source} // -B: it writes nothing beside the module
 	case kindNode:
+		shim, err = placeShim("shim.mjs", cacheDir)
 		l.Path, l.Args = "node", []string{"--no-warnings", shim, source}
 	case kindShell:
-		exe, err := os.Executable()
-		if err != nil {
-			return l, err
-		}
-		l.Path, l.Args = exe, []string{shellCommand, source}
-	default:
-		l.Path = source
+		l.Path, err = os.Executable()
+		l.Args = []string{shellCommand, source}
 	}
-	return l, nil
+	return l, err
 }
 
 // pythonFor is the Python that runs a module in dir: that of its own virtual
@@ -162,18 +128,18 @@ func pythonFor(dir string) string {
 	return plain
 }
 
-// place puts the shim where an interpreter can read it, under a name that tells
-// its content.
-func (s shim) place(cacheDir string) (string, error) {
-	dir := filepath.Join(cacheDir, "runtimes")
-	path := filepath.Join(dir, s.hash+"-"+s.name)
+// placeShim puts the program that runs a language's files where an interpreter
+// can read it, under a name that tells its content.
+func placeShim(name, cacheDir string) (string, error) {
+	text, err := runtimeFiles.ReadFile("runtimes/" + name)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(cacheDir, hashOf(string(text))+"-"+name)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
-	}
-	return path, replaceFile(path, []byte(s.text))
+	return path, replaceFile(path, text)
 }
 
 // webhookSecretVar names the variable that guards the webhooks.
@@ -236,7 +202,7 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 		if d.Err == nil {
 			d.Err = d.readEntry(server.value, dir, getenv)
 		}
-		d.Version = d.Launch.key()
+		d.Version = hashOf(string(marshal(d.Launch)))
 		list = append(list, d)
 	}
 	return list, nil
@@ -266,25 +232,27 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 			return fmt.Errorf("%q: want %v, got %s", f.key, bad.Type, bad.Value)
 		}
 	}
-	switch {
-	case command == "" && field(raw, "url") != nil:
-		return errors.New(`it has a "url": usher hosts only servers that it starts itself`)
-	case command == "":
-		return errors.New(`no "command": usher hosts only servers that it starts itself`)
+	if command == "" {
+		return errors.New(`no "command": usher hosts only servers that it starts itself, and none at a "url"`)
 	}
-	x := expander{getenv: getenv}
+	var failed error
+	expand := func(text string) string {
+		out, err := expandVariables(text, getenv)
+		failed = cmp.Or(failed, err)
+		return out
+	}
 	l := &d.Launch
-	l.Path = x.expand(command)
+	l.Path = expand(command)
 	for _, arg := range args {
-		l.Args = append(l.Args, x.expand(arg))
+		l.Args = append(l.Args, expand(arg))
 	}
 	for _, name := range sortedKeys(env) {
-		l.Env = append(l.Env, name+"="+x.expand(env[name]))
+		l.Env = append(l.Env, name+"="+expand(env[name]))
 	}
-	if l.Dir = x.expand(cwd); !filepath.IsAbs(l.Dir) {
+	if l.Dir = expand(cwd); !filepath.IsAbs(l.Dir) {
 		l.Dir = filepath.Join(dir, l.Dir)
 	}
-	return x.err
+	return failed
 }
 
 // resolve finds the program: a name through PATH, a relative path from the
@@ -303,18 +271,12 @@ func (l launch) resolve() (launch, error) {
 
 var variable = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)(:-[^}]*)?\}`)
 
-// expander replaces ${VAR} and ${VAR:-default}, and keeps the first error.
-type expander struct {
-	getenv func(string) (string, bool)
-	err    error
-}
-
-func (x *expander) expand(text string) string {
-	return variable.ReplaceAllStringFunc(text, func(reference string) string {
+// expandVariables replaces ${VAR} and ${VAR:-default} in a text.
+func expandVariables(text string, getenv func(string) (string, bool)) (out string, err error) {
+	out = variable.ReplaceAllStringFunc(text, func(reference string) string {
 		match := variable.FindStringSubmatch(reference)
 		name, fallback := match[1], match[2]
-		value, set := x.getenv(name)
-		var err error
+		value, set := getenv(name)
 		switch {
 		case isSecretVariable(name):
 			err = fmt.Errorf("${%s} is a secret of the daemon, by its name, and is handed to no module", name)
@@ -323,9 +285,9 @@ func (x *expander) expand(text string) string {
 		case !set:
 			err = fmt.Errorf("${%s} is not set: set it, or give a default as ${%s:-value}", name, name)
 		}
-		x.err = cmp.Or(x.err, err)
 		return value
 	})
+	return out, err
 }
 
 // entryKey identifies a module over time.
@@ -347,10 +309,7 @@ type discovered struct {
 func (d discovered) key() entryKey { return entryKey{d.Source, d.Name} }
 
 // Problem is something about a file that its author should know.
-type Problem struct {
-	Path string
-	Text string
-}
+type Problem struct{ Path, Text string }
 
 // scan is one look at the workspace.
 //
@@ -451,7 +410,7 @@ func (s *scan) file(folder *os.Root, path, name string, kind Kind) {
 		return // a folder linked under a module's name
 	}
 	d := discovered{Name: name, Kind: kind, Path: path, Source: source, Root: s.root}
-	d.Version = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode(), shims[kind].hash)
+	d.Version = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
 	d.Err = cmp.Or(checkModuleName(name), checkFile(info, kind))
 	s.add(d)
 }
@@ -502,6 +461,9 @@ func (s *scan) config(folder *os.Root, path string) {
 // its place would have usher wait for ever.
 func readConfig(folder *os.Root, path string) (source string, raw []byte, err error) {
 	source, there, err := locate(folder, path)
+	if err == nil {
+		err = checkFile(there, kindConfig)
+	}
 	if err != nil {
 		return "", nil, err
 	}
@@ -510,12 +472,8 @@ func readConfig(folder *os.Root, path string) (source string, raw []byte, err er
 		return "", nil, err
 	}
 	defer f.Close()
-	opened, err := f.Stat()
-	if err == nil && !os.SameFile(opened, there) {
-		err = errReplaced
-	}
-	if err = cmp.Or(err, checkFile(there, kindConfig)); err != nil {
-		return "", nil, err
+	if opened, err := f.Stat(); err != nil || !os.SameFile(opened, there) {
+		return "", nil, errReplaced
 	}
 	raw, err = io.ReadAll(io.LimitReader(f, maxSource))
 	return source, raw, err

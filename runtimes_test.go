@@ -18,7 +18,7 @@ func TestModuleFiles(t *testing.T) {
 		"a.usher.rb": "", "a.go": "", "usher.go": "", "a.usher.go.bak": "", "a.usher~": "", "a.b.usher": "a.b executable",
 	} {
 		name, kind, ok := moduleFile(file)
-		if got := strings.TrimSpace(name + " " + string(kind)); got != want || ok != (want != "") {
+		if got := name + " " + string(kind); ok != (want != "") || ok && got != want {
 			t.Errorf("%s: %q", file, got)
 		}
 	}
@@ -36,7 +36,7 @@ func TestParseConfig(t *testing.T) {
 		{"the daemon's secret with a default", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`, "a secret of the daemon"},
 		{"a signature's key", `{"command":"x","args":["${stripe_signing_secret}"]}`, "a secret of the daemon"},
 		{"no command", `{"args":[]}`, `no "command"`},
-		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `it has a "url"`},
+		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `none at a "url"`},
 		{"a folder below", `{"command":"x","cwd":"sub"}`, "x   /w/sub"},
 		{"a folder elsewhere", `{"command":"x","cwd":"${HOME}/sub"}`, "x   /h/sub"},
 		{"one process for all", `{"command":"x","shared":true}`, "x   shared"},
