@@ -2,8 +2,8 @@
 // function for each command, and what they print. Output for people goes to
 // stdout. Logs and errors go to stderr, an error on one line that begins
 // "usher:". With -json nothing but JSON goes to stdout. Text that others wrote
-// (file names, descriptions, errors of modules) is printed through plain. Only
-// serve.go, which is the largest command, and main.go know this room.
+// (file names, descriptions, errors of modules) is printed through plain. It may
+// use every room but main.go, the only one that knows it.
 
 package main
 
