@@ -16,7 +16,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -514,7 +513,11 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 		if err != nil {
 			return err
 		}
-		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout}
+		// In a label, folders stand before the name, or a hash behind it.
+		named := func(name string) bool {
+			return args[0] == name || strings.HasSuffix(args[0], "-"+name) || strings.HasPrefix(args[0], name+"-")
+		}
+		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout, Only: named}
 		return a.withRegistry(dirs, config, func(r *Registry) error {
 			a.waitReady(r)
 			for _, tool := range r.Source().View(*scope).Tools() {
@@ -644,24 +647,20 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 // be a whole disk.
 const scopeSearch = 2 * time.Second
 
-// holdsModules reports whether a module file stands under dir. It is also true
+// holdsModules reports whether a module is inside the scope dir. It is also true
 // where that is not known after scopeSearch.
-func holdsModules(dir string) (found bool) {
-	deadline := time.Now().Add(scopeSearch)
-	filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err == nil && e.IsDir() && path != dir && !searchedFolder(e.Name()) {
-			return fs.SkipDir
-		}
-		if err == nil && !e.IsDir() {
-			_, _, isModule := moduleFile(e.Name())
-			found = isModule || e.Name() == configName
-		}
-		if found = found || time.Now().After(deadline); found {
-			return fs.SkipAll
-		}
-		return nil // also for a folder that can't be read
-	})
-	return found
+func holdsModules(dir string) bool {
+	found := make(chan bool, 1)
+	go func() {
+		inside := func(d discovered) bool { return scopeDir(dir).Contains(d.Source) }
+		found <- slices.ContainsFunc(scanFolders([]string{dir}).modules, inside)
+	}()
+	select {
+	case some := <-found:
+		return some
+	case <-time.After(scopeSearch):
+		return true
+	}
 }
 
 // printClaim prints a new claim and how to use it.

@@ -510,6 +510,24 @@ func TestOneDaemonABase(t *testing.T) {
 	}
 }
 
+// TestCallStartsOneModule holds that a call does not start the modules that it is
+// not of.
+func TestCallStartsOneModule(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	for _, path := range []string{"/p/a", "/q/a", "/b", "/q/p-b"} {
+		writeFake(t, dir+path+".usher", "good tools=x")
+	}
+	for n, module := range []string{"p-b", "p-a"} { // p-b might be b in a folder p
+		if _, errs, code := usher(t, "", "call", module, "x", "-dir", dir, "-base", base); code != 0 {
+			t.Errorf("%s: %s", module, errs)
+		}
+		if list, err := os.ReadDir(base + "/.data/cache/modules"); err != nil || len(list) != 2+2*n {
+			t.Errorf("%s: %d modules were started %v", module, len(list), err)
+		}
+	}
+}
+
 func TestTTL(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]time.Duration{

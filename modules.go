@@ -49,6 +49,7 @@ type registryConfig struct {
 	Patience time.Duration // how long a call may be silent; 0 for ever
 	Idle     time.Duration // after which an unused process is stopped; 0 never
 	Log      *slog.Logger
+	Only     func(name string) bool // the modules to look at; nil is all
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -333,7 +334,7 @@ func (r *Registry) compare(s *scan) []discovered {
 	}
 	return slices.DeleteFunc(s.modules, func(d discovered) bool {
 		v := r.modules[d.key()]
-		return v != nil && v.Version == d.Version
+		return v != nil && v.Version == d.Version || r.Only != nil && !r.Only(d.Name)
 	})
 }
 
