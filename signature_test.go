@@ -401,102 +401,76 @@ func TestSignatureOrSecret(t *testing.T) {
 func TestSignatureUnusable(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
-	docs := []string{"@signature", "@signature github", "@signature md5 WH_KEY_SIGNING_SECRET", "@signature github 1BAD", "@signature github WH_KEY_SIGNING_SECRET extra",
-		"@signature github WH_UNSET_SIGNING_SECRET", "@signature github WH_EMPTY_SIGNING_SECRET", "@signature\tgithub", "@signature\tgithub\tWH_UNSET_SIGNING_SECRET", "Text.\n\t@signature  nope  WH_KEY_SIGNING_SECRET\t\n@webhook",
-		"@signature github WH_KEY_SIGNING_SECRET\n@signature github WH_KEY_SIGNING_SECRET", "@signature standard WH_KEY_SIGNING_SECRET"}
-	tools := []hookTool{{Name: "runs", Does: "runs"}, {Name: "handle_tab", Doc: "@signature\tgithub\tWH_KEY_SIGNING_SECRET"}}
-	for i, doc := range docs {
-		tools = append(tools, hookTool{Name: fmt.Sprint("handle", i), Doc: doc})
+	problems := []struct{ doc, said string }{
+		{"@signature github", "@signature: want a scheme"},
+		{"@signature md5 WH_KEY_SIGNING_SECRET", `no scheme "md5"`},
+		{"Text.\n\t@signature  github  WH_KEY\t\n@webhook", "WH_KEY: want a variable"},
+		{"@signature github WH_UNSET_SIGNING_SECRET", "WH_UNSET_SIGNING_SECRET is not set"},
+		{"@signature\tgithub\tWH_EMPTY_SIGNING_SECRET", "WH_EMPTY_SIGNING_SECRET is not set"},
+		{"@signature github WH_KEY_SIGNING_SECRET\n@signature github WH_KEY_SIGNING_SECRET", "stands twice"},
+		{"@signature standard WH_KEY_SIGNING_SECRET", "base64"},
+	}
+	tools := []hookTool{{Name: "runs", Does: "runs"}}
+	for i, p := range problems {
+		tools = append(tools, hookTool{Name: fmt.Sprint("handle", i), Doc: p.doc})
 	}
 	writeHooks(t, dir+"/m.usher", tools...)
-	keys := map[string]string{"WH_KEY_SIGNING_SECRET": "not base64!", "WH_EMPTY_SIGNING_SECRET": ""}
-	for _, secret := range []bool{false, true} {
-		for _, flags := range [][]string{nil, {"-accept-signatures"}} {
-			env := map[string]string{}
-			for k, v := range keys {
-				env[k] = v
+	env := map[string]string{"WH_KEY_SIGNING_SECRET": "not base64!", "WH_EMPTY_SIGNING_SECRET": ""}
+	for unshown, secret := range map[int]string{503: "", 401: testSecret} {
+		env[webhookSecretVar] = secret
+		d := serveHereGetenv(t, base, dir, func(name string) string { return env[name] }, "-accept-signatures")
+		d.awaitReady(t)
+		for i, p := range problems {
+			for _, key := range []string{"", "not base64!"} {
+				path, headers := fmt.Sprint("m/handle", i), signed("github", key, `{}`, time.Now())
+				checkError(t, p.doc+", secret shown", d.deliver(t, path, `{}`, append(headers, shown)...), 503)
+				checkError(t, p.doc+", secret not shown", d.deliver(t, path, `{}`, headers...), unshown)
 			}
-			if secret {
-				env[webhookSecretVar] = testSecret
+			if n := d.runs(t, "m", fmt.Sprint("handle", i)); n != 0 {
+				t.Errorf("%q: the method ran %d times", p.doc, n)
 			}
-			d := serveHereGetenv(t, base, dir, func(name string) string { return env[name] }, flags...)
-			d.awaitReady(t)
-			for i, doc := range docs {
-				for _, key := range []string{"", "not base64!"} {
-					path, headers := fmt.Sprint("m/handle", i), signed("github", key, `{}`, time.Now())
-					checkError(t, fmt.Sprintf("%q, secret shown", doc), d.deliver(t, path, `{}`, append(headers, shown)...), 503)
-					want := 503
-					if secret {
-						want = 401
-					}
-					checkError(t, fmt.Sprintf("%q, secret set %v, not shown", doc, secret), d.deliver(t, path, `{}`, headers...), want)
-				}
-				if n := d.runs(t, "m", fmt.Sprint("handle", i)); n != 0 {
-					t.Errorf("%q: the method ran %d times", doc, n)
-				}
-			}
-			for key, want := range map[string]int{"not base64!": 200, "": 401} {
-				if a := d.deliver(t, "m/handle_tab", `{}`, append(signed("github", key, `{}`, time.Now()), shown)...); a.Status != want {
-					t.Errorf("a tag with tabs, signed with %q: %d, want %d: %s", key, a.Status, want, a.Body)
-				}
-			}
-			d.stop(t)
 		}
+		d.stop(t)
 	}
-	report := modulesOf(t, dir, func(name string) string { return keys[name] })
-	for i, want := range []string{"@signature: want a scheme", "@signature: want a scheme", `no scheme "md5"`, "1BAD: want a variable", "@signature: want a scheme",
-		"WH_UNSET_SIGNING_SECRET is not set", "WH_EMPTY_SIGNING_SECRET is not set", "@signature: want a scheme", "WH_UNSET_SIGNING_SECRET is not set", `no scheme "nope"`, "stands twice", "base64"} {
+	report := modulesOf(t, dir, func(name string) string { return env[name] })
+	for i, p := range problems {
 		found := false
 		for line := range strings.Lines(report) {
-			found = found || strings.Contains(line, fmt.Sprintf("note: handle%d: ", i)) && strings.Contains(line, want) && strings.Contains(line, "503")
+			found = found || strings.Contains(line, fmt.Sprintf("note: handle%d: ", i)) && strings.Contains(line, p.said) && strings.Contains(line, "503")
 		}
 		if !found {
-			t.Errorf("usher modules does not say %q of %q:\n%s", want, docs[i], report)
+			t.Errorf("usher modules does not say %q of %q:\n%s", p.said, p.doc, report)
 		}
 	}
 }
 
-// Keys are the daemon's: no worker has one, whether or not a file names it.
+// Keys are the daemon's: no module has one, whatever kind it is of.
 func TestSignatureKeysAreNotHandedOn(t *testing.T) {
-	for _, name := range []string{"WH_EARLY_SIGNING_SECRET", "WH_LATE_SIGNING_SECRET", "WH_TWICE_SIGNING_SECRET", "WH_ORDINARY"} {
-		t.Setenv(name, "x")
+	names := []string{"WH_ONE_SIGNING_SECRET", "wh_two_webhook_secret", webhookSecretVar, "WH_ORDINARY"}
+	for _, name := range names {
+		t.Setenv(name, testSecret)
 	}
-	t.Setenv(webhookSecretVar, testSecret)
 	dir := t.TempDir()
-	writeHooks(t, dir+"/a.usher", hookTool{Name: "env", Does: "env"})
 	exe, _ := os.Executable()
 	write(t, dir+"/.mcp.json", fmt.Sprintf(`{"mcpServers":{"c":{"command":%q,"env":{%q:%q}}}}`, exe, runAsHooks,
 		hookFile(t, hookSpec{Tools: []hookTool{{Name: "env", Does: "env"}}})))
-	write(t, dir+"/s.usher.sh", "# Tells.\nenv() { printf '{\"WH_EARLY_SIGNING_SECRET\":%s,\"WH_LATE_SIGNING_SECRET\":%s,\"WH_ORDINARY\":%s,\"SERVICE_WEBHOOK_SECRET\":%s}' "+
-		"${WH_EARLY_SIGNING_SECRET:+true}${WH_EARLY_SIGNING_SECRET:-false} ${WH_LATE_SIGNING_SECRET:+true}${WH_LATE_SIGNING_SECRET:-false} ${WH_ORDINARY:+true}${WH_ORDINARY:-false} ${SERVICE_WEBHOOK_SECRET:+true}${SERVICE_WEBHOOK_SECRET:-false} | sed 's/truex/true/g'; }\n")
-	writeHooks(t, dir+"/early.usher", hookTool{Name: "handleIt", Doc: "@signature github WH_EARLY_SIGNING_SECRET"}, hookTool{Name: "env", Does: "env"})
+	write(t, dir+"/s.usher.sh", "# Tells.\nenv() { printf '{\"WH_ONE_SIGNING_SECRET\":%s,\"wh_two_webhook_secret\":%s,\"SERVICE_WEBHOOK_SECRET\":%s,\"WH_ORDINARY\":%s}' "+
+		"$([ $WH_ONE_SIGNING_SECRET ] && echo true || echo false) $([ $wh_two_webhook_secret ] && echo true || echo false) "+
+		"$([ $SERVICE_WEBHOOK_SECRET ] && echo true || echo false) $([ $WH_ORDINARY ] && echo true || echo false); }\n")
+	writeHooks(t, dir+"/x.usher", hookTool{Name: "handleIt", Doc: "@signature github WH_ONE_SIGNING_SECRET"}, hookTool{Name: "env", Does: "env"})
 	d := serveHereGetenv(t, t.TempDir(), dir, os.Getenv)
 	c := connect(t, d.URL)
-	c.awaitTools("a_env", "c_env", "early_env", "early_handleIt", "s_env")
-	has := func(tool string) string {
-		return string(field(c.call(tool, `{"names":["WH_EARLY_SIGNING_SECRET","WH_LATE_SIGNING_SECRET","WH_ORDINARY","SERVICE_WEBHOOK_SECRET"]}`).result(), "structuredContent"))
-	}
-	check := func(when string) {
-		t.Helper()
-		var want map[string]bool
-		for _, tool := range []string{"a_env", "c_env", "early_env", "s_env"} {
-			var got map[string]bool
-			raw := has(tool)
-			json.Unmarshal([]byte(raw), &got)
-			want = map[string]bool{"WH_EARLY_SIGNING_SECRET": false, "WH_LATE_SIGNING_SECRET": false, "WH_ORDINARY": true, webhookSecretVar: false}
-			if fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Errorf("%s, %s has %s, want %v", when, tool, raw, want)
-			}
+	c.awaitTools("c_env", "s_env", "x_env", "x_handleIt")
+	for _, tool := range []string{"c_env", "s_env", "x_env"} {
+		got := map[string]bool{}
+		a := c.call(tool, string(marshal(map[string]any{"names": names})))
+		json.Unmarshal(field(a.result(), "structuredContent"), &got)
+		if len(got) != len(names) || !got["WH_ORDINARY"] || got[names[0]] || got[names[1]] || got[names[2]] {
+			t.Errorf("%s has %s", tool, a.Body)
 		}
 	}
-	check("at first")
-	writeHooks(t, dir+"/late.usher", hookTool{Name: "handleIt", Doc: "@signature stripe WH_LATE_SIGNING_SECRET"}, hookTool{Name: "broken", Doc: "@signature nope WH_LATE_SIGNING_SECRET"})
-	c.awaitTools("a_env", "c_env", "early_env", "early_handleIt", "late_broken", "late_handleIt", "s_env")
-	check("once it is used")
-	for path, want := range map[string]int{"early/handleIt": 401, "late/handleIt": 401} { // checked, though no worker has the keys
-		checkError(t, path, d.deliver(t, path, `{}`, shown), want)
-	}
-	if a := d.deliver(t, "early/handleIt", `{}`, append(signed("github", "x", `{}`, time.Now()), shown)...); a.Status != 200 {
+	checkError(t, "unsigned", d.deliver(t, "x/handleIt", `{}`, shown), 401) // checked, though no module has the key
+	if a := d.deliver(t, "x/handleIt", `{}`, append(signed("github", testSecret, `{}`, time.Now()), shown)...); a.Status != 200 {
 		t.Errorf("signed: %d %s", a.Status, a.Body)
 	}
 }

@@ -862,8 +862,10 @@ func TestWebhookMeta(t *testing.T) {
 	}
 }
 
-// goHooks is a Go module whose methods are webhooks.
-const goHooks = `//go:build usher
+// hookLanguages is the same webhooks in all languages: one that returns what it
+// gets, one with a path and an answer of its own, one that is signed, one that fails.
+var hookLanguages = []struct{ command, file, text string }{
+	{"go", "m.usher.go", `//go:build usher
 
 package main
 
@@ -872,121 +874,49 @@ import (
 	"errors"
 )
 
-type file struct {
-	Filename    string ` + "`json:\"filename\"`" + `
-	ContentType string ` + "`json:\"contentType\"`" + `
-	Size        int    ` + "`json:\"size\"`" + `
-	Text        string ` + "`json:\"text,omitempty\"`" + `
-	Base64      []byte ` + "`json:\"base64,omitempty\"`" + `
-}
-
 type params struct {
-	Name  string
-	Count int             ` + "`json:\"count,omitempty\"`" + `
-	Big   json.Number     ` + "`json:\"big,omitempty\"`" + `
-	Ok    *bool           ` + "`json:\"ok\"`" + `
-	Tags  []string        ` + "`json:\"tags,omitempty\"`" + `
-	Doc   *file           ` + "`json:\"doc\"`" + `
-	Hook  json.RawMessage ` + "`json:\"_webhook\"`" + `
+	Name string          ` + "`json:\"name\"`" + `
+	N    int             ` + "`json:\"n,omitempty\"`" + `
+	Hook json.RawMessage ` + "`json:\"_webhook,omitempty\"`" + `
 }
 
-// HandleForm echoes.
-func HandleForm(p params) params { return p }
+// HandleIt takes it.
+func HandleIt(p params) params { return p }
 
-// Other is one by its tag.
+type hook struct {
+	Hook struct {
+		Method string ` + "`json:\"method\"`" + `
+	} ` + "`json:\"_webhook\"`" + `
+}
+
+// Other takes it too.
 //
-// @webhook go/other/path
-func Other() {}
+// @webhook any/path
+func Other(p hook) any {
+	return map[string]any{"_response": map[string]any{"status": 201, "body": p.Hook.Method}}
+}
+
+// @signature github WH_KEY_SIGNING_SECRET
+func HandleSigned() int { return 1 }
 
 // HandleFail fails.
-func HandleFail() error { return errors.New("out of stock") }
+func HandleFail() error { return errors.New("no more") }
+`},
+	{"sh", "m.usher.sh", `# Takes it.
+handleIt() { cat; }
 
-// HandlePanic panics.
-func HandlePanic() { panic("at the disco") }
+# Takes it too.
+#
+# @webhook any/path
+other() { printf '{"_response":{"status":201,"body":"POST"}}'; }
 
-// HandleText returns a text.
-func HandleText() string { return "hello" }
+# @signature github WH_KEY_SIGNING_SECRET
+handleSigned() { printf 1; }
 
-// HandleChallenge answers a provider's challenge.
-func HandleChallenge(p struct{ Challenge string ` + "`json:\"challenge\"`" + ` }) any {
-	return map[string]any{"_response": map[string]any{"status": 202, "headers": map[string]string{"X-Own": "yes"}, "body": p.Challenge}}
-}
-`
-
-// The kinds of single-file modules that need nothing but this checkout.
-func TestWebhookOfFiles(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	write(t, dir+"/g.usher.go", goHooks)
-	write(t, dir+"/s.usher.sh", "# Echoes.\nhandleIt() { cat; }\n\n# Fails.\nhandleFail() { echo 'no more' >&2; return 3; }\n\n# Says nothing.\nhandleQuiet() { :; }\n"+
-		"\n# Takes one.\n#\n# @param {integer} n how many\nhandleNumber() { printf '%s' \"$1\"; }\n")
-	d := serveHereEnv(t, dir, nil, "-webhook-timeout", "60s")
-	d.awaitReady(t)
-	const form = "Content-Type: application/x-www-form-urlencoded"
-	for _, row := range []struct {
-		path, body, kind string
-		status           int
-		want             string // without _webhook
-	}{
-		{"g/handleForm", `Name=x&count=5&ok=on&tags=a&tags=b&big=123456789012345678901234567890`, form, 200,
-			`{"Name":"x","count":5,"big":123456789012345678901234567890,"ok":true,"tags":["a","b"],"doc":null}`},
-		{"g/handleForm", `{"Name":"x","NAME":"y","_Webhook":"z","doc":{"size":5}}`, "", 400, `{"error":"parameter \"doc.filename\" is required: a string"}`},
-		{"g/handleForm", `{"Name":"x","NAME":"y","_Webhook":"z"}`, "", 200, `{"Name":"x","ok":null,"doc":null}`},
-		{"g/handleForm", `Name=x&count=many`, form, 400, `{"error":"parameter \"count\": want an integer, got a string"}`},
-		{"g/handleForm", ``, "", 400, `{"error":"parameter \"Name\" is required: a string"}`},
-		{"go/other/path", ``, "", 204, ``},
-		{"g/other", ``, "", 404, `{"error":`},
-		{"g/handleFail", `{}`, "", 500, `{"error":"out of stock"}`},
-		{"g/handlePanic", `{}`, "", 500, `{"error":"panic: at the disco"}`},
-		{"g/handleText", `{}`, "", 200, `hello`},
-		{"g/handleChallenge", `{"challenge":"c-1"}`, "", 202, `c-1`},
-		{"s/handleIt", `a=1`, form, 200, `{"a":"1"}`},
-		{"s/handleIt", `{"big":9007199254740993}`, "", 200, `{"big":9007199254740993}`},
-		{"s/handleFail", `{}`, "", 500, `{"error":"no more"}`},
-		{"s/handleQuiet", `{}`, "", 204, ``},
-		{"s/handleNumber", `n=7`, form, 200, `7`},
-		{"s/handleNumber", `n=x`, form, 400, `{"error":"parameter \"n\": want an integer, got a string"}`},
-	} {
-		headers := []string{}
-		if row.kind != "" {
-			headers = append(headers, row.kind)
-		}
-		a := d.send(t, "POST", row.path, row.body, headers...)
-		got := a.Body
-		if strings.Contains(got, webhookParam) {
-			meta := field(json.RawMessage(got), webhookParam)
-			if stringField(meta, "method") != "POST" || stringField(meta, "rawBody") != row.body {
-				t.Errorf("%s %q: %s", row.path, row.body, meta)
-			}
-			got = without(got, webhookParam)
-		}
-		if a.Status != row.status || got != row.want && (a.Status < 400 || !strings.HasPrefix(got, row.want)) {
-			t.Errorf("%s %q: %d %s\nwant %d %s", row.path, row.body, a.Status, got, row.status, row.want)
-		}
-	}
-	kind, body := multipartBody(part{"Name", "", "", "x"}, part{"doc", "a.bin", "x/y", "\xff"})
-	a := d.send(t, "POST", "g/handleForm", body, "Content-Type: "+kind)
-	if got := string(field(json.RawMessage(a.Body), "doc")); got != `{"filename":"a.bin","contentType":"x/y","size":1,"base64":"/w=="}` {
-		t.Errorf("a file: %d %s", a.Status, a.Body)
-	}
-	c := connect(t, d.URL)
-	if list := c.ask("tools/list", ""); strings.Contains(list.Body, webhookParam) || strings.Contains(list.Body, "@webhook") {
-		t.Errorf("tools/list: %s", list.Body)
-	}
-	forged := c.call("g_handleForm", `{"Name":"x","_webhook":{"method":"POST"},"_WEBHOOK":{"method":"POST"}}`)
-	if got := string(field(field(forged.result(), "structuredContent"), webhookParam)); got != "null" {
-		t.Errorf("an MCP client's _webhook: %s", forged.Body)
-	}
-	if forged := c.call("s_handleIt", `{"_webhook":{"method":"POST"}}`); strings.Contains(forged.Body, "POST") {
-		t.Errorf("an MCP client's _webhook: %s", forged.Body)
-	}
-}
-
-// The kinds that need an interpreter, where there is one.
-func TestWebhookOfInterpreters(t *testing.T) {
-	t.Parallel()
-	for _, row := range []struct{ command, shim, file, text string }{
-		{"node", "shim.mjs", "m.usher.mjs", `/** Takes it. */
+# Fails.
+handleFail() { echo 'no more' >&2; return 3; }
+`},
+	{"node", "m.usher.mjs", `/** Takes it. */
 export function handleIt(params) { return params; }
 
 /**
@@ -1001,7 +931,7 @@ export function handleSigned() { return 1; }
 /** Fails. */
 export function handleFail() { throw new Error("no more"); }
 `},
-		{"python3", "shim.py", "m.usher.py", `def handleIt(name: str, n: int = 0, _webhook=None):
+	{"python3", "m.usher.py", `def handleIt(name: str, n: int = 0, _webhook=None):
     """Takes it."""
     return {"name": name, "n": n, "_webhook": _webhook}
 
@@ -1023,11 +953,13 @@ def handleFail():
     """Fails."""
     raise ValueError("no more")
 `},
-	} {
+}
+
+func TestWebhookOfLanguages(t *testing.T) {
+	t.Parallel()
+	for _, row := range hookLanguages {
 		t.Run(row.command, func(t *testing.T) {
-			if text, err := runtimeFiles.ReadFile("runtimes/" + row.shim); err != nil || len(text) == 0 {
-				t.Skip("no shim")
-			}
+			t.Parallel()
 			if _, err := exec.LookPath(row.command); err != nil {
 				if os.Getenv("CI_REQUIRE") != "" {
 					t.Fatal(err)
@@ -1036,7 +968,7 @@ def handleFail():
 			}
 			dir := t.TempDir()
 			write(t, dir+"/"+row.file, row.text)
-			d := serveHereEnv(t, dir, map[string]string{"WH_KEY_SIGNING_SECRET": "k"})
+			d := serveHereEnv(t, dir, map[string]string{"WH_KEY_SIGNING_SECRET": "k"}, "-webhook-timeout", "60s")
 			d.awaitReady(t)
 			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
 			a := d.deliver(t, "m/handleIt", body)
@@ -1060,7 +992,7 @@ def handleFail():
 			if list := c.ask("tools/list", ""); strings.Contains(list.Body, webhookParam) || strings.Contains(list.Body, "@webhook") || strings.Contains(list.Body, "@signature") {
 				t.Errorf("tools/list: %s", list.Body)
 			}
-			if a := c.call("m_handleIt", `{"name":"x","_webhook":{"method":"POST"}}`); strings.Contains(a.Body, "POST") {
+			if a := c.call("m_handleIt", `{"name":"x","_webhook":{"method":"POST"},"_WEBHOOK":{"method":"POST"}}`); strings.Contains(a.Body, "POST") {
 				t.Errorf("an MCP client's _webhook: %s", a.Body)
 			}
 		})
