@@ -36,7 +36,7 @@ const (
 	// http.go: bodies and headers of requests.
 	maxHeader      = 64 << 10 // bytes of one request's headers
 	defaultMaxBody = 4 << 20  // bytes of one request's body (-max-body)
-	maxBodies      = 64 << 20 // bytes of all bodies being read, as received
+	maxBodies      = 64 << 20 // bytes of all bodies being read, as received; or -max-body, if that is more
 	maxUnknown     = 16 << 20 // of these, of senders who have shown neither code, session nor secret
 	smallBody      = 64 << 10 // bytes of a body that is never dropped to make room for others
 	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout
@@ -394,7 +394,7 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 	}
 	b.pending[p] = true
 	b.count(p, n)
-	for b.all > maxBodies || b.unknown > maxUnknown {
+	for b.all > max(maxBodies, int(b.limit)) || b.unknown > max(maxUnknown, int(b.limit)) {
 		slow := p
 		for other := range b.pending {
 			if other.rank() < slow.rank() {
