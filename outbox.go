@@ -62,7 +62,6 @@ type outbox struct {
 	ended  bool        // no more messages are taken
 	queue  []frame
 	bytes  int // of queue
-	last   int // number of the message sent last; the first is 1
 }
 
 // newAnswer is the outbox of the answer to an HTTP request. It becomes a stream,
@@ -125,9 +124,7 @@ func (o *outbox) send(msg []byte) bool {
 func (o *outbox) sendLocked(msg []byte) bool {
 	e := frame{msg: msg}
 	if o.kept != nil {
-		o.last++
-		e.id = o.kept.eventID(o.last)
-		o.kept.buffer.keep(o, o.last, e)
+		e = o.kept.buffer.keep(o, msg)
 	}
 	if o.conn != nil && len(o.queue) > 0 && o.bytes+len(msg) > o.limit {
 		o.loseLocked(o.conn)
@@ -146,10 +143,9 @@ func (o *outbox) sendLocked(msg []byte) bool {
 func (o *outbox) reachable() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.conn != nil && o.conn.ctx.Err() == nil {
-		return !o.ended
-	}
-	return !o.ended && o.begun && o.kept != nil && (o.conn != nil || time.Since(o.lostAt) < replayLife)
+	connected := o.conn != nil && o.conn.ctx.Err() == nil
+	resumable := o.kept != nil && o.begun && (o.conn != nil || time.Since(o.lostAt) < replayLife)
+	return !o.ended && (connected || resumable)
 }
 
 // finish sends the answer to an HTTP request, and returns when it is written. It
@@ -247,7 +243,7 @@ func (o *outbox) loseLocked(conn *connection) {
 func (o *outbox) resume(conn *connection, n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	missed, ok := o.kept.buffer.after(o, n, o.last)
+	missed, ok := o.kept.buffer.after(o, n)
 	if !ok {
 		return false
 	}
@@ -259,14 +255,6 @@ func (o *outbox) resume(conn *connection, n int) bool {
 		o.bytes += len(e.msg)
 	}
 	return true
-}
-
-// missed returns the messages after number n. It reports false where some of
-// them are not kept.
-func (o *outbox) missed(n int) ([]frame, bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.kept.buffer.after(o, n, o.last)
 }
 
 // wakeUp fills a 1-buffered channel.
@@ -284,6 +272,7 @@ type keptStream struct {
 	id      string // given at its begin
 	session string
 	primed  bool // the stream begins with an event that it can be resumed from
+	last    int  // number of the message sent last; the first is 1. The buffer guards it
 	// owner is whose messages they are just now: nobody else may have them again.
 	// It is false while nobody may.
 	owner func() (string, bool)
@@ -343,15 +332,16 @@ func (b *replayBuffer) find(stream, session string) *outbox {
 	return nil
 }
 
-// keep takes in a message, unless it is too long.
-func (b *replayBuffer) keep(o *outbox, n int, e frame) {
+// keep gives a message its id, and takes it in unless it is too long.
+func (b *replayBuffer) keep(o *outbox, msg []byte) frame {
 	owner, ok := o.kept.owner()
-	m := keptMessage{o, n, owner, e}
-	if !ok || m.size() > maxReplayMessage {
-		return
-	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	o.kept.last++
+	m := keptMessage{o, o.kept.last, owner, frame{o.kept.eventID(o.kept.last), msg}}
+	if !ok || m.size() > maxReplayMessage {
+		return m.frame
+	}
 	b.kept = append(b.kept, m)
 	b.all += m.size()
 	b.bytes[m.owner] += m.size()
@@ -361,6 +351,7 @@ func (b *replayBuffer) keep(o *outbox, n int, e frame) {
 	for b.all > maxReplayBytes {
 		b.dropLocked(0)
 	}
+	return m.frame
 }
 
 func (b *replayBuffer) dropLocked(i int) {
@@ -384,9 +375,9 @@ func (b *replayBuffer) forget(o *outbox) {
 	}
 }
 
-// after returns the messages of a stream from after n up to last. It reports
-// false when some of them are not kept, or are not for who owns the stream now.
-func (b *replayBuffer) after(o *outbox, n, last int) ([]frame, bool) {
+// after returns the messages of a stream after n. It reports false when some of
+// them are not kept, or are not for who owns the stream now.
+func (b *replayBuffer) after(o *outbox, n int) ([]frame, bool) {
 	owner, ok := o.kept.owner()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -396,7 +387,7 @@ func (b *replayBuffer) after(o *outbox, n, last int) ([]frame, bool) {
 			events = append(events, m.frame)
 		}
 	}
-	if !ok || n > last || len(events) != last-n {
+	if !ok || n > o.kept.last || len(events) != o.kept.last-n {
 		return nil, false
 	}
 	return events, true

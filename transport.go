@@ -451,7 +451,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 			return nil
 		}
 		if broken != nil {
-			missed, _ = broken.missed(n)
+			missed, _ = s.replay.after(broken, n)
 		}
 	}
 	return s.serveNotices(session, newStream(conn, s.keptStream(noticeStream, session), missed), conn, cancel)

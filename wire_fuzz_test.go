@@ -28,7 +28,7 @@ func FuzzParseEventID(f *testing.F) {
 		if n < 0 || !strings.HasPrefix(s, id+"-") {
 			t.Fatalf("%q is message %d of %q", s, n, id)
 		}
-		if missed, ok := out.missed(n); ok != (n <= 2) || ok && len(missed) != 2-n {
+		if missed, ok := out.kept.buffer.after(out, n); ok != (n <= 2) || ok && len(missed) != 2-n {
 			t.Fatalf("after %d there are %d", n, len(missed))
 		}
 		if again, m, ok := parseEventID((&keptStream{id: id}).eventID(n)); !ok || again != id || m != n {

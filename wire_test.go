@@ -759,7 +759,7 @@ func TestReplayBounds(t *testing.T) {
 		out.send(msg)
 	}
 	for n, kept := range map[int]int{own + 2: 0, own + 1: 1, 2: own, 1: -1, 0: -1, own + 3: -1} {
-		if missed, ok := out.missed(n); ok != (kept >= 0) || ok && len(missed) != kept {
+		if missed, ok := out.kept.buffer.after(out, n); ok != (kept >= 0) || ok && len(missed) != kept {
 			t.Errorf("after %d: %d messages, %v; want %d", n, len(missed), ok, kept)
 		}
 	}
@@ -769,23 +769,23 @@ func TestReplayBounds(t *testing.T) {
 		other.send(msg)
 		others = append(others, other)
 	}
-	if _, ok := out.missed(own + 1); ok {
+	if _, ok := out.kept.buffer.after(out, own+1); ok {
 		t.Error("the oldest is kept over the bound of all")
 	}
-	if _, ok := others[0].missed(0); !ok || buffer.all != maxReplayBytes {
+	if _, ok := others[0].kept.buffer.after(others[0], 0); !ok || buffer.all != maxReplayBytes {
 		t.Errorf("%d bytes are kept of %d", buffer.all, maxReplayBytes)
 	}
 	others[1].kept.owner = func() (string, bool) { return "", false }
-	if _, ok := others[1].missed(0); ok {
+	if _, ok := others[1].kept.buffer.after(others[1], 0); ok {
 		t.Error("who may reach nothing has messages again")
 	}
 	others[1].send([]byte("x"))
 	others[2].kept.owner = func() (string, bool) { return "another", true }
-	if _, ok := others[2].missed(0); ok {
+	if _, ok := others[2].kept.buffer.after(others[2], 0); ok {
 		t.Error("another has messages again")
 	}
 	out.send(append(msg, 'x'))
-	if _, ok := out.missed(own + 2); ok {
+	if _, ok := out.kept.buffer.after(out, own+2); ok {
 		t.Error("a message that is too long is kept")
 	}
 	for _, o := range append(others, out) {
