@@ -534,7 +534,7 @@ func readManifest(ctx context.Context, w *Worker, kind Kind) (*manifest, error) 
 		rpc, answered := errors.AsType[*rpcError](err)
 		switch {
 		case answered && rpc.Code == codeNoMethod: // a server may have resources and no templates
-		case err != nil && key == "tools":
+		case err != nil && (key == "tools" || !answered): // a process that ended says nothing of what the module offers
 			return nil, err
 		case err != nil:
 			m.Problems = append(m.Problems, err.Error())
