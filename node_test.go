@@ -309,7 +309,7 @@ export function g({ n = 5, deep = {} }: { n?: number; deep?: { m?: number } }) {
 			t.Errorf("%s: %s", arguments, got)
 		}
 	}
-	if got := p.call("g", `{"n":null,"deep":{"m":null}}`); got != shownObject(`{"n":5,"deep":{}}`) {
+	if got := p.call("g", `{"n":null,"deep":{"m":null}}`); got != shownObject(`{"n":5,"deep":{"m":null}}`) {
 		t.Errorf("null is not left out: %s", got)
 	}
 	p.end()

@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 )
 
 // webhookParam is the parameter under which a webhook's metadata arrives. It is
@@ -68,19 +67,15 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	}
 	tags := parseDoc(stringField(definition, "description"), rules)
 	m.description, m.Signature = tags.text, tags.signature
-	problems := tags.problems
+	var problems []string
 	if rules.Hooks {
-		problems = append(problems, m.setHook(tags.webhook)...)
+		problems = m.setHook(tags.webhook)
 	}
 	schema, unknown := cleanSchema(field(definition, "inputSchema"), tags.params, rules.Undeclared)
 	for _, name := range unknown {
 		problems = append(problems, fmt.Sprintf("@param %s: there is no such parameter", name))
 	}
-	for _, f := range list {
-		if f.key != "name" && f.key != "description" && f.key != "inputSchema" {
-			m.definition = append(m.definition, f)
-		}
-	}
+	m.definition = slices.DeleteFunc(list, func(f member) bool { return f.key == "name" || f.key == "description" || f.key == "inputSchema" })
 	if m.description != "" {
 		m.definition = append(m.definition, member{"description", quote(m.description)})
 	}
@@ -93,8 +88,7 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 		m.definition = setMember(m.definition, "annotations", joinMembers(annotations))
 	}
 	_ = json.Unmarshal(schema, &m.schema) // one nested without end takes any arguments
-	m.headerParams, unknown = findHeaderParams(schema)
-	problems = append(problems, unknown...)
+	m.headerParams = findHeaderParams(schema)
 	for i := range problems {
 		problems[i] = m.Name + ": " + problems[i]
 	}
@@ -104,24 +98,17 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
 // findHeaderParams finds the parameters that a schema marks x-mcp-header. Those
-// marked wrongly are problems: clients leave such a tool out.
-func findHeaderParams(schema json.RawMessage) (list []headerParam, problems []string) {
-	taken := make(map[string]bool)
+// marked wrongly don't count: clients leave such a tool out.
+func findHeaderParams(schema json.RawMessage) (list []headerParam) {
 	properties, _ := members(field(schema, "properties"))
 	for _, p := range properties {
-		mark := field(p.value, "x-mcp-header")
-		header, _ := unquote(mark)
-		kind := stringField(p.value, "type")
-		switch key := strings.ToLower(header); {
-		case mark == nil:
-		case !headerToken.MatchString(header) || taken[key] || !slices.Contains([]string{"string", "integer", "boolean"}, kind):
-			problems = append(problems, fmt.Sprintf("parameter %s: x-mcp-header %s: want a header name that no other has, on a string, integer or boolean; clients leave the tool out", p.key, mark))
-		default:
-			taken[key] = true
+		header := stringField(p.value, "x-mcp-header")
+		fits := slices.Contains([]string{"string", "integer", "boolean"}, stringField(p.value, "type"))
+		if fits && headerToken.MatchString(header) {
 			list = append(list, headerParam{header, p.key})
 		}
 	}
-	return list, problems
+	return list
 }
 
 // setHook finds whether the method takes webhooks, and where: by its tag, else
@@ -158,9 +145,7 @@ func checkHookPath(hook string) error {
 // paramTypes is the schema's types of a top-level parameter: nil for none such,
 // empty for one of any type.
 func (m *Method) paramTypes(name string) []string {
-	schema, _ := m.schema.(map[string]any)
-	properties, _ := schema["properties"].(map[string]any)
-	property, ok := properties[name]
+	property, ok := propertiesOf(m.schema)[name]
 	if !ok {
 		return nil
 	}
@@ -238,25 +223,22 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	return joinMembers(own)
 }
 
+// docTypes are the JSON Schema types by the names that @param gives them.
+var docTypes = map[string]string{"string": "string", "object": "object", "array": "array", "integer": "integer", "int": "integer",
+	"number": "number", "float": "number", "boolean": "boolean", "bool": "boolean"}
+
 // docType is the schema of a type as @param names it; {} for one that says
 // nothing.
 func docType(s string) json.RawMessage {
 	s = strings.TrimSpace(s)
+	if inner, ok := strings.CutPrefix(s, "Array<"); ok {
+		s = strings.TrimSuffix(inner, ">") + "[]"
+	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
 		return joinMembers([]member{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}})
 	}
-	if inner, ok := strings.CutPrefix(s, "Array<"); ok {
-		return docType(strings.TrimSuffix(inner, ">") + "[]")
-	}
-	switch strings.ToLower(s) {
-	case "string", "number", "integer", "boolean", "object", "array":
-		return joinMembers([]member{{"type", quote(strings.ToLower(s))}})
-	case "int":
-		return json.RawMessage(`{"type":"integer"}`)
-	case "float":
-		return json.RawMessage(`{"type":"number"}`)
-	case "bool":
-		return json.RawMessage(`{"type":"boolean"}`)
+	if name := docTypes[strings.ToLower(s)]; name != "" {
+		return joinMembers([]member{{"type", quote(name)}})
 	}
 	return json.RawMessage(`{}`)
 }
@@ -270,7 +252,6 @@ type docTags struct {
 	signature   *signatureRule
 	params      []paramDoc
 	annotations []string // of MCP, that are true
-	problems    []string
 }
 
 // paramDoc is what the documentation says of a parameter.
@@ -298,13 +279,16 @@ func parseDoc(doc string, rules docRules) docTags {
 	wraps := false // the line before was @param's, which an indented line goes on with
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\r\n")
-		if more := strings.TrimSpace(line); wraps && more != "" && line[0] <= ' ' && more[0] != '@' {
+		trimmed := strings.TrimSpace(line)
+		if wraps && trimmed != "" && line[0] <= ' ' && trimmed[0] != '@' {
 			last := &t.params[len(t.params)-1]
-			last.text = strings.TrimSpace(last.text + " " + more)
+			last.text = strings.TrimSpace(last.text + " " + trimmed)
 			continue
 		}
 		wraps = false
-		tag, rest := cutWord(strings.TrimSpace(line))
+		// Any space ends a tag, a tab too: a @signature that is not seen protects nothing.
+		tag, _, _ := strings.Cut(strings.Join(strings.Fields(trimmed), " "), " ")
+		rest := strings.TrimSpace(trimmed[len(tag):])
 		annotation, isAnnotation := annotationTags[tag]
 		switch {
 		case rules.Hooks && tag == "@webhook":
@@ -323,8 +307,6 @@ func parseDoc(doc string, rules docRules) docTags {
 		case rules.Tags && tag == "@param":
 			if p, ok := parseParam(rest); ok {
 				t.params, wraps = append(t.params, p), true
-			} else {
-				t.problems = append(t.problems, "@param without a name")
 			}
 		default:
 			text = append(text, line)
@@ -367,28 +349,12 @@ func parseParam(tag string) (paramDoc, bool) {
 	}
 	kind, mayBeLeftOut := strings.CutSuffix(strings.TrimSpace(parts[1]), "=")
 	d := paramDoc{kind: kind, name: parts[2] + parts[4], text: strings.TrimSpace(parts[5]), optional: mayBeLeftOut || parts[2] != ""}
-	if fallback := strings.TrimSpace(parts[3]); fallback != "" {
-		d.defaultValue = docDefault(fallback)
+	if fallback := strings.TrimSpace(parts[3]); json.Valid([]byte(fallback)) {
+		d.defaultValue = json.RawMessage(fallback)
+	} else if fallback != "" {
+		d.defaultValue = quote(strings.Trim(fallback, "'"))
 	}
 	return d, true
-}
-
-// cutWord returns the word that s begins with, which any space ends, a tab too (a
-// tag that is not seen protects nothing), and what follows it.
-func cutWord(s string) (word, rest string) {
-	i := strings.IndexFunc(s, unicode.IsSpace)
-	if i < 0 {
-		return s, ""
-	}
-	return s[:i], strings.TrimSpace(s[i:])
-}
-
-// docDefault is a default as the documentation has it: JSON, or else a text.
-func docDefault(s string) json.RawMessage {
-	if json.Valid([]byte(s)) {
-		return json.RawMessage(s)
-	}
-	return quote(strings.Trim(s, "'"))
 }
 
 // signatureRule is a method's @signature tag: the scheme, and the environment
@@ -448,12 +414,11 @@ func firstSentence(text string) string {
 // maxArgumentDepth bounds how deep arguments that a schema describes may be.
 const maxArgumentDepth = 200
 
-// argumentError is why arguments do not fit their schema: a value at a path is
-// got where another is wanted, or there is a problem with it.
+// argumentError is why arguments do not fit their schema: what is wanted of the
+// value at a path, and, unless that says it all, what is got.
 type argumentError struct {
 	path      []string
 	want, got string
-	problem   string
 }
 
 func (e *argumentError) Error() string {
@@ -461,8 +426,8 @@ func (e *argumentError) Error() string {
 	if len(e.path) > 0 {
 		name = fmt.Sprintf("parameter %q", strings.Join(e.path, "."))
 	}
-	if e.problem != "" {
-		return name + " " + e.problem
+	if e.got == "" {
+		return name + " " + e.want
 	}
 	return fmt.Sprintf("%s: want %s, got %s", name, e.want, e.got)
 }
@@ -474,19 +439,17 @@ func (e *argumentError) within(key string) *argumentError {
 }
 
 // checkArguments checks the arguments of a call, an object or nil, against the
-// method's schema. It returns them without what counts as left out: a null for an
-// optional parameter that can't be null, and a key that is a parameter's name but
-// for its case. The error names the first parameter that does not fit.
+// method's schema. It returns them without what counts as left out. The error names
+// the first parameter that does not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
 	if len(arguments) == 0 {
 		arguments = json.RawMessage("{}")
 	}
 	c := argumentCheck{root: m.schema, left: 32*len(arguments) + 1<<20}
-	checked, wrong := c.value(m.schema, arguments)
-	if wrong != nil {
+	if wrong := c.value(m.schema, arguments); wrong != nil {
 		return nil, wrong
 	}
-	return checked, nil
+	return c.withoutLeftOut(arguments), nil
 }
 
 // argumentCheck is the check of one call's arguments. Schemas are as
@@ -497,38 +460,67 @@ type argumentCheck struct {
 	depth int
 }
 
-// value checks one value. It returns the value itself, unless something in it is
-// to be left out.
-func (c *argumentCheck) value(schema any, value json.RawMessage) (json.RawMessage, *argumentError) {
+// withoutLeftOut takes out of arguments that fit what counts as left out: a null for
+// a parameter that can't be null, and a key that is a parameter's name but for its
+// case, which decoders that don't distinguish cases would take for that.
+func (c *argumentCheck) withoutLeftOut(arguments json.RawMessage) json.RawMessage {
+	properties := propertiesOf(c.root)
+	isLeftOut := func(f member) bool {
+		if property, declared := properties[f.key]; declared {
+			return string(f.value) == "null" && c.value(property, f.value) != nil
+		}
+		for name := range properties {
+			if strings.EqualFold(name, f.key) {
+				return true
+			}
+		}
+		return false
+	}
+	list, _ := members(arguments)
+	if !slices.ContainsFunc(list, isLeftOut) {
+		return arguments
+	}
+	return joinMembers(slices.DeleteFunc(list, isLeftOut))
+}
+
+// propertiesOf is the properties of a decoded schema by name.
+func propertiesOf(schema any) map[string]any {
+	object, _ := schema.(map[string]any)
+	properties, _ := object["properties"].(map[string]any)
+	return properties
+}
+
+// value checks one value.
+func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError {
 	c.depth++
 	defer func() { c.depth-- }()
 	if c.left -= len(value) + 1; c.left < 0 || c.depth > maxArgumentDepth {
-		return nil, &argumentError{problem: "is too complex to be checked"}
+		return &argumentError{want: "is too complex to be checked"}
 	}
 	s, ok := schema.(map[string]any)
 	if !ok {
-		return value, nil
+		return nil
 	}
 	if ref, ok := s["$ref"].(string); ok {
 		return c.value(c.resolve(ref), value)
 	}
 	types, got := textList(s["type"]), jsonType(value)
 	if len(types) > 0 && !slices.Contains(types, got) && !(got == "integer" && slices.Contains(types, "number")) {
-		return nil, &argumentError{want: withArticles(types), got: withArticles([]string{got})}
+		return &argumentError{want: withArticles(types), got: withArticles([]string{got})}
 	}
-	value, wrong := c.alternatives(s, value)
-	switch {
-	case wrong != nil:
-		return nil, wrong
-	case got == "object":
+	if wrong := c.alternatives(s, value); wrong != nil {
+		return wrong
+	}
+	switch got {
+	case "object":
 		return c.object(s, value)
-	case got == "array":
+	case "array":
 		return c.array(s, value)
 	}
 	if want := scalarWanted(s, value); want != "" {
-		return nil, &argumentError{want: want, got: clipText(string(value), 100)}
+		return &argumentError{want: want, got: clipText(string(value), 100)}
 	}
-	return value, nil
+	return nil
 }
 
 // resolve returns the schema that a reference such as #/$defs/Name names; nil for
@@ -544,100 +536,63 @@ func (c *argumentCheck) resolve(ref string) any {
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. Of
 // those that don't, the one that was read furthest is the one that was meant.
-func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) (json.RawMessage, *argumentError) {
+func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
 	var furthest *argumentError
-	for _, one := range append(anyOf, oneOf...) {
-		checked, wrong := c.value(one, value)
+	for _, one := range slices.Concat(anyOf, oneOf) {
+		wrong := c.value(one, value)
 		switch {
 		case wrong == nil:
-			return checked, nil
+			return nil
 		case furthest == nil || len(wrong.path) > len(furthest.path):
 			furthest = wrong
 		case len(furthest.path) == 0 && len(wrong.path) == 0:
 			furthest.want += " or " + wrong.want
 		}
 	}
-	return value, furthest
+	return furthest
 }
 
 // object checks the members of an object; what is missing is told first.
-func (c *argumentCheck) object(s map[string]any, value json.RawMessage) (json.RawMessage, *argumentError) {
+func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumentError {
 	list, _ := members(value)
-	properties, _ := s["properties"].(map[string]any)
-	required := textList(s["required"])
+	properties, required := propertiesOf(s), textList(s["required"])
 	for _, name := range required {
 		if !slices.ContainsFunc(list, func(f member) bool { return f.key == name }) {
-			problem := "is required"
+			wrong := &argumentError{want: "is required"}
 			if property, _ := properties[name].(map[string]any); property["type"] != nil {
-				problem += ": " + withArticles(textList(property["type"]))
+				wrong.want += ": " + withArticles(textList(property["type"]))
 			}
-			return nil, (&argumentError{problem: problem}).within(name)
+			return wrong.within(name)
 		}
 	}
-	kept := make([]member, 0, len(list))
-	changed := false
 	for _, f := range list {
 		property, declared := properties[f.key]
 		if !declared && f.key != webhookParam {
-			if c.isMiscased(f.key, properties) {
-				changed = true
-				continue
-			}
-			if property = s["additionalProperties"]; property == false {
-				return nil, (&argumentError{problem: "is not known"}).within(f.key)
-			}
+			property = s["additionalProperties"]
 		}
-		checked, wrong := c.value(property, f.value)
-		if wrong != nil && declared && string(f.value) == "null" && !slices.Contains(required, f.key) {
-			changed = true
-			continue
+		if property == false {
+			return (&argumentError{want: "is not known"}).within(f.key)
 		}
-		if wrong != nil {
-			return nil, wrong.within(f.key)
-		}
-		changed = changed || &checked[0] != &f.value[0]
-		kept = append(kept, member{f.key, checked})
-	}
-	if !changed {
-		return value, nil
-	}
-	return joinMembers(kept), nil
-}
-
-// isMiscased reports whether a key is the name of a property but for its case:
-// decoders that don't distinguish cases would take it for that.
-func (c *argumentCheck) isMiscased(key string, properties map[string]any) bool {
-	c.left -= len(properties)
-	for name := range properties {
-		if strings.EqualFold(name, key) {
-			return true
+		countsAsLeftOut := declared && string(f.value) == "null" && !slices.Contains(required, f.key)
+		if wrong := c.value(property, f.value); wrong != nil && !countsAsLeftOut {
+			return wrong.within(f.key)
 		}
 	}
-	return false
+	return nil
 }
 
 // array checks the items of an array.
-func (c *argumentCheck) array(s map[string]any, value json.RawMessage) (json.RawMessage, *argumentError) {
-	if s["items"] == nil {
-		return value, nil
-	}
+func (c *argumentCheck) array(s map[string]any, value json.RawMessage) *argumentError {
 	var items []json.RawMessage
 	_ = json.Unmarshal(value, &items) // it is an array
-	changed := false
 	for i, item := range items {
-		checked, wrong := c.value(s["items"], item)
-		if wrong != nil {
-			return nil, wrong.within(strconv.Itoa(i))
+		if wrong := c.value(s["items"], item); wrong != nil {
+			return wrong.within(strconv.Itoa(i))
 		}
-		changed = changed || &checked[0] != &item[0]
-		items[i] = checked
 	}
-	if !changed {
-		return value, nil
-	}
-	return joinItems(items), nil
+	return nil
 }
 
 // scalarWanted says what a schema wants instead of a value that is neither an
@@ -753,16 +708,15 @@ func toolResult(value json.RawMessage) json.RawMessage {
 // a content list of known types, and nothing that is foreign to a result.
 func isToolResult(object json.RawMessage) bool {
 	var content []json.RawMessage
-	if json.Unmarshal(field(object, "content"), &content) != nil || content == nil {
-		return false
-	}
-	isForeign := func(block json.RawMessage) bool {
-		return !slices.Contains([]string{"text", "image", "audio", "resource", "resource_link"}, stringField(block, "type"))
+	isResult := json.Unmarshal(field(object, "content"), &content) == nil && content != nil
+	for _, block := range content {
+		isResult = isResult && slices.Contains([]string{"text", "image", "audio", "resource", "resource_link"}, stringField(block, "type"))
 	}
 	list, _ := members(object)
-	return !slices.ContainsFunc(content, isForeign) && !slices.ContainsFunc(list, func(f member) bool {
-		return !slices.Contains([]string{"content", "structuredContent", "isError", "_meta"}, f.key)
-	})
+	for _, f := range list {
+		isResult = isResult && slices.Contains([]string{"content", "structuredContent", "isError", "_meta"}, f.key)
+	}
+	return isResult
 }
 
 // resultText is a tool's result for people: its structured content if it has
@@ -775,12 +729,11 @@ func resultText(result json.RawMessage) string {
 	if json.Unmarshal(field(result, "content"), &parts) != nil {
 		return string(result)
 	}
-	var texts []string
-	for _, part := range parts {
+	texts := make([]string, len(parts))
+	for i, part := range parts {
+		texts[i] = string(part)
 		if stringField(part, "type") == "text" {
-			texts = append(texts, stringField(part, "text"))
-		} else {
-			texts = append(texts, string(part))
+			texts[i] = stringField(part, "text")
 		}
 	}
 	return strings.Join(texts, "\n")

@@ -169,11 +169,10 @@ func TestCheckArguments(t *testing.T) {
 			t.Errorf("%s gives %v, want %s", sent, err, want)
 		}
 	}
-	// What lies deeper is left out too, and all else stays as it was written.
+	// Deeper, what counts as left out is let through.
 	const nested = `{"s":"\u0061","gone":1,"either":{"rows":1,"note":null,"Rows":2},"tree":{"more":[{"left":null},{"x": 1.50}]}}`
-	got, err := m.checkArguments(json.RawMessage(nested))
-	if want := `{"s":"\u0061","gone":1,"either":{"rows":1},"tree":{"more":[{},{"x": 1.50}]}}`; err != nil || string(got) != want {
-		t.Errorf("%s, %v, want %s", got, err, want)
+	if got, err := m.checkArguments(json.RawMessage(nested)); err != nil || string(got) != nested {
+		t.Errorf("%s, %v, want %s", got, err, nested)
 	}
 }
 

@@ -210,7 +210,8 @@ def object_schema(fields):
 def convert_fields(fields, given):
     values = {}
     for f in fields:
-        if f.name in given:
+        # A null for what may be left out counts as left out, unless it means something.
+        if f.name in given and (f.required or f.type.null or given[f.name] is not None):
             try:
                 values[f.name] = f.type.convert(given[f.name])
             except Exception as e:
