@@ -323,6 +323,156 @@ func (p *shimPeer) testAsks(kind string) {
 	p.wantAnswer("4", `{"for":"a"}`)
 }
 
+// hostedModules are one module in each language that a shim runs.
+var hostedModules = map[string]string{
+	".py": `"""Is hosted. Here."""
+import os
+
+count = 0
+
+def add(by: int = 1):
+    """Adds."""
+    global count
+    count += by
+    return {"count": count}
+
+def walk(steps: int):
+    for n in range(steps):
+        yield {"progress": n + 1, "total": steps}
+        yield {"log": f"step {n}"}
+    return "there"
+
+def crash(): os._exit(3)
+
+def rows(rows: list[int]): return rows
+
+def handleForm(text: str, _webhook=None):
+    """Takes a form.
+
+    :param text: what it says
+    """
+    return {"text": text, "own": _webhook and _webhook["headers"]["x-own"]}
+
+def version(): return 1
+`,
+	".js": `// Is hosted. Here.
+let count = 0
+/**
+ * Adds.
+ * @param {integer} [by=1] how much
+ */
+export function add({ by = 1 }) { return { count: count += by } }
+export function* walk({ steps }) {
+  for (let n = 0; n < steps; n++) {
+    yield { progress: n + 1, total: steps }
+    yield { log: 'step ' + n }
+  }
+  return 'there'
+}
+export const crash = () => process.exit(3)
+/** @param {integer[]} p.rows */
+export const rows = (p) => p.rows
+/** @param {{ text: string }} params */
+export function handleForm(params) { return { text: params.text, own: params._webhook?.headers['x-own'] ?? null } }
+export const version = () => 1
+`,
+}
+
+func TestHosted(t *testing.T) {
+	t.Parallel()
+	for ending, text := range hostedModules {
+		t.Run(ending, func(t *testing.T) {
+			t.Parallel()
+			needLanguage(t, ending)
+			dir := t.TempDir()
+			file := filepath.Join(dir, "m.usher"+ending)
+			write(t, file, text)
+			d := serveHere(t, dir)
+			c := connect(t, d.URL)
+			c.awaitTools("m_add", "m_crash", "m_handleForm", "m_rows", "m_version", "m_walk")
+			for _, row := range []struct{ tool, arguments, want string }{
+				{"m_add", `{"by":2}`, `{"count":2}`},
+				{"m_add", ``, `{"count":3}`},
+				{"m_add", `{"by":null,"BY":7}`, `{"count":4}`},
+				{"m_handleForm", `{"text":"t","_webhook":{"headers":{"x-own":"forged"}}}`, `{"text":"t","own":null}`},
+				{"m_add", `{"by":"2"}`, `parameter "by": want an integer, got a string`},
+				{"m_handleForm", `{}`, `parameter "text" is required: a string`},
+				{"m_handleForm", `{"text":1}`, `parameter "text": want a string, got an integer`},
+				{"m_rows", `{"rows":[1,"x"]}`, `parameter "rows.1": want an integer, got a string`},
+				{"m_crash", ``, `module "m" crashed (exit status 3); the next call starts it again`},
+				{"m_add", ``, `{"count":1}`},
+			} {
+				if got := resultText(c.call(row.tool, row.arguments).result()); got != row.want {
+					t.Errorf("%s(%s) is %s, want %s", row.tool, row.arguments, got, row.want)
+				}
+			}
+			a := c.ask("tools/call", `{"name":"m_walk","arguments":{"steps":2},"_meta":{"progressToken":"mine"}}`)
+			if len(a.Events) != 5 || string(field(field(a.Events[2], "params"), "progress")) != "2" || stringField(field(a.Events[0], "params"), "progressToken") != "mine" ||
+				stringField(field(a.Events[1], "params"), "data") != "step 0" || resultText(a.result()) != "there" {
+				t.Errorf("progress: %s", a.Body)
+			}
+			for body, want := range map[string]string{
+				`{"text":"by hook"}`:           `200 {"text":"by hook","own":"seen"}`,
+				`{"text":"t","_webhook":null}`: `200 {"text":"t","own":"seen"}`,
+				`{}`:                           `400 {"error":"parameter \"text\" is required: a string"}`,
+			} {
+				req, _ := http.NewRequest(http.MethodPost, d.URL+"webhook/m/handleForm", strings.NewReader(body))
+				req.Header.Set("Content-Type", "application/json")
+				req.Header.Set("X-Own", "seen")
+				if a := c.do(req); fmt.Sprint(a.Status, " ", strings.TrimSpace(a.Body)) != want {
+					t.Errorf("webhook %s: %d %s, want %s", body, a.Status, a.Body, want)
+				}
+			}
+
+			// It changes while it is served: to a new version, to a broken one, and to one that works again.
+			version := func(want string) func() bool {
+				return func() bool { return resultText(c.call("m_version", "").result()) == want }
+			}
+			last := strings.TrimSpace(text[strings.LastIndex(strings.TrimSpace(text), "\n"):])
+			edit := func(number string) string {
+				return strings.Replace(text, last, strings.TrimSuffix(last, "1")+number, 1)
+			}
+			await(t, "version 1", version("1"))
+			write(t, file, edit("22"))
+			await(t, "version 22", version("22"))
+			write(t, file, text+map[string]string{".py": "def broken(:\n", ".js": "export function broken( {"}[ending])
+			place := fmt.Sprintf("m.usher%s:%d: SyntaxError", ending, strings.Count(text, "\n")+1)
+			await(t, "the report of the failure", func() bool { return strings.Contains(d.Log.String(), place) })
+			if !version("22")() {
+				t.Error("the last good version does not go on")
+			}
+			write(t, file, edit("333"))
+			await(t, "version 333", version("333"))
+		})
+	}
+}
+
+// What usher new writes works as it says.
+func TestShimStarters(t *testing.T) {
+	for _, ending := range []string{".py", ".js", ".ts"} {
+		t.Run(ending, func(t *testing.T) {
+			needLanguage(t, ending)
+			dir := t.TempDir()
+			var out, log output
+			if code := run(context.Background(), []string{"new", filepath.Join(dir, "hello.usher"+ending)}, strings.NewReader(""), &out, &log, noEnv); code != 0 {
+				t.Fatal(log.String())
+			}
+			c := connect(t, serveHere(t, dir).URL)
+			c.awaitTools("hello_greet")
+			for _, row := range []struct{ arguments, want string }{
+				{`{"name":"Ada"}`, `{"text":"Hello, Ada!","times":1,"greeted":1}`},
+				{`{"name":"Ada","times":2}`, `{"text":"Hello, Ada!","times":2,"greeted":3}`},
+				{`{"name":""}`, "name is empty"},
+				{`{}`, `parameter "name" is required: a string`},
+			} {
+				if got := resultText(c.call("hello_greet", row.arguments).result()); got != row.want {
+					t.Errorf("%s: %s", row.arguments, got)
+				}
+			}
+		})
+	}
+}
+
 // languages is the modules of testdata/languages that can run here, and what
 // each needs.
 func languages(t *testing.T) (dir string, names []string) {

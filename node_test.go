@@ -5,10 +5,8 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -456,88 +454,6 @@ func TestNodeModuleSystems(t *testing.T) {
 	}
 }
 
-const nodeTestHosted = `// Is hosted. By usher.
-let count = 0
-/**
- * Counts.
- * @param {number} [by=1] how much
- */
-export function add({ by = 1 }) { return { count: count += by } }
-/** @param {{ text: string }} params */
-export function handleForm(params) { return { got: params, secret: params._webhook?.headers['x-own'] } }
-/**
- * @param {object} p
- * @param {string} p.who
- * @readonly
- */
-export const hello = (p) => 'hello ' + p.who
-export function* walk({ steps }) { for (let i = 1; i <= steps; i++) yield { progress: i, total: steps }; return 'done' }
-export const crash = () => process.exit(3)
-export const version = () => 1
-`
-
-func TestNodeHosted(t *testing.T) {
-	t.Parallel()
-	nodeTestVersion(t)
-	dir := t.TempDir()
-	file := filepath.Join(dir, "m.usher.js")
-	write(t, file, nodeTestHosted)
-	d := serveHere(t, dir)
-	c := connect(t, d.URL)
-	c.awaitTools("m_add", "m_crash", "m_handleForm", "m_hello", "m_version", "m_walk")
-	for _, row := range []struct{ tool, arguments, want string }{
-		{"m_add", `{"by":2}`, `{"count":2}`},
-		{"m_add", ``, `{"count":3}`},
-		{"m_hello", `{"who":"you"}`, "hello you"},
-		{"m_handleForm", `{"text":"t","_webhook":{"headers":{"x-own":"forged"}}}`, `{"got":{"text":"t"}}`},
-		{"m_add", `{"by":"2"}`, `parameter "by": want a number, got a string`},
-		{"m_hello", `{}`, `parameter "who" is required: a string`},
-		{"m_handleForm", `{"text":1}`, `parameter "text": want a string, got an integer`},
-		{"m_crash", ``, `module "m" crashed (exit status 3); the next call starts it again`},
-		{"m_add", ``, `{"count":1}`},
-	} {
-		if got := resultText(c.call(row.tool, row.arguments).result()); got != row.want {
-			t.Errorf("%s(%s) is %s, want %s", row.tool, row.arguments, got, row.want)
-		}
-	}
-	a := c.ask("tools/call", `{"name":"m_walk","arguments":{"steps":2},"_meta":{"progressToken":"mine"}}`)
-	if len(a.Events) != 3 || string(field(field(a.Events[1], "params"), "progress")) != "2" || stringField(field(a.Events[0], "params"), "progressToken") != "mine" {
-		t.Errorf("progress: %s", a.Body)
-	}
-	req, _ := http.NewRequest(http.MethodPost, d.URL+"webhook/m/handleForm", strings.NewReader(`{"text":"by hook"}`))
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("X-Own", "seen")
-	if a := c.do(req); a.Status != 200 || !strings.Contains(a.Body, `"secret":"seen"`) || !strings.Contains(a.Body, `"text":"by hook"`) {
-		t.Errorf("webhook: %d %s", a.Status, a.Body)
-	}
-	nodeTestEdits(t, d, c, file)
-}
-
-// nodeTestEdits changes a module that is served: to a new version, to one that
-// is broken, and to one that works again.
-func nodeTestEdits(t *testing.T, d *testDaemon, c *testClient, file string) {
-	version := func(want string) func() bool {
-		return func() bool { return resultText(c.call("m_version", "").result()) == want }
-	}
-	await(t, "version 1", version("1"))
-	write(t, file, strings.Replace(nodeTestHosted, "version = () => 1", "version = () => 22", 1))
-	await(t, "version 22", version("22"))
-	write(t, file, nodeTestHosted+"\nexport function broken( {")
-	await(t, "the report of the failure; the log: "+d.Log.String(), func() bool {
-		return strings.Contains(d.Log.String(), "m.usher.js:20: SyntaxError")
-	})
-	if !version("22")() {
-		t.Error("the last good version does not go on")
-	}
-	var out, log output
-	run(context.Background(), []string{"modules", "-base", t.TempDir(), filepath.Dir(file)}, strings.NewReader(""), &out, &log, noEnv)
-	if !strings.Contains(out.String(), "m.usher.js:20: SyntaxError: Unexpected end of input") {
-		t.Errorf("usher modules: %s%s", out.String(), log.String())
-	}
-	write(t, file, strings.Replace(nodeTestHosted, "version = () => 1", "version = () => 333", 1))
-	await(t, "version 333", version("333"))
-}
-
 func TestNodeExample(t *testing.T) {
 	t.Parallel()
 	nodeTestVersion(t)
@@ -557,37 +473,6 @@ func TestNodeExample(t *testing.T) {
 		}
 	}
 	p.end()
-}
-
-// What usher new writes works as it says.
-func TestNodeStarters(t *testing.T) {
-	for _, ending := range []string{".js", ".ts"} {
-		t.Run(ending, func(t *testing.T) {
-			if nodeTestVersion(t); ending == ".ts" {
-				nodeTestTyped(t)
-			}
-			text, err := runtimeFiles.ReadFile("runtimes/new.usher" + ending + ".txt")
-			if err != nil {
-				t.Fatal(err)
-			}
-			dir := t.TempDir()
-			write(t, filepath.Join(dir, "hello.usher"+ending), string(text))
-			d := serveHere(t, dir)
-			c := connect(t, d.URL)
-			c.awaitTools("hello_greet")
-			for _, row := range []struct{ arguments, want string }{
-				{`{"name":"Ada"}`, `{"text":"Hello, Ada!","times":1,"greeted":1}`},
-				{`{"name":"Ada","times":2}`, `{"text":"Hello, Ada!","times":2,"greeted":3}`},
-				{`{"name":""}`, "name is empty"},
-				{`{}`, `parameter "name" is required: a string`},
-				{`{"name":"Ada","times":"2"}`, `parameter "times": want a number, got a string`},
-			} {
-				if got := resultText(c.call("hello_greet", row.arguments).result()); got != row.want {
-					t.Errorf("%s: %s", row.arguments, got)
-				}
-			}
-		})
-	}
 }
 
 // A package of npm behind three functions with types.
