@@ -479,10 +479,6 @@ const (
 	eraStateless era = "modern"
 )
 
-// errProbed is why there is no handshake with a process that ended when it was
-// asked which revisions it speaks.
-var errProbed = errors.New("it ended at server/discover")
-
 // handshake finds out what the module is. Which era it speaks is asked first,
 // unless that is known; what is no answer of the stateless one is taken for the
 // other (MCP 2026-07-28, basic/transports/stdio, "Backward Compatibility").
@@ -496,16 +492,11 @@ func (w *Worker) handshake(ctx context.Context, known era) error {
 	if stateless || ctx.Err() != nil {
 		return err
 	}
-	if err = w.initialize(ctx); err == nil {
-		return nil
-	}
+	err = w.initialize(ctx)
 	if errors.As(err, new(*rpcError)) { // it was only slow to start, perhaps
 		if stateless, again := w.discover(ctx); stateless {
 			return again
 		}
-	}
-	if errors.Is(err, errNotSent) || errors.As(err, new(*crashError)) {
-		return errProbed
 	}
 	return err
 }

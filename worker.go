@@ -171,17 +171,9 @@ func newWorker(module string, log *slog.Logger, events workerEvents) *Worker {
 
 // startWorker starts a module's process and shakes hands with it, first in the
 // way of era. ctx bounds the handshake, not the worker's life.
-func startWorker(ctx context.Context, module string, l launch, era era, r *reaper, log *slog.Logger, events workerEvents) (*Worker, error) {
-	w, err := startWorkerOnce(ctx, module, l, era, r, log, events)
-	if errors.Is(err, errProbed) { // it took offence at the probe
-		return startWorkerOnce(ctx, module, l, eraSession, r, log, events)
-	}
-	return w, err
-}
-
-func startWorkerOnce(ctx context.Context, module string, l launch, era era, r *reaper, log *slog.Logger, events workerEvents) (*Worker, error) {
+func startWorker(ctx context.Context, module string, l launch, era era, groups processGroups, log *slog.Logger, events workerEvents) (*Worker, error) {
 	w := newWorker(module, log, events)
-	if err := w.spawn(l, r); err != nil {
+	if err := w.spawn(l, groups); err != nil {
 		w.cancel()
 		if path, ok := errors.AsType[*fs.PathError](err); ok {
 			err = path.Err // without the path: this may reach a client
@@ -193,9 +185,6 @@ func startWorkerOnce(ctx context.Context, module string, l launch, era era, r *r
 	if err := w.handshake(ctx, era); err != nil {
 		w.stop()
 		<-w.done
-		if errors.Is(err, errProbed) {
-			return nil, err
-		}
 		return nil, w.startError(ctx, err)
 	}
 	return w, nil
@@ -205,7 +194,7 @@ func startWorkerOnce(ctx context.Context, module string, l launch, era era, r *r
 // had ended.
 func (w *Worker) startError(ctx context.Context, err error) error {
 	e := &startError{stderr: w.tail}
-	crash, crashed := errors.AsType[*crashError](err)
+	crash, crashed := errors.AsType[*crashError](w.err)
 	switch {
 	case crashed && crash.state != "":
 		e.reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, crash.state)
@@ -220,7 +209,7 @@ func (w *Worker) startError(ctx context.Context, err error) error {
 // spawn starts the process, and the goroutines that serve it until its end. That
 // comes, when ctx ends, in the order of the MCP specification for stdio: stdin is
 // closed, then TERM, then KILL (basic/lifecycle, "Shutdown").
-func (w *Worker) spawn(l launch, r *reaper) error {
+func (w *Worker) spawn(l launch, groups processGroups) error {
 	cmd := exec.CommandContext(w.ctx, l.Path, l.Args...)
 	cmd.Dir, cmd.Env = l.Dir, l.Env
 	setGroup(cmd)
@@ -248,7 +237,7 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 		return err
 	}
 	pid := cmd.Process.Pid
-	if err := r.add(pid); err != nil {
+	if err := groups.add(pid); err != nil {
 		w.log.Warn("no reaper: if usher is killed, this module's processes may live on", "err", err)
 	}
 	var readers, writer sync.WaitGroup
@@ -264,7 +253,7 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 		if err := killGroup(pid); err != nil {
 			w.log.Debug("ending what is left of the process group", "err", err)
 		}
-		r.remove(pid)
+		groups.remove(pid)
 		for _, f := range outputs { // a process that left the group may hold them open
 			f.SetReadDeadline(time.Now().Add(outputTimeout))
 		}
@@ -736,15 +725,14 @@ func (w *Worker) attribute(params json.RawMessage) (Caller, *call, error) {
 // stripCallID is params without the name of the call, which is no client's
 // business.
 func stripCallID(params json.RawMessage) json.RawMessage {
-	own := field(params, "_meta")
-	switch meta := dropMembers(own, metaCall); {
-	case len(meta) == len(own):
+	meta := field(params, "_meta")
+	if field(meta, metaCall) == nil {
 		return params
-	case string(meta) == "{}":
-		return dropMembers(params, "_meta")
-	default:
-		return withMember(params, "_meta", meta)
 	}
+	if meta = dropMembers(meta, metaCall); string(meta) == "{}" {
+		return dropMembers(params, "_meta")
+	}
+	return withMember(params, "_meta", meta)
 }
 
 // handleRequest answers what a module asks. Whom it is for is found before the
