@@ -175,7 +175,12 @@ func (a *app) warnf(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
 }
 
-func (a *app) printJSON(v any) {
+// print prints a value as JSON, or else calls asText.
+func (a *app) print(v any, asJSON bool, asText func()) {
+	if !asJSON {
+		asText()
+		return
+	}
 	enc := json.NewEncoder(a.stdout)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
@@ -278,11 +283,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 			a.waitReady(r)
 			data, _ := a.dataDir() // it was used before
 			report := moduleReport(r, *scope, cmp.Or(readDaemon(data).URL, defaultURL), a.getenv)
-			if *asJSON {
-				a.printJSON(report)
-			} else {
-				a.printModules(report)
-			}
+			a.print(report, *asJSON, func() { a.printModules(report) })
 			return nil
 		})
 	}
@@ -631,11 +632,7 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			a.printJSON(c)
-		} else {
-			a.printClaim(c)
-		}
+		a.print(c, asJSON, func() { a.printClaim(c) })
 		if !holdsModules(dir) {
 			a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", plain(dir))
 		}
@@ -719,19 +716,16 @@ func (a *app) listClaims(asJSON bool) error {
 		if err != nil {
 			a.warnf("claim: expired claims stay in the file: %s", plain(err.Error()))
 		}
-		switch {
-		case asJSON:
-			a.printJSON(append([]Claim{}, list...))
-		case len(list) == 0:
-			a.printf("No claims hold. Make one: usher claim -scope DIR\n")
-		default:
-			a.printClaims(list)
-		}
+		a.print(append([]Claim{}, list...), asJSON, func() { a.printClaims(list) })
 		return nil
 	})
 }
 
 func (a *app) printClaims(list []Claim) {
+	if len(list) == 0 {
+		a.printf("No claims hold. Make one: usher claim -scope DIR\n")
+		return
+	}
 	t := newTable(a.stdout)
 	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
 	for _, c := range list {
