@@ -470,8 +470,8 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 	})
 }
 
-// listen tells the client what changes, before the answer, until its
-// streams have to end.
+// listen tells the client what changes, before the answer, until its streams have
+// to end, or its claim does.
 func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	filter, ok := members(field(r.params, "notifications"))
 	if !ok {
@@ -500,8 +500,8 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 			tell("notifications/"+list+"/list_changed", nil)
 		}
 	})
-	if r.streams.Err() == nil {
-		return nil, context.Cause(ctx)
+	if err := context.Cause(ctx); err != nil && r.streams.Err() == nil {
+		return nil, err
 	}
 	return object{{"_meta", object{{metaSubscription, r.session.subscription}}.json()}}.json(), nil
 }
@@ -719,7 +719,8 @@ const (
 )
 
 // announce tells a session on one of its streams which lists in its view have
-// changed, by tell, until ctx ends. It also keeps the session's subscriptions.
+// changed, by tell, until ctx ends, or without a session the claim does. It also
+// keeps the session's subscriptions.
 func (s *Server) announce(ctx context.Context, session *Session, out *outbox, tell func(list string)) {
 	var subscribing sync.WaitGroup
 	defer subscribing.Wait()
@@ -742,6 +743,9 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox, te
 					}
 				})
 			}
+		}
+		if session.stateless && errors.Is(err, errEnded) {
+			return // there is nothing more to tell, and no request that could present another claim
 		}
 		look := time.NewTimer(s.nextLook(session))
 		select {
