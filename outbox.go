@@ -273,9 +273,10 @@ type keptStream struct {
 	session string
 	primed  bool // the stream begins with an event that it can be resumed from
 	last    int  // number of the message sent last; the first is 1. The buffer guards it
-	// owner is whose messages they are just now: nobody else may have them again.
-	// It is false while nobody may.
-	owner func() (string, bool)
+	// owner is whose messages they are. While that is not authorized, nothing is
+	// kept, and nothing of what was kept is given.
+	owner      string
+	authorized func() bool
 }
 
 // eventID is the id of the stream's message n; 0 stands before the first.
@@ -303,7 +304,6 @@ type replayBuffer struct {
 type keptMessage struct {
 	of    *outbox
 	n     int
-	owner string
 	frame frame
 }
 
@@ -334,19 +334,19 @@ func (b *replayBuffer) find(stream, session string) *outbox {
 
 // keep gives a message its id, and takes it in unless it is too long.
 func (b *replayBuffer) keep(o *outbox, msg []byte) frame {
-	owner, ok := o.kept.owner()
+	authorized := o.kept.authorized()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	o.kept.last++
-	m := keptMessage{o, o.kept.last, owner, frame{o.kept.eventID(o.kept.last), msg}}
-	if !ok || m.size() > maxReplayMessage {
+	m := keptMessage{o, o.kept.last, frame{o.kept.eventID(o.kept.last), msg}}
+	if !authorized || m.size() > maxReplayMessage {
 		return m.frame
 	}
 	b.kept = append(b.kept, m)
 	b.all += m.size()
-	b.bytes[m.owner] += m.size()
-	for b.bytes[m.owner] > maxReplayBytesOf {
-		b.dropLocked(slices.IndexFunc(b.kept, func(k keptMessage) bool { return k.owner == m.owner }))
+	b.bytes[m.of.kept.owner] += m.size()
+	for b.bytes[m.of.kept.owner] > maxReplayBytesOf {
+		b.dropLocked(slices.IndexFunc(b.kept, func(k keptMessage) bool { return k.of.kept.owner == m.of.kept.owner }))
 	}
 	for b.all > maxReplayBytes {
 		b.dropLocked(0)
@@ -358,8 +358,8 @@ func (b *replayBuffer) dropLocked(i int) {
 	m := b.kept[i]
 	b.kept = slices.Delete(b.kept, i, i+1)
 	b.all -= m.size()
-	if b.bytes[m.owner] -= m.size(); b.bytes[m.owner] == 0 {
-		delete(b.bytes, m.owner)
+	if b.bytes[m.of.kept.owner] -= m.size(); b.bytes[m.of.kept.owner] == 0 {
+		delete(b.bytes, m.of.kept.owner)
 	}
 }
 
@@ -376,18 +376,20 @@ func (b *replayBuffer) forget(o *outbox) {
 }
 
 // after returns the messages of a stream after n. It reports false when some of
-// them are not kept, or are not for who owns the stream now.
+// them are not kept, or nobody may have them.
 func (b *replayBuffer) after(o *outbox, n int) ([]frame, bool) {
-	owner, ok := o.kept.owner()
+	if !o.kept.authorized() {
+		return nil, false
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var events []frame
 	for _, m := range b.kept {
-		if m.of == o && m.n > n && m.owner == owner {
+		if m.of == o && m.n > n {
 			events = append(events, m.frame)
 		}
 	}
-	if !ok || n > o.kept.last || len(events) != o.kept.last-n {
+	if n > o.kept.last || len(events) != o.kept.last-n {
 		return nil, false
 	}
 	return events, true

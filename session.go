@@ -93,12 +93,15 @@ func (s *Server) scope(session *Session) (Scope, error) {
 	return s.gate.Scope(s.gate.Current(session.sessionToken))
 }
 
-// access is whom a session is from, and whether that principal reaches anything
-// just now.
-func (s *Server) access(session *Session) (string, bool) {
-	p := s.gate.Current(session.sessionToken)
-	_, err := s.gate.Scope(p)
-	return p.Key(), err == nil
+// authorized is the principal that a session is from now, and what tells whether
+// the session still has the access of that principal: it is asked at every later
+// use, for notifications, requests to the client, and streams that are resumed.
+func (s *Server) authorized(session *Session) (principal string, still func() bool) {
+	was := s.gate.Current(session.sessionToken)
+	return was.Key(), func() bool {
+		_, err := s.gate.Scope(was)
+		return err == nil && was == s.gate.Current(session.sessionToken)
+	}
 }
 
 // view is the modules that the request may reach, now. It is asked for each time
@@ -133,13 +136,9 @@ func (r *request) listView(ctx context.Context) (*View, error) {
 // out by send, which reports whether it may arrive; reachable reports whether the
 // client may still answer.
 func (s *Server) callerOf(session *Session, send func([]byte) bool, reachable func() bool) Caller {
-	was, _ := s.access(session)
-	c := Caller{Session: session.ID, Affinity: session.affinity, Principal: was, Stateless: session.stateless, Caps: session.client().caps}
+	c := Caller{Session: session.ID, Affinity: session.affinity, Stateless: session.stateless, Caps: session.client().caps}
 	c.Level = func() string { return session.client().level }
-	c.Authorized = func() bool {
-		is, ok := s.access(session)
-		return ok && is == was
-	}
+	c.Principal, c.Authorized = s.authorized(session)
 	c.Notify = func(method string, params json.RawMessage) {
 		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
 			send(encodeNotification(method, params))

@@ -386,16 +386,10 @@ func encodeAnswer(id ID, result json.RawMessage, err error) []byte {
 }
 
 // keptStream is how a session's client can resume a stream: while it has the
-// access under which the messages were sent. An answer is for who made the request.
+// access under which the stream began.
 func (s *Server) keptStream(kind string, session *Session) *keptStream {
-	kept := &keptStream{buffer: &s.replay, kind: kind, session: session.ID, primed: session.client().protocol == protocols[0],
-		owner: func() (string, bool) { return s.access(session) }}
-	if was, _ := s.access(session); kind == answerStream {
-		kept.owner = func() (string, bool) {
-			is, ok := s.access(session)
-			return is, ok && is == was
-		}
-	}
+	kept := &keptStream{buffer: &s.replay, kind: kind, session: session.ID, primed: session.client().protocol == protocols[0]}
+	kept.owner, kept.authorized = s.authorized(session)
 	return kept
 }
 

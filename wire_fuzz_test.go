@@ -15,7 +15,7 @@ import (
 
 func FuzzParseEventID(f *testing.F) {
 	var buffer replayBuffer
-	out := newStream(newConnection(f.Context(), nil), &keptStream{buffer: &buffer, kind: answerStream, session: "s", owner: func() (string, bool) { return "", true }}, nil)
+	out := newStream(newConnection(f.Context(), nil), &keptStream{buffer: &buffer, kind: answerStream, session: "s", authorized: func() bool { return true }}, nil)
 	out.send([]byte("1"))
 	out.send([]byte("2"))
 	f.Add(out.kept.eventID(0))
