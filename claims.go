@@ -101,8 +101,7 @@ import (
 	"unicode/utf8"
 )
 
-// errNoClaim says that there is no claim to remove: none is active under the code,
-// or none has expired.
+// errNoClaim is Revoke's answer to a code that no active claim has.
 var errNoClaim = errors.New("no such claim")
 
 // errClaimsUnreadable is matched by every error that says that claims.json is
@@ -320,20 +319,15 @@ func readClaims(path string) (*claimsFile, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return &claimsFile{}, nil // deleted since the stat
 	}
+	if err != nil {
+		return nil, errUnreadable(path, reason(err))
+	}
 	// The stat comes before the bytes: if the file is changed in between, the next
 	// stat differs from this one, and the file is read again.
-	var info fs.FileInfo
-	if err == nil {
-		info, err = file.Stat()
-	}
-	var data []byte
-	if err == nil {
-		data, err = io.ReadAll(file)
-	}
-	var read *claimsFile
-	if err == nil {
-		read, err = parseClaims(data)
-	}
+	info, statErr := file.Stat()
+	data, readErr := io.ReadAll(file)
+	read, parseErr := parseClaims(data)
+	err = cmp.Or(statErr, readErr, parseErr)
 	if err != nil || runtime.GOOS == "windows" {
 		file.Close()
 	}
@@ -355,14 +349,6 @@ func (s *claimsFile) is(info fs.FileInfo) bool {
 // active gives the claims that hold at now, in the file's order; never nil.
 func (s *claimsFile) active(now time.Time) []Claim {
 	return slices.DeleteFunc(append([]Claim{}, s.claims...), func(c Claim) bool { return !c.Active(now) })
-}
-
-// find gives the claim of that code, if it holds at now.
-func (s *claimsFile) find(code Code, now time.Time) (Claim, bool) {
-	if c, ok := s.byCode[code]; ok && c.Active(now) {
-		return c, true
-	}
-	return Claim{}, false
 }
 
 // expired reports whether any record is over at now.
@@ -425,7 +411,7 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 		return append(old.active(now), made), err
 	})
 	if err != nil {
-		return Claim{}, fmt.Errorf("creating claim: %w", err)
+		return Claim{}, err
 	}
 	return made, nil
 }
@@ -455,15 +441,11 @@ func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
 func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 	var gone Claim
 	err := s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) {
-		var ok bool
-		if gone, ok = old.find(code, now); !ok {
+		if gone = old.byCode[code]; !gone.Active(now) {
 			return nil, errNoClaim
 		}
 		return slices.DeleteFunc(old.active(now), func(c Claim) bool { return c.Code == code }), nil
 	})
-	if err != nil && !errors.Is(err, errNoClaim) {
-		return Claim{}, fmt.Errorf("revoking claim: %w", err)
-	}
 	return gone, err
 }
 
@@ -493,8 +475,8 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 		s.current.purged = true
 		s.purging.Go(s.purgeBeside)
 	}
-	c, ok := s.current.find(code, now)
-	return c, ok, nil
+	c := s.current.byCode[code] // the zero Claim, where there is none, is not active
+	return c, c.Active(now), nil
 }
 
 // update is the one door for changes: under the token it reads the file, has change
@@ -523,22 +505,13 @@ func (s *ClaimStore) update(ctx context.Context, change func(old *claimsFile, no
 
 // purge removes expired records from the file.
 func (s *ClaimStore) purge(ctx context.Context) error {
-	err := s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) {
-		if !old.expired(now) {
-			return nil, errNoClaim
-		}
-		return old.active(now), nil
-	})
-	if err != nil && !errors.Is(err, errNoClaim) {
-		return fmt.Errorf("removing expired claims: %w", err)
-	}
-	return nil
+	return s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil })
 }
 
 // purgeBeside is a purge that nobody waits for but Close.
 func (s *ClaimStore) purgeBeside() {
 	if err := s.purge(s.ctx); err != nil && s.ctx.Err() == nil {
-		s.log.Warn("claims", "err", err)
+		s.log.Warn("expired claims can't be removed", "err", err)
 	}
 }
 
@@ -623,7 +596,7 @@ func (t *writeToken) take(ctx context.Context) (*heldToken, error) {
 func (t *writeToken) tokens() ([]string, error) {
 	entries, err := os.ReadDir(t.dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		err = t.prepare()
+		return nil, t.prepare()
 	}
 	if err != nil {
 		return nil, err
@@ -645,10 +618,7 @@ func (t *writeToken) tokens() ([]string, error) {
 func (t *writeToken) prepare() error {
 	temp := t.dir + ".tmp." + t.newName()
 	defer os.RemoveAll(temp) // gone already when all went well
-	err := os.MkdirAll(temp, 0o700)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(temp, tokenFree), nil, 0o600)
-	}
+	err := cmp.Or(os.MkdirAll(temp, 0o700), os.WriteFile(filepath.Join(temp, tokenFree), nil, 0o600))
 	if err == nil {
 		err = os.Rename(temp, t.dir)
 	}
@@ -679,29 +649,21 @@ func (t *writeToken) rename(names []string) (held *heldToken, err error) {
 // inUse judges whether a token's owner is at work. The verdict may be wrong either
 // way; see the top of this file.
 func (t *writeToken) inUse(name string) bool {
-	owner, ok := parseOwner(name)
-	if age := time.Since(owner.since).Abs(); !ok || age > t.stale {
+	since, host, pid, ok := parseOwner(name)
+	if !ok || time.Since(since).Abs() > t.stale {
 		return false // free, of a form that no usher writes, old, or from the future
 	}
-	return owner.host != t.host || processAlive(owner.pid)
+	return host != t.host || processAlive(pid)
 }
 
 // timeoutError names who is in the way.
 func (t *writeToken) timeoutError(names []string) error {
 	for _, name := range names {
-		if owner, ok := parseOwner(name); ok {
-			return fmt.Errorf("process %d on %q has been writing since %s: try again, or end it",
-				owner.pid, owner.host, owner.since.Format(time.RFC3339))
+		if since, host, pid, ok := parseOwner(name); ok {
+			return fmt.Errorf("process %d on %q has been writing since %s: try again, or end it", pid, host, since.Format(time.RFC3339))
 		}
 	}
 	return fmt.Errorf("%q holds no token: remove it", t.dir)
-}
-
-// tokenOwner is what a held name says.
-type tokenOwner struct {
-	since time.Time
-	host  string
-	pid   int
 }
 
 // newName makes a held name that was never used before.
@@ -709,14 +671,15 @@ func (t *writeToken) newName() string {
 	return fmt.Sprintf("%s%d.%s.%d.%s", tokenHeld, time.Now().UnixMilli(), t.host, os.Getpid(), rand.Text())
 }
 
-func parseOwner(name string) (tokenOwner, bool) {
-	parts := strings.Split(strings.TrimPrefix(name, tokenHeld), ".")
-	if len(parts) != 4 {
-		return tokenOwner{}, false
+// parseOwner reads a held name; false for any other.
+func parseOwner(name string) (since time.Time, host string, pid int, ok bool) {
+	parts := strings.Split(name, ".")
+	if len(parts) != 5 {
+		return time.Time{}, "", 0, false
 	}
-	ms, err1 := strconv.ParseInt(parts[0], 10, 64)
-	pid, err2 := strconv.Atoi(parts[2])
-	return tokenOwner{time.UnixMilli(ms), parts[1], pid}, err1 == nil && err2 == nil
+	ms, err1 := strconv.ParseInt(parts[1], 10, 64)
+	pid, err2 := strconv.Atoi(parts[3])
+	return time.UnixMilli(ms), parts[2], pid, err1 == nil && err2 == nil
 }
 
 // heldToken is the write token in the hands of one goroutine, inside do.
@@ -837,13 +800,9 @@ func openRegular(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("not a regular file")
-	}
-	if err != nil {
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
 		file.Close()
-		return nil, err
+		return nil, cmp.Or(err, errors.New("not a regular file"))
 	}
 	return file, nil
 }

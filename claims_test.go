@@ -638,16 +638,14 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 }
 
 func TestHostName(t *testing.T) {
-	for name := range strings.SplitSeq("held.1.a-b.2.cd held.1.a-b.2.3", " ") {
-		if owner, ok := parseOwner(name); !ok || owner.host != "a-b" || owner.pid != 2 {
-			t.Errorf("parseOwner(%q) = %+v, %v", name, owner, ok)
+	token := newWriteToken("")
+	for name, want := range map[string]string{"held.1.a-b.2.cd": "a-b 2 true", token.newName(): fmt.Sprint(token.host, " ", os.Getpid(), " true"), "free": " 0 false", "held.by.me": " 0 false"} {
+		if _, host, pid, ok := parseOwner(name); fmt.Sprint(host, " ", pid, " ", ok) != want {
+			t.Errorf("parseOwner(%q): host %q, pid %d, %v", name, host, pid, ok)
 		}
 	}
-	if owner, ok := parseOwner(newWriteToken("").newName()); !ok || owner.host != newWriteToken("").host || owner.pid != os.Getpid() {
-		t.Errorf("own name reads as %+v, %v", owner, ok)
-	}
-	if host := newWriteToken("").host; strings.ContainsAny(host, "./\\") || host == "" {
-		t.Errorf("host %q", host)
+	if strings.ContainsAny(token.host, "./\\") || token.host == "" {
+		t.Errorf("host %q", token.host)
 	}
 }
 

@@ -488,8 +488,8 @@ func TestCapabilitiesAreKept(t *testing.T) {
 	}
 	for _, protocol := range protocols {
 		caps := parseClientCaps(json.RawMessage(`{"roots":{},"sampling":{},"x":{}}`))
-		got, ok := store.open(store.seal(newSessionToken(protocol, uint16(caps), Principal{}, time.Now())))
-		if !ok || got.Protocol != protocol || clientCaps(got.Caps) != capRoots|capSampling {
+		got, ok := store.open(store.seal(newSessionToken(protocol, caps, Principal{}, time.Now())))
+		if !ok || got.Protocol != protocol || got.Caps != capRoots|capSampling {
 			t.Errorf("%s: %+v %v", protocol, got, ok)
 		}
 	}

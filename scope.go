@@ -63,14 +63,8 @@ func (s Scope) Contains(source string) bool {
 	if s.all {
 		return true
 	}
-	if s.dir == "" || source == "" {
-		return false
-	}
 	rest, ok := strings.CutPrefix(source, s.dir)
-	if !ok {
-		return false
-	}
-	return rest == "" || os.IsPathSeparator(rest[0]) || os.IsPathSeparator(s.dir[len(s.dir)-1])
+	return ok && s.dir != "" && (rest == "" || os.IsPathSeparator(rest[0]) || os.IsPathSeparator(s.dir[len(s.dir)-1]))
 }
 
 // claimRef names one claim for good. The code alone would not do: it can be drawn
@@ -333,13 +327,10 @@ func (g *Gate) claim(p Principal) (Claim, error) {
 		return Claim{}, errEnded
 	}
 	c, ok, err := g.claims.Lookup(p.claim.Code)
-	if err != nil {
-		return Claim{}, err
+	if err == nil && (!ok || refTo(c) != p.claim) {
+		err = errEnded
 	}
-	if !ok || refTo(c) != p.claim {
-		return Claim{}, errEnded
-	}
-	return c, nil
+	return c, err
 }
 
 // Scope is what a principal may reach now. It is asked for each time that
@@ -392,7 +383,7 @@ func (g *Gate) Name(p Principal) string {
 
 // Create makes a session of a principal, and returns it with its id. Nothing is
 // kept of it: all that there is to know is in the id.
-func (g *Gate) Create(protocol string, caps uint16, p Principal) (*sessionToken, string) {
+func (g *Gate) Create(protocol string, caps clientCaps, p Principal) (*sessionToken, string) {
 	t := newSessionToken(protocol, caps, p, g.sessions.now())
 	g.logScoped("session", t, p)
 	return t, g.sessions.seal(t)
@@ -442,56 +433,52 @@ func (t *guessTurns) failed(code Code) bool {
 // await waits for the turn in which code may be looked up. The error is errNoTurn
 // where that is further away than patience; then no turn is taken.
 func (t *guessTurns) await(ctx context.Context, code Code, patience time.Duration) error {
-	at, ok := t.take(code, time.Now(), patience)
-	if !ok {
+	wait := t.take(code, patience)
+	if wait > patience {
 		return errNoTurn
 	}
-	timer := time.NewTimer(time.Until(at))
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(wait):
 		return nil
 	case <-ctx.Done():
 		return errNoTurn
 	}
 }
 
-// take gives the time at which code may be looked up, if that is near enough.
-func (t *guessTurns) take(code Code, now time.Time, patience time.Duration) (time.Time, bool) {
+// take says how long it is until code may be looked up. That turn is taken unless it
+// is further away than patience.
+func (t *guessTurns) take(code Code, patience time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	now := time.Now()
 	maps.DeleteFunc(t.tried, func(_ Code, at time.Time) bool { return now.Sub(at) >= guessSpan })
 	maps.DeleteFunc(t.turns, func(_ Code, at time.Time) bool { return !at.After(now) })
 	if len(t.tried) < guessBudget {
-		return now, true
+		return 0
 	}
 	if at, shared := t.turns[code]; shared {
-		return at, at.Sub(now) <= patience
+		return at.Sub(now)
 	}
-	at := now
-	if t.next.After(now) {
-		at = t.next
+	wait := max(0, t.next.Sub(now))
+	if wait <= patience {
+		t.turns[code], t.next = now.Add(wait), now.Add(wait+turnEvery)
 	}
-	if at.Sub(now) > patience {
-		return at, false
-	}
-	t.turns[code], t.next = at, at.Add(turnEvery)
-	return at, true
+	return wait
 }
 
 // sessionToken is what a session's id holds, sealed so that its client can neither
 // read nor change it. It is never changed after it was made.
 type sessionToken struct {
-	ID       string    `json:"id"` // at least 128 random bits; names the session in tables and logs
-	Issued   time.Time `json:"issued"`
-	Protocol string    `json:"protocol"`
-	Caps     uint16    `json:"caps,omitempty"` // what the client can be asked for, as bits
-	Claim    claimRef  `json:"claim,omitzero"` // what the session began with; zero: no claim
+	ID       string     `json:"id"` // at least 128 random bits; names the session in tables and logs
+	Issued   time.Time  `json:"issued"`
+	Protocol string     `json:"protocol"`
+	Caps     clientCaps `json:"caps,omitempty"` // what the client can be asked for
+	Claim    claimRef   `json:"claim,omitzero"` // what the session began with; zero: no claim
 }
 
 // newSessionToken makes a token of its own, which also serves to stand for a
 // request without a session.
-func newSessionToken(protocol string, caps uint16, p Principal, now time.Time) *sessionToken {
+func newSessionToken(protocol string, caps clientCaps, p Principal, now time.Time) *sessionToken {
 	return &sessionToken{ID: rand.Text(), Issued: now.UTC().Round(0), Protocol: protocol, Caps: caps, Claim: p.claim}
 }
 
@@ -609,16 +596,10 @@ func (s *sessionStore) seal(t *sessionToken) string {
 // open gives the session of an id. It is false for whatever this store did not
 // seal, for an id past its time, and for a session that has ended.
 func (s *sessionStore) open(id string) (*sessionToken, bool) {
-	raw, err := base64.RawURLEncoding.Strict().DecodeString(id)
-	if err != nil || strings.ContainsAny(id, "\r\n") { // which the decoder skips
-		return nil, false
-	}
-	text, err := s.cipher.Open(nil, nil, raw, nil)
-	if err != nil {
-		return nil, false
-	}
+	sealed, decodeErr := base64.RawURLEncoding.Strict().DecodeString(id)
+	text, openErr := s.cipher.Open(nil, nil, sealed, nil)
 	t := new(sessionToken)
-	if err := json.Unmarshal(text, t); err != nil || s.now().Sub(t.Issued) >= sessionLife {
+	if cmp.Or(decodeErr, openErr, json.Unmarshal(text, t)) != nil || s.now().Sub(t.Issued) >= sessionLife {
 		return nil, false
 	}
 	return t, !s.record(t.ID).Ended

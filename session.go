@@ -581,7 +581,7 @@ type Session struct {
 
 // newSession is a session with nothing under way.
 func newSession(t *sessionToken) *Session {
-	return &Session{sessionToken: t, affinity: t.ID, profile: clientProfile{protocol: t.Protocol, caps: clientCaps(t.Caps)}}
+	return &Session{sessionToken: t, affinity: t.ID, profile: clientProfile{protocol: t.Protocol, caps: t.Caps}}
 }
 
 // clientProfile is what the client of a session says of itself.

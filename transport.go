@@ -147,7 +147,7 @@ func (s *Server) serveInitialize(x inbound, msg inMessage) error {
 	if err != nil {
 		return refuse(msg.ID, err)
 	}
-	token, id := s.gate.Create(protocol, uint16(caps), x.from.Principal)
+	token, id := s.gate.Create(protocol, caps, x.from.Principal)
 	x.w.Header().Set(sessionHeader, id)
 	return s.serve(x, newSession(token), []inMessage{msg}, false)
 }
@@ -360,7 +360,7 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
 		return nil, err
 	}
-	session := newSession(newSessionToken(statelessProtocol, uint16(parseClientCaps(field(meta, metaClientCaps))), p, time.Now()))
+	session := newSession(newSessionToken(statelessProtocol, parseClientCaps(field(meta, metaClientCaps)), p, time.Now()))
 	session.stateless = true
 	if level := field(meta, metaLogLevel); level != nil {
 		session.profile.level, _ = unquote(level)
