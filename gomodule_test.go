@@ -101,7 +101,7 @@ func goTestTools(t *testing.T, text string) json.RawMessage {
 		t.Fatalf("%q %q", o.Error, o.Problems)
 	}
 	for i, tool := range o.Tools {
-		schema, _ := cleanSchema(field(tool, "inputSchema"), nil, false)
+		schema := cleanSchema(field(tool, "inputSchema"), nil, false)
 		o.Tools[i] = withMember(tool, "inputSchema", schema)
 	}
 	return marshal(o.Tools)

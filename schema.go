@@ -71,10 +71,7 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	if rules.Hooks {
 		problems = m.setHook(tags.webhook)
 	}
-	schema, unknown := cleanSchema(field(definition, "inputSchema"), tags.params, rules.Undeclared)
-	for _, name := range unknown {
-		problems = append(problems, fmt.Sprintf("@param %s: there is no such parameter", name))
-	}
+	schema := cleanSchema(field(definition, "inputSchema"), tags.params, rules.Undeclared)
 	m.definition = slices.DeleteFunc(list, func(f member) bool { return f.key == "name" || f.key == "description" || f.key == "inputSchema" })
 	if m.description != "" {
 		m.definition = append(m.definition, member{"description", quote(m.description)})
@@ -126,9 +123,6 @@ func (m *Method) setHook(tag *string) (problems []string) {
 	if m.Signature != nil && m.Signature.Err != nil {
 		problems = append(problems, m.Signature.Err.Error()+"; its webhook answers 503 until that is mended")
 	}
-	if m.Signature != nil && !m.IsHook {
-		problems = append(problems, "@signature without a webhook")
-	}
 	return problems
 }
 
@@ -159,16 +153,15 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 }
 
 // cleanSchema returns the schema without webhookParam and with what the
-// documentation says of parameters, and the names of documented ones that it
-// lacks; with add, it gets those instead.
-func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) (json.RawMessage, []string) {
+// documentation says of parameters; with add, it gets those that it lacks.
+func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMessage {
 	list, ok := members(schema)
 	if !ok {
 		list = []member{{"type", json.RawMessage(`"object"`)}}
 	}
 	props, _ := members(field(schema, "properties"))
 	props = slices.DeleteFunc(slices.Clone(props), func(f member) bool { return f.key == webhookParam })
-	var required, unknown []string
+	var required []string
 	_ = json.Unmarshal(field(schema, "required"), &required) // else: none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	for _, d := range docs {
@@ -182,8 +175,6 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) (json.RawMes
 			if !d.optional {
 				required = append(required, d.name)
 			}
-		default:
-			unknown = append(unknown, d.name)
 		}
 	}
 	if len(props) > 0 || field(schema, "properties") != nil {
@@ -192,7 +183,7 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) (json.RawMes
 	if len(required) > 0 || field(schema, "required") != nil {
 		list = setMember(list, "required", marshal(append([]string{}, required...)))
 	}
-	return joinMembers(list), unknown
+	return joinMembers(list)
 }
 
 // documented is a parameter's schema with what its documentation adds: the text,
@@ -207,8 +198,7 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 		own = append(kind, own...)
 		if len(d.fields) > 0 {
 			own = setMember(own, "type", json.RawMessage(`"object"`))
-			inner, _ := cleanSchema(joinMembers(own), d.fields, true)
-			own, _ = members(inner)
+			own, _ = members(cleanSchema(joinMembers(own), d.fields, true))
 		}
 	}
 	if stringField(schema, "type") == "number" && stringField(docType(d.kind), "type") == "integer" {
