@@ -255,7 +255,7 @@ func (d *daemon) listen() (net.Listener, error) {
 	}
 	listener, err := net.Listen("tcp", d.flags.addr)
 	if err != nil {
-		return nil, fmt.Errorf("%w; choose another address with -addr", err)
+		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
 	}
 	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+shownAddr(listener.Addr())+"/")
 	return listener, nil
