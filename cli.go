@@ -447,11 +447,11 @@ func (a *app) printModule(m moduleLine) {
 		a.printNote("note: ", p)
 	}
 	a.printNote("hidden: ", m.Hidden)
+	what := "not hosted: "
 	if m.Hosted {
-		a.printNote("its newest version is not hosted: ", m.Error)
-	} else {
-		a.printNote("not hosted: ", m.Error)
+		what = "its newest version is not hosted: "
 	}
+	a.printNote(what, m.Error)
 }
 
 // printNote prints a text below a module, if there is one.
