@@ -189,7 +189,7 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 		t.Errorf("%d modules are left of %d", len(r.modules), len(versions))
 	}
 	r.begin(versions[1])
-	r.host(versions[0], &manifest{})
+	r.host(&moduleVersion{discovered: versions[0].discovered}, &manifest{})
 	if versions[1].module != nil {
 		t.Error("the first version is hosted")
 	}
