@@ -80,7 +80,6 @@ type moduleVersion struct {
 	discovered
 	ctx     context.Context // ends when there is a newer version, or none
 	cancel  context.CancelFunc
-	atStart bool          // it was there when the registry was made
 	changed chan struct{} // 1-buffered: newest may offer something new
 	newest  atomic.Pointer[Worker]
 
@@ -158,7 +157,7 @@ func newRegistry(c registryConfig) (*Registry, error) {
 		return nil, fmt.Errorf("preparing the cache: %w", err)
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots), true)
+	r.update(scanFolders(r.Roots))
 	r.publish()
 	r.running.Go(r.publishChanges)
 	return r, nil
@@ -182,53 +181,48 @@ func (r *Registry) Changed() <-chan struct{} {
 	return r.changed
 }
 
-// pending reports whether there are modules that count whose tools the catalog
-// does not show yet, and returns a channel that is closed when it changes.
-func (r *Registry) pending(counts func(*moduleVersion) bool) (bool, <-chan struct{}) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, v := range r.modules {
-		if !v.published && counts(v) {
-			return true, r.changed
+// await waits until the catalog shows the tools of all modules that count, and
+// reports whether it does.
+func (r *Registry) await(ctx context.Context, timeout time.Duration, counts func(*moduleVersion) bool) bool {
+	expired := time.After(timeout)
+	for {
+		r.mu.Lock()
+		changed, ready := r.changed, true
+		for _, v := range r.modules {
+			ready = ready && (v.published || !counts(v))
+		}
+		r.mu.Unlock()
+		if ready {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-expired:
+			return false
+		case <-ctx.Done():
+			return false
+		case <-r.ctx.Done():
+			return false
 		}
 	}
-	return false, r.changed
 }
 
 // Pending reports whether modules inside a scope are being introspected for the
 // first time since they came or changed.
 func (r *Registry) Pending(scope Scope) bool {
-	found, _ := r.pending(func(v *moduleVersion) bool { return scope.Contains(v.Source) })
-	return found
+	return !r.await(r.ctx, 0, func(v *moduleVersion) bool { return scope.Contains(v.Source) })
 }
 
-// WaitReady waits for modules inside a scope that were there at the start, and
-// only while that is recent: one that hangs must not delay each list for ever.
+// WaitReady waits for modules inside a scope that are pending, but only while the
+// start is recent: one that hangs must not delay each list for ever.
 func (r *Registry) WaitReady(ctx context.Context, scope Scope) {
 	starting := startupTime - time.Since(r.started)
-	r.await(ctx, min(starting, readyTimeout), func(v *moduleVersion) bool { return v.atStart && scope.Contains(v.Source) })
+	r.await(ctx, min(starting, readyTimeout), func(v *moduleVersion) bool { return scope.Contains(v.Source) })
 }
 
 // Settle waits until no module is pending, for timeout at most.
 func (r *Registry) Settle(ctx context.Context, timeout time.Duration) {
 	r.await(ctx, timeout, func(*moduleVersion) bool { return true })
-}
-
-// await waits until none of the modules that count is pending.
-func (r *Registry) await(ctx context.Context, timeout time.Duration, counts func(*moduleVersion) bool) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	for ctx.Err() == nil && r.ctx.Err() == nil {
-		found, changed := r.pending(counts)
-		if !found {
-			return
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-		case <-r.ctx.Done():
-		}
-	}
 }
 
 func (r *Registry) endAffinity(affinity string) {
@@ -250,7 +244,7 @@ func (r *Registry) Watch(ctx context.Context) {
 		start := time.Now()
 		s := scanFolders(r.Roots)
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
-		r.update(s, false)
+		r.update(s)
 		r.reap()
 	}
 }
@@ -288,15 +282,22 @@ func (r *Registry) reap() {
 	r.pools = slices.DeleteFunc(r.pools, (*pool).finished)
 }
 
-// update takes in what a scan found.
-func (r *Registry) update(s *scan, atStart bool) {
+// update takes in what a scan found. A version takes the place of the one before,
+// whose module goes on until this one has its own.
+func (r *Registry) update(s *scan) {
 	for _, d := range r.compare(s) {
-		v := &moduleVersion{discovered: d, atStart: atStart, changed: make(chan struct{}, 1)}
+		v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1)}
 		v.ctx, v.cancel = context.WithCancel(r.ctx)
 		known := r.readCache(d)
-		r.begin(v)
+		r.mu.Lock()
+		if last := r.modules[d.key()]; last != nil {
+			last.cancel()
+			v.module = last.module
+		}
+		r.modules[d.key()] = v
+		r.mu.Unlock()
 		if d.Err != nil {
-			r.refuse(v, d.Err)
+			r.settle(v, nil, d.Err)
 			continue
 		}
 		if known != nil {
@@ -338,23 +339,14 @@ func (r *Registry) compare(s *scan) []discovered {
 	})
 }
 
-// begin has a version take the place of the one before, whose module goes on
-// until this one has its own.
-func (r *Registry) begin(v *moduleVersion) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if last := r.modules[v.key()]; last != nil {
-		last.cancel()
-		v.module = last.module
-	}
-	r.modules[v.key()] = v
-}
-
 // replace has a module take the place of a version's, whose processes end once
 // nobody is shown them any more. Called with mu held.
 func (r *Registry) replace(v *moduleVersion, m *Module) {
 	if old := v.module; old != nil && (m == nil || m.pool != old.pool) {
 		r.retiring = append(r.retiring, old.pool)
+	}
+	if m != nil && !slices.Contains(r.pools, m.pool) {
+		r.pools = append(r.pools, m.pool)
 	}
 	v.module = m
 	wake(r.dirty)
@@ -374,7 +366,7 @@ func (r *Registry) keep(v *moduleVersion) {
 			r.host(v, m)
 			r.writeCache(v)
 		default:
-			r.refuse(v, err)
+			r.settle(v, nil, err)
 			pauseFor(v.ctx, retryInterval)
 		}
 	}
@@ -382,11 +374,7 @@ func (r *Registry) keep(v *moduleVersion) {
 		select {
 		case <-v.ctx.Done():
 		case <-v.changed:
-			w := v.newest.Load()
-			m, err := readManifest(v.ctx, w, v.Kind)
-			if err != nil && w.alive() {
-				r.Log.Warn("the module does not list what it offers", "module", v.Name, "err", err)
-			}
+			m, err := readManifest(v.ctx, v.newest.Load(), v.Kind)
 			if err == nil && !bytes.Equal(marshal(m), marshal(v.manifest)) {
 				r.host(v, m)
 				r.writeCache(v)
@@ -402,49 +390,47 @@ func (v *moduleVersion) listsChanged(w *Worker) {
 	wake(v.changed)
 }
 
-// refuse notes why a version is not hosted. The newest that worked goes on,
-// unless the file itself says that there is to be none.
-func (r *Registry) refuse(v *moduleVersion, err error) {
+// settle takes in what became of a version: a module, or the reason why it is not
+// hosted. The newest module that worked then goes on, unless the file itself says
+// that there is to be none.
+func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.modules[v.key()] != v {
 		return
 	}
-	if v.Err != nil {
-		r.replace(v, nil)
+	if m != nil || v.Err != nil {
+		r.replace(v, m)
 	}
-	text := "the module can't be hosted"
-	if v.module != nil {
-		text = "the module's new version can't be hosted; the last one goes on"
-	}
-	if v.err == nil || v.err.Error() != err.Error() {
+	if err != nil && (v.err == nil || v.err.Error() != err.Error()) {
+		text := "the module can't be hosted"
+		if v.module != nil {
+			text = "the module's new version can't be hosted; the last one goes on"
+		}
 		r.Log.Error(text, "module", v.Name, "why", explain(err))
 	}
 	v.err, v.settled = err, true
 	wake(r.dirty)
 }
 
-// host makes a module of what a version offers, and has it take the place of the
-// one before.
+// host makes a module of what a version offers. What its processes offer is
+// compared with that, when they start and whenever they say that it changed.
 func (r *Registry) host(v *moduleVersion, m *manifest) {
 	perSession := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared
 	if v.pool == nil || v.pool.perSession != perSession {
 		v.pool = newPool(r.ctx, v.Name, perSession, func(ctx context.Context, events workerEvents) (*Worker, error) {
-			return r.startServing(ctx, v, m.Era, events)
+			events.listChanged = v.listsChanged
+			w, err := r.startProcess(ctx, v.discovered, m.Era, events)
+			if err == nil {
+				v.listsChanged(w)
+			} else if errors.As(err, new(*goBuildError)) {
+				err = &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", v.Name), stderr: []string{explain(err)}}
+			}
+			return w, err
 		})
 	}
 	v.manifest = m
-	module := r.newModule(v)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.modules[v.key()] != v {
-		return
-	}
-	if !slices.Contains(r.pools, v.pool) {
-		r.pools = append(r.pools, v.pool)
-	}
-	r.replace(v, module)
-	v.err, v.settled = nil, true
+	r.settle(v, r.newModule(v), nil)
 }
 
 // newModule is a version as a module.
@@ -544,20 +530,6 @@ func readManifest(ctx context.Context, w *Worker, kind Kind) (*manifest, error) 
 		}
 	}
 	return m, nil
-}
-
-// startServing starts a process that answers calls. What it offers is compared
-// with what is known, then and whenever it says that it changed.
-func (r *Registry) startServing(ctx context.Context, v *moduleVersion, known era, events workerEvents) (*Worker, error) {
-	events.listChanged = v.listsChanged
-	w, err := r.startProcess(ctx, v.discovered, known, events)
-	if errors.As(err, new(*goBuildError)) {
-		return nil, &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", v.Name), stderr: []string{explain(err)}}
-	}
-	if err == nil {
-		v.listsChanged(w)
-	}
-	return w, err
 }
 
 // startProcess starts a process of a module, first in the way of the era that it
@@ -668,23 +640,21 @@ func (r *Registry) Report() ([]Status, []Problem) {
 // cacheFormat is to be raised when what is cached changes its meaning.
 const cacheFormat = "5"
 
-// cachePath is where it is remembered between starts what a version offers, so
-// that a start with a thousand known modules starts no process. The file may be
-// deleted at any time.
-func (r *Registry) cachePath(d discovered) string {
-	return r.cacheStem(d) + hashOf(version(), cacheFormat, d.Version) + ".json"
+// cachePath is where it is remembered between starts what a version of a module
+// offers, so that a start with a thousand known modules starts no process. The
+// file may be deleted at any time.
+func (r *Registry) cachePath(d discovered, version string) string {
+	return filepath.Join(r.CacheDir, "modules", hashOf(d.Source, d.Name)+"-"+version+".json")
 }
 
-// cacheStem is how the paths begin that a module has in the cache.
-func (r *Registry) cacheStem(d discovered) string {
-	return filepath.Join(r.CacheDir, "modules", hashOf(d.Source, d.Name)+"-")
-}
+// cacheVersion changes with the file, with usher, and with cacheFormat.
+func cacheVersion(d discovered) string { return hashOf(version(), cacheFormat, d.Version) }
 
 // readCache returns what is remembered of this version of a module; nil for
 // nothing.
 func (r *Registry) readCache(d discovered) *manifest {
 	m := &manifest{}
-	raw, err := os.ReadFile(r.cachePath(d))
+	raw, err := os.ReadFile(r.cachePath(d, cacheVersion(d)))
 	if err != nil || json.Unmarshal(raw, m) != nil {
 		return nil
 	}
@@ -694,11 +664,11 @@ func (r *Registry) readCache(d discovered) *manifest {
 // writeCache remembers what a version offers, and forgets the versions before. A
 // cache that can't be written costs time at the next start and nothing else.
 func (r *Registry) writeCache(v *moduleVersion) {
-	old, _ := filepath.Glob(r.cacheStem(v.discovered) + "*")
+	old, _ := filepath.Glob(r.cachePath(v.discovered, "*"))
 	for _, path := range old {
 		os.Remove(path)
 	}
-	if err := replaceFile(r.cachePath(v.discovered), marshal(v.manifest)); err != nil {
+	if err := replaceFile(r.cachePath(v.discovered, cacheVersion(v.discovered)), marshal(v.manifest)); err != nil {
 		r.Log.Warn("writing the cache", "err", err)
 	}
 }

@@ -145,14 +145,14 @@ func TestWhoWaitsForModules(t *testing.T) {
 			}
 			return s
 		}
-		r.update(there("p"), true)
+		r.update(there("p"))
 		waits("at the start", scopeAll(), readyTimeout)
 		waits("the second list", scopeDir("/w/p"), readyTimeout)
 		waits("another scope", scopeDir("/w/q"), 0)
 		pass(startupTime - 2*readyTimeout - time.Second)
 		waits("for long", scopeAll(), time.Second)
 		waits("for too long", scopeAll(), 0)
-		r.update(there("p", "q"), false)
+		r.update(there("p", "q"))
 		waits("later", scopeAll(), 0)
 		if !r.Pending(scopeDir("/w/q")) || r.Pending(scopeDir("/w/r")) {
 			t.Error("what is pending does not follow the scope")
@@ -174,7 +174,7 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 	for range 2 {
 		there := &scan{seen: make(map[entryKey]bool)}
 		there.add(discovered{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher"})
-		r.update(there, false)
+		r.update(there)
 		for _, v := range r.modules {
 			versions = append(versions, v)
 		}
@@ -182,13 +182,13 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 			if len(r.modules) == 0 {
 				t.Error("one scan that misses a file removes the module")
 			}
-			r.update(&scan{}, false)
+			r.update(&scan{})
 		}
 	}
 	if len(r.modules) != 0 || len(versions) != 2 {
 		t.Errorf("%d modules are left of %d", len(r.modules), len(versions))
 	}
-	r.begin(versions[1])
+	r.modules[versions[1].key()] = versions[1]
 	r.host(&moduleVersion{discovered: versions[0].discovered}, &manifest{})
 	if versions[1].module != nil {
 		t.Error("the first version is hosted")
@@ -300,7 +300,7 @@ func TestCache(t *testing.T) {
 	one := discovered{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher", Version: "1"}
 	two := one
 	two.Version = "2"
-	write(t, r.cachePath(one), "{")
+	write(t, r.cachePath(one, cacheVersion(one)), "{")
 	if r.readCache(one) != nil {
 		t.Error("half a file was taken")
 	}

@@ -171,11 +171,10 @@ func workerEnv(environ []string, source string, extra []string) []string {
 // itself started by.
 func checkNesting(inside string, roots []string) error {
 	for _, source := range filepath.SplitList(inside) {
-		for _, root := range roots {
-			if scopeDir(root).Contains(source) {
-				return fmt.Errorf("%q holds the module %s that started this usher: it would start itself without end; host another folder",
-					root, filepath.Base(source))
-			}
+		at := slices.IndexFunc(roots, func(root string) bool { return scopeDir(root).Contains(source) })
+		if at >= 0 {
+			return fmt.Errorf("%q holds the module %s that started this usher: it would start itself without end; host another folder",
+				roots[at], filepath.Base(source))
 		}
 	}
 	return nil
@@ -354,14 +353,15 @@ func (s *scan) folder(folder *os.Root, path string, err error) {
 	}
 	for _, entry := range list {
 		name, at := entry.Name(), filepath.Join(path, entry.Name())
-		if entry.IsDir() {
-			if searchedFolder(name) {
-				below, err := openFolder(folder, name)
-				s.folder(below, at, err)
-			}
-		} else if name == configName {
+		module, kind, isModule := moduleFile(name)
+		switch {
+		case entry.IsDir() && searchedFolder(name):
+			below, err := openFolder(folder, name)
+			s.folder(below, at, err)
+		case entry.IsDir():
+		case name == configName:
 			s.config(folder, at)
-		} else if module, kind, ok := moduleFile(name); ok {
+		case isModule:
 			s.file(folder, at, module, kind)
 		}
 	}
@@ -444,11 +444,8 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 // module.
 func (s *scan) config(folder *os.Root, path string) {
 	source, raw, err := readConfig(folder, path)
-	var list []discovered
-	if err == nil {
-		list, err = configModules(raw, filepath.Dir(source), os.LookupEnv)
-	}
-	if err != nil {
+	list, fault := configModules(raw, filepath.Dir(source), os.LookupEnv)
+	if err = cmp.Or(err, fault); err != nil {
 		s.fail(path, err)
 	}
 	for _, d := range list {

@@ -493,28 +493,21 @@ func possibleLabels(m *Module, scope Scope) []string {
 	return list
 }
 
-var templateExpression = regexp.MustCompile(`\{([+#./;?&]?)[^{}]*\}`)
+var templateExpression = regexp.MustCompile(`\\\{[^{}]*\}`) // as regexp.QuoteMeta has it
 
-// templateForm is the form of the URIs that a template (RFC 6570) stands for:
-// an expression is any run of characters but "/", or any run at all if it may
-// expand to several segments. It is nil for what is no template.
+// templateForm is the form of the URIs that a template (RFC 6570) stands for: an
+// expression is any run of characters but "/", or any run at all if it may expand
+// to several segments. It is nil for what is no template.
 func templateForm(template string) *regexp.Regexp {
 	if template == "" {
 		return nil
 	}
-	form, last := "^", 0
-	for _, at := range templateExpression.FindAllStringSubmatchIndex(template, -1) {
-		form += regexp.QuoteMeta(template[last:at[0]])
-		if at[2] == at[3] && template[at[1]-2] != '*' {
-			form += "[^/]+"
-		} else {
-			form += ".*"
+	form := templateExpression.ReplaceAllStringFunc(regexp.QuoteMeta(template), func(expression string) string {
+		if strings.ContainsAny(expression, "+#./;?&*") {
+			return ".*"
 		}
-		last = at[1]
-	}
-	re, err := regexp.Compile(form + regexp.QuoteMeta(template[last:]) + "$")
-	if err != nil {
-		return nil
-	}
+		return "[^/]+"
+	})
+	re, _ := regexp.Compile("^" + form + "$") // nil with an error
 	return re
 }
