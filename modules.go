@@ -70,7 +70,6 @@ type Registry struct {
 	modules  map[entryKey]*moduleVersion // the newest of each
 	problems []Problem                   // files that are no modules, as last seen
 	pools    []*pool                     // all that may still have a process
-	retiring []*pool                     // those of them that the next catalog does not show
 	changed  chan struct{}               // closed when the catalog is next replaced
 }
 
@@ -339,11 +338,12 @@ func (r *Registry) compare(s *scan) []discovered {
 	})
 }
 
-// replace has a module take the place of a version's, whose processes end once
-// nobody is shown them any more. Called with mu held.
+// replace has a module take the place of a version's, whose processes end after
+// the calls under way. Who calls it before the next catalog is published waits
+// for that: see ModuleSource.Call. Called with mu held.
 func (r *Registry) replace(v *moduleVersion, m *Module) {
 	if old := v.module; old != nil && (m == nil || m.pool != old.pool) {
-		r.retiring = append(r.retiring, old.pool)
+		old.pool.retire()
 	}
 	if m != nil && !slices.Contains(r.pools, m.pool) {
 		r.pools = append(r.pools, m.pool)
@@ -467,11 +467,8 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	case <-v.ctx.Done():
 		return nil, v.ctx.Err()
 	}
-	changed := make(chan struct{}, 1)
-	w, err := r.startProcess(v.ctx, v.discovered, eraUnknown, workerEvents{
-		listChanged: func(*Worker) { wake(changed) },
-		updated:     func(json.RawMessage) {},
-	})
+	events := workerEvents{listChanged: v.listsChanged, updated: func(json.RawMessage) {}}
+	w, err := r.startProcess(v.ctx, v.discovered, eraUnknown, events)
 	if err != nil {
 		return nil, err
 	}
@@ -485,7 +482,7 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	settled := time.After(settleTime)
 	for err == nil && bytes.Contains(w.info.Capabilities, []byte(`"listChanged"`)) {
 		select {
-		case <-changed:
+		case <-v.changed:
 			m, err = readManifest(v.ctx, w, v.Kind)
 		case <-settled:
 			return m, nil
@@ -596,6 +593,7 @@ func (r *Registry) publishChanges() {
 // publish makes a new catalog of the modules there are and tells who waits.
 func (r *Registry) publish() {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	var modules []*Module
 	for _, v := range r.modules {
 		if v.module != nil {
@@ -606,12 +604,6 @@ func (r *Registry) publish() {
 	r.catalog.Store(newCatalog(modules))
 	close(r.changed)
 	r.changed = make(chan struct{})
-	retiring := r.retiring
-	r.retiring = nil
-	r.mu.Unlock()
-	for _, p := range retiring {
-		p.retire()
-	}
 }
 
 // Status is what is known of one module, for people at this machine.
