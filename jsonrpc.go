@@ -98,21 +98,15 @@ func checkJSON(raw []byte) error {
 // json.Valid alone does not see, what it is, as in "is empty"; "" for what is
 // one. Nesting is limited by encoding/json to 10,000.
 func jsonFault(raw []byte) string {
-	if !utf8.Valid(raw) {
+	switch {
+	case !utf8.Valid(raw):
 		return "is not valid UTF-8"
-	}
-	if json.Valid(raw) {
+	case json.Valid(raw):
 		return ""
-	}
-	if len(bytes.TrimSpace(raw)) == 0 {
+	case len(bytes.TrimSpace(raw)) == 0:
 		return "is empty"
 	}
-	var v json.RawMessage
-	err := json.Unmarshal(raw, &v) // only now, for the reason and where
-	if syntax := (*json.SyntaxError)(nil); errors.As(err, &syntax) {
-		return fmt.Sprintf("is not valid JSON: %v at byte %d", err, syntax.Offset)
-	}
-	return "is not valid JSON"
+	return fmt.Sprintf("is not valid JSON: %v", json.Unmarshal(raw, new(json.RawMessage))) // only now, for the reason
 }
 
 // parseValidMessage is parseMessage for JSON that was checked already.

@@ -505,14 +505,6 @@ func (w *Worker) handshake(ctx context.Context, known era) error {
 // does the error count.
 func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 	result, err := w.request(ctx, Caller{}, "server/discover", statelessParams(nil, allCaps, ""), 0)
-	if rpc, ok := errors.AsType[*rpcError](err); ok && rpc.Code == codeUnsupportedVersion {
-		var versions []string
-		_ = json.Unmarshal(field(rpc.Data, "supported"), &versions) // none then
-		if slices.ContainsFunc(versions, hasSessions) {
-			return false, nil
-		}
-		return true, fmt.Errorf("it speaks %s, and usher %s", strings.Join(versions, ", "), strings.Join(spoken(), ", "))
-	}
 	var versions []string
 	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, statelessProtocol) {
 		return false, err

@@ -182,28 +182,19 @@ func startWorker(ctx context.Context, module string, l launch, era era, groups p
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if err := w.handshake(ctx, era); err != nil {
-		w.stop()
-		<-w.done
-		return nil, w.startError(ctx, err)
+	err := w.handshake(ctx, era)
+	if err == nil {
+		return w, nil
 	}
-	return w, nil
-}
-
-// startError says why there was no handshake, which is often that the process
-// had ended.
-func (w *Worker) startError(ctx context.Context, err error) error {
-	e := &startError{stderr: w.tail}
-	crash, crashed := errors.AsType[*crashError](w.err)
-	switch {
-	case crashed && crash.state != "":
-		e.reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, crash.state)
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		e.reason = fmt.Sprintf("module %q did not answer initialize within %v", w.module, startTimeout)
-	default:
-		e.reason = fmt.Sprintf("module %q: initialize: %v", w.module, err)
+	w.stop()
+	<-w.done
+	failed := &startError{reason: fmt.Sprintf("module %q: initialize: %v", module, err), stderr: w.tail}
+	if crash, ok := errors.AsType[*crashError](w.err); ok && crash.state != "" {
+		failed.reason = fmt.Sprintf("module %q ended at its start (%s)", module, crash.state)
+	} else if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		failed.reason = fmt.Sprintf("module %q did not answer initialize within %v", module, startTimeout)
 	}
-	return e
+	return nil, failed
 }
 
 // spawn starts the process, and the goroutines that serve it until its end. That
@@ -443,9 +434,8 @@ func (w *Worker) answer(msg *Message) {
 
 // handleNotification passes a notification to the caller it is for.
 func (w *Worker) handleNotification(msg *Message) {
-	isList := strings.HasSuffix(msg.Method, "/list_changed")
 	switch {
-	case isList:
+	case strings.HasSuffix(msg.Method, "/list_changed"):
 		w.events.listChanged(w)
 	case msg.Method == "notifications/progress":
 		w.passProgress(msg.Params)
@@ -562,7 +552,7 @@ func (w *Worker) end(id string, c *call, cancelled bool) {
 	}
 	w.mu.Unlock()
 	for _, a := range asks {
-		a.cancel(errNotInCall)
+		a.cancel()
 		<-a.over
 	}
 }
@@ -685,7 +675,7 @@ type clientRequest struct {
 	caller Caller
 	call   *call // that it belongs to; nil where only the session is known
 	ctx    context.Context
-	cancel func(why error)
+	cancel context.CancelFunc
 	over   chan struct{} // closed when the client is not asked any more
 }
 
@@ -784,17 +774,8 @@ func (w *Worker) beginAsk(msg *Message) (*clientRequest, error) {
 	if waiting >= maxAsks {
 		return nil, errManyAsks
 	}
-	if w.asks[string(msg.ID)] != nil {
-		return nil, rpcErrorf(codeInvalidRequest, "a request with the id %s is already being answered", msg.ID)
-	}
 	a := &clientRequest{caller: caller, call: c, over: make(chan struct{})}
-	ctx, stop := context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
-	ctx, cancel := context.WithCancelCause(ctx)
-	a.ctx = ctx
-	a.cancel = func(why error) {
-		cancel(why)
-		stop()
-	}
+	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	w.asks[string(msg.ID)] = a
 	return a, nil
 }
@@ -803,10 +784,13 @@ func (w *Worker) beginAsk(msg *Message) (*clientRequest, error) {
 // back: its id may be another's by now.
 func (w *Worker) ask(a *clientRequest, msg *Message) {
 	defer close(a.over)
-	defer a.cancel(nil)
+	defer a.cancel()
 	result, err := json.RawMessage(nil), error(errNoScope)
 	if a.call != nil || a.caller.authorized() {
 		result, err = a.caller.Ask(a.ctx, msg.Method, stripCallID(msg.Params))
+	}
+	if errors.Is(err, context.Canceled) {
+		err = errNotInCall
 	}
 	w.mu.Lock()
 	wanted := w.asks[string(msg.ID)] == a
@@ -835,8 +819,6 @@ func (w *Worker) takeBack(id json.RawMessage) {
 	delete(w.asks, string(id))
 	w.mu.Unlock()
 	if a != nil {
-		a.cancel(errTakenBack)
+		a.cancel()
 	}
 }
-
-var errTakenBack = errors.New("the module does not want the answer any more")
