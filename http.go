@@ -38,8 +38,7 @@ const (
 	defaultMaxBody = 4 << 20  // bytes of one request's body (-max-body)
 	maxBodies      = 64 << 20 // bytes of all bodies being read, as received; or -max-body, if that is more
 	maxUnknown     = 16 << 20 // of these, of senders who have shown neither code, session nor secret
-	smallBody      = 64 << 10 // bytes of a body that is never dropped to make room for others
-	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout
+	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout; larger ones make room for others first
 	maxWrite       = 64 << 10 // bytes that a peer has to take within writeTimeout
 
 	// outbox.go: messages to clients.
@@ -319,12 +318,11 @@ type bodyReader struct {
 
 	mu      sync.Mutex
 	pending map[*pendingBody]bool
-	all     int // bytes received of all pending bodies
-	unknown int // of these, of senders who have shown nothing
+	size    map[bool]int // bytes received of all pending bodies, by whether the sender is known
 }
 
 func newBodyReader(limit int64) *bodyReader {
-	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool)}
+	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool), size: make(map[bool]int)}
 }
 
 // Read reads a whole body. Nothing is read of one whose announced length is over
@@ -335,13 +333,13 @@ func newBodyReader(limit int64) *bodyReader {
 func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool) (body []byte, err error) {
 	err = new(http.MaxBytesError)
 	if r.ContentLength <= b.limit {
-		control := http.NewResponseController(w)
-		p := &pendingBody{common: b, from: http.MaxBytesReader(w, r.Body, b.limit), known: known, since: time.Now()}
-		p.deadline = func(t time.Time) { _ = control.SetReadDeadline(t) } // not there in some tests
-		p.deadline(p.since.Add(bodyTimeout))
+		p := &pendingBody{ResponseController: http.NewResponseController(w), common: b, from: http.MaxBytesReader(w, r.Body, b.limit), known: known, since: time.Now()}
+		p.SetReadDeadline(p.since.Add(bodyTimeout))
 		body, err = io.ReadAll(p)
-		b.end(p)
-		p.deadline(time.Time{})
+		b.mu.Lock()
+		b.remove(p)
+		b.mu.Unlock()
+		p.SetReadDeadline(time.Time{})
 	}
 	status, why := http.StatusBadRequest, "the body could not be read"
 	switch {
@@ -363,13 +361,14 @@ var errNoRoom = errors.New("too many requests are being received: try again")
 
 // pendingBody is a body being read. The mu of its bodyReader guards what changes.
 type pendingBody struct {
-	common   *bodyReader
-	from     io.Reader
-	known    bool // its sender has shown a code, a session or the secret
-	since    time.Time
-	size     int             // bytes received
-	deadline func(time.Time) // when a read that waits for more fails
-	dropped  bool            // to make room for others
+	*http.ResponseController // whose deadlines are not there in some tests
+
+	common  *bodyReader
+	from    io.Reader
+	known   bool // its sender has shown a code, a session or the secret
+	since   time.Time
+	size    int  // bytes received
+	dropped bool // to make room for others
 }
 
 // Read reads on, unless the body was dropped.
@@ -390,53 +389,44 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 		return false
 	}
 	if (p.size+n)/bodyChunk > p.size/bodyChunk {
-		p.deadline(time.Now().Add(bodyTimeout))
+		p.SetReadDeadline(time.Now().Add(bodyTimeout))
 	}
+	p.size += n
+	b.size[p.known] += n
 	b.pending[p] = true
-	b.count(p, n)
-	for b.all > max(maxBodies, int(b.limit)) || b.unknown > max(maxUnknown, int(b.limit)) {
+	for b.size[true]+b.size[false] > max(maxBodies, int(b.limit)) || b.size[false] > max(maxUnknown, int(b.limit)) {
 		slow := p
 		for other := range b.pending {
 			if other.rank() < slow.rank() {
 				slow = other
 			}
 		}
+		b.remove(slow)
 		slow.dropped = true
-		slow.deadline(time.Unix(1, 0)) // its read ends now
-		b.count(slow, -slow.size)
-		delete(b.pending, slow)
+		slow.SetReadDeadline(time.Unix(1, 0)) // its read ends now
 	}
 	return !p.dropped
 }
 
 // rank orders the bodies that make room, the lowest first: of senders who have
-// shown nothing those over smallBody, the slowest first. Any other sender who asks
+// shown nothing those over bodyChunk, the slowest first. Any other sender who asks
 // for room that is not there is refused.
 func (p *pendingBody) rank() float64 {
 	rate := float64(p.size) / float64(time.Since(p.since))
 	switch {
 	case p.known:
 		return math.Inf(1)
-	case p.size <= smallBody:
+	case p.size <= bodyChunk:
 		return rate + 1e9
 	}
 	return rate
 }
 
-// end ends the counting of a body.
-func (b *bodyReader) end(p *pendingBody) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.count(p, -p.size)
+// remove ends the counting of a body. The caller holds b.mu.
+func (b *bodyReader) remove(p *pendingBody) {
 	delete(b.pending, p)
-}
-
-func (b *bodyReader) count(p *pendingBody, n int) {
-	p.size += n
-	b.all += n
-	if !p.known {
-		b.unknown += n
-	}
+	b.size[p.known] -= p.size
+	p.size = 0
 }
 
 // writeBody writes b, as long as the peer takes some of it. Without deadlines a
@@ -454,12 +444,9 @@ func writeBody(w http.ResponseWriter, b []byte) error {
 
 // formatSize is a number of bytes for people, in the units that flags take.
 func formatSize(n int64) string {
-	for _, u := range []struct {
-		name string
-		size int64
-	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
-		if n >= u.size && n%u.size == 0 {
-			return fmt.Sprintf("%d %s", n/u.size, u.name)
+	for i, unit := range []string{"GiB", "MiB", "KiB"} {
+		if size := int64(1) << (30 - 10*i); n >= size && n%size == 0 {
+			return fmt.Sprintf("%d %s", n/size, unit)
 		}
 	}
 	return fmt.Sprintf("%d bytes", n)

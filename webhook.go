@@ -7,6 +7,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -89,7 +90,9 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 // deliver makes the checks in the order in which their answers count, calls the
 // method, and writes its answer. An error is the answer where there is no other.
 func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
-	d.shown = h.secret == "" || equalSecrets(d.Header.Get(secretHeader), h.secret)
+	// Hashes have one length, so that comparing them takes one time.
+	got, want := sha256.Sum256([]byte(d.Header.Get(secretHeader))), sha256.Sum256([]byte(h.secret))
+	d.shown = h.secret == "" || subtle.ConstantTimeCompare(got[:], want[:]) == 1
 	if err := h.receive(w, d); err != nil && !d.shown {
 		// Whatever goes wrong for a sender who has shown nothing is a 401, so that
 		// the answer does not tell what is there.
@@ -103,11 +106,7 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	default:
 		return &httpError{Status: http.StatusServiceUnavailable, Msg: "too many deliveries at once (-webhook-limit)", Header: retryAfter(1)}
 	}
-	result, err := h.call(d)
-	if err != nil {
-		return err
-	}
-	answer, err := answerOf(result)
+	answer, err := h.call(d)
 	if err != nil {
 		return err
 	}
@@ -150,12 +149,6 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 		return err
 	}
 	return h.verify(d.Context(), d)
-}
-
-// equalSecrets compares in constant time, whatever the lengths.
-func equalSecrets(got, want string) bool {
-	a, b := sha256.Sum256([]byte(got)), sha256.Sum256([]byte(want))
-	return subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
 // verify finds the method to call, and verifies the signature that this method
@@ -202,7 +195,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (*Tool, error) {
 
 // call calls the delivery's method. Where the module was reloaded in between, the
 // method that stands at the path then is verified and called instead.
-func (h *Webhooks) call(d *delivery) (json.RawMessage, error) {
+func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
 	defer context.AfterFunc(h.stopped, cancel)()
@@ -221,7 +214,10 @@ func (h *Webhooks) call(d *delivery) (json.RawMessage, error) {
 		}
 		return d.tool.Call(ctx, caller, object{{"name", json.RawMessage(`""`)}, {"arguments", arguments}}.json())
 	})
-	return result, h.callError(ctx, err)
+	if err != nil {
+		return webhookAnswer{}, h.callError(ctx, err)
+	}
+	return answerOf(result)
 }
 
 var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout, -call-timeout)")
@@ -234,8 +230,6 @@ var errFailed = errors.New("the method failed")
 func (h *Webhooks) callError(ctx context.Context, err error) error {
 	rpc, answered := (*rpcError)(nil), (*httpError)(nil)
 	switch {
-	case err == nil:
-		return nil
 	case errors.As(err, &answered):
 		return answered
 	case errors.Is(context.Cause(ctx), errDeliveryTimeout), errors.Is(err, errTimeout):
@@ -310,23 +304,13 @@ var signatureSchemes = map[string]func(h http.Header, now time.Time) givenSignat
 		return givenSignature{"v0:" + stamp + ":", sumsIn([]string{h.Get("X-Slack-Signature")}, "v0=", hex.DecodeString), isRecent(stamp, now)}
 	},
 	"stripe": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
-		items := strings.Split(strings.ReplaceAll(h.Get("Stripe-Signature"), " ", ""), ",")
-		stamp := ""
-		for _, item := range items {
-			if after, ok := strings.CutPrefix(item, "t="); ok {
-				stamp = after
-			}
-		}
-		return givenSignature{stamp + ".", sumsIn(items, "v1=", hex.DecodeString), isRecent(stamp, now)}
+		items, _ := url.ParseQuery(strings.NewReplacer(" ", "", ",", "&").Replace(h.Get("Stripe-Signature")))
+		return givenSignature{items.Get("t") + ".", sumsIn(items["v1"], "", hex.DecodeString), isRecent(items.Get("t"), now)}
 	},
 	"standard": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
-		name := "Webhook-"
-		if h.Get(name+"Id") == "" {
-			name = "Svix-"
-		}
-		id, stamp := h.Get(name+"Id"), h.Get(name+"Timestamp")
-		sums := sumsIn(strings.Fields(h.Get(name+"Signature")), "v1,", base64.StdEncoding.DecodeString)
-		return givenSignature{id + "." + stamp + ".", sums, id != "" && isRecent(stamp, now)}
+		get := func(name string) string { return cmp.Or(h.Get("Webhook-"+name), h.Get("Svix-"+name)) }
+		sums := sumsIn(strings.Fields(get("Signature")), "v1,", base64.StdEncoding.DecodeString)
+		return givenSignature{get("Id") + "." + get("Timestamp") + ".", sums, get("Id") != "" && isRecent(get("Timestamp"), now)}
 	},
 }
 
@@ -402,27 +386,27 @@ func checkType(contentType string) error {
 // parameters is what a body of a content type that checkType takes holds: the
 // fields of a JSON object or of a form.
 func parameters(contentType string, body []byte, m *Method) (object, error) {
-	kind, params, _ := mime.ParseMediaType(contentType)
-	boundary := params["boundary"]
-	list, err := jsonObject(body)
-	switch {
-	case len(bytes.TrimSpace(body)) == 0:
+	if len(bytes.TrimSpace(body)) == 0 {
 		return nil, nil
-	case kind == multipartType:
-		form, err := multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
-		// The reader takes a body that is cut within a part's header for the end.
-		if err == nil && bytes.Contains(body, []byte("--"+boundary+"--")) {
-			return formParams(form, m), nil
-		}
-		return nil, errors.New("the body is not a well-formed multipart form")
-	case kind == formType && err != nil: // curl -d calls JSON a form, too
-		values, err := url.ParseQuery(string(body))
-		if err == nil && utf8.Valid(body) {
-			return formParams(&multipart.Form{Value: values}, m), nil
-		}
-		return nil, errors.New("the body is not a well-formed form")
 	}
-	return list, err
+	kind, params, _ := mime.ParseMediaType(contentType)
+	list, err := jsonObject(body)
+	form := &multipart.Form{}
+	switch {
+	case kind == multipartType:
+		form, err = multipart.NewReader(bytes.NewReader(body), params["boundary"]).ReadForm(int64(len(body)))
+		if err == nil && !bytes.Contains(body, []byte("--"+params["boundary"]+"--")) {
+			err = io.ErrUnexpectedEOF // cut within a part's header, which the reader takes for the end
+		}
+	case kind == formType && err != nil: // curl -d calls JSON a form, too
+		form.Value, err = url.ParseQuery(string(body))
+	default:
+		return list, err
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the body is not a well-formed %s", kind)
+	}
+	return formParams(form, m), nil
 }
 
 // jsonObject is the members of a body that is a JSON object.
@@ -471,10 +455,8 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 
 // fileValue is a file in a form: as text if it is some, else in base64.
 func fileValue(file *multipart.FileHeader) json.RawMessage {
-	var content []byte
-	if f, err := file.Open(); err == nil { // from memory: it can't fail
-		content, _ = io.ReadAll(f)
-	}
+	reader, _ := file.Open() // from memory: it can't fail
+	content, _ := io.ReadAll(reader)
 	encoding, text := "text", string(content)
 	if !utf8.Valid(content) {
 		encoding, text = "base64", base64.StdEncoding.EncodeToString(content)
@@ -485,11 +467,6 @@ func fileValue(file *multipart.FileHeader) json.RawMessage {
 		{"size", marshal(file.Size)},
 		{encoding, quote(text)},
 	}.json()
-}
-
-var formBooleans = map[string]json.RawMessage{
-	"true": json.RawMessage("true"), "on": json.RawMessage("true"), "1": json.RawMessage("true"),
-	"false": json.RawMessage("false"), "off": json.RawMessage("false"), "0": json.RawMessage("false"),
 }
 
 // fieldValue turns a form's text into the number or boolean that the schema asks
@@ -505,8 +482,10 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 		return nil
 	case (wants("number") || wants("integer")) && json.Valid([]byte(text)) && strings.ContainsAny(text[:1], "-0123456789"):
 		return json.RawMessage(text)
-	case wants("boolean") && formBooleans[text] != nil:
-		return formBooleans[text]
+	case wants("boolean") && slices.Contains([]string{"true", "on", "1"}, text):
+		return json.RawMessage("true")
+	case wants("boolean") && slices.Contains([]string{"false", "off", "0"}, text):
+		return json.RawMessage("false")
 	}
 	return value
 }
@@ -518,28 +497,28 @@ type webhookAnswer struct {
 	body   []byte
 }
 
+const plainText = "text/plain; charset=utf-8"
+
 // answerOf turns a tool's result into the answer.
 func answerOf(result json.RawMessage) (webhookAnswer, error) {
-	text := resultText(result)
+	text, kind := resultText(result), plainText
 	body := []byte(strings.TrimSpace(text))
 	switch {
 	case string(field(result, "isError")) == "true":
 		return webhookAnswer{}, &httpError{Status: http.StatusInternalServerError, Msg: text, Err: errFailed}
 	case text == "":
 		return webhookAnswer{status: http.StatusNoContent}, nil
-	case !json.Valid(body) || body[0] != '{' && body[0] != '[':
-		return webhookAnswer{http.StatusOK, textHeader, []byte(text)}, nil
+	case json.Valid(body) && (body[0] == '{' || body[0] == '['):
+		if own := field(body, "_response"); own != nil {
+			return ownAnswer(own)
+		}
+		kind = "application/json"
 	}
-	if own := field(body, "_response"); own != nil {
-		return ownAnswer(own)
-	}
-	return webhookAnswer{http.StatusOK, jsonHeader, []byte(text)}, nil
+	return webhookAnswer{http.StatusOK, http.Header{"Content-Type": {kind}}, []byte(text)}, nil
 }
 
-var (
-	textHeader = http.Header{"Content-Type": {"text/plain; charset=utf-8"}}
-	jsonHeader = http.Header{"Content-Type": {"application/json"}}
-)
+// ownHeaders are those of the connection, which no method can set.
+var ownHeaders = []string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}
 
 // ownAnswer is the answer that a method made itself, as "_response".
 func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
@@ -554,15 +533,18 @@ func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
 	if err == nil && (!isObject(raw) || own.Status < 200 || own.Status > 599) {
 		err = errors.New("want an object with a status from 200 to 599, headers and body")
 	}
-	a := webhookAnswer{own.Status, jsonHeader.Clone(), own.Body}
-	if text, ok := unquote(own.Body); ok {
-		a.header, a.body = textHeader.Clone(), []byte(text)
+	a := webhookAnswer{own.Status, http.Header{}, own.Body}
+	if text, ok := unquote(own.Body); ok && text != "" {
+		a.body = []byte(text)
+		a.header.Set("Content-Type", plainText)
+	} else if ok || string(own.Body) == "null" {
+		a.body = nil
+	} else if own.Body != nil {
+		a.header.Set("Content-Type", "application/json")
 	}
-	if len(a.body) == 0 || string(a.body) == "null" {
-		a.header, a.body = http.Header{}, nil
-	}
+	isControl := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }
 	for name, value := range own.Headers {
-		if !mayAnswer(name, value) {
+		if !headerToken.MatchString(name) || strings.ContainsFunc(value, isControl) || slices.Contains(ownHeaders, http.CanonicalHeaderKey(name)) {
 			err = fmt.Errorf("header %q: not one that a method can set", name)
 		}
 		a.header.Set(name, value)
@@ -572,14 +554,6 @@ func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
 		return a, &httpError{Status: http.StatusBadGateway, Msg: what + ": " + err.Error(), Err: errors.New(what)}
 	}
 	return a, nil
-}
-
-// mayAnswer reports whether a method can set a header, which is well-formed and
-// none of the connection's own.
-func mayAnswer(name, value string) bool {
-	own := []string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}
-	isControl := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }
-	return headerToken.MatchString(name) && !strings.ContainsFunc(value, isControl) && !slices.Contains(own, http.CanonicalHeaderKey(name))
 }
 
 // writeWebhookError writes an error in this endpoint's form.
