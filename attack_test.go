@@ -330,7 +330,7 @@ func TestWaitingCallOfAnEndedClaim(t *testing.T) {
 	proj := newClaimFor(t, base, dir+"/proj")
 	c, _ := session(t, d.URL, header(proj.Code.Reveal()))
 	d.stop(t)
-	writeFake(t, dir+"/proj/slow.usher", "slowstart=1000 tools=x")
+	writeFake(t, dir+"/proj/slow.usher", "slowstart=2500 tools=x")
 	d = serveHereOn(t, base, dir)
 	c.URL = d.URL
 	waiting := make(chan answer, 1)
