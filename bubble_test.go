@@ -67,8 +67,7 @@ func (b *bubble) start(t *testing.T) {
 	stopping, stop := context.WithCancel(context.Background())
 	b.server = &Server{gate: newGate(claims, stored, false, log), bodies: newBodyReader(1 << 20), log: log,
 		started: time.Now(), suspended: newSuspendedCalls(stopping, suspendTimeout), stopping: stopping, stopped: stopping,
-		modules: ModuleSource{View: catalog.View, Changed: func() <-chan struct{} { return nil }, WaitReady: func(context.Context, Scope) {},
-			Pending: func(Scope) bool { return false }, EndAffinity: func(string) {}}}
+		modules: ModuleSource{fixedSource{catalog}}}
 	mux := http.NewServeMux()
 	b.server.routes(mux)
 	conns := make(pipes)
@@ -93,6 +92,14 @@ func (b *bubble) start(t *testing.T) {
 		claims.Close()
 	})
 }
+
+// fixedSource is a catalog that does not change.
+type fixedSource struct{ *Catalog }
+
+func (fixedSource) Changed() <-chan struct{}         { return nil }
+func (fixedSource) WaitReady(context.Context, Scope) {}
+func (fixedSource) Pending(Scope) bool               { return false }
+func (fixedSource) EndAffinity(string)               {}
 
 // pipes is a listener for connections in memory.
 type pipes chan net.Conn

@@ -31,7 +31,7 @@ const (
 	maxPoll   = 30 * time.Second
 	pollShare = 20 // a scan may take one part in so many of the time
 
-	publishInterval  = 50 * time.Millisecond  // between two catalogs
+	publishDelay     = 50 * time.Millisecond  // from a change to the catalog that shows it
 	revisionInterval = time.Second            // between two revisions of what one module offers
 	retryInterval    = 30 * time.Second       // between two introspections of a module that fails
 	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
@@ -64,13 +64,13 @@ type Registry struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	slots   chan struct{} // a place for each introspection under way
-	dirty   chan struct{} // 1-buffered: a new catalog is due
 
 	mu       sync.Mutex
 	modules  map[entryKey]*moduleVersion // the newest of each
 	problems []Problem                   // files that are no modules, as last seen
 	pools    []*pool                     // all that may still have a process
-	changed  chan struct{}               // closed when the catalog is next replaced
+	due      bool                        // the catalog is about to be replaced
+	changed  chan struct{}               // closed when it has been
 }
 
 // moduleVersion is a module's file, or its entry in one, as it stands until it
@@ -102,22 +102,24 @@ type manifest struct {
 	Shared   bool                         `json:"shared,omitempty"` // it says that one process serves all callers
 }
 
-// ModuleSource is what the rest of usher has of the registry. Its functions are
-// safe for concurrent use.
-type ModuleSource struct {
+// ModuleSource is what the rest of usher has of the registry. Safe for concurrent
+// use.
+type ModuleSource struct{ moduleSource }
+
+type moduleSource interface {
 	// View is the current catalog through a scope.
-	View func(Scope) *View
+	View(scope Scope) *View
 	// Changed is closed when the catalog is next replaced. Ask for it before
 	// the view.
-	Changed func() <-chan struct{}
+	Changed() <-chan struct{}
 	// WaitReady waits, while the daemon starts, a few seconds for modules inside
 	// a scope whose tools are not known yet.
-	WaitReady func(context.Context, Scope)
+	WaitReady(ctx context.Context, scope Scope)
 	// Pending reports whether there are such modules, new ones included.
-	Pending func(Scope) bool
+	Pending(scope Scope) bool
 	// EndAffinity ends the processes that serve no other callers than those of
 	// this Caller.Affinity, after the calls under way.
-	EndAffinity func(affinity string)
+	EndAffinity(affinity string)
 }
 
 // Call has attempt find something in a view and ask its module. Where the module
@@ -148,7 +150,6 @@ func newRegistry(c registryConfig) (*Registry, error) {
 		reaper:         &reaper{},
 		builder:        &goBuilder{Folder: filepath.Join(c.CacheDir, "go")},
 		slots:          make(chan struct{}, maxLooks),
-		dirty:          make(chan struct{}, 1),
 		modules:        make(map[entryKey]*moduleVersion),
 		changed:        make(chan struct{}),
 	}
@@ -158,20 +159,14 @@ func newRegistry(c registryConfig) (*Registry, error) {
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.update(scanFolders(r.Roots))
 	r.publish()
-	r.running.Go(r.publishChanges)
 	return r, nil
 }
 
 // Source is the way to the modules for those who serve them.
-func (r *Registry) Source() ModuleSource {
-	return ModuleSource{
-		View:        func(s Scope) *View { return r.catalog.Load().View(s) },
-		Changed:     r.Changed,
-		WaitReady:   r.WaitReady,
-		Pending:     r.Pending,
-		EndAffinity: r.endAffinity,
-	}
-}
+func (r *Registry) Source() ModuleSource { return ModuleSource{r} }
+
+// View is the current catalog through a scope.
+func (r *Registry) View(scope Scope) *View { return r.catalog.Load().View(scope) }
 
 // Changed returns a channel that is closed when the catalog is next replaced.
 func (r *Registry) Changed() <-chan struct{} {
@@ -224,7 +219,9 @@ func (r *Registry) Settle(ctx context.Context, timeout time.Duration) {
 	r.await(ctx, timeout, func(*moduleVersion) bool { return true })
 }
 
-func (r *Registry) endAffinity(affinity string) {
+// EndAffinity ends the processes that serve no other callers than those of this
+// Caller.Affinity, after the calls under way.
+func (r *Registry) EndAffinity(affinity string) {
 	for _, p := range r.allPools() {
 		p.endAffinity(affinity)
 	}
@@ -319,7 +316,7 @@ func (r *Registry) compare(s *scan) []discovered {
 	}
 	if !slices.Equal(r.problems, s.problems) {
 		r.problems = s.problems
-		wake(r.dirty)
+		r.publishSoon()
 	}
 	for key, v := range r.modules {
 		if v.missing++; s.has(v.discovered) {
@@ -349,7 +346,7 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 		r.pools = append(r.pools, m.pool)
 	}
 	v.module = m
-	wake(r.dirty)
+	r.publishSoon()
 }
 
 // keep does all for a version that takes time, until that ends: it introspects
@@ -410,7 +407,7 @@ func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
 		r.Log.Error(text, "module", v.Name, "why", explain(err))
 	}
 	v.err, v.settled = err, true
-	wake(r.dirty)
+	r.publishSoon()
 }
 
 // host makes a module of what a version offers. What its processes offer is
@@ -578,15 +575,12 @@ func explain(err error) string {
 	return text
 }
 
-// publishChanges replaces the catalog when that is due, and not more often than
-// it is worth: at a first start a thousand modules become ready one by one.
-func (r *Registry) publishChanges() {
-	for pauseFor(r.ctx, publishInterval) {
-		select {
-		case <-r.ctx.Done():
-		case <-r.dirty:
-			r.publish()
-		}
+// publishSoon has the catalog replaced, once for all that changes meanwhile: at a
+// first start a thousand modules become ready one by one. Called with mu held.
+func (r *Registry) publishSoon() {
+	if !r.due {
+		r.due = true
+		time.AfterFunc(publishDelay, r.publish)
 	}
 }
 
@@ -594,6 +588,7 @@ func (r *Registry) publishChanges() {
 func (r *Registry) publish() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.due = false
 	var modules []*Module
 	for _, v := range r.modules {
 		if v.module != nil {

@@ -381,13 +381,13 @@ func openFolder(parent *os.Root, name string) (*os.Root, error) {
 	if err != nil {
 		return nil, err
 	}
-	opened, err := folder.Stat(".")
-	there, err2 := parent.Lstat(name)
-	if err != nil || err2 != nil || !os.SameFile(opened, there) {
-		folder.Close()
-		return nil, errReplaced
+	opened, _ := folder.Stat(".")
+	there, _ := parent.Lstat(name)
+	if os.SameFile(opened, there) { // and both are there
+		return folder, nil
 	}
-	return folder, nil
+	folder.Close()
+	return nil, errReplaced
 }
 
 // fail notes what can't be read. Unless it is not there at all, that is taken
