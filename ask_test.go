@@ -178,7 +178,7 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 // that is the answer.
 func (c *askClient) call(tool string, arguments any) json.RawMessage {
 	c.t.Helper()
-	params := joinMembers([]member{{"name", quote(tool)}, {"arguments", marshal(arguments)}})
+	params := object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}.json()
 	if c.meta != "" && c.http != nil {
 		return c.callModern(tool, arguments)
 	}
@@ -224,21 +224,21 @@ func (c *askClient) modern(params json.RawMessage) json.RawMessage {
 // answered is params with answers to what a result asks.
 func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
 	requests, _ := members(field(result, "inputRequests"))
-	var responses []member
+	var responses object
 	for _, r := range requests {
 		c.asked <- r.value
 		if answer := c.answer(stringField(r.value, "method"), field(r.value, "params")); answer != nil {
 			responses = append(responses, member{r.key, answer})
 		}
 	}
-	params = withMember(params, "inputResponses", joinMembers(responses))
+	params = withMember(params, "inputResponses", responses.json())
 	return withMember(params, "requestState", field(result, "requestState"))
 }
 
 // round makes one request to call a tool, as a client without a session does.
 func (c *askClient) round(tool string, arguments any, more ...member) answer {
 	c.t.Helper()
-	params := joinMembers(append([]member{{"name", quote(tool)}, {"arguments", marshal(arguments)}}, more...))
+	params := append(object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}, more...).json()
 	a, err := c.http.try(c.modernRequest(params))
 	if err != nil {
 		c.t.Errorf("POST: %v", err)
@@ -258,7 +258,7 @@ func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
 // callModern is call for a client without a session, over HTTP.
 func (c *askClient) callModern(tool string, arguments any) json.RawMessage {
 	c.t.Helper()
-	var more []member
+	var more object
 	for range 100 {
 		a := c.round(tool, arguments, more...)
 		for _, msg := range a.Events[:max(len(a.Events)-1, 0)] {
@@ -794,8 +794,8 @@ func askState(t *testing.T, a answer, n int) string {
 }
 
 // withState is the parts of a request that comes back.
-func withState(state, responses string) []member {
-	more := []member{{"requestState", quote(state)}}
+func withState(state, responses string) object {
+	more := object{{"requestState", quote(state)}}
 	if responses != "" {
 		more = append(more, member{"inputResponses", json.RawMessage(responses)})
 	}
@@ -952,7 +952,7 @@ func TestAskAnsweredAfterARestart(t *testing.T) {
 	c.answer = askSilent
 	asks := func(word string) (id json.RawMessage, answer <-chan json.RawMessage) {
 		ask := fakeAsk{Mark: word, Asks: []fakeWish{askFor("form", word)}}
-		answer = c.send(t.Context(), c.nextID(), "tools/call", string(joinMembers([]member{{"name", quote("a_ask")}, {"arguments", marshal(ask)}})))
+		answer = c.send(t.Context(), c.nextID(), "tools/call", string(object{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}.json()))
 		return field(<-c.asked, "id"), answer
 	}
 	says := func(id json.RawMessage, word string) {
@@ -1205,8 +1205,8 @@ func TestAskEndsCleanly(t *testing.T) {
 		t.Helper()
 		c.answer = askSilent
 		id = c.nextID()
-		answer = c.send(t.Context(), id, "tools/call", string(joinMembers([]member{{"name", quote("a_ask")},
-			{"arguments", marshal(fakeAsk{Mark: mark, Late: late, Asks: []fakeWish{askFor("form", mark)}})}})))
+		answer = c.send(t.Context(), id, "tools/call", string(object{{"name", quote("a_ask")},
+			{"arguments", marshal(fakeAsk{Mark: mark, Late: late, Asks: []fakeWish{askFor("form", mark)}})}}.json()))
 		<-c.asked
 		pids = append(pids, askPID(t, d, mark))
 		return id, answer
@@ -1297,7 +1297,7 @@ func TestAskOfOneOfSeveral(t *testing.T) {
 			for _, word := range words {
 				ask.Asks = append(ask.Asks, askFor("form", word))
 			}
-			return c.send(t.Context(), c.nextID(), "tools/call", string(joinMembers([]member{{"name", quote("a_ask")}, {"arguments", marshal(ask)}})))
+			return c.send(t.Context(), c.nextID(), "tools/call", string(object{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}.json()))
 		}
 		asks := func(word string) json.RawMessage {
 			t.Helper()
@@ -1347,8 +1347,8 @@ func TestAskResumed(t *testing.T) {
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	c.answer = askAnswer("resumed")
 	ctx, hangUp := context.WithCancel(t.Context())
-	req := c.http.request(http.MethodPost, string(encodeRequest(ID("7"), "tools/call", joinMembers([]member{{"name", quote("a_ask")},
-		{"arguments", marshal(fakeAsk{Mark: "resumed", Asks: []fakeWish{askFor("form", "x")}})}})))).WithContext(ctx)
+	req := c.http.request(http.MethodPost, string(encodeRequest(ID("7"), "tools/call", object{{"name", quote("a_ask")},
+		{"arguments", marshal(fakeAsk{Mark: "resumed", Asks: []fakeWish{askFor("form", "x")}})}}.json()))).WithContext(ctx)
 	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
 	res, err := c.http.http.Do(req)
 	if err != nil {
@@ -1442,8 +1442,8 @@ func TestAskTellsItsCallerAlone(t *testing.T) {
 				continue
 			}
 			all.Go(func() {
-				params := joinMembers([]member{{"name", quote(module + "_ask")},
-					{"arguments", marshal(fakeAsk{Mark: "of " + way, Tells: true, Asks: []fakeWish{askFor("form", way)}})}})
+				params := object{{"name", quote(module + "_ask")},
+					{"arguments", marshal(fakeAsk{Mark: "of " + way, Tells: true, Asks: []fakeWish{askFor("form", way)}})}}.json()
 				for round := 0; round < 9; round++ {
 					token := fmt.Sprintf("%s round %d", way, round)
 					own := withMeta(params, "progressToken", quote(token))
@@ -1542,8 +1542,8 @@ func TestAskLate(t *testing.T) {
 					}()
 				}
 				id := c.nextID()
-				c.send(t.Context(), id, "tools/call", string(joinMembers([]member{{"name", quote("a_ask")},
-					{"arguments", marshal(fakeAsk{Mark: "m", Late: true, Stays: true, Asks: []fakeWish{askFor("url", "x")}})}})))
+				c.send(t.Context(), id, "tools/call", string(object{{"name", quote("a_ask")},
+					{"arguments", marshal(fakeAsk{Mark: "m", Late: true, Stays: true, Asks: []fakeWish{askFor("url", "x")}})}}.json()))
 				askStep(t, d, "answered", "m")
 				<-c.asked
 				tt.end(t, c, store, claim.Code)
@@ -1604,7 +1604,7 @@ func TestAskProgressOfARound(t *testing.T) {
 	connect(t, d.URL).awaitTools("a_ask")
 	c := askModern(t, d.URL, askAllCaps, "")
 	for _, row := range []struct{ first, then string }{{``, `"b"`}, {`"a"`, ``}, {`7`, `"7"`}, {``, ``}} {
-		params := joinMembers([]member{{"name", quote("a_ask")}, {"arguments", marshal(fakeAsk{Mark: "progress", Tells: true, Asks: []fakeWish{askFor("form", "x")}})}})
+		params := object{{"name", quote("a_ask")}, {"arguments", marshal(fakeAsk{Mark: "progress", Tells: true, Asks: []fakeWish{askFor("form", "x")}})}}.json()
 		for _, token := range []string{row.first, row.then} {
 			own := params
 			if token != "" {

@@ -121,8 +121,8 @@ func (f *fakeServer) take(msg *Message) {
 		f.send(encodeError(msg.ID, e))
 		return
 	case f.has("modern") && msg.Method == "server/discover":
-		f.send(encodeResult(msg.ID, joinMembers([]member{{"resultType", quote(resultComplete)}, {"supportedVersions", json.RawMessage(`["` + statelessProtocol + `"]`)},
-			{"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote("A fake module. It is for tests.")}})))
+		f.send(encodeResult(msg.ID, object{{"resultType", quote(resultComplete)}, {"supportedVersions", json.RawMessage(`["` + statelessProtocol + `"]`)},
+			{"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote("A fake module. It is for tests.")}}.json()))
 		return
 	}
 	switch msg.Method {
@@ -262,7 +262,7 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 		os.Exit(7)
 	case "progress":
 		for i := range number("n") {
-			f.send(encodeNotification("notifications/progress", joinMembers([]member{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}})))
+			f.send(encodeNotification("notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}}.json()))
 			if i+1 == number("hold") {
 				<-f.held
 			}
@@ -319,7 +319,7 @@ func (f *fakeServer) touch(uri string) json.RawMessage {
 	if !wanted {
 		return textResult("nobody wants to know")
 	}
-	f.send(encodeNotification("notifications/resources/updated", joinMembers([]member{{"uri", quote(uri)}})))
+	f.send(encodeNotification("notifications/resources/updated", object{{"uri", quote(uri)}}.json()))
 	return textResult("told")
 }
 
@@ -386,7 +386,7 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 			return
 		}
 		token := field(field(msg.Params, "_meta"), "progressToken")
-		f.send(encodeNotification("notifications/progress", joinMembers([]member{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}})))
+		f.send(encodeNotification("notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}}.json()))
 		log := marshal(map[string]string{"level": "error", "data": a.Mark + when})
 		if f.has("names") {
 			log = withMeta(log, metaCall, json.RawMessage(msg.ID))
@@ -398,7 +398,7 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 		say("cancelled")
 		if a.Late {
 			if id := field(a.Asks[0].Params, "elicitationId"); id != nil {
-				f.send(encodeNotification("notifications/elicitation/complete", joinMembers([]member{{"elicitationId", id}})))
+				f.send(encodeNotification("notifications/elicitation/complete", object{{"elicitationId", id}}.json()))
 			}
 			say("late, got " + fakeAnswer(<-f.request(msg.ID, a.Asks[0].Method, a.Asks[0].Params)))
 		}
@@ -445,7 +445,7 @@ func (f *fakeServer) wish(msg *Message) []byte {
 	responses := field(msg.Params, "inputResponses")
 	if responses == nil {
 		caps := parseClientCaps(field(field(msg.Params, "_meta"), metaClientCaps))
-		var requests []member
+		var requests object
 		for i, wish := range a.Asks {
 			needs, _ := needsOf(wish.Method, wish.Params)
 			if lacked := needs &^ caps; lacked != 0 && !a.Bold {
@@ -455,10 +455,10 @@ func (f *fakeServer) wish(msg *Message) []byte {
 			if params == nil {
 				params = json.RawMessage(`{}`)
 			}
-			requests = append(requests, member{"wish" + strconv.Itoa(i), joinMembers([]member{{"method", quote(wish.Method)}, {"params", params}})})
+			requests = append(requests, member{"wish" + strconv.Itoa(i), object{{"method", quote(wish.Method)}, {"params", params}}.json()})
 		}
 		fmt.Fprintf(os.Stderr, "fake: asked %s %d\n", a.Mark, os.Getpid())
-		return encodeResult(msg.ID, joinMembers([]member{{"resultType", quote(resultInput)}, {"inputRequests", joinMembers(requests)}, {"requestState", quote(state)}}))
+		return encodeResult(msg.ID, object{{"resultType", quote(resultInput)}, {"inputRequests", requests.json()}, {"requestState", quote(state)}}.json())
 	}
 	if stringField(msg.Params, "requestState") != state {
 		return encodeError(msg.ID, rpcErrorf(codeInvalidParams, "the state of another"))

@@ -111,60 +111,36 @@ func jsonFault(raw []byte) string {
 
 // parseValidMessage is parseMessage for JSON that was checked already.
 func parseValidMessage(raw []byte) (*Message, error) {
-	m := &Message{}
-	if !isObject(raw) {
-		return m, rpcErrorf(codeInvalidRequest, "a message must be a JSON object")
+	o, ok := members(raw)
+	if !ok {
+		return &Message{}, rpcErrorf(codeInvalidRequest, "a message must be a JSON object")
 	}
-	var version, idRaw, method, errRaw json.RawMessage
-	for key, value := range fields(raw) {
-		switch key {
-		case "jsonrpc":
-			version = value
-		case "id":
-			idRaw = value
-		case "method":
-			method = value
-		case "params":
-			m.Params = value
-		case "result":
-			m.Result = value
-		case "error":
-			errRaw = value
-		}
-	}
-	if idRaw != nil {
-		id, ok := parseID(idRaw)
-		if !ok && (method != nil || m.Result != nil) {
+	method := o.get("method")
+	m := &Message{Params: o.get("params"), Result: o.get("result")}
+	if id := o.get("id"); id != nil {
+		if m.ID, ok = parseID(id); !ok && (method != nil || m.Result != nil) {
 			return m, rpcErrorf(codeInvalidRequest, "id must be a string or an integer")
 		}
-		m.ID = id
 	}
-	if string(version) != `"2.0"` {
+	if string(o.get("jsonrpc")) != `"2.0"` {
 		return m, rpcErrorf(codeInvalidRequest, `jsonrpc must be "2.0"`)
 	}
-	return m, m.setBody(method, errRaw)
-}
-
-// setBody fills in what makes the message a request or a response.
-func (m *Message) setBody(method, errRaw json.RawMessage) error {
 	if method == nil {
-		if errRaw != nil {
-			m.Err = parseRPCError(errRaw)
+		if e := o.get("error"); e != nil {
+			m.Err = parseRPCError(e)
+		} else if m.Result == nil {
+			return m, rpcErrorf(codeInvalidRequest, "a message needs a method, a result or an error")
 		}
-		if m.Result == nil && m.Err == nil {
-			return rpcErrorf(codeInvalidRequest, "a message needs a method, a result or an error")
-		}
-		return nil
+		return m, nil
 	}
-	name, ok := unquote(method)
-	if !ok || name == "" {
-		return rpcErrorf(codeInvalidRequest, "method must be a non-empty string")
+	if m.Method, ok = unquote(method); !ok || m.Method == "" {
+		return m, rpcErrorf(codeInvalidRequest, "method must be a non-empty string")
 	}
 	if m.Params != nil && m.Params[0] != '{' {
-		return rpcErrorf(codeInvalidRequest, "params must be an object")
+		return m, rpcErrorf(codeInvalidRequest, "params must be an object")
 	}
-	m.Method, m.Result = name, nil
-	return nil
+	m.Result = nil
+	return m, nil
 }
 
 // parseRPCError reads an error member as well as can be: a peer that sends a
@@ -412,12 +388,6 @@ func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
 	return raw
 }
 
-// joinMembers is object.json, and setMember object.set, for rooms that have not
-// moved yet.
-func joinMembers(o object) json.RawMessage { return o.json() }
-
-func setMember(o object, key string, value json.RawMessage) object { return o.set(key, value) }
-
 // stringField is field for a string; "" for any other.
 func stringField(raw json.RawMessage, key string) string {
 	s, _ := unquote(field(raw, key))
@@ -504,15 +474,6 @@ func newLineReader(r io.Reader, limit int) *lineReader {
 // next returns the next line that is not blank, without its end. The bytes are
 // the caller's. A last line without a newline counts.
 func (l *lineReader) next() ([]byte, error) {
-	for {
-		line, err := l.readLine()
-		if len(line) > 0 || err != nil {
-			return line, err
-		}
-	}
-}
-
-func (l *lineReader) readLine() ([]byte, error) {
 	var line []byte
 	tooLong := false
 	for {
@@ -520,15 +481,17 @@ func (l *lineReader) readLine() ([]byte, error) {
 		if line = append(line, part...); len(line) > l.limit+1 {
 			line, tooLong = line[:0], true
 		}
-		switch {
-		case err == bufio.ErrBufferFull:
+		if err == bufio.ErrBufferFull {
 			continue
-		case tooLong:
+		}
+		if tooLong {
 			return nil, errLineTooLong
-		case err != nil && len(bytes.TrimSpace(line)) == 0:
+		}
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			return line, nil
+		}
+		if err != nil {
 			return nil, err
-		default:
-			return bytes.TrimSpace(line), nil
 		}
 	}
 }

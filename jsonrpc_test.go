@@ -37,8 +37,8 @@ func FuzzMembers(f *testing.F) {
 				t.Errorf("%q: %q is %q, want %q", raw, key, got[key], value)
 			}
 		}
-		if len(got) != len(want) || !json.Valid(joinMembers(list)) {
-			t.Errorf("%q: %d members, want %d; joined %s", raw, len(got), len(want), joinMembers(list))
+		if len(got) != len(want) || !json.Valid(list.json()) {
+			t.Errorf("%q: %d members, want %d; joined %s", raw, len(got), len(want), list.json())
 		}
 		if line := oneLine(raw); bytes.ContainsAny(line, "\r\n") || !json.Valid(line) {
 			t.Errorf("%q on one line: %q", raw, line)

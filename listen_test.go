@@ -117,7 +117,7 @@ func TestListenerWantsTooMuch(t *testing.T) {
 		"one list":       `{"resourceSubscriptions":` + uris(0, maxWanted+1) + `}`,
 		"the list twice": `{"resourceSubscriptions":` + uris(0, maxWanted) + `,"resourceSubscriptions":` + uris(maxWanted, 1) + `}`,
 	} {
-		meta := joinMembers([]member{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}})
+		meta := object{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}}.json()
 		req := stateless(t, d.URL).request(http.MethodPost, string(encodeRequest(ID("1"), listenMethod, meta)))
 		req.Header.Set(protocolHeader, statelessProtocol)
 		req.Header.Set(methodHeader, listenMethod)

@@ -355,11 +355,11 @@ func rawOrNil(s string) json.RawMessage {
 // call calls a tool; arguments are JSON, "" for none.
 func (c *testClient) call(tool, arguments string) answer {
 	c.t.Helper()
-	params := []member{{"name", quote(tool)}}
+	params := object{{"name", quote(tool)}}
 	if arguments != "" {
 		params = append(params, member{"arguments", json.RawMessage(arguments)})
 	}
-	return c.ask("tools/call", string(joinMembers(params)))
+	return c.ask("tools/call", string(params.json()))
 }
 
 // tools is the names that tools/list has, in its order.

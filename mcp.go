@@ -174,7 +174,7 @@ func missingCapability(lacked clientCaps) *rpcError {
 		lacked |= capSampling
 	}
 	e := rpcErrorf(codeMissingCapability, "this needs a client that can be asked for %s", strings.Join(lacked.names(), ", "))
-	e.Data = joinMembers([]member{{"requiredCapabilities", lacked.json()}})
+	e.Data = object{{"requiredCapabilities", lacked.json()}}.json()
 	return e
 }
 
@@ -218,18 +218,18 @@ func statefulParams(params json.RawMessage) json.RawMessage {
 // none.
 func statelessParams(params json.RawMessage, caps clientCaps, level string) json.RawMessage {
 	meta, _ := members(field(params, "_meta"))
-	meta = setMember(meta, metaProtocol, quote(statelessProtocol))
-	meta = setMember(meta, metaClientInfo, usherInfo())
-	meta = setMember(meta, metaClientCaps, caps.json())
+	meta = meta.set(metaProtocol, quote(statelessProtocol))
+	meta = meta.set(metaClientInfo, usherInfo())
+	meta = meta.set(metaClientCaps, caps.json())
 	if level != "" {
-		meta = setMember(meta, metaLogLevel, quote(level))
+		meta = meta.set(metaLogLevel, quote(level))
 	}
-	return withMember(params, "_meta", joinMembers(meta))
+	return withMember(params, "_meta", meta.json())
 }
 
 // usherInfo is what usher says of itself, to its clients and to modules alike.
 func usherInfo() json.RawMessage {
-	return joinMembers([]member{{"name", quote("usher")}, {"version", quote(version())}})
+	return object{{"name", quote("usher")}, {"version", quote(version())}}.json()
 }
 
 // The types of results (MCP 2026-07-28, basic/index, "ResultType").
@@ -255,14 +255,14 @@ func statelessResult(method string, result json.RawMessage) json.RawMessage {
 		list = append(list, member{"ttlMs", strconv.AppendInt(nil, listLife, 10)}, member{"cacheScope", quote("private")})
 	case "resources/read":
 		if field(result, "inputRequests") == nil && field(result, "requestState") == nil {
-			list = setMember(setMember(list, "ttlMs", shortest(field(result, "ttlMs"))), "cacheScope", quote("private"))
+			list = list.set("ttlMs", shortest(field(result, "ttlMs"))).set("cacheScope", quote("private"))
 		}
 	}
 	meta := field(result, "_meta")
 	if field(meta, metaServerInfo) == nil {
-		list = setMember(list, "_meta", withMember(meta, metaServerInfo, usherInfo()))
+		list = list.set("_meta", withMember(meta, metaServerInfo, usherInfo()))
 	}
-	return joinMembers(list)
+	return list.json()
 }
 
 // shortest is the life in milliseconds that a module gives a resource, if that

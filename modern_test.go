@@ -33,9 +33,9 @@ func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	own, _ := members(field(rawOrNil(params), "_meta"))
 	meta, _ := members(json.RawMessage("{" + modernMeta + "}"))
 	for _, f := range own {
-		meta = setMember(meta, f.key, f.value)
+		meta = meta.set(f.key, f.value)
 	}
-	full := withMember(rawOrNil(params), "_meta", joinMembers(meta))
+	full := withMember(rawOrNil(params), "_meta", meta.json())
 	req := c.request(http.MethodPost, string(encodeRequest(ID(id), method, full)))
 	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, method)

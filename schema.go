@@ -33,7 +33,7 @@ type Method struct {
 	IsHook    bool
 	Signature *signatureRule // its @signature tag; nil for none
 
-	definition   []member // of the MCP tool, without its name
+	definition   object // of the MCP tool, without its name
 	description  string
 	schema       any // of its arguments, decoded once for all calls
 	headerParams []headerParam
@@ -80,9 +80,9 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	if len(tags.annotations) > 0 {
 		annotations, _ := members(field(definition, "annotations"))
 		for _, name := range tags.annotations {
-			annotations = setMember(annotations, name, json.RawMessage("true"))
+			annotations = annotations.set(name, json.RawMessage("true"))
 		}
-		m.definition = setMember(m.definition, "annotations", joinMembers(annotations))
+		m.definition = m.definition.set("annotations", annotations.json())
 	}
 	_ = json.Unmarshal(schema, &m.schema) // one nested without end takes any arguments
 	m.headerParams = findHeaderParams(schema)
@@ -149,7 +149,7 @@ func (m *Method) paramTypes(name string) []string {
 
 // toolJSON is the definition of the MCP tool under the name it has in a view.
 func (m *Method) toolJSON(name string) json.RawMessage {
-	return joinMembers(append([]member{{"name", quote(name)}}, m.definition...))
+	return append(object{{"name", quote(name)}}, m.definition...).json()
 }
 
 // cleanSchema returns the schema without webhookParam and with what the
@@ -157,7 +157,7 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMessage {
 	list, ok := members(schema)
 	if !ok {
-		list = []member{{"type", json.RawMessage(`"object"`)}}
+		list = object{{"type", json.RawMessage(`"object"`)}}
 	}
 	props, _ := members(field(schema, "properties"))
 	props = slices.DeleteFunc(slices.Clone(props), func(f member) bool { return f.key == webhookParam })
@@ -178,12 +178,12 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMess
 		}
 	}
 	if len(props) > 0 || field(schema, "properties") != nil {
-		list = setMember(list, "properties", joinMembers(props))
+		list = list.set("properties", props.json())
 	}
 	if len(required) > 0 || field(schema, "required") != nil {
-		list = setMember(list, "required", marshal(append([]string{}, required...)))
+		list = list.set("required", marshal(append([]string{}, required...)))
 	}
-	return joinMembers(list)
+	return list.json()
 }
 
 // documented is a parameter's schema with what its documentation adds: the text,
@@ -197,20 +197,20 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 		kind, _ := members(docType(d.kind))
 		own = append(kind, own...)
 		if len(d.fields) > 0 {
-			own = setMember(own, "type", json.RawMessage(`"object"`))
-			own, _ = members(cleanSchema(joinMembers(own), d.fields, true))
+			own = own.set("type", json.RawMessage(`"object"`))
+			own, _ = members(cleanSchema(own.json(), d.fields, true))
 		}
 	}
 	if stringField(schema, "type") == "number" && stringField(docType(d.kind), "type") == "integer" {
-		own = setMember(own, "type", json.RawMessage(`"integer"`)) // which TypeScript has no word for
+		own = own.set("type", json.RawMessage(`"integer"`)) // which TypeScript has no word for
 	}
 	if d.defaultValue != nil && field(schema, "default") == nil {
-		own = setMember(own, "default", d.defaultValue)
+		own = own.set("default", d.defaultValue)
 	}
 	if d.text != "" {
-		own = setMember(own, "description", quote(d.text))
+		own = own.set("description", quote(d.text))
 	}
-	return joinMembers(own)
+	return own.json()
 }
 
 // docTypes are the JSON Schema types by the names that @param gives them.
@@ -225,10 +225,10 @@ func docType(s string) json.RawMessage {
 		s = strings.TrimSuffix(inner, ">") + "[]"
 	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
-		return joinMembers([]member{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}})
+		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.json()
 	}
 	if name := docTypes[strings.ToLower(s)]; name != "" {
-		return joinMembers([]member{{"type", quote(name)}})
+		return object{{"type", quote(name)}}.json()
 	}
 	return json.RawMessage(`{}`)
 }
@@ -470,7 +470,7 @@ func (c *argumentCheck) withoutLeftOut(arguments json.RawMessage) json.RawMessag
 	if !slices.ContainsFunc(list, isLeftOut) {
 		return arguments
 	}
-	return joinMembers(slices.DeleteFunc(list, isLeftOut))
+	return slices.DeleteFunc(list, isLeftOut).json()
 }
 
 // propertiesOf is the properties of a decoded schema by name.
@@ -647,7 +647,7 @@ func jsonType(value json.RawMessage) string {
 
 // withoutWebhook takes webhookParam, in any case of letters, out of what a client
 // sent: decoders that don't distinguish cases would take it for usher's own.
-func withoutWebhook(list []member) []member {
+func withoutWebhook(list object) object {
 	return slices.DeleteFunc(list, func(f member) bool { return strings.EqualFold(f.key, webhookParam) })
 }
 
@@ -687,11 +687,11 @@ func toolResult(value json.RawMessage) json.RawMessage {
 	case value[0] != '"':
 		text = quote(string(value))
 	}
-	content := joinItems([]json.RawMessage{joinMembers([]member{{"type", json.RawMessage(`"text"`)}, {"text", text}})})
+	content := joinItems([]json.RawMessage{object{{"type", json.RawMessage(`"text"`)}, {"text", text}}.json()})
 	if value[0] != '{' {
-		return joinMembers([]member{{"content", content}})
+		return object{{"content", content}}.json()
 	}
-	return joinMembers([]member{{"content", content}, {"structuredContent", value}})
+	return object{{"content", content}, {"structuredContent", value}}.json()
 }
 
 // isToolResult reports whether an object already is the result of an MCP tool:

@@ -41,7 +41,7 @@ func TestDocTags(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
 		}
-		if got := string(joinMembers(m.definition)); got != tt.want {
+		if got := string(m.definition.json()); got != tt.want {
 			t.Errorf("%s:\n got %s\nwant %s", tt.name, got, tt.want)
 		}
 	}

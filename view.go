@@ -119,7 +119,7 @@ type Tool struct {
 // Prompt is a prompt of a module in a view.
 type Prompt struct {
 	namedItem
-	definition []member
+	definition object
 }
 
 // Resource is a resource of a module in a view.
@@ -218,7 +218,7 @@ func (v *View) addPrompts() {
 	definitions := make([]json.RawMessage, len(prompts))
 	for i, p := range prompts {
 		v.prompts[p.Name] = p
-		definitions[i] = joinMembers(setMember(p.definition, "name", quote(p.Name)))
+		definitions[i] = p.definition.set("name", quote(p.Name)).json()
 	}
 	v.addList("prompts", definitions)
 }
@@ -253,7 +253,7 @@ func (v *View) addResources() {
 
 // addList makes the result of a request for a list.
 func (v *View) addList(what string, items []json.RawMessage) {
-	list := oneLine(joinMembers([]member{{what, joinItems(items)}}))
+	list := oneLine(object{{what, joinItems(items)}}.json())
 	v.lists[what] = viewList{json: list, digest: hashOf(string(list))}
 }
 

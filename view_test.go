@@ -29,7 +29,7 @@ func module(t *testing.T, text string) *Module {
 		if path != "" {
 			description = "@webhook " + path
 		}
-		definition := joinMembers([]member{{"name", quote(tool)}, {"description", quote(description)}})
+		definition := object{{"name", quote(tool)}, {"description", quote(description)}}.json()
 		method, _, err := parseMethod(definition, m.Kind.docRules())
 		if err != nil {
 			t.Fatal(err)

@@ -119,7 +119,7 @@ func (s *hookServer) take(msg *Message) {
 			if t.Schema == nil {
 				t.Schema = json.RawMessage(`{"type":"object"}`)
 			}
-			tools = append(tools, joinMembers([]member{{"name", quote(t.Name)}, {"description", quote(t.Doc)}, {"inputSchema", t.Schema}}))
+			tools = append(tools, object{{"name", quote(t.Name)}, {"description", quote(t.Doc)}, {"inputSchema", t.Schema}}.json())
 		}
 		s.send(encodeResult(msg.ID, marshal(map[string]any{"tools": tools})))
 	case "notifications/cancelled":
@@ -197,7 +197,7 @@ func (s *hookServer) call(msg *Message, t hookTool, stop, gate <-chan struct{}) 
 	case "digest":
 		list, _ := members(args)
 		list = slices.DeleteFunc(list, func(f member) bool { return f.key == webhookParam })
-		result = structured(marshal(map[string]string{"digest": digest(joinMembers(list)), "raw": stringField(field(args, webhookParam), "rawBody")}))
+		result = structured(marshal(map[string]string{"digest": digest(list.json()), "raw": stringField(field(args, webhookParam), "rawBody")}))
 	case "runs":
 		s.mu.Lock()
 		result = structured(marshal(s.runs))
@@ -376,7 +376,7 @@ func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 // without is a JSON object without one of its members.
 func without(raw, key string) string {
 	list, _ := members(json.RawMessage(raw))
-	return string(joinMembers(slices.DeleteFunc(list, func(f member) bool { return f.key == key })))
+	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).json())
 }
 
 // modulesOf is what usher modules prints.
@@ -1727,7 +1727,7 @@ func TestWebhookEndlessBody(t *testing.T) {
 
 // fuzzMethod asks for every type that a form may fill in.
 func fuzzMethod(f *testing.F) *Method {
-	m, _, err := parseMethod(joinMembers([]member{{"name", quote("handleForm")}, {"inputSchema", formSchema}}), docRules{Hooks: true})
+	m, _, err := parseMethod(object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}.json(), docRules{Hooks: true})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -1736,13 +1736,13 @@ func fuzzMethod(f *testing.F) *Method {
 
 // checkParams checks that parameters are such as can be sent to a module, and
 // that those which pass the check are of the types that the schema has.
-func checkParams(t *testing.T, m *Method, list []member) {
+func checkParams(t *testing.T, m *Method, list object) {
 	t.Helper()
-	arguments := joinMembers(setMember(list, webhookParam, json.RawMessage(`{"true":1}`)))
+	arguments := list.set(webhookParam, json.RawMessage(`{"true":1}`)).json()
 	if err := checkJSON(arguments); err != nil {
 		t.Fatalf("%v: %q", err, arguments)
 	}
-	if bytes.ContainsAny(encodeRequest(ID("1"), "tools/call", joinMembers([]member{{"arguments", arguments}})), "\n\r") {
+	if bytes.ContainsAny(encodeRequest(ID("1"), "tools/call", object{{"arguments", arguments}}.json()), "\n\r") {
 		t.Fatalf("not one line: %q", arguments)
 	}
 	var got map[string]any
