@@ -26,7 +26,6 @@ import (
 	"sync"
 	"text/tabwriter"
 	"time"
-	"unicode"
 )
 
 // app is one run of the program.
@@ -82,8 +81,6 @@ func (a *app) run(args []string) int {
 			return 0
 		}
 		args = []string{args[1], "-h"}
-	case args[0] == "-version" || args[0] == "--version":
-		args[0] = "version"
 	}
 	for _, c := range commands {
 		if c.name == args[0] {
@@ -220,33 +217,25 @@ func resolveDir(dir string) (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// openRegistry opens the modules under dirs, or else the current folder; c holds
-// what else it needs to know.
-func (a *app) openRegistry(dirs []string, c registryConfig) (*Registry, error) {
+// withRegistry opens the modules under dirs, or else the current folder, for do;
+// c holds what else the registry needs to know.
+func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
 	if len(dirs) == 0 {
 		dirs = []string{"."}
 	}
 	for _, dir := range dirs {
 		root, err := resolveDir(dir)
 		if err != nil {
-			return nil, usageErrorf("DIR %q: %v", dir, err)
+			return usageErrorf("DIR %q: %v", dir, err)
 		}
 		c.Roots = append(c.Roots, root)
 	}
-	if err := checkNesting(a.getenv(nestedVar), c.Roots); err != nil {
-		return nil, err
-	}
 	data, err := a.dataDir()
-	if err != nil {
-		return nil, err
+	if err = cmp.Or(err, checkNesting(a.getenv(nestedVar), c.Roots)); err != nil {
+		return err
 	}
 	c.CacheDir = filepath.Join(data, "cache")
-	return newRegistry(c)
-}
-
-// withRegistry opens the modules under dirs for do.
-func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
-	r, err := a.openRegistry(dirs, c)
+	r, err := newRegistry(c)
 	if err != nil {
 		return err
 	}
@@ -260,9 +249,7 @@ func (a *app) waitReady(r *Registry) {
 	r.Settle(a.ctx, time.Second)
 	if r.Pending(scopeAll()) {
 		a.warnf("waiting for modules: each is built or started once to ask what it offers")
-	}
-	for r.Pending(scopeAll()) && a.ctx.Err() == nil {
-		r.Settle(a.ctx, time.Minute)
+		r.Settle(a.ctx, time.Hour)
 	}
 }
 
@@ -270,10 +257,10 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	scope := declareScope(fs, "show what a session sees whose claim is for `DIR`, and what it does not")
-	var code *string
-	fs.Func("claim", "show what a session sees that presents `CODE`, and what it does not", func(text string) error {
-		code = &text
-		return nil
+	var code Code
+	fs.Func("claim", "show what a session sees that presents `CODE`, and what it does not", func(text string) (err error) {
+		code, err = parseCodeArgument(text)
+		return err
 	})
 	return func(dirs []string) error {
 		if err := a.scopeOfCode(code, scope); err != nil {
@@ -300,18 +287,14 @@ func declareScope(fs *flag.FlagSet, usage string) *Scope {
 	return &scope
 }
 
-// scopeOfCode looks up the scope of a code, nil for none. It excludes another
+// scopeOfCode looks up the scope of a code, "" for none. It excludes another
 // scope.
-func (a *app) scopeOfCode(text *string, scope *Scope) error {
+func (a *app) scopeOfCode(code Code, scope *Scope) error {
 	switch {
-	case text == nil:
+	case code == "":
 		return nil
 	case *scope != scopeAll():
 		return usageErrorf("-scope and -claim exclude each other")
-	}
-	code, err := parseCodeArgument(*text)
-	if err != nil {
-		return err
 	}
 	return a.withClaims(func(claims *ClaimStore) error {
 		c, ok, err := claims.Lookup(code)
@@ -323,8 +306,7 @@ func (a *app) scopeOfCode(text *string, scope *Scope) error {
 	})
 }
 
-// parseCodeArgument reads a code that was typed. The error repeats nothing of the
-// text, which may be a code with a slip in it.
+// parseCodeArgument reads a code that was typed.
 func parseCodeArgument(text string) (Code, error) {
 	code, ok := parseCode(text)
 	if !ok {
@@ -376,7 +358,11 @@ func moduleReport(r *Registry, scope Scope, url string, getenv func(string) stri
 			hooks := whole.ToolsOf(s.Module)
 			for i, t := range view.ToolsOf(s.Module) {
 				line.Label = t.Label
-				line.Tools = append(line.Tools, toolLine{t.Name, t.Method.Name, firstSentence(t.Method.description), hookURL(hooks[i], url)})
+				tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
+				if path := hooks[i].HookPath(); path != "" {
+					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + path
+				}
+				line.Tools = append(line.Tools, tool)
 				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
 			}
 		}
@@ -424,12 +410,8 @@ func (a *app) printModules(list []moduleLine) {
 
 func (a *app) printModule(m moduleLine) {
 	title := plain(m.Path)
-	switch {
-	case m.Name == "":
-	case m.Label != "" && m.Label != m.Name:
-		title = fmt.Sprintf("%s (%s, as %s)  %s", m.Name, m.Kind, m.Label, title)
-	default:
-		title = fmt.Sprintf("%s (%s)  %s", plain(m.Name), m.Kind, title)
+	if name := cmp.Or(m.Label, m.Name); name != "" {
+		title = fmt.Sprintf("%s (%s)  %s", plain(name), m.Kind, title)
 	}
 	a.printf("%s\n", title)
 	a.printNote("", m.About)
@@ -440,7 +422,7 @@ func (a *app) printModule(m moduleLine) {
 	t.Flush()
 	for _, tool := range m.Tools {
 		if tool.Webhook != "" {
-			a.printf("    webhook: %s\n", curlHook(tool.Webhook))
+			a.printf("    webhook: curl %s -H 'Content-Type: application/json' -d '{}'\n", tool.Webhook)
 		}
 	}
 	for _, p := range m.Problems {
@@ -476,8 +458,8 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 		if err != nil {
 			return err
 		}
-		open := func(c registryConfig) (*Registry, error) { return a.openRegistry(dirs, c) }
-		d := &daemon{flags: flags, secret: secret, data: data, openRegistry: open, out: a.stdout, log: flags.newLog(a.stderr), getenv: a.getenv}
+		modules := func(c registryConfig, do func(*Registry) error) error { return a.withRegistry(dirs, c, do) }
+		d := &daemon{flags: flags, secret: secret, data: data, withRegistry: modules, out: a.stdout, log: flags.newLog(a.stderr), getenv: a.getenv}
 		return d.run(a.ctx)
 	}
 }
@@ -540,11 +522,8 @@ func (a *app) callArguments(args []string) (json.RawMessage, error) {
 			return nil, fmt.Errorf("reading stdin: %w", err)
 		}
 	}
-	if fault := jsonFault(raw); fault != "" {
-		return nil, usageErrorf("JSON: it %s", fault)
-	}
 	list, ok := members(raw)
-	if !ok {
+	if !ok || jsonFault(raw) != "" {
 		return nil, usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")
 	}
 	return object(withoutWebhook(list)).json(), nil
@@ -595,19 +574,12 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 	})
 	label := fs.String("label", "", "a `TEXT` to know it by")
 	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
-	return func(args []string) (err error) {
+	return func(args []string) error {
 		form := ""
 		if len(args) > 0 {
 			form, args = args[0], args[1:]
 		}
-		fs.Visit(func(f *flag.Flag) {
-			if form != "" && f.Name != "base" && !(form == "list" && f.Name == "json") {
-				err = usageErrorf("claim %s does not take -%s", form, f.Name)
-			}
-		})
 		switch {
-		case err != nil:
-			return err
 		case form == "":
 			return a.createClaim(*dir, *label, ttl, *asJSON)
 		case form == "list" && len(args) == 0:
@@ -623,9 +595,6 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 	dir, err := resolveDir(scope)
 	if err != nil {
 		return usageErrorf("-scope %q: %v", scope, err)
-	}
-	if strings.ContainsFunc(label, unicode.IsControl) {
-		return usageErrorf("-label %q: want plain text on one line", label)
 	}
 	return a.withClaims(func(claims *ClaimStore) error {
 		c, err := claims.Create(a.ctx, dir, label, ttl)
@@ -729,10 +698,7 @@ func (a *app) printClaims(list []Claim) {
 	t := newTable(a.stdout)
 	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
 	for _, c := range list {
-		created := "-"
-		if !c.CreatedAt.IsZero() {
-			created = c.CreatedAt.Local().Format("2006-01-02 15:04")
-		}
+		created := c.CreatedAt.Local().Format("2006-01-02 15:04")
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)), created, plain(c.Label))
 	}
 	t.Flush()
@@ -782,11 +748,7 @@ func setupNew(a *app, _ *flag.FlagSet) func([]string) error {
 		if err != nil {
 			return fmt.Errorf("writing a new file: %w", err)
 		}
-		dir := ""
-		if d := filepath.Dir(path); d != "." {
-			dir = " -dir " + d
-		}
-		a.printf("Wrote %s. Try it:\n  usher call%s %s greet '{\"name\":\"Ada\"}'\n", path, dir, name)
+		a.printf("Wrote %s. Try it in its folder:\n  usher call %s greet '{\"name\":\"Ada\"}'\n", path, name)
 		return nil
 	}
 }

@@ -303,12 +303,8 @@ func TestRefusedCommands(t *testing.T) {
 		{"call a x -scope " + dir + "/nope", 2, "no such folder"},
 		{"claim -scope " + dir + "/nope", 2, "no such folder"},
 		{"claim -scope " + file, 2, "not a folder"},
-		{"claim -label a\nb", 2, "plain text"},
-		{"claim -label a\u0085b", 2, "plain text"},
 		{"claim -label a\xffb", 1, "UTF-8"},
 		{"claim list revoke", 2, "want no argument, list"},
-		{"claim list -ttl 1h", 2, "list does not take -ttl"},
-		{"claim revoke -json ABCDEF", 2, "revoke does not take -json"},
 		{"claim revoke ", 2, "6 of 23456789"},
 		{"claim revoke ABC-DEF-", 1, "no claim with this code"},
 		{"claim revoke ABCDE0", 2, "6 of 23456789"},
@@ -333,7 +329,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"modules " + dir + "/nope", 2, "no such folder"},
 		{"call", 2, "MODULE METHOD"},
 		{"call a x [] -dir " + dir, 2, "want an object"},
-		{"call a x {", 2, "not valid JSON"},
+		{"call a x {", 2, "want an object"},
 		{"call b x -dir " + dir, 1, `no module "b" with a method "x"`},
 		{"call a y -dir " + dir, 1, `with a method "y"`},
 		{"call a fail -dir " + dir, 1, "it did not work"},
@@ -411,9 +407,12 @@ func TestPlainOutput(t *testing.T) {
 	connect(t, d.URL).awaitTools("a_x", "c_clear")
 	out, errs, _ := usher(t, "", "modules", "-base", base, dir)
 	for what, text := range map[string]string{"usher modules": out + errs, "usher serve": d.Out.String()} {
-		if !strings.Contains(text, "�") || strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
+		if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 			t.Errorf("%s: %q", what, text)
 		}
+	}
+	if !strings.Contains(out, "�[2J screen.") {
+		t.Errorf("usher modules: %q", out)
 	}
 }
 
@@ -456,12 +455,12 @@ func TestPublicURL(t *testing.T) {
 	if d.URL != public {
 		t.Errorf("serve is at %s", d.URL)
 	}
-	await(t, "the webhooks' line", func() bool { return strings.Contains(d.Out.String(), public+"webhook/hooks/handleX") })
+	await(t, "the webhooks' line", func() bool { return strings.Contains(d.Out.String(), "Webhooks") })
 	if !strings.Contains(d.Out.String(), "they are off") {
 		t.Errorf("webhooks without a secret: %s", d.Out)
 	}
 	for _, args := range [][]string{{"claim", "-scope", dir}, {"modules", dir}} {
-		if out, errs, _ := usher(t, "", append(args, "-base", base)...); !strings.Contains(out, public) {
+		if out, errs, _ := usher(t, "", append(args, "-base", base)...); !strings.Contains(out, public) || args[0] == "modules" && !strings.Contains(out, public+"webhook/hooks/handleX") {
 			t.Errorf("usher %s: %s%s", args, out, errs)
 		}
 	}

@@ -251,10 +251,10 @@ func TestConfigFiles(t *testing.T) {
 	c.awaitTools("one_x", "two_pid")
 	pid := c.call("two_pid", "").Body
 	replace(`{"mcpServers":{"one":` + entry("x") + `,"two":` + entry("pid") + `,"bad":{"command":"${NOPE_NOT_SET}"},"late":{"command":"${NOPE_NOT_SET}"}}}`)
-	await(t, "the bad entry to be shown", func() bool { return strings.Contains(d.Out.String(), "failed  late") })
+	await(t, "the bad entry to be shown", func() bool { return strings.Contains(d.Log.String(), "module=late why=") })
 	replace(`{"mcpServers":{"one":`) // half an edit
 	await(t, "the file to be told of", func() bool {
-		return strings.Contains(d.Out.String(), "failed  .mcp.json") || strings.Contains(d.Log.String(), ".mcp.json")
+		return strings.Contains(d.Log.String(), ".mcp.json")
 	})
 	c.awaitTools("one_x", "two_pid")
 	replace(`{"mcpServers":{"one":` + entry("y") + `,"two":` + entry("pid") + `}}`)

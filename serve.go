@@ -202,7 +202,7 @@ type daemon struct {
 	flags        *serveFlags
 	secret       string // of webhooks; "" for none
 	data         string // the data folder
-	openRegistry func(registryConfig) (*Registry, error)
+	withRegistry func(registryConfig, func(*Registry) error) error
 	out          io.Writer // for people
 	log          *slog.Logger
 	getenv       func(string) string
@@ -234,12 +234,10 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	d.registry, err = d.openRegistry(registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle})
-	if err != nil {
-		return err
-	}
-	defer d.registry.Close()
-	return d.serve(ctx, listener, newGate(claims, sessions, d.flags.requireClaim, d.log))
+	return d.withRegistry(registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle}, func(r *Registry) error {
+		d.registry = r
+		return d.serve(ctx, listener, newGate(claims, sessions, d.flags.requireClaim, d.log))
+	})
 }
 
 // listen opens the address, and finds the URL that it has.
@@ -257,17 +255,12 @@ func (d *daemon) listen() (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
 	}
-	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+shownAddr(listener.Addr())+"/")
-	return listener, nil
-}
-
-// shownAddr is an address that a client on this machine can use.
-func shownAddr(addr net.Addr) string {
-	host, port, _ := net.SplitHostPort(addr.String())
-	if net.ParseIP(host).IsUnspecified() {
-		host = "127.0.0.1"
+	addr := *listener.Addr().(*net.TCPAddr)
+	if addr.IP.IsUnspecified() {
+		addr.IP = net.IPv4(127, 0, 0, 1) // which clients on this machine can reach
 	}
-	return net.JoinHostPort(host, port)
+	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/")
+	return listener, nil
 }
 
 // serve answers until ctx ends, and then brings everything to an end: first the
@@ -381,14 +374,21 @@ func isWebhook(path string) bool {
 }
 
 // show prints, for people, where the daemon is and its modules as they become
-// ready, and once all were introspected, what to try.
+// ready, and once all were introspected, what to try. What can't be hosted
+// stands in the log.
 func (d *daemon) show(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.url)
-	shown, tried := make(map[entryKey]string), false
+	shown, tried := make(map[string]bool), false
 	for {
 		changed := d.registry.Changed()
 		pending := d.registry.Pending(scopeAll()) // asked before the modules: those may be ready by then
-		d.showModules(shown)
+		view := d.registry.Source().View(scopeAll())
+		for _, m := range view.Modules {
+			if line := readyLine(m.Label, view.ToolsOf(m.Module)); !shown[line] {
+				shown[line] = true
+				fmt.Fprintln(d.out, line)
+			}
+		}
 		if !pending && !tried {
 			tried = true
 			d.showTry()
@@ -401,43 +401,14 @@ func (d *daemon) show(ctx context.Context) {
 	}
 }
 
-// showModules prints a line for each module whose line is not in shown.
-func (d *daemon) showModules(shown map[entryKey]string) {
-	show := func(path, name, line string) {
-		if key := (entryKey{path, name}); shown[key] != line {
-			shown[key] = line
-			fmt.Fprintln(d.out, line)
-		}
-	}
-	view := d.registry.Source().View(scopeAll())
-	status, problems := d.registry.Report()
-	for _, s := range status {
-		switch {
-		case s.Pending:
-		case s.Err != nil:
-			show(s.Path, s.Name, failedLine(s.Name, explain(s.Err)))
-		default:
-			show(s.Path, s.Name, readyLine(s.Name, view.ToolsOf(s.Module)))
-		}
-	}
-	for _, p := range problems {
-		show(p.Path, "", failedLine(filepath.Base(p.Path), p.Text))
-	}
-}
-
-func failedLine(name, why string) string {
-	first, _, _ := strings.Cut(why, "\n")
-	return fmt.Sprintf("  failed  %-12s %s", plain(name), plain(first))
-}
-
-// readyLine is a module under the name that it has in tool names, if it has any.
+// readyLine is a module on one line.
 func readyLine(label string, tools []*Tool) string {
 	var names []string
-	for _, t := range tools {
-		names, label = append(names, t.Name), t.Label
+	for _, t := range tools[:min(len(tools), 6)] {
+		names = append(names, t.Name)
 	}
-	if len(names) > 6 {
-		names = append(names[:5], fmt.Sprintf("and %d more", len(names)-5))
+	if len(tools) > 6 {
+		names[5] = fmt.Sprintf("and %d more", len(tools)-5)
 	}
 	return fmt.Sprintf("  ready   %-12s %s", label, strings.Join(names, ", "))
 }
@@ -447,14 +418,7 @@ func (d *daemon) showTry() {
 	fmt.Fprintf(d.out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
 	fmt.Fprintf(d.out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
 		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}`)
-	webhooks := fmt.Sprintf("No webhooks yet; they need %s.\n", d.webhooksNeed())
-	for _, t := range d.registry.Source().View(scopeAll()).Tools() {
-		if url := hookURL(t, d.url); url != "" {
-			webhooks = fmt.Sprintf("Send a webhook, which needs %s:\n  %s\n", d.webhooksNeed(), curlHook(url))
-			break
-		}
-	}
-	fmt.Fprintf(d.out, "\n%s\nCtrl-C ends it. Calls and logs follow.\n\n", webhooks)
+	fmt.Fprintf(d.out, "\nWebhooks, which usher modules lists, need %s.\n\nCtrl-C ends it. Calls and logs follow.\n\n", d.webhooksNeed())
 }
 
 // webhooksNeed says what a webhook needs to be delivered.
@@ -469,20 +433,6 @@ func (d *daemon) webhooksNeed() string {
 		return "the header " + secretHeader + " or a verified signature"
 	}
 	return "the header " + secretHeader
-}
-
-// hookURL is where a tool of the unscoped view receives webhooks, "" where it
-// receives none. url is the daemon's.
-func hookURL(t *Tool, url string) string {
-	if t.HookPath() == "" {
-		return ""
-	}
-	return strings.TrimSuffix(url, "/") + webhookPrefix + t.HookPath()
-}
-
-// curlHook is a command that sends a webhook.
-func curlHook(url string) string {
-	return "curl " + url + " -H 'Content-Type: application/json' -d '{}'"
 }
 
 // dataDir is {base}/.data, made if need be; "" is ~/.usher. A folder that another
