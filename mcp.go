@@ -7,13 +7,13 @@
 package main
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -153,11 +153,10 @@ func needsOf(method string, params json.RawMessage) (clientCaps, bool) {
 	case "roots/list":
 		return capRoots, true
 	case "sampling/createMessage":
-		needs := capSampling
 		if field(params, "tools") != nil {
-			needs |= capSamplingTools
+			return capSampling | capSamplingTools, true
 		}
-		return needs, true
+		return capSampling, true
 	case "elicitation/create":
 		if stringField(params, "mode") == "url" {
 			return capElicitURL, true
@@ -218,9 +217,7 @@ func statefulParams(params json.RawMessage) json.RawMessage {
 // none.
 func statelessParams(params json.RawMessage, caps clientCaps, level string) json.RawMessage {
 	meta, _ := members(field(params, "_meta"))
-	meta = meta.set(metaProtocol, quote(statelessProtocol))
-	meta = meta.set(metaClientInfo, usherInfo())
-	meta = meta.set(metaClientCaps, caps.json())
+	meta = meta.set(metaProtocol, quote(statelessProtocol)).set(metaClientInfo, usherInfo()).set(metaClientCaps, caps.json())
 	if level != "" {
 		meta = meta.set(metaLogLevel, quote(level))
 	}
@@ -238,41 +235,21 @@ const (
 	resultInput    = "input_required"
 )
 
-// listLife is for how long a client may take a list as it was, in milliseconds.
-// It is short, so that the end of a claim counts.
-const listLife = 2000
-
-// statelessResult is the result of a method for a modern client: with the members
-// that each result has there. How long it may be kept is never more than what
-// lists may, and never for others than who asked.
+// statelessResult is the result of a method for a client without sessions: with
+// the members that each result has there. It may not be kept for others than who
+// asked.
 func statelessResult(method string, result json.RawMessage) json.RawMessage {
 	list, _ := members(result)
-	if !slices.ContainsFunc(list, func(f member) bool { return f.key == "resultType" }) {
-		list = append(list, member{"resultType", quote(resultComplete)})
+	if list.get("resultType") == nil {
+		list = list.set("resultType", quote(resultComplete))
 	}
-	switch method {
-	case "server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list":
-		list = append(list, member{"ttlMs", strconv.AppendInt(nil, listLife, 10)}, member{"cacheScope", quote("private")})
-	case "resources/read":
-		if field(result, "inputRequests") == nil && field(result, "requestState") == nil {
-			list = list.set("ttlMs", shortest(field(result, "ttlMs"))).set("cacheScope", quote("private"))
-		}
+	if life := mcpMethods[method].life; life != "" && stringField(list.json(), "resultType") == resultComplete {
+		list = list.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
 	}
-	meta := field(result, "_meta")
-	if field(meta, metaServerInfo) == nil {
+	if meta := list.get("_meta"); field(meta, metaServerInfo) == nil {
 		list = list.set("_meta", withMember(meta, metaServerInfo, usherInfo()))
 	}
 	return list.json()
-}
-
-// shortest is the life in milliseconds that a module gives a resource, if that
-// is no longer than a list's. What has none may not be kept.
-func shortest(ttl json.RawMessage) json.RawMessage {
-	n, err := strconv.Atoi(string(ttl))
-	if err != nil || n < 0 {
-		return json.RawMessage("0")
-	}
-	return strconv.AppendInt(nil, int64(min(n, listLife)), 10)
 }
 
 // statefulResult is a result of a modern module for a client that has sessions.
@@ -315,11 +292,12 @@ func rpcStatus(code int) int {
 }
 
 // mcpMethod is how the revisions know a method: with sessions, without, or both.
-// Over HTTP, a request without a session repeats the parameter named there in a
-// header.
+// Without sessions, a request over HTTP repeats the parameter named there in a
+// header, and a result may be kept for life milliseconds: not for long, so that the
+// end of a claim counts.
 type mcpMethod struct {
 	stateful, stateless bool
-	named               string
+	named, life         string
 }
 
 // mcpMethods is all that a client can ask.
@@ -327,15 +305,15 @@ var mcpMethods = map[string]mcpMethod{
 	"initialize":               {stateful: true},
 	"ping":                     {stateful: true},
 	"logging/setLevel":         {stateful: true},
-	"server/discover":          {stateless: true},
+	"server/discover":          {stateless: true, life: "2000"},
 	listenMethod:               {stateless: true},
-	"tools/list":               {stateful: true, stateless: true},
+	"tools/list":               {stateful: true, stateless: true, life: "2000"},
 	"tools/call":               {stateful: true, stateless: true, named: "name"},
-	"prompts/list":             {stateful: true, stateless: true},
+	"prompts/list":             {stateful: true, stateless: true, life: "2000"},
 	"prompts/get":              {stateful: true, stateless: true, named: "name"},
-	"resources/list":           {stateful: true, stateless: true},
-	"resources/templates/list": {stateful: true, stateless: true},
-	"resources/read":           {stateful: true, stateless: true, named: "uri"},
+	"resources/list":           {stateful: true, stateless: true, life: "2000"},
+	"resources/templates/list": {stateful: true, stateless: true, life: "2000"},
+	"resources/read":           {stateful: true, stateless: true, named: "uri", life: "0"},
 	"resources/subscribe":      {stateful: true},
 	"resources/unsubscribe":    {stateful: true},
 	"completion/complete":      {stateful: true, stateless: true},
@@ -344,10 +322,12 @@ var mcpMethods = map[string]mcpMethod{
 // listenMethod opens the stream of a client without sessions.
 const listenMethod = "subscriptions/listen"
 
-// answers reports whether a method is one that such a client can ask.
-func answers(method string, stateless bool) bool {
-	m := mcpMethods[method]
-	return stateless && m.stateless || !stateless && m.stateful
+// checkMethod refuses a method that such a client can't ask.
+func checkMethod(method string, stateless bool) error {
+	if m := mcpMethods[method]; stateless && m.stateless || !stateless && m.stateful {
+		return nil
+	}
+	return rpcErrorf(codeNoMethod, "unknown method %q", clipText(method, 100))
 }
 
 // parseInitialize reads what a client says of itself in its first request. A
@@ -379,31 +359,18 @@ func checkStateless(h http.Header, msg *Message) error {
 	if version := h.Get(protocolHeader); version != statelessProtocol && !isStateless(msg.Params) {
 		return checkVersion(version) // more it does not tell
 	}
-	if err := matchHeader(h, methodHeader, msg.Method); err != nil {
-		return err
-	}
 	meta := field(msg.Params, "_meta")
-	version, ok := unquote(field(meta, metaProtocol))
-	if !ok {
-		return rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
-	}
-	if err := checkCaps(meta); err != nil {
-		return err
-	}
-	if err := matchHeader(h, protocolHeader, version); err != nil {
-		return err
-	}
-	if err := checkVersion(version); err != nil {
-		return err
-	}
-	if !answers(msg.Method, true) {
-		return rpcErrorf(codeNoMethod, "unknown method %q", clipText(msg.Method, 100))
-	}
-	return nil
+	version := stringField(meta, metaProtocol)
+	return cmp.Or(matchHeader(h, methodHeader, msg.Method), checkMeta(meta), matchHeader(h, protocolHeader, version),
+		checkVersion(version), checkMethod(msg.Method, true))
 }
 
-func checkCaps(meta json.RawMessage) error {
-	if _, ok := members(field(meta, metaClientCaps)); !ok {
+// checkMeta checks that a request says who asks.
+func checkMeta(meta json.RawMessage) error {
+	if _, ok := unquote(field(meta, metaProtocol)); !ok {
+		return rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
+	}
+	if !isObject(field(meta, metaClientCaps)) {
 		return rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps)
 	}
 	return nil
@@ -420,14 +387,11 @@ func checkVersion(version string) error {
 
 // matchHeader checks that a header says what the body does.
 func matchHeader(h http.Header, name, body string) error {
-	values := h.Values(name)
-	if len(values) == 0 {
-		return rpcErrorf(codeHeaderMismatch, "the header %s is missing: want %q", name, clipText(body, 200))
+	said, err := decodeHeader(h, name)
+	if err == nil && said != body {
+		return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body %q", name, clipText(said, 200), clipText(body, 200))
 	}
-	if len(values) > 1 || values[0] != body {
-		return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body %q", name, clipText(strings.Join(values, ", "), 200), clipText(body, 200))
-	}
-	return nil
+	return err
 }
 
 // decodeHeader is a header's value, which may be in the form for what is not

@@ -366,12 +366,6 @@ func (g *Gate) Current(t *sessionToken) Principal {
 	return Principal{t.Claim}
 }
 
-// Expiry is when a principal's claim will end; false where it has none that holds.
-func (g *Gate) Expiry(p Principal) (time.Time, bool) {
-	c, err := g.claim(p)
-	return c.ExpiresAt, err == nil
-}
-
 // Name is what a principal's claim is called in the log: a short keyed hash, since
 // codes are never logged, not even in part. It is "" for who has none.
 func (g *Gate) Name(p Principal) string {

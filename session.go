@@ -155,11 +155,10 @@ func (s *Server) callerOf(session *Session, send func([]byte) bool, reachable fu
 // run runs the method of a request, and gives result or error the form of the
 // caller's revision.
 func (r *request) run(ctx context.Context) (json.RawMessage, error) {
-	known := mcpMethods[r.method]
-	if !answers(r.method, r.session.stateless) {
-		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.method, 100))
+	if err := checkMethod(r.method, r.session.stateless); err != nil {
+		return nil, err
 	}
-	if known.named != "" { // what is not there may be of a module that is being introspected
+	if mcpMethods[r.method].named != "" { // what is not there may be of a module that is being introspected
 		if view, err := r.view(); err == nil {
 			if _, err := r.route(view); err != nil {
 				r.waitReady(ctx)
@@ -250,18 +249,20 @@ func (r *request) initialize(ctx context.Context) (json.RawMessage, error) {
 		return nil, err
 	}
 	r.session.setClient(func(p *clientProfile) { p.protocol, p.caps = protocol, caps })
-	view, _ := r.listView(ctx) // empty with an error
-	return object{{"protocolVersion", quote(protocol)}, {"capabilities", serverCapabilities}, {"serverInfo", usherInfo()},
-		{"instructions", quote(instructions(view))}}.json(), nil
+	about, _ := r.about(ctx)
+	return append(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}, about...).json(), nil
 }
 
 // discover says what there is, to a client without a session.
 func (r *request) discover(ctx context.Context) (json.RawMessage, error) {
+	about, err := r.about(ctx)
+	return append(object{{"supportedVersions", marshal(spoken())}}, about...).json(), err
+}
+
+// about is what all clients are told of usher; of no modules, with an error.
+func (r *request) about(ctx context.Context) (object, error) {
 	view, err := r.listView(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return object{{"supportedVersions", marshal(spoken())}, {"capabilities", serverCapabilities}, {"instructions", quote(instructions(view))}}.json(), nil
+	return object{{"capabilities", serverCapabilities}, {"instructions", quote(instructions(view))}}, err
 }
 
 // serverCapabilities is what usher can do for a client, whatever is hosted just
@@ -270,23 +271,15 @@ var serverCapabilities = json.RawMessage(`{"completions":{},"logging":{},"prompt
 
 // instructions tells a model what the modules in its view are, a line each.
 func instructions(view *View) string {
-	if len(view.Modules) == 0 {
-		return "usher hosts no modules here at the moment."
-	}
-	var b strings.Builder
-	b.WriteString("Tools are named MODULE_METHOD. The modules:\n")
+	lines := []string{"Tools are named MODULE_METHOD. The modules:"}
 	for i, m := range view.Modules {
 		if i == maxInstructions {
-			fmt.Fprintf(&b, "and %d more.\n", len(view.Modules)-i)
+			lines = append(lines, fmt.Sprintf("and %d more.", len(view.Modules)-i))
 			break
 		}
-		about := m.About
-		if about == "" {
-			about = fmt.Sprintf("%d tools", len(m.Methods))
-		}
-		fmt.Fprintf(&b, "- %s: %s\n", m.Label, about)
+		lines = append(lines, "- "+m.Label+": "+m.About)
 	}
-	return strings.TrimSpace(b.String())
+	return strings.Join(lines, "\n")
 }
 
 // list answers a request for a list of what, all on one page.
@@ -363,33 +356,27 @@ func (r *request) routePrompt(view *View, name string, ask func(*Prompt, context
 func (r *request) routeResource(view *View, uri string) (route, error) {
 	resource := view.Resource(uri)
 	if resource == nil {
-		return route{}, unknownResource(uri)
+		e := rpcErrorf(codeNoResource, "unknown resource %q", clipText(uri, 200))
+		e.Data = object{{"uri", quote(uri)}}.json()
+		return route{}, e
 	}
 	return route{resource.Stateless(), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
 		return resource.Ask(ctx, caller, r.method, r.params)
 	}}, nil
 }
 
-func unknownResource(uri string) error {
-	e := rpcErrorf(codeNoResource, "unknown resource %q", clipText(uri, 200))
-	e.Data = object{{"uri", quote(uri)}}.json()
-	return e
-}
-
 // call makes the request to the module that it is for, in the scope that the
 // caller has when the call begins.
 func (r *request) call(ctx context.Context) (json.RawMessage, error) {
-	if !r.caller.Stateless || r.method == "completion/complete" {
-		return r.attempt(ctx, r.caller)
-	}
 	view, err := r.openView()
 	if err != nil {
 		return nil, err
 	}
-	if to, err := r.route(view); err != nil || to.stateless { // such a module asks in its answers itself
+	to, err := r.route(view)
+	if err != nil || to.stateless || !r.caller.Stateless || r.method == "completion/complete" {
 		return r.attempt(ctx, r.caller)
 	}
-	return r.server.suspended.do(ctx, r.caller, r.method, r.params, r.attempt)
+	return r.server.suspended.do(ctx, r.caller, r.method, r.params, r.attempt) // such a module may ask meanwhile
 }
 
 // attempt makes the request on behalf of caller.
@@ -434,17 +421,8 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 	if err != nil && ctx.Err() == nil && !errors.As(err, new(*rpcError)) { // what a module itself answered stays as it is
 		result, err = failure(err.Error()), nil // so that a model can correct itself
 	}
-	r.logCall(name, result, err, time.Since(start))
-	return result, err
-}
-
-// logCall writes the one line that a call has in the log.
-func (r *request) logCall(tool string, result json.RawMessage, err error, took time.Duration) {
-	args := []any{"tool", clipText(tool, 100), "session", clipText(r.session.ID, 8)}
-	if name := r.server.gate.Name(r.server.gate.Current(r.session.sessionToken)); name != "" {
-		args = append(args, "claim", name)
-	}
-	args = append(args, "took", took.Round(10*time.Microsecond), "bytes", len(result))
+	args := []any{"tool", clipText(name, 100), "session", clipText(r.session.ID, 8), "claim", r.server.gate.Name(r.server.gate.Current(r.session.sessionToken)),
+		"took", time.Since(start).Round(10 * time.Microsecond), "bytes", len(result)}
 	switch {
 	case err != nil:
 		args = append(args, "error", clipText(err.Error(), 300))
@@ -452,20 +430,32 @@ func (r *request) logCall(tool string, result json.RawMessage, err error, took t
 		args = append(args, "failed", true)
 	}
 	r.server.log.Info("call", args...)
+	return result, err
 }
 
+// subscribe has the session hear of changes of a resource. The error is the
+// module's, if it has no such thing. Without a stream, the module is asked once
+// there is one.
 func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
-	uri := stringField(r.params, "uri")
 	r.waitReady(ctx)
+	uri, session := stringField(r.params, "uri"), r.session
 	return r.server.modules.Call(ctx, func() (json.RawMessage, error) {
+		session.subscribing.Lock()
+		defer session.subscribing.Unlock()
 		view, err := r.openView()
 		if err != nil {
 			return nil, err
 		}
-		if view.Resource(uri) == nil {
-			return nil, unknownResource(uri)
+		if _, err := r.routeResource(view, uri); err != nil {
+			return nil, err
 		}
-		return noResult, r.server.subscribe(ctx, r.session, view, uri)
+		if err := session.wantLocked(uri); err != nil || !session.connected() {
+			return noResult, err
+		}
+		if err = r.server.keepSubscription(ctx, session, view, uri); err != nil {
+			delete(session.subscriptions, uri)
+		}
+		return noResult, err
 	})
 }
 
@@ -581,7 +571,7 @@ type Session struct {
 
 // newSession is a session with nothing under way.
 func newSession(t *sessionToken) *Session {
-	return &Session{sessionToken: t, affinity: t.ID, profile: clientProfile{protocol: t.Protocol, caps: t.Caps}}
+	return &Session{sessionToken: t, affinity: t.ID, lastSeen: make(map[string]string), subscriptions: make(map[string]*interest), profile: clientProfile{protocol: t.Protocol, caps: t.Caps}}
 }
 
 // clientProfile is what the client of a session says of itself.
@@ -746,7 +736,7 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox, te
 		if session.stateless && errors.Is(err, errEnded) {
 			return // there is nothing more to tell, and no request that could present another claim
 		}
-		look := time.NewTimer(s.nextLook(session))
+		look := time.NewTimer(claimsInterval)
 		select {
 		case <-ctx.Done():
 		case <-look.C:
@@ -766,29 +756,14 @@ func (s *Server) announceLists(ctx context.Context, session *Session, out *outbo
 	s.announce(ctx, session, out, func(list string) { out.send(encodeNotification("notifications/"+list+"/list_changed", nil)) })
 }
 
-// nextLook is how long a session's scope can be taken to stay as it is.
-func (s *Server) nextLook(session *Session) time.Duration {
-	if at, ok := s.gate.Expiry(s.gate.Current(session.sessionToken)); ok {
-		return max(time.Millisecond, min(claimsInterval, time.Until(at)))
-	}
-	return claimsInterval
-}
-
 // listed notes which list the client was given. One with a stream open is told of
 // each change there, whether or not it has asked meanwhile.
 func (s *Session) listed(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.streams) == 0 && slices.Contains(announcedLists, what) {
-		s.sawLocked(what, view)
+		s.lastSeen[what] = view.Fingerprint(what)
 	}
-}
-
-func (s *Session) sawLocked(list string, view *View) {
-	if s.lastSeen == nil {
-		s.lastSeen = make(map[string]string)
-	}
-	s.lastSeen[list] = view.Fingerprint(list)
 }
 
 // changedLists returns the lists that have changed since the client last saw them,
@@ -799,11 +774,11 @@ func (s *Session) changedLists(view *View, started time.Time) []string {
 	defer s.mu.Unlock()
 	var changed []string
 	for _, list := range announcedLists {
-		before := s.lastSeen[list]
-		if before == "" && s.Issued.Before(started) || before != "" && before != view.Fingerprint(list) {
+		before, now := s.lastSeen[list], view.Fingerprint(list)
+		if before == "" && s.Issued.Before(started) || before != "" && before != now {
 			changed = append(changed, list)
 		}
-		s.sawLocked(list, view)
+		s.lastSeen[list] = now
 	}
 	return changed
 }
@@ -818,33 +793,15 @@ type interest struct {
 // resource's changes.
 const subscribeTimeout = 10 * time.Second
 
-// subscribe has the session hear of changes of a resource of its view. The error
-// is the module's, if it has no such thing. Without a stream, the module is asked
-// once there is one.
-func (s *Server) subscribe(ctx context.Context, session *Session, view *View, uri string) error {
-	session.subscribing.Lock()
-	defer session.subscribing.Unlock()
-	if err := session.wantLocked(uri); err != nil || !session.connected() {
-		return err
-	}
-	err := s.keepSubscription(ctx, session, view, uri)
-	if err != nil {
-		delete(session.subscriptions, uri)
-	}
-	return err
-}
-
 // wantLocked notes that the session wants to hear of a resource's changes.
 func (s *Session) wantLocked(uri string) error {
-	if s.subscriptions[uri] == nil && len(s.subscriptions) >= maxWanted {
+	if s.subscriptions[uri] != nil {
+		return nil
+	}
+	if len(s.subscriptions) >= maxWanted {
 		return rpcErrorf(codeInvalidParams, "too many resources are subscribed to (%d at most): unsubscribe from some", maxWanted)
 	}
-	if s.subscriptions == nil {
-		s.subscriptions = make(map[string]*interest)
-	}
-	if s.subscriptions[uri] == nil {
-		s.subscriptions[uri] = &interest{}
-	}
+	s.subscriptions[uri] = &interest{}
 	return nil
 }
 

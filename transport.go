@@ -354,7 +354,7 @@ func (r *request) answer() (result json.RawMessage, err error) {
 // statelessSession stands for one request of a principal without a session.
 func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 	meta := field(params, "_meta")
-	if err := checkCaps(meta); err != nil {
+	if err := checkMeta(meta); err != nil {
 		return nil, err
 	}
 	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {

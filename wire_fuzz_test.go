@@ -77,7 +77,7 @@ func FuzzBatch(f *testing.F) {
 		server := &Server{gate: fixedGate(scopeNone()), log: slog.New(slog.DiscardHandler), stopped: t.Context()}
 		c := client{session: newSession(&sessionToken{ID: "s"}), out: newStream(newConnection(t.Context(), nil), nil, nil), streams: t.Context()}
 		for i, m := range list { // methods that there are may need more than this server has
-			if m.isRequest() && answers(m.Method, isStateless(m.Params)) {
+			if m.isRequest() && checkMethod(m.Method, isStateless(m.Params)) == nil {
 				list[i].fault = rpcErrorf(codeInternal, "not here")
 			}
 		}
@@ -107,7 +107,7 @@ func FuzzCheckStateless(f *testing.F) {
 		err = checkStateless(h, msg)
 		if err == nil {
 			said := field(msg.Params, "_meta")
-			if _, object := members(field(said, metaClientCaps)); version != statelessProtocol || stringField(said, metaProtocol) != version || !object || !answers(method, true) {
+			if _, object := members(field(said, metaClientCaps)); version != statelessProtocol || stringField(said, metaProtocol) != version || !object || checkMethod(method, true) != nil {
 				t.Fatalf("%s %s %q was let in", meta, version, method)
 			}
 			if session, err := statelessSession(msg.Params, Principal{}); err == nil && (!session.stateless || session.Claim != claimRef{}) {
