@@ -462,33 +462,25 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 // listen tells the client what changes, before the answer, until its streams have
 // to end, or its claim does.
 func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
-	filter, ok := members(field(r.params, "notifications"))
-	if !ok {
+	if !isObject(field(r.params, "notifications")) {
 		return nil, rpcErrorf(codeInvalidParams, `subscriptions/listen needs an object "notifications"`)
 	}
 	view, err := r.listView(ctx) // a resource that is not there yet would be left out for good
 	if err != nil {
 		return nil, rpcErrorf(codeRefused, "%v", err)
 	}
-	lists, honoured, err := r.session.readFilter(view, filter)
+	honoured, err := r.session.readFilter(view, field(r.params, "notifications"))
 	if err != nil {
 		return nil, err
 	}
 	r.session.subscription = json.RawMessage(r.id)
-	tell := func(method string, params json.RawMessage) {
-		r.out.send(encodeNotification(method, withMeta(params, metaSubscription, r.session.subscription)))
-	}
-	tell("notifications/subscriptions/acknowledged", object{{"notifications", honoured}}.json())
+	r.session.join(r.out)
+	defer r.session.leave(r.out)
+	r.session.tell("notifications/subscriptions/acknowledged", object{{"notifications", honoured.json()}}.json())
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(r.streams, cancel)()
-	r.session.join(r.out)
-	defer r.session.leave(r.out)
-	r.server.announce(ctx, r.session, r.out, func(list string) {
-		if slices.Contains(lists, list) {
-			tell("notifications/"+list+"/list_changed", nil)
-		}
-	})
+	r.server.announce(ctx, r.session, r.out)
 	if err := context.Cause(ctx); err != nil && r.streams.Err() == nil {
 		return nil, err
 	}
@@ -498,32 +490,32 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 // readFilter takes in what a client wants to be told of: lists, which it is taken
 // to have as they are in view, and resources. honoured is what of its filter
 // counts.
-func (s *Session) readFilter(view *View, filter object) (lists []string, honoured json.RawMessage, err error) {
-	var kept object
-	for _, f := range filter {
-		list, isList := strings.CutSuffix(f.key, "ListChanged")
+func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured object, err error) {
+	for key, value := range fields(filter) {
+		list, isList := strings.CutSuffix(key, "ListChanged")
 		switch {
-		case f.key == "resourceSubscriptions":
+		case isList && slices.Contains(announcedLists, list) && string(value) == "true":
+			s.listed(list, view)
+		case key == "resourceSubscriptions":
 			var uris []string
-			if json.Unmarshal(f.value, &uris) != nil {
-				return nil, nil, rpcErrorf(codeInvalidParams, "resourceSubscriptions must be a list of strings")
+			if json.Unmarshal(value, &uris) != nil {
+				return nil, rpcErrorf(codeInvalidParams, "resourceSubscriptions must be a list of strings")
 			}
 			uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Resource(uri) == nil })
 			for _, uri := range uris {
 				if err := s.wantLocked(uri); err != nil { // nobody else knows the session yet
-					return nil, nil, err
+					return nil, err
 				}
 			}
-			if len(uris) > 0 {
-				kept = append(kept, member{f.key, marshal(uris)})
+			if value = marshal(uris); len(uris) == 0 {
+				continue
 			}
-		case isList && slices.Contains(announcedLists, list) && string(f.value) == "true":
-			lists = append(lists, list)
-			s.listed(list, view)
-			kept = append(kept, f)
+		default:
+			continue
 		}
+		honoured = append(honoured, member{key, value})
 	}
-	return lists, kept.json(), nil
+	return honoured, nil
 }
 
 // takeOther acts on what a client sends that is no request.
@@ -550,14 +542,14 @@ var errStopping = rpcErrorf(codeRefused, "usher is shutting down")
 // its own, which ends with it.
 type Session struct {
 	*sessionToken
-	lastUse       time.Time                         // of its table, which guards it
-	stateless     bool                              // it stands for one request of a client without sessions
-	affinity      string                            // whose process of a hosted server serves it
-	subscription  json.RawMessage                   // id of the subscriptions/listen that it stands for
-	calls         inflight[context.CancelCauseFunc] // requests being answered, by id
-	asked         pendingRequests                   // requests to the client, by our id
-	uninitialized atomic.Bool                       // a client with one connection has no answer to initialize yet
-	take          atomic.Pointer[func([]byte) bool] // takes the messages of an HTTP+SSE session; false once its stream has ended
+	lastUse      time.Time                         // of its table, which guards it
+	stateless    bool                              // it stands for one request of a client without sessions
+	affinity     string                            // whose process of a hosted server serves it
+	subscription json.RawMessage                   // id of the subscriptions/listen that it stands for
+	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
+	asked        pendingRequests                   // requests to the client, by our id
+	older        bool                              // than what is known of it: it may have been idle, and forgotten
+	take         atomic.Pointer[func([]byte) bool] // takes the messages of an HTTP+SSE session; false once its stream has ended
 
 	mu       sync.Mutex
 	streams  []*outbox         // open notification streams, oldest first
@@ -649,6 +641,14 @@ func (s *Session) notify(msg []byte) bool {
 	return out != nil && out.send(msg)
 }
 
+// tell is notify for a notification that the client listens for.
+func (s *Session) tell(method string, params json.RawMessage) {
+	if s.subscription != nil {
+		params = withMeta(params, metaSubscription, s.subscription)
+	}
+	s.notify(encodeNotification(method, params))
+}
+
 // connected reports whether the session has a notification stream open.
 func (s *Session) connected() bool { return s.primary() != nil }
 
@@ -669,6 +669,7 @@ func (t *sessionTable) open(token *sessionToken) *Session {
 	session := t.live[token.ID]
 	if session == nil {
 		session = newSession(token)
+		session.older = time.Since(token.Issued) > time.Minute
 		if t.live == nil {
 			t.live = make(map[string]*Session)
 		}
@@ -708,19 +709,19 @@ const (
 )
 
 // announce tells a session on one of its streams which lists in its view have
-// changed, by tell, until ctx ends, or without a session the claim does. It also
-// keeps the session's subscriptions.
-func (s *Server) announce(ctx context.Context, session *Session, out *outbox, tell func(list string)) {
+// changed, until ctx ends, or without a session the claim does. It also keeps the
+// session's subscriptions.
+func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
 	var subscribing sync.WaitGroup
 	defer subscribing.Wait()
 	for ctx.Err() == nil {
 		changed := s.modules.Changed()
 		scope, err := s.scope(session)
 		known := err == nil || errors.Is(err, errEnded) // else nothing is known to have changed
-		if known && !session.uninitialized.Load() && session.primary() == out {
+		if known && session.primary() == out {
 			view := s.modules.View(scope)
 			for _, list := range session.changedLists(view, s.started) {
-				tell(list)
+				session.tell("notifications/"+list+"/list_changed", nil)
 			}
 			if session.subscribing.TryLock() { // or it is being done, maybe by a module that hangs
 				subscribing.Go(func() {
@@ -751,34 +752,30 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox, te
 	}
 }
 
-// announceLists is announce for who wants to be told of all lists.
-func (s *Server) announceLists(ctx context.Context, session *Session, out *outbox) {
-	s.announce(ctx, session, out, func(list string) { out.send(encodeNotification("notifications/"+list+"/list_changed", nil)) })
-}
-
 // listed notes which list the client was given. One with a stream open is told of
 // each change there, whether or not it has asked meanwhile.
 func (s *Session) listed(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.streams) == 0 && slices.Contains(announcedLists, what) {
+	if slices.Contains(announcedLists, what) && (len(s.streams) == 0 || s.lastSeen[what] == "") {
 		s.lastSeen[what] = view.Fingerprint(what)
 	}
 }
 
 // changedLists returns the lists that have changed since the client last saw them,
-// and marks them as seen. A session older than the daemon gets every list once; a
-// client that has not asked for a list yet is not told of it.
+// and marks them as seen. A client that has not asked for a list yet is not told of
+// it; but nobody knows what one has seen that is older than what is known of it: it
+// gets every list once.
 func (s *Session) changedLists(view *View, started time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var changed []string
 	for _, list := range announcedLists {
 		before, now := s.lastSeen[list], view.Fingerprint(list)
-		if before == "" && s.Issued.Before(started) || before != "" && before != now {
+		if before != now && (before != "" || s.older || s.Issued.Before(started)) {
 			changed = append(changed, list)
+			s.lastSeen[list] = now
 		}
-		s.lastSeen[list] = now
 	}
 	return changed
 }
@@ -851,9 +848,5 @@ func (s *Server) passUpdate(session *Session, resource *Resource, uri string, pa
 	if err != nil || !s.modules.View(scope).Resource(uri).Same(resource) {
 		return
 	}
-	params = stripCallID(params)
-	if session.stateless {
-		params = withMeta(params, metaSubscription, session.subscription)
-	}
-	session.notify(encodeNotification("notifications/resources/updated", params))
+	session.tell("notifications/resources/updated", stripCallID(params))
 }

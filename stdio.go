@@ -28,7 +28,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 	d.session.join(d.out)
 	var announcer, writer sync.WaitGroup
 	announcing, stopAnnouncing := context.WithCancel(ctx)
-	announcer.Go(func() { s.announceLists(announcing, d.session, d.out) })
+	announcer.Go(func() { s.announce(announcing, d.session, d.out) })
 	writer.Go(func() {
 		if err := d.out.follow(conn); err != nil {
 			cancel(fmt.Errorf("writing to the client: %w", err))

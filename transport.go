@@ -466,7 +466,7 @@ func (s *Server) serveNotices(session *Session, out *outbox, conn *connection, c
 	defer announcer.Wait()
 	defer cancel()
 	defer out.end()
-	announcer.Go(func() { s.announceLists(conn.ctx, session, out) })
+	announcer.Go(func() { s.announce(conn.ctx, session, out) })
 	out.follow(conn)
 	return nil
 }
@@ -483,7 +483,6 @@ type duplexClient struct {
 // newDuplex is a client whose messages will be taken. endStreams has its
 // subscriptions end.
 func (s *Server) newDuplex(session *Session, conn *connection) (d *duplexClient, endStreams func()) {
-	session.uninitialized.Store(true)
 	session.setClient(func(p *clientProfile) { *p = clientProfile{protocol: oldestProtocol} })
 	out := newStream(conn, nil, nil)
 	out.limit, out.queue = maxDuplexOutbox, nil // what comes first is no comment
@@ -503,12 +502,8 @@ func (d *duplexClient) take(raw []byte) {
 	}
 	answers := d.server.dispatch(d.ctx, d.client, list, batch)
 	d.requests.Go(func() {
-		answer, err := answers()
-		if answer != nil {
+		if answer, _ := answers(); answer != nil {
 			d.out.send(answer)
-		}
-		if list[0].Method == "initialize" && err == nil {
-			d.session.uninitialized.Store(false)
 		}
 	})
 }
