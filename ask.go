@@ -327,28 +327,10 @@ func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses
 	if c.binding != binding {
 		return nil, stateError("it belongs to another call, another claim or other capabilities")
 	}
-	answers, err := c.checkAnswers(responses)
-	if err != nil {
-		return nil, err
-	}
-	c.state, c.notify = "", notify
-	for q, answer := range answers {
-		c.drop(q)
-		q.answer <- answer
-	}
-	if len(c.questions) > 0 {
-		wake(c.wake) // what is missing is asked for again
-	}
-	return c, nil
-}
-
-// checkAnswers matches answers with what is asked. Those to nothing are ignored.
-// Called with all.mu held.
-func (c *suspendedCall) checkAnswers(responses json.RawMessage) (map[*inputRequest]json.RawMessage, error) {
 	if responses != nil && !isObject(responses) {
 		return nil, rpcErrorf(codeInvalidParams, "inputResponses must be an object")
 	}
-	answers := make(map[*inputRequest]json.RawMessage)
+	answers := make(map[*inputRequest]json.RawMessage) // those to nothing that is asked are ignored
 	for _, q := range c.questions {
 		answer := field(responses, q.key)
 		if answer == nil {
@@ -359,7 +341,15 @@ func (c *suspendedCall) checkAnswers(responses json.RawMessage) (map[*inputReque
 		}
 		answers[q] = answer
 	}
-	return answers, nil
+	c.state, c.notify = "", notify
+	for q, answer := range answers {
+		c.drop(q)
+		q.answer <- answer
+	}
+	if len(c.questions) > 0 {
+		wake(c.wake) // what is missing is asked for again
+	}
+	return c, nil
 }
 
 // checkAnswer reports what an answer to a method lacks to be one.

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -118,14 +119,6 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string, param
 	}
 }
 
-// affinity is which of the processes serves a caller.
-func (p *pool) affinity(caller Caller) string {
-	if p.perSession {
-		return caller.Affinity
-	}
-	return ""
-}
-
 // enter finds the place for a caller, and holds it until leave: it is not stopped.
 func (p *pool) enter(caller Caller) (*process, error) {
 	p.mu.Lock()
@@ -133,7 +126,10 @@ func (p *pool) enter(caller Caller) (*process, error) {
 	if p.retired {
 		return nil, errRetired
 	}
-	affinity := p.affinity(caller)
+	affinity := "" // one for all
+	if p.perSession {
+		affinity = caller.Affinity
+	}
 	c := p.procs[affinity]
 	if c == nil {
 		if p.perSession && !p.makeRoom(caller.Principal) {
@@ -150,25 +146,21 @@ func (p *pool) enter(caller Caller) (*process, error) {
 // principal first, then the one idle longest. It reports whether there is room for
 // one more. Those on their way out count by themselves. Called with mu held.
 func (p *pool) makeRoom(principal string) bool {
-	var own, idle, idleOwn []*process
-	for _, c := range p.procs {
-		if c.principal == principal {
-			own = append(own, c)
-		}
-		if c.active == 0 && c.principal == principal {
-			idleOwn = append(idleOwn, c)
-		} else if c.active == 0 {
-			idle = append(idle, c)
-		}
+	if len(p.leaving) >= maxProcs {
+		return false
 	}
+	busy := func(c *process) bool { return c.active > 0 }
+	all := slices.Collect(maps.Values(p.procs))
+	own := slices.DeleteFunc(slices.Clone(all), func(c *process) bool { return c.principal != principal })
 	full := principal != "" && len(own) >= maxProcsOf
-	if len(p.procs) < maxProcs && !full {
-		return len(p.leaving) < maxProcs
+	if len(all) < maxProcs && !full {
+		return true
 	}
-	if len(idleOwn) > 0 || full {
-		idle = idleOwn
+	idle := slices.DeleteFunc(own, busy)
+	if len(idle) == 0 && !full {
+		idle = slices.DeleteFunc(all, busy)
 	}
-	if len(idle) == 0 || len(p.leaving) >= maxProcs {
+	if len(idle) == 0 {
 		return false
 	}
 	p.end(slices.MinFunc(idle, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
