@@ -393,7 +393,7 @@ func TestHosted(t *testing.T) {
 			for _, row := range []struct{ tool, arguments, want string }{
 				{"m_add", `{"by":2}`, `{"count":2}`},
 				{"m_add", ``, `{"count":3}`},
-				{"m_add", `{"by":null,"BY":7}`, `{"count":4}`},
+				{"m_add", `{"by":null}`, `{"count":4}`},
 				{"m_handleForm", `{"text":"t","_webhook":{"headers":{"x-own":"forged"}}}`, `{"text":"t","own":null}`},
 				{"m_add", `{"by":"2"}`, `parameter "by": want an integer, got a string`},
 				{"m_handleForm", `{}`, `parameter "text" is required: a string`},

@@ -72,7 +72,7 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 		problems = m.setHook(tags.webhook)
 	}
 	schema := cleanSchema(field(definition, "inputSchema"), tags.params, rules.Undeclared)
-	m.definition = slices.DeleteFunc(list, func(f member) bool { return f.key == "name" || f.key == "description" || f.key == "inputSchema" })
+	m.definition = list.without("name", "description", "inputSchema")
 	if m.description != "" {
 		m.definition = append(m.definition, member{"description", quote(m.description)})
 	}
@@ -139,7 +139,7 @@ func checkHookPath(hook string) error {
 // paramTypes is the schema's types of a top-level parameter: nil for none such,
 // empty for one of any type.
 func (m *Method) paramTypes(name string) []string {
-	property, ok := propertiesOf(m.schema)[name]
+	property, ok := objectIn(m.schema, "properties")[name]
 	if !ok {
 		return nil
 	}
@@ -196,10 +196,6 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	if field(schema, "type") == nil && field(schema, "$ref") == nil && field(schema, "anyOf") == nil {
 		kind, _ := members(docType(d.kind))
 		own = append(kind, own...)
-		if len(d.fields) > 0 {
-			own = own.set("type", json.RawMessage(`"object"`))
-			own, _ = members(cleanSchema(own.json(), d.fields, true))
-		}
 	}
 	if stringField(schema, "type") == "number" && stringField(docType(d.kind), "type") == "integer" {
 		own = own.set("type", json.RawMessage(`"integer"`)) // which TypeScript has no word for
@@ -251,7 +247,6 @@ type paramDoc struct {
 	text         string
 	optional     bool
 	defaultValue json.RawMessage // nil for none
-	fields       []paramDoc      // of an object: documented as name.field
 }
 
 // annotationTags are the tags that become MCP tool annotations.
@@ -295,7 +290,7 @@ func parseDoc(doc string, rules docRules) docTags {
 		case rules.Tags && isAnnotation:
 			t.annotations = append(t.annotations, annotation)
 		case rules.Tags && tag == "@param":
-			if p, ok := parseParam(rest); ok {
+			if p, ok := parseParam(rest); ok && !strings.Contains(p.name, ".") { // which a field of another has
 				t.params, wraps = append(t.params, p), true
 			}
 		default:
@@ -303,27 +298,7 @@ func parseDoc(doc string, rules docRules) docTags {
 		}
 	}
 	t.text = strings.TrimSpace(strings.Join(text, "\n"))
-	t.params = nestParams(t.params)
-	if len(t.params) == 1 && len(t.params[0].fields) > 0 {
-		t.params = t.params[0].fields // the one object that a JavaScript method takes
-	}
 	return t
-}
-
-// nestParams puts parameters documented as name.field into that of the name.
-func nestParams(flat []paramDoc) []paramDoc {
-	var list []paramDoc
-	for _, d := range flat {
-		root, rest, dotted := strings.Cut(d.name, ".")
-		i := slices.IndexFunc(list, func(p paramDoc) bool { return p.name == root })
-		if !dotted || i < 0 {
-			list = append(list, d)
-			continue
-		}
-		d.name = rest
-		list[i].fields = nestParams(append(list[i].fields, d))
-	}
-	return list
 }
 
 // paramTag is what follows @param: an optional {type}, which may hold braces, the
@@ -429,17 +404,34 @@ func (e *argumentError) within(key string) *argumentError {
 }
 
 // checkArguments checks the arguments of a call, an object or nil, against the
-// method's schema. It returns them without what counts as left out. The error names
-// the first parameter that does not fit.
+// method's schema. It returns them without optional parameters that are null and
+// can't be, which count as left out. The error names the first parameter that does
+// not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
-	if len(arguments) == 0 {
-		arguments = json.RawMessage("{}")
-	}
 	c := argumentCheck{root: m.schema, left: 32*len(arguments) + 1<<20}
+	list, _ := members(arguments)
+	arguments = slices.DeleteFunc(list, func(f member) bool {
+		return isOptionalNull(m.schema, f) && c.value(objectIn(m.schema, "properties")[f.key], f.value) != nil
+	}).json()
 	if wrong := c.value(m.schema, arguments); wrong != nil {
 		return nil, wrong
 	}
-	return c.withoutLeftOut(arguments), nil
+	return arguments, nil
+}
+
+// isOptionalNull reports whether a member of an object is null, and a property that
+// is not required.
+func isOptionalNull(schema any, f member) bool {
+	object, _ := schema.(map[string]any)
+	_, declared := objectIn(schema, "properties")[f.key]
+	return declared && string(f.value) == "null" && !slices.Contains(textList(object["required"]), f.key)
+}
+
+// objectIn is the member of a decoded schema under key, if it is an object.
+func objectIn(schema any, key string) map[string]any {
+	object, _ := schema.(map[string]any)
+	inner, _ := object[key].(map[string]any)
+	return inner
 }
 
 // argumentCheck is the check of one call's arguments. Schemas are as
@@ -448,36 +440,6 @@ type argumentCheck struct {
 	root  any
 	left  int // bytes that may still be read: alternatives within alternatives could take for ever
 	depth int
-}
-
-// withoutLeftOut takes out of arguments that fit what counts as left out: a null for
-// a parameter that can't be null, and a key that is a parameter's name but for its
-// case, which decoders that don't distinguish cases would take for that.
-func (c *argumentCheck) withoutLeftOut(arguments json.RawMessage) json.RawMessage {
-	properties := propertiesOf(c.root)
-	isLeftOut := func(f member) bool {
-		if property, declared := properties[f.key]; declared {
-			return string(f.value) == "null" && c.value(property, f.value) != nil
-		}
-		for name := range properties {
-			if strings.EqualFold(name, f.key) {
-				return true
-			}
-		}
-		return false
-	}
-	list, _ := members(arguments)
-	if !slices.ContainsFunc(list, isLeftOut) {
-		return arguments
-	}
-	return slices.DeleteFunc(list, isLeftOut).json()
-}
-
-// propertiesOf is the properties of a decoded schema by name.
-func propertiesOf(schema any) map[string]any {
-	object, _ := schema.(map[string]any)
-	properties, _ := object["properties"].(map[string]any)
-	return properties
 }
 
 // value checks one value.
@@ -492,7 +454,7 @@ func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError 
 		return nil
 	}
 	if ref, ok := s["$ref"].(string); ok {
-		return c.value(c.resolve(ref), value)
+		return c.value(objectIn(c.root, "$defs")[strings.TrimPrefix(ref, "#/$defs/")], value)
 	}
 	types, got := textList(s["type"]), jsonType(value)
 	if len(types) > 0 && !slices.Contains(types, got) && !(got == "integer" && slices.Contains(types, "number")) {
@@ -511,17 +473,6 @@ func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError 
 		return &argumentError{want: want, got: clipText(string(value), 100)}
 	}
 	return nil
-}
-
-// resolve returns the schema that a reference such as #/$defs/Name names; nil for
-// one that names none.
-func (c *argumentCheck) resolve(ref string) any {
-	schema := c.root
-	for name := range strings.SplitSeq(strings.TrimPrefix(ref, "#/"), "/") {
-		object, _ := schema.(map[string]any)
-		schema = object[name]
-	}
-	return schema
 }
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. Of
@@ -547,8 +498,8 @@ func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *a
 // object checks the members of an object; what is missing is told first.
 func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumentError {
 	list, _ := members(value)
-	properties, required := propertiesOf(s), textList(s["required"])
-	for _, name := range required {
+	properties := objectIn(s, "properties")
+	for _, name := range textList(s["required"]) {
 		if !slices.ContainsFunc(list, func(f member) bool { return f.key == name }) {
 			wrong := &argumentError{want: "is required"}
 			if property, _ := properties[name].(map[string]any); property["type"] != nil {
@@ -565,8 +516,7 @@ func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumen
 		if property == false {
 			return (&argumentError{want: "is not known"}).within(f.key)
 		}
-		countsAsLeftOut := declared && string(f.value) == "null" && !slices.Contains(required, f.key)
-		if wrong := c.value(property, f.value); wrong != nil && !countsAsLeftOut {
+		if wrong := c.value(property, f.value); wrong != nil && !isOptionalNull(s, f) {
 			return wrong.within(f.key)
 		}
 	}
@@ -678,20 +628,21 @@ func methodResult(answer json.RawMessage) json.RawMessage {
 // content beside its text. Of nothing, nil or null, there is no content.
 func toolResult(value json.RawMessage) json.RawMessage {
 	value = oneLine(bytes.TrimSpace(value))
-	text := value
-	switch {
-	case len(value) == 0 || string(value) == "null":
+	if len(value) == 0 || string(value) == "null" {
 		return json.RawMessage(`{"content":[]}`)
-	case value[0] == '{' && isToolResult(value):
+	}
+	if value[0] == '{' && isToolResult(value) {
 		return value
-	case value[0] != '"':
+	}
+	text := value
+	if value[0] != '"' {
 		text = quote(string(value))
 	}
-	content := joinItems([]json.RawMessage{object{{"type", json.RawMessage(`"text"`)}, {"text", text}}.json()})
-	if value[0] != '{' {
-		return object{{"content", content}}.json()
+	result := object{{"content", joinItems([]json.RawMessage{object{{"type", json.RawMessage(`"text"`)}, {"text", text}}.json()})}}
+	if value[0] == '{' {
+		result = append(result, member{"structuredContent", value})
 	}
-	return object{{"content", content}, {"structuredContent", value}}.json()
+	return result.json()
 }
 
 // isToolResult reports whether an object already is the result of an MCP tool:

@@ -29,8 +29,6 @@ func TestDocTags(t *testing.T) {
 			`{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"},"n":{"type":"integer","default":3,"description":"how many"}},"required":["a"]}}`},
 		{"columns made with tabs", "shell", "@param\\t{string}\\ta\\tthe a\\n@param b\\tthe b", `{"type":"object"}`,
 			`{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"},"b":{"description":"the b"}},"required":["a","b"]}}`},
-		{"a JavaScript method's one object", "node", "@param {object} p\\n@param {string} p.a the a\\n@param {number[]} [p.b]", `{"type":"object"}`,
-			`{"inputSchema":{"type":"object","properties":{"a":{"type":"string","description":"the a"},"b":{"type":"array","items":{"type":"number"}}},"required":["a"]}}`},
 		{"_webhook is in no schema", "go", "", `{"type":"object","properties":{"_webhook":{},"a":{}},"required":["a","_webhook"]}`,
 			`{"inputSchema":{"type":"object","properties":{"a":{}},"required":["a"]}}`},
 		{"no schema is any object", "config", "x", `null`, `{"description":"x","inputSchema":{"type":"object"}}`},
@@ -104,9 +102,9 @@ func TestCheckArguments(t *testing.T) {
 	}
 	// What stands in one of these beside "s" and "gone" is taken as it is (""), left out ("-"), or wrong.
 	for given, want := range map[string]string{
-		`"i":3,"n":1.5,"b":true,"a":[],"o":{},"any":[],"two":null,"more":1`: "",
-		`"i":3.0,"n":3,"list":[1,2],"few":0`:                                "",
-		`"n":12345678901234567890123,"i":12345678901234567890123`:           "",
+		`"i":3,"n":1.5,"b":true,"a":[],"o":{},"any":[],"two":null,"more":null`: "",
+		`"i":3.0,"n":3,"list":[1,2],"few":0`:                                   "",
+		`"n":12345678901234567890123,"i":12345678901234567890123`:              "",
 		`"kind":"\u0061"`:                            "",
 		`"kind":"é","level":1.0`:                     "",
 		`"level":null`:                               "",
@@ -119,9 +117,6 @@ func TestCheckArguments(t *testing.T) {
 		`"lost":1`:                                   "",
 		`"_webhook":{"method":"POST"}`:               "",
 		`"i":null`:                                   "-",
-		`"I":"x"`:                                    "-",
-		`"KIND":1`:                                   "-",
-		`"\u017f":"a long s"`:                        "-",
 		`"either":null`:                              "-",
 		`"i":1.5`:                                    `parameter "i": want an integer, got a number`,
 		`"i":"1"`:                                    `parameter "i": want an integer, got a string`,

@@ -675,7 +675,7 @@ func TestWebhookBodies(t *testing.T) {
 		{"handleForm", form, `s=first&s=second`, `{"s":"first"}`, 200},
 		{"handleForm", form, `i=1&i=2`, `{"i":1}`, 200},
 		{"handleForm", form, `o=%7B%7D`, `"o": want an object, got a string`, 400},
-		{"handleForm", form, `S=x&I=5`, `{}`, 200},
+		{"handleForm", form, `S=x&I=5`, `{"I":"5","S":"x"}`, 200},
 		{"handleForm", form, `s=%ff`, "{\"s\":\"\uFFFD\"}", 200},
 		{"handleForm", form, `s=%zz`, "well-formed", 400},
 		{"handleAny", form, `=x&a`, `{"":"x","a":""}`, 200},
