@@ -73,9 +73,12 @@ func checkModuleName(name string) error {
 	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -", name)
 }
 
-// moduleFile tells by its name whether a file is a module: its name and kind.
-// A .mcp.json file holds any number of modules and is not among them.
+// moduleFile tells by its name whether a file is a module, or a .mcp.json file,
+// which is any number of modules and has no name as one.
 func moduleFile(base string) (name string, kind Kind, ok bool) {
+	if base == configName {
+		return "", kindConfig, true
+	}
 	name, ending, found := strings.Cut(base, ".usher")
 	kind, known := moduleEndings[ending]
 	return name, kind, found && known
@@ -358,10 +361,7 @@ func (s *scan) folder(folder *os.Root, path string, err error) {
 		case entry.IsDir() && searchedFolder(name):
 			below, err := openFolder(folder, name)
 			s.folder(below, at, err)
-		case entry.IsDir():
-		case name == configName:
-			s.config(folder, at)
-		case isModule:
+		case isModule && !entry.IsDir():
 			s.file(folder, at, module, kind)
 		}
 	}
@@ -399,20 +399,20 @@ func (s *scan) fail(path string, err error) {
 	}
 }
 
-// file takes in a file that is a module by its name.
+// file takes in a file that is a module by its name, or several.
 func (s *scan) file(folder *os.Root, path, name string, kind Kind) {
 	source, info, err := locate(folder, path)
-	if err != nil {
+	switch {
+	case err != nil:
 		s.fail(path, err)
-		return
+	case info.IsDir(): // a folder linked under a module's name
+	case kind == kindConfig:
+		s.config(path, source, info)
+	default:
+		version := fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
+		fault := cmp.Or(checkModuleName(name), checkFile(info, kind))
+		s.add(discovered{Name: name, Kind: kind, Path: path, Source: source, Root: s.root, Version: version, Err: fault})
 	}
-	if info.IsDir() {
-		return // a folder linked under a module's name
-	}
-	d := discovered{Name: name, Kind: kind, Path: path, Source: source, Root: s.root}
-	d.Version = fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
-	d.Err = cmp.Or(checkModuleName(name), checkFile(info, kind))
-	s.add(d)
 }
 
 // locate finds where a file of a folder really is, and what it is there.
@@ -442,8 +442,8 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 
 // config takes in the entries of a .mcp.json file. Half an edit of it ends no
 // module.
-func (s *scan) config(folder *os.Root, path string) {
-	source, raw, err := readConfig(folder, path)
+func (s *scan) config(path, source string, there fs.FileInfo) {
+	raw, err := readConfig(source, there)
 	list, fault := configModules(raw, filepath.Dir(source), os.LookupEnv)
 	if err = cmp.Or(err, fault); err != nil {
 		s.fail(path, err)
@@ -454,26 +454,21 @@ func (s *scan) config(folder *os.Root, path string) {
 	}
 }
 
-// readConfig reads a .mcp.json file. It is opened without waiting, as a FIFO in
-// its place would have usher wait for ever.
-func readConfig(folder *os.Root, path string) (source string, raw []byte, err error) {
-	source, there, err := locate(folder, path)
-	if err == nil {
-		err = checkFile(there, kindConfig)
-	}
-	if err != nil {
-		return "", nil, err
+// readConfig reads a .mcp.json file, if it is still the one that was found. It is
+// opened without waiting, as a FIFO in its place would have usher wait for ever.
+func readConfig(source string, there fs.FileInfo) ([]byte, error) {
+	if err := checkFile(there, kindConfig); err != nil {
+		return nil, err
 	}
 	f, err := os.OpenFile(source, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	defer f.Close()
 	if opened, err := f.Stat(); err != nil || !os.SameFile(opened, there) {
-		return "", nil, errReplaced
+		return nil, errReplaced
 	}
-	raw, err = io.ReadAll(io.LimitReader(f, maxSource))
-	return source, raw, err
+	return io.ReadAll(io.LimitReader(f, maxSource))
 }
 
 // add keeps a module; one that is reached by several ways is one module.
