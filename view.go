@@ -90,7 +90,7 @@ type View struct {
 	ambiguous   map[string][]*namedItem // a name that belongs to nobody → the tools that would have it
 	prompts     map[string]*Prompt      // by name
 	resources   map[string]*Module      // by URI
-	templates   []uriTemplate           // the first that matches counts
+	templates   []uriTemplate           // longest prefix first
 	webhooks    map[string][]*Tool      // by path, those who would have it; see Hook
 	lists       map[string]viewList     // by what they list: "tools", "prompts", …
 }
@@ -125,10 +125,10 @@ type Prompt struct {
 // Resource is a resource of a module in a view.
 type Resource struct{ module *Module }
 
-// uriTemplate is a resource template and the form of the URIs that match it.
+// uriTemplate is a resource template, of which only the beginning counts: the
+// module that the URI then goes to knows what it stands for.
 type uriTemplate struct {
-	text   string
-	form   *regexp.Regexp
+	prefix string // up to the first expression
 	module *Module
 }
 
@@ -226,7 +226,7 @@ func (v *View) addPrompts() {
 // addResources enters the modules' resources. Where two modules offer one URI,
 // the one counts whose file comes first in the order of paths (of one file,
 // whose name does); the other's is not listed. The same order decides between
-// templates that match one URI.
+// templates that begin alike.
 func (v *View) addResources() {
 	byPath := slices.Clone(v.Modules)
 	slices.SortFunc(byPath, func(a, b ViewModule) int { return compareModules(a.Module, b.Module) })
@@ -240,13 +240,14 @@ func (v *View) addResources() {
 			}
 		}
 		for _, raw := range m.Templates {
-			text := stringField(raw, "uriTemplate")
-			if form := templateForm(text); form != nil {
-				v.templates = append(v.templates, uriTemplate{text, form, m.Module})
+			if text := stringField(raw, "uriTemplate"); text != "" {
+				prefix, _, _ := strings.Cut(text, "{")
+				v.templates = append(v.templates, uriTemplate{prefix, m.Module})
 				templates = append(templates, raw)
 			}
 		}
 	}
+	slices.SortStableFunc(v.templates, func(a, b uriTemplate) int { return len(b.prefix) - len(a.prefix) })
 	v.addList("resources", resources)
 	v.addList("resourceTemplates", templates)
 }
@@ -298,8 +299,8 @@ func (v *View) Alternatives(name string) []string {
 func (v *View) Prompt(name string) *Prompt { return v.prompts[name] }
 
 // Resource finds the module of a resource: the one that lists its URI, or else
-// one with a template that matches. Nil for none, and for a URI longer than
-// maxURI, which would make the matching slow.
+// the one with the template that begins most like it. Nil for none, and for a URI
+// longer than maxURI.
 func (v *View) Resource(uri string) *Resource {
 	if len(uri) > maxURI {
 		return nil
@@ -308,7 +309,7 @@ func (v *View) Resource(uri string) *Resource {
 		return &Resource{m}
 	}
 	for _, t := range v.templates {
-		if t.text == uri || t.form.MatchString(uri) {
+		if strings.HasPrefix(uri, t.prefix) {
 			return &Resource{t.module}
 		}
 	}
@@ -491,23 +492,4 @@ func possibleLabels(m *Module, scope Scope) []string {
 		list = append(list, label)
 	}
 	return list
-}
-
-var templateExpression = regexp.MustCompile(`\\\{[^{}]*\}`) // as regexp.QuoteMeta has it
-
-// templateForm is the form of the URIs that a template (RFC 6570) stands for: an
-// expression is any run of characters but "/", or any run at all if it may expand
-// to several segments. It is nil for what is no template.
-func templateForm(template string) *regexp.Regexp {
-	if template == "" {
-		return nil
-	}
-	form := templateExpression.ReplaceAllStringFunc(regexp.QuoteMeta(template), func(expression string) string {
-		if strings.ContainsAny(expression, "+#./;?&*") {
-			return ".*"
-		}
-		return "[^/]+"
-	})
-	re, _ := regexp.Compile("^" + form + "$") // nil with an error
-	return re
 }

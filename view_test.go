@@ -189,11 +189,12 @@ func TestViewsDifferInWhatTheyList(t *testing.T) {
 func TestResourcesHaveOneOwner(t *testing.T) {
 	a, b := module(t, "/w/a.usher:a"), module(t, "/w/b.usher:b")
 	a.Resources = []json.RawMessage{json.RawMessage(`{"uri":"x://1","name":"a"}`)}
+	a.Templates = []json.RawMessage{json.RawMessage(`{"uriTemplate":"x://{any}"}`)}
 	b.Resources = []json.RawMessage{json.RawMessage(`{"uri":"x://1","name":"b"}`), json.RawMessage(`{"uri":"x://2","name":"b"}`)}
 	b.Templates = []json.RawMessage{json.RawMessage(`{"uriTemplate":"x://t/{id}/data"}`), json.RawMessage(`{"uriTemplate":"f:///{+path}"}`)}
 	view := newCatalog([]*Module{b, a}).View(scopeAll())
 	for uri, owner := range map[string]*Module{
-		"x://1": a, "x://2": b, "x://t/7/data": b, "x://t/7/8/data": nil, "x://t//data": nil, "f:///a/b/c": b, "x://3": nil, "": nil,
+		"x://1": a, "x://2": b, "x://t/7/data": b, "x://many/7": a, "f:///a/b/c": b, "x://3": a, "y://3": nil, "": nil,
 	} {
 		got := view.Resource(uri)
 		if owner == nil && got != nil || owner != nil && (got == nil || got.module != owner) {
