@@ -294,10 +294,10 @@ func rpcStatus(code int) int {
 // mcpMethod is how the revisions know a method: with sessions, without, or both.
 // Without sessions, a request over HTTP repeats the parameter named there in a
 // header, and a result may be kept for life milliseconds: not for long, so that the
-// end of a claim counts.
+// end of a claim counts. A list is one of a View.
 type mcpMethod struct {
 	stateful, stateless bool
-	named, life         string
+	named, life, list   string
 }
 
 // mcpMethods is all that a client can ask.
@@ -307,12 +307,12 @@ var mcpMethods = map[string]mcpMethod{
 	"logging/setLevel":         {stateful: true},
 	"server/discover":          {stateless: true, life: "2000"},
 	listenMethod:               {stateless: true},
-	"tools/list":               {stateful: true, stateless: true, life: "2000"},
+	"tools/list":               {stateful: true, stateless: true, life: "2000", list: "tools"},
 	"tools/call":               {stateful: true, stateless: true, named: "name"},
-	"prompts/list":             {stateful: true, stateless: true, life: "2000"},
+	"prompts/list":             {stateful: true, stateless: true, life: "2000", list: "prompts"},
 	"prompts/get":              {stateful: true, stateless: true, named: "name"},
-	"resources/list":           {stateful: true, stateless: true, life: "2000"},
-	"resources/templates/list": {stateful: true, stateless: true, life: "2000"},
+	"resources/list":           {stateful: true, stateless: true, life: "2000", list: "resources"},
+	"resources/templates/list": {stateful: true, stateless: true, life: "2000", list: "resourceTemplates"},
 	"resources/read":           {stateful: true, stateless: true, named: "uri", life: "0"},
 	"resources/subscribe":      {stateful: true},
 	"resources/unsubscribe":    {stateful: true},

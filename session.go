@@ -140,9 +140,13 @@ func (s *Server) callerOf(session *Session, send func([]byte) bool, reachable fu
 	c.Level = func() string { return session.client().level }
 	c.Principal, c.Authorized = s.authorized(session)
 	c.Notify = func(method string, params json.RawMessage) {
-		if method != "notifications/message" || session.wantsLog(stringField(params, "level")) {
-			send(encodeNotification(method, params))
+		// A client that has not said which log messages it wants gets all; without
+		// sessions, none (MCP 2026-07-28, server/utilities/logging).
+		least, severity := c.Level(), slices.Index(logLevels, stringField(params, "level"))
+		if method == "notifications/message" && (least == "" && session.stateless || severity >= 0 && severity < slices.Index(logLevels, least)) {
+			return
 		}
+		send(encodeNotification(method, params))
 	}
 	if !session.stateless {
 		c.Ask = func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
@@ -183,6 +187,9 @@ func (r *request) run(ctx context.Context) (json.RawMessage, error) {
 
 // perform does what the method is for.
 func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
+	if list := mcpMethods[r.method].list; list != "" {
+		return r.list(ctx, list)
+	}
 	switch r.method {
 	case "initialize":
 		return r.initialize(ctx)
@@ -192,14 +199,6 @@ func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
 		return r.setLevel()
 	case "server/discover":
 		return r.discover(ctx)
-	case "tools/list":
-		return r.list(ctx, "tools")
-	case "prompts/list":
-		return r.list(ctx, "prompts")
-	case "resources/list":
-		return r.list(ctx, "resources")
-	case "resources/templates/list":
-		return r.list(ctx, "resourceTemplates")
 	case "tools/call":
 		return r.callTool(ctx)
 	case "resources/subscribe":
@@ -584,15 +583,6 @@ func (s *Session) setClient(change func(*clientProfile)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change(&s.profile)
-}
-
-// wantsLog reports whether the client wants log messages of this severity. One
-// that has not said gets all; without sessions, none (MCP 2026-07-28,
-// server/utilities/logging).
-func (s *Session) wantsLog(severity string) bool {
-	level := s.client().level
-	i := slices.Index(logLevels, severity)
-	return level == "" && !s.stateless || level != "" && (i < 0 || i >= slices.Index(logLevels, level))
 }
 
 // join adds a notification stream, unless there are too many or the session has
