@@ -257,21 +257,17 @@ func statefulResult(result json.RawMessage) json.RawMessage {
 	return dropMembers(result, "resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
 }
 
-// statelessError is an error of a request for a modern client: without the codes
-// that its revision has taken back or keeps for others.
-func statelessError(err error, uri string) error {
+// statelessError is an error of a request for a client without sessions: without
+// the codes that its revision has taken back or keeps for others.
+func statelessError(err error) error {
 	rpc, ok := errors.AsType[*rpcError](err)
 	if !ok {
 		return err
 	}
 	e := *rpc
-	switch {
-	case e.Code == codeNoResource:
+	if e.Code == codeNoResource {
 		e.Code = codeInvalidParams
-		if uri != "" && field(e.Data, "uri") == nil {
-			e.Data = withMember(e.Data, "uri", quote(uri))
-		}
-	case e.Code <= -32000 && e.Code > codeHeaderMismatch || e.Code == -32042:
+	} else if e.Code <= -32000 && e.Code > codeHeaderMismatch || e.Code == -32042 {
 		e.Code = codeRefused
 	}
 	return &e

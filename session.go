@@ -180,7 +180,7 @@ func (r *request) run(ctx context.Context) (json.RawMessage, error) {
 	r.useOwnProgress()
 	result, err := r.perform(ctx)
 	if err != nil {
-		return nil, statelessError(err, stringField(r.params, "uri"))
+		return nil, statelessError(err)
 	}
 	return statelessResult(r.method, result), nil
 }
