@@ -464,7 +464,7 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	case <-v.ctx.Done():
 		return nil, v.ctx.Err()
 	}
-	events := workerEvents{listChanged: v.listsChanged, updated: func(json.RawMessage) {}}
+	events := workerEvents{listChanged: v.listsChanged}
 	w, err := r.startProcess(v.ctx, v.discovered, eraUnknown, events)
 	if err != nil {
 		return nil, err

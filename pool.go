@@ -49,9 +49,8 @@ type pool struct {
 	mu      sync.Mutex
 	procs   map[string]*process // by affinity; under "" the one for all
 	leaving []*process          // take no more calls, and have not ended yet
-	subs    map[*subscription]bool
-	retired bool // no new calls
-	closed  bool // no new processes either
+	retired bool                // no new calls
+	closed  bool                // no new processes either
 }
 
 // process is the place for one process of a module: it is started by the first
@@ -76,7 +75,7 @@ type starting struct {
 }
 
 func newPool(ctx context.Context, name string, perSession bool, start startFunc) *pool {
-	return &pool{name: name, perSession: perSession, ctx: ctx, start: start, procs: make(map[string]*process), subs: make(map[*subscription]bool)}
+	return &pool{name: name, perSession: perSession, ctx: ctx, start: start, procs: make(map[string]*process)}
 }
 
 // call makes one request of the module; see Worker.request. A caller with a
@@ -142,6 +141,9 @@ func (p *pool) enter(caller Caller) (*process, error) {
 	return c, nil
 }
 
+// busy reports whether somebody calls the process, or listens to it.
+func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.worker.listened() }
+
 // makeRoom ends an idle process if there are as many as there may be: of the same
 // principal first, then the one idle longest. It reports whether there is room for
 // one more. Those on their way out count by themselves. Called with mu held.
@@ -149,16 +151,15 @@ func (p *pool) makeRoom(principal string) bool {
 	if len(p.leaving) >= maxProcs {
 		return false
 	}
-	busy := func(c *process) bool { return c.active > 0 }
 	all := slices.Collect(maps.Values(p.procs))
 	own := slices.DeleteFunc(slices.Clone(all), func(c *process) bool { return c.principal != principal })
 	full := principal != "" && len(own) >= maxProcsOf
 	if len(all) < maxProcs && !full {
 		return true
 	}
-	idle := slices.DeleteFunc(own, busy)
+	idle := slices.DeleteFunc(own, (*process).busy)
 	if len(idle) == 0 && !full {
-		idle = slices.DeleteFunc(all, busy)
+		idle = slices.DeleteFunc(all, (*process).busy)
 	}
 	if len(idle) == 0 {
 		return false
@@ -232,7 +233,7 @@ func (p *pool) acquire(ctx context.Context, c *process, caller Caller) (*Worker,
 
 // run starts a process, and stays until it has ended.
 func (p *pool) run(c *process, s *starting, caller Caller) {
-	events := workerEvents{updated: func(params json.RawMessage) { p.updated(c.affinity, params) }}
+	var events workerEvents
 	if p.perSession {
 		events.owner = &caller
 	}
@@ -245,11 +246,6 @@ func (p *pool) run(c *process, s *starting, caller Caller) {
 		s.worker.stop()
 	}
 	p.settle(c)
-	for sub := range p.subs {
-		if s.err == nil && sub.affinity == c.affinity && sub.stop != nil { // a former process told of it
-			p.wg.Go(func() { _ = p.listen(p.ctx, s.worker, sub) })
-		}
-	}
 	p.mu.Unlock()
 	close(s.done)
 	if s.err != nil {
@@ -303,12 +299,8 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	heard := make(map[string]bool)
-	for s := range p.subs {
-		heard[s.affinity] = true
-	}
 	for _, c := range p.procs {
-		if c.active == 0 && !heard[c.affinity] && idle > 0 && now.Sub(c.lastUse) > idle {
+		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
 			p.end(c)
 		}
 	}
@@ -335,18 +327,8 @@ func (p *pool) finished() bool {
 	return p.retired && len(p.leaving) == 0
 }
 
-// subscription is one caller's wish to hear of a resource. Its fields but for the
-// first three are guarded by the pool's mu.
-type subscription struct {
-	affinity, uri string
-	notify        func(params json.RawMessage)
-	worker        *Worker // that tells of it
-	stop          func()  // nil until one has
-}
-
-// subscribe has the caller's process say when a resource changes, to notify, until
-// release is called; also when the process is started again.
-func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
+// subscribe has the caller's process say when a resource changes, to notify.
+func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (*subscription, error) {
 	c, err := p.enter(caller)
 	if err != nil {
 		return nil, err
@@ -356,72 +338,7 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify 
 	if err != nil {
 		return nil, err
 	}
-	s := &subscription{affinity: c.affinity, uri: uri, notify: notify}
-	p.mu.Lock()
-	p.subs[s] = true
-	p.mu.Unlock()
-	release = func() { p.release(s) }
-	if err := p.listen(ctx, w, s); err != nil {
-		release()
-		return nil, err
-	}
-	return release, nil
-}
-
-// listen has a process tell of a subscription.
-func (p *pool) listen(ctx context.Context, w *Worker, s *subscription) error {
-	stop, err := w.subscribe(ctx, s.uri)
-	if err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s.worker, s.stop = w, stop
-	if !p.subs[s] {
-		p.stopListening(s) // it was released meanwhile
-	}
-	return nil
-}
-
-func (p *pool) release(s *subscription) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.subs[s] {
-		delete(p.subs, s)
-		p.stopListening(s)
-	}
-}
-
-// stopListening ends what a process tells of, unless another wants to hear of it
-// and the module does not tell the two apart. Called with mu held.
-func (p *pool) stopListening(s *subscription) {
-	if s.stop == nil || !s.worker.alive() {
-		return
-	}
-	for other := range p.subs {
-		if other.affinity == s.affinity && other.uri == s.uri && !s.worker.info.Stateless {
-			return
-		}
-	}
-	s.stop()
-}
-
-// updated tells those who want to know that a resource has changed: the one
-// that they named, or one below it (MCP, server/resources, "Subscriptions").
-func (p *pool) updated(affinity string, params json.RawMessage) {
-	uri := stringField(params, "uri")
-	p.mu.Lock()
-	var tell []*subscription
-	for s := range p.subs {
-		rest, below := strings.CutPrefix(uri, s.uri)
-		if s.affinity == affinity && below && (rest == "" || rest[0] == '/' || strings.HasSuffix(s.uri, "/")) {
-			tell = append(tell, s)
-		}
-	}
-	p.mu.Unlock()
-	for _, s := range tell {
-		s.notify(params)
-	}
+	return w.subscribe(ctx, uri, notify)
 }
 
 // answerInput gets from the caller what a result asks for, and returns params
@@ -528,41 +445,98 @@ func (w *Worker) initialize(ctx context.Context) error {
 	return w.send(encodeNotification("notifications/initialized", nil))
 }
 
-// listen opens a subscription of a stateless module, which is one more call in
-// flight until it is closed. Its end matters to nobody.
+// listen opens a stream of a stateless module, which is one more call in flight
+// until it is stopped. Its end matters to nobody.
 func (w *Worker) listen(filter object) (stop func(), err error) {
 	number := w.lastID.Add(1)
 	id, c := strconv.FormatInt(number, 10), &call{number: number, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
-	if err := w.begin(id, c); err != nil {
-		return nil, err
-	}
-	params := statelessParams(object{{"notifications", filter.json()}}.json(), allCaps, "")
 	stop = func() {
 		w.end(id, c, false)
 		w.cancelRequest(id, errUnsubscribed)
 	}
-	return stop, w.send(encodeRequest(ID(id), "subscriptions/listen", params))
-}
-
-// subscribe has the module say when a resource changes, until the function that
-// it returns is called.
-func (w *Worker) subscribe(ctx context.Context, uri string) (stop func(), err error) {
-	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
-		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
-	}
-	if w.info.Stateless {
-		return w.listen(object{{"resourceSubscriptions", joinItems([]json.RawMessage{quote(uri)})}})
-	}
-	params := object{{"uri", quote(uri)}}.json()
-	stop = func() { w.tell(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params}) }
-	_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
-	if err != nil && ctx.Err() != nil {
-		stop() // it may have come about all the same
+	if err = w.begin(id, c); err == nil {
+		params := statelessParams(object{{"notifications", filter.json()}}.json(), allCaps, "")
+		err = w.send(encodeRequest(ID(id), "subscriptions/listen", params))
 	}
 	return stop, err
 }
 
 var errUnsubscribed = errors.New("nobody listens any more")
+
+// subscription is a resource that one process tells somebody of.
+type subscription struct {
+	worker *Worker
+	uri    string
+	notify func(params json.RawMessage)
+	stop   func()
+}
+
+// alive reports whether the process is there that tells of it.
+func (s *subscription) alive() bool { return s.worker.alive() }
+
+// subscribe has the module say when a resource changes, to notify, until the
+// subscription is released or the process ends.
+func (w *Worker) subscribe(ctx context.Context, uri string, notify func(params json.RawMessage)) (*subscription, error) {
+	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
+		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
+	}
+	params := object{{"uri", quote(uri)}}.json()
+	s := &subscription{worker: w, uri: uri, notify: notify, stop: func() {
+		w.tell(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params})
+	}}
+	w.mu.Lock()
+	w.subs[s] = true
+	w.mu.Unlock()
+	var err error
+	if w.info.Stateless {
+		s.stop, err = w.listen(object{{"resourceSubscriptions", joinItems([]json.RawMessage{quote(uri)})}})
+	} else {
+		_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
+	}
+	if err != nil {
+		s.release() // it may have come about all the same
+		return nil, err
+	}
+	return s, nil
+}
+
+// release ends what the process tells, unless another wants to hear of it and the
+// module does not tell the two apart.
+func (s *subscription) release() {
+	w := s.worker
+	w.mu.Lock()
+	delete(w.subs, s)
+	wanted := false
+	for other := range w.subs {
+		wanted = wanted || other.uri == s.uri
+	}
+	w.mu.Unlock()
+	if !wanted || w.info.Stateless {
+		s.stop()
+	}
+}
+
+// listened reports whether the process tells anybody of a resource.
+func (w *Worker) listened() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.subs) > 0
+}
+
+// updated tells those who want to know that a resource has changed: the one
+// that they named, or one below it (MCP, server/resources, "Subscriptions").
+func (w *Worker) updated(params json.RawMessage) {
+	uri := stringField(params, "uri")
+	w.mu.Lock()
+	subs := slices.Collect(maps.Keys(w.subs))
+	w.mu.Unlock()
+	for _, s := range subs {
+		rest, below := strings.CutPrefix(uri, s.uri)
+		if below && (rest == "" || rest[0] == '/' || strings.HasSuffix(s.uri, "/")) {
+			s.notify(params)
+		}
+	}
+}
 
 // list asks for a whole list of the module, page by page: method "tools/list"
 // and key "tools", say. A module without the capability, or the list, has an

@@ -773,7 +773,7 @@ func (s *Session) changedLists(view *View, started time.Time) []string {
 // interest is a resource whose changes a session wants to hear of.
 type interest struct {
 	resource *Resource // as the module is listened to; nil while it is not
-	release  func()
+	at       *subscription
 }
 
 // subscribeTimeout is how long a module may take to answer that it tells of a
@@ -804,17 +804,17 @@ func (s *Session) unsubscribe(uri string) {
 
 // pause has the module not listened to, until that is wanted again.
 func (in *interest) pause() {
-	if in.release != nil {
-		in.release()
+	if in.at != nil {
+		in.at.release()
 	}
-	in.resource, in.release = nil, nil
+	in.resource, in.at = nil, nil
 }
 
 // keepSubscription has the module whose resource it is in the session's view by
 // now, and no other, tell of its changes. The session's subscribing is held.
 func (s *Server) keepSubscription(ctx context.Context, session *Session, view *View, uri string) (err error) {
 	in, now := session.subscriptions[uri], view.Resource(uri)
-	if in.resource.Same(now) {
+	if in.resource.Same(now) && in.at.alive() {
 		return nil
 	}
 	in.pause()
@@ -824,7 +824,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, view *V
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
 	caller := s.callerOf(session, session.notify, session.connected)
-	in.release, err = now.Subscribe(ctx, caller, uri, func(params json.RawMessage) { s.passUpdate(session, now, uri, params) })
+	in.at, err = now.Subscribe(ctx, caller, uri, func(params json.RawMessage) { s.passUpdate(session, now, uri, params) })
 	if err == nil {
 		in.resource = now
 	}

@@ -379,9 +379,9 @@ func (r *Resource) Ask(ctx context.Context, caller Caller, method string, params
 	return r.module.request(ctx, caller, method, params)
 }
 
-// Subscribe has the resource's module say when it changes, to notify, until
-// release is called.
-func (r *Resource) Subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (release func(), err error) {
+// Subscribe has the resource's module say when it changes, to notify, until the
+// subscription is released, or the module's process ends.
+func (r *Resource) Subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (*subscription, error) {
 	return r.module.pool.subscribe(ctx, caller, uri, notify)
 }
 

@@ -130,7 +130,6 @@ type call struct {
 type workerEvents struct {
 	owner       *Caller // for whose call a process of one affinity is started; nil for others
 	listChanged func(w *Worker)
-	updated     func(params json.RawMessage) // of a resource
 }
 
 // Worker is one process of a module. Its methods are safe for concurrent use.
@@ -157,6 +156,7 @@ type Worker struct {
 	unanswered map[string]bool           // ids of cancelled calls that the module may still be working on
 	owner      *Caller                   // the latest caller of a session's process
 	asks       map[string]*clientRequest // by the module's own ids
+	subs       map[*subscription]bool    // resources that it tells of
 	tail       []string                  // the last lines of stderr, at most tailLines
 }
 
@@ -164,7 +164,7 @@ type Worker struct {
 func newWorker(module string, log *slog.Logger, events workerEvents) *Worker {
 	w := &Worker{module: module, log: log.With("module", module), events: events, owner: events.owner,
 		queued: make(chan struct{}, 1), done: make(chan struct{}),
-		calls: make(map[string]*call), unanswered: make(map[string]bool), asks: make(map[string]*clientRequest)}
+		calls: make(map[string]*call), unanswered: make(map[string]bool), asks: make(map[string]*clientRequest), subs: make(map[*subscription]bool)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w
 }
@@ -442,7 +442,7 @@ func (w *Worker) handleNotification(msg *Message) {
 	case msg.Method == "notifications/message", msg.Method == "notifications/elicitation/complete":
 		w.passOn(msg.Method, msg.Params)
 	case msg.Method == "notifications/resources/updated":
-		w.events.updated(msg.Params)
+		w.updated(msg.Params)
 	case msg.Method == "notifications/cancelled":
 		w.takeBack(field(msg.Params, "requestId"))
 	default:
