@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -583,8 +584,11 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 	}
 	if noNode == nil {
 		spoil["q_x"] = func() {
-			os.RemoveAll(base + "/.data/cache/runtimes")
-			os.WriteFile(base+"/.data/cache/runtimes", nil, 0o600)
+			shims, _ := filepath.Glob(base + "/.data/cache/*-shim.mjs")
+			for _, shim := range shims {
+				os.Remove(shim)
+				os.MkdirAll(shim+"/in the way", 0o700)
+			}
 		}
 	}
 	started := 0
