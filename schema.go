@@ -7,6 +7,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -58,18 +59,15 @@ type headerParam struct {
 // worth telling, of a method that is hosted all the same.
 func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string, error) {
 	list, ok := members(definition)
-	if !ok {
-		return nil, nil, fmt.Errorf("a tool that is not an object")
-	}
 	m := &Method{Name: stringField(definition, "name")}
-	if m.Name == "" {
+	if !ok || m.Name == "" {
 		return nil, nil, fmt.Errorf("a tool without a name")
 	}
 	tags := parseDoc(stringField(definition, "description"), rules)
 	m.description, m.Signature = tags.text, tags.signature
 	var problems []string
 	if rules.Hooks {
-		problems = m.setHook(tags.webhook)
+		problems = m.setHook(tags)
 	}
 	schema := cleanSchema(field(definition, "inputSchema"), tags.params, rules.Undeclared)
 	m.definition = list.without("name", "description", "inputSchema")
@@ -78,11 +76,7 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	}
 	m.definition = append(m.definition, member{"inputSchema", schema})
 	if len(tags.annotations) > 0 {
-		annotations, _ := members(field(definition, "annotations"))
-		for _, name := range tags.annotations {
-			annotations = annotations.set(name, json.RawMessage("true"))
-		}
-		m.definition = m.definition.set("annotations", annotations.json())
+		m.definition = m.definition.set("annotations", tags.annotations.json())
 	}
 	_ = json.Unmarshal(schema, &m.schema) // one nested without end takes any arguments
 	m.headerParams = findHeaderParams(schema)
@@ -111,14 +105,11 @@ func findHeaderParams(schema json.RawMessage) (list []headerParam) {
 // setHook finds whether the method takes webhooks, and where: by its tag, else
 // by its name. A path that can't be served is a problem, and the method then
 // takes none.
-func (m *Method) setHook(tag *string) (problems []string) {
-	m.IsHook = tag != nil || strings.HasPrefix(m.Name, "handle")
-	if tag != nil && *tag != "" {
-		m.Hook = *tag
-		if err := checkHookPath(m.Hook); err != nil {
-			m.IsHook = false
-			problems = append(problems, err.Error())
-		}
+func (m *Method) setHook(tags docTags) (problems []string) {
+	m.Hook, m.IsHook = tags.hook, tags.isHook || strings.HasPrefix(m.Name, "handle")
+	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
+		m.IsHook = false
+		problems = append(problems, err.Error())
 	}
 	if m.Signature != nil && m.Signature.Err != nil {
 		problems = append(problems, m.Signature.Err.Error()+"; its webhook answers 503 until that is mended")
@@ -234,10 +225,11 @@ func docType(s string) json.RawMessage {
 // docTags is a method's documentation, taken apart.
 type docTags struct {
 	text        string // without the tags' lines
-	webhook     *string
+	isHook      bool   // there is a line @webhook, with the path hook or none
+	hook        string
 	signature   *signatureRule
 	params      []paramDoc
-	annotations []string // of MCP, that are true
+	annotations object // of MCP
 }
 
 // paramDoc is what the documentation says of a parameter.
@@ -277,10 +269,7 @@ func parseDoc(doc string, rules docRules) docTags {
 		annotation, isAnnotation := annotationTags[tag]
 		switch {
 		case rules.Hooks && tag == "@webhook":
-			if t.webhook == nil { // the first counts
-				hook := strings.TrimPrefix(rest, "/")
-				t.webhook = &hook
-			}
+			t.isHook, t.hook = true, cmp.Or(t.hook, strings.TrimPrefix(rest, "/"))
 		case rules.Hooks && tag == "@signature":
 			if t.signature != nil {
 				t.signature.Err = errors.New("@signature stands twice")
@@ -288,7 +277,7 @@ func parseDoc(doc string, rules docRules) docTags {
 			}
 			t.signature = parseSignature(rest)
 		case rules.Tags && isAnnotation:
-			t.annotations = append(t.annotations, annotation)
+			t.annotations = t.annotations.set(annotation, json.RawMessage("true"))
 		case rules.Tags && tag == "@param":
 			if p, ok := parseParam(rest); ok && !strings.Contains(p.name, ".") { // which a field of another has
 				t.params, wraps = append(t.params, p), true
@@ -357,17 +346,14 @@ func isSecretVariable(name string) bool {
 	return strings.HasSuffix(name, "_WEBHOOK_SECRET") || strings.HasSuffix(name, "_SIGNING_SECRET")
 }
 
+var headings = regexp.MustCompile(`^(\s*#.*(\n|$))*`)
+
 var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
 
 // firstSentence is the first sentence of a text, on one line, without the
 // headings of Markdown before it.
 func firstSentence(text string) string {
-	text = strings.TrimSpace(text)
-	for strings.HasPrefix(text, "#") {
-		_, text, _ = strings.Cut(text, "\n")
-		text = strings.TrimSpace(text)
-	}
-	text = strings.Join(strings.Fields(text), " ")
+	text = strings.Join(strings.Fields(headings.ReplaceAllString(text, "")), " ")
 	if end := sentenceEnd.FindStringIndex(text); end != nil {
 		text = text[:end[0]+1]
 	}
@@ -387,14 +373,11 @@ type argumentError struct {
 }
 
 func (e *argumentError) Error() string {
-	name := "arguments"
-	if len(e.path) > 0 {
-		name = fmt.Sprintf("parameter %q", strings.Join(e.path, "."))
-	}
+	path := strings.Join(e.path, ".")
 	if e.got == "" {
-		return name + " " + e.want
+		return fmt.Sprintf("parameter %q %s", path, e.want)
 	}
-	return fmt.Sprintf("%s: want %s, got %s", name, e.want, e.got)
+	return fmt.Sprintf("parameter %q: want %s, got %s", path, e.want, e.got)
 }
 
 // within returns the error as one of the value that holds the wrong one under key.
@@ -467,7 +450,14 @@ func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError 
 	case "object":
 		return c.object(s, value)
 	case "array":
-		return c.array(s, value)
+		var items []json.RawMessage
+		_ = json.Unmarshal(value, &items)
+		for i, item := range items {
+			if wrong := c.value(s["items"], item); wrong != nil {
+				return wrong.within(strconv.Itoa(i))
+			}
+		}
+		return nil
 	}
 	if want := scalarWanted(s, value); want != "" {
 		return &argumentError{want: want, got: clipText(string(value), 100)}
@@ -523,18 +513,6 @@ func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumen
 	return nil
 }
 
-// array checks the items of an array.
-func (c *argumentCheck) array(s map[string]any, value json.RawMessage) *argumentError {
-	var items []json.RawMessage
-	_ = json.Unmarshal(value, &items) // it is an array
-	for i, item := range items {
-		if wrong := c.value(s["items"], item); wrong != nil {
-			return wrong.within(strconv.Itoa(i))
-		}
-	}
-	return nil
-}
-
 // scalarWanted says what a schema wants instead of a value that is neither an
 // object nor an array, and has the right type; "" if it takes the value.
 func scalarWanted(s map[string]any, value json.RawMessage) string {
@@ -559,17 +537,14 @@ func scalarWanted(s map[string]any, value json.RawMessage) string {
 
 // textList reads a text or a list of texts out of a decoded schema.
 func textList(value any) []string {
-	if text, ok := value.(string); ok {
-		return []string{text}
-	}
-	var list []string
-	items, _ := value.([]any)
-	for _, item := range items {
+	list, _ := value.([]any)
+	var texts []string
+	for _, item := range slices.Concat(list, []any{value}) {
 		if text, ok := item.(string); ok {
-			list = append(list, text)
+			texts = append(texts, text)
 		}
 	}
-	return list
+	return texts
 }
 
 var articles = strings.NewReplacer("a integer", "an integer", "a object", "an object", "a array", "an array", "a null", "null")
