@@ -91,12 +91,11 @@ var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 // findHeaderParams finds the parameters that a schema marks x-mcp-header. Those
 // marked wrongly don't count: clients leave such a tool out.
 func findHeaderParams(schema json.RawMessage) (list []headerParam) {
-	properties, _ := members(field(schema, "properties"))
-	for _, p := range properties {
-		header := stringField(p.value, "x-mcp-header")
-		fits := slices.Contains([]string{"string", "integer", "boolean"}, stringField(p.value, "type"))
+	for name, property := range fields(field(schema, "properties")) {
+		header := stringField(property, "x-mcp-header")
+		fits := slices.Contains([]string{"string", "integer", "boolean"}, stringField(property, "type"))
 		if fits && headerToken.MatchString(header) {
-			list = append(list, headerParam{header, p.key})
+			list = append(list, headerParam{header, name})
 		}
 	}
 	return list
@@ -130,12 +129,11 @@ func checkHookPath(hook string) error {
 // paramTypes is the schema's types of a top-level parameter: nil for none such,
 // empty for one of any type.
 func (m *Method) paramTypes(name string) []string {
-	property, ok := objectIn(m.schema, "properties")[name]
+	property, ok := objectIn(m.schema, "properties")[name].(map[string]any)
 	if !ok {
 		return nil
 	}
-	fields, _ := property.(map[string]any)
-	return append([]string{}, textList(fields["type"])...)
+	return append([]string{}, textList(property["type"])...)
 }
 
 // toolJSON is the definition of the MCP tool under the name it has in a view.
@@ -271,11 +269,7 @@ func parseDoc(doc string, rules docRules) docTags {
 		case rules.Hooks && tag == "@webhook":
 			t.isHook, t.hook = true, cmp.Or(t.hook, strings.TrimPrefix(rest, "/"))
 		case rules.Hooks && tag == "@signature":
-			if t.signature != nil {
-				t.signature.Err = errors.New("@signature stands twice")
-				break
-			}
-			t.signature = parseSignature(rest)
+			t.signature = cmp.Or(t.signature, parseSignature(rest)) // the first counts
 		case rules.Tags && isAnnotation:
 			t.annotations = t.annotations.set(annotation, json.RawMessage("true"))
 		case rules.Tags && tag == "@param":
@@ -324,12 +318,11 @@ var signatureNames = []string{"github", "slack", "standard", "stripe"}
 
 // parseSignature reads what follows @signature.
 func parseSignature(s string) *signatureRule {
-	fields := strings.Fields(s)
-	if len(fields) != 2 {
-		return &signatureRule{Err: errors.New("@signature: want a scheme and a variable, such as @signature github GITHUB_WEBHOOK_SECRET")}
-	}
-	r := &signatureRule{Scheme: fields[0], Var: fields[1]}
+	scheme, variable, _ := strings.Cut(strings.Join(strings.Fields(s), " "), " ")
+	r := &signatureRule{Scheme: scheme, Var: variable}
 	switch {
+	case variable == "" || strings.Contains(variable, " "):
+		r.Err = errors.New("@signature: want a scheme and a variable, such as @signature github GITHUB_WEBHOOK_SECRET")
 	case !slices.Contains(signatureNames, r.Scheme):
 		r.Err = fmt.Errorf("@signature: no scheme %q: want one of %s", r.Scheme, strings.Join(signatureNames, ", "))
 	case !isSecretVariable(r.Var):
@@ -628,9 +621,8 @@ func isToolResult(object json.RawMessage) bool {
 	for _, block := range content {
 		isResult = isResult && slices.Contains([]string{"text", "image", "audio", "resource", "resource_link"}, stringField(block, "type"))
 	}
-	list, _ := members(object)
-	for _, f := range list {
-		isResult = isResult && slices.Contains([]string{"content", "structuredContent", "isError", "_meta"}, f.key)
+	for key := range fields(object) {
+		isResult = isResult && slices.Contains([]string{"content", "structuredContent", "isError", "_meta"}, key)
 	}
 	return isResult
 }

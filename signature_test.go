@@ -356,7 +356,6 @@ func TestSignatureUnusable(t *testing.T) {
 		{"Text.\n\t@signature  github  WH_KEY\t\n@webhook", "WH_KEY: want a variable"},
 		{"@signature github WH_UNSET_SIGNING_SECRET", "WH_UNSET_SIGNING_SECRET is not set"},
 		{"@signature\tgithub\tWH_EMPTY_SIGNING_SECRET", "WH_EMPTY_SIGNING_SECRET is not set"},
-		{"@signature github WH_KEY_SIGNING_SECRET\n@signature github WH_KEY_SIGNING_SECRET", "stands twice"},
 		{"@signature standard WH_KEY_SIGNING_SECRET", "base64"},
 	}
 	tools := []hookTool{{Name: "runs", Does: "runs"}}
