@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,33 +114,36 @@ func TestOddRequests(t *testing.T) {
 	}
 }
 
-// endlessPool is a pool whose processes never have shaken hands.
-func endlessPool(t *testing.T, ctx context.Context) (p *pool, started chan struct{}) {
-	started = make(chan struct{}, 100)
-	p = newPool(ctx, "a", true, func(ctx context.Context, _ workerEvents) (*Worker, error) {
-		started <- struct{}{}
-		<-ctx.Done()
-		return nil, ctx.Err()
+// mutePool is a pool whose processes answer nothing.
+func mutePool(t *testing.T, perSession bool) *pool {
+	p := newPool(t.Context(), "a", perSession, func(_ context.Context, events workerEvents) (*Worker, error) {
+		w := newWorker("a", slog.New(slog.DiscardHandler), events)
+		go func() {
+			<-w.ctx.Done()
+			w.finish("")
+		}()
+		return w, nil
 	})
 	t.Cleanup(p.close)
-	return p, started
+	return p
 }
 
 // A module has so many processes, a claim so many of them, and who would have one
 // more is refused at once.
 func TestProcessesAreBounded(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	p, started := endlessPool(t, ctx)
-	var callers sync.WaitGroup
+	p := mutePool(t, true)
+	var held []*process
 	call := func(affinity, principal string) {
-		callers.Go(func() {
-			p.call(ctx, Caller{Session: affinity, Affinity: affinity, Principal: principal}, "tools/call", nil, 0)
-		})
-		<-started
+		t.Helper()
+		c, err := p.enter(t.Context(), Caller{Session: affinity, Affinity: affinity, Principal: principal})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
 	}
 	refused := func(principal string) bool {
-		_, err := p.call(ctx, Caller{Session: "x", Affinity: "x", Principal: principal}, "tools/call", nil, 0)
+		_, err := p.call(t.Context(), Caller{Session: "x", Affinity: "x", Principal: principal}, "tools/call", nil, 0)
 		return errors.Is(err, errBusy)
 	}
 	for i := range maxProcsOf {
@@ -155,14 +158,13 @@ func TestProcessesAreBounded(t *testing.T) {
 	if !refused("another") || !refused("") {
 		t.Error("the module has one process too many")
 	}
-	cancel()
-	callers.Wait()
-	call2 := func(affinity, principal string) error {
-		_, err := p.enter(Caller{Session: affinity, Affinity: affinity, Principal: principal})
-		return err
+	for _, c := range held {
+		p.leave(c, true)
 	}
-	if err := errors.Join(call2("b", "another"), call2("c", "a claim")); err != nil {
-		t.Errorf("idle processes do not make room: %v", err)
+	call("b", "another") // idle ones make room
+	call("c", "a claim")
+	if n := len(p.procs); n != maxProcs {
+		t.Errorf("%d processes", n)
 	}
 }
 
@@ -214,31 +216,53 @@ func namesOf(module string) []string {
 	return names
 }
 
+// One that does not start is not started for each call.
+func TestProcessThatDoesNotStart(t *testing.T) {
+	t.Parallel()
+	var starts atomic.Int32
+	p := newPool(t.Context(), "a", true, func(context.Context, workerEvents) (*Worker, error) {
+		starts.Add(1)
+		return nil, errors.New("it does not start")
+	})
+	for range 20 {
+		p.call(t.Context(), Caller{Session: "s", Affinity: "k"}, "tools/call", nil, 0)
+		await(t, "the end of the start", func() bool {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return len(p.procs) == 0
+		})
+		p.reap(time.Now(), 0)
+	}
+	if n := starts.Load(); n > 3 {
+		t.Errorf("20 calls made %d starts", n)
+	}
+	p.close()
+	if !p.finished() {
+		t.Error("something is left of it")
+	}
+}
+
 // A process that is not used ends: a session's after ten minutes, another when the
-// user says so; and one that keeps crashing is not started for each call.
-func TestIdleAndCrashingProcesses(t *testing.T) {
+// user says so.
+func TestIdleProcesses(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		perSession bool
 		idle, ends time.Duration // 0: never
 	}{{true, 0, sessionIdle}, {true, time.Hour, sessionIdle}, {true, time.Minute, time.Minute}, {false, time.Hour, time.Hour}, {false, 0, 0}} {
-		starts := 0
-		p := newPool(t.Context(), "a", tt.perSession, func(context.Context, workerEvents) (*Worker, error) {
-			starts++
-			return nil, errors.New("it does not start")
-		})
-		for range 20 {
-			p.call(t.Context(), Caller{Session: "s", Affinity: "k"}, "tools/call", nil, 0)
-			p.reap(time.Now(), tt.idle)
+		p := mutePool(t, tt.perSession)
+		c, err := p.enter(t.Context(), Caller{Session: "s", Affinity: "k"})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if starts > 3 {
-			t.Errorf("%+v: 20 calls made %d starts", tt, starts)
-		}
+		p.reap(time.Now().Add(24*time.Hour), tt.idle)
+		called := len(p.procs)
+		p.leave(c, true)
 		p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
 		before := len(p.procs)
 		p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)
-		if after := len(p.procs); before != 1 || after == 0 != (tt.ends > 0) {
-			t.Errorf("%+v: %d processes before that, %d after", tt, before, after)
+		if after := len(p.procs); called != 1 || before != 1 || after == 0 != (tt.ends > 0) {
+			t.Errorf("%+v: %d processes with a call, %d before that time, %d after", tt, called, before, after)
 		}
 		p.close()
 	}

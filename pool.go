@@ -47,35 +47,35 @@ type pool struct {
 	wg         sync.WaitGroup // goroutines of processes
 
 	mu      sync.Mutex
-	procs   map[string]*process // by affinity; under "" the one for all
-	leaving []*process          // take no more calls, and have not ended yet
+	procs   map[string]*process // that take calls, by affinity; under "" the one for all
+	ending  map[*process]bool   // those that do not, and have not ended yet
+	crashes map[string]crashes  // of processes that no call has succeeded at since, by affinity
 	retired bool                // no new calls
-	closed  bool                // no new processes either
+	closed  bool                // and those under way fail
 }
 
-// process is the place for one process of a module: it is started by the first
-// call, and again after a crash. Its fields are guarded by the pool's mu.
-type process struct {
-	affinity  string
-	principal string    // whose it counts as
-	worker    *Worker   // nil for none
-	starting  *starting // nil when no start is under way
-	active    int       // calls under way
-	lastUse   time.Time
-	leaving   bool // the process ends with the last call
-	failures  int  // crashes and failed starts since a call succeeded
+// crashes says how often a process has crashed, or could not be started, and when
+// it may be started again.
+type crashes struct {
+	count     int
 	notBefore time.Time
 }
 
-// starting is a start that several calls may wait for.
-type starting struct {
-	done   chan struct{}
-	worker *Worker
-	err    error
+// process is one process of a module, from its start on. Its fields are guarded by
+// the pool's mu; worker and err do not change any more once ready is closed.
+type process struct {
+	affinity  string
+	principal string        // whose it counts as
+	ready     chan struct{} // closed when it is started, or could not be
+	worker    *Worker
+	err       error
+	active    int // calls under way
+	lastUse   time.Time
 }
 
 func newPool(ctx context.Context, name string, perSession bool, start startFunc) *pool {
-	return &pool{name: name, perSession: perSession, ctx: ctx, start: start, procs: make(map[string]*process)}
+	return &pool{name: name, perSession: perSession, ctx: ctx, start: start,
+		procs: make(map[string]*process), ending: make(map[*process]bool), crashes: make(map[string]crashes)}
 }
 
 // call makes one request of the module; see Worker.request. A caller with a
@@ -95,50 +95,130 @@ func (p *pool) call(ctx context.Context, caller Caller, method string, params js
 }
 
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
-	c, err := p.enter(caller)
-	if err != nil {
-		return nil, err
-	}
-	defer p.leave(c)
 	for {
-		w, err := p.acquire(ctx, c, caller)
+		c, err := p.enter(ctx, caller)
 		if err != nil {
 			return nil, err
 		}
-		result, err := w.request(ctx, caller, method, params, timeout)
-		if errors.Is(err, errNotSent) {
-			continue
+		result, err := c.worker.request(ctx, caller, method, params, timeout)
+		p.leave(c, !errors.Is(err, errNotSent) && !errors.As(err, new(*crashError)))
+		if !errors.Is(err, errNotSent) {
+			return result, err
 		}
-		if !errors.As(err, new(*crashError)) {
-			p.mu.Lock()
-			c.failures = 0
-			p.mu.Unlock()
-		}
-		return result, err
 	}
 }
 
-// enter finds the place for a caller, and holds it until leave: it is not stopped.
-func (p *pool) enter(caller Caller) (*process, error) {
+// enter finds the process for a caller, or starts one and waits for it. It is held
+// until leave: it is not stopped.
+func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
+	c, err := p.pick(caller)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-c.ready:
+		err = c.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		p.leave(c, false)
+		return nil, err
+	}
+	return c, nil
+}
+
+func (p *pool) pick(caller Caller) (*process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.retired {
-		return nil, errRetired
-	}
 	affinity := "" // one for all
 	if p.perSession {
 		affinity = caller.Affinity
 	}
 	c := p.procs[affinity]
-	if c == nil {
-		if p.perSession && !p.makeRoom(caller.Principal) {
-			return nil, fmt.Errorf("module %q %w", p.name, errBusy)
-		}
-		c = &process{affinity: affinity, principal: caller.Principal}
+	if c != nil && c.worker != nil && !c.worker.alive() {
+		p.end(c)
+		c = nil
+	}
+	wait := time.Until(p.crashes[affinity].notBefore)
+	switch {
+	case p.retired:
+		return nil, errRetired
+	case c != nil:
+	case wait > 0:
+		return nil, fmt.Errorf("module %q keeps crashing; it is started again in %v at the earliest", p.name, wait.Round(100*time.Millisecond))
+	case p.perSession && !p.makeRoom(caller.Principal):
+		return nil, fmt.Errorf("module %q %w", p.name, errBusy)
+	default:
+		c = &process{affinity: affinity, principal: caller.Principal, ready: make(chan struct{})}
 		p.procs[affinity] = c
+		p.wg.Go(func() { p.run(c, caller) })
 	}
 	c.active++
 	return c, nil
+}
+
+// leave is the end of a call. One that succeeded says that the process does not
+// keep crashing.
+func (p *pool) leave(c *process, succeeded bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.active--
+	c.lastUse = time.Now()
+	if succeeded {
+		delete(p.crashes, c.affinity)
+	}
+	if p.ending[c] || p.perSession && c.active == 0 && c.worker != nil && c.worker.mixedUp.Load() {
+		p.end(c)
+	}
+}
+
+// end has a process take no more calls, and end after those under way. Called with
+// mu held, and again when they have ended.
+func (p *pool) end(c *process) {
+	if p.procs[c.affinity] == c {
+		delete(p.procs, c.affinity)
+		p.ending[c] = true
+	}
+	if c.worker != nil && (c.active == 0 || p.closed) {
+		c.worker.stop()
+	}
+}
+
+// run starts a process, and stays until it has ended.
+func (p *pool) run(c *process, caller Caller) {
+	var events workerEvents
+	if p.perSession {
+		events.owner = &caller
+	}
+	w, err := p.start(p.ctx, events)
+	p.mu.Lock()
+	c.worker, c.err = w, err
+	if p.ending[c] {
+		p.end(c)
+	}
+	p.mu.Unlock()
+	close(c.ready)
+	if err == nil {
+		<-w.done
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err != nil || !w.stopping.Load() {
+		p.crashed(c.affinity)
+	}
+	p.end(c)
+	delete(p.ending, c)
+}
+
+// crashed counts a crash or a failed start. The first costs nothing; from then on
+// the wait doubles, up to half a minute. Called with mu held.
+func (p *pool) crashed(affinity string) {
+	n := crashes{p.crashes[affinity].count + 1, time.Now()}
+	if n.count > 1 {
+		n.notBefore = n.notBefore.Add(min(250*time.Millisecond<<min(n.count, 10), 30*time.Second))
+	}
+	p.crashes[affinity] = n
 }
 
 // busy reports whether somebody calls the process, or listens to it.
@@ -148,7 +228,7 @@ func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.work
 // principal first, then the one idle longest. It reports whether there is room for
 // one more. Those on their way out count by themselves. Called with mu held.
 func (p *pool) makeRoom(principal string) bool {
-	if len(p.leaving) >= maxProcs {
+	if len(p.ending) >= maxProcs {
 		return false
 	}
 	all := slices.Collect(maps.Values(p.procs))
@@ -166,109 +246,6 @@ func (p *pool) makeRoom(principal string) bool {
 	}
 	p.end(slices.MinFunc(idle, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
 	return true
-}
-
-// end has a process end after the calls under way. Called with mu held.
-func (p *pool) end(c *process) {
-	c.leaving = true
-	delete(p.procs, c.affinity)
-	p.leaving = append(p.leaving, c)
-	p.settle(c)
-}
-
-// settle stops a process that is leaving once it has nothing to do, and forgets
-// it once it is gone. Called with mu held.
-func (p *pool) settle(c *process) {
-	if !c.leaving || c.active > 0 {
-		return
-	}
-	if c.worker != nil {
-		c.worker.stop()
-	}
-	if c.worker == nil && c.starting == nil {
-		p.leaving = slices.DeleteFunc(p.leaving, func(other *process) bool { return other == c })
-	}
-}
-
-func (p *pool) leave(c *process) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c.active--
-	c.lastUse = time.Now()
-	if c.active == 0 && !c.leaving && p.perSession && c.worker != nil && c.worker.mixedUp.Load() {
-		p.end(c) // the next call can be asked about
-	}
-	p.settle(c)
-}
-
-// acquire returns the running process, or starts one and waits for it.
-func (p *pool) acquire(ctx context.Context, c *process, caller Caller) (*Worker, error) {
-	p.mu.Lock()
-	if c.worker != nil && c.worker.alive() {
-		defer p.mu.Unlock()
-		return c.worker, nil
-	}
-	if p.closed {
-		p.mu.Unlock()
-		return nil, errRetired
-	}
-	s := c.starting
-	if s == nil {
-		if wait := time.Until(c.notBefore); wait > 0 {
-			p.mu.Unlock()
-			return nil, fmt.Errorf("module %q keeps crashing; it is started again in %v at the earliest", p.name, wait.Round(100*time.Millisecond))
-		}
-		s = &starting{done: make(chan struct{})}
-		c.starting = s
-		p.wg.Go(func() { p.run(c, s, caller) })
-	}
-	p.mu.Unlock()
-	select {
-	case <-s.done:
-		return s.worker, s.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-// run starts a process, and stays until it has ended.
-func (p *pool) run(c *process, s *starting, caller Caller) {
-	var events workerEvents
-	if p.perSession {
-		events.owner = &caller
-	}
-	s.worker, s.err = p.start(p.ctx, events)
-	p.mu.Lock()
-	c.starting, c.worker = nil, s.worker
-	if s.err != nil {
-		c.failed()
-	} else if p.closed {
-		s.worker.stop()
-	}
-	p.settle(c)
-	p.mu.Unlock()
-	close(s.done)
-	if s.err != nil {
-		return
-	}
-	<-s.worker.done
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !s.worker.stopping.Load() {
-		c.failed()
-	}
-	if c.worker == s.worker {
-		c.worker = nil
-	}
-	p.settle(c)
-}
-
-// failed counts a crash or a failed start. The first costs nothing; from then on
-// the wait doubles, up to half a minute.
-func (c *process) failed() {
-	if c.failures++; c.failures > 1 {
-		c.notBefore = time.Now().Add(min(250*time.Millisecond<<min(c.failures, 10), 30*time.Second))
-	}
 }
 
 // endAffinity ends the process that serves no one but these callers, after the
@@ -299,6 +276,7 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	maps.DeleteFunc(p.crashes, func(_ string, c crashes) bool { return now.Sub(c.notBefore) > time.Minute })
 	for _, c := range p.procs {
 		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
 			p.end(c)
@@ -308,15 +286,13 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 
 // close ends the processes, calls under way or not, and waits until they are gone.
 func (p *pool) close() {
-	p.retire()
 	p.mu.Lock()
 	p.closed = true
-	for _, c := range p.leaving {
-		if c.worker != nil {
-			c.worker.stop()
-		}
+	for c := range p.ending {
+		p.end(c)
 	}
 	p.mu.Unlock()
+	p.retire()
 	p.wg.Wait()
 }
 
@@ -324,21 +300,17 @@ func (p *pool) close() {
 func (p *pool) finished() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.retired && len(p.leaving) == 0
+	return p.retired && len(p.ending) == 0
 }
 
 // subscribe has the caller's process say when a resource changes, to notify.
 func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (*subscription, error) {
-	c, err := p.enter(caller)
+	c, err := p.enter(ctx, caller)
 	if err != nil {
 		return nil, err
 	}
-	defer p.leave(c)
-	w, err := p.acquire(ctx, c, caller)
-	if err != nil {
-		return nil, err
-	}
-	return w.subscribe(ctx, uri, notify)
+	defer p.leave(c, false)
+	return c.worker.subscribe(ctx, uri, notify)
 }
 
 // answerInput gets from the caller what a result asks for, and returns params
