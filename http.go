@@ -47,7 +47,7 @@ const (
 	maxReplayBytes   = 16 << 20 // bytes kept for resuming, of all streams
 	maxReplayBytesOf = 4 << 20  // of these, of one principal
 	maxReplayMessage = 1 << 20  // bytes of one message that is kept for resuming
-	minKept          = 1 << 10  // bytes that a shorter message counts for there
+	minKept          = 4 << 10  // bytes that a shorter message counts for there
 
 	// scope.go: codes that do not hold, with -require-claim; the log of sessions.
 	guessBudget     = 60       // different codes a minute that are looked up at once, for the whole daemon

@@ -472,8 +472,7 @@ func TestAccept(t *testing.T) {
 		"*/*":                                 {json: true, stream: true},
 		"text/html, */*;q=0.8":                {json: true, stream: true, html: true},
 		"text/html":                           {html: true},
-		"application/json;q=0, text/html":     {html: true},
-		"":                                    {},
+		"":                                    {json: true, stream: true},
 	} {
 		if got := parseAccept([]string{header}); got != want {
 			t.Errorf("%q: %+v, want %+v", header, got, want)

@@ -8,8 +8,9 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -24,117 +25,109 @@ import (
 const (
 	keepAlive      = 15 * time.Second // between comments on a silent stream
 	reconnectDelay = 1 * time.Second  // what a client is told to wait before it resumes a stream
-	replayLife     = 2 * time.Minute  // for which a stream can be resumed after its end
+	replayLife     = 2 * time.Minute  // for which a stream can be resumed after its connection has ended
 )
 
 // frame is what is written to a client at once. With an id and no message it
 // tells the client from where to resume (MCP 2025-11-25, basic/transports); with
-// neither it is a comment, which keeps a silent stream open through proxies and
-// finds out whether the client still lives.
+// neither it is a comment, which begins a stream, keeps a silent one open through
+// proxies, and finds out whether the client still lives.
 type frame struct {
-	id  string
-	msg []byte // one line
+	id    string
+	msg   []byte // one line
+	event string // the kind of event; "" for a message
 }
 
 // connection is what an outbox writes to.
 type connection struct {
-	ctx  context.Context          // ends with it
-	open func() func(frame) error // begins a stream on it and returns what writes to it; nil where the client accepts none
-	wake chan struct{}            // 1-buffered: there is more, or the end
+	ctx   context.Context   // ends with it
+	write func(frame) error // nil where the client accepts no stream
+	wake  chan struct{}     // 1-buffered: there is more to write, or nothing will follow
+	done  chan struct{}     // closed when nothing is written to it any more
 }
 
-func newConnection(ctx context.Context, open func() func(frame) error) *connection {
-	return &connection{ctx: ctx, open: open, wake: make(chan struct{}, 1)}
+func newConnection(ctx context.Context, write func(frame) error) *connection {
+	return &connection{ctx: ctx, write: write, wake: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
-// outbox is the messages to one client, in order. Safe for concurrent use. Its
-// fields up to mu are not changed once it is used.
-type outbox struct {
-	limit  int            // bytes that may wait behind the message being written
-	kept   *keptStream    // how the stream can be resumed; nil where it can't be
-	silent *time.Timer    // starts the stream of an answer that takes long; nil for other outboxes
-	writer sync.WaitGroup // the goroutine that follow runs in, where the outbox has one of its own
-
-	mu     sync.Mutex
-	conn   *connection // nil once the client has gone
-	lostAt time.Time   // when it went
-	begun  bool        // it is a stream
-	ended  bool        // no more messages are taken
-	queue  []frame
-	bytes  int // of queue
-}
-
-// newAnswer is the outbox of the answer to an HTTP request. It becomes a stream,
-// where the client accepts one, with the first message before the answer, or once
-// the request has been silent for keepAlive.
-func newAnswer(w http.ResponseWriter, r *http.Request, stream bool, kept *keptStream) *outbox {
-	o := &outbox{limit: maxOutbox, kept: kept, conn: newConnection(r.Context(), nil)}
-	if stream {
-		o.conn.open = func() func(frame) error { return openSSE(w) }
-		o.silent = time.AfterFunc(keepAlive, o.start)
+// wakeUp has the connection's writer look what there is.
+func (c *connection) wakeUp() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
 	}
+}
+
+// outbox is the messages to one client, in order. It becomes a stream, where the
+// client accepts one, with the first that is sent before the answer. Safe for
+// concurrent use.
+type outbox struct {
+	limit int         // bytes that may wait behind the message being written
+	kept  *keptStream // how the stream can be resumed; nil where it can't be
+
+	mu    sync.Mutex
+	conn  *connection // nil once the client has gone
+	begun bool        // it is a stream
+	ended bool        // no more messages are taken
+	queue []frame
+	bytes int // of queue
+}
+
+// newOutbox is an outbox whose stream begins with what its client missed of
+// another one.
+func newOutbox(conn *connection, kept *keptStream, missed ...frame) *outbox {
+	o := &outbox{limit: maxOutbox, kept: kept, conn: conn}
+	o.queueLocked(missed...) // nobody else knows it yet
 	return o
 }
 
-// newStream is an outbox that is a stream from the start, which follow is to
-// write. What its client missed of another stream comes first.
-func newStream(conn *connection, kept *keptStream, missed []frame) *outbox {
-	o := &outbox{limit: maxOutbox, kept: kept, conn: conn, queue: missed}
-	o.beginLocked() // nobody else knows it yet
-	return o
+func (o *outbox) queueLocked(frames ...frame) {
+	for _, f := range frames {
+		o.bytes += len(f.msg)
+	}
+	o.queue = append(o.queue, frames...)
+	o.conn.wakeUp()
 }
 
-// start turns an answer into a stream, if the client accepts one and is there.
-func (o *outbox) start() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.startLocked()
-}
-
+// startLocked makes the outbox a stream, if the client accepts one and is there.
+// It reports whether it is one.
 func (o *outbox) startLocked() bool {
-	if o.begun || o.ended || o.conn.open == nil || o.conn.ctx.Err() != nil {
+	if o.begun || o.ended || o.conn.write == nil || o.conn.ctx.Err() != nil {
 		return o.begun
 	}
-	o.beginLocked()
-	conn := o.conn
-	o.writer.Go(func() { o.follow(conn) })
+	o.begun = true
+	if o.kept != nil {
+		o.kept.buffer.streams.Store(o.kept.session+o.kept.id, o)
+		if o.kept.primed {
+			o.queueLocked(frame{id: o.kept.eventID(0)})
+		}
+	}
+	o.queueLocked(frame{})
+	go o.follow(o.conn)
 	return true
 }
 
-// beginLocked makes the outbox a stream, which follow is to write.
-func (o *outbox) beginLocked() {
-	o.begun = true
-	if o.kept != nil {
-		o.kept.buffer.enter(o)
-		if o.kept.primed {
-			o.queue = append(o.queue, frame{id: o.kept.eventID(0)})
-		}
-	}
-	o.queue = append(o.queue, frame{})
-}
-
 // send queues a message, and reports whether it may arrive. It does not block. A
-// client that does not keep up is dropped.
+// client that does not keep up is dropped. A message that is nil only begins the
+// stream.
 func (o *outbox) send(msg []byte) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return !o.ended && o.startLocked() && o.sendLocked(msg)
+	return !o.ended && o.startLocked() && (msg == nil || o.sendLocked(msg))
 }
 
 func (o *outbox) sendLocked(msg []byte) bool {
-	e := frame{msg: msg}
+	f := frame{msg: msg}
 	if o.kept != nil {
-		e = o.kept.buffer.keep(o, msg)
+		f = o.kept.buffer.keep(o.kept, msg)
 	}
-	if o.conn != nil && len(o.queue) > 0 && o.bytes+len(msg) > o.limit {
+	if o.conn != nil && o.bytes > 0 && o.bytes+len(msg) > o.limit {
 		o.loseLocked(o.conn)
 	}
 	if o.conn == nil {
 		return o.kept != nil
 	}
-	o.queue = append(o.queue, e)
-	o.bytes += len(msg)
-	wakeUp(o.conn.wake)
+	o.queueLocked(f)
 	return true
 }
 
@@ -144,97 +137,75 @@ func (o *outbox) reachable() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	connected := o.conn != nil && o.conn.ctx.Err() == nil
-	resumable := o.kept != nil && o.begun && (o.conn != nil || time.Since(o.lostAt) < replayLife)
-	return !o.ended && (connected || resumable)
+	return !o.ended && (connected || o.kept != nil && o.kept.buffer.find(o.kept.session, o.kept.id) != nil)
 }
 
-// finish sends the answer to an HTTP request, and returns when it is written. It
-// is plain JSON with this status, unless the outbox has become a stream or stream
-// has it become one. msg is nil where there is nothing to answer.
-func (o *outbox) finish(w http.ResponseWriter, status int, msg []byte, stream bool) {
+// end takes no more messages. Those that are queued are still written.
+func (o *outbox) end() { o.finish(nil, false) }
+
+// finish is end with a last message, nil for none. It goes out if the outbox is a
+// stream, or stream has it become one; finish reports that.
+func (o *outbox) finish(last []byte, stream bool) bool {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	isStream := o.begun || stream && o.startLocked()
-	if isStream && msg != nil {
-		o.sendLocked(msg)
-	}
-	o.mu.Unlock()
-	o.end()
-	switch {
-	case isStream:
-	case msg == nil:
-		w.WriteHeader(status)
-	default:
-		writeJSON(w, status, msg)
-	}
-}
-
-// end takes no more messages, and returns when a goroutine of the outbox's own
-// has written those that were queued. It may be called again.
-func (o *outbox) end() {
-	if o.silent != nil {
-		o.silent.Stop()
-	}
-	o.mu.Lock()
-	if !o.ended && o.begun && o.kept != nil {
-		time.AfterFunc(replayLife, func() { o.kept.buffer.forget(o) })
+	if isStream && last != nil {
+		o.sendLocked(last)
 	}
 	o.ended = true
 	if o.conn != nil {
-		wakeUp(o.conn.wake)
+		o.conn.wakeUp()
 	}
-	o.mu.Unlock()
-	o.writer.Wait()
+	return isStream
 }
 
-// errSlowClient is why a client was dropped.
-var errSlowClient = errors.New("the client does not keep up with what is sent to it")
-
 // follow writes what is queued to a connection until the outbox has ended, or the
-// connection has, or another one has taken its place. The error says why not all
-// was written.
-func (o *outbox) follow(conn *connection) (err error) {
-	defer func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.loseLocked(conn)
-	}()
-	write := conn.open()
+// connection has, or another one has taken its place.
+func (o *outbox) follow(conn *connection) {
+	defer close(conn.done)
 	tick := time.NewTicker(keepAlive)
 	defer tick.Stop()
-	for err == nil {
+	for err := error(nil); err == nil; {
 		o.mu.Lock()
-		lost, ended, waits := o.conn != conn, o.ended, len(o.queue) == 0
-		var e frame
-		if !lost && !waits {
-			e, o.queue[0] = o.queue[0], frame{} // so that the message is not held
+		waits := len(o.queue) == 0
+		over := o.conn != conn || waits && o.ended
+		var f frame
+		if !over && !waits {
+			f, o.queue[0] = o.queue[0], frame{} // so that the message is not held
 			o.queue = o.queue[1:]
-			o.bytes -= len(e.msg)
+			o.bytes -= len(f.msg)
 		}
 		o.mu.Unlock()
 		switch {
-		case lost:
-			return errSlowClient
-		case waits && ended:
-			return nil
-		case waits:
+		case over:
+			err = io.EOF
+		case !waits:
+			err = conn.write(f)
+		default:
 			select {
 			case <-conn.ctx.Done():
-				return conn.ctx.Err()
+				err = conn.ctx.Err()
 			case <-conn.wake:
-				continue
-			case <-tick.C: // e is a comment
+			case <-tick.C:
+				err = conn.write(frame{})
 			}
 		}
-		err = write(e)
 	}
-	return err
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.loseLocked(conn)
 }
 
 // loseLocked gives a connection up. What was queued for it may be kept for the
 // next one.
 func (o *outbox) loseLocked(conn *connection) {
-	if o.conn == conn {
-		o.conn, o.queue, o.bytes, o.lostAt = nil, nil, 0, time.Now()
+	if conn == nil || o.conn != conn {
+		return
+	}
+	o.conn, o.queue, o.bytes = nil, nil, 0
+	conn.wakeUp()
+	if o.kept != nil {
+		o.kept.forgetting = time.AfterFunc(replayLife, func() { o.kept.buffer.forget(o.kept) })
 	}
 }
 
@@ -243,33 +214,22 @@ func (o *outbox) loseLocked(conn *connection) {
 func (o *outbox) resume(conn *connection, n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	missed, ok := o.kept.buffer.after(o, n)
+	missed, ok := o.kept.buffer.after(o.kept, n)
 	if !ok {
 		return false
 	}
-	if o.conn != nil {
-		wakeUp(o.conn.wake) // it has been replaced
-	}
-	o.conn, o.queue, o.bytes = conn, append([]frame{{}}, missed...), 0
-	for _, e := range missed {
-		o.bytes += len(e.msg)
-	}
+	o.loseLocked(o.conn)
+	o.kept.forgetting.Stop()
+	o.conn = conn
+	o.queueLocked(append(missed, frame{})...)
+	go o.follow(conn)
 	return true
 }
 
-// wakeUp fills a 1-buffered channel.
-func wakeUp(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// keptStream is how a stream is known to who resumes it.
+// keptStream is how a stream can be resumed.
 type keptStream struct {
 	buffer  *replayBuffer
-	kind    string // the first letter of its id
-	id      string // given at its begin
+	id      string
 	session string
 	primed  bool // the stream begins with an event that it can be resumed from
 	last    int  // number of the message sent last; the first is 1. The buffer guards it
@@ -277,16 +237,20 @@ type keptStream struct {
 	// kept, and nothing of what was kept is given.
 	owner      string
 	authorized func() bool
+	forgetting *time.Timer // since the connection has ended; the outbox guards it
 }
 
 // eventID is the id of the stream's message n; 0 stands before the first.
-func (k keptStream) eventID(n int) string { return k.id + "-" + strconv.Itoa(n) }
+func (k *keptStream) eventID(n int) string { return k.id + "-" + strconv.Itoa(n) }
 
-// parseEventID takes an event id apart.
-func parseEventID(s string) (stream string, n int, ok bool) {
-	stream, number, ok := strings.Cut(s, "-")
+// parseEventID takes an event id apart. The stream of what is none is "".
+func parseEventID(s string) (stream string, n int) {
+	stream, number, _ := strings.Cut(s, "-")
 	n, err := strconv.Atoi(number)
-	return stream, n, ok && err == nil && n >= 0
+	if err != nil || n < 0 {
+		return "", 0
+	}
+	return stream, n
 }
 
 // replayBuffer is the messages of all streams that were sent lately, so that a
@@ -294,147 +258,105 @@ func parseEventID(s string) (stream string, n int, ok bool) {
 // basic/transports, "Resumability and Redelivery"). Where there are too many, the
 // oldest go first. The zero value is empty. Safe for concurrent use.
 type replayBuffer struct {
-	mu      sync.Mutex
-	streams map[string]*outbox // by id
-	kept    []keptMessage      // oldest first
-	bytes   map[string]int     // of kept, by owner
-	all     int                // bytes of kept
+	streams sync.Map // *outbox by session and id
+
+	mu   sync.Mutex
+	kept []keptMessage // newest first
 }
 
 type keptMessage struct {
-	of    *outbox
+	of    *keptStream
 	n     int
 	frame frame
 }
 
-// size is what the message counts for. It is never less than minKept, which
-// bounds how many there can be.
-func (m keptMessage) size() int { return max(len(m.frame.msg), minKept) }
-
-// enter has a stream be found, by an id that it gets.
-func (b *replayBuffer) enter(o *outbox) {
-	o.kept.id = o.kept.kind + strings.ToLower(rand.Text())
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.streams == nil {
-		b.streams, b.bytes = make(map[string]*outbox), make(map[string]int)
-	}
-	b.streams[o.kept.id] = o
-}
-
 // find returns a stream of a session; nil for one that is not known any more.
-func (b *replayBuffer) find(stream, session string) *outbox {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if o := b.streams[stream]; o != nil && o.kept.session == session {
-		return o
-	}
-	return nil
+func (b *replayBuffer) find(session, stream string) *outbox {
+	found, _ := b.streams.Load(session + stream)
+	o, _ := found.(*outbox)
+	return o
 }
 
 // keep gives a message its id, and takes it in unless it is too long.
-func (b *replayBuffer) keep(o *outbox, msg []byte) frame {
-	authorized := o.kept.authorized()
+func (b *replayBuffer) keep(k *keptStream, msg []byte) frame {
+	authorized := k.authorized()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	o.kept.last++
-	m := keptMessage{o, o.kept.last, frame{o.kept.eventID(o.kept.last), msg}}
-	if !authorized || m.size() > maxReplayMessage {
-		return m.frame
+	k.last++
+	f := frame{id: k.eventID(k.last), msg: msg}
+	if !authorized || len(msg) > maxReplayMessage {
+		return f
 	}
-	b.kept = append(b.kept, m)
-	b.all += m.size()
-	b.bytes[m.of.kept.owner] += m.size()
-	for b.bytes[m.of.kept.owner] > maxReplayBytesOf {
-		b.dropLocked(slices.IndexFunc(b.kept, func(k keptMessage) bool { return k.of.kept.owner == m.of.kept.owner }))
-	}
-	for b.all > maxReplayBytes {
-		b.dropLocked(0)
-	}
-	return m.frame
-}
-
-func (b *replayBuffer) dropLocked(i int) {
-	m := b.kept[i]
-	b.kept = slices.Delete(b.kept, i, i+1)
-	b.all -= m.size()
-	if b.bytes[m.of.kept.owner] -= m.size(); b.bytes[m.of.kept.owner] == 0 {
-		delete(b.bytes, m.of.kept.owner)
-	}
+	all, own := 0, 0
+	b.kept = slices.DeleteFunc(slices.Insert(b.kept, 0, keptMessage{k, k.last, f}), func(m keptMessage) bool {
+		size := max(len(m.frame.msg), minKept)
+		all += size
+		if m.of.owner != k.owner {
+			return all > maxReplayBytes
+		}
+		own += size
+		return all > maxReplayBytes || own > maxReplayBytesOf
+	})
+	return f
 }
 
 // forget drops a stream and its messages.
-func (b *replayBuffer) forget(o *outbox) {
+func (b *replayBuffer) forget(k *keptStream) {
+	b.streams.Delete(k.session + k.id)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.streams, o.kept.id)
-	for i := len(b.kept) - 1; i >= 0; i-- {
-		if b.kept[i].of == o {
-			b.dropLocked(i)
-		}
-	}
+	b.kept = slices.DeleteFunc(b.kept, func(m keptMessage) bool { return m.of == k })
 }
 
 // after returns the messages of a stream after n. It reports false when some of
 // them are not kept, or nobody may have them.
-func (b *replayBuffer) after(o *outbox, n int) ([]frame, bool) {
-	if !o.kept.authorized() {
+func (b *replayBuffer) after(k *keptStream, n int) (missed []frame, ok bool) {
+	if !k.authorized() {
 		return nil, false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var events []frame
-	for _, m := range b.kept {
-		if m.of == o && m.n > n {
-			events = append(events, m.frame)
+	for _, m := range slices.Backward(b.kept) {
+		if m.of == k && m.n > n {
+			missed = append(missed, m.frame)
 		}
 	}
-	if n > o.kept.last || len(events) != o.kept.last-n {
+	if n > k.last || len(missed) != k.last-n {
 		return nil, false
 	}
-	return events, true
+	return missed, true
 }
 
-// openSSE commits an HTTP answer to being a stream of server-sent events, and
-// returns what writes one.
-func openSSE(w http.ResponseWriter) func(frame) error {
-	h := w.Header()
-	h.Set("Content-Type", "text/event-stream")
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Accel-Buffering", "no")
-	w.WriteHeader(http.StatusOK)
-	control := http.NewResponseController(w)
-	return func(e frame) error {
-		if err := writeBody(w, e.format()); err != nil {
-			return err
+// sseWriter returns what writes frames as server-sent events. The first one
+// commits the HTTP answer to being a stream of them.
+func sseWriter(w http.ResponseWriter) func(frame) error {
+	return func(f frame) error {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Accel-Buffering", "no")
+		var text bytes.Buffer
+		if f.id != "" {
+			fmt.Fprintf(&text, "id: %s\n", f.id)
 		}
-		return control.Flush()
+		switch {
+		case f.msg != nil:
+			fmt.Fprintf(&text, "event: %s\ndata: %s\n\n", cmp.Or(f.event, "message"), f.msg)
+		case f.id != "":
+			fmt.Fprintf(&text, "retry: %d\ndata: \n\n", reconnectDelay.Milliseconds())
+		default:
+			text.WriteString(":\n\n")
+		}
+		return errors.Join(writeBody(w, text.Bytes()), http.NewResponseController(w).Flush())
 	}
 }
 
-// format is the frame as it stands in a stream of server-sent events.
-func (e frame) format() []byte {
-	switch {
-	case e.msg == nil && e.id == "":
-		return []byte(":\n\n")
-	case e.msg == nil:
-		return fmt.Appendf(nil, "id: %s\nretry: %d\ndata: \n\n", e.id, reconnectDelay.Milliseconds())
-	}
-	b := make([]byte, 0, len(e.msg)+len(e.id)+40)
-	if e.id != "" {
-		b = append(append(append(b, "id: "...), e.id...), '\n')
-	}
-	b = append(append(b, "event: message\ndata: "...), e.msg...)
-	return append(b, "\n\n"...)
-}
-
-// openLines has the messages of events written as lines, and nothing else.
-func openLines(w io.Writer) func(frame) error {
-	return func(e frame) error {
-		if e.msg == nil {
+// lineWriter returns what writes messages as lines, and nothing else.
+func lineWriter(w io.Writer) func(frame) error {
+	return func(f frame) error {
+		if f.msg == nil {
 			return nil
 		}
-		_, err := w.Write(append(e.msg, '\n'))
+		_, err := w.Write(append(f.msg, '\n'))
 		return err
 	}
 }

@@ -92,7 +92,7 @@ func TestIdleStreamsAreKeptAlive(t *testing.T) {
 	}{
 		"2025-11-25": {func(b *bubble) *http.Request { return get(b.open("2025-11-25")) }, `^id: g\w+-0\nretry: 1000\ndata: \n\n:\n\n$`},
 		"2025-03-26": {func(b *bubble) *http.Request { return get(b.open("2025-03-26")) }, `^:\n\n$`},
-		"HTTP+SSE":   {func(b *bubble) *http.Request { return get(b.testClient) }, `^event: endpoint\ndata: \S+\n\n$`},
+		"HTTP+SSE":   {func(b *bubble) *http.Request { return get(b.testClient) }, `^event: endpoint\ndata: \S+\n\n:\n\n$`},
 		"2026-07-28": {func(b *bubble) *http.Request {
 			return b.modernPOST("1", "subscriptions/listen", `{"notifications":{}}`)
 		},
@@ -220,7 +220,7 @@ func TestSlowReaders(t *testing.T) {
 	long := []byte(`"` + strings.Repeat("x", 1<<20) + `"`)
 	for name, answer := range map[string]http.HandlerFunc{
 		"JSON":      func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, slices.Clone(long)) },
-		"a stream":  func(w http.ResponseWriter, _ *http.Request) { openSSE(w)(frame{msg: long}) },
+		"a stream":  func(w http.ResponseWriter, _ *http.Request) { sseWriter(w)(frame{msg: long}) },
 		"a webhook": func(w http.ResponseWriter, _ *http.Request) { writeBody(w, long) },
 	} {
 		for _, reads := range []bool{true, false} {

@@ -12,11 +12,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math"
 	"mime"
 	"net/http"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -55,12 +56,6 @@ func writeMCPError(w http.ResponseWriter, e *httpError) {
 	writeJSON(w, e.Status, encodeError(e.ID, rpc))
 }
 
-// refuse is the answer to what is no message, or a request that is not begun.
-func refuse(id ID, err error) error {
-	rpc := asRPCError(err)
-	return &httpError{Status: rpcStatus(rpc.Code), ID: id, RPC: rpc, Msg: rpc.Message}
-}
-
 // accepts is what a client's Accept header allows.
 type accepts struct {
 	json, stream bool
@@ -69,43 +64,32 @@ type accepts struct {
 }
 
 // parseAccept reads an Accept header. None at all allows anything.
-func parseAccept(values []string) accepts {
-	var a accepts
-	if len(values) == 0 {
-		return accepts{json: true, stream: true}
-	}
-	for part := range strings.SplitSeq(strings.Join(values, ","), ",") {
-		kind, params, err := mime.ParseMediaType(strings.TrimSpace(part))
-		if err != nil || params["q"] == "0" {
-			continue
-		}
-		all := kind == "*/*"
-		if all || kind == "text/event-stream" || kind == "text/*" {
-			a.streamFirst = a.streamFirst || !a.json && !all
+func parseAccept(values []string) (a accepts) {
+	for part := range strings.SplitSeq(cmp.Or(strings.Join(values, ","), "*/*"), ",") {
+		switch kind, _, _ := mime.ParseMediaType(part); kind {
+		case "*/*":
+			a.json, a.stream = true, true
+		case "application/json", "application/*":
+			a.json = true
+		case "text/event-stream", "text/*":
 			a.stream = true
+			a.streamFirst = a.streamFirst || !a.json
+		case "text/html":
+			a.html = true
 		}
-		a.html = a.html || kind == "text/html"
-		a.json = a.json || all || kind == "application/json" || kind == "application/*"
 	}
 	return a
 }
 
-// inbound is one POST.
-type inbound struct {
-	w http.ResponseWriter
-	*http.Request
-	accept accepts
-	from   admission
-}
-
 // servePOST takes one message or batch: requests are answered, anything else is
-// accepted. Which revision a message is of, it says itself.
+// accepted.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		return httpErrorf(http.StatusUnsupportedMediaType, "content type %q: want application/json", clipText(r.Header.Get("Content-Type"), 100))
 	}
 	accept := parseAccept(r.Header.Values("Accept"))
-	if !accept.json && !accept.stream && !r.URL.Query().Has("sessionId") {
+	plain := accept.json && r.Header.Get(methodHeader) != listenMethod || r.URL.Query().Has("sessionId") // HTTP+SSE answers elsewhere
+	if !plain && !accept.stream {
 		return httpErrorf(http.StatusNotAcceptable, "accept %q: want application/json, text/event-stream", clipText(r.Header.Get("Accept"), 100))
 	}
 	from, err := s.gate.Admit(r)
@@ -117,110 +101,105 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
-		return s.takeSSE(w, from.Session, body)
-	}
-	if from.Session != nil && r.Header.Get(sessionHeader) == "" { // it stands in the URL, where only HTTP+SSE has it
-		from.Session = nil
-	}
-	list, batch, err := splitBody(body)
-	if err != nil {
-		return refuse(nil, err)
-	}
-	x := inbound{w, r, accept, from}
-	switch msg := list[0]; {
-	case batch:
-		return s.serveStateful(x, list, batch)
-	case msg.fault != nil:
-		return refuse(msg.ID, msg.fault)
-	case isStatelessPOST(r.Header, msg.Message):
-		return s.serveStateless(x, msg)
-	case msg.isRequest() && msg.Method == "initialize":
-		return s.serveInitialize(x, msg)
-	default:
-		return s.serveStateful(x, list, batch)
-	}
-}
-
-// serveInitialize answers initialize with a new session.
-func (s *Server) serveInitialize(x inbound, msg inMessage) error {
-	protocol, caps, err := parseInitialize(msg.Params)
-	if err != nil {
-		return refuse(msg.ID, err)
-	}
-	token, id := s.gate.Create(protocol, caps, x.from.Principal)
-	x.w.Header().Set(sessionHeader, id)
-	return s.serve(x, newSession(token), []inMessage{msg}, false)
-}
-
-// serveStateful takes a message or batch of a session.
-func (s *Server) serveStateful(x inbound, list []inMessage, batch bool) error {
-	if x.from.Session == nil {
-		return cmp.Or(x.from.Unknown, errNoSessionID())
-	}
-	session := s.sessions.open(x.from.Session)
-	if err := session.takes(batch); err != nil {
-		return refuse(nil, err)
-	}
-	return s.serve(x, session, list, batch)
-}
-
-// serveStateless takes a message of a client without sessions.
-func (s *Server) serveStateless(x inbound, msg inMessage) error {
-	if err := x.from.Unknown; err != nil {
-		return err
-	}
-	if msg.isNotification() { // there is none that means anything here
-		if err := checkVersion(x.Header.Get(protocolHeader)); err != nil {
-			return refuse(nil, err)
+		if take := s.sessions.open(from.Session).take.Load(); take == nil || !(*take)(body) {
+			return errSessionEnded()
 		}
-		x.w.WriteHeader(http.StatusAccepted)
+		w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
-	if !msg.isRequest() {
-		return httpErrorf(http.StatusBadRequest, "answers are not taken: send the request anew, with inputResponses")
+	var session *Session
+	list, batch, err := splitBody(body)
+	if err == nil {
+		session, err = s.sessionOf(w, r, from, list[0], batch)
 	}
-	if err := checkStateless(x.Header, msg.Message); err != nil {
-		return refuse(msg.ID, err)
+	switch rpc := (*rpcError)(nil); {
+	case err == nil && session != nil:
+		s.answerPOST(w, r, accept, session, list, batch)
+	case err == nil:
+		w.WriteHeader(http.StatusAccepted)
+	case errors.As(err, &rpc):
+		refusal := &httpError{Status: rpcStatus(rpc.Code), RPC: rpc, Msg: rpc.Message}
+		if !batch && list != nil {
+			refusal.ID = list[0].ID
+		}
+		return refusal
 	}
-	if msg.Method == listenMethod && !x.accept.stream {
-		return &httpError{Status: http.StatusNotAcceptable, ID: msg.ID, Msg: "the answer to subscriptions/listen is a stream: accept text/event-stream"}
-	}
-	session, err := statelessSession(msg.Params, x.from.Principal)
-	if err != nil {
-		return refuse(msg.ID, err)
-	}
-	return s.serve(x, session, []inMessage{msg}, false)
+	return err
 }
 
-// serve answers the requests among messages. That its client goes away cancels a
-// request if there is no session in which the client may come back.
-func (s *Server) serve(x inbound, session *Session, list []inMessage, batch bool) error {
-	c := client{session: session, streams: s.stopping}
-	ctx := x.Context()
-	var kept *keptStream
-	if session.stateless {
-		c.check = func(r *request) error { return checkNames(x.Header, r) }
-	} else {
-		ctx, kept = context.WithoutCancel(ctx), s.keptStream(answerStream, session)
+// sessionOf is the session of a POST, by its first message: for initialize a new
+// one, and without sessions one of its own. It is nil for a notification without a
+// session: there is none that means anything here.
+func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admission, msg inMessage, batch bool) (*Session, error) {
+	switch {
+	case !batch && msg.fault != nil:
+		return nil, msg.fault
+	case !batch && isStatelessPOST(r.Header, msg.Message):
+		if from.Unknown != nil {
+			return nil, from.Unknown
+		}
+		if msg.isNotification() {
+			return nil, checkVersion(r.Header.Get(protocolHeader))
+		}
+		if err := checkStateless(r.Header, msg.Message); err != nil {
+			return nil, err
+		}
+		return statelessSession(msg.Params, from.Principal)
+	case !batch && msg.isRequest() && msg.Method == "initialize":
+		protocol, caps, err := parseInitialize(msg.Params)
+		if err != nil {
+			return nil, err
+		}
+		token, id := s.gate.Create(protocol, caps, from.Principal)
+		w.Header().Set(sessionHeader, id)
+		return newSession(token), nil
+	case from.Session == nil || r.Header.Get(sessionHeader) == "": // only HTTP+SSE has it in the URL
+		return nil, cmp.Or(from.Unknown, errNoSessionID())
+	default:
+		session := s.sessions.open(from.Session)
+		return session, session.takes(batch)
 	}
-	c.out = newAnswer(x.w, x.Request, x.accept.stream, kept)
-	defer c.out.end()
-	asks := slices.ContainsFunc(list, inMessage.isRequest)
+}
+
+// answerPOST takes messages in and answers the requests among them. That its
+// client goes away cancels a request if there is no session in which the client
+// may come back.
+func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accepts, session *Session, list []inMessage, batch bool) {
+	conn := newConnection(r.Context(), nil)
+	if accept.stream {
+		conn.write = sseWriter(w)
+	}
+	ctx, c := r.Context(), client{session: session, streams: s.stopping}
+	if session.stateless {
+		c.out = newOutbox(conn, nil)
+		c.check = func(asked *request) error { return checkNames(r.Header, asked) }
+	} else {
+		c.out = newOutbox(conn, s.keptStream(answerStream, session))
+		ctx = context.WithoutCancel(ctx)
+	}
 	answers := s.dispatch(ctx, c, list, batch)
-	if x.accept.streamFirst && !session.stateless && asks { // else an error has a status
-		c.out.start()
+	if answers == nil {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	defer time.AfterFunc(keepAlive, func() { c.out.send(nil) }).Stop()
+	if accept.streamFirst && !session.stateless { // else an error has a status
+		c.out.send(nil)
 	}
 	answer, err := answers()
 	status := http.StatusOK
-	switch {
-	case answer == nil:
-		status = http.StatusAccepted
-	case err != nil && session.stateless:
+	if err != nil && session.stateless {
 		status = rpcStatus(asRPCError(err).Code)
 	}
-	stream := status == http.StatusOK && x.accept.streamFirst || answer != nil && !x.accept.json
-	c.out.finish(x.w, status, answer, stream || answer == nil && asks) // a cancelled request is answered by the end of its stream
-	return nil
+	stream := accept.streamFirst && status == http.StatusOK || answer == nil // a cancelled request is answered by the end of its stream
+	switch {
+	case c.out.finish(answer, stream):
+		<-conn.done
+	case answer == nil:
+		w.WriteHeader(http.StatusAccepted)
+	default:
+		writeJSON(w, status, answer)
+	}
 }
 
 // inMessage is a message that came in, or why it is none.
@@ -261,62 +240,59 @@ func (s *Session) takes(batch bool) error {
 // dispatch takes messages in, whatever the transport: requests begin, in the order
 // in which they came, so that what cancels one finds it. It returns what answers
 // them, the requests of a batch side by side, and a single one without a goroutine
-// more. Where there is nothing to answer, the answer is nil; the error is that of a
-// single request.
+// more; nil where there is nothing to answer. An answer is nil that nobody wants
+// any more; the error is that of a single request.
 func (s *Server) dispatch(ctx context.Context, c client, list []inMessage, batch bool) func() (answer []byte, err error) {
-	requests := make([]*request, len(list))
-	answers, errs := make([][]byte, len(list)), make([]error, len(list))
-	for i, m := range list {
-		switch {
-		case m.fault != nil:
-			errs[i] = m.fault
-		case !m.isRequest():
-			c.session.takeOther(m.Message)
+	var taken []func() ([]byte, error)
+	for _, msg := range list {
+		if msg.fault == nil && !msg.isRequest() {
+			c.session.takeOther(msg.Message)
 			continue
-		case batch && m.Method == "initialize":
-			errs[i] = rpcErrorf(codeInvalidRequest, "initialize can't be part of a batch")
-		default:
-			requests[i], errs[i] = s.begin(ctx, c, m.Message)
 		}
-		if errs[i] != nil {
-			answers[i] = encodeAnswer(m.ID, nil, errs[i])
-		}
+		r, err := s.begin(ctx, c, msg)
+		taken = append(taken, func() (answer []byte, _ error) {
+			var result json.RawMessage
+			if err == nil {
+				result, err = r.answer()
+			}
+			switch {
+			case err == nil:
+				answer = encodeResult(msg.ID, result)
+			case !errors.Is(err, errCancelled) && !errors.Is(err, context.Canceled):
+				answer = encodeError(msg.ID, asRPCError(err))
+			}
+			return answer, err
+		})
 	}
-	answer := func(i int, r *request) {
-		var result json.RawMessage
-		result, errs[i] = r.answer()
-		answers[i] = encodeAnswer(r.id, result, errs[i])
+	if len(taken) == 0 {
+		return nil
+	}
+	if !batch {
+		return taken[0]
 	}
 	return func() ([]byte, error) {
-		if !batch {
-			if requests[0] != nil {
-				answer(0, requests[0])
-			}
-			return answers[0], errs[0]
-		}
+		answers := make([]json.RawMessage, len(taken))
 		var answering sync.WaitGroup
-		for i, r := range requests {
-			if r != nil {
-				answering.Go(func() { answer(i, r) })
-			}
+		for i, answer := range taken {
+			answering.Go(func() { answers[i], _ = answer() })
 		}
 		answering.Wait()
-		answers = slices.DeleteFunc(answers, func(a []byte) bool { return a == nil })
+		answers = slices.DeleteFunc(answers, func(answer json.RawMessage) bool { return answer == nil })
 		if len(answers) == 0 {
 			return nil, nil
 		}
-		return append(append([]byte("["), bytes.Join(answers, []byte(","))...), ']'), nil
+		return joinItems(answers), nil
 	}
 }
 
-// begin enters a request among those being answered, whatever the transport; its
-// answer must be called. Requests begin in the order in which they come, so that
-// what cancels one finds it.
-func (s *Server) begin(ctx context.Context, c client, msg *Message) (*request, error) {
+// begin enters a request among those being answered; its answer must be called.
+func (s *Server) begin(ctx context.Context, c client, msg inMessage) (r *request, err error) {
+	if msg.fault != nil {
+		return nil, msg.fault
+	}
 	principal := s.gate.Current(c.session.sessionToken)
-	r := &request{client: c, server: s, calls: &c.session.calls, id: msg.ID, method: msg.Method, params: msg.Params}
+	r = &request{client: c, server: s, calls: &c.session.calls, id: msg.ID, method: msg.Method, params: msg.Params}
 	if isStateless(msg.Params) && !c.session.stateless { // on a connection that may have a session too
-		var err error
 		if r.session, err = statelessSession(msg.Params, principal); err != nil {
 			return nil, err
 		}
@@ -326,7 +302,7 @@ func (s *Server) begin(ctx context.Context, c client, msg *Message) (*request, e
 		return nil, rpcErrorf(codeRefused, "%d requests are being answered for you: wait for some of them", maxInFlight)
 	}
 	r.ctx, r.cancel = context.WithCancelCause(ctx)
-	if err := r.calls.add(string(r.id), r.cancel); err != nil {
+	if err = r.calls.add(string(r.id), r.cancel); err != nil {
 		r.cancel(nil)
 		r.give()
 		return nil, err
@@ -363,7 +339,7 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 	session := newSession(newSessionToken(statelessProtocol, parseClientCaps(field(meta, metaClientCaps)), p, time.Now()))
 	session.stateless = true
 	if level := field(meta, metaLogLevel); level != nil {
-		session.profile.level, _ = unquote(level)
+		session.profile.level = stringField(meta, metaLogLevel)
 		if !slices.Contains(logLevels, session.profile.level) {
 			return nil, rpcErrorf(codeInvalidParams, "%s: want one of %s", metaLogLevel, strings.Join(logLevels, ", "))
 		}
@@ -373,27 +349,15 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 	return session, nil
 }
 
-// encodeAnswer is what answers a request; nil where nobody wants it any more.
-func encodeAnswer(id ID, result json.RawMessage, err error) []byte {
-	switch {
-	case err == nil:
-		return encodeResult(id, result)
-	case errors.Is(err, errCancelled) || errors.Is(err, context.Canceled):
-		return nil
-	default:
-		return encodeError(id, asRPCError(err))
-	}
-}
-
 // keptStream is how a session's client can resume a stream: while it has the
 // access under which the stream began.
 func (s *Server) keptStream(kind string, session *Session) *keptStream {
-	kept := &keptStream{buffer: &s.replay, kind: kind, session: session.ID, primed: session.client().protocol == protocols[0]}
+	kept := &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, primed: session.client().protocol == protocols[0]}
 	kept.owner, kept.authorized = s.authorized(session)
 	return kept
 }
 
-// errNoSessionID answers a POST without an Mcp-Session-Id header.
+// errNoSessionID answers a request without an Mcp-Session-Id header.
 func errNoSessionID() error {
 	return httpErrorf(http.StatusBadRequest, "no %s: send initialize first, and then the session id from its answer", sessionHeader)
 }
@@ -402,16 +366,21 @@ func errNoSessionID() error {
 // anew at that (MCP, basic/transports, "Session Management").
 func errSessionEnded() error { return httpErrorf(http.StatusNotFound, noSuchID) }
 
+func errManyStreams() error {
+	return &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
+}
+
 // serveGET is a session's notification stream, or the rest of a stream that broke
 // off. Where the request names no session, it begins one of HTTP+SSE.
 func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
-	if r.Method == http.MethodHead || r.Header.Get(protocolHeader) == statelessProtocol {
+	version := r.Header.Get(protocolHeader)
+	if r.Method == http.MethodHead || version == statelessProtocol {
 		return methodNotAllowed(w, r) // ServeMux counts HEAD as GET; that revision has no such streams
 	}
 	if accept := parseAccept(r.Header.Values("Accept")); !accept.stream || accept.html || r.Header.Get("Accept") == "" {
 		return httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
 	}
-	if version := r.Header.Get(protocolHeader); version != "" && !hasSessions(version) {
+	if version != "" && !hasSessions(version) {
 		return httpErrorf(http.StatusBadRequest, "%s %q is not supported: want one of %s", protocolHeader, clipText(version, 50), strings.Join(protocols, ", "))
 	}
 	from, err := s.gate.Admit(r)
@@ -429,135 +398,135 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	conn := newConnection(ctx, func() func(frame) error { return openSSE(w) })
+	conn := newConnection(ctx, sseWriter(w))
 	if from.Session == nil {
-		return s.serveSSE(w, r, from.Principal, conn, cancel)
+		return s.serveSSE(r.URL.Path, from.Principal, conn, cancel)
 	}
 	session := s.sessions.open(from.Session)
-	var missed []frame
-	if stream, n, ok := parseEventID(r.Header.Get(eventHeader)); ok {
-		broken := s.replay.find(stream, session.ID)
-		if strings.HasPrefix(stream, answerStream) {
-			if broken == nil || !broken.resume(conn, n) {
-				return httpErrorf(http.StatusGone, "what this stream was about is not kept any more: make the request again")
-			}
-			broken.follow(conn)
-			return nil
+	stream, n := parseEventID(r.Header.Get(eventHeader))
+	broken := s.replay.find(session.ID, stream)
+	if strings.HasPrefix(stream, answerStream) {
+		if broken == nil || !broken.resume(conn, n) {
+			return httpErrorf(http.StatusGone, "what this stream was about is not kept any more: make the request again")
 		}
-		if broken != nil {
-			missed, _ = s.replay.after(broken, n)
-		}
+		<-conn.done
+		return nil
 	}
-	return s.serveNotices(session, newStream(conn, s.keptStream(noticeStream, session), missed), conn, cancel)
+	var missed []frame
+	if broken != nil {
+		missed, _ = s.replay.after(broken.kept, n)
+	}
+	return s.serveNotices(session, newOutbox(conn, s.keptStream(noticeStream, session), missed...), conn)
 }
 
-func errManyStreams() error {
-	return &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
-}
-
-// serveNotices writes a notification stream of a session until the connection
-// ends, which cancel does.
-func (s *Server) serveNotices(session *Session, out *outbox, conn *connection, cancel func()) error {
+// serveNotices has an outbox be a notification stream of a session, until the
+// connection or the outbox ends.
+func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) error {
 	if !session.join(out) {
 		return errManyStreams()
 	}
 	defer session.leave(out)
+	ctx, cancel := context.WithCancel(conn.ctx)
 	var announcer sync.WaitGroup
 	defer announcer.Wait()
 	defer cancel()
-	defer out.end()
-	announcer.Go(func() { s.announce(conn.ctx, session, out) })
-	out.follow(conn)
+	if out.send(nil) {
+		announcer.Go(func() { s.announce(ctx, session, out) })
+		<-conn.done
+	}
+	out.end()
 	return nil
 }
 
-// duplexClient is a client with one connection for all that goes back and forth:
-// HTTP+SSE and stdio.
-type duplexClient struct {
-	client
-	server   *Server
-	ctx      context.Context // ends with the connection
-	requests sync.WaitGroup  // being answered
+// inLine is what came in on a connection: a message or batch, or why there is
+// none. An *rpcError is answered; with any other, the connection has ended.
+type inLine struct {
+	text []byte
+	err  error
 }
 
-// newDuplex is a client whose messages will be taken. endStreams has its
-// subscriptions end.
-func (s *Server) newDuplex(session *Session, conn *connection) (d *duplexClient, endStreams func()) {
+// duplexTimeout is how long requests under way may take after the last line.
+const duplexTimeout = 30 * time.Second
+
+// serveDuplex answers a client with one connection for all that goes back and
+// forth, HTTP+SSE or stdio, until its lines end, or the connection does, which
+// hangUp ends.
+func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), lines <-chan inLine) (err error) {
 	session.setClient(func(p *clientProfile) { *p = clientProfile{protocol: oldestProtocol} })
-	out := newStream(conn, nil, nil)
-	out.limit, out.queue = maxDuplexOutbox, nil // what comes first is no comment
 	streams, endStreams := context.WithCancel(s.stopping)
-	return &duplexClient{client: client{session: session, out: out, streams: streams}, server: s, ctx: conn.ctx}, endStreams
-}
-
-// take handles a line or body: a message, or a batch of them.
-func (d *duplexClient) take(raw []byte) {
-	list, batch, err := splitBody(raw)
-	if err == nil {
-		err = d.session.takes(batch)
-	}
-	if err != nil {
-		d.out.send(encodeError(nil, asRPCError(err)))
-		return
-	}
-	answers := d.server.dispatch(d.ctx, d.client, list, batch)
-	d.requests.Go(func() {
-		if answer, _ := answers(); answer != nil {
-			d.out.send(answer)
-		}
-	})
-}
-
-// cancelAll ends all requests under way.
-func (d *duplexClient) cancelAll(why error) {
-	for _, cancel := range d.session.calls.all() {
-		cancel(why)
-	}
-}
-
-// serveSSE is the stream of a new HTTP+SSE session.
-func (s *Server) serveSSE(w http.ResponseWriter, r *http.Request, p Principal, conn *connection, cancel func()) error {
-	token, id := s.gate.Create(sseProtocol, 0, p)
-	session := s.sessions.open(token)
-	conn.open = func() func(frame) error {
-		write := openSSE(w)
-		// Relative, as behind a proxy nobody here knows what stands before it.
-		_ = writeBody(w, fmt.Appendf(nil, "event: endpoint\ndata: %s?sessionId=%s\n\n", r.URL.Path, id))
-		_ = http.NewResponseController(w).Flush() // a client that has gone is noticed with the next event
-		return write
-	}
-	d, endStreams := s.newDuplex(session, conn)
 	defer endStreams()
-	var taking sync.RWMutex // held to read while a message is taken
-	take := func(body []byte) bool {
-		taking.RLock()
-		defer taking.RUnlock()
-		if conn.ctx.Err() != nil {
-			return false
+	c := client{session: session, out: newOutbox(conn, nil), streams: streams}
+	c.out.limit = maxDuplexOutbox
+	var notices, requests sync.WaitGroup
+	notices.Go(func() {
+		defer hangUp()
+		s.serveNotices(session, c.out, conn)
+	})
+	for err == nil {
+		select {
+		case <-conn.ctx.Done():
+			err = io.EOF
+		case line := <-lines:
+			err = s.takeLine(conn.ctx, c, line, &requests)
 		}
-		d.take(body)
-		return true
 	}
-	session.take.Store(&take)
-	err := s.serveNotices(session, d.out, conn, cancel)
-	taking.Lock() // nobody takes a message just now, and from here on nobody will
-	session.take.Store(nil)
-	taking.Unlock()
-	d.cancelAll(errGone)
-	session.asked.fail()
-	d.requests.Wait()
-	s.modules.EndAffinity(session.ID)
+	session.asked.fail() // nobody can answer any more
+	endStreams()
+	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
+	requests.Wait()
+	c.out.end()
+	notices.Wait()
+	if err == io.EOF {
+		return nil
+	}
 	return err
 }
 
-// takeSSE takes what the client of an HTTP+SSE stream sends. The answer goes out
-// on the stream.
-func (s *Server) takeSSE(w http.ResponseWriter, token *sessionToken, body []byte) error {
-	if take := s.sessions.open(token).take.Load(); take == nil || !(*take)(body) {
-		return errSessionEnded()
+// takeLine takes in what came on a connection. Its answer is sent when it is
+// there.
+func (s *Server) takeLine(ctx context.Context, c client, line inLine, requests *sync.WaitGroup) error {
+	list, batch, err := splitBody(line.text)
+	if err = cmp.Or(line.err, err); err == nil {
+		err = c.session.takes(batch)
 	}
-	w.WriteHeader(http.StatusAccepted)
+	if rpc := (*rpcError)(nil); errors.As(err, &rpc) {
+		c.out.send(encodeError(nil, rpc))
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if answers := s.dispatch(ctx, c, list, batch); answers != nil {
+		requests.Go(func() {
+			if answer, _ := answers(); answer != nil {
+				c.out.send(answer)
+			}
+		})
+	}
 	return nil
+}
+
+// serveSSE is the stream of a new HTTP+SSE session, whose client sends what it has
+// to say by POST.
+func (s *Server) serveSSE(path string, p Principal, conn *connection, hangUp func()) error {
+	token, id := s.gate.Create(sseProtocol, 0, p)
+	session, lines := s.sessions.open(token), make(chan inLine)
+	defer s.modules.EndAffinity(session.ID)
+	take := func(body []byte) bool {
+		select {
+		case lines <- inLine{text: body}:
+			return true
+		case <-conn.ctx.Done():
+			return false
+		}
+	}
+	session.take.Store(&take)
+	// The address is relative, as nobody here knows what stands before it behind a
+	// proxy.
+	if err := conn.write(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)}); err != nil {
+		return nil // the client has gone
+	}
+	return s.serveDuplex(session, conn, hangUp, lines)
 }
 
 // serveDELETE ends a session at its client's wish.
@@ -587,51 +556,42 @@ func checkNames(h http.Header, r *request) error {
 	if key == "" {
 		return nil
 	}
-	name, err := decodeHeader(h, nameHeader)
-	if err != nil {
+	if err := checkHeader(h, nameHeader, key, field(r.params, key)); err != nil {
 		return err
 	}
-	body := stringField(r.params, key)
-	if name != body {
-		return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body's %s %q", nameHeader, clipText(name, 200), key, clipText(body, 200))
+	view, _ := r.view() // empty with an error
+	tool := view.Lookup(stringField(r.params, key))
+	if r.method != "tools/call" || tool == nil {
+		return nil
 	}
-	view, err := r.view()
-	if err != nil || r.method != "tools/call" || view.Lookup(body) == nil {
-		return nil // else the call itself is refused
-	}
-	for _, m := range view.Lookup(body).Method.headerParams {
-		if err := m.check(h, field(r.params, "arguments")); err != nil {
+	for _, m := range tool.Method.headerParams {
+		if err := checkHeader(h, paramHeader+m.header, m.name, field(field(r.params, "arguments"), m.name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// check checks that a header repeats an argument.
-func (m headerParam) check(h http.Header, arguments json.RawMessage) error {
-	value := field(arguments, m.name)
-	name := paramHeader + m.header
-	if value == nil || string(value) == "null" {
-		if len(h.Values(name)) > 0 {
-			return rpcErrorf(codeHeaderMismatch, "the header %s repeats an argument %q that is not there", name, m.name)
-		}
+// checkHeader checks that a header repeats a value of the body.
+func checkHeader(h http.Header, header, key string, value json.RawMessage) error {
+	absent := value == nil || string(value) == "null"
+	if absent && len(h.Values(header)) == 0 {
 		return nil
 	}
-	said, err := decodeHeader(h, name)
+	said, err := decodeHeader(h, header)
 	if err != nil {
 		return err
 	}
 	text, isText := unquote(value)
-	if isText && said == text || !isText && (said == string(value) || sameNumber(said, string(value))) {
+	if !absent && (isText && said == text || !isText && (said == string(value) || sameNumber(said, value))) {
 		return nil
 	}
-	return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the argument %q another value", name, clipText(said, 200), m.name)
+	return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body's %q is %s", header, clipText(said, 200), key, cmp.Or(clipText(string(value), 200), "not there"))
 }
 
-// sameNumber reports whether a header says a number that floats hold exactly. It
-// is written as in JSON: ParseFloat knows other ways, which nobody else does.
-func sameNumber(said, number string) bool {
-	x, errX := strconv.ParseFloat(said, 64)
-	y, errY := strconv.ParseFloat(number, 64)
-	return json.Valid([]byte(said)) && errX == nil && errY == nil && x == y && x > -1<<53 && x < 1<<53
+// sameNumber reports whether a header says a number that floats hold exactly.
+func sameNumber(said string, value json.RawMessage) bool {
+	var x, y float64
+	err := errors.Join(json.Unmarshal([]byte(said), &x), json.Unmarshal(value, &y))
+	return err == nil && x == y && math.Abs(x) < 1<<53
 }
