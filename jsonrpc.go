@@ -19,6 +19,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"unicode/utf8"
 )
@@ -221,20 +222,10 @@ func oneLine(raw json.RawMessage) json.RawMessage {
 // appendString appends s as a JSON string, without the HTML escapes that
 // json.Marshal adds.
 func appendString(b []byte, s string) []byte {
-	if isPlain(s) {
+	if !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }) {
 		return append(append(append(b, '"'), s...), '"')
 	}
 	return append(b, marshal(s)...)
-}
-
-// isPlain reports whether s needs no escapes in JSON.
-func isPlain(s string) bool {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
-			return false
-		}
-	}
-	return true
 }
 
 // quote returns s as a JSON string.
@@ -277,14 +268,11 @@ type member struct {
 // json is the object's text.
 func (o object) json() json.RawMessage {
 	b := []byte{'{'}
-	for i, f := range o {
-		if i > 0 {
-			b = append(b, ',')
-		}
+	for _, f := range o {
 		b = append(appendString(b, f.key), ':')
-		b = append(b, f.value...)
+		b = append(append(b, f.value...), ',')
 	}
-	return append(b, '}')
+	return append(bytes.TrimSuffix(b, []byte{','}), '}')
 }
 
 // get returns the value under key: the last one, as JSON decoders have it, or
@@ -397,13 +385,10 @@ func stringField(raw json.RawMessage, key string) string {
 // joinItems makes an array of its items.
 func joinItems(items []json.RawMessage) json.RawMessage {
 	b := []byte{'['}
-	for i, item := range items {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(b, item...)
+	for _, item := range items {
+		b = append(append(b, item...), ',')
 	}
-	return append(b, ']')
+	return append(bytes.TrimSuffix(b, []byte{','}), ']')
 }
 
 // sortedKeys is the keys of a map in order.

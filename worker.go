@@ -407,12 +407,22 @@ func (w *Worker) readStderr(stderr io.Reader) {
 // handle takes one message from the process.
 func (w *Worker) handle(msg *Message) {
 	switch {
+	case msg.Method == "":
+		w.answer(msg)
 	case msg.isRequest():
 		w.handleRequest(msg)
-	case msg.isNotification():
-		w.handleNotification(msg)
+	case strings.HasSuffix(msg.Method, "/list_changed"):
+		w.events.listChanged(w)
+	case msg.Method == "notifications/progress":
+		w.passProgress(msg.Params)
+	case msg.Method == "notifications/message", msg.Method == "notifications/elicitation/complete":
+		w.passOn(msg.Method, msg.Params)
+	case msg.Method == "notifications/resources/updated":
+		w.updated(msg.Params)
+	case msg.Method == "notifications/cancelled":
+		w.takeBack(field(msg.Params, "requestId"))
 	default:
-		w.answer(msg)
+		w.log.Debug("a notification was dropped", "method", msg.Method)
 	}
 }
 
@@ -430,24 +440,6 @@ func (w *Worker) answer(msg *Message) {
 		return
 	}
 	c.answer <- msg
-}
-
-// handleNotification passes a notification to the caller it is for.
-func (w *Worker) handleNotification(msg *Message) {
-	switch {
-	case strings.HasSuffix(msg.Method, "/list_changed"):
-		w.events.listChanged(w)
-	case msg.Method == "notifications/progress":
-		w.passProgress(msg.Params)
-	case msg.Method == "notifications/message", msg.Method == "notifications/elicitation/complete":
-		w.passOn(msg.Method, msg.Params)
-	case msg.Method == "notifications/resources/updated":
-		w.updated(msg.Params)
-	case msg.Method == "notifications/cancelled":
-		w.takeBack(field(msg.Params, "requestId"))
-	default:
-		w.log.Debug("a notification was dropped", "method", msg.Method)
-	}
 }
 
 // passProgress gives progress to its call under the token that the caller
