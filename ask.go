@@ -25,7 +25,6 @@ import (
 const (
 	suspendTimeout  = 5 * time.Minute // for a client to come back
 	recheckInterval = 2 * time.Second // between looks whether a suspended call's claim still holds
-	goneInterval    = 5 * time.Second // between looks whether a client is still connected
 )
 
 // Why a client that has a session does not answer.
@@ -41,39 +40,30 @@ type pendingRequests struct {
 }
 
 // ask sends a request to the client and waits for its answer. send reports
-// whether a message has gone out to where it will be read; connected, whether the
-// client may still answer.
-func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, connected func() bool, method string, params json.RawMessage) (json.RawMessage, error) {
+// whether a message has gone out to where it may be read.
+func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, method string, params json.RawMessage) (json.RawMessage, error) {
 	id := quote("usher-" + rand.Text()) // no count: an answer may come after a restart, to what was asked before
 	answer := make(chan *Message, 1)
 	if err := p.add(string(id), answer); err != nil {
 		return nil, errGone
 	}
 	defer p.take(string(id))
-	if !connected() || !send(encodeRequest(ID(id), method, params)) {
+	if !send(encodeRequest(ID(id), method, params)) {
 		return nil, errUnheard
 	}
-	look := time.NewTicker(goneInterval)
-	defer look.Stop()
-	for {
-		select {
-		case msg := <-answer:
-			switch {
-			case msg == nil:
-				return nil, errGone
-			case msg.Err != nil:
-				return nil, msg.Err
-			default:
-				return msg.Result, nil
-			}
-		case <-look.C:
-			if !connected() {
-				return nil, errGone
-			}
-		case <-ctx.Done():
-			send(encodeNotification("notifications/cancelled", object{{"requestId", id}}.json()))
-			return nil, context.Cause(ctx)
+	select {
+	case msg := <-answer:
+		switch {
+		case msg == nil:
+			return nil, errGone
+		case msg.Err != nil:
+			return nil, msg.Err
+		default:
+			return msg.Result, nil
 		}
+	case <-ctx.Done():
+		send(encodeNotification("notifications/cancelled", object{{"requestId", id}}.json()))
+		return nil, context.Cause(ctx)
 	}
 }
 

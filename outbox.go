@@ -131,15 +131,6 @@ func (o *outbox) sendLocked(msg []byte) bool {
 	return true
 }
 
-// reachable reports whether the client may still read what is sent: it is
-// connected, or may resume the stream.
-func (o *outbox) reachable() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	connected := o.conn != nil && o.conn.ctx.Err() == nil
-	return !o.ended && (connected || o.kept != nil && o.kept.buffer.find(o.kept.session, o.kept.id) != nil)
-}
-
 // end takes no more messages. Those that are queued are still written.
 func (o *outbox) end() { o.finish(nil, false) }
 

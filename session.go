@@ -133,9 +133,8 @@ func (r *request) listView(ctx context.Context) (*View, error) {
 }
 
 // callerOf is the caller of a session's requests. What is sent to the client goes
-// out by send, which reports whether it may arrive; reachable reports whether the
-// client may still answer.
-func (s *Server) callerOf(session *Session, send func([]byte) bool, reachable func() bool) Caller {
+// out by send, which reports whether it may arrive.
+func (s *Server) callerOf(session *Session, send func([]byte) bool) Caller {
 	c := Caller{Session: session.ID, Affinity: session.affinity, Stateless: session.stateless, Caps: session.client().caps}
 	c.Level = func() string { return session.client().level }
 	c.Principal, c.Authorized = s.authorized(session)
@@ -150,7 +149,7 @@ func (s *Server) callerOf(session *Session, send func([]byte) bool, reachable fu
 	}
 	if !session.stateless {
 		c.Ask = func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
-			return session.asked.ask(ctx, send, reachable, method, params)
+			return session.asked.ask(ctx, send, method, params)
 		}
 	}
 	return c
@@ -823,7 +822,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, view *V
 	}
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	caller := s.callerOf(session, session.notify, session.connected)
+	caller := s.callerOf(session, session.notify)
 	in.at, err = now.Subscribe(ctx, caller, uri, func(params json.RawMessage) { s.passUpdate(session, now, uri, params) })
 	if err == nil {
 		in.resource = now

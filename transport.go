@@ -307,7 +307,7 @@ func (s *Server) begin(ctx context.Context, c client, msg inMessage) (r *request
 		r.give()
 		return nil, err
 	}
-	r.caller = s.callerOf(r.session, r.send, func() bool { return r.ctx.Err() == nil && r.out.reachable() || r.session.connected() })
+	r.caller = s.callerOf(r.session, r.send)
 	return r, nil
 }
 
