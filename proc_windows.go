@@ -16,9 +16,9 @@ func setGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
 }
 
-// terminateGroup does nothing: Windows has no signal that a console program
-// without a console would get. The caller's next step is killGroup.
-func terminateGroup(int) error { return nil }
+// terminateGroup ends the group: Windows has no signal that a console program
+// without a console would get.
+func terminateGroup(pgid int) error { return killGroup(pgid) }
 
 // killGroup ends the process and all that it started.
 func killGroup(pgid int) error {

@@ -484,8 +484,13 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	id := strconv.FormatInt(number, 10)
 	c := &call{number: number, caller: caller, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
 	params = w.adapt(caller, params)
-	if caller.Session != "" { // usher's own requests need none
-		params, c.token = setProgressToken(params, id)
+	if caller.Session != "" {
+		// Every call has a progress token of usher's own, so that progress counts against
+		// the time-out whether or not the caller wants to hear of it.
+		if own := field(field(params, "_meta"), "progressToken"); string(own) != "null" {
+			c.token = own
+		}
+		params = withMeta(params, "progressToken", json.RawMessage(id))
 		w.followLevel(caller)
 	}
 	if err := w.begin(id, c); err != nil {
@@ -502,7 +507,18 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 		w.cancelRequest(id, err)
 		return nil, err
 	}
-	result, err := w.result(caller, msg)
+	var result json.RawMessage
+	switch {
+	case msg == nil:
+		err = w.err
+	case msg.Err != nil:
+		err = msg.Err
+	default:
+		result = msg.Result
+	}
+	if w.info.Stateless && !caller.Stateless && caller.Session != "" && stringField(result, "resultType") != resultInput {
+		result = statefulResult(result)
+	}
 	if lacked := c.lacked; caller.Stateless && lacked != 0 && (err != nil || string(field(result, "isError")) == "true") {
 		return nil, missingCapability(lacked)
 	}
@@ -624,36 +640,11 @@ func (w *Worker) tell(msg *Message) {
 // nextID is the id of a request to the module.
 func (w *Worker) nextID() ID { return strconv.AppendInt(nil, w.lastID.Add(1), 10) }
 
-// result is what an answer means for the call.
-func (w *Worker) result(caller Caller, msg *Message) (json.RawMessage, error) {
-	switch {
-	case msg == nil:
-		return nil, w.err
-	case msg.Err != nil:
-		return nil, msg.Err
-	case w.info.Stateless && caller.Session != "" && !caller.Stateless && stringField(msg.Result, "resultType") != resultInput:
-		return statefulResult(msg.Result), nil
-	default:
-		return msg.Result, nil
-	}
-}
-
 // cancelRequest tells the module that the answer to a request is not wanted any
 // more.
 func (w *Worker) cancelRequest(id string, why error) {
 	params := object{{"requestId", json.RawMessage(id)}, {"reason", quote(why.Error())}}
 	w.tell(&Message{Method: "notifications/cancelled", Params: params.json()})
-}
-
-// setProgressToken puts token in params._meta in place of the caller's own,
-// which it returns. Every request gets one, so that progress counts against the
-// time-out whether or not the caller wants to hear of it.
-func setProgressToken(params json.RawMessage, token string) (json.RawMessage, json.RawMessage) {
-	own := field(field(params, "_meta"), "progressToken")
-	if string(own) == "null" {
-		own = nil
-	}
-	return withMeta(params, "progressToken", json.RawMessage(token)), own
 }
 
 // What a module asks of its client in the middle of a call, such as a model's
