@@ -19,7 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"go/ast"
-	"go/build/constraint"
+	"go/build"
 	"go/parser"
 	"go/scanner"
 	"go/token"
@@ -28,8 +28,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 )
@@ -81,74 +81,58 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 		return nil, failed
 	}
 	if file.Name.Name != "main" {
-		return nil, s.fault(file.Name, "package %s: a module is package main", file.Name.Name)
+		return nil, &goBuildError{[]string{s.place(file.Name) + ": package " + file.Name.Name + ": a module is package main"}}
 	}
-	if isInGoBuild(string(src)) {
+	if isInGoBuild(base, src) {
 		s.problems = append(s.problems, base+":1: add the line //go:build usher at the top, "+
 			"followed by an empty one: without it, go build ./... takes this file for a program without main")
 	}
 	s.about = strings.TrimSpace(file.Doc.Text())
 	for _, decl := range file.Decls {
-		if err := s.declare(decl); err != nil {
-			return nil, err
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			if decl.Recv == nil && decl.Name.IsExported() {
+				s.declareFunction(decl)
+			}
+		case *ast.GenDecl:
+			s.declareTypes(decl)
 		}
 	}
 	return s, nil
 }
 
-// fault is an error of one line, about the line of the file where at begins.
-func (s *goSource) fault(at ast.Node, format string, args ...any) *goBuildError {
-	return &goBuildError{[]string{s.place(at) + ": " + fmt.Sprintf(format, args...)}}
-}
-
+// place is the line of the file where a node begins.
 func (s *goSource) place(at ast.Node) string {
 	return fmt.Sprintf("%s:%d", s.base, s.positions.Position(at.Pos()).Line)
 }
 
-// declare takes in what is declared at the top level of the file. Its error is a
-// name that the generated main needs for itself.
-func (s *goSource) declare(decl ast.Decl) error {
-	switch decl := decl.(type) {
-	case *ast.FuncDecl:
-		if decl.Recv == nil {
-			return s.declareFunction(decl)
-		}
-	case *ast.GenDecl:
-		for _, spec := range decl.Specs {
-			if spec, ok := spec.(*ast.TypeSpec); ok {
-				// The comment of an ungrouped type belongs to the declaration, that
-				// above a group to no type in it.
-				doc := spec.Doc
-				if doc == nil && !decl.Lparen.IsValid() {
-					doc = decl.Doc
-				}
-				s.describe("main."+spec.Name.Name, spec.Type, doc, spec.Comment)
+func (s *goSource) declareTypes(decl *ast.GenDecl) {
+	for _, spec := range decl.Specs {
+		if spec, ok := spec.(*ast.TypeSpec); ok {
+			// The comment of an ungrouped type belongs to the declaration, that
+			// above a group to no type in it.
+			doc := spec.Doc
+			if doc == nil && !decl.Lparen.IsValid() {
+				doc = decl.Doc
 			}
+			s.describe("main."+spec.Name.Name, spec.Type, doc, spec.Comment)
 		}
 	}
-	return nil
 }
 
-func (s *goSource) declareFunction(fn *ast.FuncDecl) error {
+func (s *goSource) declareFunction(fn *ast.FuncDecl) {
 	name := fn.Name.Name
-	switch {
-	case name == "main":
-		return s.fault(fn.Name, "main is declared: usher generates the main of a module, so remove it or rename it")
-	case strings.HasPrefix(name, "usher__"):
-		return s.fault(fn.Name, "%s: names that begin with usher__ belong to the generated main", name)
-	case !fn.Name.IsExported():
-	case fn.Type.TypeParams != nil: // its type arguments would have to come from somewhere
-		s.problems = append(s.problems, s.fault(fn.Name, "%s: a function with type parameters can't be called from outside", name).Error())
-	default:
-		// The comment stays as it is: what the tags in it mean is the same for every
-		// language. Whether parameters and results are those of a method is found out
-		// at run time.
-		doc := strings.TrimSuffix(fn.Doc.Text(), "\n")
-		s.functions = append(s.functions, fmt.Sprintf("{name: %q, function: %q, place: %q, doc: %q, f: usher__reflect.ValueOf(%s)}",
-			goMethodName(name), name, s.place(fn.Name), doc, name))
-		s.describe("main."+name, fn.Type.Params) // a parameter may be a struct without a name
+	if fn.Type.TypeParams != nil { // its type arguments would have to come from somewhere
+		s.problems = append(s.problems, s.place(fn.Name)+": "+name+": a function with type parameters can't be called from outside")
+		return
 	}
-	return nil
+	// The comment stays as it is: what the tags in it mean is the same for every
+	// language. Whether parameters and results are those of a method is found out
+	// at run time.
+	doc := strings.TrimSuffix(fn.Doc.Text(), "\n")
+	s.functions = append(s.functions, fmt.Sprintf("{name: %q, function: %q, place: %q, doc: %q, f: usher__reflect.ValueOf(%s)}",
+		goMethodName(name), name, s.place(fn.Name), doc, name))
+	s.describe("main."+name, fn.Type.Params) // a parameter may be a struct without a name
 }
 
 // describe notes the first comment there is of what has the path, and those of the
@@ -189,19 +173,12 @@ func goMethodName(fn string) string {
 	return string(runes)
 }
 
-// isInGoBuild tells whether go build ./... would compile a file. The tag ignore,
-// which is never set either, keeps it out as well as usher does.
-func isInGoBuild(src string) bool {
-	for line := range strings.Lines(strings.TrimPrefix(src, "\uFEFF")) {
-		if strings.HasPrefix(line, "package ") {
-			break
-		}
-		// Any other tag may be set on someone's machine.
-		if expr, err := constraint.Parse(strings.TrimSpace(line)); err == nil && constraint.IsGoBuild(line) {
-			return expr.Eval(func(tag string) bool { return tag != "usher" && tag != "ignore" })
-		}
-	}
-	return true
+// isInGoBuild tells whether go build ./... would compile a file on this machine.
+func isInGoBuild(base string, src []byte) bool {
+	files := build.Default
+	files.OpenFile = func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(src)), nil }
+	matched, _ := files.MatchFile("", base)
+	return matched
 }
 
 // generateMain is goMainText with what the file says. Functions are named, not
@@ -235,41 +212,22 @@ const keepBuilds = 24 * time.Hour
 // goBuilder builds modules into a folder. Safe for concurrent use, in several
 // processes too.
 type goBuilder struct {
-	Folder string   // absolute; made if need be
-	turns  sync.Map // one build of a file at a time: path to a chan struct{} of one place
+	Folder string // absolute; made if need be
 }
 
-// Build makes the program of the module at path, an absolute path, and returns
-// where it is: under a name that stands for its content, so that it never becomes
-// another one. It is quick when nothing has changed. Nothing is written beside the
-// module. environ is that of the go command. The error is a *goBuildError when it
-// is the module's, and wraps the cause when ctx ended the build.
-func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (binary string, err error) {
-	turn, _ := g.turns.LoadOrStore(path, make(chan struct{}, 1))
-	select {
-	case turn.(chan struct{}) <- struct{}{}:
-		defer func() { <-turn.(chan struct{}) }()
-	case <-ctx.Done():
-	}
-	if ctx.Err() == nil {
-		binary, err = g.build(ctx, path, environ)
-	}
-	if ctx.Err() != nil {
-		return "", fmt.Errorf("building %q: %w", filepath.Base(path), context.Cause(ctx))
-	}
-	if bad := (*goBuildError)(nil); err != nil && !errors.As(err, &bad) {
-		err = fmt.Errorf("building %q: %w", filepath.Base(path), err)
-	}
-	return binary, err
-}
-
-func (g *goBuilder) build(ctx context.Context, path string, environ []string) (string, error) {
-	in, err := openRegular(path)
+// Build makes the program of the module at path, an absolute path without links,
+// and returns where it is: under a name that stands for its content, so that it
+// never becomes another one. It is quick when nothing has changed. Nothing is
+// written beside the module. environ is that of the go command. The error is a
+// *goBuildError when it is the module's, and the cause of ctx's end when that
+// ended the build.
+func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (string, error) {
+	file, err := openRegular(path)
 	if err != nil {
 		return "", err
 	}
-	src, err := io.ReadAll(io.LimitReader(in, maxSource))
-	in.Close()
+	defer file.Close()
+	src, err := io.ReadAll(io.LimitReader(file, maxSource))
 	if err != nil {
 		return "", err
 	}
@@ -277,18 +235,7 @@ func (g *goBuilder) build(ctx context.Context, path string, environ []string) (s
 	if err != nil {
 		return "", err
 	}
-	tool, err := exec.LookPath("go")
-	if err != nil {
-		return "", &goBuildError{[]string{source.base +
-			`: a Go module needs the go command, and there is no "go" in PATH: install Go from https://go.dev/dl`}}
-	}
-	// From here on links are resolved, as the folder of a linked module is that of
-	// its target, and with it the Go module it belongs to.
-	file, err := filepath.EvalSymlinks(path)
-	if err != nil {
-		return "", err
-	}
-	work := filepath.Join(g.Folder, hashOf(file))
+	work := filepath.Join(g.Folder, hashOf(path))
 	if err := os.MkdirAll(work, 0o700); err != nil {
 		return "", err
 	}
@@ -297,14 +244,14 @@ func (g *goBuilder) build(ctx context.Context, path string, environ []string) (s
 		return "", err
 	}
 	defer os.RemoveAll(temp)
-	// The go command builds nothing where it finds what it would build.
 	target := filepath.Join(temp, "module")
 	if runtime.GOOS == "windows" {
 		target += ".exe"
 	}
+	// The go command builds nothing where it finds what it would build.
 	latest := filepath.Join(work, "latest")
 	_ = os.Link(latest, target)
-	if err := runGoBuild(ctx, tool, file, source, target, environ); err != nil {
+	if err := runGoBuild(ctx, path, source, target, environ); err != nil {
 		return "", err
 	}
 	binary, err := g.keep(target, work)
@@ -341,7 +288,7 @@ func (g *goBuilder) keep(built, work string) (string, error) {
 
 // runGoBuild has the go command make target of a module's file and the main
 // generated for it. It lays both into the file's folder by an overlay.
-func runGoBuild(ctx context.Context, tool, file string, source *goSource, target string, environ []string) error {
+func runGoBuild(ctx context.Context, file string, source *goSource, target string, environ []string) error {
 	dir, temp := filepath.Dir(file), filepath.Dir(target)
 	main, overlay := filepath.Join(temp, "main.go"), filepath.Join(temp, "overlay.json")
 	replace := map[string]string{filepath.Join(dir, goMainName): main, filepath.Join(dir, goModuleName): file}
@@ -353,24 +300,24 @@ func runGoBuild(ctx context.Context, tool, file string, source *goSource, target
 	}
 	// No -tags: files that are named are built whatever their constraints say, and
 	// the tag must not reach other packages.
-	cmd := exec.CommandContext(ctx, tool, "build", "-buildvcs=false", "-overlay", overlay, "-o", target, goMainName, goModuleName)
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-overlay", overlay, "-o", target, goMainName, goModuleName)
 	cmd.Dir = dir
 	// The binary runs here, whatever the daemon's environment cross-compiles for.
-	cmd.Env = environ
-	cmd.Env = append(cmd.Environ(), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
+	cmd.Env = append(slices.Clip(environ), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 	setGroup(cmd)
 	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) } // the compilers too
 	cmd.WaitDelay = 2 * time.Second
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	if err = cmd.Run(); err == nil {
+	said, err := cmd.CombinedOutput()
+	switch {
+	case err == nil:
 		return nil
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
 	}
-	// Whatever the go command has to say, it says about the module or its imports;
-	// that ctx ended it is looked at by the caller.
-	lines := goErrorLines(stderr.String(), filepath.Base(file), main)
+	// Whatever the go command has to say, it says about the module or its imports.
+	lines := goErrorLines(string(said), source.base, main)
 	if len(lines) == 0 {
-		lines = []string{fmt.Sprintf("go build: %v", err)}
+		lines = []string{fmt.Sprintf("%s: a Go module needs the go command (install Go from https://go.dev/dl): %v", source.base, err)}
 	}
 	return &goBuildError{lines}
 }
@@ -380,22 +327,23 @@ func runGoBuild(ctx context.Context, tool, file string, source *goSource, target
 func goErrorLines(text, base, main string) []string {
 	var lines []string
 	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\r\n")
-		if line == "" || strings.HasPrefix(line, "# ") || strings.HasPrefix(line, "go: downloading ") {
-			continue
-		}
-		// The types of a call that does not fit, or the command that would help,
-		// stand indented below: here an error is one line.
-		if line[0] == '\t' && len(lines) > 0 {
-			lines[len(lines)-1] += " " + strings.TrimSpace(line)
+		message, indented := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "\t")
+		if message == "" || strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ") {
 			continue
 		}
 		// The compiler gives the true names, the import reader and cgo the overlay's.
-		line = strings.ReplaceAll(line, goModuleName, base)
-		if _, rest, ok := strings.Cut(line, filepath.Base(filepath.Dir(main))+string(filepath.Separator)+"main.go"); ok {
-			line = "the generated main" + rest
+		message = strings.ReplaceAll(message, goModuleName, base)
+		if _, rest, ok := strings.Cut(message, filepath.Base(filepath.Dir(main))+string(filepath.Separator)+"main.go"); ok {
+			message = "the generated main" + rest
 		}
-		lines = append(lines, strings.TrimPrefix(line, "."+string(filepath.Separator)))
+		message = strings.TrimPrefix(message, "."+string(filepath.Separator))
+		// The types of a call that does not fit, or the command that would help,
+		// stand indented below: here an error is one line.
+		if indented && len(lines) > 0 {
+			lines[len(lines)-1] += " " + strings.TrimSpace(message)
+		} else {
+			lines = append(lines, message)
+		}
 	}
 	return lines
 }
