@@ -14,13 +14,12 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -118,6 +117,14 @@ type httpError struct {
 func (e *httpError) Error() string { return e.Msg }
 func (e *httpError) Unwrap() error { return e.Err }
 
+// why is what the log says of the error.
+func (e *httpError) why() string {
+	if e.Err != nil {
+		return e.Err.Error()
+	}
+	return e.Msg
+}
+
 func httpErrorf(status int, format string, args ...any) *httpError {
 	return &httpError{Status: status, Msg: fmt.Sprintf(format, args...)}
 }
@@ -129,37 +136,23 @@ func retryAfter(seconds int) http.Header {
 
 // handle adapts a handler that returns its error to one that writes it. write
 // gives the endpoint's form to the body. An error without a status is logged
-// whole and shown as an internal error. A panic is logged with its stack, and
-// ends the connection.
+// whole and shown as an internal error. (Panics are logged by net/http.)
 func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		id := w.Header().Get(requestIDHeader)
-		defer func() {
-			if p := recover(); p != nil {
-				if p != http.ErrAbortHandler { // else it is logged already
-					log.Error("panic in a handler", "path", clipText(r.URL.Path, 200), "request", id, "panic", p, "stack", string(debug.Stack()))
-				}
-				panic(http.ErrAbortHandler)
-			}
-		}()
 		err := f(w, r)
 		if err == nil {
 			return
 		}
+		id := w.Header().Get(requestIDHeader)
+		path := clipText(r.URL.Path, 200)
 		e := (*httpError)(nil)
 		if !errors.As(err, &e) {
-			log.Error("internal error", "path", clipText(r.URL.Path, 200), "request", id, "err", err)
+			log.Error("internal error", "path", path, "request", id, "err", err)
 			e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
 		} else if !e.Logged {
-			attrs := []any{"status", e.Status, "path", clipText(r.URL.Path, 200), "request", id, "why", e.Msg}
-			if e.Err != nil {
-				attrs = append(attrs, "err", e.Err)
-			}
-			log.Info("refused", attrs...)
+			log.Info("refused", "status", e.Status, "path", path, "request", id, "why", e.why())
 		}
-		for k, v := range e.Header {
-			w.Header()[k] = v
-		}
+		maps.Copy(w.Header(), e.Header)
 		write(w, e)
 	}
 }
@@ -178,20 +171,16 @@ const (
 	anyone
 )
 
-// includes reports whether a request is of the audience.
+// includes reports whether a request is of the audience. Who sent one that a
+// proxy says to have passed on can be anywhere, whatever address the daemon
+// listens on.
 func (a audience) includes(r *http.Request) bool {
-	return a == anyone || a == thisMachine && !isProxied(r)
-}
-
-// isProxied reports whether a proxy says that it passed the request on. Who sent
-// it can be anywhere then, whatever address the daemon listens on.
-func isProxied(r *http.Request) bool {
 	for name := range r.Header {
 		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
-			return true
+			return a == anyone
 		}
 	}
-	return false
+	return a != nobody
 }
 
 // originPolicy decides who may speak to the daemon. The zero value admits
@@ -216,10 +205,13 @@ const mcpFlags = "-require-claim (MCP clients need a code from usher claim), or 
 
 // admit refuses a foreign Host, which is what DNS rebinding looks like, and a
 // foreign Origin, which is some website's script (MCP, basic/transports,
-// "Security Warning").
+// "Security Warning"). A Host may be a loopback name, an IP literal (no page can
+// be rebound to one), or what was allowed by flag.
 func (p *originPolicy) admit(r *http.Request) error {
-	if host, ok := p.checkHost(r.Host); !ok {
-		return httpErrorf(http.StatusForbidden, "host %q is not allowed: start usher serve with -allow-host %s", host, host)
+	host := strings.ToLower(strings.TrimSuffix((&url.URL{Host: r.Host}).Hostname(), "."))
+	_, notAddr := netip.ParseAddr(host)
+	if notAddr != nil && !isLoopback(host) && !slices.Contains(p.hosts, host) {
+		return httpErrorf(http.StatusForbidden, "host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
 	}
 	origins := r.Header.Values("Origin")
 	if len(origins) == 0 && r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Method == http.MethodPost {
@@ -231,18 +223,6 @@ func (p *originPolicy) admit(r *http.Request) error {
 		}
 	}
 	return nil
-}
-
-// checkHost accepts a loopback name, an IP literal (no page can be rebound to
-// one), and what was allowed by flag. It returns the name without the port.
-func (p *originPolicy) checkHost(hostport string) (string, bool) {
-	host := hostport
-	if h, _, err := net.SplitHostPort(hostport); err == nil {
-		host = h
-	}
-	host = strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
-	_, err := netip.ParseAddr(host)
-	return clipText(host, 100), err == nil || isLoopback(host) || slices.Contains(p.hosts, host)
 }
 
 // allowsOrigin accepts a page served from this machine and what was allowed by
@@ -371,7 +351,7 @@ type pendingBody struct {
 	dropped bool // to make room for others
 }
 
-// Read reads on, unless the body was dropped.
+// Read reads on, unless the body was dropped to make room for others.
 func (p *pendingBody) Read(buf []byte) (int, error) {
 	n, err := p.from.Read(buf)
 	if !p.common.received(p, n) {
@@ -391,13 +371,13 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 	if (p.size+n)/bodyChunk > p.size/bodyChunk {
 		p.SetReadDeadline(time.Now().Add(bodyTimeout))
 	}
+	b.pending[p] = true
 	p.size += n
 	b.size[p.known] += n
-	b.pending[p] = true
 	for b.size[true]+b.size[false] > max(maxBodies, int(b.limit)) || b.size[false] > max(maxUnknown, int(b.limit)) {
 		slow := p
 		for other := range b.pending {
-			if other.rank() < slow.rank() {
+			if other.rate() < slow.rate() {
 				slow = other
 			}
 		}
@@ -408,25 +388,21 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 	return !p.dropped
 }
 
-// rank orders the bodies that make room, the lowest first: of senders who have
-// shown nothing those over bodyChunk, the slowest first. Any other sender who asks
-// for room that is not there is refused.
-func (p *pendingBody) rank() float64 {
-	rate := float64(p.size) / float64(time.Since(p.since))
-	switch {
-	case p.known:
-		return math.Inf(1)
-	case p.size <= bodyChunk:
-		return rate + 1e9
-	}
-	return rate
-}
-
 // remove ends the counting of a body. The caller holds b.mu.
 func (b *bodyReader) remove(p *pendingBody) {
 	delete(b.pending, p)
 	b.size[p.known] -= p.size
 	p.size = 0
+}
+
+// rate is how fast a body comes, in bytes per nanosecond. Who has shown nothing and
+// is over bodyChunk makes room for others, the slowest first; for any other sender
+// there is no rate, so that one who asks for room that is not there is refused.
+func (p *pendingBody) rate() float64 {
+	if p.known || p.size <= bodyChunk {
+		return math.Inf(1)
+	}
+	return float64(p.size) / float64(time.Since(p.since))
 }
 
 // writeBody writes b, as long as the peer takes some of it. Without deadlines a

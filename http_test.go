@@ -1,5 +1,5 @@
-// Tests of http.go: requests that a proxy passed on, what all bodies together
-// may take, and handlers that panic. Host, Origin and the limit of one body are
+// Tests of http.go: requests that a proxy passed on, and what all bodies together
+// may take. Host, Origin and the limit of one body are
 // held by mcp_test.go and webhook_test.go.
 
 package main
@@ -179,17 +179,4 @@ func TestBodyAnnouncedTooLarge(t *testing.T) {
 	if n := b.status(t); n != 413 {
 		t.Errorf("status %d", n)
 	}
-}
-
-func TestPanicsAreLogged(t *testing.T) {
-	t.Parallel()
-	log := &output{}
-	s := httptest.NewServer(handle(slog.New(slog.NewTextHandler(log, nil)), nil, func(http.ResponseWriter, *http.Request) error { panic("a flaw") }))
-	defer s.Close()
-	if res, err := http.Get(s.URL); err == nil {
-		t.Errorf("status %d", res.StatusCode)
-	}
-	await(t, "the log to tell", func() bool {
-		return strings.Contains(log.String(), "level=ERROR") && strings.Contains(log.String(), "a flaw") && strings.Contains(log.String(), "http_test.go")
-	})
 }
