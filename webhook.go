@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -70,20 +69,15 @@ type delivery struct {
 func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	d := &delivery{Request: r, id: w.Header().Get(requestIDHeader), path: strings.TrimPrefix(r.URL.Path, webhookPrefix), received: time.Now()}
 	err := h.deliver(w, d)
-	why := err
-	if e := (*httpError)(nil); errors.As(err, &e) {
-		if d.status, e.Logged = e.Status, true; e.Err != nil {
-			why = e.Err
-		}
-	}
-	args := []any{"id", d.id, "status", d.status, "took", time.Since(d.received).Round(10 * time.Microsecond), "bytes", len(d.body), "remote", r.RemoteAddr}
+	args := []any{"id", d.id, "took", time.Since(d.received).Round(10 * time.Microsecond), "bytes", len(d.body), "remote", r.RemoteAddr}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
-	if why != nil {
-		args = append(args, "why", why.Error())
+	if e := (*httpError)(nil); errors.As(err, &e) {
+		d.status, e.Logged = e.Status, true
+		args = append(args, "why", e.why())
 	}
-	h.log.Info("delivery", args...)
+	h.log.Info("delivery", append(args, "status", d.status)...)
 	return err
 }
 
@@ -110,13 +104,8 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	if err != nil {
 		return err
 	}
-	d.status = answer.status
-	maps.Copy(w.Header(), answer.header)
-	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(answer.status)
-	if answer.status != http.StatusNoContent && answer.status != http.StatusNotModified {
-		_ = writeBody(w, answer.body) // a sender that is gone is no one to tell
-	}
+	d.status = answer.Status
+	answer.write(w)
 	return nil
 }
 
@@ -174,11 +163,11 @@ func (h *Webhooks) verify(ctx context.Context, d *delivery) error {
 // find is the method at a delivery's path, waiting for modules that are being
 // introspected: for a sender who has not shown the secret whatever the path is.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (*Tool, error) {
-	pending := h.views.Pending(scopeAll()) // asked before the view: what is missing there was not pending
+	pending := false
 	tool, others := h.views.View(scopeAll()).Hook(d.path)
-	if pending && (!d.shown || tool == nil && others == nil) {
+	if !d.shown || tool == nil && others == nil {
 		h.views.WaitReady(ctx, scopeAll())
-		pending = h.views.Pending(scopeAll())
+		pending = h.views.Pending(scopeAll()) // asked before the view: what is missing there was not pending
 		tool, others = h.views.View(scopeAll()).Hook(d.path)
 	}
 	switch {
@@ -193,21 +182,17 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (*Tool, error) {
 	}
 }
 
-// call calls the delivery's method. Where the module was reloaded in between, the
-// method that stands at the path then is verified and called instead.
+// call calls the delivery's method: each attempt the one that stands at the path
+// then, as the module may be reloaded in between.
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
 	defer context.AfterFunc(h.stopped, cancel)()
 	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook"}
-	verified := true
 	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
-		if !verified {
-			if err := h.verify(ctx, d); err != nil {
-				return nil, err
-			}
+		if err := h.verify(ctx, d); err != nil {
+			return nil, err
 		}
-		verified = false
 		arguments, err := d.arguments()
 		if err != nil {
 			return nil, err
@@ -395,9 +380,6 @@ func parameters(contentType string, body []byte, m *Method) (object, error) {
 	switch {
 	case kind == multipartType:
 		form, err = multipart.NewReader(bytes.NewReader(body), params["boundary"]).ReadForm(int64(len(body)))
-		if err == nil && !bytes.Contains(body, []byte("--"+params["boundary"]+"--")) {
-			err = io.ErrUnexpectedEOF // cut within a part's header, which the reader takes for the end
-		}
 	case kind == formType && err != nil: // curl -d calls JSON a form, too
 		form.Value, err = url.ParseQuery(string(body))
 	default:
@@ -490,70 +472,73 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 	return value
 }
 
-// webhookAnswer is what the sender gets.
+// webhookAnswer is what the sender gets, in the form in which a method may make it
+// itself, as "_response".
 type webhookAnswer struct {
-	status int
-	header http.Header
-	body   []byte
+	Status  int
+	Headers map[string]string
+	Body    json.RawMessage // sent as it is; the text of it, where it is a JSON string
 }
-
-const plainText = "text/plain; charset=utf-8"
 
 // answerOf turns a tool's result into the answer.
 func answerOf(result json.RawMessage) (webhookAnswer, error) {
-	text, kind := resultText(result), plainText
-	body := []byte(strings.TrimSpace(text))
+	text := resultText(result)
+	body := json.RawMessage(strings.TrimSpace(text))
 	switch {
 	case string(field(result, "isError")) == "true":
 		return webhookAnswer{}, &httpError{Status: http.StatusInternalServerError, Msg: text, Err: errFailed}
 	case text == "":
-		return webhookAnswer{status: http.StatusNoContent}, nil
-	case json.Valid(body) && (body[0] == '{' || body[0] == '['):
-		if own := field(body, "_response"); own != nil {
-			return ownAnswer(own)
-		}
-		kind = "application/json"
+		return webhookAnswer{Status: http.StatusNoContent}, nil
+	case !json.Valid(body) || body[0] != '{' && body[0] != '[':
+		return webhookAnswer{Status: http.StatusOK, Body: quote(text)}, nil
 	}
-	return webhookAnswer{http.StatusOK, http.Header{"Content-Type": {kind}}, []byte(text)}, nil
+	if own := field(body, "_response"); own != nil {
+		return ownAnswer(own)
+	}
+	return webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}, nil
 }
 
-// ownHeaders are those of the connection, which no method can set.
-var ownHeaders = []string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}
+// connectionHeaders are those that no method can set.
+var connectionHeaders = []string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}
 
-// ownAnswer is the answer that a method made itself, as "_response".
+// ownAnswer is the answer that a method made itself.
 func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
-	own := struct {
-		Status  int
-		Headers map[string]string
-		Body    json.RawMessage
-	}{Status: http.StatusOK}
+	a := webhookAnswer{Status: http.StatusOK}
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.DisallowUnknownFields()
-	err := decoder.Decode(&own)
-	if err == nil && (!isObject(raw) || own.Status < 200 || own.Status > 599) {
+	err := decoder.Decode(&a)
+	if err == nil && (!isObject(raw) || a.Status < 200 || a.Status > 599) {
 		err = errors.New("want an object with a status from 200 to 599, headers and body")
 	}
-	a := webhookAnswer{own.Status, http.Header{}, own.Body}
-	if text, ok := unquote(own.Body); ok && text != "" {
-		a.body = []byte(text)
-		a.header.Set("Content-Type", plainText)
-	} else if ok || string(own.Body) == "null" {
-		a.body = nil
-	} else if own.Body != nil {
-		a.header.Set("Content-Type", "application/json")
-	}
 	isControl := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }
-	for name, value := range own.Headers {
-		if !headerToken.MatchString(name) || strings.ContainsFunc(value, isControl) || slices.Contains(ownHeaders, http.CanonicalHeaderKey(name)) {
+	for name, value := range a.Headers {
+		if !headerToken.MatchString(name) || strings.ContainsFunc(value, isControl) || slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name)) {
 			err = fmt.Errorf("header %q: not one that a method can set", name)
 		}
-		a.header.Set(name, value)
 	}
 	if err != nil {
 		const what = "the method's _response is no HTTP answer"
 		return a, &httpError{Status: http.StatusBadGateway, Msg: what + ": " + err.Error(), Err: errors.New(what)}
 	}
 	return a, nil
+}
+
+func (a webhookAnswer) write(w http.ResponseWriter) {
+	body, kind := []byte(a.Body), "application/json"
+	if text, ok := unquote(a.Body); ok {
+		body, kind = []byte(text), "text/plain; charset=utf-8"
+	} else if string(a.Body) == "null" {
+		body = nil
+	}
+	if len(body) > 0 {
+		w.Header().Set("Content-Type", kind)
+	}
+	for name, value := range a.Headers {
+		w.Header().Set(name, value)
+	}
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(a.Status)
+	_ = writeBody(w, body) // a sender that is gone is no one to tell
 }
 
 // writeWebhookError writes an error in this endpoint's form.

@@ -17,6 +17,7 @@ import (
 	"mime/multipart"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/textproto"
 	"os"
 	"os/exec"
@@ -793,12 +794,6 @@ func TestWebhookMultipart(t *testing.T) {
 		raw := field(field(json.RawMessage(a.Body), webhookParam), "rawBody")
 		if text, ok := unquote(raw); utf8.ValidString(body) != ok || ok && text != body {
 			t.Errorf("%s: rawBody %s", row.what, raw)
-		}
-	}
-	kind, body := multipartBody(part{"s", "", "", "x"})
-	for cut := range len(body) - len("--\r\n") {
-		if a := d.send(t, "POST", "m/handleForm", body[:cut+1], "Content-Type: "+kind); a.Status != 400 {
-			t.Errorf("cut after %d bytes: %d %s", cut+1, a.Status, a.Body)
 		}
 	}
 }
@@ -1798,17 +1793,18 @@ func FuzzWebhookOwnAnswer(f *testing.F) {
 			}
 			return
 		}
+		w := httptest.NewRecorder()
+		a.write(w)
 		var wire bytes.Buffer
-		out := http.Response{StatusCode: a.status, ProtoMajor: 1, ProtoMinor: 1, Header: a.header, Body: io.NopCloser(bytes.NewReader(a.body)), ContentLength: int64(len(a.body))}
-		if err := out.Write(&wire); err != nil {
+		if err := w.Result().Write(&wire); err != nil {
 			t.Fatalf("%s: %v", s, err)
 		}
 		in, err := http.ReadResponse(bufio.NewReader(&wire), nil)
-		if err != nil || in.StatusCode != a.status {
+		if err != nil || in.StatusCode != a.Status {
 			t.Fatalf("%s: %v %+v", s, err, a)
 		}
-		for name, values := range a.header {
-			if got := in.Header[name]; len(got) != 1 || got[0] != strings.Trim(values[0], " \t") {
+		for name := range a.Headers {
+			if got, want := in.Header.Values(name), w.Header().Get(name); len(got) != 1 || got[0] != strings.Trim(want, " \t") {
 				t.Fatalf("%s: header %q came as %q", s, name, got)
 			}
 		}
