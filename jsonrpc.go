@@ -443,7 +443,7 @@ func skipString(b []byte, i int) int {
 
 // errLineTooLong is what a lineReader returns, once, for a line over its limit.
 // The line is skipped; reading can go on.
-var errLineTooLong = errors.New("line too long")
+var errLineTooLong error = rpcErrorf(codeInvalidRequest, "the line is too long")
 
 // lineReader reads newline-delimited messages with a limit on their length.
 // It is for one goroutine.

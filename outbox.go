@@ -43,11 +43,13 @@ type connection struct {
 	ctx   context.Context   // ends with it
 	write func(frame) error // nil where the client accepts no stream
 	wake  chan struct{}     // 1-buffered: there is more to write, or nothing will follow
-	done  chan struct{}     // closed when nothing is written to it any more
+	done  context.Context   // ends, by end, when a stream was begun on it and nothing more is written
+	end   func()
 }
 
 func newConnection(ctx context.Context, write func(frame) error) *connection {
-	return &connection{ctx: ctx, write: write, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	done, end := context.WithCancel(context.Background())
+	return &connection{ctx: ctx, write: write, wake: make(chan struct{}, 1), done: done, end: end}
 }
 
 // wakeUp has the connection's writer look what there is.
@@ -153,7 +155,7 @@ func (o *outbox) finish(last []byte, stream bool) bool {
 // follow writes what is queued to a connection until the outbox has ended, or the
 // connection has, or another one has taken its place.
 func (o *outbox) follow(conn *connection) {
-	defer close(conn.done)
+	defer conn.end()
 	tick := time.NewTicker(keepAlive)
 	defer tick.Stop()
 	for err := error(nil); err == nil; {
@@ -205,7 +207,7 @@ func (o *outbox) loseLocked(conn *connection) {
 func (o *outbox) resume(conn *connection, n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	missed, ok := o.kept.buffer.after(o.kept, n)
+	missed, ok := o.kept.buffer.after(o, n)
 	if !ok {
 		return false
 	}
@@ -299,23 +301,20 @@ func (b *replayBuffer) forget(k *keptStream) {
 	b.kept = slices.DeleteFunc(b.kept, func(m keptMessage) bool { return m.of == k })
 }
 
-// after returns the messages of a stream after n. It reports false when some of
-// them are not kept, or nobody may have them.
-func (b *replayBuffer) after(k *keptStream, n int) (missed []frame, ok bool) {
-	if !k.authorized() {
+// after returns the messages of a stream after n; nil is a stream that is not
+// known. It reports false when some of them are not kept, or nobody may have them.
+func (b *replayBuffer) after(o *outbox, n int) (missed []frame, ok bool) {
+	if o == nil || !o.kept.authorized() {
 		return nil, false
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, m := range slices.Backward(b.kept) {
-		if m.of == k && m.n > n {
+		if m.of == o.kept && m.n > n {
 			missed = append(missed, m.frame)
 		}
 	}
-	if n > k.last || len(missed) != k.last-n {
-		return nil, false
-	}
-	return missed, true
+	return missed, len(missed) == o.kept.last-n
 }
 
 // sseWriter returns what writes frames as server-sent events. The first one

@@ -19,9 +19,6 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 	go func() {
 		for reader := newLineReader(in, maxWorkerLine); ctx.Err() == nil; {
 			text, err := reader.next()
-			if err == errLineTooLong {
-				err = rpcErrorf(codeInvalidRequest, "the message is larger than %s", formatSize(maxWorkerLine))
-			}
 			select {
 			case lines <- inLine{text, err}:
 			case <-ctx.Done():

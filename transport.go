@@ -42,9 +42,7 @@ func (s *Server) routes(mux *http.ServeMux) {
 
 // methodNotAllowed is ServeMux's own answer, in this endpoint's form.
 func methodNotAllowed(_ http.ResponseWriter, r *http.Request) error {
-	e := httpErrorf(http.StatusMethodNotAllowed, "%s is not answered here: POST, GET or DELETE", r.Method)
-	e.Header = http.Header{"Allow": {"POST, GET, DELETE"}}
-	return e
+	return &httpError{Status: http.StatusMethodNotAllowed, Msg: r.Method + " is not answered here: POST, GET or DELETE", Header: http.Header{"Allow": {"POST, GET, DELETE"}}}
 }
 
 // writeMCPError writes an error as a JSON-RPC error.
@@ -102,7 +100,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
 		if take := s.sessions.open(from.Session).take.Load(); take == nil || !(*take)(body) {
-			return errSessionEnded()
+			return errSessionEnded
 		}
 		w.WriteHeader(http.StatusAccepted)
 		return nil
@@ -112,24 +110,21 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err == nil {
 		session, err = s.sessionOf(w, r, from, list[0], batch)
 	}
-	switch rpc := (*rpcError)(nil); {
-	case err == nil && session != nil:
-		s.answerPOST(w, r, accept, session, list, batch)
-	case err == nil:
-		w.WriteHeader(http.StatusAccepted)
-	case errors.As(err, &rpc):
+	if rpc, ok := errors.AsType[*rpcError](err); ok {
 		refusal := &httpError{Status: rpcStatus(rpc.Code), RPC: rpc, Msg: rpc.Message}
 		if !batch && list != nil {
 			refusal.ID = list[0].ID
 		}
 		return refusal
 	}
+	if err == nil {
+		s.answerPOST(w, r, accept, session, list, batch)
+	}
 	return err
 }
 
 // sessionOf is the session of a POST, by its first message: for initialize a new
-// one, and without sessions one of its own. It is nil for a notification without a
-// session: there is none that means anything here.
+// one, and without sessions one of its own.
 func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admission, msg inMessage, batch bool) (*Session, error) {
 	switch {
 	case !batch && msg.fault != nil:
@@ -138,14 +133,14 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 		if from.Unknown != nil {
 			return nil, from.Unknown
 		}
-		if msg.isNotification() {
-			return nil, checkVersion(r.Header.Get(protocolHeader))
+		if msg.isNotification() { // there is none that means anything here
+			return newSession(&sessionToken{}), checkVersion(r.Header.Get(protocolHeader))
 		}
 		if err := checkStateless(r.Header, msg.Message); err != nil {
 			return nil, err
 		}
 		return statelessSession(msg.Params, from.Principal)
-	case !batch && msg.isRequest() && msg.Method == "initialize":
+	case !batch && msg.Method == "initialize" && msg.isRequest():
 		protocol, caps, err := parseInitialize(msg.Params)
 		if err != nil {
 			return nil, err
@@ -154,10 +149,9 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 		w.Header().Set(sessionHeader, id)
 		return newSession(token), nil
 	case from.Session == nil || r.Header.Get(sessionHeader) == "": // only HTTP+SSE has it in the URL
-		return nil, cmp.Or(from.Unknown, errNoSessionID())
+		return nil, cmp.Or(from.Unknown, errNoSessionID)
 	default:
-		session := s.sessions.open(from.Session)
-		return session, session.takes(batch)
+		return s.sessions.open(from.Session), nil
 	}
 }
 
@@ -188,13 +182,13 @@ func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accep
 	}
 	answer, err := answers()
 	status := http.StatusOK
-	if err != nil && session.stateless {
+	if err != nil && (session.stateless || batch) {
 		status = rpcStatus(asRPCError(err).Code)
 	}
 	stream := accept.streamFirst && status == http.StatusOK || answer == nil // a cancelled request is answered by the end of its stream
 	switch {
 	case c.out.finish(answer, stream):
-		<-conn.done
+		<-conn.done.Done()
 	case answer == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:
@@ -207,8 +201,6 @@ type inMessage struct {
 	*Message
 	fault error
 }
-
-func (m inMessage) isRequest() bool { return m.fault == nil && m.Message.isRequest() }
 
 // splitBody is the messages of a body or line: one, or those of a batch.
 func splitBody(body []byte) (list []inMessage, batch bool, err error) {
@@ -229,20 +221,16 @@ func splitBody(body []byte) (list []inMessage, batch bool, err error) {
 	return list, batch, nil
 }
 
-// takes refuses a batch in a session of a version that has none.
-func (s *Session) takes(batch bool) error {
-	if protocol := s.client().protocol; batch && protocol != batchProtocol {
-		return rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", protocol)
-	}
-	return nil
-}
-
 // dispatch takes messages in, whatever the transport: requests begin, in the order
 // in which they came, so that what cancels one finds it. It returns what answers
 // them, the requests of a batch side by side, and a single one without a goroutine
 // more; nil where there is nothing to answer. An answer is nil that nobody wants
-// any more; the error is that of a single request.
+// any more; the error is that of a single request, or of the batch as a whole.
 func (s *Server) dispatch(ctx context.Context, c client, list []inMessage, batch bool) func() (answer []byte, err error) {
+	if protocol := c.session.client().protocol; batch && protocol != batchProtocol {
+		err := rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", protocol)
+		return func() ([]byte, error) { return encodeError(nil, err), err }
+	}
 	var taken []func() ([]byte, error)
 	for _, msg := range list {
 		if msg.fault == nil && !msg.isRequest() {
@@ -330,10 +318,7 @@ func (r *request) answer() (result json.RawMessage, err error) {
 // statelessSession stands for one request of a principal without a session.
 func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 	meta := field(params, "_meta")
-	if err := checkMeta(meta); err != nil {
-		return nil, err
-	}
-	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
+	if err := cmp.Or(checkMeta(meta), checkVersion(stringField(meta, metaProtocol))); err != nil {
 		return nil, err
 	}
 	session := newSession(newSessionToken(statelessProtocol, parseClientCaps(field(meta, metaClientCaps)), p, time.Now()))
@@ -357,42 +342,35 @@ func (s *Server) keptStream(kind string, session *Session) *keptStream {
 	return kept
 }
 
-// errNoSessionID answers a request without an Mcp-Session-Id header.
-func errNoSessionID() error {
-	return httpErrorf(http.StatusBadRequest, "no %s: send initialize first, and then the session id from its answer", sessionHeader)
-}
-
-// errSessionEnded answers a request of a session that is no more. A client begins
-// anew at that (MCP, basic/transports, "Session Management").
-func errSessionEnded() error { return httpErrorf(http.StatusNotFound, noSuchID) }
-
-func errManyStreams() error {
-	return &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
-}
+// What a request is refused with that names no session, one that is no more (a
+// client begins anew at that: MCP, basic/transports, "Session Management"), or one
+// that has too many streams.
+var (
+	errNoSessionID  error = httpErrorf(http.StatusBadRequest, "no %s: send initialize first, and then the session id from its answer", sessionHeader)
+	errSessionEnded error = httpErrorf(http.StatusNotFound, noSuchID)
+	errManyStreams  error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
+)
 
 // serveGET is a session's notification stream, or the rest of a stream that broke
 // off. Where the request names no session, it begins one of HTTP+SSE.
 func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	version := r.Header.Get(protocolHeader)
-	if r.Method == http.MethodHead || version == statelessProtocol {
-		return methodNotAllowed(w, r) // ServeMux counts HEAD as GET; that revision has no such streams
+	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
+		return methodNotAllowed(w, r) // ServeMux counts HEAD as GET; without sessions there are no such streams
 	}
 	if accept := parseAccept(r.Header.Values("Accept")); !accept.stream || accept.html || r.Header.Get("Accept") == "" {
 		return httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
-	}
-	if version != "" && !hasSessions(version) {
-		return httpErrorf(http.StatusBadRequest, "%s %q is not supported: want one of %s", protocolHeader, clipText(version, 50), strings.Join(protocols, ", "))
 	}
 	from, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
-		return errSessionEnded() // with its stream
+		return errSessionEnded // with its stream
 	}
 	give, ok := s.streams.take(from.Principal.Key(), maxStreamsOf)
 	if !ok {
-		return errManyStreams()
+		return errManyStreams
 	}
 	defer give()
 	ctx, cancel := context.WithCancel(r.Context())
@@ -409,13 +387,10 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		if broken == nil || !broken.resume(conn, n) {
 			return httpErrorf(http.StatusGone, "what this stream was about is not kept any more: make the request again")
 		}
-		<-conn.done
+		<-conn.done.Done()
 		return nil
 	}
-	var missed []frame
-	if broken != nil {
-		missed, _ = s.replay.after(broken.kept, n)
-	}
+	missed, _ := s.replay.after(broken, n)
 	return s.serveNotices(session, newOutbox(conn, s.keptStream(noticeStream, session), missed...), conn)
 }
 
@@ -423,18 +398,12 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 // connection or the outbox ends.
 func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) error {
 	if !session.join(out) {
-		return errManyStreams()
+		return errManyStreams
 	}
 	defer session.leave(out)
-	ctx, cancel := context.WithCancel(conn.ctx)
-	var announcer sync.WaitGroup
-	defer announcer.Wait()
-	defer cancel()
 	if out.send(nil) {
-		announcer.Go(func() { s.announce(ctx, session, out) })
-		<-conn.done
+		s.announce(conn.done, session, out)
 	}
-	out.end()
 	return nil
 }
 
@@ -463,11 +432,22 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 		s.serveNotices(session, c.out, conn)
 	})
 	for err == nil {
+		var line inLine
 		select {
 		case <-conn.ctx.Done():
-			err = io.EOF
-		case line := <-lines:
-			err = s.takeLine(conn.ctx, c, line, &requests)
+			line.err = io.EOF
+		case line = <-lines:
+		}
+		list, batch, fault := splitBody(line.text)
+		err = cmp.Or(line.err, fault)
+		if rpc, ok := errors.AsType[*rpcError](err); ok {
+			c.out.send(encodeError(nil, rpc))
+			err = nil
+		} else if answers := s.dispatch(conn.ctx, c, list, batch); answers != nil { // nil for no line
+			requests.Go(func() {
+				answer, _ := answers()
+				c.out.send(answer)
+			})
 		}
 	}
 	session.asked.fail() // nobody can answer any more
@@ -480,30 +460,6 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 		return nil
 	}
 	return err
-}
-
-// takeLine takes in what came on a connection. Its answer is sent when it is
-// there.
-func (s *Server) takeLine(ctx context.Context, c client, line inLine, requests *sync.WaitGroup) error {
-	list, batch, err := splitBody(line.text)
-	if err = cmp.Or(line.err, err); err == nil {
-		err = c.session.takes(batch)
-	}
-	if rpc := (*rpcError)(nil); errors.As(err, &rpc) {
-		c.out.send(encodeError(nil, rpc))
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if answers := s.dispatch(ctx, c, list, batch); answers != nil {
-		requests.Go(func() {
-			if answer, _ := answers(); answer != nil {
-				c.out.send(answer)
-			}
-		})
-	}
-	return nil
 }
 
 // serveSSE is the stream of a new HTTP+SSE session, whose client sends what it has
@@ -523,9 +479,7 @@ func (s *Server) serveSSE(path string, p Principal, conn *connection, hangUp fun
 	session.take.Store(&take)
 	// The address is relative, as nobody here knows what stands before it behind a
 	// proxy.
-	if err := conn.write(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)}); err != nil {
-		return nil // the client has gone
-	}
+	conn.write(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)})
 	return s.serveDuplex(session, conn, hangUp, lines)
 }
 
@@ -536,7 +490,7 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if from.Session == nil {
-		return cmp.Or(from.Unknown, errNoSessionID())
+		return cmp.Or(from.Unknown, errNoSessionID)
 	}
 	session := s.sessions.open(from.Session)
 	if err := s.gate.End(from.Session); err != nil && !errors.Is(err, errNoSession) {

@@ -750,7 +750,7 @@ func TestReplayBounds(t *testing.T) {
 	}
 	check := func(k *keptStream, n, want int) { // -1: not all of it is kept
 		t.Helper()
-		if missed, ok := buffer.after(k, n); ok != (want >= 0) || ok && len(missed) != want {
+		if missed, ok := buffer.after(&outbox{kept: k}, n); ok != (want >= 0) || ok && len(missed) != want {
 			t.Errorf("after %d of %s: %d messages, %v; want %d", n, k.id, len(missed), ok, want)
 		}
 	}
@@ -813,7 +813,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 		t.Errorf("%d bytes wait for who was dropped", out.bytes)
 	}
 	close(unblock)
-	<-conn.done
+	<-conn.done.Done()
 }
 
 // TestOldSSETakesStatelessMessages has a client of HTTP+SSE begin with what the
