@@ -12,50 +12,38 @@
 //
 // # A tour for readers
 //
-// A request goes one way through these files: from the wire to a session and
-// its scope, from there to a view of the modules, to a worker, and back as the
-// answer. A file uses only files that stand before it in this list:
+// A request goes one way through these files: its headers say who it is from
+// and so what its scope is, the scope gives a view of the modules, the view
+// leads to a worker, and the answer goes back through an outbox. A file uses
+// only files that stand before it in this list:
 //
 //	proc_unix.go, proc_windows.go   process groups
-//	jsonrpc.go    messages, their framing, the table of requests in flight
-//	http.go       who may speak to the daemon; bodies; errors with a status
-//	token.go      the right to write in the data folder, without locks
-//	claims.go     claim codes and the file they are kept in
-//	scope.go      which part of the workspace a caller may reach
-//	gomodule.go   a Go source file as a module: methods, schema, main
-//	gobuild.go    its build, and what that depends on
+//	jsonrpc.go    messages, raw JSON by member, line framing, requests in flight
+//	http.go       Host and Origin, bodies, errors with a status; the table of limits
+//	outbox.go     everything that goes to a client: plain JSON or an event stream
+//	mcp.go        the revisions of MCP, what they say differently, the method table
+//	claims.go     claim codes and the file that holds them
+//	scope.go      who a request is from, and which files that one may reach
+//	schema.go     methods: doc tags, JSON Schema, the check of arguments, results
+//	gomodule.go   a Go source file as a module
 //	runtimes.go   which files are modules, and what runs them
-//	guard.go      a process that clears up after a killed daemon
-//	era.go        what the revisions of MCP say differently
-//	worker.go     a module's child process
-//	handshake.go  what it is, and what it offers
-//	asking.go     what it asks of its client, and which client that is
-//	pool.go       a place for a module's process
-//	fleet.go      all processes of a module, and which is whose
-//	signature.go  whether a provider signed a webhook
-//	schema.go     what a method says of itself; checking arguments
-//	catalog.go    the modules there are, and views of them
-//	scan.go       one look at the workspace
-//	cache.go      what modules offer, remembered between starts
-//	shell.go      a shell script as an MCP server, which usher itself is
-//	modules.go    the registry: watching, introspecting, publishing modules
-//	replay.go     what went out on a stream, to be had again
-//	session.go    what a session id holds, and what became of sessions
-//	listen.go     what a client is told without having asked
-//	mcp.go        the methods of MCP
-//	parked.go     calls that wait for their clients to come back
-//	reply.go      an answer over HTTP: JSON, or a stream of events
-//	stream.go     how messages travel over HTTP, with sessions
-//	modern.go     and without
-//	peer.go       clients with one connection; stdio
-//	oldsse.go     and HTTP+SSE, the oldest way
+//	shell.go      a shell script as a module
+//	worker.go     one process of a module
+//	pool.go       the processes of a module
+//	ask.go        what modules ask of clients
+//	view.go       the modules inside one scope, and their names there
+//	modules.go    the registry: watching, introspecting, remembering modules
+//	session.go    sessions, and the answers to their requests
+//	transport.go  streamable HTTP: POST, GET and DELETE
+//	stdio.go      clients with one connection: stdio and HTTP+SSE
 //	webhook.go    callbacks, delivered to methods
-//	report.go     what is printed of modules, claims and results
 //	serve.go      the daemon, put together
-//	cli.go        the commands
+//	cli.go        the commands, and what they print
 //
-// The idea to look for is the View (catalog.go): it is built for a scope, and
-// nothing reaches a module but through one.
+// Three of them decide who reaches what: claims.go, scope.go and view.go. The
+// idea to look for is the View: it is built for a scope, and nothing reaches a
+// module but through one. Whoever has read these three knows that no other file
+// can widen a scope; house_test.go holds that.
 package main
 
 import (
