@@ -11,7 +11,9 @@ import (
 	"go/parser"
 	"go/token"
 	"go/types"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -109,7 +111,7 @@ func readHouse(t *testing.T) *house {
 			checked = append(checked, f)
 		}
 	}
-	conf := types.Config{Importer: importer.ForCompiler(h.fset, "gc", nil)}
+	conf := types.Config{Importer: importer.ForCompiler(h.fset, "gc", exported(t))}
 	if _, err := conf.Check("usher", h.fset, checked, h.info); err != nil {
 		t.Fatal(err)
 	}
@@ -117,6 +119,22 @@ func readHouse(t *testing.T) *house {
 		h.note(h.room(id.Pos()), object)
 	}
 	return h
+}
+
+// exported opens the export data of what the program imports. One run of the go
+// command finds all of it; an importer by itself makes one for each package.
+func exported(t *testing.T) importer.Lookup {
+	t.Helper()
+	list, err := exec.Command("go", "list", "-deps", "-export", "-f", "{{.ImportPath}} {{.Export}}", ".").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := make(map[string]string)
+	for line := range strings.Lines(string(list)) {
+		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		files[path] = file
+	}
+	return func(path string) (io.ReadCloser, error) { return os.Open(files[path]) }
 }
 
 func (h *house) room(pos token.Pos) string { return h.fset.Position(pos).Filename }

@@ -438,7 +438,7 @@ func skipString(b []byte, i int) int {
 			return i + 1
 		}
 	}
-	return i
+	return min(i, len(b)) // past the end where the text breaks off after a backslash
 }
 
 // errLineTooLong is what a lineReader returns, once, for a line over its limit.
