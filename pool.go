@@ -435,15 +435,6 @@ func (w *Worker) listen(filter object) (stop func(), err error) {
 
 var errUnsubscribed = errors.New("nobody listens any more")
 
-// subscription is a resource that one process tells somebody of.
-type subscription struct {
-	worker *Worker
-	uri    string
-	notify func(params json.RawMessage)
-	stop   func()
-}
-
-// alive reports whether the process is there that tells of it.
 func (s *subscription) alive() bool { return s.worker.alive() }
 
 // subscribe has the module say when a resource changes, to notify, until the

@@ -160,6 +160,15 @@ type Worker struct {
 	tail       []string                  // the last lines of stderr, at most tailLines
 }
 
+// subscription is a resource that one process tells somebody of.
+type subscription struct {
+	worker *Worker
+	uri    string
+	notify func(params json.RawMessage)
+	stop   func()
+}
+
+// alive reports whether the process is there that tells of it.
 // newWorker is a worker without a process yet.
 func newWorker(module string, log *slog.Logger, events workerEvents) *Worker {
 	w := &Worker{module: module, log: log.With("module", module), events: events, owner: events.owner,
