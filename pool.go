@@ -14,6 +14,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -360,6 +362,34 @@ const (
 	eraStateless era = "modern"
 )
 
+// startWorker starts a module's process and shakes hands with it, first in the
+// way of era. ctx bounds the handshake, not the worker's life.
+func startWorker(ctx context.Context, module string, l launch, era era, groups processGroups, log *slog.Logger, events workerEvents) (*Worker, error) {
+	w := newWorker(module, log, events)
+	if err := w.spawn(l, groups); err != nil {
+		w.cancel()
+		if path, ok := errors.AsType[*fs.PathError](err); ok {
+			err = path.Err // without the path: this may reach a client
+		}
+		return nil, &startError{reason: fmt.Sprintf("module %q can't start: %v", module, err)}
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	err := w.handshake(ctx, era)
+	if err == nil {
+		return w, nil
+	}
+	w.stop()
+	<-w.done
+	failed := &startError{reason: fmt.Sprintf("module %q: initialize: %v", module, err), stderr: w.tail}
+	if crash, ok := errors.AsType[*crashError](w.err); ok && crash.state != "" {
+		failed.reason = fmt.Sprintf("module %q ended at its start (%s)", module, crash.state)
+	} else if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		failed.reason = fmt.Sprintf("module %q did not answer initialize within %v", module, startTimeout)
+	}
+	return nil, failed
+}
+
 // handshake finds out what the module is. Which era it speaks is asked first,
 // unless that is known; what is no answer of the stateless one is taken for the
 // other (MCP 2026-07-28, basic/transports/stdio, "Backward Compatibility").
@@ -435,8 +465,6 @@ func (w *Worker) listen(filter object) (stop func(), err error) {
 
 var errUnsubscribed = errors.New("nobody listens any more")
 
-func (s *subscription) alive() bool { return s.worker.alive() }
-
 // subscribe has the module say when a resource changes, to notify, until the
 // subscription is released or the process ends.
 func (w *Worker) subscribe(ctx context.Context, uri string, notify func(params json.RawMessage)) (*subscription, error) {
@@ -484,21 +512,6 @@ func (w *Worker) listened() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.subs) > 0
-}
-
-// updated tells those who want to know that a resource has changed: the one
-// that they named, or one below it (MCP, server/resources, "Subscriptions").
-func (w *Worker) updated(params json.RawMessage) {
-	uri := stringField(params, "uri")
-	w.mu.Lock()
-	subs := slices.Collect(maps.Keys(w.subs))
-	w.mu.Unlock()
-	for _, s := range subs {
-		rest, below := strings.CutPrefix(uri, s.uri)
-		if below && (rest == "" || rest[0] == '/' || strings.HasSuffix(s.uri, "/")) {
-			s.notify(params)
-		}
-	}
 }
 
 // list asks for a whole list of the module, page by page: method "tools/list"

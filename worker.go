@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -169,6 +168,8 @@ type subscription struct {
 }
 
 // alive reports whether the process is there that tells of it.
+func (s *subscription) alive() bool { return s.worker.alive() }
+
 // newWorker is a worker without a process yet.
 func newWorker(module string, log *slog.Logger, events workerEvents) *Worker {
 	w := &Worker{module: module, log: log.With("module", module), events: events, owner: events.owner,
@@ -176,34 +177,6 @@ func newWorker(module string, log *slog.Logger, events workerEvents) *Worker {
 		calls: make(map[string]*call), unanswered: make(map[string]bool), asks: make(map[string]*clientRequest), subs: make(map[*subscription]bool)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w
-}
-
-// startWorker starts a module's process and shakes hands with it, first in the
-// way of era. ctx bounds the handshake, not the worker's life.
-func startWorker(ctx context.Context, module string, l launch, era era, groups processGroups, log *slog.Logger, events workerEvents) (*Worker, error) {
-	w := newWorker(module, log, events)
-	if err := w.spawn(l, groups); err != nil {
-		w.cancel()
-		if path, ok := errors.AsType[*fs.PathError](err); ok {
-			err = path.Err // without the path: this may reach a client
-		}
-		return nil, &startError{reason: fmt.Sprintf("module %q can't start: %v", module, err)}
-	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	err := w.handshake(ctx, era)
-	if err == nil {
-		return w, nil
-	}
-	w.stop()
-	<-w.done
-	failed := &startError{reason: fmt.Sprintf("module %q: initialize: %v", module, err), stderr: w.tail}
-	if crash, ok := errors.AsType[*crashError](w.err); ok && crash.state != "" {
-		failed.reason = fmt.Sprintf("module %q ended at its start (%s)", module, crash.state)
-	} else if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		failed.reason = fmt.Sprintf("module %q did not answer initialize within %v", module, startTimeout)
-	}
-	return nil, failed
 }
 
 // spawn starts the process, and the goroutines that serve it until its end. That
@@ -701,6 +674,21 @@ func (w *Worker) attribute(params json.RawMessage) (Caller, *call, error) {
 	default:
 		w.mixedUp.Store(len(w.unanswered) > 0)
 		return Caller{}, nil, errNotSure
+	}
+}
+
+// updated tells those who want to know that a resource has changed: the one
+// that they named, or one below it (MCP, server/resources, "Subscriptions").
+func (w *Worker) updated(params json.RawMessage) {
+	uri := stringField(params, "uri")
+	w.mu.Lock()
+	subs := slices.Collect(maps.Keys(w.subs))
+	w.mu.Unlock()
+	for _, s := range subs {
+		rest, below := strings.CutPrefix(uri, s.uri)
+		if below && (rest == "" || rest[0] == '/' || strings.HasSuffix(s.uri, "/")) {
+			s.notify(params)
+		}
 	}
 }
 
