@@ -128,19 +128,19 @@ type Code string
 // dashes and spaces dropped. Nothing else is forgiven, and no Unicode case rule is
 // used, by which ſ would be an S.
 func parseCode(s string) (Code, bool) {
-	code := []byte(strings.ReplaceAll(strings.ReplaceAll(s, "-", ""), " ", ""))
-	for i, c := range code {
-		if 'a' <= c && c <= 'z' {
-			code[i] = c - 'a' + 'A'
+	folded := strings.Map(func(r rune) rune {
+		switch {
+		case r == '-' || r == ' ':
+			return -1
+		case 'a' <= r && r <= 'z':
+			return r - 'a' + 'A'
 		}
-		if strings.IndexByte(codeAlphabet, code[i]) < 0 {
-			return "", false
-		}
-	}
-	if len(code) != codeLength {
+		return r
+	}, s)
+	if len(folded) != codeLength || strings.Trim(folded, codeAlphabet) != "" {
 		return "", false
 	}
-	return Code(code), true
+	return Code(folded), true
 }
 
 // drawCode draws a code: each symbol is as likely as any other.
@@ -186,19 +186,6 @@ func (c Claim) MarshalJSON() ([]byte, error) { return c.raw, nil }
 func (c Claim) LogValue() slog.Value       { return slog.GroupValue(slog.String("label", c.Label)) }
 func (c Claim) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "claim %q", c.Label) }
 
-// newClaim makes a claim by way of its record, so that what Create returns is what
-// any reader of the file will see.
-func newClaim(code Code, scopeDir, label string, now time.Time, ttl time.Duration) (Claim, error) {
-	now = now.UTC().Truncate(time.Millisecond)
-	return parseClaim(marshal(struct {
-		Code      Code      `json:"code"`
-		ScopeDir  string    `json:"scopeDir"`
-		CreatedAt time.Time `json:"createdAt"`
-		ExpiresAt time.Time `json:"expiresAt"`
-		Label     string    `json:"label,omitempty"`
-	}{code, scopeDir, now, now.Add(ttl), label}))
-}
-
 // parseClaim reads one record. It goes through a map, since decoding into a struct
 // would take a key "CODE" for "code". Errors quote nothing of the record: it holds
 // a secret.
@@ -220,8 +207,6 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	switch {
 	case !ok || folded != c.Code: // folding is for input: in the file a code has one spelling
 		return Claim{}, errors.New("missing or malformed code")
-	case c.CreatedAt.Year() < 0 || c.CreatedAt.Year() > 9999: // RFC 3339 could not write it
-		return Claim{}, errors.New("unusable createdAt")
 	case c.ExpiresAt.IsZero():
 		return Claim{}, errors.New("missing expiresAt")
 	case !filepath.IsAbs(c.ScopeDir):
@@ -246,29 +231,17 @@ func (t *claimTime) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// encodeClaims writes one record a line, each as it was read.
-func encodeClaims(claims []Claim) []byte {
-	lines := make([][]byte, len(claims))
-	for i, c := range claims {
-		line := bytes.NewBufferString("\n  ")
-		json.Compact(line, c.raw) // which was parsed
-		lines[i] = line.Bytes()
-	}
-	return fmt.Appendf(nil, "[%s\n]\n", bytes.Join(lines, []byte(",")))
-}
-
 // claimsFile is claims.json as it was once read. The zero value is that there is
 // no such file, which is to have no claims.
 type claimsFile struct {
 	// file is kept open so that its inode can't be given to a later claims.json of
 	// the same size and time. On Windows, where an open file can't be replaced, it
 	// is closed; there file ids are not used again so soon.
-	file    *os.File
-	info    fs.FileInfo
-	claims  []Claim // in the file's order
-	byCode  map[Code]Claim
-	soonest time.Time // the earliest expiry of all; zero: no claims
-	purged  bool      // a purge was begun; one that fails is not repeated by every request
+	file   *os.File
+	info   fs.FileInfo
+	claims []Claim // in the file's order
+	byCode map[Code]Claim
+	purged bool // a purge was begun; one that fails is not repeated by every request
 }
 
 // parseClaims reads the whole file. encoding/json lets invalid UTF-8 and a null for
@@ -287,9 +260,6 @@ func parseClaims(data []byte) (*claimsFile, error) {
 		f.claims, f.byCode[c.Code] = append(f.claims, c), c
 		if len(f.byCode) != len(f.claims) {
 			return nil, fmt.Errorf("record %d: another has the same code", i+1)
-		}
-		if f.soonest.IsZero() || c.ExpiresAt.Before(f.soonest) {
-			f.soonest = c.ExpiresAt
 		}
 	}
 	return f, nil
@@ -353,7 +323,7 @@ func (s *claimsFile) active(now time.Time) []Claim {
 
 // expired reports whether any record is over at now.
 func (s *claimsFile) expired(now time.Time) bool {
-	return !s.soonest.IsZero() && !now.Before(s.soonest)
+	return slices.ContainsFunc(s.claims, func(c Claim) bool { return !c.Active(now) })
 }
 
 // ClaimStore is the claims of one data folder. All methods are safe for concurrent
@@ -370,14 +340,14 @@ type ClaimStore struct {
 	purging sync.WaitGroup
 
 	mu      sync.Mutex
-	current *claimsFile // as last read; nil before; guarded by mu
+	current *claimsFile // as last read; guarded by mu
 }
 
 // openClaims gives the store of dataDir, {base}/.data, which need not exist yet.
 // A nil log is none. A store that looks up is to be closed.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
-	s := &ClaimStore{path: filepath.Join(dataDir, "claims.json"), log: log, token: newWriteToken(dataDir)}
+	s := &ClaimStore{path: filepath.Join(dataDir, "claims.json"), log: log, token: newWriteToken(dataDir), current: &claimsFile{}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -389,9 +359,7 @@ func (s *ClaimStore) Close() {
 	s.mu.Lock() // no purge begins from here on
 	defer s.mu.Unlock()
 	s.purging.Wait()
-	if s.current != nil {
-		s.current.file.Close()
-	}
+	s.current.file.Close()
 }
 
 // Create adds a claim on scopeDir, an absolute path without links, for ttl, which is
@@ -407,7 +375,9 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 		for _, taken := old.byCode[code]; taken; _, taken = old.byCode[code] {
 			code = drawCode()
 		}
-		made, err = newClaim(code, scopeDir, label, now, ttl)
+		now = now.UTC().Truncate(time.Millisecond)
+		made, err = parseClaim(marshal(map[string]any{
+			"code": code, "scopeDir": scopeDir, "createdAt": now, "expiresAt": now.Add(ttl), "label": label}))
 		return append(old.active(now), made), err
 	})
 	if err != nil {
@@ -460,20 +430,22 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 	if err != nil {
 		return Claim{}, false, err
 	}
-	if s.current == nil || !s.current.is(info) {
+	if !s.current.is(info) {
 		read, err := readClaims(s.path)
 		if err != nil {
 			return Claim{}, false, err
 		}
-		if s.current != nil {
-			s.current.file.Close()
-		}
+		s.current.file.Close()
 		s.current = read
 	}
 	now := time.Now()
-	if s.current.expired(now) && !s.current.purged && s.ctx.Err() == nil {
+	if !s.current.purged && s.current.expired(now) && s.ctx.Err() == nil {
 		s.current.purged = true
-		s.purging.Go(s.purgeBeside)
+		s.purging.Go(func() {
+			if err := s.purge(s.ctx); err != nil && s.ctx.Err() == nil {
+				s.log.Warn("expired claims can't be removed", "err", err)
+			}
+		})
 	}
 	c := s.current.byCode[code] // the zero Claim, where there is none, is not active
 	return c, c.Active(now), nil
@@ -483,36 +455,48 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 // give what the file shall hold, and replaces it. Change may be called several
 // times, and is to leave out what has expired.
 func (s *ClaimStore) update(ctx context.Context, change func(old *claimsFile, now time.Time) ([]Claim, error)) error {
-	return s.token.do(ctx, func(held *heldToken) error {
-		old, err := readClaims(s.path)
-		if err != nil {
+	return s.token.do(ctx, func(held string) error { return s.rewrite(held, change) })
+}
+
+// rewrite is one try of update with the token of that name. It returns errStartOver
+// when it wrote nothing, as the token or the file is no longer the one it began
+// with.
+func (s *ClaimStore) rewrite(held string, change func(old *claimsFile, now time.Time) ([]Claim, error)) error {
+	old, err := readClaims(s.path)
+	if err != nil {
+		return err
+	}
+	defer old.file.Close() // open until the rename: its inode stands for what was read
+	claims, err := change(old, time.Now())
+	if err != nil {
+		return err
+	}
+	var data bytes.Buffer
+	_ = json.Indent(&data, marshal(claims), "", "  ") // of JSON: never fails
+	err = writeFile(s.path, s.path+".tmp."+held, data.Bytes(), func() error {
+		s.token.step("written")
+		if _, err := os.Lstat(filepath.Join(s.token.dir, held)); err != nil {
 			return err
 		}
-		defer old.file.Close() // open until the rename: its inode stands for what was read
-		claims, err := change(old, time.Now())
-		if err != nil {
-			return err
+		s.token.step("checked")
+		if info, err := statClaims(s.path); err != nil || !old.is(info) {
+			return cmp.Or(err, errStartOver)
 		}
-		return held.replace("claims.json", encodeClaims(claims), func() error {
-			info, err := statClaims(s.path)
-			if err == nil && !old.is(info) {
-				return errStartOver
-			}
-			return err
-		})
+		s.token.step("renaming")
+		return nil
 	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return errStartOver // the token is gone, or the next holder has swept the temporary file
+	}
+	if err == nil {
+		s.token.step("renamed")
+	}
+	return err
 }
 
 // purge removes expired records from the file.
 func (s *ClaimStore) purge(ctx context.Context) error {
 	return s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil })
-}
-
-// purgeBeside is a purge that nobody waits for but Close.
-func (s *ClaimStore) purgeBeside() {
-	if err := s.purge(s.ctx); err != nil && s.ctx.Err() == nil {
-		s.log.Warn("expired claims can't be removed", "err", err)
-	}
 }
 
 // errStartOver says that the token was taken over by another writer, or that
@@ -544,49 +528,59 @@ func newWriteToken(dataDir string) *writeToken {
 		stale: 30 * time.Second, timeout: 10 * time.Second, step: func(string) {}}
 }
 
-// do calls write while this process holds the token. When write returns
-// errStartOver, do takes the token again and calls write again, which must
-// therefore begin by reading anew. Write must not call do, nor a ClaimStore's
-// methods that write. The error is write's, or says who holds the token, or that
-// ctx ended. The data folder is made if need be.
-func (t *writeToken) do(ctx context.Context, write func(*heldToken) error) error {
+// do calls write while this process holds the token, whose name write is given.
+// When write returns errStartOver, do takes the token again and calls write again,
+// which must therefore begin by reading anew. Write must not call do. The error is
+// write's, or says who holds the token, or that ctx ended. The data folder is made
+// if need be.
+func (t *writeToken) do(ctx context.Context, write func(held string) error) error {
 	for range tokenTries {
 		held, err := t.take(ctx)
 		if err != nil {
 			return fmt.Errorf("waiting to write in %q: %w", t.dataDir, err)
 		}
-		if err := held.use(write); !errors.Is(err, errStartOver) {
+		if err := t.use(held, write); !errors.Is(err, errStartOver) {
 			return err
 		}
 	}
 	return fmt.Errorf("writing in %q: %w", t.dataDir, errStartOver)
 }
 
-// take waits for the token. A look at the folder may miss a token in mid-rename, or
+// use sweeps, writes, and gives the token back, even when write panics.
+func (t *writeToken) use(held string, write func(held string) error) error {
+	defer t.giveBack(held)
+	if err := t.sweep(); err != nil {
+		return fmt.Errorf("removing leftovers in %q: %w", t.dataDir, err)
+	}
+	t.step("swept")
+	return write(held)
+}
+
+// take waits for the token, and gives its held name. A look at the folder may miss a token in mid-rename, or
 // see it twice; that costs another look. The wait times out when one and the same
 // writer has held the token for too long.
-func (t *writeToken) take(ctx context.Context) (*heldToken, error) {
+func (t *writeToken) take(ctx context.Context) (held string, err error) {
 	seen, since := "", time.Now()
 	for delay := time.Millisecond; ; delay = min(2*delay, 16*time.Millisecond) {
 		names, err := t.tokens()
 		if err != nil {
-			return nil, err
+			return "", err
 		}
 		if now := strings.Join(names, " "); now != seen {
 			seen, since = now, time.Now()
 		}
 		if !slices.ContainsFunc(names, t.inUse) {
-			if held, err := t.rename(names); held != nil || err != nil {
+			if held, err := t.rename(names); held != "" || err != nil {
 				return held, err
 			}
 		}
 		if time.Since(since) > t.timeout {
-			return nil, t.timeoutError(names)
+			return "", fmt.Errorf("the token has been %q (held.TIME.HOST.PROCESS) for %v: try again, or end that process", seen, t.timeout)
 		}
 		select { // each time for another while, so that waiting writers don't march in step
 		case <-time.After(delay/2 + mathrand.N(delay)):
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return "", ctx.Err()
 		}
 	}
 }
@@ -629,18 +623,18 @@ func (t *writeToken) prepare() error {
 }
 
 // rename takes the tokens of these names, all as one, unless someone else was
-// faster: then it returns nil, nil.
-func (t *writeToken) rename(names []string) (held *heldToken, err error) {
+// faster: then held is "".
+func (t *writeToken) rename(names []string) (held string, err error) {
 	name := t.newName()
 	for _, old := range names {
 		err := renameFile(filepath.Join(t.dir, old), filepath.Join(t.dir, name))
 		if err == nil {
-			held = &heldToken{token: t, name: name}
+			held = name
 		} else if !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
+			return "", err
 		}
 	}
-	if held != nil {
+	if held != "" {
 		t.step("taken")
 	}
 	return held, nil
@@ -649,21 +643,16 @@ func (t *writeToken) rename(names []string) (held *heldToken, err error) {
 // inUse judges whether a token's owner is at work. The verdict may be wrong either
 // way; see the top of this file.
 func (t *writeToken) inUse(name string) bool {
-	since, host, pid, ok := parseOwner(name)
-	if !ok || time.Since(since).Abs() > t.stale {
-		return false // free, of a form that no usher writes, old, or from the future
+	parts := strings.Split(name, ".")
+	if len(parts) != 5 {
+		return false // free, or of a form that no usher writes
 	}
-	return host != t.host || processAlive(pid)
-}
-
-// timeoutError names who is in the way.
-func (t *writeToken) timeoutError(names []string) error {
-	for _, name := range names {
-		if since, host, pid, ok := parseOwner(name); ok {
-			return fmt.Errorf("process %d on %q has been writing since %s: try again, or end it", pid, host, since.Format(time.RFC3339))
-		}
+	ms, _ := strconv.ParseInt(parts[1], 10, 64)
+	pid, _ := strconv.Atoi(parts[3])
+	if time.Since(time.UnixMilli(ms)).Abs() > t.stale {
+		return false // old, or from the future
 	}
-	return fmt.Errorf("%q holds no token: remove it", t.dir)
+	return parts[2] != t.host || processAlive(pid)
 }
 
 // newName makes a held name that was never used before.
@@ -671,40 +660,11 @@ func (t *writeToken) newName() string {
 	return fmt.Sprintf("%s%d.%s.%d.%s", tokenHeld, time.Now().UnixMilli(), t.host, os.Getpid(), rand.Text())
 }
 
-// parseOwner reads a held name; false for any other.
-func parseOwner(name string) (since time.Time, host string, pid int, ok bool) {
-	parts := strings.Split(name, ".")
-	if len(parts) != 5 {
-		return time.Time{}, "", 0, false
-	}
-	ms, err1 := strconv.ParseInt(parts[1], 10, 64)
-	pid, err2 := strconv.Atoi(parts[3])
-	return time.UnixMilli(ms), parts[2], pid, err1 == nil && err2 == nil
-}
-
-// heldToken is the write token in the hands of one goroutine, inside do.
-type heldToken struct {
-	token *writeToken
-	name  string // of the token's file; never used twice
-}
-
-func (h *heldToken) path() string { return filepath.Join(h.token.dir, h.name) }
-
-// use sweeps, writes, and gives the token back, even when write panics.
-func (h *heldToken) use(write func(*heldToken) error) error {
-	defer h.giveBack()
-	if err := h.sweep(); err != nil {
-		return fmt.Errorf("removing leftovers in %q: %w", h.token.dataDir, err)
-	}
-	h.token.step("swept")
-	return write(h)
-}
-
 // giveBack needs no error: a token that was not given back was taken over, or will
 // be when it is old. It leaves others the time to see the token free, or a process
 // that writes on and on would leave them none.
-func (h *heldToken) giveBack() {
-	renameFile(h.path(), filepath.Join(h.token.dir, tokenFree))
+func (t *writeToken) giveBack(held string) {
+	renameFile(filepath.Join(t.dir, held), filepath.Join(t.dir, tokenFree))
 	time.Sleep(mathrand.N(8 * time.Millisecond))
 }
 
@@ -712,8 +672,8 @@ func (h *heldToken) giveBack() {
 // former holder that still lives, and no mere tidiness, so it must not fail. (On
 // Windows a file that is still open can't be removed. But its writer has not
 // closed it yet, so it has not checked its token yet, and will find it gone.)
-func (h *heldToken) sweep() error {
-	entries, err := os.ReadDir(h.token.dataDir)
+func (t *writeToken) sweep() error {
+	entries, err := os.ReadDir(t.dataDir)
 	if err != nil {
 		return err
 	}
@@ -721,38 +681,11 @@ func (h *heldToken) sweep() error {
 		if !strings.Contains(e.Name(), tokenTemp) {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(h.token.dataDir, e.Name())); err != nil && !isShared(err) {
+		if err := os.RemoveAll(filepath.Join(t.dataDir, e.Name())); err != nil && !isShared(err) {
 			return err
 		}
 	}
 	return nil
-}
-
-// replace puts data in place of the data folder's file of that name, which is made
-// if need be, whole and synced or not at all. It calls last right before, and does
-// nothing if that returns an error. It returns errStartOver, to be
-// passed on to do, when it wrote nothing as the token was lost.
-func (h *heldToken) replace(name string, data []byte, last func() error) error {
-	target := filepath.Join(h.token.dataDir, name)
-	err := writeFile(target, target+".tmp."+h.name, data, func() error {
-		h.token.step("written")
-		if _, err := os.Lstat(h.path()); err != nil {
-			return err
-		}
-		h.token.step("checked")
-		if err := last(); err != nil {
-			return err
-		}
-		h.token.step("renaming")
-		return nil
-	})
-	if errors.Is(err, fs.ErrNotExist) {
-		return errStartOver // the token is gone, or the next holder has swept the temporary file
-	}
-	if err == nil {
-		h.token.step("renamed")
-	}
-	return err
 }
 
 // writeFile writes a temporary file, syncs it, calls ready, renames it to target
@@ -777,19 +710,8 @@ func writeFile(target, temp string, data []byte, ready func() error) error {
 	return syncFolder(filepath.Dir(target))
 }
 
-// leftoverAge is the age at which a temporary file of replaceFile is one of a
-// process that was killed.
-const leftoverAge = time.Hour
-
-// replaceFile is writeFile for files that need no token. It removes what others of
-// its kind left behind at the same place.
+// replaceFile is writeFile for files that need no token.
 func replaceFile(path string, data []byte) error {
-	leftovers, _ := filepath.Glob(path + ".new.*")
-	for _, name := range leftovers {
-		if info, err := os.Lstat(name); err == nil && time.Since(info.ModTime()) > leftoverAge {
-			os.Remove(name)
-		}
-	}
 	return writeFile(path, path+".new."+rand.Text(), data, func() error { return nil })
 }
 

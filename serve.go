@@ -483,12 +483,12 @@ func readDaemon(dataDir string) daemonRecord {
 // claimBase makes this process the daemon of dataDir, unless one runs.
 func claimBase(ctx context.Context, dataDir string) (*daemonRecord, error) {
 	own := &daemonRecord{PID: os.Getpid(), Birth: processBirth(os.Getpid()), path: filepath.Join(dataDir, "daemon.json")}
-	err := newWriteToken(dataDir).do(ctx, func(held *heldToken) error {
+	err := newWriteToken(dataDir).do(ctx, func(string) error {
 		if other := readDaemon(dataDir); other.PID != 0 {
 			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base",
 				other.PID, cmp.Or(other.URL, "starting"))
 		}
-		return held.replace("daemon.json", marshal(own), func() error { return nil })
+		return own.publish("")
 	})
 	return own, err
 }
