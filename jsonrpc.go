@@ -531,13 +531,6 @@ func (t *inflight[T]) get(key string) (T, bool) {
 	return v, ok
 }
 
-// all returns what is in the table now.
-func (t *inflight[T]) all() []T {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return slices.Collect(maps.Values(t.m))
-}
-
 // close empties the table, refuses further entries with err, and returns what
 // was in it.
 func (t *inflight[T]) close(err error) []T {

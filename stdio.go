@@ -13,7 +13,6 @@ import (
 // be interrupted.
 func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	s.suspended = newSuspendedCalls(ctx, suspendTimeout)
 	lines := make(chan inLine)
 	go func() {

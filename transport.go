@@ -130,13 +130,10 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 	case !batch && msg.fault != nil:
 		return nil, msg.fault
 	case !batch && isStatelessPOST(r.Header, msg.Message):
-		if from.Unknown != nil {
-			return nil, from.Unknown
-		}
 		if msg.isNotification() { // there is none that means anything here
-			return newSession(&sessionToken{}), checkVersion(r.Header.Get(protocolHeader))
+			return newSession(&sessionToken{}), cmp.Or(from.Unknown, checkVersion(r.Header.Get(protocolHeader)))
 		}
-		if err := checkStateless(r.Header, msg.Message); err != nil {
+		if err := cmp.Or(from.Unknown, checkStateless(r.Header, msg.Message)); err != nil {
 			return nil, err
 		}
 		return statelessSession(msg.Params, from.Principal)
