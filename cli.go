@@ -376,7 +376,7 @@ func moduleReport(r *Registry, scope Scope, url string, getenv func(string) stri
 
 // toolProblems is what the author of a tool should know. name is what the tool
 // is called in the view shown.
-func toolProblems(whole *View, t *Tool, name string, getenv func(string) string) []string {
+func toolProblems(whole *View, t *Item, name string, getenv func(string) string) []string {
 	var list []string
 	if len(name) > maxToolName {
 		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
@@ -503,7 +503,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout, Only: named}
 		return a.withRegistry(dirs, config, func(r *Registry) error {
 			a.waitReady(r)
-			for _, tool := range r.Source().View(*scope).Tools() {
+			for _, tool := range r.Source().View(*scope).Tools {
 				if tool.Label == args[0] && tool.Method.Name == args[1] {
 					return a.callTool(tool, arguments)
 				}
@@ -530,16 +530,11 @@ func (a *app) callArguments(args []string) (json.RawMessage, error) {
 }
 
 // callTool makes a call and prints its result.
-func (a *app) callTool(tool *Tool, arguments json.RawMessage) (err error) {
-	if tool.Checked() {
-		if arguments, err = tool.Method.checkArguments(arguments); err != nil {
-			return err
-		}
-	}
+func (a *app) callTool(tool *Item, arguments json.RawMessage) error {
 	caller := Caller{Session: "call", Affinity: "call", Notify: func(_ string, params json.RawMessage) {
 		a.warnf("%s", plain(cmp.Or(stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))))
 	}}
-	result, err := tool.Call(a.ctx, caller, object{{"name", quote(tool.Name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}}.json())
+	result, err := tool.Call(a.ctx, caller, "tools/call", object{{"name", quote(tool.Name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}}.json())
 	if err != nil {
 		return err
 	}

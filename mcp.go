@@ -288,8 +288,8 @@ func rpcStatus(code int) int {
 }
 
 // mcpMethod is how the revisions know a method: with sessions, without, or both.
-// Without sessions, a request over HTTP repeats the parameter named there in a
-// header, and a result may be kept for life milliseconds: not for long, so that the
+// A request is about what a parameter names, which one over HTTP without
+// sessions repeats in a header, and a result may be kept for life milliseconds: not for long, so that the
 // end of a claim counts. A list is one of a View.
 type mcpMethod struct {
 	stateful, stateless bool
@@ -310,7 +310,7 @@ var mcpMethods = map[string]mcpMethod{
 	"resources/list":           {stateful: true, stateless: true, life: "2000", list: "resources"},
 	"resources/templates/list": {stateful: true, stateless: true, life: "2000", list: "resourceTemplates"},
 	"resources/read":           {stateful: true, stateless: true, named: "uri", life: "0"},
-	"resources/subscribe":      {stateful: true},
+	"resources/subscribe":      {stateful: true, named: "uri"},
 	"resources/unsubscribe":    {stateful: true},
 	"completion/complete":      {stateful: true, stateless: true},
 }

@@ -402,7 +402,7 @@ func (d *daemon) show(ctx context.Context) {
 }
 
 // readyLine is a module on one line.
-func readyLine(label string, tools []*Tool) string {
+func readyLine(label string, tools []*Item) string {
 	var names []string
 	for _, t := range tools[:min(len(tools), 6)] {
 		names = append(names, t.Name)

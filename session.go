@@ -109,34 +109,31 @@ func (s *Server) authorized(session *Session) (principal string, still func() bo
 // which is fit for the client, the view is empty.
 func (r *request) view() (*View, error) {
 	scope, err := r.server.scope(r.session)
+	if err != nil {
+		err = rpcErrorf(codeRefused, "%v", err)
+	}
 	return r.server.modules.View(scope), err
 }
 
-// openView is view for requests that call something: a claim that has ended
-// refuses them.
-func (r *request) openView() (*View, error) {
-	view, err := r.view()
-	if err != nil {
-		return nil, rpcErrorf(codeRefused, "%v", err)
-	}
-	return view, nil
+// listView is view for lists, which wait for modules that are being introspected.
+// Those of a claim that has ended are empty.
+func (r *request) listView(ctx context.Context) *View {
+	r.waitReady(ctx)
+	view, _ := r.view()
+	return view
 }
 
-// listView is view for lists: those of a claim that has ended are empty.
-func (r *request) listView(ctx context.Context) (*View, error) {
-	r.waitReady(ctx)
-	view, err := r.view()
-	if errors.Is(err, errEnded) {
-		err = nil
-	}
-	return view, err
+// waitReady waits for modules in the caller's scope that are being introspected.
+func (r *request) waitReady(ctx context.Context) {
+	scope, _ := r.server.scope(r.session) // which reaches nothing with an error
+	r.server.modules.WaitReady(ctx, scope)
 }
 
 // callerOf is the caller of a session's requests. What is sent to the client goes
 // out by send, which reports whether it may arrive.
 func (s *Server) callerOf(session *Session, send func([]byte) bool) Caller {
-	c := Caller{Session: session.ID, Affinity: session.affinity, Stateless: session.stateless, Caps: session.client().caps}
-	c.Level = func() string { return session.client().level }
+	c := Caller{Session: session.ID, Affinity: session.affinity, Stateless: session.stateless, Caps: session.profile.Load().caps}
+	c.Level = func() string { return session.profile.Load().level }
 	c.Principal, c.Authorized = s.authorized(session)
 	c.Notify = func(method string, params json.RawMessage) {
 		// A client that has not said which log messages it wants gets all; without
@@ -161,11 +158,9 @@ func (r *request) run(ctx context.Context) (json.RawMessage, error) {
 	if err := checkMethod(r.method, r.session.stateless); err != nil {
 		return nil, err
 	}
-	if mcpMethods[r.method].named != "" { // what is not there may be of a module that is being introspected
-		if view, err := r.view(); err == nil {
-			if _, err := r.route(view); err != nil {
-				r.waitReady(ctx)
-			}
+	if mcpMethods[r.method].named != "" {
+		if _, err := r.find(); err != nil {
+			r.waitReady(ctx) // it may be of a module that is being introspected
 		}
 	}
 	if !r.session.stateless {
@@ -187,7 +182,9 @@ func (r *request) run(ctx context.Context) (json.RawMessage, error) {
 // perform does what the method is for.
 func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
 	if list := mcpMethods[r.method].list; list != "" {
-		return r.list(ctx, list)
+		view := r.listView(ctx)
+		r.session.listed(list, view)
+		return view.ListJSON(list), nil
 	}
 	switch r.method {
 	case "initialize":
@@ -197,7 +194,7 @@ func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
 	case "logging/setLevel":
 		return r.setLevel()
 	case "server/discover":
-		return r.discover(ctx)
+		return append(object{{"supportedVersions", marshal(spoken())}}, r.about(ctx)...).json(), nil
 	case "tools/call":
 		return r.callTool(ctx)
 	case "resources/subscribe":
@@ -236,7 +233,9 @@ func (r *request) setLevel() (json.RawMessage, error) {
 	if !slices.Contains(logLevels, level) {
 		return nil, rpcErrorf(codeInvalidParams, "level %q: want one of %s", clipText(level, 50), strings.Join(logLevels, ", "))
 	}
-	r.session.setClient(func(p *clientProfile) { p.level = level })
+	profile := *r.session.profile.Load()
+	profile.level = level
+	r.session.profile.Store(&profile)
 	return noResult, nil
 }
 
@@ -246,21 +245,13 @@ func (r *request) initialize(ctx context.Context) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.session.setClient(func(p *clientProfile) { p.protocol, p.caps = protocol, caps })
-	about, _ := r.about(ctx)
-	return append(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}, about...).json(), nil
+	r.session.profile.Store(&clientProfile{protocol: protocol, caps: caps})
+	return append(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}, r.about(ctx)...).json(), nil
 }
 
-// discover says what there is, to a client without a session.
-func (r *request) discover(ctx context.Context) (json.RawMessage, error) {
-	about, err := r.about(ctx)
-	return append(object{{"supportedVersions", marshal(spoken())}}, about...).json(), err
-}
-
-// about is what all clients are told of usher; of no modules, with an error.
-func (r *request) about(ctx context.Context) (object, error) {
-	view, err := r.listView(ctx)
-	return object{{"capabilities", serverCapabilities}, {"instructions", quote(instructions(view))}}, err
+// about is what all clients are told of usher.
+func (r *request) about(ctx context.Context) object {
+	return object{{"capabilities", serverCapabilities}, {"instructions", quote(instructions(r.listView(ctx)))}}
 }
 
 // serverCapabilities is what usher can do for a client, whatever is hosted just
@@ -280,98 +271,49 @@ func instructions(view *View) string {
 	return strings.Join(lines, "\n")
 }
 
-// list answers a request for a list of what, all on one page.
-func (r *request) list(ctx context.Context, what string) (json.RawMessage, error) {
-	view, err := r.listView(ctx)
+// find finds what the request is about in the view that its caller has now. There
+// is one error for what does not exist and for what is out of scope.
+func (r *request) find() (*Item, error) {
+	view, err := r.view()
 	if err != nil {
 		return nil, err
 	}
-	r.session.listed(what, view)
-	return view.ListJSON(what), nil
-}
-
-// route is where a request goes: to something of a module of the caller's view.
-type route struct {
-	stateless bool // the module speaks the revision without sessions
-	ask       func(ctx context.Context, caller Caller) (json.RawMessage, error)
-}
-
-// route finds what the request is about in a view.
-func (r *request) route(view *View) (route, error) {
-	switch r.method {
-	case "tools/call":
-		return r.routeTool(view, stringField(r.params, "name"))
-	case "prompts/get":
-		return r.routePrompt(view, stringField(r.params, "name"), (*Prompt).Get)
-	case "resources/read":
-		return r.routeResource(view, stringField(r.params, "uri"))
-	}
-	ref := field(r.params, "ref") // of completion/complete
-	switch kind := stringField(ref, "type"); kind {
-	case "ref/prompt":
-		return r.routePrompt(view, stringField(ref, "name"), (*Prompt).Complete)
-	case "ref/resource":
-		return r.routeResource(view, stringField(ref, "uri"))
-	default:
-		return route{}, rpcErrorf(codeInvalidParams, "ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
-	}
-}
-
-// routeTool gives the one error for a tool that does not exist and for one that
-// is out of scope.
-func (r *request) routeTool(view *View, name string) (route, error) {
-	tool := view.Lookup(name)
-	if tool == nil {
-		text := fmt.Sprintf("unknown tool %q", clipText(name, 200))
-		if names := view.Alternatives(name); len(names) > 0 {
-			text += ": several modules have it, as " + strings.Join(names, ", ")
+	list, _, _ := strings.Cut(r.method, "/")
+	about, key := r.params, "name"
+	if list == "completion" {
+		about = field(r.params, "ref")
+		kind := stringField(about, "type")
+		list = map[string]string{"ref/prompt": "prompts", "ref/resource": "resources"}[kind]
+		if list == "" {
+			return nil, rpcErrorf(codeInvalidParams, "ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
 		}
-		return route{}, rpcErrorf(codeInvalidParams, "%s", text)
 	}
-	return route{tool.Stateless(), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
-		params := r.params
-		if tool.Checked() {
-			arguments, err := tool.Method.checkArguments(field(params, "arguments"))
-			if err != nil {
-				return failure(err.Error()), nil // so that a model can correct itself
-			}
-			params = withMember(params, "arguments", arguments)
-		}
-		return tool.Call(ctx, caller, params)
-	}}, nil
-}
-
-func (r *request) routePrompt(view *View, name string, ask func(*Prompt, context.Context, Caller, json.RawMessage) (json.RawMessage, error)) (route, error) {
-	prompt := view.Prompt(name)
-	if prompt == nil {
-		return route{}, rpcErrorf(codeInvalidParams, "unknown prompt %q", clipText(name, 200))
+	if list == "resources" {
+		key = "uri"
 	}
-	return route{prompt.Stateless(), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
-		return ask(prompt, ctx, caller, r.params)
-	}}, nil
-}
-
-func (r *request) routeResource(view *View, uri string) (route, error) {
-	resource := view.Resource(uri)
-	if resource == nil {
-		e := rpcErrorf(codeNoResource, "unknown resource %q", clipText(uri, 200))
-		e.Data = object{{"uri", quote(uri)}}.json()
-		return route{}, e
+	name := stringField(about, key)
+	item := view.Lookup(list, name)
+	if item != nil {
+		return item, nil
 	}
-	return route{resource.Stateless(), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
-		return resource.Ask(ctx, caller, r.method, r.params)
-	}}, nil
+	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
+	if names := view.Alternatives(name); list == "tools" && len(names) > 0 {
+		e.Message += ": several modules have it, as " + strings.Join(names, ", ")
+	}
+	if list == "resources" {
+		e.Code, e.Data = codeNoResource, object{{"uri", quote(name)}}.json()
+	}
+	return nil, e
 }
 
 // call makes the request to the module that it is for, in the scope that the
 // caller has when the call begins.
 func (r *request) call(ctx context.Context) (json.RawMessage, error) {
-	view, err := r.openView()
+	item, err := r.find()
 	if err != nil {
 		return nil, err
 	}
-	to, err := r.route(view)
-	if err != nil || to.stateless || !r.caller.Stateless || r.method == "completion/complete" {
+	if item.Stateless() || !r.caller.Stateless || r.method == "completion/complete" {
 		return r.attempt(ctx, r.caller)
 	}
 	return r.server.suspended.do(ctx, r.caller, r.method, r.params, r.attempt) // such a module may ask meanwhile
@@ -380,26 +322,16 @@ func (r *request) call(ctx context.Context) (json.RawMessage, error) {
 // attempt makes the request on behalf of caller.
 func (r *request) attempt(ctx context.Context, caller Caller) (json.RawMessage, error) {
 	result, err := r.server.modules.Call(ctx, func() (json.RawMessage, error) {
-		view, err := r.openView()
+		item, err := r.find()
 		if err != nil {
 			return nil, err
 		}
-		to, err := r.route(view)
-		if err != nil {
-			return nil, err
-		}
-		return to.ask(ctx, caller)
+		return item.Call(ctx, caller, r.method, r.params)
 	})
 	if err != nil && ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	return result, err
-}
-
-// waitReady waits for modules in the caller's scope that are being introspected.
-func (r *request) waitReady(ctx context.Context) {
-	scope, _ := r.server.scope(r.session) // which reaches nothing with an error
-	r.server.modules.WaitReady(ctx, scope)
 }
 
 func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
@@ -435,22 +367,22 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 // module's, if it has no such thing. Without a stream, the module is asked once
 // there is one.
 func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
-	r.waitReady(ctx)
 	uri, session := stringField(r.params, "uri"), r.session
 	return r.server.modules.Call(ctx, func() (json.RawMessage, error) {
 		session.subscribing.Lock()
 		defer session.subscribing.Unlock()
-		view, err := r.openView()
+		item, err := r.find()
 		if err != nil {
 			return nil, err
 		}
-		if _, err := r.routeResource(view, uri); err != nil {
-			return nil, err
+		if _, known := session.subscriptions[uri]; !known && len(session.subscriptions) >= maxWanted {
+			return nil, errManyWanted
 		}
-		if err := session.wantLocked(uri); err != nil || !session.connected() {
-			return noResult, err
+		if !session.connected() {
+			session.subscriptions[uri] = interest{}
+			return noResult, nil
 		}
-		if err = r.server.keepSubscription(ctx, session, view, uri); err != nil {
+		if err = r.server.keepSubscription(ctx, session, item, uri); err != nil {
 			delete(session.subscriptions, uri)
 		}
 		return noResult, err
@@ -463,10 +395,7 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	if !isObject(field(r.params, "notifications")) {
 		return nil, rpcErrorf(codeInvalidParams, `subscriptions/listen needs an object "notifications"`)
 	}
-	view, err := r.listView(ctx) // a resource that is not there yet would be left out for good
-	if err != nil {
-		return nil, rpcErrorf(codeRefused, "%v", err)
-	}
+	view := r.listView(ctx) // a resource that is not there yet would be left out for good
 	honoured, err := r.session.readFilter(view, field(r.params, "notifications"))
 	if err != nil {
 		return nil, err
@@ -489,29 +418,27 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 // to have as they are in view, and resources. honoured is what of its filter
 // counts.
 func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured object, err error) {
-	for key, value := range fields(filter) {
-		list, isList := strings.CutSuffix(key, "ListChanged")
-		switch {
-		case isList && slices.Contains(announcedLists, list) && string(value) == "true":
+	for _, list := range announcedLists {
+		key := list + "ListChanged"
+		if value := field(filter, key); string(value) == "true" {
 			s.listed(list, view)
-		case key == "resourceSubscriptions":
-			var uris []string
-			if json.Unmarshal(value, &uris) != nil {
-				return nil, rpcErrorf(codeInvalidParams, "resourceSubscriptions must be a list of strings")
-			}
-			uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Resource(uri) == nil })
-			for _, uri := range uris {
-				if err := s.wantLocked(uri); err != nil { // nobody else knows the session yet
-					return nil, err
-				}
-			}
-			if value = marshal(uris); len(uris) == 0 {
-				continue
-			}
-		default:
-			continue
+			honoured = append(honoured, member{key, value})
 		}
-		honoured = append(honoured, member{key, value})
+	}
+	const key = "resourceSubscriptions"
+	var uris []string
+	if value := field(filter, key); value != nil && json.Unmarshal(value, &uris) != nil {
+		return nil, rpcErrorf(codeInvalidParams, "resourceSubscriptions must be a list of strings")
+	}
+	uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Lookup("resources", uri) == nil })
+	if len(uris) > maxWanted {
+		return nil, errManyWanted
+	}
+	for _, uri := range uris { // nobody else knows the session yet
+		s.subscriptions[uri] = interest{}
+	}
+	if len(uris) > 0 {
+		honoured = append(honoured, member{key, marshal(uris)})
 	}
 	return honoured, nil
 }
@@ -546,22 +473,23 @@ type Session struct {
 	subscription json.RawMessage                   // id of the subscriptions/listen that it stands for
 	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
 	asked        pendingRequests                   // requests to the client, by our id
-	older        bool                              // than what is known of it: it may have been idle, and forgotten
+	profile      atomic.Pointer[clientProfile]     // replaced as a whole
 	take         atomic.Pointer[func([]byte) bool] // takes the messages of an HTTP+SSE session; false once its stream has ended
 
 	mu       sync.Mutex
 	streams  []*outbox         // open notification streams, oldest first
 	lastSeen map[string]string // fingerprints of the lists that the client knows, of announcedLists
-	profile  clientProfile
 	ended    bool
 
 	subscribing   sync.Mutex
-	subscriptions map[string]*interest // resources whose changes it wants to hear of, by URI
+	subscriptions map[string]interest // resources whose changes it wants to hear of, by URI
 }
 
 // newSession is a session with nothing under way.
 func newSession(t *sessionToken) *Session {
-	return &Session{sessionToken: t, affinity: t.ID, lastSeen: make(map[string]string), subscriptions: make(map[string]*interest), profile: clientProfile{protocol: t.Protocol, caps: t.Caps}}
+	s := &Session{sessionToken: t, affinity: t.ID, lastSeen: make(map[string]string), subscriptions: make(map[string]interest)}
+	s.profile.Store(&clientProfile{protocol: t.Protocol, caps: t.Caps})
+	return s
 }
 
 // clientProfile is what the client of a session says of itself.
@@ -569,19 +497,6 @@ type clientProfile struct {
 	protocol string // as negotiated
 	caps     clientCaps
 	level    string // least severity of log messages that it wants; "" where it has not said
-}
-
-func (s *Session) client() clientProfile {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.profile
-}
-
-// setClient changes what is known of the client.
-func (s *Session) setClient(change func(*clientProfile)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	change(&s.profile)
 }
 
 // join adds a notification stream, unless there are too many or the session has
@@ -607,8 +522,8 @@ func (s *Session) leave(out *outbox) {
 	}
 	s.subscribing.Lock()
 	defer s.subscribing.Unlock()
-	for _, in := range s.subscriptions {
-		in.pause()
+	for uri := range s.subscriptions {
+		s.pauseLocked(uri)
 	}
 }
 
@@ -658,7 +573,6 @@ func (t *sessionTable) open(token *sessionToken) *Session {
 	session := t.live[token.ID]
 	if session == nil {
 		session = newSession(token)
-		session.older = time.Since(token.Issued) > time.Minute
 		if t.live == nil {
 			t.live = make(map[string]*Session)
 		}
@@ -716,7 +630,7 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
 				subscribing.Go(func() {
 					defer session.subscribing.Unlock()
 					for uri := range session.subscriptions {
-						if err := s.keepSubscription(ctx, session, view, uri); err != nil {
+						if err := s.keepSubscription(ctx, session, view.Lookup("resources", uri), uri); err != nil {
 							s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
 						}
 					}
@@ -726,18 +640,12 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
 		if session.stateless && errors.Is(err, errEnded) {
 			return // there is nothing more to tell, and no request that could present another claim
 		}
-		look := time.NewTimer(claimsInterval)
 		select {
 		case <-ctx.Done():
-		case <-look.C:
+		case <-time.After(claimsInterval):
 		case <-changed:
-			look.Reset(coalesce) // more is likely to follow
-			select {
-			case <-ctx.Done():
-			case <-look.C:
-			}
+			pauseFor(ctx, coalesce) // more is likely to follow
 		}
-		look.Stop()
 	}
 }
 
@@ -753,15 +661,15 @@ func (s *Session) listed(what string, view *View) {
 
 // changedLists returns the lists that have changed since the client last saw them,
 // and marks them as seen. A client that has not asked for a list yet is not told of
-// it; but nobody knows what one has seen that is older than what is known of it: it
-// gets every list once.
+// it; but nobody knows what one has seen that is older than the daemon: it gets
+// every list once.
 func (s *Session) changedLists(view *View, started time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var changed []string
 	for _, list := range announcedLists {
 		before, now := s.lastSeen[list], view.Fingerprint(list)
-		if before != now && (before != "" || s.older || s.Issued.Before(started)) {
+		if before != now && (before != "" || s.Issued.Before(started)) {
 			changed = append(changed, list)
 			s.lastSeen[list] = now
 		}
@@ -769,73 +677,56 @@ func (s *Session) changedLists(view *View, started time.Time) []string {
 	return changed
 }
 
-// interest is a resource whose changes a session wants to hear of.
+// interest is how a session hears of the changes of a resource that it has
+// subscribed to. The zero value is that it does not just now.
 type interest struct {
-	resource *Resource // as the module is listened to; nil while it is not
-	at       *subscription
+	of *Item // as the module is listened to
+	at *subscription
 }
 
 // subscribeTimeout is how long a module may take to answer that it tells of a
 // resource's changes.
 const subscribeTimeout = 10 * time.Second
 
-// wantLocked notes that the session wants to hear of a resource's changes.
-func (s *Session) wantLocked(uri string) error {
-	if s.subscriptions[uri] != nil {
-		return nil
-	}
-	if len(s.subscriptions) >= maxWanted {
-		return rpcErrorf(codeInvalidParams, "too many resources are subscribed to (%d at most): unsubscribe from some", maxWanted)
-	}
-	s.subscriptions[uri] = &interest{}
-	return nil
-}
+var errManyWanted = rpcErrorf(codeInvalidParams, "too many resources are subscribed to (%d at most): unsubscribe from some", maxWanted)
 
 // unsubscribe undoes subscribe. Unknown URIs are ignored.
 func (s *Session) unsubscribe(uri string) {
 	s.subscribing.Lock()
 	defer s.subscribing.Unlock()
-	if in := s.subscriptions[uri]; in != nil {
-		in.pause()
-		delete(s.subscriptions, uri)
-	}
+	s.pauseLocked(uri)
+	delete(s.subscriptions, uri)
 }
 
-// pause has the module not listened to, until that is wanted again.
-func (in *interest) pause() {
-	if in.at != nil {
-		in.at.release()
+// pauseLocked has no module listened to for a resource, until that is wanted again.
+func (s *Session) pauseLocked(uri string) {
+	if at := s.subscriptions[uri].at; at != nil {
+		at.release()
 	}
-	in.resource, in.at = nil, nil
+	s.subscriptions[uri] = interest{}
 }
 
 // keepSubscription has the module whose resource it is in the session's view by
-// now, and no other, tell of its changes. The session's subscribing is held.
-func (s *Server) keepSubscription(ctx context.Context, session *Session, view *View, uri string) (err error) {
-	in, now := session.subscriptions[uri], view.Resource(uri)
-	if in.resource.Same(now) && in.at.alive() {
+// now, and no other, tell of its changes; now is nil where it is nobody's. The
+// session's subscribing is held.
+func (s *Server) keepSubscription(ctx context.Context, session *Session, now *Item, uri string) error {
+	if in := session.subscriptions[uri]; in.of.Same(now) && in.at.alive() {
 		return nil
 	}
-	in.pause()
+	session.pauseLocked(uri)
 	if now == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	caller := s.callerOf(session, session.notify)
-	in.at, err = now.Subscribe(ctx, caller, uri, func(params json.RawMessage) { s.passUpdate(session, now, uri, params) })
+	at, err := now.Subscribe(ctx, s.callerOf(session, session.notify), uri, func(params json.RawMessage) {
+		scope, err := s.scope(session)
+		if err == nil && s.modules.View(scope).Lookup("resources", uri).Same(now) {
+			session.tell("notifications/resources/updated", stripCallID(params))
+		}
+	})
 	if err == nil {
-		in.resource = now
+		session.subscriptions[uri] = interest{now, at}
 	}
 	return err
-}
-
-// passUpdate tells a session that a resource has changed, if the session still
-// sees it.
-func (s *Server) passUpdate(session *Session, resource *Resource, uri string, params json.RawMessage) {
-	scope, err := s.scope(session)
-	if err != nil || !s.modules.View(scope).Resource(uri).Same(resource) {
-		return
-	}
-	session.tell("notifications/resources/updated", stripCallID(params))
 }

@@ -224,7 +224,7 @@ func splitBody(body []byte) (list []inMessage, batch bool, err error) {
 // more; nil where there is nothing to answer. An answer is nil that nobody wants
 // any more; the error is that of a single request, or of the batch as a whole.
 func (s *Server) dispatch(ctx context.Context, c client, list []inMessage, batch bool) func() (answer []byte, err error) {
-	if protocol := c.session.client().protocol; batch && protocol != batchProtocol {
+	if protocol := c.session.profile.Load().protocol; batch && protocol != batchProtocol {
 		err := rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", protocol)
 		return func() ([]byte, error) { return encodeError(nil, err), err }
 	}
@@ -320,9 +320,10 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 	}
 	session := newSession(newSessionToken(statelessProtocol, parseClientCaps(field(meta, metaClientCaps)), p, time.Now()))
 	session.stateless = true
-	if level := field(meta, metaLogLevel); level != nil {
-		session.profile.level = stringField(meta, metaLogLevel)
-		if !slices.Contains(logLevels, session.profile.level) {
+	if field(meta, metaLogLevel) != nil {
+		level := stringField(meta, metaLogLevel)
+		session.profile.Load().level = level // nobody else knows it yet
+		if !slices.Contains(logLevels, level) {
 			return nil, rpcErrorf(codeInvalidParams, "%s: want one of %s", metaLogLevel, strings.Join(logLevels, ", "))
 		}
 	}
@@ -334,7 +335,7 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 // keptStream is how a session's client can resume a stream: while it has the
 // access under which the stream began.
 func (s *Server) keptStream(kind string, session *Session) *keptStream {
-	kept := &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, primed: session.client().protocol == protocols[0]}
+	kept := &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, primed: session.profile.Load().protocol == protocols[0]}
 	kept.owner, kept.authorized = s.authorized(session)
 	return kept
 }
@@ -418,7 +419,7 @@ const duplexTimeout = 30 * time.Second
 // forth, HTTP+SSE or stdio, until its lines end, or the connection does, which
 // hangUp ends.
 func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), lines <-chan inLine) (err error) {
-	session.setClient(func(p *clientProfile) { *p = clientProfile{protocol: oldestProtocol} })
+	session.profile.Store(&clientProfile{protocol: oldestProtocol})
 	streams, endStreams := context.WithCancel(s.stopping)
 	defer endStreams()
 	c := client{session: session, out: newOutbox(conn, nil), streams: streams}
@@ -510,10 +511,9 @@ func checkNames(h http.Header, r *request) error {
 	if err := checkHeader(h, nameHeader, key, field(r.params, key)); err != nil {
 		return err
 	}
-	view, _ := r.view() // empty with an error
-	tool := view.Lookup(stringField(r.params, key))
-	if r.method != "tools/call" || tool == nil {
-		return nil
+	tool, err := r.find()
+	if r.method != "tools/call" || err != nil {
+		return nil // the call is refused
 	}
 	for _, m := range tool.Method.headerParams {
 		if err := checkHeader(h, paramHeader+m.header, m.name, field(field(r.params, "arguments"), m.name)); err != nil {

@@ -83,16 +83,15 @@ func (c *Catalog) View(scope Scope) *View {
 // immutable.
 type View struct {
 	Modules []ViewModule // sorted by label
+	Tools   []*Item      // sorted by name
 
-	tools       []*Tool                 // sorted by name
-	toolsByName map[string]*Tool        //
-	toolsOf     map[*Module][]*Tool     // in the module's own order
-	ambiguous   map[string][]*namedItem // a name that belongs to nobody → the tools that would have it
-	prompts     map[string]*Prompt      // by name
-	resources   map[string]*Module      // by URI
-	templates   []uriTemplate           // longest prefix first
-	webhooks    map[string][]*Tool      // by path, those who would have it; see Hook
-	lists       map[string]viewList     // by what they list: "tools", "prompts", …
+	toolsOf      map[*Module][]*Item         // in the module's own order
+	items        map[string]map[string]*Item // by the list that has them, and by name or URI
+	ambiguous    map[string][]*Item          // a name that belongs to nobody → the tools that would have it
+	templates    []*Item                     // longest prefix first
+	webhooks     map[string][]*Item          // by path, those who would have it; see Hook
+	lists        map[string]json.RawMessage  // results of requests for them, on one line
+	fingerprints map[string]string           // of announcedLists
 }
 
 // ViewModule is a module and its label in a view.
@@ -101,41 +100,17 @@ type ViewModule struct {
 	*Module
 }
 
-// namedItem is what tools and prompts have in common: an item of a module under
-// the name that it has in a view.
-type namedItem struct {
-	Name     string
-	Label    string // of the module in this view
-	origName string // the module's own name for the item
-	module   *Module
-}
+// Item is what a module in a view offers: a tool, a prompt, a resource, or a
+// resource template, of which only the beginning counts, as the module that a URI
+// then goes to knows what it stands for.
+type Item struct {
+	Name   string  // in the view; of a resource its URI, of a template that up to the first expression
+	Label  string  // of the module in the view
+	Method *Method // of a tool
 
-// Tool is a method of a module in a view.
-type Tool struct {
-	namedItem
-	Method *Method
-}
-
-// Prompt is a prompt of a module in a view.
-type Prompt struct {
-	namedItem
-	definition object
-}
-
-// Resource is a resource of a module in a view.
-type Resource struct{ module *Module }
-
-// uriTemplate is a resource template, of which only the beginning counts: the
-// module that the URI then goes to knows what it stands for.
-type uriTemplate struct {
-	prefix string // up to the first expression
-	module *Module
-}
-
-// viewList is the result of a request for a list.
-type viewList struct {
-	json   json.RawMessage // on one line
-	digest string          // differs where the list does
+	ownName    string          // the module's own name for a tool or prompt
+	definition json.RawMessage // of a prompt
+	module     *Module
 }
 
 // newView is the only place where modules are chosen by a scope.
@@ -147,49 +122,64 @@ func newView(all []*Module, scope Scope) *View {
 		}
 	}
 	v := &View{
-		toolsByName: make(map[string]*Tool),
-		toolsOf:     make(map[*Module][]*Tool),
-		prompts:     make(map[string]*Prompt),
-		resources:   make(map[string]*Module),
-		webhooks:    make(map[string][]*Tool),
-		lists:       make(map[string]viewList),
+		toolsOf:      make(map[*Module][]*Item),
+		items:        make(map[string]map[string]*Item),
+		webhooks:     make(map[string][]*Item),
+		lists:        make(map[string]json.RawMessage),
+		fingerprints: make(map[string]string),
 	}
 	for i, label := range labels(inside, scope) {
 		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
 	}
 	slices.SortStableFunc(v.Modules, func(a, b ViewModule) int { return strings.Compare(a.Label, b.Label) })
-	v.addTools()
-	v.addPrompts()
-	v.addResources()
+	v.addToolsAndPrompts()
+	v.addResources(inside)
 	return v
 }
 
-// addTools enters the modules' methods and the webhooks among them.
-func (v *View) addTools() {
-	var items []*namedItem
+// addToolsAndPrompts enters the modules' methods, the webhooks among them, and the
+// modules' prompts.
+func (v *View) addToolsAndPrompts() {
+	var prompts []*Item
 	for _, m := range v.Modules {
 		for _, method := range m.Methods {
-			t := &Tool{namedItem{Label: m.Label, origName: method.Name, module: m.Module}, method}
-			v.tools = append(v.tools, t)
-			v.toolsOf[m.Module] = append(v.toolsOf[m.Module], t)
-			items = append(items, &t.namedItem)
+			v.toolsOf[m.Module] = append(v.toolsOf[m.Module], &Item{Label: m.Label, Method: method, ownName: method.Name, module: m.Module})
+		}
+		v.Tools = append(v.Tools, v.toolsOf[m.Module]...)
+		for _, raw := range m.Prompts {
+			prompts = append(prompts, &Item{Label: m.Label, ownName: stringField(raw, "name"), definition: raw, module: m.Module})
 		}
 	}
-	v.ambiguous = nameItems(items)
-	slices.SortFunc(v.tools, func(a, b *Tool) int { return strings.Compare(a.Name, b.Name) })
-	definitions := make([]json.RawMessage, len(v.tools))
-	for i, t := range v.tools {
-		v.toolsByName[t.Name] = t
-		definitions[i] = t.Method.toolJSON(t.Name)
+	v.ambiguous = v.addNamed("tools", v.Tools)
+	v.addNamed("prompts", prompts)
+	for _, t := range v.Tools {
 		v.addWebhook(t)
 	}
-	v.addList("tools", definitions)
+}
+
+// addNamed enters a list of items under names that it gives them, as nameItems
+// does, and sorts it by those.
+func (v *View) addNamed(list string, items []*Item) (ambiguous map[string][]*Item) {
+	ambiguous = nameItems(items)
+	slices.SortFunc(items, func(a, b *Item) int { return strings.Compare(a.Name, b.Name) })
+	v.items[list] = make(map[string]*Item)
+	var definitions []json.RawMessage
+	for _, item := range items {
+		v.items[list][item.Name] = item
+		if item.Method != nil {
+			definitions = append(definitions, item.Method.toolJSON(item.Name))
+		} else {
+			definitions = append(definitions, withMember(item.definition, "name", quote(item.Name)))
+		}
+	}
+	v.addList(list, list, definitions)
+	return ambiguous
 }
 
 // addWebhook enters a tool at the path of its webhook. Where that path bears a
 // label, the path with the module's bare name is entered too: it belongs to
 // nobody, and must not go to a method that asks for it by @webhook.
-func (v *View) addWebhook(t *Tool) {
+func (v *View) addWebhook(t *Item) {
 	path := t.HookPath()
 	if path == "" {
 		return
@@ -201,88 +191,74 @@ func (v *View) addWebhook(t *Tool) {
 	}
 }
 
-// addPrompts enters the modules' prompts, named as tools are.
-func (v *View) addPrompts() {
-	var items []*namedItem
-	var prompts []*Prompt
-	for _, m := range v.Modules {
-		for _, raw := range m.Prompts {
-			definition, _ := members(raw)
-			p := &Prompt{namedItem{Label: m.Label, origName: stringField(raw, "name"), module: m.Module}, definition}
-			prompts = append(prompts, p)
-			items = append(items, &p.namedItem)
-		}
-	}
-	nameItems(items)
-	slices.SortFunc(prompts, func(a, b *Prompt) int { return strings.Compare(a.Name, b.Name) })
-	definitions := make([]json.RawMessage, len(prompts))
-	for i, p := range prompts {
-		v.prompts[p.Name] = p
-		definitions[i] = p.definition.set("name", quote(p.Name)).json()
-	}
-	v.addList("prompts", definitions)
-}
-
 // addResources enters the modules' resources. Where two modules offer one URI,
 // the one counts whose file comes first in the order of paths (of one file,
-// whose name does); the other's is not listed. The same order decides between
-// templates that begin alike.
-func (v *View) addResources() {
-	byPath := slices.Clone(v.Modules)
-	slices.SortFunc(byPath, func(a, b ViewModule) int { return compareModules(a.Module, b.Module) })
+// whose name does), as modules are sorted; the other's is not listed. The same
+// order decides between templates that begin alike.
+func (v *View) addResources(modules []*Module) {
 	var resources, templates []json.RawMessage
-	for _, m := range byPath {
+	byURI := make(map[string]*Item)
+	for _, m := range modules {
 		for _, raw := range m.Resources {
 			uri := stringField(raw, "uri")
-			if v.resources[uri] == nil {
-				v.resources[uri] = m.Module
+			if byURI[uri] == nil {
+				byURI[uri] = &Item{Name: uri, module: m}
 				resources = append(resources, raw)
 			}
 		}
 		for _, raw := range m.Templates {
 			if text := stringField(raw, "uriTemplate"); text != "" {
 				prefix, _, _ := strings.Cut(text, "{")
-				v.templates = append(v.templates, uriTemplate{prefix, m.Module})
+				v.templates = append(v.templates, &Item{Name: prefix, module: m})
 				templates = append(templates, raw)
 			}
 		}
 	}
-	slices.SortStableFunc(v.templates, func(a, b uriTemplate) int { return len(b.prefix) - len(a.prefix) })
-	v.addList("resources", resources)
-	v.addList("resourceTemplates", templates)
+	slices.SortStableFunc(v.templates, func(a, b *Item) int { return len(b.Name) - len(a.Name) })
+	v.items["resources"] = byURI
+	v.addList("resources", "resources", resources)
+	v.addList("resourceTemplates", "resources", templates) // MCP has no notification of their own for templates
 }
 
-// addList makes the result of a request for a list.
-func (v *View) addList(what string, items []json.RawMessage) {
+// addList makes the result of a request for a list. announced is the list as which
+// clients are told of its changes.
+func (v *View) addList(what, announced string, items []json.RawMessage) {
 	list := oneLine(object{{what, joinItems(items)}}.json())
-	v.lists[what] = viewList{json: list, digest: hashOf(string(list))}
+	v.lists[what] = list
+	v.fingerprints[announced] = hashOf(v.fingerprints[announced], string(list))
 }
 
 // ListJSON is the result of a request for a list, on one line: of "tools",
 // "prompts", "resources" or "resourceTemplates".
-func (v *View) ListJSON(what string) json.RawMessage { return v.lists[what].json }
+func (v *View) ListJSON(what string) json.RawMessage { return v.lists[what] }
 
-// announcedLists are the lists whose changes clients are told of. MCP has no
-// notification of its own for templates: they count as resources.
+// announcedLists are the lists whose changes clients are told of.
 var announcedLists = []string{"tools", "prompts", "resources"}
 
 // Fingerprint differs between views that differ in one of announcedLists.
-func (v *View) Fingerprint(list string) string {
-	if list == "resources" {
-		return v.lists[list].digest + v.lists["resourceTemplates"].digest
-	}
-	return v.lists[list].digest
-}
-
-// Tools is the view's tools, sorted by name. The slice must not be changed.
-func (v *View) Tools() []*Tool { return v.tools }
+func (v *View) Fingerprint(list string) string { return v.fingerprints[list] }
 
 // ToolsOf is the tools of one of the view's modules, in the module's own order.
-func (v *View) ToolsOf(m *Module) []*Tool { return v.toolsOf[m] }
+func (v *View) ToolsOf(m *Module) []*Item { return v.toolsOf[m] }
 
-// Lookup finds a tool by its name. It is nil for a tool that does not exist and
-// for one that is out of scope alike.
-func (v *View) Lookup(name string) *Tool { return v.toolsByName[name] }
+// Lookup finds an item of a list: a tool or prompt by its name, the module of a
+// resource by its URI. That is the one that lists the URI, or else the one with
+// the template that begins most like it. Lookup gives nil for what does not exist
+// and for what is out of scope alike, and for a URI longer than maxURI.
+func (v *View) Lookup(list, name string) *Item {
+	if len(name) > maxURI {
+		return nil
+	}
+	if item := v.items[list][name]; item != nil || list != "resources" {
+		return item
+	}
+	for _, t := range v.templates {
+		if strings.HasPrefix(name, t.Name) {
+			return t
+		}
+	}
+	return nil
+}
 
 // Alternatives is, for a name that belongs to no tool because several would
 // have it, the names that they have instead.
@@ -295,31 +271,10 @@ func (v *View) Alternatives(name string) []string {
 	return names
 }
 
-// Prompt finds a prompt by its name, as Lookup does a tool.
-func (v *View) Prompt(name string) *Prompt { return v.prompts[name] }
-
-// Resource finds the module of a resource: the one that lists its URI, or else
-// the one with the template that begins most like it. Nil for none, and for a URI
-// longer than maxURI.
-func (v *View) Resource(uri string) *Resource {
-	if len(uri) > maxURI {
-		return nil
-	}
-	if m := v.resources[uri]; m != nil {
-		return &Resource{m}
-	}
-	for _, t := range v.templates {
-		if strings.HasPrefix(uri, t.prefix) {
-			return &Resource{t.module}
-		}
-	}
-	return nil
-}
-
 // HookPath is the path below /webhook/ at which the tool's method is to receive
 // webhooks; "" for a method that receives none, or whose name could not stand in
 // a URL as it is.
-func (t *Tool) HookPath() string {
+func (t *Item) HookPath() string {
 	path := cmp.Or(t.Method.Hook, t.Label+"/"+t.Method.Name)
 	if !t.Method.IsHook || checkHookPath(path) != nil {
 		return ""
@@ -330,7 +285,7 @@ func (t *Tool) HookPath() string {
 // Hook finds the method that receives webhooks at a path. Where several methods
 // would have the path it belongs to none of them, and Hook returns what tells
 // them apart: other paths, or the names of the tools.
-func (v *View) Hook(path string) (*Tool, []string) {
+func (v *View) Hook(path string) (*Item, []string) {
 	claimants := v.webhooks[path]
 	if len(claimants) == 1 && claimants[0].HookPath() == path {
 		return claimants[0], nil
@@ -347,60 +302,48 @@ func (v *View) Hook(path string) (*Tool, []string) {
 	return nil, alternatives
 }
 
-// Call calls the tool: params are those of tools/call, whose name is replaced
-// by the method's own. It returns errRetired, and has done nothing, when the
-// module was replaced after the view was made; so do the other requests below.
-func (t *Tool) Call(ctx context.Context, caller Caller, params json.RawMessage) (json.RawMessage, error) {
-	result, err := t.module.request(ctx, caller, "tools/call", withMember(params, "name", quote(t.origName)))
-	if err == nil && t.Checked() {
+// Call makes a request about the item, in whose params the module's own name takes
+// the place of that in the view. Calls of methods of single-file modules are
+// checked against the schema, and fail as a method does, so that a model can
+// correct itself. Call returns errRetired, and has done nothing, when the module
+// was replaced after the view was made.
+func (i *Item) Call(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
+	switch {
+	case i.ownName == "": // a URI is the module's own
+	case method == "completion/complete":
+		params = withMember(params, "ref", withMember(field(params, "ref"), "name", quote(i.ownName)))
+	default:
+		params = withMember(params, "name", quote(i.ownName))
+	}
+	checked := i.Method != nil && i.module.Kind.singleFile()
+	if checked {
+		arguments, err := i.Method.checkArguments(field(params, "arguments"))
+		if err != nil {
+			return failure(err.Error()), nil
+		}
+		params = withMember(params, "arguments", arguments)
+	}
+	result, err := i.module.pool.call(ctx, caller, method, params, i.module.callTimeout)
+	if err == nil && checked {
 		result = methodResult(result)
 	}
 	return result, err
 }
 
-// Checked reports whether calls of the tool are checked against its schema
-// before they are made.
-func (t *Tool) Checked() bool { return t.module.Kind.singleFile() }
-
-// Get asks for the prompt: params are those of prompts/get.
-func (p *Prompt) Get(ctx context.Context, caller Caller, params json.RawMessage) (json.RawMessage, error) {
-	return p.module.request(ctx, caller, "prompts/get", withMember(params, "name", quote(p.origName)))
-}
-
-// Complete asks for completions of one of the prompt's arguments: params are
-// those of completion/complete.
-func (p *Prompt) Complete(ctx context.Context, caller Caller, params json.RawMessage) (json.RawMessage, error) {
-	ref := withMember(field(params, "ref"), "name", quote(p.origName))
-	return p.module.request(ctx, caller, "completion/complete", withMember(params, "ref", ref))
-}
-
-// Ask makes a request about the resource, whose URI stands in params.
-func (r *Resource) Ask(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
-	return r.module.request(ctx, caller, method, params)
-}
-
-// Subscribe has the resource's module say when it changes, to notify, until the
+// Subscribe has the module of a resource say when it changes, to notify, until the
 // subscription is released, or the module's process ends.
-func (r *Resource) Subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (*subscription, error) {
-	return r.module.pool.subscribe(ctx, caller, uri, notify)
+func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (*subscription, error) {
+	return i.module.pool.subscribe(ctx, caller, uri, notify)
 }
 
 // Same reports whether other belongs to the same module, in the same version of
 // its file.
-func (r *Resource) Same(other *Resource) bool {
-	return r != nil && other != nil && r.module.pool == other.module.pool
+func (i *Item) Same(other *Item) bool {
+	return i != nil && other != nil && i.module.pool == other.module.pool
 }
 
 // Stateless reports whether the module speaks a revision without sessions.
-func (n *namedItem) Stateless() bool { return n.module.Stateless }
-
-// Stateless reports whether the module speaks a revision without sessions.
-func (r *Resource) Stateless() bool { return r.module.Stateless }
-
-// request makes one request of the module.
-func (m *Module) request(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
-	return m.pool.call(ctx, caller, method, params, m.callTimeout)
-}
+func (i *Item) Stateless() bool { return i.module.Stateless }
 
 // nameItems names items LABEL_NAME. A name belongs to nobody if several items
 // would have it, or if it is what an item of a relabelled module would be called
@@ -408,21 +351,21 @@ func (m *Module) request(ctx context.Context, caller Caller, method string, para
 // name that only looks as if it had one gets one too, so that nobody can choose
 // the name of another. nameItems returns the items that would have each name
 // that belongs to nobody.
-func nameItems(items []*namedItem) map[string][]*namedItem {
+func nameItems(items []*Item) map[string][]*Item {
 	wanted := make(map[string]int, len(items))
-	ambiguous := make(map[string][]*namedItem)
+	ambiguous := make(map[string][]*Item)
 	for _, item := range items {
-		item.Name = itemName(item.Label, item.origName)
+		item.Name = item.Label + "_" + plainName(item.ownName)
 		wanted[item.Name]++
 		if item.Label != item.module.Name {
-			bare := itemName(item.module.Name, item.origName)
+			bare := item.module.Name + "_" + plainName(item.ownName)
 			wanted[bare] += 2
 			ambiguous[bare] = append(ambiguous[bare], item)
 		}
 	}
 	for _, item := range items {
 		if name := item.Name; wanted[name] > 1 || hashedName.MatchString(name) {
-			item.Name = name + "_" + nameHash(item.module.Source, item.module.Name, item.origName)
+			item.Name = name + "_" + nameHash(item.module.Source, item.module.Name, item.ownName)
 			ambiguous[name] = append(ambiguous[name], item)
 		}
 	}
@@ -431,9 +374,6 @@ func nameItems(items []*namedItem) map[string][]*namedItem {
 
 // hashedName is the form of a name with a hash behind it.
 var hashedName = regexp.MustCompile(`_[0-9a-f]{12}$`)
-
-// itemName joins the label of a module and its own name for an item.
-func itemName(label, item string) string { return label + "_" + plainName(item) }
 
 // nameHash is 12 hexadecimal digits that tell apart what shares a name.
 func nameHash(parts ...string) string { return hashOf(parts...)[:12] }

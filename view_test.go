@@ -54,7 +54,7 @@ var hashDigits = regexp.MustCompile(`[0-9a-f]{12}`)
 // viewNames is the names of a view's tools, with a "#" for a hash.
 func viewNames(v *View) []string {
 	names := []string{}
-	for _, tool := range v.Tools() {
+	for _, tool := range v.Tools {
 		names = append(names, hashDigits.ReplaceAllString(tool.Name, "#"))
 	}
 	return names
@@ -87,9 +87,9 @@ func TestToolNames(t *testing.T) {
 		for range 5 {
 			view := viewOf(t, scopeAll(), tt.modules...)
 			var names []string
-			for _, tool := range view.Tools() {
+			for _, tool := range view.Tools {
 				names = append(names, tool.Name)
-				if view.Lookup(tool.Name) != tool {
+				if view.Lookup("tools", tool.Name) != tool {
 					t.Errorf("%s: %s is not found", tt.name, tool.Name)
 				}
 			}
@@ -107,7 +107,7 @@ func TestToolNames(t *testing.T) {
 func TestBareNamesAreNobodys(t *testing.T) {
 	both := []string{"/w/p/d.usher:d x handleX", "/w/q/d.usher:d x handleX"}
 	view := viewOf(t, scopeAll(), both...)
-	if view.Lookup("d_x") != nil {
+	if view.Lookup("tools", "d_x") != nil {
 		t.Error("d_x is a tool")
 	}
 	if got := view.Alternatives("d_x"); !slices.Equal(got, []string{"p-d_x", "q-d_x"}) {
@@ -118,8 +118,8 @@ func TestBareNamesAreNobodys(t *testing.T) {
 	}
 	// Nothing else can take it, whatever it is called.
 	view = viewOf(t, scopeAll(), append(both, "/w/q/d_x.usher:d_x y", "/w/q/e.usher:e y")...)
-	for _, tool := range view.Tools() {
-		if tool.Name == "d_x" || view.Lookup("d_x") != nil {
+	for _, tool := range view.Tools {
+		if tool.Name == "d_x" || view.Lookup("tools", "d_x") != nil {
 			t.Errorf("d_x is %s of %s", tool.Method.Name, tool.module.Source)
 		}
 	}
@@ -196,15 +196,15 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 	for uri, owner := range map[string]*Module{
 		"x://1": a, "x://2": b, "x://t/7/data": b, "x://many/7": a, "f:///a/b/c": b, "x://3": a, "y://3": nil, "": nil,
 	} {
-		got := view.Resource(uri)
+		got := view.Lookup("resources", uri)
 		if owner == nil && got != nil || owner != nil && (got == nil || got.module != owner) {
 			t.Errorf("%q: %v", uri, got)
 		}
 	}
-	if long := "f:///" + strings.Repeat("a", maxURI); view.Resource(long) != nil {
+	if long := "f:///" + strings.Repeat("a", maxURI); view.Lookup("resources", long) != nil {
 		t.Error("a URI of any length is matched")
 	}
-	if got := newCatalog([]*Module{a, b}).View(scopeDir("/w/b.usher")).Resource("x://1"); got == nil || got.module != b {
+	if got := newCatalog([]*Module{a, b}).View(scopeDir("/w/b.usher")).Lookup("resources", "x://1"); got == nil || got.module != b {
 		t.Errorf("in b's scope: %v", got)
 	}
 }

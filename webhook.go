@@ -60,7 +60,7 @@ type delivery struct {
 	received time.Time
 	shown    bool // the sender has shown the secret, or needs none
 	body     []byte
-	tool     *Tool // nil while none is known
+	tool     *Item // nil while none is known
 	status   int   // of the answer
 }
 
@@ -162,7 +162,7 @@ func (h *Webhooks) verify(ctx context.Context, d *delivery) error {
 
 // find is the method at a delivery's path, waiting for modules that are being
 // introspected: for a sender who has not shown the secret whatever the path is.
-func (h *Webhooks) find(ctx context.Context, d *delivery) (*Tool, error) {
+func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
 	pending := false
 	tool, others := h.views.View(scopeAll()).Hook(d.path)
 	if !d.shown || tool == nil && others == nil {
@@ -197,7 +197,7 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return d.tool.Call(ctx, caller, object{{"name", json.RawMessage(`""`)}, {"arguments", arguments}}.json())
+		return d.tool.Call(ctx, caller, "tools/call", object{{"arguments", arguments}}.json())
 	})
 	if err != nil {
 		return webhookAnswer{}, h.callError(ctx, err)
