@@ -67,7 +67,14 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	m.description, m.Signature = tags.text, tags.signature
 	var problems []string
 	if rules.Hooks {
-		problems = m.setHook(tags)
+		m.Hook, m.IsHook = tags.hook, tags.isHook || strings.HasPrefix(m.Name, "handle")
+	}
+	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
+		m.IsHook = false // rather than somewhere else
+		problems = append(problems, fmt.Sprintf("%s: %v", m.Name, err))
+	}
+	if m.Signature != nil && m.Signature.Err != nil {
+		problems = append(problems, fmt.Sprintf("%s: %v; its webhook answers 503 until that is mended", m.Name, m.Signature.Err))
 	}
 	schema := cleanSchema(field(definition, "inputSchema"), tags.params, rules.Undeclared)
 	m.definition = list.without("name", "description", "inputSchema")
@@ -79,42 +86,17 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 		m.definition = m.definition.set("annotations", tags.annotations.json())
 	}
 	_ = json.Unmarshal(schema, &m.schema) // one nested without end takes any arguments
-	m.headerParams = findHeaderParams(schema)
-	for i := range problems {
-		problems[i] = m.Name + ": " + problems[i]
+	for name, property := range fields(field(schema, "properties")) {
+		header := stringField(property, "x-mcp-header")
+		fits := slices.Contains([]string{"string", "integer", "boolean"}, stringField(property, "type"))
+		if fits && headerToken.MatchString(header) { // clients leave out a tool that marks one wrongly
+			m.headerParams = append(m.headerParams, headerParam{header, name})
+		}
 	}
 	return m, problems, nil
 }
 
 var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
-
-// findHeaderParams finds the parameters that a schema marks x-mcp-header. Those
-// marked wrongly don't count: clients leave such a tool out.
-func findHeaderParams(schema json.RawMessage) (list []headerParam) {
-	for name, property := range fields(field(schema, "properties")) {
-		header := stringField(property, "x-mcp-header")
-		fits := slices.Contains([]string{"string", "integer", "boolean"}, stringField(property, "type"))
-		if fits && headerToken.MatchString(header) {
-			list = append(list, headerParam{header, name})
-		}
-	}
-	return list
-}
-
-// setHook finds whether the method takes webhooks, and where: by its tag, else
-// by its name. A path that can't be served is a problem, and the method then
-// takes none.
-func (m *Method) setHook(tags docTags) (problems []string) {
-	m.Hook, m.IsHook = tags.hook, tags.isHook || strings.HasPrefix(m.Name, "handle")
-	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
-		m.IsHook = false
-		problems = append(problems, err.Error())
-	}
-	if m.Signature != nil && m.Signature.Err != nil {
-		problems = append(problems, m.Signature.Err.Error()+"; its webhook answers 503 until that is mended")
-	}
-	return problems
-}
 
 var hookPath = regexp.MustCompile(`^[A-Za-z0-9._~/-]+$`)
 
@@ -240,11 +222,7 @@ type paramDoc struct {
 }
 
 // annotationTags are the tags that become MCP tool annotations.
-var annotationTags = map[string]string{
-	"@readonly":    "readOnlyHint",
-	"@destructive": "destructiveHint",
-	"@idempotent":  "idempotentHint",
-}
+var annotationTags = map[string]string{"@readonly": "readOnlyHint", "@destructive": "destructiveHint", "@idempotent": "idempotentHint"}
 
 // parseDoc takes the tags that count out of a method's documentation. Each stands
 // on a line of its own; other lines that begin with @ are text.
@@ -355,28 +333,15 @@ func firstSentence(text string) string {
 
 // ---- The check of arguments
 
-// maxArgumentDepth bounds how deep arguments that a schema describes may be.
-const maxArgumentDepth = 200
-
 // argumentError is why arguments do not fit their schema: what is wanted of the
 // value at a path, and, unless that says it all, what is got.
-type argumentError struct {
-	path      []string
-	want, got string
-}
+type argumentError struct{ path, want, got string }
 
 func (e *argumentError) Error() string {
-	path := strings.Join(e.path, ".")
 	if e.got == "" {
-		return fmt.Sprintf("parameter %q %s", path, e.want)
+		return fmt.Sprintf("parameter %q %s", e.path, e.want)
 	}
-	return fmt.Sprintf("parameter %q: want %s, got %s", path, e.want, e.got)
-}
-
-// within returns the error as one of the value that holds the wrong one under key.
-func (e *argumentError) within(key string) *argumentError {
-	e.path = append([]string{key}, e.path...)
-	return e
+	return fmt.Sprintf("parameter %q: want %s, got %s", e.path, e.want, e.got)
 }
 
 // checkArguments checks the arguments of a call, an object or nil, against the
@@ -384,12 +349,12 @@ func (e *argumentError) within(key string) *argumentError {
 // can't be, which count as left out. The error names the first parameter that does
 // not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
-	c := argumentCheck{root: m.schema, left: 32*len(arguments) + 1<<20}
+	c := argumentCheck{root: m.schema, left: 32*len(arguments) + 1<<16}
 	list, _ := members(arguments)
 	arguments = slices.DeleteFunc(list, func(f member) bool {
-		return isOptionalNull(m.schema, f) && c.value(objectIn(m.schema, "properties")[f.key], f.value) != nil
+		return isOptionalNull(m.schema, f) && c.value(f.key, objectIn(m.schema, "properties")[f.key], f.value) != nil
 	}).json()
-	if wrong := c.value(m.schema, arguments); wrong != nil {
+	if wrong := c.value("", m.schema, arguments); wrong != nil {
 		return nil, wrong
 	}
 	return arguments, nil
@@ -411,67 +376,68 @@ func objectIn(schema any, key string) map[string]any {
 }
 
 // argumentCheck is the check of one call's arguments. Schemas are as
-// encoding/json decodes them; what is no object takes any value.
+// encoding/json decodes them; what is no object takes any value. Paths are the
+// keys that lead to a value, joined by dots.
 type argumentCheck struct {
-	root  any
-	left  int // bytes that may still be read: alternatives within alternatives could take for ever
-	depth int
+	root any
+	left int // bytes that may still be read: alternatives within alternatives could take for ever
 }
 
-// value checks one value.
-func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError {
-	c.depth++
-	defer func() { c.depth-- }()
-	if c.left -= len(value) + 1; c.left < 0 || c.depth > maxArgumentDepth {
-		return &argumentError{want: "is too complex to be checked"}
+// value checks the value at path.
+func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *argumentError {
+	if c.left -= len(value) + 1; c.left < 0 {
+		return &argumentError{path, "is too complex to be checked", ""}
 	}
 	s, ok := schema.(map[string]any)
 	if !ok {
 		return nil
 	}
 	if ref, ok := s["$ref"].(string); ok {
-		return c.value(objectIn(c.root, "$defs")[strings.TrimPrefix(ref, "#/$defs/")], value)
+		return c.value(path, objectIn(c.root, "$defs")[strings.TrimPrefix(ref, "#/$defs/")], value)
 	}
 	types, got := textList(s["type"]), jsonType(value)
 	if len(types) > 0 && !slices.Contains(types, got) && !(got == "integer" && slices.Contains(types, "number")) {
-		return &argumentError{want: withArticles(types), got: withArticles([]string{got})}
+		return &argumentError{path, withArticles(types), withArticles([]string{got})}
 	}
-	if wrong := c.alternatives(s, value); wrong != nil {
+	if wrong := c.alternatives(path, s, value); wrong != nil {
 		return wrong
 	}
 	switch got {
 	case "object":
-		return c.object(s, value)
+		return c.object(path, s, value)
 	case "array":
 		var items []json.RawMessage
 		_ = json.Unmarshal(value, &items)
 		for i, item := range items {
-			if wrong := c.value(s["items"], item); wrong != nil {
-				return wrong.within(strconv.Itoa(i))
+			if wrong := c.value(below(path, strconv.Itoa(i)), s["items"], item); wrong != nil {
+				return wrong
 			}
 		}
 		return nil
 	}
 	if want := scalarWanted(s, value); want != "" {
-		return &argumentError{want: want, got: clipText(string(value), 100)}
+		return &argumentError{path, want, clipText(string(value), 100)}
 	}
 	return nil
 }
 
+// below is the path of what the value at path holds under key.
+func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
+
 // alternatives checks a value against anyOf or oneOf: one of them must fit. Of
 // those that don't, the one that was read furthest is the one that was meant.
-func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *argumentError {
+func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
 	var furthest *argumentError
 	for _, one := range slices.Concat(anyOf, oneOf) {
-		wrong := c.value(one, value)
+		wrong := c.value(path, one, value)
 		switch {
 		case wrong == nil:
 			return nil
 		case furthest == nil || len(wrong.path) > len(furthest.path):
 			furthest = wrong
-		case len(furthest.path) == 0 && len(wrong.path) == 0:
+		case furthest.path == path && wrong.path == path:
 			furthest.want += " or " + wrong.want
 		}
 	}
@@ -479,17 +445,18 @@ func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *a
 }
 
 // object checks the members of an object; what is missing is told first.
-func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumentError {
+func (c *argumentCheck) object(path string, s map[string]any, value json.RawMessage) *argumentError {
 	list, _ := members(value)
 	properties := objectIn(s, "properties")
 	for _, name := range textList(s["required"]) {
-		if !slices.ContainsFunc(list, func(f member) bool { return f.key == name }) {
-			wrong := &argumentError{want: "is required"}
-			if property, _ := properties[name].(map[string]any); property["type"] != nil {
-				wrong.want += ": " + withArticles(textList(property["type"]))
-			}
-			return wrong.within(name)
+		if slices.ContainsFunc(list, func(f member) bool { return f.key == name }) {
+			continue
 		}
+		wrong := &argumentError{below(path, name), "is required", ""}
+		if types := textList(objectIn(properties, name)["type"]); types != nil {
+			wrong.want += ": " + withArticles(types)
+		}
+		return wrong
 	}
 	for _, f := range list {
 		property, declared := properties[f.key]
@@ -497,10 +464,10 @@ func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumen
 			property = s["additionalProperties"]
 		}
 		if property == false {
-			return (&argumentError{want: "is not known"}).within(f.key)
+			return &argumentError{below(path, f.key), "is not known", ""}
 		}
-		if wrong := c.value(property, f.value); wrong != nil && !isOptionalNull(s, f) {
-			return wrong.within(f.key)
+		if wrong := c.value(below(path, f.key), property, f.value); wrong != nil && !isOptionalNull(s, f) {
+			return wrong
 		}
 	}
 	return nil
@@ -628,20 +595,19 @@ func isToolResult(object json.RawMessage) bool {
 }
 
 // resultText is a tool's result for people: its structured content if it has
-// some, else its texts, else the whole as JSON.
+// some, else its texts, and as JSON what else it holds.
 func resultText(result json.RawMessage) string {
 	if structured := field(result, "structuredContent"); structured != nil && string(structured) != "null" {
 		return string(structured)
 	}
 	var parts []json.RawMessage
-	if json.Unmarshal(field(result, "content"), &parts) != nil {
-		return string(result)
-	}
-	texts := make([]string, len(parts))
-	for i, part := range parts {
-		texts[i] = string(part)
+	_ = json.Unmarshal(field(result, "content"), &parts) // else: none
+	var texts []string
+	for _, part := range parts {
 		if stringField(part, "type") == "text" {
-			texts[i] = stringField(part, "text")
+			texts = append(texts, stringField(part, "text"))
+		} else {
+			texts = append(texts, string(part))
 		}
 	}
 	return strings.Join(texts, "\n")

@@ -159,8 +159,6 @@ func (f *serveFlags) check(secret string) error {
 	reachable := f.exposure()
 	_, secretSet := os.LookupEnv(webhookSecretVar)
 	switch {
-	case (f.tlsCert == "") != (f.tlsKey == ""):
-		return usageErrorf("-tls-cert and -tls-key go together")
 	case f.webhookTimeout <= 0 || f.webhookLimit <= 0:
 		return usageErrorf("-webhook-timeout and -webhook-limit: want more than zero")
 	case secretSet && secret == "":
@@ -210,24 +208,22 @@ type daemon struct {
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
-	record   *daemonRecord
-	tls      *tls.Config // nil for plain HTTP
 	url      string      // of the MCP endpoint, as clients reach it
 }
 
-func (d *daemon) run(ctx context.Context) (err error) {
-	if d.record, err = claimBase(ctx, d.data); err != nil {
-		return err
+func (d *daemon) run(ctx context.Context) error {
+	var listener net.Listener
+	record, err := claimBase(ctx, d.data, func() (url string, err error) {
+		listener, err = d.listen()
+		return d.url, err
+	})
+	if listener != nil {
+		defer listener.Close()
 	}
-	defer d.record.release()
-	listener, err := d.listen()
 	if err != nil {
 		return err
 	}
-	defer listener.Close()
-	if err := d.record.publish(d.url); err != nil {
-		return err
-	}
+	defer record.release()
 	claims := openClaims(d.data, d.log)
 	defer claims.Close()
 	sessions, err := openSessions(d.data, d.log, time.Now)
@@ -242,18 +238,18 @@ func (d *daemon) run(ctx context.Context) (err error) {
 
 // listen opens the address, and finds the URL that it has.
 func (d *daemon) listen() (net.Listener, error) {
+	listener, err := net.Listen("tcp", d.flags.addr)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+	}
 	scheme := "http"
-	if d.flags.tlsCert != "" {
+	if d.flags.tlsCert+d.flags.tlsKey != "" {
 		cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
 		if err != nil {
 			return nil, fmt.Errorf("loading the certificate: %w", err)
 		}
 		scheme = "https"
-		d.tls = &tls.Config{Certificates: []tls.Certificate{cert}}
-	}
-	listener, err := net.Listen("tcp", d.flags.addr)
-	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}})
 	}
 	addr := *listener.Addr().(*net.TCPAddr)
 	if addr.IP.IsUnspecified() {
@@ -282,43 +278,30 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 		places: make(chan struct{}, d.flags.webhookLimit)}
 	var handlers sync.WaitGroup
 	web := &http.Server{Handler: d.handler(origins, &handlers), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeader, TLSConfig: d.tls, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn)}
+		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn)}
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
 	d.log.Info("listening", "address", listener.Addr().String())
-	failed := make(chan error, 1)
 	parts.Go(func() {
-		if d.tls != nil {
-			failed <- web.ServeTLS(listener, "", "")
-		} else {
-			failed <- web.Serve(listener)
-		}
+		<-ctx.Done()
+		late := time.AfterFunc(drainTimeout, stop) // calls under way are told
+		defer late.Stop()
+		last, done := context.WithTimeout(context.Background(), 2*drainTimeout)
+		defer done()
+		_ = web.Shutdown(last)
+		web.Close()
+		stop() // also calls that wait for their clients to come back
 	})
-	var err error
-	select {
-	case err = <-failed:
-	case <-ctx.Done():
-	}
+	err := web.Serve(listener)
 	cancel()
-	if !drain(web) {
-		stop() // calls under way are told
-		if !drain(web) {
-			web.Close()
-		}
-	}
-	stop() // also calls that wait for their clients to come back
+	parts.Wait()
 	handlers.Wait()
 	d.server.suspended.wait()
-	parts.Wait()
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
 	return err
-}
-
-// drain waits for requests being answered, within drainTimeout.
-func drain(web *http.Server) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
-	defer cancel()
-	return web.Shutdown(ctx) == nil
 }
 
 // handler is the way of every request: an id, who may speak to the daemon at
@@ -329,25 +312,20 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
 		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
 	}))
-	guarded := func(write func(http.ResponseWriter, *httpError), next func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
-		return handle(d.log, write, func(w http.ResponseWriter, r *http.Request) error {
-			if err := origins.admit(r); err != nil {
-				return err
-			}
-			if origins.cors(w, r) {
-				return nil
-			}
-			return next(w, r)
-		})
-	}
-	routed := guarded(writeMCPError, func(w http.ResponseWriter, r *http.Request) error {
+	routed := func(w http.ResponseWriter, r *http.Request, isWebhook bool) error {
+		err := origins.admit(r)
+		switch {
+		case err != nil || origins.cors(w, r):
+			return err
+		case isWebhook:
+			return d.webhooks.serve(w, r)
+		}
 		if err := origins.admitMCP(r); err != nil {
 			return err
 		}
 		mux.ServeHTTP(w, r)
 		return nil
-	})
-	webhooks := guarded(writeWebhookError, d.webhooks.serve)
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handlers.Add(1)
 		defer handlers.Done()
@@ -355,22 +333,20 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 		// does not come, for ever.
 		defer func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout)) }()
 		w.Header().Set(requestIDHeader, newRequestID())
-		switch {
-		case r.URL.Path == "/healthz": // whatever the Host: probes have their own
+		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
+			return
+		}
 		// Before the mux, which would redirect a path with // in it before the
 		// secret was shown.
-		case isWebhook(r.URL.Path) || isWebhook(path.Clean("/"+r.URL.Path)):
-			webhooks(w, r)
-		default:
-			routed(w, r)
+		isWebhook, write := false, writeMCPError
+		for _, p := range []string{r.URL.Path, path.Clean("/" + r.URL.Path)} {
+			if strings.HasPrefix(p+"/", webhookPrefix) {
+				isWebhook, write = true, writeWebhookError
+			}
 		}
+		handle(d.log, write, func(w http.ResponseWriter, r *http.Request) error { return routed(w, r, isWebhook) })(w, r)
 	})
-}
-
-// isWebhook reports whether a path is one of webhooks'.
-func isWebhook(path string) bool {
-	return strings.HasPrefix(path, webhookPrefix) || path+"/" == webhookPrefix
 }
 
 // show prints, for people, where the daemon is and its modules as they become
@@ -404,13 +380,10 @@ func (d *daemon) show(ctx context.Context) {
 // readyLine is a module on one line.
 func readyLine(label string, tools []*Item) string {
 	var names []string
-	for _, t := range tools[:min(len(tools), 6)] {
+	for _, t := range tools {
 		names = append(names, t.Name)
 	}
-	if len(tools) > 6 {
-		names[5] = fmt.Sprintf("and %d more", len(tools)-5)
-	}
-	return fmt.Sprintf("  ready   %-12s %s", label, strings.Join(names, ", "))
+	return fmt.Sprintf("  ready   %-12s %s", label, clipText(strings.Join(names, ", "), 100))
 }
 
 // showTry says what to do next.
@@ -429,8 +402,6 @@ func (d *daemon) webhooksNeed() string {
 			webhookSecretVar, cmp.Or(d.flags.exposure(), "-require-claim"))
 	case d.secret == "":
 		return "no secret, as " + webhookSecretVar + " is not set"
-	case d.flags.signatures:
-		return "the header " + secretHeader + " or a verified signature"
 	}
 	return "the header " + secretHeader
 }
@@ -447,12 +418,7 @@ func dataDir(base string) (string, error) {
 	}
 	dir, err := filepath.Abs(filepath.Join(base, ".data"))
 	err = cmp.Or(err, os.MkdirAll(dir, 0o700))
-	for _, folder := range []string{filepath.Dir(dir), dir} {
-		if err == nil {
-			err = checkPrivate(folder)
-		}
-	}
-	if err != nil {
+	if err = cmp.Or(err, checkPrivate(filepath.Dir(dir)), checkPrivate(dir)); err != nil {
 		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
 	}
 	return dir, nil
@@ -465,7 +431,7 @@ const defaultURL = "http://127.0.0.1:3000/"
 type daemonRecord struct {
 	PID   int    `json:"pid"`
 	Birth string `json:"birth"` // see processBirth
-	URL   string `json:"url"`   // "" while it starts
+	URL   string `json:"url"`
 
 	path string
 }
@@ -480,28 +446,25 @@ func readDaemon(dataDir string) daemonRecord {
 	return d
 }
 
-// claimBase makes this process the daemon of dataDir, unless one runs.
-func claimBase(ctx context.Context, dataDir string) (*daemonRecord, error) {
-	own := &daemonRecord{PID: os.Getpid(), Birth: processBirth(os.Getpid()), path: filepath.Join(dataDir, "daemon.json")}
-	err := newWriteToken(dataDir).do(ctx, func(string) error {
+// claimBase makes this process the daemon of dataDir, unless one runs. listen
+// opens the address, and says where clients reach it.
+func claimBase(ctx context.Context, dataDir string, listen func() (url string, err error)) (own daemonRecord, err error) {
+	err = newWriteToken(dataDir).do(ctx, func(string) (err error) {
 		if other := readDaemon(dataDir); other.PID != 0 {
-			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base",
-				other.PID, cmp.Or(other.URL, "starting"))
+			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base", other.PID, other.URL)
 		}
-		return own.publish("")
+		own = daemonRecord{PID: os.Getpid(), Birth: processBirth(os.Getpid()), path: filepath.Join(dataDir, "daemon.json")}
+		if own.URL, err = listen(); err != nil {
+			return err
+		}
+		return replaceFile(own.path, marshal(own))
 	})
 	return own, err
 }
 
-// publish writes down where the daemon can be reached.
-func (d *daemonRecord) publish(url string) error {
-	d.URL = url
-	return replaceFile(d.path, marshal(d))
-}
-
 // release takes the record away, unless it is another daemon's.
-func (d *daemonRecord) release() {
-	if now := readDaemon(filepath.Dir(d.path)); now == *d {
+func (d daemonRecord) release() {
+	if readDaemon(filepath.Dir(d.path)) == d {
 		os.Remove(d.path)
 	}
 }
