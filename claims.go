@@ -102,7 +102,7 @@ import (
 )
 
 // errNoClaim is Revoke's answer to a code that no active claim has.
-var errNoClaim = errors.New("no such claim")
+var errNoClaim = errors.New("no claim with this code holds; usher claim list shows those that do")
 
 // errClaimsUnreadable is matched by every error that says that claims.json is
 // there and can't be used. Nothing was written then.

@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -48,7 +49,7 @@ type command struct {
 	setup       func(a *app, fs *flag.FlagSet) func(args []string) error
 }
 
-const anyNumber = -1
+const anyNumber = math.MaxInt
 
 var commands = []command{
 	{"serve", "[flags] [DIR…]", 0, anyNumber, "host the modules under each DIR for MCP clients, over HTTP", setupServe},
@@ -102,10 +103,8 @@ func (a *app) runCommand(c command, args []string) int {
 		return 0
 	case err != nil:
 		err = &usageError{err.Error()}
-	case len(args) < c.least:
-		err = usageErrorf("want %s", c.args)
-	case c.most != anyNumber && len(args) > c.most:
-		err = usageErrorf("unexpected argument %q", args[c.most])
+	case len(args) < c.least || len(args) > c.most:
+		err = usageErrorf("%d arguments are too few or too many", len(args))
 	default:
 		err = do(args)
 	}
@@ -156,12 +155,9 @@ func (a *app) printHelp(c command, fs *flag.FlagSet) {
 	if text := helpText(c.name); text != "" {
 		a.printf("\n%s", text)
 	}
-	var flags strings.Builder
-	fs.SetOutput(&flags)
+	a.printf("\n")
+	fs.SetOutput(a.stdout)
 	fs.PrintDefaults()
-	if flags.Len() > 0 {
-		a.printf("\nFlags:\n%s", &flags)
-	}
 }
 
 // printf prints what is for people.
@@ -204,11 +200,8 @@ func (a *app) dataDir() (string, error) { return dataDir(cmp.Or(a.base, a.getenv
 // resolveDir makes a folder absolute with symlinks resolved.
 func resolveDir(dir string) (string, error) {
 	info, err := os.Stat(dir) // refuses "", which Abs takes for the current folder
-	switch {
-	case err != nil:
+	if err != nil || !info.IsDir() {
 		return "", errors.New("no such folder")
-	case !info.IsDir():
-		return "", errors.New("not a folder")
 	}
 	path, err := filepath.Abs(dir)
 	if err != nil {
@@ -263,13 +256,23 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 		return err
 	})
 	return func(dirs []string) error {
-		if err := a.scopeOfCode(code, scope); err != nil {
-			return err
+		if code != "" {
+			err := a.withClaims(func(claims *ClaimStore) error {
+				c, ok, err := claims.Lookup(code)
+				if err == nil && !ok {
+					err = errNoClaim
+				}
+				*scope = scopeDir(c.ScopeDir)
+				return err
+			})
+			if err != nil {
+				return err
+			}
 		}
 		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)}, func(r *Registry) error {
 			a.waitReady(r)
 			data, _ := a.dataDir() // it was used before
-			report := moduleReport(r, *scope, cmp.Or(readDaemon(data).URL, defaultURL), a.getenv)
+			report := moduleReport(r, *scope, cmp.Or(readDaemon(data).URL, defaultURL))
 			a.print(report, *asJSON, func() { a.printModules(report) })
 			return nil
 		})
@@ -285,25 +288,6 @@ func declareScope(fs *flag.FlagSet, usage string) *Scope {
 		return err
 	})
 	return &scope
-}
-
-// scopeOfCode looks up the scope of a code, "" for none. It excludes another
-// scope.
-func (a *app) scopeOfCode(code Code, scope *Scope) error {
-	switch {
-	case code == "":
-		return nil
-	case *scope != scopeAll():
-		return usageErrorf("-scope and -claim exclude each other")
-	}
-	return a.withClaims(func(claims *ClaimStore) error {
-		c, ok, err := claims.Lookup(code)
-		if err == nil && !ok {
-			err = errors.New("no claim with this code holds: a session that presents it sees what one without a code does")
-		}
-		*scope = scopeDir(c.ScopeDir)
-		return err
-	})
 }
 
 // parseCodeArgument reads a code that was typed.
@@ -339,7 +323,7 @@ type toolLine struct {
 // moduleReport is all modules as they look in a view through scope. url is where
 // the daemon is, for webhooks, whose paths are those of the unscoped view in any
 // scope.
-func moduleReport(r *Registry, scope Scope, url string, getenv func(string) string) []moduleLine {
+func moduleReport(r *Registry, scope Scope, url string) []moduleLine {
 	view, whole := r.Source().View(scope), r.Source().View(scopeAll())
 	status, problems := r.Report()
 	list := []moduleLine{}
@@ -363,34 +347,15 @@ func moduleReport(r *Registry, scope Scope, url string, getenv func(string) stri
 					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + path
 				}
 				line.Tools = append(line.Tools, tool)
-				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
+				if len(t.Name) > maxToolName {
+					line.Problems = append(line.Problems, t.Name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
+				}
 			}
 		}
 		list = append(list, line)
 	}
 	for _, p := range problems {
 		list = append(list, moduleLine{Path: p.Path, Tools: []toolLine{}, Error: p.Text})
-	}
-	return list
-}
-
-// toolProblems is what the author of a tool should know. name is what the tool
-// is called in the view shown.
-func toolProblems(whole *View, t *Item, name string, getenv func(string) string) []string {
-	var list []string
-	if len(name) > maxToolName {
-		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
-	}
-	if t.HookPath() == "" {
-		return list
-	}
-	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
-		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
-	}
-	if rule := t.Method.Signature; rule != nil && rule.Err == nil {
-		if _, err := rule.key(getenv(rule.Var)); err != nil {
-			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
-		}
 	}
 	return list
 }
@@ -484,11 +449,7 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 
 func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	var dirs []string
-	fs.Func("dir", "look for the module under `DIR`, instead of the current folder (repeatable)", func(dir string) error {
-		dirs = append(dirs, dir)
-		return nil
-	})
+	dir := fs.String("dir", ".", "look for the module under `DIR`")
 	scope := declareScope(fs, "call as a session would whose claim is for `DIR`")
 	timeout := fs.Duration("call-timeout", 5*time.Minute, "give up after this long without an answer or progress")
 	return func(args []string) error {
@@ -496,12 +457,9 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 		if err != nil {
 			return err
 		}
-		// In a label, folders stand before the name, or a hash behind it.
-		named := func(name string) bool {
-			return args[0] == name || strings.HasSuffix(args[0], "-"+name) || strings.HasPrefix(args[0], name+"-")
-		}
+		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
 		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout, Only: named}
-		return a.withRegistry(dirs, config, func(r *Registry) error {
+		return a.withRegistry([]string{*dir}, config, func(r *Registry) error {
 			a.waitReady(r)
 			for _, tool := range r.Source().View(*scope).Tools {
 				if tool.Label == args[0] && tool.Method.Name == args[1] {
@@ -597,8 +555,17 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 			return err
 		}
 		a.print(c, asJSON, func() { a.printClaim(c) })
-		if !holdsModules(dir) {
-			a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", plain(dir))
+		found := make(chan bool, 1)
+		go func() {
+			inside := func(d discovered) bool { return scopeDir(dir).Contains(d.Source) }
+			found <- slices.ContainsFunc(scanFolders([]string{dir}).modules, inside)
+		}()
+		select {
+		case some := <-found:
+			if !some {
+				a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", plain(dir))
+			}
+		case <-time.After(scopeSearch):
 		}
 		return nil
 	})
@@ -607,22 +574,6 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 // scopeSearch bounds the search for a module in a new claim's folder, which may
 // be a whole disk.
 const scopeSearch = 2 * time.Second
-
-// holdsModules reports whether a module is inside the scope dir. It is also true
-// where that is not known after scopeSearch.
-func holdsModules(dir string) bool {
-	found := make(chan bool, 1)
-	go func() {
-		inside := func(d discovered) bool { return scopeDir(dir).Contains(d.Source) }
-		found <- slices.ContainsFunc(scanFolders([]string{dir}).modules, inside)
-	}()
-	select {
-	case some := <-found:
-		return some
-	case <-time.After(scopeSearch):
-		return true
-	}
-}
 
 // printClaim prints a new claim and how to use it.
 func (a *app) printClaim(c Claim) {
@@ -674,14 +625,10 @@ const maxTTL = 100 * 365 * 24 * time.Hour
 func (a *app) listClaims(asJSON bool) error {
 	return a.withClaims(func(claims *ClaimStore) error {
 		list, err := claims.List(a.ctx)
-		if list == nil && err != nil {
-			return err
+		if list != nil || err == nil {
+			a.print(append([]Claim{}, list...), asJSON, func() { a.printClaims(list) })
 		}
-		if err != nil {
-			a.warnf("claim: expired claims stay in the file: %s", plain(err.Error()))
-		}
-		a.print(append([]Claim{}, list...), asJSON, func() { a.printClaims(list) })
-		return nil
+		return err // also of expired claims that stay in the file
 	})
 }
 
@@ -702,25 +649,18 @@ func (a *app) printClaims(list []Claim) {
 // revokeClaims removes the claims with these codes. All that hold are removed,
 // also when another does not.
 func (a *app) revokeClaims(args []string) error {
-	var codes []Code
-	for _, arg := range args {
-		code, err := parseCodeArgument(arg)
-		if err != nil {
-			return err
-		}
-		codes = append(codes, code)
-	}
 	return a.withClaims(func(claims *ClaimStore) (failed error) {
-		for i, code := range codes {
-			c, err := claims.Revoke(a.ctx, code)
-			switch {
-			case errors.Is(err, errNoClaim):
-				failed = fmt.Errorf("no claim with this code holds (code %d of %d); usher claim list shows those that do", i+1, len(codes))
-			case err != nil:
+		for _, arg := range args {
+			code, err := parseCodeArgument(arg)
+			if err != nil {
 				return err
-			default:
-				a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), plain(c.ScopeDir))
 			}
+			c, err := claims.Revoke(a.ctx, code)
+			if err != nil {
+				failed = err
+				continue
+			}
+			a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), plain(c.ScopeDir))
 		}
 		return failed
 	})

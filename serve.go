@@ -208,7 +208,7 @@ type daemon struct {
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
-	url      string      // of the MCP endpoint, as clients reach it
+	url      string // of the MCP endpoint, as clients reach it
 }
 
 func (d *daemon) run(ctx context.Context) error {
