@@ -7,7 +7,6 @@
 package main
 
 import (
-	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -19,9 +18,9 @@ import (
 
 // statelessProtocol is the revision without sessions: each of its requests is
 // judged on its own. Those with sessions follow in protocols, newest first.
-// oldestProtocol came before streamable HTTP: sseProtocol stands for it in the ids
-// of HTTP+SSE sessions, which live as long as their streams. batchProtocol is the
-// one version that has batches.
+// oldestProtocol came before streamable HTTP, over which it is spoken too:
+// sseProtocol stands for it in the ids of HTTP+SSE sessions, which live as long as
+// their streams. batchProtocol is the one version that has batches.
 const (
 	statelessProtocol = "2026-07-28"
 	batchProtocol     = "2025-03-26"
@@ -29,17 +28,13 @@ const (
 	sseProtocol       = oldestProtocol + "+sse"
 )
 
-var protocols = []string{"2025-11-25", "2025-06-18", "2025-03-26"}
+var protocols = []string{"2025-11-25", "2025-06-18", batchProtocol, oldestProtocol}
 
 // spoken is all revisions, newest first.
-func spoken() []string {
-	return slices.Concat([]string{statelessProtocol}, protocols, []string{oldestProtocol})
-}
+func spoken() []string { return append([]string{statelessProtocol}, protocols...) }
 
 // hasSessions reports whether a version is spoken here with sessions.
-func hasSessions(version string) bool {
-	return version == oldestProtocol || slices.Contains(protocols, version)
-}
+func hasSessions(version string) bool { return slices.Contains(protocols, version) }
 
 // The headers of MCP over HTTP, and usher's own for a claim code.
 const (
@@ -149,29 +144,19 @@ func (c clientCaps) names() []string {
 // needsOf is what a client must have declared to be asked this, and whether
 // clients can be asked it at all.
 func needsOf(method string, params json.RawMessage) (clientCaps, bool) {
-	switch method {
-	case "roots/list":
-		return capRoots, true
-	case "sampling/createMessage":
-		if field(params, "tools") != nil {
-			return capSampling | capSamplingTools, true
-		}
-		return capSampling, true
-	case "elicitation/create":
-		if stringField(params, "mode") == "url" {
-			return capElicitURL, true
-		}
-		return capElicitForm, true
+	needs := map[string]clientCaps{"roots/list": capRoots, "sampling/createMessage": capSampling, "elicitation/create": capElicitForm}[method]
+	if needs == capSampling && field(params, "tools") != nil {
+		needs |= capSamplingTools
 	}
-	return 0, false
+	if needs == capElicitForm && stringField(params, "mode") == "url" {
+		needs = capElicitURL
+	}
+	return needs, needs != 0
 }
 
 // missingCapability is the error for a request that could not be done without
 // what its client did not declare.
 func missingCapability(lacked clientCaps) *rpcError {
-	if lacked&capSamplingTools != 0 {
-		lacked |= capSampling
-	}
 	e := rpcErrorf(codeMissingCapability, "this needs a client that can be asked for %s", strings.Join(lacked.names(), ", "))
 	e.Data = object{{"requiredCapabilities", lacked.json()}}.json()
 	return e
@@ -202,14 +187,11 @@ func withMeta(params json.RawMessage, key string, value json.RawMessage) json.Ra
 	return withMember(params, "_meta", withMember(field(params, "_meta"), key, value))
 }
 
-// statefulParams is a modern request's params for a peer that has sessions.
+// statefulParams is the params of a request without a session, whose _meta says who
+// asks, for a peer that has sessions.
 func statefulParams(params json.RawMessage) json.RawMessage {
-	params = dropMembers(params, "inputResponses", "requestState")
-	meta := field(params, "_meta")
-	if kept := dropMembers(meta, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel); len(kept) != len(meta) {
-		params = withMember(params, "_meta", kept)
-	}
-	return params
+	meta := dropMembers(field(params, "_meta"), metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel)
+	return withMember(dropMembers(params, "inputResponses", "requestState"), "_meta", meta)
 }
 
 // statelessParams is a request's params for a peer that has no sessions, from a
@@ -258,19 +240,12 @@ func statefulResult(result json.RawMessage) json.RawMessage {
 }
 
 // statelessError is an error of a request for a client without sessions: without
-// the codes that its revision has taken back or keeps for others.
+// the code that its revision has taken back.
 func statelessError(err error) error {
-	rpc, ok := errors.AsType[*rpcError](err)
-	if !ok {
-		return err
+	if e, ok := errors.AsType[*rpcError](err); ok && e.Code == codeNoResource {
+		return &rpcError{Code: codeInvalidParams, Message: e.Message, Data: e.Data}
 	}
-	e := *rpc
-	if e.Code == codeNoResource {
-		e.Code = codeInvalidParams
-	} else if e.Code <= -32000 && e.Code > codeHeaderMismatch || e.Code == -32042 {
-		e.Code = codeRefused
-	}
-	return &e
+	return err
 }
 
 // rpcStatus is the HTTP status of an error: of all answers with one in MCP
@@ -287,10 +262,10 @@ func rpcStatus(code int) int {
 	}
 }
 
-// mcpMethod is how the revisions know a method: with sessions, without, or both.
-// A request is about what a parameter names, which one over HTTP without
-// sessions repeats in a header, and a result may be kept for life milliseconds: not for long, so that the
-// end of a claim counts. A list is one of a View.
+// mcpMethod is how the revisions know a method: with sessions, without, or both. A
+// request for something names it in a parameter, which one over HTTP without
+// sessions repeats in a header. A result may be kept for life milliseconds there:
+// not for long, so that the end of a claim counts. A list is one of a View.
 type mcpMethod struct {
 	stateful, stateless bool
 	named, life, list   string
@@ -348,19 +323,6 @@ func isStatelessPOST(h http.Header, msg *Message) bool {
 	return version != "" && !hasSessions(version) || isStateless(msg.Params)
 }
 
-// checkStateless checks what a request says of itself, in the one order that tells
-// a header that is missing from a field that is, and both from a version that is
-// not spoken.
-func checkStateless(h http.Header, msg *Message) error {
-	if version := h.Get(protocolHeader); version != statelessProtocol && !isStateless(msg.Params) {
-		return checkVersion(version) // more it does not tell
-	}
-	meta := field(msg.Params, "_meta")
-	version := stringField(meta, metaProtocol)
-	return cmp.Or(matchHeader(h, methodHeader, msg.Method), checkMeta(meta), matchHeader(h, protocolHeader, version),
-		checkVersion(version), checkMethod(msg.Method, true))
-}
-
 // checkMeta checks that a request says who asks.
 func checkMeta(meta json.RawMessage) error {
 	if _, ok := unquote(field(meta, metaProtocol)); !ok {
@@ -379,15 +341,6 @@ func checkVersion(version string) error {
 	e := rpcErrorf(codeUnsupportedVersion, "protocol version %q is not spoken in this way: want %s, or begin with initialize", clipText(version, 50), statelessProtocol)
 	e.Data = object{{"supported", marshal(spoken())}, {"requested", quote(version)}}.json()
 	return e
-}
-
-// matchHeader checks that a header says what the body does.
-func matchHeader(h http.Header, name, body string) error {
-	said, err := decodeHeader(h, name)
-	if err == nil && said != body {
-		return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body %q", name, clipText(said, 200), clipText(body, 200))
-	}
-	return err
 }
 
 // decodeHeader is a header's value, which may be in the form for what is not

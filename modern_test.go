@@ -174,7 +174,7 @@ var modernRefusals = []struct {
 	{name: "a word as version", header: protocolHeader + ": newest", meta: "-", status: 400, code: -32022, says: `"requested":"newest"`},
 	{name: "no Mcp-Method", header: "Mcp-Method:", status: 400, code: -32020, says: `Mcp-Method is missing`},
 	{name: "no Mcp-Method, nor _meta", header: "Mcp-Method:", meta: "-", status: 400, code: -32020, says: `Mcp-Method is missing`},
-	{name: "another Mcp-Method", header: "Mcp-Method: tools/call", status: 400, code: -32020, says: `\"tools/call\", and the body \"tools/list\"`},
+	{name: "another Mcp-Method", header: "Mcp-Method: tools/call", status: 400, code: -32020, says: `\"tools/call\", and the body's \"method\" is \"tools/list\"`},
 	{name: "Mcp-Method in another case", header: "Mcp-Method: Tools/List", status: 400, code: -32020},
 	{name: "Mcp-Method in another case, and half a _meta", header: "Mcp-Method: TOOLS/LIST", meta: metaNow, status: 400, code: -32020},
 	{name: "Mcp-Method with the name of another method, that is not known", header: "Mcp-Method: tools/list", method: "nope", status: 400, code: -32020},

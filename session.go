@@ -335,10 +335,6 @@ func (r *request) attempt(ctx context.Context, caller Caller) (json.RawMessage, 
 }
 
 func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
-	name, ok := unquote(field(r.params, "name"))
-	if !ok {
-		return nil, rpcErrorf(codeInvalidParams, "tools/call needs a string \"name\"")
-	}
 	if arguments := field(r.params, "arguments"); arguments != nil {
 		list, ok := members(arguments)
 		if !ok {
@@ -351,7 +347,7 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 	if err != nil && ctx.Err() == nil && !errors.As(err, new(*rpcError)) { // what a module itself answered stays as it is
 		result, err = failure(err.Error()), nil // so that a model can correct itself
 	}
-	args := []any{"tool", clipText(name, 100), "session", clipText(r.session.ID, 8), "claim", r.server.gate.Name(r.server.gate.Current(r.session.sessionToken)),
+	args := []any{"tool", clipText(stringField(r.params, "name"), 100), "session", clipText(r.session.ID, 8), "claim", r.server.gate.Name(r.server.gate.Current(r.session.sessionToken)),
 		"took", time.Since(start).Round(10 * time.Microsecond), "bytes", len(result)}
 	switch {
 	case err != nil:

@@ -501,6 +501,19 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// checkStateless checks what a request says of itself, in the one order that tells
+// a header that is missing from a field that is, and both from a version that is
+// not spoken.
+func checkStateless(h http.Header, msg *Message) error {
+	if version := h.Get(protocolHeader); version != statelessProtocol && !isStateless(msg.Params) {
+		return checkVersion(version) // more it does not tell
+	}
+	meta := field(msg.Params, "_meta")
+	version := field(meta, metaProtocol)
+	return cmp.Or(checkHeader(h, methodHeader, "method", quote(msg.Method)), checkMeta(meta), checkHeader(h, protocolHeader, metaProtocol, version),
+		checkVersion(stringField(meta, metaProtocol)), checkMethod(msg.Method, true))
+}
+
 // checkNames checks the headers that repeat whom a request is for, and the
 // arguments that a tool's schema marks so.
 func checkNames(h http.Header, r *request) error {

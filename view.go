@@ -57,13 +57,10 @@ type Catalog struct {
 }
 
 func newCatalog(modules []*Module) *Catalog {
-	slices.SortFunc(modules, compareModules)
+	slices.SortFunc(modules, func(a, b *Module) int {
+		return cmp.Or(strings.Compare(a.Source, b.Source), strings.Compare(a.Name, b.Name))
+	})
 	return &Catalog{modules: modules, views: make(map[Scope]*View)}
-}
-
-// compareModules orders modules by file, and by name within one file.
-func compareModules(a, b *Module) int {
-	return cmp.Or(strings.Compare(a.Source, b.Source), strings.Compare(a.Name, b.Name))
 }
 
 // View is the part of the catalog that scope contains. It is built at the first
@@ -115,12 +112,7 @@ type Item struct {
 
 // newView is the only place where modules are chosen by a scope.
 func newView(all []*Module, scope Scope) *View {
-	var inside []*Module
-	for _, m := range all {
-		if scope.Contains(m.Source) {
-			inside = append(inside, m)
-		}
-	}
+	inside := slices.DeleteFunc(slices.Clone(all), func(m *Module) bool { return !scope.Contains(m.Source) })
 	v := &View{
 		toolsOf:      make(map[*Module][]*Item),
 		items:        make(map[string]map[string]*Item),
@@ -401,15 +393,15 @@ func labels(modules []*Module, scope Scope) []string {
 	}
 	list := make([]string, len(modules))
 	for i, m := range modules {
-		possible := possibleLabels(m, scope)
-		shortest := slices.IndexFunc(possible, func(label string) bool { return shared[label] == 1 })
-		switch {
-		case named[m.Name] == 1:
-			list[i] = m.Name
-		case shortest >= 0:
-			list[i] = possible[shortest]
-		default:
-			list[i] = m.Name + "-" + nameHash(m.Source, m.Name)
+		list[i] = m.Name
+		if named[m.Name] == 1 {
+			continue
+		}
+		list[i] += "-" + nameHash(m.Source, m.Name)
+		for _, label := range slices.Backward(possibleLabels(m, scope)) { // longest first
+			if shared[label] == 1 {
+				list[i] = label
+			}
 		}
 	}
 	return list
