@@ -64,12 +64,6 @@ var commands = []command{
 //go:embed help
 var helpTexts embed.FS
 
-// helpText is a file of the folder help; "" where there is none.
-func helpText(name string) string {
-	text, _ := helpTexts.ReadFile("help/" + name + ".txt")
-	return string(text)
-}
-
 // run dispatches to a command and turns its error into an exit status.
 func (a *app) run(args []string) int {
 	switch {
@@ -146,16 +140,14 @@ func printOverview(w io.Writer) {
 		fmt.Fprintf(t, "  %s\t%s\n", c.name, c.summary)
 	}
 	t.Flush()
-	fmt.Fprint(w, "\n", helpText("overview"))
+	text, _ := helpTexts.ReadFile("help/overview.txt")
+	fmt.Fprintf(w, "\n%s", text)
 }
 
 // printHelp prints the manual of one command; its flags describe themselves.
 func (a *app) printHelp(c command, fs *flag.FlagSet) {
-	a.printf("usage: usher %s\n\n%s.\n", strings.TrimSpace(c.name+" "+c.args), strings.ToUpper(c.summary[:1])+c.summary[1:])
-	if text := helpText(c.name); text != "" {
-		a.printf("\n%s", text)
-	}
-	a.printf("\n")
+	text, _ := helpTexts.ReadFile("help/" + c.name + ".txt") // some have none
+	a.printf("usage: usher %s\n\n%s.\n\n%s\n", strings.TrimSpace(c.name+" "+c.args), strings.ToUpper(c.summary[:1])+c.summary[1:], text)
 	fs.SetOutput(a.stdout)
 	fs.PrintDefaults()
 }
@@ -413,7 +405,7 @@ func (a *app) printNote(what, text string) {
 func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	flags := &serveFlags{}
-	flags.declare(fs)
+	flags.declare(fs, a.stderr)
 	return func(dirs []string) error {
 		secret := a.getenv(webhookSecretVar)
 		if err := flags.check(secret); err != nil {
@@ -424,7 +416,7 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 			return err
 		}
 		modules := func(c registryConfig, do func(*Registry) error) error { return a.withRegistry(dirs, c, do) }
-		d := &daemon{flags: flags, secret: secret, data: data, withRegistry: modules, out: a.stdout, log: flags.newLog(a.stderr), getenv: a.getenv}
+		d := &daemon{flags: flags, secret: secret, data: data, withRegistry: modules, out: a.stdout, log: flags.log, getenv: a.getenv}
 		return d.run(a.ctx)
 	}
 }
@@ -432,16 +424,15 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	flags := &servingFlags{}
-	flags.declare(fs)
+	flags.declare(fs, a.stderr)
 	return func(dirs []string) error {
-		log := flags.newLog(a.stderr)
-		return a.withRegistry(dirs, registryConfig{Log: log, Patience: flags.callTimeout, Idle: flags.idle}, func(r *Registry) error {
+		return a.withRegistry(dirs, registryConfig{Log: flags.log, Patience: flags.callTimeout, Idle: flags.idle}, func(r *Registry) error {
 			ctx, cancel := context.WithCancel(a.ctx)
 			var watch sync.WaitGroup
 			watch.Go(func() { r.Watch(ctx) })
 			defer watch.Wait()
 			defer cancel()
-			s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: log, started: time.Now(), stopping: ctx, stopped: ctx}
+			s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: flags.log, started: time.Now(), stopping: ctx, stopped: ctx}
 			return s.ServeStdio(ctx, a.stdin, a.stdout)
 		})
 	}
@@ -453,9 +444,16 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 	scope := declareScope(fs, "call as a session would whose claim is for `DIR`")
 	timeout := fs.Duration("call-timeout", 5*time.Minute, "give up after this long without an answer or progress")
 	return func(args []string) error {
-		arguments, err := a.callArguments(args[2:])
-		if err != nil {
-			return err
+		raw := []byte(append(args, "{}")[2])
+		if string(raw) == "-" {
+			var err error
+			if raw, err = io.ReadAll(a.stdin); err != nil {
+				return fmt.Errorf("reading stdin: %w", err)
+			}
+		}
+		list, ok := members(raw)
+		if !ok || jsonFault(raw) != "" {
+			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")
 		}
 		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
 		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout, Only: named}
@@ -463,28 +461,12 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 			a.waitReady(r)
 			for _, tool := range r.Source().View(*scope).Tools {
 				if tool.Label == args[0] && tool.Method.Name == args[1] {
-					return a.callTool(tool, arguments)
+					return a.callTool(tool, object(withoutWebhook(list)).json())
 				}
 			}
 			return fmt.Errorf("no module %q with a method %q is hosted here: usher modules shows which are, and why others are not", args[0], args[1])
 		})
 	}
-}
-
-// callArguments reads the JSON argument: none, the text itself, or - for stdin.
-func (a *app) callArguments(args []string) (json.RawMessage, error) {
-	raw := []byte(append(args, "{}")[0])
-	if string(raw) == "-" {
-		var err error
-		if raw, err = io.ReadAll(a.stdin); err != nil {
-			return nil, fmt.Errorf("reading stdin: %w", err)
-		}
-	}
-	list, ok := members(raw)
-	if !ok || jsonFault(raw) != "" {
-		return nil, usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")
-	}
-	return object(withoutWebhook(list)).json(), nil
 }
 
 // callTool makes a call and prints its result.
@@ -528,17 +510,13 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 	label := fs.String("label", "", "a `TEXT` to know it by")
 	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
 	return func(args []string) error {
-		form := ""
-		if len(args) > 0 {
-			form, args = args[0], args[1:]
-		}
 		switch {
-		case form == "":
+		case len(args) == 0:
 			return a.createClaim(*dir, *label, ttl, *asJSON)
-		case form == "list" && len(args) == 0:
+		case args[0] == "list" && len(args) == 1:
 			return a.listClaims(*asJSON)
-		case form == "revoke" && len(args) > 0:
-			return a.revokeClaims(args)
+		case args[0] == "revoke" && len(args) > 1:
+			return a.revokeClaims(args[1:])
 		}
 		return usageErrorf("want no argument, list, or revoke CODE…")
 	}
@@ -556,10 +534,7 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 		}
 		a.print(c, asJSON, func() { a.printClaim(c) })
 		found := make(chan bool, 1)
-		go func() {
-			inside := func(d discovered) bool { return scopeDir(dir).Contains(d.Source) }
-			found <- slices.ContainsFunc(scanFolders([]string{dir}).modules, inside)
-		}()
+		go func() { found <- len(scanFolders([]string{dir}).modules) > 0 }()
 		select {
 		case some := <-found:
 			if !some {

@@ -213,7 +213,7 @@ func TestListIsPlain(t *testing.T) {
 		}
 	}
 	raw, _ := os.ReadFile(base + "/.data/claims.json")
-	if strings.Contains(string(raw), "AAAAAA") || !strings.Contains(string(raw), `"note":{"kept":1}`) || !strings.Contains(string(raw), "1700000000000") {
+	if strings.Contains(string(raw), "AAAAAA") || !strings.Contains(string(raw), `"kept": 1`) || !strings.Contains(string(raw), "1700000000000") {
 		t.Errorf("the list left %s", raw)
 	}
 }

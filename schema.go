@@ -28,16 +28,15 @@ const webhookParam = "_webhook"
 type Method struct {
 	Name string // the module's own name for it
 
-	// Hook is where the method takes webhooks, below /webhook/: a path of its
-	// own, or "" for the module's and method's names. IsHook says whether it does.
-	Hook      string
-	IsHook    bool
-	Signature *signatureRule // its @signature tag; nil for none
+	docTags
 
-	definition   object // of the MCP tool, without its name
-	description  string
-	schema       any // of its arguments, decoded once for all calls
-	headerParams []headerParam
+	definition object // of the MCP tool, without its name
+	schema     any    // of its arguments, decoded once for all calls
+
+	// headerParams are the parameters that a request repeats in a header
+	// Mcp-Param-HEADER, by their names (MCP 2026-07-28,
+	// basic/transports/streamable-http, "Custom Headers").
+	headerParams map[string]string
 }
 
 // docRules says how the documentation of a module's methods is read.
@@ -47,28 +46,21 @@ type docRules struct {
 	Undeclared bool // @param adds a parameter that the schema lacks
 }
 
-// headerParam is a parameter of a tool that a request repeats in the header
-// Mcp-Param-HEADER (MCP 2026-07-28, basic/transports/streamable-http, "Custom Headers").
-type headerParam struct {
-	header string
-	name   string
-}
-
 // parseMethod reads an MCP tool definition as a module gave it. The tags that
 // count are taken out of its description and applied. The strings are problems
 // worth telling, of a method that is hosted all the same.
 func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string, error) {
 	list, ok := members(definition)
-	m := &Method{Name: stringField(definition, "name")}
+	m := &Method{
+		Name:         stringField(definition, "name"),
+		docTags:      parseDoc(stringField(definition, "description"), rules),
+		headerParams: make(map[string]string),
+	}
 	if !ok || m.Name == "" {
 		return nil, nil, fmt.Errorf("a tool without a name")
 	}
-	tags := parseDoc(stringField(definition, "description"), rules)
-	m.description, m.Signature = tags.text, tags.signature
+	m.IsHook = m.IsHook || rules.Hooks && strings.HasPrefix(m.Name, "handle")
 	var problems []string
-	if rules.Hooks {
-		m.Hook, m.IsHook = tags.hook, tags.isHook || strings.HasPrefix(m.Name, "handle")
-	}
 	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
 		m.IsHook = false // rather than somewhere else
 		problems = append(problems, fmt.Sprintf("%s: %v", m.Name, err))
@@ -76,21 +68,21 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	if m.Signature != nil && m.Signature.Err != nil {
 		problems = append(problems, fmt.Sprintf("%s: %v; its webhook answers 503 until that is mended", m.Name, m.Signature.Err))
 	}
-	schema := cleanSchema(field(definition, "inputSchema"), tags.params, rules.Undeclared)
+	schema := cleanSchema(field(definition, "inputSchema"), m.params, rules.Undeclared)
 	m.definition = list.without("name", "description", "inputSchema")
 	if m.description != "" {
 		m.definition = append(m.definition, member{"description", quote(m.description)})
 	}
 	m.definition = append(m.definition, member{"inputSchema", schema})
-	if len(tags.annotations) > 0 {
-		m.definition = m.definition.set("annotations", tags.annotations.json())
+	if len(m.annotations) > 0 {
+		m.definition = m.definition.set("annotations", m.annotations.json())
 	}
 	_ = json.Unmarshal(schema, &m.schema) // one nested without end takes any arguments
 	for name, property := range fields(field(schema, "properties")) {
 		header := stringField(property, "x-mcp-header")
 		fits := slices.Contains([]string{"string", "integer", "boolean"}, stringField(property, "type"))
 		if fits && headerToken.MatchString(header) { // clients leave out a tool that marks one wrongly
-			m.headerParams = append(m.headerParams, headerParam{header, name})
+			m.headerParams[name] = header
 		}
 	}
 	return m, problems, nil
@@ -131,7 +123,7 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMess
 		list = object{{"type", json.RawMessage(`"object"`)}}
 	}
 	props, _ := members(field(schema, "properties"))
-	props = slices.DeleteFunc(slices.Clone(props), func(f member) bool { return f.key == webhookParam })
+	props = props.without(webhookParam)
 	var required []string
 	_ = json.Unmarshal(field(schema, "required"), &required) // else: none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
@@ -204,10 +196,13 @@ func docType(s string) json.RawMessage {
 
 // docTags is a method's documentation, taken apart.
 type docTags struct {
-	text        string // without the tags' lines
-	isHook      bool   // there is a line @webhook, with the path hook or none
-	hook        string
-	signature   *signatureRule
+	// Hook is where the method takes webhooks, below /webhook/: a path of its
+	// own, or "" for the module's and method's names. IsHook says whether it does.
+	Hook      string
+	IsHook    bool
+	Signature *signatureRule // its @signature tag; nil for none
+
+	description string // without the tags' lines
 	params      []paramDoc
 	annotations object // of MCP
 }
@@ -245,9 +240,9 @@ func parseDoc(doc string, rules docRules) docTags {
 		annotation, isAnnotation := annotationTags[tag]
 		switch {
 		case rules.Hooks && tag == "@webhook":
-			t.isHook, t.hook = true, cmp.Or(t.hook, strings.TrimPrefix(rest, "/"))
+			t.IsHook, t.Hook = true, cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
 		case rules.Hooks && tag == "@signature":
-			t.signature = cmp.Or(t.signature, parseSignature(rest)) // the first counts
+			t.Signature = cmp.Or(t.Signature, parseSignature(rest)) // the first counts
 		case rules.Tags && isAnnotation:
 			t.annotations = t.annotations.set(annotation, json.RawMessage("true"))
 		case rules.Tags && tag == "@param":
@@ -258,7 +253,7 @@ func parseDoc(doc string, rules docRules) docTags {
 			text = append(text, line)
 		}
 	}
-	t.text = strings.TrimSpace(strings.Join(text, "\n"))
+	t.description = strings.TrimSpace(strings.Join(text, "\n"))
 	return t
 }
 

@@ -57,26 +57,24 @@ func plain(s string) string {
 // servingFlags is what serve and stdio have in common.
 type servingFlags struct {
 	callTimeout, idle time.Duration
-	jsonLog           bool
+	log               *slog.Logger
 }
 
-func (f *servingFlags) declare(fs *flag.FlagSet) {
+// declare declares the flags; the log goes to stderr.
+func (f *servingFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
+	f.log = slog.New(slog.NewTextHandler(stderr, nil))
 	fs.DurationVar(&f.callTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&f.idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
 	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {
-		if f.jsonLog = form == "json"; !f.jsonLog && form != "text" {
-			return errors.New("want text or json")
+		switch form {
+		case "json":
+			f.log = slog.New(slog.NewJSONHandler(stderr, nil))
+			fallthrough
+		case "text":
+			return nil
 		}
-		return nil
+		return errors.New("want text or json")
 	})
-}
-
-// newLog is the log, on w.
-func (f *servingFlags) newLog(w io.Writer) *slog.Logger {
-	if f.jsonLog {
-		return slog.New(slog.NewJSONHandler(w, nil))
-	}
-	return slog.New(slog.NewTextHandler(w, nil))
 }
 
 // serveFlags is the flags of usher serve.
@@ -95,8 +93,8 @@ type serveFlags struct {
 	tlsCert, tlsKey string
 }
 
-func (f *serveFlags) declare(fs *flag.FlagSet) {
-	f.servingFlags.declare(fs)
+func (f *serveFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
+	f.servingFlags.declare(fs, stderr)
 	f.maxBody = defaultMaxBody
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
 	fs.Func("allow-host", "answer requests for this host `NAME` too (repeatable)", f.addHost)
@@ -208,22 +206,17 @@ type daemon struct {
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
+	listener net.Listener
 	url      string // of the MCP endpoint, as clients reach it
 }
 
 func (d *daemon) run(ctx context.Context) error {
-	var listener net.Listener
-	record, err := claimBase(ctx, d.data, func() (url string, err error) {
-		listener, err = d.listen()
-		return d.url, err
-	})
-	if listener != nil {
-		defer listener.Close()
-	}
+	record, err := claimBase(ctx, d.data, d.listen)
 	if err != nil {
 		return err
 	}
 	defer record.release()
+	defer d.listener.Close()
 	claims := openClaims(d.data, d.log)
 	defer claims.Close()
 	sessions, err := openSessions(d.data, d.log, time.Now)
@@ -232,36 +225,35 @@ func (d *daemon) run(ctx context.Context) error {
 	}
 	return d.withRegistry(registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle}, func(r *Registry) error {
 		d.registry = r
-		return d.serve(ctx, listener, newGate(claims, sessions, d.flags.requireClaim, d.log))
+		return d.serve(ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
 	})
 }
 
-// listen opens the address, and finds the URL that it has.
-func (d *daemon) listen() (net.Listener, error) {
-	listener, err := net.Listen("tcp", d.flags.addr)
-	if err != nil {
-		return nil, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+// listen opens the address, and returns the URL that it has.
+func (d *daemon) listen() (url string, err error) {
+	if d.listener, err = net.Listen("tcp", d.flags.addr); err != nil {
+		return "", fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
 	}
 	scheme := "http"
 	if d.flags.tlsCert+d.flags.tlsKey != "" {
 		cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
 		if err != nil {
-			return nil, fmt.Errorf("loading the certificate: %w", err)
+			return "", fmt.Errorf("loading the certificate: %w", err)
 		}
 		scheme = "https"
-		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}})
+		d.listener = tls.NewListener(d.listener, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}})
 	}
-	addr := *listener.Addr().(*net.TCPAddr)
+	addr := *d.listener.Addr().(*net.TCPAddr)
 	if addr.IP.IsUnspecified() {
 		addr.IP = net.IPv4(127, 0, 0, 1) // which clients on this machine can reach
 	}
 	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/")
-	return listener, nil
+	return d.url, nil
 }
 
 // serve answers until ctx ends, and then brings everything to an end: first the
 // streams, then, after a while, the calls.
-func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) error {
+func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, stop := context.WithCancel(context.Background())
@@ -282,7 +274,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
-	d.log.Info("listening", "address", listener.Addr().String())
+	d.log.Info("listening", "address", d.listener.Addr().String())
 	parts.Go(func() {
 		<-ctx.Done()
 		late := time.AfterFunc(drainTimeout, stop) // calls under way are told
@@ -293,7 +285,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener, gate *Gate) e
 		web.Close()
 		stop() // also calls that wait for their clients to come back
 	})
-	err := web.Serve(listener)
+	err := web.Serve(d.listener)
 	cancel()
 	parts.Wait()
 	handlers.Wait()
@@ -360,7 +352,11 @@ func (d *daemon) show(ctx context.Context) {
 		pending := d.registry.Pending(scopeAll()) // asked before the modules: those may be ready by then
 		view := d.registry.Source().View(scopeAll())
 		for _, m := range view.Modules {
-			if line := readyLine(m.Label, view.ToolsOf(m.Module)); !shown[line] {
+			var names []string
+			for _, t := range view.ToolsOf(m.Module) {
+				names = append(names, t.Name)
+			}
+			if line := fmt.Sprintf("  ready   %-12s %s", m.Label, clipText(strings.Join(names, ", "), 100)); !shown[line] {
 				shown[line] = true
 				fmt.Fprintln(d.out, line)
 			}
@@ -377,33 +373,20 @@ func (d *daemon) show(ctx context.Context) {
 	}
 }
 
-// readyLine is a module on one line.
-func readyLine(label string, tools []*Item) string {
-	var names []string
-	for _, t := range tools {
-		names = append(names, t.Name)
-	}
-	return fmt.Sprintf("  ready   %-12s %s", label, clipText(strings.Join(names, ", "), 100))
-}
-
 // showTry says what to do next.
 func (d *daemon) showTry() {
+	need := "the header " + secretHeader
+	switch {
+	case d.secret == "" && d.flags.webhookAudience() == nobody:
+		need = fmt.Sprintf("%s in the environment of usher serve, or its flag -open-webhooks: they are off, because of %s",
+			webhookSecretVar, cmp.Or(d.flags.exposure(), "-require-claim"))
+	case d.secret == "":
+		need = "no secret, as " + webhookSecretVar + " is not set"
+	}
 	fmt.Fprintf(d.out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
 	fmt.Fprintf(d.out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
 		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}`)
-	fmt.Fprintf(d.out, "\nWebhooks, which usher modules lists, need %s.\n\nCtrl-C ends it. Calls and logs follow.\n\n", d.webhooksNeed())
-}
-
-// webhooksNeed says what a webhook needs to be delivered.
-func (d *daemon) webhooksNeed() string {
-	switch {
-	case d.secret == "" && d.flags.webhookAudience() == nobody:
-		return fmt.Sprintf("%s in the environment of usher serve, or its flag -open-webhooks: they are off, because of %s",
-			webhookSecretVar, cmp.Or(d.flags.exposure(), "-require-claim"))
-	case d.secret == "":
-		return "no secret, as " + webhookSecretVar + " is not set"
-	}
-	return "the header " + secretHeader
+	fmt.Fprintf(d.out, "\nWebhooks, which usher modules lists, need %s.\n\nCtrl-C ends it. Calls and logs follow.\n\n", need)
 }
 
 // dataDir is {base}/.data, made if need be; "" is ~/.usher. A folder that another

@@ -576,7 +576,7 @@ func FuzzParseSignature(f *testing.F) {
 			t.Errorf("%q: an error of several lines: %v", s, r.Err)
 		}
 		tags := parseDoc("Text.\n@signature "+strings.NewReplacer("\n", " ", "\r", " ").Replace(s)+"\nMore.", docRules{Hooks: true})
-		if tags.signature == nil || strings.Contains(tags.text, "@signature") {
+		if tags.Signature == nil || strings.Contains(tags.description, "@signature") {
 			t.Errorf("%q: no tag in %+v", s, tags)
 		}
 	})

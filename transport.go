@@ -528,8 +528,8 @@ func checkNames(h http.Header, r *request) error {
 	if r.method != "tools/call" || err != nil {
 		return nil // the call is refused
 	}
-	for _, m := range tool.Method.headerParams {
-		if err := checkHeader(h, paramHeader+m.header, m.name, field(field(r.params, "arguments"), m.name)); err != nil {
+	for name, header := range tool.Method.headerParams {
+		if err := checkHeader(h, paramHeader+header, name, field(field(r.params, "arguments"), name)); err != nil {
 			return err
 		}
 	}
