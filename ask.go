@@ -9,7 +9,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -17,7 +16,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -53,16 +51,12 @@ func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, metho
 	}
 	select {
 	case msg := <-answer:
-		switch {
-		case msg == nil:
-			return nil, errGone
-		case msg.Err != nil:
+		if msg.Err != nil {
 			return nil, msg.Err
-		default:
-			return msg.Result, nil
 		}
+		return msg.Result, nil
 	case <-ctx.Done():
-		send(encodeNotification("notifications/cancelled", object{{"requestId", id}}.json()))
+		send(encodeRequest(nil, "notifications/cancelled", object{{"requestId", id}}.json()))
 		return nil, context.Cause(ctx)
 	}
 }
@@ -77,7 +71,7 @@ func (p *pendingRequests) answer(msg *Message) {
 // fail ends all requests to the client: no answer can come any more.
 func (p *pendingRequests) fail() {
 	for _, answer := range p.close(errGone) {
-		answer <- nil
+		answer <- &Message{Err: errGone}
 	}
 }
 
@@ -95,9 +89,6 @@ type suspendedCalls struct {
 func newSuspendedCalls(ctx context.Context, timeout time.Duration) *suspendedCalls {
 	return &suspendedCalls{ctx: ctx, timeout: timeout, asking: make(map[*suspendedCall]bool)}
 }
-
-// wait waits for the end of the calls, whose context must have ended.
-func (k *suspendedCalls) wait() { k.wg.Wait() }
 
 // suspendedCall is one call of a client without a session, for as long as it
 // takes, over as many requests as it takes.
@@ -129,20 +120,18 @@ type inputRequest struct {
 // Why a suspended call does not go on.
 var (
 	errNotResumed    = rpcErrorf(codeInternal, "the client did not come back with the answer")
+	errUsedState     = rpcErrorf(codeInvalidParams, "requestState: it was used already, or its call has ended: make the call anew, without it")
+	errOtherState    = rpcErrorf(codeInvalidParams, "requestState: it belongs to another call, another claim or other capabilities: make the call anew, without it")
 	errManySuspended = rpcErrorf(codeInternal, "too many calls are waiting for client input (%d)", maxSuspended)
 )
-
-// stateError is why a requestState is refused.
-func stateError(why string) error {
-	return rpcErrorf(codeInvalidParams, "requestState: %s: make the call anew, without it", why)
-}
 
 // do answers one request of a call: it makes the call, or goes on with the one
 // whose state the params bring, until that ends or asks something. method and
 // params are what all requests of one call must have in common.
 func (k *suspendedCalls) do(ctx context.Context, caller Caller, method string, params json.RawMessage, call func(context.Context, Caller) (json.RawMessage, error)) (json.RawMessage, error) {
-	own := dropMembers(params, "_meta", "inputResponses", "requestState")
-	binding := sha256.Sum256(fmt.Appendf(nil, "%q %q %d %s", caller.Principal, method, caller.Caps, canonical(own)))
+	var own map[string]any // printed with its keys in order, as a client may write the same thing in two ways
+	_ = json.Unmarshal(dropMembers(params, "_meta", "inputResponses", "requestState"), &own)
+	binding := sha256.Sum256(fmt.Appendf(nil, "%q %q %d %#v", caller.Principal, method, caller.Caps, own))
 	if state := field(params, "requestState"); state != nil {
 		c, err := k.resume(state, binding, field(params, "inputResponses"), caller.Notify)
 		if err != nil {
@@ -151,18 +140,6 @@ func (k *suspendedCalls) do(ctx context.Context, caller Caller, method string, p
 		return c.next(ctx)
 	}
 	return k.begin(caller, binding, call).next(ctx)
-}
-
-// canonical is JSON with its keys in order and no white space, so that a client
-// may write the same thing twice in two ways.
-func canonical(raw json.RawMessage) []byte {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.UseNumber()
-	var v any
-	if d.Decode(&v) != nil {
-		return raw
-	}
-	return marshal(v)
 }
 
 // begin starts a call.
@@ -299,8 +276,8 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 	})
 }
 
-// resume finds the call of a state, gives it the answers, and makes the state
-// worthless. Nothing is done unless all of that can be.
+// resume finds the call of a state, gives it the answers that are some, and makes
+// the state worthless.
 func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses json.RawMessage, notify func(string, json.RawMessage)) (*suspendedCall, error) {
 	state, _ := unquote(raw)
 	k.mu.Lock()
@@ -312,47 +289,20 @@ func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses
 		}
 	}
 	if c == nil {
-		return nil, stateError("it was used already, or its call has ended")
+		return nil, errUsedState
 	}
 	if c.binding != binding {
-		return nil, stateError("it belongs to another call, another claim or other capabilities")
-	}
-	if responses != nil && !isObject(responses) {
-		return nil, rpcErrorf(codeInvalidParams, "inputResponses must be an object")
-	}
-	answers := make(map[*inputRequest]json.RawMessage) // those to nothing that is asked are ignored
-	for _, q := range c.questions {
-		answer := field(responses, q.key)
-		if answer == nil {
-			continue
-		}
-		if err := checkAnswer(q.method, answer); err != nil {
-			return nil, rpcErrorf(codeInvalidParams, "inputResponses.%s: %v", q.key, err)
-		}
-		answers[q] = answer
+		return nil, errOtherState
 	}
 	c.state, c.notify = "", notify
-	for q, answer := range answers {
-		c.drop(q)
-		q.answer <- answer
+	for _, q := range slices.Clone(c.questions) {
+		if answer := field(responses, q.key); isObject(answer) {
+			c.drop(q)
+			q.answer <- answer
+		}
 	}
 	if len(c.questions) > 0 {
 		wake(c.wake) // what is missing is asked for again
 	}
 	return c, nil
-}
-
-// checkAnswer reports what an answer to a method lacks to be one.
-func checkAnswer(method string, answer json.RawMessage) error {
-	key, kind := "content", "" // of sampling/createMessage
-	switch method {
-	case "elicitation/create":
-		key, kind = "action", `"`
-	case "roots/list":
-		key, kind = "roots", "["
-	}
-	if value := field(answer, key); value == nil || !strings.HasPrefix(string(value), kind) {
-		return fmt.Errorf("want an object with %q", key)
-	}
-	return nil
 }

@@ -86,7 +86,7 @@ func (b *bubble) start(t *testing.T) {
 		if err := web.Shutdown(context.Background()); err != nil {
 			t.Error(err)
 		}
-		b.server.suspended.wait()
+		b.server.suspended.wg.Wait()
 		m.pool.close()
 		all.Wait()
 		claims.Close()

@@ -210,7 +210,7 @@ func (f *fakeServer) grow() {
 	f.mu.Lock()
 	f.extra++
 	f.mu.Unlock()
-	f.send(encodeNotification("notifications/tools/list_changed", nil))
+	f.send(encodeRequest(nil, "notifications/tools/list_changed", nil))
 }
 
 var fakeTools = "echo,sleep,crash,exit,progress,log,pid,env,count,fail,big,error,grow"
@@ -237,7 +237,7 @@ func (f *fakeServer) list() json.RawMessage {
 }
 
 func textResult(s string) json.RawMessage {
-	return append(appendString([]byte(`{"content":[{"type":"text","text":`), s), "}]}"...)
+	return append(append([]byte(`{"content":[{"type":"text","text":`), quote(s)...), "}]}"...)
 }
 
 func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
@@ -262,7 +262,7 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 		os.Exit(7)
 	case "progress":
 		for i := range number("n") {
-			f.send(encodeNotification("notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}}.json()))
+			f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}}.json()))
 			if i+1 == number("hold") {
 				<-f.held
 			}
@@ -270,7 +270,7 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 	case "release":
 		f.held <- struct{}{}
 	case "log":
-		f.send(encodeNotification("notifications/message", marshal(map[string]string{"level": stringField(args, "level"), "data": stringField(args, "data")})))
+		f.send(encodeRequest(nil, "notifications/message", marshal(map[string]string{"level": stringField(args, "level"), "data": stringField(args, "data")})))
 	case "pid":
 		result = textResult(strconv.Itoa(os.Getpid()))
 	case "env":
@@ -319,7 +319,7 @@ func (f *fakeServer) touch(uri string) json.RawMessage {
 	if !wanted {
 		return textResult("nobody wants to know")
 	}
-	f.send(encodeNotification("notifications/resources/updated", object{{"uri", quote(uri)}}.json()))
+	f.send(encodeRequest(nil, "notifications/resources/updated", object{{"uri", quote(uri)}}.json()))
 	return textResult("told")
 }
 
@@ -386,19 +386,19 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 			return
 		}
 		token := field(field(msg.Params, "_meta"), "progressToken")
-		f.send(encodeNotification("notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}}.json()))
+		f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}}.json()))
 		log := marshal(map[string]string{"level": "error", "data": a.Mark + when})
 		if f.has("names") {
 			log = withMeta(log, metaCall, json.RawMessage(msg.ID))
 		}
-		f.send(encodeNotification("notifications/message", log))
+		f.send(encodeRequest(nil, "notifications/message", log))
 	}
 	go func() {
 		<-stop
 		say("cancelled")
 		if a.Late {
 			if id := field(a.Asks[0].Params, "elicitationId"); id != nil {
-				f.send(encodeNotification("notifications/elicitation/complete", object{{"elicitationId", id}}.json()))
+				f.send(encodeRequest(nil, "notifications/elicitation/complete", object{{"elicitationId", id}}.json()))
 			}
 			say("late, got " + fakeAnswer(<-f.request(msg.ID, a.Asks[0].Method, a.Asks[0].Params)))
 		}
@@ -469,4 +469,13 @@ func (f *fakeServer) wish(msg *Message) []byte {
 	}
 	fmt.Fprintf(os.Stderr, "fake: answered %s %d\n", a.Mark, os.Getpid())
 	return encodeResult(msg.ID, withMember(textResult("["+strings.Join(got, ",")+"]"), "resultType", quote(resultComplete)))
+}
+
+// canonical is JSON with its keys in order and no white space.
+func canonical(raw json.RawMessage) []byte {
+	var v any
+	if json.Unmarshal(raw, &v) != nil {
+		return raw
+	}
+	return marshal(v)
 }

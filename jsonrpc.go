@@ -52,18 +52,6 @@ func rpcErrorf(code int, format string, args ...any) *rpcError {
 // none.
 type ID json.RawMessage
 
-// parseID accepts what MCP allows as a request id: a string or an integer, and
-// not null.
-func parseID(raw []byte) (ID, bool) {
-	if len(raw) > 0 && raw[0] == '"' {
-		return ID(raw), true
-	}
-	if _, err := strconv.ParseInt(string(raw), 10, 64); err == nil {
-		return ID(raw), true
-	}
-	return nil, false
-}
-
 // Message is one JSON-RPC message. Method and ID tell a request; Method alone a
 // notification; ID with Result or Err a response.
 type Message struct {
@@ -118,10 +106,11 @@ func parseValidMessage(raw []byte) (*Message, error) {
 	}
 	method := o.get("method")
 	m := &Message{Params: o.get("params"), Result: o.get("result")}
-	if id := o.get("id"); id != nil {
-		if m.ID, ok = parseID(id); !ok && (method != nil || m.Result != nil) {
-			return m, rpcErrorf(codeInvalidRequest, "id must be a string or an integer")
-		}
+	id := o.get("id")
+	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
+		m.ID = ID(id)
+	} else if id != nil && (method != nil || m.Result != nil) {
+		return m, rpcErrorf(codeInvalidRequest, "id must be a string or an integer")
 	}
 	if string(o.get("jsonrpc")) != `"2.0"` {
 		return m, rpcErrorf(codeInvalidRequest, `jsonrpc must be "2.0"`)
@@ -170,25 +159,22 @@ func (m *Message) encode() []byte {
 	}
 	add("id", json.RawMessage(m.ID))
 	if m.Method != "" {
-		b = appendString(append(b, `,"method":`...), m.Method)
+		b = append(append(b, `,"method":`...), quote(m.Method)...)
 	}
 	add("params", m.Params)
 	add("result", m.Result)
 	if m.Err != nil {
 		b = strconv.AppendInt(append(b, `,"error":{"code":`...), int64(m.Err.Code), 10)
-		b = appendString(append(b, `,"message":`...), m.Err.Message)
+		b = append(append(b, `,"message":`...), quote(m.Err.Message)...)
 		add("data", m.Err.Data)
 		b = append(b, '}')
 	}
 	return append(b, '}')
 }
 
+// encodeRequest is a request, or without an id a notification.
 func encodeRequest(id ID, method string, params json.RawMessage) []byte {
 	return (&Message{ID: id, Method: method, Params: params}).encode()
-}
-
-func encodeNotification(method string, params json.RawMessage) []byte {
-	return encodeRequest(nil, method, params)
 }
 
 func encodeResult(id ID, result json.RawMessage) []byte {
@@ -209,27 +195,22 @@ func asRPCError(err error) *rpcError {
 // oneLine returns raw on one line: a pretty-printed body would break framing.
 // Inside JSON strings line breaks are always escaped, so only white space goes.
 func oneLine(raw json.RawMessage) json.RawMessage {
-	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 {
+	if !bytes.ContainsAny(raw, "\r\n") {
 		return raw
 	}
 	var b bytes.Buffer
-	if err := json.Compact(&b, raw); err != nil {
-		return raw
-	}
+	_ = json.Compact(&b, raw)
 	return b.Bytes()
 }
 
-// appendString appends s as a JSON string, without the HTML escapes that
-// json.Marshal adds.
-func appendString(b []byte, s string) []byte {
+// quote returns s as a JSON string, without the HTML escapes that json.Marshal
+// adds.
+func quote(s string) json.RawMessage {
 	if !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }) {
-		return append(append(append(b, '"'), s...), '"')
+		return json.RawMessage(`"` + s + `"`)
 	}
-	return append(b, marshal(s)...)
+	return marshal(s)
 }
-
-// quote returns s as a JSON string.
-func quote(s string) json.RawMessage { return appendString(nil, s) }
 
 // unquote reads a JSON string.
 func unquote(raw json.RawMessage) (string, bool) {
@@ -240,10 +221,8 @@ func unquote(raw json.RawMessage) (string, bool) {
 		return string(body), true
 	}
 	var s string
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return "", false
-	}
-	return s, true
+	err := json.Unmarshal(raw, &s)
+	return s, err == nil
 }
 
 // marshal is json.Marshal without HTML escapes, for values that can't fail.
@@ -251,9 +230,7 @@ func marshal(v any) json.RawMessage {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return json.RawMessage("null")
-	}
+	_ = enc.Encode(v)
 	return bytes.TrimRight(buf.Bytes(), "\n")
 }
 
@@ -269,7 +246,7 @@ type member struct {
 func (o object) json() json.RawMessage {
 	b := []byte{'{'}
 	for _, f := range o {
-		b = append(appendString(b, f.key), ':')
+		b = append(append(b, quote(f.key)...), ':')
 		b = append(append(b, f.value...), ',')
 	}
 	return append(bytes.TrimSuffix(b, []byte{','}), '}')
@@ -304,8 +281,7 @@ func (o object) without(keys ...string) object {
 
 // isObject reports whether valid JSON is an object.
 func isObject(raw json.RawMessage) bool {
-	i := skipSpace(raw, 0)
-	return i < len(raw) && raw[i] == '{'
+	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte{'{'})
 }
 
 // fields goes through the members of a JSON object, in order, keys compared to
@@ -316,22 +292,19 @@ func fields(raw json.RawMessage) iter.Seq2[string, json.RawMessage] {
 		if !isObject(raw) {
 			return
 		}
-		for i := skipSpace(raw, skipSpace(raw, 0)+1); i < len(raw) && raw[i] != '}'; {
-			end := skipValue(raw, i)
-			key, ok := unquote(raw[i:end])
-			i = skipSpace(raw, end)
-			if !ok || i >= len(raw) || raw[i] != ':' {
+		rest := raw[bytes.IndexByte(raw, '{')+1:]
+		for {
+			end := endOfItem(rest)
+			key, ok := unquote(bytes.TrimSpace(rest[:end]))
+			if !ok || end == len(rest) || rest[end] != ':' {
+				return // at the object's end
+			}
+			rest = rest[end+1:]
+			end = endOfItem(rest)
+			if value := bytes.TrimSpace(rest[:end]); !yield(key, slices.Clip(value)) || end == len(rest) {
 				return
 			}
-			i = skipSpace(raw, i+1)
-			end = skipValue(raw, i)
-			if !yield(key, raw[i:end:end]) {
-				return
-			}
-			i = skipSpace(raw, end)
-			if i < len(raw) && raw[i] == ',' {
-				i = skipSpace(raw, i+1)
-			}
+			rest = rest[end+1:]
 		}
 	}
 }
@@ -394,51 +367,31 @@ func joinItems(items []json.RawMessage) json.RawMessage {
 // sortedKeys is the keys of a map in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-func skipSpace(b []byte, i int) int {
-	for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
-		i++
-	}
-	return i
-}
-
-// skipValue returns the index after the value that starts at b[i], in JSON that
-// is known to be valid.
-func skipValue(b []byte, i int) int {
+// endOfItem returns the index of what ends the key or value that b begins with: a
+// colon, a comma, a bracket that closes more than it opens, or the end.
+func endOfItem(b []byte) int {
 	depth := 0
-	for i < len(b) {
+	for i := 0; i < len(b); i++ {
 		switch b[i] {
 		case '"':
-			i = skipString(b, i)
+			for i++; i < len(b) && b[i] != '"'; i++ {
+				if b[i] == '\\' {
+					i++
+				}
+			}
 		case '{', '[':
 			depth++
-			i++
-			continue
 		case '}', ']':
-			depth--
-			i++
-		case ',', ':', ' ', '\n', '\t', '\r':
-			i++
-			continue
-		default:
-			i += max(1, len(b[i:])-len(bytes.TrimLeft(b[i:], "-+.0123456789Eaeflnrstu")))
-		}
-		if depth <= 0 {
-			return i
+			if depth--; depth < 0 {
+				return i
+			}
+		case ',', ':':
+			if depth == 0 {
+				return i
+			}
 		}
 	}
-	return i
-}
-
-func skipString(b []byte, i int) int {
-	for i++; i < len(b); i++ {
-		switch b[i] {
-		case '\\':
-			i++
-		case '"':
-			return i + 1
-		}
-	}
-	return min(i, len(b)) // past the end where the text breaks off after a backslash
+	return len(b)
 }
 
 // errLineTooLong is what a lineReader returns, once, for a line over its limit.
@@ -520,14 +473,6 @@ func (t *inflight[T]) take(key string) (T, bool) {
 	defer t.mu.Unlock()
 	v, ok := t.m[key]
 	delete(t.m, key)
-	return v, ok
-}
-
-// get returns what stands under key.
-func (t *inflight[T]) get(key string) (T, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	v, ok := t.m[key]
 	return v, ok
 }
 

@@ -444,7 +444,7 @@ func (w *Worker) initialize(ctx context.Context) error {
 		return err
 	}
 	w.setInfo(result, field(result, "serverInfo"))
-	return w.send(encodeNotification("notifications/initialized", nil))
+	return w.send(encodeRequest(nil, "notifications/initialized", nil))
 }
 
 // listen opens a stream of a stateless module, which is one more call in flight

@@ -535,7 +535,7 @@ func withoutWebhook(list object) object {
 
 // failure is the result of a tool call that failed.
 func failure(text string) json.RawMessage {
-	b := appendString([]byte(`{"content":[{"type":"text","text":`), text)
+	b := append([]byte(`{"content":[{"type":"text","text":`), quote(text)...)
 	return append(b, `}],"isError":true}`...)
 }
 

@@ -289,7 +289,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	cancel()
 	parts.Wait()
 	handlers.Wait()
-	d.server.suspended.wait()
+	d.server.suspended.wg.Wait()
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}

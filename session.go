@@ -142,7 +142,7 @@ func (s *Server) callerOf(session *Session, send func([]byte) bool) Caller {
 		if method == "notifications/message" && (least == "" && session.stateless || severity >= 0 && severity < slices.Index(logLevels, least)) {
 			return
 		}
-		send(encodeNotification(method, params))
+		send(encodeRequest(nil, method, params))
 	}
 	if !session.stateless {
 		c.Ask = func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
@@ -445,7 +445,7 @@ func (s *Session) takeOther(msg *Message) {
 	case !msg.isNotification():
 		s.asked.answer(msg)
 	case msg.Method == "notifications/cancelled": // of the others usher needs none
-		if cancel, ok := s.calls.get(string(field(msg.Params, "requestId"))); ok {
+		if cancel, ok := s.calls.take(string(field(msg.Params, "requestId"))); ok {
 			cancel(errCancelled)
 		}
 	}
@@ -546,7 +546,7 @@ func (s *Session) tell(method string, params json.RawMessage) {
 	if s.subscription != nil {
 		params = withMeta(params, metaSubscription, s.subscription)
 	}
-	s.notify(encodeNotification(method, params))
+	s.notify(encodeRequest(nil, method, params))
 }
 
 // connected reports whether the session has a notification stream open.

@@ -293,7 +293,7 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 				params = params.set("total", json.RawMessage(m[2]))
 			}
 			if progressToken != nil { // the caller wants to know
-				s.send(encodeNotification("notifications/progress", params.json()))
+				s.send(encodeRequest(nil, "notifications/progress", params.json()))
 			}
 			continue
 		}
