@@ -5,6 +5,7 @@ package main
 
 import (
 	"encoding/json"
+	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -688,4 +689,57 @@ func TestKilledWhileMoving(t *testing.T) {
 	d.exit <- 0
 	next()
 	see("after SIGTERM")
+}
+
+// TestSessionInTheURL names a session where only HTTP+SSE and GET do: it counts
+// for nothing there, and so lets nobody in.
+func TestSessionInTheURL(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir)
+	open := connect(t, d.URL)
+	open.awaitTools(allTools...)
+	proj := newClaimFor(t, base, dir+"/proj")
+	scoped, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	inURL := func(id string) func(*http.Request) {
+		return func(r *http.Request) { r.URL.RawQuery = "sessionId=" + id }
+	}
+	c := stateless(t, d.URL)
+	if a := c.modern("tools/list", "", inURL(open.Session), header("ZZZZZZ")); a.Status != http.StatusBadRequest {
+		t.Errorf("a code that does not hold beside an open session in the URL: %d %s", a.Status, a.Body)
+	}
+	if a := c.modern("tools/list", "", inURL(scoped.Session)); a.Status != http.StatusOK || !strings.Contains(a.Body, "c_x") {
+		t.Errorf("without a code beside a scoped session in the URL: %d %s", a.Status, a.Body)
+	}
+	d.stop(t)
+	d = serveHereOn(t, base, dir, "-require-claim")
+	c.URL = d.URL
+	for _, id := range []string{open.Session, scoped.Session} {
+		if a := c.modern("tools/list", "", inURL(id)); a.Status != http.StatusBadRequest {
+			t.Errorf("with -require-claim: %d %s", a.Status, a.Body)
+		}
+	}
+}
+
+// TestBodyAfterTheEnd has a session end while the body of a request of it comes in.
+func TestBodyAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	dir := twoProjects(t)
+	c := connect(t, serveHere(t, dir).URL)
+	c.awaitTools(allTools...)
+	read, write := io.Pipe()
+	req := c.request(http.MethodPost, "")
+	req.Body, req.ContentLength = read, -1
+	answered := make(chan answer, 1)
+	go func() { answered <- c.do(req) }()
+	message := c.message("tools/list", "")
+	io.WriteString(write, message[:10])
+	if a := c.do(c.request(http.MethodDelete, "")); a.Status != http.StatusNoContent {
+		t.Fatalf("DELETE: %d %s", a.Status, a.Body)
+	}
+	io.WriteString(write, message[10:])
+	write.Close()
+	if a := <-answered; a.Status != http.StatusNotFound {
+		t.Errorf("a request of the session that has ended: %d %s", a.Status, a.Body)
+	}
 }

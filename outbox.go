@@ -284,11 +284,14 @@ func (b *replayBuffer) keep(k *keptStream, msg []byte) frame {
 	b.kept = slices.DeleteFunc(slices.Insert(b.kept, 0, keptMessage{k, k.last, f}), func(m keptMessage) bool {
 		size := max(len(m.frame.msg), minKept)
 		all += size
-		if m.of.owner != k.owner {
-			return all > maxReplayBytes
+		if m.of.owner == k.owner {
+			own += size
 		}
-		own += size
-		return all > maxReplayBytes || own > maxReplayBytesOf
+		drop := all > maxReplayBytes || m.of.owner == k.owner && own > maxReplayBytesOf
+		if drop && m.n == m.of.last { // with its last message the stream is forgotten
+			b.streams.Delete(m.of.session + m.of.id)
+		}
+		return drop
 	})
 	return f
 }

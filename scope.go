@@ -196,12 +196,16 @@ type admission struct {
 // answer to a request that is not let in.
 func (g *Gate) Admit(r *http.Request) (admission, error) {
 	var a admission
-	if id := presentedSession(r); id != "" {
+	if id, inURL := presentedSession(r); id != "" {
 		token, ok := g.sessions.open(id)
 		if !ok {
 			return a, httpErrorf(http.StatusNotFound, noSuchID)
 		}
-		a.Session, a.Principal = token, g.Current(token)
+		// With a POST, only HTTP+SSE has its session in the URL; any other there
+		// counts for nothing.
+		if !inURL || r.Method != http.MethodPost || token.Protocol == sseProtocol {
+			a.Session, a.Principal = token, g.Current(token)
+		}
 	}
 	facts := accessFacts{session: a.Session != nil, scoped: a.Principal.hasClaim(), require: g.require}
 	var why error // of what can't be read; it names a path, so it is for the log only
@@ -310,14 +314,15 @@ func presentedCode(r *http.Request) (code Code, presents bool) {
 	return parseCode(bearer)
 }
 
-// presentedSession is the session id of a request, "" for none. Beside the version
-// that has no sessions an id in a header counts for nothing; one in the URL is that
-// of HTTP+SSE, whatever the messages that go there.
-func presentedSession(r *http.Request) string {
+// presentedSession is the session id of a request, "" for none, and whether it
+// stands in the URL. Beside the version that has no sessions an id in a header
+// counts for nothing; one in the URL is that of HTTP+SSE, whatever the messages
+// that go there.
+func presentedSession(r *http.Request) (id string, inURL bool) {
 	if id := r.Header.Get(sessionHeader); id != "" && r.Header.Get(protocolHeader) != statelessProtocol {
-		return id
+		return id, false
 	}
-	return r.URL.Query().Get("sessionId")
+	return r.URL.Query().Get("sessionId"), true
 }
 
 // claim is the claim of a principal, as it stands now. The error is errEnded,
@@ -382,6 +387,9 @@ func (g *Gate) Create(protocol string, caps clientCaps, p Principal) (*sessionTo
 	g.logScoped("session", t, p)
 	return t, g.sessions.seal(t)
 }
+
+// Ended reports whether a session has ended since its request was admitted.
+func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.record(t.ID).Ended }
 
 // End ends a session for good: before it returns, the log says so. The error is
 // errNoSession where the session has ended already; with any other the session

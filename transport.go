@@ -145,11 +145,22 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 		token, id := s.gate.Create(protocol, caps, from.Principal)
 		w.Header().Set(sessionHeader, id)
 		return newSession(token), nil
-	case from.Session == nil || r.Header.Get(sessionHeader) == "": // only HTTP+SSE has it in the URL
+	case from.Session == nil:
 		return nil, cmp.Or(from.Unknown, errNoSessionID)
 	default:
-		return s.sessions.open(from.Session), nil
+		return s.openSession(from.Session)
 	}
+}
+
+// openSession is the live session of a token, which may have ended while the body
+// of the request came in.
+func (s *Server) openSession(t *sessionToken) (*Session, error) {
+	session := s.sessions.open(t)
+	if s.gate.Ended(t) {
+		s.sessions.end(session)
+		return nil, errSessionEnded
+	}
+	return session, nil
 }
 
 // answerPOST takes messages in and answers the requests among them. That its
@@ -233,6 +244,9 @@ func (s *Server) dispatch(ctx context.Context, c client, list []inMessage, batch
 		if msg.fault == nil && !msg.isRequest() {
 			c.session.takeOther(msg.Message)
 			continue
+		}
+		if batch && msg.fault == nil && isStateless(msg.Params) { // nothing would end it with its client
+			msg.fault = rpcErrorf(codeInvalidRequest, "a request of %s can't be part of a batch: send it alone", statelessProtocol)
 		}
 		r, err := s.begin(ctx, c, msg)
 		taken = append(taken, func() (answer []byte, _ error) {
@@ -378,7 +392,10 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if from.Session == nil {
 		return s.serveSSE(r.URL.Path, from.Principal, conn, cancel)
 	}
-	session := s.sessions.open(from.Session)
+	session, err := s.openSession(from.Session)
+	if err != nil {
+		return err
+	}
 	stream, n := parseEventID(r.Header.Get(eventHeader))
 	broken := s.replay.find(session.ID, stream)
 	if strings.HasPrefix(stream, answerStream) {

@@ -68,6 +68,8 @@ func TestBatches(t *testing.T) {
 		{"one", " \n[ " + ping("7") + " ] ", map[string][]string{"7": {"result"}}},
 		{"of what is invalid", `[1,"x",null,[],{},{"jsonrpc":"1.0","id":4,"method":"ping"},{"jsonrpc":"2.0","id":5,"method":7},{"jsonrpc":"2.0","id":null,"method":"ping"},` + ping("6") + `]`,
 			map[string][]string{"": {"-32600", "-32600", "-32600", "-32600", "-32600", "-32600"}, "4": {"-32600"}, "5": {"-32600"}, "6": {"result"}}},
+		{"a request without a session", `[{"jsonrpc":"2.0","id":8,"method":"subscriptions/listen","params":{"notifications":{},"_meta":{` + modernMeta + `}}},` + ping("9") + "]",
+			map[string][]string{"8": {"can't be part of a batch"}, "9": {"result"}}},
 		{"a batch in a batch", "[[" + ping("1") + "]," + ping("2") + "]", map[string][]string{"": {"must be a JSON object"}, "2": {"result"}}},
 		{"an id twice", "[" + sleep + "," + sleep + "]", map[string][]string{"1": {"already being answered", "result"}}},
 		{"as many as there may be", "[" + strings.Repeat(note+",", maxBatch-1) + ping("1") + "]", map[string][]string{"1": {"result"}}},
@@ -780,6 +782,15 @@ func TestReplayBounds(t *testing.T) {
 	}
 	check(few, 0, -1) // many short ones
 	check(few, 1, maxReplayBytesOf/minKept)
+	gone := stream("gone")
+	buffer.streams.Store(gone.id, &outbox{kept: gone})
+	buffer.keep(gone, msg)
+	for i := range 5 * all { // from five principals
+		buffer.keep(others[i%5], msg)
+	}
+	if buffer.find("", gone.id) != nil {
+		t.Error("a stream outlives its last message")
+	}
 	for _, k := range append(others, one, few) {
 		buffer.forget(k)
 	}
