@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"go/ast"
-	"go/build"
 	"go/parser"
 	"go/scanner"
 	"go/token"
@@ -83,7 +82,7 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 	if file.Name.Name != "main" {
 		return nil, &goBuildError{[]string{s.place(file.Name) + ": package " + file.Name.Name + ": a module is package main"}}
 	}
-	if isInGoBuild(base, src) {
+	if !bytes.Contains(src, []byte("//go:build ")) {
 		s.problems = append(s.problems, base+":1: add the line //go:build usher at the top, "+
 			"followed by an empty one: without it, go build ./... takes this file for a program without main")
 	}
@@ -173,14 +172,6 @@ func goMethodName(fn string) string {
 	return string(runes)
 }
 
-// isInGoBuild tells whether go build ./... would compile a file on this machine.
-func isInGoBuild(base string, src []byte) bool {
-	files := build.Default
-	files.OpenFile = func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(src)), nil }
-	matched, _ := files.MatchFile("", base)
-	return matched
-}
-
 // generateMain is goMainText with what the file says. Functions are named, not
 // called: what they take and return is found at run time, so no type of the module
 // has to be written down a second time.
@@ -235,11 +226,10 @@ func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (s
 	if err != nil {
 		return "", err
 	}
-	work := filepath.Join(g.Folder, hashOf(path))
-	if err := os.MkdirAll(work, 0o700); err != nil {
+	if err := os.MkdirAll(g.Folder, 0o700); err != nil {
 		return "", err
 	}
-	temp, err := os.MkdirTemp(work, "build-")
+	temp, err := os.MkdirTemp(g.Folder, "build-")
 	if err != nil {
 		return "", err
 	}
@@ -249,12 +239,12 @@ func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (s
 		target += ".exe"
 	}
 	// The go command builds nothing where it finds what it would build.
-	latest := filepath.Join(work, "latest")
+	latest := filepath.Join(g.Folder, "latest-"+hashOf(path))
 	_ = os.Link(latest, target)
 	if err := runGoBuild(ctx, path, source, target, environ); err != nil {
 		return "", err
 	}
-	binary, err := g.keep(target, work)
+	binary, err := g.keep(target)
 	if err == nil {
 		os.Remove(latest)
 		_ = os.Link(binary, latest)
@@ -264,23 +254,22 @@ func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (s
 
 // keep gives a binary its name, and removes those of all modules that nobody has
 // asked for since long.
-func (g *goBuilder) keep(built, work string) (string, error) {
+func (g *goBuilder) keep(built string) (string, error) {
 	data, err := os.ReadFile(built)
 	if err != nil {
 		return "", err
 	}
-	binary := filepath.Join(work, "module-"+hashOf(string(data))+filepath.Ext(built))
+	binary := filepath.Join(g.Folder, "module-"+hashOf(string(data))+filepath.Ext(built))
 	err = cmp.Or(os.Chmod(built, 0o700), os.Rename(built, binary))
 	if _, there := os.Stat(binary); there != nil { // Windows renames to no program that runs
 		return "", cmp.Or(err, there)
 	}
 	now := time.Now()
 	_ = os.Chtimes(binary, now, now) // it is in use
-	old, _ := filepath.Glob(filepath.Join(g.Folder, "*", "*"))
+	old, _ := filepath.Glob(filepath.Join(g.Folder, "*"))
 	for _, path := range old {
 		if info, err := os.Stat(path); err == nil && now.Sub(info.ModTime()) > keepBuilds {
 			os.RemoveAll(path)
-			os.Remove(filepath.Dir(path)) // if it is empty now
 		}
 	}
 	return binary, nil

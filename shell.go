@@ -37,10 +37,12 @@ type processGroups interface {
 	Close()
 }
 
-// shellMethod is a function of a script that is a method.
+// shellMethod is a function of a script that is a method, as a tool. The daemon
+// finds the parameters in the comment above the function.
 type shellMethod struct {
-	name string
-	doc  string // the comment above it
+	Name        string         `json:"name"`
+	Description string         `json:"description"`
+	InputSchema map[string]any `json:"inputSchema"`
 }
 
 // shellServer serves one script over stdin and stdout.
@@ -60,7 +62,7 @@ type shellServer struct {
 // runShell serves the script at path until stdin ends, and returns the exit
 // status. It closes groups, which ends what functions have left running.
 func runShell(ctx context.Context, path string, groups processGroups, stdin io.Reader, stdout, stderr io.Writer) int {
-	s := &shellServer{path: path, groups: groups, out: stdout, stderr: stderr}
+	s := &shellServer{path: path, methods: []shellMethod{}, groups: groups, out: stdout, stderr: stderr}
 	text, err := os.ReadFile(path)
 	if err == nil {
 		err = s.read(string(text))
@@ -102,7 +104,7 @@ func (s *shellServer) read(text string) error {
 		}
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
-			s.methods = append(s.methods, shellMethod{m[1], doc})
+			s.methods = append(s.methods, shellMethod{m[1], doc, map[string]any{"type": "object"}})
 		} else if inFirst {
 			s.about = doc
 		}
@@ -127,13 +129,20 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 			break
 		}
 		msg, err := parseMessage(line)
-		switch {
-		case err != nil:
-		case msg.Method == "notifications/cancelled":
-			if cancel, ok := s.calls.Load(string(field(msg.Params, "requestId"))); ok {
-				cancel.(context.CancelFunc)()
-			}
-		case msg.Method == "tools/call":
+		if err != nil {
+			continue
+		}
+		switch msg.Method {
+		case "initialize":
+			s.send(encodeResult(msg.ID, marshal(map[string]any{
+				"protocolVersion": "2025-11-25",
+				"capabilities":    map[string]any{"tools": struct{}{}},
+				"serverInfo":      map[string]string{"name": filepath.Base(s.path), "version": "1"},
+				"instructions":    s.about,
+			})))
+		case "tools/list":
+			s.send(encodeResult(msg.ID, object{{"tools", marshal(s.methods)}}.json()))
+		case "tools/call":
 			ctx, cancel := context.WithCancel(ctx)
 			s.calls.Store(string(msg.ID), cancel)
 			calls.Go(func() {
@@ -144,8 +153,14 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 					s.send(encodeResult(msg.ID, result))
 				}
 			})
-		case msg.isRequest():
-			s.send(s.reply(msg))
+		case "notifications/cancelled":
+			if cancel, ok := s.calls.Load(string(field(msg.Params, "requestId"))); ok {
+				cancel.(context.CancelFunc)()
+			}
+		default:
+			if msg.isRequest() {
+				s.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "unknown method %q", msg.Method)))
+			}
 		}
 	}
 	cancel()
@@ -158,30 +173,10 @@ func (s *shellServer) send(msg []byte) {
 	s.out.Write(append(msg, '\n')) // if usher is gone, stdin has ended too
 }
 
-// reply answers what takes no time.
-func (s *shellServer) reply(msg *Message) []byte {
-	switch msg.Method {
-	case "initialize":
-		return encodeResult(msg.ID, marshal(map[string]any{
-			"protocolVersion": "2025-11-25",
-			"capabilities":    map[string]any{"tools": struct{}{}},
-			"serverInfo":      map[string]string{"name": filepath.Base(s.path), "version": "1"},
-			"instructions":    s.about,
-		}))
-	case "tools/list":
-		tools := []json.RawMessage{}
-		for _, m := range s.methods { // the daemon finds the parameters in the text
-			tools = append(tools, object{{"name", quote(m.name)}, {"description", quote(m.doc)}, {"inputSchema", json.RawMessage(`{"type":"object"}`)}}.json())
-		}
-		return encodeResult(msg.ID, marshal(map[string]any{"tools": tools}))
-	}
-	return encodeError(msg.ID, rpcErrorf(codeNoMethod, "unknown method %q", msg.Method))
-}
-
 // call runs one function in a process of its own.
 func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.RawMessage {
 	name := stringField(params, "name")
-	i := slices.IndexFunc(s.methods, func(m shellMethod) bool { return m.name == name })
+	i := slices.IndexFunc(s.methods, func(m shellMethod) bool { return m.Name == name })
 	if i < 0 {
 		return failure(fmt.Sprintf("no method %q", name))
 	}
@@ -192,8 +187,13 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	// $0 is the script, so that a module can find what lies beside it. The name is
 	// one that read found.
 	args := []string{"-c", `. "$0" && ` + name + ` "$@"`, s.path}
-	for _, p := range parseDoc(s.methods[i].doc, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
-		args = append(args, shellArgument(field(arguments, p.name))) // $1, $2, … as documented
+	for _, p := range parseDoc(s.methods[i].Description, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
+		value := field(arguments, p.name)
+		text, ok := unquote(value)
+		if !ok { // what is no text goes as JSON, what is left out as ""
+			text = strings.TrimPrefix(string(oneLine(value)), "null")
+		}
+		args = append(args, text) // $1, $2, … as documented
 	}
 	cmd := exec.CommandContext(ctx, s.shell, args...)
 	cmd.Dir = filepath.Dir(s.path)
@@ -208,15 +208,6 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 		return failure(fmt.Sprintf("%s ended with %s", name, reason(err)))
 	}
 	return shellResult(out)
-}
-
-// shellArgument is a parameter as a function gets it: a text as it is, all else as
-// JSON, and "" where it is left out.
-func shellArgument(raw json.RawMessage) string {
-	if text, ok := unquote(raw); ok {
-		return text
-	}
-	return strings.TrimPrefix(string(oneLine(raw)), "null")
 }
 
 // run runs a command in a process group of its own, until it has ended and what it
@@ -249,7 +240,13 @@ func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd, progressToken json
 		if ctx.Err() != nil {
 			killGroup(cmd.Process.Pid) // what TERM has not ended
 		}
-		go s.forget(cmd.Process.Pid)
+		go func() {
+			// Once nothing is left of the group, its id may become another's.
+			for groupAlive(cmd.Process.Pid) {
+				time.Sleep(shellGroupInterval)
+			}
+			s.groups.remove(cmd.Process.Pid)
+		}()
 	}
 	// What it left running may have the pipes still, and write to them.
 	for _, pipe := range []*os.File{outRead, errRead} {
@@ -266,15 +263,6 @@ func drainPipe(pipe *os.File, to io.Writer) {
 	defer pipe.Close()
 	pipe.SetReadDeadline(time.Time{})
 	io.Copy(to, pipe)
-}
-
-// forget takes a group off the list once none of it is left: its id may then
-// become another's.
-func (s *shellServer) forget(group int) {
-	for groupAlive(group) {
-		time.Sleep(shellGroupInterval)
-	}
-	s.groups.remove(group)
 }
 
 // readStderr reads lines of progress for the caller and others for the log, and
@@ -308,11 +296,11 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 // is one, else text.
 func shellResult(out []byte) json.RawMessage {
 	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
-	if value := json.RawMessage(text); json.Valid(value) && isObject(value) {
-		return toolResult(value)
-	}
-	if text == "" {
+	switch value := json.RawMessage(text); {
+	case text == "":
 		return toolResult(nil)
+	case json.Valid(value) && isObject(value):
+		return toolResult(value)
 	}
 	return toolResult(quote(text))
 }

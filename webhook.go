@@ -160,8 +160,9 @@ func (h *Webhooks) verify(ctx context.Context, d *delivery) error {
 	return nil
 }
 
-// find is the method at a delivery's path, waiting for modules that are being
-// introspected: for a sender who has not shown the secret whatever the path is.
+// find is the method at a delivery's path. Where there is none yet it waits for
+// modules that are being introspected: for a sender who has not shown the secret
+// whatever the path is.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
 	pending := false
 	tool, others := h.views.View(scopeAll()).Hook(d.path)
@@ -238,11 +239,11 @@ func (d *delivery) arguments() (json.RawMessage, error) {
 		return nil, err
 	}
 	list, err := parameters(contentType, d.body, d.tool.Method)
-	if err != nil {
-		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
+	var arguments json.RawMessage
+	if err == nil {
+		list = append(withoutWebhook(list), member{webhookParam, d.meta()})
+		arguments, err = d.tool.Method.checkArguments(list.json())
 	}
-	list = append(withoutWebhook(list), member{webhookParam, d.meta()})
-	arguments, err := d.tool.Method.checkArguments(list.json())
 	if err != nil {
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
 	}
