@@ -54,13 +54,7 @@ type goSource struct {
 // or the compiler, as "x.usher.go:12:5: message". There is at least one.
 type goBuildError struct{ Lines []string }
 
-// Error is the first line, and how many there are.
-func (e *goBuildError) Error() string {
-	if n := len(e.Lines) - 1; n > 0 {
-		return fmt.Sprintf("%s (and %d more)", e.Lines[0], n)
-	}
-	return e.Lines[0]
-}
+func (e *goBuildError) Error() string { return strings.Join(e.Lines, "; ") }
 
 // parseGoModule reads the module whose file is named base and holds src. It
 // returns a *goBuildError for a file that is not Go, or no module whatever its

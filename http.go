@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -117,14 +118,6 @@ type httpError struct {
 func (e *httpError) Error() string { return e.Msg }
 func (e *httpError) Unwrap() error { return e.Err }
 
-// why is what the log says of the error.
-func (e *httpError) why() string {
-	if e.Err != nil {
-		return e.Err.Error()
-	}
-	return e.Msg
-}
-
 func httpErrorf(status int, format string, args ...any) *httpError {
 	return &httpError{Status: status, Msg: fmt.Sprintf(format, args...)}
 }
@@ -150,7 +143,7 @@ func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f fun
 			log.Error("internal error", "path", path, "request", id, "err", err)
 			e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
 		} else if !e.Logged {
-			log.Info("refused", "status", e.Status, "path", path, "request", id, "why", e.why())
+			log.Info("refused", "status", e.Status, "path", path, "request", id, "why", cmp.Or(e.Err, error(e)))
 		}
 		maps.Copy(w.Header(), e.Header)
 		write(w, e)
@@ -206,7 +199,9 @@ const mcpFlags = "-require-claim (MCP clients need a code from usher claim), or 
 // admit refuses a foreign Host, which is what DNS rebinding looks like, and a
 // foreign Origin, which is some website's script (MCP, basic/transports,
 // "Security Warning"). A Host may be a loopback name, an IP literal (no page can
-// be rebound to one), or what was allowed by flag.
+// be rebound to one), or what was allowed by flag; an Origin a page served from
+// this machine, or what was allowed. ("null" is what sandboxed and local pages
+// send: anyone's.)
 func (p *originPolicy) admit(r *http.Request) error {
 	host := strings.ToLower(strings.TrimSuffix((&url.URL{Host: r.Host}).Hostname(), "."))
 	_, notAddr := netip.ParseAddr(host)
@@ -218,21 +213,12 @@ func (p *originPolicy) admit(r *http.Request) error {
 		return httpErrorf(http.StatusForbidden, "a web page of another site made this request, and does not say which")
 	}
 	for _, origin := range origins {
-		if !p.allowsOrigin(origin) {
+		u, err := url.Parse(origin)
+		if (err != nil || !isLoopback(u.Hostname())) && !slices.Contains(p.origins, strings.ToLower(origin)) {
 			return httpErrorf(http.StatusForbidden, "origin %q is not allowed: start usher serve with -allow-origin %[1]s", clipText(origin, 100))
 		}
 	}
 	return nil
-}
-
-// allowsOrigin accepts a page served from this machine and what was allowed by
-// flag. "null" is what sandboxed and local pages send: anyone's.
-func (p *originPolicy) allowsOrigin(origin string) bool {
-	u, err := url.Parse(origin)
-	if err != nil || u.Scheme == "" || u.Host == "" || u.User != nil || u.Path != "" || u.RawQuery != "" {
-		return false
-	}
-	return isLoopback(u.Hostname()) || slices.Contains(p.origins, strings.ToLower(origin))
 }
 
 // isLoopback reports whether a host, given by name or address, is this machine.

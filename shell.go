@@ -8,6 +8,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -111,11 +112,10 @@ func (s *shellServer) read(text string) error {
 		inFirst = inFirst && doc == ""
 		comment = nil
 	}
-	said, err := exec.Command(s.shell, "-n", s.path).CombinedOutput()
-	if len(said) > 0 && err != nil {
-		return errors.New(strings.TrimSpace(string(said)))
+	if said, err := exec.Command(s.shell, "-n", s.path).CombinedOutput(); err != nil {
+		return errors.New(cmp.Or(strings.TrimSpace(string(said)), err.Error()))
 	}
-	return err
+	return nil
 }
 
 // serve answers until stdin ends, and then ends what is under way.
@@ -125,7 +125,7 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 	lines := newLineReader(stdin, maxWorkerLine)
 	for {
 		line, err := lines.next()
-		if err != nil && !errors.Is(err, errLineTooLong) {
+		if err != nil {
 			break
 		}
 		msg, err := parseMessage(line)
@@ -181,9 +181,6 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 		return failure(fmt.Sprintf("no method %q", name))
 	}
 	arguments := field(params, "arguments")
-	if arguments == nil {
-		arguments = json.RawMessage(`{}`)
-	}
 	// $0 is the script, so that a module can find what lies beside it. The name is
 	// one that read found.
 	args := []string{"-c", `. "$0" && ` + name + ` "$@"`, s.path}

@@ -39,11 +39,10 @@ const (
 // Webhooks takes deliveries. It is not changed once it serves; safe for
 // concurrent use.
 type Webhooks struct {
-	views   ModuleSource
-	bodies  *bodyReader
-	log     *slog.Logger
-	getenv  func(string) string // for the keys of signatures
-	stopped context.Context     // ends when deliveries under way are to be given up
+	views  ModuleSource
+	bodies *bodyReader
+	log    *slog.Logger
+	getenv func(string) string // for the keys of signatures
 
 	secret           string   // "" for none
 	audience         audience // whose deliveries are taken while there is no secret
@@ -75,7 +74,7 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	if e := (*httpError)(nil); errors.As(err, &e) {
 		d.status, e.Logged = e.Status, true
-		args = append(args, "why", e.why())
+		args = append(args, "why", cmp.Or(e.Err, error(e)))
 	}
 	h.log.Info("delivery", append(args, "status", d.status)...)
 	return err
@@ -188,7 +187,6 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
-	defer context.AfterFunc(h.stopped, cancel)()
 	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook"}
 	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
 		if err := h.verify(ctx, d); err != nil {
@@ -201,7 +199,7 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 		return d.tool.Call(ctx, caller, "tools/call", object{{"arguments", arguments}}.json())
 	})
 	if err != nil {
-		return webhookAnswer{}, h.callError(ctx, err)
+		return webhookAnswer{}, callError(ctx, err)
 	}
 	return answerOf(result)
 }
@@ -213,15 +211,13 @@ var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook
 var errFailed = errors.New("the method failed")
 
 // callError is the answer to a call that failed on its way.
-func (h *Webhooks) callError(ctx context.Context, err error) error {
+func callError(ctx context.Context, err error) error {
 	rpc, answered := (*rpcError)(nil), (*httpError)(nil)
 	switch {
 	case errors.As(err, &answered):
 		return answered
 	case errors.Is(context.Cause(ctx), errDeliveryTimeout), errors.Is(err, errTimeout):
 		return httpErrorf(http.StatusGatewayTimeout, "%v", errDeliveryTimeout)
-	case h.stopped.Err() != nil:
-		return &httpError{Status: http.StatusServiceUnavailable, Msg: errStopping.Message, Header: retryAfter(5)}
 	case errors.As(err, &rpc) && rpc.Code == codeInvalidParams:
 		return &httpError{Status: http.StatusBadRequest, Msg: rpc.Message, Err: errors.New("the module refused the parameters")}
 	case errors.As(err, &rpc):
@@ -275,40 +271,31 @@ var errSignature = errors.New("the signature is missing, wrong or too old")
 
 // givenSignature is what a scheme finds in the headers of a request.
 type givenSignature struct {
-	prefix string   // what is signed before the body
-	sums   [][]byte // one of them has to be the HMAC-SHA256 of prefix and body
+	before string   // what is signed before the body
 	fresh  bool     // the time stamp, if the scheme has one, is near enough to now
+	marks  []string // one of them has to be mark and the encoded HMAC-SHA256 of before and body
+	mark   string
+	encode func([]byte) string
 }
 
 // signatureSchemes are the schemes, as providers document them.
 var signatureSchemes = map[string]func(h http.Header, now time.Time) givenSignature{
 	"github": func(h http.Header, _ time.Time) givenSignature {
-		return givenSignature{"", sumsIn([]string{h.Get("X-Hub-Signature-256")}, "sha256=", hex.DecodeString), true}
+		return givenSignature{"", true, h.Values("X-Hub-Signature-256"), "sha256=", hex.EncodeToString}
 	},
 	"slack": func(h http.Header, now time.Time) givenSignature {
 		stamp := h.Get("X-Slack-Request-Timestamp")
-		return givenSignature{"v0:" + stamp + ":", sumsIn([]string{h.Get("X-Slack-Signature")}, "v0=", hex.DecodeString), isRecent(stamp, now)}
+		return givenSignature{"v0:" + stamp + ":", isRecent(stamp, now), h.Values("X-Slack-Signature"), "v0=", hex.EncodeToString}
 	},
 	"stripe": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
 		items, _ := url.ParseQuery(strings.NewReplacer(" ", "", ",", "&").Replace(h.Get("Stripe-Signature")))
-		return givenSignature{items.Get("t") + ".", sumsIn(items["v1"], "", hex.DecodeString), isRecent(items.Get("t"), now)}
+		return givenSignature{items.Get("t") + ".", isRecent(items.Get("t"), now), items["v1"], "", hex.EncodeToString}
 	},
 	"standard": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
 		get := func(name string) string { return cmp.Or(h.Get("Webhook-"+name), h.Get("Svix-"+name)) }
-		sums := sumsIn(strings.Fields(get("Signature")), "v1,", base64.StdEncoding.DecodeString)
-		return givenSignature{get("Id") + "." + get("Timestamp") + ".", sums, get("Id") != "" && isRecent(get("Timestamp"), now)}
+		fresh := get("Id") != "" && isRecent(get("Timestamp"), now)
+		return givenSignature{get("Id") + "." + get("Timestamp") + ".", fresh, strings.Fields(get("Signature")), "v1,", base64.StdEncoding.EncodeToString}
 	},
-}
-
-// sumsIn decodes those of the items that have a prefix.
-func sumsIn(items []string, prefix string, decode func(string) ([]byte, error)) (sums [][]byte) {
-	for _, item := range items {
-		text, ok := strings.CutPrefix(item, prefix)
-		if sum, err := decode(text); ok && err == nil {
-			sums = append(sums, sum)
-		}
-	}
-	return sums
 }
 
 // isRecent reports whether a time stamp in Unix seconds is near enough to now.
@@ -340,15 +327,16 @@ func (r *signatureRule) key(text string) ([]byte, error) {
 // key's.
 func (r *signatureRule) check(text string, h http.Header, body []byte, now time.Time) error {
 	key, err := r.key(text)
-	var given givenSignature
+	given := givenSignature{encode: hex.EncodeToString}
 	if scheme := signatureSchemes[r.Scheme]; scheme != nil {
 		given = scheme(h, now)
 	}
 	mac := hmac.New(sha256.New, key)
-	io.WriteString(mac, given.prefix)
+	io.WriteString(mac, given.before)
 	mac.Write(body)
-	want := mac.Sum(nil)
-	if err == nil && !(given.fresh && slices.ContainsFunc(given.sums, func(got []byte) bool { return hmac.Equal(want, got) })) {
+	want := []byte(given.mark + given.encode(mac.Sum(nil)))
+	fits := func(got string) bool { return hmac.Equal(want, []byte(got)) }
+	if err == nil && !(given.fresh && slices.ContainsFunc(given.marks, fits)) {
 		return errSignature
 	}
 	return err
