@@ -553,9 +553,9 @@ func (s *Session) tell(method string, params json.RawMessage) {
 func (s *Session) connected() bool { return s.primary() != nil }
 
 // sessionTable is the sessions that something is under way for, or was lately.
-// Where there are too many, idle ones are forgotten: that looks to the client like
-// a restart of the daemon. It gets one list_changed too many, and its log level and
-// subscriptions are lost. The zero value is empty. Safe for concurrent use.
+// Where there are too many, idle ones are forgotten: their log levels and
+// subscriptions are lost, and which lists they have seen. The zero value is empty.
+// Safe for concurrent use.
 type sessionTable struct {
 	mu    sync.Mutex
 	live  map[string]*Session // by the token's ID
