@@ -202,7 +202,7 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 			return Claim{}, fmt.Errorf("unusable %s", key)
 		}
 	}
-	c.Code, c.CreatedAt, c.ExpiresAt = Code(code), time.Time(created), time.Time(expires)
+	c.Code, c.CreatedAt, c.ExpiresAt = Code(code), time.Time(created).UTC(), time.Time(expires).UTC()
 	folded, ok := parseCode(code)
 	switch {
 	case !ok || folded != c.Code: // folding is for input: in the file a code has one spelling
@@ -221,14 +221,11 @@ type claimTime time.Time
 // UnmarshalJSON leaves the time zero for null.
 func (t *claimTime) UnmarshalJSON(raw []byte) error {
 	const maxMS = 8.64e15 // ±275,000 years, exact in a float64
-	var at time.Time
 	if ms, err := strconv.ParseFloat(string(raw), 64); err == nil && math.Abs(ms) <= maxMS {
-		at = time.UnixMilli(int64(ms))
-	} else if err := at.UnmarshalJSON(raw); err != nil {
-		return err
+		*t = claimTime(time.UnixMilli(int64(ms)))
+		return nil
 	}
-	*t = claimTime(at.UTC())
-	return nil
+	return (*time.Time)(t).UnmarshalJSON(raw)
 }
 
 // claimsFile is claims.json as it was once read. The zero value is that there is

@@ -231,10 +231,9 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 // waitReady waits until all modules are introspected, and says so on stderr when
 // that takes a while.
 func (a *app) waitReady(r *Registry) {
-	r.Settle(a.ctx, time.Second)
-	if r.Pending(scopeAll()) {
+	if !r.Settle(a.ctx, time.Second, scopeAll()) {
 		a.warnf("waiting for modules: each is built or started once to ask what it offers")
-		r.Settle(a.ctx, time.Hour)
+		r.Settle(a.ctx, time.Hour, scopeAll())
 	}
 }
 

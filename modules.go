@@ -36,8 +36,7 @@ const (
 	retryInterval    = 30 * time.Second       // between two introspections of a module that fails
 	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
 
-	startupTime  = 10 * time.Second // after the start, clients wait for modules
-	readyTimeout = 3 * time.Second  // and each request so long
+	startupTime = 5 * time.Second // after the start, clients wait for modules
 
 	removalScans = 2 // scans that miss a file before its module is removed
 )
@@ -95,7 +94,8 @@ type moduleVersion struct {
 
 // manifest is what a module was found to offer; the part of it that is cached.
 type manifest struct {
-	Lists    map[string][]json.RawMessage `json:"lists"` // by what they are of: "tools", "prompts", "resources", "resourceTemplates"
+	Version  string                       `json:"version"` // see cacheVersion
+	Lists    map[string][]json.RawMessage `json:"lists"`   // by what they are of: "tools", "prompts", "resources", "resourceTemplates"
 	About    string                       `json:"about,omitempty"`
 	Problems []string                     `json:"problems,omitempty"`
 	Era      era                          `json:"era,omitempty"`
@@ -175,15 +175,15 @@ func (r *Registry) Changed() <-chan struct{} {
 	return r.changed
 }
 
-// await waits until the catalog shows the tools of all modules that count, and
-// reports whether it does.
-func (r *Registry) await(ctx context.Context, timeout time.Duration, counts func(*moduleVersion) bool) bool {
+// Settle waits until the catalog shows the tools of all modules inside a scope, for
+// timeout at most, and reports whether it does.
+func (r *Registry) Settle(ctx context.Context, timeout time.Duration, scope Scope) bool {
 	expired := time.After(timeout)
 	for {
 		r.mu.Lock()
 		changed, ready := r.changed, true
 		for _, v := range r.modules {
-			ready = ready && (v.published || !counts(v))
+			ready = ready && (v.published || !scope.Contains(v.Source))
 		}
 		r.mu.Unlock()
 		if ready {
@@ -203,20 +203,12 @@ func (r *Registry) await(ctx context.Context, timeout time.Duration, counts func
 
 // Pending reports whether modules inside a scope are being introspected for the
 // first time since they came or changed.
-func (r *Registry) Pending(scope Scope) bool {
-	return !r.await(r.ctx, 0, func(v *moduleVersion) bool { return scope.Contains(v.Source) })
-}
+func (r *Registry) Pending(scope Scope) bool { return !r.Settle(r.ctx, 0, scope) }
 
 // WaitReady waits for modules inside a scope that are pending, but only while the
 // start is recent: one that hangs must not delay each list for ever.
 func (r *Registry) WaitReady(ctx context.Context, scope Scope) {
-	starting := startupTime - time.Since(r.started)
-	r.await(ctx, min(starting, readyTimeout), func(v *moduleVersion) bool { return scope.Contains(v.Source) })
-}
-
-// Settle waits until no module is pending, for timeout at most.
-func (r *Registry) Settle(ctx context.Context, timeout time.Duration) {
-	r.await(ctx, timeout, func(*moduleVersion) bool { return true })
+	r.Settle(ctx, startupTime-time.Since(r.started), scope)
 }
 
 // EndAffinity ends the processes that serve no other callers than those of this
@@ -234,14 +226,20 @@ func (r *Registry) allPools() []*pool {
 }
 
 // Watch scans the workspace again and again until ctx ends. The time between two
-// scans follows what a scan costs, so that a huge tree is not read all day.
+// scans follows what a scan costs, so that a huge tree is not read all day. It also
+// stops processes that are idle, and forgets pools that have none left.
 func (r *Registry) Watch(ctx context.Context) {
 	for wait := minPoll; pauseFor(ctx, wait); {
 		start := time.Now()
 		s := scanFolders(r.Roots)
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
 		r.update(s)
-		r.reap()
+		for _, p := range r.allPools() {
+			p.reap(time.Now(), r.Idle)
+		}
+		r.mu.Lock()
+		r.pools = slices.DeleteFunc(r.pools, (*pool).finished)
+		r.mu.Unlock()
 	}
 }
 
@@ -265,17 +263,6 @@ func (r *Registry) Close() {
 	closing.Wait()
 	r.running.Wait()
 	r.reaper.Close()
-}
-
-// reap stops processes that are idle, starts again those that are missed, and
-// forgets pools that have none left.
-func (r *Registry) reap() {
-	for _, p := range r.allPools() {
-		p.reap(time.Now(), r.Idle)
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.pools = slices.DeleteFunc(r.pools, (*pool).finished)
 }
 
 // update takes in what a scan found. A version takes the place of the one before,
@@ -314,10 +301,7 @@ func (r *Registry) compare(s *scan) []discovered {
 			r.Log.Warn("a file can't be used", "file", filepath.Base(p.Path), "why", p.Text)
 		}
 	}
-	if !slices.Equal(r.problems, s.problems) {
-		r.problems = s.problems
-		r.publishSoon()
-	}
+	r.problems = s.problems
 	for key, v := range r.modules {
 		if v.missing++; s.has(v.discovered) {
 			v.missing = 0
@@ -371,7 +355,7 @@ func (r *Registry) keep(v *moduleVersion) {
 		select {
 		case <-v.ctx.Done():
 		case <-v.changed:
-			m, err := readManifest(v.ctx, v.newest.Load(), v.Kind)
+			m, err := readManifest(v.ctx, v.newest.Load(), v.cacheVersion())
 			if err == nil && !bytes.Equal(marshal(m), marshal(v.manifest)) {
 				r.host(v, m)
 				r.writeCache(v)
@@ -400,11 +384,7 @@ func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
 		r.replace(v, m)
 	}
 	if err != nil && (v.err == nil || v.err.Error() != err.Error()) {
-		text := "the module can't be hosted"
-		if v.module != nil {
-			text = "the module's new version can't be hosted; the last one goes on"
-		}
-		r.Log.Error(text, "module", v.Name, "why", explain(err))
+		r.Log.Error("the module can't be hosted as it is now", "module", v.Name, "why", explain(err), "an older version goes on", v.module != nil)
 	}
 	v.err, v.settled = err, true
 	r.publishSoon()
@@ -420,8 +400,6 @@ func (r *Registry) host(v *moduleVersion, m *manifest) {
 			w, err := r.startProcess(ctx, v.discovered, m.Era, events)
 			if err == nil {
 				v.listsChanged(w)
-			} else if errors.As(err, new(*goBuildError)) {
-				err = &startError{reason: fmt.Sprintf("module %q can't be built: see usher modules", v.Name), stderr: []string{explain(err)}}
 			}
 			return w, err
 		})
@@ -473,14 +451,14 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 		w.stop()
 		<-w.done
 	})
-	m, err := readManifest(v.ctx, w, v.Kind)
+	m, err := readManifest(v.ctx, w, v.cacheVersion())
 	// Some servers register the rest of their tools only once they know their
 	// client, and say so.
 	settled := time.After(settleTime)
 	for err == nil && bytes.Contains(w.info.Capabilities, []byte(`"listChanged"`)) {
 		select {
 		case <-v.changed:
-			m, err = readManifest(v.ctx, w, v.Kind)
+			m, err = readManifest(v.ctx, w, v.cacheVersion())
 		case <-settled:
 			return m, nil
 		}
@@ -490,26 +468,20 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 
 // readManifest asks a process for all that it offers. That it can't list its
 // prompts or resources is no reason to do without its tools.
-func readManifest(ctx context.Context, w *Worker, kind Kind) (*manifest, error) {
+func readManifest(ctx context.Context, w *Worker, version string) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	m := &manifest{Lists: make(map[string][]json.RawMessage), About: firstSentence(w.info.Instructions), Era: eraSession, Shared: w.info.shared()}
+	m := &manifest{Lists: make(map[string][]json.RawMessage), About: firstSentence(w.info.Instructions), Era: eraSession, Shared: w.info.shared(), Version: version}
 	if w.info.Stateless {
 		m.Era = eraStateless
 	}
-	if m.About == "" && !kind.singleFile() { // our runtimes know no title but the name
-		m.About = firstSentence(w.info.Title)
-	}
-	extensions := field(w.info.Capabilities, "experimental")
 	// The functions that a Go module can't offer.
-	_ = json.Unmarshal(field(field(extensions, "usher/problems"), "problems"), &m.Problems)
-	for _, list := range [][]string{
-		{"tools/list", "tools"},
-		{"prompts/list", "prompts"},
-		{"resources/list", "resources"},
-		{"resources/templates/list", "resourceTemplates"},
-	} {
-		method, key := list[0], list[1]
+	_ = json.Unmarshal(field(field(field(w.info.Capabilities, "experimental"), "usher/problems"), "problems"), &m.Problems)
+	for _, key := range []string{"tools", "prompts", "resources", "resourceTemplates"} {
+		method := key + "/list"
+		if key == "resourceTemplates" {
+			method = "resources/templates/list"
+		}
 		items, err := w.list(ctx, method, key)
 		rpc, answered := errors.AsType[*rpcError](err)
 		switch {
@@ -538,9 +510,7 @@ func (r *Registry) startProcess(ctx context.Context, d discovered, known era, ev
 	switch {
 	case d.Kind == kindGo:
 		l.Dir = filepath.Dir(d.Source)
-		if l.Path, err = r.builder.Build(ctx, d.Source, environ); err != nil {
-			return nil, err
-		}
+		l.Path, err = r.builder.Build(ctx, d.Source, environ)
 	case d.Kind != kindConfig:
 		l, err = launchFile(d.Kind, d.Source, r.CacheDir)
 	}
@@ -559,15 +529,15 @@ func (r *Registry) startProcess(ctx context.Context, d discovered, known era, ev
 
 // cantStart is an error before there was a process, whose reason names no path.
 func cantStart(module string, err error) error {
+	if build, ok := errors.AsType[*goBuildError](err); ok {
+		return &startError{reason: fmt.Sprintf("module %q can't be built (usher modules says why)", module), stderr: build.Lines}
+	}
 	return &startError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}}
 }
 
 // explain is an error for people at this machine: with the last words of a
 // process that did not start.
 func explain(err error) string {
-	if build, ok := errors.AsType[*goBuildError](err); ok {
-		return strings.Join(build.Lines, "\n")
-	}
 	text := err.Error()
 	if start, ok := errors.AsType[*startError](err); ok && len(start.stderr) > 0 {
 		text += ": " + strings.Join(start.stderr, "\n")
@@ -627,35 +597,31 @@ func (r *Registry) Report() ([]Status, []Problem) {
 // cacheFormat is to be raised when what is cached changes its meaning.
 const cacheFormat = "5"
 
-// cachePath is where it is remembered between starts what a version of a module
-// offers, so that a start with a thousand known modules starts no process. The
-// file may be deleted at any time.
-func (r *Registry) cachePath(d discovered, version string) string {
-	return filepath.Join(r.CacheDir, "modules", hashOf(d.Source, d.Name)+"-"+version+".json")
+// cachePath is where it is remembered between starts what a module offers, so that
+// a start with a thousand known modules starts no process. The file may be deleted
+// at any time.
+func (r *Registry) cachePath(d discovered) string {
+	return filepath.Join(r.CacheDir, "modules", hashOf(d.Source, d.Name)+".json")
 }
 
 // cacheVersion changes with the file, with usher, and with cacheFormat.
-func cacheVersion(d discovered) string { return hashOf(version(), cacheFormat, d.Version) }
+func (d discovered) cacheVersion() string { return hashOf(version(), cacheFormat, d.Version) }
 
 // readCache returns what is remembered of this version of a module; nil for
 // nothing.
 func (r *Registry) readCache(d discovered) *manifest {
 	m := &manifest{}
-	raw, err := os.ReadFile(r.cachePath(d, cacheVersion(d)))
-	if err != nil || json.Unmarshal(raw, m) != nil {
+	raw, err := os.ReadFile(r.cachePath(d))
+	if err != nil || json.Unmarshal(raw, m) != nil || m.Version != d.cacheVersion() {
 		return nil
 	}
 	return m
 }
 
-// writeCache remembers what a version offers, and forgets the versions before. A
-// cache that can't be written costs time at the next start and nothing else.
+// writeCache remembers what a version offers. A cache that can't be written costs
+// time at the next start and nothing else.
 func (r *Registry) writeCache(v *moduleVersion) {
-	old, _ := filepath.Glob(r.cachePath(v.discovered, "*"))
-	for _, path := range old {
-		os.Remove(path)
-	}
-	if err := replaceFile(r.cachePath(v.discovered, cacheVersion(v.discovered)), marshal(v.manifest)); err != nil {
+	if err := replaceFile(r.cachePath(v.discovered), marshal(v.manifest)); err != nil {
 		r.Log.Warn("writing the cache", "err", err)
 	}
 }

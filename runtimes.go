@@ -21,7 +21,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 )
 
 // runtimeFiles are the shims and starters of the languages.
@@ -156,18 +155,14 @@ const nestedVar = "USHER_INSIDE"
 // workerEnv is the environment of a process of the module at source: the
 // daemon's own without its secrets, and extra.
 func workerEnv(environ []string, source string, extra []string) []string {
-	inside := source
-	env := make([]string, 0, len(environ)+len(extra)+1)
-	for _, entry := range environ {
+	env := slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
 		name, value, _ := strings.Cut(entry, "=")
-		if name == nestedVar && value != "" {
-			inside = value + string(os.PathListSeparator) + source
-		} else if !isSecretVariable(name) {
-			env = append(env, entry)
+		if name == nestedVar {
+			source = value + string(os.PathListSeparator) + source
 		}
-	}
-	env = append(env, extra...)
-	return append(env, nestedVar+"="+inside)
+		return name == nestedVar || isSecretVariable(name)
+	})
+	return append(append(env, extra...), nestedVar+"="+source)
 }
 
 // checkNesting refuses to host roots that hold a module which this process is
@@ -327,15 +322,12 @@ type scan struct {
 	root       string   // the hosted DIR that is being searched
 }
 
-// scanFolders looks for modules in folders and below them.
+// scanFolders looks for modules in folders, whose symlinks are resolved, and below
+// them. Where a folder above has become a link since, no process is started: see
+// Registry.startProcess.
 func scanFolders(roots []string) *scan {
 	s := &scan{seen: make(map[entryKey]bool)}
 	for _, root := range roots {
-		// A folder above it may have become a link since the start. What a scope
-		// is compared with is where the files really are.
-		if path, err := filepath.EvalSymlinks(root); err == nil {
-			root = path
-		}
 		s.root = root
 		folder, err := os.OpenRoot(root)
 		s.folder(folder, root, err)
@@ -358,7 +350,7 @@ func (s *scan) folder(folder *os.Root, path string, err error) {
 		name, at := entry.Name(), filepath.Join(path, entry.Name())
 		module, kind, isModule := moduleFile(name)
 		switch {
-		case entry.IsDir() && searchedFolder(name):
+		case entry.IsDir() && !unsearched.MatchString(name):
 			below, err := openFolder(folder, name)
 			s.folder(below, at, err)
 		case isModule && !entry.IsDir():
@@ -367,11 +359,8 @@ func (s *scan) folder(folder *os.Root, path string, err error) {
 	}
 }
 
-// searchedFolder reports whether modules are looked for in a folder of this
-// name.
-func searchedFolder(name string) bool {
-	return !strings.HasPrefix(name, ".") && name != "node_modules" && name != "vendor"
-}
+// unsearched are the names of folders in which no modules are looked for.
+var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
 var errReplaced = errors.New("it is being replaced")
 
@@ -454,13 +443,12 @@ func (s *scan) config(path, source string, there fs.FileInfo) {
 	}
 }
 
-// readConfig reads a .mcp.json file, if it is still the one that was found. It is
-// opened without waiting, as a FIFO in its place would have usher wait for ever.
+// readConfig reads a .mcp.json file, if it is still the one that was found.
 func readConfig(source string, there fs.FileInfo) ([]byte, error) {
 	if err := checkFile(there, kindConfig); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(source, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	f, err := openRegular(source)
 	if err != nil {
 		return nil, err
 	}

@@ -328,9 +328,6 @@ func presentedSession(r *http.Request) (id string, inURL bool) {
 // claim is the claim of a principal, as it stands now. The error is errEnded,
 // also for who has no claim, or matches errClaimsUnreadable.
 func (g *Gate) claim(p Principal) (Claim, error) {
-	if g.claims == nil {
-		return Claim{}, errEnded
-	}
 	c, ok, err := g.claims.Lookup(p.claim.Code)
 	if err == nil && (!ok || refTo(c) != p.claim) {
 		err = errEnded
@@ -542,12 +539,7 @@ func openSessions(dataDir string, log *slog.Logger, now func() time.Time) (*sess
 // passed over: it was being written when the daemon was killed, before anyone was
 // answered. Any other fault makes the whole log unusable.
 func (s *sessionStore) read() error {
-	file, err := openRegular(s.path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(file)
+	text, err := os.ReadFile(s.path)
 	if err != nil {
 		return err
 	}
@@ -575,12 +567,9 @@ func (s *sessionStore) read() error {
 func (s *sessionStore) compact() error {
 	text := sessionRecord{Key: s.key}.line()
 	s.mu.Lock()
-	for id, rec := range s.records {
-		if s.now().Sub(rec.Issued) >= sessionLife {
-			delete(s.records, id)
-		} else {
-			text = append(text, rec.line()...)
-		}
+	maps.DeleteFunc(s.records, func(_ string, rec sessionRecord) bool { return s.now().Sub(rec.Issued) >= sessionLife })
+	for _, rec := range s.records {
+		text = append(text, rec.line()...)
 	}
 	s.mu.Unlock()
 	if err := replaceFile(s.path, text); err != nil {
