@@ -96,7 +96,7 @@ func (a *app) runCommand(c command, args []string) int {
 		a.printHelp(c, fs)
 		return 0
 	case err != nil:
-		err = &usageError{err.Error()}
+		err = usageError{err}
 	case len(args) < c.least || len(args) > c.most:
 		err = usageErrorf("%d arguments are too few or too many", len(args))
 	default:
@@ -106,7 +106,7 @@ func (a *app) runCommand(c command, args []string) int {
 		return 0
 	}
 	a.warnf("%s: %s", c.name, plain(strings.ReplaceAll(err.Error(), "\n", "; ")))
-	if !errors.As(err, new(*usageError)) {
+	if !errors.As(err, new(usageError)) {
 		return 1
 	}
 	fmt.Fprintf(a.stderr, "usage: usher %s %s\nSee usher help %s.\n", c.name, c.args, c.name)
@@ -477,13 +477,10 @@ func (a *app) callTool(tool *Item, arguments json.RawMessage) error {
 	if err != nil {
 		return err
 	}
-	text := resultText(result)
-	switch {
-	case string(field(result, "isError")) == "true":
-		return errors.New(text)
-	case text != "":
-		a.printf("%s\n", text)
+	if string(field(result, "isError")) == "true" {
+		return errors.New(resultText(result))
 	}
+	a.printf("%s\n", resultText(result))
 	return nil
 }
 
@@ -539,15 +536,11 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 			if !some {
 				a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", plain(dir))
 			}
-		case <-time.After(scopeSearch):
+		case <-time.After(2 * time.Second): // it may be a whole disk
 		}
 		return nil
 	})
 }
-
-// scopeSearch bounds the search for a module in a new claim's folder, which may
-// be a whole disk.
-const scopeSearch = 2 * time.Second
 
 // printClaim prints a new claim and how to use it.
 func (a *app) printClaim(c Claim) {

@@ -35,12 +35,10 @@ const (
 
 // usageError is a mistake in how a command was called: exit status 2, and the
 // usage on stderr.
-type usageError struct{ msg string }
-
-func (e *usageError) Error() string { return e.msg }
+type usageError struct{ error }
 
 func usageErrorf(format string, args ...any) error {
-	return &usageError{fmt.Sprintf(format, args...)}
+	return usageError{fmt.Errorf(format, args...)}
 }
 
 // plain is a text that others wrote, without what could play with the terminal
@@ -211,11 +209,10 @@ type daemon struct {
 }
 
 func (d *daemon) run(ctx context.Context) error {
-	record, err := claimBase(ctx, d.data, d.listen)
-	if err != nil {
+	if err := claimBase(ctx, d.data, d.listen); err != nil {
 		return err
 	}
-	defer record.release()
+	defer os.Remove(filepath.Join(d.data, recordName))
 	defer d.listener.Close()
 	claims := openClaims(d.data, d.log)
 	defer claims.Close()
@@ -304,20 +301,6 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
 		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
 	}))
-	routed := func(w http.ResponseWriter, r *http.Request, isWebhook bool) error {
-		err := origins.admit(r)
-		switch {
-		case err != nil || origins.cors(w, r):
-			return err
-		case isWebhook:
-			return d.webhooks.serve(w, r)
-		}
-		if err := origins.admitMCP(r); err != nil {
-			return err
-		}
-		mux.ServeHTTP(w, r)
-		return nil
-	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handlers.Add(1)
 		defer handlers.Done()
@@ -331,13 +314,25 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 		}
 		// Before the mux, which would redirect a path with // in it before the
 		// secret was shown.
-		isWebhook, write := false, writeMCPError
-		for _, p := range []string{r.URL.Path, path.Clean("/" + r.URL.Path)} {
-			if strings.HasPrefix(p+"/", webhookPrefix) {
-				isWebhook, write = true, writeWebhookError
-			}
+		isWebhook := strings.HasPrefix(r.URL.Path, webhookPrefix) || strings.HasPrefix(path.Clean("/"+r.URL.Path)+"/", webhookPrefix)
+		write := writeMCPError
+		if isWebhook {
+			write = writeWebhookError
 		}
-		handle(d.log, write, func(w http.ResponseWriter, r *http.Request) error { return routed(w, r, isWebhook) })(w, r)
+		handle(d.log, write, func(w http.ResponseWriter, r *http.Request) error {
+			err := origins.admit(r)
+			switch {
+			case err != nil || origins.cors(w, r):
+				return err
+			case isWebhook:
+				return d.webhooks.serve(w, r)
+			}
+			if err := origins.admitMCP(r); err != nil {
+				return err
+			}
+			mux.ServeHTTP(w, r)
+			return nil
+		})(w, r)
 	})
 }
 
@@ -346,7 +341,7 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 // stands in the log.
 func (d *daemon) show(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.url)
-	shown, tried := make(map[string]bool), false
+	shown, tryOnce := make(map[string]bool), sync.OnceFunc(d.showTry)
 	for {
 		changed := d.registry.Changed()
 		pending := d.registry.Pending(scopeAll()) // asked before the modules: those may be ready by then
@@ -361,9 +356,8 @@ func (d *daemon) show(ctx context.Context) {
 				fmt.Fprintln(d.out, line)
 			}
 		}
-		if !pending && !tried {
-			tried = true
-			d.showTry()
+		if !pending {
+			tryOnce()
 		}
 		select {
 		case <-ctx.Done():
@@ -400,8 +394,7 @@ func dataDir(base string) (string, error) {
 		base = filepath.Join(home, ".usher")
 	}
 	dir, err := filepath.Abs(filepath.Join(base, ".data"))
-	err = cmp.Or(err, os.MkdirAll(dir, 0o700))
-	if err = cmp.Or(err, checkPrivate(filepath.Dir(dir)), checkPrivate(dir)); err != nil {
+	if err = cmp.Or(err, os.MkdirAll(dir, 0o700), checkPrivate(filepath.Dir(dir)), checkPrivate(dir)); err != nil {
 		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
 	}
 	return dir, nil
@@ -410,19 +403,19 @@ func dataDir(base string) (string, error) {
 // defaultURL is where a daemon is that was not told otherwise.
 const defaultURL = "http://127.0.0.1:3000/"
 
-// daemonRecord is {base}/.data/daemon.json: which daemon has this base folder.
+// recordName is the file in the data folder that says which daemon has it.
+const recordName = "daemon.json"
+
+// daemonRecord is what the file holds.
 type daemonRecord struct {
 	PID   int    `json:"pid"`
 	Birth string `json:"birth"` // see processBirth
 	URL   string `json:"url"`
-
-	path string
 }
 
 // readDaemon reads the record of dataDir's daemon. It is zero when none runs.
-func readDaemon(dataDir string) daemonRecord {
-	d := daemonRecord{path: filepath.Join(dataDir, "daemon.json")}
-	raw, err := os.ReadFile(d.path)
+func readDaemon(dataDir string) (d daemonRecord) {
+	raw, err := os.ReadFile(filepath.Join(dataDir, recordName))
 	if err != nil || json.Unmarshal(raw, &d) != nil || !processAlive(d.PID) || d.Birth != "" && d.Birth != processBirth(d.PID) {
 		return daemonRecord{}
 	}
@@ -431,23 +424,15 @@ func readDaemon(dataDir string) daemonRecord {
 
 // claimBase makes this process the daemon of dataDir, unless one runs. listen
 // opens the address, and says where clients reach it.
-func claimBase(ctx context.Context, dataDir string, listen func() (url string, err error)) (own daemonRecord, err error) {
-	err = newWriteToken(dataDir).do(ctx, func(string) (err error) {
+func claimBase(ctx context.Context, dataDir string, listen func() (url string, err error)) error {
+	return newWriteToken(dataDir).do(ctx, func(string) error {
 		if other := readDaemon(dataDir); other.PID != 0 {
 			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base", other.PID, other.URL)
 		}
-		own = daemonRecord{PID: os.Getpid(), Birth: processBirth(os.Getpid()), path: filepath.Join(dataDir, "daemon.json")}
-		if own.URL, err = listen(); err != nil {
+		url, err := listen()
+		if err != nil {
 			return err
 		}
-		return replaceFile(own.path, marshal(own))
+		return replaceFile(filepath.Join(dataDir, recordName), marshal(daemonRecord{os.Getpid(), processBirth(os.Getpid()), url}))
 	})
-	return own, err
-}
-
-// release takes the record away, unless it is another daemon's.
-func (d daemonRecord) release() {
-	if readDaemon(filepath.Dir(d.path)) == d {
-		os.Remove(d.path)
-	}
 }

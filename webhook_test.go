@@ -1018,7 +1018,7 @@ func TestWebhookAnswers(t *testing.T) {
 		{"two texts", `{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`, 200, isText, "a\nb"},
 		{"nothing", `{"content":[]}`, 204, "", ""},
 		{"an empty text", text(""), 204, "", ""},
-		{"no content at all", `{}`, 200, isJSON, `{}`},
+		{"no content at all", `{}`, 204, "", ""},
 		{"an image", `{"content":[{"type":"image","data":"AA==","mimeType":"image/png"}]}`, 200, isJSON, `{"type":"image","data":"AA==","mimeType":"image/png"}`},
 		{"no structured content", `{"content":[{"type":"text","text":"a"}],"structuredContent":null}`, 200, isText, "a"},
 		{"a failure", `{"content":[{"type":"text","text":"it \"broke\""}],"isError":true}`, 500, isJSON, `{"error":"it \"broke\""}` + "\n"},
