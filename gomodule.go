@@ -16,11 +16,9 @@ import (
 	"cmp"
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
-	"go/scanner"
 	"go/token"
 	"io"
 	"os"
@@ -63,15 +61,9 @@ func (e *goBuildError) Error() string { return strings.Join(e.Lines, "; ") }
 // a session may see.
 func parseGoModule(base string, src []byte) (*goSource, error) {
 	s := &goSource{base: base, comments: map[string]string{}, positions: token.NewFileSet()}
-	file, err := parser.ParseFile(s.positions, base, src, parser.ParseComments|parser.AllErrors|parser.SkipObjectResolution)
-	var list scanner.ErrorList
-	if errors.As(err, &list) {
-		list.RemoveMultiples() // the first on a line tells, the others follow from it
-		failed := &goBuildError{}
-		for _, e := range list {
-			failed.Lines = append(failed.Lines, e.Error())
-		}
-		return nil, failed
+	file, err := parser.ParseFile(s.positions, base, src, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		return nil, &goBuildError{[]string{err.Error()}} // the first error, and how many there are
 	}
 	if file.Name.Name != "main" {
 		return nil, &goBuildError{[]string{s.place(file.Name) + ": package " + file.Name.Name + ": a module is package main"}}
@@ -194,19 +186,14 @@ const (
 // keepBuilds is how long a binary is kept that nobody asks for any more.
 const keepBuilds = 24 * time.Hour
 
-// goBuilder builds modules into a folder. Safe for concurrent use, in several
-// processes too.
-type goBuilder struct {
-	Folder string // absolute; made if need be
-}
-
-// Build makes the program of the module at path, an absolute path without links,
-// and returns where it is: under a name that stands for its content, so that it
-// never becomes another one. It is quick when nothing has changed. Nothing is
-// written beside the module. environ is that of the go command. The error is a
-// *goBuildError when it is the module's, and the cause of ctx's end when that
-// ended the build.
-func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (string, error) {
+// buildGoModule makes the program of the module at path, an absolute path without
+// links, in a folder, which it makes if need be. It returns where the program is:
+// under a name that stands for its content, so that it never becomes another one.
+// It is quick when nothing has changed. Nothing is written beside the module.
+// environ is that of the go command. The error is a *goBuildError when it is the
+// module's, and the cause of ctx's end when that ended the build. Safe for
+// concurrent use, in several processes too.
+func buildGoModule(ctx context.Context, folder, path string, environ []string) (string, error) {
 	file, err := openRegular(path)
 	if err != nil {
 		return "", err
@@ -220,10 +207,10 @@ func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (s
 	if err != nil {
 		return "", err
 	}
-	if err := os.MkdirAll(g.Folder, 0o700); err != nil {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return "", err
 	}
-	temp, err := os.MkdirTemp(g.Folder, "build-")
+	temp, err := os.MkdirTemp(folder, "build-")
 	if err != nil {
 		return "", err
 	}
@@ -233,12 +220,12 @@ func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (s
 		target += ".exe"
 	}
 	// The go command builds nothing where it finds what it would build.
-	latest := filepath.Join(g.Folder, "latest-"+hashOf(path))
+	latest := filepath.Join(folder, "latest-"+hashOf(path))
 	_ = os.Link(latest, target)
 	if err := runGoBuild(ctx, path, source, target, environ); err != nil {
 		return "", err
 	}
-	binary, err := g.keep(target)
+	binary, err := keepBuild(folder, target)
 	if err == nil {
 		os.Remove(latest)
 		_ = os.Link(binary, latest)
@@ -246,21 +233,21 @@ func (g *goBuilder) Build(ctx context.Context, path string, environ []string) (s
 	return binary, err
 }
 
-// keep gives a binary its name, and removes those of all modules that nobody has
-// asked for since long.
-func (g *goBuilder) keep(built string) (string, error) {
+// keepBuild gives a binary its name, and removes those of all modules that nobody
+// has asked for since long.
+func keepBuild(folder, built string) (string, error) {
 	data, err := os.ReadFile(built)
 	if err != nil {
 		return "", err
 	}
-	binary := filepath.Join(g.Folder, "module-"+hashOf(string(data))+filepath.Ext(built))
+	binary := filepath.Join(folder, "module-"+hashOf(string(data))+filepath.Ext(built))
 	err = cmp.Or(os.Chmod(built, 0o700), os.Rename(built, binary))
 	if _, there := os.Stat(binary); there != nil { // Windows renames to no program that runs
 		return "", cmp.Or(err, there)
 	}
 	now := time.Now()
 	_ = os.Chtimes(binary, now, now) // it is in use
-	old, _ := filepath.Glob(filepath.Join(g.Folder, "*"))
+	old, _ := filepath.Glob(filepath.Join(folder, "*"))
 	for _, path := range old {
 		if info, err := os.Stat(path); err == nil && now.Sub(info.ModTime()) > keepBuilds {
 			os.RemoveAll(path)

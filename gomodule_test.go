@@ -41,7 +41,7 @@ func goTestTree(t *testing.T, files map[string]string) string {
 // goTestBuild builds a module with the environment of this process.
 func goTestBuild(t *testing.T, path, cache string) (binary string) {
 	t.Helper()
-	binary, err := (&goBuilder{Folder: cache}).Build(context.Background(), path, os.Environ())
+	binary, err := buildGoModule(context.Background(), cache, path, os.Environ())
 	var wrong *goBuildError
 	if errors.As(err, &wrong) {
 		t.Fatal(strings.Join(wrong.Lines, "\n"))
@@ -64,7 +64,7 @@ type goTestOffer struct {
 func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	t.Helper()
 	dir := goTestTree(t, map[string]string{name: text})
-	binary, err := (&goBuilder{Folder: filepath.Join(dir, "cache")}).Build(context.Background(), filepath.Join(dir, name), os.Environ())
+	binary, err := buildGoModule(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name), os.Environ())
 	var wrong *goBuildError
 	if errors.As(err, &wrong) {
 		o.Error = wrong.Lines
@@ -734,11 +734,11 @@ func TestGoModuleFresh(t *testing.T) {
 		}
 		p.end()
 	}
-	// Side by side, in two processes too: builds of one content have one name.
+	// Side by side: builds of one content have one name.
 	others := make(chan string, 2)
-	for _, builder := range []*goBuilder{{Folder: cache}, {Folder: cache}} {
+	for range 2 {
 		go func() {
-			binary, err := builder.Build(context.Background(), module, os.Environ())
+			binary, err := buildGoModule(context.Background(), cache, module, os.Environ())
 			others <- fmt.Sprint(binary, err)
 		}()
 	}
@@ -801,7 +801,7 @@ func TestGoModuleBuildErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := goTestTree(t, map[string]string{"go.mod": row.mod, "a.usher.go": row.src, "bad/bad.go": "package bad\n\nvar _ = x\n"})
-			_, err := (&goBuilder{Folder: filepath.Join(dir, "cache")}).Build(context.Background(), filepath.Join(dir, "a.usher.go"), os.Environ())
+			_, err := buildGoModule(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, "a.usher.go"), os.Environ())
 			var wrong *goBuildError
 			if !errors.As(err, &wrong) {
 				t.Fatalf("error is %v", err)
@@ -818,18 +818,18 @@ func TestGoModuleBuildErrors(t *testing.T) {
 
 func TestGoModuleNotBuilt(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": "//go:build usher\n\npackage main\n"})
-	builder := &goBuilder{Folder: filepath.Join(dir, "cache")}
+	cache := filepath.Join(dir, "cache")
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cause := errors.New("enough")
 	cancel(cause)
-	if _, err := builder.Build(ctx, filepath.Join(dir, "a.usher.go"), os.Environ()); !errors.Is(err, cause) {
+	if _, err := buildGoModule(ctx, cache, filepath.Join(dir, "a.usher.go"), os.Environ()); !errors.Is(err, cause) {
 		t.Errorf("error is %v", err)
 	}
-	if _, err := builder.Build(context.Background(), filepath.Join(dir, "none.usher.go"), os.Environ()); !errors.Is(err, os.ErrNotExist) {
+	if _, err := buildGoModule(context.Background(), cache, filepath.Join(dir, "none.usher.go"), os.Environ()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error is %v", err)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if _, err := builder.Build(context.Background(), filepath.Join(dir, "a.usher.go"), os.Environ()); err == nil || !strings.Contains(err.Error(), "install Go from") {
+	if _, err := buildGoModule(context.Background(), cache, filepath.Join(dir, "a.usher.go"), os.Environ()); err == nil || !strings.Contains(err.Error(), "install Go from") {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -868,7 +868,7 @@ func TestGoModuleWorkspace(t *testing.T) {
 		"lib/data":       "x y",
 		"app/a.usher.go": "//go:build usher\n\npackage main\n\nimport \"example.com/lib\"\n\nfunc A() string { return lib.Data }\n",
 	})
-	binary, err := (&goBuilder{Folder: filepath.Join(dir, "cache")}).Build(context.Background(),
+	binary, err := buildGoModule(context.Background(), filepath.Join(dir, "cache"),
 		filepath.Join(dir, "app", "a.usher.go"), append(os.Environ(), "GOOS=plan9", "GOARCH=arm"))
 	if err != nil {
 		t.Fatal(err)

@@ -56,7 +56,6 @@ type Registry struct {
 	registryConfig
 	started time.Time
 	reaper  *reaper
-	builder *goBuilder
 	catalog atomic.Pointer[Catalog]
 
 	ctx     context.Context // ends with the registry
@@ -148,7 +147,6 @@ func newRegistry(c registryConfig) (*Registry, error) {
 		registryConfig: c,
 		started:        time.Now(),
 		reaper:         &reaper{},
-		builder:        &goBuilder{Folder: filepath.Join(c.CacheDir, "go")},
 		slots:          make(chan struct{}, maxLooks),
 		modules:        make(map[entryKey]*moduleVersion),
 		changed:        make(chan struct{}),
@@ -510,7 +508,7 @@ func (r *Registry) startProcess(ctx context.Context, d discovered, known era, ev
 	switch {
 	case d.Kind == kindGo:
 		l.Dir = filepath.Dir(d.Source)
-		l.Path, err = r.builder.Build(ctx, d.Source, environ)
+		l.Path, err = buildGoModule(ctx, filepath.Join(r.CacheDir, "go"), d.Source, environ)
 	case d.Kind != kindConfig:
 		l, err = launchFile(d.Kind, d.Source, r.CacheDir)
 	}

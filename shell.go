@@ -96,7 +96,6 @@ func (s *shellServer) read(text string) error {
 		s.shell, text = m[1], strings.TrimPrefix(text, first)
 	}
 	var comment []string
-	inFirst := true
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\r\n")
 		if rest, ok := strings.CutPrefix(line, "#"); ok {
@@ -106,10 +105,9 @@ func (s *shellServer) read(text string) error {
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			s.methods = append(s.methods, shellMethod{m[1], doc, map[string]any{"type": "object"}})
-		} else if inFirst {
+		} else if s.about == "" && len(s.methods) == 0 {
 			s.about = doc
 		}
-		inFirst = inFirst && doc == ""
 		comment = nil
 	}
 	if said, err := exec.Command(s.shell, "-n", s.path).CombinedOutput(); err != nil {
