@@ -98,7 +98,7 @@ func (a *app) runCommand(c command, args []string) int {
 	case err != nil:
 		err = usageError{err}
 	case len(args) < c.least || len(args) > c.most:
-		err = usageErrorf("%d arguments are too few or too many", len(args))
+		err = usageErrorf("wrong number of arguments")
 	default:
 		err = do(args)
 	}

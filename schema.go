@@ -237,14 +237,13 @@ func parseDoc(doc string, rules docRules) docTags {
 		// Any space ends a tag, a tab too: a @signature that is not seen protects nothing.
 		tag, _, _ := strings.Cut(strings.Join(strings.Fields(trimmed), " "), " ")
 		rest := strings.TrimSpace(trimmed[len(tag):])
-		annotation, isAnnotation := annotationTags[tag]
 		switch {
 		case rules.Hooks && tag == "@webhook":
 			t.IsHook, t.Hook = true, cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
 		case rules.Hooks && tag == "@signature":
 			t.Signature = cmp.Or(t.Signature, parseSignature(rest)) // the first counts
-		case rules.Tags && isAnnotation:
-			t.annotations = t.annotations.set(annotation, json.RawMessage("true"))
+		case rules.Tags && annotationTags[tag] != "":
+			t.annotations = t.annotations.set(annotationTags[tag], json.RawMessage("true"))
 		case rules.Tags && tag == "@param":
 			if p, ok := parseParam(rest); ok && !strings.Contains(p.name, ".") { // which a field of another has
 				t.params, wraps = append(t.params, p), true

@@ -78,17 +78,15 @@ func (f *servingFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
 // serveFlags is the flags of usher serve.
 type serveFlags struct {
 	servingFlags
-	addr            string
-	hosts, origins  []string // lower case
-	publicURL       string   // with a slash at its end; "" for none
-	requireClaim    bool
-	open            bool
-	openWebhooks    bool
-	signatures      bool
-	maxBody         int64 // bytes
-	webhookTimeout  time.Duration
-	webhookLimit    int
-	tlsCert, tlsKey string
+	addr                     string
+	hosts, origins           []string // lower case
+	publicURL                string   // with a slash at its end; "" for none
+	requireClaim, open       bool     // of MCP clients
+	openWebhooks, signatures bool     // of webhooks
+	maxBody                  int64    // bytes
+	webhookTimeout           time.Duration
+	webhookLimit             int
+	tlsCert, tlsKey          string
 }
 
 func (f *serveFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
