@@ -36,7 +36,7 @@ var rooms = []string{
 // nothing on them.
 const (
 	maxRooms        = 24
-	maxHouseLines   = 9250
+	maxHouseLines   = 8500
 	maxCoreLines    = 1500
 	maxRuntimeLines = 2000 // the shims and the generated Go main
 	maxRoomLines    = 700
