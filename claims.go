@@ -234,11 +234,12 @@ type claimsFile struct {
 	// file is kept open so that its inode can't be given to a later claims.json of
 	// the same size and time. On Windows, where an open file can't be replaced, it
 	// is closed; there file ids are not used again so soon.
-	file   *os.File
-	info   fs.FileInfo
-	claims []Claim // in the file's order
-	byCode map[Code]Claim
-	purged bool // a purge was begun; one that fails is not repeated by every request
+	file    *os.File
+	info    fs.FileInfo
+	claims  []Claim // in the file's order
+	byCode  map[Code]Claim
+	soonest time.Time // the earliest expiry of all; zero: no claims
+	purged  bool      // a purge was begun; one that fails is not repeated by every request
 }
 
 // parseClaims reads the whole file. encoding/json lets invalid UTF-8 and a null for
@@ -257,6 +258,9 @@ func parseClaims(data []byte) (*claimsFile, error) {
 		f.claims, f.byCode[c.Code] = append(f.claims, c), c
 		if len(f.byCode) != len(f.claims) {
 			return nil, fmt.Errorf("record %d: another has the same code", i+1)
+		}
+		if f.soonest.IsZero() || c.ExpiresAt.Before(f.soonest) {
+			f.soonest = c.ExpiresAt
 		}
 	}
 	return f, nil
@@ -318,9 +322,10 @@ func (s *claimsFile) active(now time.Time) []Claim {
 	return slices.DeleteFunc(append([]Claim{}, s.claims...), func(c Claim) bool { return !c.Active(now) })
 }
 
-// expired reports whether any record is over at now.
+// expired reports whether any record is over at now. Every look-up asks, so it
+// must not cost more where there are more claims.
 func (s *claimsFile) expired(now time.Time) bool {
-	return slices.ContainsFunc(s.claims, func(c Claim) bool { return !c.Active(now) })
+	return !s.soonest.IsZero() && !now.Before(s.soonest)
 }
 
 // ClaimStore is the claims of one data folder. All methods are safe for concurrent

@@ -97,8 +97,10 @@ func (a *app) runCommand(c command, args []string) int {
 		return 0
 	case err != nil:
 		err = usageError{err}
-	case len(args) < c.least || len(args) > c.most:
-		err = usageErrorf("wrong number of arguments")
+	case len(args) < c.least:
+		err = usageErrorf("want %s", c.args)
+	case len(args) > c.most:
+		err = usageErrorf("unexpected argument %q", args[c.most])
 	default:
 		err = do(args)
 	}
@@ -192,8 +194,11 @@ func (a *app) dataDir() (string, error) { return dataDir(cmp.Or(a.base, a.getenv
 // resolveDir makes a folder absolute with symlinks resolved.
 func resolveDir(dir string) (string, error) {
 	info, err := os.Stat(dir) // refuses "", which Abs takes for the current folder
-	if err != nil || !info.IsDir() {
+	switch {
+	case err != nil:
 		return "", errors.New("no such folder")
+	case !info.IsDir():
+		return "", errors.New("not a folder")
 	}
 	path, err := filepath.Abs(dir)
 	if err != nil {
@@ -247,7 +252,11 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 		return err
 	})
 	return func(dirs []string) error {
-		if code != "" {
+		switch {
+		case code == "":
+		case *scope != scopeAll():
+			return usageErrorf("-scope and -claim exclude each other")
+		default:
 			err := a.withClaims(func(claims *ClaimStore) error {
 				c, ok, err := claims.Lookup(code)
 				if err == nil && !ok {
@@ -263,7 +272,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)}, func(r *Registry) error {
 			a.waitReady(r)
 			data, _ := a.dataDir() // it was used before
-			report := moduleReport(r, *scope, cmp.Or(readDaemon(data).URL, defaultURL))
+			report := moduleReport(r, *scope, cmp.Or(readDaemon(data).URL, defaultURL), a.getenv)
 			a.print(report, *asJSON, func() { a.printModules(report) })
 			return nil
 		})
@@ -314,7 +323,7 @@ type toolLine struct {
 // moduleReport is all modules as they look in a view through scope. url is where
 // the daemon is, for webhooks, whose paths are those of the unscoped view in any
 // scope.
-func moduleReport(r *Registry, scope Scope, url string) []moduleLine {
+func moduleReport(r *Registry, scope Scope, url string, getenv func(string) string) []moduleLine {
 	view, whole := r.Source().View(scope), r.Source().View(scopeAll())
 	status, problems := r.Report()
 	list := []moduleLine{}
@@ -338,15 +347,34 @@ func moduleReport(r *Registry, scope Scope, url string) []moduleLine {
 					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + path
 				}
 				line.Tools = append(line.Tools, tool)
-				if len(t.Name) > maxToolName {
-					line.Problems = append(line.Problems, t.Name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
-				}
+				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
 			}
 		}
 		list = append(list, line)
 	}
 	for _, p := range problems {
 		list = append(list, moduleLine{Path: p.Path, Tools: []toolLine{}, Error: p.Text})
+	}
+	return list
+}
+
+// toolProblems is what the author of a tool should know. name is what the tool
+// is called in the view shown.
+func toolProblems(whole *View, t *Item, name string, getenv func(string) string) []string {
+	var list []string
+	if len(name) > maxToolName {
+		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
+	}
+	if t.HookPath() == "" {
+		return list
+	}
+	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
+		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
+	}
+	if rule := t.Method.Signature; rule != nil && rule.Err == nil {
+		if _, err := rule.key(getenv(rule.Var)); err != nil {
+			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
+		}
 	}
 	return list
 }
@@ -616,15 +644,19 @@ func (a *app) printClaims(list []Claim) {
 // revokeClaims removes the claims with these codes. All that hold are removed,
 // also when another does not.
 func (a *app) revokeClaims(args []string) error {
+	var codes []Code
+	for _, arg := range args {
+		code, err := parseCodeArgument(arg)
+		if err != nil {
+			return err
+		}
+		codes = append(codes, code)
+	}
 	return a.withClaims(func(claims *ClaimStore) (failed error) {
-		for _, arg := range args {
-			code, err := parseCodeArgument(arg)
-			if err != nil {
-				return err
-			}
+		for i, code := range codes {
 			c, err := claims.Revoke(a.ctx, code)
 			if err != nil {
-				failed = err
+				failed = fmt.Errorf("code %d of %d: %w", i+1, len(codes), err)
 				continue
 			}
 			a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), plain(c.ScopeDir))

@@ -289,7 +289,7 @@ func TestRefusedCommands(t *testing.T) {
 	}{
 		{"nope", 2, `unknown command "nope"`},
 		{"help nope", 2, `unknown command "nope"`},
-		{"version x", 2, "wrong number of arguments"},
+		{"version x", 2, "unexpected argument"},
 		{"claim -ttl 0", 2, "30m, 1h, 7d"},
 		{"claim -ttl abc", 2, "30m, 1h, 7d"},
 		{"claim -ttl ", 2, "30m, 1h, 7d"},
@@ -301,7 +301,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"call a x -scope ", 2, "no such folder"},
 		{"call a x -scope " + dir + "/nope", 2, "no such folder"},
 		{"claim -scope " + dir + "/nope", 2, "no such folder"},
-		{"claim -scope " + file, 2, "no such folder"},
+		{"claim -scope " + file, 2, "not a folder"},
 		{"claim -label a\xffb", 1, "UTF-8"},
 		{"claim list revoke", 2, "want no argument, list"},
 		{"claim revoke ", 2, "6 of 23456789"},
@@ -314,7 +314,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"modules -claim ABCDEF -base " + corrupt, 1, "claims.json"},
 		{"claim lsit", 2, "want no argument, list"},
 		{"claim revoke", 2, "revoke CODE"},
-		{"claim revoke ABCDEF ABCDEG", 1, "no claim with this code"},
+		{"claim revoke ABCDEF ABCDEG", 1, "code 2 of 2: no claim with this code"},
 		{"claim revoke ABCDEF hello", 2, "6 of 23456789"},
 		{"claim revoke ABCDEF", 1, "no claim with this code"},
 		{"claim revoke hello", 2, "6 of 23456789"},
@@ -322,10 +322,11 @@ func TestRefusedCommands(t *testing.T) {
 		{"claim list -base " + corrupt, 1, "claims.json"},
 		{"claim revoke ABCDEF -base " + corrupt, 1, "claims.json"},
 		{"claim -base " + file, 1, "-base"},
+		{"modules -scope . -claim ABCDEF", 2, "exclude"},
 		{"modules -claim hello", 2, "6 of 23456789"},
 		{"modules -claim ABCDEF", 1, "no claim with this code"},
 		{"modules " + dir + "/nope", 2, "no such folder"},
-		{"call", 2, "wrong number of arguments"},
+		{"call", 2, "MODULE METHOD"},
 		{"call a x [] -dir " + dir, 2, "want an object"},
 		{"call a x {", 2, "want an object"},
 		{"call b x -dir " + dir, 1, `no module "b" with a method "x"`},
@@ -335,15 +336,15 @@ func TestRefusedCommands(t *testing.T) {
 		{"call file x -dir " + dir, 1, `no module "file"`},
 		{"call a x null -dir " + dir, 2, "want an object"},
 		{"call a x - -dir " + dir, 2, "JSON"},
-		{"call a x {} {}", 2, "wrong number of arguments"},
-		{"new", 2, "wrong number of arguments"},
+		{"call a x {} {}", 2, "unexpected argument"},
+		{"new", 2, "want FILE"},
 		{"new x.go", 2, ".usher.go"},
 		{"new a@b.usher.go", 2, "a module name"},
 		{"new .usher.go", 2, "module name"},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
 		{"new a.usher", 2, ".usher.go"},
 		{"new a.usher.rb", 2, ".usher.go"},
-		{"new a.usher.go b.usher.go", 2, "wrong number of arguments"},
+		{"new a.usher.go b.usher.go", 2, "unexpected argument"},
 		{"new " + dangling, 1, "file exists"},
 		{"new " + file, 1, "file exists"},
 		{"new " + dir + "/nope/x.usher.go", 1, "no such file"},
@@ -383,7 +384,7 @@ func TestRevokeSeveral(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	a, b, kept := newClaimFor(t, base, dir), newClaimFor(t, base, dir), newClaimFor(t, base, dir)
 	out, errs, code := usher(t, "", "claim", "revoke", "-base", base, a.Code.Reveal(), "222222", b.Code.Dashed())
-	if code != 1 || strings.Count(out, "Revoked ") != 2 || !strings.Contains(errs, "no claim with this code") {
+	if code != 1 || strings.Count(out, "Revoked ") != 2 || !strings.Contains(errs, "code 2 of 3") {
 		t.Errorf("%d %s%s", code, out, errs)
 	}
 	if out, _, _ := usher(t, "", "claim", "list", "-base", base); strings.Count(out, dir) != 1 || !strings.Contains(out, kept.Code.Dashed()) {

@@ -381,10 +381,10 @@ func without(raw, key string) string {
 }
 
 // modulesOf is what usher modules prints.
-func modulesOf(t *testing.T, dir string) string {
+func modulesOf(t *testing.T, dir string, getenv func(string) string) string {
 	t.Helper()
 	var out, log output
-	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, noEnv); code != 0 {
+	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, getenv); code != 0 {
 		t.Fatalf("usher modules: status %d: %s", code, log.String())
 	}
 	return out.String()
@@ -491,7 +491,7 @@ func TestWebhookRouting(t *testing.T) {
 	if a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`); string(field(a.result(), "structuredContent")) != `{"x":[9007199254740993]}` {
 		t.Errorf("an MCP client's _webhook: %s", a.Body)
 	}
-	report := modulesOf(t, dir)
+	report := modulesOf(t, dir, noEnv)
 	for _, text := range []string{
 		"/webhook/host/handlePush -H 'Content-Type: application/json'", "/webhook/inbox ", "/webhook/a/b/c/d.e~f_g-h/1 ", "/webhook/shell/path ",
 		`handleBad: @webhook "with space"`, `handleDots: @webhook "a/../b"`, `handleQuery: @webhook "a?b"`, `handleDouble: @webhook "a//b"`,
@@ -539,8 +539,11 @@ func TestWebhookConflicts(t *testing.T) {
 		}
 		checkError(t, row.path+" without the secret", d.deliver(t, row.path, `{}`), 401)
 	}
-	report := modulesOf(t, dir)
+	report := modulesOf(t, dir, noEnv)
 	for _, text := range []string{
+		"note: a: its webhook is not served, as several have the path same/path: one_a, two_b",
+		"note: b: its webhook is not served, as several have the path same/path: one_a, two_b",
+		"note: d: its webhook is not served", "note: handleE: its webhook is not served",
 		"/webhook/p-deploy/handleX ", "/webhook/q-deploy/handleX ",
 	} {
 		if !strings.Contains(report, text) {
@@ -1542,7 +1545,7 @@ func TestWebhookExposure(t *testing.T) {
 		{nil, false, 0, webhookSecretVar + " is not set"},
 		{[]string{"-require-claim"}, false, 0, "they are off"},
 		{nil, true, 0, secretHeader},
-		{[]string{"-accept-signatures"}, true, 0, secretHeader},
+		{[]string{"-accept-signatures"}, true, 0, "verified signature"},
 		{[]string{"-addr", "[::1]:0"}, false, 0, ""},
 		{[]string{"-addr", "localhost:0"}, false, 0, ""},
 		{[]string{"-allow-host", "x.localhost"}, false, 0, ""},
