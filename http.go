@@ -209,7 +209,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 		return httpErrorf(http.StatusForbidden, "host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
 	}
 	origins := r.Header.Values("Origin")
-	if len(origins) == 0 && r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Method == http.MethodPost {
+	if len(origins) == 0 && r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
 		return httpErrorf(http.StatusForbidden, "a web page of another site made this request, and does not say which")
 	}
 	for _, origin := range origins {

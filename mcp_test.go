@@ -98,6 +98,7 @@ func TestBadRequests(t *testing.T) {
 		{name: "an Origin on this machine", header: "Origin: http://localhost:5173", status: 200},
 		{name: "an Origin that only looks allowed", header: "Origin: https://app.example.evil.example", status: 403},
 		{name: "another site's form", header: "Sec-Fetch-Site: cross-site", status: 403},
+		{name: "another site's picture", method: "GET", header: "Sec-Fetch-Site: cross-site", status: 403},
 		{name: "PUT", method: "PUT", status: 405, says: "POST, GET or DELETE"},
 		{name: "HEAD", method: "HEAD", status: 405},
 		{name: "a path where nothing is", path: "nope", status: 404, says: `"error"`},

@@ -613,6 +613,8 @@ const (
 func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
 	var subscribing sync.WaitGroup
 	defer subscribing.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // a module that hangs does not hold up the end
 	for ctx.Err() == nil {
 		changed := s.modules.Changed()
 		scope, err := s.scope(session)
@@ -626,7 +628,8 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
 				subscribing.Go(func() {
 					defer session.subscribing.Unlock()
 					for uri := range session.subscriptions {
-						if err := s.keepSubscription(ctx, session, view.Lookup("resources", uri), uri); err != nil {
+						scope, _ := s.scope(session) // now: the claim may have ended meanwhile
+						if err := s.keepSubscription(ctx, session, s.modules.View(scope).Lookup("resources", uri), uri); err != nil {
 							s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
 						}
 					}

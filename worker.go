@@ -469,6 +469,7 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	if caller.Session != "" {
 		// Every call has a progress token of usher's own, so that progress counts against
 		// the time-out whether or not the caller wants to hear of it.
+		params = stripCallID(params) // which no client has to name
 		if own := field(field(params, "_meta"), "progressToken"); string(own) != "null" {
 			c.token = own
 		}
