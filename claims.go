@@ -64,8 +64,9 @@
 //   - Network file systems: a rename may be done and reported as failed, a listing
 //     may be old, and "one rename succeeds" is the server's word.
 //   - A second token, from a copy of the folder that was put over it during a
-//     write: two writers may then hold one each, until the next one finds both and
-//     makes them one. (The check of claims.json before the rename still counts.)
+//     write: two writers may then hold one each. (The check of claims.json before
+//     the rename still counts.) After them writers fail, naming both tokens, until
+//     the folder claims.lock is removed.
 //   - A pid that is used again within 30 s of a crash: its token is taken over only
 //     when it is 30 s old, and writers fail until then.
 //   - Order: waiting writers get their turn by chance.
@@ -333,13 +334,10 @@ func (s *claimsFile) expired(now time.Time) bool {
 // folder. Methods return an error that matches errClaimsUnreadable while
 // claims.json is there and can't be used.
 type ClaimStore struct {
-	path  string       // of claims.json
-	log   *slog.Logger // told of purges that fail
-	token *writeToken
-
-	ctx     context.Context // of purges
-	stop    context.CancelFunc
-	purging sync.WaitGroup
+	path   string       // of claims.json
+	log    *slog.Logger // told of purges that fail
+	token  *writeToken
+	purges sync.WaitGroup // under way
 
 	mu      sync.Mutex
 	current *claimsFile // as last read; guarded by mu
@@ -349,18 +347,15 @@ type ClaimStore struct {
 // A nil log is none. A store that looks up is to be closed.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
-	s := &ClaimStore{path: filepath.Join(dataDir, "claims.json"), log: log, token: newWriteToken(dataDir), current: &claimsFile{}}
-	s.ctx, s.stop = context.WithCancel(context.Background())
-	return s
+	return &ClaimStore{path: filepath.Join(dataDir, "claims.json"), log: log, token: newWriteToken(dataDir), current: &claimsFile{}}
 }
 
-// Close ends a purge under way, waits for it, and lets go of the file. The store is
-// not to be used afterwards.
+// Close waits for purges under way and lets go of the file. The store is not to be
+// used afterwards.
 func (s *ClaimStore) Close() {
-	s.stop()
-	s.mu.Lock() // no purge begins from here on
+	s.purges.Wait()
+	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.purging.Wait()
 	s.current.file.Close()
 }
 
@@ -368,9 +363,6 @@ func (s *ClaimStore) Close() {
 // more than zero. Label may be "". Create waits for its turn to write at most as
 // long as ctx allows. After an error the claim may exist, but nobody has its code.
 func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl time.Duration) (Claim, error) {
-	if !utf8.ValidString(scopeDir) || !utf8.ValidString(label) { // JSON would make it other text
-		return Claim{}, fmt.Errorf("scope %q, label %q: want both in UTF-8", scopeDir, label)
-	}
 	var made Claim
 	err := s.update(ctx, func(old *claimsFile, now time.Time) (claims []Claim, err error) {
 		code := drawCode()
@@ -441,10 +433,10 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 		s.current = read
 	}
 	now := time.Now()
-	if !s.current.purged && s.current.expired(now) && s.ctx.Err() == nil {
+	if !s.current.purged && s.current.expired(now) {
 		s.current.purged = true
-		s.purging.Go(func() {
-			if err := s.purge(s.ctx); err != nil && s.ctx.Err() == nil {
+		s.purges.Go(func() {
+			if err := s.purge(context.Background()); err != nil {
 				s.log.Warn("expired claims can't be removed", "err", err)
 			}
 		})
@@ -550,7 +542,13 @@ func (t *writeToken) do(ctx context.Context, write func(held string) error) erro
 
 // use sweeps, writes, and gives the token back, even when write panics.
 func (t *writeToken) use(held string, write func(held string) error) error {
-	defer t.giveBack(held)
+	defer func() {
+		// No error counts: a token that was not given back was taken over, or will be
+		// when it is old. The pause leaves others the time to see the token free, or a
+		// process that writes on and on would leave them none.
+		renameFile(filepath.Join(t.dir, held), filepath.Join(t.dir, tokenFree))
+		time.Sleep(mathrand.N(8 * time.Millisecond))
+	}()
 	if err := t.sweep(); err != nil {
 		return fmt.Errorf("removing leftovers in %q: %w", t.dataDir, err)
 	}
@@ -558,9 +556,10 @@ func (t *writeToken) use(held string, write func(held string) error) error {
 	return write(held)
 }
 
-// take waits for the token, and gives its held name. A look at the folder may miss a token in mid-rename, or
-// see it twice; that costs another look. The wait times out when one and the same
-// writer has held the token for too long.
+// take waits for the token, and gives its held name. A look at the folder may miss
+// a token in mid-rename, or see it twice; that costs another look, as it does when
+// another was faster. The wait times out when one and the same writer has held the
+// token for too long, or when there are two.
 func (t *writeToken) take(ctx context.Context) (held string, err error) {
 	seen, since := "", time.Now()
 	for delay := time.Millisecond; ; delay = min(2*delay, 16*time.Millisecond) {
@@ -571,19 +570,35 @@ func (t *writeToken) take(ctx context.Context) (held string, err error) {
 		if now := strings.Join(names, " "); now != seen {
 			seen, since = now, time.Now()
 		}
-		if !slices.ContainsFunc(names, t.inUse) {
-			if held, err := t.rename(names); held != "" || err != nil {
-				return held, err
+		if len(names) == 1 && !t.inUse(names[0]) {
+			held := t.newName()
+			err := renameFile(filepath.Join(t.dir, names[0]), filepath.Join(t.dir, held))
+			if err == nil {
+				t.step("taken")
+				return held, nil
+			}
+			if !errors.Is(err, fs.ErrNotExist) {
+				return "", err
 			}
 		}
 		if time.Since(since) > t.timeout {
-			return "", fmt.Errorf("the token has been %q (held.TIME.HOST.PROCESS) for %v: try again, or end that process", seen, t.timeout)
+			return "", fmt.Errorf("the token in %q has been %q (held.TIME.HOST.PROCESS) for %v: try again, or end that process",
+				t.dir, seen, t.timeout)
 		}
-		select { // each time for another while, so that waiting writers don't march in step
-		case <-time.After(delay/2 + mathrand.N(delay)):
-		case <-ctx.Done():
+		// Each time for another while, so that waiting writers don't march in step.
+		if !pauseFor(ctx, delay/2+mathrand.N(delay)) {
 			return "", ctx.Err()
 		}
+	}
+}
+
+// pauseFor waits, and reports whether ctx goes on.
+func pauseFor(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
 	}
 }
 
@@ -624,24 +639,6 @@ func (t *writeToken) prepare() error {
 	return err
 }
 
-// rename takes the tokens of these names, all as one, unless someone else was
-// faster: then held is "".
-func (t *writeToken) rename(names []string) (held string, err error) {
-	name := t.newName()
-	for _, old := range names {
-		err := renameFile(filepath.Join(t.dir, old), filepath.Join(t.dir, name))
-		if err == nil {
-			held = name
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return "", err
-		}
-	}
-	if held != "" {
-		t.step("taken")
-	}
-	return held, nil
-}
-
 // inUse judges whether a token's owner is at work. The verdict may be wrong either
 // way; see the top of this file.
 func (t *writeToken) inUse(name string) bool {
@@ -660,14 +657,6 @@ func (t *writeToken) inUse(name string) bool {
 // newName makes a held name that was never used before.
 func (t *writeToken) newName() string {
 	return fmt.Sprintf("%s%d.%s.%d.%s", tokenHeld, time.Now().UnixMilli(), t.host, os.Getpid(), rand.Text())
-}
-
-// giveBack needs no error: a token that was not given back was taken over, or will
-// be when it is old. It leaves others the time to see the token free, or a process
-// that writes on and on would leave them none.
-func (t *writeToken) giveBack(held string) {
-	renameFile(filepath.Join(t.dir, held), filepath.Join(t.dir, tokenFree))
-	time.Sleep(mathrand.N(8 * time.Millisecond))
 }
 
 // sweep removes the temporary files of all holders before. This is what stops a

@@ -228,26 +228,6 @@ func TestCreateListRevoke(t *testing.T) {
 	wantTidy(t, dir)
 }
 
-func TestCreateArguments(t *testing.T) {
-	for _, tt := range []struct {
-		scope, label string
-		ttl          time.Duration
-		want         string
-	}{
-		{"/w/\xff", "", time.Hour, "scope"},
-		{"/w", "\xff", time.Hour, "scope"},
-	} {
-		dir := newDataDir(t)
-		_, err := testStore(t, dir).Create(t.Context(), tt.scope, tt.label, tt.ttl)
-		if err == nil || !strings.HasPrefix(err.Error(), tt.want) {
-			t.Errorf("Create(%q, %q, %v) = %v", tt.scope, tt.label, tt.ttl, err)
-		}
-		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("Create(%q, %q, %v) made the folder", tt.scope, tt.label, tt.ttl)
-		}
-	}
-}
-
 func TestReadersMakeNothing(t *testing.T) {
 	dir := newDataDir(t)
 	s := testStore(t, dir)
@@ -523,27 +503,13 @@ func TestPurgeThatFails(t *testing.T) {
 			t.Fatal(ok, err)
 		}
 	}
-	s.purging.Wait()
+	s.purges.Wait()
 	s.Close()
 	if n := strings.Count(logged.String(), "\n"); n != 1 {
 		t.Errorf("logged %d times:\n%s", n, logged.String())
 	}
 	if got, _ := os.ReadFile(path); string(got) != content {
 		t.Errorf("the file holds %s", got)
-	}
-}
-
-func TestCloseEndsThePurge(t *testing.T) {
-	dir := newDataDir(t)
-	writeClaimsFile(t, dir, "["+claimX+"]")
-	s := openClaims(dir, nil)
-	holdElsewhere(t, s.token)
-	if _, ok, err := s.Lookup("XXXXXX"); ok || err != nil {
-		t.Fatal(ok, err)
-	}
-	s.Close() // would take 10 s if it did not end the wait for the token
-	if got := fileCodes(t, dir); len(got) != 1 {
-		t.Error("purged without the token")
 	}
 }
 
@@ -590,7 +556,7 @@ func TestTakingTheToken(t *testing.T) {
 		{"elsewhere, a little ahead", []string{held(-20*time.Second, "elsewhere", 7)}, "elsewhere"},
 		{"elsewhere, from the future", []string{held(-40*time.Second, "elsewhere", 7)}, ""},
 		{"of no known form", []string{"held.by.me"}, ""},
-		{"two, both to be had", []string{"free", held(0, here, dead)}, ""},
+		{"two, both to be had", []string{"free", held(0, here, dead)}, "free held"},
 		{"two, one in use", []string{"free", held(0, "elsewhere", 7)}, "elsewhere"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

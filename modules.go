@@ -241,16 +241,6 @@ func (r *Registry) Watch(ctx context.Context) {
 	}
 }
 
-// pauseFor waits, and reports whether ctx goes on.
-func pauseFor(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
 // Close ends every process of every module and waits for them.
 func (r *Registry) Close() {
 	r.cancel()
@@ -440,8 +430,7 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	case <-v.ctx.Done():
 		return nil, v.ctx.Err()
 	}
-	events := workerEvents{listChanged: v.listsChanged}
-	w, err := r.startProcess(v.ctx, v.discovered, eraUnknown, events)
+	w, err := r.startProcess(v.ctx, v.discovered, eraUnknown, workerEvents{listChanged: v.listsChanged})
 	if err != nil {
 		return nil, err
 	}
@@ -519,9 +508,6 @@ func (r *Registry) startProcess(ctx context.Context, d discovered, known era, ev
 		return nil, cantStart(d.Name, err)
 	}
 	l.Env = environ
-	if d.Kind.singleFile() {
-		known = eraSession
-	}
 	return startWorker(ctx, d.Name, l, known, r.reaper, r.Log, events)
 }
 

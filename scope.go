@@ -433,15 +433,10 @@ func (t *guessTurns) failed(code Code) bool {
 // where that is further away than patience; then no turn is taken.
 func (t *guessTurns) await(ctx context.Context, code Code, patience time.Duration) error {
 	wait := t.take(code, patience)
-	if wait > patience {
+	if wait > patience || !pauseFor(ctx, wait) {
 		return errNoTurn
 	}
-	select {
-	case <-time.After(wait):
-		return nil
-	case <-ctx.Done():
-		return errNoTurn
-	}
+	return nil
 }
 
 // take says how long it is until code may be looked up. That turn is taken unless it
