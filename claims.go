@@ -195,16 +195,15 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	if err := json.Unmarshal(raw, &fields); err != nil || fields == nil {
 		return Claim{}, errors.New("not an object")
 	}
-	var code string
 	var created, expires claimTime
 	c := Claim{raw: raw}
-	for key, into := range map[string]any{"code": &code, "scopeDir": &c.ScopeDir, "label": &c.Label, "createdAt": &created, "expiresAt": &expires} {
+	for key, into := range map[string]any{"code": &c.Code, "scopeDir": &c.ScopeDir, "label": &c.Label, "createdAt": &created, "expiresAt": &expires} {
 		if value, ok := fields[key]; ok && json.Unmarshal(value, into) != nil {
 			return Claim{}, fmt.Errorf("unusable %s", key)
 		}
 	}
-	c.Code, c.CreatedAt, c.ExpiresAt = Code(code), time.Time(created).UTC(), time.Time(expires).UTC()
-	folded, ok := parseCode(code)
+	c.CreatedAt, c.ExpiresAt = time.Time(created).UTC(), time.Time(expires).UTC()
+	folded, ok := parseCode(c.Code.Reveal())
 	switch {
 	case !ok || folded != c.Code: // folding is for input: in the file a code has one spelling
 		return Claim{}, errors.New("missing or malformed code")

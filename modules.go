@@ -193,8 +193,6 @@ func (r *Registry) Settle(ctx context.Context, timeout time.Duration, scope Scop
 			return false
 		case <-ctx.Done():
 			return false
-		case <-r.ctx.Done():
-			return false
 		}
 	}
 }

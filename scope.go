@@ -175,7 +175,8 @@ type Gate struct {
 
 // newGate is the gate of a daemon. With require it lets nobody in without a claim.
 func newGate(claims *ClaimStore, sessions *sessionStore, require bool, log *slog.Logger) *Gate {
-	return &Gate{claims: claims, sessions: sessions, require: require, log: log, logKey: rand.Text()}
+	return &Gate{claims: claims, sessions: sessions, require: require, log: log, logKey: rand.Text(),
+		turns: guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}}
 }
 
 // fixedGate is the gate of a transport that never looks at claims: stdio, and
@@ -221,7 +222,8 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	if code, facts.presents = presentedCode(r); code != "" {
 		c, ok, err := g.lookUp(r.Context(), code, a.Principal, facts.ownHolds)
 		switch {
-		case errors.Is(err, errNoTurn):
+		case err == errNoTurn && facts.ownHolds: // it counts as one that does not hold
+		case err == errNoTurn:
 			return a, &httpError{Status: http.StatusTooManyRequests, Msg: tooManyCodes, Header: retryAfter(10)}
 		case err != nil:
 			facts.unreadable, why = true, err
@@ -255,11 +257,7 @@ func (g *Gate) present(a admission, p Principal) (admission, error) {
 		a.Principal = p
 		return a, nil
 	}
-	err := g.sessions.append(a.Session, sessionRecord{Claim: p.claim})
-	if errors.Is(err, errNoSession) {
-		return a, httpErrorf(http.StatusNotFound, noSuchID)
-	}
-	if err != nil {
+	if err := g.sessions.append(a.Session, sessionRecord{Claim: p.claim}); err != nil {
 		return a, &httpError{Status: http.StatusServiceUnavailable, Err: err, Header: retryAfter(5),
 			Msg: "the session's claim could not be written down: try again"}
 	}
@@ -276,20 +274,15 @@ func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
 }
 
 // lookUp gives the claim that has a code, where one is required in the caller's
-// turn. A session whose own claim holds never waits: its own code needs no turn,
-// and another one that would have to wait counts as one that does not hold.
+// turn; errNoTurn says that there was none. A session whose own claim holds never
+// waits: its own code needs no turn, and another one has it at once or not at all.
 func (g *Gate) lookUp(ctx context.Context, code Code, own Principal, ownHolds bool) (Claim, bool, error) {
-	if g.require && !(ownHolds && own.claim.Code == code) {
-		patience := turnWait
-		if ownHolds {
-			patience = 0
-		}
-		if err := g.turns.await(ctx, code, patience); err != nil {
-			if ownHolds {
-				err = nil
-			}
-			return Claim{}, false, err
-		}
+	patience := turnWait
+	if ownHolds {
+		patience = 0
+	}
+	if g.require && !(ownHolds && own.claim.Code == code) && !g.turns.await(ctx, code, patience) {
+		return Claim{}, false, errNoTurn
 	}
 	c, ok, err := g.claims.Lookup(code)
 	if g.require && err == nil && !ok && g.turns.failed(code) {
@@ -408,8 +401,8 @@ var errNoTurn = errors.New("no turn to look up a claim code")
 // did not hold within guessSpan, codes are looked up in turns, one each turnEvery,
 // whoever presents them: addresses tell nothing, as behind a tunnel all requests
 // come from one. Waiting requests with the same code share a turn. Codes in use,
-// unused, ended and never issued wait alike, so the wait tells nothing. The zero
-// value is ready. Safe for concurrent use.
+// unused, ended and never issued wait alike, so the wait tells nothing. Safe for
+// concurrent use.
 type guessTurns struct {
 	mu    sync.Mutex
 	tried map[Code]time.Time // when a code that does not hold was last looked up, within guessSpan
@@ -421,22 +414,16 @@ type guessTurns struct {
 func (t *guessTurns) failed(code Code) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.tried == nil {
-		t.tried, t.turns = make(map[Code]time.Time), make(map[Code]time.Time)
-	}
 	before := len(t.tried)
 	t.tried[code] = time.Now()
 	return before < guessBudget && len(t.tried) == guessBudget
 }
 
-// await waits for the turn in which code may be looked up. The error is errNoTurn
-// where that is further away than patience; then no turn is taken.
-func (t *guessTurns) await(ctx context.Context, code Code, patience time.Duration) error {
+// await waits for the turn in which code may be looked up. It is false where that
+// is further away than patience, when no turn is taken, and where the caller left.
+func (t *guessTurns) await(ctx context.Context, code Code, patience time.Duration) bool {
 	wait := t.take(code, patience)
-	if wait > patience || !pauseFor(ctx, wait) {
-		return errNoTurn
-	}
-	return nil
+	return wait <= patience && pauseFor(ctx, wait)
 }
 
 // take says how long it is until code may be looked up. That turn is taken unless it
