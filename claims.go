@@ -362,6 +362,9 @@ func (s *ClaimStore) Close() {
 // more than zero. Label may be "". Create waits for its turn to write at most as
 // long as ctx allows. After an error the claim may exist, but nobody has its code.
 func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl time.Duration) (Claim, error) {
+	if !utf8.ValidString(scopeDir) || !utf8.ValidString(label) { // JSON would make it other text
+		return Claim{}, fmt.Errorf("scope %q, label %q: want both in UTF-8", scopeDir, label)
+	}
 	var made Claim
 	err := s.update(ctx, func(old *claimsFile, now time.Time) (claims []Claim, err error) {
 		code := drawCode()
