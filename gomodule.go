@@ -15,6 +15,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	_ "embed"
 	"fmt"
 	"go/ast"
@@ -240,7 +241,7 @@ func keepBuild(folder, built string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	binary := filepath.Join(folder, "module-"+hashOf(string(data))+filepath.Ext(built))
+	binary := filepath.Join(folder, fmt.Sprintf("module-%x", sha256.Sum256(data))+filepath.Ext(built))
 	err = cmp.Or(os.Chmod(built, 0o700), os.Rename(built, binary))
 	if _, there := os.Stat(binary); there != nil { // Windows renames to no program that runs
 		return "", cmp.Or(err, there)

@@ -230,14 +230,11 @@ func isLoopback(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost")
 }
 
-// hashOf names what is made of the parts, in hexadecimal digits. Each part is
-// preceded by its length, so that no two lists of parts make one text.
+// hashOf names what is made of the parts, in hexadecimal digits. Quoted, no two
+// lists of parts make one text.
 func hashOf(parts ...string) string {
-	h := sha256.New()
-	for _, part := range parts {
-		fmt.Fprintf(h, "%d %s", len(part), part)
-	}
-	return hex.EncodeToString(h.Sum(nil)[:16])
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
+	return hex.EncodeToString(sum[:16])
 }
 
 // reason is an error without the path that the caller names anyway.

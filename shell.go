@@ -171,7 +171,8 @@ func (s *shellServer) send(msg []byte) {
 	s.out.Write(append(msg, '\n')) // if usher is gone, stdin has ended too
 }
 
-// call runs one function in a process of its own.
+// call runs one function in a process of its own. The result is what it printed: an
+// object if it is one, else text.
 func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.RawMessage {
 	name := stringField(params, "name")
 	i := slices.IndexFunc(s.methods, func(m shellMethod) bool { return m.Name == name })
@@ -194,15 +195,20 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	cmd.Dir = filepath.Dir(s.path)
 	cmd.Stdin = bytes.NewReader(arguments)
 	out, said, err := s.run(ctx, cmd, field(field(params, "_meta"), "progressToken"))
-	switch {
+	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
+	switch value := json.RawMessage(text); {
 	case len(out) > maxShellOutput:
 		return failure(fmt.Sprintf("the result is larger than %s", formatSize(maxShellOutput)))
 	case err != nil && len(said) > 0:
 		return failure(strings.Join(said, "\n"))
 	case err != nil:
 		return failure(fmt.Sprintf("%s ended with %s", name, reason(err)))
+	case text == "":
+		return toolResult(nil)
+	case json.Valid(value) && isObject(value):
+		return toolResult(value)
 	}
-	return shellResult(out)
+	return toolResult(quote(text))
 }
 
 // run runs a command in a process group of its own, until it has ended and what it
@@ -285,17 +291,4 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 		line = strings.ReplaceAll(line, filepath.Dir(s.path)+string(filepath.Separator), "")
 		said = append(said[max(0, len(said)-shellTail+1):], line)
 	}
-}
-
-// shellResult is what a function printed, as a tool's result: an object if it
-// is one, else text.
-func shellResult(out []byte) json.RawMessage {
-	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
-	switch value := json.RawMessage(text); {
-	case text == "":
-		return toolResult(nil)
-	case json.Valid(value) && isObject(value):
-		return toolResult(value)
-	}
-	return toolResult(quote(text))
 }
