@@ -1390,17 +1390,23 @@ func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 
 func TestWebhookWhileIntrospected(t *testing.T) {
 	t.Parallel()
-	dir, ready := t.TempDir(), filepath.Join(t.TempDir(), "ready")
+	dir, ready := t.TempDir(), t.TempDir()
 	writeHooks(t, dir+"/known.usher", hookTool{Name: "handleIt"})
-	writeHookSpec(t, dir+"/late.usher", hookSpec{Await: ready, Tools: []hookTool{
-		{Name: "handleIt"}, {Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}}})
+	for _, name := range []string{"late", "later"} {
+		writeHookSpec(t, dir+"/"+name+".usher", hookSpec{Await: filepath.Join(ready, name), Tools: []hookTool{
+			{Name: "handleIt"}, {Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}}})
+	}
 	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}, "-accept-signatures")
 	await(t, "the known module", func() bool { return strings.Contains(d.Out.String(), "ready   known") })
 	if a := d.deliver(t, "known/handleIt", `{}`, shown); a.Status != 200 {
 		t.Errorf("a known module beside it: %d %s", a.Status, a.Body)
 	}
+	// One that arrives while it is looked at is answered once it is known.
+	late := make(chan answer, 1)
+	go func() { late <- d.deliver(t, "late/handleIt", `{}`, shown) }()
+	write(t, filepath.Join(ready, "late"), "")
 	answers := make(map[string]chan answer)
-	for _, path := range []string{"late/handleIt", "late/handleSigned", "no/thing"} {
+	for _, path := range []string{"later/handleIt", "later/handleSigned", "no/thing"} {
 		for _, secret := range []bool{true, false} {
 			key := fmt.Sprint(path, secret)
 			c := make(chan answer, 1)
@@ -1424,13 +1430,10 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 			checkError(t, key, a, 401)
 		}
 	}
-	// One that arrives while it is looked at is answered once it is known.
-	late := make(chan answer, 1)
-	go func() { late <- d.deliver(t, "late/handleIt", `{}`, shown) }()
-	write(t, ready, "")
 	if a := <-late; a.Status != 200 {
 		t.Errorf("a module that became ready: %d %s", a.Status, a.Body)
 	}
+	write(t, filepath.Join(ready, "later"), "")
 	d.awaitReady(t)
 	checkError(t, "an unknown path, all modules known", d.deliver(t, "no/thing", `{}`, shown), 404)
 }
