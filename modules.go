@@ -512,7 +512,7 @@ func (r *Registry) startProcess(ctx context.Context, d discovered, known era, ev
 // cantStart is an error before there was a process, whose reason names no path.
 func cantStart(module string, err error) error {
 	if build, ok := errors.AsType[*goBuildError](err); ok {
-		return &startError{reason: fmt.Sprintf("module %q can't be built (usher modules says why)", module), stderr: build.Lines}
+		return &startError{reason: fmt.Sprintf("module %q can't be built", module), stderr: build.Lines}
 	}
 	return &startError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}}
 }
