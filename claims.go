@@ -393,11 +393,9 @@ func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
 	defer read.file.Close()
 	now := time.Now()
 	list := read.active(now)
-	slices.SortStableFunc(list, func(a, b Claim) int {
-		return cmp.Or(a.ExpiresAt.Compare(b.ExpiresAt), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Code, b.Code))
-	})
+	slices.SortStableFunc(list, func(a, b Claim) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
 	if read.expired(now) {
-		err = s.purge(ctx)
+		err = s.update(ctx, purge)
 	}
 	return list, err
 }
@@ -438,7 +436,7 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 	if !s.current.purged && s.current.expired(now) {
 		s.current.purged = true
 		s.purges.Go(func() {
-			if err := s.purge(context.Background()); err != nil {
+			if err := s.update(context.Background(), purge); err != nil {
 				s.log.Warn("expired claims can't be removed", "err", err)
 			}
 		})
@@ -490,10 +488,8 @@ func (s *ClaimStore) rewrite(held string, change func(old *claimsFile, now time.
 	return err
 }
 
-// purge removes expired records from the file.
-func (s *ClaimStore) purge(ctx context.Context) error {
-	return s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil })
-}
+// purge is the change that removes expired records.
+func purge(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil }
 
 // errStartOver says that the token was taken over by another writer, or that
 // claims.json is no longer the file that was read. writeToken.do then starts over.

@@ -391,12 +391,6 @@ func (r *Registry) host(v *moduleVersion, m *manifest) {
 		})
 	}
 	v.manifest = m
-	r.settle(v, r.newModule(v), nil)
-}
-
-// newModule is a version as a module.
-func (r *Registry) newModule(v *moduleVersion) *Module {
-	m := v.manifest
 	module := &Module{
 		Name: v.Name, Kind: v.Kind, Source: v.Source, Root: v.Root, About: m.About,
 		Problems: slices.Concat(v.Problems, m.Problems), Stateless: m.Era == eraStateless,
@@ -417,7 +411,7 @@ func (r *Registry) newModule(v *moduleVersion) *Module {
 		module.Methods = append(module.Methods, method)
 		module.Problems = append(module.Problems, problems...)
 	}
-	return module
+	r.settle(v, module, nil)
 }
 
 // introspect starts a module to ask it what it offers, and ends it.
@@ -486,13 +480,12 @@ func readManifest(ctx context.Context, w *Worker, version string) (*manifest, er
 // startProcess starts a process of a module, first in the way of the era that it
 // is known to speak.
 func (r *Registry) startProcess(ctx context.Context, d discovered, known era, events workerEvents) (*Worker, error) {
-	if now, err := filepath.EvalSymlinks(d.Source); err != nil || now != d.Source {
-		return nil, cantStart(d.Name, errors.New("its file is no longer where it was"))
-	}
 	environ := workerEnv(os.Environ(), d.Source, d.Launch.Env)
 	l := d.Launch
-	var err error
+	now, err := filepath.EvalSymlinks(d.Source)
 	switch {
+	case err != nil || now != d.Source:
+		err = errors.New("its file is no longer where it was")
 	case d.Kind == kindGo:
 		l.Dir = filepath.Dir(d.Source)
 		l.Path, err = buildGoModule(ctx, filepath.Join(r.CacheDir, "go"), d.Source, environ)

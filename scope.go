@@ -181,7 +181,7 @@ func newGate(claims *ClaimStore, sessions *sessionStore, require bool, log *slog
 
 // fixedGate is the gate of a transport that never looks at claims: stdio, and
 // calls from the shell. Everyone there reaches scope.
-func fixedGate(scope Scope) *Gate { return &Gate{fixed: scope} }
+func fixedGate(scope Scope) *Gate { return &Gate{fixed: scope, sessions: &sessionStore{}} }
 
 // admission is who a request is from.
 type admission struct {
@@ -353,12 +353,7 @@ func (g *Gate) Scope(p Principal) (Scope, error) {
 // stands for a request without a session, that is the principal that it was made
 // for.
 func (g *Gate) Current(t *sessionToken) Principal {
-	if g.sessions != nil {
-		if rec := g.sessions.record(t.ID); rec.Claim != (claimRef{}) {
-			return Principal{rec.Claim}
-		}
-	}
-	return Principal{t.Claim}
+	return Principal{cmp.Or(g.sessions.record(t.ID).Claim, t.Claim)}
 }
 
 // Name is what a principal's claim is called in the log: a short keyed hash, since
