@@ -374,6 +374,8 @@ func (d *daemon) showTry() {
 			webhookSecretVar, cmp.Or(d.flags.exposure(), "-require-claim"))
 	case d.secret == "":
 		need = "no secret, as " + webhookSecretVar + " is not set"
+	case d.flags.signatures:
+		need += " or a verified signature"
 	}
 	fmt.Fprintf(d.out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
 	fmt.Fprintf(d.out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
