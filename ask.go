@@ -78,16 +78,15 @@ func (p *pendingRequests) fail() {
 // suspendedCalls are the calls of clients without sessions that may wait for their
 // clients to come back. Safe for concurrent use.
 type suspendedCalls struct {
-	ctx     context.Context // ends when calls are to
-	timeout time.Duration
-	wg      sync.WaitGroup // calls under way, suspended or not
+	ctx context.Context // ends when calls are to
+	wg  sync.WaitGroup  // calls under way, suspended or not
 
 	mu     sync.Mutex
 	asking map[*suspendedCall]bool // those with questions that are not answered
 }
 
-func newSuspendedCalls(ctx context.Context, timeout time.Duration) *suspendedCalls {
-	return &suspendedCalls{ctx: ctx, timeout: timeout, asking: make(map[*suspendedCall]bool)}
+func newSuspendedCalls(ctx context.Context) *suspendedCalls {
+	return &suspendedCalls{ctx: ctx, asking: make(map[*suspendedCall]bool)}
 }
 
 // suspendedCall is one call of a client without a session, for as long as it
@@ -139,11 +138,6 @@ func (k *suspendedCalls) do(ctx context.Context, caller Caller, method string, p
 		}
 		return c.next(ctx)
 	}
-	return k.begin(caller, binding, call).next(ctx)
-}
-
-// begin starts a call.
-func (k *suspendedCalls) begin(caller Caller, binding [32]byte, call func(context.Context, Caller) (json.RawMessage, error)) *suspendedCall {
 	c := &suspendedCall{all: k, caller: caller, binding: binding, notify: caller.Notify, wake: make(chan struct{}, 1), done: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancelCause(k.ctx)
 	caller.Notify, caller.Ask = c.pass, c.ask
@@ -152,7 +146,7 @@ func (k *suspendedCalls) begin(caller Caller, binding [32]byte, call func(contex
 		c.cancel(nil)
 		close(c.done)
 	})
-	return c
+	return c.next(ctx)
 }
 
 // pass gives a notification to the request that waits, if one does.
@@ -251,7 +245,7 @@ func (c *suspendedCall) suspend() json.RawMessage {
 		requests = append(requests, member{q.key, object{{"method", quote(q.method)}, {"params", q.params}}.json()})
 	}
 	c.state, c.notify = rand.Text(), nil
-	c.watch(c.state, time.Now().Add(c.all.timeout))
+	c.watch(c.state, time.Now().Add(suspendTimeout))
 	return object{{"resultType", quote(resultInput)}, {"inputRequests", requests.json()}, {"requestState", quote(c.state)}}.json()
 }
 

@@ -984,7 +984,7 @@ func TestSuspendedForTooLong(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
-		k := newSuspendedCalls(ctx, suspendTimeout)
+		k := newSuspendedCalls(ctx)
 		var failed error // of the latest call
 		do := func(params string) (json.RawMessage, error) {
 			return k.do(ctx, Caller{}, "tools/call", json.RawMessage(params), func(ctx context.Context, caller Caller) (json.RawMessage, error) {

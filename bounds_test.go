@@ -116,8 +116,8 @@ func TestOddRequests(t *testing.T) {
 
 // mutePool is a pool whose processes answer nothing.
 func mutePool(t *testing.T, perSession bool) *pool {
-	p := newPool(t.Context(), "a", perSession, func(_ context.Context, events workerEvents) (*Worker, error) {
-		w := newWorker("a", slog.New(slog.DiscardHandler), events)
+	p := newPool(t.Context(), "a", perSession, func(_ context.Context, owner *Caller) (*Worker, error) {
+		w := newWorker("a", slog.New(slog.DiscardHandler), owner, func(*Worker) {})
 		go func() {
 			<-w.ctx.Done()
 			w.finish("")
@@ -220,7 +220,7 @@ func namesOf(module string) []string {
 func TestProcessThatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	var starts atomic.Int32
-	p := newPool(t.Context(), "a", true, func(context.Context, workerEvents) (*Worker, error) {
+	p := newPool(t.Context(), "a", true, func(context.Context, *Caller) (*Worker, error) {
 		starts.Add(1)
 		return nil, errors.New("it does not start")
 	})
@@ -279,7 +279,7 @@ func TestUnreadableAnswers(t *testing.T) {
 		`{"jsonrpc":"2.0","id":1,"result":` + deep + `}`,
 		`{"jsonrpc":"1.0","id":1,"result":{}}`,
 	} {
-		w := newWorker("a", slog.New(slog.DiscardHandler), workerEvents{})
+		w := newWorker("a", slog.New(slog.DiscardHandler), nil, nil)
 		read, write := io.Pipe()
 		go w.readStdout(read)
 		go func() {
@@ -299,7 +299,7 @@ func TestUnreadableAnswers(t *testing.T) {
 func TestModuleThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorker("a", slog.New(slog.DiscardHandler), workerEvents{})
+		w := newWorker("a", slog.New(slog.DiscardHandler), nil, nil)
 		if _, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute); !errors.Is(err, errTimeout) {
 			t.Errorf("got %v, want that it is silent", err)
 		}
@@ -347,9 +347,9 @@ func TestAttribution(t *testing.T) {
 		{"without a session, one call", &visitor, []Caller{visitor}, false, "visit"},
 		{"without a session, after the first call", &visitor, []Caller{visitor, visitor}, false, errNotSure.Message},
 	} {
-		w := newWorker("a", slog.New(slog.DiscardHandler), workerEvents{owner: tt.owner})
+		w := newWorker("a", slog.New(slog.DiscardHandler), tt.owner, nil)
 		for i, caller := range tt.calls {
-			w.begin(fmt.Sprint(i), &call{number: int64(i), caller: caller})
+			w.begin(fmt.Sprint(i), &call{caller: caller}, "ping", nil)
 		}
 		w.unanswered["9"] = true
 		if !tt.cancelled {

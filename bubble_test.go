@@ -62,11 +62,11 @@ func (b *bubble) start(t *testing.T) {
 	}
 	m := module(t, "/w/m.usher:m ask need stay wait")
 	b.m = m
-	m.pool = newPool(t.Context(), "m", true, func(_ context.Context, events workerEvents) (*Worker, error) { return b.worker(events), nil })
+	m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) { return b.worker(owner), nil })
 	catalog := newCatalog([]*Module{m})
 	stopping, stop := context.WithCancel(context.Background())
 	b.server = &Server{gate: newGate(claims, stored, false, log), bodies: newBodyReader(1 << 20), log: log,
-		started: time.Now(), suspended: newSuspendedCalls(stopping, suspendTimeout), stopping: stopping, stopped: stopping,
+		started: time.Now(), suspended: newSuspendedCalls(stopping), stopping: stopping, stopped: stopping,
 		modules: ModuleSource{fixedSource{catalog}}}
 	mux := http.NewServeMux()
 	b.server.routes(mux)
@@ -115,9 +115,8 @@ func (p pipes) Close() error   { close(p); return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 // worker is a process of m, but for there being none.
-func (b *bubble) worker(events workerEvents) *Worker {
-	events.listChanged = func(*Worker) {}
-	w := newWorker("m", slog.New(slog.DiscardHandler), events)
+func (b *bubble) worker(owner *Caller) *Worker {
+	w := newWorker("m", slog.New(slog.DiscardHandler), owner, func(*Worker) {})
 	w.info.Stateless = b.native
 	b.process = w
 	read, stdin := io.Pipe()

@@ -479,7 +479,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 			}
 		}
 		list, ok := members(raw)
-		if !ok || jsonFault(raw) != "" {
+		if !ok || checkJSON(raw, "it") != nil {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")
 		}
 		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too

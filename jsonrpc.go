@@ -11,6 +11,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -69,33 +70,25 @@ func (m *Message) isNotification() bool { return m.Method != "" && m.ID == nil }
 // is no JSON, codeInvalidRequest for what is no message; with the latter the
 // returned message holds the id, if there was a usable one.
 func parseMessage(raw []byte) (*Message, error) {
-	if err := checkJSON(raw); err != nil {
+	if err := checkJSON(raw, "the message"); err != nil {
 		return nil, err
 	}
 	return parseValidMessage(raw)
 }
 
-// checkJSON refuses what is no JSON, as jsonFault says.
-func checkJSON(raw []byte) error {
-	if fault := jsonFault(raw); fault != "" {
-		return rpcErrorf(codeParse, "the message %s", fault)
-	}
-	return nil
-}
-
-// jsonFault says of what is not one valid JSON value in valid UTF-8, which
-// json.Valid alone does not see, what it is, as in "is empty"; "" for what is
-// one. Nesting is limited by encoding/json to 10,000.
-func jsonFault(raw []byte) string {
+// checkJSON refuses what is not one valid JSON value in valid UTF-8, which
+// json.Valid alone does not see; what is the subject of the error. Nesting is
+// limited by encoding/json to 10,000.
+func checkJSON(raw []byte, what string) error {
 	switch {
 	case !utf8.Valid(raw):
-		return "is not valid UTF-8"
+		return rpcErrorf(codeParse, "%s is not valid UTF-8", what)
 	case json.Valid(raw):
-		return ""
+		return nil
 	case len(bytes.TrimSpace(raw)) == 0:
-		return "is empty"
+		return rpcErrorf(codeParse, "%s is empty", what)
 	}
-	return fmt.Sprintf("is not valid JSON: %v", json.Unmarshal(raw, new(json.RawMessage))) // only now, for the reason
+	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, json.Unmarshal(raw, new(json.RawMessage))) // only now, for the reason
 }
 
 // parseValidMessage is parseMessage for JSON that was checked already.
@@ -136,12 +129,9 @@ func parseValidMessage(raw []byte) (*Message, error) {
 // parseRPCError reads an error member as well as can be: a peer that sends a
 // malformed one has failed all the same.
 func parseRPCError(raw json.RawMessage) *rpcError {
-	e := &rpcError{Code: codeInternal, Message: stringField(raw, "message"), Data: field(raw, "data")}
+	e := &rpcError{Code: codeInternal, Message: cmp.Or(stringField(raw, "message"), "unspecified error"), Data: field(raw, "data")}
 	if n, err := strconv.Atoi(string(field(raw, "code"))); err == nil {
 		e.Code = n
-	}
-	if e.Message == "" {
-		e.Message = "unspecified error"
 	}
 	return e
 }
@@ -431,6 +421,14 @@ func (l *lineReader) next() ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
+	}
+}
+
+// wake makes a 1-buffered channel ready.
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 

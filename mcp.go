@@ -157,7 +157,8 @@ func needsOf(method string, params json.RawMessage) (clientCaps, bool) {
 // missingCapability is the error for a request that could not be done without
 // what its client did not declare.
 func missingCapability(lacked clientCaps) *rpcError {
-	e := rpcErrorf(codeMissingCapability, "this needs a client that can be asked for %s", strings.Join(lacked.names(), ", "))
+	e := lacks(lacked)
+	e.Code = codeMissingCapability
 	e.Data = object{{"requiredCapabilities", lacked.json()}}.json()
 	return e
 }
@@ -165,10 +166,11 @@ func missingCapability(lacked clientCaps) *rpcError {
 // lacks is the error for a request that the client has not declared that it
 // answers: as it would have said itself.
 func lacks(lacked clientCaps) *rpcError {
+	code := codeNoMethod
 	if lacked&capElicitURL != 0 {
-		return rpcErrorf(codeInvalidParams, "the client can't be asked to open a URL") // client/elicitation, "Error Handling"
+		code = codeInvalidParams // client/elicitation, "Error Handling"
 	}
-	return rpcErrorf(codeNoMethod, "the client can't be asked for %s", lacked.names()[0])
+	return rpcErrorf(code, "this needs a client that can be asked for %s", strings.Join(lacked.names(), ", "))
 }
 
 // noClient is the error for a request in a call that no client makes.

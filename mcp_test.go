@@ -412,7 +412,7 @@ func TestStdio(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if checkJSON(line) != nil || stringField(line, "jsonrpc") != "2.0" {
+		if checkJSON(line, "it") != nil || stringField(line, "jsonrpc") != "2.0" {
 			t.Fatalf("a line that is no JSON-RPC: %s", line)
 		}
 		return line

@@ -93,12 +93,12 @@ type moduleVersion struct {
 
 // manifest is what a module was found to offer; the part of it that is cached.
 type manifest struct {
-	Version  string                       `json:"version"` // see cacheVersion
-	Lists    map[string][]json.RawMessage `json:"lists"`   // by what they are of: "tools", "prompts", "resources", "resourceTemplates"
-	About    string                       `json:"about,omitempty"`
-	Problems []string                     `json:"problems,omitempty"`
-	Era      era                          `json:"era,omitempty"`
-	Shared   bool                         `json:"shared,omitempty"` // it says that one process serves all callers
+	Version   string                       `json:"version"` // see cacheVersion
+	Lists     map[string][]json.RawMessage `json:"lists"`   // by what they are of: "tools", "prompts", "resources", "resourceTemplates"
+	About     string                       `json:"about,omitempty"`
+	Problems  []string                     `json:"problems,omitempty"`
+	Stateless bool                         `json:"stateless,omitempty"`
+	Shared    bool                         `json:"shared,omitempty"` // it says that one process serves all callers
 }
 
 // ModuleSource is what the rest of usher has of the registry. Safe for concurrent
@@ -381,9 +381,8 @@ func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
 func (r *Registry) host(v *moduleVersion, m *manifest) {
 	perSession := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared
 	if v.pool == nil || v.pool.perSession != perSession {
-		v.pool = newPool(r.ctx, v.Name, perSession, func(ctx context.Context, events workerEvents) (*Worker, error) {
-			events.listChanged = v.listsChanged
-			w, err := r.startProcess(ctx, v.discovered, m.Era, events)
+		v.pool = newPool(r.ctx, v.Name, perSession, func(ctx context.Context, owner *Caller) (*Worker, error) {
+			w, err := r.startProcess(ctx, v, !m.Stateless, owner)
 			if err == nil {
 				v.listsChanged(w)
 			}
@@ -393,7 +392,7 @@ func (r *Registry) host(v *moduleVersion, m *manifest) {
 	v.manifest = m
 	module := &Module{
 		Name: v.Name, Kind: v.Kind, Source: v.Source, Root: v.Root, About: m.About,
-		Problems: slices.Concat(v.Problems, m.Problems), Stateless: m.Era == eraStateless,
+		Problems: slices.Concat(v.Problems, m.Problems), Stateless: m.Stateless,
 		Prompts: m.Lists["prompts"], Resources: m.Lists["resources"], Templates: m.Lists["resourceTemplates"],
 		pool: v.pool, callTimeout: r.Patience,
 	}
@@ -422,7 +421,7 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	case <-v.ctx.Done():
 		return nil, v.ctx.Err()
 	}
-	w, err := r.startProcess(v.ctx, v.discovered, eraUnknown, workerEvents{listChanged: v.listsChanged})
+	w, err := r.startProcess(v.ctx, v, false, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -450,12 +449,10 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 func readManifest(ctx context.Context, w *Worker, version string) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	m := &manifest{Lists: make(map[string][]json.RawMessage), About: firstSentence(w.info.Instructions), Era: eraSession, Shared: w.info.shared(), Version: version}
-	if w.info.Stateless {
-		m.Era = eraStateless
-	}
+	extensions := field(w.info.Capabilities, "experimental")
+	m := &manifest{Lists: make(map[string][]json.RawMessage), About: firstSentence(w.info.Instructions), Stateless: w.info.Stateless, Shared: field(extensions, "usher/shared") != nil, Version: version}
 	// The functions that a Go module can't offer.
-	_ = json.Unmarshal(field(field(field(w.info.Capabilities, "experimental"), "usher/problems"), "problems"), &m.Problems)
+	_ = json.Unmarshal(field(field(extensions, "usher/problems"), "problems"), &m.Problems)
 	for _, key := range []string{"tools", "prompts", "resources", "resourceTemplates"} {
 		method := key + "/list"
 		if key == "resourceTemplates" {
@@ -477,9 +474,9 @@ func readManifest(ctx context.Context, w *Worker, version string) (*manifest, er
 	return m, nil
 }
 
-// startProcess starts a process of a module, first in the way of the era that it
-// is known to speak.
-func (r *Registry) startProcess(ctx context.Context, d discovered, known era, events workerEvents) (*Worker, error) {
+// startProcess starts a process of a module, which may be known to have sessions.
+func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful bool, owner *Caller) (*Worker, error) {
+	d := v.discovered
 	environ := workerEnv(os.Environ(), d.Source, d.Launch.Env)
 	l := d.Launch
 	now, err := filepath.EvalSymlinks(d.Source)
@@ -495,26 +492,33 @@ func (r *Registry) startProcess(ctx context.Context, d discovered, known era, ev
 	if err == nil {
 		l, err = l.resolve()
 	}
+	w := newWorker(d.Name, r.Log, owner, v.listsChanged)
+	if err == nil {
+		l.Env = environ
+		err = w.spawn(l, r.reaper)
+	}
 	if err != nil {
 		return nil, cantStart(d.Name, err)
 	}
-	l.Env = environ
-	return startWorker(ctx, d.Name, l, known, r.reaper, r.Log, events)
+	if err := w.shakeHands(ctx, stateful); err != nil {
+		return nil, err
+	}
+	return w, nil
 }
 
 // cantStart is an error before there was a process, whose reason names no path.
 func cantStart(module string, err error) error {
 	if build, ok := errors.AsType[*goBuildError](err); ok {
-		return &startError{reason: fmt.Sprintf("module %q can't be built", module), stderr: build.Lines}
+		return &processError{reason: fmt.Sprintf("module %q can't be built", module), stderr: build.Lines}
 	}
-	return &startError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}}
+	return &processError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}}
 }
 
 // explain is an error for people at this machine: with the last words of a
 // process that did not start.
 func explain(err error) string {
 	text := err.Error()
-	if start, ok := errors.AsType[*startError](err); ok && len(start.stderr) > 0 {
+	if start, ok := errors.AsType[*processError](err); ok && len(start.stderr) > 0 {
 		text += ": " + strings.Join(start.stderr, "\n")
 	}
 	return text

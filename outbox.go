@@ -52,14 +52,6 @@ func newConnection(ctx context.Context, write func(frame) error) *connection {
 	return &connection{ctx: ctx, write: write, wake: make(chan struct{}, 1), done: done, end: end}
 }
 
-// wakeUp has the connection's writer look what there is.
-func (c *connection) wakeUp() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
-
 // outbox is the messages to one client, in order. It becomes a stream, where the
 // client accepts one, with the first that is sent before the answer. Safe for
 // concurrent use.
@@ -88,7 +80,7 @@ func (o *outbox) queueLocked(frames ...frame) {
 		o.bytes += len(f.msg)
 	}
 	o.queue = append(o.queue, frames...)
-	o.conn.wakeUp()
+	wake(o.conn.wake)
 }
 
 // startLocked makes the outbox a stream, if the client accepts one and is there.
@@ -147,7 +139,7 @@ func (o *outbox) finish(last []byte, stream bool) bool {
 	}
 	o.ended = true
 	if o.conn != nil {
-		o.conn.wakeUp()
+		wake(o.conn.wake)
 	}
 	return isStream
 }
@@ -196,7 +188,7 @@ func (o *outbox) loseLocked(conn *connection) {
 		return
 	}
 	o.conn, o.queue, o.bytes = nil, nil, 0
-	conn.wakeUp()
+	wake(conn.wake)
 	if o.kept != nil {
 		o.kept.forgetting = time.AfterFunc(replayLife, func() { o.kept.buffer.forget(o.kept) })
 	}

@@ -14,8 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
@@ -37,8 +35,8 @@ var (
 	errBusy    = errors.New("is busy: as many processes as there may be are answering calls; try again")
 )
 
-// startFunc starts a process of a module.
-type startFunc func(ctx context.Context, events workerEvents) (*Worker, error)
+// startFunc starts a process of a module, one of an affinity for its owner's call.
+type startFunc func(ctx context.Context, owner *Caller) (*Worker, error)
 
 // pool is all processes of one module. Safe for concurrent use.
 type pool struct {
@@ -85,7 +83,16 @@ func newPool(ctx context.Context, name string, perSession bool, start startFunc)
 // errRetired, and nothing was done, when the pool has been retired.
 func (p *pool) call(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
 	for range maxRounds {
-		result, err := p.callOnce(ctx, caller, method, params, timeout)
+		c, err := p.enter(ctx, caller)
+		if err != nil {
+			return nil, err
+		}
+		result, err := c.worker.request(ctx, caller, method, params, timeout)
+		ended := errors.Is(err, errNotSent)
+		p.leave(c, !ended && !errors.As(err, new(*processError)))
+		if ended {
+			continue
+		}
 		if err != nil || caller.Stateless || stringField(result, "resultType") != resultInput {
 			return result, err
 		}
@@ -94,20 +101,6 @@ func (p *pool) call(ctx context.Context, caller Caller, method string, params js
 		}
 	}
 	return nil, rpcErrorf(codeInternal, "module %q asks without end", p.name)
-}
-
-func (p *pool) callOnce(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
-	for {
-		c, err := p.enter(ctx, caller)
-		if err != nil {
-			return nil, err
-		}
-		result, err := c.worker.request(ctx, caller, method, params, timeout)
-		p.leave(c, !errors.Is(err, errNotSent) && !errors.As(err, new(*crashError)))
-		if !errors.Is(err, errNotSent) {
-			return result, err
-		}
-	}
 }
 
 // enter finds the process for a caller, or starts one and waits for it. It is held
@@ -119,15 +112,14 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	}
 	select {
 	case <-c.ready:
-		err = c.err
+		if err = c.err; err == nil {
+			return c, nil
+		}
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	if err != nil {
-		p.leave(c, false)
-		return nil, err
-	}
-	return c, nil
+	p.leave(c, false)
+	return nil, err
 }
 
 func (p *pool) pick(caller Caller) (*process, error) {
@@ -187,13 +179,14 @@ func (p *pool) end(c *process) {
 	}
 }
 
-// run starts a process, and stays until it has ended.
+// run starts a process, and stays until it has ended. Its first crash, or failed
+// start, costs nothing; from then on the wait doubles, up to half a minute.
 func (p *pool) run(c *process, caller Caller) {
-	var events workerEvents
+	var owner *Caller
 	if p.perSession {
-		events.owner = &caller
+		owner = &caller
 	}
-	w, err := p.start(p.ctx, events)
+	w, err := p.start(p.ctx, owner)
 	p.mu.Lock()
 	c.worker, c.err = w, err
 	if p.ending[c] {
@@ -207,20 +200,14 @@ func (p *pool) run(c *process, caller Caller) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil || !w.stopping.Load() {
-		p.crashed(c.affinity)
+		n := crashes{p.crashes[c.affinity].count + 1, time.Now()}
+		if n.count > 1 {
+			n.notBefore = n.notBefore.Add(min(250*time.Millisecond<<min(n.count, 10), 30*time.Second))
+		}
+		p.crashes[c.affinity] = n
 	}
 	p.end(c)
 	delete(p.ending, c)
-}
-
-// crashed counts a crash or a failed start. The first costs nothing; from then on
-// the wait doubles, up to half a minute. Called with mu held.
-func (p *pool) crashed(affinity string) {
-	n := crashes{p.crashes[affinity].count + 1, time.Now()}
-	if n.count > 1 {
-		n.notBefore = n.notBefore.Add(min(250*time.Millisecond<<min(n.count, 10), 30*time.Second))
-	}
-	p.crashes[affinity] = n
 }
 
 // busy reports whether somebody calls the process, or listens to it.
@@ -261,10 +248,21 @@ func (p *pool) endAffinity(affinity string) {
 }
 
 // retire refuses further calls and ends the processes after those under way.
-func (p *pool) retire() {
+func (p *pool) retire() { p.endAll(false) }
+
+// close ends the processes, calls under way or not, and waits until they are gone.
+func (p *pool) close() {
+	p.endAll(true)
+	p.wg.Wait()
+}
+
+func (p *pool) endAll(now bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.retired = true
+	p.retired, p.closed = true, p.closed || now
+	for c := range p.ending {
+		p.end(c)
+	}
 	for _, c := range p.procs {
 		p.end(c)
 	}
@@ -284,18 +282,6 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 			p.end(c)
 		}
 	}
-}
-
-// close ends the processes, calls under way or not, and waits until they are gone.
-func (p *pool) close() {
-	p.mu.Lock()
-	p.closed = true
-	for c := range p.ending {
-		p.end(c)
-	}
-	p.mu.Unlock()
-	p.retire()
-	p.wg.Wait()
 }
 
 // finished reports whether the pool is retired and has no process left.
@@ -324,14 +310,8 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 	var answers object
 	for key, request := range fields(field(result, "inputRequests")) {
 		method, wish := stringField(request, "method"), field(request, "params")
-		needs, known := needsOf(method, wish)
-		switch {
-		case !known:
-			return nil, rpcErrorf(codeInternal, "the module asks for %q, which no client answers", clipText(method, 100))
-		case caller.Ask == nil:
-			return nil, noClient(needs)
-		case needs&^caller.Caps != 0:
-			return nil, rpcErrorf(codeInternal, "this needs a client that can be asked for %s", strings.Join(needs.names(), ", "))
+		if _, err := caller.refuses(method, wish); err != nil {
+			return nil, rpcErrorf(codeInternal, "%v", err)
 		}
 		answer, err := caller.Ask(ctx, method, wish)
 		if err != nil {
@@ -339,10 +319,7 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 		}
 		answers = append(answers, member{key, answer})
 	}
-	params = dropMembers(params, "inputResponses", "requestState")
-	if answers != nil {
-		params = withMember(params, "inputResponses", answers.json())
-	}
+	params = withMember(dropMembers(params, "requestState"), "inputResponses", answers.json())
 	if state := field(result, "requestState"); state != nil {
 		params = withMember(params, "requestState", state)
 	}
@@ -353,48 +330,30 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 // offers and what it tells of. Here a worker is spoken to by usher itself and for
 // no client.
 
-// era is which revisions a module speaks, as far as that is known.
-type era string
-
-const (
-	eraUnknown   era = ""
-	eraSession   era = "session" // those that begin with initialize
-	eraStateless era = "modern"
-)
-
-// startWorker starts a module's process and shakes hands with it, first in the
-// way of era. ctx bounds the handshake, not the worker's life.
-func startWorker(ctx context.Context, module string, l launch, era era, groups processGroups, log *slog.Logger, events workerEvents) (*Worker, error) {
-	w := newWorker(module, log, events)
-	if err := w.spawn(l, groups); err != nil {
-		w.cancel()
-		if path, ok := errors.AsType[*fs.PathError](err); ok {
-			err = path.Err // without the path: this may reach a client
-		}
-		return nil, &startError{reason: fmt.Sprintf("module %q can't start: %v", module, err)}
-	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+// shakeHands shakes hands with a module whose process has been started. stateful says
+// that the module is known to have sessions. When it fails, the process has ended.
+// ctx bounds the handshake, not the worker's life.
+func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("did not answer initialize within %v", startTimeout))
 	defer cancel()
-	err := w.handshake(ctx, era)
+	err := w.handshake(ctx, stateful)
 	if err == nil {
-		return w, nil
+		return nil
 	}
 	w.stop()
 	<-w.done
-	failed := &startError{reason: fmt.Sprintf("module %q: initialize: %v", module, err), stderr: w.tail}
-	if crash, ok := errors.AsType[*crashError](w.err); ok && crash.state != "" {
-		failed.reason = fmt.Sprintf("module %q ended at its start (%s)", module, crash.state)
-	} else if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		failed.reason = fmt.Sprintf("module %q did not answer initialize within %v", module, startTimeout)
+	failed := &processError{reason: fmt.Sprintf("module %q can't start: %v", w.module, err), stderr: w.tail}
+	if !w.stopping.Load() {
+		failed.reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, w.state)
 	}
-	return nil, failed
+	return failed
 }
 
 // handshake finds out what the module is. Which era it speaks is asked first,
 // unless that is known; what is no answer of the stateless one is taken for the
 // other (MCP 2026-07-28, basic/transports/stdio, "Backward Compatibility").
-func (w *Worker) handshake(ctx context.Context, known era) error {
-	if known == eraSession {
+func (w *Worker) handshake(ctx context.Context, stateful bool) error {
+	if stateful {
 		return w.initialize(ctx)
 	}
 	probe, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -420,19 +379,10 @@ func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, statelessProtocol) {
 		return false, err
 	}
-	w.setInfo(result, field(field(result, "_meta"), metaServerInfo))
-	w.info.Stateless = true
+	w.info = serverInfo{Stateless: true, Capabilities: field(result, "capabilities"), Instructions: stringField(result, "instructions")}
 	all := json.RawMessage("true")
 	_, err = w.listen(object{{"toolsListChanged", all}, {"promptsListChanged", all}, {"resourcesListChanged", all}})
 	return true, err
-}
-
-func (w *Worker) setInfo(result, server json.RawMessage) {
-	w.info.Capabilities = field(result, "capabilities")
-	w.info.Instructions = stringField(result, "instructions")
-	if w.info.Title = stringField(server, "title"); w.info.Title == "" {
-		w.info.Title = stringField(server, "name")
-	}
 }
 
 // initialize shakes hands as an MCP client. All client capabilities are
@@ -443,27 +393,18 @@ func (w *Worker) initialize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.setInfo(result, field(result, "serverInfo"))
+	w.info = serverInfo{Capabilities: field(result, "capabilities"), Instructions: stringField(result, "instructions")}
 	return w.send(encodeRequest(nil, "notifications/initialized", nil))
 }
 
 // listen opens a stream of a stateless module, which is one more call in flight
 // until it is stopped. Its end matters to nobody.
 func (w *Worker) listen(filter object) (stop func(), err error) {
-	number := w.lastID.Add(1)
-	id, c := strconv.FormatInt(number, 10), &call{number: number, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
-	stop = func() {
-		w.end(id, c, false)
-		w.cancelRequest(id, errUnsubscribed)
-	}
-	if err = w.begin(id, c); err == nil {
-		params := statelessParams(object{{"notifications", filter.json()}}.json(), allCaps, "")
-		err = w.send(encodeRequest(ID(id), "subscriptions/listen", params))
-	}
-	return stop, err
+	id, c := string(w.nextID()), &call{answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
+	stop = func() { w.end(id, c, errors.New("nobody listens any more")) }
+	params := object{{"notifications", filter.json()}}.json()
+	return stop, w.begin(id, c, "subscriptions/listen", statelessParams(params, allCaps, ""))
 }
-
-var errUnsubscribed = errors.New("nobody listens any more")
 
 // subscribe has the module say when a resource changes, to notify, until the
 // subscription is released or the process ends.
@@ -628,10 +569,7 @@ func runReaper(stdin io.Reader) {
 	lines := bufio.NewScanner(stdin)
 	for lines.Scan() {
 		sign, id, _ := strings.Cut(lines.Text(), " ")
-		pgid, err := strconv.Atoi(id)
-		if err != nil {
-			continue
-		}
+		pgid, _ := strconv.Atoi(id) // there is no group 0
 		if sign == "+" {
 			groups[pgid] = true
 		} else {

@@ -180,8 +180,8 @@ func checkNesting(inside string, roots []string) error {
 // for a file that can't be read as one at all.
 func configModules(raw []byte, dir string, getenv func(string) (string, bool)) ([]discovered, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
-	if fault := jsonFault(raw); fault != "" {
-		return nil, errors.New("the file " + fault)
+	if err := checkJSON(raw, "the file"); err != nil {
+		return nil, err
 	}
 	servers, ok := members(field(raw, "mcpServers"))
 	if !ok {

@@ -259,7 +259,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	}
 	bodies := newBodyReader(d.flags.maxBody)
 	d.server = &Server{modules: d.registry.Source(), gate: gate, bodies: bodies, log: d.log,
-		started: time.Now(), suspended: newSuspendedCalls(stopped, suspendTimeout), stopping: ctx, stopped: stopped}
+		started: time.Now(), suspended: newSuspendedCalls(stopped), stopping: ctx, stopped: stopped}
 	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv,
 		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		places: make(chan struct{}, d.flags.webhookLimit)}

@@ -13,7 +13,7 @@ import (
 // be interrupted.
 func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
-	s.suspended = newSuspendedCalls(ctx, suspendTimeout)
+	s.suspended = newSuspendedCalls(ctx)
 	lines := make(chan inLine)
 	go func() {
 		for reader := newLineReader(in, maxWorkerLine); ctx.Err() == nil; {

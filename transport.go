@@ -212,7 +212,7 @@ type inMessage struct {
 
 // splitBody is the messages of a body or line: one, or those of a batch.
 func splitBody(body []byte) (list []inMessage, batch bool, err error) {
-	if err := checkJSON(body); err != nil {
+	if err := checkJSON(body, "the message"); err != nil {
 		return nil, false, err
 	}
 	raws := []json.RawMessage{body}

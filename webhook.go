@@ -382,8 +382,8 @@ func parameters(contentType string, body []byte, m *Method) (object, error) {
 
 // jsonObject is the members of a body that is a JSON object.
 func jsonObject(body []byte) (object, error) {
-	if fault := jsonFault(body); fault != "" {
-		return nil, errors.New("the body " + fault)
+	if err := checkJSON(body, "the body"); err != nil {
+		return nil, err
 	}
 	list, ok := members(oneLine(body))
 	if !ok {

@@ -1725,7 +1725,7 @@ func fuzzMethod(f *testing.F) *Method {
 func checkParams(t *testing.T, m *Method, list object) {
 	t.Helper()
 	arguments := list.set(webhookParam, json.RawMessage(`{"true":1}`)).json()
-	if err := checkJSON(arguments); err != nil {
+	if err := checkJSON(arguments, "it"); err != nil {
 		t.Fatalf("%v: %q", err, arguments)
 	}
 	if bytes.ContainsAny(encodeRequest(ID("1"), "tools/call", object{{"arguments", arguments}}.json()), "\n\r") {
@@ -1786,7 +1786,7 @@ func FuzzWebhookOwnAnswer(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if checkJSON([]byte(s)) != nil {
+		if checkJSON([]byte(s), "it") != nil {
 			return
 		}
 		a, err := ownAnswer(bytes.TrimSpace(json.RawMessage(s)))

@@ -91,7 +91,7 @@ func FuzzBatch(f *testing.F) {
 func FuzzCheckStateless(f *testing.F) {
 	f.Fuzz(func(t *testing.T, meta, version, method string) {
 		params := json.RawMessage(`{"_meta":` + meta + `}`)
-		if checkJSON(params) != nil || !utf8.ValidString(method) || method == "" {
+		if checkJSON(params, "it") != nil || !utf8.ValidString(method) || method == "" {
 			return
 		}
 		msg, err := parseMessage(encodeRequest(ID("1"), method, params))

@@ -54,6 +54,22 @@ type Caller struct {
 
 func (c Caller) authorized() bool { return c.Authorized == nil || c.Authorized() }
 
+// refuses reports why a caller can't be asked something, and which capabilities it
+// lacks for that.
+func (c Caller) refuses(method string, params json.RawMessage) (lacked clientCaps, err error) {
+	needs, known := needsOf(method, params)
+	lacked = needs &^ c.Caps
+	switch {
+	case !known:
+		err = rpcErrorf(codeNoMethod, "no client answers %s", clipText(method, 100))
+	case c.Ask == nil:
+		err = noClient(needs)
+	case lacked != 0:
+		err = lacks(lacked)
+	}
+	return lacked, err
+}
+
 func (c Caller) level() string {
 	if c.Level == nil {
 		return ""
@@ -76,47 +92,24 @@ var (
 	errTimeout = errors.New("no answer and no progress")
 )
 
-// crashError is a call's failure because the process ended.
-type crashError struct {
-	module string
-	state  string // "exit status 1"; "" when it was stopped on purpose
-}
-
-func (e *crashError) Error() string {
-	if e.state == "" {
-		return fmt.Sprintf("module %q was stopped during the call", e.module)
-	}
-	return fmt.Sprintf("module %q crashed (%s); the next call starts it again", e.module, e.state)
-}
-
-// startError is why a module's process could not be started.
-type startError struct {
+// processError is why a process could not be started, or that it ended during a
+// call.
+type processError struct {
 	reason string   // fit for clients
 	stderr []string // what the process said last; not for clients, as it may name paths
 }
 
-func (e *startError) Error() string { return e.reason }
+func (e *processError) Error() string { return e.reason }
 
 // serverInfo is what a module says of itself in the handshake.
 type serverInfo struct {
 	Stateless    bool            // it speaks statelessProtocol
 	Capabilities json.RawMessage // an object
 	Instructions string
-	Title        string // serverInfo.title, else serverInfo.name
 }
-
-// shared reports whether one process of the module is to serve all callers.
-func (i serverInfo) shared() bool {
-	return field(field(i.Capabilities, "experimental"), sharedCapability) != nil
-}
-
-// sharedCapability is what a hosted server declares, among its experimental
-// capabilities, that is to have one process for all callers.
-const sharedCapability = "usher/shared"
 
 // call is a request to a module that has not been answered.
 type call struct {
-	number   int64 // the later, the higher
 	caller   Caller
 	token    json.RawMessage // the caller's own progress token; nil for none
 	answer   chan *Message   // 1-buffered; nil when the process ended
@@ -124,19 +117,13 @@ type call struct {
 	lacked   clientCaps      // what the module asked for and the caller has not; guarded by the worker's mu
 }
 
-// workerEvents is who hears what a process says outside of calls. Its functions
-// are called from the reading goroutine.
-type workerEvents struct {
-	owner       *Caller // for whose call a process of one affinity is started; nil for others
-	listChanged func(w *Worker)
-}
-
 // Worker is one process of a module. Its methods are safe for concurrent use.
 type Worker struct {
 	module string // for logs and errors
 	log    *slog.Logger
-	events workerEvents
 	info   serverInfo // set by the handshake
+
+	listChanged func(w *Worker) // the process says that it offers something else; called by who reads its output
 
 	lastID   atomic.Int64
 	level    atomic.Int32       // least log messages it was told to send, counted from 1; 0 for not told
@@ -146,7 +133,8 @@ type Worker struct {
 	cancel   context.CancelFunc //
 	queued   chan struct{}      // 1-buffered: there is input to be written
 	asking   sync.WaitGroup     // goroutines that ask clients
-	err      error              // why calls under way failed; set before they are told
+	state    string             // in which the process ended, as in "exit status 1"
+	err      error              // why calls under way failed; both are set before those are told
 	done     chan struct{}      // closed when all is over
 
 	mu         sync.Mutex
@@ -170,9 +158,10 @@ type subscription struct {
 // alive reports whether the process is there that tells of it.
 func (s *subscription) alive() bool { return s.worker.alive() }
 
-// newWorker is a worker without a process yet.
-func newWorker(module string, log *slog.Logger, events workerEvents) *Worker {
-	w := &Worker{module: module, log: log.With("module", module), events: events, owner: events.owner,
+// newWorker is a worker without a process yet. owner is for whose call a process
+// of one affinity is started; nil for others.
+func newWorker(module string, log *slog.Logger, owner *Caller, listChanged func(*Worker)) *Worker {
+	w := &Worker{module: module, log: log.With("module", module), owner: owner, listChanged: listChanged,
 		queued: make(chan struct{}, 1), done: make(chan struct{}),
 		calls: make(map[string]*call), unanswered: make(map[string]bool), asks: make(map[string]*clientRequest), subs: make(map[*subscription]bool)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
@@ -223,9 +212,7 @@ func (w *Worker) spawn(l launch, groups processGroups) error {
 			term.Stop()
 		}
 		w.cancel()
-		if err := killGroup(pid); err != nil {
-			w.log.Debug("ending what is left of the process group", "err", err)
-		}
+		_ = killGroup(pid) // what is left of it
 		groups.remove(pid)
 		for _, f := range outputs { // a process that left the group may hold them open
 			f.SetReadDeadline(time.Now().Add(outputTimeout))
@@ -242,11 +229,11 @@ func (w *Worker) spawn(l launch, groups processGroups) error {
 
 // finish fails the calls in flight of a process that has ended in this state.
 func (w *Worker) finish(state string) {
-	crash := &crashError{module: w.module}
-	if !w.stopping.Load() {
-		crash.state = state
+	w.state = state
+	w.err = &processError{reason: fmt.Sprintf("module %q crashed (%s); the next call starts it again", w.module, state)}
+	if w.stopping.Load() {
+		w.err = &processError{reason: fmt.Sprintf("module %q was stopped during the call", w.module)}
 	}
-	w.err = crash
 	w.mu.Lock()
 	calls := w.calls
 	w.calls = nil
@@ -274,7 +261,6 @@ func (w *Worker) alive() bool { return w.ctx.Err() == nil }
 // the process is to end and nothing is queued, such as a cancellation.
 func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	defer stdin.Close()
-	var spare []byte
 	for {
 		select {
 		case <-w.queued:
@@ -282,16 +268,13 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 		}
 		w.mu.Lock()
 		text := w.input
-		w.input = spare[:0]
+		w.input = nil
 		w.mu.Unlock()
 		if len(text) == 0 && !w.alive() {
 			return
 		}
 		if _, err := stdin.Write(text); err != nil {
 			return // the process is ending, which fails the calls
-		}
-		if spare = text; cap(spare) > 1<<20 {
-			spare = nil
 		}
 	}
 }
@@ -310,14 +293,6 @@ func (w *Worker) send(msg []byte) error {
 	w.input = append(append(w.input, msg...), '\n')
 	wake(w.queued)
 	return nil
-}
-
-// wake makes a 1-buffered channel ready.
-func wake(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // readStdout handles what the process says until it closes its stdout.
@@ -394,7 +369,7 @@ func (w *Worker) handle(msg *Message) {
 	case msg.isRequest():
 		w.handleRequest(msg)
 	case strings.HasSuffix(msg.Method, "/list_changed"):
-		w.events.listChanged(w)
+		w.listChanged(w)
 	case msg.Method == "notifications/progress":
 		w.passProgress(msg.Params)
 	case msg.Method == "notifications/message", msg.Method == "notifications/elicitation/complete":
@@ -417,11 +392,9 @@ func (w *Worker) answer(msg *Message) {
 		delete(w.unanswered, string(msg.ID))
 	}
 	w.mu.Unlock()
-	if c == nil {
-		w.log.Debug("an answer to no request in flight was dropped", "id", string(msg.ID))
-		return
+	if c != nil {
+		c.answer <- msg
 	}
-	c.answer <- msg
 }
 
 // passProgress gives progress to its call under the token that the caller
@@ -462,9 +435,8 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 // for timeout (0: ever) and waits for no answer of a client's, the error is
 // errTimeout. Errors that the module answered with are *rpcError.
 func (w *Worker) request(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
-	number := w.lastID.Add(1)
-	id := strconv.FormatInt(number, 10)
-	c := &call{number: number, caller: caller, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
+	id := string(w.nextID())
+	c := &call{caller: caller, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
 	params = w.adapt(caller, params)
 	if caller.Session != "" {
 		// Every call has a progress token of usher's own, so that progress counts against
@@ -476,18 +448,12 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 		params = withMeta(params, "progressToken", json.RawMessage(id))
 		w.followLevel(caller)
 	}
-	if err := w.begin(id, c); err != nil {
-		return nil, err
-	}
-	err := w.send(encodeRequest(ID(id), method, params))
-	if err != nil {
-		w.end(id, c, false)
+	if err := w.begin(id, c, method, params); err != nil {
 		return nil, err
 	}
 	msg, err := w.await(ctx, c, timeout)
-	w.end(id, c, err != nil)
+	w.end(id, c, err)
 	if err != nil {
-		w.cancelRequest(id, err)
 		return nil, err
 	}
 	var result json.RawMessage
@@ -508,11 +474,11 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	return result, err
 }
 
-// begin enters a call among those in flight.
-func (w *Worker) begin(id string, c *call) error {
+// begin enters a call among those in flight, and sends its request.
+func (w *Worker) begin(id string, c *call, method string, params json.RawMessage) error {
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	if w.calls == nil {
+		w.mu.Unlock()
 		return errNotSent
 	}
 	w.calls[id] = c
@@ -523,15 +489,21 @@ func (w *Worker) begin(id string, c *call) error {
 	default:
 		w.owner = &c.caller
 	}
-	return nil
+	w.mu.Unlock()
+	err := w.send(encodeRequest(ID(id), method, params))
+	if err != nil {
+		w.end(id, c, nil)
+	}
+	return err
 }
 
 // end takes a call out, with what was asked in it, so that its client hears of
-// that before it has the answer. A cancelled call that the module has not answered
-// is remembered: what the module asks next may be for that.
-func (w *Worker) end(id string, c *call, cancelled bool) {
+// that before it has the answer. A call is cancelled for a reason, nil for none:
+// the module is told, and one that it has not answered is remembered, as what it
+// asks next may be for that.
+func (w *Worker) end(id string, c *call, cancelled error) {
 	w.mu.Lock()
-	if w.calls[id] == c && cancelled && c.caller.Session != "" && len(w.unanswered) < maxUnanswered {
+	if w.calls[id] == c && cancelled != nil && c.caller.Session != "" && len(w.unanswered) < maxUnanswered {
 		w.unanswered[id] = true
 	}
 	delete(w.calls, id)
@@ -545,6 +517,10 @@ func (w *Worker) end(id string, c *call, cancelled bool) {
 	for _, a := range asks {
 		a.cancel()
 		<-a.over
+	}
+	if cancelled != nil {
+		reason := object{{"requestId", json.RawMessage(id)}, {"reason", quote(cancelled.Error())}}
+		w.tell(&Message{Method: "notifications/cancelled", Params: reason.json()})
 	}
 }
 
@@ -622,13 +598,6 @@ func (w *Worker) tell(msg *Message) {
 
 // nextID is the id of a request to the module.
 func (w *Worker) nextID() ID { return strconv.AppendInt(nil, w.lastID.Add(1), 10) }
-
-// cancelRequest tells the module that the answer to a request is not wanted any
-// more.
-func (w *Worker) cancelRequest(id string, why error) {
-	params := object{{"requestId", json.RawMessage(id)}, {"reason", quote(why.Error())}}
-	w.tell(&Message{Method: "notifications/cancelled", Params: params.json()})
-}
 
 // What a module asks of its client in the middle of a call, such as a model's
 // answer or the user's input, must reach the one client whose call caused it and
@@ -724,27 +693,18 @@ func (w *Worker) handleRequest(msg *Message) {
 
 // beginAsk finds whom to ask, and enters the request among those that wait.
 func (w *Worker) beginAsk(msg *Message) (*clientRequest, error) {
-	needs, known := needsOf(msg.Method, msg.Params)
-	if !known {
-		return nil, rpcErrorf(codeNoMethod, "this client does not answer %s", msg.Method)
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	caller, c, err := w.attribute(msg.Params)
 	if err != nil {
 		return nil, err
 	}
-	if lacked := needs &^ caller.Caps; lacked != 0 {
-		if c != nil {
-			c.lacked |= lacked
-		}
-		if caller.Ask == nil && !caller.Stateless {
-			return nil, noClient(needs)
-		}
-		return nil, lacks(lacked)
+	lacked, err := caller.refuses(msg.Method, msg.Params)
+	if c != nil {
+		c.lacked |= lacked
 	}
-	if caller.Ask == nil {
-		return nil, errNoClient
+	if err != nil {
+		return nil, err
 	}
 	waiting := 0
 	for _, a := range w.asks {
