@@ -319,12 +319,15 @@ type scan struct {
 	root       string   // the hosted DIR that is being searched
 }
 
-// scanFolders looks for modules in folders, whose symlinks are resolved, and below
-// them. Where a folder above has become a link since, no process is started: see
-// Registry.startProcess.
+// scanFolders looks for modules in folders and below them.
 func scanFolders(roots []string) *scan {
 	s := &scan{seen: make(map[entryKey]bool)}
 	for _, root := range roots {
+		// A folder above it may have become a link since the start. What a scope
+		// is compared with is where the files really are.
+		if path, err := filepath.EvalSymlinks(root); err == nil {
+			root = path
+		}
 		s.root = root
 		folder, err := os.OpenRoot(root)
 		s.folder(folder, root, err)
