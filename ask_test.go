@@ -1023,6 +1023,7 @@ func TestSuspendedForTooLong(t *testing.T) {
 		}
 		state = begin()
 		pass(suspendTimeout + time.Second)
+		synctest.Wait()
 		if failed != errNotResumed {
 			t.Errorf("the call ended with %v", failed)
 		}

@@ -40,12 +40,10 @@ func processBirth(pid int) string {
 		return ""
 	}
 	defer syscall.CloseHandle(h)
+	const stillActive = 259
 	var code uint32
-	if err := syscall.GetExitCodeProcess(h, &code); err != nil || code != 259 { // STILL_ACTIVE
-		return ""
-	}
 	var made, exited, kernel, user syscall.Filetime
-	if err := syscall.GetProcessTimes(h, &made, &exited, &kernel, &user); err != nil {
+	if syscall.GetExitCodeProcess(h, &code) != nil || code != stillActive || syscall.GetProcessTimes(h, &made, &exited, &kernel, &user) != nil {
 		return ""
 	}
 	return strconv.FormatInt(made.Nanoseconds(), 10)

@@ -327,15 +327,15 @@ func (w *Worker) readStdout(stdout io.Reader) {
 // line that is too long nothing is known: it fails all calls in flight.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	w.log.Warn("a line on stdout that is no JSON-RPC message", "line", clipText(string(line), maxLoggedLine), "why", why)
-	var ids []string
+	ids := []string{strings.Trim(string(field(line, "id")), `"`)}
 	problem := rpcErrorf(codeInternal, "the module's answer can't be read: %v", why)
 	if line == nil {
 		problem = rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine))
 		w.mu.Lock()
 		ids = sortedKeys(w.calls)
 		w.mu.Unlock()
-	} else if field(line, "jsonrpc") != nil && field(line, "method") == nil {
-		ids = []string{strings.Trim(string(field(line, "id")), `"`)}
+	} else if field(line, "method") != nil {
+		return
 	}
 	for _, id := range ids {
 		w.answer(&Message{ID: ID(id), Err: problem})
@@ -354,9 +354,7 @@ func (w *Worker) readStderr(stderr io.Reader) {
 		}
 		w.log.Info(string(line), "stream", "stderr")
 		w.mu.Lock()
-		if w.tail = append(w.tail, string(line)); len(w.tail) > tailLines {
-			w.tail = w.tail[1:]
-		}
+		w.tail = append(w.tail[max(0, len(w.tail)+1-tailLines):], string(line))
 		w.mu.Unlock()
 	}
 }
