@@ -53,7 +53,7 @@ var generic = []string{"proc_unix.go", "proc_windows.go", "jsonrpc.go", "http.go
 // strangers are words of usher's own that a room must not name.
 var strangers = map[string][]string{
 	"claims.go":    {"Session", "Module", "View", "Scope", "Principal"},
-	"scope.go":     {"Session", "Module", "View", "Tool", "Registry"},
+	"scope.go":     {"Session", "Module", "View", "Item", "Registry"},
 	"worker.go":    {"Scope", "View", "Claim", "Principal", "Gate"},
 	"pool.go":      {"Scope", "View", "Claim", "Principal", "Gate"},
 	"mcp.go":       {"Registry", "Worker", "Catalog", "pool"},
@@ -65,7 +65,7 @@ var strangers = map[string][]string{
 }
 
 // domain is the words that no generic room may name.
-var domain = []string{"Claim", "Scope", "Principal", "Gate", "Session", "Module", "View", "Tool", "Registry", "Worker", "pool"}
+var domain = []string{"Claim", "Scope", "Principal", "Gate", "Session", "Module", "View", "Item", "Registry", "Worker", "pool"}
 
 // callers is who may name what decides about access: "Type.member" for a field
 // or method, or the name of a function.
