@@ -499,8 +499,16 @@ func TestOneDaemonABase(t *testing.T) {
 	if _, errs, code := usher(t, "", "serve", "-base", base, "-addr", "127.0.0.1:0", dir); code != 1 || !strings.Contains(errs, d.URL) || !strings.Contains(errs, "-base") {
 		t.Errorf("a second daemon: %d %s", code, errs)
 	}
+	record := base + "/.data/daemon.json"
+	other := string(marshal(daemonRecord{os.Getppid(), processBirth(os.Getppid()), "http://127.0.0.1:1/"}))
+	write(t, record, other)
 	d.stop(t)
-	if _, err := os.Stat(base + "/.data/daemon.json"); err == nil {
+	if text, _ := os.ReadFile(record); string(text) != other {
+		t.Errorf("a daemon that has ended took away another's record, and left %q", text)
+	}
+	os.Remove(record)
+	serveHereOn(t, base, dir).stop(t)
+	if _, err := os.Stat(record); err == nil {
 		t.Error("a daemon that has ended left its record")
 	}
 }

@@ -210,7 +210,11 @@ func (d *daemon) run(ctx context.Context) error {
 	if err := claimBase(ctx, d.data, d.listen); err != nil {
 		return err
 	}
-	defer os.Remove(filepath.Join(d.data, recordName))
+	defer func() {
+		if readDaemon(d.data).PID == os.Getpid() { // and not another's, whose start a deleted record did not stop
+			os.Remove(filepath.Join(d.data, recordName))
+		}
+	}()
 	defer d.listener.Close()
 	claims := openClaims(d.data, d.log)
 	defer claims.Close()
