@@ -213,6 +213,9 @@ func (f *fakeServer) grow() {
 	f.send(encodeRequest(nil, "notifications/tools/list_changed", nil))
 }
 
+// fakeProcess tells processes of fakes apart, as a pid does until it is used again.
+var fakeProcess = time.Now().UnixNano()
+
 var fakeTools = "echo,sleep,crash,exit,progress,log,pid,env,count,fail,big,error,grow"
 
 func (f *fakeServer) list() json.RawMessage {
@@ -411,7 +414,7 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 		}
 	}
 	say("asked")
-	got, failed := []string{strconv.Itoa(os.Getpid())}, false
+	got, failed := []string{strconv.FormatInt(fakeProcess, 10)}, false
 	for i := range a.Asks {
 		if i == len(answers) {
 			answers = append(answers, f.request(msg.ID, a.Asks[i].Method, a.Asks[i].Params))
@@ -463,7 +466,7 @@ func (f *fakeServer) wish(msg *Message) []byte {
 	if stringField(msg.Params, "requestState") != state {
 		return encodeError(msg.ID, rpcErrorf(codeInvalidParams, "the state of another"))
 	}
-	got := []string{strconv.Itoa(os.Getpid())}
+	got := []string{strconv.FormatInt(fakeProcess, 10)}
 	for i := range a.Asks {
 		got = append(got, string(field(responses, "wish"+strconv.Itoa(i))))
 	}
