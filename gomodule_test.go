@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -13,7 +12,6 @@ import (
 	"fmt"
 	"go/parser"
 	"go/token"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -108,52 +106,15 @@ func goTestTools(t *testing.T, text string) json.RawMessage {
 }
 
 // A goTestPeer is a running module and its client.
-type goTestPeer struct {
-	t      *testing.T
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	out    *bufio.Scanner
-	stderr bytes.Buffer
-}
+type goTestPeer struct{ modulePeer }
 
 func goTestStart(t *testing.T, binary string) *goTestPeer {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
-	p := &goTestPeer{t: t, cmd: exec.CommandContext(ctx, binary)}
-	p.cmd.Stderr = &p.stderr
-	p.in, _ = p.cmd.StdinPipe()
-	out, err := p.cmd.StdoutPipe()
-	if err == nil {
-		err = p.cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.out = bufio.NewScanner(out)
-	p.out.Buffer(nil, 64<<20)
+	p := &goTestPeer{modulePeer{t: t, cmd: exec.CommandContext(ctx, binary)}}
+	p.start()
 	return p
-}
-
-func (p *goTestPeer) send(line string) {
-	p.t.Helper()
-	if _, err := io.WriteString(p.in, line+"\n"); err != nil {
-		p.t.Fatal(err)
-	}
-}
-
-func (p *goTestPeer) sendCall(id, tool, arguments string) {
-	p.t.Helper()
-	p.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, id, tool, arguments))
-}
-
-// next is the next line that the module writes.
-func (p *goTestPeer) next() string {
-	p.t.Helper()
-	if !p.out.Scan() {
-		p.t.Fatalf("the module ended: %v\n%s", p.out.Err(), p.stderr.String())
-	}
-	return p.out.Text()
 }
 
 // call is what the daemon makes of a call's result, or the error.

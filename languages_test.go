@@ -25,14 +25,35 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
+// modulePeer is a running module, spoken to over its stdin and stdout.
+type modulePeer struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Scanner
+	stderr bytes.Buffer
+}
+
+// start starts the module's process.
+func (p *modulePeer) start() {
+	p.t.Helper()
+	p.cmd.Stderr = &p.stderr
+	p.in, _ = p.cmd.StdinPipe()
+	out, err := p.cmd.StdoutPipe()
+	if err == nil {
+		err = p.cmd.Start()
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.out = bufio.NewScanner(out)
+	p.out.Buffer(nil, 128<<20)
+}
+
 // A shimPeer speaks with the process of a module as the daemon does: it checks
 // the arguments of calls, and makes the results.
 type shimPeer struct {
-	t       *testing.T
-	cmd     *exec.Cmd
-	in      io.WriteCloser
-	out     *bufio.Scanner
-	stderr  bytes.Buffer
+	modulePeer
 	methods map[string]*Method
 }
 
@@ -56,18 +77,8 @@ func shimCommand(t *testing.T, kind Kind, file string) *exec.Cmd {
 
 func startShim(t *testing.T, kind Kind, file string) *shimPeer {
 	t.Helper()
-	p := &shimPeer{t: t, cmd: shimCommand(t, kind, file), methods: make(map[string]*Method)}
-	p.cmd.Stderr = &p.stderr
-	p.in, _ = p.cmd.StdinPipe()
-	out, err := p.cmd.StdoutPipe()
-	if err == nil {
-		err = p.cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.out = bufio.NewScanner(out)
-	p.out.Buffer(nil, 128<<20)
+	p := &shimPeer{modulePeer{t: t, cmd: shimCommand(t, kind, file)}, make(map[string]*Method)}
+	p.start()
 	var tools []json.RawMessage
 	if err := json.Unmarshal(field(p.request("tools/list", "{}"), "tools"), &tools); err != nil {
 		t.Fatal(err)
@@ -82,20 +93,20 @@ func startShim(t *testing.T, kind Kind, file string) *shimPeer {
 	return p
 }
 
-func (p *shimPeer) send(line string) {
+func (p *modulePeer) send(line string) {
 	p.t.Helper()
 	if _, err := io.WriteString(p.in, line+"\n"); err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-func (p *shimPeer) sendCall(id, tool, arguments string) {
+func (p *modulePeer) sendCall(id, tool, arguments string) {
 	p.t.Helper()
 	p.send(fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, id, tool, arguments))
 }
 
 // next is the next line that the module writes.
-func (p *shimPeer) next() string {
+func (p *modulePeer) next() string {
 	p.t.Helper()
 	if !p.out.Scan() {
 		p.t.Fatalf("the module ended: %v\n%s", p.out.Err(), p.stderr.String())

@@ -236,7 +236,7 @@ func statelessResult(method string, result json.RawMessage) json.RawMessage {
 	return list.json()
 }
 
-// statefulResult is a result of a modern module for a client that has sessions.
+// statefulResult is a result of a stateless module for a client that has sessions.
 func statefulResult(result json.RawMessage) json.RawMessage {
 	return dropMembers(result, "resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
 }

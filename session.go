@@ -347,8 +347,10 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 	if err != nil && ctx.Err() == nil && !errors.As(err, new(*rpcError)) { // what a module itself answered stays as it is
 		result, err = failure(err.Error()), nil // so that a model can correct itself
 	}
-	args := []any{"tool", clipText(stringField(r.params, "name"), 100), "session", clipText(r.session.ID, 8), "claim", r.server.gate.Name(r.server.gate.Current(r.session.sessionToken)),
-		"took", time.Since(start).Round(10 * time.Microsecond), "bytes", len(result)}
+	args := []any{"tool", clipText(stringField(r.params, "name"), 100), "session", clipText(r.session.ID, 8), "took", time.Since(start).Round(10 * time.Microsecond), "bytes", len(result)}
+	if claim := r.server.gate.Name(r.server.gate.Current(r.session.sessionToken)); claim != "" {
+		args = append(args, "claim", claim)
+	}
 	switch {
 	case err != nil:
 		args = append(args, "error", clipText(err.Error(), 300))
