@@ -80,13 +80,6 @@ func TestParseConfig(t *testing.T) {
 	}
 }
 
-func FuzzParseConfig(f *testing.F) {
-	f.Add([]byte(`{"mcpServers":{"m":{"command":"${A:-b}","args":["${C}"],"env":{"D":"e"}}}}`))
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		configModules(raw, "/w", func(string) (string, bool) { return "", false })
-	})
-}
-
 func TestWorkerEnv(t *testing.T) {
 	environ := []string{"A=1", webhookSecretVar + "=x", "Github_Webhook_Secret=y", "X_SIGNING_SECRET=z", nestedVar + "=/m"}
 	got := workerEnv(environ, "/s", []string{"B=2"})

@@ -225,17 +225,3 @@ func TestToolResult(t *testing.T) {
 		}
 	}
 }
-
-func FuzzParseMethod(f *testing.F) {
-	f.Add(`{"name":"x","description":"a\n@param {string} [b=1] c\n@webhook d/e\n@signature github F","inputSchema":{"type":"object","properties":{"b":{}}}}`, "shell")
-	f.Add(`{"name":"x","description":"@param {object} p\n@param p.q.r s"}`, "node")
-	f.Fuzz(func(t *testing.T, definition, kind string) {
-		if checkJSON([]byte(definition), "it") != nil {
-			return
-		}
-		m, _, err := parseMethod(json.RawMessage(definition), docRulesOf[kind])
-		if err == nil && !json.Valid(m.toolJSON("t")) {
-			t.Errorf("no JSON: %s", m.toolJSON("t"))
-		}
-	})
-}

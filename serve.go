@@ -20,6 +20,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -134,14 +135,17 @@ func (f *serveFlags) setPublicURL(text string) error {
 }
 
 func (f *serveFlags) setMaxBody(text string) error {
-	var n int64
-	var unit string
-	_, _ = fmt.Sscanf(text, "%d%s", &n, &unit) // what is missing is zero
-	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[unit]
-	if !ok || n <= 0 || n > 1<<40>>shift {
+	number, shift := text, 0
+	for unit, bits := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
+		if digits, ok := strings.CutSuffix(text, unit); ok {
+			number, shift = digits, bits
+		}
+	}
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || n == 0 || n > 1<<40>>shift {
 		return errors.New("want a number of bytes, or one with KiB, MiB or GiB, such as 4MiB")
 	}
-	f.maxBody = n << shift
+	f.maxBody = int64(n) << shift
 	return nil
 }
 

@@ -1,0 +1,458 @@
+// Fuzz tests of what decides who is asking and what for: session ids and their
+// log, codes, Host and Origin, Accept; and of what owners and authors write:
+// sizes, documentation, .mcp.json files, schemas.
+
+package main
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"math/big"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// A session id is what the store sealed, to the letter; nothing else opens.
+func FuzzSessionID(f *testing.F) {
+	quiet := slog.New(slog.DiscardHandler)
+	store, err := openSessions(f.TempDir(), quiet, time.Now)
+	other, otherErr := openSessions(f.TempDir(), quiet, time.Now)
+	if err != nil || otherErr != nil {
+		f.Fatal(err, otherErr)
+	}
+	f.Add("", "2025-11-25", uint16(3), "R3K9QZ", "/w", 0, byte('A'))
+	f.Add("AAAA", "2024-11-05", uint16(0), "", "", 40, byte('='))
+	f.Add("%0A", "", uint16(9), "222222", "/", -1, byte('\n'))
+	f.Fuzz(func(t *testing.T, stranger, protocol string, caps uint16, code, dir string, at int, char byte) {
+		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
+			return
+		}
+		token := newSessionToken(protocol, clientCaps(caps), Principal{claimRef{Code(code), "", dir}}, time.Now())
+		id := store.seal(token)
+		if got, ok := store.open(id); !ok || !reflect.DeepEqual(got, token) {
+			t.Fatalf("%+v came back as %+v, %v", token, got, ok)
+		}
+		if _, ok := other.open(id); ok {
+			t.Fatal("another daemon's id is taken")
+		}
+		at = max(at, -at, 0) % len(id)
+		for _, forged := range []string{stranger, stranger + id, id + stranger, id[:at], id[:at] + string(char) + id[at+1:], id[at:] + id[:at]} {
+			// Go's base64 passes over ends of lines: it is the same id with them.
+			if _, ok := store.open(forged); ok && strings.NewReplacer("\r", "", "\n", "").Replace(forged) != id {
+				t.Fatalf("%q opens, %q was sealed", forged, id)
+			}
+		}
+	})
+}
+
+// A log of sessions is read whole or not at all, is the same after it was written
+// anew, and one that can't be read takes its key with it.
+func FuzzSessionLog(f *testing.F) {
+	dir, quiet := f.TempDir(), slog.New(slog.DiscardHandler)
+	key := string(sessionRecord{Key: bytes.Repeat([]byte{7}, 32)}.line())
+	f.Add(key + `{"id":"A","issued":"2026-11-21T10:00:00Z","ended":true}` + "\n" + `{"id":"B","claim":{"code":"R3K9QZ","createdAt":"","claimScopeDir":"/w"}}` + "\n")
+	f.Add(key + `{"id":"A","ended":true}` + "\n" + `{"id":"A","en`)
+	f.Add(key + key + strings.Repeat("\x00", 64) + "\n")
+	f.Add(`{"key":"AAAA"}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		s := &sessionStore{path: filepath.Join(dir, "sessions.jsonl"), now: func() time.Time { return time.Time{} }}
+		if err := os.WriteFile(s.path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		readErr := s.read()
+		anew, err := openSessions(dir, quiet, s.now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again := &sessionStore{path: s.path}
+		if err := again.read(); err != nil || !bytes.Equal(again.key, anew.key) {
+			t.Fatalf("%q was written anew so that it can't be read: %v", text, err)
+		}
+		if kept := bytes.Equal(s.key, anew.key) && len(s.key) == 32; kept != (readErr == nil) || readErr != nil && len(anew.records) > 0 {
+			t.Fatalf("%q: key kept: %v, though %v", text, kept, readErr)
+		}
+		whole := strings.Split(text, "\n")
+		for _, line := range whole[:len(whole)-1] {
+			var rec sessionRecord
+			if json.Unmarshal([]byte(line), &rec) == nil && rec.Ended && readErr == nil && rec.ID != "" && rec.Issued.IsZero() && !again.records[rec.ID].Ended {
+				// A later line of the session may say that it moved, never that it goes on: the daemon writes none after the end.
+				if last := s.records[rec.ID]; last.Ended {
+					t.Fatalf("%q: the end of %q is lost", text, rec.ID)
+				}
+			}
+		}
+	})
+}
+
+// At most one of three places says the code, in this order, and a code is one by
+// its form.
+func FuzzPresentedCode(f *testing.F) {
+	f.Add("R3K-9QZ", "claim=222222", "Bearer 333333")
+	f.Add("", "x=1&claim=r3k9qz&claim=222222", "")
+	f.Add("", "claim=%zz;claim=222222", "bearer r3k 9qz")
+	f.Add(" ", "claim=", "Bearer eyJhbGciOi")
+	f.Add("", "", "Basic 222222")
+	bearer := regexp.MustCompile(`(?is)^bearer (.*)$`)
+	f.Fuzz(func(t *testing.T, header, query, authorization string) {
+		r := &http.Request{Header: http.Header{claimHeader: {header}, "Authorization": {authorization}}, URL: &url.URL{RawQuery: query}}
+		code, presents := presentedCode(r)
+		inURL, _ := url.ParseQuery(query)
+		text, must := header, true
+		if text == "" {
+			text = inURL.Get("claim")
+		}
+		if match := bearer.FindStringSubmatch(authorization); text == "" && match != nil {
+			text, must = match[1], false
+		}
+		want, ok := parseCode(text)
+		if code != want || presents != (ok || must && text != "") {
+			t.Fatalf("%q %q %q: %q, %v; want %q", header, query, authorization, code.Reveal(), presents, want.Reveal())
+		}
+	})
+}
+
+// Who is let in named this machine, an address, or what was allowed.
+func FuzzAdmit(f *testing.F) {
+	policy := &originPolicy{hosts: []string{"usher.example.com"}, origins: []string{"https://example.com"}}
+	for _, host := range []string{"localhost:3000", "[::1]:3000", "a.localhost.", "usher.example.com.", "127.0.0.1.example.com", "localhost.example.com", "2130706433", "[localhost]", "localhost:80:90", ""} {
+		f.Add(host, "http://"+host, true)
+	}
+	f.Add("localhost", "null", true)
+	f.Add("localhost", "http://localhost@example.com", true)
+	f.Add("localhost", "https://example.com:443", true)
+	f.Add("localhost", `http://example.com\.localhost`, true)
+	port := regexp.MustCompile(`:[0-9]*$`)
+	local := func(host string) bool {
+		host = strings.ToLower(strings.Trim(port.ReplaceAllString(host, ""), "[]"))
+		addr, err := netip.ParseAddr(host)
+		return host == "localhost" || strings.HasSuffix(host, ".localhost") || err == nil && addr.Unmap().IsLoopback()
+	}
+	f.Fuzz(func(t *testing.T, host, origin string, sends bool) {
+		r := &http.Request{Host: host, Header: http.Header{}}
+		if sends {
+			r.Header.Set("Origin", origin)
+		}
+		if policy.admit(r) != nil {
+			return
+		}
+		name := strings.ToLower(strings.TrimSuffix(strings.Trim(port.ReplaceAllString(host, ""), "[]"), "."))
+		if _, err := netip.ParseAddr(name); err != nil && name != "usher.example.com" && !local(name) {
+			t.Fatalf("the host %q is let in", host)
+		}
+		_, place, _ := strings.Cut(origin, "//")
+		if end := strings.IndexAny(place, `/\?#`); end >= 0 {
+			place = place[:end]
+		}
+		if i := strings.LastIndexByte(place, '@'); i >= 0 {
+			place = place[i+1:]
+		}
+		if place, err := url.PathUnescape(place); sends && strings.ToLower(origin) != "https://example.com" && (err != nil || !local(place)) {
+			t.Fatalf("the origin %q is let in", origin)
+		}
+	})
+}
+
+// Several lines of Accept are one; what allows more never allows less.
+func FuzzParseAccept(f *testing.F) {
+	f.Add("application/json", "text/event-stream")
+	f.Add("text/event-stream;q=0.9, */*", "text/html")
+	f.Add("TEXT/*", "application/*;v=\",\"")
+	f.Add("", ",")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		one, two := parseAccept([]string{a}), parseAccept([]string{b})
+		both := parseAccept([]string{a, b})
+		if both != parseAccept([]string{a + "," + b}) {
+			t.Fatalf("%q and %q differ from one line", a, b)
+		}
+		if a == "" || b == "" {
+			return // nothing said allows anything, and an empty item nothing
+		}
+		if both.json != (one.json || two.json) || both.stream != (one.stream || two.stream) || both.html != (one.html || two.html) {
+			t.Fatalf("%q: %+v, %q: %+v, both: %+v", a, one, b, two, both)
+		}
+		if both.streamFirst != (one.streamFirst || !one.json && two.streamFirst) || both.streamFirst && !both.stream {
+			t.Fatalf("%q: %+v, %q: %+v, both: %+v", a, one, b, two, both)
+		}
+		for kind, said := range map[string]bool{"application/json": one.json, "text/event-stream": one.stream, "text/html": one.html} {
+			first, _, _ := strings.Cut(a, ";")
+			if strings.EqualFold(strings.TrimSpace(first), kind) && !strings.ContainsAny(a, ";,\"") && !said {
+				t.Fatalf("%q does not allow %s", a, kind)
+			}
+		}
+	})
+}
+
+// A size is a number and a unit, and nothing else.
+func FuzzParseSize(f *testing.F) {
+	for _, s := range []string{"4MiB", "1", "1024GiB", "1025GiB", "0", "-1", "4 MiB", "4MiB x", "+4", "1e3", "4MB", "99999999999999999999", "1099511627776", "0x10", "٤"} {
+		f.Add(s)
+	}
+	form := regexp.MustCompile(`^([0-9]+)(KiB|MiB|GiB)?$`)
+	f.Fuzz(func(t *testing.T, s string) {
+		var flags serveFlags
+		err := flags.setMaxBody(s)
+		want := new(big.Int)
+		if match := form.FindStringSubmatch(s); match != nil {
+			want.SetString(match[1], 10)
+			want.Lsh(want, map[string]uint{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]])
+		}
+		fits := want.Sign() > 0 && want.Cmp(big.NewInt(1<<40)) <= 0
+		if (err == nil) != fits || fits && flags.maxBody != want.Int64() {
+			t.Fatalf("%q is %d, %v; want %d", s, flags.maxBody, err, want)
+		}
+		shown := strings.TrimSuffix(strings.ReplaceAll(formatSize(flags.maxBody), " ", ""), "bytes")
+		if again := (serveFlags{}); fits && (again.setMaxBody(shown) != nil || again.maxBody != flags.maxBody) {
+			t.Fatalf("%d is shown as %q, which is another size", flags.maxBody, shown)
+		}
+	})
+}
+
+// What is left of a documentation has no tags any more, and without leave to have
+// them nothing is one.
+func FuzzParseDoc(f *testing.F) {
+	f.Add("Text.\n@param {string} [a=1] text\n  more\n@webhook a/b\n @signature\tgithub X_WEBHOOK_SECRET\n@readonly\n@other")
+	f.Add("@param {{a: {b}}} p - text\r\n@webhook")
+	f.Add("\u00a0@webhook\u2003x\n@webhooks y\n@param\n  z")
+	everything := docRules{Hooks: true, Tags: true, Undeclared: true}
+	f.Fuzz(func(t *testing.T, doc string) {
+		if tags := parseDoc(doc, docRules{}); tags.IsHook || tags.Signature != nil || len(tags.params)+len(tags.annotations) > 0 || tags.description != strings.TrimSpace(tags.description) {
+			t.Fatalf("%q has tags: %+v", doc, tags)
+		}
+		tags := parseDoc(doc, everything)
+		again := parseDoc(tags.description, everything)
+		if again.IsHook || again.Signature != nil || len(again.params)+len(again.annotations) > 0 || again.description != tags.description {
+			t.Fatalf("%q leaves %q, which is read as %+v", doc, tags.description, again)
+		}
+		for _, p := range tags.params {
+			if p.name == "" || strings.ContainsAny(p.name, " \n.") || p.defaultValue != nil && !json.Valid(p.defaultValue) || p.defaultValue != nil && !p.optional {
+				t.Fatalf("%q: the parameter %+v", doc, p)
+			}
+		}
+		if tags.Hook != "" && checkHookPath(tags.Hook) == nil {
+			u, err := url.Parse(webhookPrefix + tags.Hook)
+			if err != nil || u.Path != webhookPrefix+tags.Hook || u.RawQuery != "" {
+				t.Fatalf("%q can't be asked for as it is written: %v", tags.Hook, u)
+			}
+		}
+	})
+}
+
+// A tool's definition that was read is not changed by being read again, and has no
+// parameter _webhook.
+func FuzzParseMethod(f *testing.F) {
+	f.Add(`{"name":"x","description":"a\n@param {string} [b=1] c\n@webhook d/e\n@signature github F","inputSchema":{"type":"object","properties":{"b":{}}}}`, "shell")
+	f.Add(`{"name":"x","description":"@param {object} p\n@param p.q.r s"}`, "node")
+	f.Add(`{"name":"x","inputSchema":{"properties":{"_webhook":{},"a":{"x-mcp-header":"A","type":"string"}},"required":["_webhook","a"]}}`, "hosted")
+	f.Fuzz(func(t *testing.T, definition, kind string) {
+		if checkJSON([]byte(definition), "it") != nil {
+			return
+		}
+		m, _, err := parseMethod(json.RawMessage(definition), docRulesOf[kind])
+		if err != nil {
+			return
+		}
+		shown := m.toolJSON("t")
+		again, _, err := parseMethod(shown, docRulesOf[kind])
+		if err != nil || !json.Valid(shown) || string(again.toolJSON("t")) != string(shown) || again.Name != "t" {
+			t.Fatalf("%s is read again as %s: %v", shown, again.toolJSON("t"), err)
+		}
+		schema := field(shown, "inputSchema")
+		if field(field(schema, "properties"), webhookParam) != nil || !isObject(schema) {
+			t.Fatalf("the schema of %s", shown)
+		}
+		for name, header := range m.headerParams {
+			if (http.Header{}).Get(paramHeader+header) != "" || !headerToken.MatchString(header) || m.paramTypes(name) == nil {
+				t.Fatalf("the parameter %q in the header %q", name, header)
+			}
+		}
+	})
+}
+
+// Arguments that fit are an object, and fit as they were returned.
+func FuzzCheckArguments(f *testing.F) {
+	f.Add(`{"type":"object","properties":{"a":{"type":"integer","minimum":1},"b":{"anyOf":[{"type":"string"},{"$ref":"#/$defs/c"}]}},"required":["a"],"additionalProperties":false,"$defs":{"c":{"type":["null","array"],"items":{"enum":["x",1]}}}}`, `{"a":1,"b":["x",1]}`)
+	f.Add(`{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}}`, `{}`)
+	f.Add(`{"properties":{"a":{"type":"string","format":"date-time"},"b":{"type":"string","contentEncoding":"base64"}}}`, `{"a":null,"a":"2026-11-21T10:00:00Z","b":"AA=="}`)
+	f.Add(`{"properties":{"a":false,"b":true},"additionalProperties":{"type":"number"}}`, `{"b":1e999,"c":1.0}`)
+	f.Fuzz(func(t *testing.T, schema, arguments string) {
+		if checkJSON([]byte(schema), "it") != nil || checkJSON([]byte(arguments), "it") != nil {
+			return
+		}
+		m := &Method{}
+		_ = json.Unmarshal([]byte(schema), &m.schema)
+		fit, err := m.checkArguments(json.RawMessage(arguments))
+		if wrong := (*argumentError)(nil); err != nil {
+			if !errors.As(err, &wrong) || wrong.want == "" {
+				t.Fatalf("%v", err)
+			}
+			return
+		}
+		again, err := m.checkArguments(fit)
+		if err != nil || string(again) != string(fit) || !json.Valid(fit) || !isObject(fit) {
+			t.Fatalf("%s took %s, returned %s, and then %s, %v", schema, arguments, fit, again, err)
+		}
+		for _, name := range textList(objectIn(map[string]any{"s": m.schema}, "s")["required"]) {
+			if object, _ := m.schema.(map[string]any); object["$ref"] == nil && field(fit, name) == nil {
+				t.Fatalf("%s took %s without %q", schema, arguments, name)
+			}
+		}
+	})
+}
+
+// Whatever a method returns becomes a tool result.
+func FuzzToolResult(f *testing.F) {
+	for _, s := range []string{`null`, `"a"`, `{"content":[]}`, `{"content":[{"type":"text"}],"x":1}`, `{"content":[{"type":"text","text":"<"}],"isError":true}`, ` [1]`, "{\n\"a\" : 1e999}", `{"content":null}`} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		if checkJSON([]byte(value), "it") != nil {
+			return
+		}
+		result := toolResult(json.RawMessage(value))
+		if checkJSON(result, "it") != nil || bytes.ContainsAny(result, "\r\n") || !isToolResult(result) {
+			t.Fatalf("%s became %s", value, result)
+		}
+		if structured := field(result, "structuredContent"); structured != nil && !isObject(structured) && !isToolResult(json.RawMessage(value)) {
+			t.Fatalf("%s became %s", value, result)
+		}
+		if again := toolResult(result); string(again) != string(result) {
+			t.Fatalf("%s became %s, and that %s", value, result, again)
+		}
+		resultText(result)
+	})
+}
+
+// An entry of a .mcp.json file that can be started got no secret of the daemon, has
+// a name and a folder, and is read alike each time.
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(`{"mcpServers":{"m":{"command":"${A:-b}","args":["${C}"],"env":{"D":"e"}}}}`))
+	f.Add([]byte(`{"mcpServers":{"m":{"command":"${GITHUB_WEBHOOK_SECRET}","cwd":"${x_signing_secret:-a}"},"a b":{"command":"c"},"d":{"disabled":true}}}`))
+	f.Add([]byte("\ufeff" + `{"mcpServers":{"m":{"command":"c","cwd":"../d","shared":true,"type":"stdio","url":"x"},"n":{"url":"http://x"}}}`))
+	const secret = "5e0c1a7"
+	getenv := func(name string) (string, bool) {
+		if isSecretVariable(name) {
+			return secret, true
+		}
+		return "v", name != "unset"
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		list, err := configModules(raw, "/w", getenv)
+		if again, _ := configModules(raw, "/w", getenv); len(again) != len(list) || err != nil && list != nil {
+			t.Fatalf("%q: %v, %v", raw, list, err)
+		}
+		for _, d := range list {
+			if d.Err != nil {
+				continue
+			}
+			if !moduleName.MatchString(d.Name) || !filepath.IsAbs(d.Launch.Dir) || d.Kind != kindConfig || d.Version == "" {
+				t.Fatalf("%q: %+v", raw, d)
+			}
+			if whole := string(marshal(d.Launch)); strings.Contains(whole, secret) && !bytes.Contains(raw, []byte(secret)) {
+				t.Fatalf("%q: a secret is in %s", raw, whole)
+			}
+			if slices.ContainsFunc(d.Launch.Env, func(entry string) bool { return !strings.Contains(entry, "=") }) {
+				t.Fatalf("%q: %q", raw, d.Launch.Env)
+			}
+		}
+	})
+}
+
+// Lines are what stands between ends of lines, without those that are blank or too
+// long.
+func FuzzLineReader(f *testing.F) {
+	f.Add([]byte("one\r\n\n  \ntwo\nthree"), uint8(4))
+	f.Add(append(bytes.Repeat([]byte("x"), 70_000), "\nok"...), uint8(200))
+	f.Fuzz(func(t *testing.T, text []byte, limit uint8) {
+		var want []string
+		for line := range bytes.Lines(text) {
+			if len(line) > int(limit)+1 { // with its end
+				want = append(want, "(too long)")
+			} else if line = bytes.TrimSpace(line); len(line) > 0 {
+				want = append(want, string(line))
+			}
+		}
+		var got []string
+		for r := newLineReader(bytes.NewReader(text), int(limit)); ; {
+			line, err := r.next()
+			if err == io.EOF {
+				break
+			}
+			if errors.Is(err, errLineTooLong) {
+				line = []byte("(too long)")
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, string(line))
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("%q within %d: %q, want %q", text, limit, got, want)
+		}
+	})
+}
+
+// A session begins in a version that has sessions, and what its client can do is
+// the same in the form in which clients say it.
+func FuzzParseInitialize(f *testing.F) {
+	f.Add(`{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{"url":{}},"sampling":{"tools":{}},"roots":{"listChanged":true}}}`)
+	f.Add(`{"protocolVersion":"1","capabilities":{"elicitation":{}}}`)
+	f.Add(`{"protocolVersion":1}`)
+	f.Fuzz(func(t *testing.T, params string) {
+		if checkJSON([]byte(params), "it") != nil {
+			return
+		}
+		protocol, caps, err := parseInitialize(json.RawMessage(params))
+		if err != nil {
+			if asRPCError(err).Code != codeInvalidParams {
+				t.Fatal(err)
+			}
+			return
+		}
+		if !hasSessions(protocol) || parseClientCaps(caps.json()) != caps {
+			t.Fatalf("%s: %q, %b, which is %s", params, protocol, caps, caps.json())
+		}
+	})
+}
+
+// What was signed with the key is good exactly while its time stamp is, and with no
+// other key.
+func FuzzSignatureTime(f *testing.F) {
+	f.Add("standard", "msg", "1700000000", []byte("{}"), []byte("key"))
+	f.Add("stripe", "", "-1", []byte{0xff}, []byte{})
+	f.Add("slack", "", "1700000301", []byte{}, []byte("k"))
+	now := time.Unix(1_700_000_000, 0)
+	f.Fuzz(func(t *testing.T, scheme, id, stamp string, body, key []byte) {
+		if signatureSchemes[scheme] == nil || len(key) == 0 {
+			return
+		}
+		text := string(key)
+		if scheme == "standard" {
+			text = "whsec_" + base64.StdEncoding.EncodeToString(key)
+		}
+		h := http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {stamp}, "X-Slack-Request-Timestamp": {stamp}, "Stripe-Signature": {"t=" + stamp}}
+		given := signatureSchemes[scheme](h, now)
+		mark := given.mark + given.encode(hmacOf(string(key), given.before+string(body)))
+		for name, value := range map[string]string{"Webhook-Signature": mark, "X-Hub-Signature-256": mark, "X-Slack-Signature": mark, "Stripe-Signature": "t=" + stamp + ",v1=" + mark} {
+			h.Set(name, value)
+		}
+		if good := isSigned(scheme, text, h, body, now); good != given.fresh {
+			t.Fatalf("%s at %q: good %v, fresh %v", scheme, stamp, good, given.fresh)
+		}
+		if isSigned(scheme, text+"A", h, body, now) && scheme != "standard" || isSigned(scheme, "", h, body, now) {
+			t.Fatalf("%s: another key, or none, is good for %q", scheme, h)
+		}
+	})
+}
