@@ -1,0 +1,172 @@
+// Command usherbench measures usher against its peers, and against its targets.
+//
+//	go -C bench run .            everything, in a quarter of an hour
+//	go -C bench run . -quick     the same cells once, in a minute: are they all there?
+//
+// It builds usher, starts it and the peers, asks them in turns, and prints tables
+// as Markdown. README.md says how to read them. The files:
+//
+//	main.go      flags, and what was measured on what
+//	parts.go     what is measured
+//	report.go    medians, tables, verdicts
+//	load.go      the load generator
+//	server.go    the processes under test
+//	peers.go     the peers
+//	workspace.go the modules that usher hosts
+package main
+
+import (
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// bench is one run.
+type bench struct {
+	dir    string // all that is written, removed at the end
+	self   string // this program
+	usher  string // the usher under test
+	quick  bool
+	rounds int
+	time   time.Duration // of one cell
+	report report
+
+	running []*server
+	env     []string // beside the bench's own, of what is started
+}
+
+func main() {
+	if len(os.Args) > 2 && os.Args[1] == "peer" {
+		peer(os.Args[2:])
+		return
+	}
+	// The processes under test end with the thread that starts them.
+	runtime.LockOSThread()
+	b := &bench{}
+	flag.BoolVar(&b.quick, "quick", false, "one short round of everything: only to see that it works")
+	flag.IntVar(&b.rounds, "rounds", 5, "how often each cell is measured")
+	flag.DurationVar(&b.time, "time", time.Second, "how long a cell is measured each time")
+	flag.StringVar(&b.usher, "usher", "", "the `FILE` of the usher to measure (default: built of the folder above)")
+	only := flag.String("parts", "", "only these `PARTS`, with commas between: "+strings.Join(partNames(), ", "))
+	flag.Parse()
+	wanted := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
+	for _, name := range wanted {
+		if !slices.Contains(partNames(), name) {
+			fmt.Fprintf(os.Stderr, "usherbench: no part %q: want some of %s\n", name, strings.Join(partNames(), ", "))
+			os.Exit(2)
+		}
+	}
+	if b.quick {
+		b.rounds, b.time = 1, 100*time.Millisecond
+	}
+	b.prepare()
+	defer b.end()
+	begin := time.Now()
+	for _, p := range parts {
+		if len(wanted) > 0 && !slices.Contains(wanted, p.name) {
+			continue
+		}
+		b.say("%s", p.name)
+		p.measure(b)
+		b.stopAll()
+	}
+	b.report.print(os.Stdout)
+	b.printFoot(time.Since(begin))
+}
+
+// prepare makes the folder that all is written to, and builds usher.
+func (b *bench) prepare() {
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
+	var err error
+	if b.dir, err = os.MkdirTemp("", "usherbench-"); err != nil {
+		b.fail(err)
+	}
+	go func() {
+		<-interrupted
+		os.RemoveAll(b.dir) // the processes end with this one
+		os.Exit(130)
+	}()
+	if b.dir, err = filepath.EvalSymlinks(b.dir); err != nil {
+		b.fail(err)
+	}
+	if b.self, err = os.Executable(); err != nil {
+		b.fail(err)
+	}
+	if b.usher == "" {
+		b.usher = filepath.Join(b.dir, "usher")
+		if out, err := exec.Command("go", "build", "-C", "..", "-o", b.usher, ".").CombinedOutput(); err != nil {
+			b.fail(fmt.Errorf("building usher: %w: %s", err, out))
+		}
+	}
+}
+
+// say tells whoever waits how far it is.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%s "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
+}
+
+// fail ends the bench: a figure that is not there must not look like one.
+func (b *bench) fail(err error) {
+	fmt.Fprintln(os.Stderr, "usherbench:", err)
+	b.end()
+	os.Exit(1)
+}
+
+func (b *bench) stopAll() {
+	for _, s := range b.running {
+		s.stop()
+	}
+	b.running = nil
+}
+
+func (b *bench) end() {
+	b.stopAll()
+	os.RemoveAll(b.dir)
+}
+
+var names atomic.Int64
+
+// unique is a name that nothing else has.
+func unique(name string) string { return fmt.Sprintf("%s-%d", name, names.Add(1)) }
+
+// printFoot prints what was measured, and on what.
+func (b *bench) printFoot(took time.Duration) {
+	version := func(argv ...string) string {
+		out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+		if err != nil {
+			return argv[0] + ": none"
+		}
+		return strings.TrimSpace(string(out))
+	}
+	var libraries []string
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, d := range info.Deps {
+			if strings.HasSuffix(d.Path, "/go-sdk") || strings.HasSuffix(d.Path, "/mcp-go") {
+				libraries = append(libraries, d.Path+" "+d.Version)
+			}
+		}
+	}
+	model := "unknown processor"
+	if text, err := fs.ReadFile(os.DirFS("/proc"), "cpuinfo"); err == nil {
+		if _, after, ok := strings.Cut(string(text), "model name\t: "); ok {
+			model, _, _ = strings.Cut(after, "\n")
+		}
+	}
+	load, _ := os.ReadFile("/proc/loadavg")
+	fmt.Printf("%s, commit %s; %s; %s; node %s, %s, %s.\n", version(b.usher, "version"), version("git", "rev-parse", "--short", "HEAD"),
+		runtime.Version(), strings.Join(libraries, ", "), version("node", "--version"), version("python3", "--version"), version("webhook", "-version"))
+	fmt.Printf("%s, %d cores shared with the load generator; Linux %s; %d rounds of %v a cell, %v in all; load average at the end %s.\n",
+		model, runtime.NumCPU(), version("uname", "-r"), b.rounds, b.time, took.Round(time.Second), strings.Join(strings.Fields(string(load))[:1], ""))
+}

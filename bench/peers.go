@@ -1,0 +1,326 @@
+// What usher is measured against, each a process of its own that is this program
+// again: a bare net/http server with the checks that any MCP server must make,
+// the official Go SDK, mcp-go, a gateway on the Go SDK in front of a worker
+// process, and the worker. All offer the tools that usher does.
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"mime"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+
+	mcpgo "github.com/mark3labs/mcp-go/mcp"
+	mcpgoserver "github.com/mark3labs/mcp-go/server"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+// tool is a tool as tools/list has it.
+type tool struct {
+	Name        string          `json:"name"`
+	Description string          `json:"description"`
+	InputSchema json.RawMessage `json:"inputSchema"`
+}
+
+// echoArguments is what the tools that are called take.
+type echoArguments struct {
+	Message string `json:"message"`
+}
+
+// peer runs the peer that args begin with.
+func peer(args []string) {
+	if args[0] == "worker" {
+		worker()
+		return
+	}
+	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
+	file := flags.String("tools", "", "the `FILE` with the tools")
+	child := flags.Bool("worker", false, "send calls through a worker process")
+	flags.Parse(args[1:])
+	var raw json.RawMessage
+	var tools []tool
+	if text, err := os.ReadFile(*file); err == nil {
+		raw = text
+		if err := json.Unmarshal(text, &tools); err != nil {
+			log.Fatal(err)
+		}
+	}
+	echo := func(arguments json.RawMessage) (string, error) {
+		var a echoArguments
+		err := json.Unmarshal(arguments, &a)
+		return a.Message, err
+	}
+	if *child {
+		through := startWorker()
+		here := echo
+		echo = func(arguments json.RawMessage) (string, error) { return here(through.call(arguments)) }
+	}
+	mux := http.NewServeMux()
+	switch args[0] {
+	case "bare":
+		newBare(raw, echo).handle(mux)
+	case "gosdk":
+		mux.Handle("/mcp", goSDK(tools, echo))
+	case "mcpgo":
+		mux.Handle("/mcp", mcpGo(tools))
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("ready http://%s/mcp\n", l.Addr())
+	log.Fatal(http.Serve(l, mux))
+}
+
+// bare is the least that an MCP server over HTTP can do: Host, Origin, types,
+// Accept, a limit of the body, the session, one decoding, a ready answer.
+type bare struct {
+	list     []byte
+	echo     func(arguments json.RawMessage) (string, error)
+	sessions sync.Map // id: *sync.Mutex
+}
+
+func newBare(tools json.RawMessage, echo func(json.RawMessage) (string, error)) *bare {
+	return &bare{list: []byte(`{"tools":` + string(tools) + `}`), echo: echo}
+}
+
+func (b *bare) handle(mux *http.ServeMux) {
+	mux.HandleFunc("GET /mcp", func(w http.ResponseWriter, r *http.Request) {
+		if _, ok := b.sessions.Load(r.Header.Get("Mcp-Session-Id")); !ok {
+			http.Error(w, "no such session", http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.WriteHeader(http.StatusOK)
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	})
+	mux.HandleFunc("POST /mcp", b.post)
+}
+
+func (b *bare) post(w http.ResponseWriter, r *http.Request) {
+	if status := refused(r); status != 0 {
+		w.WriteHeader(status)
+		return
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 4<<20))
+	var m struct {
+		JSONRPC string          `json:"jsonrpc"`
+		ID      json.RawMessage `json:"id"`
+		Method  string          `json:"method"`
+		Params  json.RawMessage `json:"params"`
+	}
+	if err == nil {
+		err = json.Unmarshal(body, &m)
+	}
+	if err != nil || m.JSONRPC != "2.0" {
+		http.Error(w, "not a message", http.StatusBadRequest)
+		return
+	}
+	if m.Method != "initialize" {
+		s, ok := b.sessions.Load(r.Header.Get("Mcp-Session-Id"))
+		if !ok {
+			http.Error(w, "no such session", http.StatusNotFound)
+			return
+		}
+		s.(*sync.Mutex).Lock()
+		defer s.(*sync.Mutex).Unlock()
+	}
+	if len(m.ID) == 0 {
+		w.WriteHeader(http.StatusAccepted)
+		return
+	}
+	var result []byte
+	switch m.Method {
+	case "initialize":
+		id := rand.Text()
+		b.sessions.Store(id, new(sync.Mutex))
+		w.Header().Set("Mcp-Session-Id", id)
+		result = []byte(`{"protocolVersion":"` + protocol + `","capabilities":{"tools":{}},"serverInfo":{"name":"bare","version":"1"}}`)
+	case "tools/list":
+		result = b.list
+	case "tools/call":
+		if result, err = b.call(m.Params); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+	default:
+		http.Error(w, "no such method", http.StatusNotFound)
+		return
+	}
+	answer := make([]byte, 0, len(result)+len(m.ID)+48)
+	answer = append(answer, `{"jsonrpc":"2.0","id":`...)
+	answer = append(answer, m.ID...)
+	answer = append(answer, `,"result":`...)
+	answer = append(answer, result...)
+	answer = append(answer, '}')
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(answer)))
+	w.Write(answer)
+}
+
+// refused is the status of a request that is not let in, and 0 for one that is.
+func refused(r *http.Request) int {
+	host, _, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		host = r.Host
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return http.StatusForbidden
+	}
+	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host {
+		return http.StatusForbidden
+	}
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return http.StatusUnsupportedMediaType
+	}
+	accept := strings.Join(r.Header.Values("Accept"), ",")
+	if !strings.Contains(accept, "application/json") || !strings.Contains(accept, "text/event-stream") {
+		return http.StatusNotAcceptable
+	}
+	return 0
+}
+
+func (b *bare) call(params json.RawMessage) ([]byte, error) {
+	var p struct {
+		Name      string          `json:"name"`
+		Arguments json.RawMessage `json:"arguments"`
+	}
+	if err := json.Unmarshal(params, &p); err != nil {
+		return nil, err
+	}
+	text, err := b.echo(p.Arguments)
+	if err != nil {
+		return nil, err
+	}
+	type content struct {
+		Type string `json:"type"`
+		Text string `json:"text"`
+	}
+	return json.Marshal(map[string][]content{"content": {{"text", text}}})
+}
+
+// goSDK is the official SDK in the quicker of its forms: JSON answers instead of
+// streams, and no check of arguments against the schema.
+func goSDK(tools []tool, echo func(json.RawMessage) (string, error)) http.Handler {
+	s := mcp.NewServer(&mcp.Implementation{Name: "gosdk", Version: "1"}, nil)
+	for _, t := range tools {
+		s.AddTool(&mcp.Tool{Name: t.Name, Description: t.Description, InputSchema: t.InputSchema},
+			func(_ context.Context, r *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+				text, err := echo(r.Params.Arguments)
+				return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}}, err
+			})
+	}
+	return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s }, &mcp.StreamableHTTPOptions{JSONResponse: true})
+}
+
+func mcpGo(tools []tool) http.Handler {
+	s := mcpgoserver.NewMCPServer("mcpgo", "1", mcpgoserver.WithToolCapabilities(true))
+	for _, t := range tools {
+		s.AddTool(mcpgo.NewToolWithRawSchema(t.Name, t.Description, t.InputSchema),
+			func(_ context.Context, r mcpgo.CallToolRequest) (*mcpgo.CallToolResult, error) {
+				text, err := r.RequireString("message")
+				return mcpgo.NewToolResultText(text), err
+			})
+	}
+	return mcpgoserver.NewStreamableHTTPServer(s, mcpgoserver.WithStateful(true))
+}
+
+// line is a line between a peer and its worker.
+type line struct {
+	ID        int64           `json:"id"`
+	Arguments json.RawMessage `json:"arguments"`
+}
+
+// worker answers each line with what it holds.
+func worker() {
+	in, out := bufio.NewReader(os.Stdin), bufio.NewWriter(os.Stdout)
+	for {
+		text, err := in.ReadBytes('\n')
+		if err != nil {
+			return
+		}
+		var l line
+		if err := json.Unmarshal(text, &l); err != nil {
+			log.Fatal(err)
+		}
+		json.NewEncoder(out).Encode(l)
+		if in.Buffered() == 0 {
+			out.Flush()
+		}
+	}
+}
+
+// workerPipe is a worker process and the calls that wait for it.
+type workerPipe struct {
+	mu   sync.Mutex
+	in   io.Writer
+	wait map[int64]chan json.RawMessage
+	next int64
+}
+
+func startWorker() *workerPipe {
+	self, err := os.Executable()
+	if err != nil {
+		log.Fatal(err)
+	}
+	cmd := exec.Command(self, "peer", "worker")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		log.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		log.Fatal(err)
+	}
+	p := &workerPipe{in: in, wait: make(map[int64]chan json.RawMessage)}
+	go p.read(out)
+	return p
+}
+
+func (p *workerPipe) read(out io.Reader) {
+	r := bufio.NewReader(out)
+	for {
+		text, err := r.ReadBytes('\n')
+		if err != nil {
+			log.Fatal("the worker ended: ", err)
+		}
+		var l line
+		if err := json.Unmarshal(text, &l); err != nil {
+			log.Fatal(err)
+		}
+		p.mu.Lock()
+		answer := p.wait[l.ID]
+		delete(p.wait, l.ID)
+		p.mu.Unlock()
+		answer <- l.Arguments
+	}
+}
+
+// call sends arguments to the worker, and returns what comes back.
+func (p *workerPipe) call(arguments json.RawMessage) json.RawMessage {
+	answer := make(chan json.RawMessage, 1)
+	p.mu.Lock()
+	p.next++
+	p.wait[p.next] = answer
+	text := append(strconv.AppendInt([]byte(`{"id":`), p.next, 10), `,"arguments":`...)
+	p.in.Write(append(append(text, arguments...), "}\n"...))
+	p.mu.Unlock()
+	return <-answer
+}

@@ -1,0 +1,208 @@
+// The processes under test: started, waited for, measured, ended.
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const startPatience = 5 * time.Minute // for a first start with many modules, on a busy machine
+
+// server is one process under test.
+type server struct {
+	name string
+	url  string // of its MCP endpoint
+	base string // of a usher: its base folder
+	took time.Duration
+	cmd  *exec.Cmd
+}
+
+// start runs a program until the bench ends, and waits until ready gives its
+// URL. What it prints goes to files.
+func (b *bench) start(name string, ready func(stdout string) string, argv ...string) (*server, error) {
+	s := &server{name: name, cmd: exec.Command(argv[0], argv[1:]...)}
+	out, err := os.Create(filepath.Join(b.dir, name+".out"))
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	logs, err := os.Create(filepath.Join(b.dir, name+".log"))
+	if err != nil {
+		return nil, err
+	}
+	defer logs.Close()
+	s.cmd.Stdout, s.cmd.Stderr = out, logs
+	s.cmd.Env = append(os.Environ(), b.env...)
+	// It ends with the thread that starts it, which is the program's first (main).
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	begin := time.Now()
+	if err := s.cmd.Start(); err != nil {
+		return nil, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		s.cmd.Wait()
+		close(ended)
+	}()
+	for s.url == "" {
+		select {
+		case <-ended:
+			said, _ := os.ReadFile(logs.Name())
+			return nil, fmt.Errorf("%s ended: %s", name, said)
+		case <-time.After(2 * time.Millisecond):
+		}
+		said, err := os.ReadFile(out.Name())
+		if err != nil {
+			return nil, err
+		}
+		s.url = ready(string(said))
+		s.took = time.Since(begin)
+		if s.took > startPatience {
+			s.stop()
+			return nil, fmt.Errorf("%s was not ready after %v", name, startPatience)
+		}
+	}
+	return s, nil
+}
+
+func (s *server) stop() {
+	s.cmd.Process.Signal(syscall.SIGTERM)
+	for range 1000 {
+		if s.cmd.Process.Signal(syscall.Signal(0)) != nil {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	s.cmd.Process.Kill()
+}
+
+// usage is the processor time of the process and all below it, those that have
+// ended included, and their resident memory in MiB.
+func (s *server) usage() (cpu time.Duration, rss float64) {
+	type process struct{ ticks, pages int }
+	processes := make(map[int]process)
+	children := make(map[int][]int)
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		stat, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended just now
+		}
+		number := func(text string) int {
+			n, _ := strconv.Atoi(text)
+			return n
+		}
+		// From the third field of proc_pid_stat(5) on.
+		f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		pid, parent := number(filepath.Base(filepath.Dir(path))), number(f[1])
+		children[parent] = append(children[parent], pid)
+		p := process{pages: number(f[21])}
+		for _, time := range f[11:15] { // utime, stime, and both of children that were waited for
+			p.ticks += number(time)
+		}
+		processes[pid] = p
+	}
+	var sum process
+	for pids := []int{s.cmd.Process.Pid}; len(pids) > 0; pids = pids[1:] {
+		sum.ticks += processes[pids[0]].ticks
+		sum.pages += processes[pids[0]].pages
+		pids = append(pids, children[pids[0]]...)
+	}
+	return time.Duration(sum.ticks) * 10 * time.Millisecond, float64(sum.pages*os.Getpagesize()) / (1 << 20) // USER_HZ is 100
+}
+
+// rss is the resident memory of the process alone in KiB.
+func (s *server) rss() float64 {
+	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	_, value, _ := strings.Cut(string(status), "VmRSS:")
+	value, _, _ = strings.Cut(value, "kB")
+	n, _ := strconv.ParseFloat(strings.TrimSpace(value), 64)
+	return n
+}
+
+// startPeer runs one of the peers, which is this program again.
+func (b *bench) startPeer(name string, args ...string) *server {
+	return b.started(b.start(unique(name), func(out string) string {
+		url, ok := strings.CutPrefix(strings.TrimSpace(out), "ready ")
+		if !ok {
+			return ""
+		}
+		return url
+	}, append([]string{b.self, "peer", name}, args...)...))
+}
+
+// startUsher runs usher serve on a workspace; it is ready when it has looked at
+// every module. An empty base stands for a new one.
+func (b *bench) startUsher(name, workspace, base string) *server {
+	if base == "" {
+		base = filepath.Join(b.dir, unique("base"))
+	}
+	s := b.started(b.start(unique(name), func(out string) string {
+		if !strings.Contains(out, "\nConnect a client") {
+			return ""
+		}
+		_, url, _ := strings.Cut(out, " serves MCP at ")
+		url, _, _ = strings.Cut(url, "\n")
+		return url
+	}, b.usher, "serve", "-addr", "127.0.0.1:0", "-base", base, workspace))
+	s.base = base
+	return s
+}
+
+func (b *bench) started(s *server, err error) *server {
+	if err != nil {
+		b.fail(err)
+	}
+	b.running = append(b.running, s)
+	return s
+}
+
+// claim makes a claim of a folder, and gives the header that presents it.
+func (b *bench) claim(s *server, scope string) string {
+	out, err := exec.Command(b.usher, "claim", "-base", s.base, "-scope", scope, "-json").Output()
+	var record struct{ Code string }
+	if err == nil {
+		err = json.Unmarshal(out, &record)
+	}
+	if err != nil {
+		b.fail(fmt.Errorf("usher claim: %w", err))
+	}
+	return "Mcp-Claim-Code: " + record.Code
+}
+
+// tools asks a server for its tools and keeps them in a file, from which peers
+// serve the same.
+func (b *bench) tools(s *server) (file string, n int) {
+	var answer struct {
+		Result struct{ Tools []json.RawMessage }
+	}
+	c, err := job{server: s}.connect()
+	if err == nil {
+		defer c.tcp.Close()
+		err = c.ask()
+	}
+	if err == nil {
+		err = json.Unmarshal(c.body, &answer)
+	}
+	if err != nil {
+		b.fail(fmt.Errorf("asking for the tools: %w", err))
+	}
+	list, err := json.Marshal(answer.Result.Tools)
+	file = filepath.Join(b.dir, unique("tools"))
+	if err == nil {
+		err = os.WriteFile(file, list, 0o600)
+	}
+	if err != nil {
+		b.fail(err)
+	}
+	return file, len(answer.Result.Tools)
+}
