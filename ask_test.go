@@ -777,9 +777,17 @@ func TestAskManyAtOnce(t *testing.T) {
 	askStorm(t, 6, 5)
 }
 
+// TestAskThousandAtOnce has a thousand rounds, or USHER_STORM of them.
 func TestAskThousandAtOnce(t *testing.T) {
 	slow(t)
-	askStorm(t, 20, 1000)
+	rounds := 1000
+	if text := os.Getenv("USHER_STORM"); text != "" {
+		var err error
+		if rounds, err = strconv.Atoi(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	askStorm(t, 20, rounds)
 }
 
 // askState is the state that an answer gives out, which must ask for n things.

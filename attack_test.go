@@ -229,10 +229,7 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 // has returned, and once a call was refused, none is let in any more.
 func TestRevokeAgainstCalls(t *testing.T) {
 	t.Parallel()
-	rounds := 40
-	if os.Getenv("USHER_SLOW") != "" {
-		rounds = 400
-	}
+	rounds := slowTests(40, 400)
 	dir, base := twoProjects(t), t.TempDir()
 	d := serveHereOn(t, base, dir)
 	connect(t, d.URL).awaitTools(allTools...)
@@ -499,10 +496,7 @@ func TestRootBecomesALink(t *testing.T) {
 // is called: a scoped session is never answered from outside.
 func TestModuleMovesUnderCalls(t *testing.T) {
 	t.Parallel()
-	rounds := 2
-	if os.Getenv("USHER_SLOW") != "" {
-		rounds = 40
-	}
+	rounds := slowTests(2, 40)
 	dir, base := twoProjects(t), t.TempDir()
 	here := `#!/bin/sh
 # Where says which folder it was started in.

@@ -311,10 +311,7 @@ func TestCache(t *testing.T) {
 // TestThousandModules shows that a start with known modules starts none.
 func TestThousandModules(t *testing.T) {
 	t.Parallel()
-	n := 1000
-	if os.Getenv("USHER_SLOW") == "" {
-		n = 100
-	}
+	n := slowTests(100, 1000)
 	dir, base := t.TempDir(), t.TempDir()
 	trace := dir + "/trace"
 	for i := range n {

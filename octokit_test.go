@@ -89,6 +89,7 @@ func octokitPayloads(t *testing.T) []payload {
 }
 
 func TestWebhookOctokitPayloads(t *testing.T) {
+	slow(t)
 	list := octokitPayloads(t)
 	t.Parallel()
 	dir := t.TempDir()
