@@ -331,8 +331,9 @@ func moduleReport(r *Registry, scope Scope, url string, getenv func(string) stri
 		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
 		if !scope.Contains(s.Source) {
 			line.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
-			s.Module, s.Err = nil, nil
+			s.Module, s.Err, s.Problems = nil, nil, nil
 		}
+		line.Problems = s.Problems
 		if s.Err != nil {
 			line.Error = explain(s.Err)
 		}

@@ -353,7 +353,7 @@ func goTestResults(t *testing.T, p *goTestPeer) {
 	for tool, want := range map[string]string{
 		"greet":      text("hello embedded"),
 		"nothing":    `{"content":[]}`,
-		"nil":        `{"content":[]}`,
+		"nil":        text("[]"),
 		"null":       `{"content":[]}`,
 		"fine":       `{"content":[]}`,
 		"text":       text("a <b> & \"c\"\n"),

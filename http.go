@@ -214,6 +214,9 @@ func (p *originPolicy) admit(r *http.Request) error {
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
+		if origin == "null" {
+			return httpErrorf(http.StatusForbidden, "origin null is not allowed, which files and sandboxed pages have: serve the page by HTTP, and give -allow-origin its address")
+		}
 		if (err != nil || !isLoopback(u.Hostname())) && !slices.Contains(p.origins, strings.ToLower(origin)) {
 			return httpErrorf(http.StatusForbidden, "origin %q is not allowed: start usher serve with -allow-origin %[1]s", clipText(origin, 100))
 		}

@@ -410,6 +410,9 @@ func (r *Registry) host(v *moduleVersion, m *manifest) {
 		module.Methods = append(module.Methods, method)
 		module.Problems = append(module.Problems, problems...)
 	}
+	if rule := methodRules[v.Kind]; len(m.Lists["tools"])+len(module.Problems) == 0 && rule != "" {
+		module.Problems = append(module.Problems, "it has no methods: "+rule)
+	}
 	r.settle(v, module, nil)
 }
 
@@ -518,7 +521,7 @@ func cantStart(module string, err error) error {
 // process that did not start.
 func explain(err error) string {
 	text := err.Error()
-	if start, ok := errors.AsType[*processError](err); ok && len(start.stderr) > 0 {
+	if start, ok := errors.AsType[*processError](err); ok && !strings.HasSuffix(text, strings.Join(start.stderr, "\n")) {
 		text += ": " + strings.Join(start.stderr, "\n")
 	}
 	return text

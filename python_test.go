@@ -63,6 +63,18 @@ func TestPythonNewAnnotations(t *testing.T) {
 	p.end()
 }
 
+// Tags count in a comment above a function, too; other comments do not.
+func TestPythonTagsAbove(t *testing.T) {
+	t.Parallel()
+	pythonTestVersion(t)
+	file := filepath.Join(t.TempDir(), "m.usher.py")
+	write(t, file, "# A remark.\n# @webhook a/b\n#@readonly\n@staticmethod\ndef f(**fields):\n    '''Takes it.\n\n    All of it.'''\n")
+	p := startShim(t, kindPython, file)
+	if m := p.methods["f"]; m == nil || m.Hook != "a/b" || len(m.annotations) != 1 || m.description != "Takes it.\n\nAll of it." {
+		t.Errorf("got %+v", m)
+	}
+}
+
 func TestPythonParameters(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)

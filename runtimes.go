@@ -69,7 +69,15 @@ func checkModuleName(name string) error {
 	if moduleName.MatchString(name) {
 		return nil
 	}
-	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -", name)
+	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -, so rename it", name)
+}
+
+// methodRules say what a method is, by the kind of the module's file.
+var methodRules = map[Kind]string{
+	kindGo:     "a method is an exported function, such as func Greet(p struct{ Name string }) string",
+	kindPython: "a method is a public function, whose name does not begin with _, at the top level of the file",
+	kindNode:   "a method is an exported function, or one of a class that is the default export",
+	kindShell:  "a method is a function with a comment on the lines right above it",
 }
 
 // moduleFile tells by its name whether a file is a module, or a .mcp.json file,
@@ -181,15 +189,18 @@ func checkNesting(inside string, roots []string) error {
 func configModules(raw []byte, dir string, getenv func(string) (string, bool)) ([]discovered, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
 	if err := checkJSON(raw, "the file"); err != nil {
-		return nil, err
+		return nil, errors.New(err.Error() + faultPlace(raw))
 	}
 	servers, ok := members(field(raw, "mcpServers"))
-	if !ok {
+	switch {
+	case !ok && isObject(field(raw, "servers")):
+		return nil, errors.New(`no object "mcpServers" in it: rename "servers", as VS Code calls it`)
+	case !ok:
 		return nil, errors.New(`no object "mcpServers" in it`)
 	}
 	list := make([]discovered, 0, len(servers))
 	for _, server := range servers {
-		if string(field(server.value, "disabled")) == "true" {
+		if string(field(server.value, "disabled")) == "true" || string(field(server.value, "enabled")) == "false" {
 			continue
 		}
 		d := discovered{Name: server.key, Kind: kindConfig, Err: checkModuleName(server.key)}
@@ -200,6 +211,23 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 		list = append(list, d)
 	}
 	return list, nil
+}
+
+// faultPlace says where a text is no JSON, and what it may be that stands there.
+func faultPlace(raw []byte) string {
+	bad, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
+	if !ok || bad.Offset == 0 {
+		return ""
+	}
+	before, at := raw[:bad.Offset-1], raw[bad.Offset-1]
+	place := fmt.Sprintf(" at line %d, column %d", bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n'))
+	switch {
+	case at == '/' || at == '#':
+		place += ": JSON has no comments"
+	case bytes.HasSuffix(bytes.TrimSpace(before), []byte(",")):
+		place += ": the comma before it is one too many"
+	}
+	return place
 }
 
 // readEntry reads the fields of a .mcp.json entry.
@@ -214,6 +242,7 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 	known := map[string]any{
 		"command": &command, "args": &args, "env": &env, "cwd": &cwd, "shared": &d.Launch.Shared,
 		"disabled": new(bool), // it is not
+		"enabled":  new(bool), // it is
 		"type":     new(any),  // "stdio", where there is a command
 	}
 	for _, f := range list {
@@ -227,12 +256,15 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 		}
 	}
 	if command == "" {
-		return errors.New(`no "command": usher hosts only servers that it starts itself, and none at a "url"`)
+		return errors.New(`no "command": usher hosts only servers that it starts itself; for one at a "url": "command": "npx", "args": ["-y", "mcp-remote", URL]`)
 	}
 	var failed error
 	expand := func(text string) string {
 		out, err := expandVariables(text, getenv)
 		failed = cmp.Or(failed, err)
+		if bareVariable.MatchString(text) {
+			d.Problems = append(d.Problems, fmt.Sprintf("%q is passed on as it is, as no shell reads it: write ${HOME} for the home folder, ${NAME} for a variable", text))
+		}
 		return out
 	}
 	l := &d.Launch
@@ -252,21 +284,43 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 // resolve finds the program: a name through PATH, a relative path from the
 // working directory.
 func (l launch) resolve() (launch, error) {
+	program, rest, _ := strings.Cut(l.Path, " ")
 	if strings.ContainsAny(l.Path, `/`+string(filepath.Separator)) && !filepath.IsAbs(l.Path) {
 		l.Path = filepath.Join(l.Dir, l.Path)
 	}
 	path, err := exec.LookPath(l.Path)
 	if err != nil {
-		return l, fmt.Errorf("command %q: %w", filepath.Base(l.Path), errors.Unwrap(err))
+		name := filepath.Base(program) // and no path, which clients may see
+		hint := installHints[name]
+		if rest != "" {
+			hint = fmt.Sprintf(`: "command" is a program alone: put %s into "args"`, rest)
+		}
+		return l, fmt.Errorf("command %q: %s%s", name, reason(errors.Unwrap(err)), hint)
 	}
 	l.Path = path
 	return l, nil
 }
 
+// installHints say where programs come from that modules commonly need.
+var installHints = map[string]string{
+	"python3": ": install Python 3, or make a .venv beside the module",
+	"node":    ": install Node.js, 22.13 or newer",
+	"npx":     ": install Node.js, 22.13 or newer",
+}
+
+// foreignVariable is a variable as other programs have it in such a file.
+var foreignVariable = regexp.MustCompile(`\$\{(env|input):[^}]*\}`)
+
+// bareVariable is what a shell would replace.
+var bareVariable = regexp.MustCompile(`^~/|\$[A-Za-z_]`)
+
 var variable = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)(:-[^}]*)?\}`)
 
 // expandVariables replaces ${VAR} and ${VAR:-default} in a text.
 func expandVariables(text string, getenv func(string) (string, bool)) (out string, err error) {
+	if foreign := foreignVariable.FindString(text); foreign != "" {
+		return "", fmt.Errorf("%s is not known to usher: write ${NAME} or ${NAME:-default}, and set NAME in usher's environment", foreign)
+	}
 	out = variable.ReplaceAllStringFunc(text, func(reference string) string {
 		match := variable.FindStringSubmatch(reference)
 		name, fallback := match[1], match[2]

@@ -29,14 +29,17 @@ func TestParseConfig(t *testing.T) {
 	getenv := func(k string) (string, bool) { v, ok := env[k]; return v, ok }
 	for _, tt := range []struct{ name, entry, want string }{
 		{"a command and its arguments", `{"command":"node","args":["x","y z"]}`, "node x|y z"},
-		{"variables", `{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$HOME","${EMPTY}"]}`, "/h/bin/srv d|$HOME|"},
+		{"variables", `{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$5","${EMPTY}"]}`, "/h/bin/srv d|$5|"},
 		{"environment", `{"command":"x","env":{"B":"${HOME}","A":"1"}}`, "x  A=1|B=/h"},
 		{"a variable that is not set", `{"command":"x","args":["${NOPE}"]}`, "${NOPE} is not set"},
 		{"the daemon's secret", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET}"}}`, "a secret of the daemon"},
 		{"the daemon's secret with a default", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`, "a secret of the daemon"},
 		{"a signature's key", `{"command":"x","args":["${stripe_signing_secret}"]}`, "a secret of the daemon"},
+		{"variables as others write them", `{"command":"x","args":["${env:KEY}"]}`, "write ${NAME}"},
+		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`, "${input:api-key} is not known to usher"},
+		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`, `~/x $HOME/y|a$1|~  "~/x" is passed on as it is, as no shell reads it: write ${HOME} for the home folder, ${NAME} for a variable, "$HOME/y" is`},
 		{"no command", `{"args":[]}`, `no "command"`},
-		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `none at a "url"`},
+		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `"args": ["-y", "mcp-remote", URL]`},
 		{"a folder below", `{"command":"x","cwd":"sub"}`, "x   /w/sub"},
 		{"a folder elsewhere", `{"command":"x","cwd":"${HOME}/sub"}`, "x   /h/sub"},
 		{"one process for all", `{"command":"x","shared":true}`, "x   shared"},
@@ -68,15 +71,39 @@ func TestParseConfig(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
 		}
 	}
-	for _, raw := range []string{``, `[]`, `{"mcpServers":[]}`, `{"mcpservers":{}}`, `{"mcpServers":{}`} {
-		if _, err := configModules([]byte(raw), "/w", getenv); err == nil {
-			t.Errorf("%q was taken", raw)
+	for raw, want := range map[string]string{
+		``: "is empty", `[]`: `"mcpServers"`, `{"mcpServers":[]}`: `"mcpServers"`, `{"mcpservers":{}}`: `"mcpServers"`,
+		`{"servers":{}}`:                  `rename "servers"`,
+		`{"mcpServers":{}`:                "at line 1, column 16",
+		"{\n // no\n}":                    "at line 2, column 2: JSON has no comments",
+		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3, column 1: the comma before it",
+	} {
+		if _, err := configModules([]byte(raw), "/w", getenv); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q in it", raw, err, want)
 		}
 	}
-	raw := "\ufeff" + `{"mcpServers":{"a b":{"command":"x"},"c":{"command":"x"},"d":{"command":"x","disabled":true}}}`
+	raw := "\ufeff" + `{"mcpServers":{"a b":{"command":"x"},"c":{"command":"x"},"d":{"command":"x","disabled":true},"e":{"command":"x","enabled":false}}}`
 	list, err := configModules([]byte(raw), "/w", getenv)
 	if err != nil || len(list) != 2 || list[0].Err == nil || list[1].Err != nil {
 		t.Errorf("a bad name, and one that is disabled: %+v %v", list, err)
+	}
+}
+
+func TestMissingPrograms(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	for program, want := range map[string]string{
+		"python3":           `command "python3": executable file not found in $PATH: install Python 3, or make a .venv beside the module`,
+		"npx -y @scope/foo": `command "npx": no such file or directory: "command" is a program alone: put -y @scope/foo into "args"`,
+		"gone":              `command "gone": executable file not found in $PATH`,
+		"/w/bin/gone":       `command "gone": no such file or directory`,
+	} {
+		_, err := launch{Path: program, Dir: "/w"}.resolve()
+		if err == nil {
+			t.Fatalf("%s is there", program)
+		}
+		if got := explain(cantStart("m", err)); got != `module "m" can't start: `+want {
+			t.Errorf("%s:\n got %s\nwant %s", program, got, want)
+		}
 	}
 }
 

@@ -156,7 +156,7 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	if !ok {
 		return schema // true or false: nothing to add to
 	}
-	if field(schema, "type") == nil && field(schema, "$ref") == nil && field(schema, "anyOf") == nil {
+	if !slices.ContainsFunc([]string{"type", "$ref", "anyOf", "enum"}, func(key string) bool { return field(schema, key) != nil }) {
 		kind, _ := members(docType(d.kind))
 		own = append(kind, own...)
 	}
@@ -180,6 +180,10 @@ var docTypes = map[string]string{"string": "string", "object": "object", "array"
 // nothing.
 func docType(s string) json.RawMessage {
 	s = strings.TrimSpace(s)
+	literals := strings.NewReplacer("|", ",", "'", `"`).Replace("[" + strings.Trim(s, "()") + "]") // as in ('x'|'y')
+	if s != "" && json.Valid([]byte(literals)) {
+		return object{{"enum", marshal(json.RawMessage(literals))}}.json()
+	}
 	if inner, ok := strings.CutPrefix(s, "Array<"); ok {
 		s = strings.TrimSuffix(inner, ">") + "[]"
 	}
@@ -198,11 +202,10 @@ func docType(s string) json.RawMessage {
 type docTags struct {
 	// Hook is where the method takes webhooks, below /webhook/: a path of its
 	// own, or "" for the module's and method's names. IsHook says whether it does.
-	Hook      string
-	IsHook    bool
-	Signature *signatureRule // its @signature tag; nil for none
-
-	description string // without the tags' lines
+	Hook        string
+	IsHook      bool
+	Signature   *signatureRule // its @signature tag; nil for none
+	description string         // without the tags' lines
 	params      []paramDoc
 	annotations object // of MCP
 }
@@ -218,6 +221,8 @@ type paramDoc struct {
 
 // annotationTags are the tags that become MCP tool annotations.
 var annotationTags = map[string]string{"@readonly": "readOnlyHint", "@destructive": "destructiveHint", "@idempotent": "idempotentHint"}
+
+var misplacedTag = regexp.MustCompile(`\S\s+@(webhook|signature)(\s|$)`)
 
 // parseDoc takes the tags that count out of a method's documentation. Each stands
 // on a line of its own; other lines that begin with @ are text.
@@ -250,6 +255,9 @@ func parseDoc(doc string, rules docRules) docTags {
 			}
 		default:
 			text = append(text, line)
+			if rules.Hooks && misplacedTag.MatchString(line) { // which may be meant to protect something
+				t.Signature = cmp.Or(t.Signature, &signatureRule{Err: errors.New("@webhook and @signature count at the beginning of a line alone")})
+			}
 		}
 	}
 	t.description = strings.TrimSpace(strings.Join(text, "\n"))

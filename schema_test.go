@@ -32,6 +32,8 @@ func TestDocTags(t *testing.T) {
 		{"_webhook is in no schema", "go", "", `{"type":"object","properties":{"_webhook":{},"a":{}},"required":["a","_webhook"]}`,
 			`{"inputSchema":{"type":"object","properties":{"a":{}},"required":["a"]}}`},
 		{"no schema is any object", "config", "x", `null`, `{"description":"x","inputSchema":{"type":"object"}}`},
+		{"literals, and fields of the one parameter", "node", "@param {object} p\\n@param {'x' | 'y'} [kind=x] which\\n@param {(1|2)[]} n\\n@param {'a'|string} s\\n@param {string} p.deep.er", `{"type":"object","properties":{"p":{"enum":["of TypeScript"]}}}`,
+			`{"inputSchema":{"type":"object","properties":{"p":{"enum":["of TypeScript"]},"kind":{"enum":["x","y"],"default":"x","description":"which"},"n":{"type":"array","items":{"enum":[1,2]}},"s":{}},"required":["n","s"]}}`},
 		{"other tags are text", "go", "@returns nothing\\nmail me@example.com", `{"type":"object"}`, `{"description":"@returns nothing\nmail me@example.com","inputSchema":{"type":"object"}}`},
 	} {
 		m, _, err := parseMethod(json.RawMessage(`{"name":"x","description":"`+tt.doc+`","inputSchema":`+tt.schema+`}`), docRulesOf[tt.rules])
@@ -60,6 +62,8 @@ func TestHooks(t *testing.T) {
 		{"push", "@webhook /git/push", true, "git/push", 0},
 		{"handlePush", "@webhook git/push", true, "git/push", 0},
 		{"push", "@webhook a b", false, "a b", 1},
+		{"push", "Takes it. @webhook a/b", false, "", 1},
+		{"handlePush", "Takes it. @signature github MY_WEBHOOK_SECRET", true, "", 1},
 		{"push", "@webhook a/../b", false, "a/../b", 1},
 		{"push", "@webhook a//b", false, "a//b", 1},
 		{"push", "@webhook a\\n@webhook b", true, "a", 0},

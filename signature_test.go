@@ -11,6 +11,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -196,7 +197,7 @@ func TestSignatureNearMisses(t *testing.T) {
 		{"the headers of Svix without a time", "standard", []string{svix[0], svix[2]}, false},
 	} {
 		err := (&signatureRule{Scheme: row.scheme, Var: "KEY"}).check(signatureKeys[row.scheme], headerOf(row.headers...), []byte(body), now)
-		if (err == nil) != row.good || err != nil && err != errSignature {
+		if (err == nil) != row.good || err != nil && !errors.Is(err, errSignature) {
 			t.Errorf("%s: %s: %v", row.scheme, row.what, err)
 		}
 	}
@@ -212,9 +213,20 @@ func TestSignatureNearMisses(t *testing.T) {
 			}
 		}
 		for _, seconds := range []string{"9223372036854775807", "-9223372036854775808", "1700000000 ", "0x6553f100", "1_700_000_000", ""} {
-			if isRecent(seconds, now) {
+			if checkRecent(seconds, now) == nil {
 				t.Errorf("%q is recent", seconds)
 			}
+		}
+	}
+	for why, headers := range map[string][]string{ // for the log
+		"none in the headers of stripe": {"Stripe-Signature: t=" + unix},
+		`its time stamp "" is`:          {"Stripe-Signature: v1=" + stripe},
+		`"1699999640" is 6m1s off`:      signed("stripe", signatureKeys["stripe"], body, now.Add(-6*time.Minute).Truncate(time.Second)),
+		"with the key in KEY":           signed("stripe", "other", body, now),
+	} {
+		err := (&signatureRule{Scheme: "stripe", Var: "KEY"}).check(signatureKeys["stripe"], headerOf(headers...), []byte(body), now)
+		if err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("%v, want %q", err, why)
 		}
 	}
 	// Keys as Standard Webhooks has them, with the prefix or without.

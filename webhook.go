@@ -272,7 +272,7 @@ var errSignature = errors.New("the signature is missing, wrong or too old")
 // givenSignature is what a scheme finds in the headers of a request.
 type givenSignature struct {
 	before string   // what is signed before the body
-	fresh  bool     // the time stamp, if the scheme has one, is near enough to now
+	stale  error    // the time stamp, if the scheme has one, is not near enough to now
 	marks  []string // one of them has to be mark and the encoded HMAC-SHA256 of before and body
 	mark   string
 	encode func([]byte) string
@@ -281,27 +281,33 @@ type givenSignature struct {
 // signatureSchemes are the schemes, as providers document them.
 var signatureSchemes = map[string]func(h http.Header, now time.Time) givenSignature{
 	"github": func(h http.Header, _ time.Time) givenSignature {
-		return givenSignature{"", true, h.Values("X-Hub-Signature-256"), "sha256=", hex.EncodeToString}
+		return givenSignature{"", nil, h.Values("X-Hub-Signature-256"), "sha256=", hex.EncodeToString}
 	},
 	"slack": func(h http.Header, now time.Time) givenSignature {
 		stamp := h.Get("X-Slack-Request-Timestamp")
-		return givenSignature{"v0:" + stamp + ":", isRecent(stamp, now), h.Values("X-Slack-Signature"), "v0=", hex.EncodeToString}
+		return givenSignature{"v0:" + stamp + ":", checkRecent(stamp, now), h.Values("X-Slack-Signature"), "v0=", hex.EncodeToString}
 	},
 	"stripe": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
 		items, _ := url.ParseQuery(strings.NewReplacer(" ", "", ",", "&").Replace(h.Get("Stripe-Signature")))
-		return givenSignature{items.Get("t") + ".", isRecent(items.Get("t"), now), items["v1"], "", hex.EncodeToString}
+		return givenSignature{items.Get("t") + ".", checkRecent(items.Get("t"), now), items["v1"], "", hex.EncodeToString}
 	},
 	"standard": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
 		get := func(name string) string { return cmp.Or(h.Get("Webhook-"+name), h.Get("Svix-"+name)) }
-		fresh := get("Id") != "" && isRecent(get("Timestamp"), now)
-		return givenSignature{get("Id") + "." + get("Timestamp") + ".", fresh, strings.Fields(get("Signature")), "v1,", base64.StdEncoding.EncodeToString}
+		stale := checkRecent(get("Timestamp"), now)
+		if get("Id") == "" {
+			stale = fmt.Errorf("%w: the id is not there", errSignature)
+		}
+		return givenSignature{get("Id") + "." + get("Timestamp") + ".", stale, strings.Fields(get("Signature")), "v1,", base64.StdEncoding.EncodeToString}
 	},
 }
 
-// isRecent reports whether a time stamp in Unix seconds is near enough to now.
-func isRecent(stamp string, now time.Time) bool {
+// checkRecent checks that a time stamp in Unix seconds is near enough to now.
+func checkRecent(stamp string, now time.Time) error {
 	n, err := strconv.ParseInt(stamp, 10, 64)
-	return err == nil && now.Sub(time.Unix(n, 0)).Abs() <= signatureTolerance
+	if off := now.Sub(time.Unix(n, 0)).Abs(); err != nil || off > signatureTolerance {
+		return fmt.Errorf("%w: its time stamp %q is %v off", errSignature, clipText(stamp, 20), off.Round(time.Second))
+	}
+	return nil
 }
 
 // key is the key of the HMAC, from its text in the environment, or why nothing
@@ -323,8 +329,8 @@ func (r *signatureRule) key(text string) ([]byte, error) {
 }
 
 // check verifies a body, in a time that tells nothing but the body's length. The
-// error is errSignature for one that is not signed as it should be; any other is
-// key's.
+// error wraps errSignature, and says for the log what is wrong, of one that is not
+// signed as it should be; any other is key's.
 func (r *signatureRule) check(text string, h http.Header, body []byte, now time.Time) error {
 	key, err := r.key(text)
 	given := givenSignature{encode: hex.EncodeToString}
@@ -336,8 +342,14 @@ func (r *signatureRule) check(text string, h http.Header, body []byte, now time.
 	mac.Write(body)
 	want := []byte(given.mark + given.encode(mac.Sum(nil)))
 	fits := func(got string) bool { return hmac.Equal(want, []byte(got)) }
-	if err == nil && !(given.fresh && slices.ContainsFunc(given.marks, fits)) {
-		return errSignature
+	fitting := slices.ContainsFunc(given.marks, fits)
+	switch {
+	case err == nil && strings.Join(given.marks, "") == "":
+		err = fmt.Errorf("%w: there is none in the headers of %s", errSignature, r.Scheme)
+	case err == nil && given.stale != nil:
+		err = given.stale
+	case err == nil && !fitting:
+		err = fmt.Errorf("%w: it is not that of this body with the key in %s", errSignature, r.Var)
 	}
 	return err
 }
@@ -415,7 +427,7 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 	}
 	for _, name := range sortedKeys(values) {
 		types := m.paramTypes(name)
-		if slices.Contains(types, "array") {
+		if slices.Contains(types, "array") || len(types) == 0 && len(values[name]) > 1 {
 			list = append(list, member{name, joinItems(values[name])})
 		} else if value := fieldValue(values[name][0], types); value != nil {
 			list = append(list, member{name, value})

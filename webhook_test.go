@@ -670,6 +670,8 @@ func TestWebhookBodies(t *testing.T) {
 		{"handleForm", form, `i=5%0A`, `{"i":5}`, 200},
 		{"handleForm", form, `sn=5`, `{"sn":"5"}`, 200}, // a text is what it may be
 		{"handleForm", form, `any=5`, `{"any":"5"}`, 200},
+		{"handleForm", form, `any=5&any=6`, `{"any":["5","6"]}`, 200},
+		{"handleAny", form, `c=x&d=1&c=y`, `{"c":["x","y"],"d":"1"}`, 200}, // a Python method may take any, as **kwargs
 		{"handleForm", form, `ni=5`, `{"ni":5}`, 200},
 		{"handleForm", form, `list=a&list=b&list=`, `{"list":["a","b",""]}`, 200},
 		{"handleForm", form, `list=a`, `{"list":["a"]}`, 200},

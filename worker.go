@@ -327,6 +327,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 // line that is too long nothing is known: it fails all calls in flight.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	w.log.Warn("a line on stdout that is no JSON-RPC message", "line", clipText(string(line), maxLoggedLine), "why", why)
+	w.remember("no MCP, on stdout: " + clipText(string(line), maxLoggedLine))
 	ids := []string{strings.Trim(string(field(line, "id")), `"`)}
 	problem := rpcErrorf(codeInternal, "the module's answer can't be read: %v", why)
 	if line == nil {
@@ -353,10 +354,15 @@ func (w *Worker) readStderr(stderr io.Reader) {
 			return
 		}
 		w.log.Info(string(line), "stream", "stderr")
-		w.mu.Lock()
-		w.tail = append(w.tail[max(0, len(w.tail)+1-tailLines):], string(line))
-		w.mu.Unlock()
+		w.remember(string(line))
 	}
+}
+
+// remember keeps a line for the reason why a process did not start.
+func (w *Worker) remember(line string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tail = append(w.tail[max(0, len(w.tail)+1-tailLines):], line)
 }
 
 // handle takes one message from the process.

@@ -435,7 +435,9 @@ class Method:
         self.is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         self.fields = []
         self.rest = self.rest_type = None  # the name and the Type of **kwargs
-        text, docs = parse_doc(function.__doc__)
+        # usher's tags may stand in a comment above, too
+        above = "".join(re.findall(r"(?m)^# *(@.*\n)", inspect.getcomments(inspect.unwrap(function)) or ""))
+        text, docs = parse_doc(inspect.cleandoc(function.__doc__ or "") + "\n" + above)
         hints, kinds = hints_of(inspect.unwrap(function)), Types()
         for p in self.signature.parameters.values():
             hint = hints.get(p.name, typing.Any)
