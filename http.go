@@ -236,7 +236,12 @@ func isLoopback(host string) bool {
 // hashOf names what is made of the parts, in hexadecimal digits. Quoted, no two
 // lists of parts make one text.
 func hashOf(parts ...string) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
+	text := []byte{'['}
+	for _, part := range parts {
+		text = append(strconv.AppendQuote(text, part), ' ')
+	}
+	text[len(text)-1] = ']'
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:16])
 }
 

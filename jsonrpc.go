@@ -185,7 +185,7 @@ func asRPCError(err error) *rpcError {
 // oneLine returns raw on one line: a pretty-printed body would break framing.
 // Inside JSON strings line breaks are always escaped, so only white space goes.
 func oneLine(raw json.RawMessage) json.RawMessage {
-	if !bytes.ContainsAny(raw, "\r\n") {
+	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 { // many times as fast as ContainsAny
 		return raw
 	}
 	var b bytes.Buffer

@@ -348,6 +348,7 @@ func lineWriter(w io.Writer) func(frame) error {
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1)) // else net/http sends it in chunks
 	w.WriteHeader(status)
 	_ = writeBody(w, append(body, '\n')) // a peer that is gone is no one to tell
 }

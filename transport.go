@@ -64,7 +64,8 @@ type accepts struct {
 // parseAccept reads an Accept header. None at all allows anything.
 func parseAccept(values []string) (a accepts) {
 	for part := range strings.SplitSeq(cmp.Or(strings.Join(values, ","), "*/*"), ",") {
-		switch kind, _, _ := mime.ParseMediaType(part); kind {
+		kind, _, _ := strings.Cut(part, ";")
+		switch strings.ToLower(strings.TrimSpace(kind)) {
 		case "*/*":
 			a.json, a.stream = true, true
 		case "application/json", "application/*":
