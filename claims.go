@@ -418,13 +418,13 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 // claims from their instant on. The first look-up that meets one has it removed
 // beside the request. A file that can't be used is tried again at each call.
 func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	info, err := statClaims(s.path)
 	if err != nil {
 		return Claim{}, false, err
 	}
-	if !s.current.is(info) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.current.is(info) { // or another request has seen a newer file: it is read again
 		read, err := readClaims(s.path)
 		if err != nil {
 			return Claim{}, false, err

@@ -7,7 +7,6 @@ package main
 
 import (
 	"cmp"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -17,6 +16,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -52,6 +52,7 @@ const (
 	// scope.go: codes that do not hold, with -require-claim; the log of sessions.
 	guessBudget     = 60       // different codes a minute that are looked up at once, for the whole daemon
 	guessRate       = 10       // look-ups a second after that, for the whole daemon
+	maxOpened       = 1 << 10  // session ids that need not be opened again, of those opened lately
 	sessionLogSlack = 64 << 10 // bytes that the log may grow by, beside doubling, until it is compacted
 
 	// gomodule.go, runtimes.go: files of the workspace.
@@ -153,7 +154,8 @@ func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f fun
 // requestIDHeader names a request, in the answer and in the log.
 const requestIDHeader = "X-Request-Id"
 
-func newRequestID() string { return strings.ToLower(rand.Text()[:16]) }
+// newRequestID draws such a name, which need not be secret.
+func newRequestID() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
 // audience says who is served without showing a secret or a claim code.
 type audience int
@@ -315,6 +317,7 @@ func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool) (b
 	status, why := http.StatusBadRequest, "the body could not be read"
 	switch {
 	case err == nil:
+		r.Body = http.NoBody // nothing is left of it
 		return body, nil
 	case errors.As(err, new(*http.MaxBytesError)):
 		status, why = http.StatusRequestEntityTooLarge, "the body is larger than "+formatSize(b.limit)+" (-max-body)"

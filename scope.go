@@ -27,6 +27,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"log/slog"
 	"maps"
@@ -35,6 +36,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -89,13 +91,13 @@ type Principal struct{ claim claimRef }
 func (p Principal) hasClaim() bool { return p != Principal{} }
 
 // Key is a text to count and group callers by: one for each claim, and "" for all
-// callers without one. Whoever knows it can find the code by trying all codes, so
-// it is kept in memory, and neither logged nor stored.
+// callers without one. The code is in it, so it is kept in memory, and neither
+// logged nor stored.
 func (p Principal) Key() string {
 	if !p.hasClaim() {
 		return ""
 	}
-	return hashOf(p.claim.Code.Reveal(), p.claim.CreatedAt, p.claim.ScopeDir)
+	return p.claim.Code.Reveal() + " " + p.claim.CreatedAt + " " + p.claim.ScopeDir
 }
 
 // Format keeps the code out of whatever a principal is printed into.
@@ -217,10 +219,13 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 			facts.unreadable, why = true, err
 		}
 	}
-	var code Code
 	var presented Principal
-	if code, facts.presents = presentedCode(r); code != "" {
-		c, ok, err := g.lookUp(r.Context(), code, a.Principal, facts.ownHolds)
+	code, presents := presentedCode(r)
+	facts.presents = presents
+	if facts.ownHolds && code == a.Principal.claim.Code {
+		facts.holds, presented = true, a.Principal // which needs no turn
+	} else if code != "" {
+		c, ok, err := g.lookUp(r.Context(), code, facts.ownHolds)
 		switch {
 		case err == errNoTurn && facts.ownHolds: // it counts as one that does not hold
 		case err == errNoTurn:
@@ -275,13 +280,13 @@ func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
 
 // lookUp gives the claim that has a code, where one is required in the caller's
 // turn; errNoTurn says that there was none. A session whose own claim holds never
-// waits: its own code needs no turn, and another one has it at once or not at all.
-func (g *Gate) lookUp(ctx context.Context, code Code, own Principal, ownHolds bool) (Claim, bool, error) {
+// waits: another code has its turn at once or not at all.
+func (g *Gate) lookUp(ctx context.Context, code Code, ownHolds bool) (Claim, bool, error) {
 	patience := turnWait
 	if ownHolds {
 		patience = 0
 	}
-	if g.require && !(ownHolds && own.claim.Code == code) && !g.turns.await(ctx, code, patience) {
+	if g.require && !g.turns.await(ctx, code, patience) {
 		return Claim{}, false, errNoTurn
 	}
 	c, ok, err := g.claims.Lookup(code)
@@ -472,6 +477,8 @@ type sessionStore struct {
 	now    func() time.Time
 	key    []byte
 	cipher cipher.AEAD
+	seed   maphash.Seed
+	opened [maxOpened]atomic.Pointer[openedID] // lately, each in the place of its hash
 
 	mu      sync.RWMutex
 	records map[string]sessionRecord // by session
@@ -496,7 +503,7 @@ func (r sessionRecord) line() []byte { return append(marshal(r), '\n') }
 // openSessions opens the store in dataDir. Where the log can't be used, it begins
 // a new one with a new key, which ends all sessions.
 func openSessions(dataDir string, log *slog.Logger, now func() time.Time) (*sessionStore, error) {
-	s := &sessionStore{path: filepath.Join(dataDir, "sessions.jsonl"), now: now}
+	s := &sessionStore{path: filepath.Join(dataDir, "sessions.jsonl"), now: now, seed: maphash.MakeSeed()}
 	if err := s.read(); err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
 			log.Warn("all sessions end, as their log can't be used", "path", s.path, "err", err)
@@ -564,13 +571,27 @@ func (s *sessionStore) seal(t *sessionToken) string {
 // open gives the session of an id. It is false for whatever this store did not
 // seal, for an id past its time, and for a session that has ended.
 func (s *sessionStore) open(id string) (*sessionToken, bool) {
-	sealed, decodeErr := base64.RawURLEncoding.Strict().DecodeString(id)
-	text, openErr := s.cipher.Open(nil, nil, sealed, nil)
-	t := new(sessionToken)
-	if cmp.Or(decodeErr, openErr, json.Unmarshal(text, t)) != nil || s.now().Sub(t.Issued) >= sessionLife {
+	place := &s.opened[maphash.String(s.seed, id)%maxOpened]
+	last := place.Load()
+	if last == nil || last.id != id {
+		sealed, decodeErr := base64.RawURLEncoding.Strict().DecodeString(id)
+		text, openErr := s.cipher.Open(nil, nil, sealed, nil)
+		last = &openedID{id, new(sessionToken)}
+		if cmp.Or(decodeErr, openErr, json.Unmarshal(text, last.token)) != nil {
+			return nil, false
+		}
+		place.Store(last)
+	}
+	if s.now().Sub(last.token.Issued) >= sessionLife {
 		return nil, false
 	}
-	return t, !s.record(t.ID).Ended
+	return last.token, !s.record(last.token.ID).Ended
+}
+
+// openedID is a session id of this store, and what it holds.
+type openedID struct {
+	id    string
+	token *sessionToken
 }
 
 // record is what became of a session; the zero value is nothing.

@@ -259,7 +259,8 @@ func (d *daemon) listen() (url string, err error) {
 func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stopped, stop := context.WithCancel(context.Background())
+	stopped, cancelCalls := context.WithCancelCause(context.Background())
+	stop := func() { cancelCalls(errStopping) }
 	defer stop()
 	origins := &originPolicy{hosts: d.flags.hosts, origins: d.flags.origins, mcp: thisMachine}
 	if d.flags.open || d.flags.requireClaim {
@@ -312,7 +313,11 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 		defer handlers.Done()
 		// net/http reads what is left of a body before it answers: of one that
 		// does not come, for ever.
-		defer func() { _ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout)) }()
+		defer func() {
+			if r.Body != http.NoBody {
+				_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
+			}
+		}()
 		w.Header().Set(requestIDHeader, newRequestID())
 		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")

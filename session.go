@@ -46,7 +46,10 @@ type quota struct{ used sync.Map } // *atomic.Int64 by principal
 // take counts one more for a principal until give is called, if that is not over
 // the limit.
 func (q *quota) take(principal string, limit int64) (give func(), ok bool) {
-	used, _ := q.used.LoadOrStore(principal, new(atomic.Int64))
+	used, known := q.used.Load(principal)
+	if !known {
+		used, _ = q.used.LoadOrStore(principal, new(atomic.Int64))
+	}
 	n := used.(*atomic.Int64)
 	give = func() { n.Add(-1) }
 	if n.Add(1) > limit {
@@ -61,6 +64,7 @@ type client struct {
 	session *Session
 	out     *outbox
 	streams context.Context // ends when streams to the client have to
+	leaves  context.Context // ends when the client has gone for good, and its requests with it; nil where it may come back
 	// check judges what the transport says of a request beside its message; nil
 	// where that is nothing.
 	check func(r *request) error
@@ -125,9 +129,14 @@ func (r *request) listView(ctx context.Context) *View {
 
 // waitReady waits for modules in the caller's scope that are being introspected.
 func (r *request) waitReady(ctx context.Context) {
-	scope, _ := r.server.scope(r.session) // which reaches nothing with an error
-	r.server.modules.WaitReady(ctx, scope)
+	if r.server.starting() {
+		scope, _ := r.server.scope(r.session) // which reaches nothing with an error
+		r.server.modules.WaitReady(ctx, scope)
+	}
 }
+
+// starting reports whether clients wait for modules: later on no request need ask.
+func (s *Server) starting() bool { return time.Since(s.started) < startupTime }
 
 // callerOf is the caller of a session's requests. What is sent to the client goes
 // out by send, which reports whether it may arrive.
@@ -158,7 +167,7 @@ func (r *request) run(ctx context.Context) (json.RawMessage, error) {
 	if err := checkMethod(r.method, r.session.stateless); err != nil {
 		return nil, err
 	}
-	if mcpMethods[r.method].named != "" {
+	if r.server.starting() && mcpMethods[r.method].named != "" {
 		if _, err := r.find(); err != nil {
 			r.waitReady(ctx) // it may be of a module that is being introspected
 		}
@@ -309,11 +318,14 @@ func (r *request) find() (*Item, error) {
 // call makes the request to the module that it is for, in the scope that the
 // caller has when the call begins.
 func (r *request) call(ctx context.Context) (json.RawMessage, error) {
+	if !r.caller.Stateless || r.method == "completion/complete" {
+		return r.attempt(ctx, r.caller)
+	}
 	item, err := r.find()
 	if err != nil {
 		return nil, err
 	}
-	if item.Stateless() || !r.caller.Stateless || r.method == "completion/complete" {
+	if item.Stateless() {
 		return r.attempt(ctx, r.caller)
 	}
 	return r.server.suspended.do(ctx, r.caller, r.method, r.params, r.attempt) // such a module may ask meanwhile

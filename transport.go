@@ -172,15 +172,15 @@ func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accep
 	if accept.stream {
 		conn.write = sseWriter(w)
 	}
-	ctx, c := r.Context(), client{session: session, streams: s.stopping}
+	c := client{session: session, streams: s.stopping}
 	if session.stateless {
+		c.leaves = r.Context()
 		c.out = newOutbox(conn, nil)
 		c.check = func(asked *request) error { return checkNames(r.Header, asked) }
 	} else {
 		c.out = newOutbox(conn, s.keptStream(answerStream, session))
-		ctx = context.WithoutCancel(ctx)
 	}
-	answers := s.dispatch(ctx, c, list, batch)
+	answers := s.dispatch(c, list, batch)
 	if answers == nil {
 		w.WriteHeader(http.StatusAccepted)
 		return
@@ -235,7 +235,7 @@ func splitBody(body []byte) (list []inMessage, batch bool, err error) {
 // them, the requests of a batch side by side, and a single one without a goroutine
 // more; nil where there is nothing to answer. An answer is nil that nobody wants
 // any more; the error is that of a single request, or of the batch as a whole.
-func (s *Server) dispatch(ctx context.Context, c client, list []inMessage, batch bool) func() (answer []byte, err error) {
+func (s *Server) dispatch(c client, list []inMessage, batch bool) func() (answer []byte, err error) {
 	if protocol := c.session.profile.Load().protocol; batch && protocol != batchProtocol {
 		err := rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", protocol)
 		return func() ([]byte, error) { return encodeError(nil, err), err }
@@ -249,7 +249,7 @@ func (s *Server) dispatch(ctx context.Context, c client, list []inMessage, batch
 		if batch && msg.fault == nil && isStateless(msg.Params) { // nothing would end it with its client
 			msg.fault = rpcErrorf(codeInvalidRequest, "a request of %s can't be part of a batch: send it alone", statelessProtocol)
 		}
-		r, err := s.begin(ctx, c, msg)
+		r, err := s.begin(c, msg)
 		taken = append(taken, func() (answer []byte, _ error) {
 			var result json.RawMessage
 			if err == nil {
@@ -286,35 +286,36 @@ func (s *Server) dispatch(ctx context.Context, c client, list []inMessage, batch
 }
 
 // begin enters a request among those being answered; its answer must be called.
-func (s *Server) begin(ctx context.Context, c client, msg inMessage) (r *request, err error) {
+func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
 	if msg.fault != nil {
 		return nil, msg.fault
 	}
-	principal := s.gate.Current(c.session.sessionToken)
 	r = &request{client: c, server: s, calls: &c.session.calls, id: msg.ID, method: msg.Method, params: msg.Params}
-	if isStateless(msg.Params) && !c.session.stateless { // on a connection that may have a session too
-		if r.session, err = statelessSession(msg.Params, principal); err != nil {
+	if !c.session.stateless && isStateless(msg.Params) { // on a connection that may have a session too
+		if r.session, err = statelessSession(msg.Params, s.gate.Current(c.session.sessionToken)); err != nil {
 			return nil, err
 		}
 	}
+	r.caller = s.callerOf(r.session, r.send)
 	var ok bool
-	if r.give, ok = s.requests.take(principal.Key(), maxInFlight); !ok {
+	if r.give, ok = s.requests.take(r.caller.Principal, maxInFlight); !ok {
 		return nil, rpcErrorf(codeRefused, "%d requests are being answered for you: wait for some of them", maxInFlight)
 	}
-	r.ctx, r.cancel = context.WithCancelCause(ctx)
+	r.ctx, r.cancel = context.WithCancelCause(s.stopped)
 	if err = r.calls.add(string(r.id), r.cancel); err != nil {
 		r.cancel(nil)
 		r.give()
 		return nil, err
 	}
-	r.caller = s.callerOf(r.session, r.send)
 	return r, nil
 }
 
 // answer answers the request, and ends it. The error is an *rpcError, or says that
 // nobody wants the answer any more.
 func (r *request) answer() (result json.RawMessage, err error) {
-	defer context.AfterFunc(r.server.stopped, func() { r.cancel(errStopping) })()
+	if r.leaves != nil {
+		defer context.AfterFunc(r.leaves, func() { r.cancel(nil) })()
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			r.server.log.Error("a panic in answering", "method", clipText(r.method, 100), "panic", p, "stack", string(debug.Stack()))
@@ -440,7 +441,7 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 	session.profile.Store(&clientProfile{protocol: oldestProtocol})
 	streams, endStreams := context.WithCancel(s.stopping)
 	defer endStreams()
-	c := client{session: session, out: newOutbox(conn, nil), streams: streams}
+	c := client{session: session, out: newOutbox(conn, nil), streams: streams, leaves: conn.ctx}
 	c.out.limit = maxDuplexOutbox
 	var notices, requests sync.WaitGroup
 	notices.Go(func() {
@@ -459,7 +460,7 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 		if rpc, ok := errors.AsType[*rpcError](err); ok {
 			c.out.send(encodeError(nil, rpc))
 			err = nil
-		} else if answers := s.dispatch(conn.ctx, c, list, batch); answers != nil { // nil for no line
+		} else if answers := s.dispatch(c, list, batch); answers != nil { // nil for no line
 			requests.Go(func() {
 				answer, _ := answers()
 				c.out.send(answer)

@@ -78,7 +78,7 @@ func FuzzBatch(f *testing.F) {
 				list[i].fault = rpcErrorf(codeInternal, "not here")
 			}
 		}
-		answers := server.dispatch(t.Context(), c, list, batch)
+		answers := server.dispatch(c, list, batch)
 		if answers == nil {
 			return
 		}
