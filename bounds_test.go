@@ -12,9 +12,11 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -351,7 +353,7 @@ func TestAttribution(t *testing.T) {
 		for i, caller := range tt.calls {
 			w.begin(fmt.Sprint(i), &call{caller: caller}, "ping", nil)
 		}
-		w.unanswered["9"] = true
+		w.unanswered["9"] = ""
 		if !tt.cancelled {
 			w.answer(&Message{ID: ID("9")})
 		}
@@ -364,5 +366,192 @@ func TestAttribution(t *testing.T) {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 		w.cancel()
+	}
+}
+
+// runs is how many calls a process has that it has not been told to cancel.
+func (w *Worker) runs() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.calls)
+}
+
+// Calls of a module have so many places, a principal so many of them, and who finds
+// none waits for its turn. What was cancelled has its place until it has ended: one
+// of our own shims' says so, another's is given a minute.
+func TestCallsWaitForTheirTurn(t *testing.T) {
+	t.Parallel()
+	for _, own := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			var w *Worker
+			p := newPool(t.Context(), "a", false, func(_ context.Context, owner *Caller) (*Worker, error) {
+				w = newWorker("a", slog.New(slog.DiscardHandler), owner, func(*Worker) {})
+				w.answersAll = own
+				context.AfterFunc(w.ctx, func() { w.finish("") })
+				return w, nil
+			})
+			defer p.close()
+			ctx, cancel := context.WithCancel(t.Context())
+			call := func(ctx context.Context, principal string, timeout time.Duration) error {
+				_, err := p.call(ctx, Caller{Session: "s", Principal: principal}, "tools/call", nil, timeout)
+				return err
+			}
+			for range maxRunningOf {
+				go call(ctx, "a claim", 0)
+			}
+			synctest.Wait()
+			late := make(chan error)
+			go func() { late <- call(t.Context(), "a claim", time.Second) }()
+			if err := <-late; !errors.Is(err, errBusy) {
+				t.Errorf("one that waits in vain: %v", err)
+			}
+			var order []string
+			for _, name := range []string{"first", "second"} {
+				go func() {
+					defer func() { order = append(order, name) }()
+					call(t.Context(), "a claim", 0)
+				}()
+				synctest.Wait()
+			}
+			go call(t.Context(), "another", 0)
+			synctest.Wait()
+			if n := w.runs(); n != maxRunningOf+1 {
+				t.Errorf("%d calls run, of which %d may be of one claim", n, maxRunningOf)
+			}
+			cancel()
+			synctest.Wait()
+			if n := w.runs(); n != 1 {
+				t.Errorf("%d calls run besides those that were cancelled and have not ended", n)
+			}
+			if own {
+				pass(time.Hour)
+				for id := range maxRunningOf {
+					w.answer(&Message{ID: ID(fmt.Sprint(id + 1))})
+					synctest.Wait()
+				}
+			} else {
+				pass(cancelledTime)
+			}
+			synctest.Wait()
+			if n := w.runs(); n != 3 {
+				t.Errorf("%d calls run, and three should", n)
+			}
+			for id := range 3 {
+				w.answer(&Message{ID: ID(fmt.Sprint(maxRunningOf + 1 + id)), Result: noResult})
+				synctest.Wait()
+			}
+			if own && fmt.Sprint(order) != "[first second]" { // the others began at once
+				t.Errorf("those that waited ended as %v", order)
+			}
+			if len(p.running) != 0 || len(p.waiting) != 0 {
+				t.Errorf("left: %v running, %d waiting", p.running, len(p.waiting))
+			}
+		})
+	}
+}
+
+// A process all of whose places are taken by cancelled calls that do not end makes
+// room for another one.
+func TestStuckProcessIsReplaced(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		starts := 0
+		p := newPool(t.Context(), "a", false, func(_ context.Context, owner *Caller) (*Worker, error) {
+			starts++
+			w := newWorker("a", slog.New(slog.DiscardHandler), owner, func(*Worker) {})
+			w.answersAll = true
+			context.AfterFunc(w.ctx, func() { w.finish("") })
+			return w, nil
+		})
+		defer p.close()
+		ctx, cancel := context.WithCancel(t.Context())
+		for range maxRunningOf {
+			go p.call(ctx, Caller{Session: "s"}, "tools/call", nil, 0)
+		}
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		go p.call(t.Context(), Caller{Session: "s"}, "tools/call", nil, 0)
+		synctest.Wait()
+		if starts != 2 || p.running[""] != 1 {
+			t.Errorf("%d processes were started, and %d calls run", starts, p.running[""])
+		}
+	})
+}
+
+// However many call a shell method at once, so many processes there are.
+func TestShellCallsAreBounded(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("needs a shell")
+	}
+	dir := t.TempDir()
+	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# Counts those that run beside it.\nmany() { mkdir run.$$; ls -d run.* | wc -l; sleep 0.1; rmdir run.$$; }\n")
+	d := serveHere(t, dir)
+	clients := []*testClient{connect(t, d.URL), connect(t, d.URL)}
+	clients[0].awaitTools("a_many")
+	var most atomic.Int64
+	var calls sync.WaitGroup
+	for i := range 3 * maxRunningOf {
+		calls.Go(func() {
+			a := clients[i%2].call("a_many", "")
+			n, err := strconv.ParseInt(strings.TrimSpace(resultText(a.result())), 10, 64)
+			if err != nil {
+				t.Errorf("a call: %s", a.Body)
+			}
+			for before := most.Load(); n > before && !most.CompareAndSwap(before, n); before = most.Load() {
+			}
+		})
+	}
+	calls.Wait()
+	if n := most.Load(); n > maxRunningOf {
+		t.Errorf("%d processes at once", n)
+	}
+}
+
+// Cancelled calls of a method that goes on for ever have no more threads than calls
+// may run, and the next call has a process without them.
+func TestCancelledPythonCallsAreBounded(t *testing.T) {
+	t.Parallel()
+	pythonTestVersion(t)
+	dir := t.TempDir()
+	write(t, dir+"/a.usher.py", "import threading, time\n\ndef stay():\n    time.sleep(600)\n\ndef threads() -> int:\n    return threading.active_count()\n")
+	d := serveHere(t, dir)
+	base := newClaimFor(t, d.Base, dir)
+	c, other := connect(t, d.URL), connect(t, d.URL)
+	c.awaitTools("a_stay", "a_threads")
+	other.Header.Set(claimHeader, base.Code.Reveal())
+	var calls sync.WaitGroup
+	for id := range maxRunningOf - 1 {
+		calls.Go(func() {
+			c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":"c%d","method":"tools/call","params":{"name":"a_stay"}}`, id))
+		})
+	}
+	await(t, "all of them to run", func() bool {
+		n, _ := strconv.Atoi(resultText(other.call("a_threads", "").result()))
+		return n > maxRunningOf
+	})
+	cancel := func() {
+		for id := range maxRunningOf {
+			c.post(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"c%d"}}`, id))
+		}
+	}
+	cancel()
+	calls.Wait()
+	// Its own calls may be one more, and this claim's as many as ever.
+	if n, _ := strconv.Atoi(resultText(other.call("a_threads", "").result())); n < maxRunningOf {
+		t.Errorf("%d threads: what was cancelled has not ended", n)
+	}
+	calls.Go(func() {
+		c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":"c%d","method":"tools/call","params":{"name":"a_stay"}}`, maxRunningOf-1))
+	})
+	await(t, "the last place to be taken", func() bool {
+		n, _ := strconv.Atoi(resultText(other.call("a_threads", "").result()))
+		return n > maxRunningOf+1
+	})
+	cancel()
+	calls.Wait()
+	if n, _ := strconv.Atoi(resultText(c.call("a_threads", "").result())); n == 0 || n > 4 {
+		t.Errorf("%d threads in a process that took the place of one that was stuck", n)
 	}
 }

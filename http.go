@@ -65,16 +65,17 @@ const (
 	// worker.go: one process of a module.
 	maxWorkerLine = 64 << 20 // bytes of one message from a process
 	maxInput      = 16 << 20 // bytes queued for one process, behind what is being written
-	maxUnanswered = 10_000   // cancelled calls of one process that are remembered until they are answered
 	maxAsks       = 64       // requests to clients of one principal that wait for answers, of one process
 	maxLoggedLine = 4 << 10  // bytes of one stray line that are logged
 	tailLines     = 8        // lines of stderr that say why a process did not start
 	maxPages      = 1000     // pages of one list of a module
 
 	// pool.go: the processes of one module.
-	maxProcs   = 16 // processes of one module
-	maxProcsOf = 4  // of these, of one claim
-	maxRounds  = 32 // times that one call is answered with a wish for input
+	maxProcs     = 16 // processes of one module
+	maxProcsOf   = 4  // of these, of one claim
+	maxRunning   = 64 // calls of one module that run at once, cancelled ones until they have ended; more wait their turn
+	maxRunningOf = 32 // of these, of one principal, or of webhooks
+	maxRounds    = 32 // times that one call is answered with a wish for input
 
 	// modules.go, view.go: the registry and what it shows.
 	maxLooks    = 8                        // modules being introspected at once

@@ -54,7 +54,8 @@ func (p *modulePeer) start() {
 // the arguments of calls, and makes the results.
 type shimPeer struct {
 	modulePeer
-	methods map[string]*Method
+	methods   map[string]*Method
+	cancelled int // calls that were, and have ended
 }
 
 // shimCommand runs a file by its language's shim, as launchFile has it.
@@ -77,7 +78,7 @@ func shimCommand(t *testing.T, kind Kind, file string) *exec.Cmd {
 
 func startShim(t *testing.T, kind Kind, file string) *shimPeer {
 	t.Helper()
-	p := &shimPeer{modulePeer{t: t, cmd: shimCommand(t, kind, file)}, make(map[string]*Method)}
+	p := &shimPeer{modulePeer{t: t, cmd: shimCommand(t, kind, file)}, make(map[string]*Method), 0}
 	p.start()
 	var tools []json.RawMessage
 	if err := json.Unmarshal(field(p.request("tools/list", "{}"), "tools"), &tools); err != nil {
@@ -118,6 +119,10 @@ func (p *modulePeer) next() string {
 func (p *shimPeer) answer() (id, result string) {
 	p.t.Helper()
 	line := json.RawMessage(p.next())
+	for string(field(line, "result")) == "{}" { // a cancelled call has ended
+		p.cancelled++
+		line = json.RawMessage(p.next())
+	}
 	if e := field(line, "error"); e != nil {
 		return string(field(line, "id")), string(e)
 	}

@@ -496,6 +496,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		l, err = l.resolve()
 	}
 	w := newWorker(d.Name, r.Log, owner, v.listsChanged)
+	w.answersAll = d.Kind.singleFile()
 	if err == nil {
 		l.Env = environ
 		err = w.spawn(l, r.reaper)

@@ -233,6 +233,9 @@ func TestNodeCancel(t *testing.T) {
 	if got := p.call("howEnded", `{}`); got != shownText("returned") {
 		t.Error(got)
 	}
+	if p.cancelled != 2 {
+		t.Errorf("%d cancelled calls have ended, of 2", p.cancelled)
+	}
 	p.sendCall("8", "sleep", `{"ms":60000}`) // does not keep the process
 	start := time.Now()
 	if rest := p.end(); rest != "" || time.Since(start) > 2*time.Second {

@@ -32,7 +32,7 @@ var (
 	// errRetired says that the module was replaced by a newer version of itself
 	// before the call began: look it up again.
 	errRetired = errors.New("the module was reloaded")
-	errBusy    = errors.New("is busy: as many processes as there may be are answering calls; try again")
+	errBusy    = errors.New("is busy: as many calls as there may be are running, or cancelled and not ended; try again")
 )
 
 // startFunc starts a process of a module, one of an affinity for its owner's call.
@@ -50,6 +50,8 @@ type pool struct {
 	procs   map[string]*process // that take calls, by affinity; under "" the one for all
 	ending  map[*process]bool   // those that do not, and have not ended yet
 	crashes map[string]crashes  // of processes that no call has succeeded at since, by affinity
+	running map[string]int      // calls, by principal; cancelled ones until they have ended
+	waiting []*waiter           // for their turn to run, in order
 	retired bool                // no new calls
 	closed  bool                // and those under way fail
 }
@@ -75,7 +77,7 @@ type process struct {
 
 func newPool(ctx context.Context, name string, perSession bool, start startFunc) *pool {
 	return &pool{name: name, perSession: perSession, ctx: ctx, start: start,
-		procs: make(map[string]*process), ending: make(map[*process]bool), crashes: make(map[string]crashes)}
+		procs: make(map[string]*process), ending: make(map[*process]bool), crashes: make(map[string]crashes), running: make(map[string]int)}
 }
 
 // call makes one request of the module; see Worker.request. A caller with a
@@ -83,8 +85,12 @@ func newPool(ctx context.Context, name string, perSession bool, start startFunc)
 // errRetired, and nothing was done, when the pool has been retired.
 func (p *pool) call(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
 	for range maxRounds {
+		if err := p.begin(ctx, caller.Principal, timeout); err != nil {
+			return nil, err
+		}
 		c, err := p.enter(ctx, caller)
 		if err != nil {
+			p.over(caller.Principal)
 			return nil, err
 		}
 		result, err := c.worker.request(ctx, caller, method, params, timeout)
@@ -101,6 +107,83 @@ func (p *pool) call(ctx context.Context, caller Caller, method string, params js
 		}
 	}
 	return nil, rpcErrorf(codeInternal, "module %q asks without end", p.name)
+}
+
+// waiter is a call that waits for its turn to run.
+type waiter struct {
+	principal string
+	turn      chan struct{} // closed when it has come
+}
+
+// begin waits until one more call may run, in order, for timeout (0: ever) at most.
+// The call runs until over.
+func (p *pool) begin(ctx context.Context, principal string, timeout time.Duration) error {
+	p.mu.Lock()
+	if p.admit(principal) {
+		p.mu.Unlock()
+		return nil
+	}
+	w := &waiter{principal, make(chan struct{})}
+	p.waiting = append(p.waiting, w)
+	p.mu.Unlock()
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("module %q %w", p.name, errBusy))
+		defer cancel()
+	}
+	select {
+	case <-w.turn:
+		return nil
+	case <-ctx.Done():
+	}
+	p.mu.Lock()
+	n := len(p.waiting)
+	p.waiting = slices.DeleteFunc(p.waiting, func(other *waiter) bool { return other == w })
+	came := len(p.waiting) == n
+	p.mu.Unlock()
+	if came {
+		p.over(principal)
+	}
+	return context.Cause(ctx)
+}
+
+// admit has one more call run, if it may: of the module, and of its principal. It
+// is where it shows that a process is stuck in cancelled calls: another one takes
+// its place. Called with mu held.
+func (p *pool) admit(principal string) bool {
+	all := 0
+	for _, n := range p.running {
+		all += n
+	}
+	if !p.retired && (all >= maxRunning || p.running[principal] >= maxRunningOf) { // else enter says that it is
+		if c := p.procs[""]; c != nil && c.worker != nil && c.worker.stuck() {
+			p.end(c)
+		}
+		return false
+	}
+	p.running[principal]++
+	return true
+}
+
+// over is the end of a call that ran. Those have their turn that may run now.
+func (p *pool) over(principal string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.running[principal]--; p.running[principal] == 0 {
+		delete(p.running, principal)
+	}
+	p.admitWaiting()
+}
+
+// admitWaiting has those run whose turn has come. Called with mu held.
+func (p *pool) admitWaiting() {
+	p.waiting = slices.DeleteFunc(p.waiting, func(w *waiter) bool {
+		if !p.admit(w.principal) {
+			return false
+		}
+		close(w.turn)
+		return true
+	})
 }
 
 // enter finds the process for a caller, or starts one and waits for it. It is held
@@ -187,6 +270,9 @@ func (p *pool) run(c *process, caller Caller) {
 		owner = &caller
 	}
 	w, err := p.start(p.ctx, owner)
+	if err == nil {
+		w.over = p.over
+	}
 	p.mu.Lock()
 	c.worker, c.err = w, err
 	if p.ending[c] {
@@ -266,6 +352,7 @@ func (p *pool) endAll(now bool) {
 	for _, c := range p.procs {
 		p.end(c)
 	}
+	p.admitWaiting()
 }
 
 // reap ends the processes that were not used for idle (0: ever) and that nobody

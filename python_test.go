@@ -247,6 +247,9 @@ func TestPythonCancel(t *testing.T) {
 	if got := p.call("sleep", `{"seconds":0.6}`); got != shownText("slept") { // and not the other's answer
 		t.Error(got)
 	}
+	if p.cancelled != 5 {
+		t.Errorf("%d cancelled calls have ended, of 5", p.cancelled)
+	}
 	// Calls under way don't hold the process.
 	p.sendCall("9", "wait", "{}")
 	p.sendCall("10", "sleep", `{"seconds":60}`)

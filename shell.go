@@ -147,9 +147,7 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 				defer cancel()
 				result := s.call(ctx, msg.Params)
 				s.calls.Delete(string(msg.ID))
-				if ctx.Err() == nil {
-					s.send(encodeResult(msg.ID, result))
-				}
+				s.send(encodeResult(msg.ID, result)) // cancelled or not: usher counts what runs
 			})
 		case "notifications/cancelled":
 			if cancel, ok := s.calls.Load(string(field(msg.Params, "requestId"))); ok {

@@ -187,7 +187,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook"}
+	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: "webhook"}
 	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
 		if err := h.verify(ctx, d); err != nil {
 			return nil, err

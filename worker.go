@@ -84,6 +84,7 @@ const (
 	exitTimeout   = 2 * time.Second        // for the end after TERM
 	outputTimeout = 500 * time.Millisecond // for what a process has written to be read after its end
 	askTimeout    = 10 * time.Minute       // for a client's answer: often a person's
+	cancelledTime = time.Minute            // that a cancelled call is taken to run which its module does not answer
 )
 
 // Why a call has no answer of the module's.
@@ -123,7 +124,9 @@ type Worker struct {
 	log    *slog.Logger
 	info   serverInfo // set by the handshake
 
-	listChanged func(w *Worker) // the process says that it offers something else; called by who reads its output
+	listChanged func(w *Worker)        // the process says that it offers something else; called by who reads its output
+	over        func(principal string) // a client's call of that principal runs no more; set before there are any
+	answersAll  bool                   // cancelled calls too, when they have ended: our shims do, MCP does not ask for it
 
 	lastID   atomic.Int64
 	level    atomic.Int32       // least log messages it was told to send, counted from 1; 0 for not told
@@ -140,7 +143,7 @@ type Worker struct {
 	mu         sync.Mutex
 	input      []byte                    // lines that wait to be written to the process
 	calls      map[string]*call          // in flight, by id; nil once the process has ended
-	unanswered map[string]bool           // ids of cancelled calls that the module may still be working on
+	unanswered map[string]string         // principals of cancelled calls that may still run, by id
 	owner      *Caller                   // the latest caller of a session's process
 	asks       map[string]*clientRequest // by the module's own ids
 	subs       map[*subscription]bool    // resources that it tells of
@@ -161,9 +164,9 @@ func (s *subscription) alive() bool { return s.worker.alive() }
 // newWorker is a worker without a process yet. owner is for whose call a process
 // of one affinity is started; nil for others.
 func newWorker(module string, log *slog.Logger, owner *Caller, listChanged func(*Worker)) *Worker {
-	w := &Worker{module: module, log: log.With("module", module), owner: owner, listChanged: listChanged,
+	w := &Worker{module: module, log: log.With("module", module), owner: owner, listChanged: listChanged, over: func(string) {},
 		queued: make(chan struct{}, 1), done: make(chan struct{}),
-		calls: make(map[string]*call), unanswered: make(map[string]bool), asks: make(map[string]*clientRequest), subs: make(map[*subscription]bool)}
+		calls: make(map[string]*call), unanswered: make(map[string]string), asks: make(map[string]*clientRequest), subs: make(map[*subscription]bool)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w
 }
@@ -235,14 +238,25 @@ func (w *Worker) finish(state string) {
 		w.err = &processError{reason: fmt.Sprintf("module %q was stopped during the call", w.module)}
 	}
 	w.mu.Lock()
-	calls := w.calls
-	w.calls = nil
+	calls, unanswered := w.calls, w.unanswered
+	w.calls, w.unanswered = nil, nil
 	w.mu.Unlock()
 	for _, c := range calls {
 		c.answer <- nil
 	}
+	for _, principal := range unanswered {
+		w.over(principal)
+	}
 	w.asking.Wait()
 	close(w.done)
+}
+
+// stuck reports whether so many cancelled calls run on that one principal may have
+// no other, and nothing but the end of the process would end them.
+func (w *Worker) stuck() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.answersAll && len(w.unanswered) >= maxRunningOf
 }
 
 // stop begins the end of the process and returns at once; done is closed when
@@ -387,15 +401,18 @@ func (w *Worker) handle(msg *Message) {
 	}
 }
 
-// answer gives an answer to the call that waits for it.
+// answer gives an answer to the call that waits for it, or notes that a cancelled
+// one has ended.
 func (w *Worker) answer(msg *Message) {
 	w.mu.Lock()
 	c := w.calls[string(msg.ID)]
 	delete(w.calls, string(msg.ID))
-	if len(w.unanswered) < maxUnanswered { // past that it is not known which others there are
-		delete(w.unanswered, string(msg.ID))
-	}
+	principal, cancelled := w.unanswered[string(msg.ID)]
+	delete(w.unanswered, string(msg.ID))
 	w.mu.Unlock()
+	if cancelled {
+		w.over(principal)
+	}
 	if c != nil {
 		c.answer <- msg
 	}
@@ -483,6 +500,7 @@ func (w *Worker) begin(id string, c *call, method string, params json.RawMessage
 	w.mu.Lock()
 	if w.calls == nil {
 		w.mu.Unlock()
+		w.end(id, c, nil)
 		return errNotSent
 	}
 	w.calls[id] = c
@@ -503,12 +521,13 @@ func (w *Worker) begin(id string, c *call, method string, params json.RawMessage
 
 // end takes a call out, with what was asked in it, so that its client hears of
 // that before it has the answer. A call is cancelled for a reason, nil for none:
-// the module is told, and one that it has not answered is remembered, as what it
-// asks next may be for that.
+// the module is told, and one that it has not answered is remembered for as long
+// as it may run, as what the module asks next may be for that.
 func (w *Worker) end(id string, c *call, cancelled error) {
 	w.mu.Lock()
-	if w.calls[id] == c && cancelled != nil && c.caller.Session != "" && len(w.unanswered) < maxUnanswered {
-		w.unanswered[id] = true
+	runs := w.calls[id] == c && cancelled != nil && c.caller.Session != ""
+	if runs {
+		w.unanswered[id] = c.caller.Principal
 	}
 	delete(w.calls, id)
 	var asks []*clientRequest
@@ -521,6 +540,12 @@ func (w *Worker) end(id string, c *call, cancelled error) {
 	for _, a := range asks {
 		a.cancel()
 		<-a.over
+	}
+	switch {
+	case runs && !w.answersAll:
+		time.AfterFunc(cancelledTime, func() { w.answer(&Message{ID: ID(id)}) })
+	case !runs && c.caller.Session != "":
+		w.over(c.caller.Principal)
 	}
 	if cancelled != nil {
 		reason := object{{"requestId", json.RawMessage(id)}, {"reason", quote(cancelled.Error())}}

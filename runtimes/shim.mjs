@@ -106,7 +106,10 @@ function receive(line) {
   if (!methods) return waiting.push(line)
   const m = JSON.parse(line)
   if (m.method === 'notifications/cancelled') {
-    calls.get(m.params.requestId)?.end() // its answer is dropped, whenever it comes
+    const call = calls.get(m.params.requestId)
+    if (!call) return
+    call.cancelled = true
+    call.end()
   } else if (m.method === undefined) {
     asks.get(m.id)?.(m)
   } else if (m.method === 'tools/call' && methods.has(m.params.name)) {
@@ -131,8 +134,9 @@ function reply({ method, params }) {
 
 // ---- Calls
 
-// A Call is one tools/call under way. Once it has ended, by its answer or by a
-// cancellation, nothing more is sent for it.
+// A Call is one tools/call under way. Once it has been answered nothing more is
+// sent for it; once it was cancelled, only that it has ended, as usher counts what
+// runs.
 class Call {
   ended = false
 
@@ -151,6 +155,7 @@ class Call {
       this.settle(failure(messageOf(err)))
     } finally {
       calls.delete(this.id)
+      if (this.cancelled) send({ id: this.id, result: {} })
     }
   }
 

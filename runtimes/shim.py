@@ -482,7 +482,8 @@ class Call:
         self.make = lambda: method.call(params.get("arguments", {}))
         self.token = params.get("_meta", {}).get("progressToken")
         self.lock = threading.Lock()
-        self.ended = False  # answered or cancelled: nothing more is sent
+        self.ended = False  # answered or cancelled: nothing more is sent, but that it has ended
+        self.cancelled = False  # by usher
         self.future = None  # of a call on the loop
         self.asked = None  # the future of the last answer that the method waited for
 
@@ -504,6 +505,12 @@ class Call:
         elif self.asked:
             self.asked.cancel()
 
+    # Says that a cancelled call has ended, as usher counts what runs.
+    def over(self):
+        self.server.calls.pop(self.id, None)
+        if self.cancelled:
+            self.server.respond(self.id, "result", "{}")
+
     def in_thread(self):
         try:
             value = self.make()
@@ -514,12 +521,12 @@ class Call:
             self.answer(result(value))
         except BaseException as e:  # SystemExit too: it would end the thread without an answer
             self.fail(e)
-        self.server.calls.pop(self.id, None)
+        self.over()
 
     def hop(self, make):
         self.future = asyncio.run_coroutine_threadsafe(self.on_loop(make), self.server.loop)
         # Of one cancelled before its first step, too.
-        self.future.add_done_callback(lambda _: self.server.calls.pop(self.id, None))
+        self.future.add_done_callback(lambda _: self.over())
 
     async def on_loop(self, make):
         try:
@@ -706,6 +713,7 @@ class Server:
         elif method == "notifications/cancelled":
             call = self.calls.get(params.get("requestId"))
             if call:
+                call.cancelled = True
                 call.cancel()
         elif method == "tools/call" and params.get("name") in self.methods:
             Call(self, id_, self.methods[params["name"]], params).start()
