@@ -27,43 +27,41 @@ import (
 // user's input.
 var oddMeta = fmt.Sprintf(`"_meta":{%q:%q,%q:{"elicitation":{}}}`, metaProtocol, statelessProtocol, metaClientCaps)
 
-// A session has one value for as long as something of it is under way, however
-// many others there are.
-func TestSessionJustOpenedIsNotEvicted(t *testing.T) {
-	t.Parallel()
-	var s sessionTable
-	open := func(token *sessionToken) *Session {
-		session := s.open(token)
-		session.join(&outbox{})
-		return session
-	}
-	for range maxIdleSessions {
-		s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()))
-	}
-	token := newSessionToken(protocols[0], 0, Principal{}, time.Now())
-	if open(token) != open(token) {
-		t.Error("two values for one session that is in use")
-	}
-}
-
-// Of too many sessions those are kept that were used lately.
-func TestIdleSessionsAreForgotten(t *testing.T) {
+// A principal's sessions are kept in memory up to a number, at which the one idle
+// longest makes room. One that is in use, or was just opened, has one value however
+// many others there are; and who has too many of those is refused, and nobody else.
+func TestSessionsInMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var s sessionTable
-		open := func() {
-			s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()))
+		var tokens []*sessionToken
+		open := func(principal string) *Session {
+			tokens = append(tokens, newSessionToken(protocols[0], 0, Principal{}, time.Now()))
+			return s.open(tokens[len(tokens)-1], principal)
 		}
-		for range maxIdleSessions + 5 {
-			open()
+		used := open("a claim")
+		used.join(&outbox{})
+		for range maxSessionsOf - 1 {
+			open("a claim")
 		}
-		if n := len(s.live); n != maxIdleSessions+5 {
-			t.Errorf("%d sessions are kept of %d of the last minute", n, maxIdleSessions+5)
+		if open("a claim") != nil {
+			t.Error("one session too many is in use")
 		}
-		pass(2 * time.Minute)
-		open()
-		if n := len(s.live); n != 1 {
-			t.Errorf("%d sessions are kept, and one was used lately", n)
+		if open("another") == nil || open("") == nil {
+			t.Error("others are refused")
+		}
+		pass(sessionGrace + 1)
+		s.open(tokens[1], "a claim")
+		for range maxSessionsOf - 2 {
+			if open("a claim") == nil {
+				t.Fatal("no idle session made room")
+			}
+		}
+		if s.live[tokens[0].ID] != used || s.live[tokens[1].ID] == nil || s.live[tokens[2].ID] != nil {
+			t.Error("another one than the one idle longest made room")
+		}
+		if n := len(s.live); n != maxSessionsOf+2 {
+			t.Errorf("%d sessions are kept", n)
 		}
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -993,6 +994,38 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	}
 	if _, ok := again.sessions.open(endedID); ok {
 		t.Error("a session that has ended goes on after a restart")
+	}
+}
+
+// TestRecordsAreBounded has a claim end more sessions than are remembered: it can
+// end no other, and another claim can, also after a restart.
+func TestRecordsAreBounded(t *testing.T) {
+	t.Parallel()
+	data := t.TempDir()
+	g, _ := testGate(t, data, false)
+	own, other := Principal{claimRef{Code: "ABCDEF"}}, Principal{claimRef{Code: "GHJKMN"}}
+	end := func(g *Gate, p Principal) error {
+		token, _ := g.Create(protocols[0], 0, p)
+		return g.End(token)
+	}
+	if err := end(g, own); err != nil {
+		t.Fatal(err)
+	}
+	token, _ := g.Create(protocols[0], 0, own)
+	for i := range maxRecordsOf - 1 {
+		g.sessions.records[strconv.Itoa(i)] = sessionRecord{ID: strconv.Itoa(i), Issued: time.Now(), Ended: true, Claim: own.claim}
+	}
+	if err := g.sessions.compact(); err != nil {
+		t.Fatal(err)
+	}
+	again, _ := testGate(t, data, false)
+	for name, g := range map[string]*Gate{"before": g, "after": again} {
+		if err := g.End(token); err != errManyRecords {
+			t.Errorf("%s a restart: one too many: %v", name, err)
+		}
+		if err := errors.Join(end(g, other), end(g, Principal{})); err != nil {
+			t.Errorf("%s a restart: others: %v", name, err)
+		}
 	}
 }
 

@@ -37,7 +37,7 @@ const (
 	maxHeader      = 64 << 10 // bytes of one request's headers
 	defaultMaxBody = 4 << 20  // bytes of one request's body (-max-body)
 	maxBodies      = 64 << 20 // bytes of all bodies being read, as received; or -max-body, if that is more
-	maxUnknown     = 16 << 20 // of these, of senders who have shown neither code, session nor secret
+	maxBodiesOf    = 16 << 20 // of these, of one principal; of all who have shown the secret; of all who have shown nothing; or -max-body, likewise
 	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout; larger ones make room for others first
 	maxWrite       = 64 << 10 // bytes that a peer has to take within writeTimeout
 
@@ -50,6 +50,7 @@ const (
 	minKept          = 4 << 10  // bytes that a shorter message counts for there
 
 	// scope.go: codes that do not hold, with -require-claim; the log of sessions.
+	maxRecordsOf    = 20_000   // sessions whose end, or move to another claim, is remembered, of one principal
 	guessBudget     = 60       // different codes a minute that are looked up at once, for the whole daemon
 	guessRate       = 10       // look-ups a second after that, for the whole daemon
 	maxOpened       = 1 << 10  // session ids that need not be opened again, of those opened lately
@@ -89,12 +90,13 @@ const (
 	maxSuspended = 64 // calls of one principal that wait for input of their clients
 
 	// session.go, transport.go: sessions and their streams.
-	maxIdleSessions = 10_000 // sessions kept in memory while nothing is under way for them
-	maxInFlight     = 256    // requests being answered, of one principal
-	maxStreams      = 16     // notification streams of one session
-	maxStreamsOf    = 256    // notification streams of one claim
-	maxBatch        = 100    // messages of one batch
-	maxWanted       = 256    // resources that one session listens to
+	maxSessionsOf  = 1000     // sessions in memory, of one principal; those that nothing is under way for make room
+	maxInFlight    = 256      // requests being answered, of one principal
+	maxStreams     = 16       // notification streams of one session
+	maxStreamsOf   = 256      // notification streams of one principal
+	maxBatch       = 100      // messages of one batch
+	maxWanted      = 256      // resources that one session listens to
+	maxWantedBytes = 32 << 10 // bytes of their URIs
 
 	// webhook.go: deliveries.
 	defaultWebhookLimit = 256 // deliveries being answered (-webhook-limit)
@@ -292,22 +294,28 @@ type bodyReader struct {
 
 	mu      sync.Mutex
 	pending map[*pendingBody]bool
-	size    map[bool]int // bytes received of all pending bodies, by whether the sender is known
+	all     int            // bytes received of all pending bodies
+	of      map[string]int // of these, by sender
 }
 
+// Senders of bodies that are no principals.
+const (
+	stranger     = "?"       // whoever has shown nothing
+	secretSender = "webhook" // whoever has shown the secret of webhooks
+)
+
 func newBodyReader(limit int64) *bodyReader {
-	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool), size: make(map[bool]int)}
+	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool), of: make(map[string]int)}
 }
 
 // Read reads a whole body. Nothing is read of one whose announced length is over
-// the limit. known says that the sender has shown something that holds: senders
-// who have not share a smaller part of what all bodies may take. The errors are
-// *httpError. Reading a body to its end is also what lets net/http notice that
-// the client went away.
-func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool) (body []byte, err error) {
+// the limit. Of what all bodies may take one sender has a part: a principal,
+// stranger or secretSender. The errors are *httpError. Reading a body to its end is
+// also what lets net/http notice that the client went away.
+func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, sender string) (body []byte, err error) {
 	err = new(http.MaxBytesError)
 	if r.ContentLength <= b.limit {
-		p := &pendingBody{ResponseController: http.NewResponseController(w), common: b, from: http.MaxBytesReader(w, r.Body, b.limit), known: known, since: time.Now()}
+		p := &pendingBody{ResponseController: http.NewResponseController(w), common: b, from: http.MaxBytesReader(w, r.Body, b.limit), sender: sender, since: time.Now()}
 		p.SetReadDeadline(p.since.Add(bodyTimeout))
 		body, err = io.ReadAll(p)
 		b.mu.Lock()
@@ -340,7 +348,7 @@ type pendingBody struct {
 
 	common  *bodyReader
 	from    io.Reader
-	known   bool // its sender has shown a code, a session or the secret
+	sender  string
 	since   time.Time
 	size    int  // bytes received
 	dropped bool // to make room for others
@@ -368,11 +376,16 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 	}
 	b.pending[p] = true
 	p.size += n
-	b.size[p.known] += n
-	for b.size[true]+b.size[false] > max(maxBodies, int(b.limit)) || b.size[false] > max(maxUnknown, int(b.limit)) {
+	b.all += n
+	b.of[p.sender] += n
+	for {
+		own := b.of[p.sender] > max(maxBodiesOf, int(b.limit))
+		if !own && b.all <= max(maxBodies, int(b.limit)) {
+			return !p.dropped
+		}
 		slow := p
 		for other := range b.pending {
-			if other.rate() < slow.rate() {
+			if (other.sender == p.sender || !own) && other.rate() < slow.rate() {
 				slow = other
 			}
 		}
@@ -380,13 +393,15 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 		slow.dropped = true
 		slow.SetReadDeadline(time.Unix(1, 0)) // its read ends now
 	}
-	return !p.dropped
 }
 
 // remove ends the counting of a body. The caller holds b.mu.
 func (b *bodyReader) remove(p *pendingBody) {
 	delete(b.pending, p)
-	b.size[p.known] -= p.size
+	b.all -= p.size
+	if b.of[p.sender] -= p.size; b.of[p.sender] == 0 {
+		delete(b.of, p.sender)
+	}
 	p.size = 0
 }
 
@@ -394,7 +409,7 @@ func (b *bodyReader) remove(p *pendingBody) {
 // is over bodyChunk makes room for others, the slowest first; for any other sender
 // there is no rate, so that one who asks for room that is not there is refused.
 func (p *pendingBody) rate() float64 {
-	if p.known || p.size <= bodyChunk {
+	if p.sender != stranger || p.size <= bodyChunk {
 		return math.Inf(1)
 	}
 	return float64(p.size) / float64(time.Since(p.since))

@@ -6,12 +6,14 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -80,18 +82,18 @@ func post(t *testing.T, url, message, header string) answer {
 }
 
 // bodyServer answers with how much it read, and knows who says so.
-func bodyServer(t *testing.T, limit int64) *httptest.Server {
+func bodyServer(t *testing.T, limit int64) (*httptest.Server, *bodyReader) {
 	bodies := newBodyReader(limit)
 	write := func(w http.ResponseWriter, e *httpError) { http.Error(w, e.Msg, e.Status) }
 	s := httptest.NewServer(handle(slog.New(slog.DiscardHandler), write, func(w http.ResponseWriter, r *http.Request) error {
-		body, err := bodies.Read(w, r, r.Header.Get("Known") != "")
+		body, err := bodies.Read(w, r, cmp.Or(r.Header.Get("Known"), stranger))
 		if err == nil {
 			fmt.Fprint(w, len(body))
 		}
 		return err
 	}))
 	t.Cleanup(s.Close)
-	return s
+	return s, bodies
 }
 
 // slowBody announces a body, sends a part of it, and waits for the server to
@@ -132,7 +134,7 @@ func (b *slowBody) status(t *testing.T) int {
 func TestBodiesHaveOneBudget(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
-	s := bodyServer(t, 12*mib)
+	s, _ := bodyServer(t, 12*mib)
 	small := sendBody(t, s, "", 100, 50) // the slowest of all
 	first := sendBody(t, s, "", 10*mib, 6*mib)
 	second := sendBody(t, s, "", 10*mib, 9*mib)
@@ -156,18 +158,30 @@ func TestBodiesHaveOneBudget(t *testing.T) {
 func TestBodiesOfKnownSendersAreRefusedPastTheBudget(t *testing.T) {
 	t.Parallel()
 	const mib = 1 << 20
-	s := bodyServer(t, maxBodies)
-	half := sendBody(t, s, "Known: yes\r\n", 41*mib, 40*mib)
-	more := sendBody(t, s, "Known: yes\r\n", 30*mib, 30*mib)
-	if n := more.status(t); n != 503 {
+	s, bodies := bodyServer(t, 14*mib)
+	var held []*slowBody
+	for i := range maxBodies / (14 * mib) {
+		held = append(held, sendBody(t, s, fmt.Sprintf("Known: %d\r\n", i), 14*mib, 13*mib))
+		await(t, "a body to arrive", func() bool {
+			bodies.mu.Lock()
+			defer bodies.mu.Unlock()
+			return bodies.of[strconv.Itoa(i)] == 13*mib
+		})
+		if n := sendBody(t, s, fmt.Sprintf("Known: %d\r\n", i), 4*mib, 4*mib).status(t); n != 503 {
+			t.Errorf("past what one sender may hold: %d", n)
+		}
+	}
+	if n := sendBody(t, s, "Known: another\r\n", 14*mib, 14*mib).status(t); n != 503 {
 		t.Errorf("past the budget: %d", n)
 	}
-	io.CopyN(half, zeros{}, mib)
-	if n := half.status(t); n != 200 {
-		t.Errorf("who was there: %d", n)
+	if n := sendBody(t, s, "Known: another\r\n", 2*mib, 2*mib).status(t); n != 200 {
+		t.Errorf("another, while there is room: %d", n)
 	}
-	if n := sendBody(t, s, "", 30*mib, 30*mib).status(t); n != 200 { // -max-body allows as much
-		t.Errorf("afterwards: %d", n)
+	for _, b := range held {
+		io.CopyN(b, zeros{}, mib)
+		if n := b.status(t); n != 200 {
+			t.Errorf("who was there: %d", n)
+		}
 	}
 }
 
@@ -175,7 +189,8 @@ func TestBodiesOfKnownSendersAreRefusedPastTheBudget(t *testing.T) {
 // to go on with it.
 func TestBodyAnnouncedTooLarge(t *testing.T) {
 	t.Parallel()
-	b := sendBody(t, bodyServer(t, 1000), "Expect: 100-continue\r\n", 1001, 0)
+	s, _ := bodyServer(t, 1000)
+	b := sendBody(t, s, "Expect: 100-continue\r\n", 1001, 0)
 	if n := b.status(t); n != 413 {
 		t.Errorf("status %d", n)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -114,7 +115,8 @@ func TestListenerWantsTooMuch(t *testing.T) {
 		return string(marshal(list))
 	}
 	for name, filter := range map[string]string{
-		"one list": `{"resourceSubscriptions":` + uris(0, maxWanted+1) + `}`,
+		"one list":  `{"resourceSubscriptions":` + uris(0, maxWanted+1) + `}`,
+		"long URIs": `{"resourceSubscriptions":` + string(marshal(slices.Repeat([]string{"r://many/" + strings.Repeat("x", maxURI-9)}, maxWantedBytes/maxURI+1))) + `}`,
 	} {
 		meta := object{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}}.json()
 		req := stateless(t, d.URL).request(http.MethodPost, string(encodeRequest(ID("1"), listenMethod, meta)))

@@ -155,13 +155,16 @@ const (
 	needsCode    = "a claim code is required here: " + howToPresent
 	codeIsNone   = "the claim code presented is unknown or has ended: " + howToPresent
 	tooManyCodes = "too many unknown claim codes were presented lately: try again later"
-	noSuchID     = "this session is unknown or has ended: send initialize again"
 )
 
-var (
-	errEnded     = errors.New("the claim of this session has ended: ask for a new code and connect with it")
-	errNoSession = errors.New("no such session")
-)
+var errEnded = errors.New("the claim of this session has ended: ask for a new code and connect with it")
+
+// errNoSession refuses a request whose session is no more. A client begins anew at
+// that (MCP, basic/transports, "Session Management").
+var errNoSession error = httpErrorf(http.StatusNotFound, "this session is unknown or has ended: send initialize again")
+
+// errManyRecords refuses to end a session or move it to another claim.
+var errManyRecords error = httpErrorf(http.StatusTooManyRequests, "the session goes on as it is: too many others have ended or moved within %v: ask for a new code", sessionLife)
 
 // Gate decides who a request is from and what they may reach. Safe for
 // concurrent use.
@@ -202,7 +205,7 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	if id, inURL := presentedSession(r); id != "" {
 		token, ok := g.sessions.open(id)
 		if !ok {
-			return a, httpErrorf(http.StatusNotFound, noSuchID)
+			return a, errNoSession
 		}
 		// With a POST, only HTTP+SSE has its session in the URL; any other there
 		// counts for nothing.
@@ -263,8 +266,7 @@ func (g *Gate) present(a admission, p Principal) (admission, error) {
 		return a, nil
 	}
 	if err := g.sessions.append(a.Session, sessionRecord{Claim: p.claim}); err != nil {
-		return a, &httpError{Status: http.StatusServiceUnavailable, Err: err, Header: retryAfter(5),
-			Msg: "the session's claim could not be written down: try again"}
+		return a, err
 	}
 	a.Principal = p
 	g.logScoped("session scoped", a.Session, p)
@@ -382,8 +384,8 @@ func (g *Gate) Create(protocol string, caps clientCaps, p Principal) (*sessionTo
 func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.record(t.ID).Ended }
 
 // End ends a session for good: before it returns, the log says so. The error is
-// errNoSession where the session has ended already; with any other the session
-// goes on.
+// errNoSession where the session has ended already; with any other, an *httpError
+// too, the session goes on.
 func (g *Gate) End(t *sessionToken) error {
 	return g.sessions.append(t, sessionRecord{Ended: true})
 }
@@ -483,9 +485,10 @@ type sessionStore struct {
 	mu      sync.RWMutex
 	records map[string]sessionRecord // by session
 
-	writing   sync.Mutex // held to write the file, so that memory and file tell the same story in the same order
-	size      int64      // of the file
-	compacted int64      // its size when it was last written anew
+	writing   sync.Mutex       // held to write the file, so that memory and file tell the same story in the same order
+	size      int64            // of the file
+	compacted int64            // its size when it was last written anew
+	count     map[claimRef]int // of records, by their claim then, or since by that of the session before
 }
 
 // sessionRecord is a line of the log. The last line of a session counts.
@@ -552,8 +555,10 @@ func (s *sessionStore) compact() error {
 	text := sessionRecord{Key: s.key}.line()
 	s.mu.Lock()
 	maps.DeleteFunc(s.records, func(_ string, rec sessionRecord) bool { return s.now().Sub(rec.Issued) >= sessionLife })
+	s.count = make(map[claimRef]int)
 	for _, rec := range s.records {
 		text = append(text, rec.line()...)
+		s.count[rec.Claim]++
 	}
 	s.mu.Unlock()
 	if err := replaceFile(s.path, text); err != nil {
@@ -603,22 +608,30 @@ func (s *sessionStore) record(id string) sessionRecord {
 
 // append writes down what becomes of a session, sees it onto the disk, and only
 // then has it count. Requests that write nothing do not wait for the disk. The
-// error is errNoSession where the session has ended meanwhile.
+// error is errNoSession where the session has ended meanwhile; with any other
+// *httpError the session stays as it was.
 func (s *sessionStore) append(t *sessionToken, rec sessionRecord) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	before := s.record(t.ID)
-	if before.Ended {
+	before, first := s.record(t.ID), t.Claim
+	switch {
+	case before.Ended:
 		return errNoSession
+	case before.ID == "" && s.count[first] >= maxRecordsOf:
+		return errManyRecords
 	}
 	rec.ID, rec.Issued = t.ID, t.Issued
-	rec.Claim = cmp.Or(rec.Claim, before.Claim) // an end does not take a claim away from what is under way
+	rec.Claim = cmp.Or(rec.Claim, before.Claim, first) // an end does not take a claim away from what is under way
 	if err := s.write(rec.line()); err != nil {
-		return fmt.Errorf("writing %q: %w", s.path, err)
+		return &httpError{Status: http.StatusServiceUnavailable, Err: fmt.Errorf("writing %q: %w", s.path, err), Header: retryAfter(5),
+			Msg: "what becomes of the session could not be written down, so it stays as it is: try again"}
 	}
 	s.mu.Lock()
 	s.records[t.ID] = rec
 	s.mu.Unlock()
+	if before.ID == "" {
+		s.count[first]++
+	}
 	if s.size > 2*s.compacted+sessionLogSlack {
 		_ = s.compact() // what was written stands; a log that can't be written fails the next append
 	}

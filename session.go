@@ -385,7 +385,7 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 		if err != nil {
 			return nil, err
 		}
-		if _, known := session.subscriptions[uri]; !known && len(session.subscriptions) >= maxWanted {
+		if _, known := session.subscriptions[uri]; !known && tooMany(slices.Collect(maps.Keys(session.subscriptions)), uri) {
 			return nil, errManyWanted
 		}
 		if !session.connected() {
@@ -441,7 +441,7 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 		return nil, rpcErrorf(codeInvalidParams, "resourceSubscriptions must be a list of strings")
 	}
 	uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Lookup("resources", uri) == nil })
-	if len(uris) > maxWanted {
+	if tooMany(uris) {
 		return nil, errManyWanted
 	}
 	for _, uri := range uris { // nobody else knows the session yet
@@ -477,7 +477,8 @@ var errStopping = rpcErrorf(codeRefused, "usher is shutting down")
 // its own, which ends with it.
 type Session struct {
 	*sessionToken
-	lastUse      time.Time                         // of its table, which guards it
+	lastUse      time.Time                         // of its table, which guards it, and principal
+	principal    string                            // whose it counts as
 	stateless    bool                              // it stands for one request of a client without sessions
 	affinity     string                            // whose process of a hosted server serves it
 	subscription json.RawMessage                   // id of the subscriptions/listen that it stands for
@@ -567,42 +568,66 @@ func (s *Session) tell(method string, params json.RawMessage) {
 func (s *Session) connected() bool { return s.primary() != nil }
 
 // sessionTable is the sessions that something is under way for, or was lately.
-// Where there are too many, idle ones are forgotten: their log levels and
-// subscriptions are lost, and which lists they have seen. The zero value is empty.
+// Where a principal has too many, the one idle longest is forgotten: its log level
+// and subscriptions are lost, and which lists it has seen. The zero value is empty.
 // Safe for concurrent use.
 type sessionTable struct {
-	mu    sync.Mutex
-	live  map[string]*Session // by the token's ID
-	swept time.Time           // when idle ones were last looked for
+	mu   sync.Mutex
+	live map[string]*Session // by the token's ID
 }
 
-// open returns the session of a token.
-func (t *sessionTable) open(token *sessionToken) *Session {
+// sessionGrace is how long a session is not idle after its last request began.
+const sessionGrace = 10 * time.Second
+
+// open returns the session of a token; nil where the principal has too many, and
+// none that is idle.
+func (t *sessionTable) open(token *sessionToken, principal string) *Session {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	session := t.live[token.ID]
 	if session == nil {
+		if !t.makeRoom(principal) {
+			return nil
+		}
 		session = newSession(token)
 		if t.live == nil {
 			t.live = make(map[string]*Session)
 		}
 		t.live[token.ID] = session
 	}
-	session.lastUse = time.Now()
-	if len(t.live) > maxIdleSessions && time.Since(t.swept) > time.Second { // a flood of new sessions leaves none to forget
-		t.swept = time.Now()
-		maps.DeleteFunc(t.live, func(_ string, s *Session) bool {
-			return time.Since(s.lastUse) > time.Minute && s.calls.len() == 0 && !s.connected()
-		})
-	}
+	session.lastUse, session.principal = time.Now(), principal
 	return session
 }
 
+// makeRoom reports whether the principal may have one more session, once the one
+// idle longest was forgotten. Called with mu held.
+func (t *sessionTable) makeRoom(principal string) bool {
+	var idle *Session
+	count := 0
+	for _, s := range t.live {
+		if s.principal != principal {
+			continue
+		}
+		count++
+		if (idle == nil || s.lastUse.Before(idle.lastUse)) && time.Since(s.lastUse) > sessionGrace && s.calls.len() == 0 && !s.connected() {
+			idle = s
+		}
+	}
+	if count >= maxSessionsOf && idle != nil {
+		delete(t.live, idle.ID)
+	}
+	return count < maxSessionsOf || idle != nil
+}
+
 // end takes a session away that has ended, and cancels what is under way in it.
-func (t *sessionTable) end(session *Session) {
+func (t *sessionTable) end(token *sessionToken) {
 	t.mu.Lock()
-	delete(t.live, session.ID)
+	session := t.live[token.ID]
+	delete(t.live, token.ID)
 	t.mu.Unlock()
+	if session == nil {
+		return
+	}
 	session.mu.Lock()
 	session.ended = true
 	streams := slices.Clone(session.streams) // which leave as they end
@@ -701,7 +726,13 @@ type interest struct {
 // resource's changes.
 const subscribeTimeout = 10 * time.Second
 
-var errManyWanted = rpcErrorf(codeInvalidParams, "too many resources are subscribed to (%d at most): unsubscribe from some", maxWanted)
+var errManyWanted = rpcErrorf(codeInvalidParams, "too many resources are subscribed to (%d at most, with URIs of %s in all): unsubscribe from some", maxWanted, formatSize(maxWantedBytes))
+
+// tooMany reports whether one session may not subscribe to all of these.
+func tooMany(uris []string, more ...string) bool {
+	uris = append(uris, more...)
+	return len(uris) > maxWanted || len(strings.Join(uris, "")) > maxWantedBytes
+}
 
 // unsubscribe undoes subscribe. Unknown URIs are ignored.
 func (s *Session) unsubscribe(uri string) {

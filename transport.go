@@ -95,13 +95,21 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body, err := s.bodies.Read(w, r, from.Session != nil || from.Principal != Principal{})
+	sender := from.Principal.Key()
+	if from.Session == nil && !from.Principal.hasClaim() {
+		sender = stranger
+	}
+	body, err := s.bodies.Read(w, r, sender)
 	if err != nil {
 		return err
 	}
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
-		if take := s.sessions.open(from.Session).take.Load(); take == nil || !(*take)(body) {
-			return errSessionEnded
+		session, err := s.openSession(from)
+		if err != nil {
+			return err
+		}
+		if take := session.take.Load(); take == nil || !(*take)(body) {
+			return errNoSession
 		}
 		w.WriteHeader(http.StatusAccepted)
 		return nil
@@ -149,17 +157,20 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 	case from.Session == nil:
 		return nil, cmp.Or(from.Unknown, errNoSessionID)
 	default:
-		return s.openSession(from.Session)
+		return s.openSession(from)
 	}
 }
 
-// openSession is the live session of a token, which may have ended while the body
-// of the request came in.
-func (s *Server) openSession(t *sessionToken) (*Session, error) {
-	session := s.sessions.open(t)
-	if s.gate.Ended(t) {
-		s.sessions.end(session)
-		return nil, errSessionEnded
+// openSession is the live session of who was admitted with one, which may have
+// ended while the body of the request came in.
+func (s *Server) openSession(from admission) (*Session, error) {
+	session := s.sessions.open(from.Session, from.Principal.Key())
+	switch {
+	case session == nil:
+		return nil, errManySessions
+	case s.gate.Ended(from.Session):
+		s.sessions.end(from.Session)
+		return nil, errNoSession
 	}
 	return session, nil
 }
@@ -356,13 +367,12 @@ func (s *Server) keptStream(kind string, session *Session) *keptStream {
 	return kept
 }
 
-// What a request is refused with that names no session, one that is no more (a
-// client begins anew at that: MCP, basic/transports, "Session Management"), or one
-// that has too many streams.
+// What a request is refused with that names no session, or whose principal has too
+// many streams or sessions.
 var (
 	errNoSessionID  error = httpErrorf(http.StatusBadRequest, "no %s: send initialize first, and then the session id from its answer", sessionHeader)
-	errSessionEnded error = httpErrorf(http.StatusNotFound, noSuchID)
 	errManyStreams  error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
+	errManySessions error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many sessions are in use: wait until some are idle", Header: retryAfter(15)}
 )
 
 // serveGET is a session's notification stream, or the rest of a stream that broke
@@ -380,7 +390,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
-		return errSessionEnded // with its stream
+		return errNoSession // with its stream
 	}
 	give, ok := s.streams.take(from.Principal.Key(), maxStreamsOf)
 	if !ok {
@@ -394,7 +404,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if from.Session == nil {
 		return s.serveSSE(r.URL.Path, from.Principal, conn, cancel)
 	}
-	session, err := s.openSession(from.Session)
+	session, err := s.openSession(from)
 	if err != nil {
 		return err
 	}
@@ -483,7 +493,10 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 // to say by POST.
 func (s *Server) serveSSE(path string, p Principal, conn *connection, hangUp func()) error {
 	token, id := s.gate.Create(sseProtocol, 0, p)
-	session, lines := s.sessions.open(token), make(chan inLine)
+	session, lines := s.sessions.open(token, p.Key()), make(chan inLine)
+	if session == nil {
+		return errManySessions
+	}
 	defer s.modules.EndAffinity(session.ID)
 	take := func(body []byte) bool {
 		select {
@@ -509,13 +522,11 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	if from.Session == nil {
 		return cmp.Or(from.Unknown, errNoSessionID)
 	}
-	session := s.sessions.open(from.Session)
 	if err := s.gate.End(from.Session); err != nil && !errors.Is(err, errNoSession) {
-		return &httpError{Status: http.StatusServiceUnavailable, Err: err,
-			Msg: "the end of the session could not be written down, so it goes on: try again", Header: retryAfter(5)}
+		return err
 	}
-	s.sessions.end(session)
-	s.modules.EndAffinity(session.ID)
+	s.sessions.end(from.Session)
+	s.modules.EndAffinity(from.Session.ID)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }

@@ -133,7 +133,11 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 			return err
 		}
 	}
-	if d.body, err = h.bodies.Read(w, d.Request, d.shown && h.secret != ""); err != nil {
+	sender := stranger
+	if d.shown && h.secret != "" {
+		sender = secretSender
+	}
+	if d.body, err = h.bodies.Read(w, d.Request, sender); err != nil {
 		return err
 	}
 	return h.verify(d.Context(), d)
@@ -187,7 +191,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: "webhook"}
+	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: secretSender}
 	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
 		if err := h.verify(ctx, d); err != nil {
 			return nil, err
