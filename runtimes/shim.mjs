@@ -106,10 +106,7 @@ function receive(line) {
   if (!methods) return waiting.push(line)
   const m = JSON.parse(line)
   if (m.method === 'notifications/cancelled') {
-    const call = calls.get(m.params.requestId)
-    if (!call) return
-    call.cancelled = true
-    call.end()
+    calls.get(m.params.requestId)?.end(true)
   } else if (m.method === undefined) {
     asks.get(m.id)?.(m)
   } else if (m.method === 'tools/call' && methods.has(m.params.name)) {
@@ -154,14 +151,13 @@ class Call {
       log(`${method.tool.name}: ${shown(err)}`)
       this.settle(failure(messageOf(err)))
     } finally {
-      calls.delete(this.id)
-      if (this.cancelled) send({ id: this.id, result: {} })
+      if (calls.delete(this.id) && this.cancelled) send({ id: this.id, result: {} })
     }
   }
 
   // end ends the call, and the wait for an answer of the client.
-  end() {
-    this.ended = true
+  end(cancelled) {
+    Object.assign(this, { ended: true, cancelled })
     this.stopAsking?.()
   }
 

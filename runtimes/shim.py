@@ -482,8 +482,8 @@ class Call:
         self.make = lambda: method.call(params.get("arguments", {}))
         self.token = params.get("_meta", {}).get("progressToken")
         self.lock = threading.Lock()
-        self.ended = False  # answered or cancelled: nothing more is sent, but that it has ended
-        self.cancelled = False  # by usher
+        # Answered or cancelled: nothing more is sent, but that a call has ended which usher cancelled.
+        self.ended = self.cancelled = False
         self.future = None  # of a call on the loop
         self.asked = None  # the future of the last answer that the method waited for
 
@@ -497,18 +497,16 @@ class Call:
     # Drops the answer and all reports. A coroutine is cancelled; a generator is closed when it
     # next yields, or where it asks; a thread can't be stopped from outside, so a plain function
     # runs to its end.
-    def cancel(self):
+    def cancel(self, by_usher=False):
         with self.lock:
-            self.ended = True
-        if self.future:
-            self.future.cancel()
-        elif self.asked:
-            self.asked.cancel()
+            self.ended, self.cancelled = True, by_usher
+        waiting = self.future or self.asked
+        if waiting:
+            waiting.cancel()
 
     # Says that a cancelled call has ended, as usher counts what runs.
     def over(self):
-        self.server.calls.pop(self.id, None)
-        if self.cancelled:
+        if self.server.calls.pop(self.id, self).cancelled:
             self.server.respond(self.id, "result", "{}")
 
     def in_thread(self):
@@ -713,8 +711,7 @@ class Server:
         elif method == "notifications/cancelled":
             call = self.calls.get(params.get("requestId"))
             if call:
-                call.cancelled = True
-                call.cancel()
+                call.cancel(True)
         elif method == "tools/call" and params.get("name") in self.methods:
             Call(self, id_, self.methods[params["name"]], params).start()
         elif id_ is not None:  # else a notification that says nothing to us
