@@ -372,8 +372,11 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 			code = drawCode()
 		}
 		now = now.UTC().Truncate(time.Millisecond)
-		made, err = parseClaim(marshal(map[string]any{
-			"code": code, "scopeDir": scopeDir, "createdAt": now, "expiresAt": now.Add(ttl), "label": label}))
+		record := object{{"code", quote(code.Reveal())}, {"scopeDir", quote(scopeDir)}, {"createdAt", marshal(now)}, {"expiresAt", marshal(now.Add(ttl))}}
+		if label != "" {
+			record = append(record, member{"label", quote(label)})
+		}
+		made, err = parseClaim(record.json())
 		return append(old.active(now), made), err
 	})
 	if err != nil {

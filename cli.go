@@ -21,8 +21,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -34,8 +34,10 @@ type app struct {
 	ctx            context.Context
 	stdin          io.Reader
 	stdout, stderr io.Writer
+	painter        // of stdout
 	getenv         func(string) string
 	base           string // the -base flag; see dataDir
+	readOnly       bool   // nothing is made in the data folder
 }
 
 // command is an entry of the table. setup declares the flags of the command and
@@ -53,12 +55,13 @@ const anyNumber = math.MaxInt
 
 var commands = []command{
 	{"serve", "[flags] [DIR…]", 0, anyNumber, "host the modules under each DIR for MCP clients, over HTTP", setupServe},
-	{"stdio", "[flags] [DIR…]", 0, anyNumber, "host them for the one client that started this, over stdin and stdout", setupStdio},
-	{"claim", "[-scope DIR] [-ttl D] [-label TEXT] [-json] | list [-json] | revoke CODE…", 0, anyNumber, "make, list and revoke codes that let an MCP client see one folder", setupClaim},
+	{"stdio", "[flags] [DIR…]", 0, anyNumber, "host modules for the client that starts it, on stdin and stdout", setupStdio},
+	{"claim", "[flags] | list [-json] | revoke CODE…", 0, anyNumber, "make, list and revoke codes that let a client see one folder", setupClaim},
 	{"modules", "[-json] [-scope DIR | -claim CODE] [DIR…]", 0, anyNumber, "show the modules, their tools, and what is wrong with the rest", setupModules},
 	{"call", "[flags] MODULE METHOD [JSON]", 2, 3, "call one method from the shell", setupCall},
 	{"new", "FILE", 1, 1, "write a module to begin with", setupNew},
-	{"version", "", 0, 0, "print the version", setupVersion},
+	{"completion", "SHELL", 1, 1, "print what has bash, zsh or fish complete usher's command lines", setupCompletion},
+	{"version", "", 0, 0, "print the version, the commit and that of Go", setupVersion},
 }
 
 //go:embed help
@@ -66,6 +69,14 @@ var helpTexts embed.FS
 
 // run dispatches to a command and turns its error into an exit status.
 func (a *app) run(args []string) int {
+	words := slices.Clone(claimWords)
+	for _, c := range commands {
+		words = append(words, c.name)
+	}
+	// Flags may stand before the command, too.
+	if i := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(words, arg) }); i > 0 && args[0][0] == '-' {
+		args = slices.Concat(args[i:i+1], args[:i], args[i+1:])
+	}
 	switch {
 	case len(args) == 0:
 		printOverview(a.stderr)
@@ -76,14 +87,44 @@ func (a *app) run(args []string) int {
 			return 0
 		}
 		args = []string{args[1], "-h"}
+	case slices.Contains([]string{"-v", "-version", "--version"}, args[0]):
+		args = []string{"version"}
 	}
 	for _, c := range commands {
 		if c.name == args[0] {
 			return a.runCommand(c, args[1:])
 		}
 	}
-	a.warnf("unknown command %q: usher help lists them", args[0])
+	a.warnf("unknown command %q%s (usher help lists them)", args[0], didYouMean(args[0], words))
 	return 2
+}
+
+// claimWords is what may be typed for parts of usher claim, as didYouMean takes it.
+var claimWords = []string{"list=claim list", "ls=claim list", "revoke=claim revoke", "rm=claim revoke", "delete=claim revoke"}
+
+// didYouMean is the end of an error about a mistyped word: what was meant, if one of
+// words is near. A word may be followed by = and what to say in its place.
+func didYouMean(typed string, words []string) (meant string) {
+	fewest := len(typed)/3 + 2
+	for _, word := range words {
+		word, say, _ := strings.Cut(word, "=")
+		if n := distance(typed, word); n < fewest {
+			fewest, meant = n, ": did you mean "+plain(cmp.Or(say, word))+"?"
+		}
+	}
+	return meant
+}
+
+// distance is how many letters have to be typed anew to make one word of another:
+// those between the beginning and the end that they share.
+func distance(a, b string) int {
+	for a != "" && b != "" && a[0] == b[0] {
+		a, b = a[1:], b[1:]
+	}
+	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return max(len(a), len(b))
 }
 
 func (a *app) runCommand(c command, args []string) int {
@@ -107,11 +148,14 @@ func (a *app) runCommand(c command, args []string) int {
 	if err == nil {
 		return 0
 	}
+	if a.ctx.Err() != nil {
+		err = errors.New("interrupted")
+	}
 	a.warnf("%s: %s", c.name, plain(strings.ReplaceAll(err.Error(), "\n", "; ")))
 	if !errors.As(err, new(usageError)) {
 		return 1
 	}
-	fmt.Fprintf(a.stderr, "usage: usher %s %s\nSee usher help %s.\n", c.name, c.args, c.name)
+	fmt.Fprintf(a.stderr, "usage: usher %s\nSee usher help %s.\n", strings.TrimSpace(c.name+" "+c.args), c.name)
 	return 2
 }
 
@@ -124,7 +168,7 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	}
 	for {
 		if err := fs.Parse(args); err != nil {
-			return nil, err
+			return nil, flagError(fs, err)
 		}
 		if fs.NArg() == 0 {
 			return append(rest, last...), nil
@@ -132,6 +176,20 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 		rest = append(rest, fs.Arg(0))
 		args = fs.Args()[1:]
 	}
+}
+
+// flagError is an error of fs.Parse with what to write instead.
+func flagError(fs *flag.FlagSet, err error) error {
+	if what, ok := strings.CutSuffix(err.Error(), ": parse error"); ok {
+		return fmt.Errorf("%s: want a number, for a duration with its unit, such as 5m", what)
+	}
+	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
+	if !ok {
+		return err
+	}
+	words := []string{"port=-addr 127.0.0.1:3001"}
+	fs.VisitAll(func(f *flag.Flag) { words = append(words, f.Name+"=-"+f.Name) })
+	return fmt.Errorf("unknown flag -%s%s", name, didYouMean(name, words))
 }
 
 // printOverview lists the commands.
@@ -146,12 +204,15 @@ func printOverview(w io.Writer) {
 	fmt.Fprintf(w, "\n%s", text)
 }
 
-// printHelp prints the manual of one command; its flags describe themselves.
+// printHelp prints the manual of one command, from its help text. The flags, which
+// describe themselves, stand before the examples.
 func (a *app) printHelp(c command, fs *flag.FlagSet) {
-	text, _ := helpTexts.ReadFile("help/" + c.name + ".txt") // some have none
-	a.printf("usage: usher %s\n\n%s.\n\n%s\n", strings.TrimSpace(c.name+" "+c.args), strings.ToUpper(c.summary[:1])+c.summary[1:], text)
+	text, _ := helpTexts.ReadFile("help/" + c.name + ".txt")
+	about, examples, _ := strings.Cut(string(text), "For example:\n")
+	a.printf("usage: usher %s\n\n%s.\n\n%s", strings.TrimSpace(c.name+" "+c.args), strings.ToUpper(c.summary[:1])+c.summary[1:], about)
 	fs.SetOutput(a.stdout)
 	fs.PrintDefaults()
+	a.printf("\nFor example:\n%s", examples)
 }
 
 // printf prints what is for people.
@@ -179,7 +240,14 @@ func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 
 
 func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
 	return func([]string) error {
-		a.printf("usher %s (%s %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		commit := ""
+		info, _ := debug.ReadBuildInfo() // there is one, as usher is a module
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				commit = "commit " + s.Value + ", "
+			}
+		}
+		a.printf("usher %s (%s%s %s/%s)\n", version(), commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return nil
 	}
 }
@@ -189,7 +257,9 @@ func (a *app) declareBase(fs *flag.FlagSet) {
 	fs.StringVar(&a.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
 }
 
-func (a *app) dataDir() (string, error) { return dataDir(cmp.Or(a.base, a.getenv("USHER_BASE"))) }
+func (a *app) dataDir() (string, error) {
+	return dataDir(cmp.Or(a.base, a.getenv("USHER_BASE")), a.readOnly)
+}
 
 // resolveDir makes a folder absolute with symlinks resolved.
 func resolveDir(dir string) (string, error) {
@@ -207,18 +277,26 @@ func resolveDir(dir string) (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// withRegistry opens the modules under dirs, or else the current folder, for do;
-// c holds what else the registry needs to know.
-func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
-	if len(dirs) == 0 {
-		dirs = []string{"."}
+// resolveDirs resolves the folders that arguments name: without any, the current one.
+func resolveDirs(args []string) (dirs []string, err error) {
+	if len(args) == 0 {
+		args = []string{"."}
 	}
-	for _, dir := range dirs {
-		root, err := resolveDir(dir)
+	for _, arg := range args {
+		dir, err := resolveDir(arg)
 		if err != nil {
-			return usageErrorf("DIR %q: %v", dir, err)
+			return nil, usageErrorf("DIR %q: %v", arg, err)
 		}
-		c.Roots = append(c.Roots, root)
+		dirs = append(dirs, dir)
+	}
+	return dirs, nil
+}
+
+// withRegistry opens the modules under dirs, as resolveDirs takes them, for do; c
+// holds what else the registry needs to know.
+func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) (err error) {
+	if c.Roots, err = resolveDirs(dirs); err != nil {
+		return err
 	}
 	data, err := a.dataDir()
 	if err = cmp.Or(err, checkNesting(a.getenv(nestedVar), c.Roots)); err != nil {
@@ -233,13 +311,16 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	return do(r)
 }
 
-// waitReady waits until all modules are introspected, and says so on stderr when
-// that takes a while.
-func (a *app) waitReady(r *Registry) {
-	if !r.Settle(a.ctx, time.Second, scopeAll()) {
-		a.warnf("waiting for modules: each is built or started once to ask what it offers")
-		r.Settle(a.ctx, time.Hour, scopeAll())
+// waitReady waits until all modules are introspected, and names on stderr those
+// that take a while. The error is that it was interrupted.
+func (a *app) waitReady(r *Registry) error {
+	told := make(map[string]bool)
+	for !r.Settle(a.ctx, time.Second, scopeAll()) && a.ctx.Err() == nil {
+		if names := pendingModules(r, told); names != "" {
+			a.warnf("building %s…", names)
+		}
 	}
+	return a.ctx.Err()
 }
 
 func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
@@ -270,9 +351,11 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 			}
 		}
 		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)}, func(r *Registry) error {
-			a.waitReady(r)
+			if err := a.waitReady(r); err != nil {
+				return err
+			}
 			data, _ := a.dataDir() // it was used before
-			report := moduleReport(r, *scope, cmp.Or(readDaemon(data).URL, defaultURL), a.getenv)
+			report := moduleReport(r, *scope, readDaemon(data), a.getenv)
 			a.print(report, *asJSON, func() { a.printModules(report) })
 			return nil
 		})
@@ -318,12 +401,13 @@ type toolLine struct {
 	Method  string `json:"method"`
 	About   string `json:"about,omitempty"`
 	Webhook string `json:"webhook,omitempty"` // its URL
+	curl    string // what delivers there; "" where a signature is wanted
 }
 
-// moduleReport is all modules as they look in a view through scope. url is where
-// the daemon is, for webhooks, whose paths are those of the unscoped view in any
-// scope.
-func moduleReport(r *Registry, scope Scope, url string, getenv func(string) string) []moduleLine {
+// moduleReport is all modules as they look in a view through scope. The daemon is
+// for webhooks, whose paths are those of the unscoped view in any scope.
+func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(string) string) []moduleLine {
+	url, secret := cmp.Or(daemon.URL, defaultURL), daemon.Secret || getenv(webhookSecretVar) != ""
 	view, whole := r.Source().View(scope), r.Source().View(scopeAll())
 	status, problems := r.Report()
 	list := []moduleLine{}
@@ -344,8 +428,9 @@ func moduleReport(r *Registry, scope Scope, url string, getenv func(string) stri
 			for i, t := range view.ToolsOf(s.Module) {
 				line.Label = t.Label
 				tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
-				if path := hooks[i].HookPath(); path != "" {
-					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + path
+				if served, _ := whole.Hook(hooks[i].HookPath()); served != nil {
+					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + served.HookPath()
+					tool.curl = hookCurl(whole, served, url, secret)
 				}
 				line.Tools = append(line.Tools, tool)
 				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
@@ -396,29 +481,29 @@ func (a *app) printModules(list []moduleLine) {
 func (a *app) printModule(m moduleLine) {
 	title := plain(m.Path)
 	if name := cmp.Or(m.Label, m.Name); name != "" {
-		title = fmt.Sprintf("%s (%s)  %s", plain(name), m.Kind, title)
+		title = fmt.Sprintf("%s (%s)  %s", a.paint(bold, plain(name)), m.Kind, title)
 	}
 	a.printf("%s\n", title)
 	a.printNote("", m.About)
 	t := newTable(a.stdout)
 	for _, tool := range m.Tools {
-		fmt.Fprintf(t, "    %s\t%s\n", tool.Name, plain(tool.About))
+		fmt.Fprintln(t, strings.TrimSuffix("    "+tool.Name+"\t"+plain(tool.About), "\t"))
 	}
 	t.Flush()
 	for _, tool := range m.Tools {
 		if tool.Webhook != "" {
-			a.printf("    webhook: curl %s -H 'Content-Type: application/json' -d '{}'\n", tool.Webhook)
+			a.printf("    webhook: %s\n", cmp.Or(tool.curl, tool.Webhook+", signed by its sender"))
 		}
 	}
 	for _, p := range m.Problems {
 		a.printNote("note: ", p)
 	}
 	a.printNote("hidden: ", m.Hidden)
-	what := "not hosted: "
+	what := "not hosted"
 	if m.Hosted {
-		what = "its newest version is not hosted: "
+		what = "its newest version is not hosted"
 	}
-	a.printNote(what, m.Error)
+	a.printNote(a.paint(red, what)+": ", m.Error)
 }
 
 // printNote prints a text below a module, if there is one.
@@ -439,12 +524,16 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 		if err := flags.check(secret); err != nil {
 			return err
 		}
+		roots, err := resolveDirs(dirs)
+		if err != nil {
+			return err
+		}
 		data, err := a.dataDir()
 		if err != nil {
 			return err
 		}
-		modules := func(c registryConfig, do func(*Registry) error) error { return a.withRegistry(dirs, c, do) }
-		d := &daemon{flags: flags, secret: secret, data: data, withRegistry: modules, out: a.stdout, log: flags.log, getenv: a.getenv}
+		modules := func(c registryConfig, do func(*Registry) error) error { return a.withRegistry(roots, c, do) }
+		d := &daemon{flags: flags, secret: secret, data: data, roots: roots, withRegistry: modules, out: a.stdout, painter: a.painter, log: flags.log, getenv: a.getenv}
 		return d.run(a.ctx)
 	}
 }
@@ -470,7 +559,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	dir := fs.String("dir", ".", "look for the module under `DIR`")
 	scope := declareScope(fs, "call as a session would whose claim is for `DIR`")
-	timeout := fs.Duration("call-timeout", 5*time.Minute, "give up after this long without an answer or progress")
+	timeout := fs.Duration("call-timeout", 5*time.Minute, "give up after `DURATION` without an answer or progress")
 	return func(args []string) error {
 		raw := []byte(append(args, "{}")[2])
 		if string(raw) == "-" {
@@ -481,19 +570,41 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 		}
 		list, ok := members(raw)
 		if !ok || checkJSON(raw, "it") != nil {
-			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"value\"}'")
+			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
 		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
 		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout, Only: named}
 		return a.withRegistry([]string{*dir}, config, func(r *Registry) error {
-			a.waitReady(r)
+			if err := a.waitReady(r); err != nil {
+				return err
+			}
+			meant := ": usher modules shows which are, and why others are not"
+			var methods []string
 			for _, tool := range r.Source().View(*scope).Tools {
-				if tool.Label == args[0] && tool.Method.Name == args[1] {
+				switch {
+				case tool.Label == args[0] && tool.Method.Name == args[1]:
+					a.warnUnknown(tool.Method, list)
 					return a.callTool(tool, object(withoutWebhook(list)).json())
+				case tool.Label == args[0]:
+					methods = append(methods, tool.Method.Name)
+					meant = cmp.Or(didYouMean(args[1], methods), ": it has "+strings.Join(methods, ", "))
+				case tool.Name == args[0]:
+					meant = fmt.Sprintf(": MODULE METHOD would be %s %s", tool.Label, tool.Method.Name)
 				}
 			}
-			return fmt.Errorf("no module %q with a method %q is hosted here: usher modules shows which are, and why others are not", args[0], args[1])
+			return fmt.Errorf("no module %q with a method %q is hosted here%s", args[0], args[1], meant)
 		})
+	}
+}
+
+// warnUnknown warns of parameters that a method takes no notice of.
+func (a *app) warnUnknown(m *Method, list object) {
+	schema, _ := m.schema.(map[string]any)
+	known := sortedKeys(objectIn(schema, "properties"))
+	for _, f := range list {
+		if len(known) > 0 && schema["additionalProperties"] == nil && !slices.Contains(known, f.key) {
+			a.warnf("call: the method has no parameter %q%s", f.key, didYouMean(f.key, known))
+		}
 	}
 }
 
@@ -528,7 +639,7 @@ func (a *app) withClaims(do func(*ClaimStore) error) error {
 func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
 	dir, ttl := fs.String("scope", ".", "the claim is for `DIR` and what is below it"), 24*time.Hour
-	fs.Func("ttl", "how long it holds: `D` is a number and one of s m h d w, or such as 1h30m (default 24h)", func(text string) (err error) {
+	fs.Func("ttl", "how long it holds, `D` being such as 30m, 1h30m, 7d (default 24h)", func(text string) (err error) {
 		ttl, err = parseTTL(text)
 		return err
 	})
@@ -543,7 +654,7 @@ func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(args[1:])
 		}
-		return usageErrorf("want no argument, list, or revoke CODE…")
+		return usageErrorf("want no argument, list, or revoke CODE…, not %q%s", args[0], cmp.Or(didYouMean(args[0], claimWords), ": did you mean -scope "+args[0]+"?"))
 	}
 }
 
@@ -557,7 +668,15 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 		if err != nil {
 			return err
 		}
-		a.print(c, asJSON, func() { a.printClaim(c) })
+		data, _ := a.dataDir() // it was used before
+		daemon := readDaemon(data)
+		a.print(c, asJSON, func() { a.printClaim(c, daemon.URL) })
+		if daemon.URL != "" && !daemon.RequireClaim {
+			a.warnf("claim: the usher that runs has no -require-claim: a client with a mistyped code, or none, gets everything")
+		}
+		if daemon.URL != "" && !slices.ContainsFunc(daemon.Roots, func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }) {
+			a.warnf("claim: the usher that runs serves %s: the code shows nothing there", plain(strings.Join(daemon.Roots, ", ")))
+		}
 		found := make(chan bool, 1)
 		go func() { found <- len(scanFolders([]string{dir}).modules) > 0 }()
 		select {
@@ -571,14 +690,13 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 	})
 }
 
-// printClaim prints a new claim and how to use it.
-func (a *app) printClaim(c Claim) {
-	a.printf("Claim code: %s\nScope:      %s\nExpires in: %s\n", c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)))
+// printClaim prints a new claim and how to use it. daemon is the URL of the one that
+// runs; "" for none.
+func (a *app) printClaim(c Claim, daemon string) {
+	a.printf("Claim code: %s\nScope:      %s\nExpires in: %s\n", a.paint(bold, c.Code.Dashed()), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)))
 	if c.Label != "" {
 		a.printf("Label:      %s\n", plain(c.Label))
 	}
-	data, _ := a.dataDir() // it was used before
-	daemon := readDaemon(data).URL
 	url := cmp.Or(daemon, defaultURL)
 	a.printf("\nSet this header on the MCP client's connection:\n  %s: %s\n", claimHeader, c.Code.Reveal())
 	a.printf("\nFor example:\n  claude mcp add --transport http usher %s --header \"%s: %s\"\n", url, claimHeader, c.Code.Reveal())
@@ -588,37 +706,8 @@ func (a *app) printClaim(c Claim) {
 	}
 }
 
-// formatLeft is a duration for people, in its two largest units.
-func formatLeft(d time.Duration) string {
-	if d >= 24*time.Hour {
-		return fmt.Sprintf("%dd %dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
-	}
-	if d >= time.Hour {
-		return fmt.Sprintf("%dh %dm", d/time.Hour, d%time.Hour/time.Minute)
-	}
-	return max(d, 0).Truncate(time.Second).String()
-}
-
-// parseTTL reads how long a claim is to hold.
-func parseTTL(s string) (time.Duration, error) {
-	d, err := time.ParseDuration(s)
-	for suffix, unit := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
-		if digits, ok := strings.CutSuffix(s, suffix); ok {
-			var n uint64
-			n, err = strconv.ParseUint(digits, 10, 64)
-			d = unit * time.Duration(min(n, uint64(maxTTL/unit)+1))
-		}
-	}
-	if err != nil || d <= 0 || d > maxTTL {
-		return 0, errors.New("want more than zero and at most 100 years, as a number and a unit such as 30m, 1h, 7d (also s, w), or as 1h30m")
-	}
-	return d, nil
-}
-
-// maxTTL keeps times within what RFC 3339 can write.
-const maxTTL = 100 * 365 * 24 * time.Hour
-
 func (a *app) listClaims(asJSON bool) error {
+	a.readOnly = true
 	return a.withClaims(func(claims *ClaimStore) error {
 		list, err := claims.List(a.ctx)
 		if list != nil || err == nil {
@@ -637,7 +726,8 @@ func (a *app) printClaims(list []Claim) {
 	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
 	for _, c := range list {
 		created := c.CreatedAt.Local().Format("2006-01-02 15:04")
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)), created, plain(c.Label))
+		cells := []string{c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)), created, plain(c.Label)}
+		fmt.Fprintln(t, strings.TrimSuffix(strings.Join(cells, "\t"), "\t"))
 	}
 	t.Flush()
 }
@@ -664,6 +754,17 @@ func (a *app) revokeClaims(args []string) error {
 		}
 		return failed
 	})
+}
+
+func setupCompletion(a *app, _ *flag.FlagSet) func([]string) error {
+	return func(args []string) error {
+		script, err := helpTexts.ReadFile("help/completion." + strings.Replace(args[0], "zsh", "bash", 1)) // which serves both
+		if err != nil {
+			return usageErrorf("SHELL %q: want bash, zsh or fish", args[0])
+		}
+		a.printf("%s", script)
+		return nil
+	}
 }
 
 func setupNew(a *app, _ *flag.FlagSet) func([]string) error {

@@ -4,17 +4,22 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
+	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -39,7 +44,7 @@ var masks = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
 	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
-	{regexp.MustCompile(`usher \S+ \(go\S+ \S+\)`), "usher VERSION"},
+	{regexp.MustCompile(`usher \S+ \((commit [0-9a-f]{40}, )?go\S+ \S+\)`), "usher VERSION"},
 }
 
 // columns are the lines whose columns are as wide as a temporary path.
@@ -53,6 +58,12 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 	t.Helper()
 	for i, dir := range dirs {
 		got = strings.ReplaceAll(got, dir, "/DIR"+strings.Repeat("'", i))
+	}
+	for line := range strings.Lines(got) {
+		line = strings.TrimSuffix(line, "\n")
+		if wide := utf8.RuneCountInString(strings.ReplaceAll(line, "\t", "    ")); strings.TrimRight(line, " ") != line || strings.HasPrefix(name, "help") && wide > 80 {
+			t.Errorf("%s: a line that ends in blanks, or of over 80 columns: %q", name, line)
+		}
 	}
 	for _, m := range masks {
 		got = m.form.ReplaceAllString(got, m.with)
@@ -95,6 +106,10 @@ func TestPrinted(t *testing.T) {
 		{"help-modules", "help modules"},
 		{"help-call", "call --help"},
 		{"help-new", "help new"},
+		{"help-stdio", "help stdio"},
+		{"help-completion", "help completion"},
+		{"help-version", "help version"},
+		{"version", "-v"},
 		{"version", "version"},
 		{"list-none", "claim list"},
 		{"list-none-json", "claim list -json"},
@@ -110,7 +125,7 @@ func TestPrinted(t *testing.T) {
 		{"call-scope", "call a x -dir DIR -scope OTHER"},
 	} {
 		args := strings.Fields(strings.NewReplacer("PROJ", dir+"/proj", "OTHER", dir+"/other", "EMPTY", dir+"/empty", "DIR", dir, "-base-first ", "").Replace(tt.args))
-		if args[0] != "version" && args[0] != "help" && !strings.HasSuffix(tt.args, "-h") {
+		if args[0] != "version" && args[0] != "-v" && args[0] != "help" && !strings.HasSuffix(tt.args, "-h") {
 			args = append(args, "-base", base)
 		}
 		out, errs, code := usher(t, "", args...)
@@ -288,6 +303,23 @@ func TestRefusedCommands(t *testing.T) {
 		says string
 	}{
 		{"nope", 2, `unknown command "nope"`},
+		{"srve", 2, "did you mean serve?"},
+		{"claims", 2, "did you mean claim?"},
+		{"list", 2, "did you mean claim list?"},
+		{"rm", 2, "did you mean claim revoke?"},
+		{"-base x nope", 2, `unknown command "-base"`},
+		{"claim ls", 2, "did you mean claim list?"},
+		{"claim revok", 2, "did you mean claim revoke?"},
+		{"claim examples", 2, "did you mean -scope examples?"},
+		{"serve -prot 3001", 2, "unknown flag -prot: did you mean -addr 127.0.0.1:3001?"},
+		{"-require-claims serve", 2, "did you mean -require-claim?"},
+		{"claim -port 3001", 2, "unknown flag -port"},
+		{"serve -addr :4000", 2, "for this machine only: -addr 127.0.0.1:4000"},
+		{"serve -idle 5", 2, "such as 5m"},
+		{"call a x name=Ada -dir " + dir, 2, `'{"name":"Ada"}'`},
+		{"call a_x {} -dir " + dir, 1, "MODULE METHOD would be a x"},
+		{"call a fial -dir " + dir, 1, "did you mean fail?"},
+		{"completion tcsh", 2, "want bash, zsh or fish"},
 		{"help nope", 2, `unknown command "nope"`},
 		{"version x", 2, "unexpected argument"},
 		{"claim -ttl 0", 2, "30m, 1h, 7d"},
@@ -350,7 +382,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"new " + dir + "/nope/x.usher.go", 1, "no such file"},
 	} {
 		args := strings.Split(tt.args, " ")
-		if !strings.Contains(tt.args, "-base") && args[0] != "new" && args[0] != "version" && args[0] != "help" && args[0] != "nope" {
+		if !strings.Contains(tt.args, "-base") && args[0] != "new" && args[0] != "version" && args[0] != "help" && args[0] != "completion" {
 			args = append(args, "-base", base)
 		}
 		out, errs, code := usher(t, "", args...)
@@ -455,7 +487,7 @@ func TestPublicURL(t *testing.T) {
 		t.Errorf("serve is at %s", d.URL)
 	}
 	await(t, "the webhooks' line", func() bool { return strings.Contains(d.Out.String(), "Webhooks") })
-	if !strings.Contains(d.Out.String(), "they are off") {
+	if !strings.Contains(d.Out.String(), "Webhooks are off") {
 		t.Errorf("webhooks without a secret: %s", d.Out)
 	}
 	for _, args := range [][]string{{"claim", "-scope", dir}, {"modules", dir}} {
@@ -500,7 +532,7 @@ func TestOneDaemonABase(t *testing.T) {
 		t.Errorf("a second daemon: %d %s", code, errs)
 	}
 	record := base + "/.data/daemon.json"
-	other := string(marshal(daemonRecord{os.Getppid(), processBirth(os.Getppid()), "http://127.0.0.1:1/"}))
+	other := string(marshal(daemonRecord{PID: os.Getppid(), Birth: processBirth(os.Getppid()), URL: "http://127.0.0.1:1/"}))
 	write(t, record, other)
 	d.stop(t)
 	if text, _ := os.ReadFile(record); string(text) != other {
@@ -536,7 +568,7 @@ func TestTTL(t *testing.T) {
 	for text, want := range map[string]time.Duration{
 		"30m": 30 * time.Minute, "1h": time.Hour, "7d": 7 * 24 * time.Hour, "90s": 90 * time.Second, "2w": 14 * 24 * time.Hour,
 		"1h30m": 90 * time.Minute, "1.5h": 90 * time.Minute, "36500d": maxTTL,
-		"": 0, "d": 0, "7": 0, "7D": 0, "-1d": 0, "+1d": 0, "-5m": 0, "0h0m": 0, "1h30": 0, "1d12h": 0, "36501d": 0, "9999999h": 0, "106752w": 0,
+		"7D": 7 * 24 * time.Hour, "": 0, "d": 0, "7": 0, "-1d": 0, "+1d": 0, "-5m": 0, "0h0m": 0, "1h30": 0, "1d12h": 0, "36501d": 0, "9999999h": 0, "106752w": 0,
 		"9223372036854775807s": 0, "99999999999999999999d": 0, "NaN": 0, "1e9h": 0,
 	} {
 		if got, err := parseTTL(text); got != want || (err == nil) != (want > 0) {
@@ -576,5 +608,228 @@ func TestStarters(t *testing.T) {
 		if code != 0 || !strings.Contains(out, "Hello, Ada!") {
 			t.Errorf("%s: %d %s%s", ending, code, out, errs)
 		}
+	}
+}
+
+// TestInterrupted holds that a command that waits says for what, and that it was
+// interrupted.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	writeFake(t, dir+"/db.usher", "mute")
+	for _, args := range []string{"call db x -dir DIR", "modules DIR"} {
+		ctx, interrupt := context.WithCancel(t.Context())
+		out, errs, exit := &output{}, &output{}, make(chan int, 1)
+		fields := strings.Fields(strings.Replace(args, "DIR", dir, 1))
+		go func() {
+			exit <- run(ctx, append(fields, "-base", base), strings.NewReader(""), out, errs, noEnv)
+		}()
+		await(t, "the word", func() bool { return strings.Contains(errs.String(), "building db…\n") })
+		interrupt()
+		if code := <-exit; code != 1 || out.String() != "" || errs.String() != "usher: building db…\nusher: "+fields[0]+": interrupted\n" {
+			t.Errorf("%s: %d %s%s", args, code, out, errs)
+		}
+	}
+}
+
+// TestBanner reads what usher serve prints for people.
+func TestBanner(t *testing.T) {
+	t.Parallel()
+	claim, mcp := "usher claim -scope ", "claude mcp add --transport http usher "
+	for _, tt := range []struct {
+		flags, secret    string
+		empty            bool
+		says, doesNotSay []string
+	}{
+		{"", "", false, []string{mcp + "http", "Webhooks need no secret"}, []string{claim, "no module is ready", "-accept-signatures"}},
+		{"-accept-signatures", "", true, []string{"no module is ready yet; make one: usher new ", "-accept-signatures has no effect"}, nil},
+		{"-accept-signatures", "s", false, []string{"X-Webhook-Secret or a verified signature."}, []string{"no effect"}},
+		{"-require-claim", "", false, []string{claim, "Webhooks are off"}, []string{mcp}},
+	} {
+		dir := t.TempDir()
+		if !tt.empty {
+			writeFake(t, dir+"/a_name_of_20_letters.usher", "good tools=x")
+			writeFake(t, dir+"/db.usher", "good slowstart=1500 tools=x,"+strings.Repeat("y", 90))
+		}
+		d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: tt.secret}, strings.Fields(tt.flags)...)
+		d.awaitReady(t)
+		out := d.Out.String()
+		if !tt.empty {
+			tt.says = append(tt.says, "  building db…\n", "  ready   a_name_of_20_letters a_name_of_20_letters_x\n", "  ready   db                   db_x, ")
+		}
+		for _, text := range tt.says {
+			if !strings.Contains(out, text) {
+				t.Errorf("%s: no %q in\n%s", tt.flags, text, out)
+			}
+		}
+		for _, text := range tt.doesNotSay {
+			if strings.Contains(out, text) {
+				t.Errorf("%s: %q in\n%s", tt.flags, text, out)
+			}
+		}
+		for line := range strings.Lines(out) {
+			if strings.TrimRight(line, " \n") != strings.TrimSuffix(line, "\n") || utf8.RuneCountInString(strings.ReplaceAll(line, dir, "")) > 81 {
+				t.Errorf("%s: %q", tt.flags, line)
+			}
+		}
+		if !tt.empty { // a new version is told of
+			writeFake(t, dir+"/db.usher", "good tools=x,"+strings.Repeat("y", 90)+"  ")
+			await(t, "the new version", func() bool { return strings.Count(d.Out.String(), "  ready   db ") == 2 })
+		}
+		d.stop(t)
+	}
+}
+
+// TestPrintedCurl runs the lines that usher modules prints for webhooks.
+func TestPrintedCurl(t *testing.T) {
+	t.Parallel()
+	need(t, "curl")
+	need(t, "python3")
+	dir, base := t.TempDir(), t.TempDir()
+	write(t, dir+"/forms.usher.py", `
+from typing import Literal
+def handle_all(text: str, n: int, x: float, yes: bool, some: list, other: dict, kind: Literal["it's", "b"], left: int = 3):
+    """Takes everything."""
+    return kind
+def handle_signed():
+    """Takes what is signed.
+
+    @signature github GITHUB_WEBHOOK_SECRET
+    """
+`)
+	d := serveHereGetenv(t, base, dir, func(name string) string { return guarded[name] })
+	d.awaitReady(t)
+	out, _, _ := usher(t, "", "modules", "-base", base, dir)
+	_, line, ok := strings.Cut(out, "webhook: curl ")
+	line, rest, _ := strings.Cut(line, "\n")
+	cmd := exec.Command("sh", "-c", "curl -sS "+line)
+	cmd.Env = append(os.Environ(), webhookSecretVar+"="+testSecret)
+	if got, err := cmd.CombinedOutput(); !ok || err != nil || strings.TrimSpace(string(got)) != "it's" {
+		t.Errorf("curl %s: %s %v", line, got, err)
+	}
+	if !strings.Contains(rest, "forms/handle_signed, signed by its sender\n") {
+		t.Error(rest)
+	}
+}
+
+// TestClaimWarns makes claims that are less, or more, than one would think.
+func TestClaimWarns(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	if out, _, code := usher(t, "", "claim", "list", "-base", base+"/new"); code != 0 || !strings.HasPrefix(out, "No claims hold.") {
+		t.Errorf("%d %s", code, out)
+	}
+	if _, err := os.Stat(base + "/new"); err == nil {
+		t.Error("usher claim list made a folder")
+	}
+	const open, elsewhere = "no -require-claim: a client with a mistyped code, or none, gets everything", "serves "
+	for flags, wants := range map[string]bool{"-open": true, "-require-claim": false} {
+		d := serveHereOn(t, base, dir+"/proj", flags)
+		for folder, served := range map[string]bool{"/proj": true, "": true, "/other": false} {
+			_, errs, code := usher(t, "", "claim", "-base", base, "-scope", dir+folder)
+			if code != 0 || strings.Contains(errs, open) != wants || strings.Contains(errs, elsewhere) == served {
+				t.Errorf("%s, %s: %d %s", flags, folder, code, errs)
+			}
+		}
+		d.stop(t)
+	}
+}
+
+// TestMisspeltParameter holds that usher call tells of parameters that a method
+// takes no notice of.
+func TestMisspeltParameter(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	usher(t, "", "new", dir+"/hello.usher.sh")
+	out, errs, code := usher(t, "", "call", "hello", "greet", `{"name":"Ada","tmies":3}`, "-dir", dir, "-base", t.TempDir())
+	if code != 0 || out != "Hello, Ada!\n\n" && out != "Hello, Ada!\n" || errs != "usher: call: the method has no parameter \"tmies\": did you mean times?\n" {
+		t.Errorf("%d %q %q", code, out, errs)
+	}
+}
+
+// TestPaint holds that only a terminal is painted, unless NO_COLOR is set.
+func TestPaint(t *testing.T) {
+	t.Parallel()
+	device, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0) // a character device, as a terminal is
+	if err != nil || runtime.GOOS == "windows" {
+		t.Skip(err)
+	}
+	defer device.Close()
+	for _, tt := range []struct {
+		out  io.Writer
+		env  map[string]string
+		want string
+	}{
+		{&output{}, nil, "x"}, {device, nil, "\x1b[1mx\x1b[0m"}, {device, map[string]string{"NO_COLOR": "1"}, "x"}, {device, map[string]string{"TERM": "dumb"}, "x"},
+	} {
+		if got := newPainter(tt.out, func(name string) string { return tt.env[name] }).paint(bold, "x"); got != tt.want {
+			t.Errorf("%T, %v: %q", tt.out, tt.env, got)
+		}
+	}
+}
+
+func TestFormatLeft(t *testing.T) {
+	t.Parallel()
+	for want, d := range map[string]time.Duration{
+		"1s": time.Millisecond, "45s": 45 * time.Second, "30m": 30*time.Minute - time.Millisecond, "29m 59s": 30*time.Minute - time.Second,
+		"1h": time.Hour - time.Millisecond, "1h 30m": 90*time.Minute - time.Second, "24h": 24*time.Hour - time.Millisecond,
+		"1d 1h": 24*time.Hour + time.Second, "7d": 7*24*time.Hour - time.Millisecond, "6d 23h": 6*24*time.Hour + 22*time.Hour + time.Minute, "10d": 240 * time.Hour,
+	} {
+		if got := formatLeft(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
+
+// TestCompletion has the shells that are here complete command lines.
+func TestCompletion(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	c := newClaimFor(t, base, dir)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir+"/bin/usher", "#!/bin/sh\n"+runAsUsher+"=1 exec '"+exe+"' \"$@\"\n")
+	if err := os.Chmod(dir+"/bin/usher", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	shells := map[string][]string{
+		"bash": {"bash", "--norc", "-c", `source <(usher completion bash); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _usher; printf '%s\n' "${COMPREPLY[@]}"`, "-"},
+		"zsh":  {"zsh", "-f", "-c", `compdef() {}; source <(usher completion zsh); compgen() { for w in ${=2}; do [[ $w = $4* ]] && print -r -- $w; done }; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _usher; print -rl -- $COMPREPLY`, "-"},
+		"fish": {"fish", "--no-config", "-c", `usher completion fish | source; complete -C "$argv" | string replace -r '\t.*' ''; true`},
+	}
+	for shell, command := range shells {
+		t.Run(shell, func(t *testing.T) {
+			if shell == "bash" {
+				need(t, shell)
+			} else if _, err := exec.LookPath(shell); err != nil {
+				t.Skip(err)
+			}
+			for line, want := range map[string]string{
+				"usher comp":                             "completion",
+				"usher help st":                          "stdio",
+				"usher claim ":                           "list revoke",
+				"usher claim -base " + base + " revoke ": c.Code.Dashed(),
+				"usher serve -allow":                     "-allow-host -allow-origin",
+				"usher completion f":                     "fish",
+				"usher call -base " + base + " -dir " + dir + " ":           "a b c",
+				"usher call -dir " + dir + " -base " + base + " a s":        "sleep",
+				"usher call -scope " + dir + "/proj -dir " + dir + " zzz z": "",
+			} {
+				args := strings.Split(line, " ")
+				if shell == "fish" {
+					args = []string{line}
+				}
+				cmd := exec.Command(command[0], append(command[1:], args...)...)
+				cmd.Env = append(os.Environ(), "PATH="+dir+"/bin:"+os.Getenv("PATH"), "USHER_BASE="+base, "HOME="+base)
+				got, err := cmd.Output()
+				words := strings.Fields(string(got))
+				slices.Sort(words)
+				if err != nil || strings.Join(words, " ") != want {
+					t.Errorf("%s: %q, want %q %v", line, words, want, err)
+				}
+			}
+		})
 	}
 }

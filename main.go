@@ -70,6 +70,6 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if len(args) == 2 && args[0] == shellCommand {
 		return runShell(ctx, args[1], &reaper{}, stdin, stdout, stderr)
 	}
-	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, getenv: getenv}
+	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, painter: newPainter(stdout, getenv), getenv: getenv}
 	return a.run(args)
 }

@@ -264,6 +264,7 @@ func (r *Registry) update(s *scan) {
 			v.module = last.module
 		}
 		r.modules[d.key()] = v
+		r.publishSoon() // so that those who wait for changes see that one is pending
 		r.mu.Unlock()
 		if d.Err != nil {
 			r.settle(v, nil, d.Err)

@@ -370,6 +370,20 @@ func isOptionalNull(schema any, f member) bool {
 	return declared && string(f.value) == "null" && !slices.Contains(textList(object["required"]), f.key)
 }
 
+// exampleArguments is arguments to begin with: a value for each required parameter.
+func (m *Method) exampleArguments() json.RawMessage {
+	schema, _ := m.schema.(map[string]any)
+	values := map[string]any{"string": "text", "array": []any{}, "boolean": true, "integer": 1, "number": 1}
+	arguments := make(map[string]any)
+	for _, name := range textList(schema["required"]) {
+		property := objectIn(objectIn(schema, "properties"), name)
+		enum, _ := property["enum"].([]any)
+		kind := append(textList(property["type"]), "object")[0]
+		arguments[name] = slices.Concat(enum, []any{cmp.Or(values[kind], any(struct{}{}))})[0]
+	}
+	return marshal(arguments)
+}
+
 // objectIn is the member of a decoded schema under key, if it is an object.
 func objectIn(schema any, key string) map[string]any {
 	object, _ := schema.(map[string]any)

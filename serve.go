@@ -13,6 +13,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
@@ -20,6 +21,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,6 +54,62 @@ func plain(s string) string {
 		return unicode.ReplacementChar
 	}, s)
 }
+
+// The styles of what is printed on a terminal.
+const bold, red, green = "1", "31", "32"
+
+// painter puts styles into what is printed for people, or leaves it plain.
+type painter bool
+
+// newPainter paints on a terminal, unless its user has set NO_COLOR.
+func newPainter(out io.Writer, getenv func(string) string) painter {
+	f, ok := out.(*os.File)
+	if !ok || getenv("NO_COLOR") != "" || getenv("TERM") == "dumb" || runtime.GOOS == "windows" {
+		return false
+	}
+	info, err := f.Stat()
+	return painter(err == nil && info.Mode()&os.ModeCharDevice != 0)
+}
+
+func (on painter) paint(style, text string) string {
+	if !on {
+		return text
+	}
+	return "\x1b[" + style + "m" + text + "\x1b[0m"
+}
+
+// formatLeft is a duration for people, in its two largest units, rounded up.
+func formatLeft(d time.Duration) string {
+	large, small, form := time.Minute, time.Second, "%dm %ds"
+	if d > 24*time.Hour {
+		large, small, form = 24*time.Hour, time.Hour, "%dd %dh"
+	} else if d > time.Hour-time.Second {
+		large, small, form = time.Hour, time.Minute, "%dh %dm"
+	}
+	n, per := (max(d, 0)+small-1)/small, large/small
+	text, _, _ := strings.Cut(fmt.Sprintf(form, n/per, n%per), " 0")
+	return strings.TrimPrefix(text, "0m ")
+}
+
+// parseTTL reads how long something is to last.
+func parseTTL(s string) (time.Duration, error) {
+	s = strings.ToLower(s)
+	d, err := time.ParseDuration(s)
+	for suffix, unit := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
+		if digits, ok := strings.CutSuffix(s, suffix); ok {
+			var n uint64
+			n, err = strconv.ParseUint(digits, 10, 64)
+			d = unit * time.Duration(min(n, uint64(maxTTL/unit)+1))
+		}
+	}
+	if err != nil || d <= 0 || d > maxTTL {
+		return 0, errors.New("want more than zero and at most 100 years, as a number and a unit such as 30m, 1h, 7d (also s, w), or as 1h30m")
+	}
+	return d, nil
+}
+
+// maxTTL keeps times within what RFC 3339 can write.
+const maxTTL = 100 * 365 * 24 * time.Hour
 
 // servingFlags is what serve and stdio have in common.
 type servingFlags struct {
@@ -95,9 +153,9 @@ func (f *serveFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
 	f.maxBody = defaultMaxBody
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
 	fs.Func("allow-host", "answer requests for this host `NAME` too (repeatable)", f.addHost)
-	fs.Func("allow-origin", "answer scripts of this website too, given as its `URL` without a path (repeatable)", f.addOrigin)
-	fs.Func("public-url", "the `URL` at which clients reach usher, as claim, modules and serve print it; its host is allowed", f.setPublicURL)
-	fs.Func("max-body", "the largest request, as `SIZE` in bytes or with KiB, MiB, GiB (default 4MiB)", f.setMaxBody)
+	fs.Func("allow-origin", "answer scripts of the website at this `URL` too (repeatable)", f.addOrigin)
+	fs.Func("public-url", "the `URL` to print for clients, whose host is allowed", f.setPublicURL)
+	fs.Func("max-body", "the largest request, as `SIZE` in bytes, KiB, MiB, GiB (default 4MiB)", f.setMaxBody)
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
 	fs.BoolVar(&f.open, "open", false, "serve anyone who can reach the address, all modules, without a claim")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false, "deliver webhooks of anyone who can reach the address")
@@ -151,7 +209,8 @@ func (f *serveFlags) setMaxBody(text string) error {
 
 // check refuses flags that make no sense, or that would let anyone in.
 func (f *serveFlags) check(secret string) error {
-	if _, _, err := net.SplitHostPort(f.addr); err != nil {
+	_, port, err := net.SplitHostPort(f.addr)
+	if err != nil {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
 	}
 	reachable := f.exposure()
@@ -164,7 +223,7 @@ func (f *serveFlags) check(secret string) error {
 	case strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s begins or ends with white space, which no header can: take it away", webhookSecretVar)
 	case reachable != "" && !f.open && !f.requireClaim:
-		return usageErrorf("under %s others than this machine can reach usher, which needs %s", reachable, mcpFlags)
+		return usageErrorf("under %s others than this machine can reach usher, which needs %s; for this machine only: -addr 127.0.0.1:%s", reachable, mcpFlags, port)
 	}
 	return nil
 }
@@ -198,10 +257,12 @@ type daemon struct {
 	flags        *serveFlags
 	secret       string // of webhooks; "" for none
 	data         string // the data folder
+	roots        []string
 	withRegistry func(registryConfig, func(*Registry) error) error
 	out          io.Writer // for people
-	log          *slog.Logger
-	getenv       func(string) string
+	painter
+	log    *slog.Logger
+	getenv func(string) string
 
 	registry *Registry
 	server   *Server
@@ -232,16 +293,16 @@ func (d *daemon) run(ctx context.Context) error {
 	})
 }
 
-// listen opens the address, and returns the URL that it has.
-func (d *daemon) listen() (url string, err error) {
+// listen opens the address, and returns what the record says of the daemon.
+func (d *daemon) listen() (record daemonRecord, err error) {
 	if d.listener, err = net.Listen("tcp", d.flags.addr); err != nil {
-		return "", fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+		return record, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
 	}
 	scheme := "http"
 	if d.flags.tlsCert+d.flags.tlsKey != "" {
 		cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
 		if err != nil {
-			return "", fmt.Errorf("loading the certificate: %w", err)
+			return record, fmt.Errorf("loading the certificate: %w", err)
 		}
 		scheme = "https"
 		d.listener = tls.NewListener(d.listener, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}})
@@ -251,7 +312,7 @@ func (d *daemon) listen() (url string, err error) {
 		addr.IP = net.IPv4(127, 0, 0, 1) // which clients on this machine can reach
 	}
 	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/")
-	return d.url, nil
+	return daemonRecord{URL: d.url, Roots: d.roots, RequireClaim: d.flags.requireClaim, Secret: d.secret != ""}, nil
 }
 
 // serve answers until ctx ends, and then brings everything to an end: first the
@@ -351,54 +412,81 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 // ready, and once all were introspected, what to try. What can't be hosted
 // stands in the log.
 func (d *daemon) show(ctx context.Context) {
-	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.url)
-	shown, tryOnce := make(map[string]bool), sync.OnceFunc(d.showTry)
-	for {
+	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.paint(bold, d.url))
+	shown, told, tryOnce := make(map[string]*Module), make(map[string]bool), sync.OnceFunc(d.showTry)
+	for ctx.Err() == nil {
 		changed := d.registry.Changed()
-		pending := d.registry.Pending(scopeAll()) // asked before the modules: those may be ready by then
+		settled := d.registry.Settle(ctx, time.Second, scopeAll()) // asked before the modules: those may be ready by then
+		if building := pendingModules(d.registry, told); building != "" && !settled {
+			fmt.Fprintf(d.out, "  building %s…\n", building)
+		}
 		view := d.registry.Source().View(scopeAll())
 		for _, m := range view.Modules {
 			var names []string
 			for _, t := range view.ToolsOf(m.Module) {
 				names = append(names, t.Name)
 			}
-			if line := fmt.Sprintf("  ready   %-12s %s", m.Label, clipText(strings.Join(names, ", "), 100)); !shown[line] {
-				shown[line] = true
-				fmt.Fprintln(d.out, line)
+			tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
+			if shown[m.Label+tools] != m.Module {
+				shown[m.Label+tools] = m.Module
+				fmt.Fprintf(d.out, "  %s   %-20s %s\n", d.paint(green, "ready"), m.Label, clipText(tools, 48))
 			}
 		}
-		if !pending {
-			tryOnce()
+		if !settled {
+			continue
 		}
+		tryOnce()
 		select {
 		case <-ctx.Done():
-			return
 		case <-changed:
 		}
 	}
 }
 
-// showTry says what to do next.
-func (d *daemon) showTry() {
-	need := "the header " + secretHeader
-	switch {
-	case d.secret == "" && d.flags.webhookAudience() == nobody:
-		need = fmt.Sprintf("%s in the environment of usher serve, or its flag -open-webhooks: they are off, because of %s",
-			webhookSecretVar, cmp.Or(d.flags.exposure(), "-require-claim"))
-	case d.secret == "":
-		need = "no secret, as " + webhookSecretVar + " is not set"
-	case d.flags.signatures:
-		need += " or a verified signature"
+// pendingModules names the modules that are being introspected, but for those that
+// were told before.
+func pendingModules(r *Registry, told map[string]bool) string {
+	var list []string
+	status, _ := r.Report()
+	for _, s := range status {
+		if s.Pending && !told[s.Name] {
+			list = append(list, plain(s.Name))
+		}
+		told[s.Name] = s.Pending
 	}
-	fmt.Fprintf(d.out, "\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.url)
-	fmt.Fprintf(d.out, "\nOr see what a client gets:\n  curl -s %s -H 'Content-Type: application/json' -d '%s'\n", d.url,
-		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"curl","version":"1"}}}`)
-	fmt.Fprintf(d.out, "\nWebhooks, which usher modules lists, need %s.\n\nCtrl-C ends it. Calls and logs follow.\n\n", need)
+	return clipText(strings.Join(list, ", "), 60)
 }
 
-// dataDir is {base}/.data, made if need be; "" is ~/.usher. A folder that another
-// user could write into is refused: whoever can write there can make claims.
-func dataDir(base string) (string, error) {
+// showTry says what to do next.
+func (d *daemon) showTry() {
+	root := d.registry.Roots[0]
+	if len(d.registry.Source().View(scopeAll()).Modules) == 0 {
+		fmt.Fprintf(d.out, "  no module is ready yet; make one: usher new %q\n", filepath.Join(root, "hello.usher.go"))
+	}
+	connect := "Connect a client:\n  claude mcp add --transport http usher " + d.url
+	if d.flags.requireClaim {
+		connect = "Make a code for a client, which it has to present:\n  usher claim -scope " + strconv.Quote(root)
+	}
+	hooks := "Webhooks need the header " + secretHeader
+	switch {
+	case d.secret == "" && d.flags.webhookAudience() == nobody:
+		hooks = fmt.Sprintf("Webhooks are off, because of %s: set %s\nin the environment of usher serve, or give -open-webhooks", cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
+	case d.secret == "":
+		hooks = "Webhooks need no secret, as " + webhookSecretVar + " is not set"
+	case d.flags.signatures:
+		hooks += " or a verified signature"
+	}
+	if d.secret == "" && d.flags.signatures {
+		hooks += ".\nWithout a secret -accept-signatures has no effect"
+	}
+	fmt.Fprintf(d.out, "\n%s\n\nSee what there is, with a line to try each webhook:\n  usher modules %q\n\n%s.\n\nCtrl-C ends it. Calls and logs follow.\n\n",
+		connect, root, hooks)
+}
+
+// dataDir is {base}/.data, made if need be, unless it is only to be read; "" is
+// ~/.usher. A folder that another user could write into is refused: whoever can
+// write there can make claims.
+func dataDir(base string, readOnly bool) (string, error) {
 	if base == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
@@ -407,6 +495,9 @@ func dataDir(base string) (string, error) {
 		base = filepath.Join(home, ".usher")
 	}
 	dir, err := filepath.Abs(filepath.Join(base, ".data"))
+	if _, absent := os.Stat(dir); readOnly && errors.Is(absent, fs.ErrNotExist) {
+		return dir, nil
+	}
 	if err = cmp.Or(err, os.MkdirAll(dir, 0o700), checkPrivate(filepath.Dir(dir)), checkPrivate(dir)); err != nil {
 		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
 	}
@@ -423,7 +514,11 @@ const recordName = "daemon.json"
 type daemonRecord struct {
 	PID   int    `json:"pid"`
 	Birth string `json:"birth"` // see processBirth
-	URL   string `json:"url"`
+	URL   string `json:"url"`   // where clients reach it
+
+	Roots        []string `json:"roots"` // the folders that it serves
+	RequireClaim bool     `json:"requireClaim"`
+	Secret       bool     `json:"secret"` // webhooks need one
 }
 
 // readDaemon reads the record of dataDir's daemon. It is zero when none runs.
@@ -436,16 +531,17 @@ func readDaemon(dataDir string) (d daemonRecord) {
 }
 
 // claimBase makes this process the daemon of dataDir, unless one runs. listen
-// opens the address, and says where clients reach it.
-func claimBase(ctx context.Context, dataDir string, listen func() (url string, err error)) error {
+// opens the address, and returns what the record holds beside the process.
+func claimBase(ctx context.Context, dataDir string, listen func() (daemonRecord, error)) error {
 	return newWriteToken(dataDir).do(ctx, func(string) error {
 		if other := readDaemon(dataDir); other.PID != 0 {
 			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base", other.PID, other.URL)
 		}
-		url, err := listen()
+		record, err := listen()
 		if err != nil {
 			return err
 		}
-		return replaceFile(filepath.Join(dataDir, recordName), marshal(daemonRecord{os.Getpid(), processBirth(os.Getpid()), url}))
+		record.PID, record.Birth = os.Getpid(), processBirth(os.Getpid())
+		return replaceFile(filepath.Join(dataDir, recordName), marshal(record))
 	})
 }

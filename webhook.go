@@ -210,6 +210,20 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 
 var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout, -call-timeout)")
 
+// hookCurl is a command line that delivers to a tool's webhook, with parameters
+// that fit; "" where none is served, or a signature is wanted. url is the daemon's.
+func hookCurl(view *View, t *Item, url string, secret bool) string {
+	if served, _ := view.Hook(t.HookPath()); served != t || t.Method.Signature != nil {
+		return ""
+	}
+	shown := ""
+	if secret {
+		shown = fmt.Sprintf(` -H "%s: $%s"`, secretHeader, webhookSecretVar)
+	}
+	arguments := strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`) // which would end it in a shell
+	return fmt.Sprintf("curl %s%s%s%s -H 'Content-Type: application/json' -d '%s'", strings.TrimSuffix(url, "/"), webhookPrefix, t.HookPath(), shown, arguments)
+}
+
 // errFailed is all that the log says of a method's failure: its own words, which
 // the sender gets, may repeat what was sent.
 var errFailed = errors.New("the method failed")
