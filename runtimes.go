@@ -213,21 +213,15 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 	return list, nil
 }
 
-// faultPlace says where a text is no JSON, and what it may be that stands there.
+// faultPlace says where a text is no JSON, and what people may miss in it.
 func faultPlace(raw []byte) string {
 	bad, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
 	if !ok || bad.Offset == 0 {
 		return ""
 	}
-	before, at := raw[:bad.Offset-1], raw[bad.Offset-1]
-	place := fmt.Sprintf(" at line %d, column %d", bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n'))
-	switch {
-	case at == '/' || at == '#':
-		place += ": JSON has no comments"
-	case bytes.HasSuffix(bytes.TrimSpace(before), []byte(",")):
-		place += ": the comma before it is one too many"
-	}
-	return place
+	before := raw[:bad.Offset-1]
+	return fmt.Sprintf(" at line %d, column %d; JSON has no comments, and no comma behind the last of several",
+		bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n'))
 }
 
 // readEntry reads the fields of a .mcp.json entry.

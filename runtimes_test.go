@@ -75,8 +75,8 @@ func TestParseConfig(t *testing.T) {
 		``: "is empty", `[]`: `"mcpServers"`, `{"mcpServers":[]}`: `"mcpServers"`, `{"mcpservers":{}}`: `"mcpServers"`,
 		`{"servers":{}}`:                  `rename "servers"`,
 		`{"mcpServers":{}`:                "at line 1, column 16",
-		"{\n // no\n}":                    "at line 2, column 2: JSON has no comments",
-		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3, column 1: the comma before it",
+		"{\n // no\n}":                    "at line 2, column 2; JSON has no comments",
+		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3, column 1; JSON",
 	} {
 		if _, err := configModules([]byte(raw), "/w", getenv); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q in it", raw, err, want)

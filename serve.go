@@ -332,7 +332,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	}
 	bodies := newBodyReader(d.flags.maxBody)
 	d.server = &Server{modules: d.registry.Source(), gate: gate, bodies: bodies, log: d.log,
-		started: time.Now(), suspended: newSuspendedCalls(stopped), stopping: ctx, stopped: stopped}
+		started: time.Now(), suspended: newSuspendedCalls(stopped), stopping: ctx, stopped: stopped, publicURL: d.flags.publicURL}
 	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv,
 		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		places: make(chan struct{}, d.flags.webhookLimit)}
@@ -340,6 +340,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	// it, which is never touched and so takes no memory, there is garbage worth the time.
 	ballast := make([]byte, ballastSize)
 	defer runtime.KeepAlive(ballast)
+	d.server.webhookPath = d.webhooks.pathOf
 	var handlers sync.WaitGroup
 	web := &http.Server{Handler: d.handler(origins, &handlers), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn)}

@@ -33,6 +33,9 @@ type Server struct {
 	stopping  context.Context // ends when the daemon begins to stop: streams end
 	stopped   context.Context // ends when it stops waiting: calls are cancelled
 
+	publicURL   string               // by which clients reach it; "" for the one that a request names
+	webhookPath func(t *Item) string // at which a tool of a view takes webhooks; "" for nowhere
+
 	sessions sessionTable
 	replay   replayBuffer
 	requests quota // being answered, by principal

@@ -1,7 +1,7 @@
 // MCP over HTTP: POST, GET and DELETE of the revisions with sessions and of the one
 // without (MCP, basic/transports), and HTTP+SSE of 2024-11-05. It finds out what a
 // message is and whose, begins and ends requests, and has an outbox carry the
-// answer, which session.go finds. It knows no module.
+// answer, which session.go finds. A browser gets a page instead. It knows no module.
 
 package main
 
@@ -9,9 +9,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html/template"
 	"io"
 	"math"
 	"mime"
@@ -34,7 +37,9 @@ const (
 func (s *Server) routes(mux *http.ServeMux) {
 	for _, path := range []string{"/{$}", "/mcp"} {
 		mux.HandleFunc("POST "+path, handle(s.log, writeMCPError, s.servePOST))
-		mux.HandleFunc("GET "+path, handle(s.log, writeMCPError, s.serveGET))
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
+			handle(s.log, s.refusalWriter(r), s.serveGET)(w, r)
+		})
 		mux.HandleFunc("DELETE "+path, handle(s.log, writeMCPError, s.serveDELETE))
 		mux.HandleFunc(path, handle(s.log, writeMCPError, methodNotAllowed))
 	}
@@ -382,7 +387,8 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
 		return methodNotAllowed(w, r) // ServeMux counts HEAD as GET; without sessions there are no such streams
 	}
-	if accept := parseAccept(r.Header.Values("Accept")); !accept.stream || accept.html || r.Header.Get("Accept") == "" {
+	accept := parseAccept(r.Header.Values("Accept"))
+	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
 		return httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
 	}
 	from, err := s.gate.Admit(r)
@@ -397,6 +403,9 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return errManyStreams
 	}
 	defer give()
+	if accept.html {
+		return s.servePage(w, r, from)
+	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
@@ -419,6 +428,66 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	}
 	missed, _ := s.replay.after(broken, n)
 	return s.serveNotices(session, newOutbox(conn, s.keptStream(noticeStream, session), missed...), conn)
+}
+
+//go:embed help/page.html
+var pageText string
+
+// pageTemplate is read at the first request for the page: few processes ever see one.
+var pageTemplate = sync.OnceValue(func() *template.Template {
+	about := func(t *Item) string { return firstSentence(t.Method.description) }
+	return template.Must(template.New("page").Funcs(template.FuncMap{"about": about}).Parse(pageText))
+})
+
+// pageContent is what the page for people says.
+type pageContent struct {
+	Refused    string // why no modules are shown; "" where they are
+	View       *View  // of who asks; nil where that was refused
+	Webhook    func(*Item) string
+	Coded      bool // clients have to present a code
+	URL, Nonce string
+}
+
+// servePage answers a browser with the modules of who asks, as any client is: by
+// the same view.
+func (s *Server) servePage(w http.ResponseWriter, r *http.Request, from admission) error {
+	scope, err := s.gate.Scope(from.Principal)
+	if err = cmp.Or(from.Unknown, err); err != nil {
+		return httpErrorf(http.StatusBadRequest, "%v", err)
+	}
+	s.modules.WaitReady(r.Context(), scope)
+	s.writePage(w, r, http.StatusOK, pageContent{View: s.modules.View(scope), Webhook: s.webhookPath, Coded: from.Principal != Principal{}})
+	return nil
+}
+
+// refusalWriter writes the refusal of a GET: for a browser as a page.
+func (s *Server) refusalWriter(r *http.Request) func(http.ResponseWriter, *httpError) {
+	if !parseAccept(r.Header.Values("Accept")).html {
+		return writeMCPError
+	}
+	return func(w http.ResponseWriter, e *httpError) {
+		s.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
+	}
+}
+
+// writePage writes the page. It names no code, and has no script; its style is
+// known by a word that nobody can guess.
+func (s *Server) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
+	scheme := "http"
+	if r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https" {
+		scheme = "https"
+	}
+	p.URL, p.Nonce = cmp.Or(s.publicURL, scheme+"://"+r.Host+"/"), rand.Text()
+	var page bytes.Buffer
+	_ = pageTemplate().Execute(&page, p) // into memory it can't fail
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_ = writeBody(w, page.Bytes()) // a reader who is gone is no one to tell
 }
 
 // serveNotices has an outbox be a notification stream of a session, until the

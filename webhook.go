@@ -186,6 +186,16 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
 	}
 }
 
+// pathOf is the path at which a tool of any view takes webhooks; "" for a tool that
+// takes none, or whose path in its view belongs to another, or to nobody.
+func (h *Webhooks) pathOf(t *Item) string {
+	path := t.HookPath()
+	if at, _ := h.views.View(scopeAll()).Hook(path); at == nil || !at.Same(t) || at.Method.Name != t.Method.Name {
+		return ""
+	}
+	return path
+}
+
 // call calls the delivery's method: each attempt the one that stands at the path
 // then, as the module may be reloaded in between.
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
