@@ -877,7 +877,7 @@ func TestGuessersShareATurn(t *testing.T) {
 }
 
 // testGate is a gate over the claims and sessions of a data folder.
-func testGate(t *testing.T, data string, require bool) (*Gate, *ClaimStore) {
+func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store := openClaims(data, log)

@@ -15,7 +15,7 @@ import (
 
 // module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A
 // tool "m@webhook" has that path in its documentation.
-func module(t *testing.T, text string) *Module {
+func module(t testing.TB, text string) *Module {
 	t.Helper()
 	words := strings.Fields(text)
 	source, name, _ := strings.Cut(words[0], ":")

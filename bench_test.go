@@ -1,0 +1,269 @@
+// Benchmarks of the parts of a request, with their allocations. Where a part must
+// not cost more as something else grows, it is measured beside little and beside
+// a hundred times as much. What the whole costs is measured in bench/.
+//
+//	go test -run '^$' -bench . .
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// benchClaims makes a data folder with n claims of /w, all of which hold, and
+// returns the code of one and the file.
+func benchClaims(b *testing.B, n int) (dataDir, file, code string) {
+	b.Helper()
+	var records []map[string]any
+	for i := range n {
+		code = "CCCCCC"[:6-len(fmt.Sprint(i))] + strings.NewReplacer("0", "Z", "1", "Y").Replace(fmt.Sprint(i))
+		records = append(records, map[string]any{"code": code, "scopeDir": "/w", "label": "one of many",
+			"createdAt": "2026-11-21T10:00:00Z", "expiresAt": "2999-01-01T00:00:00Z"})
+	}
+	text, err := json.Marshal(records)
+	if err != nil {
+		b.Fatal(err)
+	}
+	dataDir = newDataDir(b)
+	return dataDir, writeClaimsFile(b, dataDir, string(text)), code
+}
+
+// benchModules makes n modules below /w with a method each.
+func benchModules(b *testing.B, n int) []*Module {
+	b.Helper()
+	var list []*Module
+	for i := range n {
+		list = append(list, module(b, fmt.Sprintf("/w/m%04d.usher:m%04d handleIt", i, i)))
+	}
+	return list
+}
+
+// benchServer is the HTTP side of a daemon that hosts modules, a gate beside it,
+// and the headers of a session that has a claim of them.
+func benchServer(b *testing.B, modules []*Module) (http.Handler, http.Header) {
+	b.Helper()
+	data, _, code := benchClaims(b, 1)
+	gate, _ := testGate(b, data, false)
+	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	s := &Server{gate: gate, bodies: newBodyReader(1 << 20), log: log, started: time.Now(), suspended: newSuspendedCalls(b.Context()),
+		stopping: b.Context(), stopped: b.Context(), modules: ModuleSource{fixedSource{newCatalog(modules)}}}
+	mux := http.NewServeMux()
+	s.routes(mux)
+	return mux, benchSession(b, gate, code)
+}
+
+// benchSession is the headers of a request in a session with a claim.
+func benchSession(b *testing.B, gate *Gate, code string) http.Header {
+	b.Helper()
+	header := http.Header{claimHeader: {code}, protocolHeader: {"2025-11-25"}, "Content-Type": {"application/json"},
+		"Accept": {"application/json, text/event-stream"}}
+	r := httptest.NewRequest("POST", "/", nil)
+	r.Header = header
+	from, err := gate.Admit(r)
+	if err != nil || !from.Principal.hasClaim() {
+		b.Fatalf("admitted with no claim: %v", err)
+	}
+	_, id := gate.Create("2025-11-25", 0, from.Principal)
+	header.Set(sessionHeader, id)
+	return header
+}
+
+func BenchmarkAdmit(b *testing.B) {
+	for _, n := range []int{100, 10_000} {
+		b.Run(fmt.Sprintf("claims=%d", n), func(b *testing.B) {
+			data, _, code := benchClaims(b, n)
+			gate, _ := testGate(b, data, true)
+			r := httptest.NewRequest("POST", "/", nil)
+			r.Header = benchSession(b, gate, code)
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := gate.Admit(r); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkClaimsReread looks a code up after the file has changed.
+func BenchmarkClaimsReread(b *testing.B) {
+	for _, n := range []int{100, 10_000} {
+		b.Run(fmt.Sprintf("claims=%d", n), func(b *testing.B) {
+			data, file, code := benchClaims(b, n)
+			store := testStore(b, data)
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				b.StopTimer()
+				at := time.Unix(int64(i), 0)
+				if err := os.Chtimes(file, at, at); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+				known, _ := parseCode(code)
+				if _, ok, err := store.Lookup(known); !ok || err != nil {
+					b.Fatal(ok, err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkView(b *testing.B) {
+	for _, n := range []int{10, 1000} {
+		b.Run(fmt.Sprintf("modules=%d", n), func(b *testing.B) {
+			catalog := newCatalog(benchModules(b, n))
+			catalog.View(scopeDir("/w")) // made once for each scope
+			b.ReportAllocs()
+			for b.Loop() {
+				if catalog.View(scopeDir("/w")).Lookup("tools", "m0003_handleIt") == nil {
+					b.Fatal("not there")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkViewBeside looks up in a scope of ten modules, with more outside of
+// it.
+func BenchmarkViewBeside(b *testing.B) {
+	for _, n := range []int{10, 1000} {
+		b.Run(fmt.Sprintf("outside=%d", n), func(b *testing.B) {
+			all := benchModules(b, 10+n)
+			for _, m := range all[10:] {
+				m.Source = strings.Replace(m.Source, "/w/", "/other/", 1)
+			}
+			catalog := newCatalog(all)
+			catalog.View(scopeDir("/w"))
+			b.ReportAllocs()
+			for b.Loop() {
+				if catalog.View(scopeDir("/w")).Lookup("tools", "m0003_handleIt") == nil {
+					b.Fatal("not there")
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkList is tools/list of a scoped session, from the request to its answer.
+func BenchmarkList(b *testing.B) {
+	for _, n := range []int{20, 1000} {
+		b.Run(fmt.Sprintf("tools=%d", n), func(b *testing.B) {
+			handler, header := benchServer(b, benchModules(b, n))
+			benchRequests(b, handler, header, `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}`)
+		})
+	}
+}
+
+// BenchmarkCall is tools/call of a scoped session, from the request to its answer,
+// with a process that is none.
+func BenchmarkCall(b *testing.B) {
+	m := benchEcho(b)
+	handler, header := benchServer(b, []*Module{m})
+	benchRequests(b, handler, header, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"m_echo","arguments":{"message":"hello"}}}`)
+}
+
+func benchRequests(b *testing.B, handler http.Handler, header http.Header, body string) {
+	b.Helper()
+	b.ReportAllocs()
+	for b.Loop() {
+		r := httptest.NewRequest("POST", "/", strings.NewReader(body))
+		r.Header = header
+		w := httptest.NewRecorder()
+		handler.ServeHTTP(w, r)
+		if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), `"result":{`) {
+			b.Fatalf("%d %s", w.Code, w.Body)
+		}
+	}
+}
+
+// benchEcho is a module whose process, a goroutine, answers each call at once.
+func benchEcho(b *testing.B) *Module {
+	b.Helper()
+	m := module(b, "/w/m.usher:m echo")
+	m.pool = newPool(b.Context(), "m", false, func(context.Context, *Caller) (*Worker, error) {
+		w := newWorker("m", slog.New(slog.DiscardHandler), nil, func(*Worker) {})
+		out, stdin := io.Pipe()
+		stdout, in := io.Pipe()
+		go w.writeStdin(stdin)
+		go w.readStdout(stdout)
+		go func() {
+			for lines := newLineReader(out, 1<<20); ; {
+				line, err := lines.next()
+				if err != nil {
+					in.Close()
+					w.finish("")
+					return
+				}
+				msg, err := parseMessage(line)
+				if err != nil {
+					panic(err)
+				}
+				fmt.Fprintf(in, `{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"hello"}]}}`+"\n", msg.ID)
+			}
+		}()
+		return w, nil
+	})
+	b.Cleanup(m.pool.close)
+	return m
+}
+
+// BenchmarkWorker is the way to a process and back, over pipes in memory.
+func BenchmarkWorker(b *testing.B) {
+	m := benchEcho(b)
+	params := json.RawMessage(`{"name":"echo","arguments":{"message":"hello"}}`)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := m.pool.call(b.Context(), Caller{Session: "s"}, "tools/call", params, time.Minute); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkWebhookArguments(b *testing.B) {
+	tool := newCatalog([]*Module{module(b, "/w/m.usher:m handleIt")}).View(scopeAll()).Lookup("tools", "m_handleIt")
+	for _, row := range []struct{ name, contentType, body string }{
+		{"JSON", "application/json", `{"id":"evt_1","type":"payment","amount":1250,"data":{"object":{"id":"in_1","paid":true}}}`},
+		{"form", formType, "id=evt_1&type=payment&amount=1250"},
+	} {
+		b.Run(row.name, func(b *testing.B) {
+			r := httptest.NewRequest("POST", "/webhook/m/handleIt?from=here", strings.NewReader(row.body))
+			r.Header.Set("Content-Type", row.contentType)
+			r.Header.Set("User-Agent", "sender/1.0")
+			d := &delivery{Request: r, received: time.Now(), body: []byte(row.body), tool: tool}
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := d.arguments(); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkReplayKeep keeps a message where there is room for n as long.
+func BenchmarkReplayKeep(b *testing.B) {
+	for _, n := range []int{10, 1000} {
+		b.Run(fmt.Sprintf("kept=%d", n), func(b *testing.B) {
+			var buffer replayBuffer
+			kept := &keptStream{buffer: &buffer, id: "s", authorized: func() bool { return true }}
+			msg := make([]byte, maxReplayBytesOf/n)
+			for range n + 1 {
+				buffer.keep(kept, msg)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				buffer.keep(kept, msg)
+			}
+		})
+	}
+}
