@@ -636,7 +636,7 @@ func TestShellExampleOverARealRepository(t *testing.T) {
 	t.Parallel()
 	need(t, "git")
 	dir := t.TempDir()
-	text, err := os.ReadFile("examples/garden/changes.usher.sh")
+	text, err := os.ReadFile("examples/site/changes.usher.sh")
 	if err != nil {
 		t.Fatal(err)
 	}

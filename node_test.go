@@ -460,7 +460,7 @@ func TestNodeModuleSystems(t *testing.T) {
 func TestNodeExample(t *testing.T) {
 	t.Parallel()
 	nodeTestVersion(t)
-	p := startShim(t, kindNode, "examples/newsroom/words.usher.js")
+	p := startShim(t, kindNode, "testdata/node/words.usher.js")
 	if got := p.call("frequent", `{"file":"feed.xml","limit":1}`); got != shownObject(`{"words":[{"word":"horn","count":2}]}`) {
 		t.Error(got)
 	}
@@ -469,7 +469,7 @@ func TestNodeExample(t *testing.T) {
 		t.Error(s)
 	}
 	for arguments, want := range map[string]string{
-		`{"file":"../garden/notes.usher.go"}`: "file: want one of this folder", `{"text":""}`: "there are no words in it", `{}`: "want text or file",
+		`{"file":"../python/beds.usher.py"}`: "file: want one of this folder", `{"text":""}`: "there are no words in it", `{}`: "want text or file",
 	} {
 		if got := p.call("readability", arguments); got != shownFailure(want) {
 			t.Errorf("%s: %s", arguments, got)

@@ -36,7 +36,7 @@ func TestPythonSyntax(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
 	const check = "import ast, sys\nfor f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
-	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt", "examples/garden/beds.usher.py"}
+	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt", "testdata/python/beds.usher.py", "examples/shop/tables.usher.py", "examples/dates/dates.py"}
 	if out, err := exec.Command(pythonFor("."), append([]string{"-c", check}, files...)...).CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -336,7 +336,7 @@ if __name__ == "__main__":
 func TestPythonExample(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
-	text, err := os.ReadFile("examples/garden/beds.usher.py")
+	text, err := os.ReadFile("testdata/python/beds.usher.py")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 //go:build usher
 
-// Keeps the garden's notes, one a line, in notes.jsonl beside this file.
+// Keeps the shop's notes, one a line, in notes.jsonl beside this file.
 package main
 
 import (

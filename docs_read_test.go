@@ -1,0 +1,130 @@
+// What of the documentation is not run: it is read, and configurations of other
+// programs are checked by those.
+
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const maxReadme = 7 << 10 // bytes
+
+// docLanguages are those of blocks that are not run.
+var docLanguages = []string{"sh", "text", "go", "py", "js", "ts", "json", "toml", "ini", "xml", "yaml", "nginx", "caddy", "dockerfile", "html"}
+
+var docLink = regexp.MustCompile(`\]\(([^)#]+)(#[^)]*)?\)`)
+
+// TestDocsRead looks at what is not run: that nothing looks like a terminal that
+// the tests pass over, that JSON is JSON, and that links lead to files.
+func TestDocsRead(t *testing.T) {
+	t.Parallel()
+	others, _ := filepath.Glob("[A-QS-Z]*.md")
+	for _, path := range append(docPages(t), others...) {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Errorf("%v", err)
+		}
+		if path == "README.md" && len(raw) > maxReadme {
+			t.Errorf("%s has %d bytes, and may have %d", path, len(raw), maxReadme)
+		}
+		for _, block := range docBlock.FindAllStringSubmatch(string(raw), -1) {
+			language, text := block[2], block[3]
+			switch {
+			case language == "console":
+			case !slices.Contains(docLanguages, language):
+				t.Errorf("%s: a block of the language %q: want console or one of %v", path, language, docLanguages)
+			case strings.HasPrefix(text, "$ "):
+				t.Errorf("%s: a terminal in a block that is not run:\n%s", path, text)
+			case language == "json" && !json.Valid([]byte(text)):
+				t.Errorf("%s: no JSON:\n%s", path, text)
+			}
+		}
+		for _, link := range docLink.FindAllStringSubmatch(string(raw), -1) {
+			if strings.Contains(link[1], "://") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(filepath.Dir(path), link[1])); err != nil {
+				t.Errorf("%s: a link that leads nowhere: %s", path, link[1])
+			}
+		}
+	}
+}
+
+// TestDocsFlags holds that the reference has every flag of every command.
+func TestDocsFlags(t *testing.T) {
+	t.Parallel()
+	raw, err := os.ReadFile("docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range commands {
+		fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+		c.setup(&app{stderr: io.Discard}, fs)
+		fs.VisitAll(func(f *flag.Flag) {
+			if !regexp.MustCompile("`-" + f.Name + "[ `]").Match(raw) {
+				t.Errorf("docs/reference.md has no -%s, of usher %s", f.Name, c.name)
+			}
+		})
+	}
+}
+
+// docChecks are configurations in docs/operations.md, and the command that checks
+// each: FILE is the file, DIR its folder.
+var docChecks = map[string][]string{
+	"usher.service":     {"systemd-analyze", "verify", "FILE"},
+	"nginx.conf":        {"nginx", "-t", "-q", "-p", "DIR", "-c", "FILE"},
+	"Caddyfile":         {"caddy", "validate", "--adapter", "caddyfile", "--config", "FILE"},
+	"usher.logrotate":   {"logrotate", "-d", "-s", "DIR/status", "FILE"},
+	"local.usher.plist": {"python3", "-c", "import plistlib, sys; plistlib.load(open(sys.argv[1], 'rb'))", "FILE"},
+}
+
+func TestDocsConfigurations(t *testing.T) {
+	slow(t)
+	raw, err := os.ReadFile("docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for _, block := range docBlock.FindAllStringSubmatch(string(raw), -1) {
+		files[block[1]] = block[3]
+	}
+	for file, check := range docChecks {
+		t.Run(file, func(t *testing.T) {
+			need(t, check[0])
+			need(t, "openssl")
+			exe, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			made := exec.Command("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", dir+"/key", "-out", dir+"/pem")
+			if out, err := made.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			here := strings.NewReplacer("/usr/local/bin/usher", exe, "/etc/ssl/usher.example.com.", dir+"/", "/var/log", dir)
+			text := here.Replace(files[file])
+			if file == "nginx.conf" { // what stands around a server
+				text = "pid DIR/pid; events {} http { access_log off; client_body_temp_path DIR/b; proxy_temp_path DIR/p; " +
+					"fastcgi_temp_path DIR/f; uwsgi_temp_path DIR/u; scgi_temp_path DIR/s;\n" + text + "}"
+			}
+			text = strings.ReplaceAll(text, "DIR", dir)
+			write(t, dir+"/"+file, text)
+			var args []string
+			for _, arg := range check[1:] {
+				args = append(args, strings.NewReplacer("FILE", dir+"/"+file, "DIR", dir).Replace(arg))
+			}
+			if out, err := exec.Command(check[0], args...).CombinedOutput(); err != nil || text == "" {
+				t.Errorf("%v\n%s\n%s", err, out, text)
+			}
+		})
+	}
+}

@@ -1,0 +1,253 @@
+// The documentation, run as its readers would. In README.md, docs/ and
+// examples/README.md:
+//
+//   - A block of the language console is a terminal. Lines that begin with "$ "
+//     are commands, and the lines after one are all that it prints, on both
+//     streams; "…" stands for any text in a line, a line "…" for any lines. The
+//     commands of a page are run in turn, in a folder that has a copy of
+//     examples/ in it; "usher serve" goes on until the next one, or to the end.
+//   - "File: `NAME`" above a block gives the file of that name the block's text.
+//   - All other blocks are only read. Commands of the language sh are not run.
+//
+// Ports, times and folders of the pages stand for those of the run, and the code
+// R3K-9QZ for the one that was made last. A
+// section whose files need a program that is not installed is skipped, but not
+// in CI. "go test -run TestDocs -update-docs ." writes what was printed into the
+// pages; "…" has then to be put in again.
+
+package main
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var updateDocs = flag.Bool("update-docs", false, "write what was printed into the documentation")
+
+const (
+	docsHome    = "/home/ada" // the home folder in the pages; the commands are run in work below it
+	docsAddress = "127.0.0.1:3000"
+)
+
+var docBlock = regexp.MustCompile("(?m)(?:^File: `([^`\n]+)`\n\n)?^```([^\n]*)\n((?s:.*?))^```$")
+
+func docPages(t *testing.T) []string {
+	t.Helper()
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("no docs: %v", err)
+	}
+	return append(pages, "README.md", "examples/README.md")
+}
+
+// page is a page while its commands are run.
+type page struct {
+	home, dir string    // the home folder; where the commands are run
+	env       []string  // of the commands
+	stands    []string  // what stands in the page, followed by what it is in this run, and so on
+	daemon    *exec.Cmd // nil while there is none
+}
+
+func TestDocs(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("the pages are written for sh")
+	}
+	for _, path := range docPages(t) {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := newPage(t)
+			text := ""
+			for i, section := range strings.Split(string(raw), "\n## ") {
+				title, _, _ := strings.Cut(section, "\n")
+				t.Run(title, func(t *testing.T) {
+					for text, needed := range docPrograms {
+						if strings.Contains(section, text) {
+							needed(t)
+						}
+					}
+					section = p.runSection(t, section)
+				})
+				text += strings.Repeat("\n## ", min(i, 1)) + section
+			}
+			p.stopDaemon()
+			if *updateDocs && text != string(raw) {
+				write(t, path, text)
+			}
+		})
+	}
+}
+
+// docPrograms is what a section needs that has such a text in it.
+var docPrograms = map[string]func(*testing.T){
+	"```console":     func(t *testing.T) { need(t, "curl"); need(t, "openssl") },
+	"serve examples": func(t *testing.T) { pythonTestVersion(t); nodeTestVersion(t) },
+	".usher.py`":     func(t *testing.T) { pythonTestVersion(t) },
+	"dates.py":       func(t *testing.T) { pythonTestVersion(t) },
+	".usher.js`":     func(t *testing.T) { nodeTestVersion(t) },
+	".usher.ts`": func(t *testing.T) {
+		if major, minor := nodeTestVersion(t); major < 22 || major == 22 && minor < 13 {
+			nodeTestNeeds(t, "Node.js 22.13 or newer")
+		}
+	},
+}
+
+func newPage(t *testing.T) *page {
+	t.Helper()
+	home, err := filepath.EvalSymlinks(t.TempDir())
+	exe, exeErr := os.Executable()
+	p := &page{home: home, dir: home + "/work", stands: []string{docsHome, home}}
+	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"), os.CopyFS(p.dir+"/examples", os.DirFS("examples")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, home+"/.curlrc", "silent\nshow-error\n") // as on a terminal, without its meter
+	goEnv, err := exec.Command("go", "env", "GOCACHE", "GOPATH", "GOMODCACHE").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	caches := strings.Fields(string(goEnv)) // which would else be below the home folder
+	p.env = append(os.Environ(), "HOME="+home, "USHER_BASE=", runAsUsher+"=1", "PATH="+home+"/bin:"+os.Getenv("PATH"), "NO_COLOR=1",
+		"GOCACHE="+caches[0], "GOPATH="+caches[1], "GOMODCACHE="+caches[2])
+	t.Cleanup(p.stopDaemon)
+	return p
+}
+
+// runSection runs a section, and returns it with what was really printed where
+// that is not what the page says.
+func (p *page) runSection(t *testing.T, section string) string {
+	t.Helper()
+	return docBlock.ReplaceAllStringFunc(section, func(block string) string {
+		parts := docBlock.FindStringSubmatch(block)
+		file, language, text := parts[1], parts[2], parts[3]
+		if file != "" {
+			write(t, filepath.Join(p.dir, file), p.inRun(text))
+		}
+		if language != "console" {
+			return block
+		}
+		said := ""
+		for _, step := range strings.Split("\n"+strings.ReplaceAll(text, "\\\n", "\\\r"), "\n$ ")[1:] {
+			command, want, _ := strings.Cut(strings.TrimSuffix(step, "\n"), "\n")
+			command = strings.ReplaceAll(command, "\\\r", "\\\n") // a command of several lines
+			said += strings.TrimRight("$ "+command+"\n"+p.run(t, command, want), "\n") + "\n"
+		}
+		return strings.Replace(block, text, said, 1)
+	})
+}
+
+// run runs a command and returns what it printed, as the page would have it:
+// want, if that is it.
+func (p *page) run(t *testing.T, command, want string) string {
+	t.Helper()
+	if strings.Contains(command, "usher serve") {
+		return p.serve(t, command, want)
+	}
+	cmd := p.command(command)
+	out, err := cmd.CombinedOutput()
+	got := strings.TrimSuffix(docPasses.ReplaceAllString(string(out), ""), "\n")
+	if code := docCode.FindStringSubmatch(got); code != nil {
+		dashed := code[1] + "-" + code[2]
+		p.stands = append([]string{"R3K-9QZ", dashed, "R3K9QZ", code[1] + code[2], "r3k-9qz", strings.ToLower(dashed)}, p.stands...)
+	}
+	if got = p.inPage(got); !docMatches(want, got) {
+		t.Errorf("$ %s\n%s\n(%v) The page has:\n%s", command, got, err, want)
+		return got
+	}
+	return want
+}
+
+func (p *page) command(line string) *exec.Cmd {
+	cmd := exec.Command("sh", "-c", p.inRun(line))
+	cmd.Dir, cmd.Env = p.dir, append(p.env, "PWD="+p.dir)
+	return cmd
+}
+
+// serve starts a daemon on a free port. What the page has is what it prints to
+// stdout until all modules are ready.
+func (p *page) serve(t *testing.T, command, want string) string {
+	t.Helper()
+	p.stopDaemon()
+	cmd := p.command(strings.ReplaceAll(command, ":3000", ":0"))
+	if !strings.Contains(command, "-addr") {
+		cmd.Args[2] += " -addr 127.0.0.1:0"
+	}
+	out, log := &output{}, &output{}
+	cmd.Stdout, cmd.Stderr = out, log
+	setGroup(cmd)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.daemon = cmd
+	await(t, "the daemon's address", func() bool { return docPort.MatchString(log.String()) })
+	p.stands = append([]string{docsAddress, "127.0.0.1:" + docPort.FindStringSubmatch(log.String())[1]}, p.stands...)
+	said := func() string { return p.inPage(strings.TrimRight(out.String(), "\n")) }
+	await(t, "all that serve prints", func() bool { return strings.Contains(said(), "Ctrl-C ends it") })
+	if got := said(); !docMatches(want, got) {
+		t.Errorf("$ %s\n%s\nThe page has:\n%s\nThe log:\n%s", command, got, want, log)
+		return got
+	}
+	return want
+}
+
+func (p *page) stopDaemon() {
+	if p.daemon != nil {
+		terminateGroup(p.daemon.Process.Pid)
+		p.daemon.Wait()
+		p.daemon = nil
+	}
+}
+
+var (
+	docPort   = regexp.MustCompile(`address=\S*:(\d+)`)
+	docCode   = regexp.MustCompile(`(?:Claim code: |"code": ")([2-9A-HJKMNP-Z]{3})-?([2-9A-HJKMNP-Z]{3})`)
+	docPasses = regexp.MustCompile(`(?m)^usher: waiting for modules.*\n`) // on a slow machine
+	docGaps   = regexp.MustCompile(` {2,}`)
+)
+
+// inRun is a text of the page as it is in this run.
+func (p *page) inRun(text string) string { return strings.NewReplacer(p.stands...).Replace(text) }
+
+// inPage is a text of this run as the page would have it.
+func (p *page) inPage(text string) string {
+	back := slices.Clone(p.stands)
+	for pair := range slices.Chunk(back, 2) {
+		slices.Reverse(pair)
+	}
+	return strings.NewReplacer(back...).Replace(text)
+}
+
+// docMatches reports whether a text is what the page has, but for times, how wide
+// columns are, and the order in which modules become ready.
+func docMatches(want, got string) bool {
+	comparable := func(text string) string {
+		for _, m := range masks {
+			text = m.form.ReplaceAllString(text, m.with)
+		}
+		var ready, rest []string
+		for _, line := range strings.Split(docGaps.ReplaceAllString(text, "  ")+"\n", "\n") {
+			if strings.HasPrefix(line, "  ready ") {
+				ready = append(ready, line)
+			} else {
+				rest = append(rest, line)
+			}
+		}
+		slices.Sort(ready)
+		return strings.Join(append(ready, rest...), "\n")
+	}
+	form := regexp.QuoteMeta(comparable(want))
+	form = regexp.MustCompile(`(?m)^…\n`).ReplaceAllString(form, `(?:.*\n)*?`)
+	return regexp.MustCompile("^" + strings.ReplaceAll(form, "…", ".*") + "$").MatchString(comparable(got))
+}
