@@ -578,19 +578,26 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 			if err := a.waitReady(r); err != nil {
 				return err
 			}
-			meant := ": usher modules shows which are, and why others are not"
-			var methods []string
-			for _, tool := range r.Source().View(*scope).Tools {
-				switch {
-				case tool.Label == args[0] && tool.Method.Name == args[1]:
-					a.warnUnknown(tool.Method, list)
-					return a.callTool(tool, object(withoutWebhook(list)).json())
-				case tool.Label == args[0]:
-					methods = append(methods, tool.Method.Name)
-					meant = cmp.Or(didYouMean(args[1], methods), ": it has "+strings.Join(methods, ", "))
-				case tool.Name == args[0]:
-					meant = fmt.Sprintf(": MODULE METHOD would be %s %s", tool.Label, tool.Method.Name)
+			meant, view := ": usher modules shows which are, and why others are not", r.Source().View(*scope)
+			for _, m := range view.Modules {
+				if m.Label != args[0] {
+					continue
 				}
+				var methods []string
+				for _, tool := range view.ToolsOf(m.Module) {
+					if tool.Method.Name == args[1] {
+						a.warnUnknown(tool.Method, list)
+						return a.callTool(tool, object(withoutWebhook(list)).json())
+					}
+					methods = append(methods, tool.Method.Name)
+				}
+				meant = cmp.Or(didYouMean(args[1], methods), ": it has "+strings.Join(methods, ", "))
+				if len(methods) == 0 {
+					meant = ": " + strings.Join(m.Problems, "; ")
+				}
+			}
+			if tool := view.Lookup("tools", args[0]); tool != nil {
+				meant = fmt.Sprintf(": MODULE METHOD would be %s %s", tool.Label, tool.Method.Name)
 			}
 			return fmt.Errorf("no module %q with a method %q is hosted here%s", args[0], args[1], meant)
 		})

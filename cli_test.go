@@ -297,6 +297,7 @@ func TestRefusedCommands(t *testing.T) {
 	corrupt := t.TempDir()
 	write(t, corrupt+"/.data/claims.json", `{"version":9}`)
 	writeFake(t, dir+"/a.usher", "good tools=fail,x")
+	write(t, dir+"/none.usher.sh", "f() { echo; }\n")
 	for _, tt := range []struct {
 		args string
 		code int
@@ -319,6 +320,9 @@ func TestRefusedCommands(t *testing.T) {
 		{"call a x name=Ada -dir " + dir, 2, `'{"name":"Ada"}'`},
 		{"call a_x {} -dir " + dir, 1, "MODULE METHOD would be a x"},
 		{"call a fial -dir " + dir, 1, "did you mean fail?"},
+		{"call a nothing -dir " + dir, 1, "it has fail, x"},
+		{"call none x -dir " + dir, 1, "it has no methods"},
+		{"serve -allow-host x.example", 2, "without -allow-host"},
 		{"completion tcsh", 2, "want bash, zsh or fish"},
 		{"help nope", 2, `unknown command "nope"`},
 		{"version x", 2, "unexpected argument"},
@@ -831,5 +835,19 @@ func TestCompletion(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestWebhookPathsMeet holds that the log tells of a path that two methods want.
+func TestWebhookPathsMeet(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		write(t, dir+"/"+name+".usher.sh", "# Takes.\n#\n# @webhook same/path\ntake() { echo; }\n")
+	}
+	d := serveHere(t, dir)
+	d.awaitReady(t)
+	if log := d.Log.String(); !strings.Contains(log, "a webhook is not served") || !strings.Contains(log, "path=same/path") {
+		t.Error(log)
 	}
 }

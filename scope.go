@@ -276,7 +276,7 @@ func (g *Gate) present(a admission, p Principal) (admission, error) {
 // logScoped tells the log which claim a session has.
 func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
 	if c, err := g.claim(p); err == nil {
-		g.log.Info(what, "session", t.ID[:8], "claim", g.Name(p), "label", c.Label)
+		g.log.Info(what, "session", clipText(t.ID, 8), "claim", g.Name(p), "label", c.Label)
 	}
 }
 

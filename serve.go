@@ -226,7 +226,7 @@ func (f *serveFlags) check(secret string) error {
 	case strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s begins or ends with white space, which no header can: take it away", webhookSecretVar)
 	case reachable != "" && !f.open && !f.requireClaim:
-		return usageErrorf("under %s others than this machine can reach usher, which needs %s; for this machine only: -addr 127.0.0.1:%s", reachable, mcpFlags, port)
+		return usageErrorf("under %s others than this machine can reach usher, which needs %s; for this machine only: -addr 127.0.0.1:%s, without -allow-host and -public-url", reachable, mcpFlags, port)
 	}
 	return nil
 }
@@ -435,15 +435,19 @@ func (d *daemon) show(ctx context.Context) {
 		}
 		view := d.registry.Source().View(scopeAll())
 		for _, m := range view.Modules {
+			if shown[m.Label] == m.Module {
+				continue
+			}
+			shown[m.Label] = m.Module
 			var names []string
 			for _, t := range view.ToolsOf(m.Module) {
 				names = append(names, t.Name)
+				if _, others := view.Hook(t.HookPath()); len(others) > 0 {
+					d.log.Warn("a webhook is not served, as several have its path", "tool", t.Name, "path", t.HookPath(), "several", others)
+				}
 			}
 			tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
-			if shown[m.Label+tools] != m.Module {
-				shown[m.Label+tools] = m.Module
-				fmt.Fprintf(d.out, "  %s   %-20s %s\n", d.paint(green, "ready"), m.Label, clipText(tools, 48))
-			}
+			fmt.Fprintf(d.out, "  %s   %-20s %s\n", d.paint(green, "ready"), m.Label, clipText(tools, 48))
 		}
 		if !settled {
 			continue
