@@ -553,3 +553,24 @@ func TestCancelledPythonCallsAreBounded(t *testing.T) {
 		t.Errorf("%d threads in a process that took the place of one that was stuck", n)
 	}
 }
+
+// An HTTP+SSE session is over with its stream, and nothing of it stays.
+func TestOldSessionsEndWithTheirStreams(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		for range 3 {
+			ctx, hangUp := context.WithCancel(t.Context())
+			get := b.request(http.MethodGet, "").WithContext(ctx)
+			get.Header.Set("Accept", "text/event-stream")
+			res, err := b.http.Do(get)
+			if err != nil || res.StatusCode != http.StatusOK {
+				t.Fatal(res, err)
+			}
+			hangUp()
+			res.Body.Close()
+			synctest.Wait()
+		}
+		if n := len(b.server.sessions.live); n != 0 {
+			t.Errorf("%d sessions are kept", n)
+		}
+	})
+}

@@ -567,6 +567,7 @@ func (s *Server) serveSSE(path string, p Principal, conn *connection, hangUp fun
 		return errManySessions
 	}
 	defer s.modules.EndAffinity(session.ID)
+	defer s.sessions.end(token) // with its stream, which it would keep in memory
 	take := func(body []byte) bool {
 		select {
 		case lines <- inLine{text: body}:
