@@ -350,12 +350,13 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 				return err
 			}
 		}
-		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler)}, func(r *Registry) error {
+		data, _ := a.dataDir() // withRegistry says what is wrong with it
+		daemon := readDaemon(data)
+		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler), Refuse: daemon.refusal()}, func(r *Registry) error {
 			if err := a.waitReady(r); err != nil {
 				return err
 			}
-			data, _ := a.dataDir() // it was used before
-			report := moduleReport(r, *scope, readDaemon(data), a.getenv)
+			report := moduleReport(r, *scope, daemon, a.getenv)
 			a.print(report, *asJSON, func() { a.printModules(report) })
 			return nil
 		})
@@ -573,7 +574,8 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
 		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
-		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout, Only: named}
+		data, _ := a.dataDir()                                                     // withRegistry says what is wrong with it
+		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout, Only: named, Refuse: readDaemon(data).refusal()}
 		return a.withRegistry([]string{*dir}, config, func(r *Registry) error {
 			if err := a.waitReady(r); err != nil {
 				return err

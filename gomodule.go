@@ -21,7 +21,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -188,22 +187,13 @@ const (
 const keepBuilds = 24 * time.Hour
 
 // buildGoModule makes the program of the module at path, an absolute path without
-// links, in a folder, which it makes if need be. It returns where the program is:
+// links, whose file holds src, in a folder, which it makes if need be. It returns where the program is:
 // under a name that stands for its content, so that it never becomes another one.
 // It is quick when nothing has changed. Nothing is written beside the module.
 // environ is that of the go command. The error is a *goBuildError when it is the
 // module's, and the cause of ctx's end when that ended the build. Safe for
 // concurrent use, in several processes too.
-func buildGoModule(ctx context.Context, folder, path string, environ []string) (string, error) {
-	file, err := openRegular(path)
-	if err != nil {
-		return "", err
-	}
-	defer file.Close()
-	src, err := io.ReadAll(io.LimitReader(file, maxSource))
-	if err != nil {
-		return "", err
-	}
+func buildGoModule(ctx context.Context, folder, path string, src []byte, environ []string) (string, error) {
 	source, err := parseGoModule(filepath.Base(path), src)
 	if err != nil {
 		return "", err
@@ -223,7 +213,7 @@ func buildGoModule(ctx context.Context, folder, path string, environ []string) (
 	// The go command builds nothing where it finds what it would build.
 	latest := filepath.Join(folder, "latest-"+hashOf(path))
 	_ = os.Link(latest, target)
-	if err := runGoBuild(ctx, path, source, target, environ); err != nil {
+	if err := runGoBuild(ctx, path, src, source, target, environ); err != nil {
 		return "", err
 	}
 	binary, err := keepBuild(folder, target)
@@ -257,14 +247,15 @@ func keepBuild(folder, built string) (string, error) {
 	return binary, nil
 }
 
-// runGoBuild has the go command make target of a module's file and the main
-// generated for it. It lays both into the file's folder by an overlay.
-func runGoBuild(ctx context.Context, file string, source *goSource, target string, environ []string) error {
-	dir, temp := filepath.Dir(file), filepath.Dir(target)
-	main, overlay := filepath.Join(temp, "main.go"), filepath.Join(temp, "overlay.json")
-	replace := map[string]string{filepath.Join(dir, goMainName): main, filepath.Join(dir, goModuleName): file}
+// runGoBuild has the go command make target of a module's text and the main
+// generated for it. It lays both into the folder of the module's file by an overlay.
+func runGoBuild(ctx context.Context, path string, src []byte, source *goSource, target string, environ []string) error {
+	dir, temp := filepath.Dir(path), filepath.Dir(target)
+	main, module, overlay := filepath.Join(temp, "main.go"), filepath.Join(temp, source.base), filepath.Join(temp, "overlay.json")
+	replace := map[string]string{filepath.Join(dir, goMainName): main, filepath.Join(dir, goModuleName): module}
 	err := cmp.Or(
 		os.WriteFile(main, []byte(source.generateMain()), 0o600),
+		os.WriteFile(module, src, 0o600),
 		os.WriteFile(overlay, marshal(map[string]any{"Replace": replace}), 0o600))
 	if err != nil {
 		return err
@@ -286,7 +277,7 @@ func runGoBuild(ctx context.Context, file string, source *goSource, target strin
 		return context.Cause(ctx)
 	}
 	// Whatever the go command has to say, it says about the module or its imports.
-	lines := goErrorLines(string(said), source.base, main)
+	lines := goErrorLines(string(said), source.base, temp)
 	if len(lines) == 0 {
 		lines = []string{fmt.Sprintf("%s: a Go module needs the go command (install Go from https://go.dev/dl): %v", source.base, err)}
 	}
@@ -295,17 +286,20 @@ func runGoBuild(ctx context.Context, file string, source *goSource, target strin
 
 // goErrorLines are the go command's messages, one a line, in terms of the module's
 // own file.
-func goErrorLines(text, base, main string) []string {
+func goErrorLines(text, base, temp string) []string {
 	var lines []string
 	for line := range strings.Lines(text) {
 		message, indented := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "\t")
 		if message == "" || strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ") {
 			continue
 		}
-		// The compiler gives the true names, the import reader and cgo the overlay's.
+		// The compiler gives the names of the copies, the import reader and cgo the overlay's.
 		message = strings.ReplaceAll(message, goModuleName, base)
-		if _, rest, ok := strings.Cut(message, filepath.Base(filepath.Dir(main))+string(filepath.Separator)+"main.go"); ok {
-			message = "the generated main" + rest
+		if _, rest, ok := strings.Cut(message, filepath.Base(temp)+string(filepath.Separator)); ok {
+			message = rest
+			if rest, ok = strings.CutPrefix(rest, "main.go"); ok {
+				message = "the generated main" + rest
+			}
 		}
 		message = strings.TrimPrefix(message, "."+string(filepath.Separator))
 		// The types of a call that does not fit, or the command that would help,

@@ -36,10 +36,19 @@ func goTestTree(t *testing.T, files map[string]string) string {
 	return dir
 }
 
+// buildGoFile is buildGoModule of what the file holds.
+func buildGoFile(ctx context.Context, folder, path string, environ []string) (string, error) {
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	return buildGoModule(ctx, folder, path, src, environ)
+}
+
 // goTestBuild builds a module with the environment of this process.
 func goTestBuild(t *testing.T, path, cache string) (binary string) {
 	t.Helper()
-	binary, err := buildGoModule(context.Background(), cache, path, os.Environ())
+	binary, err := buildGoFile(context.Background(), cache, path, os.Environ())
 	var wrong *goBuildError
 	if errors.As(err, &wrong) {
 		t.Fatal(strings.Join(wrong.Lines, "\n"))
@@ -62,7 +71,7 @@ type goTestOffer struct {
 func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	t.Helper()
 	dir := goTestTree(t, map[string]string{name: text})
-	binary, err := buildGoModule(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name), os.Environ())
+	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name), os.Environ())
 	var wrong *goBuildError
 	if errors.As(err, &wrong) {
 		o.Error = wrong.Lines
@@ -699,7 +708,7 @@ func TestGoModuleFresh(t *testing.T) {
 	others := make(chan string, 2)
 	for range 2 {
 		go func() {
-			binary, err := buildGoModule(context.Background(), cache, module, os.Environ())
+			binary, err := buildGoFile(context.Background(), cache, module, os.Environ())
 			others <- fmt.Sprint(binary, err)
 		}()
 	}
@@ -762,7 +771,7 @@ func TestGoModuleBuildErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := goTestTree(t, map[string]string{"go.mod": row.mod, "a.usher.go": row.src, "bad/bad.go": "package bad\n\nvar _ = x\n"})
-			_, err := buildGoModule(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, "a.usher.go"), os.Environ())
+			_, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, "a.usher.go"), os.Environ())
 			var wrong *goBuildError
 			if !errors.As(err, &wrong) {
 				t.Fatalf("error is %v", err)
@@ -783,14 +792,14 @@ func TestGoModuleNotBuilt(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cause := errors.New("enough")
 	cancel(cause)
-	if _, err := buildGoModule(ctx, cache, filepath.Join(dir, "a.usher.go"), os.Environ()); !errors.Is(err, cause) {
+	if _, err := buildGoFile(ctx, cache, filepath.Join(dir, "a.usher.go"), os.Environ()); !errors.Is(err, cause) {
 		t.Errorf("error is %v", err)
 	}
-	if _, err := buildGoModule(context.Background(), cache, filepath.Join(dir, "none.usher.go"), os.Environ()); !errors.Is(err, os.ErrNotExist) {
+	if _, err := buildGoFile(context.Background(), cache, filepath.Join(dir, "none.usher.go"), os.Environ()); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error is %v", err)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if _, err := buildGoModule(context.Background(), cache, filepath.Join(dir, "a.usher.go"), os.Environ()); err == nil || !strings.Contains(err.Error(), "install Go from") {
+	if _, err := buildGoFile(context.Background(), cache, filepath.Join(dir, "a.usher.go"), os.Environ()); err == nil || !strings.Contains(err.Error(), "install Go from") {
 		t.Errorf("error is %v", err)
 	}
 }
@@ -829,7 +838,7 @@ func TestGoModuleWorkspace(t *testing.T) {
 		"lib/data":       "x y",
 		"app/a.usher.go": "//go:build usher\n\npackage main\n\nimport \"example.com/lib\"\n\nfunc A() string { return lib.Data }\n",
 	})
-	binary, err := buildGoModule(context.Background(), filepath.Join(dir, "cache"),
+	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"),
 		filepath.Join(dir, "app", "a.usher.go"), append(os.Environ(), "GOOS=plan9", "GOARCH=arm"))
 	if err != nil {
 		t.Fatal(err)

@@ -57,7 +57,8 @@ const (
 	sessionLogSlack = 64 << 10 // bytes that the log may grow by, beside doubling, until it is compacted
 
 	// gomodule.go, runtimes.go: files of the workspace.
-	maxSource = 1 << 20 // bytes of one source file or .mcp.json
+	maxSource     = 1 << 20 // bytes of one source file or .mcp.json
+	maxExecutable = 1 << 30 // bytes of an executable that is a module
 
 	// shell.go: shell modules.
 	maxShellOutput = 32 << 20 // bytes of one call's result

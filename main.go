@@ -67,8 +67,8 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		runReaper(stdin)
 		return 0
 	}
-	if len(args) == 2 && args[0] == shellCommand {
-		return runShell(ctx, args[1], &reaper{}, stdin, stdout, stderr)
+	if len(args) == 3 && args[0] == shellCommand {
+		return runShell(ctx, args[1], args[2], &reaper{}, stdin, stdout, stderr)
 	}
 	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, painter: newPainter(stdout, getenv), getenv: getenv}
 	return a.run(args)

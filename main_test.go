@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -34,6 +35,10 @@ func TestMain(m *testing.M) {
 	if fake := os.Getenv(runAsFake); fake != "" {
 		os.Exit(runFake(fake))
 	}
+	// What os/signal starts once, and never ends, is there before goroutines are
+	// counted.
+	_, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	stop()
 	// A program with the race detector sleeps a second at its end; those that
 	// the tests start need not.
 	if os.Getenv("GORACE") == "" {

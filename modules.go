@@ -16,10 +16,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,7 +36,8 @@ const (
 
 	publishDelay     = 50 * time.Millisecond  // from a change to the catalog that shows it
 	revisionInterval = time.Second            // between two revisions of what one module offers
-	retryInterval    = 30 * time.Second       // between two introspections of a module that fails
+	retryInterval    = 30 * time.Second       // between two introspections of a module that fails, at first;
+	maxRetryInterval = 10 * time.Minute       // it doubles up to this
 	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
 
 	startupTime = 5 * time.Second // after the start, clients wait for modules
@@ -49,6 +53,8 @@ type registryConfig struct {
 	Idle     time.Duration // after which an unused process is stopped; 0 never
 	Log      *slog.Logger
 	Only     func(name string) bool // the modules to look at; nil is all
+	Frozen   bool                   // what changes is not taken up, but by TakeUp
+	Refuse   func(discovered) error // why a module is not to be started; nil is none
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -63,9 +69,12 @@ type Registry struct {
 	running sync.WaitGroup
 	slots   chan struct{} // a place for each introspection under way
 
+	scanning sync.Mutex // held by who looks through the workspace, before mu
+
 	mu       sync.Mutex
 	modules  map[entryKey]*moduleVersion // the newest of each
 	problems []Problem                   // files that are no modules, as last seen
+	untaken  map[entryKey]string         // how modules differ from what is frozen: new, changed, gone
 	pools    []*pool                     // all that may still have a process
 	due      bool                        // the catalog is about to be replaced
 	changed  chan struct{}               // closed when it has been
@@ -79,6 +88,8 @@ type moduleVersion struct {
 	cancel  context.CancelFunc
 	changed chan struct{} // 1-buffered: newest may offer something new
 	newest  atomic.Pointer[Worker]
+
+	build func() (string, error) // builds a Go module, once
 
 	manifest *manifest // nil until it is known; belongs to keep, as pool does
 	pool     *pool     // made with the first manifest
@@ -149,6 +160,7 @@ func newRegistry(c registryConfig) (*Registry, error) {
 		reaper:         &reaper{},
 		slots:          make(chan struct{}, maxLooks),
 		modules:        make(map[entryKey]*moduleVersion),
+		untaken:        make(map[entryKey]string),
 		changed:        make(chan struct{}),
 	}
 	if err := os.MkdirAll(filepath.Join(r.CacheDir, "modules"), 0o700); err != nil {
@@ -227,9 +239,15 @@ func (r *Registry) allPools() []*pool {
 func (r *Registry) Watch(ctx context.Context) {
 	for wait := minPoll; pauseFor(ctx, wait); {
 		start := time.Now()
+		r.scanning.Lock()
 		s := scanFolders(r.Roots)
+		if r.Frozen {
+			r.notice(s)
+		} else {
+			r.update(s)
+		}
 		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
-		r.update(s)
+		r.scanning.Unlock()
 		for _, p := range r.allPools() {
 			p.reap(time.Now(), r.Idle)
 		}
@@ -251,30 +269,102 @@ func (r *Registry) Close() {
 	r.reaper.Close()
 }
 
-// update takes in what a scan found. A version takes the place of the one before,
-// whose module goes on until this one has its own.
-func (r *Registry) update(s *scan) {
-	for _, d := range r.compare(s) {
-		v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1)}
-		v.ctx, v.cancel = context.WithCancel(r.ctx)
-		known := r.readCache(d)
-		r.mu.Lock()
-		if last := r.modules[d.key()]; last != nil {
-			last.cancel()
-			v.module = last.module
-		}
-		r.modules[d.key()] = v
-		r.publishSoon() // so that those who wait for changes see that one is pending
-		r.mu.Unlock()
-		if d.Err != nil {
-			r.settle(v, nil, d.Err)
-			continue
-		}
-		if known != nil {
-			r.host(v, known)
-		}
-		r.running.Go(func() { r.keep(v) })
+// TakeUp has a frozen registry take up what has changed since the start. Go modules
+// are built again, as what they import may have. To others it is one scan more.
+func (r *Registry) TakeUp() {
+	r.scanning.Lock()
+	defer r.scanning.Unlock()
+	r.update(scanFolders(r.Roots))
+}
+
+// Taken is what the modules of a frozen registry hold, by entryKey; nil for others.
+func (r *Registry) Taken() map[string]string {
+	if !r.Frozen {
+		return nil
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	taken := make(map[string]string)
+	for key, v := range r.modules {
+		taken[key.String()] = v.Content
+	}
+	return taken
+}
+
+// notice finds what a frozen registry has not taken up.
+func (r *Registry) notice(s *scan) {
+	r.mu.Lock()
+	modules := maps.Clone(r.modules)
+	maps.DeleteFunc(r.untaken, func(key entryKey, _ string) bool { return modules[key] == nil && !s.seen[key] })
+	r.mu.Unlock()
+	for _, d := range s.modules {
+		switch v := modules[d.key()]; {
+		case v == nil:
+			r.note(d, "new")
+		case v.Version != d.Version && (d.readContent() != nil || d.Content != v.Content):
+			r.note(d, "changed")
+		}
+	}
+	for _, v := range modules {
+		if !s.has(v.discovered) {
+			r.note(v.discovered, "gone")
+		}
+	}
+}
+
+// note logs how a module differs from what was taken up, once.
+func (r *Registry) note(d discovered, state string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.untaken[d.key()] != state {
+		r.untaken[d.key()] = state
+		r.Log.Warn("module not taken up", "module", d.Name, "kind", d.Kind, "file", d.file(), "why", state+" since the start: "+howToTakeUp(os.Getpid()))
+	}
+}
+
+// update takes in what a scan found. A frozen registry notes what files hold, and
+// what runs a module: that must not turn up beside it later.
+func (r *Registry) update(s *scan) {
+	for i := range s.modules {
+		d := &s.modules[i]
+		if d.Err == nil && (r.Frozen || r.Refuse != nil) {
+			d.Err = d.readContent()
+		}
+		if d.Err == nil && r.Refuse != nil {
+			d.Err = r.Refuse(*d)
+		}
+		if r.Frozen && d.Kind == kindPython {
+			d.Launch.Path = pythonFor(filepath.Dir(d.Source))
+		}
+	}
+	for _, d := range r.compare(s) {
+		r.adopt(d)
+	}
+}
+
+// adopt makes a version of a module, which takes the place of the one before. That
+// one's module goes on until this one has its own.
+func (r *Registry) adopt(d discovered) {
+	v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1)}
+	v.ctx, v.cancel = context.WithCancel(r.ctx)
+	v.build = sync.OnceValues(func() (string, error) { return r.buildGo(v.ctx, d) })
+	known := r.readCache(d)
+	r.mu.Lock()
+	if last := r.modules[d.key()]; last != nil {
+		last.cancel()
+		v.module = last.module
+	}
+	r.modules[d.key()] = v
+	r.publishSoon() // so that those who wait for changes see that one is pending
+	r.mu.Unlock()
+	if d.Err != nil {
+		r.settle(v, nil, d.Err)
+		return
+	}
+	if known != nil && !(r.Frozen && d.Kind == kindGo) { // which is to be built now
+		r.host(v, known)
+	}
+	r.running.Go(func() { r.keep(v) })
 }
 
 // compare returns the modules that are new or have changed since the last scan,
@@ -289,12 +379,13 @@ func (r *Registry) compare(s *scan) []discovered {
 		}
 	}
 	r.problems = s.problems
+	clear(r.untaken)
 	for key, v := range r.modules {
 		if v.missing++; s.has(v.discovered) {
 			v.missing = 0
 		}
-		if v.missing == removalScans {
-			r.Log.Info("module removed", "module", v.Name)
+		if v.missing == removalScans || v.missing > 0 && r.Frozen {
+			r.Log.Info("module removed", "module", v.Name, "kind", v.Kind, "file", v.file())
 			v.cancel()
 			r.replace(v, nil)
 			delete(r.modules, key)
@@ -302,7 +393,8 @@ func (r *Registry) compare(s *scan) []discovered {
 	}
 	return slices.DeleteFunc(s.modules, func(d discovered) bool {
 		v := r.modules[d.key()]
-		return v != nil && v.Version == d.Version || r.Only != nil && !r.Only(d.Name)
+		same := v != nil && v.Version == d.Version && (!r.Frozen || v.Content == d.Content && v.Kind != kindGo)
+		return same || r.Only != nil && !r.Only(d.Name)
 	})
 }
 
@@ -324,18 +416,17 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 // the module, again and again while that fails, and then keeps what is known of
 // it up to its running processes. Of several the newest list counts.
 func (r *Registry) keep(v *moduleVersion) {
-	for v.manifest == nil {
+	for pause := retryInterval; v.manifest == nil; pause = min(2*pause, maxRetryInterval) {
 		m, err := r.introspect(v)
 		switch {
 		case v.ctx.Err() != nil:
 			return
 		case err == nil:
-			r.Log.Info("module introspected", "module", v.Name, "kind", v.Kind, "tools", len(m.Lists["tools"]))
 			r.host(v, m)
 			r.writeCache(v)
 		default:
 			r.settle(v, nil, err)
-			pauseFor(v.ctx, retryInterval)
+			pauseFor(v.ctx, pause)
 		}
 	}
 	for pauseFor(v.ctx, revisionInterval) {
@@ -367,11 +458,17 @@ func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
 	if r.modules[v.key()] != v {
 		return
 	}
+	if err != nil && v.err == nil {
+		r.Log.Error("module failed", "module", v.Name, "kind", v.Kind, "file", v.file(), "why", explain(err), "an older version goes on", v.module != nil && v.Err == nil)
+	} else if m != nil && (!v.settled || v.err != nil) {
+		what := "module added"
+		if v.module != nil {
+			what = "module changed"
+		}
+		r.Log.Info(what, "module", v.Name, "kind", v.Kind, "file", v.file(), "tools", len(m.Methods))
+	}
 	if m != nil || v.Err != nil {
 		r.replace(v, m)
-	}
-	if err != nil && (v.err == nil || v.err.Error() != err.Error()) {
-		r.Log.Error("the module can't be hosted as it is now", "module", v.Name, "why", explain(err), "an older version goes on", v.module != nil)
 	}
 	v.err, v.settled = err, true
 	r.publishSoon()
@@ -481,25 +578,14 @@ func readManifest(ctx context.Context, w *Worker, version string) (*manifest, er
 // startProcess starts a process of a module, which may be known to have sessions.
 func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful bool, owner *Caller) (*Worker, error) {
 	d := v.discovered
-	environ := workerEnv(os.Environ(), d.Source, d.Launch.Env)
-	l := d.Launch
-	now, err := filepath.EvalSymlinks(d.Source)
-	switch {
-	case err != nil || now != d.Source:
-		err = errors.New("its file is no longer where it was")
-	case d.Kind == kindGo:
-		l.Dir = filepath.Dir(d.Source)
-		l.Path, err = buildGoModule(ctx, filepath.Join(r.CacheDir, "go"), d.Source, environ)
-	case d.Kind != kindConfig:
-		l, err = launchFile(d.Kind, d.Source, r.CacheDir)
-	}
+	l, err := r.launch(ctx, v)
 	if err == nil {
 		l, err = l.resolve()
 	}
 	w := newWorker(d.Name, r.Log, owner, v.listsChanged)
 	w.answersAll = d.Kind.singleFile()
 	if err == nil {
-		l.Env = environ
+		l.Env = workerEnv(os.Environ(), d.Source, d.Launch.Env)
 		err = w.spawn(l, r.reaper)
 	}
 	if err != nil {
@@ -511,12 +597,59 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	return w, nil
 }
 
+// launch says how a process of a version is started. What usher's own programs run
+// is handed to them as it was read here, and opened by none of them again.
+func (r *Registry) launch(ctx context.Context, v *moduleVersion) (launch, error) {
+	d := v.discovered
+	if d.Kind == kindGo {
+		build := v.build // what it is made of may have changed since, and nobody looks
+		if !r.Frozen {
+			build = func() (string, error) { return r.buildGo(ctx, d) }
+		}
+		program, err := build()
+		return launch{Path: program, Dir: filepath.Dir(d.Source)}, err
+	}
+	text, err := r.readVersion(d)
+	if err != nil || d.Kind == kindConfig {
+		return d.Launch, err
+	}
+	l, err := launchFile(d.Kind, d.Source, r.CacheDir)
+	l.Path = cmp.Or(d.Launch.Path, l.Path)
+	if d.Kind.singleFile() {
+		l.Args, l.Input = append(l.Args, strconv.Itoa(len(text))), text
+	}
+	return l, err
+}
+
+// buildGo has a Go module built as it is now. What a frozen registry has built must
+// not be removed by others.
+func (r *Registry) buildGo(ctx context.Context, d discovered) (string, error) {
+	text, err := r.readVersion(d)
+	if err != nil {
+		return "", err
+	}
+	folder := map[bool]string{false: "go", true: "go-frozen"}[r.Frozen]
+	return buildGoModule(ctx, filepath.Join(r.CacheDir, folder), d.Source, text, workerEnv(os.Environ(), d.Source, nil))
+}
+
+// readVersion reads the file of a module, which has to be where it was found and,
+// in a frozen registry, as it was taken up. Entries of a .mcp.json are as they were.
+func (r *Registry) readVersion(d discovered) ([]byte, error) {
+	text, content, err := readSource(d.Source, d.Kind)
+	gone := errors.Is(err, fs.ErrNotExist) || errors.Is(err, errMoved)
+	if !r.Frozen || !gone && (err != nil || d.Kind == kindConfig || content == d.Content) {
+		return text, err
+	}
+	r.note(d, "changed") // which no scan may have seen, as times can be set
+	return nil, errChanged
+}
+
 // cantStart is an error before there was a process, whose reason names no path.
 func cantStart(module string, err error) error {
 	if build, ok := errors.AsType[*goBuildError](err); ok {
 		return &processError{reason: fmt.Sprintf("module %q can't be built", module), stderr: build.Lines}
 	}
-	return &processError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}}
+	return &processError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}, cause: err}
 }
 
 // explain is an error for people at this machine: with the last words of a

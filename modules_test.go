@@ -249,7 +249,7 @@ func TestConfigFiles(t *testing.T) {
 	c.awaitTools("one_x", "two_pid")
 	pid := c.call("two_pid", "").Body
 	replace(`{"mcpServers":{"one":` + entry("x") + `,"two":` + entry("pid") + `,"bad":{"command":"${NOPE_NOT_SET}"},"late":{"command":"${NOPE_NOT_SET}"}}}`)
-	await(t, "the bad entry to be shown", func() bool { return strings.Contains(d.Log.String(), "module=late why=") })
+	await(t, "the bad entry to be shown", func() bool { return strings.Contains(d.Log.String(), "module=late kind=.mcp.json") })
 	replace(`{"mcpServers":{"one":`) // half an edit
 	await(t, "the file to be told of", func() bool {
 		return strings.Contains(d.Log.String(), ".mcp.json")

@@ -120,7 +120,7 @@ for (const file of fs.readdirSync('.').filter(f => /[jt]s$/.test(f))) {
 }
 process.exit(0)
 `)
-	cmd := exec.Command("node", filepath.Join(dir, "scan.mjs"), "x")
+	cmd := exec.Command("node", filepath.Join(dir, "scan.mjs"), "calls.usher.js")
 	cmd.Dir = "testdata/node"
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)

@@ -17,6 +17,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,8 +33,18 @@ var (
 	// errRetired says that the module was replaced by a newer version of itself
 	// before the call began: look it up again.
 	errRetired = errors.New("the module was reloaded")
+	// errChanged says that the module's file is not what is to be run.
+	errChanged = errors.New("changed since the start: " + howToTakeUp(os.Getpid()))
 	errBusy    = errors.New("is busy: as many calls as there may be are running, or cancelled and not ended; try again")
 )
+
+// howToTakeUp is what to do about changes that a frozen daemon has not taken up.
+func howToTakeUp(pid int) string {
+	if runtime.GOOS == "windows" {
+		return "restart usher"
+	}
+	return fmt.Sprintf("kill -HUP %d", pid)
+}
 
 // startFunc starts a process of a module, one of an affinity for its owner's call.
 type startFunc func(ctx context.Context, owner *Caller) (*Worker, error)
@@ -285,7 +296,7 @@ func (p *pool) run(c *process, caller Caller) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err != nil || !w.stopping.Load() {
+	if err != nil && !errors.Is(err, errChanged) || err == nil && !w.stopping.Load() {
 		n := crashes{p.crashes[c.affinity].count + 1, time.Now()}
 		if n.count > 1 {
 			n.notBefore = n.notBefore.Add(min(250*time.Millisecond<<min(n.count, 10), 30*time.Second))

@@ -8,7 +8,9 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
 	"embed"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -98,7 +100,8 @@ type launch struct {
 	Dir  string   // working directory
 	Env  []string // added to the daemon's own, as KEY=value
 
-	Shared bool // all callers are served by one process
+	Shared bool   // all callers are served by one process
+	Input  []byte // that its stdin begins with
 }
 
 // shellCommand is the first argument that makes a process the MCP server of a
@@ -203,7 +206,7 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 		if string(field(server.value, "disabled")) == "true" || string(field(server.value, "enabled")) == "false" {
 			continue
 		}
-		d := discovered{Name: server.key, Kind: kindConfig, Err: checkModuleName(server.key)}
+		d := discovered{Name: server.key, Kind: kindConfig, Content: hashOf(string(oneLine(server.value))), Err: checkModuleName(server.key)}
 		if d.Err == nil {
 			d.Err = d.readEntry(server.value, dir, getenv)
 		}
@@ -335,6 +338,8 @@ func expandVariables(text string, getenv func(string) (string, bool)) (out strin
 // entryKey identifies a module over time.
 type entryKey struct{ source, name string }
 
+func (k entryKey) String() string { return k.source + "#" + k.name }
+
 // discovered is a module as it stands in the file tree.
 type discovered struct {
 	Name     string
@@ -344,11 +349,26 @@ type discovered struct {
 	Root     string // the hosted DIR that it was found below
 	Launch   launch // of a .mcp.json entry
 	Version  string // changes when the file, or the entry, does
+	Content  string // a hash of what it holds: of an entry always, of a file where changes are not followed
 	Problems []string
 	Err      error // why it can't be hosted
 }
 
 func (d discovered) key() entryKey { return entryKey{d.Source, d.Name} }
+
+// file is where it is, for the log.
+func (d discovered) file() string {
+	path, _ := filepath.Rel(d.Root, d.Path) // it is below
+	return path
+}
+
+// readContent notes what a module's file holds now. An entry was read with its file.
+func (d *discovered) readContent() (err error) {
+	if d.Kind != kindConfig {
+		_, d.Content, err = readSource(d.Source, d.Kind)
+	}
+	return err
+}
 
 // Problem is something about a file that its author should know.
 type Problem struct{ Path, Text string }
@@ -410,7 +430,10 @@ func (s *scan) folder(folder *os.Root, path string, err error) {
 // unsearched are the names of folders in which no modules are looked for.
 var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
-var errReplaced = errors.New("it is being replaced")
+var (
+	errReplaced = errors.New("it is being replaced")
+	errMoved    = errors.New("its file is no longer where it was")
+)
 
 // openFolder opens a folder in another, and no link.
 func openFolder(parent *os.Root, name string) (*os.Root, error) {
@@ -471,6 +494,8 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 		return errors.New("it is no regular file")
 	case kind != kindExecutable && info.Size() > maxSource:
 		return fmt.Errorf("it is larger than %s", formatSize(maxSource))
+	case info.Size() > maxExecutable:
+		return fmt.Errorf("it is larger than %s", formatSize(maxExecutable))
 	case kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0:
 		return fmt.Errorf("the file is not executable: chmod +x %s", info.Name())
 	}
@@ -496,15 +521,35 @@ func readConfig(source string, there fs.FileInfo) ([]byte, error) {
 	if err := checkFile(there, kindConfig); err != nil {
 		return nil, err
 	}
+	raw, _, err := readSource(source, kindConfig)
+	return raw, err
+}
+
+// readSource reads a module's file, if it is where it was found, and returns a hash
+// of its content with it. What an executable holds is hashed alone. The path of the
+// opened file itself is looked at, so that nothing is gained by exchanging a folder
+// for a link meanwhile; on systems that can't tell it, what the path leads to just
+// afterwards.
+func readSource(source string, kind Kind) (text []byte, hash string, err error) {
 	f, err := openRegular(source)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	defer f.Close()
-	if opened, err := f.Stat(); err != nil || !os.SameFile(opened, there) {
-		return nil, errReplaced
+	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err != nil {
+		path, err = filepath.EvalSymlinks(source)
 	}
-	return io.ReadAll(io.LimitReader(f, maxSource))
+	if err != nil || path != source {
+		return nil, "", errMoved
+	}
+	sum := sha256.New()
+	if kind == kindExecutable {
+		_, err = io.Copy(sum, io.LimitReader(f, maxExecutable))
+	} else {
+		text, err = io.ReadAll(io.TeeReader(io.LimitReader(f, maxSource), sum))
+	}
+	return text, hex.EncodeToString(sum.Sum(nil)), err
 }
 
 // add keeps a module; one that is reached by several ways is one module.

@@ -19,13 +19,16 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"os/signal"
 	"path"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 	"unicode"
 )
@@ -144,6 +147,7 @@ type serveFlags struct {
 	hosts, origins           []string // lower case
 	publicURL                string   // with a slash at its end; "" for none
 	requireClaim, open       bool     // of MCP clients
+	watch                    *bool    // nil where it is not given
 	openWebhooks, signatures bool     // of webhooks
 	maxBody                  int64    // bytes
 	webhookTimeout           time.Duration
@@ -160,6 +164,11 @@ func (f *serveFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
 	fs.Func("public-url", "the `URL` to print for clients, whose host is allowed", f.setPublicURL)
 	fs.Func("max-body", "the largest request, as `SIZE` in bytes, KiB, MiB, GiB (default 4MiB)", f.setMaxBody)
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
+	fs.BoolFunc("watch", "follow changes; the default, but not with -require-claim", func(text string) error {
+		watch, err := strconv.ParseBool(text)
+		f.watch = &watch
+		return err
+	})
 	fs.BoolVar(&f.open, "open", false, "serve anyone who can reach the address, all modules, without a claim")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false, "deliver webhooks of anyone who can reach the address")
 	fs.BoolVar(&f.signatures, "accept-signatures", false, "let a webhook's verified @signature stand in for the secret")
@@ -243,6 +252,14 @@ func (f *serveFlags) exposure() string {
 	return ""
 }
 
+// frozen reports whether what changes in the workspace waits until it is taken up.
+func (f *serveFlags) frozen() bool {
+	if f.watch == nil {
+		return f.requireClaim
+	}
+	return !*f.watch
+}
+
 // webhookAudience is whose deliveries are taken while no secret is set.
 func (f *serveFlags) webhookAudience() audience {
 	switch {
@@ -290,7 +307,7 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.withRegistry(registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle}, func(r *Registry) error {
+	return d.withRegistry(registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle, Frozen: d.flags.frozen()}, func(r *Registry) error {
 		d.registry = r
 		return d.serve(ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
 	})
@@ -352,6 +369,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 			debug.FreeOSMemory()
 		}
 	})
+	parts.Go(func() { d.takeUp(ctx, cancel) })
 	d.log.Info("listening", "address", d.listener.Addr().String())
 	parts.Go(func() {
 		<-ctx.Done()
@@ -372,6 +390,45 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		return nil
 	}
 	return err
+}
+
+// takeUp has the registry take up what has changed, now and at each SIGHUP, and
+// records that. The end of the terminal that the daemon was started in sends the
+// same signal, and is its end; but not under nohup.
+func (d *daemon) takeUp(ctx context.Context, end func()) {
+	hangup := make(chan os.Signal, 1)
+	ignored := signal.Ignored(syscall.SIGHUP)
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	for terminal := hasTerminal(); ; {
+		record := readDaemon(d.data)
+		if record.Taken = d.registry.Taken(); record.Taken != nil && record.PID == os.Getpid() {
+			if err := replaceFile(filepath.Join(d.data, recordName), marshal(record)); err != nil {
+				d.log.Warn("recording which modules were taken up, for usher modules", "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-hangup:
+		}
+		gone := terminal && !hasTerminal()
+		terminal = terminal && !gone
+		if !gone {
+			d.registry.TakeUp()
+		} else if !ignored {
+			end()
+		}
+	}
+}
+
+// hasTerminal reports whether this process belongs to a terminal.
+func hasTerminal() bool {
+	f, err := os.Open("/dev/tty")
+	if err == nil {
+		f.Close()
+	}
+	return err == nil
 }
 
 // handler is the way of every request: an id, who may speak to the daemon at
@@ -533,9 +590,25 @@ type daemonRecord struct {
 	Birth string `json:"birth"` // see processBirth
 	URL   string `json:"url"`   // where clients reach it
 
-	Roots        []string `json:"roots"` // the folders that it serves
-	RequireClaim bool     `json:"requireClaim"`
-	Secret       bool     `json:"secret"` // webhooks need one
+	Roots        []string          `json:"roots"` // the folders that it serves
+	RequireClaim bool              `json:"requireClaim"`
+	Secret       bool              `json:"secret"`          // webhooks need one
+	Taken        map[string]string `json:"taken,omitempty"` // what its modules hold, where changes are not followed
+}
+
+// refusal says of a module why it is not as the daemon has taken it up; nil where
+// the daemon follows changes, or there is none.
+func (d daemonRecord) refusal() func(discovered) error {
+	if d.Taken == nil {
+		return nil
+	}
+	return func(m discovered) error {
+		elsewhere := !slices.ContainsFunc(d.Roots, func(root string) bool { return scopeDir(root).Contains(m.Path) })
+		if elsewhere || d.Taken[m.key().String()] == m.Content {
+			return nil
+		}
+		return fmt.Errorf("new or changed since the start: %s", howToTakeUp(d.PID))
+	}
 }
 
 // readDaemon reads the record of dataDir's daemon. It is zero when none runs.

@@ -18,7 +18,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -49,6 +51,8 @@ type shellMethod struct {
 // shellServer serves one script over stdin and stdout.
 type shellServer struct {
 	path    string // of the script, absolute
+	text    []byte // of the script, which is not read again
+	script  string // where the shell finds it
 	shell   string // what runs it
 	about   string
 	methods []shellMethod
@@ -61,15 +65,23 @@ type shellServer struct {
 }
 
 // runShell serves the script at path until stdin ends, and returns the exit
-// status. It closes groups, which ends what functions have left running.
-func runShell(ctx context.Context, path string, groups processGroups, stdin io.Reader, stdout, stderr io.Writer) int {
-	s := &shellServer{path: path, methods: []shellMethod{}, groups: groups, out: stdout, stderr: stderr}
-	text, err := os.ReadFile(path)
+// status. stdin begins with the script's text, of so many bytes. It closes groups,
+// which ends what functions have left running.
+func runShell(ctx context.Context, path, size string, groups processGroups, stdin io.Reader, stdout, stderr io.Writer) int {
+	s := &shellServer{path: path, script: "/dev/fd/3", methods: []shellMethod{}, groups: groups, out: stdout, stderr: stderr}
+	if runtime.GOOS == "windows" {
+		s.script = path
+	}
+	n, err := strconv.Atoi(size)
+	s.text = make([]byte, min(max(n, 0), maxSource))
 	if err == nil {
-		err = s.read(string(text))
+		_, err = io.ReadFull(stdin, s.text)
+	}
+	if err == nil {
+		err = s.read(string(s.text))
 	}
 	if err != nil {
-		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), strings.ReplaceAll(reason(err), path+": ", ""))
+		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), strings.ReplaceAll(reason(err), s.script+": ", ""))
 		return 1
 	}
 	defer groups.Close()
@@ -110,10 +122,36 @@ func (s *shellServer) read(text string) error {
 		}
 		comment = nil
 	}
-	if said, err := exec.Command(s.shell, "-n", s.path).CombinedOutput(); err != nil {
+	cmd, done, err := s.command(context.Background(), "-n", s.script)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if said, err := cmd.CombinedOutput(); err != nil {
 		return errors.New(cmp.Or(strings.TrimSpace(string(said)), err.Error()))
 	}
 	return nil
+}
+
+// command is a command of the shell's, which finds the script's text at s.script: in
+// a file that has no name any more, as at the script's path may stand another text by
+// now. (Windows has no such files.) To bash, which tells where a function is from, it
+// is the script's path: in $BASH_SOURCE. done is to be called in the end.
+func (s *shellServer) command(ctx context.Context, args ...string) (cmd *exec.Cmd, done func() error, err error) {
+	cmd = exec.CommandContext(ctx, s.shell, args...)
+	cmd.Dir = filepath.Dir(s.path)
+	cmd.Env = append(os.Environ(), "USHER_SOURCE="+s.path)
+	if runtime.GOOS == "windows" {
+		return cmd, func() error { return nil }, nil
+	}
+	f, err := os.CreateTemp("", "usher-")
+	if err != nil {
+		return nil, nil, err
+	}
+	os.Remove(f.Name())
+	cmd.ExtraFiles = []*os.File{f}
+	_, err = f.WriteAt(bytes.ReplaceAll(s.text, []byte("BASH_SOURCE"), []byte("USHER_SOURCE")), 0)
+	return cmd, f.Close, err
 }
 
 // serve answers until stdin ends, and then ends what is under way.
@@ -180,7 +218,7 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	arguments := field(params, "arguments")
 	// $0 is the script, so that a module can find what lies beside it. The name is
 	// one that read found.
-	args := []string{"-c", `. "$0" && ` + name + ` "$@"`, s.path}
+	args := []string{"-c", ". '" + s.script + "' && " + name + ` "$@"`, s.path}
 	for _, p := range parseDoc(s.methods[i].Description, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
 		value := field(arguments, p.name)
 		text, ok := unquote(value)
@@ -189,8 +227,11 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 		}
 		args = append(args, text) // $1, $2, … as documented
 	}
-	cmd := exec.CommandContext(ctx, s.shell, args...)
-	cmd.Dir = filepath.Dir(s.path)
+	cmd, done, err := s.command(ctx, args...)
+	if err != nil {
+		return failure("handing the script to the shell: " + reason(err))
+	}
+	defer done()
 	cmd.Stdin = bytes.NewReader(arguments)
 	out, said, err := s.run(ctx, cmd, field(field(params, "_meta"), "progressToken"))
 	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
@@ -273,7 +314,7 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 		if err != nil {
 			return said
 		}
-		line := strings.ToValidUTF8(string(raw), "\uFFFD")
+		line := strings.ReplaceAll(strings.ToValidUTF8(string(raw), "\uFFFD"), s.script, filepath.Base(s.path))
 		if m := shellProgress.FindStringSubmatch(line); m != nil {
 			params := object{{"progressToken", progressToken}, {"progress", json.RawMessage(m[1])}, {"message", quote(m[3])}}
 			if m[2] != "" {

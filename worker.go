@@ -98,9 +98,11 @@ var (
 type processError struct {
 	reason string   // fit for clients
 	stderr []string // what the process said last; not for clients, as it may name paths
+	cause  error    // nil where there is no other
 }
 
 func (e *processError) Error() string { return e.reason }
+func (e *processError) Unwrap() error { return e.cause }
 
 // serverInfo is what a module says of itself in the handshake.
 type serverInfo struct {
@@ -206,6 +208,7 @@ func (w *Worker) spawn(l launch, groups processGroups) error {
 		w.log.Warn("no reaper: if usher is killed, this module's processes may live on", "err", err)
 	}
 	var readers, writer sync.WaitGroup
+	w.input = l.Input // before anyone sends
 	readers.Go(func() { w.readStdout(outputs[0]) })
 	readers.Go(func() { w.readStderr(outputs[1]) })
 	writer.Go(func() { w.writeStdin(stdin) })

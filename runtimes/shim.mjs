@@ -22,7 +22,8 @@ const { stringify } = JSON
 const file = path.resolve(process.argv[2])
 const base = path.basename(file)
 const name = base.split('.usher')[0]
-process.argv.splice(2) // usher's argument is none of the module's
+const text = String(process.argv[3] ? readInput(Number(process.argv[3])) : fs.readFileSync(file))
+process.argv.splice(2) // usher's arguments are none of the module's
 
 const pipes = takeStdio()
 
@@ -50,10 +51,16 @@ function takeStdio() {
   return own
 }
 
-// log writes to stderr, which is usher's log.
-function log(text) {
-  process.stderr.write(text + '\n')
+// readInput reads what stdin begins with: the module's text as usher has read it.
+// The file may hold another one by now, which must not run.
+function readInput(size) {
+  const bytes = Buffer.alloc(size)
+  for (let at = 0; at < size;) at += fs.readSync(0, bytes, at, size - at) || size
+  return bytes
 }
+
+// log writes to stderr, which is usher's log.
+function log(text) { process.stderr.write(text + '\n') }
 
 // write sends one line, whole before it returns: the module may end the process
 // at any time. The newline before it ends what the module has left unfinished
@@ -70,9 +77,7 @@ function write(line) {
   }
 }
 
-function send(message) {
-  write(stringify({ jsonrpc: '2.0', ...message }))
-}
+function send(message) { write(stringify({ jsonrpc: '2.0', ...message })) }
 
 // ---- The protocol
 
@@ -236,9 +241,7 @@ function hasOnly(value, key, others) {
 
 // ---- Results; as JSON text, so that a large one is written out once
 
-function failure(message) {
-  return stringify({ content: [{ type: 'text', text: message }], isError: true })
-}
+function failure(message) { return stringify({ content: [{ type: 'text', text: message }], isError: true }) }
 
 // result is what answers a call that returned a value: usher makes the tool
 // result of it.
@@ -280,30 +283,23 @@ function shown(err) {
   }
 }
 
-function kind(v) {
-  return v === null ? 'null' : Array.isArray(v) ? 'array' : typeof v
-}
+function kind(v) { return v === null ? 'null' : Array.isArray(v) ? 'array' : typeof v }
 
 // ---- Loading the file
 
 // load runs the file and returns its methods by name.
 async function load() {
-  const [major, minor] = process.versions.node.split('.').map(Number)
-  const since = (...versions) => versions.some(([M, m]) => major === M && minor >= m) || major > versions.at(-1)[0]
   const typed = /ts$/.test(base)
-  if (major < 20) return refuse(`usher's modules need Node.js 20 or newer`)
+  if (!module.register) return refuse(`usher's modules need Node.js 20.6 or newer`)
   const strips = process.features.typescript // false, or how Node itself does it
   if (typed && !strips && !module.stripTypeScriptTypes) return refuse('TypeScript needs Node.js 22.13 or newer')
 
-  const source = new Source(fs.readFileSync(file, 'utf8'))
+  const source = new Source(text)
   safely(() => source.read())
   const type = /\.m[jt]s$/.test(base) ? 'module' : packageType(path.dirname(file))
   const isModule = type === 'module' || type !== 'commonjs' && source.isModule
-  // Older versions need help with types, or with export in a .js file.
-  if (typed ? !strips : isModule && type !== 'module' && !since([20, 19], [22, 7])) {
-    module.register?.('data:text/javascript,' + encodeURIComponent(loadHook(isModule ? 'module' : 'commonjs')))
-  }
-  const loaded = await import(pathToFileURL(file).href)
+  const code = typed ? module.stripTypeScriptTypes(text, { mode: strips || 'strip' }) : text
+  const loaded = await (isModule ? loadModule : loadCommon)(code, typed && !strips)
   about = source.about
   const found = new Map()
   for (const m of findMethods(loaded, isModule, source)) {
@@ -340,19 +336,29 @@ function packageType(dir) {
   }
 }
 
-// loadHook is the source of a hook that gives a file the format that newer
-// versions of Node would find, and takes out types.
-function loadHook(format) {
-  return `
-    import { readFileSync } from 'node:fs'
-    import * as module from 'node:module'
-    export async function load(url, context, next) {
-      const own = url === ${stringify(pathToFileURL(file).href)}, typed = /^file:.*[.][mc]?ts$/.test(url)
-      if (!own && !typed) return next(url, context)
-      const text = readFileSync(new URL(url), 'utf8')
-      const format = own ? ${stringify(format)} : url.endsWith('.cts') ? 'commonjs' : 'module'
-      return { format, source: typed ? module.stripTypeScriptTypes(text) : text, shortCircuit: true }
-    }`
+// loadModule imports the file with this code as its own, whatever it holds. Where
+// Node strips no types, the files that it imports need help too.
+function loadModule(code, strip) {
+  const given = { url: pathToFileURL(file).href, code, strip }
+  if (module.registerHooks) module.registerHooks({ load: (...args) => loadHook(given, ...args) })
+  else module.register('data:text/javascript,' + encodeURIComponent(`import fs from 'node:fs'; import module from 'node:module'
+    ${loadHook}; export const load = async (...args) => loadHook(${stringify(given)}, ...args)`))
+  return import(given.url)
+}
+
+function loadHook(given, url, context, next) {
+  if (url === given.url) return { format: 'module', source: given.code, shortCircuit: true }
+  if (!given.strip || !/^file:.*[.][mc]?ts$/.test(url)) return next(url, context)
+  const source = module.stripTypeScriptTypes(fs.readFileSync(new URL(url), 'utf8'))
+  return { format: url.endsWith('.cts') ? 'commonjs' : 'module', source, shortCircuit: true }
+}
+
+// loadCommon is the same for CommonJS.
+function loadCommon(code) {
+  const own = module._cache[file] = new module(file)
+  Object.assign(own, { filename: file, paths: module._nodeModulePaths(path.dirname(file)) })
+  own._compile(code, file)
+  return { default: own.exports }
 }
 
 // loadFailure is what went wrong, on one line that begins as compilers' do.
@@ -364,13 +370,12 @@ function loadFailure(err) {
   const foreign = /^(?:file:\/\/)?(\/.*|[A-Z]:.*):(\d+)\n/.exec(stack) // where a file that was imported is broken
   if (foreign && path.resolve(foreign[1]) !== file) elsewhere = ` (${path.basename(foreign[1])}:${foreign[2]})`
   try {
-    let text = fs.readFileSync(file, 'utf8')
     const wanted = /MODULE_NOT_FOUND$/.test(err?.code) && /'(?:[^']*[/\\])?([^']+)'/.exec(message)?.[1]
     if (wanted) line ??= text.split('\n').findIndex(l => l.includes(wanted)) + 1
     if (!line && err instanceof SyntaxError) {
       // Only Node's own report of it says where; this runs nothing of the file.
-      if (/ts$/.test(base)) text = module.stripTypeScriptTypes(text)
-      const checked = spawnSync(process.execPath, ['--no-warnings', '--input-type=module', '--check'], { input: text, encoding: 'utf8' })
+      const input = /ts$/.test(base) ? module.stripTypeScriptTypes(text) : text
+      const checked = spawnSync(process.execPath, ['--no-warnings', '--input-type=module', '--check'], { input, encoding: 'utf8' })
       line = placeIn(checked.stderr, '[stdin]')
       if (!line) elsewhere = elsewhere || ' (in a file that it imports)'
     }
@@ -424,9 +429,7 @@ function findMethods(loaded, isModule, source) {
   return list.sort((a, b) => a.at === b.at ? 0 : a.at - b.at)
 }
 
-function isClass(f) {
-  return typeof f === 'function' && /^class\b/.test(Function.prototype.toString.call(f))
-}
+function isClass(f) { return typeof f === 'function' && /^class\b/.test(Function.prototype.toString.call(f)) }
 
 // ---- What the source says
 

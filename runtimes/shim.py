@@ -1,6 +1,9 @@
 # Serves one Python file as an MCP server, for usher.
 #
-#     python3 -B -u shim.py NAME.usher.py
+#     python3 -B -u shim.py NAME.usher.py [SIZE]
+#
+# With a size, stdin begins with the file's text, of so many bytes: the file itself
+# may hold another one by now.
 #
 # Every public function at the top level of the file is a tool: its annotations
 # become the JSON Schema, its docstring the description. JSON-RPC goes over stdin
@@ -773,15 +776,14 @@ def defined_functions(body):
 
 
 # Runs the file as a module and returns it with its methods.
-def load(path):
+def load(path, text):
     folder, base = os.path.split(path)
     name = base.split(".usher")[0]
     if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]  # ours; neighbours of the module are to be found, ours are not
     sys.path.insert(0, folder)
     sys.argv = [path]
-    with open(path, "rb") as f:
-        tree = ast.parse(f.read(), path)
+    tree = ast.parse(text, path)
     # Its own name, unless that is another module's: a calendar.usher.py may import calendar.
     own = name
     if own in sys.modules or importlib.util.find_spec(own):
@@ -813,8 +815,9 @@ def main():
     # Before the module: on Python 3.9 an asyncio.Lock at its top level binds to this loop.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
+    text = lines.read(int(sys.argv[2])) if len(sys.argv) > 2 else pathlib.Path(path).read_bytes()
     try:
-        name, module, methods = load(path)
+        name, module, methods = load(path, text)
     except BaseException as e:  # sys.exit at the top level is no start either
         print(explain(e, path), file=sys.stderr)
         sys.stderr.flush()
