@@ -157,7 +157,7 @@ func (p *page) run(t *testing.T, command, want string) string {
 	}
 	cmd := p.command(command)
 	out, err := cmd.CombinedOutput()
-	got := strings.TrimSuffix(docPasses.ReplaceAllString(string(out), ""), "\n")
+	got := strings.TrimSuffix(string(out), "\n")
 	if code := docCode.FindStringSubmatch(got); code != nil {
 		dashed := code[1] + "-" + code[2]
 		p.stands = append([]string{"R3K-9QZ", dashed, "R3K9QZ", code[1] + code[2], "r3k-9qz", strings.ToLower(dashed)}, p.stands...)
@@ -213,20 +213,21 @@ func (p *page) stopDaemon() {
 var (
 	docPort   = regexp.MustCompile(`address=\S*:(\d+)`)
 	docCode   = regexp.MustCompile(`(?:Claim code: |"code": ")([2-9A-HJKMNP-Z]{3})-?([2-9A-HJKMNP-Z]{3})`)
-	docPasses = regexp.MustCompile(`(?m)^usher: waiting for modules.*\n`) // on a slow machine
-	docGaps   = regexp.MustCompile(` {2,}`)
+	docPasses = regexp.MustCompile(`(?m)^(usher:| ) building .*…
+`)  // what takes over a second
+	docGaps = regexp.MustCompile(` {2,}`)
 )
 
 // inRun is a text of the page as it is in this run.
 func (p *page) inRun(text string) string { return strings.NewReplacer(p.stands...).Replace(text) }
 
-// inPage is a text of this run as the page would have it.
+// inPage is what was printed in this run as the page would have it.
 func (p *page) inPage(text string) string {
 	back := slices.Clone(p.stands)
 	for pair := range slices.Chunk(back, 2) {
 		slices.Reverse(pair)
 	}
-	return strings.NewReplacer(back...).Replace(text)
+	return docPasses.ReplaceAllString(strings.NewReplacer(back...).Replace(text), "")
 }
 
 // docMatches reports whether a text is what the page has, but for times, how wide
