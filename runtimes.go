@@ -191,15 +191,17 @@ func checkNesting(inside string, roots []string) error {
 // for a file that can't be read as one at all.
 func configModules(raw []byte, dir string, getenv func(string) (string, bool)) ([]discovered, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
+	if bad, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage))); ok && bad.Offset > 0 {
+		before := raw[:bad.Offset-1]
+		return nil, fmt.Errorf("no valid JSON at line %d, column %d: %w; JSON has no comments, and no comma behind the last of several",
+			bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n'), bad)
+	}
 	if err := checkJSON(raw, "the file"); err != nil {
-		return nil, errors.New(err.Error() + faultPlace(raw))
+		return nil, err
 	}
 	servers, ok := members(field(raw, "mcpServers"))
-	switch {
-	case !ok && isObject(field(raw, "servers")):
-		return nil, errors.New(`no object "mcpServers" in it: rename "servers", as VS Code calls it`)
-	case !ok:
-		return nil, errors.New(`no object "mcpServers" in it`)
+	if !ok {
+		return nil, errors.New(`no object "mcpServers" in it, as "servers" is to be called here`)
 	}
 	list := make([]discovered, 0, len(servers))
 	for _, server := range servers {
@@ -216,17 +218,6 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 	return list, nil
 }
 
-// faultPlace says where a text is no JSON, and what people may miss in it.
-func faultPlace(raw []byte) string {
-	bad, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
-	if !ok || bad.Offset == 0 {
-		return ""
-	}
-	before := raw[:bad.Offset-1]
-	return fmt.Sprintf(" at line %d, column %d; JSON has no comments, and no comma behind the last of several",
-		bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n'))
-}
-
 // readEntry reads the fields of a .mcp.json entry.
 func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) error {
 	list, ok := members(raw)
@@ -238,9 +229,8 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 	var env map[string]string
 	known := map[string]any{
 		"command": &command, "args": &args, "env": &env, "cwd": &cwd, "shared": &d.Launch.Shared,
-		"disabled": new(bool), // it is not
-		"enabled":  new(bool), // it is
-		"type":     new(any),  // "stdio", where there is a command
+		"disabled": new(bool), "enabled": new(bool), // it is
+		"type": new(any), // "stdio", where there is a command
 	}
 	for _, f := range list {
 		into, ok := known[f.key]
@@ -256,12 +246,11 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 		return errors.New(`no "command": usher hosts only servers that it starts itself; for one at a "url": "command": "npx", "args": ["-y", "mcp-remote", URL]`)
 	}
 	var failed error
+	bare := false
 	expand := func(text string) string {
 		out, err := expandVariables(text, getenv)
 		failed = cmp.Or(failed, err)
-		if bareVariable.MatchString(text) {
-			d.Problems = append(d.Problems, fmt.Sprintf("%q is passed on as it is, as no shell reads it: write ${HOME} for the home folder, ${NAME} for a variable", text))
-		}
+		bare = bare || bareVariable.MatchString(text)
 		return out
 	}
 	l := &d.Launch
@@ -274,6 +263,9 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 	}
 	if l.Dir = expand(cwd); !filepath.IsAbs(l.Dir) {
 		l.Dir = filepath.Join(dir, l.Dir)
+	}
+	if bare { // in what, is not told: it may be a secret
+		d.Problems = append(d.Problems, "~/ and $NAME are passed on as they stand, as no shell reads them: write ${HOME}/ and ${NAME}")
 	}
 	return failed
 }

@@ -37,7 +37,7 @@ func TestParseConfig(t *testing.T) {
 		{"a signature's key", `{"command":"x","args":["${stripe_signing_secret}"]}`, "a secret of the daemon"},
 		{"variables as others write them", `{"command":"x","args":["${env:KEY}"]}`, "write ${NAME}"},
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`, "${input:api-key} is not known to usher"},
-		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`, `~/x $HOME/y|a$1|~  "~/x" is passed on as it is, as no shell reads it: write ${HOME} for the home folder, ${NAME} for a variable, "$HOME/y" is`},
+		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`, `~/x $HOME/y|a$1|~  ~/ and $NAME are passed on as they stand, as no shell reads them: write ${HOME}/ and ${NAME}`},
 		{"no command", `{"args":[]}`, `no "command"`},
 		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `"args": ["-y", "mcp-remote", URL]`},
 		{"a folder below", `{"command":"x","cwd":"sub"}`, "x   /w/sub"},
@@ -73,10 +73,10 @@ func TestParseConfig(t *testing.T) {
 	}
 	for raw, want := range map[string]string{
 		``: "is empty", `[]`: `"mcpServers"`, `{"mcpServers":[]}`: `"mcpServers"`, `{"mcpservers":{}}`: `"mcpServers"`,
-		`{"servers":{}}`:                  `rename "servers"`,
+		`{"servers":{}}`:                  `as "servers" is to be called here`,
 		`{"mcpServers":{}`:                "at line 1, column 16",
-		"{\n // no\n}":                    "at line 2, column 2; JSON has no comments",
-		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3, column 1; JSON",
+		"{\n // no\n}":                    "at line 2, column 2: invalid character '/' looking for beginning of object key string; JSON has no comments",
+		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3, column 1: ",
 	} {
 		if _, err := configModules([]byte(raw), "/w", getenv); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q in it", raw, err, want)

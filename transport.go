@@ -38,7 +38,13 @@ func (s *Server) routes(mux *http.ServeMux) {
 	for _, path := range []string{"/{$}", "/mcp"} {
 		mux.HandleFunc("POST "+path, handle(s.log, writeMCPError, s.servePOST))
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
-			handle(s.log, s.refusalWriter(r), s.serveGET)(w, r)
+			write := writeMCPError
+			if parseAccept(r.Header.Values("Accept")).html {
+				write = func(w http.ResponseWriter, e *httpError) {
+					s.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
+				}
+			}
+			handle(s.log, write, s.serveGET)(w, r)
 		})
 		mux.HandleFunc("DELETE "+path, handle(s.log, writeMCPError, s.serveDELETE))
 		mux.HandleFunc(path, handle(s.log, writeMCPError, methodNotAllowed))
@@ -460,24 +466,11 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, from admissio
 	return nil
 }
 
-// refusalWriter writes the refusal of a GET: for a browser as a page.
-func (s *Server) refusalWriter(r *http.Request) func(http.ResponseWriter, *httpError) {
-	if !parseAccept(r.Header.Values("Accept")).html {
-		return writeMCPError
-	}
-	return func(w http.ResponseWriter, e *httpError) {
-		s.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
-	}
-}
-
 // writePage writes the page. It names no code, and has no script; its style is
 // known by a word that nobody can guess.
 func (s *Server) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
-	scheme := "http"
-	if r.TLS != nil || r.Header.Get("X-Forwarded-Proto") == "https" {
-		scheme = "https"
-	}
-	p.URL, p.Nonce = cmp.Or(s.publicURL, scheme+"://"+r.Host+"/"), rand.Text()
+	scheme := map[bool]string{true: "https://", false: "http://"}[r.TLS != nil]
+	p.URL, p.Nonce = cmp.Or(s.publicURL, scheme+r.Host+"/"), rand.Text()
 	var page bytes.Buffer
 	_ = pageTemplate().Execute(&page, p) // into memory it can't fail
 	h := w.Header()

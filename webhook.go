@@ -321,11 +321,7 @@ var signatureSchemes = map[string]func(h http.Header, now time.Time) givenSignat
 	},
 	"standard": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
 		get := func(name string) string { return cmp.Or(h.Get("Webhook-"+name), h.Get("Svix-"+name)) }
-		stale := checkRecent(get("Timestamp"), now)
-		if get("Id") == "" {
-			stale = fmt.Errorf("%w: the id is not there", errSignature)
-		}
-		return givenSignature{get("Id") + "." + get("Timestamp") + ".", stale, strings.Fields(get("Signature")), "v1,", base64.StdEncoding.EncodeToString}
+		return givenSignature{get("Id") + "." + get("Timestamp") + ".", checkRecent(get("Timestamp"), now), strings.Fields(get("Signature")), "v1,", base64.StdEncoding.EncodeToString}
 	},
 }
 
