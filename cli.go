@@ -167,8 +167,16 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 		args, last = args[:i], args[i+1:]
 	}
 	for {
-		if err := fs.Parse(args); err != nil {
-			return nil, flagError(fs, err)
+		err := fs.Parse(args)
+		if what, ok := strings.CutSuffix(fmt.Sprint(err), ": parse error"); ok {
+			err = fmt.Errorf("%s: want a number, for a duration with its unit, such as 5m", what)
+		} else if name, ok := strings.CutPrefix(what, "flag provided but not defined: -"); ok {
+			words := []string{"port=-addr 127.0.0.1:3001"}
+			fs.VisitAll(func(f *flag.Flag) { words = append(words, f.Name+"=-"+f.Name) })
+			err = fmt.Errorf("unknown flag -%s%s", name, didYouMean(name, words))
+		}
+		if err != nil {
+			return nil, err
 		}
 		if fs.NArg() == 0 {
 			return append(rest, last...), nil
@@ -176,20 +184,6 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 		rest = append(rest, fs.Arg(0))
 		args = fs.Args()[1:]
 	}
-}
-
-// flagError is an error of fs.Parse with what to write instead.
-func flagError(fs *flag.FlagSet, err error) error {
-	if what, ok := strings.CutSuffix(err.Error(), ": parse error"); ok {
-		return fmt.Errorf("%s: want a number, for a duration with its unit, such as 5m", what)
-	}
-	name, ok := strings.CutPrefix(err.Error(), "flag provided but not defined: -")
-	if !ok {
-		return err
-	}
-	words := []string{"port=-addr 127.0.0.1:3001"}
-	fs.VisitAll(func(f *flag.Flag) { words = append(words, f.Name+"=-"+f.Name) })
-	return fmt.Errorf("unknown flag -%s%s", name, didYouMean(name, words))
 }
 
 // printOverview lists the commands.
@@ -294,14 +288,13 @@ func resolveDirs(args []string) (dirs []string, err error) {
 
 // withRegistry opens the modules under dirs, as resolveDirs takes them, for do; c
 // holds what else the registry needs to know.
-func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) (err error) {
-	if c.Roots, err = resolveDirs(dirs); err != nil {
-		return err
-	}
+func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
+	roots, fault := resolveDirs(dirs)
 	data, err := a.dataDir()
-	if err = cmp.Or(err, checkNesting(a.getenv(nestedVar), c.Roots)); err != nil {
+	if err = cmp.Or(fault, err, checkNesting(a.getenv(nestedVar), roots)); err != nil {
 		return err
 	}
+	c.Roots = roots
 	c.CacheDir = filepath.Join(data, "cache")
 	r, err := newRegistry(c)
 	if err != nil {
@@ -402,7 +395,7 @@ type toolLine struct {
 	Method  string `json:"method"`
 	About   string `json:"about,omitempty"`
 	Webhook string `json:"webhook,omitempty"` // its URL
-	curl    string // what delivers there; "" where a signature is wanted
+	curl    string // how to deliver there
 }
 
 // moduleReport is all modules as they look in a view through scope. The daemon is
@@ -429,10 +422,7 @@ func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(str
 			for i, t := range view.ToolsOf(s.Module) {
 				line.Label = t.Label
 				tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
-				if served, _ := whole.Hook(hooks[i].HookPath()); served != nil {
-					tool.Webhook = strings.TrimSuffix(url, "/") + webhookPrefix + served.HookPath()
-					tool.curl = hookCurl(whole, served, url, secret)
-				}
+				tool.Webhook, tool.curl = hookLines(whole, hooks[i], url, secret)
 				line.Tools = append(line.Tools, tool)
 				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
 			}
@@ -493,7 +483,7 @@ func (a *app) printModule(m moduleLine) {
 	t.Flush()
 	for _, tool := range m.Tools {
 		if tool.Webhook != "" {
-			a.printf("    webhook: %s\n", cmp.Or(tool.curl, tool.Webhook+", signed by its sender"))
+			a.printf("    webhook: %s\n", tool.curl)
 		}
 	}
 	for _, p := range m.Problems {
@@ -525,12 +515,9 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 		if err := flags.check(secret); err != nil {
 			return err
 		}
-		roots, err := resolveDirs(dirs)
-		if err != nil {
-			return err
-		}
+		roots, fault := resolveDirs(dirs)
 		data, err := a.dataDir()
-		if err != nil {
+		if err = cmp.Or(fault, err); err != nil {
 			return err
 		}
 		modules := func(c registryConfig, do func(*Registry) error) error { return a.withRegistry(roots, c, do) }
@@ -588,8 +575,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 				var methods []string
 				for _, tool := range view.ToolsOf(m.Module) {
 					if tool.Method.Name == args[1] {
-						a.warnUnknown(tool.Method, list)
-						return a.callTool(tool, object(withoutWebhook(list)).json())
+						return a.callTool(tool, withoutWebhook(list))
 					}
 					methods = append(methods, tool.Method.Name)
 				}
@@ -606,23 +592,20 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 	}
 }
 
-// warnUnknown warns of parameters that a method takes no notice of.
-func (a *app) warnUnknown(m *Method, list object) {
-	schema, _ := m.schema.(map[string]any)
+// callTool makes a call and prints its result. Parameters that the method takes no
+// notice of are told.
+func (a *app) callTool(tool *Item, arguments object) error {
+	schema, _ := tool.Method.schema.(map[string]any)
 	known := sortedKeys(objectIn(schema, "properties"))
-	for _, f := range list {
+	for _, f := range arguments {
 		if len(known) > 0 && schema["additionalProperties"] == nil && !slices.Contains(known, f.key) {
 			a.warnf("call: the method has no parameter %q%s", f.key, didYouMean(f.key, known))
 		}
 	}
-}
-
-// callTool makes a call and prints its result.
-func (a *app) callTool(tool *Item, arguments json.RawMessage) error {
 	caller := Caller{Session: "call", Affinity: "call", Notify: func(_ string, params json.RawMessage) {
 		a.warnf("%s", plain(cmp.Or(stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))))
 	}}
-	result, err := tool.Call(a.ctx, caller, "tools/call", object{{"name", quote(tool.Name)}, {"arguments", arguments}, {"_meta", json.RawMessage(`{"progressToken":0}`)}}.json())
+	result, err := tool.Call(a.ctx, caller, "tools/call", object{{"name", quote(tool.Name)}, {"arguments", arguments.json()}, {"_meta", json.RawMessage(`{"progressToken":0}`)}}.json())
 	if err != nil {
 		return err
 	}

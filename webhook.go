@@ -220,18 +220,21 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 
 var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout, -call-timeout)")
 
-// hookCurl is a command line that delivers to a tool's webhook, with parameters
-// that fit; "" where none is served, or a signature is wanted. url is the daemon's.
-func hookCurl(view *View, t *Item, url string, secret bool) string {
-	if served, _ := view.Hook(t.HookPath()); served != t || t.Method.Signature != nil {
-		return ""
+// hookLines is the URL of a tool's webhook and a line that delivers there, with the
+// required parameters; "" where none is served. url is the daemon's.
+func hookLines(view *View, t *Item, url string, secret bool) (at, curl string) {
+	if served, _ := view.Hook(t.HookPath()); served != t {
+		return "", ""
 	}
-	shown := ""
+	at, shown := strings.TrimSuffix(url, "/")+webhookPrefix+t.HookPath(), ""
+	if t.Method.Signature != nil {
+		return at, at + ", signed by its sender"
+	}
 	if secret {
 		shown = fmt.Sprintf(` -H "%s: $%s"`, secretHeader, webhookSecretVar)
 	}
 	arguments := strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`) // which would end it in a shell
-	return fmt.Sprintf("curl %s%s%s%s -H 'Content-Type: application/json' -d '%s'", strings.TrimSuffix(url, "/"), webhookPrefix, t.HookPath(), shown, arguments)
+	return at, fmt.Sprintf("curl %s%s -H 'Content-Type: application/json' -d '%s'", at, shown, arguments)
 }
 
 // errFailed is all that the log says of a method's failure: its own words, which
