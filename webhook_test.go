@@ -1548,7 +1548,7 @@ func TestWebhookExposure(t *testing.T) {
 		said   string
 	}{
 		{nil, false, 0, webhookSecretVar + " is not set"},
-		{[]string{"-require-claim"}, false, 0, "they are off"},
+		{[]string{"-require-claim"}, false, 0, "Webhooks are off"},
 		{nil, true, 0, secretHeader},
 		{[]string{"-accept-signatures"}, true, 0, "verified signature"},
 		{[]string{"-addr", "[::1]:0"}, false, 0, ""},
@@ -1556,8 +1556,8 @@ func TestWebhookExposure(t *testing.T) {
 		{[]string{"-allow-host", "x.localhost"}, false, 0, ""},
 		{[]string{"-addr", "0.0.0.0:0"}, false, 2, "-require-claim"},
 		{[]string{"-addr", ":0"}, false, 2, "-open"},
-		{[]string{"-addr", "[::]:0", "-require-claim"}, false, 0, "they are off"},
-		{[]string{"-addr", "0.0.0.0:0", "-open"}, false, 0, "they are off"},
+		{[]string{"-addr", "[::]:0", "-require-claim"}, false, 0, "Webhooks are off"},
+		{[]string{"-addr", "0.0.0.0:0", "-open"}, false, 0, "Webhooks are off"},
 		{[]string{"-addr", "0.0.0.0:0", "-open-webhooks"}, false, 2, "-require-claim"},
 		{[]string{"-addr", "0.0.0.0:0"}, true, 2, "-require-claim"},
 		{[]string{"-addr", "0.0.0.0:0", "-require-claim"}, true, 0, ""},
