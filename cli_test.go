@@ -648,7 +648,7 @@ func TestBanner(t *testing.T) {
 		{"", "", false, []string{mcp + "http", "Webhooks need no secret"}, []string{claim, "no module is ready", "-accept-signatures"}},
 		{"-accept-signatures", "", true, []string{"no module is ready yet; make one: usher new ", "-accept-signatures has no effect"}, nil},
 		{"-accept-signatures", "s", false, []string{"X-Webhook-Secret or a verified signature."}, []string{"no effect"}},
-		{"-require-claim", "", false, []string{claim, "Webhooks are off"}, []string{mcp}},
+		{"-require-claim -watch", "", false, []string{claim, "Webhooks are off"}, []string{mcp}},
 	} {
 		dir := t.TempDir()
 		if !tt.empty {
