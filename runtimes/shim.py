@@ -27,6 +27,7 @@ import asyncio
 import base64
 import collections.abc as abc
 import concurrent.futures
+import contextvars
 import dataclasses
 import datetime
 import decimal
@@ -36,6 +37,7 @@ import inspect
 import json
 import os
 import pathlib
+import queue
 import re
 import threading
 import traceback
@@ -495,7 +497,9 @@ class Call:
         if self.method.is_async:
             self.hop(self.make)
         else:
-            threading.Thread(target=self.in_thread, name=self.method.name, daemon=True).start()
+            self.server.jobs.put(self.in_thread)
+            if not self.server.idle.acquire(blocking=False):
+                threading.Thread(target=self.server.work, daemon=True).start()
 
     # Drops the answer and all reports. A coroutine is cancelled; a generator is closed when it
     # next yields, or where it asks; a thread can't be stopped from outside, so a plain function
@@ -652,6 +656,13 @@ class Server:
         self.asks = {}  # by the id that was sent: futures of answers to come
         self.ended = False
         self.writing = threading.Lock()
+        self.jobs, self.idle = queue.SimpleQueue(), threading.Semaphore(0)
+
+    # A thread that makes calls, one after another: to start one takes longer than most of them.
+    def work(self):
+        while True:
+            contextvars.Context().run(self.jobs.get())
+            self.idle.release()
 
     def send(self, line):
         # A lone surrogate has no UTF-8; as \udXXX it is what JSON calls it.
