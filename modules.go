@@ -277,11 +277,8 @@ func (r *Registry) TakeUp() {
 	r.update(scanFolders(r.Roots))
 }
 
-// Taken is what the modules of a frozen registry hold, by entryKey; nil for others.
+// Taken is what the modules of a frozen registry hold, by entryKey.
 func (r *Registry) Taken() map[string]string {
-	if !r.Frozen {
-		return nil
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	taken := make(map[string]string)

@@ -89,6 +89,34 @@ func TestHotReload(t *testing.T) {
 	c.awaitTools("a_x", "a_z", "b_x")
 	stop.Store(true)
 	calls.Wait()
+	for _, line := range []string{`"module added" module=new kind=executable file=new.usher tools=1`, `"module changed" module=a kind=executable file=a.usher tools=2`,
+		`"module failed" module=a kind=executable file=a.usher why=`, `"module removed" module=other kind=executable file=other.usher`} {
+		if !strings.Contains(d.Log.String(), line) {
+			t.Errorf("the log has no line %s:\n%s", line, d.Log.String())
+		}
+	}
+}
+
+// TestFailureIsLoggedOnce has a module that can't be started tried again for an
+// hour, after ever longer pauses.
+func TestFailureIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		log := &output{}
+		r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: dir, Log: slog.New(slog.NewTextHandler(log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		s := &scan{seen: make(map[entryKey]bool)}
+		s.add(discovered{Name: "m", Kind: kindExecutable, Path: dir + "/m.usher", Source: dir + "/m.usher", Root: dir})
+		r.update(s)
+		pass(time.Hour)
+		if got := strings.Count(log.String(), "module failed"); got != 1 {
+			t.Errorf("it is logged %d times:\n%s", got, log.String())
+		}
+	})
 }
 
 // TestOddFiles has files that must not be read like files, and shows that the

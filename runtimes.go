@@ -367,10 +367,8 @@ type Problem struct{ Path, Text string }
 
 // scan is one look at the workspace.
 //
-// Invariant: where a file that is no link was found is where it is. Folders are
-// opened from the folder above, and it is compared what was opened with what
-// stood there, so that a folder that is exchanged for a link meanwhile leads
-// nowhere (TestFoldersExchangedForLinks).
+// Where it finds a file need not be where that is: a folder may be exchanged for a
+// link to another meanwhile. readSource, through which all are read, makes sure.
 type scan struct {
 	modules    []discovered
 	problems   []Problem
@@ -389,19 +387,14 @@ func scanFolders(roots []string) *scan {
 			root = path
 		}
 		s.root = root
-		folder, err := os.OpenRoot(root)
-		s.folder(folder, root, err)
+		s.folder(root)
 	}
 	return s
 }
 
-// folder looks into a folder, opened unless with err, and what is below it.
-func (s *scan) folder(folder *os.Root, path string, err error) {
-	var list []fs.DirEntry
-	if err == nil {
-		defer folder.Close()
-		list, err = fs.ReadDir(folder.FS(), ".")
-	}
+// folder looks into a folder, and what is below it.
+func (s *scan) folder(path string) {
+	list, err := os.ReadDir(path)
 	if err != nil {
 		s.fail(path, err)
 		return
@@ -411,10 +404,9 @@ func (s *scan) folder(folder *os.Root, path string, err error) {
 		module, kind, isModule := moduleFile(name)
 		switch {
 		case entry.IsDir() && !unsearched.MatchString(name):
-			below, err := openFolder(folder, name)
-			s.folder(below, at, err)
+			s.folder(at)
 		case isModule && !entry.IsDir():
-			s.file(folder, at, module, kind)
+			s.file(at, module, kind)
 		}
 	}
 }
@@ -422,25 +414,7 @@ func (s *scan) folder(folder *os.Root, path string, err error) {
 // unsearched are the names of folders in which no modules are looked for.
 var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
-var (
-	errReplaced = errors.New("it is being replaced")
-	errMoved    = errors.New("its file is no longer where it was")
-)
-
-// openFolder opens a folder in another, and no link.
-func openFolder(parent *os.Root, name string) (*os.Root, error) {
-	folder, err := parent.OpenRoot(name)
-	if err != nil {
-		return nil, err
-	}
-	opened, _ := folder.Stat(".")
-	there, _ := parent.Lstat(name)
-	if os.SameFile(opened, there) { // and both are there
-		return folder, nil
-	}
-	folder.Close()
-	return nil, errReplaced
-}
+var errMoved = errors.New("its file is no longer where it was")
 
 // fail notes what can't be read. Unless it is not there at all, that is taken
 // for a passing trouble; see has.
@@ -452,8 +426,8 @@ func (s *scan) fail(path string, err error) {
 }
 
 // file takes in a file that is a module by its name, or several.
-func (s *scan) file(folder *os.Root, path, name string, kind Kind) {
-	source, info, err := locate(folder, path)
+func (s *scan) file(path, name string, kind Kind) {
+	source, info, err := locate(path)
 	switch {
 	case err != nil:
 		s.fail(path, err)
@@ -467,9 +441,9 @@ func (s *scan) file(folder *os.Root, path, name string, kind Kind) {
 	}
 }
 
-// locate finds where a file of a folder really is, and what it is there.
-func locate(folder *os.Root, path string) (source string, info fs.FileInfo, err error) {
-	info, err = folder.Lstat(filepath.Base(path))
+// locate finds where a file really is, and what it is there.
+func locate(path string) (source string, info fs.FileInfo, err error) {
+	info, err = os.Lstat(path)
 	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
 		return path, info, err
 	}
@@ -497,7 +471,11 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 // config takes in the entries of a .mcp.json file. Half an edit of it ends no
 // module.
 func (s *scan) config(path, source string, there fs.FileInfo) {
-	raw, err := readConfig(source, there)
+	var raw []byte
+	err := checkFile(there, kindConfig)
+	if err == nil {
+		raw, _, err = readSource(source, kindConfig)
+	}
 	list, fault := configModules(raw, filepath.Dir(source), os.LookupEnv)
 	if err = cmp.Or(err, fault); err != nil {
 		s.fail(path, err)
@@ -506,15 +484,6 @@ func (s *scan) config(path, source string, there fs.FileInfo) {
 		d.Path, d.Source, d.Root = path, source, s.root
 		s.add(d)
 	}
-}
-
-// readConfig reads a .mcp.json file, if it is still the one that was found.
-func readConfig(source string, there fs.FileInfo) ([]byte, error) {
-	if err := checkFile(there, kindConfig); err != nil {
-		return nil, err
-	}
-	raw, _, err := readSource(source, kindConfig)
-	return raw, err
 }
 
 // readSource reads a module's file, if it is where it was found, and returns a hash

@@ -401,8 +401,8 @@ func (d *daemon) takeUp(ctx context.Context, end func()) {
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	for terminal := hasTerminal(); ; {
-		record := readDaemon(d.data)
-		if record.Taken = d.registry.Taken(); record.Taken != nil && record.PID == os.Getpid() {
+		if record := readDaemon(d.data); d.flags.frozen() && record.PID == os.Getpid() {
+			record.Taken = d.registry.Taken()
 			if err := replaceFile(filepath.Join(d.data, recordName), marshal(record)); err != nil {
 				d.log.Warn("recording which modules were taken up, for usher modules", "err", err)
 			}

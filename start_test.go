@@ -190,3 +190,30 @@ func TestTextIsHandedOver(t *testing.T) {
 		})
 	}
 }
+
+// TestHangupWithoutClaims shows that SIGHUP does nothing to a daemon that follows
+// changes all the same.
+func TestHangupWithoutClaims(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		t.Skip("no SIGHUP")
+	}
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good shared tools=pid")
+	d := serveApart(t, t.TempDir(), dir)
+	c := connect(t, d.URL)
+	c.awaitTools("a_pid")
+	before := resultText(c.call("a_pid", "").result())
+	for range 3 {
+		if err := d.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+		writeFake(t, dir+"/b.usher", "good tools=x")
+		c.awaitTools("a_pid", "b_x")
+		os.Remove(dir + "/b.usher")
+		c.awaitTools("a_pid")
+	}
+	if after := resultText(c.call("a_pid", "").result()); before != after {
+		t.Errorf("the module was started again: %s, before %s", after, before)
+	}
+}
