@@ -416,6 +416,7 @@ func (d *daemon) takeUp(ctx context.Context, end func()) {
 		terminal = terminal && !gone
 		if !gone {
 			d.registry.TakeUp()
+			d.log.Info("SIGHUP: what has changed is taken up")
 		} else if !ignored {
 			end()
 		}
