@@ -72,14 +72,9 @@ func runShell(ctx context.Context, path, size string, groups processGroups, stdi
 	if runtime.GOOS == "windows" {
 		s.script = path
 	}
-	n, err := strconv.Atoi(size)
-	s.text = make([]byte, min(max(n, 0), maxSource))
-	if err == nil {
-		_, err = io.ReadFull(stdin, s.text)
-	}
-	if err == nil {
-		err = s.read(string(s.text))
-	}
+	n, _ := strconv.ParseInt(size, 10, 64) // usher wrote it
+	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
+	err := s.read(string(s.text))
 	if err != nil {
 		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), strings.ReplaceAll(reason(err), s.script+": ", ""))
 		return 1

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -46,9 +48,15 @@ func TestDroppedModule(t *testing.T) {
 	write(t, dir+"/time.usher.sh", script("old"))
 	write(t, dir+"/idle.usher.sh", script("old"))
 	write(t, dir+"/built.usher.go", source("old"))
+	old := []string{"built_say", "file_x", "idle_say", "run_say", "time_say", "tool_back", "tool_put"}
+	_, noPython := exec.LookPath("python3")
+	if noPython == nil {
+		write(t, dir+"/folder/snake.usher.py", "def say(): return 'old'\n")
+		write(t, dir+"/folder/.venv/bin/note", "")
+		old = slices.Insert(old, 4, "snake_say")
+	}
 	d := serveApart(t, base, dir, "-require-claim")
 	c, _ := session(t, d.URL, header(newClaimFor(t, base, dir).Code.Reveal()))
-	old := []string{"built_say", "file_x", "idle_say", "run_say", "time_say", "tool_back", "tool_put"}
 	c.awaitTools(old...)
 	says := func(tool, want string) {
 		t.Helper()
@@ -71,6 +79,11 @@ func TestDroppedModule(t *testing.T) {
 		}
 	}
 	c.call("tool_back", fmt.Sprintf(`{"path":"time.usher.sh","text":%q}`, script("new")))
+	if noPython == nil {
+		c.call("tool_put", fmt.Sprintf(`{"path":"folder/.venv/bin/python","text":%q,"mode":"755"}`, evil))
+		says("snake_say", "old")
+		os.RemoveAll(dir + "/folder/.venv")
+	}
 	pid := d.cmd.Process.Pid
 	changed := fmt.Sprintf("changed since the start: kill -HUP %d", pid)
 	for line, why := range map[string]string{
@@ -110,7 +123,7 @@ func TestDroppedModule(t *testing.T) {
 	if err := d.cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "time_say", "tool_back", "tool_put")
+	c.awaitTools(append([]string{"built_say", "evil_say"}, slices.DeleteFunc(old, func(s string) bool { return s == "built_say" || s == "file_x" })...)...)
 	for _, tool := range []string{"run_say", "idle_say", "time_say", "evil_say", "built_say"} {
 		await(t, tool, func() bool { return strings.TrimSpace(resultText(c.call(tool, "").result())) == "new" })
 	}
