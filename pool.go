@@ -56,15 +56,16 @@ type pool struct {
 	ctx        context.Context // ends when the registry does
 	start      startFunc
 	wg         sync.WaitGroup // goroutines of processes
+	allRunning chan struct{}  // a place for each call that may run
+	replaced   chan struct{}  // closed when there are to be no new calls
 
 	mu      sync.Mutex
-	procs   map[string]*process // that take calls, by affinity; under "" the one for all
-	ending  map[*process]bool   // those that do not, and have not ended yet
-	crashes map[string]crashes  // of processes that no call has succeeded at since, by affinity
-	running map[string]int      // calls, by principal; cancelled ones until they have ended
-	waiting []*waiter           // for their turn to run, in order
-	retired bool                // no new calls
-	closed  bool                // and those under way fail
+	procs   map[string]*process      // that take calls, by affinity; under "" the one for all
+	ending  map[*process]bool        // those that do not, and have not ended yet
+	crashes map[string]crashes       // of processes that no call has succeeded at since, by affinity
+	running map[string]chan struct{} // a place for each call of a principal that may run; a cancelled one runs until it has ended
+	retired bool                     // no new calls
+	closed  bool                     // and those under way fail
 }
 
 // crashes says how often a process has crashed, or could not be started, and when
@@ -88,7 +89,8 @@ type process struct {
 
 func newPool(ctx context.Context, name string, perSession bool, start startFunc) *pool {
 	return &pool{name: name, perSession: perSession, ctx: ctx, start: start,
-		procs: make(map[string]*process), ending: make(map[*process]bool), crashes: make(map[string]crashes), running: make(map[string]int)}
+		procs: make(map[string]*process), ending: make(map[*process]bool), crashes: make(map[string]crashes),
+		running: make(map[string]chan struct{}), allRunning: make(chan struct{}, maxRunning), replaced: make(chan struct{})}
 }
 
 // call makes one request of the module; see Worker.request. A caller with a
@@ -120,81 +122,54 @@ func (p *pool) call(ctx context.Context, caller Caller, method string, params js
 	return nil, rpcErrorf(codeInternal, "module %q asks without end", p.name)
 }
 
-// waiter is a call that waits for its turn to run.
-type waiter struct {
-	principal string
-	turn      chan struct{} // closed when it has come
-}
-
-// begin waits until one more call may run, in order, for timeout (0: ever) at most.
-// The call runs until over.
+// begin waits for a place among the calls of a principal that run, and then for one
+// among those of the module, in order, for timeout (0: ever) at most each. The call
+// has both until over.
 func (p *pool) begin(ctx context.Context, principal string, timeout time.Duration) error {
 	p.mu.Lock()
-	if p.admit(principal) {
-		p.mu.Unlock()
-		return nil
+	own := p.running[principal]
+	if own == nil {
+		own = make(chan struct{}, maxRunningOf)
+		p.running[principal] = own
 	}
-	w := &waiter{principal, make(chan struct{})}
-	p.waiting = append(p.waiting, w)
 	p.mu.Unlock()
+	err := p.takePlace(ctx, own, timeout)
+	if err == nil {
+		if err = p.takePlace(ctx, p.allRunning, timeout); err != nil {
+			<-own
+		}
+	}
+	return err
+}
+
+// takePlace waits for a place. Who waits longest has the first that is free.
+func (p *pool) takePlace(ctx context.Context, places chan struct{}, timeout time.Duration) error {
+	select {
+	case places <- struct{}{}:
+		return nil
+	default:
+	}
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("module %q %w", p.name, errBusy))
 		defer cancel()
 	}
 	select {
-	case <-w.turn:
+	case places <- struct{}{}:
 		return nil
+	case <-p.replaced:
+		return errRetired
 	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
-	p.mu.Lock()
-	n := len(p.waiting)
-	p.waiting = slices.DeleteFunc(p.waiting, func(other *waiter) bool { return other == w })
-	came := len(p.waiting) == n
-	p.mu.Unlock()
-	if came {
-		p.over(principal)
-	}
-	return context.Cause(ctx)
 }
 
-// admit has one more call run, if it may: of the module, and of its principal. It
-// is where it shows that a process is stuck in cancelled calls: another one takes
-// its place. Called with mu held.
-func (p *pool) admit(principal string) bool {
-	all := 0
-	for _, n := range p.running {
-		all += n
-	}
-	if !p.retired && (all >= maxRunning || p.running[principal] >= maxRunningOf) { // else enter says that it is
-		if c := p.procs[""]; c != nil && c.worker != nil && c.worker.stuck() {
-			p.end(c)
-		}
-		return false
-	}
-	p.running[principal]++
-	return true
-}
-
-// over is the end of a call that ran. Those have their turn that may run now.
+// over is the end of a call that had its places.
 func (p *pool) over(principal string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.running[principal]--; p.running[principal] == 0 {
-		delete(p.running, principal)
-	}
-	p.admitWaiting()
-}
-
-// admitWaiting has those run whose turn has come. Called with mu held.
-func (p *pool) admitWaiting() {
-	p.waiting = slices.DeleteFunc(p.waiting, func(w *waiter) bool {
-		if !p.admit(w.principal) {
-			return false
-		}
-		close(w.turn)
-		return true
-	})
+	<-p.running[principal]
+	<-p.allRunning
 }
 
 // enter finds the process for a caller, or starts one and waits for it. It is held
@@ -356,6 +331,9 @@ func (p *pool) close() {
 func (p *pool) endAll(now bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.retired {
+		close(p.replaced)
+	}
 	p.retired, p.closed = true, p.closed || now
 	for c := range p.ending {
 		p.end(c)
@@ -363,11 +341,10 @@ func (p *pool) endAll(now bool) {
 	for _, c := range p.procs {
 		p.end(c)
 	}
-	p.admitWaiting()
 }
 
 // reap ends the processes that were not used for idle (0: ever) and that nobody
-// listens to.
+// listens to, and replaces those that are stuck.
 func (p *pool) reap(now time.Time, idle time.Duration) {
 	if p.perSession && (idle == 0 || idle > sessionIdle) {
 		idle = sessionIdle
@@ -376,7 +353,7 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.crashes, func(_ string, c crashes) bool { return now.Sub(c.notBefore) > time.Minute })
 	for _, c := range p.procs {
-		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
+		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle || c.worker != nil && c.worker.stuck.Load() {
 			p.end(c)
 		}
 	}
