@@ -12,12 +12,17 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -566,4 +571,181 @@ func TestOldSessionsEndWithTheirStreams(t *testing.T) {
 			t.Errorf("%d sessions are kept", n)
 		}
 	})
+}
+
+// Whoever has many lines logged, has so many of one kind logged and the rest counted:
+// those of one module, or those that say the same. Others' are all there.
+func TestLogIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var out output
+		log := newLog(slog.NewTextHandler(&out, nil))
+		count := func(text string) int { return strings.Count(out.String(), text) }
+		chatty, quiet := log.With("module", "chatty"), log.With("module", "quiet")
+		for i := range 3 * maxLogLines {
+			chatty.Info(fmt.Sprint("step ", i), "stream", "stderr")
+			log.Info("refused", "status", 404)
+			log.Info("call", "claim", "c1a1")
+			if i%maxLogLines == 0 {
+				quiet.Info("step")
+				log.Info("refused", "status", 503)
+				log.Info("call", "claim", "0ther")
+			}
+		}
+		log.Info("a long line", "text", strings.Repeat("x", maxLogLines*logLine))
+		for text, want := range map[string]int{"module=chatty": maxLogLines, "module=quiet": 3, "status=404": maxLogLines, "status=503": 3,
+			"claim=c1a1": maxLogLines, "claim=0ther": 3, "xxx": 0, "more lines": 0} {
+			if n := count(text); n != want {
+				t.Errorf("%d lines with %s, want %d", n, text, want)
+			}
+		}
+		pass(logSpan)
+		synctest.Wait()
+		if n, all := count(`msg="… and 2000 more lines"`), count("more lines"); n != 3 || all != 4 {
+			t.Errorf("%d lines tell of what was left out, of %d: %s", n, all, out.String()[max(0, len(out.String())-500):])
+		}
+		chatty.Info("later")
+		if count("later") != 1 {
+			t.Error("nothing more is logged")
+		}
+	})
+}
+
+// panicky is a source of modules that panics.
+type panicky struct{ moduleSource }
+
+func (panicky) View(Scope) *View         { panic("a fault of usher's own") }
+func (panicky) Changed() <-chan struct{} { return nil }
+
+// A panic in answering is an error to who asked, one entry in the log, and nothing
+// to anyone else; one in reading what a module says ends that module's process.
+func TestPanics(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		var out output
+		c, batches := b.open(protocols[0]), b.open(batchProtocol)
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		good := b.server.modules
+		b.server.log, b.server.modules = log, ModuleSource{panicky{good.moduleSource}}
+		hooks := &Webhooks{views: b.server.modules, bodies: b.server.bodies, log: log, audience: anyone, places: make(chan struct{}, 1)}
+		for what, ask := range map[string]func() string{
+			"a list":                 func() string { return c.ask("tools/list", "").Body },
+			"a call":                 func() string { return c.call("m_m", "").Body },
+			"a batch":                func() string { return batches.post(`[{"jsonrpc":"2.0","id":1,"method":"tools/list"}]`).Body },
+			"a call without session": func() string { return b.modern("tools/call", `{"name":"m_m"}`).Body },
+			"a webhook": func() string {
+				w := httptest.NewRecorder()
+				handle(log, writeWebhookError, hooks.serve)(w, httptest.NewRequest(http.MethodPost, "/webhook/m/x", nil))
+				return w.Body.String()
+			},
+		} {
+			before := strings.Count(out.String(), "level=ERROR")
+			if got := ask(); !strings.Contains(got, "internal error: see usher's log") {
+				t.Errorf("%s: %s", what, got)
+			}
+			if n := strings.Count(out.String(), "level=ERROR") - before; n != 1 {
+				t.Errorf("%s: %d entries in the log", what, n)
+			}
+		}
+		if !strings.Contains(out.String(), "bounds_test.go") {
+			t.Errorf("the log does not say where it was: %s", out.String())
+		}
+		b.server.modules = good
+		if a := c.call("m_wait", ""); a.failure() != "" {
+			t.Errorf("afterwards: %s", a.Body)
+		}
+		w := newWorker("a", log, nil, func(*Worker) { panic("in reading") })
+		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}` + "\n"))
+		if w.alive() || !strings.Contains(out.String(), "in reading") {
+			t.Errorf("after a panic in reading, the process is alive: %v", w.alive())
+		}
+	})
+}
+
+// Each call, claim and code that does not hold is a line of the log, which names a
+// claim by its label and tells no code.
+func TestLogTells(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir)
+	connect(t, d.URL).awaitTools(allTools...)
+	claim, err := claims(t, base).Create(t.Context(), dir+"/proj", "a phone", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _ := session(t, d.URL, header(claim.Code.Reveal()))
+	c.call("a_x", "")
+	c.call("no_such", "")
+	list(c, header("ABCDEF"))
+	if _, err := claims(t, base).Revoke(t.Context(), claim.Code); err != nil {
+		t.Fatal(err)
+	}
+	list(c, nothing)
+	const of = `claim=[0-9a-f]{8} label="a phone"`
+	for _, want := range []string{
+		`msg="claim made" ` + of,
+		`msg=session ` + of + ` session=[A-Z2-7]{8}…`,
+		`msg=call outcome=done session=[A-Z2-7]{8}… took=[0-9.]+[mµ]?s bytes=[0-9]+ module=a method=x ` + of,
+		`msg=call outcome="unknown tool \\"no_such\\"" .* tool=no_such ` + of,
+		`msg="a claim code that does not hold was presented" "in a session"=true "which has a claim"=true`,
+		`msg="claim ended" ` + of,
+	} {
+		line := regexp.MustCompile(`(?m)^time="20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}" level=[A-Z]+ ` + want + `$`)
+		if n := len(line.FindAllString(d.Log.String(), -1)); n != 1 {
+			t.Errorf("%d lines like %s in:\n%s", n, want, d.Log.String())
+		}
+	}
+	d.hidesCodes(t, claim.Code.Reveal(), "ABCDEF")
+}
+
+// Clients that look for a login are told that there is none, each time they connect,
+// which is no line of the log.
+func TestNoLogin(t *testing.T) {
+	t.Parallel()
+	d := serveHere(t, t.TempDir(), "-require-claim")
+	for _, path := range []string{".well-known/oauth-protected-resource", ".well-known/oauth-authorization-server/mcp", "mcp/.well-known/openid-configuration", "register"} {
+		for _, method := range []string{http.MethodGet, http.MethodPost} {
+			req, _ := http.NewRequest(method, d.URL+path, nil)
+			res, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(res.Body)
+			res.Body.Close()
+			if res.StatusCode != http.StatusNotFound || !strings.Contains(string(body), "usher has no login") || !strings.Contains(string(body), claimHeader) {
+				t.Errorf("%s %s: %d %s", method, path, res.StatusCode, body)
+			}
+		}
+	}
+	if strings.Contains(d.Log.String(), "well-known") || strings.Contains(d.Log.String(), "register") {
+		t.Errorf("the log: %s", d.Log.String())
+	}
+}
+
+// On a disk that is full, who would revoke a claim is told another way to end it.
+func TestRevokeOnAFullDisk(t *testing.T) {
+	t.Parallel()
+	base := t.TempDir()
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "usher-test", base).CombinedOutput(); err != nil {
+		t.Skipf("needs a small disk: %s", out)
+	}
+	defer func() {
+		if out, err := exec.Command("umount", base).CombinedOutput(); err != nil {
+			t.Errorf("%s", out)
+		}
+	}()
+	claim := newClaimFor(t, base, t.TempDir())
+	file, err := os.Create(base + "/full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.Copy(file, zeros{})
+	file.Close()
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	_, stderr, code := usher(t, "", "claim", "revoke", "-base", base, claim.Code.Reveal())
+	if code != 1 || !strings.Contains(stderr, "free some space, or delete") || !strings.Contains(stderr, "claims.json") {
+		t.Errorf("status %d: %s", code, stderr)
+	}
 }

@@ -338,6 +338,8 @@ type ClaimStore struct {
 	token  *writeToken
 	purges sync.WaitGroup // under way
 
+	changed func(before, after map[Code]Claim) // called by a look-up that finds others than the last one
+
 	mu      sync.Mutex
 	current *claimsFile // as last read; guarded by mu
 }
@@ -346,7 +348,7 @@ type ClaimStore struct {
 // A nil log is none. A store that looks up is to be closed.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	log = cmp.Or(log, slog.New(slog.DiscardHandler))
-	return &ClaimStore{path: filepath.Join(dataDir, "claims.json"), log: log, token: newWriteToken(dataDir), current: &claimsFile{}}
+	return &ClaimStore{path: filepath.Join(dataDir, "claims.json"), log: log, token: newWriteToken(dataDir), current: &claimsFile{}, changed: func(_, _ map[Code]Claim) {}}
 }
 
 // Close waits for purges under way and lets go of the file. The store is not to be
@@ -413,6 +415,9 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 		}
 		return slices.DeleteFunc(old.active(now), func(c Claim) bool { return c.Code == code }), nil
 	})
+	if errors.Is(err, syscall.ENOSPC) {
+		err = fmt.Errorf("%w: free some space, or delete %q, which ends all claims", err, s.path)
+	}
 	return gone, err
 }
 
@@ -433,6 +438,7 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 			return Claim{}, false, err
 		}
 		s.current.file.Close()
+		s.changed(s.current.byCode, read.byCode)
 		s.current = read
 	}
 	now := time.Now()

@@ -853,7 +853,7 @@ func TestGuessing(t *testing.T) {
 func TestGuessersShareATurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		turns := &newGate(nil, nil, true, nil).turns
+		turns := &newGate(&ClaimStore{}, nil, true, nil).turns
 		for _, code := range unknownCodes(guessBudget) {
 			turns.failed(Code(code))
 		}

@@ -7,6 +7,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -21,10 +22,12 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -40,6 +43,8 @@ const (
 	maxBodiesOf    = 16 << 20 // of these, of one principal; of all who have shown the secret; of all who have shown nothing; or -max-body, likewise
 	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout; larger ones make room for others first
 	maxWrite       = 64 << 10 // bytes that a peer has to take within writeTimeout
+	maxLogLines    = 1000     // lines of the log within logSpan: of one module, of one claim's calls, of refusals with one status
+	logLine        = 256      // bytes that count as one more line
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
@@ -104,6 +109,7 @@ const (
 )
 
 const (
+	logSpan      = 10 * time.Second // for maxLogLines
 	bodyTimeout  = 30 * time.Second // for the next bodyChunk of a body to arrive
 	writeTimeout = 30 * time.Second // for a peer to take the next maxWrite of an answer
 )
@@ -132,12 +138,24 @@ func retryAfter(seconds int) http.Header {
 	return http.Header{"Retry-After": {strconv.Itoa(seconds)}}
 }
 
+// catch is deferred where a panic must end neither the daemon nor what others do: it
+// logs the panic, and sets err.
+func catch(log *slog.Logger, err *error) {
+	if p := recover(); p != nil {
+		log.Error("panic", "panic", p, "stack", string(debug.Stack()))
+		*err = &httpError{Status: http.StatusInternalServerError, Msg: "internal error: see usher's log", Logged: true}
+	}
+}
+
 // handle adapts a handler that returns its error to one that writes it. write
 // gives the endpoint's form to the body. An error without a status is logged
-// whole and shown as an internal error. (Panics are logged by net/http.)
+// whole and shown as an internal error.
 func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		err := f(w, r)
+		err := func() (err error) {
+			defer catch(log, &err)
+			return f(w, r)
+		}()
 		if err == nil {
 			return
 		}
@@ -153,6 +171,54 @@ func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f fun
 		maps.Copy(w.Header(), e.Header)
 		write(w, e)
 	}
+}
+
+// limitedLog is a log that nobody can fill the disk with. Its lines are of one kind
+// if their logger was made With the same, or else their messages are the same, and
+// if they name the same module, claim and status.
+type limitedLog struct {
+	slog.Handler
+	with  string
+	lines *sync.Map // *atomic.Int64 by kind, within a logSpan that begins with the first
+}
+
+func newLog(h slog.Handler) *slog.Logger {
+	return slog.New(&limitedLog{Handler: h, lines: new(sync.Map)})
+}
+
+func (l *limitedLog) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &limitedLog{l.Handler.WithAttrs(attrs), fmt.Sprint(l.with, attrs), l.lines}
+}
+
+// Handle logs a line, or counts it among those that a line tells of at the end of
+// the logSpan.
+func (l *limitedLog) Handle(ctx context.Context, line slog.Record) error {
+	kind, size := cmp.Or(l.with, line.Message), len(line.Message)
+	line.Attrs(func(a slog.Attr) bool {
+		if a.Key == "module" || a.Key == "claim" || a.Key == "status" {
+			kind += " " + a.Value.String()
+		} else if a.Value.Kind() == slog.KindString {
+			size += len(a.Value.String())
+		}
+		return true
+	})
+	lines := int64(1 + size/logLine)
+	found, begun := l.lines.LoadOrStore(kind, new(atomic.Int64))
+	count := found.(*atomic.Int64)
+	if !begun {
+		time.AfterFunc(logSpan, func() {
+			l.lines.Delete(kind)
+			if n := count.Load() - maxLogLines; n > 0 {
+				more := slog.NewRecord(time.Now(), line.Level, fmt.Sprintf("… and %d more lines", n), 0)
+				more.AddAttrs(slog.String("of", kind))
+				_ = l.Handler.Handle(ctx, more)
+			}
+		})
+	}
+	if count.Add(lines) > maxLogLines {
+		return nil
+	}
+	return l.Handler.Handle(ctx, line)
 }
 
 // requestIDHeader names a request, in the answer and in the log.

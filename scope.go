@@ -175,13 +175,16 @@ type Gate struct {
 	require  bool
 	log      *slog.Logger
 	turns    guessTurns
+	started  time.Time
 	logKey   string // of the names that claims have in the log, this time
 }
 
 // newGate is the gate of a daemon. With require it lets nobody in without a claim.
 func newGate(claims *ClaimStore, sessions *sessionStore, require bool, log *slog.Logger) *Gate {
-	return &Gate{claims: claims, sessions: sessions, require: require, log: log, logKey: rand.Text(),
+	g := &Gate{claims: claims, sessions: sessions, require: require, log: log, started: time.Now(), logKey: rand.Text(),
 		turns: guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}}
+	claims.changed = g.logClaims
+	return g
 }
 
 // fixedGate is the gate of a transport that never looks at claims: stdio, and
@@ -252,8 +255,8 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	case allowInitialize:
 		a.Unknown = httpErrorf(http.StatusBadRequest, codeIsNone)
 	}
-	if facts.presents && !facts.scoped {
-		g.log.Warn("a claim code that does not hold was presented, and no claim is required", "in a session", facts.session)
+	if facts.presents {
+		g.log.Warn("a claim code that does not hold was presented", "in a session", facts.session, "which has a claim", facts.scoped)
 	}
 	return a, nil
 }
@@ -275,8 +278,22 @@ func (g *Gate) present(a admission, p Principal) (admission, error) {
 
 // logScoped tells the log which claim a session has.
 func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
-	if c, err := g.claim(p); err == nil {
-		g.log.Info(what, "session", clipText(t.ID, 8), "claim", g.Name(p), "label", c.Label)
+	if p.hasClaim() {
+		g.log.Info(what, append(g.Name(p), "session", clipText(t.ID, 8))...)
+	}
+}
+
+// logClaims tells the log of claims that were made, and that have ended.
+func (g *Gate) logClaims(before, after map[Code]Claim) {
+	for code, c := range before {
+		if refTo(after[code]) != refTo(c) {
+			g.log.Info("claim ended", g.name(Principal{refTo(c)}, c.Label)...)
+		}
+	}
+	for code, c := range after {
+		if refTo(before[code]) != refTo(c) && c.CreatedAt.After(g.started) {
+			g.log.Info("claim made", g.name(Principal{refTo(c)}, c.Label)...)
+		}
 	}
 }
 
@@ -363,13 +380,19 @@ func (g *Gate) Current(t *sessionToken) Principal {
 	return Principal{cmp.Or(g.sessions.record(t.ID).Claim, t.Claim)}
 }
 
-// Name is what a principal's claim is called in the log: a short keyed hash, since
-// codes are never logged, not even in part. It is "" for who has none.
-func (g *Gate) Name(p Principal) string {
+// Name is what a principal's claim is called in a line of the log: its label, and a
+// short keyed hash, since codes are never logged, not even in part. It is nothing for
+// who has none.
+func (g *Gate) Name(p Principal) []any {
 	if !p.hasClaim() {
-		return ""
+		return nil
 	}
-	return hashOf(g.logKey, p.Key())[:8]
+	c, _ := g.claim(p)
+	return g.name(p, c.Label)
+}
+
+func (g *Gate) name(p Principal, label string) []any {
+	return []any{"claim", hashOf(g.logKey, p.Key())[:8], "label", label}
 }
 
 // Create makes a session of a principal, and returns it with its id. Nothing is

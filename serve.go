@@ -125,13 +125,18 @@ type servingFlags struct {
 
 // declare declares the flags; the log goes to stderr.
 func (f *servingFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
-	f.log = slog.New(slog.NewTextHandler(stderr, nil))
+	f.log = newLog(slog.NewTextHandler(stderr, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.String(a.Key, a.Value.Time().Format("2006-01-02 15:04:05.000"))
+		}
+		return a
+	}}))
 	fs.DurationVar(&f.callTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&f.idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
 	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {
 		switch form {
 		case "json":
-			f.log = slog.New(slog.NewJSONHandler(stderr, nil))
+			f.log = newLog(slog.NewJSONHandler(stderr, nil))
 			fallthrough
 		case "text":
 			return nil
@@ -360,7 +365,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	d.server.webhookPath = d.webhooks.pathOf
 	var handlers sync.WaitGroup
 	web := &http.Server{Handler: d.handler(origins, &handlers), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn)}
+		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn)}
 	var parts sync.WaitGroup
 	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
@@ -438,6 +443,10 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 	mux := http.NewServeMux()
 	d.server.routes(mux)
 	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
+		if strings.Contains(r.URL.Path, "/.well-known/o") || r.URL.Path == "/register" {
+			d.log.Debug("a client looks for a login", "path", r.URL.Path)
+			return &httpError{Status: http.StatusNotFound, Msg: "usher has no login: " + howToPresent, Logged: true}
+		}
 		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
 	}))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

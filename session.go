@@ -82,7 +82,8 @@ type request struct {
 	caller Caller
 	id     ID
 	method string
-	params json.RawMessage // an object, or nil
+	params json.RawMessage      // an object, or nil
+	item   atomic.Pointer[Item] // that it was last about
 
 	ctx    context.Context // ends with the request
 	cancel context.CancelCauseFunc
@@ -335,12 +336,14 @@ func (r *request) call(ctx context.Context) (json.RawMessage, error) {
 }
 
 // attempt makes the request on behalf of caller.
-func (r *request) attempt(ctx context.Context, caller Caller) (json.RawMessage, error) {
-	result, err := r.server.modules.Call(ctx, func() (json.RawMessage, error) {
+func (r *request) attempt(ctx context.Context, caller Caller) (result json.RawMessage, err error) {
+	defer catch(r.server.log, &err) // it may be in a goroutine of its own
+	result, err = r.server.modules.Call(ctx, func() (json.RawMessage, error) {
 		item, err := r.find()
 		if err != nil {
 			return nil, err
 		}
+		r.item.Store(item)
 		return item.Call(ctx, caller, r.method, r.params)
 	})
 	if err != nil && ctx.Err() != nil {
@@ -362,17 +365,20 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 	if err != nil && ctx.Err() == nil && !errors.As(err, new(*rpcError)) { // what a module itself answered stays as it is
 		result, err = failure(err.Error()), nil // so that a model can correct itself
 	}
-	args := []any{"tool", clipText(stringField(r.params, "name"), 100), "session", clipText(r.session.ID, 8), "took", time.Since(start).Round(10 * time.Microsecond), "bytes", len(result)}
-	if claim := r.server.gate.Name(r.server.gate.Current(r.session.sessionToken)); claim != "" {
-		args = append(args, "claim", claim)
-	}
+	args := []any{"outcome", "done", "session", clipText(r.session.ID, 8), "took", time.Since(start).Round(10 * time.Microsecond), "bytes", len(result)}
 	switch {
 	case err != nil:
-		args = append(args, "error", clipText(err.Error(), 300))
+		args[1] = clipText(err.Error(), 300)
 	case string(field(result, "isError")) == "true":
-		args = append(args, "failed", true)
+		args[1] = "failed"
 	}
-	r.server.log.Info("call", args...)
+	if item := r.item.Load(); item != nil {
+		args = append(args, "module", item.Label, "method", item.ownName)
+	} else {
+		args = append(args, "tool", clipText(stringField(r.params, "name"), 100))
+	}
+	gate := r.server.gate
+	r.server.log.Info("call", append(args, gate.Name(gate.Current(r.session.sessionToken))...)...)
 	return result, err
 }
 
@@ -669,6 +675,7 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
 			if session.subscribing.TryLock() { // or it is being done, maybe by a module that hangs
 				subscribing.Go(func() {
 					defer session.subscribing.Unlock()
+					defer catch(s.log, new(error))
 					for uri := range session.subscriptions {
 						scope, _ := s.scope(session) // now: the claim may have ended meanwhile
 						if err := s.keepSubscription(ctx, session, s.modules.View(scope).Lookup("resources", uri), uri); err != nil {

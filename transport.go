@@ -19,7 +19,6 @@ import (
 	"math"
 	"mime"
 	"net/http"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -339,14 +338,11 @@ func (r *request) answer() (result json.RawMessage, err error) {
 		defer context.AfterFunc(r.leaves, func() { r.cancel(nil) })()
 	}
 	defer func() {
-		if p := recover(); p != nil {
-			r.server.log.Error("a panic in answering", "method", clipText(r.method, 100), "panic", p, "stack", string(debug.Stack()))
-			result, err = nil, rpcErrorf(codeInternal, "internal error: see usher's log")
-		}
 		r.calls.take(string(r.id))
 		r.give()
 		r.cancel(nil)
 	}()
+	defer catch(r.server.log, &err)
 	return r.run(r.ctx)
 }
 
@@ -518,6 +514,7 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 	var notices, requests sync.WaitGroup
 	notices.Go(func() {
 		defer hangUp()
+		defer catch(s.log, new(error))
 		s.serveNotices(session, c.out, conn)
 	})
 	for err == nil {

@@ -307,6 +307,8 @@ func (w *Worker) send(msg []byte) error {
 
 // readStdout handles what the process says until it closes its stdout.
 func (w *Worker) readStdout(stdout io.Reader) {
+	defer w.cancel()
+	defer catch(w.log, new(error))
 	lines := newLineReader(stdout, maxWorkerLine)
 	for {
 		line, err := lines.next()
@@ -329,7 +331,6 @@ func (w *Worker) readStdout(stdout io.Reader) {
 	case <-w.ctx.Done():
 	case <-time.After(outputTimeout):
 		w.log.Warn("the module closed its stdout; ending it")
-		w.cancel()
 	}
 }
 
@@ -762,6 +763,7 @@ func (w *Worker) beginAsk(msg *Message) (*clientRequest, error) {
 func (w *Worker) ask(a *clientRequest, msg *Message) {
 	defer close(a.over)
 	defer a.cancel()
+	defer catch(w.log, new(error))
 	result, err := json.RawMessage(nil), error(errNoScope)
 	if a.call != nil || a.caller.authorized() {
 		result, err = a.caller.Ask(a.ctx, msg.Method, stripCallID(msg.Params))
