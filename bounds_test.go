@@ -32,40 +32,35 @@ import (
 // user's input.
 var oddMeta = fmt.Sprintf(`"_meta":{%q:%q,%q:{"elicitation":{}}}`, metaProtocol, statelessProtocol, metaClientCaps)
 
-// A principal's sessions are kept in memory up to a number, at which the one idle
-// longest makes room. One that is in use, or was just opened, has one value however
-// many others there are; and who has too many of those is refused, and nobody else.
+// A principal's sessions are kept in memory up to a number, at which idle ones make
+// room. One that is in use, or was just opened, has one value however many others
+// there are, and others' are left alone.
 func TestSessionsInMemory(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var s sessionTable
-		var tokens []*sessionToken
 		open := func(principal string) *Session {
-			tokens = append(tokens, newSessionToken(protocols[0], 0, Principal{}, time.Now()))
-			return s.open(tokens[len(tokens)-1], principal)
+			return s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()), principal)
 		}
-		used := open("a claim")
+		used, other := open("a claim"), open("another")
 		used.join(&outbox{})
-		for range maxSessionsOf - 1 {
+		for range maxSessionsOf {
 			open("a claim")
 		}
-		if open("a claim") != nil {
-			t.Error("one session too many is in use")
-		}
-		if open("another") == nil || open("") == nil {
-			t.Error("others are refused")
+		if n := len(s.live); n != maxSessionsOf+2 {
+			t.Errorf("%d sessions are kept of %d that were just opened", n, maxSessionsOf+2)
 		}
 		pass(sessionGrace + 1)
-		s.open(tokens[1], "a claim")
-		for range maxSessionsOf - 2 {
-			if open("a claim") == nil {
-				t.Fatal("no idle session made room")
+		for range maxSessionsOf / 2 {
+			lately := open("a claim")
+			if s.open(lately.sessionToken, "a claim") != lately {
+				t.Fatal("two values for one session")
 			}
 		}
-		if s.live[tokens[0].ID] != used || s.live[tokens[1].ID] == nil || s.live[tokens[2].ID] != nil {
-			t.Error("another one than the one idle longest made room")
+		if s.live[used.ID] != used || s.live[other.ID] != other {
+			t.Error("another one than an idle one of this principal made room")
 		}
-		if n := len(s.live); n != maxSessionsOf+2 {
+		if n := len(s.live); n > maxSessionsOf+maxSessionsOf/4 { // those that were just opened come on top
 			t.Errorf("%d sessions are kept", n)
 		}
 	})
@@ -446,46 +441,14 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 			if own && fmt.Sprint(order) != "[first second]" { // the others began at once
 				t.Errorf("those that waited ended as %v", order)
 			}
-			if n := len(p.allRunning) + len(p.running["a claim"]) + len(p.running["another"]); n != 0 {
-				t.Errorf("%d places are not free", n)
-			}
+			p.running.Range(func(principal, places any) bool {
+				if n := len(places.(chan bool)) + len(p.allRunning); n != 0 {
+					t.Errorf("%d places of %q are not free", n, principal)
+				}
+				return true
+			})
 		})
 	}
-}
-
-// A process all of whose places are taken by cancelled calls that do not end makes
-// room for another one.
-func TestStuckProcessIsReplaced(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		starts := 0
-		p := newPool(t.Context(), "a", false, func(_ context.Context, owner *Caller) (*Worker, error) {
-			starts++
-			w := newWorker("a", slog.New(slog.DiscardHandler), owner, func(*Worker) {})
-			w.answersAll = true
-			context.AfterFunc(w.ctx, func() { w.finish("") })
-			return w, nil
-		})
-		defer p.close()
-		ctx, cancel := context.WithCancel(t.Context())
-		for range maxRunningOf {
-			go p.call(ctx, Caller{Session: "s"}, "tools/call", nil, 0)
-		}
-		synctest.Wait()
-		cancel()
-		go p.call(t.Context(), Caller{Session: "s"}, "tools/call", nil, 0)
-		p.reap(time.Now(), 0)
-		synctest.Wait()
-		if starts != 1 {
-			t.Error("what was cancelled had no time to end")
-		}
-		pass(cancelledTime)
-		p.reap(time.Now(), 0)
-		synctest.Wait()
-		if starts != 2 || len(p.running[""]) != 1 {
-			t.Errorf("%d processes were started, and %d calls run", starts, len(p.running[""]))
-		}
-	})
 }
 
 // However many call a shell method at once, so many processes there are.
@@ -592,16 +555,15 @@ func TestLogIsBounded(t *testing.T) {
 				log.Info("call", "claim", "0ther")
 			}
 		}
-		log.Info("a long line", "text", strings.Repeat("x", maxLogLines*logLine))
 		for text, want := range map[string]int{"module=chatty": maxLogLines, "module=quiet": 3, "status=404": maxLogLines, "status=503": 3,
-			"claim=c1a1": maxLogLines, "claim=0ther": 3, "xxx": 0, "more lines": 0} {
+			"claim=c1a1": maxLogLines, "claim=0ther": 3, "more lines": 0} {
 			if n := count(text); n != want {
 				t.Errorf("%d lines with %s, want %d", n, text, want)
 			}
 		}
 		pass(logSpan)
 		synctest.Wait()
-		if n, all := count(`msg="… and 2000 more lines"`), count("more lines"); n != 3 || all != 4 {
+		if n, all := count(`msg="… and 2000 more lines of `), count("more lines"); n != 3 || all != 3 {
 			t.Errorf("%d lines tell of what was left out, of %d: %s", n, all, out.String()[max(0, len(out.String())-500):])
 		}
 		chatty.Info("later")
@@ -690,7 +652,7 @@ func TestLogTells(t *testing.T) {
 		`msg="a claim code that does not hold was presented" "in a session"=true "which has a claim"=true`,
 		`msg="claim ended" ` + of,
 	} {
-		line := regexp.MustCompile(`(?m)^time="20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}" level=[A-Z]+ ` + want + `$`)
+		line := regexp.MustCompile(`(?m)^time=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\S+ level=[A-Z]+ ` + want + `$`)
 		if n := len(line.FindAllString(d.Log.String(), -1)); n != 1 {
 			t.Errorf("%d lines like %s in:\n%s", n, want, d.Log.String())
 		}

@@ -44,7 +44,6 @@ const (
 	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout; larger ones make room for others first
 	maxWrite       = 64 << 10 // bytes that a peer has to take within writeTimeout
 	maxLogLines    = 1000     // lines of the log within logSpan: of one module, of one claim's calls, of refusals with one status
-	logLine        = 256      // bytes that count as one more line
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
@@ -193,29 +192,24 @@ func (l *limitedLog) WithAttrs(attrs []slog.Attr) slog.Handler {
 // Handle logs a line, or counts it among those that a line tells of at the end of
 // the logSpan.
 func (l *limitedLog) Handle(ctx context.Context, line slog.Record) error {
-	kind, size := cmp.Or(l.with, line.Message), len(line.Message)
+	kind := cmp.Or(l.with, line.Message)
 	line.Attrs(func(a slog.Attr) bool {
 		if a.Key == "module" || a.Key == "claim" || a.Key == "status" {
 			kind += " " + a.Value.String()
-		} else if a.Value.Kind() == slog.KindString {
-			size += len(a.Value.String())
 		}
 		return true
 	})
-	lines := int64(1 + size/logLine)
 	found, begun := l.lines.LoadOrStore(kind, new(atomic.Int64))
 	count := found.(*atomic.Int64)
 	if !begun {
 		time.AfterFunc(logSpan, func() {
 			l.lines.Delete(kind)
 			if n := count.Load() - maxLogLines; n > 0 {
-				more := slog.NewRecord(time.Now(), line.Level, fmt.Sprintf("… and %d more lines", n), 0)
-				more.AddAttrs(slog.String("of", kind))
-				_ = l.Handler.Handle(ctx, more)
+				_ = l.Handler.Handle(ctx, slog.NewRecord(time.Now(), line.Level, fmt.Sprintf("… and %d more lines of %s", n, kind), 0))
 			}
 		})
 	}
-	if count.Add(lines) > maxLogLines {
+	if count.Add(1) > maxLogLines {
 		return nil
 	}
 	return l.Handler.Handle(ctx, line)
@@ -365,21 +359,22 @@ type bodyReader struct {
 	of      map[string]int // of these, by sender
 }
 
-// Senders of bodies that are no principals.
-const (
-	stranger     = "?"       // whoever has shown nothing
-	secretSender = "webhook" // whoever has shown the secret of webhooks
-)
+// stranger is the sender of whoever has shown nothing.
+const stranger = "?"
 
 func newBodyReader(limit int64) *bodyReader {
 	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool), of: make(map[string]int)}
 }
 
 // Read reads a whole body. Nothing is read of one whose announced length is over
-// the limit. Of what all bodies may take one sender has a part: a principal,
-// stranger or secretSender. The errors are *httpError. Reading a body to its end is
-// also what lets net/http notice that the client went away.
-func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, sender string) (body []byte, err error) {
+// the limit. Of what all bodies may take one sender has a part; known says that it
+// has shown something that holds, and all others are one sender. The errors are
+// *httpError. Reading a body to its end is also what lets net/http notice that the
+// client went away.
+func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool, sender string) (body []byte, err error) {
+	if !known {
+		sender = stranger
+	}
 	err = new(http.MaxBytesError)
 	if r.ContentLength <= b.limit {
 		p := &pendingBody{ResponseController: http.NewResponseController(w), common: b, from: http.MaxBytesReader(w, r.Body, b.limit), sender: sender, since: time.Now()}

@@ -9,12 +9,14 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"runtime"
@@ -56,16 +58,15 @@ type pool struct {
 	ctx        context.Context // ends when the registry does
 	start      startFunc
 	wg         sync.WaitGroup // goroutines of processes
-	allRunning chan struct{}  // a place for each call that may run
-	replaced   chan struct{}  // closed when there are to be no new calls
+	running    sync.Map       // chan bool by principal: a place for each of its calls that may run; cancelled ones run until they have ended
+	allRunning chan bool      // likewise for all calls
 
 	mu      sync.Mutex
-	procs   map[string]*process      // that take calls, by affinity; under "" the one for all
-	ending  map[*process]bool        // those that do not, and have not ended yet
-	crashes map[string]crashes       // of processes that no call has succeeded at since, by affinity
-	running map[string]chan struct{} // a place for each call of a principal that may run; a cancelled one runs until it has ended
-	retired bool                     // no new calls
-	closed  bool                     // and those under way fail
+	procs   map[string]*process // that take calls, by affinity; under "" the one for all
+	ending  map[*process]bool   // those that do not, and have not ended yet
+	crashes map[string]crashes  // of processes that no call has succeeded at since, by affinity
+	retired bool                // no new calls
+	closed  bool                // and those under way fail
 }
 
 // crashes says how often a process has crashed, or could not be started, and when
@@ -89,8 +90,7 @@ type process struct {
 
 func newPool(ctx context.Context, name string, perSession bool, start startFunc) *pool {
 	return &pool{name: name, perSession: perSession, ctx: ctx, start: start,
-		procs: make(map[string]*process), ending: make(map[*process]bool), crashes: make(map[string]crashes),
-		running: make(map[string]chan struct{}), allRunning: make(chan struct{}, maxRunning), replaced: make(chan struct{})}
+		procs: make(map[string]*process), ending: make(map[*process]bool), crashes: make(map[string]crashes), allRunning: make(chan bool, maxRunning)}
 }
 
 // call makes one request of the module; see Worker.request. A caller with a
@@ -126,39 +126,31 @@ func (p *pool) call(ctx context.Context, caller Caller, method string, params js
 // among those of the module, in order, for timeout (0: ever) at most each. The call
 // has both until over.
 func (p *pool) begin(ctx context.Context, principal string, timeout time.Duration) error {
-	p.mu.Lock()
-	own := p.running[principal]
-	if own == nil {
-		own = make(chan struct{}, maxRunningOf)
-		p.running[principal] = own
+	own, known := p.running.Load(principal)
+	if !known {
+		own, _ = p.running.LoadOrStore(principal, make(chan bool, maxRunningOf))
 	}
-	p.mu.Unlock()
-	err := p.takePlace(ctx, own, timeout)
+	err := p.takePlace(ctx, own.(chan bool), timeout)
 	if err == nil {
 		if err = p.takePlace(ctx, p.allRunning, timeout); err != nil {
-			<-own
+			<-own.(chan bool)
 		}
 	}
 	return err
 }
 
 // takePlace waits for a place. Who waits longest has the first that is free.
-func (p *pool) takePlace(ctx context.Context, places chan struct{}, timeout time.Duration) error {
+func (p *pool) takePlace(ctx context.Context, places chan bool, timeout time.Duration) error {
 	select {
-	case places <- struct{}{}:
+	case places <- true:
 		return nil
 	default:
 	}
-	if timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("module %q %w", p.name, errBusy))
-		defer cancel()
-	}
 	select {
-	case places <- struct{}{}:
+	case places <- true:
 		return nil
-	case <-p.replaced:
-		return errRetired
+	case <-time.After(cmp.Or(timeout, math.MaxInt64)):
+		return fmt.Errorf("module %q %w", p.name, errBusy)
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -166,9 +158,8 @@ func (p *pool) takePlace(ctx context.Context, places chan struct{}, timeout time
 
 // over is the end of a call that had its places.
 func (p *pool) over(principal string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	<-p.running[principal]
+	own, _ := p.running.Load(principal)
+	<-own.(chan bool)
 	<-p.allRunning
 }
 
@@ -331,9 +322,6 @@ func (p *pool) close() {
 func (p *pool) endAll(now bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.retired {
-		close(p.replaced)
-	}
 	p.retired, p.closed = true, p.closed || now
 	for c := range p.ending {
 		p.end(c)
@@ -344,7 +332,7 @@ func (p *pool) endAll(now bool) {
 }
 
 // reap ends the processes that were not used for idle (0: ever) and that nobody
-// listens to, and replaces those that are stuck.
+// listens to.
 func (p *pool) reap(now time.Time, idle time.Duration) {
 	if p.perSession && (idle == 0 || idle > sessionIdle) {
 		idle = sessionIdle
@@ -353,7 +341,7 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.crashes, func(_ string, c crashes) bool { return now.Sub(c.notBefore) > time.Minute })
 	for _, c := range p.procs {
-		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle || c.worker != nil && c.worker.stuck.Load() {
+		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
 			p.end(c)
 		}
 	}

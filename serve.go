@@ -125,12 +125,7 @@ type servingFlags struct {
 
 // declare declares the flags; the log goes to stderr.
 func (f *servingFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
-	f.log = newLog(slog.NewTextHandler(stderr, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			return slog.String(a.Key, a.Value.Time().Format("2006-01-02 15:04:05.000"))
-		}
-		return a
-	}}))
+	f.log = newLog(slog.NewTextHandler(stderr, nil))
 	fs.DurationVar(&f.callTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&f.idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
 	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {

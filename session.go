@@ -577,8 +577,8 @@ func (s *Session) tell(method string, params json.RawMessage) {
 func (s *Session) connected() bool { return s.primary() != nil }
 
 // sessionTable is the sessions that something is under way for, or was lately.
-// Where a principal has too many, the one idle longest is forgotten: its log level
-// and subscriptions are lost, and which lists it has seen. The zero value is empty.
+// Where a principal has too many, idle ones are forgotten: their log levels and
+// subscriptions are lost, and which lists they have seen. The zero value is empty.
 // Safe for concurrent use.
 type sessionTable struct {
 	mu   sync.Mutex
@@ -588,16 +588,19 @@ type sessionTable struct {
 // sessionGrace is how long a session is not idle after its last request began.
 const sessionGrace = 10 * time.Second
 
-// open returns the session of a token; nil where the principal has too many, and
-// none that is idle.
+// open returns the session of a token.
 func (t *sessionTable) open(token *sessionToken, principal string) *Session {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	session := t.live[token.ID]
 	if session == nil {
-		if !t.makeRoom(principal) {
-			return nil
-		}
+		count := 1
+		maps.DeleteFunc(t.live, func(_ string, s *Session) bool {
+			if s.principal == principal {
+				count++
+			}
+			return s.principal == principal && count > maxSessionsOf && time.Since(s.lastUse) > sessionGrace && s.calls.len() == 0 && !s.connected()
+		})
 		session = newSession(token)
 		if t.live == nil {
 			t.live = make(map[string]*Session)
@@ -606,26 +609,6 @@ func (t *sessionTable) open(token *sessionToken, principal string) *Session {
 	}
 	session.lastUse, session.principal = time.Now(), principal
 	return session
-}
-
-// makeRoom reports whether the principal may have one more session, once the one
-// idle longest was forgotten. Called with mu held.
-func (t *sessionTable) makeRoom(principal string) bool {
-	var idle *Session
-	count := 0
-	for _, s := range t.live {
-		if s.principal != principal {
-			continue
-		}
-		count++
-		if (idle == nil || s.lastUse.Before(idle.lastUse)) && time.Since(s.lastUse) > sessionGrace && s.calls.len() == 0 && !s.connected() {
-			idle = s
-		}
-	}
-	if count >= maxSessionsOf && idle != nil {
-		delete(t.live, idle.ID)
-	}
-	return count < maxSessionsOf || idle != nil
 }
 
 // end takes a session away that has ended, and cancels what is under way in it.

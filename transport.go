@@ -105,11 +105,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	sender := from.Principal.Key()
-	if from.Session == nil && !from.Principal.hasClaim() {
-		sender = stranger
-	}
-	body, err := s.bodies.Read(w, r, sender)
+	body, err := s.bodies.Read(w, r, from.Session != nil || from.Principal.hasClaim(), from.Principal.Key())
 	if err != nil {
 		return err
 	}
@@ -175,10 +171,7 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 // ended while the body of the request came in.
 func (s *Server) openSession(from admission) (*Session, error) {
 	session := s.sessions.open(from.Session, from.Principal.Key())
-	switch {
-	case session == nil:
-		return nil, errManySessions
-	case s.gate.Ended(from.Session):
+	if s.gate.Ended(from.Session) {
 		s.sessions.end(from.Session)
 		return nil, errNoSession
 	}
@@ -375,11 +368,10 @@ func (s *Server) keptStream(kind string, session *Session) *keptStream {
 }
 
 // What a request is refused with that names no session, or whose principal has too
-// many streams or sessions.
+// many streams.
 var (
-	errNoSessionID  error = httpErrorf(http.StatusBadRequest, "no %s: send initialize first, and then the session id from its answer", sessionHeader)
-	errManyStreams  error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
-	errManySessions error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many sessions are in use: wait until some are idle", Header: retryAfter(15)}
+	errNoSessionID error = httpErrorf(http.StatusBadRequest, "no %s: send initialize first, and then the session id from its answer", sessionHeader)
+	errManyStreams error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
 )
 
 // serveGET is a session's notification stream, or the rest of a stream that broke
@@ -553,9 +545,6 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 func (s *Server) serveSSE(path string, p Principal, conn *connection, hangUp func()) error {
 	token, id := s.gate.Create(sseProtocol, 0, p)
 	session, lines := s.sessions.open(token, p.Key()), make(chan inLine)
-	if session == nil {
-		return errManySessions
-	}
 	defer s.modules.EndAffinity(session.ID)
 	defer s.sessions.end(token) // with its stream, which it would keep in memory
 	take := func(body []byte) bool {

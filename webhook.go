@@ -133,11 +133,7 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 			return err
 		}
 	}
-	sender := stranger
-	if d.shown && h.secret != "" {
-		sender = secretSender
-	}
-	if d.body, err = h.bodies.Read(w, d.Request, sender); err != nil {
+	if d.body, err = h.bodies.Read(w, d.Request, d.shown && h.secret != "", "webhook"); err != nil {
 		return err
 	}
 	return h.verify(d.Context(), d)
@@ -201,7 +197,7 @@ func (h *Webhooks) pathOf(t *Item) string {
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: secretSender}
+	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: "webhook"}
 	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
 		if err := h.verify(ctx, d); err != nil {
 			return nil, err

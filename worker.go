@@ -84,7 +84,7 @@ const (
 	exitTimeout   = 2 * time.Second        // for the end after TERM
 	outputTimeout = 500 * time.Millisecond // for what a process has written to be read after its end
 	askTimeout    = 10 * time.Minute       // for a client's answer: often a person's
-	cancelledTime = time.Minute            // for a cancelled call to end
+	cancelledTime = time.Minute            // that a cancelled call is taken to run which its module does not answer
 )
 
 // Why a call has no answer of the module's.
@@ -134,7 +134,6 @@ type Worker struct {
 	level    atomic.Int32       // least log messages it was told to send, counted from 1; 0 for not told
 	stopping atomic.Bool        // its end is wanted, and no crash
 	mixedUp  atomic.Bool        // it was refused a client, as a cancelled call may be the one it is for
-	stuck    atomic.Bool        // cancelled calls go on in it that leave no place for others
 	ctx      context.Context    // ends when the process is to end, or has ended
 	cancel   context.CancelFunc //
 	queued   chan struct{}      // 1-buffered: there is input to be written
@@ -538,27 +537,15 @@ func (w *Worker) end(id string, c *call, cancelled error) {
 		a.cancel()
 		<-a.over
 	}
-	if runs {
-		time.AfterFunc(cancelledTime, func() { w.giveUp(id) })
-	} else if c.caller.Session != "" {
+	if runs && !w.answersAll {
+		time.AfterFunc(cancelledTime, func() { w.answer(&Message{ID: ID(id)}) })
+	} else if !runs && c.caller.Session != "" {
 		w.over(c.caller.Principal)
 	}
 	if cancelled != nil {
 		reason := object{{"requestId", json.RawMessage(id)}, {"reason", quote(cancelled.Error())}}
 		w.tell(&Message{Method: "notifications/cancelled", Params: reason.json()})
 	}
-}
-
-// giveUp takes a cancelled call for ended, or where that would be said, and so many
-// go on that a principal can be left without places, has the process replaced.
-func (w *Worker) giveUp(id string) {
-	if !w.answersAll {
-		w.answer(&Message{ID: ID(id)})
-		return
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stuck.Store(len(w.unanswered) >= maxRunningOf)
 }
 
 // await waits for the answer to a call.
