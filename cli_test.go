@@ -45,6 +45,7 @@ var masks = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
 	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
 	{regexp.MustCompile(`usher \S+ \((commit [0-9a-f]{40}, )?go\S+ \S+\)`), "usher VERSION"},
+	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
 }
 
 // columns are the lines whose columns are as wide as a temporary path.

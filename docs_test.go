@@ -33,7 +33,7 @@ import (
 var updateDocs = flag.Bool("update-docs", false, "write what was printed into the documentation")
 
 const (
-	docsHome    = "/home/ada" // the home folder in the pages; the commands are run in work below it
+	docsHome    = "/home/ada" // the home folder in the pages; the commands are run in usher below it
 	docsAddress = "127.0.0.1:3000"
 )
 
@@ -108,7 +108,7 @@ func newPage(t *testing.T) *page {
 	t.Helper()
 	home, err := filepath.EvalSymlinks(t.TempDir())
 	exe, exeErr := os.Executable()
-	p := &page{home: home, dir: home + "/work", stands: []string{docsHome, home}}
+	p := &page{home: home, dir: home + "/usher", stands: []string{docsHome, home}}
 	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"), os.CopyFS(p.dir+"/examples", os.DirFS("examples")))
 	if err != nil {
 		t.Fatal(err)
