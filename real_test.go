@@ -74,6 +74,29 @@ func TestRealServers(t *testing.T) {
 	})
 }
 
+// TestClientsConnect has real clients connect, as conformance/connect.mjs lists
+// them: without a claim, with one in a header, and with one in the URL.
+func TestClientsConnect(t *testing.T) {
+	slow(t)
+	needNode(t)
+	r := newRealWorkspace(t, installClients(t))
+	for _, name := range []string{"near", "far"} {
+		write(t, filepath.Join(r.workspace, name, name+".usher.sh"), "# Returns the text.\n# @param {string} text what to say\nsay() { printf %s \"$1\"; }\n")
+	}
+	connect := filepath.Join(r.root, "connect")
+	if out, _, err := runIn(filepath.Join("conformance", "gosdk"), "go", "build", "-o", connect, "./connect"); err != nil {
+		t.Fatalf("building the Go clients: %v\n%s", err, out)
+	}
+	d := serveApart(t, r.base, r.workspace)
+	d.awaitReady(t)
+	code := newClaimFor(t, r.base, filepath.Join(r.workspace, "near")).Code.Reveal()
+	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim", code, "--go", connect, "--scratch", r.root)
+	t.Logf("connect.mjs:\n%s", out)
+	if err != nil {
+		t.Errorf("connect.mjs: %v; the daemon's log:\n%s", err, d.Log)
+	}
+}
+
 // runGoClient runs the checks of conformance/gosdk, which is a module of its own
 // so that usher's needs no more than it does.
 func runGoClient(t *testing.T, args ...string) {
@@ -186,7 +209,7 @@ func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(scripts) })
-	copyFromConformance(t, scripts, "clients.mjs", "calls.mjs")
+	copyFromConformance(t, scripts, "clients.mjs", "calls.mjs", "connect.mjs")
 	root, err := filepath.EvalSymlinks(t.TempDir()) // as the servers name it
 	if err != nil {
 		t.Fatal(err)

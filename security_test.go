@@ -1,0 +1,113 @@
+// SECURITY.md says what holds: the tests that it names are there, the bounds in
+// it are those of the program, and files are as private as it says.
+
+package main
+
+import (
+	"fmt"
+	"go/constant"
+	"go/token"
+	"go/types"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+func TestSecurityDocument(t *testing.T) {
+	read := func(pattern string) (text string) {
+		names, _ := filepath.Glob(pattern)
+		for _, name := range names {
+			part, _ := os.ReadFile(name)
+			text += string(part)
+		}
+		return text
+	}
+	document, tests := read("SECURITY.md"), read("*_test.go")
+	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Za-z]+)`").FindAllStringSubmatch(document, -1)
+	for _, name := range named {
+		if !strings.Contains(tests, "\nfunc "+name[1]+"(") {
+			t.Errorf("SECURITY.md names %s, which is no test", name[1])
+		}
+	}
+	bounds := make(map[string]string)
+	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += (.+?) +// `).FindAllStringSubmatch(read("http.go"), -1) {
+		value, err := types.Eval(token.NewFileSet(), nil, token.NoPos, line[2])
+		if err != nil || value.Value.Kind() != constant.Int {
+			continue // a time
+		}
+		n, _ := constant.Int64Val(value.Value)
+		bounds[line[1]] = fmt.Sprint(n)
+		if n >= 1<<10 && n%(1<<10) == 0 {
+			bounds[line[1]] = formatSize(n)
+		}
+	}
+	_, table, _ := strings.Cut(document, "\n## Bounds\n")
+	rows := regexp.MustCompile("(?m)^\\| (`.*?) \\| (.*?) \\|").FindAllStringSubmatch(table, -1)
+	for _, row := range rows {
+		values := strings.Split(row[2], ", ")
+		for i, name := range strings.Split(row[1], ", ") {
+			if bound := bounds[strings.Trim(name, "`")]; i >= len(values) || bound != values[i] {
+				t.Errorf("SECURITY.md has %s as %s, and it is %q", name, row[2], bound)
+			}
+		}
+	}
+	if len(named) < 50 || len(rows) < 15 {
+		t.Errorf("%d tests and %d bounds were found in SECURITY.md", len(named), len(rows))
+	}
+}
+
+// TestDataIsPrivate has a daemon write all that it does into its base folder, under
+// an umask that leaves every mode as it was asked for.
+func TestDataIsPrivate(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("no such permissions")
+	}
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()+"/base"
+	write(t, dir+"/g.usher.go", "//go:build usher\n\npackage main\n\nfunc Go() {}\n")
+	write(t, dir+"/p.usher.py", "def py(): pass\n")
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &testDaemon{Out: &output{}, Log: &output{}, exit: make(chan int, 1)}
+	d.cmd = exec.Command("sh", append([]string{"-c", `umask 0; exec "$0" "$@"`, exe}, serveArgs(base, dir, nil)...)...)
+	d.cmd.Env = append(os.Environ(), runAsUsher+"=1")
+	d.cmd.Stdout, d.cmd.Stderr = d.Out, d.Log
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		d.cmd.Wait()
+		d.exit <- 0
+	}()
+	d.cancel = func() { d.cmd.Process.Signal(os.Interrupt) }
+	t.Cleanup(func() { d.stop(t) })
+	d.awaitURL(t)
+	c := connect(t, d.URL)
+	claim := newClaimFor(t, base, dir)
+	list(c, header(claim.Code.Reveal()))
+	for _, tool := range c.tools() {
+		c.call(tool, "")
+	}
+	files := 0
+	err = filepath.WalkDir(base, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := entry.Info()
+		if err == nil && info.Mode().Perm()&0o077 != 0 {
+			t.Errorf("%s is %v", path, info.Mode())
+		}
+		files++
+		return err
+	})
+	if err != nil || files < 8 {
+		t.Errorf("%d files: %v", files, err)
+	}
+}
