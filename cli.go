@@ -271,30 +271,23 @@ func resolveDir(dir string) (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// resolveDirs resolves the folders that arguments name: without any, the current one.
-func resolveDirs(args []string) (dirs []string, err error) {
-	if len(args) == 0 {
-		args = []string{"."}
-	}
-	for _, arg := range args {
-		dir, err := resolveDir(arg)
-		if err != nil {
-			return nil, usageErrorf("DIR %q: %v", arg, err)
-		}
-		dirs = append(dirs, dir)
-	}
-	return dirs, nil
-}
-
-// withRegistry opens the modules under dirs, as resolveDirs takes them, for do; c
-// holds what else the registry needs to know.
+// withRegistry opens the modules under dirs, or else the current folder, for do;
+// c holds what else the registry needs to know.
 func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
-	roots, fault := resolveDirs(dirs)
+	if len(dirs) == 0 {
+		dirs = []string{"."}
+	}
+	for _, dir := range dirs {
+		root, err := resolveDir(dir)
+		if err != nil {
+			return usageErrorf("DIR %q: %v", dir, err)
+		}
+		c.Roots = append(c.Roots, root)
+	}
 	data, err := a.dataDir()
-	if err = cmp.Or(fault, err, checkNesting(a.getenv(nestedVar), roots)); err != nil {
+	if err = cmp.Or(err, checkNesting(a.getenv(nestedVar), c.Roots)); err != nil {
 		return err
 	}
-	c.Roots = roots
 	c.CacheDir = filepath.Join(data, "cache")
 	r, err := newRegistry(c)
 	if err != nil {
@@ -515,13 +508,12 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 		if err := flags.check(secret); err != nil {
 			return err
 		}
-		roots, fault := resolveDirs(dirs)
 		data, err := a.dataDir()
-		if err = cmp.Or(fault, err); err != nil {
+		if err != nil {
 			return err
 		}
-		modules := func(c registryConfig, do func(*Registry) error) error { return a.withRegistry(roots, c, do) }
-		d := &daemon{flags: flags, secret: secret, data: data, roots: roots, withRegistry: modules, out: a.stdout, painter: a.painter, log: flags.log, getenv: a.getenv}
+		modules := func(c registryConfig, do func(*Registry) error) error { return a.withRegistry(dirs, c, do) }
+		d := &daemon{flags: flags, secret: secret, data: data, withRegistry: modules, out: a.stdout, painter: a.painter, log: flags.log, getenv: a.getenv}
 		return d.run(a.ctx)
 	}
 }
@@ -666,7 +658,7 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 		if daemon.URL != "" && !daemon.RequireClaim {
 			a.warnf("claim: the usher that runs has no -require-claim: a client with a mistyped code, or none, gets everything")
 		}
-		if daemon.URL != "" && !slices.ContainsFunc(daemon.Roots, func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }) {
+		if daemon.Roots != nil && !slices.ContainsFunc(daemon.Roots, func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }) {
 			a.warnf("claim: the usher that runs serves %s: the code shows nothing there", plain(strings.Join(daemon.Roots, ", ")))
 		}
 		found := make(chan bool, 1)

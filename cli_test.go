@@ -730,6 +730,7 @@ func TestClaimWarns(t *testing.T) {
 	const open, elsewhere = "no -require-claim: a client with a mistyped code, or none, gets everything", "serves "
 	for flags, wants := range map[string]bool{"-open": true, "-require-claim": false} {
 		d := serveHereOn(t, base, dir+"/proj", flags)
+		await(t, "what the daemon says of itself", func() bool { return readDaemon(base+"/.data").Roots != nil })
 		for folder, served := range map[string]bool{"/proj": true, "": true, "/other": false} {
 			_, errs, code := usher(t, "", "claim", "-base", base, "-scope", dir+folder)
 			if code != 0 || strings.Contains(errs, open) != wants || strings.Contains(errs, elsewhere) == served {

@@ -277,7 +277,6 @@ type daemon struct {
 	flags        *serveFlags
 	secret       string // of webhooks; "" for none
 	data         string // the data folder
-	roots        []string
 	withRegistry func(registryConfig, func(*Registry) error) error
 	out          io.Writer // for people
 	painter
@@ -332,7 +331,7 @@ func (d *daemon) listen() (record daemonRecord, err error) {
 		addr.IP = net.IPv4(127, 0, 0, 1) // which clients on this machine can reach
 	}
 	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/")
-	return daemonRecord{URL: d.url, Roots: d.roots, RequireClaim: d.flags.requireClaim, Secret: d.secret != ""}, nil
+	return daemonRecord{URL: d.url, RequireClaim: d.flags.requireClaim, Secret: d.secret != ""}, nil
 }
 
 // serve answers until ctx ends, and then brings everything to an end: first the
@@ -401,8 +400,8 @@ func (d *daemon) takeUp(ctx context.Context, end func()) {
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	for terminal := hasTerminal(); ; {
-		if record := readDaemon(d.data); d.flags.frozen() && record.PID == os.Getpid() {
-			record.Taken = d.registry.Taken()
+		if record := readDaemon(d.data); record.PID == os.Getpid() {
+			record.Roots, record.Taken = d.registry.Roots, d.registry.Taken()
 			if err := replaceFile(filepath.Join(d.data, recordName), marshal(record)); err != nil {
 				d.log.Warn("recording which modules were taken up, for usher modules", "err", err)
 			}
@@ -595,7 +594,7 @@ type daemonRecord struct {
 	Birth string `json:"birth"` // see processBirth
 	URL   string `json:"url"`   // where clients reach it
 
-	Roots        []string          `json:"roots"` // the folders that it serves
+	Roots        []string          `json:"roots"` // the folders that it serves; nil while it starts
 	RequireClaim bool              `json:"requireClaim"`
 	Secret       bool              `json:"secret"`          // webhooks need one
 	Taken        map[string]string `json:"taken,omitempty"` // what its modules hold, where changes are not followed
