@@ -800,6 +800,7 @@ func TestCompletion(t *testing.T) {
 	if err := os.Chmod(dir+"/bin/usher", 0o755); err != nil {
 		t.Fatal(err)
 	}
+	writeFake(t, dir+"/odd.usher", "good tools=say,$(touch${IFS}"+base+"/ran)")
 	shells := map[string][]string{
 		"bash": {"bash", "--norc", "-c", `source <(usher completion bash); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _usher; printf '%s\n' "${COMPREPLY[@]}"`, "-"},
 		"zsh":  {"zsh", "-f", "-c", `compdef() {}; source <(usher completion zsh); compgen() { for w in ${=2}; do [[ $w = $4* ]] && print -r -- $w; done }; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _usher; print -rl -- $COMPREPLY`, "-"},
@@ -819,7 +820,8 @@ func TestCompletion(t *testing.T) {
 				"usher claim -base " + base + " revoke ": c.Code.Dashed(),
 				"usher serve -allow":                     "-allow-host -allow-origin",
 				"usher completion f":                     "fish",
-				"usher call -base " + base + " -dir " + dir + " ":           "a b c",
+				"usher call -base " + base + " -dir " + dir + " ":           "a b c odd",
+				"usher call -dir " + dir + " -base " + base + " odd ":       "say",
 				"usher call -dir " + dir + " -base " + base + " a s":        "sleep",
 				"usher call -scope " + dir + "/proj -dir " + dir + " zzz z": "",
 			} {
@@ -835,6 +837,9 @@ func TestCompletion(t *testing.T) {
 				if err != nil || strings.Join(words, " ") != want {
 					t.Errorf("%s: %q, want %q %v", line, words, want, err)
 				}
+			}
+			if _, err := os.Stat(base + "/ran"); err == nil {
+				t.Error("the name of a tool was run")
 			}
 		})
 	}

@@ -28,16 +28,18 @@ _usher() {
   *:completion:0) list='bash zsh fish' ;;
   *:claim:0) list='list revoke' ;;
   *:claim:*)
-    [ "${args[0]}" = revoke ] && list=$(usher claim list -base "$base" 2>/dev/null | sed -n 's/^\(...-...\) .*/\1/p')
+    [ "${args[0]}" = revoke ] && list=$(usher claim list -base "$base" 2>/dev/null | sed -n 's/^\([0-9A-Z]*-[0-9A-Z]*\) .*/\1/p')
     ;;
   *:call:0)
-    list=$(usher modules -json -base "$base" "$dir" 2>/dev/null | sed -n 's/^    "label": "\(.*\)",$/\1/p')
+    list=$(usher modules -json -base "$base" "$dir" 2>/dev/null | sed -n 's/^    "label": "\([A-Za-z0-9_-]*\)",$/\1/p')
     ;;
   *:call:1)
     list=$(usher modules -json -base "$base" "$dir" 2>/dev/null |
-      sed -n '/^    "label": "'"${args[0]}"'",$/,/^  }/s/^        "method": "\([^"]*\)".*/\1/p')
+      sed -n '/^    "label": "'"${args[0]}"'",$/,/^  }/s/^        "method": "\([A-Za-z0-9_.:/-]*\)".*/\1/p')
     ;;
   esac
+  # compgen expands what is in its list, as in double quotes, so nothing is let into
+  # it that a shell could take for a command: servers choose the names of methods.
   COMPREPLY=($(compgen -W "$list" -- "$word"))
 }
 complete -o default -F _usher usher

@@ -40,12 +40,12 @@ function __usher_words
         case 'claim:0:'
             printf '%s\n' list revoke
         case 'claim:*:revoke'
-            usher claim list $base 2>/dev/null | string match -rg '^(...-...) '
+            usher claim list $base 2>/dev/null | string match -rg '^([0-9A-Z]+-[0-9A-Z]+) '
         case 'call:0:'
-            usher modules -json $base $dir 2>/dev/null | string match -rg '^    "label": "(.*)",$'
+            usher modules -json $base $dir 2>/dev/null | string match -rg '^    "label": "([A-Za-z0-9_-]+)",$'
         case 'call:1:*'
             usher modules -json $base $dir 2>/dev/null |
-                sed -n '/^    "label": "'$args[1]'",$/,/^  }/s/^        "method": "\([^"]*\)".*/\1/p'
+                sed -n '/^    "label": "'$args[1]'",$/,/^  }/s/^        "method": "\([A-Za-z0-9_.:/-]*\)".*/\1/p'
         case '*'
             __fish_complete_path (commandline -ct)
     end
