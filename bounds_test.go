@@ -711,3 +711,56 @@ func TestRevokeOnAFullDisk(t *testing.T) {
 		t.Errorf("status %d: %s", code, stderr)
 	}
 }
+
+// Requests being answered are bounded in bytes too; one always may be.
+func TestRequestsInBytes(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		c := b.open(protocols[0])
+		large := fmt.Sprintf(`{"name":"m_wait","arguments":{"seconds":60,"pad":%q}}`, strings.Repeat("x", 1_000_000))
+		fit := maxInFlightBytes / len(c.message("tools/call", large))
+		var under []*exchange
+		for range fit + 3 {
+			under = append(under, b.begin(c.request(http.MethodPost, c.message("tools/call", large))))
+			synctest.Wait() // in order
+		}
+		for i, x := range under {
+			if _, text := x.got(); strings.Contains(text, "being answered for you") != (i >= fit) {
+				t.Errorf("request %d of %d that fit: %s", i+1, fit, text)
+			}
+		}
+		pass(3 * time.Minute)
+		if _, text := under[0].got(); !strings.Contains(text, "waited") {
+			t.Errorf("it became %s", text)
+		}
+		if _, text := b.begin(c.request(http.MethodPost, c.message("ping", "{}"))).got(); !strings.Contains(text, `"result"`) {
+			t.Errorf("after that: %s", text)
+		}
+		var q quota
+		if _, ok := q.take("a", 100, 10); !ok {
+			t.Error("one alone, however large, may not be")
+		}
+	})
+}
+
+// What clients call themselves is not kept: neither their names nor, for long, that
+// a process of theirs crashed.
+func TestCrashesAreForgotten(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(t.Context(), "a", true, func(context.Context, *Caller) (*Worker, error) { return nil, errors.New("no") })
+		defer p.close()
+		for i := range 1000 {
+			p.call(t.Context(), Caller{Affinity: fmt.Sprint(i)}, "tools/call", nil, 0)
+			pass(time.Second)
+		}
+		if n := len(p.crashes); n < 50 || n > 100 {
+			t.Errorf("%d crashes are remembered", n)
+		}
+	})
+	for _, name := range []string{"a", strings.Repeat("a", 10_000)} {
+		s, err := statelessSession(json.RawMessage(fmt.Sprintf(`{"_meta":{%s,%s,%q:{"name":%q}}}`, metaCaps, metaNow, metaClientInfo, name)), Principal{})
+		if err != nil || len(s.affinity) > 100 {
+			t.Errorf("%d bytes: %v", len(s.affinity), err)
+		}
+	}
+}

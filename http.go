@@ -95,13 +95,14 @@ const (
 	maxSuspended = 64 // calls of one principal that wait for input of their clients
 
 	// session.go, transport.go: sessions and their streams.
-	maxSessionsOf  = 1000     // sessions in memory, of one principal; those that nothing is under way for make room
-	maxInFlight    = 256      // requests being answered, of one principal
-	maxStreams     = 16       // notification streams of one session
-	maxStreamsOf   = 256      // notification streams of one principal
-	maxBatch       = 100      // messages of one batch
-	maxWanted      = 256      // resources that one session listens to
-	maxWantedBytes = 32 << 10 // bytes of their URIs
+	maxSessionsOf    = 1000     // sessions in memory, of one principal; those that nothing is under way for make room
+	maxInFlight      = 256      // requests being answered, of one principal
+	maxInFlightBytes = 32 << 20 // bytes of their messages, each counted as one part in maxInFlight at least
+	maxStreams       = 16       // notification streams of one session
+	maxStreamsOf     = 256      // notification streams of one principal
+	maxBatch         = 100      // messages of one batch
+	maxWanted        = 256      // resources that one session listens to
+	maxWantedBytes   = 32 << 10 // bytes of their URIs
 
 	// webhook.go: deliveries.
 	defaultWebhookLimit = 256 // deliveries being answered (-webhook-limit)

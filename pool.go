@@ -27,8 +27,10 @@ import (
 	"time"
 )
 
-// sessionIdle is for how long a process of one affinity is kept without a call.
-const sessionIdle = 10 * time.Minute
+const (
+	sessionIdle = 10 * time.Minute // for how long a process of one affinity is kept without a call
+	crashMemory = time.Minute      // for how long a crash is remembered, once the process may be started again
+)
 
 // Why a pool makes no call.
 var (
@@ -263,6 +265,7 @@ func (p *pool) run(c *process, caller Caller) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil && !errors.Is(err, errChanged) || err == nil && !w.stopping.Load() {
+		maps.DeleteFunc(p.crashes, func(_ string, last crashes) bool { return time.Since(last.notBefore) > crashMemory })
 		n := crashes{p.crashes[c.affinity].count + 1, time.Now()}
 		if n.count > 1 {
 			n.notBefore = n.notBefore.Add(min(250*time.Millisecond<<min(n.count, 10), 30*time.Second))

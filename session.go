@@ -38,7 +38,7 @@ type Server struct {
 
 	sessions sessionTable
 	replay   replayBuffer
-	requests quota // being answered, by principal
+	requests quota // being answered, by principal, in bytes
 	streams  quota // notification streams that are open, by principal
 }
 
@@ -46,16 +46,16 @@ type Server struct {
 // concurrent use.
 type quota struct{ used sync.Map } // *atomic.Int64 by principal
 
-// take counts one more for a principal until give is called, if that is not over
-// the limit.
-func (q *quota) take(principal string, limit int64) (give func(), ok bool) {
+// take counts so much more for a principal until give is called, unless that is over
+// the limit, and not all.
+func (q *quota) take(principal string, more, limit int64) (give func(), ok bool) {
 	used, known := q.used.Load(principal)
 	if !known {
 		used, _ = q.used.LoadOrStore(principal, new(atomic.Int64))
 	}
 	n := used.(*atomic.Int64)
-	give = func() { n.Add(-1) }
-	if n.Add(1) > limit {
+	give = func() { n.Add(-more) }
+	if total := n.Add(more); total > limit && total > more {
 		give()
 		return nil, false
 	}

@@ -13,7 +13,6 @@ import (
 	_ "embed"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"html/template"
 	"io"
 	"math"
@@ -223,6 +222,7 @@ func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accep
 type inMessage struct {
 	*Message
 	fault error
+	size  int64 // bytes, which it keeps in memory
 }
 
 // splitBody is the messages of a body or line: one, or those of a batch.
@@ -239,7 +239,7 @@ func splitBody(body []byte) (list []inMessage, batch bool, err error) {
 	}
 	for _, raw := range raws {
 		msg, err := parseValidMessage(raw)
-		list = append(list, inMessage{msg, err})
+		list = append(list, inMessage{msg, err, int64(len(raw))})
 	}
 	return list, batch, nil
 }
@@ -312,8 +312,9 @@ func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
 	}
 	r.caller = s.callerOf(r.session, r.send)
 	var ok bool
-	if r.give, ok = s.requests.take(r.caller.Principal, maxInFlight); !ok {
-		return nil, rpcErrorf(codeRefused, "%d requests are being answered for you: wait for some of them", maxInFlight)
+	weight := max(msg.size, maxInFlightBytes/maxInFlight)
+	if r.give, ok = s.requests.take(r.caller.Principal, weight, maxInFlightBytes); !ok {
+		return nil, rpcErrorf(codeRefused, "%d requests, or some as large, are being answered for you: wait for some of them", maxInFlight)
 	}
 	r.ctx, r.cancel = context.WithCancelCause(s.stopped)
 	if err = r.calls.add(string(r.id), r.cancel); err != nil {
@@ -355,7 +356,7 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 		}
 	}
 	info := field(meta, metaClientInfo)
-	session.affinity = fmt.Sprintf("%s %q %q", p.Key(), stringField(info, "name"), stringField(info, "version"))
+	session.affinity = hashOf(p.Key(), stringField(info, "name"), stringField(info, "version")) // which may be long
 	return session, nil
 }
 
@@ -392,7 +393,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
 		return errNoSession // with its stream
 	}
-	give, ok := s.streams.take(from.Principal.Key(), maxStreamsOf)
+	give, ok := s.streams.take(from.Principal.Key(), 1, maxStreamsOf)
 	if !ok {
 		return errManyStreams
 	}
