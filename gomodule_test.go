@@ -131,6 +131,9 @@ func (p *goTestPeer) call(tool, arguments string) string {
 	p.t.Helper()
 	p.sendCall("7", tool, arguments)
 	line := json.RawMessage(p.next())
+	for string(field(line, "id")) == `"w"` { // a cancelled call has ended
+		line = json.RawMessage(p.next())
+	}
 	if string(field(line, "id")) != "7" || string(field(line, "jsonrpc")) != `"2.0"` {
 		p.t.Fatalf("answer is %s", line)
 	}
@@ -431,8 +434,6 @@ func goTestConcurrency(t *testing.T, p *goTestPeer) {
 	if got := p.call("cancelled", "{}"); !strings.Contains(got, "context canceled") {
 		t.Errorf("cancelled answers %s", got)
 	}
-	// The cancelled call has returned by now, or will: either way the next line
-	// is the answer to this one.
 	p.call("fine", "{}")
 }
 
@@ -629,7 +630,6 @@ func goTestAskCancelled(t *testing.T, p *goTestPeer, tool, seen string) {
 	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"w"}}`)
 	p.send(`{"jsonrpc":"2.0","id":` + ask + `,"result":{}}`)
 	await(t, "the end of "+tool, func() bool { return strings.Contains(p.call("seen", "{}"), seen) })
-	p.call("seen", "{}") // and no answer before this one
 }
 
 func TestGoModuleAsks(t *testing.T) {

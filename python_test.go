@@ -255,7 +255,7 @@ func TestPythonCancel(t *testing.T) {
 	p.sendCall("10", "sleep", `{"seconds":60}`)
 	p.request("ping", "{}")
 	start := time.Now()
-	if rest := p.end(); rest != "" || time.Since(start) > 2*time.Second {
+	if rest := p.end(); rest != "" || time.Since(start) > 20*time.Second {
 		t.Errorf("after %v: %s", time.Since(start), rest)
 	}
 	if strings.Contains(p.stderr.String(), "Traceback") || strings.Contains(p.stderr.String(), "never awaited") {
@@ -264,7 +264,7 @@ func TestPythonCancel(t *testing.T) {
 	p = startShim(t, kindPython, "testdata/python/calls.usher.py")
 	p.request("ping", "{}")
 	start = time.Now()
-	if rest := p.end(); rest != "" || time.Since(start) > time.Second {
+	if rest := p.end(); rest != "" || time.Since(start) > 10*time.Second {
 		t.Errorf("idle, after %v: %s", time.Since(start), rest)
 	}
 }
