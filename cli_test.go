@@ -737,6 +737,9 @@ func TestClaimWarns(t *testing.T) {
 				t.Errorf("%s, %s: %d %s", flags, folder, code, errs)
 			}
 		}
+		if out, errs, code := usher(t, "", "call", "a", "pid", "-dir", dir+"/proj", "-base", base); code != 0 {
+			t.Errorf("%s: what is served can't be called: %s%s", flags, out, errs)
+		}
 		d.stop(t)
 	}
 }
