@@ -454,6 +454,13 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 	return c, c.Active(now), nil
 }
 
+// label is the label of the claim of that code, as the file was last read.
+func (s *ClaimStore) label(code Code) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current.byCode[code].Label
+}
+
 // update is the one door for changes: under the token it reads the file, has change
 // give what the file shall hold, and replaces it. Change may be called several
 // times, and is to leave out what has expired.

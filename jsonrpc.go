@@ -195,11 +195,13 @@ func oneLine(raw json.RawMessage) json.RawMessage {
 
 // quote returns s as a JSON string, without the HTML escapes that json.Marshal
 // adds.
-func quote(s string) json.RawMessage {
+func quote(s string) json.RawMessage { return appendQuoted(nil, s) }
+
+func appendQuoted(b []byte, s string) []byte {
 	if !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }) {
-		return json.RawMessage(`"` + s + `"`)
+		return append(append(append(b, '"'), s...), '"')
 	}
-	return marshal(s)
+	return append(b, marshal(s)...)
 }
 
 // unquote reads a JSON string.
@@ -234,9 +236,13 @@ type member struct {
 
 // json is the object's text.
 func (o object) json() json.RawMessage {
-	b := []byte{'{'}
+	size := 2
 	for _, f := range o {
-		b = append(append(b, quote(f.key)...), ':')
+		size += len(f.key) + len(f.value) + len(`"":,`)
+	}
+	b := append(make([]byte, 0, size), '{')
+	for _, f := range o {
+		b = append(appendQuoted(b, f.key), ':')
 		b = append(append(b, f.value...), ',')
 	}
 	return append(bytes.TrimSuffix(b, []byte{','}), '}')

@@ -353,9 +353,12 @@ func (e *argumentError) Error() string {
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
 	c := argumentCheck{root: m.schema, left: 32*len(arguments) + 1<<16}
 	list, _ := members(arguments)
-	arguments = slices.DeleteFunc(list, func(f member) bool {
+	kept := slices.DeleteFunc(list, func(f member) bool {
 		return isOptionalNull(m.schema, f) && c.value(f.key, objectIn(m.schema, "properties")[f.key], f.value) != nil
-	}).json()
+	})
+	if len(arguments) == 0 || len(kept) < len(list) {
+		arguments = kept.json()
+	}
 	if wrong := c.value("", m.schema, arguments); wrong != nil {
 		return nil, wrong
 	}
@@ -492,6 +495,9 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 // scalarWanted says what a schema wants instead of a value that is neither an
 // object nor an array, and has the right type; "" if it takes the value.
 func scalarWanted(s map[string]any, value json.RawMessage) string {
+	if s["enum"] == nil && s["minimum"] == nil && s["format"] == nil && s["contentEncoding"] == nil {
+		return ""
+	}
 	var decoded any
 	_ = json.Unmarshal(value, &decoded) // nil for a number that is too large
 	text, _ := decoded.(string)
@@ -513,9 +519,12 @@ func scalarWanted(s map[string]any, value json.RawMessage) string {
 
 // textList reads a text or a list of texts out of a decoded schema.
 func textList(value any) []string {
+	if text, ok := value.(string); ok {
+		return []string{text}
+	}
 	list, _ := value.([]any)
 	var texts []string
-	for _, item := range slices.Concat(list, []any{value}) {
+	for _, item := range list {
 		if text, ok := item.(string); ok {
 			texts = append(texts, text)
 		}
@@ -589,11 +598,11 @@ func toolResult(value json.RawMessage) json.RawMessage {
 	if value[0] != '"' {
 		text = quote(string(value))
 	}
-	result := object{{"content", joinItems([]json.RawMessage{object{{"type", json.RawMessage(`"text"`)}, {"text", text}}.json()})}}
+	result := slices.Concat([]byte(`{"content":[{"type":"text","text":`), text, []byte(`}]`))
 	if value[0] == '{' {
-		result = append(result, member{"structuredContent", value})
+		result = slices.Concat(result, []byte(`,"structuredContent":`), value)
 	}
-	return result.json()
+	return append(result, '}')
 }
 
 // isToolResult reports whether an object already is the result of an MCP tool:

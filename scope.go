@@ -387,8 +387,7 @@ func (g *Gate) Name(p Principal) []any {
 	if !p.hasClaim() {
 		return nil
 	}
-	c, _ := g.claim(p)
-	return g.name(p, c.Label)
+	return g.name(p, g.claims.label(p.claim.Code))
 }
 
 func (g *Gate) name(p Principal, label string) []any {

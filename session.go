@@ -358,7 +358,9 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 		if !ok {
 			return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
 		}
-		r.params = withMember(r.params, "arguments", object(withoutWebhook(list)).json())
+		if kept := withoutWebhook(list); len(kept) < len(list) {
+			r.params = withMember(r.params, "arguments", object(kept).json())
+		}
 	}
 	start := time.Now()
 	result, err := r.call(ctx)

@@ -300,22 +300,23 @@ func (v *View) Hook(path string) (*Item, []string) {
 // correct itself. Call returns errRetired, and has done nothing, when the module
 // was replaced after the view was made.
 func (i *Item) Call(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
+	list, _ := members(params)
 	switch {
 	case i.ownName == "": // a URI is the module's own
 	case method == "completion/complete":
-		params = withMember(params, "ref", withMember(field(params, "ref"), "name", quote(i.ownName)))
+		list = list.set("ref", withMember(list.get("ref"), "name", quote(i.ownName)))
 	default:
-		params = withMember(params, "name", quote(i.ownName))
+		list = list.set("name", quote(i.ownName))
 	}
 	checked := i.Method != nil && i.module.Kind.singleFile()
 	if checked {
-		arguments, err := i.Method.checkArguments(field(params, "arguments"))
+		arguments, err := i.Method.checkArguments(list.get("arguments"))
 		if err != nil {
 			return failure(err.Error()), nil
 		}
-		params = withMember(params, "arguments", arguments)
+		list = list.set("arguments", arguments)
 	}
-	result, err := i.module.pool.call(ctx, caller, method, params, i.module.callTimeout)
+	result, err := i.module.pool.call(ctx, caller, method, list.json(), i.module.callTimeout)
 	if err == nil && checked {
 		result = methodResult(result)
 	}

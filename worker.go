@@ -458,11 +458,13 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	if caller.Session != "" {
 		// Every call has a progress token of usher's own, so that progress counts against
 		// the time-out whether or not the caller wants to hear of it.
-		params = stripCallID(params) // which no client has to name
-		if own := field(field(params, "_meta"), "progressToken"); string(own) != "null" {
+		list, _ := members(params)
+		meta, _ := members(list.get("_meta"))
+		if own := meta.get("progressToken"); string(own) != "null" {
 			c.token = own
 		}
-		params = withMeta(params, "progressToken", json.RawMessage(id))
+		meta = meta.without(metaCall).set("progressToken", json.RawMessage(id)) // no client has to name a call
+		params = list.set("_meta", meta.json()).json()
 		w.followLevel(caller)
 	}
 	if err := w.begin(id, c, method, params); err != nil {
