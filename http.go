@@ -268,7 +268,8 @@ const mcpFlags = "-require-claim (MCP clients need a code from usher claim), or 
 // "Security Warning"). A Host may be a loopback name, an IP literal (no page can
 // be rebound to one), or what was allowed by flag; an Origin a page served from
 // this machine, or what was allowed. ("null" is what sandboxed and local pages
-// send: anyone's.)
+// send: anyone's.) What another site has a browser do without naming an origin is
+// refused too, but for a link that is followed: a frame of that site could guess.
 func (p *originPolicy) admit(r *http.Request) error {
 	host := strings.ToLower(strings.TrimSuffix((&url.URL{Host: r.Host}).Hostname(), "."))
 	_, notAddr := netip.ParseAddr(host)
@@ -276,7 +277,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 		return httpErrorf(http.StatusForbidden, "host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
 	}
 	origins := r.Header.Values("Origin")
-	if len(origins) == 0 && r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Mode") != "navigate" {
+	if len(origins) == 0 && r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Dest") != "document" {
 		return httpErrorf(http.StatusForbidden, "a web page of another site made this request, and does not say which")
 	}
 	for _, origin := range origins {

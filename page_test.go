@@ -39,7 +39,7 @@ func getPage(t *testing.T, url, path string, present func(*http.Request)) answer
 	c := &testClient{t: t, URL: url, http: &http.Client{Timeout: 2 * patience}}
 	req := c.request(http.MethodGet, "")
 	req.URL.Path = path
-	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"}, "Sec-Fetch-Site": {"cross-site"}}
+	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"}, "Sec-Fetch-Dest": {"document"}, "Sec-Fetch-Site": {"cross-site"}}
 	present(req)
 	return c.do(req)
 }
@@ -103,7 +103,7 @@ func TestPage(t *testing.T) {
 		"a session that is none":     {func(r *http.Request) { r.Header.Set(sessionHeader, "x") }, 404, "this session is unknown"},
 		"a code in the bearer token": {authorization("Bearer " + code), 200, "a_plain"},
 	})
-	for name, value := range map[string]string{"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null"} {
+	for name, value := range map[string]string{"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null", "Sec-Fetch-Dest": "iframe"} {
 		a := getPage(t, d.URL, "/", func(r *http.Request) {
 			if r.Header.Set(name, value); name == "Host" {
 				r.Host = value
