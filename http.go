@@ -292,13 +292,15 @@ func (p *originPolicy) admit(r *http.Request) error {
 	return nil
 }
 
-// isLoopback reports whether a host, given by name or address, is this machine.
+// isLoopback reports whether a host, given by name or address, is this machine. A
+// name that only browsers take for one is not: the page for people shows commands
+// with the host in them, and a shell would run what stands in $(…).localhost.
 func isLoopback(host string) bool {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return addr.Unmap().IsLoopback()
 	}
 	host = strings.ToLower(host)
-	return host == "localhost" || strings.HasSuffix(host, ".localhost")
+	return host == "localhost" || strings.HasSuffix(host, ".localhost") && strings.Trim(host, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
 }
 
 // hashOf names what is made of the parts, in hexadecimal digits. Quoted, no two

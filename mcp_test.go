@@ -91,6 +91,8 @@ func TestBadRequests(t *testing.T) {
 		{name: "a Host that is an address", header: "Host: 10.1.2.3:3000", status: 200},
 		{name: "a Host that is localhost", header: "Host: LOCALHOST.", status: 200},
 		{name: "a Host that only begins so", header: "Host: localhost.evil.example", status: 403},
+		{name: "a Host that a shell would run", header: "Host: $(id).localhost", status: 403},
+		{name: "a Host under localhost", header: "Host: my-app.localhost:3000", status: 200},
 		{name: "a foreign Origin", header: "Origin: https://evil.example", status: 403, says: "-allow-origin https://evil.example"},
 		{name: "an Origin of null", header: "Origin: null", status: 403},
 		{name: "an Origin that can't be read", header: "Origin: ://", status: 403},
