@@ -180,10 +180,13 @@ func (p *page) command(line string) *exec.Cmd {
 func (p *page) serve(t *testing.T, command, want string) string {
 	t.Helper()
 	p.stopDaemon()
-	cmd := p.command(strings.ReplaceAll(command, ":3000", ":0"))
-	if !strings.Contains(command, "-addr") {
-		cmd.Args[2] += " -addr 127.0.0.1:0"
+	address := docsAddress
+	if given := docAddr.FindStringSubmatch(command); given != nil {
+		address = "127.0.0.1:" + given[2]
+	} else {
+		command += " -addr " + address
 	}
+	cmd := p.command(docAddr.ReplaceAllString(command, "-addr $1:0"))
 	out, log := &output{}, &output{}
 	cmd.Stdout, cmd.Stderr = out, log
 	setGroup(cmd)
@@ -192,7 +195,7 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	}
 	p.daemon = cmd
 	await(t, "the daemon's address", func() bool { return docPort.MatchString(log.String()) })
-	p.stands = append([]string{docsAddress, "127.0.0.1:" + docPort.FindStringSubmatch(log.String())[1]}, p.stands...)
+	p.stands = append([]string{address, "127.0.0.1:" + docPort.FindStringSubmatch(log.String())[1]}, p.stands...)
 	said := func() string { return p.inPage(strings.TrimRight(out.String(), "\n")) }
 	await(t, "all that serve prints", func() bool { return strings.Contains(said(), "Ctrl-C ends it") })
 	if got := said(); !docMatches(want, got) {
@@ -211,6 +214,7 @@ func (p *page) stopDaemon() {
 }
 
 var (
+	docAddr   = regexp.MustCompile(`-addr (\S*):(\d+)`)
 	docPort   = regexp.MustCompile(`address=\S*:(\d+)`)
 	docCode   = regexp.MustCompile(`(?:Claim code: |"code": ")([2-9A-HJKMNP-Z]{3})-?([2-9A-HJKMNP-Z]{3})`)
 	docPasses = regexp.MustCompile(`(?m)^(usher:| ) building .*…
