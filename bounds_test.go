@@ -764,3 +764,198 @@ func TestCrashesAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+// A client can't name the call that a module's requests are for.
+func TestClientsNameNoCalls(t *testing.T) {
+	t.Parallel()
+	for _, era := range []serverInfo{{}, {Stateless: true}} {
+		w := newWorker("a", slog.New(slog.DiscardHandler), nil, nil)
+		w.info = era
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() {
+			_, err := w.request(ctx, Caller{Session: "s"}, "tools/call", json.RawMessage(`{"name":"x","_meta":{"usher/call":1,"theirs":2,"usher/call":3}}`), 0)
+			ended <- err
+		}()
+		<-w.queued
+		w.mu.Lock()
+		sent := string(w.input)
+		w.mu.Unlock()
+		if strings.Contains(sent, metaCall) || !strings.Contains(sent, `"theirs":2`) {
+			t.Errorf("the module gets %s", sent)
+		}
+		cancel()
+		<-ended
+		w.cancel()
+	}
+}
+
+// A module that takes long to subscribe to one resource is not asked for the next
+// once the claim has ended, and does not hold up the end of the stream.
+func TestNoSubscribingAfterARevoke(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.m.Templates = []json.RawMessage{json.RawMessage(`{"uriTemplate":"m://{x}"}`)}
+		b.m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) {
+			w := b.worker(owner)
+			w.info.Capabilities = json.RawMessage(`{"resources":{"subscribe":true}}`)
+			return w, nil
+		})
+		claim := newClaimFor(t, b.base, "/w")
+		req := b.modernPOST("1", listenMethod, `{"notifications":{"resourceSubscriptions":["m://1","m://2","m://3"]}}`)
+		req.Header.Set(claimHeader, claim.Code.Reveal())
+		x := b.begin(req)
+		pass(time.Second)
+		if heard := b.hears(); heard != "resources/subscribe" {
+			t.Errorf("before the revoke the module hears %q", heard)
+		}
+		if _, err := claims(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
+			t.Fatal(err)
+		}
+		pass(claimsInterval + time.Second)
+		if heard := b.hears(); strings.Contains(heard, "resources/subscribe") {
+			t.Errorf("after the revoke the module hears %q", heard)
+		}
+		select {
+		case <-x.done:
+		default:
+			t.Error("the stream goes on")
+			x.hangUp()
+		}
+	})
+}
+
+// TestFairness has one claim use up all that it can, while another claim's calls of
+// other modules and webhooks go on; afterwards all is as it was.
+func TestFairness(t *testing.T) {
+	slow(t) // and not beside others: it counts goroutines
+	dir, base := t.TempDir(), t.TempDir()
+	writeFake(t, dir+"/proj/all.usher", "shared good")
+	writeFake(t, dir+"/proj/own.usher", "good")
+	writeFake(t, dir+"/proj/asks.usher", "fixed names shared tools=ask")
+	write(t, dir+"/proj/noisy.usher.sh", "#!/bin/sh\n\n# Says much.\nsay() { i=0; while [ $i -lt 2000 ]; do echo 'a line that nobody wants to read' >&2; i=$((i+1)); done; }\n")
+	writeFake(t, dir+"/other/b.usher", "good tools=x")
+	writeFake(t, dir+"/other/w.usher", "good tools=handleIt")
+	d := serveHereOn(t, base, dir)
+	connect(t, d.URL).awaitTools(slices.Concat(namesOf("all"), []string{"asks_ask", "b_x", "noisy_say"}, namesOf("own"), []string{"w_handleIt"})...)
+	greedy, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
+	victim, _ := session(t, d.URL, header(other.Code.Reveal()))
+	// others makes calls and deliveries, all of which are to succeed, and tells how
+	// long they took.
+	others := func(when string) {
+		var took []time.Duration
+		for range 40 {
+			start := time.Now()
+			if a := victim.call("b_x", `{"n":1}`); a.failure() != "" || a.result() == nil {
+				t.Errorf("%s: a call: %d %s", when, a.Status, a.Body)
+			}
+			if a := d.deliver(t, "w/handleIt", `{"n":1}`); a.Status != http.StatusOK {
+				t.Errorf("%s: a delivery: %d %s", when, a.Status, a.Body)
+			}
+			took = append(took, time.Since(start)/2)
+		}
+		slices.Sort(took)
+		t.Logf("%s: a call or delivery of others takes %v, at worst %v", when, took[len(took)/2], took[len(took)-1])
+	}
+	others("first")
+	others("with nobody else")
+	heap := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	goroutines, live := runtime.NumGoroutine(), heap()
+	stop := useUpAll(t, d, greedy.Code.Reveal())
+	others("while one claim uses up all it can")
+	t.Logf("meanwhile %d goroutines of %d, %d MiB of heap of %d, %d MiB of log", runtime.NumGoroutine(), goroutines, heap()>>20, live>>20, len(d.Log.String())>>20)
+	stop()
+	if _, err := claims(t, base).Revoke(t.Context(), greedy.Code); err != nil { // which ends what waits for input
+		t.Fatal(err)
+	}
+	logged := uint64(len(d.Log.String())) * 3 // which is the test's
+	for deadline := time.Now().Add(time.Minute); runtime.NumGoroutine() > goroutines+50 || heap() > live+logged+16<<20; {
+		if time.Now().After(deadline) {
+			t.Fatalf("a minute later: %d goroutines of %d, %d MiB of heap of %d", runtime.NumGoroutine(), goroutines, heap()>>20, live>>20)
+		}
+		await(t, "a moment", func() bool { return true })
+	}
+	others("afterwards")
+}
+
+// useUpAll has a claim fill what it may have of bodies, streams, sessions, calls,
+// suspended calls, processes and lines of the log, until stop.
+func useUpAll(t *testing.T, d *testDaemon, code string) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
+	again := func(n int, f func(c *testClient)) {
+		for range n {
+			c, _ := session(t, d.URL, header(code))
+			c.http = client
+			all.Go(func() {
+				for ctx.Err() == nil {
+					f(c)
+				}
+			})
+		}
+	}
+	try := func(c *testClient, req *http.Request) {
+		hangsUp, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		c.try(req.WithContext(hangsUp)) // whatever comes of it
+	}
+	call := func(tool, arguments string) func(*testClient) {
+		return func(c *testClient) {
+			try(c, c.request(http.MethodPost, c.message("tools/call", `{"name":"`+tool+`","arguments":`+arguments+`}`)))
+		}
+	}
+	again(2*maxRunningOf, call("all_sleep", `{"ms":200}`))
+	again(20, call("own_sleep", `{"ms":200}`))
+	again(5, call("noisy_say", `{}`))
+	again(20, call("all_big", `{"bytes":1000000}`))
+	again(5, func(c *testClient) { // cancelled at once
+		id := c.message("x", "")
+		call("all_sleep", `{"ms":60000}`)(c)
+		try(c, c.request(http.MethodPost, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+id+`}}`))
+	})
+	again(20, func(c *testClient) { // streams
+		get := c.request(http.MethodGet, "")
+		get.Header.Set("Accept", "text/event-stream")
+		try(c, get)
+	})
+	again(2, func(c *testClient) { // sessions
+		made := *c.request(http.MethodPost, initializeAs(protocols[0]))
+		made.Header.Set(claimHeader, code)
+		made.Header.Del(sessionHeader)
+		if res, err := client.Do(made.WithContext(ctx)); err == nil {
+			res.Body.Close()
+			req := c.request(http.MethodDelete, "")
+			req.Header.Set(sessionHeader, res.Header.Get(sessionHeader))
+			try(c, req)
+		}
+	})
+	again(20, func(c *testClient) { // bodies that do not end
+		body := io.MultiReader(io.LimitReader(zeros{}, defaultMaxBody-1), waits{ctx})
+		req := c.request(http.MethodPost, "")
+		req.Body, req.ContentLength = io.NopCloser(body), defaultMaxBody
+		try(c, req)
+	})
+	for range maxSuspended {
+		asker := askModern(t, d.URL, askAllCaps, code)
+		all.Go(func() { try(asker.http, asker.modernRequest(object{{"name", quote("asks_ask")}, {"arguments", marshal(fakeAsk{Asks: []fakeWish{askFor("form", "x")}})}}.json())) })
+	}
+	return func() {
+		cancel()
+		all.Wait()
+		client.CloseIdleConnections()
+	}
+}
+
+// waits reads nothing until it has ended.
+type waits struct{ context.Context }
+
+func (w waits) Read([]byte) (int, error) {
+	<-w.Done()
+	return 0, io.EOF
+}
