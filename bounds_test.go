@@ -943,7 +943,9 @@ func useUpAll(t *testing.T, d *testDaemon, code string) (stop func()) {
 	})
 	for range maxSuspended {
 		asker := askModern(t, d.URL, askAllCaps, code)
-		all.Go(func() { try(asker.http, asker.modernRequest(object{{"name", quote("asks_ask")}, {"arguments", marshal(fakeAsk{Asks: []fakeWish{askFor("form", "x")}})}}.json())) })
+		all.Go(func() {
+			try(asker.http, asker.modernRequest(object{{"name", quote("asks_ask")}, {"arguments", marshal(fakeAsk{Asks: []fakeWish{askFor("form", "x")}})}}.json()))
+		})
 	}
 	return func() {
 		cancel()
