@@ -162,7 +162,6 @@ type browser struct {
 
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
-	slow(t)
 	path, err := exec.LookPath("chromium")
 	if err != nil && os.Getenv("CI_REQUIRE") != "" {
 		t.Fatal("CI requires chromium")
@@ -253,6 +252,7 @@ const measurePage = `(() => {
 // TestPageInABrowser looks at the page in Chromium. With USHER_SHOTS, a folder, it
 // keeps what it saw.
 func TestPageInABrowser(t *testing.T) {
+	slow(t)
 	b := startBrowser(t)
 	dir, base := pageModules(t), t.TempDir()
 	d := serveHereOn(t, base, dir, "-require-claim")
