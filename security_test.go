@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -62,7 +63,7 @@ func TestSecurityDocument(t *testing.T) {
 }
 
 // TestDataIsPrivate has a daemon write all that it does into its base folder, under
-// an umask that leaves every mode as it was asked for.
+// an umask that leaves every mode as it was asked for, and nothing elsewhere.
 func TestDataIsPrivate(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("no such permissions")
@@ -109,5 +110,8 @@ func TestDataIsPrivate(t *testing.T) {
 	})
 	if err != nil || files < 8 {
 		t.Errorf("%d files: %v", files, err)
+	}
+	if names := folderNames(t, dir); !slices.Equal(names, []string{"g.usher.go", "p.usher.py"}) {
+		t.Errorf("the workspace has %q", names)
 	}
 }
