@@ -187,22 +187,35 @@ func (c Claim) MarshalJSON() ([]byte, error) { return c.raw, nil }
 func (c Claim) LogValue() slog.Value       { return slog.GroupValue(slog.String("label", c.Label)) }
 func (c Claim) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "claim %q", c.Label) }
 
-// parseClaim reads one record. It goes through a map, since decoding into a struct
-// would take a key "CODE" for "code". Errors quote nothing of the record: it holds
-// a secret.
+// parseClaim reads one record, which is valid JSON, member by member: decoding into
+// a struct would take a key "CODE" for "code". Errors quote nothing of the record:
+// it holds a secret.
 func parseClaim(raw json.RawMessage) (Claim, error) {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(raw, &fields); err != nil || fields == nil {
+	if !isObject(raw) {
 		return Claim{}, errors.New("not an object")
 	}
-	var created, expires claimTime
 	c := Claim{raw: raw}
-	for key, into := range map[string]any{"code": &c.Code, "scopeDir": &c.ScopeDir, "label": &c.Label, "createdAt": &created, "expiresAt": &expires} {
-		if value, ok := fields[key]; ok && json.Unmarshal(value, into) != nil {
+	for key, value := range fields(raw) {
+		ok := true
+		switch isNull := string(value) == "null"; {
+		case isNull: // as if it were not there
+		case key == "code":
+			var code string
+			code, ok = unquote(value)
+			c.Code = Code(code)
+		case key == "scopeDir":
+			c.ScopeDir, ok = unquote(value)
+		case key == "label":
+			c.Label, ok = unquote(value)
+		case key == "createdAt":
+			c.CreatedAt, ok = parseClaimTime(value)
+		case key == "expiresAt":
+			c.ExpiresAt, ok = parseClaimTime(value)
+		}
+		if !ok {
 			return Claim{}, fmt.Errorf("unusable %s", key)
 		}
 	}
-	c.CreatedAt, c.ExpiresAt = time.Time(created).UTC(), time.Time(expires).UTC()
 	folded, ok := parseCode(c.Code.Reveal())
 	switch {
 	case !ok || folded != c.Code: // folding is for input: in the file a code has one spelling
@@ -215,17 +228,16 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	return c, nil
 }
 
-// claimTime is a time in a record: RFC 3339, or a number of Unix milliseconds.
-type claimTime time.Time
-
-// UnmarshalJSON leaves the time zero for null.
-func (t *claimTime) UnmarshalJSON(raw []byte) error {
+// parseClaimTime reads a time in a record: RFC 3339, or a number of Unix
+// milliseconds.
+func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
 	const maxMS = 8.64e15 // ±275,000 years, exact in a float64
-	if ms, err := strconv.ParseFloat(string(raw), 64); err == nil && math.Abs(ms) <= maxMS {
-		*t = claimTime(time.UnixMilli(int64(ms)))
-		return nil
+	if value[0] == '"' {
+		err := at.UnmarshalJSON(value)
+		return at.UTC(), err == nil
 	}
-	return (*time.Time)(t).UnmarshalJSON(raw)
+	ms, err := strconv.ParseFloat(string(value), 64)
+	return time.UnixMilli(int64(ms)).UTC(), err == nil && math.Abs(ms) <= maxMS
 }
 
 // claimsFile is claims.json as it was once read. The zero value is that there is
