@@ -246,7 +246,9 @@ type replayBuffer struct {
 	streams sync.Map // *outbox by session and id
 
 	mu   sync.Mutex
-	kept []keptMessage // newest first
+	kept []keptMessage  // oldest first
+	size int            // of kept, in bytes
+	own  map[string]int // of these, by owner
 }
 
 type keptMessage struct {
@@ -272,19 +274,22 @@ func (b *replayBuffer) keep(k *keptStream, msg []byte) frame {
 	if !authorized || len(msg) > maxReplayMessage {
 		return f
 	}
-	all, own := 0, 0
-	b.kept = slices.DeleteFunc(slices.Insert(b.kept, 0, keptMessage{k, k.last, f}), func(m keptMessage) bool {
-		size := max(len(m.frame.msg), minKept)
-		all += size
-		if m.of.owner == k.owner {
-			own += size
+	b.kept = append(b.kept, keptMessage{k, k.last, f})
+	b.countLocked(k.owner, len(msg), 1)
+	for b.size > maxReplayBytes || b.own[k.owner] > maxReplayBytesOf {
+		oldest := 0
+		if b.size <= maxReplayBytes {
+			oldest = slices.IndexFunc(b.kept, func(m keptMessage) bool { return m.of.owner == k.owner })
 		}
-		drop := all > maxReplayBytes || m.of.owner == k.owner && own > maxReplayBytesOf
-		if drop && m.n == m.of.last { // with its last message the stream is forgotten
+		m := b.kept[oldest]
+		b.countLocked(m.of.owner, len(m.frame.msg), -1)
+		if m.n == m.of.last { // with its last message the stream is forgotten
 			b.streams.Delete(m.of.session + m.of.id)
 		}
-		return drop
-	})
+		copy(b.kept[1:], b.kept[:oldest]) // which is none, mostly
+		b.kept[0] = keptMessage{}
+		b.kept = b.kept[1:]
+	}
 	return f
 }
 
@@ -293,7 +298,23 @@ func (b *replayBuffer) forget(k *keptStream) {
 	b.streams.Delete(k.session + k.id)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.kept = slices.DeleteFunc(b.kept, func(m keptMessage) bool { return m.of == k })
+	b.kept = slices.DeleteFunc(b.kept, func(m keptMessage) bool {
+		if m.of == k {
+			b.countLocked(k.owner, len(m.frame.msg), -1)
+		}
+		return m.of == k
+	})
+}
+
+// countLocked counts a message of so many bytes that is taken in, 1, or dropped, -1.
+func (b *replayBuffer) countLocked(owner string, bytes, sign int) {
+	if b.own == nil {
+		b.own = make(map[string]int)
+	}
+	b.size += sign * max(bytes, minKept)
+	if b.own[owner] += sign * max(bytes, minKept); b.own[owner] == 0 {
+		delete(b.own, owner)
+	}
 }
 
 // after returns the messages of a stream after n; nil is a stream that is not
@@ -304,7 +325,7 @@ func (b *replayBuffer) after(o *outbox, n int) (missed []frame, ok bool) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, m := range slices.Backward(b.kept) {
+	for _, m := range b.kept {
 		if m.of == o.kept && m.n > n {
 			missed = append(missed, m.frame)
 		}
