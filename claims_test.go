@@ -1122,6 +1122,14 @@ func FuzzParseClaims(f *testing.F) {
 			if _, ok := parseCode(c.Code.Reveal()); !ok || c.ScopeDir == "" || c.ExpiresAt.IsZero() {
 				t.Fatalf("accepted %q", data)
 			}
+			var last map[string]json.RawMessage // as encoding/json has it
+			_ = json.Unmarshal(c.raw, &last)
+			for key, got := range map[string]string{"code": c.Code.Reveal(), "scopeDir": c.ScopeDir, "label": c.Label} {
+				var want *string
+				if err := json.Unmarshal(last[key], &want); err == nil && want != nil && *want != got {
+					t.Fatalf("%s of %q is %q", key, data, got)
+				}
+			}
 		}
 	})
 }
