@@ -127,7 +127,7 @@ const (
 	denyUnreadable                  // HTTP 503: nobody can tell what the claim is for just now
 )
 
-// decide is the table of who reaches what (README, "Claims"). No row of it widens
+// decide is the table of who reaches what (SECURITY.md, "Who sees what"). No row of it widens
 // what a session had because something failed.
 func decide(f accessFacts) decision {
 	switch {
