@@ -3,8 +3,8 @@
 // and publishes the whole as a Catalog, which is replaced whenever something
 // changes. It knows no session, and hands out nothing but views.
 //
-// Each version of a module's file has one goroutine (Registry.keep), which does
-// all that takes time for it. Registry.mu is held for moments only: never while
+// Each version of a module's file has at most one goroutine (Registry.keep), which
+// does all that takes time for it. Registry.mu is held for moments only: never while
 // a file is read, a list parsed, or a process started.
 
 package main
@@ -88,6 +88,8 @@ type moduleVersion struct {
 	cancel  context.CancelFunc
 	changed chan struct{} // 1-buffered: newest may offer something new
 	newest  atomic.Pointer[Worker]
+
+	revising atomic.Bool // keep or revise runs
 
 	build func() (string, error) // builds a Go module, once
 
@@ -360,7 +362,9 @@ func (r *Registry) adopt(d discovered) {
 	}
 	if known != nil && !(r.Frozen && d.Kind == kindGo) { // which is to be built now
 		r.host(v, known)
+		return
 	}
+	v.revising.Store(true)
 	r.running.Go(func() { r.keep(v) })
 }
 
@@ -409,9 +413,8 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 	r.publishSoon()
 }
 
-// keep does all for a version that takes time, until that ends: it introspects
-// the module, again and again while that fails, and then keeps what is known of
-// it up to its running processes. Of several the newest list counts.
+// keep introspects a version, again and again while that fails and until that ends.
+// Of several processes the newest list counts then: see revise.
 func (r *Registry) keep(v *moduleVersion) {
 	for pause := retryInterval; v.manifest == nil; pause = min(2*pause, maxRetryInterval) {
 		m, err := r.introspect(v)
@@ -426,9 +429,20 @@ func (r *Registry) keep(v *moduleVersion) {
 			pauseFor(v.ctx, pause)
 		}
 	}
+	r.revise(v)
+}
+
+// revise keeps what is known of a version up to its running processes, until none
+// of them has said for a while that it offers something else. A thousand modules
+// that rest have no goroutine.
+func (r *Registry) revise(v *moduleVersion) {
 	for pauseFor(v.ctx, revisionInterval) {
 		select {
-		case <-v.ctx.Done():
+		default:
+			v.revising.Store(false)
+			if len(v.changed) == 0 || !v.revising.CompareAndSwap(false, true) {
+				return
+			}
 		case <-v.changed:
 			m, err := readManifest(v.ctx, v.newest.Load(), v.cacheVersion())
 			if err == nil && !bytes.Equal(marshal(m), marshal(v.manifest)) {
@@ -439,11 +453,14 @@ func (r *Registry) keep(v *moduleVersion) {
 	}
 }
 
-// listsChanged has keep ask a process what it offers now, and no other process
-// before it.
-func (v *moduleVersion) listsChanged(w *Worker) {
+// listsChanged has a process asked what it offers now, and no other process before
+// it.
+func (r *Registry) listsChanged(v *moduleVersion, w *Worker) {
 	v.newest.Store(w)
 	wake(v.changed)
+	if v.revising.CompareAndSwap(false, true) {
+		r.running.Go(func() { r.revise(v) })
+	}
 }
 
 // settle takes in what became of a version: a module, or the reason why it is not
@@ -479,7 +496,7 @@ func (r *Registry) host(v *moduleVersion, m *manifest) {
 		v.pool = newPool(r.ctx, v.Name, perSession, func(ctx context.Context, owner *Caller) (*Worker, error) {
 			w, err := r.startProcess(ctx, v, !m.Stateless, owner)
 			if err == nil {
-				v.listsChanged(w)
+				r.listsChanged(v, w)
 			}
 			return w, err
 		})
@@ -579,7 +596,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	if err == nil {
 		l, err = l.resolve()
 	}
-	w := newWorker(d.Name, r.Log, owner, v.listsChanged)
+	w := newWorker(d.Name, r.Log, owner, func(w *Worker) { r.listsChanged(v, w) })
 	w.answersAll = d.Kind.singleFile()
 	if err == nil {
 		l.Env = workerEnv(os.Environ(), d.Source, d.Launch.Env)

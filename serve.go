@@ -396,15 +396,12 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 // same signal, and is its end; but not under nohup.
 func (d *daemon) takeUp(ctx context.Context, end func()) {
 	hangup := make(chan os.Signal, 1)
-	ignored := signal.Ignored(syscall.SIGHUP)
+	terminal := !signal.Ignored(syscall.SIGHUP) && hasTerminal()
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
-	for terminal := hasTerminal(); ; {
+	for {
 		if record := readDaemon(d.data); record.PID == os.Getpid() {
-			record.Roots = d.registry.Roots
-			if d.flags.frozen() {
-				record.Taken = d.registry.Taken()
-			}
+			record.Roots, record.Taken = d.registry.Roots, d.registry.Taken()
 			if err := replaceFile(filepath.Join(d.data, recordName), marshal(record)); err != nil {
 				d.log.Warn("recording which modules were taken up, for usher modules", "err", err)
 			}
@@ -414,24 +411,19 @@ func (d *daemon) takeUp(ctx context.Context, end func()) {
 			return
 		case <-hangup:
 		}
-		gone := terminal && !hasTerminal()
-		terminal = terminal && !gone
-		if !gone {
-			d.registry.TakeUp()
-			d.log.Info("SIGHUP: what has changed is taken up")
-		} else if !ignored {
+		if terminal && !hasTerminal() {
 			end()
+			return
 		}
+		d.registry.TakeUp()
+		d.log.Info("SIGHUP: what has changed is taken up")
 	}
 }
 
 // hasTerminal reports whether this process belongs to a terminal.
 func hasTerminal() bool {
 	f, err := os.Open("/dev/tty")
-	if err == nil {
-		f.Close()
-	}
-	return err == nil
+	return err == nil && f.Close() == nil
 }
 
 // handler is the way of every request: an id, who may speak to the daemon at

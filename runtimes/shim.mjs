@@ -298,7 +298,7 @@ async function load() {
   safely(() => source.read())
   const type = /\.m[jt]s$/.test(base) ? 'module' : packageType(path.dirname(file))
   const isModule = type === 'module' || type !== 'commonjs' && source.isModule
-  const code = typed ? module.stripTypeScriptTypes(text, { mode: strips || 'strip' }) : text
+  const code = typed ? module.stripTypeScriptTypes(text, { mode: strips || 'strip', sourceUrl: file }) : text
   const loaded = await (isModule ? loadModule : loadCommon)(code, typed && !strips)
   about = source.about
   const found = new Map()
