@@ -401,7 +401,10 @@ func (d *daemon) takeUp(ctx context.Context, end func()) {
 	defer signal.Stop(hangup)
 	for {
 		if record := readDaemon(d.data); record.PID == os.Getpid() {
-			record.Roots, record.Taken = d.registry.Roots, d.registry.Taken()
+			record.Roots = d.registry.Roots
+			if d.flags.frozen() {
+				record.Taken = d.registry.Taken()
+			}
 			if err := replaceFile(filepath.Join(d.data, recordName), marshal(record)); err != nil {
 				d.log.Warn("recording which modules were taken up, for usher modules", "err", err)
 			}
