@@ -579,6 +579,30 @@ type panicky struct{ moduleSource }
 func (panicky) View(Scope) *View         { panic("a fault of usher's own") }
 func (panicky) Changed() <-chan struct{} { return nil }
 
+// TestPanicInAScan holds that the workspace is watched on after a panic in that.
+func TestPanicInAScan(t *testing.T) {
+	t.Parallel()
+	dir, first := t.TempDir(), true
+	var out output
+	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&out, nil)), Only: func(string) bool {
+		if first {
+			first = false
+			panic("in a scan")
+		}
+		return true
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	writeFake(t, dir+"/a.usher", "good tools=x")
+	go r.Watch(t.Context())
+	await(t, "the module", func() bool { return len(r.View(scopeAll()).Modules) == 1 })
+	if !strings.Contains(out.String(), "in a scan") {
+		t.Errorf("the log: %s", out.String())
+	}
+}
+
 // A panic in answering is an error to who asked, one entry in the log, and nothing
 // to anyone else; one in reading what a module says ends that module's process.
 func TestPanics(t *testing.T) {

@@ -240,23 +240,29 @@ func (r *Registry) allPools() []*pool {
 // stops processes that are idle, and forgets pools that have none left.
 func (r *Registry) Watch(ctx context.Context) {
 	for wait := minPoll; pauseFor(ctx, wait); {
-		start := time.Now()
-		r.scanning.Lock()
-		s := scanFolders(r.Roots)
-		if r.Frozen {
-			r.notice(s)
-		} else {
-			r.update(s)
-		}
-		wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
-		r.scanning.Unlock()
-		for _, p := range r.allPools() {
-			p.reap(time.Now(), r.Idle)
-		}
-		r.mu.Lock()
-		r.pools = slices.DeleteFunc(r.pools, (*pool).finished)
-		r.mu.Unlock()
+		wait = r.look()
 	}
+}
+
+// look is one scan of Watch's. It returns how long to wait until the next.
+func (r *Registry) look() (wait time.Duration) {
+	defer catch(r.Log, new(error))
+	r.scanning.Lock()
+	defer r.scanning.Unlock()
+	start, wait := time.Now(), minPoll
+	if s := scanFolders(r.Roots); r.Frozen {
+		r.notice(s)
+	} else {
+		r.update(s)
+	}
+	wait = min(max(minPoll, pollShare*time.Since(start)), maxPoll)
+	for _, p := range r.allPools() {
+		p.reap(time.Now(), r.Idle)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pools = slices.DeleteFunc(r.pools, (*pool).finished)
+	return wait
 }
 
 // Close ends every process of every module and waits for them.
@@ -416,6 +422,7 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 // keep introspects a version, again and again while that fails and until that ends.
 // Of several processes the newest list counts then: see revise.
 func (r *Registry) keep(v *moduleVersion) {
+	defer catch(r.Log, new(error))
 	for pause := retryInterval; v.manifest == nil; pause = min(2*pause, maxRetryInterval) {
 		m, err := r.introspect(v)
 		switch {
@@ -436,6 +443,7 @@ func (r *Registry) keep(v *moduleVersion) {
 // of them has said for a while that it offers something else. A thousand modules
 // that rest have no goroutine.
 func (r *Registry) revise(v *moduleVersion) {
+	defer catch(r.Log, new(error))
 	for pauseFor(v.ctx, revisionInterval) {
 		select {
 		default:
@@ -687,6 +695,7 @@ func (r *Registry) publishSoon() {
 
 // publish makes a new catalog of the modules there are and tells who waits.
 func (r *Registry) publish() {
+	defer catch(r.Log, new(error))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.due = false
