@@ -267,12 +267,12 @@ func TestShimAsks(t *testing.T) {
 			p := startShim(t, needLanguage(t, file), file)
 			for i, kind := range []string{"", "_async"} {
 				p.testAsks(kind)
-				// A call that is cancelled ends where it asks, and says nothing more.
+				// A call that is cancelled ends where it asks, and says only that.
 				p.sendCall("9", "wait"+kind, "{}")
 				ask := p.nextAsk("9", "roots/list", "")
 				p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":9}}`)
 				p.reply(ask, "{}")
-				await(t, "the end of wait"+kind, func() bool { return strings.Contains(p.call("seen", "{}"), seen[i]) })
+				await(t, "the end of wait"+kind, func() bool { return strings.Contains(p.call("seen", "{}"), seen[i]) && p.cancelled > i })
 			}
 			if got := p.call("ask", `{"item":{"ask":"m","other":1}}`); got != shownObject(`{"ask":"m","other":1}`) { // a value like any other
 				t.Error(got)
