@@ -416,6 +416,9 @@ func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(str
 				line.Label = t.Label
 				tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
 				tool.Webhook, tool.curl = hookLines(whole, hooks[i], url, secret)
+				if daemon.WebhooksOff {
+					tool.curl = tool.Webhook + ", off: usher serve needs " + webhookSecretVar + " or -open-webhooks"
+				}
 				line.Tools = append(line.Tools, tool)
 				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
 			}

@@ -716,6 +716,11 @@ def handle_signed():
 	if !strings.Contains(rest, "forms/handle_signed, signed by its sender\n") {
 		t.Error(rest)
 	}
+	d.stop(t)
+	serveHereOn(t, base, dir, "-require-claim")
+	if out, _, _ = usher(t, "", "modules", "-base", base, dir); strings.Contains(out, "curl ") || !strings.Contains(out, "forms/handle_all, off: ") {
+		t.Errorf("while webhooks are off: %s", out)
+	}
 }
 
 // TestClaimWarns makes claims that are less, or more, than one would think.

@@ -143,20 +143,6 @@ func (p *goTestPeer) call(tool, arguments string) string {
 	return string(methodResult(field(line, "result")))
 }
 
-// end closes stdin and returns what was written since the last line read.
-func (p *goTestPeer) end() string {
-	p.t.Helper()
-	p.in.Close()
-	var rest []string
-	for p.out.Scan() {
-		rest = append(rest, p.out.Text())
-	}
-	if err := p.cmd.Wait(); err != nil {
-		p.t.Errorf("exit: %v\n%s", err, p.stderr.String())
-	}
-	return strings.Join(rest, "\n")
-}
-
 // goTestCalls is a module that does all it can to be in the way of the main that
 // is generated for it: its names, its imports and its printing.
 const goTestCalls = `//go:build usher

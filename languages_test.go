@@ -159,7 +159,7 @@ func (p *shimPeer) request(method, params string) json.RawMessage {
 }
 
 // end closes stdin and returns what was written since the last line read.
-func (p *shimPeer) end() string {
+func (p *modulePeer) end() string {
 	p.t.Helper()
 	p.in.Close()
 	var rest []string

@@ -331,7 +331,8 @@ func (d *daemon) listen() (record daemonRecord, err error) {
 		addr.IP = net.IPv4(127, 0, 0, 1) // which clients on this machine can reach
 	}
 	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/")
-	return daemonRecord{URL: d.url, RequireClaim: d.flags.requireClaim, Secret: d.secret != ""}, nil
+	return daemonRecord{URL: d.url, RequireClaim: d.flags.requireClaim, Secret: d.secret != "",
+		WebhooksOff: d.secret == "" && d.flags.webhookAudience() == nobody}, nil
 }
 
 // serve answers until ctx ends, and then brings everything to an end: first the
@@ -595,6 +596,7 @@ type daemonRecord struct {
 	Roots        []string          `json:"roots"` // the folders that it serves; nil while it starts
 	RequireClaim bool              `json:"requireClaim"`
 	Secret       bool              `json:"secret"`          // webhooks need one
+	WebhooksOff  bool              `json:"webhooksOff"`     // none is taken: see showTry
 	Taken        map[string]string `json:"taken,omitempty"` // what its modules hold, where changes are not followed
 }
 
