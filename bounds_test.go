@@ -890,8 +890,10 @@ func TestFairness(t *testing.T) {
 		return m.HeapAlloc
 	}
 	goroutines, live := runtime.NumGoroutine(), heap()
-	stop := useUpAll(t, d, greedy.Code.Reveal())
+	fillBodies, stop := useUpAll(t, d, greedy.Code.Reveal())
 	others("while one claim uses up all it can")
+	fillBodies()
+	others("and its bodies do not end")
 	t.Logf("meanwhile %d goroutines of %d, %d MiB of heap of %d, %d MiB of log", runtime.NumGoroutine(), goroutines, heap()>>20, live>>20, len(d.Log.String())>>20)
 	stop()
 	if _, err := claims(t, base).Revoke(t.Context(), greedy.Code); err != nil { // which ends what waits for input
@@ -907,9 +909,10 @@ func TestFairness(t *testing.T) {
 	others("afterwards")
 }
 
-// useUpAll has a claim fill what it may have of bodies, streams, sessions, calls,
-// suspended calls, processes and lines of the log, until stop.
-func useUpAll(t *testing.T, d *testDaemon, code string) (stop func()) {
+// useUpAll has a claim fill what it may have of suspended calls, calls, streams,
+// sessions, processes and lines of the log, until stop. fillBodies has it fill its
+// share of bodies too, which has most of its other requests refused.
+func useUpAll(t *testing.T, d *testDaemon, code string) (fillBodies, stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
@@ -932,6 +935,14 @@ func useUpAll(t *testing.T, d *testDaemon, code string) (stop func()) {
 	call := func(tool, arguments string) func(*testClient) {
 		return func(c *testClient) {
 			try(c, c.request(http.MethodPost, c.message("tools/call", `{"name":"`+tool+`","arguments":`+arguments+`}`)))
+		}
+	}
+	for range maxRunningOf {
+		asker := askModern(t, d.URL, askAllCaps, code)
+		asker.http.http = client
+		asked := asker.http.do(asker.modernRequest(object{{"name", quote("asks_ask")}, {"arguments", marshal(fakeAsk{Asks: []fakeWish{askFor("form", "x")}})}}.json()))
+		if got := stringField(asked.result(), "resultType"); got != resultInput {
+			t.Fatalf("a call that asks was answered with %d %s", asked.Status, asked.Body)
 		}
 	}
 	again(2*maxRunningOf, call("all_sleep", `{"ms":200}`))
@@ -959,19 +970,15 @@ func useUpAll(t *testing.T, d *testDaemon, code string) (stop func()) {
 			try(c, req)
 		}
 	})
-	again(20, func(c *testClient) { // bodies that do not end
-		body := io.MultiReader(io.LimitReader(zeros{}, defaultMaxBody-1), waits{ctx})
-		req := c.request(http.MethodPost, "")
-		req.Body, req.ContentLength = io.NopCloser(body), defaultMaxBody
-		try(c, req)
-	})
-	for range maxSuspended {
-		asker := askModern(t, d.URL, askAllCaps, code)
-		all.Go(func() {
-			try(asker.http, asker.modernRequest(object{{"name", quote("asks_ask")}, {"arguments", marshal(fakeAsk{Asks: []fakeWish{askFor("form", "x")}})}}.json()))
+	fillBodies = func() {
+		again(20, func(c *testClient) { // bodies that do not end
+			body := io.MultiReader(io.LimitReader(zeros{}, defaultMaxBody-1), waits{ctx})
+			req := c.request(http.MethodPost, "")
+			req.Body, req.ContentLength = io.NopCloser(body), defaultMaxBody
+			try(c, req)
 		})
 	}
-	return func() {
+	return fillBodies, func() {
 		cancel()
 		all.Wait()
 		client.CloseIdleConnections()
