@@ -218,17 +218,17 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 	return list, nil
 }
 
-// readEntry reads the fields of a .mcp.json entry.
-func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) error {
+// readEntry reads the fields of a .mcp.json entry. Of several mistakes the first is
+// told.
+func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) (failed error) {
 	list, ok := members(raw)
 	if !ok {
 		return errors.New("the entry is not an object")
 	}
-	var command, cwd string
-	var args []string
+	l := &d.Launch
 	var env map[string]string
 	known := map[string]any{
-		"command": &command, "args": &args, "env": &env, "cwd": &cwd, "shared": &d.Launch.Shared,
+		"command": &l.Path, "args": &l.Args, "env": &env, "cwd": &l.Dir, "shared": &l.Shared,
 		"disabled": new(bool), "enabled": new(bool), // it is
 		"type": new(any), // "stdio", where there is a command
 	}
@@ -238,34 +238,23 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 			d.Problems = append(d.Problems, fmt.Sprintf("the field %q says nothing to usher", f.key))
 			continue
 		}
-		if bad, ok := errors.AsType[*json.UnmarshalTypeError](json.Unmarshal(f.value, into)); ok {
-			return fmt.Errorf("%q: want %v, got %s", f.key, bad.Type, bad.Value)
+		text, err := expandVariables(string(f.value), getenv)
+		if bad, ok := errors.AsType[*json.UnmarshalTypeError](json.Unmarshal([]byte(text), into)); ok {
+			err = fmt.Errorf("%q: want %v, got %s", f.key, bad.Type, bad.Value)
 		}
-	}
-	if command == "" {
-		return errors.New(`no "command": usher hosts only servers that it starts itself; for one at a "url": "command": "npx", "args": ["-y", "mcp-remote", URL]`)
-	}
-	var failed error
-	bare := false
-	expand := func(text string) string {
-		out, err := expandVariables(text, getenv)
 		failed = cmp.Or(failed, err)
-		bare = bare || bareVariable.MatchString(text)
-		return out
-	}
-	l := &d.Launch
-	l.Path = expand(command)
-	for _, arg := range args {
-		l.Args = append(l.Args, expand(arg))
 	}
 	for _, name := range sortedKeys(env) {
-		l.Env = append(l.Env, name+"="+expand(env[name]))
+		l.Env = append(l.Env, name+"="+env[name])
 	}
-	if l.Dir = expand(cwd); !filepath.IsAbs(l.Dir) {
+	if !filepath.IsAbs(l.Dir) {
 		l.Dir = filepath.Join(dir, l.Dir)
 	}
-	if bare { // in what, is not told: it may be a secret
+	if bareVariable.Match(raw) { // in what, is not told: it may be a secret
 		d.Problems = append(d.Problems, "~/ and $NAME are passed on as they stand, as no shell reads them: write ${HOME}/ and ${NAME}")
+	}
+	if l.Path == "" && failed == nil {
+		return errors.New(`no "command": usher hosts only servers that it starts itself; for one at a "url": "command": "npx", "args": ["-y", "mcp-remote", URL]`)
 	}
 	return failed
 }
@@ -297,20 +286,21 @@ var installHints = map[string]string{
 	"npx":     ": install Node.js, 22.13 or newer",
 }
 
-// foreignVariable is a variable as other programs have it in such a file.
-var foreignVariable = regexp.MustCompile(`\$\{(env|input):[^}]*\}`)
+// bareVariable is what a shell would replace, in JSON.
+var bareVariable = regexp.MustCompile(`"~/|\$[A-Za-z_]`)
 
-// bareVariable is what a shell would replace.
-var bareVariable = regexp.MustCompile(`^~/|\$[A-Za-z_]`)
+// foreignVariable is a variable as other programs have it in such a file, in JSON.
+var foreignVariable = regexp.MustCompile(`\$\{(env|input):[^}"]*\}`)
 
-var variable = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)(:-[^}]*)?\}`)
+// variable is ${VAR} or ${VAR:-default}, in JSON.
+var variable = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)(:-(?:[^}"\\]|\\.)*)?\}`)
 
-// expandVariables replaces ${VAR} and ${VAR:-default} in a text.
-func expandVariables(text string, getenv func(string) (string, bool)) (out string, err error) {
-	if foreign := foreignVariable.FindString(text); foreign != "" {
+// expandVariables replaces ${VAR} and ${VAR:-default} in the strings of valid JSON.
+func expandVariables(raw string, getenv func(string) (string, bool)) (out string, err error) {
+	if foreign := foreignVariable.FindString(raw); foreign != "" {
 		return "", fmt.Errorf("%s is not known to usher: write ${NAME} or ${NAME:-default}, and set NAME in usher's environment", foreign)
 	}
-	out = variable.ReplaceAllStringFunc(text, func(reference string) string {
+	out = variable.ReplaceAllStringFunc(raw, func(reference string) string {
 		match := variable.FindStringSubmatch(reference)
 		name, fallback := match[1], match[2]
 		value, set := getenv(name)
@@ -322,7 +312,8 @@ func expandVariables(text string, getenv func(string) (string, bool)) (out strin
 		case !set:
 			err = fmt.Errorf("${%s} is not set: set it, or give a default as ${%s:-value}", name, name)
 		}
-		return value
+		inString := quote(value)
+		return string(inString[1 : len(inString)-1])
 	})
 	return out, err
 }

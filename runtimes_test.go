@@ -27,11 +27,13 @@ func TestModuleFiles(t *testing.T) {
 }
 
 func TestParseConfig(t *testing.T) {
-	env := map[string]string{"HOME": "/h", "EMPTY": "", webhookSecretVar: "s3cret", "stripe_signing_secret": "s3cret"}
+	env := map[string]string{"HOME": "/h", "EMPTY": "", "ODD": "\"\n\\\"", webhookSecretVar: "s3cret", "stripe_signing_secret": "s3cret"}
 	getenv := func(k string) (string, bool) { v, ok := env[k]; return v, ok }
 	for _, tt := range []struct{ name, entry, want string }{
 		{"a command and its arguments", `{"command":"node","args":["x","y z"]}`, "node x|y z"},
 		{"variables", `{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$5","${EMPTY}"]}`, "/h/bin/srv d|$5|"},
+		{"a variable that JSON has to escape", `{"command":"x","args":["${ODD}","${ODD}","${NO:-\"}"],"env":{"A":"${NO:-}${HOME}"}}`, "x \"\n\\\"|\"\n\\\"|\" A=/h"},
+		{"two in one default", `{"command":"x","args":["${NO:-y","z}"]}`, "x ${NO:-y|z}"},
 		{"environment", `{"command":"x","env":{"B":"${HOME}","A":"1"}}`, "x  A=1|B=/h"},
 		{"a variable that is not set", `{"command":"x","args":["${NOPE}"]}`, "${NOPE} is not set"},
 		{"the daemon's secret", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET}"}}`, "a secret of the daemon"},
