@@ -29,17 +29,6 @@ import (
 	"time"
 )
 
-// app is one run of the program.
-type app struct {
-	ctx            context.Context
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	painter        // of stdout
-	getenv         func(string) string
-	base           string // the -base flag; see dataDir
-	readOnly       bool   // nothing is made in the data folder
-}
-
 // command is an entry of the table. setup declares the flags of the command and
 // returns the function that runs it once they are parsed. Its help text is
 // help/NAME.txt, where there is one.
@@ -244,57 +233,6 @@ func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
 		a.printf("usher %s (%s%s %s/%s)\n", version(), commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return nil
 	}
-}
-
-// declareBase is for the commands that keep data, as all do that host modules.
-func (a *app) declareBase(fs *flag.FlagSet) {
-	fs.StringVar(&a.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
-}
-
-func (a *app) dataDir() (string, error) {
-	return dataDir(cmp.Or(a.base, a.getenv("USHER_BASE")), a.readOnly)
-}
-
-// resolveDir makes a folder absolute with symlinks resolved.
-func resolveDir(dir string) (string, error) {
-	info, err := os.Stat(dir) // refuses "", which Abs takes for the current folder
-	switch {
-	case err != nil:
-		return "", errors.New("no such folder")
-	case !info.IsDir():
-		return "", errors.New("not a folder")
-	}
-	path, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
-	}
-	return filepath.EvalSymlinks(path)
-}
-
-// withRegistry opens the modules under dirs, or else the current folder, for do;
-// c holds what else the registry needs to know.
-func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
-	if len(dirs) == 0 {
-		dirs = []string{"."}
-	}
-	for _, dir := range dirs {
-		root, err := resolveDir(dir)
-		if err != nil {
-			return usageErrorf("DIR %q: %v", dir, err)
-		}
-		c.Roots = append(c.Roots, root)
-	}
-	data, err := a.dataDir()
-	if err = cmp.Or(err, checkNesting(a.getenv(nestedVar), c.Roots)); err != nil {
-		return err
-	}
-	c.CacheDir = filepath.Join(data, "cache")
-	r, err := newRegistry(c)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	return do(r)
 }
 
 // waitReady waits until all modules are introspected, and names on stderr those
@@ -507,17 +445,8 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	flags := &serveFlags{}
 	flags.declare(fs, a.stderr)
 	return func(dirs []string) error {
-		secret := a.getenv(webhookSecretVar)
-		if err := flags.check(secret); err != nil {
-			return err
-		}
-		data, err := a.dataDir()
-		if err != nil {
-			return err
-		}
-		modules := func(c registryConfig, do func(*Registry) error) error { return a.withRegistry(dirs, c, do) }
-		d := &daemon{flags: flags, secret: secret, data: data, withRegistry: modules, out: a.stdout, painter: a.painter, log: flags.log, getenv: a.getenv}
-		return d.run(a.ctx)
+		d := &daemon{app: a, flags: flags, dirs: dirs, secret: a.getenv(webhookSecretVar), log: flags.log}
+		return d.run()
 	}
 }
 

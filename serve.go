@@ -42,6 +42,64 @@ const (
 	ballastSize   = 12 << 20         // bytes
 )
 
+// app is one run of the program.
+type app struct {
+	ctx            context.Context
+	stdin          io.Reader
+	stdout, stderr io.Writer
+	painter        // of stdout
+	getenv         func(string) string
+	base           string // the -base flag; see dataDir
+	readOnly       bool   // nothing is made in the data folder
+}
+
+// declareBase is for the commands that keep data, as all do that host modules.
+func (a *app) declareBase(fs *flag.FlagSet) {
+	fs.StringVar(&a.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
+}
+
+// resolveDir makes a folder absolute with symlinks resolved.
+func resolveDir(dir string) (string, error) {
+	info, err := os.Stat(dir) // refuses "", which Abs takes for the current folder
+	switch {
+	case err != nil:
+		return "", errors.New("no such folder")
+	case !info.IsDir():
+		return "", errors.New("not a folder")
+	}
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(path)
+}
+
+// withRegistry opens the modules under dirs, or else the current folder, for do;
+// c holds what else the registry needs to know.
+func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
+	if len(dirs) == 0 {
+		dirs = []string{"."}
+	}
+	for _, dir := range dirs {
+		root, err := resolveDir(dir)
+		if err != nil {
+			return usageErrorf("DIR %q: %v", dir, err)
+		}
+		c.Roots = append(c.Roots, root)
+	}
+	data, err := a.dataDir()
+	if err = cmp.Or(err, checkNesting(a.getenv(nestedVar), c.Roots)); err != nil {
+		return err
+	}
+	c.CacheDir = filepath.Join(data, "cache")
+	r, err := newRegistry(c)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	return do(r)
+}
+
 // usageError is a mistake in how a command was called: exit status 2, and the
 // usage on stderr.
 type usageError struct{ error }
@@ -274,15 +332,13 @@ func (f *serveFlags) webhookAudience() audience {
 
 // daemon is one run of usher serve.
 type daemon struct {
-	flags        *serveFlags
-	secret       string // of webhooks; "" for none
-	data         string // the data folder
-	withRegistry func(registryConfig, func(*Registry) error) error
-	out          io.Writer // for people
-	painter
-	log    *slog.Logger
-	getenv func(string) string
+	*app
+	flags  *serveFlags
+	dirs   []string // to serve, as given
+	secret string   // of webhooks; "" for none
 
+	data     string // the data folder
+	log      *slog.Logger
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
@@ -290,8 +346,14 @@ type daemon struct {
 	url      string // of the MCP endpoint, as clients reach it
 }
 
-func (d *daemon) run(ctx context.Context) error {
-	if err := claimBase(ctx, d.data, d.listen); err != nil {
+func (d *daemon) run() (err error) {
+	if err := d.flags.check(d.secret); err != nil {
+		return err
+	}
+	if d.data, err = d.dataDir(); err != nil {
+		return err
+	}
+	if err := claimBase(d.ctx, d.data, d.listen); err != nil {
 		return err
 	}
 	defer func() {
@@ -306,9 +368,9 @@ func (d *daemon) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.withRegistry(registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle, Frozen: d.flags.frozen()}, func(r *Registry) error {
+	return d.withRegistry(d.dirs, registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle, Frozen: d.flags.frozen()}, func(r *Registry) error {
 		d.registry = r
-		return d.serve(ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
+		return d.serve(d.ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
 	})
 }
 
@@ -485,13 +547,13 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 // ready, and once all were introspected, what to try. What can't be hosted
 // stands in the log.
 func (d *daemon) show(ctx context.Context) {
-	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.paint(bold, d.url))
+	fmt.Fprintf(d.stdout, "usher %s serves MCP at %s\n\n", version(), d.paint(bold, d.url))
 	shown, told, tryOnce := make(map[string]*Module), make(map[string]bool), sync.OnceFunc(d.showTry)
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
 		settled := d.registry.Settle(ctx, time.Second, scopeAll()) // asked before the modules: those may be ready by then
 		if building := pendingModules(d.registry, told); building != "" && !settled {
-			fmt.Fprintf(d.out, "  building %s…\n", building)
+			fmt.Fprintf(d.stdout, "  building %s…\n", building)
 		}
 		view := d.registry.Source().View(scopeAll())
 		for _, m := range view.Modules {
@@ -507,7 +569,7 @@ func (d *daemon) show(ctx context.Context) {
 				}
 			}
 			tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
-			fmt.Fprintf(d.out, "  %s   %-20s %s\n", d.paint(green, "ready"), m.Label, clipText(tools, 48))
+			fmt.Fprintf(d.stdout, "  %s   %-20s %s\n", d.paint(green, "ready"), m.Label, clipText(tools, 48))
 		}
 		if !settled {
 			continue
@@ -538,7 +600,7 @@ func pendingModules(r *Registry, told map[string]bool) string {
 func (d *daemon) showTry() {
 	root := d.registry.Roots[0]
 	if len(d.registry.Source().View(scopeAll()).Modules) == 0 {
-		fmt.Fprintf(d.out, "  no module is ready yet; make one: usher new %q\n", filepath.Join(root, "hello.usher.go"))
+		fmt.Fprintf(d.stdout, "  no module is ready yet; make one: usher new %q\n", filepath.Join(root, "hello.usher.go"))
 	}
 	connect := "Connect a client:\n  claude mcp add --transport http usher " + d.url
 	if d.flags.requireClaim {
@@ -556,14 +618,15 @@ func (d *daemon) showTry() {
 	if d.secret == "" && d.flags.signatures {
 		hooks += ".\nWithout a secret -accept-signatures has no effect"
 	}
-	fmt.Fprintf(d.out, "\n%s\n\nSee what there is, with a line to try each webhook:\n  usher modules %q\n\n%s.\n\nCtrl-C ends it. Calls and logs follow.\n\n",
+	fmt.Fprintf(d.stdout, "\n%s\n\nSee what there is, with a line to try each webhook:\n  usher modules %q\n\n%s.\n\nCtrl-C ends it. Calls and logs follow.\n\n",
 		connect, root, hooks)
 }
 
-// dataDir is {base}/.data, made if need be, unless it is only to be read; "" is
-// ~/.usher. A folder that another user could write into is refused: whoever can
-// write there can make claims.
-func dataDir(base string, readOnly bool) (string, error) {
+// dataDir is {base}/.data, made if need be, unless it is only to be read. A folder
+// that another user could write into is refused: whoever can write there can make
+// claims.
+func (a *app) dataDir() (string, error) {
+	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
 	if base == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
@@ -572,7 +635,7 @@ func dataDir(base string, readOnly bool) (string, error) {
 		base = filepath.Join(home, ".usher")
 	}
 	dir, err := filepath.Abs(filepath.Join(base, ".data"))
-	if _, absent := os.Stat(dir); readOnly && errors.Is(absent, fs.ErrNotExist) {
+	if _, absent := os.Stat(dir); a.readOnly && errors.Is(absent, fs.ErrNotExist) {
 		return dir, nil
 	}
 	if err = cmp.Or(err, os.MkdirAll(dir, 0o700), checkPrivate(filepath.Dir(dir)), checkPrivate(dir)); err != nil {
