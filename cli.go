@@ -651,19 +651,15 @@ func (a *app) printClaims(list []Claim) {
 // revokeClaims removes the claims with these codes. All that hold are removed,
 // also when another does not.
 func (a *app) revokeClaims(args []string) error {
-	var codes []Code
-	for _, arg := range args {
-		code, err := parseCodeArgument(arg)
-		if err != nil {
-			return err
-		}
-		codes = append(codes, code)
-	}
 	return a.withClaims(func(claims *ClaimStore) (failed error) {
-		for i, code := range codes {
-			c, err := claims.Revoke(a.ctx, code)
+		for i, arg := range args {
+			var c Claim
+			code, err := parseCodeArgument(arg)
+			if err == nil {
+				c, err = claims.Revoke(a.ctx, code)
+			}
 			if err != nil {
-				failed = fmt.Errorf("code %d of %d: %w", i+1, len(codes), err)
+				failed = fmt.Errorf("code %d of %d: %w", i+1, len(args), err)
 				continue
 			}
 			a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), plain(c.ScopeDir))
