@@ -584,7 +584,7 @@ func TestPanicInAScan(t *testing.T) {
 	t.Parallel()
 	dir, first := t.TempDir(), true
 	var out output
-	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&out, nil)), Only: func(string) bool {
+	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&out, nil)), Watch: true, Only: func(string) bool {
 		if first {
 			first = false
 			panic("in a scan")
@@ -596,7 +596,6 @@ func TestPanicInAScan(t *testing.T) {
 	}
 	defer r.Close()
 	writeFake(t, dir+"/a.usher", "good tools=x")
-	go r.Watch(t.Context())
 	await(t, "the module", func() bool { return len(r.View(scopeAll()).Modules) == 1 })
 	if !strings.Contains(out.String(), "in a scan") {
 		t.Errorf("the log: %s", out.String())

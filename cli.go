@@ -9,7 +9,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -24,7 +23,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"text/tabwriter"
 	"time"
 )
@@ -455,14 +453,9 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 	flags := &servingFlags{}
 	flags.declare(fs, a.stderr)
 	return func(dirs []string) error {
-		return a.withRegistry(dirs, registryConfig{Log: flags.log, Patience: flags.callTimeout, Idle: flags.idle}, func(r *Registry) error {
-			ctx, cancel := context.WithCancel(a.ctx)
-			var watch sync.WaitGroup
-			watch.Go(func() { r.Watch(ctx) })
-			defer watch.Wait()
-			defer cancel()
-			s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: flags.log, started: time.Now(), stopping: ctx, stopped: ctx}
-			return s.ServeStdio(ctx, a.stdin, a.stdout)
+		return a.withRegistry(dirs, registryConfig{Log: flags.log, Patience: flags.callTimeout, Idle: flags.idle, Watch: true}, func(r *Registry) error {
+			s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: flags.log, started: time.Now(), stopping: a.ctx, stopped: a.ctx}
+			return s.ServeStdio(a.ctx, a.stdin, a.stdout)
 		})
 	}
 }

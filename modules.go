@@ -53,6 +53,7 @@ type registryConfig struct {
 	Idle     time.Duration // after which an unused process is stopped; 0 never
 	Log      *slog.Logger
 	Only     func(name string) bool // the modules to look at; nil is all
+	Watch    bool                   // the workspace is looked through again and again
 	Frozen   bool                   // what changes is not taken up, but by TakeUp
 	Refuse   func(discovered) error // why a module is not to be started; nil is none
 }
@@ -171,6 +172,9 @@ func newRegistry(c registryConfig) (*Registry, error) {
 	r.ctx, r.cancel = context.WithCancel(context.Background())
 	r.update(scanFolders(r.Roots))
 	r.publish()
+	if r.Watch {
+		r.running.Go(r.watch)
+	}
 	return r, nil
 }
 
@@ -235,16 +239,16 @@ func (r *Registry) allPools() []*pool {
 	return slices.Clone(r.pools)
 }
 
-// Watch scans the workspace again and again until ctx ends. The time between two
-// scans follows what a scan costs, so that a huge tree is not read all day. It also
-// stops processes that are idle, and forgets pools that have none left.
-func (r *Registry) Watch(ctx context.Context) {
-	for wait := minPoll; pauseFor(ctx, wait); {
+// watch scans the workspace again and again. The time between two scans follows what
+// a scan costs, so that a huge tree is not read all day. It also stops processes
+// that are idle, and forgets pools that have none left.
+func (r *Registry) watch() {
+	for wait := minPoll; pauseFor(r.ctx, wait); {
 		wait = r.look()
 	}
 }
 
-// look is one scan of Watch's. It returns how long to wait until the next.
+// look is one scan of watch's. It returns how long to wait until the next.
 func (r *Registry) look() (wait time.Duration) {
 	defer catch(r.Log, new(error))
 	r.scanning.Lock()
@@ -283,17 +287,6 @@ func (r *Registry) TakeUp() {
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
 	r.update(scanFolders(r.Roots))
-}
-
-// Taken is what the modules of a frozen registry hold, by entryKey.
-func (r *Registry) Taken() map[string]string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	taken := make(map[string]string)
-	for key, v := range r.modules {
-		taken[key.String()] = v.Content
-	}
-	return taken
 }
 
 // notice finds what a frozen registry has not taken up.

@@ -368,7 +368,7 @@ func (d *daemon) run() (err error) {
 	if err != nil {
 		return err
 	}
-	return d.withRegistry(d.dirs, registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle, Frozen: d.flags.frozen()}, func(r *Registry) error {
+	return d.withRegistry(d.dirs, registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle, Watch: true, Frozen: d.flags.frozen()}, func(r *Registry) error {
 		d.registry = r
 		return d.serve(d.ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
 	})
@@ -424,7 +424,6 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	web := &http.Server{Handler: d.handler(origins, &handlers), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn)}
 	var parts sync.WaitGroup
-	parts.Go(func() { d.registry.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
 	parts.Go(func() {
 		for pauseFor(ctx, restInterval) {
@@ -466,7 +465,11 @@ func (d *daemon) takeUp(ctx context.Context, end func()) {
 		if record := readDaemon(d.data); record.PID == os.Getpid() {
 			record.Roots = d.registry.Roots
 			if d.flags.frozen() {
-				record.Taken = d.registry.Taken()
+				record.Taken = make(map[string]string)
+				modules, _ := d.registry.Report()
+				for _, m := range modules {
+					record.Taken[m.key().String()] = m.Content
+				}
 			}
 			if err := replaceFile(filepath.Join(d.data, recordName), marshal(record)); err != nil {
 				d.log.Warn("recording which modules were taken up, for usher modules", "err", err)
