@@ -512,7 +512,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 // callTool makes a call and prints its result. Parameters that the method takes no
 // notice of are told.
 func (a *app) callTool(tool *Item, arguments object) error {
-	schema, _ := tool.Method.schema.(map[string]any)
+	schema, _ := tool.Method.schema().(map[string]any)
 	known := sortedKeys(objectIn(schema, "properties"))
 	for _, f := range arguments {
 		if len(known) > 0 && schema["additionalProperties"] == nil && !slices.Contains(known, f.key) {
@@ -587,7 +587,7 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 			a.warnf("claim: the usher that runs serves %s: the code shows nothing there", plain(strings.Join(daemon.Roots, ", ")))
 		}
 		found := make(chan bool, 1)
-		go func() { found <- len(scanFolders([]string{dir}).modules) > 0 }()
+		go func() { found <- len(scanFolders([]string{dir}, 0).modules) > 0 }()
 		select {
 		case some := <-found:
 			if !some {

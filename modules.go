@@ -73,7 +73,7 @@ type Registry struct {
 	scanning sync.Mutex // held by who looks through the workspace, before mu
 
 	mu       sync.Mutex
-	modules  map[entryKey]*moduleVersion // the newest of each
+	modules  map[entryKey]*moduleVersion // the newest of each; who holds scanning alone changes which
 	problems []Problem                   // files that are no modules, as last seen
 	untaken  map[entryKey]string         // how modules differ from what is frozen: new, changed, gone
 	pools    []*pool                     // all that may still have a process
@@ -94,8 +94,8 @@ type moduleVersion struct {
 
 	build func() (string, error) // builds a Go module, once
 
-	manifest *manifest // nil until it is known; belongs to keep, as pool does
-	pool     *pool     // made with the first manifest
+	offers string // a hash of its manifest, "" until that is known; belongs to keep, as pool does
+	pool   *pool  // made with the first manifest
 
 	// Guarded by Registry.mu.
 	module    *Module // the newest that worked, of this version or one before
@@ -170,7 +170,7 @@ func newRegistry(c registryConfig) (*Registry, error) {
 		return nil, fmt.Errorf("preparing the cache: %w", err)
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots))
+	r.update(scanFolders(r.Roots, len(r.modules)))
 	r.publish()
 	if r.Watch {
 		r.running.Go(r.watch)
@@ -254,7 +254,7 @@ func (r *Registry) look() (wait time.Duration) {
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
 	start, wait := time.Now(), minPoll
-	if s := scanFolders(r.Roots); r.Frozen {
+	if s := scanFolders(r.Roots, len(r.modules)); r.Frozen {
 		r.notice(s)
 	} else {
 		r.update(s)
@@ -286,7 +286,7 @@ func (r *Registry) Close() {
 func (r *Registry) TakeUp() {
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
-	r.update(scanFolders(r.Roots))
+	r.update(scanFolders(r.Roots, len(r.modules)))
 }
 
 // notice finds what a frozen registry has not taken up.
@@ -345,7 +345,7 @@ func (r *Registry) update(s *scan) {
 func (r *Registry) adopt(d discovered) {
 	v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1)}
 	v.ctx, v.cancel = context.WithCancel(r.ctx)
-	v.build = sync.OnceValues(func() (string, error) { return r.buildGo(v.ctx, d) })
+	v.build = sync.OnceValues(func() (string, error) { return r.buildGo(v.ctx, v.discovered) })
 	known := r.readCache(d)
 	r.mu.Lock()
 	if last := r.modules[d.key()]; last != nil {
@@ -416,14 +416,14 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 // Of several processes the newest list counts then: see revise.
 func (r *Registry) keep(v *moduleVersion) {
 	defer catch(r.Log, new(error))
-	for pause := retryInterval; v.manifest == nil; pause = min(2*pause, maxRetryInterval) {
+	for pause := retryInterval; v.offers == ""; pause = min(2*pause, maxRetryInterval) {
 		m, err := r.introspect(v)
 		switch {
 		case v.ctx.Err() != nil:
 			return
 		case err == nil:
 			r.host(v, m)
-			r.writeCache(v)
+			r.writeCache(v.discovered, m)
 		default:
 			r.settle(v, nil, err)
 			pauseFor(v.ctx, pause)
@@ -446,9 +446,9 @@ func (r *Registry) revise(v *moduleVersion) {
 			}
 		case <-v.changed:
 			m, err := readManifest(v.ctx, v.newest.Load(), v.cacheVersion())
-			if err == nil && !bytes.Equal(marshal(m), marshal(v.manifest)) {
+			if err == nil && hashOf(string(marshal(m))) != v.offers {
 				r.host(v, m)
-				r.writeCache(v)
+				r.writeCache(v.discovered, m)
 			}
 		}
 	}
@@ -492,17 +492,17 @@ func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
 // host makes a module of what a version offers. What its processes offer is
 // compared with that, when they start and whenever they say that it changed.
 func (r *Registry) host(v *moduleVersion, m *manifest) {
-	perSession := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared
+	perSession, stateful := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared, !m.Stateless
 	if v.pool == nil || v.pool.perSession != perSession {
 		v.pool = newPool(r.ctx, v.Name, perSession, func(ctx context.Context, owner *Caller) (*Worker, error) {
-			w, err := r.startProcess(ctx, v, !m.Stateless, owner)
+			w, err := r.startProcess(ctx, v, stateful, owner)
 			if err == nil {
 				r.listsChanged(v, w)
 			}
 			return w, err
 		})
 	}
-	v.manifest = m
+	v.offers = hashOf(string(marshal(m)))
 	module := &Module{
 		Name: v.Name, Kind: v.Kind, Source: v.Source, Root: v.Root, About: m.About,
 		Problems: slices.Concat(v.Problems, m.Problems), Stateless: m.Stateless,
@@ -753,8 +753,8 @@ func (r *Registry) readCache(d discovered) *manifest {
 
 // writeCache remembers what a version offers. A cache that can't be written costs
 // time at the next start and nothing else.
-func (r *Registry) writeCache(v *moduleVersion) {
-	if err := replaceFile(r.cachePath(v.discovered), marshal(v.manifest)); err != nil {
+func (r *Registry) writeCache(d discovered, m *manifest) {
+	if err := replaceFile(r.cachePath(d), marshal(m)); err != nil {
 		r.Log.Warn("writing the cache", "err", err)
 	}
 }

@@ -330,7 +330,7 @@ func TestCache(t *testing.T) {
 	if r.readCache(one) != nil {
 		t.Error("half a file was taken")
 	}
-	r.writeCache(&moduleVersion{discovered: one, manifest: &manifest{Version: one.cacheVersion()}})
+	r.writeCache(one, &manifest{Version: one.cacheVersion()})
 	if r.readCache(one) == nil || r.readCache(two) != nil {
 		t.Error("what was written is not known, or for another version")
 	}

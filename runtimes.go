@@ -368,9 +368,10 @@ type scan struct {
 	root       string   // the hosted DIR that is being searched
 }
 
-// scanFolders looks for modules in folders and below them.
-func scanFolders(roots []string) *scan {
-	s := &scan{seen: make(map[entryKey]bool)}
+// scanFolders looks for modules in folders and below them. Where as many are found
+// as are known, there is little garbage in each of all the scans of a day.
+func scanFolders(roots []string, known int) *scan {
+	s := &scan{modules: make([]discovered, 0, known), seen: make(map[entryKey]bool, known)}
 	for _, root := range roots {
 		// A folder above it may have become a link since the start. What a scope
 		// is compared with is where the files really are.

@@ -148,7 +148,7 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 		}
 	}()
 	for range 500 {
-		for _, d := range scanFolders([]string{dir}).modules {
+		for _, d := range scanFolders([]string{dir}, 0).modules {
 			if text, _, err := readSource(d.Source, d.Kind); err == nil && string(text) != owner[filepath.Dir(d.Source)] {
 				t.Errorf("%s is read as %s", d.Source, text)
 			}

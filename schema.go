@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -30,8 +31,8 @@ type Method struct {
 
 	docTags
 
-	definition object // of the MCP tool, without its name
-	schema     any    // of its arguments, decoded once for all calls
+	definition object     // of the MCP tool, without its name
+	schema     func() any // of its arguments, decoded at the first call
 
 	// headerParams are the parameters that a request repeats in a header
 	// Mcp-Param-HEADER, by their names (MCP 2026-07-28,
@@ -77,7 +78,10 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	if len(m.annotations) > 0 {
 		m.definition = m.definition.set("annotations", m.annotations.json())
 	}
-	_ = json.Unmarshal(schema, &m.schema) // one nested without end takes any arguments
+	m.schema = sync.OnceValue(func() (decoded any) {
+		_ = json.Unmarshal(schema, &decoded) // one nested without end takes any arguments
+		return decoded
+	})
 	for name, property := range fields(field(schema, "properties")) {
 		header := stringField(property, "x-mcp-header")
 		fits := slices.Contains([]string{"string", "integer", "boolean"}, stringField(property, "type"))
@@ -103,7 +107,7 @@ func checkHookPath(hook string) error {
 // paramTypes is the schema's types of a top-level parameter: nil for none such,
 // empty for one of any type.
 func (m *Method) paramTypes(name string) []string {
-	property, ok := objectIn(m.schema, "properties")[name].(map[string]any)
+	property, ok := objectIn(m.schema(), "properties")[name].(map[string]any)
 	if !ok {
 		return nil
 	}
@@ -351,15 +355,15 @@ func (e *argumentError) Error() string {
 // can't be, which count as left out. The error names the first parameter that does
 // not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
-	c := argumentCheck{root: m.schema, left: 32*len(arguments) + 1<<16}
+	c := argumentCheck{root: m.schema(), left: 32*len(arguments) + 1<<16}
 	list, _ := members(arguments)
 	kept := slices.DeleteFunc(list, func(f member) bool {
-		return isOptionalNull(m.schema, f) && c.value(f.key, objectIn(m.schema, "properties")[f.key], f.value) != nil
+		return isOptionalNull(c.root, f) && c.value(f.key, objectIn(c.root, "properties")[f.key], f.value) != nil
 	})
 	if len(arguments) == 0 || len(kept) < len(list) {
 		arguments = kept.json()
 	}
-	if wrong := c.value("", m.schema, arguments); wrong != nil {
+	if wrong := c.value("", c.root, arguments); wrong != nil {
 		return nil, wrong
 	}
 	return arguments, nil
@@ -375,7 +379,7 @@ func isOptionalNull(schema any, f member) bool {
 
 // exampleArguments is arguments to begin with: a value for each required parameter.
 func (m *Method) exampleArguments() json.RawMessage {
-	schema, _ := m.schema.(map[string]any)
+	schema, _ := m.schema().(map[string]any)
 	values := map[string]any{"string": "text", "array": []any{}, "boolean": true, "integer": 1, "number": 1}
 	arguments := make(map[string]any)
 	for _, name := range textList(schema["required"]) {

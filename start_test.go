@@ -179,7 +179,7 @@ func TestTextIsHandedOver(t *testing.T) {
 			write(t, path, text)
 			r := &Registry{registryConfig: registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, reaper: &reaper{}}
 			defer r.reaper.Close()
-			v := &moduleVersion{discovered: scanFolders(r.Roots).modules[0]}
+			v := &moduleVersion{discovered: scanFolders(r.Roots, 0).modules[0]}
 			l, err := r.launch(t.Context(), v)
 			if err == nil {
 				l, err = l.resolve()
