@@ -42,25 +42,23 @@ type frame struct {
 type connection struct {
 	ctx   context.Context   // ends with it
 	write func(frame) error // nil where the client accepts no stream
-	wake  chan struct{}     // 1-buffered: there is more to write, or nothing will follow
-	done  context.Context   // ends, by end, when a stream was begun on it and nothing more is written
-	end   func()
-}
 
-func newConnection(ctx context.Context, write func(frame) error) *connection {
-	done, end := context.WithCancel(context.Background())
-	return &connection{ctx: ctx, write: write, wake: make(chan struct{}, 1), done: done, end: end}
+	// Of a stream that was begun on it.
+	wake chan struct{}   // 1-buffered: there is more to write, or nothing will follow
+	done context.Context // ends, by end, when nothing more is written
+	end  func()
 }
 
 // outbox is the messages to one client, in order. It becomes a stream, where the
 // client accepts one, with the first that is sent before the answer. Safe for
 // concurrent use.
 type outbox struct {
-	limit int         // bytes that may wait behind the message being written
-	kept  *keptStream // how the stream can be resumed; nil where it can't be
+	limit int                // bytes that may wait behind the message being written
+	keep  func() *keptStream // begins what the stream can be resumed by; nil where it can't be
 
 	mu    sync.Mutex
 	conn  *connection // nil once the client has gone
+	kept  *keptStream // nil while there is no stream that can be resumed
 	begun bool        // it is a stream
 	ended bool        // no more messages are taken
 	queue []frame
@@ -69,8 +67,8 @@ type outbox struct {
 
 // newOutbox is an outbox whose stream begins with what its client missed of
 // another one.
-func newOutbox(conn *connection, kept *keptStream, missed ...frame) *outbox {
-	o := &outbox{limit: maxOutbox, kept: kept, conn: conn}
+func newOutbox(conn *connection, keep func() *keptStream, missed ...frame) *outbox {
+	o := &outbox{limit: maxOutbox, keep: keep, conn: conn}
 	o.queueLocked(missed...) // nobody else knows it yet
 	return o
 }
@@ -90,15 +88,23 @@ func (o *outbox) startLocked() bool {
 		return o.begun
 	}
 	o.begun = true
-	if o.kept != nil {
+	if o.keep != nil {
+		o.kept = o.keep()
 		o.kept.buffer.streams.Store(o.kept.session+o.kept.id, o)
 		if o.kept.primed {
 			o.queueLocked(frame{id: o.kept.eventID(0)})
 		}
 	}
 	o.queueLocked(frame{})
-	go o.follow(o.conn)
+	o.followLocked(o.conn)
 	return true
+}
+
+// followLocked has a goroutine write what is queued to a connection.
+func (o *outbox) followLocked(conn *connection) {
+	conn.wake = make(chan struct{}, 1)
+	conn.done, conn.end = context.WithCancel(context.Background())
+	go o.follow(conn)
 }
 
 // send queues a message, and reports whether it may arrive. It does not block. A
@@ -207,7 +213,7 @@ func (o *outbox) resume(conn *connection, n int) bool {
 	o.kept.forgetting.Stop()
 	o.conn = conn
 	o.queueLocked(append(missed, frame{})...)
-	go o.follow(conn)
+	o.followLocked(conn)
 	return true
 }
 

@@ -49,7 +49,10 @@ type quota struct{ used sync.Map } // *atomic.Int64 by principal
 // take counts so much more for a principal until give is called, unless that is over
 // the limit, and not all.
 func (q *quota) take(principal string, more, limit int64) (give func(), ok bool) {
-	used, _ := q.used.LoadOrStore(principal, new(atomic.Int64))
+	used, known := q.used.Load(principal)
+	if !known {
+		used, _ = q.used.LoadOrStore(principal, new(atomic.Int64))
+	}
 	n := used.(*atomic.Int64)
 	give = func() { n.Add(-more) }
 	if total := n.Add(more); total > limit && total > more {
@@ -98,12 +101,11 @@ func (s *Server) scope(session *Session) (Scope, error) {
 	return s.gate.Scope(s.gate.Current(session.sessionToken))
 }
 
-// authorized is the principal that a session is from now, and what tells whether
-// the session still has the access of that principal: it is asked at every later
-// use, for notifications, requests to the client, and streams that are resumed.
-func (s *Server) authorized(session *Session) (principal string, still func() bool) {
-	was := s.gate.Current(session.sessionToken)
-	return was.Key(), func() bool {
+// authorized tells whether a session still has the access of the principal that it
+// was from: it is asked at every later use, for notifications, requests to the
+// client, and streams that are resumed.
+func (s *Server) authorized(session *Session, was Principal) func() bool {
+	return func() bool {
 		_, err := s.gate.Scope(was)
 		return err == nil && was == s.gate.Current(session.sessionToken)
 	}
@@ -144,7 +146,8 @@ func (s *Server) starting() bool { return time.Since(s.started) < startupTime }
 func (s *Server) callerOf(session *Session, send func([]byte) bool) Caller {
 	c := Caller{Session: session.ID, Affinity: session.affinity, Stateless: session.stateless, Caps: session.profile.Load().caps}
 	c.Level = func() string { return session.profile.Load().level }
-	c.Principal, c.Authorized = s.authorized(session)
+	is := s.gate.Current(session.sessionToken)
+	c.Principal, c.Authorized = is.Key(), s.authorized(session, is)
 	c.Notify = func(method string, params json.RawMessage) {
 		// A client that has not said which log messages it wants gets all; without
 		// sessions, none (MCP 2026-07-28, server/utilities/logging).
@@ -196,6 +199,7 @@ func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
 		r.session.listed(list, view)
 		return view.ListJSON(list), nil
 	}
+	defer time.AfterFunc(keepAlive, func() { r.out.send(nil) }).Stop() // a silent connection is taken for a dead one
 	switch r.method {
 	case "initialize":
 		return r.initialize(ctx)

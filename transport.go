@@ -183,7 +183,7 @@ func (s *Server) openSession(from admission) (*Session, error) {
 // client goes away cancels a request if there is no session in which the client
 // may come back.
 func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accepts, session *Session, list []inMessage, batch bool) {
-	conn := newConnection(r.Context(), nil)
+	conn := &connection{ctx: r.Context()}
 	if accept.stream {
 		conn.write = sseWriter(w)
 	}
@@ -200,7 +200,6 @@ func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accep
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	defer time.AfterFunc(keepAlive, func() { c.out.send(nil) }).Stop()
 	if accept.streamFirst && !session.stateless { // else an error has a status
 		c.out.send(nil)
 	}
@@ -362,12 +361,14 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 	return session, nil
 }
 
-// keptStream is how a session's client can resume a stream: while it has the
-// access under which the stream began.
-func (s *Server) keptStream(kind string, session *Session) *keptStream {
-	kept := &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, primed: session.profile.Load().protocol == protocols[0]}
-	kept.owner, kept.authorized = s.authorized(session)
-	return kept
+// keptStream begins what a session's client can resume a stream by: while it has
+// the access that it has now.
+func (s *Server) keptStream(kind string, session *Session) func() *keptStream {
+	is := s.gate.Current(session.sessionToken)
+	return func() *keptStream {
+		return &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, primed: session.profile.Load().protocol == protocols[0],
+			owner: is.Key(), authorized: s.authorized(session, is)}
+	}
 }
 
 // What a request is refused with that names no session, or whose principal has too
@@ -406,7 +407,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	conn := newConnection(ctx, sseWriter(w))
+	conn := &connection{ctx: ctx, write: sseWriter(w)}
 	if from.Session == nil {
 		return s.serveSSE(r.URL.Path, from.Principal, conn, cancel)
 	}

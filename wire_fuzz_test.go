@@ -72,7 +72,7 @@ func FuzzBatch(f *testing.F) {
 			t.Fatalf("%d messages", len(list))
 		}
 		server := &Server{gate: fixedGate(scopeNone()), log: slog.New(slog.DiscardHandler), stopped: t.Context()}
-		c := client{session: newSession(&sessionToken{ID: "s"}), out: newOutbox(newConnection(t.Context(), nil), nil), streams: t.Context()}
+		c := client{session: newSession(&sessionToken{ID: "s"}), out: newOutbox(&connection{ctx: t.Context()}, nil), streams: t.Context()}
 		for i, m := range list { // methods that there are may need more than this server has
 			if m.fault == nil && m.isRequest() && checkMethod(m.Method, isStateless(m.Params)) == nil {
 				list[i].fault = rpcErrorf(codeInternal, "not here")

@@ -804,13 +804,13 @@ func TestReplayBounds(t *testing.T) {
 func TestSlowClientIsDropped(t *testing.T) {
 	t.Parallel()
 	writing, unblock := make(chan bool), make(chan bool)
-	conn := newConnection(t.Context(), func(f frame) error {
+	conn := &connection{ctx: t.Context(), write: func(f frame) error {
 		if f.msg != nil {
 			writing <- true
 			<-unblock
 		}
 		return nil
-	})
+	}}
 	out := newOutbox(conn, nil)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
