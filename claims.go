@@ -172,6 +172,8 @@ type Claim struct {
 	ExpiresAt time.Time // UTC; from this instant on the claim is over
 	Label     string    // may be ""
 
+	created string // CreatedAt, in RFC 3339
+
 	// raw is the record as it stands in the file. Records are only added and
 	// removed, never changed, so that fields of other versions survive.
 	raw json.RawMessage
@@ -225,6 +227,7 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	case !filepath.IsAbs(c.ScopeDir):
 		return Claim{}, errors.New("scopeDir is no absolute path")
 	}
+	c.created = c.CreatedAt.Format(time.RFC3339Nano)
 	return c, nil
 }
 
@@ -353,7 +356,8 @@ type ClaimStore struct {
 	changed func(before, after map[Code]Claim) // called by a look-up that finds others than the last one
 
 	mu      sync.Mutex
-	current *claimsFile // as last read; guarded by mu
+	current *claimsFile // as last read
+	looked  time.Time   // before the last look at the file that could be made
 }
 
 // openClaims gives the store of dataDir, {base}/.data, which need not exist yet.
@@ -433,27 +437,24 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 	return gone, err
 }
 
-// Lookup gives the active claim of that code. It costs one stat and a map look-up
-// unless the file changed, so that every request can ask. Expired records are no
+// Lookup gives the active claim of that code, as the file has it now.
+func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) { return s.LookupSince(code, time.Now()) }
+
+// LookupSince gives the active claim of that code, as the file has it now, or had it
+// at some instant after since. It costs a map look-up, and one stat unless another
+// look-up has made one since, so that every request can ask. Expired records are no
 // claims from their instant on. The first look-up that meets one has it removed
 // beside the request. A file that can't be used is tried again at each call.
-func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
-	info, err := statClaims(s.path)
-	if err != nil {
-		return Claim{}, false, err
-	}
+func (s *ClaimStore) LookupSince(code Code, since time.Time) (Claim, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.current.is(info) { // or another request has seen a newer file: it is read again
-		read, err := readClaims(s.path)
-		if err != nil {
+	now := time.Now()
+	if !s.looked.After(since) {
+		if err := s.look(); err != nil {
 			return Claim{}, false, err
 		}
-		s.current.file.Close()
-		s.changed(s.current.byCode, read.byCode)
-		s.current = read
+		s.looked = now
 	}
-	now := time.Now()
 	if !s.current.purged && s.current.expired(now) {
 		s.current.purged = true
 		s.purges.Go(func() {
@@ -464,6 +465,22 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 	}
 	c := s.current.byCode[code] // the zero Claim, where there is none, is not active
 	return c, c.Active(now), nil
+}
+
+// look reads the file if it has changed. Called with mu held.
+func (s *ClaimStore) look() error {
+	info, err := statClaims(s.path)
+	if err != nil || s.current.is(info) {
+		return err
+	}
+	read, err := readClaims(s.path)
+	if err != nil {
+		return err
+	}
+	s.current.file.Close()
+	s.changed(s.current.byCode, read.byCode)
+	s.current = read
+	return nil
 }
 
 // label is the label of the claim of that code, as the file was last read.

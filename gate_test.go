@@ -898,11 +898,42 @@ func mustOpen(t *testing.T, g *Gate, id string) *sessionToken {
 	return token
 }
 
+// TestScopeOfRequestsUnderWay revokes a claim while a request is under way: one that
+// is done at once has what it had when it was let in, any other loses it.
+func TestScopeOfRequestsUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := t.TempDir()
+		store := claims(t, base)
+		g := &Gate{claims: store}
+		c := newClaimFor(t, base, base)
+		p, admitted := Principal{refTo(c)}, time.Now()
+		time.Sleep(time.Nanosecond)
+		if _, ok, err := store.Lookup(c.Code); !ok || err != nil { // as Admit does
+			t.Fatal(ok, err)
+		}
+		if _, err := store.Revoke(t.Context(), c.Code); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := g.Scope(p, admitted); err != nil {
+			t.Errorf("at once: %v", err)
+		}
+		for when, admitted := range map[string]time.Time{"for nobody's request": {}, "for a request let in now": time.Now()} {
+			if scope, err := g.Scope(p, admitted); err != errEnded || scope != scopeNone() {
+				t.Errorf("%s: %v, %v", when, scope, err)
+			}
+		}
+		time.Sleep(admissionLife)
+		if _, err := g.Scope(p, admitted); err != errEnded {
+			t.Errorf("later: %v", err)
+		}
+	})
+}
+
 // TestSessionLogKeepsScopes opens the session store across restarts and clocks.
 func TestSessionLogKeepsScopes(t *testing.T) {
 	t.Parallel()
 	at := func(created time.Time) claimRef {
-		return refTo(Claim{Code: "ABCDEF", CreatedAt: created, ScopeDir: "/w/proj"})
+		return claimRef{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
 	}
 	none, ref, undated, old := claimRef{}, at(time.Now()), at(time.Time{}), at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC))
 	for _, tt := range []struct {

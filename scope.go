@@ -78,9 +78,7 @@ type claimRef struct {
 	ScopeDir  string `json:"claimScopeDir"`
 }
 
-func refTo(c Claim) claimRef {
-	return claimRef{c.Code, c.CreatedAt.UTC().Format(time.RFC3339Nano), c.ScopeDir}
-}
+func refTo(c Claim) claimRef { return claimRef{c.Code, c.created, c.ScopeDir} }
 
 // Principal is who a request is from: the holder of a claim, or anyone without
 // one, which is the zero value. Two principals are equal by ==. A principal says
@@ -193,6 +191,7 @@ func fixedGate(scope Scope) *Gate { return &Gate{fixed: scope, sessions: &sessio
 
 // admission is who a request is from.
 type admission struct {
+	At        time.Time     // before anything was looked at
 	Session   *sessionToken // nil: the request names none
 	Principal Principal     // by now: a session that moves to another claim has been written down
 	// Unknown is set where the request names no session, and a code that does not
@@ -204,7 +203,7 @@ type admission struct {
 // is read. It may wait its turn for some seconds (guessTurns). The error is the
 // answer to a request that is not let in.
 func (g *Gate) Admit(r *http.Request) (admission, error) {
-	var a admission
+	a := admission{At: time.Now()}
 	if id, inURL := presentedSession(r); id != "" {
 		token, ok := g.sessions.open(id)
 		if !ok {
@@ -219,7 +218,7 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	facts := accessFacts{session: a.Session != nil, scoped: a.Principal.hasClaim(), require: g.require}
 	var why error // of what can't be read; it names a path, so it is for the log only
 	if facts.scoped {
-		_, err := g.claim(a.Principal)
+		_, err := g.claim(a.Principal, a.At)
 		facts.ownHolds = err == nil
 		if errors.Is(err, errClaimsUnreadable) {
 			facts.unreadable, why = true, err
@@ -342,28 +341,37 @@ func presentedSession(r *http.Request) (id string, inURL bool) {
 	return r.URL.Query().Get("sessionId"), true
 }
 
-// claim is the claim of a principal, as it stands now. The error is errEnded,
-// also for who has no claim, or matches errClaimsUnreadable.
-func (g *Gate) claim(p Principal) (Claim, error) {
-	c, ok, err := g.claims.Lookup(p.claim.Code)
+// claim is the claim of a principal, as it stood at some instant after since. The
+// error is errEnded, also for who has no claim, or matches errClaimsUnreadable.
+func (g *Gate) claim(p Principal, since time.Time) (Claim, error) {
+	c, ok, err := g.claims.LookupSince(p.claim.Code, since)
 	if err == nil && (!ok || refTo(c) != p.claim) {
 		err = errEnded
 	}
 	return c, err
 }
 
+// admissionLife is for how long what was seen when a request was admitted holds for
+// what the request does. Few take longer, and so most look at the claims once.
+const admissionLife = 10 * time.Millisecond
+
 // Scope is what a principal may reach now. It is asked for each time that
-// something is done, and not kept: a claim may end at any instant. With an error,
-// errEnded or errClaimsUnreadable, the scope reaches nothing; both are fit for
-// clients.
-func (g *Gate) Scope(p Principal) (Scope, error) {
+// something is done, and not kept: a claim may end at any instant. admitted is when
+// the request was let in for which it is done; zero for what no request waits for.
+// With an error, errEnded or errClaimsUnreadable, the scope reaches nothing; both
+// are fit for clients.
+func (g *Gate) Scope(p Principal, admitted time.Time) (Scope, error) {
 	if g.claims == nil {
 		return g.fixed, nil
 	}
 	if !p.hasClaim() && !g.require {
 		return scopeAll(), nil
 	}
-	switch c, err := g.claim(p); {
+	now := time.Now()
+	if now.Sub(admitted) > admissionLife {
+		admitted = now
+	}
+	switch c, err := g.claim(p, admitted); {
 	case err == nil:
 		return scopeDir(c.ScopeDir), nil
 	case errors.Is(err, errClaimsUnreadable):

@@ -64,10 +64,11 @@ func (q *quota) take(principal string, more, limit int64) (give func(), ok bool)
 
 // client is where a request comes from, and where its answer goes.
 type client struct {
-	session *Session
-	out     *outbox
-	streams context.Context // ends when streams to the client have to
-	leaves  context.Context // ends when the client has gone for good, and its requests with it; nil where it may come back
+	session  *Session
+	out      *outbox
+	admitted time.Time       // when its request was, zero where it has one connection for all
+	streams  context.Context // ends when streams to the client have to
+	leaves   context.Context // ends when the client has gone for good, and its requests with it; nil where it may come back
 	// check judges what the transport says of a request beside its message; nil
 	// where that is nothing.
 	check func(r *request) error
@@ -97,8 +98,8 @@ func (r *request) send(msg []byte) bool {
 }
 
 // scope is what a session may reach now.
-func (s *Server) scope(session *Session) (Scope, error) {
-	return s.gate.Scope(s.gate.Current(session.sessionToken))
+func (s *Server) scope(session *Session, admitted time.Time) (Scope, error) {
+	return s.gate.Scope(s.gate.Current(session.sessionToken), admitted)
 }
 
 // authorized tells whether a session still has the access of the principal that it
@@ -106,7 +107,7 @@ func (s *Server) scope(session *Session) (Scope, error) {
 // client, and streams that are resumed.
 func (s *Server) authorized(session *Session, was Principal) func() bool {
 	return func() bool {
-		_, err := s.gate.Scope(was)
+		_, err := s.gate.Scope(was, time.Time{})
 		return err == nil && was == s.gate.Current(session.sessionToken)
 	}
 }
@@ -115,7 +116,7 @@ func (s *Server) authorized(session *Session, was Principal) func() bool {
 // something is done, and not kept: a claim may end at any instant. With an error,
 // which is fit for the client, the view is empty.
 func (r *request) view() (*View, error) {
-	scope, err := r.server.scope(r.session)
+	scope, err := r.server.scope(r.session, r.admitted)
 	if err != nil {
 		err = rpcErrorf(codeRefused, "%v", err)
 	}
@@ -133,7 +134,7 @@ func (r *request) listView(ctx context.Context) *View {
 // waitReady waits for modules in the caller's scope that are being introspected.
 func (r *request) waitReady(ctx context.Context) {
 	if r.server.starting() {
-		scope, _ := r.server.scope(r.session) // which reaches nothing with an error
+		scope, _ := r.server.scope(r.session, r.admitted) // which reaches nothing with an error
 		r.server.modules.WaitReady(ctx, scope)
 	}
 }
@@ -651,7 +652,7 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
 	defer cancel() // a module that hangs does not hold up the end
 	for ctx.Err() == nil {
 		changed := s.modules.Changed()
-		scope, err := s.scope(session)
+		scope, err := s.scope(session, time.Time{})
 		known := err == nil || errors.Is(err, errEnded) // else nothing is known to have changed
 		if known && session.primary() == out {
 			view := s.modules.View(scope)
@@ -663,7 +664,7 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
 					defer session.subscribing.Unlock()
 					defer catch(s.log, new(error))
 					for uri := range session.subscriptions {
-						scope, _ := s.scope(session) // now: the claim may have ended meanwhile
+						scope, _ := s.scope(session, time.Time{}) // now: the claim may have ended meanwhile
 						if err := s.keepSubscription(ctx, session, s.modules.View(scope).Lookup("resources", uri), uri); err != nil {
 							s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
 						}
@@ -760,7 +761,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, now *It
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
 	at, err := now.Subscribe(ctx, s.callerOf(session, session.notify), uri, func(params json.RawMessage) {
-		scope, err := s.scope(session)
+		scope, err := s.scope(session, time.Time{})
 		if err == nil && s.modules.View(scope).Lookup("resources", uri).Same(now) {
 			session.tell("notifications/resources/updated", stripCallID(params))
 		}

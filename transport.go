@@ -134,7 +134,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return refusal
 	}
 	if err == nil {
-		s.answerPOST(w, r, accept, session, list, batch)
+		s.answerPOST(w, r, accept, client{session: session, admitted: from.At, streams: s.stopping}, list, batch)
 	}
 	return err
 }
@@ -182,30 +182,30 @@ func (s *Server) openSession(from admission) (*Session, error) {
 // answerPOST takes messages in and answers the requests among them. That its
 // client goes away cancels a request if there is no session in which the client
 // may come back.
-func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accepts, session *Session, list []inMessage, batch bool) {
+func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accepts, c client, list []inMessage, batch bool) {
 	conn := &connection{ctx: r.Context()}
 	if accept.stream {
 		conn.write = sseWriter(w)
 	}
-	c := client{session: session, streams: s.stopping}
-	if session.stateless {
+	stateless := c.session.stateless
+	if stateless {
 		c.leaves = r.Context()
 		c.out = newOutbox(conn, nil)
 		c.check = func(asked *request) error { return checkNames(r.Header, asked) }
 	} else {
-		c.out = newOutbox(conn, s.keptStream(answerStream, session))
+		c.out = newOutbox(conn, s.keptStream(answerStream, c.session))
 	}
 	answers := s.dispatch(c, list, batch)
 	if answers == nil {
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	if accept.streamFirst && !session.stateless { // else an error has a status
+	if accept.streamFirst && !stateless { // else an error has a status
 		c.out.send(nil)
 	}
 	answer, err := answers()
 	status := http.StatusOK
-	if err != nil && (session.stateless || batch) {
+	if err != nil && (stateless || batch) {
 		status = rpcStatus(asRPCError(err).Code)
 	}
 	stream := accept.streamFirst && status == http.StatusOK || answer == nil // a cancelled request is answered by the end of its stream
@@ -451,7 +451,7 @@ func (s *Server) pageURL(r *http.Request) string {
 // servePage answers a browser with the modules of who asks, as any client is: by
 // the same view.
 func (s *Server) servePage(w http.ResponseWriter, r *http.Request, from admission) error {
-	scope, err := s.gate.Scope(from.Principal)
+	scope, err := s.gate.Scope(from.Principal, from.At)
 	if err = cmp.Or(from.Unknown, err); err != nil {
 		return httpErrorf(http.StatusBadRequest, "%v", err)
 	}
