@@ -277,22 +277,34 @@ func (o object) without(keys ...string) object {
 
 // isObject reports whether valid JSON is an object.
 func isObject(raw json.RawMessage) bool {
-	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte{'{'})
+	raw = bytes.TrimSpace(raw)
+	return len(raw) > 0 && raw[0] == '{'
 }
 
-// fields goes through the members of a JSON object, in order, keys compared to
-// the letter. A key that repeats comes as often as it was written. Of what is no
-// object it yields nothing; of what is no valid JSON, as much as can be read.
+// fields goes through the members of a JSON object, in order. A key that repeats
+// comes as often as it was written. Of what is no object it yields nothing; of what
+// is no valid JSON, as much as can be read.
 func fields(raw json.RawMessage) iter.Seq2[string, json.RawMessage] {
 	return func(yield func(string, json.RawMessage) bool) {
+		for quoted, value := range quotedFields(raw) {
+			if key, ok := unquote(quoted); !ok || !yield(key, value) {
+				return
+			}
+		}
+	}
+}
+
+// quotedFields is fields with the keys as they are written.
+func quotedFields(raw json.RawMessage) iter.Seq2[json.RawMessage, json.RawMessage] {
+	return func(yield func(key, value json.RawMessage) bool) {
 		if !isObject(raw) {
 			return
 		}
 		rest := raw[bytes.IndexByte(raw, '{')+1:]
 		for {
 			end := endOfItem(rest)
-			key, ok := unquote(bytes.TrimSpace(rest[:end]))
-			if !ok || end == len(rest) || rest[end] != ':' {
+			key := bytes.TrimSpace(rest[:end])
+			if end == len(rest) || rest[end] != ':' {
 				return // at the object's end
 			}
 			rest = rest[end+1:]
@@ -321,12 +333,22 @@ func members(raw json.RawMessage) (object, bool) {
 // or nil.
 func field(raw json.RawMessage, key string) json.RawMessage {
 	var last json.RawMessage
-	for k, value := range fields(raw) {
-		if k == key {
+	for quoted, value := range quotedFields(raw) {
+		if isKey(quoted, key) {
 			last = value
 		}
 	}
 	return last
+}
+
+// isKey reports whether key is what a JSON string says. It makes no copy of what has
+// no escapes: fields are looked for many times in each request.
+func isKey(quoted json.RawMessage, key string) bool {
+	if bytes.IndexByte(quoted, '\\') < 0 {
+		return len(quoted) == len(key)+2 && quoted[0] == '"' && string(quoted[1:len(key)+1]) == key
+	}
+	text, ok := unquote(quoted)
+	return ok && text == key
 }
 
 // withMember returns a JSON object with key set to value.

@@ -196,13 +196,13 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		p.end(c)
 		c = nil
 	}
-	wait := time.Until(p.crashes[affinity].notBefore)
+	crashed := p.crashes[affinity]
 	switch {
 	case p.retired:
 		return nil, errRetired
 	case c != nil:
-	case wait > 0:
-		return nil, fmt.Errorf("module %q keeps crashing; it is started again in %v at the earliest", p.name, wait.Round(100*time.Millisecond))
+	case time.Now().Before(crashed.notBefore):
+		return nil, fmt.Errorf("module %q keeps crashing; it is started again in %v at the earliest", p.name, time.Until(crashed.notBefore).Round(100*time.Millisecond))
 	case p.perSession && !p.makeRoom(caller.Principal):
 		return nil, fmt.Errorf("module %q %w", p.name, errBusy)
 	default:

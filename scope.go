@@ -174,7 +174,8 @@ type Gate struct {
 	log      *slog.Logger
 	turns    guessTurns
 	started  time.Time
-	logKey   string // of the names that claims have in the log, this time
+	logKey   string   // of the names that claims have in the log, this time
+	names    sync.Map // []any by Principal: what Name has given
 }
 
 // newGate is the gate of a daemon. With require it lets nobody in without a claim.
@@ -395,7 +396,12 @@ func (g *Gate) Name(p Principal) []any {
 	if !p.hasClaim() {
 		return nil
 	}
-	return g.name(p, g.claims.label(p.claim.Code))
+	if known, ok := g.names.Load(p); ok {
+		return known.([]any)
+	}
+	name := g.name(p, g.claims.label(p.claim.Code))
+	g.names.Store(p, name)
+	return name
 }
 
 func (g *Gate) name(p Principal, label string) []any {
