@@ -288,6 +288,7 @@ func (g *Gate) logClaims(before, after map[Code]Claim) {
 	for code, c := range before {
 		if refTo(after[code]) != refTo(c) {
 			g.log.Info("claim ended", g.name(Principal{refTo(c)}, c.Label)...)
+			g.names.Delete(Principal{refTo(c)})
 		}
 	}
 	for code, c := range after {
