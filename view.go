@@ -105,6 +105,7 @@ type Item struct {
 	Label  string  // of the module in the view
 	Method *Method // of a tool
 
+	hookPath   string          // of a tool, see HookPath
 	ownName    string          // the module's own name for a tool or prompt
 	definition json.RawMessage // of a prompt
 	module     *Module
@@ -172,10 +173,11 @@ func (v *View) addNamed(list string, items []*Item) (ambiguous map[string][]*Ite
 // label, the path with the module's bare name is entered too: it belongs to
 // nobody, and must not go to a method that asks for it by @webhook.
 func (v *View) addWebhook(t *Item) {
-	path := t.HookPath()
-	if path == "" {
+	path := cmp.Or(t.Method.Hook, t.Label+"/"+t.Method.Name)
+	if !t.Method.IsHook || checkHookPath(path) != nil {
 		return
 	}
+	t.hookPath = path
 	v.webhooks[path] = append(v.webhooks[path], t)
 	if t.Method.Hook == "" && t.Label != t.module.Name {
 		bare := t.module.Name + "/" + t.Method.Name
@@ -266,13 +268,7 @@ func (v *View) Alternatives(name string) []string {
 // HookPath is the path below /webhook/ at which the tool's method is to receive
 // webhooks; "" for a method that receives none, or whose name could not stand in
 // a URL as it is.
-func (t *Item) HookPath() string {
-	path := cmp.Or(t.Method.Hook, t.Label+"/"+t.Method.Name)
-	if !t.Method.IsHook || checkHookPath(path) != nil {
-		return ""
-	}
-	return path
-}
+func (t *Item) HookPath() string { return t.hookPath }
 
 // Hook finds the method that receives webhooks at a path. Where several methods
 // would have the path it belongs to none of them, and Hook returns what tells
@@ -295,10 +291,9 @@ func (v *View) Hook(path string) (*Item, []string) {
 }
 
 // Call makes a request about the item, in whose params the module's own name takes
-// the place of that in the view. Calls of methods of single-file modules are
-// checked against the schema, and fail as a method does, so that a model can
-// correct itself. Call returns errRetired, and has done nothing, when the module
-// was replaced after the view was made.
+// the place of that in the view. The error is an *argumentError where arguments do
+// not fit, and errRetired, and nothing was done, when the module was replaced after
+// the view was made.
 func (i *Item) Call(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
 	list, _ := members(params)
 	switch {
@@ -308,11 +303,11 @@ func (i *Item) Call(ctx context.Context, caller Caller, method string, params js
 	default:
 		list = list.set("name", quote(i.ownName))
 	}
-	checked := i.Method != nil && i.module.Kind.singleFile()
+	checked := i.ChecksArguments()
 	if checked {
 		arguments, err := i.Method.checkArguments(list.get("arguments"))
 		if err != nil {
-			return failure(err.Error()), nil
+			return nil, err
 		}
 		list = list.set("arguments", arguments)
 	}
@@ -322,6 +317,9 @@ func (i *Item) Call(ctx context.Context, caller Caller, method string, params js
 	}
 	return result, err
 }
+
+// ChecksArguments reports whether Call checks arguments, and not the module itself.
+func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.singleFile() }
 
 // Subscribe has the module of a resource say when it changes, to notify, until the
 // subscription is released, or the module's process ends.

@@ -243,6 +243,8 @@ func callError(ctx context.Context, err error) error {
 	switch {
 	case errors.As(err, &answered):
 		return answered
+	case errors.As(err, new(*argumentError)):
+		return httpErrorf(http.StatusBadRequest, "%v", err)
 	case errors.Is(context.Cause(ctx), errDeliveryTimeout), errors.Is(err, errTimeout):
 		return httpErrorf(http.StatusGatewayTimeout, "%v", errDeliveryTimeout)
 	case errors.As(err, &rpc) && rpc.Code == codeInvalidParams:
@@ -255,41 +257,39 @@ func callError(ctx context.Context, err error) error {
 }
 
 // arguments is what the method is called with: the fields of the body, and what
-// is known of the request. Its errors are *httpError.
+// is known of the request. Its errors are *httpError or *argumentError.
 func (d *delivery) arguments() (json.RawMessage, error) {
 	contentType := d.Header.Get("Content-Type")
 	if err := checkType(contentType); err != nil {
 		return nil, err
 	}
 	list, err := parameters(contentType, d.body, d.tool.Method)
-	var arguments json.RawMessage
-	if err == nil {
-		list = append(withoutWebhook(list), member{webhookParam, d.meta()})
-		arguments, err = d.tool.Method.checkArguments(list.json())
-	}
 	if err != nil {
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
 	}
-	return arguments, nil
+	arguments := append(withoutWebhook(list), member{webhookParam, d.meta()}).json()
+	if d.tool.ChecksArguments() {
+		return arguments, nil
+	}
+	return d.tool.Method.checkArguments(arguments)
 }
 
 // meta is what a method gets under webhookParam.
 func (d *delivery) meta() json.RawMessage {
-	headers := map[string]string{"host": d.Host}
+	headers, query := object{{"host", quote(d.Host)}}, object{}
 	for name, values := range d.Header {
 		if name != secretHeader {
-			headers[strings.ToLower(name)] = strings.Join(values, ", ")
+			headers = append(headers, member{strings.ToLower(name), quote(strings.Join(values, ", "))})
 		}
 	}
-	query := map[string]string{}
 	for name, values := range d.URL.Query() {
-		query[name] = values[0]
+		query = append(query, member{name, quote(values[0])})
 	}
-	meta := map[string]any{"method": d.Method, "headers": headers, "query": query, "timestamp": d.received.UnixMilli()}
+	meta := object{{"method", quote(d.Method)}, {"headers", headers.json()}, {"query", query.json()}, {"timestamp", marshal(d.received.UnixMilli())}}
 	if utf8.Valid(d.body) {
-		meta["rawBody"] = string(d.body)
+		meta = append(meta, member{"rawBody", quote(string(d.body))})
 	}
-	return marshal(meta)
+	return meta.json()
 }
 
 // errSignature is all that a sender is told: what exactly did not fit helps
