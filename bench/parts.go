@@ -90,7 +90,9 @@ func requests(b *bench) {
 			{"usher", job{server: usher, tools: n}},
 			{"usher, scoped", job{server: usher, tools: n, headers: []string{claim}}},
 			{"Go SDK", job{server: b.startPeer("gosdk", "-tools", file), tools: n}},
+			{"Go SDK, raw schemas", job{server: b.startPeer("gosdk", "-raw", "-tools", file), tools: n}},
 			{"mcp-go", job{server: b.startPeer("mcpgo", "-tools", file), tools: n}},
+			{"mcp-go, raw schemas", job{server: b.startPeer("mcpgo", "-raw", "-tools", file), tools: n}},
 		}
 	}
 	works := []struct {
@@ -103,7 +105,7 @@ func requests(b *bench) {
 			{"bare", job{server: b.startPeer("bare", "-worker"), tool: "go_echo"}},
 			{"usher", job{server: usher20, tool: "go_echo"}},
 			{"usher, scoped", job{server: usher20, tool: "go_echo", headers: []string{claim20}}},
-			{"gateway", job{server: b.startPeer("gosdk", "-worker", "-tools", tools20), tool: "go_echo"}},
+			{"gateway", job{server: b.startPeer("gosdk", "-raw", "-worker", "-tools", tools20), tool: "go_echo"}},
 		}},
 	}
 	var cells []*cell

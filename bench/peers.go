@@ -37,7 +37,7 @@ type tool struct {
 
 // echoArguments is what the tools that are called take.
 type echoArguments struct {
-	Message string `json:"message"`
+	Message string `json:"message" jsonschema:"text to return"`
 }
 
 // peer runs the peer that args begin with.
@@ -49,6 +49,7 @@ func peer(args []string) {
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
 	file := flags.String("tools", "", "the `FILE` with the tools")
 	child := flags.Bool("worker", false, "send calls through a worker process")
+	rawSchemas := flags.Bool("raw", false, "have the tools' schemas as JSON, and arguments unchecked")
 	flags.Parse(args[1:])
 	var raw json.RawMessage
 	var tools []tool
@@ -73,9 +74,9 @@ func peer(args []string) {
 	case "bare":
 		newBare(raw, echo).handle(mux)
 	case "gosdk":
-		mux.Handle("/mcp", goSDK(tools, echo))
+		mux.Handle("/mcp", goSDK(tools, *rawSchemas, echo))
 	case "mcpgo":
-		mux.Handle("/mcp", mcpGo(tools))
+		mux.Handle("/mcp", mcpGo(tools, *rawSchemas))
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -213,11 +214,19 @@ func (b *bare) call(params json.RawMessage) ([]byte, error) {
 	return json.Marshal(map[string][]content{"content": {{"text", text}}})
 }
 
-// goSDK is the official SDK in the quicker of its forms: JSON answers instead of
-// streams, and no check of arguments against the schema.
-func goSDK(tools []tool, echo func(json.RawMessage) (string, error)) http.Handler {
+// goSDK is the official SDK with JSON answers instead of streams, which are slower.
+// Its tools are made as its documentation has it, from a function and the type of
+// its arguments, or with raw schemas, which is quicker.
+func goSDK(tools []tool, rawSchemas bool, echo func(json.RawMessage) (string, error)) http.Handler {
 	s := mcp.NewServer(&mcp.Implementation{Name: "gosdk", Version: "1"}, nil)
 	for _, t := range tools {
+		if !rawSchemas {
+			mcp.AddTool(s, &mcp.Tool{Name: t.Name, Description: t.Description},
+				func(_ context.Context, _ *mcp.CallToolRequest, a echoArguments) (*mcp.CallToolResult, any, error) {
+					return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: a.Message}}}, nil, nil
+				})
+			continue
+		}
 		s.AddTool(&mcp.Tool{Name: t.Name, Description: t.Description, InputSchema: t.InputSchema},
 			func(_ context.Context, r *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 				text, err := echo(r.Params.Arguments)
@@ -227,10 +236,17 @@ func goSDK(tools []tool, echo func(json.RawMessage) (string, error)) http.Handle
 	return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s }, &mcp.StreamableHTTPOptions{JSONResponse: true})
 }
 
-func mcpGo(tools []tool) http.Handler {
+// mcpGo is mcp-go. Its tools are made as its documentation has it, or with raw
+// schemas, which is quicker.
+func mcpGo(tools []tool, rawSchemas bool) http.Handler {
 	s := mcpgoserver.NewMCPServer("mcpgo", "1", mcpgoserver.WithToolCapabilities(true))
 	for _, t := range tools {
-		s.AddTool(mcpgo.NewToolWithRawSchema(t.Name, t.Description, t.InputSchema),
+		own := mcpgo.NewTool(t.Name, mcpgo.WithDescription(t.Description),
+			mcpgo.WithString("message", mcpgo.Required(), mcpgo.Description("text to return")))
+		if rawSchemas {
+			own = mcpgo.NewToolWithRawSchema(t.Name, t.Description, t.InputSchema)
+		}
+		s.AddTool(own,
 			func(_ context.Context, r mcpgo.CallToolRequest) (*mcpgo.CallToolResult, error) {
 				text, err := r.RequireString("message")
 				return mcpgo.NewToolResultText(text), err
