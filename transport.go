@@ -13,13 +13,11 @@ import (
 	_ "embed"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"html"
+	"html/template"
 	"io"
 	"math"
 	"mime"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -41,7 +39,7 @@ func (s *Server) routes(mux *http.ServeMux) {
 			write := writeMCPError
 			if parseAccept(r.Header.Values("Accept")).html {
 				write = func(w http.ResponseWriter, e *httpError) {
-					s.writePage(w, r, e.Status, true, "", htmlf("<p class=\"refused\">No tools are shown to you: %s</p>", e.Msg))
+					s.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
 				}
 			}
 			handle(s.log, write, s.serveGET)(w, r)
@@ -431,21 +429,19 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 //go:embed help/page.html
 var pageText string
 
-// codedPart is what stands on the page for who has to present a code.
-var codedPart = regexp.MustCompile("<coded>(.*?)</coded>")
+// pageTemplate is read at the first request for the page: few processes ever see one.
+var pageTemplate = sync.OnceValue(func() *template.Template {
+	about := func(t *Item) string { return firstSentence(t.Method.description) }
+	return template.Must(template.New("page").Funcs(template.FuncMap{"about": about}).Parse(pageText))
+})
 
-// htmlf is fmt.Sprintf for HTML, in which the values are text.
-func htmlf(format string, values ...any) string {
-	for i, value := range values {
-		values[i] = html.EscapeString(fmt.Sprint(value))
-	}
-	return fmt.Sprintf(format, values...)
-}
-
-// pageURL is where the page says that clients reach the daemon.
-func (s *Server) pageURL(r *http.Request) string {
-	scheme := map[bool]string{true: "https://", false: "http://"}[r.TLS != nil]
-	return cmp.Or(s.publicURL, scheme+r.Host+"/")
+// pageContent is what the page for people says.
+type pageContent struct {
+	Refused    string // why no modules are shown; "" where they are
+	View       *View  // of who asks; nil where that was refused
+	Webhook    func(*Item) string
+	Coded      bool // clients have to present a code
+	URL, Nonce string
 }
 
 // servePage answers a browser with the modules of who asks, as any client is: by
@@ -456,42 +452,25 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request, from admissio
 		return httpErrorf(http.StatusBadRequest, "%v", err)
 	}
 	s.modules.WaitReady(r.Context(), scope)
-	view, list := s.modules.View(scope), []string{"<h2>Tools</h2>"}
-	if len(view.Modules) == 0 {
-		list = append(list, "<p>There are none at the moment.</p>")
-	}
-	for _, m := range view.Modules {
-		list = append(list, htmlf("<section>\n<h3>%s</h3>\n<p class=\"soft\">%s</p>\n<dl>", m.Label, m.About))
-		for _, t := range view.ToolsOf(m.Module) {
-			list = append(list, htmlf("<dt>%s</dt><dd>%s", t.Name, firstSentence(t.Method.description)))
-			if path := s.webhookPath(t); path != "" {
-				list = append(list, htmlf("<br>Webhook, by POST: <code>%swebhook/%s</code>", s.pageURL(r), path))
-			}
-		}
-		if len(m.Methods) == 0 {
-			list = append(list, "<dd>It has no tools.")
-		}
-		list = append(list, "</dl>\n</section>")
-	}
-	s.writePage(w, r, http.StatusOK, from.Principal != Principal{}, strings.Join(list, "\n"), "")
+	s.writePage(w, r, http.StatusOK, pageContent{View: s.modules.View(scope), Webhook: s.webhookPath, Coded: from.Principal != Principal{}})
 	return nil
 }
 
-// writePage writes the page around the HTML of what it says to this reader. It
-// names no code, and has no script; its style is known by a word that nobody can
-// guess.
-func (s *Server) writePage(w http.ResponseWriter, r *http.Request, status int, coded bool, tools, refused string) {
-	nonce := rand.Text()
-	text := codedPart.ReplaceAllString(pageText, map[bool]string{true: "$1"}[coded])
-	page := strings.NewReplacer("{{nonce}}", nonce, "{{url}}", htmlf("%s", s.pageURL(r)), "{{tools}}", tools, "{{refused}}", refused).Replace(text)
+// writePage writes the page. It names no code, and has no script; its style is
+// known by a word that nobody can guess.
+func (s *Server) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
+	scheme := map[bool]string{true: "https://", false: "http://"}[r.TLS != nil]
+	p.URL, p.Nonce = cmp.Or(s.publicURL, scheme+r.Host+"/"), rand.Text()
+	var page bytes.Buffer
+	_ = pageTemplate().Execute(&page, p) // into memory it can't fail
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+nonce+"'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_ = writeBody(w, []byte(page)) // a reader who is gone is no one to tell
+	_ = writeBody(w, page.Bytes()) // a reader who is gone is no one to tell
 }
 
 // serveNotices has an outbox be a notification stream of a session, until the
