@@ -15,6 +15,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
 	_ "embed"
 	"fmt"
 	"go/ast"
@@ -186,9 +187,9 @@ const (
 const keepBuilds = 24 * time.Hour
 
 // buildGoModule makes the program of the module at path, an absolute path without
-// links, whose file holds src, in a folder, which it makes if need be. It returns
-// where the program is: a process that runs an older one of that name goes on with
-// it. It is quick when nothing has changed. Nothing is written beside the module.
+// links, whose file holds src, in a folder, which it makes if need be. It returns where the program is:
+// under a name that stands for its content, so that it never becomes another one.
+// It is quick when nothing has changed. Nothing is written beside the module.
 // environ is that of the go command. The error is a *goBuildError when it is the
 // module's, and the cause of ctx's end when that ended the build. Safe for
 // concurrent use, in several processes too.
@@ -205,32 +206,45 @@ func buildGoModule(ctx context.Context, folder, path string, src []byte, environ
 		return "", err
 	}
 	defer os.RemoveAll(temp)
-	name := "module-" + hashOf(path, string(src))
+	target := filepath.Join(temp, "module")
 	if runtime.GOOS == "windows" {
-		name += ".exe"
+		target += ".exe"
 	}
-	program, target := filepath.Join(folder, name), filepath.Join(temp, name)
-	_ = os.Link(program, target) // the go command builds nothing where it finds what it would build
+	// The go command builds nothing where it finds what it would build.
+	latest := filepath.Join(folder, "latest-"+hashOf(path))
+	_ = os.Link(latest, target)
 	if err := runGoBuild(ctx, path, src, source, target, environ); err != nil {
 		return "", err
 	}
-	err = cmp.Or(os.Chmod(target, 0o700), os.Rename(target, program))
-	if err != nil && !isShared(err) { // Windows replaces no program that runs
-		return "", err
+	binary, err := keepBuild(folder, target)
+	if err == nil {
+		os.Remove(latest)
+		_ = os.Link(binary, latest)
 	}
-	_ = os.Chtimes(program, time.Now(), time.Now()) // it is in use
-	removeOldBuilds(folder)
-	return program, nil
+	return binary, err
 }
 
-// removeOldBuilds removes the programs that nobody has asked for since long.
-func removeOldBuilds(folder string) {
-	entries, _ := os.ReadDir(folder)
-	for _, entry := range entries {
-		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > keepBuilds {
-			os.RemoveAll(filepath.Join(folder, entry.Name()))
+// keepBuild gives a binary its name, and removes those of all modules that nobody
+// has asked for since long.
+func keepBuild(folder, built string) (string, error) {
+	data, err := os.ReadFile(built)
+	if err != nil {
+		return "", err
+	}
+	binary := filepath.Join(folder, fmt.Sprintf("module-%x", sha256.Sum256(data))+filepath.Ext(built))
+	err = cmp.Or(os.Chmod(built, 0o700), os.Rename(built, binary))
+	if _, there := os.Stat(binary); there != nil { // Windows renames to no program that runs
+		return "", cmp.Or(err, there)
+	}
+	now := time.Now()
+	_ = os.Chtimes(binary, now, now) // it is in use
+	old, _ := filepath.Glob(filepath.Join(folder, "*"))
+	for _, path := range old {
+		if info, err := os.Stat(path); err == nil && now.Sub(info.ModTime()) > keepBuilds {
+			os.RemoveAll(path)
 		}
 	}
+	return binary, nil
 }
 
 // runGoBuild has the go command make target of a module's text and the main

@@ -663,8 +663,8 @@ func TestGoModuleAsks(t *testing.T) {
 	}
 }
 
-// What a module is built from is seen at each build, and a process goes on with
-// what it was built from.
+// What a module is built from is seen at each build, and what was built before
+// stays what it is.
 func TestGoModuleFresh(t *testing.T) {
 	t.Parallel()
 	dir := goTestTree(t, map[string]string{
@@ -673,21 +673,21 @@ func TestGoModuleFresh(t *testing.T) {
 		"a.usher.go": "//go:build usher\n\npackage main\n\nimport \"example.com/tree/pkg\"\n\nfunc A() string { return pkg.Word }\n",
 	})
 	module, cache := filepath.Join(dir, "a.usher.go"), filepath.Join(dir, "cache")
-	binary := goTestBuild(t, module, cache)
-	was, err := os.Stat(binary)
+	first := goTestBuild(t, module, cache)
+	was, err := os.Stat(first)
 	if err != nil || was.Mode().Perm()&0o077 != 0 {
 		t.Errorf("%v: mode %v", err, was.Mode())
 	}
-	first := goTestStart(t, binary)
 	write(t, filepath.Join(dir, "pkg", "pkg.go"), "package pkg\n\nconst Word = \"two\"\n")
-	second := goTestStart(t, goTestBuild(t, module, cache))
-	for want, p := range map[string]*goTestPeer{"one": first, "two": second} {
+	second := goTestBuild(t, module, cache)
+	for binary, want := range map[string]string{first: "one", second: "two"} {
+		p := goTestStart(t, binary)
 		if got := p.call("a", "{}"); !strings.Contains(got, want) {
-			t.Errorf("it answers %s, want %s", got, want)
+			t.Errorf("%s answers %s, want %s", binary, got, want)
 		}
 		p.end()
 	}
-	// Side by side.
+	// Side by side: builds of one content have one name.
 	others := make(chan string, 2)
 	for range 2 {
 		go func() {
@@ -695,20 +695,20 @@ func TestGoModuleFresh(t *testing.T) {
 			others <- fmt.Sprint(binary, err)
 		}()
 	}
-	if a, b := <-others, <-others; a != b || a != binary+"<nil>" {
-		t.Errorf("builds side by side: %s and %s, want %s", a, b, binary)
+	if a, b := <-others, <-others; a != b || a != second+"<nil>" {
+		t.Errorf("builds side by side: %s and %s, want %s", a, b, second)
 	}
 	// What nobody has asked for since long goes, of modules that are gone too.
 	old := time.Now().Add(-2 * keepBuilds)
 	left := filepath.Join(cache, "module-x")
 	write(t, left, "")
-	for _, path := range []string{left, binary} {
+	for _, path := range []string{left, first} {
 		if err := os.Chtimes(path, old, old); err != nil {
 			t.Fatal(err)
 		}
 	}
 	goTestBuild(t, module, cache)
-	for path, want := range map[string]bool{binary: true, left: false} {
+	for path, want := range map[string]bool{first: false, second: true, left: false} {
 		if _, err := os.Stat(path); (err == nil) != want {
 			t.Errorf("%s is there: %v", path, err == nil)
 		}
