@@ -81,12 +81,12 @@ type suspendedCalls struct {
 	ctx context.Context // ends when calls are to
 	wg  sync.WaitGroup  // calls under way, suspended or not
 
-	mu     sync.Mutex
-	asking map[*suspendedCall]bool // those with questions that are not answered
+	mu    sync.Mutex
+	calls map[string]*suspendedCall // by the state under which they go on, once
 }
 
 func newSuspendedCalls(ctx context.Context) *suspendedCalls {
-	return &suspendedCalls{ctx: ctx, asking: make(map[*suspendedCall]bool)}
+	return &suspendedCalls{ctx: ctx, calls: make(map[string]*suspendedCall)}
 }
 
 // suspendedCall is one call of a client without a session, for as long as it
@@ -104,7 +104,6 @@ type suspendedCall struct {
 
 	// Guarded by all.mu.
 	notify    func(method string, params json.RawMessage) // of the request under way; nil while suspended
-	state     string                                      // under which it goes on, once; "" while a request waits for it
 	asked     int                                         // questions so far
 	questions []*inputRequest
 }
@@ -177,7 +176,7 @@ func (c *suspendedCall) ask(ctx context.Context, method string, params json.RawM
 	}
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	c.drop(q)
+	c.questions = slices.DeleteFunc(c.questions, func(other *inputRequest) bool { return other == q })
 	if c.ctx.Err() != nil {
 		return nil, errNotInCall
 	}
@@ -190,7 +189,7 @@ func (k *suspendedCalls) add(c *suspendedCall, q *inputRequest) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	others := 0
-	for other := range k.asking {
+	for _, other := range k.calls {
 		if other != c && other.caller.Principal == c.caller.Principal {
 			others++
 		}
@@ -201,16 +200,7 @@ func (k *suspendedCalls) add(c *suspendedCall, q *inputRequest) error {
 	c.asked++
 	q.key = "ask-" + strconv.Itoa(c.asked)
 	c.questions = append(c.questions, q)
-	k.asking[c] = true
 	return nil
-}
-
-// drop takes a question out. Called with all.mu held.
-func (c *suspendedCall) drop(q *inputRequest) {
-	c.questions = slices.DeleteFunc(c.questions, func(other *inputRequest) bool { return other == q })
-	if len(c.questions) == 0 {
-		delete(c.all.asking, c)
-	}
 }
 
 // next waits for the call's end, or for something that it asks. A client that
@@ -244,29 +234,32 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	for _, q := range c.questions {
 		requests = append(requests, member{q.key, object{{"method", quote(q.method)}, {"params", q.params}}.json()})
 	}
-	c.state, c.notify = rand.Text(), nil
-	c.watch(c.state, time.Now().Add(suspendTimeout))
-	return object{{"resultType", quote(resultInput)}, {"inputRequests", requests.json()}, {"requestState", quote(c.state)}}.json()
+	state := rand.Text()
+	c.all.calls[state], c.notify = c, nil
+	c.watch(state, time.Now().Add(suspendTimeout))
+	return object{{"resultType", quote(resultInput)}, {"inputRequests", requests.json()}, {"requestState", quote(state)}}.json()
 }
 
 // watch ends the call if it is still suspended under a state at a time, or as soon
-// as its caller's access has ended.
+// as its caller's access has ended. The state is worth nothing then.
 func (c *suspendedCall) watch(state string, until time.Time) {
 	time.AfterFunc(min(recheckInterval, time.Until(until)), func() {
 		authorized := c.caller.authorized()
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()
 		switch {
-		case c.state != state || c.ctx.Err() != nil:
+		case c.all.calls[state] == nil: // it has gone on
+			return
+		case c.ctx.Err() != nil: // it has ended
 		case !authorized:
-			c.state = ""
 			c.cancel(errNoScope)
 		case !time.Now().Before(until):
-			c.state = "" // worth nothing from here on
 			c.cancel(errNotResumed)
 		default:
 			c.watch(state, until)
+			return
 		}
+		delete(c.all.calls, state)
 	})
 }
 
@@ -276,25 +269,22 @@ func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses
 	state, _ := unquote(raw)
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	var c *suspendedCall
-	for one := range k.asking {
-		if one.state == state && state != "" && one.ctx.Err() == nil {
-			c = one
-		}
-	}
-	if c == nil {
+	c := k.calls[state]
+	if c == nil || c.ctx.Err() != nil {
 		return nil, errUsedState
 	}
 	if c.binding != binding {
 		return nil, errOtherState
 	}
-	c.state, c.notify = "", notify
-	for _, q := range slices.Clone(c.questions) {
-		if answer := field(responses, q.key); isObject(answer) {
-			c.drop(q)
+	delete(k.calls, state)
+	c.notify = notify
+	c.questions = slices.DeleteFunc(c.questions, func(q *inputRequest) bool {
+		answer := field(responses, q.key)
+		if isObject(answer) {
 			q.answer <- answer
 		}
-	}
+		return isObject(answer)
+	})
 	if len(c.questions) > 0 {
 		wake(c.wake) // what is missing is asked for again
 	}

@@ -1036,8 +1036,8 @@ func TestSuspendedForTooLong(t *testing.T) {
 		if failed != errNotResumed {
 			t.Errorf("the call ended with %v", failed)
 		}
-		if _, err := resume(state, "ask-1"); err == nil || asRPCError(err).Code != codeInvalidParams || len(k.asking) != 0 {
-			t.Errorf("too late: %v, %d calls left", err, len(k.asking))
+		if _, err := resume(state, "ask-1"); err == nil || asRPCError(err).Code != codeInvalidParams || len(k.calls) != 0 {
+			t.Errorf("too late: %v, %d calls left", err, len(k.calls))
 		}
 		state = begin() // and one that the daemon's end ends
 		cancel()
@@ -1136,6 +1136,7 @@ func TestAskPatience(t *testing.T) {
 				t.Errorf("the module hears %q", heard)
 			}
 			wantStale(t, "afterwards", back())
+			pass(recheckInterval)
 			if n := b.suspended(); n != 0 {
 				t.Errorf("%d calls are parked", n)
 			}

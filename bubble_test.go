@@ -189,7 +189,7 @@ func (b *bubble) suspended() int {
 	synctest.Wait()
 	b.server.suspended.mu.Lock()
 	defer b.server.suspended.mu.Unlock()
-	return len(b.server.suspended.asking)
+	return len(b.server.suspended.calls)
 }
 
 // open begins a session of a version, whose client can be asked.
