@@ -378,7 +378,7 @@ func (s *ClaimStore) Close() {
 
 // Create adds a claim on scopeDir, an absolute path without links, for ttl, which is
 // more than zero. Label may be "". Create waits for its turn to write at most as
-// long as ctx allows. After an error the claim may exist, but nobody has its code.
+// long as ctx allows. After an error the claim may exist, and is to be shown to nobody.
 func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl time.Duration) (Claim, error) {
 	if !utf8.ValidString(scopeDir) || !utf8.ValidString(label) { // JSON would make it other text
 		return Claim{}, fmt.Errorf("scope %q, label %q: want both in UTF-8", scopeDir, label)
@@ -397,10 +397,7 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 		made, err = parseClaim(record.json())
 		return append(old.active(now), made), err
 	})
-	if err != nil {
-		return Claim{}, err
-	}
-	return made, nil
+	return made, err
 }
 
 // List gives the active claims, soonest expiry first, and removes expired ones from

@@ -233,16 +233,25 @@ func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
 	}
 }
 
-// waitReady waits until all modules are introspected, and names on stderr those
-// that take a while. The error is that it was interrupted.
-func (a *app) waitReady(r *Registry) error {
-	told := make(map[string]bool)
-	for !r.Settle(a.ctx, time.Second, scopeAll()) && a.ctx.Err() == nil {
-		if names := pendingModules(r, told); names != "" {
-			a.warnf("building %s…", names)
+// withModules opens the modules under dirs for a look at them, or a call: all that
+// are as the running daemon has taken them up, once they are introspected. Those
+// that take a while are named on stderr.
+func (a *app) withModules(dirs []string, c registryConfig, do func(*Registry, daemonRecord) error) error {
+	data, _ := a.dataDir() // withRegistry says what is wrong with it
+	daemon := readDaemon(data)
+	c.Log, c.Refuse = slog.New(slog.DiscardHandler), daemon.refusal()
+	return a.withRegistry(dirs, c, func(r *Registry) error {
+		told := make(map[string]bool)
+		for !r.Settle(a.ctx, time.Second, scopeAll()) {
+			if a.ctx.Err() != nil {
+				return a.ctx.Err()
+			}
+			if names := pendingModules(r, told); names != "" {
+				a.warnf("building %s…", names)
+			}
 		}
-	}
-	return a.ctx.Err()
+		return do(r, daemon)
+	})
 }
 
 func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
@@ -272,12 +281,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 				return err
 			}
 		}
-		data, _ := a.dataDir() // withRegistry says what is wrong with it
-		daemon := readDaemon(data)
-		return a.withRegistry(dirs, registryConfig{Log: slog.New(slog.DiscardHandler), Refuse: daemon.refusal()}, func(r *Registry) error {
-			if err := a.waitReady(r); err != nil {
-				return err
-			}
+		return a.withModules(dirs, registryConfig{}, func(r *Registry, daemon daemonRecord) error {
 			report := moduleReport(r, *scope, daemon, a.getenv)
 			a.print(report, *asJSON, func() { a.printModules(report) })
 			return nil
@@ -478,12 +482,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
 		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
-		data, _ := a.dataDir()                                                     // withRegistry says what is wrong with it
-		config := registryConfig{Log: slog.New(slog.DiscardHandler), Patience: *timeout, Only: named, Refuse: readDaemon(data).refusal()}
-		return a.withRegistry([]string{*dir}, config, func(r *Registry) error {
-			if err := a.waitReady(r); err != nil {
-				return err
-			}
+		return a.withModules([]string{*dir}, registryConfig{Patience: *timeout, Only: named}, func(r *Registry, _ daemonRecord) error {
 			meant, view := ": usher modules shows which are, and why others are not", r.Source().View(*scope)
 			for _, m := range view.Modules {
 				if m.Label != args[0] {

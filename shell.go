@@ -165,12 +165,8 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 		}
 		switch msg.Method {
 		case "initialize":
-			s.send(encodeResult(msg.ID, marshal(map[string]any{
-				"protocolVersion": "2025-11-25",
-				"capabilities":    map[string]any{"tools": struct{}{}},
-				"serverInfo":      map[string]string{"name": filepath.Base(s.path), "version": "1"},
-				"instructions":    s.about,
-			})))
+			info := object{{"protocolVersion", quote(protocols[0])}, {"serverInfo", usherInfo()}, {"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote(s.about)}}
+			s.send(encodeResult(msg.ID, info.json()))
 		case "tools/list":
 			s.send(encodeResult(msg.ID, object{{"tools", marshal(s.methods)}}.json()))
 		case "tools/call":
