@@ -447,18 +447,18 @@ func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
 	flags := &serveFlags{}
 	flags.declare(fs, a.stderr)
 	return func(dirs []string) error {
-		d := &daemon{app: a, flags: flags, dirs: dirs, secret: a.getenv(webhookSecretVar), log: flags.log}
+		d := &daemon{app: a, flags: flags, dirs: dirs, secret: a.getenv(webhookSecretVar), log: flags.Log}
 		return d.run()
 	}
 }
 
 func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 	a.declareBase(fs)
-	flags := &servingFlags{}
-	flags.declare(fs, a.stderr)
+	var config registryConfig
+	config.declare(fs, a.stderr)
 	return func(dirs []string) error {
-		return a.withRegistry(dirs, registryConfig{Log: flags.log, Patience: flags.callTimeout, Idle: flags.idle, Watch: true}, func(r *Registry) error {
-			s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: flags.log, started: time.Now(), stopping: a.ctx, stopped: a.ctx}
+		return a.withRegistry(dirs, config, func(r *Registry) error {
+			s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: config.Log, started: time.Now(), stopping: a.ctx, stopped: a.ctx}
 			return s.ServeStdio(a.ctx, a.stdin, a.stdout)
 		})
 	}

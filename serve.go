@@ -175,32 +175,27 @@ func parseTTL(s string) (time.Duration, error) {
 // maxTTL keeps times within what RFC 3339 can write.
 const maxTTL = 100 * 365 * 24 * time.Hour
 
-// servingFlags is what serve and stdio have in common.
-type servingFlags struct {
-	callTimeout, idle time.Duration
-	log               *slog.Logger
-}
-
-// declare declares the flags; the log goes to stderr.
-func (f *servingFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
-	f.log = newLog(slog.NewTextHandler(stderr, nil))
-	fs.DurationVar(&f.callTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
-	fs.DurationVar(&f.idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
+// declare declares the flags that serve and stdio have in common; the log goes to
+// stderr.
+func (c *registryConfig) declare(fs *flag.FlagSet, stderr io.Writer) {
+	c.Watch, c.Log = true, newLog(slog.NewTextHandler(stderr, nil))
+	fs.DurationVar(&c.Patience, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
+	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
 	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {
 		switch form {
-		case "json":
-			f.log = newLog(slog.NewJSONHandler(stderr, nil))
-			fallthrough
 		case "text":
-			return nil
+		case "json":
+			c.Log = newLog(slog.NewJSONHandler(stderr, nil))
+		default:
+			return errors.New("want text or json")
 		}
-		return errors.New("want text or json")
+		return nil
 	})
 }
 
 // serveFlags is the flags of usher serve.
 type serveFlags struct {
-	servingFlags
+	registryConfig
 	addr                     string
 	hosts, origins           []string // lower case
 	publicURL                string   // with a slash at its end; "" for none
@@ -214,7 +209,7 @@ type serveFlags struct {
 }
 
 func (f *serveFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
-	f.servingFlags.declare(fs, stderr)
+	f.registryConfig.declare(fs, stderr)
 	f.maxBody = defaultMaxBody
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
 	fs.Func("allow-host", "answer requests for this host `NAME` too (repeatable)", f.addHost)
@@ -368,7 +363,8 @@ func (d *daemon) run() (err error) {
 	if err != nil {
 		return err
 	}
-	return d.withRegistry(d.dirs, registryConfig{Log: d.log, Patience: d.flags.callTimeout, Idle: d.flags.idle, Watch: true, Frozen: d.flags.frozen()}, func(r *Registry) error {
+	d.flags.Frozen = d.flags.frozen()
+	return d.withRegistry(d.dirs, d.flags.registryConfig, func(r *Registry) error {
 		d.registry = r
 		return d.serve(d.ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
 	})
@@ -464,7 +460,7 @@ func (d *daemon) takeUp(ctx context.Context, end func()) {
 	for {
 		if record := readDaemon(d.data); record.PID == os.Getpid() {
 			record.Roots = d.registry.Roots
-			if d.flags.frozen() {
+			if d.flags.Frozen {
 				record.Taken = make(map[string]string)
 				modules, _ := d.registry.Report()
 				for _, m := range modules {
