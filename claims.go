@@ -521,11 +521,9 @@ func (s *ClaimStore) rewrite(held string, change func(old *claimsFile, now time.
 		s.token.step("renaming")
 		return nil
 	})
+	s.token.step("ended")
 	if errors.Is(err, fs.ErrNotExist) {
 		return errStartOver // the token is gone, or the next holder has swept the temporary file
-	}
-	if err == nil {
-		s.token.step("renamed")
 	}
 	return err
 }

@@ -699,7 +699,7 @@ func TestGoroutines(t *testing.T) {
 
 // A deletion at any step up to the last look, and one after the rename, stands.
 func TestDeletionIsNotUndone(t *testing.T) {
-	for _, step := range []string{"taken", "swept", "written", "checked", "renamed"} {
+	for _, step := range []string{"taken", "swept", "written", "checked", "ended"} {
 		t.Run(step, func(t *testing.T) {
 			dir := newDataDir(t)
 			path := writeClaimsFile(t, dir, "["+claimA+"]")
@@ -713,7 +713,7 @@ func TestDeletionIsNotUndone(t *testing.T) {
 			made := mustCreate(t, s)
 			_, old, err := s.Lookup("AAAAAA")
 			_, isNew, err2 := s.Lookup(made.Code)
-			if old || isNew != (step != "renamed") || err != nil || err2 != nil {
+			if old || isNew != (step != "ended") || err != nil || err2 != nil {
 				t.Errorf("old claim: %v, new one: %v, %v, %v", old, isNew, err, err2)
 			}
 		})
@@ -951,7 +951,7 @@ func TestKilledAtRandom(t *testing.T) {
 }
 
 func TestKilledAtEachStep(t *testing.T) {
-	for _, step := range []string{"taken", "swept", "written", "checked", "renaming", "renamed"} {
+	for _, step := range []string{"taken", "swept", "written", "checked", "renaming", "ended"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			dir := newDataDir(t)
@@ -964,7 +964,7 @@ func TestKilledAtEachStep(t *testing.T) {
 			victim.cmd.Process.Kill()
 			victim.cmd.Wait()
 			want := 1
-			if step == "renamed" {
+			if step == "ended" {
 				want = 2
 			}
 			if got := len(fileCodes(t, dir)); got != want {
@@ -1000,7 +1000,7 @@ func TestStoppedWriter(t *testing.T) {
 		stop, cont = 17, 19
 	}
 	stale := time.Duration(slowTests(300, 30_500)) * time.Millisecond
-	for _, step := range []string{"taken", "swept", "written", "checked", "renaming", "renamed"} {
+	for _, step := range []string{"taken", "swept", "written", "checked", "renaming", "ended"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			dir := newDataDir(t)
