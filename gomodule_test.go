@@ -295,6 +295,8 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 	for _, row := range [][2]string{
 		{`{"jsonrpc":"2.0","id":"p","method":"ping"}`, `{"jsonrpc":"2.0","id":"p","result":{}}`},
 		{`{"jsonrpc":"2.0","id":5,"method":"server/discover"}`, `"error":{"code":-32601,"message":"unknown method \"server/discover\""}`},
+		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"length","arguments":{"name":"\"}"},"ARGUMENTS":{"name":"x"},"NAME":"none"}}`, // what usher has not checked
+			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":2}}}`},
 		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"none"}}`, `"error":{"code":-32602,"message":"unknown tool \"none\""}`},
 		{`{"jsonrpc":` + "\n" + `{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"fine"}}`, `{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
 	} {
