@@ -239,7 +239,7 @@ func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
 func (a *app) withModules(dirs []string, c registryConfig, do func(*Registry, daemonRecord) error) error {
 	data, _ := a.dataDir() // withRegistry says what is wrong with it
 	daemon := readDaemon(data)
-	c.Log, c.Refuse = slog.New(slog.DiscardHandler), daemon.refusal()
+	c.Log, c.Refuse = slog.New(slog.DiscardHandler), daemon.refuse
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		told := make(map[string]bool)
 		for !r.Settle(a.ctx, time.Second, scopeAll()) {

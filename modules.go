@@ -325,7 +325,7 @@ func (r *Registry) note(d discovered, state string) {
 func (r *Registry) update(s *scan) {
 	for i := range s.modules {
 		d := &s.modules[i]
-		if d.Err == nil && (r.Frozen || r.Refuse != nil) {
+		if d.Err == nil && r.Frozen {
 			d.Err = d.readContent()
 		}
 		if d.Err == nil && r.Refuse != nil {

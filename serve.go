@@ -662,19 +662,16 @@ type daemonRecord struct {
 	Taken        map[string]string `json:"taken,omitempty"` // what its modules hold, where changes are not followed
 }
 
-// refusal says of a module why it is not as the daemon has taken it up; nil where
-// the daemon follows changes, or there is none.
-func (d daemonRecord) refusal() func(discovered) error {
-	if d.Taken == nil {
+// refuse says of a module why it is not as the daemon has taken it up; nil where the
+// daemon follows changes, or there is none.
+func (d daemonRecord) refuse(m discovered) error {
+	if d.Taken == nil || !slices.ContainsFunc(d.Roots, func(root string) bool { return scopeDir(root).Contains(m.Path) }) {
 		return nil
 	}
-	return func(m discovered) error {
-		elsewhere := !slices.ContainsFunc(d.Roots, func(root string) bool { return scopeDir(root).Contains(m.Path) })
-		if elsewhere || d.Taken[m.key().String()] == m.Content {
-			return nil
-		}
-		return fmt.Errorf("new or changed since the start: %s", howToTakeUp(d.PID))
+	if err := m.readContent(); err != nil || d.Taken[m.key().String()] == m.Content {
+		return err
 	}
+	return fmt.Errorf("new or changed since the start: %s", howToTakeUp(d.PID))
 }
 
 // readDaemon reads the record of dataDir's daemon. It is zero when none runs.
