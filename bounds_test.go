@@ -612,7 +612,7 @@ func TestPanics(t *testing.T) {
 		log := slog.New(slog.NewTextHandler(&out, nil))
 		good := b.server.modules
 		b.server.log, b.server.modules = log, ModuleSource{panicky{good.moduleSource}}
-		hooks := &Webhooks{views: b.server.modules, bodies: b.server.bodies, log: log, audience: anyone, places: make(chan struct{}, 1)}
+		hooks := &Webhooks{modules: b.server.modules, bodies: b.server.bodies, log: log, audience: anyone, slots: make(chan struct{}, 1)}
 		for what, ask := range map[string]func() string{
 			"a list":                 func() string { return c.ask("tools/list", "").Body },
 			"a call":                 func() string { return c.call("m_m", "").Body },

@@ -482,7 +482,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
 		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
-		return a.withModules([]string{*dir}, registryConfig{Patience: *timeout, Only: named}, func(r *Registry, _ daemonRecord) error {
+		return a.withModules([]string{*dir}, registryConfig{CallTimeout: *timeout, Only: named}, func(r *Registry, _ daemonRecord) error {
 			meant, view := ": usher modules shows which are, and why others are not", r.Source().View(*scope)
 			for _, m := range view.Modules {
 				if m.Label != args[0] {

@@ -47,15 +47,15 @@ const (
 
 // registryConfig is what a registry needs to know.
 type registryConfig struct {
-	Roots    []string // absolute, symlinks resolved
-	CacheDir string
-	Patience time.Duration // how long a call may be silent; 0 for ever
-	Idle     time.Duration // after which an unused process is stopped; 0 never
-	Log      *slog.Logger
-	Only     func(name string) bool // the modules to look at; nil is all
-	Watch    bool                   // the workspace is looked through again and again
-	Frozen   bool                   // what changes is not taken up, but by TakeUp
-	Refuse   func(discovered) error // why a module is not to be started; nil is none
+	Roots       []string // absolute, symlinks resolved
+	CacheDir    string
+	CallTimeout time.Duration // how long a call may be silent; 0 for ever
+	Idle        time.Duration // after which an unused process is stopped; 0 never
+	Log         *slog.Logger
+	Only        func(name string) bool // the modules to look at; nil is all
+	Watch       bool                   // the workspace is looked through again and again
+	Frozen      bool                   // what changes is not taken up, but by TakeUp
+	Refuse      func(discovered) error // why a module is not to be started; nil is none
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -507,7 +507,7 @@ func (r *Registry) host(v *moduleVersion, m *manifest) {
 		Name: v.Name, Kind: v.Kind, Source: v.Source, Root: v.Root, About: m.About,
 		Problems: slices.Concat(v.Problems, m.Problems), Stateless: m.Stateless,
 		Prompts: m.Lists["prompts"], Resources: m.Lists["resources"], Templates: m.Lists["resourceTemplates"],
-		pool: v.pool, callTimeout: r.Patience,
+		pool: v.pool, callTimeout: r.CallTimeout,
 	}
 	names := make(map[string]bool)
 	for _, raw := range m.Lists["tools"] {

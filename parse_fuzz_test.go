@@ -446,7 +446,7 @@ func FuzzSignatureTime(f *testing.F) {
 		}
 		h := http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {stamp}, "X-Slack-Request-Timestamp": {stamp}, "Stripe-Signature": {"t=" + stamp}}
 		given := signatureSchemes[scheme](h, now)
-		mark := given.mark + given.encode(hmacOf(string(key), given.before+string(body)))
+		mark := given.version + given.encode(hmacOf(string(key), given.prefix+string(body)))
 		for name, value := range map[string]string{"Webhook-Signature": mark, "X-Hub-Signature-256": mark, "X-Slack-Signature": mark, "Stripe-Signature": "t=" + stamp + ",v1=" + mark} {
 			h.Set(name, value)
 		}

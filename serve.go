@@ -179,7 +179,7 @@ const maxTTL = 100 * 365 * 24 * time.Hour
 // stderr.
 func (c *registryConfig) declare(fs *flag.FlagSet, stderr io.Writer) {
 	c.Watch, c.Log = true, newLog(slog.NewTextHandler(stderr, nil))
-	fs.DurationVar(&c.Patience, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
+	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
 	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {
 		switch form {
@@ -408,9 +408,9 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	bodies := newBodyReader(d.flags.maxBody)
 	d.server = &Server{modules: d.registry.Source(), gate: gate, bodies: bodies, log: d.log,
 		started: time.Now(), suspended: newSuspendedCalls(stopped), stopping: ctx, stopped: stopped, publicURL: d.flags.publicURL}
-	d.webhooks = &Webhooks{views: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv,
+	d.webhooks = &Webhooks{modules: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv,
 		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
-		places: make(chan struct{}, d.flags.webhookLimit)}
+		slots: make(chan struct{}, d.flags.webhookLimit)}
 	// A heap of a few MiB doubles, and is collected, many times a second. With this in
 	// it, which is never touched and so takes no memory, there is garbage worth the time.
 	ballast := make([]byte, ballastSize)

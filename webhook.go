@@ -39,28 +39,28 @@ const (
 // Webhooks takes deliveries. It is not changed once it serves; safe for
 // concurrent use.
 type Webhooks struct {
-	views  ModuleSource
-	bodies *bodyReader
-	log    *slog.Logger
-	getenv func(string) string // for the keys of signatures
+	modules ModuleSource
+	bodies  *bodyReader
+	log     *slog.Logger
+	getenv  func(string) string // for the keys of signatures
 
 	secret           string   // "" for none
 	audience         audience // whose deliveries are taken while there is no secret
 	acceptSignatures bool     // a verified signature stands in for the secret
 	timeout          time.Duration
-	places           chan struct{} // one for each delivery being answered
+	slots            chan struct{} // one for each delivery being answered
 }
 
 // delivery is one request on its way to a method.
 type delivery struct {
 	*http.Request
-	id       string
-	path     string // below webhookPrefix
-	received time.Time
-	shown    bool // the sender has shown the secret, or needs none
-	body     []byte
-	tool     *Item // nil while none is known
-	status   int   // of the answer
+	id            string
+	path          string // below webhookPrefix
+	received      time.Time
+	authenticated bool // the sender has shown the secret, or needs none
+	body          []byte
+	tool          *Item // nil while none is known
+	status        int   // of the answer
 }
 
 // serve takes one request for a path below webhookPrefix, after Host and Origin
@@ -85,8 +85,8 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	// Hashes have one length, so that comparing them takes one time.
 	got, want := sha256.Sum256([]byte(d.Header.Get(secretHeader))), sha256.Sum256([]byte(h.secret))
-	d.shown = h.secret == "" || subtle.ConstantTimeCompare(got[:], want[:]) == 1
-	if err := h.receive(w, d); err != nil && !d.shown {
+	d.authenticated = h.secret == "" || subtle.ConstantTimeCompare(got[:], want[:]) == 1
+	if err := h.receive(w, d); err != nil && !d.authenticated {
 		// Whatever goes wrong for a sender who has shown nothing is a 401, so that
 		// the answer does not tell what is there.
 		return &httpError{Status: http.StatusUnauthorized, Msg: "the webhook secret is missing or wrong: send it as " + secretHeader, Err: err}
@@ -94,8 +94,8 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 		return err
 	}
 	select {
-	case h.places <- struct{}{}:
-		defer func() { <-h.places }()
+	case h.slots <- struct{}{}:
+		defer func() { <-h.slots }()
 	default:
 		return &httpError{Status: http.StatusServiceUnavailable, Msg: "too many deliveries at once (-webhook-limit)", Header: retryAfter(1)}
 	}
@@ -110,17 +110,17 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 
 // receive refuses a delivery that must not be made, or reads its body and verifies
 // its signature. What can be refused without the body is refused before it is
-// read. Only of a sender who has not shown the secret the body is read for every
-// path alike: when the answer comes would tell what is there.
+// read. A sender who has not shown the secret has its body read whatever the path:
+// otherwise the time of the answer would tell which paths exist.
 func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 	switch {
 	case h.secret == "" && !h.audience.includes(d.Request):
 		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: start usher serve with %s in its environment, or with -open-webhooks", webhookSecretVar)
-	case !d.shown && !(h.acceptSignatures && d.Method == http.MethodPost):
+	case !d.authenticated && !(h.acceptSignatures && d.Method == http.MethodPost):
 		return errors.New("neither secret nor signature")
 	case d.Method != http.MethodPost:
 		return &httpError{Status: http.StatusMethodNotAllowed, Msg: "a webhook takes POST", Header: http.Header{"Allow": {"POST"}}}
-	case d.shown:
+	case d.authenticated:
 		if d.tool, err = h.find(d.Context(), d); err != nil {
 			return err
 		}
@@ -133,22 +133,22 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
 			return err
 		}
 	}
-	if d.body, err = h.bodies.Read(w, d.Request, d.shown && h.secret != "", "webhook"); err != nil {
+	if d.body, err = h.bodies.Read(w, d.Request, d.authenticated && h.secret != "", "webhook"); err != nil {
 		return err
 	}
 	return h.verify(d.Context(), d)
 }
 
 // verify finds the method to call, and verifies the signature that this method
-// wants, or that stands in for the secret. Where there is no method and so nothing
-// to verify, the body of a sender who has not shown the secret is summed up all
-// the same, as the time of that would tell.
+// wants, or that stands in for the secret. Where there is no method, and so nothing
+// to verify, the body of a sender who has not shown the secret is hashed all the
+// same: otherwise the time of the answer would tell.
 func (h *Webhooks) verify(ctx context.Context, d *delivery) error {
 	tool, err := h.find(ctx, d)
 	rule := &signatureRule{}
 	if err == nil && tool.Method.Signature != nil {
 		rule = tool.Method.Signature
-	} else if d.shown {
+	} else if d.authenticated {
 		d.tool = tool
 		return err
 	}
@@ -159,16 +159,16 @@ func (h *Webhooks) verify(ctx context.Context, d *delivery) error {
 	return nil
 }
 
-// find is the method at a delivery's path. Where there is none yet it waits for
-// modules that are being introspected: for a sender who has not shown the secret
-// whatever the path is.
+// find returns the method at a delivery's path. Where there is none yet, it waits
+// for modules that are being introspected; for a sender who has not shown the
+// secret it waits whatever the path is.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
 	pending := false
-	tool, others := h.views.View(scopeAll()).Hook(d.path)
-	if !d.shown || tool == nil && others == nil {
-		h.views.WaitReady(ctx, scopeAll())
-		pending = h.views.Pending(scopeAll()) // asked before the view: what is missing there was not pending
-		tool, others = h.views.View(scopeAll()).Hook(d.path)
+	tool, others := h.modules.View(scopeAll()).Hook(d.path)
+	if !d.authenticated || tool == nil && others == nil {
+		h.modules.WaitReady(ctx, scopeAll())
+		pending = h.modules.Pending(scopeAll()) // asked before the view: what is missing there was not pending
+		tool, others = h.modules.View(scopeAll()).Hook(d.path)
 	}
 	switch {
 	case tool != nil:
@@ -186,7 +186,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
 // takes none, or whose path in its view belongs to another, or to nobody.
 func (h *Webhooks) pathOf(t *Item) string {
 	path := t.HookPath()
-	if at, _ := h.views.View(scopeAll()).Hook(path); at == nil || !at.Same(t) || at.Method.Name != t.Method.Name {
+	if at, _ := h.modules.View(scopeAll()).Hook(path); at == nil || !at.Same(t) || at.Method.Name != t.Method.Name {
 		return ""
 	}
 	return path
@@ -198,7 +198,7 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
 	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: "webhook"}
-	result, err := h.views.Call(ctx, func() (json.RawMessage, error) {
+	result, err := h.modules.Call(ctx, func() (json.RawMessage, error) {
 		if err := h.verify(ctx, d); err != nil {
 			return nil, err
 		}
@@ -222,15 +222,15 @@ func hookLines(view *View, t *Item, url string, secret bool) (at, curl string) {
 	if served, _ := view.Hook(t.HookPath()); served != t {
 		return "", ""
 	}
-	at, shown := strings.TrimSuffix(url, "/")+webhookPrefix+t.HookPath(), ""
+	at, header := strings.TrimSuffix(url, "/")+webhookPrefix+t.HookPath(), ""
 	if t.Method.Signature != nil {
 		return at, at + ", signed by its sender"
 	}
 	if secret {
-		shown = fmt.Sprintf(` -H "%s: $%s"`, secretHeader, webhookSecretVar)
+		header = fmt.Sprintf(` -H "%s: $%s"`, secretHeader, webhookSecretVar)
 	}
 	arguments := strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`) // which would end it in a shell
-	return at, fmt.Sprintf("curl %s%s -H 'Content-Type: application/json' -d '%s'", at, shown, arguments)
+	return at, fmt.Sprintf("curl %s%s -H 'Content-Type: application/json' -d '%s'", at, header, arguments)
 }
 
 // errFailed is all that the log says of a method's failure: its own words, which
@@ -296,13 +296,15 @@ func (d *delivery) meta() json.RawMessage {
 // only who forges.
 var errSignature = errors.New("the signature is missing, wrong or too old")
 
-// givenSignature is what a scheme finds in the headers of a request.
+// givenSignature is what a scheme finds in the headers of a request. One of the
+// signatures has to be version, followed by the encoded HMAC-SHA256 of prefix and
+// body.
 type givenSignature struct {
-	before string   // what is signed before the body
-	stale  error    // the time stamp, if the scheme has one, is not near enough to now
-	marks  []string // one of them has to be mark and the encoded HMAC-SHA256 of before and body
-	mark   string
-	encode func([]byte) string
+	prefix     string
+	stale      error // the time stamp, if the scheme has one, is not near enough to now
+	signatures []string
+	version    string
+	encode     func([]byte) string
 }
 
 // signatureSchemes are the schemes, as providers document them.
@@ -361,17 +363,17 @@ func (r *signatureRule) check(text string, h http.Header, body []byte, now time.
 		given = scheme(h, now)
 	}
 	mac := hmac.New(sha256.New, key)
-	io.WriteString(mac, given.before)
+	io.WriteString(mac, given.prefix)
 	mac.Write(body)
-	want := []byte(given.mark + given.encode(mac.Sum(nil)))
-	fits := func(got string) bool { return hmac.Equal(want, []byte(got)) }
-	fitting := slices.ContainsFunc(given.marks, fits)
+	want := []byte(given.version + given.encode(mac.Sum(nil)))
+	fits := slices.ContainsFunc(given.signatures, func(got string) bool { return hmac.Equal(want, []byte(got)) })
 	switch {
-	case err == nil && strings.Join(given.marks, "") == "":
+	case err != nil:
+	case strings.Join(given.signatures, "") == "":
 		err = fmt.Errorf("%w: there is none in the headers of %s", errSignature, r.Scheme)
-	case err == nil && given.stale != nil:
+	case given.stale != nil:
 		err = given.stale
-	case err == nil && !fitting:
+	case !fits:
 		err = fmt.Errorf("%w: it is not that of this body with the key in %s", errSignature, r.Var)
 	}
 	return err
