@@ -183,7 +183,7 @@ const (
 	goModuleName = "usher__module.go"
 )
 
-// keepBuilds is how long a binary is kept that nobody asks for any more.
+// keepBuilds is how long an unused binary is kept.
 const keepBuilds = 24 * time.Hour
 
 // buildGoModule makes the program of the module at path, an absolute path without

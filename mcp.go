@@ -141,8 +141,8 @@ func (c clientCaps) names() []string {
 	return names
 }
 
-// needsOf is what a client must have declared to be asked this, and whether
-// clients can be asked it at all.
+// needsOf returns the capabilities that a client must have declared to be asked
+// this, and false for a method that no client answers.
 func needsOf(method string, params json.RawMessage) (clientCaps, bool) {
 	needs := map[string]clientCaps{"roots/list": capRoots, "sampling/createMessage": capSampling, "elicitation/create": capElicitForm}[method]
 	if needs == capSampling && field(params, "tools") != nil {
@@ -154,8 +154,8 @@ func needsOf(method string, params json.RawMessage) (clientCaps, bool) {
 	return needs, needs != 0
 }
 
-// missingCapability is the error for a request that could not be done without
-// what its client did not declare.
+// missingCapability is the error for a client's request that needs capabilities
+// which the client did not declare.
 func missingCapability(lacked clientCaps) *rpcError {
 	e := lacks(lacked)
 	e.Code = codeMissingCapability
@@ -163,8 +163,8 @@ func missingCapability(lacked clientCaps) *rpcError {
 	return e
 }
 
-// lacks is the error for a request that the client has not declared that it
-// answers: as it would have said itself.
+// lacks is the error for a module's request to a client that has not declared these
+// capabilities: the one that the client itself would have answered with.
 func lacks(lacked clientCaps) *rpcError {
 	code := codeNoMethod
 	if lacked&capElicitURL != 0 {
@@ -173,7 +173,8 @@ func lacks(lacked clientCaps) *rpcError {
 	return rpcErrorf(code, "this needs a client that can be asked for %s", strings.Join(lacked.names(), ", "))
 }
 
-// noClient is the error for a request in a call that no client makes.
+// noClient is the error for a module's request in a call that no client made: that of
+// a webhook, or of usher call.
 func noClient(needs clientCaps) *rpcError {
 	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.names(), ", "))
 }
@@ -250,9 +251,9 @@ func statelessError(err error) error {
 	return err
 }
 
-// rpcStatus is the HTTP status of an error: of all answers with one in MCP
-// 2026-07-28 (basic/transports/streamable-http), before it of those alone to what
-// is no message.
+// rpcStatus is the HTTP status for an error code. From MCP 2026-07-28 on
+// (basic/transports/streamable-http) every error response has it, before that only
+// those to what is no message.
 func rpcStatus(code int) int {
 	switch code {
 	case codeNoMethod:

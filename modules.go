@@ -130,8 +130,8 @@ type moduleSource interface {
 	WaitReady(ctx context.Context, scope Scope)
 	// Pending reports whether there are such modules, new ones included.
 	Pending(scope Scope) bool
-	// EndAffinity ends the processes that serve no other callers than those of
-	// this Caller.Affinity, after the calls under way.
+	// EndAffinity ends the processes that serve only the callers of this
+	// Caller.Affinity, after the calls under way.
 	EndAffinity(affinity string)
 }
 
@@ -154,8 +154,8 @@ func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage,
 }
 
 // newRegistry scans the workspace once and returns with what the cache knows of
-// it. What the cache does not know is introspected beside the caller from then
-// on. Close ends all that it started.
+// it. What the cache does not know is introspected in the background. Close ends all
+// that it started.
 func newRegistry(c registryConfig) (*Registry, error) {
 	r := &Registry{
 		registryConfig: c,
@@ -225,7 +225,7 @@ func (r *Registry) WaitReady(ctx context.Context, scope Scope) {
 	r.Settle(ctx, startupTime-time.Since(r.started), scope)
 }
 
-// EndAffinity ends the processes that serve no other callers than those of this
+// EndAffinity ends the processes that serve only the callers of this
 // Caller.Affinity, after the calls under way.
 func (r *Registry) EndAffinity(affinity string) {
 	for _, p := range r.allPools() {
@@ -398,9 +398,9 @@ func (r *Registry) compare(s *scan) []discovered {
 	})
 }
 
-// replace has a module take the place of a version's, whose processes end after
-// the calls under way. Who calls it before the next catalog is published waits
-// for that: see ModuleSource.Call. Called with mu held.
+// replace puts a module, or none, in the place of a version's. The processes of the
+// old one end after the calls under way. A new call of the old one waits until the
+// next catalog is published: see ModuleSource.Call. Called with mu held.
 func (r *Registry) replace(v *moduleVersion, m *Module) {
 	if old := v.module; old != nil && (m == nil || m.pool != old.pool) {
 		old.pool.retire()
@@ -432,9 +432,9 @@ func (r *Registry) keep(v *moduleVersion) {
 	r.revise(v)
 }
 
-// revise keeps what is known of a version up to its running processes, until none
-// of them has said for a while that it offers something else. A thousand modules
-// that rest have no goroutine.
+// revise follows what the running processes of a version say that they offer, and
+// returns when none has announced a change for a while: an idle module has no
+// goroutine.
 func (r *Registry) revise(v *moduleVersion) {
 	defer catch(r.Log, new(error))
 	for pauseFor(v.ctx, revisionInterval) {
@@ -454,8 +454,8 @@ func (r *Registry) revise(v *moduleVersion) {
 	}
 }
 
-// listsChanged has a process asked what it offers now, and no other process before
-// it.
+// listsChanged has a process asked what it offers now, in place of any earlier
+// process of its version.
 func (r *Registry) listsChanged(v *moduleVersion, w *Worker) {
 	v.newest.Store(w)
 	wake(v.changed)

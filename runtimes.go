@@ -173,8 +173,7 @@ func workerEnv(environ []string, source string, extra []string) []string {
 	return append(append(env, extra...), nestedVar+"="+source)
 }
 
-// checkNesting refuses to host roots that hold a module which this process is
-// itself started by.
+// checkNesting refuses to host roots that hold a module which started this process.
 func checkNesting(inside string, roots []string) error {
 	for _, source := range filepath.SplitList(inside) {
 		at := slices.IndexFunc(roots, func(root string) bool { return scopeDir(root).Contains(source) })
@@ -408,8 +407,8 @@ var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
 var errMoved = errors.New("its file is no longer where it was")
 
-// fail notes what can't be read. Unless it is not there at all, that is taken
-// for a passing trouble; see has.
+// fail notes what can't be read. Unless it does not exist, that is taken to be
+// temporary; see has.
 func (s *scan) fail(path string, err error) {
 	s.problems = append(s.problems, Problem{path, reason(err)})
 	if !errors.Is(err, fs.ErrNotExist) {

@@ -450,8 +450,8 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 }
 
 // takeUp has the registry take up what has changed, now and at each SIGHUP, and
-// records that. The end of the terminal that the daemon was started in sends the
-// same signal, and is its end; but not under nohup.
+// records that. Closing the terminal that the daemon was started in sends the same
+// signal; it ends the daemon, unless that runs under nohup.
 func (d *daemon) takeUp(ctx context.Context, end func()) {
 	hangup := make(chan os.Signal, 1)
 	terminal := !signal.Ignored(syscall.SIGHUP) && hasTerminal()

@@ -128,10 +128,10 @@ func (s *shellServer) read(text string) error {
 	return nil
 }
 
-// command is a command of the shell's, which finds the script's text at s.script: in
-// a file that has no name any more, as at the script's path may stand another text by
-// now. (Windows has no such files.) To bash, which tells where a function is from, it
-// is the script's path: in $BASH_SOURCE. done is to be called in the end.
+// command makes a command that runs the shell. The script's text is at s.script, an
+// open file that has no name any more, because the file at the script's path may have
+// changed. (Windows has no such files.) $BASH_SOURCE, where bash says which file a
+// function is from, is the script's path all the same. The caller calls done.
 func (s *shellServer) command(ctx context.Context, args ...string) (cmd *exec.Cmd, done func() error, err error) {
 	cmd = exec.CommandContext(ctx, s.shell, args...)
 	cmd.Dir = filepath.Dir(s.path)
@@ -241,9 +241,9 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	return toolResult(quote(text))
 }
 
-// run runs a command in a process group of its own, until it has ended and what it
-// wrote is read: its output, a byte more than it may be where there is more, and
-// the last lines of stderr. What it left running goes on, unless ctx ended.
+// run runs a command in a process group of its own until it ends. It returns the
+// output, cut one byte past the limit, and the last lines of stderr. Processes that
+// the command left in the background go on, unless ctx ended.
 func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd, progressToken json.RawMessage) (output []byte, said []string, err error) {
 	outRead, outWrite, outErr := os.Pipe()
 	errRead, errWrite, errErr := os.Pipe()
