@@ -132,16 +132,13 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMess
 	_ = json.Unmarshal(field(schema, "required"), &required) // else: none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	for _, d := range docs {
-		i := slices.IndexFunc(props, func(f member) bool { return f.key == d.name })
-		switch {
-		case d.name == webhookParam:
-		case i >= 0:
-			props[i].value = documented(props[i].value, d)
-		case add:
-			props = append(props, member{d.name, documented(json.RawMessage(`{}`), d)})
-			if !d.optional {
-				required = append(required, d.name)
-			}
+		own := props.get(d.name)
+		if d.name == webhookParam || own == nil && !add {
+			continue
+		}
+		props = props.set(d.name, documented(own, d))
+		if own == nil && !d.optional {
+			required = append(required, d.name)
 		}
 	}
 	if len(props) > 0 || field(schema, "properties") != nil {
@@ -153,11 +150,11 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMess
 	return list.json()
 }
 
-// documented is a parameter's schema with what its documentation adds: the text,
-// and the type where the language has given none.
+// documented is a parameter's schema, nil for none, with what its documentation adds:
+// the text, and the type where the language has given none.
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own, ok := members(schema)
-	if !ok {
+	if !ok && schema != nil {
 		return schema // true or false: nothing to add to
 	}
 	if !slices.ContainsFunc([]string{"type", "$ref", "anyOf", "enum"}, func(key string) bool { return field(schema, key) != nil }) {
@@ -472,7 +469,7 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 	list, _ := members(value)
 	properties := objectIn(s, "properties")
 	for _, name := range textList(s["required"]) {
-		if slices.ContainsFunc(list, func(f member) bool { return f.key == name }) {
+		if list.get(name) != nil {
 			continue
 		}
 		wrong := &argumentError{below(path, name), "is required", ""}
