@@ -477,8 +477,8 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 				return fmt.Errorf("reading stdin: %w", err)
 			}
 		}
-		list, ok := members(raw)
-		if !ok || checkJSON(raw, "it") != nil {
+		list, err := jsonObject(raw)
+		if err != nil {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
 		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
