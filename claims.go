@@ -324,8 +324,8 @@ func readClaims(path string) (*claimsFile, error) {
 	return read, nil
 }
 
-// is reports whether info, of claims.json now, is that of the file that was read.
-func (s *claimsFile) is(info fs.FileInfo) bool {
+// matches reports whether info, of claims.json now, is that of the file that was read.
+func (s *claimsFile) matches(info fs.FileInfo) bool {
 	if s.info == nil || info == nil {
 		return s.info == nil && info == nil
 	}
@@ -467,7 +467,7 @@ func (s *ClaimStore) LookupSince(code Code, since time.Time) (Claim, bool, error
 // look reads the file if it has changed. Called with mu held.
 func (s *ClaimStore) look() error {
 	info, err := statClaims(s.path)
-	if err != nil || s.current.is(info) {
+	if err != nil || s.current.matches(info) {
 		return err
 	}
 	read, err := readClaims(s.path)
@@ -515,7 +515,7 @@ func (s *ClaimStore) rewrite(held string, change func(old *claimsFile, now time.
 			return err
 		}
 		s.token.step("checked")
-		if info, err := statClaims(s.path); err != nil || !old.is(info) {
+		if info, err := statClaims(s.path); err != nil || !old.matches(info) {
 			return cmp.Or(err, errStartOver)
 		}
 		s.token.step("renaming")

@@ -538,7 +538,7 @@ func TestOneDaemonABase(t *testing.T) {
 	}
 	record := base + "/.data/daemon.json"
 	await(t, "the whole record", func() bool { return readDaemon(base+"/.data").Roots != nil })
-	other := string(marshal(daemonRecord{PID: os.Getppid(), Birth: processBirth(os.Getppid()), URL: "http://127.0.0.1:1/"}))
+	other := string(marshal(daemonRecord{PID: os.Getppid(), Start: processStartTime(os.Getppid()), URL: "http://127.0.0.1:1/"}))
 	write(t, record, other)
 	d.stop(t)
 	if text, _ := os.ReadFile(record); string(text) != other {

@@ -52,11 +52,11 @@ func processAlive(pid int) bool {
 	return err == nil || errors.Is(err, syscall.EPERM)
 }
 
-// processBirth names the instant at which the process pid began, so that a pid
+// processStartTime names the instant at which the process pid began, so that a pid
 // that was reused, or is left from before a reboot, is not taken for the
 // process that once had it. It has no spaces, and is "" when the process does
 // not exist, is a zombie, or the system can't tell, as macOS.
-func processBirth(pid int) string {
+func processStartTime(pid int) string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""

@@ -30,11 +30,11 @@ func killGroup(pgid int) error {
 func groupAlive(pgid int) bool { return processAlive(pgid) }
 
 // processAlive reports whether a process with this id exists.
-func processAlive(pid int) bool { return processBirth(pid) != "" }
+func processAlive(pid int) bool { return processStartTime(pid) != "" }
 
-// processBirth names the instant at which the running process pid began; see
+// processStartTime names the instant at which the running process pid began; see
 // proc_unix.go.
-func processBirth(pid int) string {
+func processStartTime(pid int) string {
 	h, err := syscall.OpenProcess(syscall.PROCESS_QUERY_INFORMATION, false, uint32(pid))
 	if err != nil {
 		return ""

@@ -652,7 +652,7 @@ const recordName = "daemon.json"
 // daemonRecord is what the file holds.
 type daemonRecord struct {
 	PID   int    `json:"pid"`
-	Birth string `json:"birth"` // see processBirth
+	Start string `json:"start"` // see processStartTime
 	URL   string `json:"url"`   // where clients reach it
 
 	Roots        []string          `json:"roots"` // the folders that it serves; nil while it starts
@@ -677,7 +677,7 @@ func (d daemonRecord) refuse(m discovered) error {
 // readDaemon reads the record of dataDir's daemon. It is zero when none runs.
 func readDaemon(dataDir string) (d daemonRecord) {
 	raw, err := os.ReadFile(filepath.Join(dataDir, recordName))
-	if err != nil || json.Unmarshal(raw, &d) != nil || !processAlive(d.PID) || d.Birth != "" && d.Birth != processBirth(d.PID) {
+	if err != nil || json.Unmarshal(raw, &d) != nil || !processAlive(d.PID) || d.Start != "" && d.Start != processStartTime(d.PID) {
 		return daemonRecord{}
 	}
 	return d
@@ -694,7 +694,7 @@ func claimBase(ctx context.Context, dataDir string, listen func() (daemonRecord,
 		if err != nil {
 			return err
 		}
-		record.PID, record.Birth = os.Getpid(), processBirth(os.Getpid())
+		record.PID, record.Start = os.Getpid(), processStartTime(os.Getpid())
 		return replaceFile(filepath.Join(dataDir, recordName), marshal(record))
 	})
 }
