@@ -336,9 +336,8 @@ type toolLine struct {
 func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(string) string) []moduleLine {
 	url, secret := cmp.Or(daemon.URL, defaultURL), daemon.Secret || getenv(webhookSecretVar) != ""
 	view, whole := r.Source().View(scope), r.Source().View(scopeAll())
-	status, problems := r.Report()
 	list := []moduleLine{}
-	for _, s := range status {
+	for _, s := range r.Report() {
 		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
 		if !scope.Contains(s.Source) {
 			line.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
@@ -364,9 +363,6 @@ func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(str
 			}
 		}
 		list = append(list, line)
-	}
-	for _, p := range problems {
-		list = append(list, moduleLine{Path: p.Path, Tools: []toolLine{}, Error: p.Text})
 	}
 	return list
 }

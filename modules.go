@@ -72,13 +72,12 @@ type Registry struct {
 
 	scanning sync.Mutex // held by who looks through the workspace, before mu
 
-	mu       sync.Mutex
-	modules  map[entryKey]*moduleVersion // the newest of each; who holds scanning alone changes which
-	problems []Problem                   // files that are no modules, as last seen
-	untaken  map[entryKey]string         // how modules differ from what is frozen: new, changed, gone
-	pools    []*pool                     // all that may still have a process
-	due      bool                        // the catalog is about to be replaced
-	changed  chan struct{}               // closed when it has been
+	mu      sync.Mutex
+	modules map[entryKey]*moduleVersion // the newest of each; who holds scanning alone changes which
+	untaken map[entryKey]string         // how modules differ from what is frozen: new, changed, gone
+	pools   []*pool                     // all that may still have a process
+	due     bool                        // the catalog is about to be replaced
+	changed chan struct{}               // closed when it has been
 }
 
 // moduleVersion is a module's file, or its entry in one, as it stands until it
@@ -297,6 +296,7 @@ func (r *Registry) notice(s *scan) {
 	r.mu.Unlock()
 	for _, d := range s.modules {
 		switch v := modules[d.key()]; {
+		case d.Name == "":
 		case v == nil:
 			r.note(d, "new")
 		case v.Version != d.Version && (d.readContent() != nil || d.Content != v.Content):
@@ -304,7 +304,7 @@ func (r *Registry) notice(s *scan) {
 		}
 	}
 	for _, v := range modules {
-		if !s.has(v.discovered) {
+		if v.Name != "" && !s.has(v.discovered) {
 			r.note(v.discovered, "gone")
 		}
 	}
@@ -373,19 +373,15 @@ func (r *Registry) adopt(d discovered) {
 func (r *Registry) compare(s *scan) []discovered {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, p := range s.problems {
-		if !slices.Contains(r.problems, p) {
-			r.Log.Warn("a file can't be used", "file", filepath.Base(p.Path), "why", p.Text)
-		}
-	}
-	r.problems = s.problems
 	clear(r.untaken)
 	for key, v := range r.modules {
 		if v.missing++; s.has(v.discovered) {
 			v.missing = 0
 		}
 		if v.missing == removalScans || v.missing > 0 && r.Frozen {
-			r.Log.Info("module removed", "module", v.Name, "kind", v.Kind, "file", v.file())
+			if v.Name != "" {
+				r.Log.Info("module removed", "module", v.Name, "kind", v.Kind, "file", v.file())
+			}
 			v.cancel()
 			r.replace(v, nil)
 			delete(r.modules, key)
@@ -712,19 +708,17 @@ type Status struct {
 	Pending bool    // the newest version is being introspected
 }
 
-// Report is the state of all modules, sorted by path, and the problems with
-// files that are none.
-func (r *Registry) Report() ([]Status, []Problem) {
+// Report is the state of all modules, sorted by path.
+func (r *Registry) Report() (list []Status) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var list []Status
 	for _, v := range r.modules {
 		list = append(list, Status{v.discovered, v.module, v.err, !v.published})
 	}
 	slices.SortFunc(list, func(a, b Status) int {
 		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Name, b.Name))
 	})
-	return list, slices.Clone(r.problems)
+	return list
 }
 
 // cacheFormat is to be raised when what is cached changes its meaning.

@@ -324,7 +324,7 @@ func (k entryKey) String() string { return k.source + "#" + k.name }
 
 // discovered is a module as it stands in the file tree.
 type discovered struct {
-	Name     string
+	Name     string // "" for a file or folder that can't be read
 	Kind     Kind
 	Path     string // as found: the link where the file is one
 	Source   string // symlinks resolved
@@ -352,16 +352,12 @@ func (d *discovered) readContent() (err error) {
 	return err
 }
 
-// Problem is something about a file that its author should know.
-type Problem struct{ Path, Text string }
-
 // scan is one look at the workspace.
 //
 // Where it finds a file need not be where that is: a folder may be exchanged for a
 // link to another meanwhile. readSource, through which all are read, makes sure.
 type scan struct {
 	modules    []discovered
-	problems   []Problem
 	seen       map[entryKey]bool
 	unreadable []string // paths of files and folders
 	root       string   // the hosted DIR that is being searched
@@ -407,10 +403,10 @@ var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
 var errMoved = errors.New("its file is no longer where it was")
 
-// fail notes what can't be read. Unless it does not exist, that is taken to be
-// temporary; see has.
+// fail notes a file or folder that can't be read, as a module without a name. Unless
+// it does not exist, that is taken to be temporary; see has.
 func (s *scan) fail(path string, err error) {
-	s.problems = append(s.problems, Problem{path, reason(err)})
+	s.add(discovered{Path: path, Source: path, Root: s.root, Version: reason(err), Err: errors.New(reason(err))})
 	if !errors.Is(err, fs.ErrNotExist) {
 		s.unreadable = append(s.unreadable, path)
 	}

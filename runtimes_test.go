@@ -159,7 +159,7 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 }
 
 func TestUnreadableFilesKeepTheirModules(t *testing.T) {
-	s := &scan{}
+	s := &scan{seen: make(map[entryKey]bool)}
 	s.fail("/w/p", errors.New("too many open files"))
 	s.fail("/w/q", &fs.PathError{Err: fs.ErrNotExist})
 	for path, want := range map[string]bool{"/w/p/a.usher": true, "/w/p": true, "/w/pp/a.usher": false, "/w/q/a.usher": false} {

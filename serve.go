@@ -462,8 +462,7 @@ func (d *daemon) takeUp(ctx context.Context, end func()) {
 			record.Roots = d.registry.Roots
 			if d.flags.Frozen {
 				record.Taken = make(map[string]string)
-				modules, _ := d.registry.Report()
-				for _, m := range modules {
+				for _, m := range d.registry.Report() {
 					record.Taken[m.key().String()] = m.Content
 				}
 			}
@@ -585,8 +584,7 @@ func (d *daemon) show(ctx context.Context) {
 // were told before.
 func pendingModules(r *Registry, told map[string]bool) string {
 	var list []string
-	status, _ := r.Report()
-	for _, s := range status {
+	for _, s := range r.Report() {
 		if s.Pending && !told[s.Name] {
 			list = append(list, plain(s.Name))
 		}
