@@ -835,7 +835,7 @@ func TestNoSubscribingAfterARevoke(t *testing.T) {
 		if _, err := claims(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
 			t.Fatal(err)
 		}
-		pass(claimsInterval + time.Second)
+		pass(lookInterval + time.Second)
 		if heard := b.hears(); strings.Contains(heard, "resources/subscribe") {
 			t.Errorf("after the revoke the module hears %q", heard)
 		}

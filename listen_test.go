@@ -178,7 +178,7 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 				}
 				b.hears()
 				end(t, b, c, own)
-				pass(2 * claimsInterval)
+				pass(2 * lookInterval)
 				progress("after")
 				ask("after")
 				if _, text := x.got(); strings.Contains(text, "after") {

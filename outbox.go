@@ -26,6 +26,9 @@ const (
 	keepAlive      = 15 * time.Second // between comments on a silent stream
 	reconnectDelay = 1 * time.Second  // what a client is told to wait before it resumes a stream
 	replayLife     = 2 * time.Minute  // for which a stream can be resumed after its connection has ended
+
+	lookInterval = 2 * time.Second        // how often an open stream looks at its session's claim
+	coalesce     = 300 * time.Millisecond // changes this close make one list_changed
 )
 
 // frame is what is written to a client at once. With an id and no message it
@@ -42,11 +45,13 @@ type frame struct {
 type connection struct {
 	ctx   context.Context   // ends with it
 	write func(frame) error // nil where the client accepts no stream
+	// end is called when nothing more is written to a stream. Who sets it calls
+	// follow too; else a stream that begins has a goroutine do so.
+	end func()
 
 	// Of a stream that was begun on it.
 	wake chan struct{}   // 1-buffered: there is more to write, or nothing will follow
-	done context.Context // ends, by end, when nothing more is written
-	end  func()
+	done context.Context // ends with what that goroutine writes
 }
 
 // outbox is the messages to one client, in order. It becomes a stream, where the
@@ -96,15 +101,12 @@ func (o *outbox) startLocked() bool {
 		}
 	}
 	o.queueLocked(frame{})
-	o.followLocked(o.conn)
+	o.conn.wake = make(chan struct{}, 1)
+	if o.conn.end == nil {
+		o.conn.done, o.conn.end = context.WithCancel(context.Background())
+		go o.follow(o.conn, nil)
+	}
 	return true
-}
-
-// followLocked has a goroutine write what is queued to a connection.
-func (o *outbox) followLocked(conn *connection) {
-	conn.wake = make(chan struct{}, 1)
-	conn.done, conn.end = context.WithCancel(context.Background())
-	go o.follow(conn)
 }
 
 // send queues a message, and reports whether it may arrive. It does not block. A
@@ -151,11 +153,15 @@ func (o *outbox) finish(last []byte, stream bool) bool {
 }
 
 // follow writes what is queued to a connection until the outbox has ended, or the
-// connection has, or another one has taken its place.
-func (o *outbox) follow(conn *connection) {
+// connection has, or another one has taken its place. Meanwhile it calls look, if
+// that is not nil, every lookInterval, and soon after what look returns is closed.
+func (o *outbox) follow(conn *connection, look func() (changed <-chan struct{})) {
 	defer conn.end()
-	tick := time.NewTicker(keepAlive)
-	defer tick.Stop()
+	defer o.lose(conn)
+	silent, next := time.NewTicker(keepAlive), time.NewTimer(0)
+	defer silent.Stop()
+	defer next.Stop()
+	var changed <-chan struct{}
 	for err := error(nil); err == nil; {
 		o.mu.Lock()
 		waits := len(o.queue) == 0
@@ -177,18 +183,28 @@ func (o *outbox) follow(conn *connection) {
 			case <-conn.ctx.Done():
 				err = conn.ctx.Err()
 			case <-conn.wake:
-			case <-tick.C:
+			case <-silent.C:
 				err = conn.write(frame{})
+			case <-changed:
+				changed = nil
+				next.Reset(coalesce)
+			case <-next.C:
+				if look != nil {
+					changed = look()
+					next.Reset(lookInterval)
+				}
 			}
 		}
 	}
+}
+
+// lose gives a connection up. What was queued for it may be kept for the next one.
+func (o *outbox) lose(conn *connection) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.loseLocked(conn)
 }
 
-// loseLocked gives a connection up. What was queued for it may be kept for the
-// next one.
 func (o *outbox) loseLocked(conn *connection) {
 	if conn == nil || o.conn != conn {
 		return
@@ -200,8 +216,8 @@ func (o *outbox) loseLocked(conn *connection) {
 	}
 }
 
-// resume has a connection follow the stream from after message n, in the place of
-// the one before. It reports false where not all of that is kept.
+// resume has a connection, which is then to follow, take the place of the one
+// before, and begin after message n. It reports false where not all of that is kept.
 func (o *outbox) resume(conn *connection, n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -211,9 +227,8 @@ func (o *outbox) resume(conn *connection, n int) bool {
 	}
 	o.loseLocked(o.conn)
 	o.kept.forgetting.Stop()
-	o.conn = conn
+	o.conn, conn.wake = conn, make(chan struct{}, 1)
 	o.queueLocked(append(missed, frame{})...)
-	o.followLocked(conn)
 	return true
 }
 

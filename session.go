@@ -427,10 +427,23 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	r.session.join(r.out)
 	defer r.session.leave(r.out)
 	r.session.tell("notifications/subscriptions/acknowledged", object{{"notifications", honoured.json()}}.json())
+	var subscribing sync.WaitGroup
+	defer subscribing.Wait()
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	defer cancel() // a module that hangs does not hold up the end
 	defer context.AfterFunc(r.streams, cancel)()
-	r.server.announce(ctx, r.session, r.out)
+	for ctx.Err() == nil {
+		changed, err := r.server.announce(ctx, r.session, r.out, &subscribing)
+		if errors.Is(err, errEnded) {
+			break // there is nothing more to tell, and no request that could present another claim
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(lookInterval):
+		case <-changed:
+			pauseFor(ctx, coalesce) // more is likely to follow
+		}
+	}
 	if err := context.Cause(ctx); err != nil && r.streams.Err() == nil {
 		return nil, err
 	}
@@ -637,51 +650,33 @@ func (t *sessionTable) end(token *sessionToken) {
 	session.asked.fail()
 }
 
-const (
-	claimsInterval = 2 * time.Second        // how often an open stream looks at its session's claim
-	coalesce       = 300 * time.Millisecond // changes this close make one list_changed
-)
-
 // announce tells a session on one of its streams which lists in its view have
-// changed, until ctx ends, or without a session the claim does. It also keeps the
-// session's subscriptions.
-func (s *Server) announce(ctx context.Context, session *Session, out *outbox) {
-	var subscribing sync.WaitGroup
-	defer subscribing.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // a module that hangs does not hold up the end
-	for ctx.Err() == nil {
-		changed := s.modules.Changed()
-		scope, err := s.scope(session, time.Time{})
-		known := err == nil || errors.Is(err, errEnded) // else nothing is known to have changed
-		if known && session.primary() == out {
-			view := s.modules.View(scope)
-			for _, list := range session.changedLists(view, s.started) {
-				session.tell("notifications/"+list+"/list_changed", nil)
-			}
-			if session.subscribing.TryLock() { // or it is being done, maybe by a module that hangs
-				subscribing.Go(func() {
-					defer session.subscribing.Unlock()
-					defer catch(s.log, new(error))
-					for uri := range session.subscriptions {
-						scope, _ := s.scope(session, time.Time{}) // now: the claim may have ended meanwhile
-						if err := s.keepSubscription(ctx, session, s.modules.View(scope).Lookup("resources", uri), uri); err != nil {
-							s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
-						}
-					}
-				})
-			}
-		}
-		if session.stateless && errors.Is(err, errEnded) {
-			return // there is nothing more to tell, and no request that could present another claim
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(claimsInterval):
-		case <-changed:
-			pauseFor(ctx, coalesce) // more is likely to follow
-		}
+// changed, and keeps its subscriptions, within ctx: subscribing has that to wait
+// for. It is to be called again when changed is closed, and from time to time. The
+// error is that of the session's scope.
+func (s *Server) announce(ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup) (changed <-chan struct{}, err error) {
+	changed = s.modules.Changed()
+	scope, err := s.scope(session, time.Time{})
+	if err != nil && !errors.Is(err, errEnded) || session.primary() != out {
+		return changed, err // nothing is known to have changed, or it is told elsewhere
 	}
+	view := s.modules.View(scope)
+	for _, list := range session.changedLists(view, s.started) {
+		session.tell("notifications/"+list+"/list_changed", nil)
+	}
+	if session.subscribing.TryLock() { // or it is being done, maybe by a module that hangs
+		subscribing.Go(func() {
+			defer session.subscribing.Unlock()
+			defer catch(s.log, new(error))
+			for uri := range session.subscriptions {
+				scope, _ := s.scope(session, time.Time{}) // now: the claim may have ended meanwhile
+				if err := s.keepSubscription(ctx, session, s.modules.View(scope).Lookup("resources", uri), uri); err != nil {
+					s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
+				}
+			}
+		})
+	}
+	return changed, err
 }
 
 // listed notes which list the client was given. One with a stream open is told of

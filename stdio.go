@@ -25,7 +25,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 		}
 	}()
 	session := newSession(&sessionToken{ID: "stdio", Issued: s.started})
-	err := s.serveDuplex(session, &connection{ctx: ctx, write: lineWriter(out)}, cancel, lines)
+	err := s.serveDuplex(session, &connection{ctx: ctx, write: lineWriter(out), end: cancel}, lines)
 	cancel()
 	s.suspended.wg.Wait()
 	return err

@@ -405,9 +405,9 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	conn := &connection{ctx: ctx, write: sseWriter(w)}
+	conn := &connection{ctx: ctx, write: sseWriter(w), end: cancel}
 	if from.Session == nil {
-		return s.serveSSE(r.URL.Path, from.Principal, conn, cancel)
+		return s.serveSSE(r.URL.Path, from.Principal, conn)
 	}
 	session, err := s.openSession(from)
 	if err != nil {
@@ -419,7 +419,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		if broken == nil || !broken.resume(conn, n) {
 			return httpErrorf(http.StatusGone, "what this stream was about is not kept any more: make the request again")
 		}
-		<-conn.done.Done()
+		broken.follow(conn, nil)
 		return nil
 	}
 	missed, _ := s.replay.after(broken, n)
@@ -481,7 +481,12 @@ func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) e
 	}
 	defer session.leave(out)
 	if out.send(nil) {
-		s.announce(conn.done, session, out)
+		var subscribing sync.WaitGroup
+		out.follow(conn, func() <-chan struct{} {
+			changed, _ := s.announce(conn.ctx, session, out, &subscribing)
+			return changed
+		})
+		subscribing.Wait()
 	}
 	return nil
 }
@@ -497,9 +502,8 @@ type inLine struct {
 const duplexTimeout = 30 * time.Second
 
 // serveDuplex answers a client with one connection for all that goes back and
-// forth, HTTP+SSE or stdio, until its lines end, or the connection does, which
-// hangUp ends.
-func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), lines <-chan inLine) (err error) {
+// forth, HTTP+SSE or stdio, until its lines end, or the connection does.
+func (s *Server) serveDuplex(session *Session, conn *connection, lines <-chan inLine) (err error) {
 	session.profile.Store(&clientProfile{protocol: oldestProtocol})
 	streams, endStreams := context.WithCancel(s.stopping)
 	defer endStreams()
@@ -507,7 +511,7 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 	c.out.limit = maxDuplexOutbox
 	var notices, requests sync.WaitGroup
 	notices.Go(func() {
-		defer hangUp()
+		defer conn.end()
 		defer catch(s.log, new(error))
 		s.serveNotices(session, c.out, conn)
 	})
@@ -532,7 +536,7 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 	}
 	session.asked.fail() // nobody can answer any more
 	endStreams()
-	defer time.AfterFunc(duplexTimeout, hangUp).Stop()
+	defer time.AfterFunc(duplexTimeout, conn.end).Stop()
 	requests.Wait()
 	c.out.end()
 	notices.Wait()
@@ -544,7 +548,7 @@ func (s *Server) serveDuplex(session *Session, conn *connection, hangUp func(), 
 
 // serveSSE is the stream of a new HTTP+SSE session, whose client sends what it has
 // to say by POST.
-func (s *Server) serveSSE(path string, p Principal, conn *connection, hangUp func()) error {
+func (s *Server) serveSSE(path string, p Principal, conn *connection) error {
 	token, id := s.gate.Create(sseProtocol, 0, p)
 	session, lines := s.sessions.open(token, p.Key()), make(chan inLine)
 	defer s.modules.EndAffinity(session.ID)
@@ -561,7 +565,7 @@ func (s *Server) serveSSE(path string, p Principal, conn *connection, hangUp fun
 	// The address is relative, as nobody here knows what stands before it behind a
 	// proxy.
 	conn.write(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)})
-	return s.serveDuplex(session, conn, hangUp, lines)
+	return s.serveDuplex(session, conn, lines)
 }
 
 // serveDELETE ends a session at its client's wish.
