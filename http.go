@@ -156,21 +156,25 @@ func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f fun
 			defer catch(log, &err)
 			return f(w, r)
 		}()
-		if err == nil {
-			return
+		if err != nil {
+			refuse(log, write, w, r, err)
 		}
-		id := w.Header().Get(requestIDHeader)
-		path := clipText(r.URL.Path, 200)
-		e := (*httpError)(nil)
-		if !errors.As(err, &e) {
-			log.Error("internal error", "path", path, "request", id, "err", err)
-			e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
-		} else if !e.Logged {
-			log.Info("refused", "status", e.Status, "path", path, "request", id, "why", cmp.Or(e.Err, error(e)))
-		}
-		maps.Copy(w.Header(), e.Header)
-		write(w, e)
 	}
+}
+
+// refuse writes and logs the error of a handler.
+func refuse(log *slog.Logger, write func(http.ResponseWriter, *httpError), w http.ResponseWriter, r *http.Request, err error) {
+	id := w.Header().Get(requestIDHeader)
+	path := clipText(r.URL.Path, 200)
+	e := (*httpError)(nil)
+	if !errors.As(err, &e) {
+		log.Error("internal error", "path", path, "request", id, "err", err)
+		e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
+	} else if !e.Logged {
+		log.Info("refused", "status", e.Status, "path", path, "request", id, "why", cmp.Or(e.Err, error(e)))
+	}
+	maps.Copy(w.Header(), e.Header)
+	write(w, e)
 }
 
 // limitedLog is a log that nobody can fill the disk with. Its lines are of one kind

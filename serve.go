@@ -502,43 +502,53 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 		}
 		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
 	}))
+	hooks := handle(d.log, writeWebhookError, d.webhooks.serve)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handlers.Add(1)
 		defer handlers.Done()
-		// net/http reads what is left of a body before it answers: of one that
-		// does not come, for ever.
-		defer func() {
-			if r.Body != http.NoBody {
-				_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
-			}
-		}()
+		defer dropBody(w, r)
 		w.Header().Set(requestIDHeader, newRequestID())
-		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
+		switch {
+		case r.URL.Path == "/healthz": // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
-			return
-		}
-		// Before the mux, which would redirect a path with // in it before the
-		// secret was shown.
-		isWebhook := strings.HasPrefix(r.URL.Path, webhookPrefix) || strings.HasPrefix(path.Clean("/"+r.URL.Path)+"/", webhookPrefix)
-		write := writeMCPError
-		if isWebhook {
-			write = writeWebhookError
-		}
-		handle(d.log, write, func(w http.ResponseWriter, r *http.Request) error {
-			err := origins.admit(r)
-			switch {
-			case err != nil || origins.cors(w, r):
-				return err
-			case isWebhook:
-				return d.webhooks.serve(w, r)
-			}
-			if err := origins.admitMCP(r); err != nil {
-				return err
-			}
+		case !d.admits(origins, w, r):
+		case isWebhook(r.URL.Path):
+			hooks(w, r)
+		default:
 			mux.ServeHTTP(w, r)
-			return nil
-		})(w, r)
+		}
 	})
+}
+
+// dropBody limits the time for what is left of a body: net/http reads that before it
+// answers, of one that does not come, for ever.
+func dropBody(w http.ResponseWriter, r *http.Request) {
+	if r.Body != http.NoBody {
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
+	}
+}
+
+// isWebhook reports whether a path is one of webhooks, or leads to one: the mux would
+// redirect one with // in it before the secret was shown.
+func isWebhook(at string) bool {
+	return strings.HasPrefix(at, webhookPrefix) || strings.HasPrefix(path.Clean("/"+at)+"/", webhookPrefix)
+}
+
+// admits reports whether a request is let through, and answers it if not.
+func (d *daemon) admits(origins *originPolicy, w http.ResponseWriter, r *http.Request) bool {
+	err, write := origins.admit(r), writeMCPError
+	switch {
+	case err == nil && origins.cors(w, r):
+		return false
+	case isWebhook(r.URL.Path):
+		write = writeWebhookError
+	case err == nil:
+		err = origins.admitMCP(r)
+	}
+	if err != nil {
+		refuse(d.log, write, w, r, err)
+	}
+	return err == nil
 }
 
 // show prints, for people, where the daemon is and its modules as they become

@@ -35,14 +35,13 @@ const (
 func (s *Server) routes(mux *http.ServeMux) {
 	for _, path := range []string{"/{$}", "/mcp"} {
 		mux.HandleFunc("POST "+path, handle(s.log, writeMCPError, s.servePOST))
+		get := handle(s.log, writeMCPError, s.serveGET)
 		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
-			write := writeMCPError
 			if parseAccept(r.Header.Values("Accept")).html {
-				write = func(w http.ResponseWriter, e *httpError) {
-					s.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
-				}
+				s.servePage(w, r)
+			} else {
+				get(w, r)
 			}
-			handle(s.log, write, s.serveGET)(w, r)
 		})
 		mux.HandleFunc("DELETE "+path, handle(s.log, writeMCPError, s.serveDELETE))
 		mux.HandleFunc(path, handle(s.log, writeMCPError, methodNotAllowed))
@@ -376,32 +375,37 @@ var (
 	errManyStreams error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
 )
 
-// serveGET is a session's notification stream, or the rest of a stream that broke
-// off. Where the request names no session, it begins one of HTTP+SSE.
-func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
+// admitGET finds out who a GET is from. give is to be called when it is over.
+func (s *Server) admitGET(w http.ResponseWriter, r *http.Request) (from admission, give func(), err error) {
 	version := r.Header.Get(protocolHeader)
 	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
-		return methodNotAllowed(w, r) // ServeMux counts HEAD as GET; without sessions there are no such streams
+		return from, nil, methodNotAllowed(w, r) // ServeMux counts HEAD as GET; without sessions there are no such streams
 	}
 	accept := parseAccept(r.Header.Values("Accept"))
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
-		return httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
+		return from, nil, httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
 	}
-	from, err := s.gate.Admit(r)
-	if err != nil {
-		return err
+	if from, err = s.gate.Admit(r); err != nil {
+		return from, nil, err
 	}
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
-		return errNoSession // with its stream
+		return from, nil, errNoSession // with its stream
 	}
 	give, ok := s.streams.take(from.Principal.Key(), 1, maxStreamsOf)
 	if !ok {
-		return errManyStreams
+		err = errManyStreams
+	}
+	return from, give, err
+}
+
+// serveGET is a session's notification stream, or the rest of a stream that broke
+// off. Where the request names no session, it begins one of HTTP+SSE.
+func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
+	from, give, err := s.admitGET(w, r)
+	if err != nil {
+		return err
 	}
 	defer give()
-	if accept.html {
-		return s.servePage(w, r, from)
-	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
@@ -409,21 +413,34 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if from.Session == nil {
 		return s.serveSSE(r.URL.Path, from.Principal, conn)
 	}
-	session, err := s.openSession(from)
+	session, out, err := s.openStream(r, from, conn)
 	if err != nil {
 		return err
+	}
+	if out.begun { // with the answer to a request
+		out.follow(conn, nil)
+		return nil
+	}
+	return s.serveNotices(session, out, conn)
+}
+
+// openStream is what a GET asks for: the rest of the answer to a request, or the
+// notifications of the session.
+func (s *Server) openStream(r *http.Request, from admission, conn *connection) (*Session, *outbox, error) {
+	session, err := s.openSession(from)
+	if err != nil {
+		return nil, nil, err
 	}
 	stream, n := parseEventID(r.Header.Get(eventHeader))
 	broken := s.replay.find(session.ID, stream)
 	if strings.HasPrefix(stream, answerStream) {
 		if broken == nil || !broken.resume(conn, n) {
-			return httpErrorf(http.StatusGone, "what this stream was about is not kept any more: make the request again")
+			return nil, nil, httpErrorf(http.StatusGone, "what this stream was about is not kept any more: make the request again")
 		}
-		broken.follow(conn, nil)
-		return nil
+		return session, broken, nil
 	}
 	missed, _ := s.replay.after(broken, n)
-	return s.serveNotices(session, newOutbox(conn, s.keptStream(noticeStream, session), missed...), conn)
+	return session, newOutbox(conn, s.keptStream(noticeStream, session), missed...), nil
 }
 
 //go:embed help/page.html
@@ -446,14 +463,24 @@ type pageContent struct {
 
 // servePage answers a browser with the modules of who asks, as any client is: by
 // the same view.
-func (s *Server) servePage(w http.ResponseWriter, r *http.Request, from admission) error {
-	scope, err := s.gate.Scope(from.Principal, from.At)
-	if err = cmp.Or(from.Unknown, err); err != nil {
-		return httpErrorf(http.StatusBadRequest, "%v", err)
+func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
+	refuse := func(w http.ResponseWriter, e *httpError) {
+		s.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
 	}
-	s.modules.WaitReady(r.Context(), scope)
-	s.writePage(w, r, http.StatusOK, pageContent{View: s.modules.View(scope), Webhook: s.webhookPath, Coded: from.Principal != Principal{}})
-	return nil
+	handle(s.log, refuse, func(w http.ResponseWriter, r *http.Request) error {
+		from, give, err := s.admitGET(w, r)
+		if err != nil {
+			return err
+		}
+		defer give()
+		scope, err := s.gate.Scope(from.Principal, from.At)
+		if err = cmp.Or(from.Unknown, err); err != nil {
+			return httpErrorf(http.StatusBadRequest, "%v", err)
+		}
+		s.modules.WaitReady(r.Context(), scope)
+		s.writePage(w, r, http.StatusOK, pageContent{View: s.modules.View(scope), Webhook: s.webhookPath, Coded: from.Principal != Principal{}})
+		return nil
+	})(w, r)
 }
 
 // writePage writes the page. It names no code, and has no script; its style is
