@@ -375,27 +375,28 @@ var (
 	errManyStreams error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
 )
 
-// admitGET finds out who a GET is from. give is to be called when it is over.
-func (s *Server) admitGET(w http.ResponseWriter, r *http.Request) (from admission, give func(), err error) {
+// admitGET finds out who a GET is from. The function is to be called at its end.
+func (s *Server) admitGET(w http.ResponseWriter, r *http.Request) (*admission, func(), error) {
 	version := r.Header.Get(protocolHeader)
 	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
-		return from, nil, methodNotAllowed(w, r) // ServeMux counts HEAD as GET; without sessions there are no such streams
+		return nil, nil, methodNotAllowed(w, r) // ServeMux counts HEAD as GET; without sessions there are no such streams
 	}
 	accept := parseAccept(r.Header.Values("Accept"))
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
-		return from, nil, httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
+		return nil, nil, httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
 	}
-	if from, err = s.gate.Admit(r); err != nil {
-		return from, nil, err
+	from, err := s.gate.Admit(r)
+	if err != nil {
+		return nil, nil, err
 	}
 	if from.Session != nil && from.Session.Protocol == sseProtocol {
-		return from, nil, errNoSession // with its stream
+		return nil, nil, errNoSession // with its stream
 	}
 	give, ok := s.streams.take(from.Principal.Key(), 1, maxStreamsOf)
 	if !ok {
 		err = errManyStreams
 	}
-	return from, give, err
+	return &from, give, err
 }
 
 // serveGET is a session's notification stream, or the rest of a stream that broke
@@ -426,8 +427,8 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 
 // openStream is what a GET asks for: the rest of the answer to a request, or the
 // notifications of the session.
-func (s *Server) openStream(r *http.Request, from admission, conn *connection) (*Session, *outbox, error) {
-	session, err := s.openSession(from)
+func (s *Server) openStream(r *http.Request, from *admission, conn *connection) (*Session, *outbox, error) {
+	session, err := s.openSession(*from)
 	if err != nil {
 		return nil, nil, err
 	}
