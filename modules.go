@@ -243,17 +243,18 @@ func (r *Registry) allPools() []*pool {
 // that are idle, and forgets pools that have none left.
 func (r *Registry) watch() {
 	for wait := minPoll; pauseFor(r.ctx, wait); {
-		wait = r.look()
+		wait = r.look(false)
 	}
 }
 
-// look is one scan of watch's. It returns how long to wait until the next.
-func (r *Registry) look() (wait time.Duration) {
+// look scans the workspace once. What a frozen registry finds is taken up only where
+// that is said. look returns how long to wait until the next scan.
+func (r *Registry) look(takeUp bool) (wait time.Duration) {
 	defer catch(r.Log, new(error))
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
 	start, wait := time.Now(), minPoll
-	if s := scanFolders(r.Roots, len(r.modules)); r.Frozen {
+	if s := scanFolders(r.Roots, len(r.modules)); r.Frozen && !takeUp {
 		r.notice(s)
 	} else {
 		r.update(s)
@@ -282,11 +283,7 @@ func (r *Registry) Close() {
 
 // TakeUp has a frozen registry take up what has changed since the start. Go modules
 // are built again, as what they import may have. To others it is one scan more.
-func (r *Registry) TakeUp() {
-	r.scanning.Lock()
-	defer r.scanning.Unlock()
-	r.update(scanFolders(r.Roots, len(r.modules)))
-}
+func (r *Registry) TakeUp() { r.look(true) }
 
 // notice finds what a frozen registry has not taken up.
 func (r *Registry) notice(s *scan) {

@@ -305,14 +305,6 @@ func (f *serveFlags) exposure() string {
 	return ""
 }
 
-// frozen reports whether what changes in the workspace waits until it is taken up.
-func (f *serveFlags) frozen() bool {
-	if f.watch == nil {
-		return f.requireClaim
-	}
-	return !*f.watch
-}
-
 // webhookAudience is whose deliveries are taken while no secret is set.
 func (f *serveFlags) webhookAudience() audience {
 	switch {
@@ -363,7 +355,10 @@ func (d *daemon) run() (err error) {
 	if err != nil {
 		return err
 	}
-	d.flags.Frozen = d.flags.frozen()
+	d.flags.Frozen = d.flags.requireClaim
+	if d.flags.watch != nil {
+		d.flags.Frozen = !*d.flags.watch
+	}
 	return d.withRegistry(d.dirs, d.flags.registryConfig, func(r *Registry) error {
 		d.registry = r
 		return d.serve(d.ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
