@@ -341,6 +341,8 @@ func (r *signatureRule) key(text string) ([]byte, error) {
 	switch {
 	case r.Err != nil:
 		return nil, r.Err
+	case signatureSchemes[r.Scheme] == nil:
+		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s", r.Scheme, strings.Join(sortedKeys(signatureSchemes), ", "))
 	case text == "":
 		return nil, fmt.Errorf("@signature: %s is not set", r.Var)
 	case r.Scheme != "standard":
