@@ -74,7 +74,7 @@ func TestHooks(t *testing.T) {
 		{"push", "@webhook\\n@signature github my_signing_secret", true, "", 0},
 		{"push", "@webhook\\n@signature github PATH", true, "", 1},
 		{"push", "@webhook\\n@signature github _WEBHOOK_SECRETS", true, "", 1},
-		{"push", "@webhook\\n@signature rot13 MY_WEBHOOK_SECRET", true, "", 1},
+		{"push", "@webhook\\n@signature github MY_SECRET", true, "", 1},
 		{"push", "@webhook\\n@signature github A_SIGNING_SECRET\\n@signature github B_SIGNING_SECRET", true, "", 0},
 		{"push", "@signature github MY_WEBHOOK_SECRET", false, "", 0},
 	} {
