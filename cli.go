@@ -374,13 +374,10 @@ func toolProblems(whole *View, t *Item, name string, getenv func(string) string)
 	if len(name) > maxToolName {
 		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
 	}
-	if t.HookPath() == "" {
-		return list
-	}
 	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
 		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
 	}
-	if rule := t.Method.Signature; rule != nil && rule.Err == nil {
+	if rule := t.Method.Signature; t.HookPath() != "" && rule != nil && rule.Err == nil {
 		if _, err := rule.key(getenv(rule.Var)); err != nil {
 			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
 		}
