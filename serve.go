@@ -503,11 +503,12 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 		defer handlers.Done()
 		defer dropBody(w, r)
 		w.Header().Set(requestIDHeader, newRequestID())
+		isHook := isWebhook(r.URL.Path)
 		switch {
 		case r.URL.Path == "/healthz": // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
-		case !d.admits(origins, w, r):
-		case isWebhook(r.URL.Path):
+		case !d.admits(origins, w, r, isHook):
+		case isHook:
 			hooks(w, r)
 		default:
 			mux.ServeHTTP(w, r)
@@ -530,12 +531,12 @@ func isWebhook(at string) bool {
 }
 
 // admits reports whether a request is let through, and answers it if not.
-func (d *daemon) admits(origins *originPolicy, w http.ResponseWriter, r *http.Request) bool {
+func (d *daemon) admits(origins *originPolicy, w http.ResponseWriter, r *http.Request, isHook bool) bool {
 	err, write := origins.admit(r), writeMCPError
 	switch {
 	case err == nil && origins.cors(w, r):
 		return false
-	case isWebhook(r.URL.Path):
+	case isHook:
 		write = writeWebhookError
 	case err == nil:
 		err = origins.admitMCP(r)
