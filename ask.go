@@ -15,7 +15,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 )
@@ -198,7 +197,7 @@ func (k *suspendedCalls) add(c *suspendedCall, q *inputRequest) error {
 		return errManySuspended
 	}
 	c.asked++
-	q.key = "ask-" + strconv.Itoa(c.asked)
+	q.key = fmt.Sprint("ask-", c.asked)
 	c.questions = append(c.questions, q)
 	return nil
 }

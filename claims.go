@@ -87,7 +87,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math"
 	"math/big"
 	mathrand "math/rand/v2"
 	"os"
@@ -240,7 +239,7 @@ func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
 		return at.UTC(), err == nil
 	}
 	ms, err := strconv.ParseFloat(string(value), 64)
-	return time.UnixMilli(int64(ms)).UTC(), err == nil && math.Abs(ms) <= maxMS
+	return time.UnixMilli(int64(ms)).UTC(), err == nil && -maxMS <= ms && ms <= maxMS
 }
 
 // claimsFile is claims.json as it was once read. The zero value is that there is

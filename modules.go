@@ -22,7 +22,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -624,7 +623,7 @@ func (r *Registry) launch(ctx context.Context, v *moduleVersion) (launch, error)
 	l, err := launchFile(d.Kind, d.Source, r.CacheDir)
 	l.Path = cmp.Or(d.Launch.Path, l.Path)
 	if d.Kind.singleFile() {
-		l.Args, l.Input = append(l.Args, strconv.Itoa(len(text))), text
+		l.Args, l.Input = append(l.Args, fmt.Sprint(len(text))), text
 	}
 	return l, err
 }

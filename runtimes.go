@@ -10,7 +10,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"embed"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -497,7 +496,7 @@ func readSource(source string, kind Kind) (text []byte, hash string, err error) 
 	} else {
 		text, err = io.ReadAll(io.TeeReader(io.LimitReader(f, maxSource), sum))
 	}
-	return text, hex.EncodeToString(sum.Sum(nil)), err
+	return text, fmt.Sprintf("%x", sum.Sum(nil)), err
 }
 
 // add keeps a module; one that is reached by several ways is one module.
