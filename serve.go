@@ -1,6 +1,7 @@
 // The daemon: usher serve put together out of its parts, from the flags to the
-// last process ended. Also what it prints while it runs, and the record that
-// says which daemon has a base folder. It knows every room but cli.go.
+// last process ended. Also what it prints while it runs, the record that says which
+// daemon has a base folder, and what it shares with the other commands: app, with
+// the data folder and the opening of modules. It knows every room but cli.go.
 
 package main
 
