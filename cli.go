@@ -242,7 +242,7 @@ func (a *app) withModules(dirs []string, c registryConfig, do func(*Registry, da
 	c.Log, c.Refuse = slog.New(slog.DiscardHandler), daemon.refuse
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		told := make(map[string]bool)
-		for !r.Settle(a.ctx, time.Second, scopeAll()) {
+		for !r.AllReady(a.ctx, time.Second, scopeAll()) {
 			if a.ctx.Err() != nil {
 				return a.ctx.Err()
 			}

@@ -592,7 +592,7 @@ func TestOldRequestsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	r.Settle(t.Context(), patience, scopeAll())
+	r.AllReady(t.Context(), patience, scopeAll())
 	for _, name := range names {
 		tool := r.Source().View(scopeAll()).Lookup("tools", name+"_handleContact")
 		if tool == nil {

@@ -189,9 +189,9 @@ func (r *Registry) Changed() <-chan struct{} {
 	return r.changed
 }
 
-// Settle waits until the catalog shows the tools of all modules inside a scope, for
-// timeout at most, and reports whether it does.
-func (r *Registry) Settle(ctx context.Context, timeout time.Duration, scope Scope) bool {
+// AllReady reports whether the catalog shows the tools of all modules inside a scope.
+// It waits for that, but not longer than timeout.
+func (r *Registry) AllReady(ctx context.Context, timeout time.Duration, scope Scope) bool {
 	expired := time.After(timeout)
 	for {
 		r.mu.Lock()
@@ -215,12 +215,12 @@ func (r *Registry) Settle(ctx context.Context, timeout time.Duration, scope Scop
 
 // Pending reports whether modules inside a scope are being introspected for the
 // first time since they came or changed.
-func (r *Registry) Pending(scope Scope) bool { return !r.Settle(r.ctx, 0, scope) }
+func (r *Registry) Pending(scope Scope) bool { return !r.AllReady(r.ctx, 0, scope) }
 
 // WaitReady waits for modules inside a scope that are pending, but only while the
 // start is recent: one that hangs must not delay each list for ever.
 func (r *Registry) WaitReady(ctx context.Context, scope Scope) {
-	r.Settle(ctx, startupTime-time.Since(r.started), scope)
+	r.AllReady(ctx, startupTime-time.Since(r.started), scope)
 }
 
 // EndAffinity ends the processes that serve only the callers of this

@@ -556,8 +556,8 @@ func (d *daemon) show(ctx context.Context) {
 	shown, told, tryOnce := make(map[string]*Module), make(map[string]bool), sync.OnceFunc(d.showTry)
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
-		settled := d.registry.Settle(ctx, time.Second, scopeAll()) // asked before the modules: those may be ready by then
-		if building := pendingModules(d.registry, told); building != "" && !settled {
+		ready := d.registry.AllReady(ctx, time.Second, scopeAll()) // asked before the modules: those may be ready by then
+		if building := pendingModules(d.registry, told); building != "" && !ready {
 			fmt.Fprintf(d.stdout, "  building %s…\n", building)
 		}
 		view := d.registry.Source().View(scopeAll())
@@ -576,7 +576,7 @@ func (d *daemon) show(ctx context.Context) {
 			tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
 			fmt.Fprintf(d.stdout, "  %s   %-20s %s\n", d.paint(green, "ready"), m.Label, clipText(tools, 48))
 		}
-		if !settled {
+		if !ready {
 			continue
 		}
 		tryOnce()
