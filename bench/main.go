@@ -106,7 +106,9 @@ func (b *bench) prepare() {
 	}
 	if b.usher == "" {
 		b.usher = filepath.Join(b.dir, "usher")
-		if out, err := exec.Command("go", "build", "-C", "..", "-o", b.usher, ".").CombinedOutput(); err != nil {
+		build := exec.Command("go", "build", "-C", "..", "-o", b.usher, ".")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0") // as ./release builds it
+		if out, err := build.CombinedOutput(); err != nil {
 			b.fail(fmt.Errorf("building usher: %w: %s", err, out))
 		}
 	}
