@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -370,11 +371,9 @@ func decodeHeader(h http.Header, name string) (string, error) {
 	return string(text), nil
 }
 
-// version is this program's version, from what the go command stamped it with.
+// version is this program's version, from what the go command stamped it with;
+// "devel" where it did not.
 func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok || info.Main.Version == "" || info.Main.Version == "(devel)" {
-		return "devel"
-	}
-	return info.Main.Version
+	info, _ := debug.ReadBuildInfo() // there is one, as usher is a module
+	return strings.Trim(cmp.Or(info.Main.Version, "(devel)"), "()")
 }
