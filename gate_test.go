@@ -907,7 +907,7 @@ func TestScopeOfRequestsUnderWay(t *testing.T) {
 		g := &Gate{claims: store}
 		c := newClaimFor(t, base, base)
 		p, admitted := Principal{refTo(c)}, time.Now()
-		time.Sleep(time.Nanosecond)
+		pauseFor(t.Context(), time.Nanosecond)
 		if _, ok, err := store.Lookup(c.Code); !ok || err != nil { // as Admit does
 			t.Fatal(ok, err)
 		}
@@ -922,7 +922,7 @@ func TestScopeOfRequestsUnderWay(t *testing.T) {
 				t.Errorf("%s: %v, %v", when, scope, err)
 			}
 		}
-		time.Sleep(admissionLife)
+		pauseFor(t.Context(), admissionLife)
 		if _, err := g.Scope(p, admitted); err != errEnded {
 			t.Errorf("later: %v", err)
 		}
