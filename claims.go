@@ -356,7 +356,7 @@ type ClaimStore struct {
 
 	mu      sync.Mutex
 	current *claimsFile // as last read
-	looked  time.Time   // before the last look at the file that could be made
+	looked  time.Time   // when the latest look at the file began that could be made
 }
 
 // openClaims gives the store of dataDir, {base}/.data, which need not exist yet.
@@ -446,10 +446,9 @@ func (s *ClaimStore) LookupSince(code Code, since time.Time) (Claim, bool, error
 	defer s.mu.Unlock()
 	now := time.Now()
 	if !s.looked.After(since) {
-		if err := s.look(); err != nil {
+		if err := s.look(now); err != nil {
 			return Claim{}, false, err
 		}
-		s.looked = now
 	}
 	if !s.current.purged && s.current.expired(now) {
 		s.current.purged = true
@@ -463,19 +462,27 @@ func (s *ClaimStore) LookupSince(code Code, since time.Time) (Claim, bool, error
 	return c, c.Active(now), nil
 }
 
-// look reads the file if it has changed. Called with mu held.
-func (s *ClaimStore) look() error {
+// look reads the file if it has changed, now. Called with mu held, which it lets go
+// of meanwhile.
+func (s *ClaimStore) look(now time.Time) error {
+	s.mu.Unlock()
 	info, err := statClaims(s.path)
-	if err != nil || s.current.matches(info) {
-		return err
-	}
-	read, err := readClaims(s.path)
+	s.mu.Lock()
 	if err != nil {
 		return err
 	}
-	s.current.file.Close()
-	s.changed(s.current.byCode, read.byCode)
-	s.current = read
+	if !s.current.matches(info) { // or another look-up has seen a newer file: it is read again
+		read, err := readClaims(s.path)
+		if err != nil {
+			return err
+		}
+		s.current.file.Close()
+		s.changed(s.current.byCode, read.byCode)
+		s.current = read
+	}
+	if now.After(s.looked) {
+		s.looked = now
+	}
 	return nil
 }
 

@@ -80,7 +80,7 @@ type request struct {
 	server *Server
 	give   func() // ends its count among the principal's requests
 	calls  *inflight[context.CancelCauseFunc]
-	caller Caller
+	caller Caller // zero for a list, which asks nobody
 	id     ID
 	method string
 	params json.RawMessage      // an object, or nil
@@ -142,13 +142,12 @@ func (r *request) waitReady(ctx context.Context) {
 // starting reports whether clients wait for modules: later on no request need ask.
 func (s *Server) starting() bool { return time.Since(s.started) < startupTime }
 
-// callerOf is the caller of a session's requests. What is sent to the client goes
-// out by send, which reports whether it may arrive.
-func (s *Server) callerOf(session *Session, send func([]byte) bool) Caller {
-	c := Caller{Session: session.ID, Affinity: session.affinity, Stateless: session.stateless, Caps: session.profile.Load().caps}
+// callerOf is the caller of requests of a session that is from a principal. What is
+// sent to the client goes out by send, which reports whether it may arrive.
+func (s *Server) callerOf(session *Session, p Principal, send func([]byte) bool) Caller {
+	c := Caller{Session: session.ID, Affinity: session.affinity, Principal: p.Key(), Stateless: session.stateless, Caps: session.profile.Load().caps}
 	c.Level = func() string { return session.profile.Load().level }
-	is := s.gate.Current(session.sessionToken)
-	c.Principal, c.Authorized = is.Key(), s.authorized(session, is)
+	c.Authorized = s.authorized(session, p)
 	c.Notify = func(method string, params json.RawMessage) {
 		// A client that has not said which log messages it wants gets all; without
 		// sessions, none (MCP 2026-07-28, server/utilities/logging).
@@ -172,7 +171,7 @@ func (r *request) run(ctx context.Context) (json.RawMessage, error) {
 	if err := checkMethod(r.method, r.session.stateless); err != nil {
 		return nil, err
 	}
-	if r.server.starting() && mcpMethods[r.method].named != "" {
+	if mcpMethods[r.method].named != "" && r.server.starting() {
 		if _, err := r.find(); err != nil {
 			r.waitReady(ctx) // it may be of a module that is being introspected
 		}
@@ -755,7 +754,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, now *It
 	}
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	at, err := now.Subscribe(ctx, s.callerOf(session, session.notify), uri, func(params json.RawMessage) {
+	at, err := now.Subscribe(ctx, s.callerOf(session, s.gate.Current(session.sessionToken), session.notify), uri, func(params json.RawMessage) {
 		scope, err := s.scope(session, time.Time{})
 		if err == nil && s.modules.View(scope).Lookup("resources", uri).Same(now) {
 			session.tell("notifications/resources/updated", stripCallID(params))

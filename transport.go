@@ -308,10 +308,13 @@ func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
 			return nil, err
 		}
 	}
-	r.caller = s.callerOf(r.session, r.send)
+	is := s.gate.Current(r.session.sessionToken)
+	if mcpMethods[r.method].list == "" {
+		r.caller = s.callerOf(r.session, is, r.send)
+	}
 	var ok bool
 	weight := max(msg.size, maxInFlightBytes/maxInFlight)
-	if r.give, ok = s.requests.take(r.caller.Principal, weight, maxInFlightBytes); !ok {
+	if r.give, ok = s.requests.take(is.Key(), weight, maxInFlightBytes); !ok {
 		return nil, rpcErrorf(codeRefused, "%d requests, or some as large, are being answered for you: wait for some of them", maxInFlight)
 	}
 	r.ctx, r.cancel = context.WithCancelCause(s.stopped)
