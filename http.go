@@ -427,6 +427,9 @@ type pendingBody struct {
 // Read reads on, unless the body was dropped to make room for others.
 func (p *pendingBody) Read(buf []byte) (int, error) {
 	n, err := p.from.Read(buf)
+	if err == io.EOF && p.size == 0 { // it was there as a whole, and is in nobody's way
+		return n, err
+	}
 	if !p.common.received(p, n) {
 		return n, errNoRoom
 	}
@@ -467,6 +470,9 @@ func (b *bodyReader) received(p *pendingBody, n int) bool {
 
 // remove ends the counting of a body. The caller holds b.mu.
 func (b *bodyReader) remove(p *pendingBody) {
+	if !b.pending[p] {
+		return
+	}
 	delete(b.pending, p)
 	b.all -= p.size
 	if b.of[p.sender] -= p.size; b.of[p.sender] == 0 {

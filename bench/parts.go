@@ -89,17 +89,19 @@ func requests(b *bench) {
 			{"bare", job{server: b.startPeer("bare", "-tools", file), tools: n}},
 			{"usher", job{server: usher, tools: n}},
 			{"usher, scoped", job{server: usher, tools: n, headers: []string{claim}}},
-			{"Go SDK", job{server: b.startPeer("gosdk", "-tools", file), tools: n}},
 			{"Go SDK, raw schemas", job{server: b.startPeer("gosdk", "-raw", "-tools", file), tools: n}},
-			{"mcp-go", job{server: b.startPeer("mcpgo", "-tools", file), tools: n}},
 			{"mcp-go, raw schemas", job{server: b.startPeer("mcpgo", "-raw", "-tools", file), tools: n}},
 		}
+	}
+	typed := []contender{
+		{"Go SDK", job{server: b.startPeer("gosdk", "-tools", tools20), tools: n20}},
+		{"mcp-go", job{server: b.startPeer("mcpgo", "-tools", tools20), tools: n20}},
 	}
 	works := []struct {
 		name       string
 		contenders []contender
 	}{
-		{list20, lists(usher20, claim20, tools20, n20)},
+		{list20, slices.Concat(lists(usher20, claim20, tools20, n20), typed)},
 		{list1000, lists(usher1000, claim1000, tools1000, n1000)},
 		{goCall, []contender{
 			{"bare", job{server: b.startPeer("bare", "-worker"), tool: "go_echo"}},
@@ -238,7 +240,7 @@ func growth(b *bench) {
 	open := b.openStreams(s, scope, streams)
 	defer closeAll(open)
 
-	b.measure(cells, rounds, b.time/2)
+	b.measure(cells, rounds, b.time)
 	t := b.report.table(title, fmt.Sprintf("%d rounds; medians, and the quartiles of them.", rounds), "beside", "CPU µs a call", "quartiles", "p50 µs", "quartiles", "calls/s")
 	judge := func(what string, alone, beside []float64) {
 		most := quantile(alone, 0.75)
