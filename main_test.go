@@ -88,6 +88,10 @@ func write(t *testing.T, path, text string) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	// A process that another test starts meanwhile would hold the file open for
+	// writing, and such a file can't be run: "text file busy".
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -97,20 +101,12 @@ func write(t *testing.T, path, text string) {
 // The file is replaced at once, as editors do.
 func writeFake(t *testing.T, path, fake string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	script := fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", runAsFake, fake, exe)
-	// A process that another test starts meanwhile would hold the file open for
-	// writing, and such a file can't be run: "text file busy".
-	syscall.ForkLock.RLock()
-	err = os.WriteFile(path+".new", []byte(script), 0o755)
-	syscall.ForkLock.RUnlock()
-	if err != nil {
+	write(t, path+".new", fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", runAsFake, fake, exe))
+	if err := os.Chmod(path+".new", 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
