@@ -465,7 +465,9 @@ func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
 	if r.modules[v.key()] != v {
 		return
 	}
-	if err != nil && v.err == nil {
+	if err != nil && v.err == nil && v.Name == "" {
+		r.Log.Error("a file or folder can't be read", "file", v.file(), "why", explain(err))
+	} else if err != nil && v.err == nil {
 		r.Log.Error("module failed", "module", v.Name, "kind", v.Kind, "file", v.file(), "why", explain(err), "an older version goes on", v.module != nil && v.Err == nil)
 	} else if m != nil && (!v.settled || v.err != nil) {
 		what := "module added"

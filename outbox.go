@@ -205,6 +205,7 @@ func (o *outbox) lose(conn *connection) {
 	o.loseLocked(conn)
 }
 
+// loseLocked is lose for who holds mu.
 func (o *outbox) loseLocked(conn *connection) {
 	if conn == nil || o.conn != conn {
 		return

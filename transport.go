@@ -308,13 +308,13 @@ func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
 			return nil, err
 		}
 	}
-	is := s.gate.Current(r.session.sessionToken)
+	principal := s.gate.Current(r.session.sessionToken)
 	if mcpMethods[r.method].list == "" {
-		r.caller = s.callerOf(r.session, is, r.send)
+		r.caller = s.callerOf(r.session, principal, r.send)
 	}
 	var ok bool
 	weight := max(msg.size, maxInFlightBytes/maxInFlight)
-	if r.give, ok = s.requests.take(is.Key(), weight, maxInFlightBytes); !ok {
+	if r.give, ok = s.requests.take(principal.Key(), weight, maxInFlightBytes); !ok {
 		return nil, rpcErrorf(codeRefused, "%d requests, or some as large, are being answered for you: wait for some of them", maxInFlight)
 	}
 	r.ctx, r.cancel = context.WithCancelCause(s.stopped)
@@ -364,10 +364,10 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 // keptStream begins what a session's client can resume a stream by: while it has
 // the access that it has now.
 func (s *Server) keptStream(kind string, session *Session) func() *keptStream {
-	is := s.gate.Current(session.sessionToken)
+	principal := s.gate.Current(session.sessionToken)
 	return func() *keptStream {
 		return &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, primed: session.profile.Load().protocol == protocols[0],
-			owner: is.Key(), authorized: s.authorized(session, is)}
+			owner: principal.Key(), authorized: s.authorized(session, principal)}
 	}
 }
 
