@@ -1507,25 +1507,40 @@ func TestAskTellsItsCallerAlone(t *testing.T) {
 func TestAskLate(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"2025-11-25", "HTTP+SSE"} {
+		present := func(t *testing.T, c *askClient, claims *ClaimStore) {
+			other, err := claims.Create(t.Context(), t.TempDir(), "", time.Hour)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.http.Header.Set(claimHeader, other.Code.Reveal())
+		}
 		for _, tt := range []struct {
 			name string
 			end  func(t *testing.T, c *askClient, claims *ClaimStore, code Code)
 			says string
+			only string // the way that it is about; "" for both
 		}{
-			{"it still may", func(*testing.T, *askClient, *ClaimStore, Code) {}, `"action":"accept"`},
+			{"it still may", func(*testing.T, *askClient, *ClaimStore, Code) {}, `"action":"accept"`, ""},
 			{"its claim is revoked", func(t *testing.T, _ *askClient, claims *ClaimStore, code Code) {
 				if _, err := claims.Revoke(t.Context(), code); err != nil {
 					t.Error(err)
 				}
-			}, "may not reach"},
+			}, "may not reach", ""},
 			{"it moves to another claim", func(t *testing.T, c *askClient, claims *ClaimStore, _ Code) {
-				other, err := claims.Create(t.Context(), t.TempDir(), "", time.Hour)
-				if err != nil {
-					t.Fatal(err)
+				present(t, c, claims)
+			}, "may not reach", "2025-11-25"},
+			{"another claim is refused", func(t *testing.T, c *askClient, claims *ClaimStore, _ Code) {
+				own := c.http.Header.Clone()
+				present(t, c, claims)
+				if a := c.http.ask("ping", ""); a.Status != http.StatusBadRequest || a.failure() != errKeepsClaim.Error() {
+					t.Errorf("%d %s", a.Status, a.Body)
 				}
-				c.http.Header.Set(claimHeader, other.Code.Reveal())
-			}, "may not reach"},
+				c.http.Header = own
+			}, `"action":"accept"`, "HTTP+SSE"},
 		} {
+			if tt.only != "" && tt.only != way {
+				continue
+			}
 			t.Run(way+", "+tt.name, func(t *testing.T) {
 				t.Parallel()
 				dir := askDir(t, map[string]string{"a": "fixed tools=ask"})

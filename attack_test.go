@@ -685,8 +685,8 @@ func TestKilledWhileMoving(t *testing.T) {
 	see("after SIGTERM")
 }
 
-// TestSessionInTheURL names a session where only HTTP+SSE and GET do: it counts
-// for nothing there, and so lets nobody in.
+// TestSessionInTheURL names a session of streamable HTTP where only HTTP+SSE names its sessions. It counts for
+// nothing there, and so lets nobody in.
 func TestSessionInTheURL(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
@@ -705,6 +705,18 @@ func TestSessionInTheURL(t *testing.T) {
 	if a := c.modern("tools/list", "", inURL(scoped.Session)); a.Status != http.StatusOK || !strings.Contains(a.Body, "c_x") {
 		t.Errorf("without a code beside a scoped session in the URL: %d %s", a.Status, a.Body)
 	}
+	end := c.request(http.MethodDelete, "")
+	inURL(scoped.Session)(end)
+	if a := c.do(end); a.Status != http.StatusBadRequest {
+		t.Errorf("DELETE of a session in the URL: %d %s", a.Status, a.Body)
+	}
+	other := newClaimFor(t, base, dir+"/other").Code.Reveal()
+	if got := connectOld(t, d.URL, inURL(scoped.Session), header(other)).sees(); got != "b_x" {
+		t.Errorf("GET with a session in the URL and another code begins a session that sees %q", got)
+	}
+	if got := list(scoped, nothing); got != strings.Join(projTools, " ") {
+		t.Errorf("the session in the URL then sees %q", got)
+	}
 	d.stop(t)
 	d = serveHereOn(t, base, dir, "-require-claim")
 	c.URL = d.URL
@@ -712,6 +724,44 @@ func TestSessionInTheURL(t *testing.T) {
 		if a := c.modern("tools/list", "", inURL(id)); a.Status != http.StatusBadRequest {
 			t.Errorf("with -require-claim: %d %s", a.Status, a.Body)
 		}
+	}
+}
+
+// TestOldSSEKeepsItsClaim gives the address of an HTTP+SSE session to the holder of another code, who must not
+// move the session, whether or not its own claim has ended.
+func TestOldSSEKeepsItsClaim(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	d := serveHereOn(t, base, dir)
+	connect(t, d.URL).awaitTools(allTools...)
+	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
+	c := connectOld(t, d.URL, query(proj.Code.Reveal()))
+	refused := func(when string) {
+		t.Helper()
+		for name, present := range map[string]func(*http.Request){
+			"header": header(other.Code.Reveal()),
+			"URL":    func(r *http.Request) { r.URL.RawQuery += "&claim=" + other.Code.Reveal() },
+			"bearer": authorization("Bearer " + other.Code.Reveal()),
+		} {
+			for _, method := range []string{http.MethodPost, http.MethodDelete} {
+				req := c.request(method, initializeAs(oldestProtocol))
+				present(req)
+				if a := c.do(req); a.Status != http.StatusBadRequest || a.failure() != errKeepsClaim.Error() {
+					t.Errorf("%s: %s with a code in the %s: %d %s", when, method, name, a.Status, a.Body)
+				}
+			}
+		}
+	}
+	refused("with its claim")
+	if got := c.sees(); got != strings.Join(projTools, " ") {
+		t.Errorf("it sees %q", got)
+	}
+	if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+		t.Fatal(err)
+	}
+	refused("after its claim's end")
+	if got := c.sees(); got != "" {
+		t.Errorf("after its claim's end it sees %q", got)
 	}
 }
 

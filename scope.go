@@ -161,6 +161,11 @@ var errEnded = errors.New("the claim of this session has ended: ask for a new co
 // that (MCP, basic/transports, "Session Management").
 var errNoSession error = httpErrorf(http.StatusNotFound, "this session is unknown or has ended: send initialize again")
 
+// errKeepsClaim refuses to move an HTTP+SSE session, which a URL names, to another claim. Otherwise the holder of
+// one code could hand out the session's URL and wait for somebody else's code to move the session.
+var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
+	"an HTTP+SSE session keeps its claim: to use another code, connect anew, without ?sessionId=")
+
 // errManyRecords refuses to end a session or move it to another claim.
 var errManyRecords error = httpErrorf(http.StatusTooManyRequests, "the session goes on as it is: too many others have ended or moved within %v: ask for a new code", sessionLife)
 
@@ -210,9 +215,8 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 		if !ok {
 			return a, errNoSession
 		}
-		// With a POST, only HTTP+SSE has its session in the URL; any other there
-		// counts for nothing.
-		if !inURL || r.Method != http.MethodPost || token.Protocol == sseProtocol {
+		// A URL names only sessions of HTTP+SSE. Any other id there counts for nothing.
+		if !inURL || token.Protocol == sseProtocol {
 			a.Session, a.Principal = token, g.Current(token)
 		}
 	}
@@ -267,6 +271,9 @@ func (g *Gate) present(a admission, p Principal) (admission, error) {
 	if a.Session == nil || a.Principal == p {
 		a.Principal = p
 		return a, nil
+	}
+	if a.Principal.hasClaim() && a.Session.Protocol == sseProtocol {
+		return a, errKeepsClaim
 	}
 	if err := g.sessions.append(a.Session, sessionRecord{Claim: p.claim}); err != nil {
 		return a, err
