@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -55,6 +56,46 @@ func TestDocsRead(t *testing.T) {
 			if _, err := os.Stat(filepath.Join(filepath.Dir(path), link[1])); err != nil {
 				t.Errorf("%s: a link that leads nowhere: %s", path, link[1])
 			}
+		}
+	}
+}
+
+// TestDocsModuleNames checks that no two modules in the pages, and in the folders
+// a clone has beside them, have the same name: usher would then rename both.
+func TestDocsModuleNames(t *testing.T) {
+	t.Parallel()
+	places := make(map[string][]string) // module name → its files
+	enter := func(place, file string) {
+		if name, _, isModule := strings.Cut(filepath.Base(file), ".usher"); isModule && !slices.Contains(places[name], place+file) {
+			places[name] = append(places[name], place+file)
+		}
+	}
+	for _, path := range docPages() {
+		raw, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range docBlock.FindAllStringSubmatch(string(raw), -1) {
+			enter(path+": ", block[1])
+		}
+	}
+	for _, name := range exampleFiles {
+		enter("examples/", name)
+	}
+	for _, dir := range []string{"testdata", "conformance"} {
+		filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.Name() == "node_modules" {
+				return fs.SkipDir
+			}
+			if filepath.Ext(path) != ".json" { // golden files
+				enter("", path)
+			}
+			return err
+		})
+	}
+	for name, files := range places {
+		if len(files) > 1 && strings.Contains(strings.Join(files, " "), ".md: ") {
+			t.Errorf("the module name %q is used twice: %s", name, strings.Join(files, ", "))
 		}
 	}
 }

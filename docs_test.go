@@ -4,8 +4,9 @@
 //   - A block of the language console is a terminal. Lines that begin with "$ "
 //     are commands, and the lines after one are all that it prints, on both
 //     streams; "…" stands for any text in a line, a line "…" for any lines. The
-//     commands of a page are run in turn, in a folder that has a copy of
-//     examples/ in it; "usher serve" goes on until the next one, or to the end.
+//     commands of a page are run in turn, in a copy of the clone's examples/ and
+//     testdata/; "usher serve" goes on until the next one, or to the end. "go run ."
+//     runs the usher of the tests.
 //   - "File: `NAME`" above a block gives the file of that name the block's text.
 //   - All other blocks are only read. Commands of the language sh are not run.
 //
@@ -36,6 +37,13 @@ var updateDocs = flag.Bool("update-docs", false, "write what was printed into th
 const docsHome = "/home/ada"
 
 var docBlock = regexp.MustCompile("(?m)(?:^File: `([^`\n]+)`\n\n)?^```([^\n]*)\n((?s:.*?))^```$")
+
+// exampleFiles lists the files of examples/. Readers save modules there, and
+// modules write files: the tests copy neither.
+var exampleFiles = []string{
+	"README.md", "dates/.mcp.json", "dates/dates.py", "shop/notes.usher.go", "shop/orders.csv",
+	"shop/tables.usher.py", "site/changes.usher.sh", "site/contact.usher.js",
+}
 
 func docPages() []string {
 	pages, _ := filepath.Glob("docs/*.md")
@@ -103,9 +111,16 @@ func newPage(t *testing.T) *page {
 	home, err := filepath.EvalSymlinks(t.TempDir())
 	exe, exeErr := os.Executable()
 	p := &page{home: home, dir: home + "/usher", stands: []string{docsHome, home}}
-	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"), os.CopyFS(p.dir+"/examples", os.DirFS("examples")))
+	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"), os.CopyFS(p.dir+"/testdata", os.DirFS("testdata")))
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, name := range exampleFiles {
+		text, err := os.ReadFile("examples/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, p.dir+"/examples/"+name, string(text))
 	}
 	write(t, home+"/.curlrc", "silent\nshow-error\n") // as on a terminal, without its meter
 	goEnv, _ := exec.Command("go", "env", "GOCACHE", "GOPATH", "GOMODCACHE").Output()
@@ -143,6 +158,7 @@ func (p *page) runSection(t *testing.T, section string) string {
 // want, if that is it.
 func (p *page) run(t *testing.T, command, want string) string {
 	t.Helper()
+	command = strings.Replace(command, "go run . ", "usher ", 1)
 	if strings.Contains(command, "usher serve") {
 		return p.serve(t, command, want)
 	}

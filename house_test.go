@@ -96,12 +96,8 @@ func readHouse(t *testing.T) *house {
 	h := &house{fset: token.NewFileSet(), files: make(map[string]*ast.File),
 		info: &types.Info{Uses: make(map[*ast.Ident]types.Object), Selections: make(map[*ast.SelectorExpr]*types.Selection)},
 		uses: make(map[string]map[string]string), named: make(map[string]map[string]bool)}
-	names, _ := filepath.Glob("*.go")
 	var checked []*ast.File
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
+	for _, name := range programFiles() {
 		f, err := parser.ParseFile(h.fset, name, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
@@ -119,6 +115,15 @@ func readHouse(t *testing.T) *house {
 		h.note(h.room(id.Pos()), object)
 	}
 	return h
+}
+
+// programFiles lists the program's Go files. Modules that a reader of the
+// documentation saved beside them are left out.
+func programFiles() []string {
+	names, _ := filepath.Glob("*.go")
+	return slices.DeleteFunc(names, func(name string) bool {
+		return strings.HasSuffix(name, "_test.go") || strings.HasSuffix(name, ".usher.go")
+	})
 }
 
 // exported opens the export data of what the program imports. One run of the go
@@ -330,14 +335,8 @@ func TestTourNamesEveryRoom(t *testing.T) {
 }
 
 func TestHouseRules(t *testing.T) {
-	fset, names := token.NewFileSet(), []string{}
-	all, _ := filepath.Glob("*.go")
-	for _, name := range all {
-		if !strings.HasSuffix(name, "_test.go") {
-			names = append(names, name)
-		}
-	}
-	for _, name := range names {
+	fset := token.NewFileSet()
+	for _, name := range programFiles() {
 		f, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
 		if err != nil {
 			t.Fatal(err)
