@@ -347,7 +347,11 @@ func (e *argumentError) Error() string {
 // can't be, which count as left out. The error names the first parameter that does
 // not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
-	c := argumentCheck{root: m.schema(), left: 32*len(arguments) + 1<<16}
+	c := argumentCheck{
+		root:      m.schema(),
+		left:      32*len(arguments) + 1<<16,
+		following: make(map[followedRef]bool),
+	}
 	list, _ := members(arguments)
 	kept := slices.DeleteFunc(list, func(f member) bool {
 		return isOptionalNull(c.root, f) && c.value(f.key, objectIn(c.root, "properties")[f.key], f.value) != nil
@@ -390,25 +394,47 @@ func objectIn(schema any, key string) map[string]any {
 	return inner
 }
 
+const (
+	maxCheckDepth = 10_000 // schemas within schemas: more could overflow the stack, which ends the daemon
+	maxWantedText = 1_000  // bytes of an error's list of alternatives
+	refersToSelf  = "has a schema that only refers to itself"
+)
+
 // argumentCheck is the check of one call's arguments. Schemas are as
 // encoding/json decodes them; what is no object takes any value. Paths are the
-// keys that lead to a value, joined by dots.
+// keys that lead to a value, joined by dots. A check always ends: left, following
+// and depth see to it.
 type argumentCheck struct {
-	root any
-	left int // bytes that may still be read: alternatives within alternatives could take for ever
+	root      any
+	left      int // bytes that may still be read, alternatives could take for ever; negative: given up
+	depth     int // of calls of value, one within the other
+	following map[followedRef]bool
+}
+
+// followedRef is a $ref that is being followed for one value. The value's length
+// identifies the value, because a value is longer than any value inside it.
+type followedRef struct {
+	ref    string
+	length int
 }
 
 // value checks the value at path.
 func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *argumentError {
-	if c.left -= len(value) + 1; c.left < 0 {
+	c.left -= len(value) + 1
+	if c.depth == maxCheckDepth {
+		c.left = -1
+	}
+	if c.left < 0 {
 		return &argumentError{path, "is too complex to be checked", ""}
 	}
+	c.depth++
+	defer func() { c.depth-- }()
 	s, ok := schema.(map[string]any)
 	if !ok {
 		return nil
 	}
 	if ref, ok := s["$ref"].(string); ok {
-		return c.value(path, objectIn(c.root, "$defs")[strings.TrimPrefix(ref, "#/$defs/")], value)
+		return c.reference(path, ref, value)
 	}
 	types, got := textList(s["type"]), jsonType(value)
 	if len(types) > 0 && !slices.Contains(types, got) && !(got == "integer" && slices.Contains(types, "number")) {
@@ -436,11 +462,24 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 	return nil
 }
 
+// reference checks the value at path against the schema that a $ref names. A $ref
+// that leads to itself fits no value.
+func (c *argumentCheck) reference(path, ref string, value json.RawMessage) *argumentError {
+	followed := followedRef{ref, len(value)}
+	if c.following[followed] {
+		return &argumentError{path, refersToSelf, ""}
+	}
+	c.following[followed] = true
+	defer delete(c.following, followed)
+	return c.value(path, objectIn(c.root, "$defs")[strings.TrimPrefix(ref, "#/$defs/")], value)
+}
+
 // below is the path of what the value at path holds under key.
 func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. Of
-// those that don't, the one that was read furthest is the one that was meant.
+// those that don't, the one that was read furthest is the one that was meant. Its
+// error names each alternative once.
 func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
@@ -450,10 +489,14 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 		switch {
 		case wrong == nil:
 			return nil
-		case furthest == nil || len(wrong.path) > len(furthest.path):
+		case c.left < 0:
+			return wrong // too complex: the other alternatives can't be checked either
+		case furthest == nil || furthest.want == refersToSelf || len(wrong.path) > len(furthest.path):
 			furthest = wrong
-		case furthest.path == path && wrong.path == path:
-			furthest.want += " or " + wrong.want
+		case furthest.path != path || wrong.path != path || wrong.want == refersToSelf:
+			// One error is enough.
+		case !strings.Contains(furthest.want, wrong.want):
+			furthest.want = clipText(furthest.want+" or "+wrong.want, maxWantedText)
 		}
 	}
 	return furthest

@@ -4,6 +4,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -142,7 +143,7 @@ func TestCheckArguments(t *testing.T) {
 		`"few":-1`:                                 `parameter "few": want at least 0, got -1`,
 		`"at":"tomorrow"`:                          `parameter "at": want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
 		`"data":"%"`:                               `parameter "data": want base64, got "%"`,
-		`"loop":1`:                                 `parameter "loop" is too complex to be checked`,
+		`"loop":1`:                                 `parameter "loop" has a schema that only refers to itself`,
 		`"tree":` + strings.Repeat(`{"left":`, 999) + `{}` + strings.Repeat(`}`, 999): `too complex`,
 	} {
 		sent := `{"s":"","gone":1,` + given + `}`
@@ -191,6 +192,53 @@ func TestHostileSchemas(t *testing.T) {
 	arguments := strings.Repeat(`{"t":`, 60) + `1` + strings.Repeat(`}`, 60)
 	if _, err := m.checkArguments(json.RawMessage(arguments)); err == nil {
 		t.Error("a value that fits nothing is taken")
+	}
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("it took %v", took)
+	}
+}
+
+// A $ref that leads to itself once overflowed the stack, which ends the daemon.
+func TestCircularReferences(t *testing.T) {
+	const chain = 500
+	const tooComplex = "is too complex to be checked"
+	large := strings.Repeat("y", 1<<20)
+	defs := `{"Self":{"$ref":"#/$defs/Self"},
+		"A":{"anyOf":[{"$ref":"#/$defs/A"},{"$ref":"#/$defs/B"}]},"B":{"$ref":"#/$defs/A"},
+		"Text":{"anyOf":[{"$ref":"#/$defs/Text"},{"type":"string"},{"$ref":"#/$defs/Text"}]},
+		"List":{"anyOf":[{"$ref":"#/$defs/List"},{"type":"array","items":{"$ref":"#/$defs/List"}},{"type":"integer"}]}`
+	for i := range chain {
+		defs += fmt.Sprintf(`,"C%d":{"$ref":"#/$defs/C%d"}`, i, i+1)
+		defs += fmt.Sprintf(`,"D%d":{"anyOf":[{"$ref":"#/$defs/D%d"},{"$ref":"#/$defs/D%[2]d"}]}`, i, i+1)
+	}
+	defs += fmt.Sprintf(`,"C%d":{"type":"array","items":{"$ref":"#/$defs/C0"}},"D%[1]d":{"type":"string"}}`, chain)
+	nested := strings.Repeat("[", 50) + strings.Repeat("]", 50)
+	start := time.Now()
+	for _, tt := range []struct{ name, schema, arguments, want string }{
+		{"itself", "Self", `{"x":1}`, `parameter "x" has a schema that only refers to itself`},
+		{"each other", "A", `{"x":1}`, `parameter "x" has a schema that only refers to itself`},
+		{"beside a large value", "A", `{"x":1,"y":"` + large + `"}`, "only refers to itself"},
+		{"one that fits otherwise", "Text", `{"x":"a"}`, ""},
+		{"one that does not", "Text", `{"x":1}`, `parameter "x": want a string, got an integer`},
+		{"values inside values", "List", `{"x":[[1],[[2,3]],[]]}`, ""},
+		{"a wrong one inside", "List", `{"x":[[1],[["a",3]],[]]}`,
+			`parameter "x.1.0.0": want an array or an integer, got a string`},
+		{"a long chain in each level", "C0", `{"x":` + nested + `,"y":"` + large + `"}`, tooComplex},
+		{"alternatives that double", "D0", `{"x":1,"y":"yyyy"}`, tooComplex},
+	} {
+		schema := `{"type":"object","properties":{"x":{"$ref":"#/$defs/` + tt.schema + `"}},` +
+			`"required":["x"],"$defs":` + defs + `}`
+		m, _, err := parseMethod(json.RawMessage(`{"name":"x","inputSchema":`+schema+`}`), docRulesOf["node"])
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = m.checkArguments(json.RawMessage(tt.arguments))
+		if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tt.want)) {
+			t.Errorf("%s: %.200v, want %s", tt.name, err, tt.want)
+		}
+		if err != nil && len(err.Error()) > 2*maxWantedText+len(nested) {
+			t.Errorf("%s: an error of %d bytes", tt.name, len(err.Error()))
+		}
 	}
 	if took := time.Since(start); took > 2*time.Second {
 		t.Errorf("it took %v", took)
