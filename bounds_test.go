@@ -813,6 +813,74 @@ func TestClientsNameNoCalls(t *testing.T) {
 	}
 }
 
+// A call that waits when its claim ends is not made, whatever it waits for.
+func TestWaitingCallsAfterARevoke(t *testing.T) {
+	t.Parallel()
+	slow := func(t *testing.T, b *bubble) {
+		b.m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) {
+			pass(subscribeTimeout / 2)
+			w := b.worker(owner)
+			w.info.Capabilities = json.RawMessage(`{"resources":{"subscribe":true}}`)
+			return w, nil
+		})
+	}
+	native := func(_ *testing.T, b *bubble) { b.native, b.m.Stateless = true, true }
+	const wait, ask = `{"name":"m_wait","arguments":{"seconds":60}}`, `{"name":"m_ask"}`
+	for _, tt := range []struct {
+		name           string
+		prepare        func(*testing.T, *bubble)
+		method, params string
+		made, waiting  int // calls before the claim ends
+	}{
+		{"for a slot", func(*testing.T, *bubble) {}, "tools/call", wait, maxRunningOf, 3},
+		{"for a process", slow, "tools/call", wait, 0, 3},
+		{"for a process to tell of a resource", slow, "resources/subscribe", `{"uri":"m://1"}`, 0, 1},
+		{"for its client's answer", native, "tools/call", ask, 1, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, b *bubble) {
+				tt.prepare(t, b)
+				b.m.Templates = []json.RawMessage{json.RawMessage(`{"uriTemplate":"m://{x}"}`)}
+				claim, c := newClaimFor(t, b.base, "/w"), b.open(protocols[0])
+				c.Header.Set(claimHeader, claim.Code.Reveal())
+				c.ask("ping", "")
+				get := c.request(http.MethodGet, "")
+				get.Header.Set("Accept", "text/event-stream")
+				stream := b.begin(get)
+				defer stream.hangUp()
+				synctest.Wait()
+				var calls []*exchange
+				for range tt.made + tt.waiting {
+					calls = append(calls, b.begin(c.request(http.MethodPost, c.message(tt.method, tt.params))))
+					synctest.Wait() // so that they wait in this order
+				}
+				if heard := b.hears(); strings.Count(heard, tt.method) != tt.made {
+					t.Errorf("before the revoke the module hears %q", heard)
+				}
+				if _, err := claims(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
+					t.Fatal(err)
+				}
+				if tt.params == ask {
+					_, text := calls[0].got()
+					_, question, _ := strings.Cut(text, "data: {")
+					c.post(string(encodeResult(ID(field(json.RawMessage("{"+question), "id")), askAnswer("yes")("elicitation/create", nil))))
+				}
+				pass(2 * time.Minute)
+				if heard := b.hears(); strings.Contains(heard, tt.method) {
+					t.Errorf("after the revoke the module hears %q", heard)
+				}
+				for i, x := range calls {
+					_, text := x.got()
+					if refused := strings.Contains(text, errNotMade.Message); refused != (i >= tt.made || tt.params == ask) {
+						t.Errorf("call %d: %s", i, text)
+					}
+				}
+			})
+		})
+	}
+}
+
 // A module that takes long to subscribe to one resource is not asked for the next
 // once the claim has ended, and does not hold up the end of the stream.
 func TestNoSubscribingAfterARevoke(t *testing.T) {

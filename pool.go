@@ -364,6 +364,9 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify 
 		return nil, err
 	}
 	defer p.leave(c, false)
+	if !caller.authorized() { // any more: it may have waited for the process
+		return nil, errNotMade
+	}
 	return c.worker.subscribe(ctx, uri, notify)
 }
 

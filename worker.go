@@ -42,7 +42,7 @@ type Caller struct {
 
 	// Authorized reports whether the caller still has the access that it had when
 	// it called; nil is yes. Unauthorized callers get no notifications or requests
-	// outside of calls.
+	// outside of calls, and calls of theirs that wait are not made.
 	Authorized func() bool
 	// Notify takes a notification's method and params. It is called from the
 	// goroutine that reads the module's output and must not block; nil drops.
@@ -91,6 +91,7 @@ const (
 var (
 	errNotSent = errors.New("the module has ended") // before the call: it can be made again
 	errTimeout = errors.New("no answer and no progress")
+	errNotMade = rpcErrorf(codeRefused, "the call was not made, as its claim was no longer valid when its turn came: call again")
 )
 
 // processError is why a process could not be started, or that it ended during a
@@ -493,8 +494,14 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	return result, err
 }
 
-// begin enters a call among those in flight, and sends its request.
+// begin enters a call among those in flight, and sends its request. It asks last whether the caller is still
+// authorized, as the call may have waited. The error is errNotMade if not.
 func (w *Worker) begin(id string, c *call, method string, params json.RawMessage) error {
+	msg := encodeRequest(ID(id), method, params)
+	if !c.caller.authorized() {
+		w.end(id, c, nil)
+		return errNotMade
+	}
 	w.mu.Lock()
 	if w.calls == nil {
 		w.mu.Unlock()
@@ -510,7 +517,7 @@ func (w *Worker) begin(id string, c *call, method string, params json.RawMessage
 		w.owner = &c.caller
 	}
 	w.mu.Unlock()
-	err := w.send(encodeRequest(ID(id), method, params))
+	err := w.send(msg)
 	if err != nil {
 		w.end(id, c, nil)
 	}
