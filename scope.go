@@ -161,8 +161,8 @@ var errEnded = errors.New("the claim of this session has ended: ask for a new co
 // that (MCP, basic/transports, "Session Management").
 var errNoSession error = httpErrorf(http.StatusNotFound, "this session is unknown or has ended: send initialize again")
 
-// errKeepsClaim refuses to move an HTTP+SSE session, which a URL names, to another claim. Otherwise the holder of
-// one code could hand out the session's URL and wait for somebody else's code to move the session.
+// errKeepsClaim refuses to move an HTTP+SSE session, which a URL names, to another claim. Otherwise the
+// holder of one code could hand out the session's URL and wait for somebody else's code to move the session.
 var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
 	"an HTTP+SSE session keeps its claim: to use another code, connect anew, without ?sessionId=")
 
