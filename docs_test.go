@@ -11,10 +11,9 @@
 //   - All other blocks are only read. Commands of the language sh are not run.
 //
 // Ports, times and folders of the pages stand for those of the run, and the code
-// R3K-9QZ for the one that was made last. A
-// section whose files need a program that is not installed is skipped, but not
-// in CI. "go test -run TestDocs -update-docs ." writes what was printed into the
-// pages; "…" has then to be put in again.
+// R3K-9QZ for the one that was made last. A section that needs a program that is
+// not installed is skipped, but not in CI. "go test -run TestDocs -update-docs ."
+// writes what was printed into the pages; "…" has then to be put in again.
 
 package main
 
@@ -92,13 +91,15 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// docPrograms is what a section needs that has such a text in it.
+// docPrograms contains what a section needs if it has such a text in it. The
+// examples, which most commands use, need Python and Node.
 var docPrograms = map[string]func(*testing.T){
-	"```console":     func(t *testing.T) { need(t, "curl"); need(t, "openssl") },
-	"serve examples": func(t *testing.T) { pythonTestVersion(t); nodeTestVersion(t) },
-	".usher.py`":     func(t *testing.T) { pythonTestVersion(t) },
-	"dates.py":       func(t *testing.T) { pythonTestVersion(t) },
-	".usher.js`":     func(t *testing.T) { nodeTestVersion(t) },
+	"```console": func(t *testing.T) {
+		need(t, "curl")
+		need(t, "openssl")
+		pythonTestVersion(t)
+		nodeTestVersion(t)
+	},
 	".usher.ts`": func(t *testing.T) {
 		if major, minor := nodeTestVersion(t); major < 22 || major == 22 && minor < 13 {
 			nodeTestNeeds(t, "Node.js 22.13 or newer")
