@@ -367,6 +367,30 @@ func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
 	return raw
 }
 
+// dropLookalikes returns a JSON object without the members that a decoder could take for those of the known
+// keys: repeats, of which the last stays, and keys that differ in case, which encoding/json accepts. It
+// returns an object without lookalikes as it was written.
+func dropLookalikes(raw json.RawMessage, known ...string) json.RawMessage {
+	list, _ := members(raw)
+	var kept object
+	seen := make(map[string]bool)
+	for _, f := range slices.Backward(list) {
+		i := slices.IndexFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })
+		if i >= 0 && (f.key != known[i] || seen[f.key]) {
+			continue
+		}
+		if i >= 0 {
+			seen[f.key] = true
+		}
+		kept = append(kept, f)
+	}
+	if len(kept) == len(list) {
+		return raw
+	}
+	slices.Reverse(kept)
+	return kept.json()
+}
+
 // stringField is field for a string; "" for any other.
 func stringField(raw json.RawMessage, key string) string {
 	s, _ := unquote(field(raw, key))

@@ -180,6 +180,26 @@ func noClient(needs clientCaps) *rpcError {
 	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.names(), ", "))
 }
 
+// cleanParams returns the params of a client's request without members that a module could take for those
+// that usher reads or sets, such as a second "arguments" or a "Name". With them a client could set
+// webhookParam, call another tool than usher logs, or use the progress token of another call.
+func cleanParams(params json.RawMessage) json.RawMessage {
+	params = dropLookalikes(params, "name", "arguments", "uri", "ref", "_meta", "inputResponses", "requestState")
+	for _, within := range []struct {
+		key   string
+		known []string
+	}{
+		{"ref", []string{"type", "name", "uri"}},
+		{"_meta", []string{"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel}},
+	} {
+		value := field(params, within.key)
+		if clean := dropLookalikes(value, within.known...); string(clean) != string(value) {
+			params = withMember(params, within.key, clean)
+		}
+	}
+	return params
+}
+
 // isStateless reports whether a request says of itself that it is of a revision
 // without sessions.
 func isStateless(params json.RawMessage) bool {

@@ -214,6 +214,60 @@ func TestCallsPassThrough(t *testing.T) {
 	}
 }
 
+// TestLookalikes sends params with members that a module in Go would take for usher's own.
+func TestLookalikes(t *testing.T) {
+	t.Parallel()
+	c := oneFake(t)
+	for _, params := range []string{
+		`{"name":"a_echo","Arguments":{"_webhook":{},"x":9}}`,
+		`{"name":"a_echo","arguments":{"_webhook":{},"x":9},"arguments":{"x":1}}`,
+		`{"name":"a_echo","arguments":{"x":1},"ARGUMENT\u017f":{"_webhook":{}}}`,
+		`{"name":"a_echo","arguments":{"x":1,"_webhooK":{},"_Webhook":{}}}`,
+		`{"name":"a_fail","name":"a_echo","Name":"fail","NAME":"fail","nam\u0065":"a_echo"}`,
+		`{"name":"a_echo","_meta":{},"_Meta":{"progressToken":9}}`,
+		`{"name":"a_echo","_meta":{"progressToken":9,"ProgressToken":9,"progresstoken":9,"Usher/call":9},"_META":{}}`,
+		`{"_meta":{"progressToken":9},"name":"a_echo","_meta":{"x":1,"usher/Call":9}}`,
+	} {
+		a := c.ask("tools/call", params)
+		var got struct {
+			Name      string
+			Arguments map[string]any
+			Meta      map[string]any `json:"_meta"`
+		}
+		text := resultText(a.result())
+		if err := json.Unmarshal([]byte(text), &got); err != nil || got.Name != "echo" {
+			t.Errorf("%s: %s", params, a.Body)
+		}
+		for key, value := range got.Arguments {
+			if key != "x" || value != 1.0 {
+				t.Errorf("%s: the arguments are %v", params, got.Arguments)
+			}
+		}
+		for key := range got.Meta {
+			if key != "x" && (key != "progressToken" || strings.Count(text, "rogress") != 1) {
+				t.Errorf("%s: the module gets %s", params, text)
+			}
+		}
+	}
+}
+
+func TestCleanParams(t *testing.T) {
+	for params, want := range map[string]string{
+		``:                                      ``,
+		`{"name": "x", "X":1, "x":2, "x":3}`:    `{"name": "x", "X":1, "x":2, "x":3}`, // nobody's business
+		`{"n":12345678901234567890,"URI":"b"}`:  `{"n":12345678901234567890}`,
+		`{"uri":"a","x":1,"uri":"b","Uri":"c"}`: `{"x":1,"uri":"b"}`,
+		`{"ref":{"type":"ref/prompt","name":"a","Name":"b"},"Ref":{}}`:           `{"ref":{"type":"ref/prompt","name":"a"}}`,
+		`{"ref":{"Type":1,"URI":2,"uri":3}}`:                                     `{"ref":{"uri":3}}`,
+		`{"_meta":{"IO.modelcontextprotocol/clientCapabilities":{},"y":[]}}`:     `{"_meta":{"y":[]}}`,
+		`{"RequestState":"s","inputresponses":{},"inputResponses":{"a":"Name"}}`: `{"inputResponses":{"a":"Name"}}`,
+	} {
+		if got := string(cleanParams(rawOrNil(params))); got != want {
+			t.Errorf("%s: %s, want %s", params, got, want)
+		}
+	}
+}
+
 func TestProgressUnderTheCallersToken(t *testing.T) {
 	t.Parallel()
 	c := oneFake(t)

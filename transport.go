@@ -302,7 +302,8 @@ func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
 	if msg.fault != nil {
 		return nil, msg.fault
 	}
-	r = &request{client: c, server: s, calls: &c.session.calls, id: msg.ID, method: msg.Method, params: msg.Params}
+	r = &request{client: c, server: s, calls: &c.session.calls, id: msg.ID, method: msg.Method}
+	r.params = cleanParams(msg.Params)
 	if !c.session.stateless && isStateless(msg.Params) { // on a connection that may have a session too
 		if r.session, err = statelessSession(msg.Params, s.gate.Current(c.session.sessionToken)); err != nil {
 			return nil, err
