@@ -91,7 +91,7 @@ const (
 var (
 	errNotSent = errors.New("the module has ended") // before the call: it can be made again
 	errTimeout = errors.New("no answer and no progress")
-	errNotMade = rpcErrorf(codeRefused, "the claim of this call has ended or changed, so it was not made: call again")
+	errNotMade = rpcErrorf(codeRefused, "its claim has ended or changed, so the call was not made: call again")
 )
 
 // processError is why a process could not be started, or that it ended during a
