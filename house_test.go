@@ -24,7 +24,7 @@ import (
 // rooms is the files from the ground up, in the order of main.go's tour.
 var rooms = []string{
 	"proc_unix.go", "proc_windows.go",
-	"jsonrpc.go", "http.go", "outbox.go", "mcp.go",
+	"jsonrpc.go", "http.go", "outbox.go", "protocol.go",
 	"claims.go", "scope.go",
 	"schema.go", "gomodule.go", "runtimes.go", "shell.go",
 	"worker.go", "pool.go", "ask.go", "view.go", "modules.go",
@@ -56,7 +56,7 @@ var strangers = map[string][]string{
 	"scope.go":     {"Session", "Module", "View", "Item", "Registry"},
 	"worker.go":    {"Scope", "View", "Claim", "Principal", "Gate"},
 	"pool.go":      {"Scope", "View", "Claim", "Principal", "Gate"},
-	"mcp.go":       {"Registry", "Worker", "Catalog", "pool"},
+	"protocol.go":       {"Registry", "Worker", "Catalog", "pool"},
 	"ask.go":       {"Registry", "Catalog", "pool"},
 	"session.go":   {"Registry", "Worker", "Catalog", "pool"},
 	"transport.go": {"Registry", "Worker", "Catalog", "pool", "Claim"},
