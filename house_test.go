@@ -56,7 +56,7 @@ var strangers = map[string][]string{
 	"scope.go":     {"Session", "Module", "View", "Item", "Registry"},
 	"worker.go":    {"Scope", "View", "Claim", "Principal", "Gate"},
 	"pool.go":      {"Scope", "View", "Claim", "Principal", "Gate"},
-	"protocol.go":       {"Registry", "Worker", "Catalog", "pool"},
+	"protocol.go":  {"Registry", "Worker", "Catalog", "pool"},
 	"ask.go":       {"Registry", "Catalog", "pool"},
 	"session.go":   {"Registry", "Worker", "Catalog", "pool"},
 	"transport.go": {"Registry", "Worker", "Catalog", "pool", "Claim"},
