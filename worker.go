@@ -797,3 +797,161 @@ func (w *Worker) takeBack(id json.RawMessage) {
 		a.cancel()
 	}
 }
+
+// The handshake with a module: which revisions it speaks, what it is, what it
+// offers and what it tells of. Here a worker is spoken to by usher itself and for
+// no client.
+
+// shakeHands shakes hands with a module whose process has been started. stateful says
+// that the module is known to have sessions. When it fails, the process has ended.
+// ctx bounds the handshake, not the worker's life.
+func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("did not answer initialize within %v", startTimeout))
+	defer cancel()
+	err := w.handshake(ctx, stateful)
+	if err == nil {
+		return nil
+	}
+	w.stop()
+	<-w.done
+	failed := &processError{reason: fmt.Sprintf("module %q can't start: %v", w.module, err), stderr: w.tail}
+	if !w.stopping.Load() {
+		failed.reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, w.state)
+	}
+	return failed
+}
+
+// handshake finds out what the module is. Which era it speaks is asked first,
+// unless that is known; what is no answer of the stateless one is taken for the
+// other (MCP 2026-07-28, basic/transports/stdio, "Backward Compatibility").
+func (w *Worker) handshake(ctx context.Context, stateful bool) error {
+	if stateful {
+		return w.initialize(ctx)
+	}
+	probe, cancel := context.WithTimeout(ctx, probeTimeout)
+	stateless, err := w.discover(probe)
+	cancel()
+	if stateless || ctx.Err() != nil {
+		return err
+	}
+	err = w.initialize(ctx)
+	if errors.As(err, new(*rpcError)) { // it was only slow to start, perhaps
+		if stateless, again := w.discover(ctx); stateless {
+			return again
+		}
+	}
+	return err
+}
+
+// discover asks a stateless module what it is, and whether it is one: only then
+// does the error count.
+func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
+	result, err := w.request(ctx, Caller{}, "server/discover", statelessParams(nil, allCaps, ""), 0)
+	var versions []string
+	if err != nil || json.Unmarshal(field(result, "supportedVersions"), &versions) != nil || !slices.Contains(versions, statelessProtocol) {
+		return false, err
+	}
+	w.info = serverInfo{Stateless: true, Capabilities: field(result, "capabilities"), Instructions: stringField(result, "instructions")}
+	all := json.RawMessage("true")
+	_, err = w.listen(object{{"toolsListChanged", all}, {"promptsListChanged", all}, {"resourcesListChanged", all}})
+	return true, err
+}
+
+// initialize shakes hands as an MCP client. All client capabilities are
+// declared: servers hide tools from clients that lack one.
+func (w *Worker) initialize(ctx context.Context) error {
+	params := object{{"protocolVersion", quote(protocols[0])}, {"clientInfo", usherInfo()}, {"capabilities", clientCaps(allCaps).json()}}
+	result, err := w.request(ctx, Caller{}, "initialize", params.json(), 0)
+	if err != nil {
+		return err
+	}
+	w.info = serverInfo{Capabilities: field(result, "capabilities"), Instructions: stringField(result, "instructions")}
+	return w.send(encodeRequest(nil, "notifications/initialized", nil))
+}
+
+// listen opens a stream of a stateless module, which is one more call in flight
+// until it is stopped. Its end matters to nobody.
+func (w *Worker) listen(filter object) (stop func(), err error) {
+	id, c := string(w.nextID()), &call{answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
+	stop = func() { w.end(id, c, errors.New("nobody listens any more")) }
+	params := object{{"notifications", filter.json()}}.json()
+	return stop, w.begin(id, c, "subscriptions/listen", statelessParams(params, allCaps, ""))
+}
+
+// subscribe has the module say when a resource changes, to notify, until the
+// subscription is released or the process ends.
+func (w *Worker) subscribe(ctx context.Context, uri string, notify func(params json.RawMessage)) (*subscription, error) {
+	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
+		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
+	}
+	params := object{{"uri", quote(uri)}}.json()
+	s := &subscription{worker: w, uri: uri, notify: notify, stop: func() {
+		w.tell(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params})
+	}}
+	w.mu.Lock()
+	w.subs[s] = true
+	w.mu.Unlock()
+	var err error
+	if w.info.Stateless {
+		s.stop, err = w.listen(object{{"resourceSubscriptions", joinItems([]json.RawMessage{quote(uri)})}})
+	} else {
+		_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout)
+	}
+	if err != nil {
+		s.release() // it may have come about all the same
+		return nil, err
+	}
+	return s, nil
+}
+
+// release ends what the process tells, unless another wants to hear of it and the
+// module does not tell the two apart.
+func (s *subscription) release() {
+	w := s.worker
+	w.mu.Lock()
+	delete(w.subs, s)
+	wanted := false
+	for other := range w.subs {
+		wanted = wanted || other.uri == s.uri
+	}
+	w.mu.Unlock()
+	if !wanted || w.info.Stateless {
+		s.stop()
+	}
+}
+
+// listened reports whether the process tells anybody of a resource.
+func (w *Worker) listened() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.subs) > 0
+}
+
+// list asks for a whole list of the module, page by page: method "tools/list"
+// and key "tools", say. A module without the capability, or the list, has an
+// empty one.
+func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessage, error) {
+	capability, _, _ := strings.Cut(method, "/")
+	if field(w.info.Capabilities, capability) == nil {
+		return nil, nil
+	}
+	var all []json.RawMessage
+	params := json.RawMessage(`{}`)
+	for range maxPages {
+		result, err := w.request(ctx, Caller{}, method, params, 0)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", method, err)
+		}
+		var page []json.RawMessage
+		if items := field(result, key); items != nil && json.Unmarshal(items, &page) != nil {
+			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
+		}
+		all = append(all, page...)
+		cursor := field(result, "nextCursor")
+		if cursor == nil || string(cursor) == "null" {
+			return all, nil
+		}
+		params = object{{"cursor", cursor}}.json()
+	}
+	return nil, fmt.Errorf("%s: no end after %d pages", method, maxPages)
+}
