@@ -23,7 +23,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -195,29 +194,6 @@ func (a *app) printHelp(c command, fs *flag.FlagSet) {
 	fs.PrintDefaults()
 	a.printf("\nFor example:\n%s", examples)
 }
-
-// printf prints what is for people.
-func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.stdout, format, args...) }
-
-// warnf prints one line beside what a command does.
-func (a *app) warnf(format string, args ...any) {
-	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
-}
-
-// print prints a value as JSON, or else calls asText.
-func (a *app) print(v any, asJSON bool, asText func()) {
-	if !asJSON {
-		asText()
-		return
-	}
-	enc := json.NewEncoder(a.stdout)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // to a stdout that is gone, as printf
-}
-
-// newTable aligns columns that are separated by tabs.
-func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
 
 func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
 	return func([]string) error {
