@@ -513,3 +513,23 @@ func formatSize(n int64) string {
 	}
 	return fmt.Sprintf("%d bytes", n)
 }
+
+// quota counts what principals have under way. The zero value is empty. Safe for
+// concurrent use.
+type quota struct{ used sync.Map } // *atomic.Int64 by principal
+
+// take counts so much more for a principal until give is called, unless that is over
+// the limit, and not all.
+func (q *quota) take(principal string, more, limit int64) (give func(), ok bool) {
+	used, known := q.used.Load(principal)
+	if !known {
+		used, _ = q.used.LoadOrStore(principal, new(atomic.Int64))
+	}
+	n := used.(*atomic.Int64)
+	give = func() { n.Add(-more) }
+	if total := n.Add(more); total > limit && total > more {
+		give()
+		return nil, false
+	}
+	return give, true
+}

@@ -286,45 +286,6 @@ func rpcStatus(code int) int {
 	}
 }
 
-// mcpMethod is how the revisions know a method: with sessions, without, or both. A
-// request for something names it in a parameter, which one over HTTP without
-// sessions repeats in a header. A result may be kept for life milliseconds there:
-// not for long, so that the end of a claim counts. A list is one of a View.
-type mcpMethod struct {
-	stateful, stateless bool
-	named, life, list   string
-}
-
-// mcpMethods is all that a client can ask.
-var mcpMethods = map[string]mcpMethod{
-	"initialize":               {stateful: true},
-	"ping":                     {stateful: true},
-	"logging/setLevel":         {stateful: true},
-	"server/discover":          {stateless: true, life: "2000"},
-	listenMethod:               {stateless: true},
-	"tools/list":               {stateful: true, stateless: true, life: "2000", list: "tools"},
-	"tools/call":               {stateful: true, stateless: true, named: "name"},
-	"prompts/list":             {stateful: true, stateless: true, life: "2000", list: "prompts"},
-	"prompts/get":              {stateful: true, stateless: true, named: "name"},
-	"resources/list":           {stateful: true, stateless: true, life: "2000", list: "resources"},
-	"resources/templates/list": {stateful: true, stateless: true, life: "2000", list: "resourceTemplates"},
-	"resources/read":           {stateful: true, stateless: true, named: "uri", life: "0"},
-	"resources/subscribe":      {stateful: true, named: "uri"},
-	"resources/unsubscribe":    {stateful: true},
-	"completion/complete":      {stateful: true, stateless: true},
-}
-
-// listenMethod opens the stream of a client without sessions.
-const listenMethod = "subscriptions/listen"
-
-// checkMethod refuses a method that such a client can't ask.
-func checkMethod(method string, stateless bool) error {
-	if m := mcpMethods[method]; stateless && m.stateless || !stateless && m.stateful {
-		return nil
-	}
-	return rpcErrorf(codeNoMethod, "unknown method %q", clipText(method, 100))
-}
-
 // parseInitialize reads what a client says of itself in its first request. A
 // version that usher does not speak is answered with the newest that it does
 // (MCP, basic/lifecycle, "Version Negotiation").

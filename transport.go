@@ -327,21 +327,6 @@ func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
 	return r, nil
 }
 
-// answer answers the request, and ends it. The error is an *rpcError, or says that
-// nobody wants the answer any more.
-func (r *request) answer() (result json.RawMessage, err error) {
-	if r.leaves != nil {
-		defer context.AfterFunc(r.leaves, func() { r.cancel(nil) })()
-	}
-	defer func() {
-		r.calls.take(string(r.id))
-		r.give()
-		r.cancel(nil)
-	}()
-	defer catch(r.server.log, &err)
-	return r.run(r.ctx)
-}
-
 // statelessSession stands for one request of a principal without a session.
 func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 	meta := field(params, "_meta")
