@@ -574,3 +574,24 @@ func writeWebhookError(w http.ResponseWriter, e *httpError) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.json())
 }
+
+// signatureRule is a method's @signature tag: the scheme, and the environment
+// variable that holds the key. Err says what is wrong with the tag; a method
+// that has one is not served, rather than served to anyone.
+type signatureRule struct {
+	Scheme, Var string
+	Err         error
+}
+
+// parseSignature reads what follows @signature.
+func parseSignature(s string) *signatureRule {
+	scheme, variable, _ := strings.Cut(strings.Join(strings.Fields(s), " "), " ")
+	r := &signatureRule{Scheme: scheme, Var: variable}
+	switch {
+	case variable == "" || strings.Contains(variable, " "):
+		r.Err = errors.New("@signature: want a scheme and a variable, such as @signature github GITHUB_WEBHOOK_SECRET")
+	case !isSecretVariable(r.Var):
+		r.Err = fmt.Errorf("@signature: %s: want a variable whose name ends in _WEBHOOK_SECRET or _SIGNING_SECRET", r.Var)
+	}
+	return r
+}
