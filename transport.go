@@ -9,11 +9,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
-	_ "embed"
 	"encoding/json"
 	"errors"
-	"html/template"
 	"io"
 	"math"
 	"mime"
@@ -431,63 +428,6 @@ func (s *Server) openStream(r *http.Request, from *admission, conn *connection) 
 	}
 	missed, _ := s.replay.after(broken, n)
 	return session, newOutbox(conn, s.keptStream(noticeStream, session), missed...), nil
-}
-
-//go:embed help/page.html
-var pageText string
-
-// pageTemplate is read at the first request for the page: few processes ever see one.
-var pageTemplate = sync.OnceValue(func() *template.Template {
-	about := func(t *Item) string { return firstSentence(t.Method.description) }
-	return template.Must(template.New("page").Funcs(template.FuncMap{"about": about}).Parse(pageText))
-})
-
-// pageContent is what the page for people says.
-type pageContent struct {
-	Refused    string // why no modules are shown; "" where they are
-	View       *View  // of who asks; nil where that was refused
-	Webhook    func(*Item) string
-	Coded      bool // clients have to present a code
-	URL, Nonce string
-}
-
-// servePage answers a browser with the modules of who asks, as any client is: by
-// the same view.
-func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
-	refuse := func(w http.ResponseWriter, e *httpError) {
-		s.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
-	}
-	handle(s.log, refuse, func(w http.ResponseWriter, r *http.Request) error {
-		from, give, err := s.admitGET(w, r)
-		if err != nil {
-			return err
-		}
-		defer give()
-		scope, err := s.gate.Scope(from.Principal, from.At)
-		if err = cmp.Or(from.Unknown, err); err != nil {
-			return httpErrorf(http.StatusBadRequest, "%v", err)
-		}
-		s.modules.WaitReady(r.Context(), scope)
-		s.writePage(w, r, http.StatusOK, pageContent{View: s.modules.View(scope), Webhook: s.webhookPath, Coded: from.Principal != Principal{}})
-		return nil
-	})(w, r)
-}
-
-// writePage writes the page. It names no code, and has no script; its style is
-// known by a word that nobody can guess.
-func (s *Server) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
-	scheme := map[bool]string{true: "https://", false: "http://"}[r.TLS != nil]
-	p.URL, p.Nonce = cmp.Or(s.publicURL, scheme+r.Host+"/"), rand.Text()
-	var page bytes.Buffer
-	_ = pageTemplate().Execute(&page, p) // into memory it can't fail
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-	h.Set("Cache-Control", "no-store")
-	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(status)
-	_ = writeBody(w, page.Bytes()) // a reader who is gone is no one to tell
 }
 
 // serveNotices has an outbox be a notification stream of a session, until the
