@@ -1,11 +1,11 @@
-// The house rules that a machine can hold. The table of rooms is the drawing
-// of the architecture: a file uses only files that stand above it.
+// The rules of the code that a machine can check: which file may use which, which
+// files may name what decides about access, and how large things may be. The tables
+// are the drawing of the architecture.
 
 package main
 
 import (
 	"bytes"
-	"fmt"
 	"go/ast"
 	"go/importer"
 	"go/parser"
@@ -21,65 +21,79 @@ import (
 	"testing"
 )
 
-// rooms is the files from the ground up, in the order of main.go's tour.
-var rooms = []string{
-	"proc_unix.go", "proc_windows.go",
-	"jsonrpc.go", "http.go", "outbox.go", "protocol.go",
-	"claims.go", "scope.go",
-	"schema.go", "gomodule.go", "runtimes.go", "shell.go",
-	"worker.go", "pool.go", "ask.go", "view.go", "modules.go",
-	"session.go", "transport.go", "stdio.go", "webhook.go",
-	"serve.go", "cli.go", "main.go",
+// layers lists the files from the ground up. A file uses its own layer and earlier ones.
+var layers = []struct {
+	name  string
+	files []string
+}{
+	{"ground", []string{
+		"jsonrpc.go", "http.go", "outbox.go", "proc_unix.go", "proc_windows.go", "files.go", "protocol.go",
+	}},
+	{"core", []string{"claims.go", "sealed.go", "scope.go"}},
+	{"modules", []string{
+		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "worker.go", "reaper.go", "pool.go", "view.go", "modules.go",
+	}},
+	{"MCP", []string{"mcp.go", "session.go", "ask.go", "transport.go"}},
+	{"webhook", []string{"webhook.go"}},
+	{"program", []string{"serve.go", "terminal.go", "cli.go", "main.go"}},
 }
 
-// What the house may hold. Lines of code are those with neither a comment nor
-// nothing on them.
+// Limits of the code, tests excluded. Code is text without comments, blank lines and
+// indentation. A tab counts 4 columns.
 const (
-	maxRooms        = 24
-	maxHouseLines   = 9050 // 8,500 of the house, and at most 250 of each of three issues after it
-	maxCoreLines    = 1500
-	maxRuntimeLines = 2000 // the shims and the generated Go main
-	maxRoomLines    = 700
-	maxFuncLines    = 60
-	maxFloors       = 14
+	maxFiles          = 28
+	maxProgramText    = 255_000 // characters
+	maxRuntimeText    = 78_000  // characters of the shims and the generated Go main, trailing comments included
+	maxScopeLines     = 1000    // lines of code in scopeFiles together
+	maxFileLines      = 800     // lines of code
+	maxFuncLines      = 60
+	maxColumns        = 110
+	maxUsualColumns   = 88 // for 95 % of the lines
+	maxRuntimeColumns = 100
+	maxTestLines      = 15_000 // lines of code
+	maxTestColumns    = 120
 )
 
-// core is the rooms that decide who reaches what.
-var core = []string{"claims.go", "scope.go", "view.go"}
+// scopeFiles decide who sees what. No other file can widen a scope.
+var scopeFiles = []string{"claims.go", "scope.go", "view.go"}
 
-// generic rooms know messages, bytes and processes, and no word of usher's own.
-var generic = []string{"proc_unix.go", "proc_windows.go", "jsonrpc.go", "http.go", "outbox.go"}
-
-// strangers are words of usher's own that a room must not name.
-var strangers = map[string][]string{
+// forbiddenNames lists usher's own concepts that a file must not name.
+var forbiddenNames = map[string][]string{
+	"jsonrpc.go":   concepts,
+	"http.go":      concepts,
+	"outbox.go":    concepts,
+	"proc_unix.go": concepts,
+	"files.go":     concepts,
+	"protocol.go":  concepts,
 	"claims.go":    {"Session", "Module", "View", "Scope", "Principal"},
 	"scope.go":     {"Session", "Module", "View", "Item", "Registry"},
 	"worker.go":    {"Scope", "View", "Claim", "Principal", "Gate"},
 	"pool.go":      {"Scope", "View", "Claim", "Principal", "Gate"},
-	"protocol.go":  {"Registry", "Worker", "Catalog", "pool"},
-	"ask.go":       {"Registry", "Catalog", "pool"},
+	"mcp.go":       {"Registry", "Worker", "Catalog", "pool"},
 	"session.go":   {"Registry", "Worker", "Catalog", "pool"},
 	"transport.go": {"Registry", "Worker", "Catalog", "pool", "Claim"},
-	"stdio.go":     {"Registry", "Worker", "Catalog", "pool", "Claim"},
+	"ask.go":       {"Registry", "Catalog", "pool"},
 	"webhook.go":   {"Registry", "Worker", "Catalog", "pool", "Claim", "Session", "Principal"},
 }
 
-// domain is the words that no generic room may name.
-var domain = []string{"Claim", "Scope", "Principal", "Gate", "Session", "Module", "View", "Item", "Registry", "Worker", "pool"}
+// concepts are usher's own: the ground layer knows none of them.
+var concepts = []string{
+	"Claim", "Scope", "Principal", "Gate", "Session", "Module", "View", "Item", "Registry", "Worker", "pool",
+}
 
-// callers is who may name what decides about access: "Type.member" for a field
-// or method, or the name of a function.
-var callers = map[string][]string{
-	// The process behind a module. Who names it could call past the View.
+// allowedFiles lists which files may name what decides about access: "Type.member" for
+// a field or method, or the name of a function.
+var allowedFiles = map[string][]string{
+	// The processes behind a module: with them, a file could call past the View.
 	"Module.pool": {"view.go", "modules.go"},
-	// The modules of a catalog, in and out of scope alike.
+	// The modules of a catalog, in and out of scope.
 	"Catalog.modules": {"view.go"},
 	"Registry.Report": {"modules.go", "serve.go", "cli.go"},
 	// The scope of everything.
 	"scopeAll": {"scope.go", "webhook.go", "serve.go", "cli.go"},
-	// A presented code is judged in one place.
+	// Only scope.go judges a presented code.
 	"ClaimStore.Lookup": {"claims.go", "scope.go", "cli.go"},
-	"Gate.Admit":        {"scope.go", "transport.go", "stdio.go"},
+	"Gate.Admit":        {"scope.go", "transport.go"},
 }
 
 // house is the program, parsed and type-checked.
@@ -87,8 +101,8 @@ type house struct {
 	fset  *token.FileSet
 	files map[string]*ast.File
 	info  *types.Info
-	uses  map[string]map[string]string // room → room used → one name that it uses there
-	named map[string]map[string]bool   // "Type.member" or "name" → rooms that name it
+	uses  map[string]map[string]string // file → file used → one name that it uses there
+	named map[string]map[string]bool   // "Type.member" or "name" → files that name it
 }
 
 func readHouse(t *testing.T) *house {
@@ -112,7 +126,7 @@ func readHouse(t *testing.T) *house {
 		t.Fatal(err)
 	}
 	for id, object := range h.info.Uses {
-		h.note(h.room(id.Pos()), object)
+		h.note(h.file(id.Pos()), object)
 	}
 	return h
 }
@@ -126,8 +140,8 @@ func programFiles() []string {
 	})
 }
 
-// exported opens the export data of what the program imports. One run of the go
-// command finds all of it; an importer by itself makes one for each package.
+// exported returns a lookup of the export data of the program's imports. One run of the
+// go command finds all of it; an importer alone would start one for each package.
 func exported(t *testing.T) importer.Lookup {
 	t.Helper()
 	list, err := exec.Command("go", "list", "-deps", "-export", "-f", "{{.ImportPath}} {{.Export}}", ".").Output()
@@ -142,9 +156,9 @@ func exported(t *testing.T) importer.Lookup {
 	return func(path string) (io.ReadCloser, error) { return os.Open(files[path]) }
 }
 
-func (h *house) room(pos token.Pos) string { return h.fset.Position(pos).Filename }
+func (h *house) file(pos token.Pos) string { return h.fset.Position(pos).Filename }
 
-// note enters that a room names an object of this package.
+// note records that a file names an object of this package.
 func (h *house) note(user string, object types.Object) {
 	if object.Pkg() == nil || object.Pkg().Name() != "main" || !object.Pos().IsValid() {
 		return
@@ -159,7 +173,7 @@ func (h *house) note(user string, object types.Object) {
 		h.named[name] = make(map[string]bool)
 	}
 	h.named[name][user] = true
-	if used := h.room(object.Pos()); used != user {
+	if used := h.file(object.Pos()); used != user {
 		if h.uses[user] == nil {
 			h.uses[user] = make(map[string]string)
 		}
@@ -167,7 +181,7 @@ func (h *house) note(user string, object types.Object) {
 	}
 }
 
-// ownerOf is the type that a method or field belongs to; "" for all else.
+// ownerOf returns the type that a method or field belongs to, or "".
 func ownerOf(object types.Object) string {
 	switch object := object.(type) {
 	case *types.Func:
@@ -205,132 +219,192 @@ func ownerOf(object types.Object) string {
 	return ""
 }
 
-func TestRooms(t *testing.T) {
+// layerOf returns the index of a file's layer, or -1.
+func layerOf(file string) int {
+	for i, layer := range layers {
+		if slices.Contains(layer.files, file) {
+			return i
+		}
+	}
+	return -1
+}
+
+func TestLayers(t *testing.T) {
 	h := readHouse(t)
 	for name := range h.files {
-		if !slices.Contains(rooms, name) {
-			t.Errorf("%s is in no place of the table", name)
+		if layerOf(name) < 0 {
+			t.Errorf("%s is in no layer", name)
 		}
 	}
 	for user, used := range h.uses {
 		for other, name := range used {
-			if slices.Index(rooms, other) > slices.Index(rooms, user) {
-				t.Errorf("%s uses %s of %s, which stands below it", user, name, other)
-			}
-		}
-	}
-	for room, words := range strangers {
-		for _, word := range words {
-			if h.named[word][room] {
-				t.Errorf("%s names %s", room, word)
-			}
-		}
-	}
-	for _, room := range generic {
-		for _, word := range domain {
-			if h.named[word][room] {
-				t.Errorf("%s is generic and names %s", room, word)
-			}
-		}
-	}
-	for what, allowed := range callers {
-		if len(h.named[what]) == 0 {
-			t.Errorf("%s is named nowhere: is the table out of date?", what)
-		}
-		for room := range h.named[what] {
-			if !slices.Contains(allowed, room) {
-				t.Errorf("%s names %s, which is for %s", room, what, strings.Join(allowed, ", "))
+			if layerOf(other) > layerOf(user) {
+				t.Errorf("%s (%s) uses %s of %s (%s), a later layer",
+					user, layers[layerOf(user)].name, name, other, layers[layerOf(other)].name)
 			}
 		}
 	}
 }
 
-// floors is on how many levels the rooms stand: a room is one above the highest
-// that it uses.
-func (h *house) floors() map[string]int {
-	level := make(map[string]int)
-	for _, room := range rooms {
-		level[room] = 1
-		for used := range h.uses[room] {
-			level[room] = max(level[room], level[used]+1)
-		}
-	}
-	return level
-}
-
-func TestCounts(t *testing.T) {
+func TestForbiddenNames(t *testing.T) {
 	h := readHouse(t)
-	sum, inCore, runtimes := 0, 0, 0
-	var table strings.Builder
-	level := h.floors()
-	for _, room := range rooms {
-		n := codeLines(t, room)
-		fmt.Fprintf(&table, "  floor %2d  %4d  %s\n", level[room], n, room)
-		sum += n
-		if slices.Contains(core, room) {
-			inCore += n
+	for file, words := range forbiddenNames {
+		for _, word := range words {
+			if h.named[word][file] {
+				t.Errorf("%s names %s", file, word)
+			}
 		}
-		if n > maxRoomLines {
-			t.Errorf("%s has %d lines of code, of %d: does one room do two things?", room, n, maxRoomLines)
+	}
+	for what, allowed := range allowedFiles {
+		if len(h.named[what]) == 0 {
+			t.Errorf("nothing names %s: is the table out of date?", what)
+		}
+		for file := range h.named[what] {
+			if !slices.Contains(allowed, file) {
+				t.Errorf("%s names %s, which only %s may name", file, what, strings.Join(allowed, ", "))
+			}
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	h := readHouse(t)
+	var program, tests, shims codeSize
+	scopeLines := 0
+	for _, name := range sortedKeys(h.files) {
+		size := measure(t, name)
+		program.add(size)
+		if slices.Contains(scopeFiles, name) {
+			scopeLines += size.lines
+		}
+		if size.lines > maxFileLines {
+			t.Errorf("%s has %d lines of code: want at most %d", name, size.lines, maxFileLines)
+		}
+		if size.widest > maxColumns {
+			t.Errorf("%s:%d has %d columns: want at most %d", name, size.widestLine, size.widest, maxColumns)
+		}
+	}
+	testFiles, _ := filepath.Glob("*_test.go")
+	for _, name := range testFiles {
+		size := measure(t, name)
+		tests.add(size)
+		if size.widest > maxTestColumns {
+			t.Errorf("%s:%d has %d columns: want at most %d", name, size.widestLine, size.widest, maxTestColumns)
 		}
 	}
 	for _, name := range []string{"gomain.go.txt", "shim.mjs", "shim.py"} {
-		runtimes += codeLines(t, filepath.Join("runtimes", name))
+		size := measure(t, filepath.Join("runtimes", name))
+		shims.add(size)
+		limit := maxRuntimeColumns
+		if name == "gomain.go.txt" {
+			limit = maxColumns
+		}
+		if size.widest > limit {
+			t.Errorf("%s:%d has %d columns: want at most %d", name, size.widestLine, size.widest, limit)
+		}
 	}
-	highest := 0
-	for _, floor := range level {
-		highest = max(highest, floor)
-	}
-	t.Logf("%d files, %d lines of code, %d of them in the core, %d floors, %d lines of code in runtimes/\n%s",
-		len(h.files), sum, inCore, highest, runtimes, table.String())
-	for _, bound := range []struct {
+	t.Logf("%d files, %d lines of code, %d characters, 95 %% of the lines within %d columns",
+		len(h.files), program.lines, program.text, program.usual())
+	for _, limit := range []struct {
 		what      string
 		got, most int
 	}{
-		{"files", len(h.files), maxRooms},
-		{"lines of code", sum, maxHouseLines},
-		{"lines of code in the core", inCore, maxCoreLines},
-		{"lines of code in the shims and the Go main", runtimes, maxRuntimeLines},
-		{"floors", highest, maxFloors},
+		{"files", len(h.files), maxFiles},
+		{"characters of code", program.text, maxProgramText},
+		{"columns for 95 % of the lines", program.usual(), maxUsualColumns},
+		{"lines of code in claims.go, scope.go and view.go", scopeLines, maxScopeLines},
+		{"characters of code in the shims and the Go main", shims.text, maxRuntimeText},
+		{"lines of test code", tests.lines, maxTestLines},
 	} {
-		if bound.got > bound.most {
-			t.Errorf("%d %s: want %d at most", bound.got, bound.what, bound.most)
+		if limit.got > limit.most {
+			t.Errorf("%d %s: want at most %d", limit.got, limit.what, limit.most)
 		}
 	}
 }
 
-// codeLines counts the lines of a file that are neither blank nor a comment.
-func codeLines(t *testing.T, name string) int {
+// codeSize measures code: text without comments, blank lines and indentation.
+type codeSize struct {
+	lines, text        int
+	widest, widestLine int
+	widths             []int
+}
+
+func (s *codeSize) add(other codeSize) {
+	s.lines += other.lines
+	s.text += other.text
+	s.widths = append(s.widths, other.widths...)
+}
+
+// usual returns the columns that 95 % of the lines fit in.
+func (s *codeSize) usual() int {
+	slices.Sort(s.widths)
+	return s.widths[len(s.widths)*95/100]
+}
+
+// measure measures a file. A comment after code counts for the width of its line only
+// in Go files, where the comment is cut off.
+func measure(t *testing.T, name string) (size codeSize) {
 	t.Helper()
 	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	comment := "//"
-	if strings.HasSuffix(name, ".py") {
-		comment = "#"
+	isGo := strings.Contains(name, ".go")
+	lines := strings.Split(string(text), "\n")
+	if isGo {
+		lines = blankComments(t, name, text)
 	}
-	n := 0
-	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, comment) {
-			n++
+	for i, line := range lines {
+		line = strings.TrimRight(line, " \t\r")
+		code := strings.TrimSpace(line)
+		if code == "" || !isGo && (strings.HasPrefix(code, "//") || strings.HasPrefix(code, "#")) {
+			continue
+		}
+		width := len([]rune(strings.ReplaceAll(line, "\t", "    ")))
+		size.lines++
+		size.text += len([]rune(code))
+		size.widths = append(size.widths, width)
+		if width > size.widest {
+			size.widest = width
+			size.widestLine = i + 1
 		}
 	}
-	return n
+	return size
 }
 
-func TestTourNamesEveryRoom(t *testing.T) {
+// blankComments returns the lines of a Go file without its comments.
+func blankComments(t *testing.T, name string, text []byte) []string {
+	t.Helper()
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, name, text, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	code := bytes.Clone(text)
+	for _, group := range f.Comments {
+		for _, c := range group.List {
+			for i := fset.Position(c.Pos()).Offset; i < fset.Position(c.End()).Offset; i++ {
+				if code[i] != '\n' {
+					code[i] = ' '
+				}
+			}
+		}
+	}
+	return strings.Split(string(code), "\n")
+}
+
+// TestTour checks that main.go's tour names every file.
+func TestTour(t *testing.T) {
 	tour, err := os.ReadFile("main.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := 0
-	for _, room := range rooms[:len(rooms)-1] {
-		i := bytes.Index(tour, []byte(room))
-		if i < at {
-			t.Errorf("main.go's tour does not name %s, or out of order", room)
+	for _, layer := range layers {
+		for _, file := range layer.files {
+			if !bytes.Contains(tour, []byte(strings.TrimSuffix(file, ".go"))) {
+				t.Errorf("main.go's tour does not name %s", file)
+			}
 		}
-		at = max(at, i)
 	}
 }
 

@@ -12,38 +12,41 @@
 //
 // # A tour for readers
 //
-// A request goes one way through these files: its headers say who it is from
-// and so what its scope is, the scope gives a view of the modules, the view
-// leads to a worker, and the answer goes back through an outbox. A file uses
-// only files that stand before it in this list:
+// A request takes one way through these files: its headers determine the principal and
+// the scope, the scope selects a view of the modules, the view leads to a process, and
+// the answer returns through an outbox. The files form six layers. A file uses only its
+// own layer and earlier ones:
 //
-//	proc_unix.go, proc_windows.go   process groups
-//	jsonrpc.go    messages, raw JSON by member, line framing, requests in flight
-//	http.go       Host and Origin, bodies, errors with a status; the table of limits
-//	outbox.go     everything that goes to a client: plain JSON or an event stream
-//	mcp.go        the revisions of MCP, what they say differently, the method table
-//	claims.go     claim codes and the file that holds them
-//	scope.go      who a request is from, and which files that one may reach
-//	schema.go     methods: doc tags, JSON Schema, the check of arguments, results
-//	gomodule.go   a Go source file as a module
-//	runtimes.go   which files are modules, and what runs them
-//	shell.go      a shell script as a module
-//	worker.go     one process of a module
-//	pool.go       the processes of a module
-//	ask.go        what modules ask of clients
-//	view.go       the modules inside one scope, and their names there
-//	modules.go    the registry: watching, introspecting, remembering modules
-//	session.go    sessions, and the answers to their requests
-//	transport.go  streamable HTTP: POST, GET and DELETE
-//	stdio.go      clients with one connection: stdio and HTTP+SSE
-//	webhook.go    callbacks, delivered to methods
-//	serve.go      the daemon, put together
-//	cli.go        the commands, and what they print
+//	ground    jsonrpc.go      messages, raw JSON by member, line framing, requests in flight
+//	          http.go         Host and Origin, bodies, errors with a status; the table of limits
+//	          outbox.go       everything sent to a client: plain JSON or an event stream
+//	          proc_unix.go, proc_windows.go   processes and their trees
+//	          files.go        atomic writes and the write token
+//	          protocol.go     the revisions of MCP and the conversions between them
+//	core      claims.go       claim codes and the file that stores them
+//	          sealed.go       sealed session ids and the session log
+//	          scope.go        principals, the table of scopes, the gate, guessing
+//	modules   schema.go       methods: doc tags, JSON Schema, argument checks, results
+//	          runtimes.go     which files are modules, and how to run them
+//	          gomodule.go     Go source files as modules
+//	          shell.go        shell scripts as modules
+//	          worker.go       one process of a module
+//	          reaper.go       ends module processes if the daemon is killed
+//	          pool.go         the processes of a module
+//	          view.go         the modules inside one scope, and their names there
+//	          modules.go      the registry: watching, introspecting and caching modules
+//	MCP       mcp.go          requests, the table of methods, their answers
+//	          session.go      live sessions, list changes, subscriptions
+//	          ask.go          asking clients on behalf of modules, suspended calls
+//	          transport.go    streamable HTTP, HTTP+SSE, stdio
+//	webhook   webhook.go      HTTP callbacks and their signatures
+//	program   serve.go        the daemon, and its page for browsers
+//	          terminal.go     what the commands share: flags, folders, text for terminals
+//	          cli.go          the commands and their output
 //
-// Three of them decide who reaches what: claims.go, scope.go and view.go. The
-// idea to look for is the View: it is built for a scope, and nothing reaches a
-// module but through one. Whoever has read these three knows that no other file
-// can widen a scope; house_test.go holds that.
+// claims.go, scope.go and view.go decide who sees what. The central idea is the View:
+// it is built for a scope, and it is the only way to a module, so no other file can
+// widen a scope. house_test.go checks this.
 package main
 
 import (
