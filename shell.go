@@ -1,5 +1,6 @@
 // Shell modules: usher itself as the MCP server of a shell script, one process
-// a call. It reads the script for functions with a comment above them, and runs
+// a call. It reads the script for functions with a comment above them, offers those
+// that the shell itself reports as functions after it has read the script, and runs
 // one with the parameters as its arguments. Nothing of a call is ever evaluated:
 // values reach the shell as arguments and on stdin, and nowhere else.
 
@@ -50,15 +51,17 @@ type shellMethod struct {
 
 // shellServer serves one script over stdin and stdout.
 type shellServer struct {
-	path    string // of the script, absolute
-	text    []byte // of the script, which is not read again
-	script  string // where the shell finds it
-	shell   string // what runs it
-	about   string
-	methods []shellMethod
-	groups  processGroups // each call has one of its own
-	stderr  io.Writer
-	calls   sync.Map // request id: context.CancelFunc
+	path     string   // of the script, absolute
+	text     []byte   // of the script, which is not read again
+	script   string   // where the shell finds it
+	shell    string   // what runs it
+	options  []string // of the shell, from the script's first line
+	about    string
+	methods  []shellMethod
+	problems []string      // why others are not offered
+	groups   processGroups // each call has one of its own
+	stderr   io.Writer
+	calls    sync.Map // request id: context.CancelFunc
 
 	mu  sync.Mutex // guards out
 	out io.Writer
@@ -68,32 +71,44 @@ type shellServer struct {
 // status. stdin begins with the script's text, of so many bytes. It closes groups,
 // which ends what functions have left running.
 func runShell(ctx context.Context, path, size string, groups processGroups, stdin io.Reader, stdout, stderr io.Writer) int {
-	s := &shellServer{path: path, script: "/dev/fd/3", methods: []shellMethod{}, groups: groups, out: stdout, stderr: stderr}
+	defer groups.Close()
+	s := &shellServer{
+		path:     path,
+		script:   "/dev/fd/3",
+		methods:  []shellMethod{},
+		problems: []string{},
+		groups:   groups,
+		out:      stdout,
+		stderr:   stderr,
+	}
 	if runtime.GOOS == "windows" {
 		s.script = path
 	}
 	n, _ := strconv.ParseInt(size, 10, 64) // usher wrote it
 	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
-	err := s.read(string(s.text))
+	err := s.read(ctx, string(s.text))
 	if err != nil {
 		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), strings.ReplaceAll(reason(err), s.script+": ", ""))
 		return 1
 	}
-	defer groups.Close()
 	s.serve(ctx, stdin)
 	return 0
 }
 
 var (
-	shellLine     = regexp.MustCompile(`^#!\s*(?:\S*/env\s+)?(\S*\b(?:sh|bash|dash|ksh|zsh))(?:\s|$)`)
+	shellLine     = regexp.MustCompile(`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(?:\s+(.*))?$`)
 	shellFunction = regexp.MustCompile(`^(?:function[ \t]+)?([A-Za-z][A-Za-z0-9_]*)[ \t]*\(\)`)
 	shellProgress = regexp.MustCompile(`^::progress (-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)(?: (-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?))?(?: (.*))?$`)
 )
 
-// read finds what the script says of itself: its shell, sh where it names none; in
-// its first comment what it is about; and its methods, functions with a comment
-// right above them. The shell reads it too, without running it.
-func (s *shellServer) read(text string) error {
+// notMethods are commands that run their arguments. Some shells prefer them to a
+// function of the same name.
+var notMethods = []string{"builtin", "command", "eval", "exec"}
+
+// read finds what the script says of itself: its shell, sh by default, with options;
+// in its first comment what it is about; and its methods, functions with a comment
+// right above them. The shell first checks the script's syntax, without running it.
+func (s *shellServer) read(ctx context.Context, text string) error {
 	s.shell = "sh"
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
 		m := shellLine.FindStringSubmatch(first)
@@ -101,6 +116,9 @@ func (s *shellServer) read(text string) error {
 			return fmt.Errorf("line 1: %q names no shell: want sh, bash, dash, ksh or zsh", first)
 		}
 		s.shell, text = m[1], strings.TrimPrefix(text, first)
+		s.options = slices.DeleteFunc(strings.Fields(m[2]), func(option string) bool {
+			return option == "-" || option == "--" // which end the options
+		})
 	}
 	var comment []string
 	for line := range strings.Lines(text) {
@@ -117,7 +135,7 @@ func (s *shellServer) read(text string) error {
 		}
 		comment = nil
 	}
-	cmd, done, err := s.command(context.Background(), "-n", s.script)
+	cmd, done, err := s.command(ctx, "-n", s.script)
 	if err != nil {
 		return err
 	}
@@ -125,15 +143,57 @@ func (s *shellServer) read(text string) error {
 	if said, err := cmd.CombinedOutput(); err != nil {
 		return errors.New(cmp.Or(strings.TrimSpace(string(said)), err.Error()))
 	}
+	return s.keepFunctions(ctx)
+}
+
+// keepFunctions removes the methods that the shell does not report as functions after
+// it has read the script: reserved words, for example, and text in a here-document.
+func (s *shellServer) keepFunctions(ctx context.Context) error {
+	if len(s.methods) == 0 {
+		return nil
+	}
+	program := ". '" + s.script + "' >&2"
+	for _, m := range s.methods {
+		program += " && " + ifFunction(m.Name, echo(m.Name), ":")
+	}
+	cmd, done, err := s.command(ctx, "-c", program, s.path)
+	if err != nil {
+		return err
+	}
+	defer done()
+	out, _, err := s.run(ctx, cmd, nil)
+	if err != nil {
+		return fmt.Errorf("reading the script: %s ended with %s", filepath.Base(s.shell), reason(err))
+	}
+	reported := strings.Fields(string(out))
+	s.methods = slices.DeleteFunc(s.methods, func(m shellMethod) bool {
+		if slices.Contains(reported, m.Name) && !slices.Contains(notMethods, m.Name) {
+			return false
+		}
+		s.problems = append(s.problems, fmt.Sprintf("%s: %s can't call a function of this name: "+
+			"rename it, or remove the comment above it", m.Name, filepath.Base(s.shell)))
+		return true
+	})
 	return nil
 }
+
+// ifFunction returns a shell command that runs then if the shell reports name as a
+// function, else otherwise. The name needs no quotes. The report is in English.
+func ifFunction(name, then, otherwise string) string {
+	return "case $(LC_ALL=C; command -V " + name + " 2>/dev/null) in " +
+		`"` + name + ` is a function"* | "` + name + ` is a shell function"*) ` + then + ";; " +
+		"*) " + otherwise + ";; esac"
+}
+
+// echo returns a shell command that prints words, even if the script has a function echo.
+func echo(words string) string { return "(unset -f echo 2>/dev/null || :; echo " + words + ")" }
 
 // command makes a command that runs the shell. The script's text is at s.script, an
 // open file that has no name any more, because the file at the script's path may have
 // changed. (Windows has no such files.) $BASH_SOURCE, where bash says which file a
 // function is from, is the script's path all the same. The caller calls done.
 func (s *shellServer) command(ctx context.Context, args ...string) (cmd *exec.Cmd, done func() error, err error) {
-	cmd = exec.CommandContext(ctx, s.shell, args...)
+	cmd = exec.CommandContext(ctx, s.shell, slices.Concat(s.options, args)...)
 	cmd.Dir = filepath.Dir(s.path)
 	cmd.Env = append(os.Environ(), "USHER_SOURCE="+s.path)
 	if runtime.GOOS == "windows" {
@@ -165,8 +225,7 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 		}
 		switch msg.Method {
 		case "initialize":
-			info := object{{"protocolVersion", quote(protocols[0])}, {"serverInfo", usherInfo()}, {"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote(s.about)}}
-			s.send(encodeResult(msg.ID, info.json()))
+			s.send(encodeResult(msg.ID, s.info().json()))
 		case "tools/list":
 			s.send(encodeResult(msg.ID, object{{"tools", marshal(s.methods)}}.json()))
 		case "tools/call":
@@ -192,6 +251,19 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 	calls.Wait()
 }
 
+// info returns the result of initialize.
+func (s *shellServer) info() object {
+	problems := object{{"problems", marshal(s.problems)}}
+	experimental := object{{"usher/problems", problems.json()}}
+	capabilities := object{{"tools", json.RawMessage("{}")}, {"experimental", experimental.json()}}
+	return object{
+		{"protocolVersion", quote(protocols[0])},
+		{"serverInfo", usherInfo()},
+		{"capabilities", capabilities.json()},
+		{"instructions", quote(s.about)},
+	}
+}
+
 func (s *shellServer) send(msg []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -207,9 +279,12 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 		return failure(fmt.Sprintf("no method %q", name))
 	}
 	arguments := field(params, "arguments")
-	// $0 is the script, so that a module can find what lies beside it. The name is
-	// one that read found.
-	args := []string{"-c", ". '" + s.script + "' && " + name + ` "$@"`, s.path}
+	// $0 is the script, so that a module can find files beside it. The quotes around
+	// the name keep the shell from reading it as a reserved word or an alias. The
+	// script may define the function in some calls only.
+	unknown := echo("the script defines no function "+name) + " >&2; exit 127"
+	program := ". '" + s.script + "' && " + ifFunction(name, `"`+name+`" "$@"`, unknown)
+	args := []string{"-c", program, s.path}
 	for _, p := range parseDoc(s.methods[i].Description, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
 		value := field(arguments, p.name)
 		text, ok := unquote(value)
