@@ -5,7 +5,9 @@ package main
 
 import (
 	"os"
+	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -143,6 +145,100 @@ func TestShellFaults(t *testing.T) {
 	for _, want := range []string{"a.usher.sh: ", "yntax error", `names no shell`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("usher modules does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+// A function is a method if the shell reports it as a function. A reserved word, or a
+// name in a here-document, once ran the caller's argument, or a program on PATH.
+func TestShellNames(t *testing.T) {
+	t.Parallel()
+	need(t, "sh")
+	const script = `
+# Says it.
+# @param {string} text what
+say() { printf 'said %s' "$1"; }
+
+# Tests it. The name is also a command's.
+# @param {string} text what
+test() { printf 'tested %s' "$1"; }
+
+# Prints it.
+# @param {string} text what
+echo() { printf 'printed %s' "$1"; }
+
+# Runs it.
+# @param {string} text what
+builtin() { printf '%s' "$1"; }
+
+# Is defined in some calls only.
+# @param {string} text what
+touch() { printf 'touched %s' "$1"; }
+read line
+case $line in *gone*) unset -f touch ;; esac
+
+cat <<X
+# Makes a folder.
+# @param {string} text which
+mkdir() {
+X
+`
+	const reserved = "\n# Runs it.\n# @param {string} text what\nfunction time() { printf '%s' \"$1\"; }\n"
+	shells := map[string]string{"sh": "", "dash": "", "bash": reserved, "zsh": reserved, "ksh": ""}
+	for shell, more := range shells {
+		if _, err := exec.LookPath(shell); err != nil {
+			continue // CI has sh and bash
+		}
+		dir, base := t.TempDir(), t.TempDir()
+		write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+"\n"+script+more)
+		out, _, _ := usher(t, "", "modules", "-json", "-base", base, dir)
+		for _, name := range []string{"say", "test", "touch", "echo", "builtin", "mkdir", "time"} {
+			hosted := strings.Contains(out, `"method": "`+name+`"`)
+			if want := slices.Contains([]string{"say", "test", "touch", "echo"}, name); hosted != want {
+				t.Errorf("%s: %s is hosted: %v, want %v:\n%s", shell, name, hosted, want, out)
+			}
+			if name == "mkdir" && !strings.Contains(out, name+": "+shell+" can't call") {
+				t.Errorf("%s: no problem names %s:\n%s", shell, name, out)
+			}
+		}
+		for _, tt := range []struct{ name, text, want string }{
+			{"say", "a", "said a"},
+			{"test", "a", "tested a"},
+			{"echo", "a", "printed a"},
+			{"touch", "a", "touched a"},
+			{"touch", "gone", "the script defines no function touch"},
+		} {
+			out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "m", tt.name, `{"text":"`+tt.text+`"}`)
+			if !strings.Contains(out+stderr, tt.want) {
+				t.Errorf("%s: a call of %s gives %q, %q, want %q", shell, tt.name, out, stderr, tt.want)
+			}
+		}
+		if _, err := os.Stat(dir + "/gone"); err == nil {
+			t.Errorf("%s: a call has run the program touch", shell)
+		}
+	}
+}
+
+// Options in the first line once counted for nothing.
+func TestShellOptions(t *testing.T) {
+	t.Parallel()
+	need(t, "bash")
+	const script = "\n\n# Deploys.\n# @param {string} text what\ndeploy() { false; echo DEPLOYED; }\n"
+	for first, deploys := range map[string]bool{
+		"#!/bin/bash":                          true,
+		"#!/bin/bash -":                        true,
+		"#!/bin/bash -eu":                      false,
+		"#!/bin/bash -o errexit -":             false,
+		"#!/usr/bin/env bash -e\r":             false,
+		"#!/bin/bash\nset -e":                  false,
+		"#!/usr/bin/env -S bash -euo pipefail": false,
+	} {
+		dir, base := t.TempDir(), t.TempDir()
+		write(t, dir+"/m.usher.sh", first+script)
+		out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "m", "deploy", `{"text":""}`)
+		fails := strings.Contains(stderr, "deploy ended with exit status 1")
+		if strings.Contains(out, "DEPLOYED") != deploys || fails == deploys {
+			t.Errorf("%q: %q, %q", first, out, stderr)
 		}
 	}
 }
