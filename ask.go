@@ -45,7 +45,7 @@ func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, metho
 		return nil, errGone
 	}
 	defer p.take(string(id))
-	if !send(encodeRequest(ID(id), method, params)) {
+	if !send(encodeRequest(id, method, params)) {
 		return nil, errUnheard
 	}
 	select {

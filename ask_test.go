@@ -116,9 +116,9 @@ func (c *askClient) take(msg json.RawMessage) {
 			return
 		}
 		go func() { // the answer comes on another request
-			body := encodeResult(ID(id), answer)
+			body := encodeResult(id, answer)
 			if e := field(answer, "error"); e != nil {
-				body = encodeError(ID(id), parseRPCError(e))
+				body = encodeError(id, parseRPCError(e))
 			}
 			if err := c.post(context.Background(), body); err != nil {
 				c.t.Errorf("answering: %v", err)
@@ -167,7 +167,7 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 	c.wait[id] = wait
 	c.mu.Unlock()
 	go func() {
-		if err := c.post(ctx, encodeRequest(ID(id), method, rawOrNil(params))); err != nil && ctx.Err() == nil {
+		if err := c.post(ctx, encodeRequest(json.RawMessage(id), method, rawOrNil(params))); err != nil && ctx.Err() == nil {
 			c.t.Errorf("%s: %v", method, err)
 		}
 	}()
@@ -247,7 +247,7 @@ func (c *askClient) round(tool string, arguments any, more ...member) answer {
 }
 
 func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
-	body := encodeRequest(ID(c.nextID()), "tools/call", c.modern(params))
+	body := encodeRequest(json.RawMessage(c.nextID()), "tools/call", c.modern(params))
 	req := c.http.request(http.MethodPost, string(body))
 	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, "tools/call")
@@ -958,7 +958,7 @@ func TestAskAnsweredAfterARestart(t *testing.T) {
 	}
 	says := func(id json.RawMessage, word string) {
 		t.Helper()
-		if err := c.post(t.Context(), encodeResult(ID(id), askAnswer(word)("elicitation/create", nil))); err != nil {
+		if err := c.post(t.Context(), encodeResult(id, askAnswer(word)("elicitation/create", nil))); err != nil {
 			t.Error(err)
 		}
 	}
@@ -1314,7 +1314,7 @@ func TestAskOfOneOfSeveral(t *testing.T) {
 			return field(question, "id")
 		}
 		answer := func(id json.RawMessage, word string) {
-			if err := c.post(t.Context(), encodeResult(ID(id), askAnswer("said to "+word)("elicitation/create", nil))); err != nil {
+			if err := c.post(t.Context(), encodeResult(id, askAnswer("said to "+word)("elicitation/create", nil))); err != nil {
 				t.Error(err)
 			}
 		}
@@ -1353,7 +1353,7 @@ func TestAskResumed(t *testing.T) {
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	c.answer = askAnswer("resumed")
 	ctx, hangUp := context.WithCancel(t.Context())
-	req := c.http.request(http.MethodPost, string(encodeRequest(ID("7"), "tools/call", object{{"name", quote("a_ask")},
+	req := c.http.request(http.MethodPost, string(encodeRequest(json.RawMessage("7"), "tools/call", object{{"name", quote("a_ask")},
 		{"arguments", marshal(fakeAsk{Mark: "resumed", Asks: []fakeWish{askFor("form", "x")}})}}.json()))).WithContext(ctx)
 	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
 	res, err := c.http.http.Do(req)

@@ -353,7 +353,7 @@ func TestAttribution(t *testing.T) {
 		}
 		w.unanswered["9"] = ""
 		if !tt.cancelled {
-			w.answer(&Message{ID: ID("9")})
+			w.answer(&Message{ID: json.RawMessage("9")})
 		}
 		caller, _, err := w.attribute(nil)
 		got := caller.Session
@@ -424,7 +424,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 			if own {
 				pass(time.Hour)
 				for id := range maxRunningOf {
-					w.answer(&Message{ID: ID(fmt.Sprint(id + 1))})
+					w.answer(&Message{ID: json.RawMessage(fmt.Sprint(id + 1))})
 					synctest.Wait()
 				}
 			} else {
@@ -435,7 +435,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 				t.Errorf("%d calls run, and three should", n)
 			}
 			for id := range 3 {
-				w.answer(&Message{ID: ID(fmt.Sprint(maxRunningOf + 1 + id)), Result: noResult})
+				w.answer(&Message{ID: json.RawMessage(fmt.Sprint(maxRunningOf + 1 + id)), Result: noResult})
 				synctest.Wait()
 			}
 			if own && fmt.Sprint(order) != "[first second]" { // the others began at once
@@ -864,7 +864,7 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 				if tt.params == ask {
 					_, text := calls[0].got()
 					_, question, _ := strings.Cut(text, "data: {")
-					c.post(string(encodeResult(ID(field(json.RawMessage("{"+question), "id")), askAnswer("yes")("elicitation/create", nil))))
+					c.post(string(encodeResult(field(json.RawMessage("{"+question), "id"), askAnswer("yes")("elicitation/create", nil))))
 				}
 				pass(2 * time.Minute)
 				if heard := b.hears(); strings.Contains(heard, tt.method) {

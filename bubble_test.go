@@ -153,15 +153,15 @@ func (b *bubble) play(w *Worker, line []byte) {
 		w.handle(&Message{ID: id, Result: json.RawMessage(`{"resultType":"input_required","requestState":"s","inputRequests":{"q":{"method":"elicitation/create","params":{"message":"well?"}}}}`)})
 	case msg.Method == "tools/call":
 		b.tools[string(id)] = name
-		w.handle(&Message{ID: ID(`"of ` + string(id) + `"`), Method: "elicitation/create",
+		w.handle(&Message{ID: json.RawMessage(`"of ` + string(id) + `"`), Method: "elicitation/create",
 			Params: json.RawMessage(fmt.Sprintf(`{"message":"well?","requestedSchema":{"type":"object","properties":{}},"_meta":{%q:%s}}`, metaCall, id))})
 	case msg.Method == "": // what came back
 		call := strings.Trim(strings.TrimPrefix(string(id), `"of `), `"`)
 		switch tool := b.tools[call]; {
 		case tool == "need" && msg.Err != nil:
-			w.handle(&Message{ID: ID(call), Err: rpcErrorf(-32050, "without it: %s", msg.Err.Message)})
+			w.handle(&Message{ID: json.RawMessage(call), Err: rpcErrorf(-32050, "without it: %s", msg.Err.Message)})
 		case tool != "stay":
-			w.handle(&Message{ID: ID(call), Result: textResult(fakeAnswer(msg))})
+			w.handle(&Message{ID: json.RawMessage(call), Result: textResult(fakeAnswer(msg))})
 		}
 	}
 }

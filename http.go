@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -120,8 +121,8 @@ type httpError struct {
 	Status int
 	Msg    string
 	Err    error
-	RPC    *rpcError // the JSON-RPC error to answer with; nil for Msg under codeRefused
-	ID     ID        // of the request that failed, where it is known
+	RPC    *rpcError       // the JSON-RPC error to answer with; nil for Msg under codeRefused
+	ID     json.RawMessage // of the request that failed, where it is known
 	Header http.Header
 	Logged bool // the handler has told the log already
 }

@@ -49,14 +49,10 @@ func rpcErrorf(code int, format string, args ...any) *rpcError {
 	return &rpcError{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// ID is a request's id as it was sent: a JSON string or integer, or nil for
-// none.
-type ID json.RawMessage
-
 // Message is one JSON-RPC message. Method and ID tell a request; Method alone a
 // notification; ID with Result or Err a response.
 type Message struct {
-	ID     ID
+	ID     json.RawMessage // as it was sent: a JSON string or integer; nil for none
 	Method string
 	Params json.RawMessage // an object, or nil
 	Result json.RawMessage
@@ -101,7 +97,7 @@ func parseValidMessage(raw []byte) (*Message, error) {
 	m := &Message{Params: o.get("params"), Result: o.get("result")}
 	id := o.get("id")
 	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
-		m.ID = ID(id)
+		m.ID = id
 	} else if id != nil && (method != nil || m.Result != nil) {
 		return m, rpcErrorf(codeInvalidRequest, "id must be a string or an integer")
 	}
@@ -147,7 +143,7 @@ func (m *Message) encode() []byte {
 			b = append(append(append(append(b, `,"`...), key...), `":`...), oneLine(value)...)
 		}
 	}
-	add("id", json.RawMessage(m.ID))
+	add("id", m.ID)
 	if m.Method != "" {
 		b = append(append(b, `,"method":`...), quote(m.Method)...)
 	}
@@ -163,15 +159,15 @@ func (m *Message) encode() []byte {
 }
 
 // encodeRequest is a request, or without an id a notification.
-func encodeRequest(id ID, method string, params json.RawMessage) []byte {
+func encodeRequest(id json.RawMessage, method string, params json.RawMessage) []byte {
 	return (&Message{ID: id, Method: method, Params: params}).encode()
 }
 
-func encodeResult(id ID, result json.RawMessage) []byte {
+func encodeResult(id json.RawMessage, result json.RawMessage) []byte {
 	return (&Message{ID: id, Result: result}).encode()
 }
 
-func encodeError(id ID, e *rpcError) []byte { return (&Message{ID: id, Err: e}).encode() }
+func encodeError(id json.RawMessage, e *rpcError) []byte { return (&Message{ID: id, Err: e}).encode() }
 
 // asRPCError makes any error one that can be sent: an *rpcError as it is, all
 // others as internal errors with their text.

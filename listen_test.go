@@ -119,7 +119,7 @@ func TestListenerWantsTooMuch(t *testing.T) {
 		"long URIs": `{"resourceSubscriptions":` + string(marshal(slices.Repeat([]string{"r://many/" + strings.Repeat("x", maxURI-9)}, maxWantedBytes/maxURI+1))) + `}`,
 	} {
 		meta := object{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}}.json()
-		req := stateless(t, d.URL).request(http.MethodPost, string(encodeRequest(ID("1"), listenMethod, meta)))
+		req := stateless(t, d.URL).request(http.MethodPost, string(encodeRequest(json.RawMessage("1"), listenMethod, meta)))
 		req.Header.Set(protocolHeader, statelessProtocol)
 		req.Header.Set(methodHeader, listenMethod)
 		res, _, hangUp := follow(t, req)
@@ -157,7 +157,7 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 				pass(time.Second) // in which its claim is written down
 				c.call("m_wait", `{"seconds":0}`)
 				ask := func(word string) {
-					b.process.handle(&Message{ID: ID(quote(word)), Method: "elicitation/create", Params: json.RawMessage(`{"message":"` + word + `"}`)})
+					b.process.handle(&Message{ID: quote(word), Method: "elicitation/create", Params: json.RawMessage(`{"message":"` + word + `"}`)})
 				}
 				ask("outside")
 				x.got() // it has arrived

@@ -343,7 +343,7 @@ func (c *testClient) message(method, params string) string {
 	c.id++
 	id := c.id
 	c.mu.Unlock()
-	return string(encodeRequest(ID(fmt.Sprint(id)), method, rawOrNil(params)))
+	return string(encodeRequest(json.RawMessage(fmt.Sprint(id)), method, rawOrNil(params)))
 }
 
 func rawOrNil(s string) json.RawMessage {

@@ -95,7 +95,7 @@ type request struct {
 	give   func() // ends its count among the principal's requests
 	calls  *inflight[context.CancelCauseFunc]
 	caller Caller // zero for a list, which asks nobody
-	id     ID
+	id     json.RawMessage
 	method string
 	params json.RawMessage      // an object, or nil
 	item   atomic.Pointer[Item] // that it was last about
@@ -313,7 +313,7 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 			return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
 		}
 		if kept := withoutWebhook(list); len(kept) < len(list) {
-			r.params = withMember(r.params, "arguments", object(kept).json())
+			r.params = withMember(r.params, "arguments", kept.json())
 		}
 	}
 	start := time.Now()
@@ -375,7 +375,7 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.session.subscription = json.RawMessage(r.id)
+	r.session.subscription = r.id
 	r.session.join(r.out)
 	defer r.session.leave(r.out)
 	r.session.tell("notifications/subscriptions/acknowledged", object{{"notifications", honoured.json()}}.json())

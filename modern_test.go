@@ -36,7 +36,7 @@ func (c *testClient) modernPOST(id, method, params string) *http.Request {
 		meta = meta.set(f.key, f.value)
 	}
 	full := withMember(rawOrNil(params), "_meta", meta.json())
-	req := c.request(http.MethodPost, string(encodeRequest(ID(id), method, full)))
+	req := c.request(http.MethodPost, string(encodeRequest(json.RawMessage(id), method, full)))
 	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, method)
 	if name := stringField(full, "name") + stringField(full, "uri"); name != "" {
@@ -239,7 +239,7 @@ func TestModernRefusals(t *testing.T) {
 			if tt.meta == "-" {
 				params = `{}`
 			}
-			plain := c.request(http.MethodPost, string(encodeRequest(ID(`"q"`), method, json.RawMessage(params))))
+			plain := c.request(http.MethodPost, string(encodeRequest(json.RawMessage(`"q"`), method, json.RawMessage(params))))
 			plain.Header = req.Header
 			req = plain
 		}

@@ -1730,7 +1730,7 @@ func checkParams(t *testing.T, m *Method, list object) {
 	if err := checkJSON(arguments, "it"); err != nil {
 		t.Fatalf("%v: %q", err, arguments)
 	}
-	if bytes.ContainsAny(encodeRequest(ID("1"), "tools/call", object{{"arguments", arguments}}.json()), "\n\r") {
+	if bytes.ContainsAny(encodeRequest(json.RawMessage("1"), "tools/call", object{{"arguments", arguments}}.json()), "\n\r") {
 		t.Fatalf("not one line: %q", arguments)
 	}
 	var got map[string]any

@@ -94,7 +94,7 @@ func FuzzCheckStateless(f *testing.F) {
 		if checkJSON(params, "it") != nil || !utf8.ValidString(method) || method == "" {
 			return
 		}
-		msg, err := parseMessage(encodeRequest(ID("1"), method, params))
+		msg, err := parseMessage(encodeRequest(json.RawMessage("1"), method, params))
 		if err != nil {
 			t.Fatalf("%q: %v", params, err)
 		}

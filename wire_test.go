@@ -298,7 +298,7 @@ func TestBatchesThatAsk(t *testing.T) {
 					if stringField(asked, "method") != "elicitation/create" || !strings.HasPrefix(message, "to ") {
 						t.Fatalf("before the batch of answers comes %s", asked)
 					}
-					said = append(said, string(encodeResult(ID(field(asked, "id")), json.RawMessage(`{"action":"accept","content":{"word":"said `+message+`"}}`))))
+					said = append(said, string(encodeResult(field(asked, "id"), json.RawMessage(`{"action":"accept","content":{"word":"said `+message+`"}}`))))
 				}
 				say(`[{"jsonrpc":"2.0","id":99,"result":{}},` + said[0] + `,{"jsonrpc":"2.0","id":"beside","method":"ping"}]`)
 				if answers := answersOf(t, string(next())); len(answers) != 1 || len(answers[`"beside"`]) != 1 {

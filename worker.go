@@ -350,7 +350,7 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 		return
 	}
 	for _, id := range ids {
-		w.answer(&Message{ID: ID(id), Err: problem})
+		w.answer(&Message{ID: json.RawMessage(id), Err: problem})
 	}
 }
 
@@ -497,7 +497,7 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 // begin enters a call among those in flight, and sends its request. It asks last whether the caller is still
 // authorized, as the call may have waited. The error is errNotMade if not.
 func (w *Worker) begin(id string, c *call, method string, params json.RawMessage) error {
-	msg := encodeRequest(ID(id), method, params)
+	msg := encodeRequest(json.RawMessage(id), method, params)
 	if !c.caller.authorized() {
 		w.end(id, c, nil)
 		return errNotMade
@@ -547,7 +547,7 @@ func (w *Worker) end(id string, c *call, cancelled error) {
 		<-a.over
 	}
 	if runs && !w.answersAll {
-		time.AfterFunc(cancelledTime, func() { w.answer(&Message{ID: ID(id)}) })
+		time.AfterFunc(cancelledTime, func() { w.answer(&Message{ID: json.RawMessage(id)}) })
 	} else if !runs && c.caller.Session != "" {
 		w.over(c.caller.Principal)
 	}
@@ -630,7 +630,7 @@ func (w *Worker) tell(msg *Message) {
 }
 
 // nextID is the id of a request to the module.
-func (w *Worker) nextID() ID { return strconv.AppendInt(nil, w.lastID.Add(1), 10) }
+func (w *Worker) nextID() json.RawMessage { return strconv.AppendInt(nil, w.lastID.Add(1), 10) }
 
 // What a module asks of its client in the middle of a call, such as a model's
 // answer or the user's input, must reach the one client whose call caused it and
