@@ -125,12 +125,12 @@ var (
 // do answers one request of a call: it makes the call, or goes on with the one
 // whose state the params bring, until that ends or asks something. method and
 // params are what all requests of one call must have in common.
-func (k *suspendedCalls) do(ctx context.Context, caller Caller, method string, params json.RawMessage, call func(context.Context, Caller) (json.RawMessage, error)) (json.RawMessage, error) {
+func (k *suspendedCalls) do(ctx context.Context, caller Caller, method string, params object, call func(context.Context, Caller) (json.RawMessage, error)) (json.RawMessage, error) {
 	var own map[string]any // printed with its keys in order, as a client may write the same thing in two ways
-	_ = json.Unmarshal(dropMembers(params, "_meta", "inputResponses", "requestState"), &own)
+	_ = json.Unmarshal(params.without("_meta", "inputResponses", "requestState").json(), &own)
 	binding := sha256.Sum256(fmt.Appendf(nil, "%q %q %d %#v", caller.Principal, method, caller.Caps, own))
-	if state := field(params, "requestState"); state != nil {
-		c, err := k.resume(state, binding, field(params, "inputResponses"), caller.Notify)
+	if state := params.get("requestState"); state != nil {
+		c, err := k.resume(state, binding, params.get("inputResponses"), caller.Notify)
 		if err != nil {
 			return nil, err
 		}

@@ -212,11 +212,11 @@ func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
 
 // modern is params of a request of a client without a session.
 func (c *askClient) modern(params json.RawMessage) json.RawMessage {
-	params = withMeta(params, metaProtocol, quote(statelessProtocol))
-	params = withMeta(params, metaClientCaps, json.RawMessage(c.meta))
-	params = withMeta(params, metaClientInfo, json.RawMessage(`{"name":"`+c.name+`","version":"1"}`))
+	params = setMeta(params, metaProtocol, quote(statelessProtocol))
+	params = setMeta(params, metaClientCaps, json.RawMessage(c.meta))
+	params = setMeta(params, metaClientInfo, json.RawMessage(`{"name":"`+c.name+`","version":"1"}`))
 	if c.level != "" {
-		params = withMeta(params, metaLogLevel, quote(c.level))
+		params = setMeta(params, metaLogLevel, quote(c.level))
 	}
 	return params
 }
@@ -996,7 +996,7 @@ func TestSuspendedForTooLong(t *testing.T) {
 		k := newSuspendedCalls(ctx)
 		var failed error // of the latest call
 		do := func(params string) (json.RawMessage, error) {
-			return k.do(ctx, Caller{}, "tools/call", json.RawMessage(params), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
+			return k.do(ctx, Caller{}, "tools/call", objectOf(params), func(ctx context.Context, caller Caller) (json.RawMessage, error) {
 				var got json.RawMessage
 				for range 2 {
 					answer, err := caller.Ask(ctx, "roots/list", nil)
@@ -1452,7 +1452,7 @@ func TestAskTellsItsCallerAlone(t *testing.T) {
 					{"arguments", marshal(fakeAsk{Mark: "of " + way, Tells: true, Asks: []fakeWish{askFor("form", way)}})}}.json()
 				for round := 0; round < 9; round++ {
 					token := fmt.Sprintf("%s round %d", way, round)
-					own := withMeta(params, "progressToken", quote(token))
+					own := setMeta(params, "progressToken", quote(token))
 					var result json.RawMessage
 					if c.meta == "" {
 						result = field(c.get(c.send(t.Context(), c.nextID(), "tools/call", string(own))), "result")
@@ -1629,7 +1629,7 @@ func TestAskProgressOfARound(t *testing.T) {
 		for _, token := range []string{row.first, row.then} {
 			own := params
 			if token != "" {
-				own = withMeta(params, "progressToken", json.RawMessage(token))
+				own = setMeta(params, "progressToken", json.RawMessage(token))
 			}
 			a, err := c.http.try(c.modernRequest(own))
 			if err != nil {

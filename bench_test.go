@@ -220,7 +220,7 @@ func benchEcho(b *testing.B) *Module {
 // BenchmarkWorker is the way to a process and back, over pipes in memory.
 func BenchmarkWorker(b *testing.B) {
 	m := benchEcho(b)
-	params := json.RawMessage(`{"name":"echo","arguments":{"message":"hello"}}`)
+	params := objectOf(`{"name":"echo","arguments":{"message":"hello"}}`)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := m.pool.call(b.Context(), Caller{Session: "s"}, "tools/call", params, time.Minute); err != nil {

@@ -308,7 +308,7 @@ func TestModuleThatDoesNotRead(t *testing.T) {
 		over := make(chan error, 2)
 		for range cap(over) {
 			go func() {
-				_, err := w.request(t.Context(), Caller{}, "ping", big, time.Minute)
+				_, err := w.request(t.Context(), Caller{}, "ping", objectOf(string(big)), time.Minute)
 				over <- err
 			}()
 		}
@@ -797,7 +797,7 @@ func TestClientsNameNoCalls(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() {
-			_, err := w.request(ctx, Caller{Session: "s"}, "tools/call", json.RawMessage(`{"name":"x","_meta":{"usher/call":1,"theirs":2,"usher/call":3}}`), 0)
+			_, err := w.request(ctx, Caller{Session: "s"}, "tools/call", objectOf(`{"name":"x","_meta":{"usher/call":1,"theirs":2,"usher/call":3}}`), 0)
 			ended <- err
 		}()
 		<-w.queued

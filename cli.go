@@ -490,7 +490,7 @@ func (a *app) callTool(tool *Item, arguments object) error {
 	caller := Caller{Session: "call", Affinity: "call", Notify: func(_ string, params json.RawMessage) {
 		a.warnf("%s", plain(cmp.Or(stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))))
 	}}
-	result, err := tool.Call(a.ctx, caller, "tools/call", object{{"name", quote(tool.Name)}, {"arguments", arguments.json()}, {"_meta", json.RawMessage(`{"progressToken":0}`)}}.json())
+	result, err := tool.Call(a.ctx, caller, "tools/call", object{{"name", quote(tool.Name)}, {"arguments", arguments.json()}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
 	if err != nil {
 		return err
 	}

@@ -348,7 +348,7 @@ type fakeWish struct {
 // request asks the client in a call, nil for none.
 func (f *fakeServer) request(call json.RawMessage, method string, params json.RawMessage) <-chan *Message {
 	if f.has("names") && call != nil {
-		params = withMeta(params, metaCall, call)
+		params = setMeta(params, metaCall, call)
 	}
 	answer := make(chan *Message, 1)
 	f.stopMu.Lock()
@@ -392,7 +392,7 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 		f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}}.json()))
 		log := marshal(map[string]string{"level": "error", "data": a.Mark + when})
 		if f.has("names") {
-			log = withMeta(log, metaCall, msg.ID)
+			log = setMeta(log, metaCall, msg.ID)
 		}
 		f.send(encodeRequest(nil, "notifications/message", log))
 	}

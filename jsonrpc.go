@@ -255,6 +255,12 @@ func (o object) get(key string) json.RawMessage {
 	return nil
 }
 
+// text returns the string under key, or "" if there is no string.
+func (o object) text(key string) string {
+	s, _ := unquote(o.get(key))
+	return s
+}
+
 // set has value under key: in its place where key stands already, else at the
 // end.
 func (o object) set(key string, value json.RawMessage) object {
@@ -363,14 +369,13 @@ func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
 	return raw
 }
 
-// dropLookalikes returns a JSON object without the members that a decoder could take for those of the known
-// keys: repeats, of which the last stays, and keys that differ in case, which encoding/json accepts. It
-// returns an object without lookalikes as it was written.
-func dropLookalikes(raw json.RawMessage, known ...string) json.RawMessage {
-	list, _ := members(raw)
+// withoutLookalikes drops the members that a decoder could take for those of the known
+// keys: repeats, of which the last stays, and keys that differ in case, which
+// encoding/json accepts.
+func (o object) withoutLookalikes(known ...string) object {
 	var kept object
 	seen := make(map[string]bool)
-	for _, f := range slices.Backward(list) {
+	for _, f := range slices.Backward(o) {
 		i := slices.IndexFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })
 		if i >= 0 && (f.key != known[i] || seen[f.key]) {
 			continue
@@ -380,11 +385,8 @@ func dropLookalikes(raw json.RawMessage, known ...string) json.RawMessage {
 		}
 		kept = append(kept, f)
 	}
-	if len(kept) == len(list) {
-		return raw
-	}
 	slices.Reverse(kept)
-	return kept.json()
+	return kept
 }
 
 // stringField is field for a string; "" for any other.

@@ -600,7 +600,7 @@ func TestOldRequestsAreRefused(t *testing.T) {
 		}
 		for age, want := range map[time.Duration]string{2 * time.Second: "", 2 * time.Minute: "too old"} {
 			params := fmt.Sprintf(`{"arguments":{"email":"a","message":"b","_webhook":{"method":"POST","timestamp":%d}}}`, time.Now().Add(-age).UnixMilli())
-			result, err := tool.Call(context.Background(), Caller{Session: "test"}, "tools/call", json.RawMessage(params))
+			result, err := tool.Call(context.Background(), Caller{Session: "test"}, "tools/call", objectOf(params))
 			got := (answer{Events: []json.RawMessage{object{{"result", result}}.json()}}).failure()
 			if err != nil || (got == "") != (want == "") || !strings.Contains(got, want) {
 				t.Errorf("%s: a request %v old: %q %v", name, age, got, err)

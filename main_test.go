@@ -433,3 +433,15 @@ func hear(t *testing.T, messages <-chan json.RawMessage, method string) json.Raw
 		}
 	}
 }
+
+// setMeta returns the params of a message with a key of their _meta set.
+func setMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
+	list, _ := members(params)
+	return withMeta(list, key, value).json()
+}
+
+// objectOf returns the members of a JSON object.
+func objectOf(text string) object {
+	list, _ := members(json.RawMessage(text))
+	return list
+}

@@ -97,7 +97,7 @@ type request struct {
 	caller Caller // zero for a list, which asks nobody
 	id     json.RawMessage
 	method string
-	params json.RawMessage      // an object, or nil
+	params object
 	item   atomic.Pointer[Item] // that it was last about
 
 	ctx    context.Context // ends with the request
@@ -187,7 +187,7 @@ func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
 	case "resources/subscribe":
 		return r.subscribe(ctx)
 	case "resources/unsubscribe":
-		r.session.unsubscribe(stringField(r.params, "uri"))
+		r.session.unsubscribe(r.params.text("uri"))
 		return noResult, nil
 	case listenMethod:
 		return r.listen(ctx)
@@ -199,7 +199,7 @@ func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
 // useOwnProgress has progress come under the token of this request, and only if it
 // has one: the call that it goes on with may have begun under another.
 func (r *request) useOwnProgress() {
-	token, notify := field(field(r.params, "_meta"), "progressToken"), r.caller.Notify
+	token, notify := field(r.params.get("_meta"), "progressToken"), r.caller.Notify
 	r.params = withMeta(r.params, "progressToken", json.RawMessage("0"))
 	r.caller.Notify = func(method string, params json.RawMessage) {
 		if method == "notifications/progress" {
@@ -213,7 +213,7 @@ func (r *request) useOwnProgress() {
 }
 
 func (r *request) setLevel() (json.RawMessage, error) {
-	level := stringField(r.params, "level")
+	level := r.params.text("level")
 	if !slices.Contains(logLevels, level) {
 		return nil, rpcErrorf(codeInvalidParams, "level %q: want one of %s", clipText(level, 50), strings.Join(logLevels, ", "))
 	}
@@ -248,8 +248,8 @@ func (r *request) find() (*Item, error) {
 	list, _, _ := strings.Cut(r.method, "/")
 	about, key := r.params, "name"
 	if list == "completion" {
-		about = field(r.params, "ref")
-		kind := stringField(about, "type")
+		about, _ = members(r.params.get("ref"))
+		kind := about.text("type")
 		list = map[string]string{"ref/prompt": "prompts", "ref/resource": "resources"}[kind]
 		if list == "" {
 			return nil, rpcErrorf(codeInvalidParams, "ref.type %q: want ref/prompt or ref/resource", clipText(kind, 50))
@@ -258,7 +258,7 @@ func (r *request) find() (*Item, error) {
 	if list == "resources" {
 		key = "uri"
 	}
-	name := stringField(about, key)
+	name := about.text(key)
 	item := view.Lookup(list, name)
 	if item != nil {
 		return item, nil
@@ -307,13 +307,13 @@ func (r *request) attempt(ctx context.Context, caller Caller) (result json.RawMe
 }
 
 func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
-	if arguments := field(r.params, "arguments"); arguments != nil {
+	if arguments := r.params.get("arguments"); arguments != nil {
 		list, ok := members(arguments)
 		if !ok {
 			return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
 		}
 		if kept := withoutWebhook(list); len(kept) < len(list) {
-			r.params = withMember(r.params, "arguments", kept.json())
+			r.params = r.params.set("arguments", kept.json())
 		}
 	}
 	start := time.Now()
@@ -331,7 +331,7 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 	if item := r.item.Load(); item != nil {
 		args = append(args, "module", item.Label, "method", item.ownName)
 	} else {
-		args = append(args, "tool", clipText(stringField(r.params, "name"), 100))
+		args = append(args, "tool", clipText(r.params.text("name"), 100))
 	}
 	gate := r.server.gate
 	r.server.log.Info("call", append(args, gate.Name(gate.Current(r.session.sessionToken))...)...)
@@ -342,7 +342,7 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 // module's, if it has no such thing. Without a stream, the module is asked once
 // there is one.
 func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
-	uri, session := stringField(r.params, "uri"), r.session
+	uri, session := r.params.text("uri"), r.session
 	return r.server.modules.Call(ctx, func() (json.RawMessage, error) {
 		session.subscribing.Lock()
 		defer session.subscribing.Unlock()
@@ -367,18 +367,18 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 // listen tells the client what changes, before the answer, until its streams have
 // to end, or its claim does.
 func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
-	if !isObject(field(r.params, "notifications")) {
+	if !isObject(r.params.get("notifications")) {
 		return nil, rpcErrorf(codeInvalidParams, `subscriptions/listen needs an object "notifications"`)
 	}
 	view := r.listView(ctx) // a resource that is not there yet would be left out for good
-	honoured, err := r.session.readFilter(view, field(r.params, "notifications"))
+	honoured, err := r.session.readFilter(view, r.params.get("notifications"))
 	if err != nil {
 		return nil, err
 	}
 	r.session.subscription = r.id
 	r.session.join(r.out)
 	defer r.session.leave(r.out)
-	r.session.tell("notifications/subscriptions/acknowledged", object{{"notifications", honoured.json()}}.json())
+	r.session.tell("notifications/subscriptions/acknowledged", object{{"notifications", honoured.json()}})
 	var subscribing sync.WaitGroup
 	defer subscribing.Wait()
 	ctx, cancel := context.WithCancel(ctx)

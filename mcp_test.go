@@ -251,10 +251,10 @@ func TestLookalikes(t *testing.T) {
 	}
 }
 
-func TestCleanParams(t *testing.T) {
+func TestParseParams(t *testing.T) {
 	for params, want := range map[string]string{
-		``:                                      ``,
-		`{"name": "x", "X":1, "x":2, "x":3}`:    `{"name": "x", "X":1, "x":2, "x":3}`, // nobody's business
+		``:                                      `{}`,
+		`{"name": "x", "X":1, "x":2, "x":3}`:    `{"name":"x","X":1,"x":2,"x":3}`,
 		`{"n":12345678901234567890,"URI":"b"}`:  `{"n":12345678901234567890}`,
 		`{"uri":"a","x":1,"uri":"b","Uri":"c"}`: `{"x":1,"uri":"b"}`,
 		`{"ref":{"type":"ref/prompt","name":"a","Name":"b"},"Ref":{}}`:           `{"ref":{"type":"ref/prompt","name":"a"}}`,
@@ -262,7 +262,7 @@ func TestCleanParams(t *testing.T) {
 		`{"_meta":{"IO.modelcontextprotocol/clientCapabilities":{},"y":[]}}`:     `{"_meta":{"y":[]}}`,
 		`{"RequestState":"s","inputresponses":{},"inputResponses":{"a":"Name"}}`: `{"inputResponses":{"a":"Name"}}`,
 	} {
-		if got := string(cleanParams(rawOrNil(params))); got != want {
+		if got := string(parseParams(rawOrNil(params)).json()); got != want {
 			t.Errorf("%s: %s, want %s", params, got, want)
 		}
 	}

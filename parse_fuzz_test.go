@@ -416,7 +416,7 @@ func FuzzParseInitialize(f *testing.F) {
 		if checkJSON([]byte(params), "it") != nil {
 			return
 		}
-		protocol, caps, err := parseInitialize(json.RawMessage(params))
+		protocol, caps, err := parseInitialize(objectOf(params))
 		if err != nil {
 			if asRPCError(err).Code != codeInvalidParams {
 				t.Fatal(err)

@@ -93,7 +93,7 @@ func newPool(ctx context.Context, name string, perSession bool, start startFunc)
 // call makes one request of the module; see Worker.request. A caller with a
 // session gets the input that a module without asks for as requests. The error is
 // errRetired, and nothing was done, when the pool has been retired.
-func (p *pool) call(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
+func (p *pool) call(ctx context.Context, caller Caller, method string, params object, timeout time.Duration) (json.RawMessage, error) {
 	for range maxRounds {
 		if err := p.begin(ctx, caller.Principal, timeout); err != nil {
 			return nil, err
@@ -368,7 +368,7 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify 
 // answerInput gets from the caller what a result asks for, and returns params
 // with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error is for the
 // caller: what it can't be asked for, or did not answer.
-func answerInput(ctx context.Context, caller Caller, params, result json.RawMessage) (json.RawMessage, error) {
+func answerInput(ctx context.Context, caller Caller, params object, result json.RawMessage) (object, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errNoAnswer)
 	defer cancel()
 	var answers object
@@ -383,9 +383,9 @@ func answerInput(ctx context.Context, caller Caller, params, result json.RawMess
 		}
 		answers = append(answers, member{key, answer})
 	}
-	params = withMember(dropMembers(params, "requestState"), "inputResponses", answers.json())
+	params = params.without("requestState").set("inputResponses", answers.json())
 	if state := field(result, "requestState"); state != nil {
-		params = withMember(params, "requestState", state)
+		params = params.set("requestState", state)
 	}
 	return params, nil
 }

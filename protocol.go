@@ -180,11 +180,13 @@ func noClient(needs clientCaps) *rpcError {
 	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.names(), ", "))
 }
 
-// cleanParams returns the params of a client's request without members that a module could take for those
-// that usher reads or sets, such as a second "arguments" or a "Name". With them a client could set
-// webhookParam, call another tool than usher logs, or use the progress token of another call.
-func cleanParams(params json.RawMessage) json.RawMessage {
-	params = dropLookalikes(params, "name", "arguments", "uri", "ref", "_meta", "inputResponses", "requestState")
+// parseParams returns the params of a client's request, without members that a module
+// could take for those that usher reads or sets, such as a second "arguments" or a
+// "Name". With them, a client could set webhookParam, call another tool than the log
+// says, or use the progress token of another call.
+func parseParams(raw json.RawMessage) object {
+	params, _ := members(raw)
+	params = params.withoutLookalikes("name", "arguments", "uri", "ref", "_meta", "inputResponses", "requestState")
 	for _, within := range []struct {
 		key   string
 		known []string
@@ -192,9 +194,9 @@ func cleanParams(params json.RawMessage) json.RawMessage {
 		{"ref", []string{"type", "name", "uri"}},
 		{"_meta", []string{"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel}},
 	} {
-		value := field(params, within.key)
-		if clean := dropLookalikes(value, within.known...); string(clean) != string(value) {
-			params = withMember(params, within.key, clean)
+		value, _ := members(params.get(within.key))
+		if clean := value.withoutLookalikes(within.known...); len(clean) < len(value) {
+			params = params.set(within.key, clean.json())
 		}
 	}
 	return params
@@ -207,27 +209,31 @@ func isStateless(params json.RawMessage) bool {
 }
 
 // withMeta returns params with a key of their _meta set.
-func withMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	return withMember(params, "_meta", withMember(field(params, "_meta"), key, value))
+func withMeta(params object, key string, value json.RawMessage) object {
+	meta, _ := members(params.get("_meta"))
+	return params.set("_meta", meta.set(key, value).json())
 }
 
-// statefulParams is the params of a request without a session, whose _meta says who
-// asks, for a peer that has sessions.
-func statefulParams(params json.RawMessage) json.RawMessage {
-	meta := dropMembers(field(params, "_meta"), metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel)
-	return withMember(dropMembers(params, "inputResponses", "requestState"), "_meta", meta)
+// statefulParams converts the params of a sessionless request, whose _meta identifies
+// the client, for a peer that has sessions.
+func statefulParams(params object) object {
+	meta, _ := members(params.get("_meta"))
+	meta = meta.without(metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel)
+	return params.without("inputResponses", "requestState").set("_meta", meta.json())
 }
 
-// statelessParams is a request's params for a peer that has no sessions, from a
-// client that has declared caps, and wants log messages from level on; "" for
-// none.
-func statelessParams(params json.RawMessage, caps clientCaps, level string) json.RawMessage {
-	meta, _ := members(field(params, "_meta"))
-	meta = meta.set(metaProtocol, quote(statelessProtocol)).set(metaClientInfo, usherInfo()).set(metaClientCaps, caps.json())
+// statelessParams converts a request's params for a peer without sessions. caps are the
+// capabilities that the client declared, level is the lowest severity of log messages
+// that it wants, or "" for none.
+func statelessParams(params object, caps clientCaps, level string) object {
+	meta, _ := members(params.get("_meta"))
+	meta = meta.set(metaProtocol, quote(statelessProtocol))
+	meta = meta.set(metaClientInfo, usherInfo())
+	meta = meta.set(metaClientCaps, caps.json())
 	if level != "" {
 		meta = meta.set(metaLogLevel, quote(level))
 	}
-	return withMember(params, "_meta", meta.json())
+	return params.set("_meta", meta.json())
 }
 
 // usherInfo is what usher says of itself, to its clients and to modules alike.
@@ -289,15 +295,15 @@ func rpcStatus(code int) int {
 // parseInitialize reads what a client says of itself in its first request. A
 // version that usher does not speak is answered with the newest that it does
 // (MCP, basic/lifecycle, "Version Negotiation").
-func parseInitialize(params json.RawMessage) (protocol string, caps clientCaps, err error) {
-	protocol, ok := unquote(field(params, "protocolVersion"))
+func parseInitialize(params object) (protocol string, caps clientCaps, err error) {
+	protocol, ok := unquote(params.get("protocolVersion"))
 	if !ok {
 		return "", 0, rpcErrorf(codeInvalidParams, "initialize needs a string \"protocolVersion\"")
 	}
 	if !hasSessions(protocol) {
 		protocol = protocols[0]
 	}
-	return protocol, parseClientCaps(field(params, "capabilities")), nil
+	return protocol, parseClientCaps(params.get("capabilities")), nil
 }
 
 // isStatelessPOST reports whether a POST is of the revision without sessions: it

@@ -117,11 +117,15 @@ func (s *Session) notify(msg []byte) bool {
 }
 
 // tell is notify for a notification that the client listens for.
-func (s *Session) tell(method string, params json.RawMessage) {
+func (s *Session) tell(method string, params object) {
 	if s.subscription != nil {
 		params = withMeta(params, metaSubscription, s.subscription)
 	}
-	s.notify(encodeRequest(nil, method, params))
+	if params == nil {
+		s.notify(encodeRequest(nil, method, nil))
+		return
+	}
+	s.notify(encodeRequest(nil, method, params.json()))
 }
 
 // connected reports whether the session has a notification stream open.
@@ -292,7 +296,8 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, now *It
 	at, err := now.Subscribe(ctx, s.callerOf(session, s.gate.Current(session.sessionToken), session.notify), uri, func(params json.RawMessage) {
 		scope, err := s.scope(session, time.Time{})
 		if err == nil && s.modules.View(scope).Lookup("resources", uri).Same(now) {
-			session.tell("notifications/resources/updated", stripCallID(params))
+			update, _ := members(stripCallID(params))
+			session.tell("notifications/resources/updated", update)
 		}
 	})
 	if err == nil {

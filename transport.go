@@ -148,7 +148,7 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 		}
 		return statelessSession(msg.Params, from.Principal)
 	case !batch && msg.Method == "initialize" && msg.isRequest():
-		protocol, caps, err := parseInitialize(msg.Params)
+		protocol, caps, err := parseInitialize(parseParams(msg.Params))
 		if err != nil {
 			return nil, err
 		}
@@ -300,7 +300,7 @@ func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
 		return nil, msg.fault
 	}
 	r = &request{client: c, server: s, calls: &c.session.calls, id: msg.ID, method: msg.Method}
-	r.params = cleanParams(msg.Params)
+	r.params = parseParams(msg.Params)
 	if !c.session.stateless && isStateless(msg.Params) { // on a connection that may have a session too
 		if r.session, err = statelessSession(msg.Params, s.gate.Current(c.session.sessionToken)); err != nil {
 			return nil, err
@@ -563,7 +563,7 @@ func checkNames(h http.Header, r *request) error {
 	if key == "" {
 		return nil
 	}
-	if err := checkHeader(h, nameHeader, key, field(r.params, key)); err != nil {
+	if err := checkHeader(h, nameHeader, key, r.params.get(key)); err != nil {
 		return err
 	}
 	tool, err := r.find()
@@ -571,7 +571,7 @@ func checkNames(h http.Header, r *request) error {
 		return nil // the call is refused
 	}
 	for name, header := range tool.Method.headerParams {
-		if err := checkHeader(h, paramHeader+header, name, field(field(r.params, "arguments"), name)); err != nil {
+		if err := checkHeader(h, paramHeader+header, name, field(r.params.get("arguments"), name)); err != nil {
 			return err
 		}
 	}

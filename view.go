@@ -294,24 +294,23 @@ func (v *View) Hook(path string) (*Item, []string) {
 // the place of that in the view. The error is an *argumentError where arguments do
 // not fit, and errRetired, and nothing was done, when the module was replaced after
 // the view was made.
-func (i *Item) Call(ctx context.Context, caller Caller, method string, params json.RawMessage) (json.RawMessage, error) {
-	list, _ := members(params)
+func (i *Item) Call(ctx context.Context, caller Caller, method string, params object) (json.RawMessage, error) {
 	switch {
 	case i.ownName == "": // a URI is the module's own
 	case method == "completion/complete":
-		list = list.set("ref", withMember(list.get("ref"), "name", quote(i.ownName)))
+		params = params.set("ref", withMember(params.get("ref"), "name", quote(i.ownName)))
 	default:
-		list = list.set("name", quote(i.ownName))
+		params = params.set("name", quote(i.ownName))
 	}
 	checked := i.ChecksArguments()
 	if checked {
-		arguments, err := i.Method.checkArguments(list.get("arguments"))
+		arguments, err := i.Method.checkArguments(params.get("arguments"))
 		if err != nil {
 			return nil, err
 		}
-		list = list.set("arguments", arguments)
+		params = params.set("arguments", arguments)
 	}
-	result, err := i.module.pool.call(ctx, caller, method, list.json(), i.module.callTimeout)
+	result, err := i.module.pool.call(ctx, caller, method, params, i.module.callTimeout)
 	if err == nil && checked {
 		result = methodResult(result)
 	}

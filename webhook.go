@@ -206,7 +206,7 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 		if err != nil {
 			return nil, err
 		}
-		return d.tool.Call(ctx, caller, "tools/call", object{{"arguments", arguments}}.json())
+		return d.tool.Call(ctx, caller, "tools/call", object{{"arguments", arguments}})
 	})
 	if err != nil {
 		return webhookAnswer{}, callError(ctx, err)

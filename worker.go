@@ -452,20 +452,19 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 // longer matters; the error is ctx's cause. When the module makes no progress
 // for timeout (0: ever) and waits for no answer of a client's, the error is
 // errTimeout. Errors that the module answered with are *rpcError.
-func (w *Worker) request(ctx context.Context, caller Caller, method string, params json.RawMessage, timeout time.Duration) (json.RawMessage, error) {
+func (w *Worker) request(ctx context.Context, caller Caller, method string, params object, timeout time.Duration) (json.RawMessage, error) {
 	id := string(w.nextID())
 	c := &call{caller: caller, answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
 	params = w.adapt(caller, params)
 	if caller.Session != "" {
 		// Every call has a progress token of usher's own, so that progress counts against
 		// the time-out whether or not the caller wants to hear of it.
-		list, _ := members(params)
-		meta, _ := members(list.get("_meta"))
+		meta, _ := members(params.get("_meta"))
 		if own := meta.get("progressToken"); string(own) != "null" {
 			c.token = own
 		}
 		meta = meta.without(metaCall).set("progressToken", json.RawMessage(id)) // no client has to name a call
-		params = list.set("_meta", meta.json()).json()
+		params = params.set("_meta", meta.json())
 		w.followLevel(caller)
 	}
 	if err := w.begin(id, c, method, params); err != nil {
@@ -496,8 +495,8 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 
 // begin enters a call among those in flight, and sends its request. It asks last whether the caller is still
 // authorized, as the call may have waited. The error is errNotMade if not.
-func (w *Worker) begin(id string, c *call, method string, params json.RawMessage) error {
-	msg := encodeRequest(json.RawMessage(id), method, params)
+func (w *Worker) begin(id string, c *call, method string, params object) error {
+	msg := encodeRequest(json.RawMessage(id), method, params.json())
 	if !c.caller.authorized() {
 		w.end(id, c, nil)
 		return errNotMade
@@ -596,7 +595,7 @@ func (w *Worker) waitsForClient(c *call) bool {
 }
 
 // adapt puts a request's params into the form of the module's era.
-func (w *Worker) adapt(caller Caller, params json.RawMessage) json.RawMessage {
+func (w *Worker) adapt(caller Caller, params object) object {
 	switch {
 	case w.info.Stateless && caller.Session == "":
 		return statelessParams(params, allCaps, "")
@@ -861,7 +860,7 @@ func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 // declared: servers hide tools from clients that lack one.
 func (w *Worker) initialize(ctx context.Context) error {
 	params := object{{"protocolVersion", quote(protocols[0])}, {"clientInfo", usherInfo()}, {"capabilities", clientCaps(allCaps).json()}}
-	result, err := w.request(ctx, Caller{}, "initialize", params.json(), 0)
+	result, err := w.request(ctx, Caller{}, "initialize", params, 0)
 	if err != nil {
 		return err
 	}
@@ -874,7 +873,7 @@ func (w *Worker) initialize(ctx context.Context) error {
 func (w *Worker) listen(filter object) (stop func(), err error) {
 	id, c := string(w.nextID()), &call{answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
 	stop = func() { w.end(id, c, errors.New("nobody listens any more")) }
-	params := object{{"notifications", filter.json()}}.json()
+	params := object{{"notifications", filter.json()}}
 	return stop, w.begin(id, c, "subscriptions/listen", statelessParams(params, allCaps, ""))
 }
 
@@ -884,9 +883,9 @@ func (w *Worker) subscribe(ctx context.Context, uri string, notify func(params j
 	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
 		return nil, rpcErrorf(codeNoMethod, "module %q does not say when its resources change", w.module)
 	}
-	params := object{{"uri", quote(uri)}}.json()
+	params := object{{"uri", quote(uri)}}
 	s := &subscription{worker: w, uri: uri, notify: notify, stop: func() {
-		w.tell(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params})
+		w.tell(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params.json()})
 	}}
 	w.mu.Lock()
 	w.subs[s] = true
@@ -936,7 +935,7 @@ func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessag
 		return nil, nil
 	}
 	var all []json.RawMessage
-	params := json.RawMessage(`{}`)
+	params := object{}
 	for range maxPages {
 		result, err := w.request(ctx, Caller{}, method, params, 0)
 		if err != nil {
@@ -951,7 +950,7 @@ func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessag
 		if cursor == nil || string(cursor) == "null" {
 			return all, nil
 		}
-		params = object{{"cursor", cursor}}.json()
+		params = object{{"cursor", cursor}}
 	}
 	return nil, fmt.Errorf("%s: no end after %d pages", method, maxPages)
 }
