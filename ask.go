@@ -44,7 +44,7 @@ func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, metho
 	if err := p.add(string(id), answer); err != nil {
 		return nil, errGone
 	}
-	defer p.take(string(id))
+	defer p.remove(string(id))
 	if !send(encodeRequest(id, method, params)) {
 		return nil, errUnheard
 	}
@@ -55,14 +55,14 @@ func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, metho
 		}
 		return msg.Result, nil
 	case <-ctx.Done():
-		send(encodeRequest(nil, "notifications/cancelled", object{{"requestId", id}}.json()))
+		send(encodeRequest(nil, "notifications/cancelled", object{{"requestId", id}}.encode()))
 		return nil, context.Cause(ctx)
 	}
 }
 
 // answer gives the client's answer to whoever asked.
 func (p *pendingRequests) answer(msg *Message) {
-	if answer, ok := p.take(string(msg.ID)); ok {
+	if answer, ok := p.remove(string(msg.ID)); ok {
 		answer <- msg
 	}
 }
@@ -127,7 +127,7 @@ var (
 // params are what all requests of one call must have in common.
 func (k *suspendedCalls) do(ctx context.Context, caller Caller, method string, params object, call func(context.Context, Caller) (json.RawMessage, error)) (json.RawMessage, error) {
 	var own map[string]any // printed with its keys in order, as a client may write the same thing in two ways
-	_ = json.Unmarshal(params.without("_meta", "inputResponses", "requestState").json(), &own)
+	_ = json.Unmarshal(params.without("_meta", "inputResponses", "requestState").encode(), &own)
 	binding := sha256.Sum256(fmt.Appendf(nil, "%q %q %d %#v", caller.Principal, method, caller.Caps, own))
 	if state := params.get("requestState"); state != nil {
 		c, err := k.resume(state, binding, params.get("inputResponses"), caller.Notify)
@@ -231,12 +231,12 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	}
 	var requests object
 	for _, q := range c.questions {
-		requests = append(requests, member{q.key, object{{"method", quote(q.method)}, {"params", q.params}}.json()})
+		requests = append(requests, member{q.key, object{{"method", quote(q.method)}, {"params", q.params}}.encode()})
 	}
 	state := rand.Text()
 	c.all.calls[state], c.notify = c, nil
 	c.watch(state, time.Now().Add(suspendTimeout))
-	return object{{"resultType", quote(resultInput)}, {"inputRequests", requests.json()}, {"requestState", quote(state)}}.json()
+	return object{{"resultType", quote(resultInput)}, {"inputRequests", requests.encode()}, {"requestState", quote(state)}}.encode()
 }
 
 // watch ends the call if it is still suspended under a state at a time, or as soon

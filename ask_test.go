@@ -178,7 +178,7 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 // that is the answer.
 func (c *askClient) call(tool string, arguments any) json.RawMessage {
 	c.t.Helper()
-	params := object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}.json()
+	params := object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}.encode()
 	if c.meta != "" && c.http != nil {
 		return c.callModern(tool, arguments)
 	}
@@ -231,14 +231,14 @@ func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
 			responses = append(responses, member{r.key, answer})
 		}
 	}
-	params = withMember(params, "inputResponses", responses.json())
+	params = withMember(params, "inputResponses", responses.encode())
 	return withMember(params, "requestState", field(result, "requestState"))
 }
 
 // round makes one request to call a tool, as a client without a session does.
 func (c *askClient) round(tool string, arguments any, more ...member) answer {
 	c.t.Helper()
-	params := append(object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}, more...).json()
+	params := append(object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}, more...).encode()
 	a, err := c.http.try(c.modernRequest(params))
 	if err != nil {
 		c.t.Errorf("POST: %v", err)
@@ -953,7 +953,7 @@ func TestAskAnsweredAfterARestart(t *testing.T) {
 	c.answer = askSilent
 	asks := func(word string) (id json.RawMessage, answer <-chan json.RawMessage) {
 		ask := fakeAsk{Mark: word, Asks: []fakeWish{askFor("form", word)}}
-		answer = c.send(t.Context(), c.nextID(), "tools/call", string(object{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}.json()))
+		answer = c.send(t.Context(), c.nextID(), "tools/call", string(object{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}.encode()))
 		return field(<-c.asked, "id"), answer
 	}
 	says := func(id json.RawMessage, word string) {
@@ -1069,8 +1069,8 @@ func TestAskClientGone(t *testing.T) {
 		if _, err := s.ask(context.Background(), send, "roots/list", nil); err != errGone {
 			t.Errorf("hung up: %v", err)
 		}
-		if _, err := s.ask(context.Background(), send, "roots/list", nil); err != errGone || s.len() != 0 {
-			t.Errorf("after that: %v, %d waiting", err, s.len())
+		if _, err := s.ask(context.Background(), send, "roots/list", nil); err != errGone || s.size() != 0 {
+			t.Errorf("after that: %v, %d waiting", err, s.size())
 		}
 	})
 }
@@ -1212,7 +1212,7 @@ func TestAskEndsCleanly(t *testing.T) {
 		}
 		id = c.nextID()
 		answer = c.send(t.Context(), id, "tools/call", string(object{{"name", quote("a_ask")},
-			{"arguments", marshal(fakeAsk{Mark: mark, Late: late, Asks: []fakeWish{askFor("form", mark)}})}}.json()))
+			{"arguments", marshal(fakeAsk{Mark: mark, Late: late, Asks: []fakeWish{askFor("form", mark)}})}}.encode()))
 		<-c.asked
 		pids = append(pids, askPID(t, d, mark))
 		return id, answer
@@ -1303,7 +1303,7 @@ func TestAskOfOneOfSeveral(t *testing.T) {
 			for _, word := range words {
 				ask.Asks = append(ask.Asks, askFor("form", word))
 			}
-			return c.send(t.Context(), c.nextID(), "tools/call", string(object{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}.json()))
+			return c.send(t.Context(), c.nextID(), "tools/call", string(object{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}.encode()))
 		}
 		asks := func(word string) json.RawMessage {
 			t.Helper()
@@ -1354,7 +1354,7 @@ func TestAskResumed(t *testing.T) {
 	c.answer = askAnswer("resumed")
 	ctx, hangUp := context.WithCancel(t.Context())
 	req := c.http.request(http.MethodPost, string(encodeRequest(json.RawMessage("7"), "tools/call", object{{"name", quote("a_ask")},
-		{"arguments", marshal(fakeAsk{Mark: "resumed", Asks: []fakeWish{askFor("form", "x")}})}}.json()))).WithContext(ctx)
+		{"arguments", marshal(fakeAsk{Mark: "resumed", Asks: []fakeWish{askFor("form", "x")}})}}.encode()))).WithContext(ctx)
 	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
 	res, err := c.http.http.Do(req)
 	if err != nil {
@@ -1449,7 +1449,7 @@ func TestAskTellsItsCallerAlone(t *testing.T) {
 			}
 			all.Go(func() {
 				params := object{{"name", quote(module + "_ask")},
-					{"arguments", marshal(fakeAsk{Mark: "of " + way, Tells: true, Asks: []fakeWish{askFor("form", way)}})}}.json()
+					{"arguments", marshal(fakeAsk{Mark: "of " + way, Tells: true, Asks: []fakeWish{askFor("form", way)}})}}.encode()
 				for round := 0; round < 9; round++ {
 					token := fmt.Sprintf("%s round %d", way, round)
 					own := setMeta(params, "progressToken", quote(token))
@@ -1564,7 +1564,7 @@ func TestAskLate(t *testing.T) {
 				}
 				id := c.nextID()
 				c.send(t.Context(), id, "tools/call", string(object{{"name", quote("a_ask")},
-					{"arguments", marshal(fakeAsk{Mark: "m", Late: true, Stays: true, Asks: []fakeWish{askFor("url", "x")}})}}.json()))
+					{"arguments", marshal(fakeAsk{Mark: "m", Late: true, Stays: true, Asks: []fakeWish{askFor("url", "x")}})}}.encode()))
 				askStep(t, d, "answered", "m")
 				<-c.asked
 				tt.end(t, c, store, claim.Code)
@@ -1625,7 +1625,7 @@ func TestAskProgressOfARound(t *testing.T) {
 	connect(t, d.URL).awaitTools("a_ask")
 	c := askModern(t, d.URL, askAllCaps, "")
 	for _, row := range []struct{ first, then string }{{``, `"b"`}, {`"a"`, ``}, {`7`, `"7"`}, {``, ``}} {
-		params := object{{"name", quote("a_ask")}, {"arguments", marshal(fakeAsk{Mark: "progress", Tells: true, Asks: []fakeWish{askFor("form", "x")}})}}.json()
+		params := object{{"name", quote("a_ask")}, {"arguments", marshal(fakeAsk{Mark: "progress", Tells: true, Asks: []fakeWish{askFor("form", "x")}})}}.encode()
 		for _, token := range []string{row.first, row.then} {
 			own := params
 			if token != "" {

@@ -70,10 +70,10 @@ func benchSession(b *testing.B, gate *Gate, code string) http.Header {
 	r := httptest.NewRequest("POST", "/", nil)
 	r.Header = header
 	from, err := gate.Admit(r)
-	if err != nil || !from.Principal.hasClaim() {
+	if err != nil || !from.principal.hasClaim() {
 		b.Fatalf("admitted with no claim: %v", err)
 	}
-	_, id := gate.Create("2025-11-25", 0, from.Principal)
+	_, id := gate.Create("2025-11-25", 0, from.principal)
 	header.Set(sessionHeader, id)
 	return header
 }

@@ -351,7 +351,7 @@ func TestAttribution(t *testing.T) {
 		for i, caller := range tt.calls {
 			w.begin(fmt.Sprint(i), &call{caller: caller}, "ping", nil)
 		}
-		w.unanswered["9"] = ""
+		w.maybeRunning["9"] = ""
 		if !tt.cancelled {
 			w.answer(&Message{ID: json.RawMessage("9")})
 		}
@@ -759,7 +759,7 @@ func TestRequestsInBytes(t *testing.T) {
 			t.Errorf("after that: %s", text)
 		}
 		var q quota
-		if _, ok := q.take("a", 100, 10); !ok {
+		if _, ok := q.reserve("a", 100, 10); !ok {
 			t.Error("one alone, however large, may not be")
 		}
 	})
@@ -1007,7 +1007,7 @@ func useUpAll(t *testing.T, d *testDaemon, code string) (fillBodies, stop func()
 	for range maxRunningOf {
 		asker := askModern(t, d.URL, askAllCaps, code)
 		asker.http.http = client
-		asked := asker.http.do(asker.modernRequest(object{{"name", quote("asks_ask")}, {"arguments", marshal(fakeAsk{Asks: []fakeWish{askFor("form", "x")}})}}.json()))
+		asked := asker.http.do(asker.modernRequest(object{{"name", quote("asks_ask")}, {"arguments", marshal(fakeAsk{Asks: []fakeWish{askFor("form", "x")}})}}.encode()))
 		if got := stringField(asked.result(), "resultType"); got != resultInput {
 			t.Fatalf("a call that asks was answered with %d %s", asked.Status, asked.Body)
 		}

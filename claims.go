@@ -218,7 +218,7 @@ func statClaims(path string) (fs.FileInfo, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case err != nil:
-		return nil, errUnreadable(path, reason(err))
+		return nil, errUnreadable(path, errText(err))
 	case !info.Mode().IsRegular():
 		return nil, errUnreadable(path, "it is not a regular file")
 	}
@@ -235,7 +235,7 @@ func readClaims(path string) (*claimsFile, error) {
 		return &claimsFile{}, nil // deleted since the stat
 	}
 	if err != nil {
-		return nil, errUnreadable(path, reason(err))
+		return nil, errUnreadable(path, errText(err))
 	}
 	// The stat comes before the bytes: if the file is changed in between, the next
 	// stat differs from this one, and the file is read again.
@@ -247,7 +247,7 @@ func readClaims(path string) (*claimsFile, error) {
 		file.Close()
 	}
 	if err != nil {
-		return nil, errUnreadable(path, reason(err))
+		return nil, errUnreadable(path, errText(err))
 	}
 	read.file, read.info = file, info
 	return read, nil
@@ -323,7 +323,7 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 		if label != "" {
 			record = append(record, member{"label", quote(label)})
 		}
-		made, err = parseClaim(record.json())
+		made, err = parseClaim(record.encode())
 		return append(old.active(now), made), err
 	})
 	return made, err

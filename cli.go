@@ -95,7 +95,7 @@ func didYouMean(typed string, words []string) (meant string) {
 	for _, word := range words {
 		word, say, _ := strings.Cut(word, "=")
 		if n := distance(typed, word); n < fewest {
-			fewest, meant = n, ": did you mean "+plain(cmp.Or(say, word))+"?"
+			fewest, meant = n, ": did you mean "+sanitize(cmp.Or(say, word))+"?"
 		}
 	}
 	return meant
@@ -137,7 +137,7 @@ func (a *app) runCommand(c command, args []string) int {
 	if a.ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
-	a.warnf("%s: %s", c.name, plain(strings.ReplaceAll(err.Error(), "\n", "; ")))
+	a.warnf("%s: %s", c.name, sanitize(strings.ReplaceAll(err.Error(), "\n", "; ")))
 	if !errors.As(err, new(usageError)) {
 		return 1
 	}
@@ -330,7 +330,7 @@ func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(str
 			for i, t := range view.ToolsOf(s.Module) {
 				line.Label = t.Label
 				tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
-				tool.Webhook, tool.curl = hookLines(whole, hooks[i], url, secret)
+				tool.Webhook, tool.curl = webhookExample(whole, hooks[i], url, secret)
 				if daemon.WebhooksOff {
 					tool.curl = tool.Webhook + ", off: usher serve needs " + webhookSecretVar + " or -open-webhooks"
 				}
@@ -375,15 +375,15 @@ func (a *app) printModules(list []moduleLine) {
 }
 
 func (a *app) printModule(m moduleLine) {
-	title := plain(m.Path)
+	title := sanitize(m.Path)
 	if name := cmp.Or(m.Label, m.Name); name != "" {
-		title = fmt.Sprintf("%s (%s)  %s", a.paint(bold, plain(name)), m.Kind, title)
+		title = fmt.Sprintf("%s (%s)  %s", a.paint(bold, sanitize(name)), m.Kind, title)
 	}
 	a.printf("%s\n", title)
 	a.printNote("", m.About)
 	t := newTable(a.stdout)
 	for _, tool := range m.Tools {
-		fmt.Fprintln(t, strings.TrimSuffix("    "+tool.Name+"\t"+plain(tool.About), "\t"))
+		fmt.Fprintln(t, strings.TrimSuffix("    "+tool.Name+"\t"+sanitize(tool.About), "\t"))
 	}
 	t.Flush()
 	for _, tool := range m.Tools {
@@ -406,7 +406,7 @@ func (a *app) printModule(m moduleLine) {
 func (a *app) printNote(what, text string) {
 	before := "  " + what
 	for line := range strings.Lines(text) {
-		a.printf("%s%s\n", before, plain(strings.TrimSuffix(line, "\n")))
+		a.printf("%s%s\n", before, sanitize(strings.TrimSuffix(line, "\n")))
 		before = "      "
 	}
 }
@@ -488,9 +488,9 @@ func (a *app) callTool(tool *Item, arguments object) error {
 		}
 	}
 	caller := Caller{Session: "call", Affinity: "call", Notify: func(_ string, params json.RawMessage) {
-		a.warnf("%s", plain(cmp.Or(stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))))
+		a.warnf("%s", sanitize(cmp.Or(stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))))
 	}}
-	result, err := tool.Call(a.ctx, caller, "tools/call", object{{"name", quote(tool.Name)}, {"arguments", arguments.json()}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
+	result, err := tool.Call(a.ctx, caller, "tools/call", object{{"name", quote(tool.Name)}, {"arguments", arguments.encode()}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
 	if err != nil {
 		return err
 	}
@@ -552,14 +552,14 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 			a.warnf("claim: the usher that runs has no -require-claim: a client with a mistyped code, or none, gets everything")
 		}
 		if daemon.Roots != nil && !slices.ContainsFunc(daemon.Roots, func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }) {
-			a.warnf("claim: the usher that runs serves %s: the code shows nothing there", plain(strings.Join(daemon.Roots, ", ")))
+			a.warnf("claim: the usher that runs serves %s: the code shows nothing there", sanitize(strings.Join(daemon.Roots, ", ")))
 		}
 		found := make(chan bool, 1)
 		go func() { found <- len(scanFolders([]string{dir}, 0).modules) > 0 }()
 		select {
 		case some := <-found:
 			if !some {
-				a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", plain(dir))
+				a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", sanitize(dir))
 			}
 		case <-time.After(2 * time.Second): // it may be a whole disk
 		}
@@ -570,9 +570,9 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 // printClaim prints a new claim and how to use it. daemon is the URL of the one that
 // runs; "" for none.
 func (a *app) printClaim(c Claim, daemon string) {
-	a.printf("Claim code: %s\nScope:      %s\nExpires in: %s\n", a.paint(bold, c.Code.Dashed()), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)))
+	a.printf("Claim code: %s\nScope:      %s\nExpires in: %s\n", a.paint(bold, c.Code.Dashed()), sanitize(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)))
 	if c.Label != "" {
-		a.printf("Label:      %s\n", plain(c.Label))
+		a.printf("Label:      %s\n", sanitize(c.Label))
 	}
 	url := cmp.Or(daemon, defaultURL)
 	a.printf("\nSet this header on the MCP client's connection:\n  %s: %s\n", claimHeader, c.Code.Reveal())
@@ -603,7 +603,7 @@ func (a *app) printClaims(list []Claim) {
 	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
 	for _, c := range list {
 		created := c.CreatedAt.Local().Format("2006-01-02 15:04")
-		cells := []string{c.Code.Dashed(), plain(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)), created, plain(c.Label)}
+		cells := []string{c.Code.Dashed(), sanitize(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)), created, sanitize(c.Label)}
 		fmt.Fprintln(t, strings.TrimSuffix(strings.Join(cells, "\t"), "\t"))
 	}
 	t.Flush()
@@ -623,7 +623,7 @@ func (a *app) revokeClaims(args []string) error {
 				failed = fmt.Errorf("code %d of %d: %w", i+1, len(args), err)
 				continue
 			}
-			a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), plain(c.ScopeDir))
+			a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), sanitize(c.ScopeDir))
 		}
 		return failed
 	})

@@ -122,7 +122,7 @@ func (f *fakeServer) take(msg *Message) {
 		return
 	case f.has("modern") && msg.Method == "server/discover":
 		f.send(encodeResult(msg.ID, object{{"resultType", quote(resultComplete)}, {"supportedVersions", json.RawMessage(`["` + statelessProtocol + `"]`)},
-			{"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote("A fake module. It is for tests.")}}.json()))
+			{"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote("A fake module. It is for tests.")}}.encode()))
 		return
 	}
 	switch msg.Method {
@@ -265,7 +265,7 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 		os.Exit(7)
 	case "progress":
 		for i := range number("n") {
-			f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}}.json()))
+			f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}}.encode()))
 			if i+1 == number("hold") {
 				<-f.held
 			}
@@ -322,7 +322,7 @@ func (f *fakeServer) touch(uri string) json.RawMessage {
 	if !wanted {
 		return textResult("nobody wants to know")
 	}
-	f.send(encodeRequest(nil, "notifications/resources/updated", object{{"uri", quote(uri)}}.json()))
+	f.send(encodeRequest(nil, "notifications/resources/updated", object{{"uri", quote(uri)}}.encode()))
 	return textResult("told")
 }
 
@@ -389,7 +389,7 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 			return
 		}
 		token := field(field(msg.Params, "_meta"), "progressToken")
-		f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}}.json()))
+		f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}}.encode()))
 		log := marshal(map[string]string{"level": "error", "data": a.Mark + when})
 		if f.has("names") {
 			log = setMeta(log, metaCall, msg.ID)
@@ -401,7 +401,7 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 		say("cancelled")
 		if a.Late {
 			if id := field(a.Asks[0].Params, "elicitationId"); id != nil {
-				f.send(encodeRequest(nil, "notifications/elicitation/complete", object{{"elicitationId", id}}.json()))
+				f.send(encodeRequest(nil, "notifications/elicitation/complete", object{{"elicitationId", id}}.encode()))
 			}
 			say("late, got " + fakeAnswer(<-f.request(msg.ID, a.Asks[0].Method, a.Asks[0].Params)))
 		}
@@ -458,10 +458,10 @@ func (f *fakeServer) wish(msg *Message) []byte {
 			if params == nil {
 				params = json.RawMessage(`{}`)
 			}
-			requests = append(requests, member{"wish" + strconv.Itoa(i), object{{"method", quote(wish.Method)}, {"params", params}}.json()})
+			requests = append(requests, member{"wish" + strconv.Itoa(i), object{{"method", quote(wish.Method)}, {"params", params}}.encode()})
 		}
 		fmt.Fprintf(os.Stderr, "fake: asked %s %d\n", a.Mark, os.Getpid())
-		return encodeResult(msg.ID, object{{"resultType", quote(resultInput)}, {"inputRequests", requests.json()}, {"requestState", quote(state)}}.json())
+		return encodeResult(msg.ID, object{{"resultType", quote(resultInput)}, {"inputRequests", requests.encode()}, {"requestState", quote(state)}}.encode())
 	}
 	if stringField(msg.Params, "requestState") != state {
 		return encodeError(msg.ID, rpcErrorf(codeInvalidParams, "the state of another"))

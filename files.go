@@ -117,7 +117,7 @@ type writeToken struct {
 // if need be.
 func (t *writeToken) do(ctx context.Context, write func(held string) error) error {
 	for range tokenTries {
-		held, err := t.take(ctx)
+		held, err := t.acquire(ctx)
 		if err != nil {
 			return fmt.Errorf("waiting to write in %q: %w", t.dataDir, err)
 		}
@@ -144,11 +144,11 @@ func (t *writeToken) use(held string, write func(held string) error) error {
 	return write(held)
 }
 
-// take waits for the token, and gives its held name. A look at the folder may miss
+// acquire waits for the token, and gives its held name. A look at the folder may miss
 // a token in mid-rename, or see it twice; that costs another look, as it does when
 // another was faster. The wait times out when one and the same writer has held the
 // token for too long, or when there are two.
-func (t *writeToken) take(ctx context.Context) (held string, err error) {
+func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 	seen, since := "", time.Now()
 	for delay := time.Millisecond; ; delay = min(2*delay, 16*time.Millisecond) {
 		names, err := t.tokens()

@@ -971,7 +971,7 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 		token, id := g.Create(protocols[0], 0, Principal{tt.born})
 		now = start
 		if tt.later != none {
-			if _, err := g.present(admission{Session: token, Principal: g.Current(token)}, Principal{tt.later}); err != nil {
+			if _, err := g.present(admission{session: token, principal: g.Current(token)}, Principal{tt.later}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -998,7 +998,7 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	for n := range 1500 {
 		token := mustOpen(t, g, id)
 		p := Principal{claimRef{"ABCDEF", "2026-01-01T00:00:00Z", fmt.Sprint("/w/", n)}}
-		if _, err := g.present(admission{Session: token, Principal: g.Current(token)}, p); err != nil {
+		if _, err := g.present(admission{session: token, principal: g.Current(token)}, p); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -1007,7 +1007,7 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	}
 	ended, endedID := g.Create(protocols[0], 0, Principal{})
 	p := Principal{claimRef{"ABCDEF", "2026-01-01T00:00:00Z", "/w/proj"}}
-	if _, err := g.present(admission{Session: ended}, p); err != nil {
+	if _, err := g.present(admission{session: ended}, p); err != nil {
 		t.Fatal(err)
 	}
 	if err := g.End(ended); err != nil {

@@ -95,7 +95,7 @@ func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 		if stringField(tool, "description") == "" {
 			ordered = ordered.without("description")
 		}
-		o.Tools[i] = ordered.json()
+		o.Tools[i] = ordered.encode()
 	}
 	return o
 }

@@ -320,8 +320,8 @@ func hashOf(parts ...string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// reason is an error without the path that the caller names anyway.
-func reason(err error) string {
+// errText is an error without the path that the caller names anyway.
+func errText(err error) string {
 	if p := (*fs.PathError)(nil); errors.As(err, &p) {
 		return p.Err.Error()
 	}
@@ -368,8 +368,8 @@ type bodyReader struct {
 	of      map[string]int // of these, by sender
 }
 
-// stranger is the sender of whoever has shown nothing.
-const stranger = "?"
+// unauthenticated is the sender of whoever has shown nothing.
+const unauthenticated = "?"
 
 func newBodyReader(limit int64) *bodyReader {
 	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool), of: make(map[string]int)}
@@ -382,7 +382,7 @@ func newBodyReader(limit int64) *bodyReader {
 // client went away.
 func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool, sender string) (body []byte, err error) {
 	if !known {
-		sender = stranger
+		sender = unauthenticated
 	}
 	err = new(http.MaxBytesError)
 	if r.ContentLength <= b.limit {
@@ -486,7 +486,7 @@ func (b *bodyReader) remove(p *pendingBody) {
 // is over bodyChunk makes room for others, the slowest first; for any other sender
 // there is no rate, so that one who asks for room that is not there is refused.
 func (p *pendingBody) rate() float64 {
-	if p.sender != stranger || p.size <= bodyChunk {
+	if p.sender != unauthenticated || p.size <= bodyChunk {
 		return math.Inf(1)
 	}
 	return float64(p.size) / float64(time.Since(p.since))
@@ -519,9 +519,9 @@ func formatSize(n int64) string {
 // concurrent use.
 type quota struct{ used sync.Map } // *atomic.Int64 by principal
 
-// take counts so much more for a principal until give is called, unless that is over
+// reserve counts so much more for a principal until give is called, unless that is over
 // the limit, and not all.
-func (q *quota) take(principal string, more, limit int64) (give func(), ok bool) {
+func (q *quota) reserve(principal string, more, limit int64) (give func(), ok bool) {
 	used, known := q.used.Load(principal)
 	if !known {
 		used, _ = q.used.LoadOrStore(principal, new(atomic.Int64))

@@ -230,8 +230,8 @@ type member struct {
 	value json.RawMessage
 }
 
-// json is the object's text.
-func (o object) json() json.RawMessage {
+// encode is the object's text.
+func (o object) encode() json.RawMessage {
 	size := 2
 	for _, f := range o {
 		size += len(f.key) + len(f.value) + len(`"":,`)
@@ -356,7 +356,7 @@ func isKey(quoted json.RawMessage, key string) bool {
 // withMember returns a JSON object with key set to value.
 func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
 	list, _ := members(raw)
-	return list.set(key, value).json()
+	return list.set(key, value).encode()
 }
 
 // dropMembers returns a JSON object without the members of these keys: as it was
@@ -364,7 +364,7 @@ func withMember(raw json.RawMessage, key string, value json.RawMessage) json.Raw
 func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
 	list, _ := members(raw)
 	if kept := list.without(keys...); len(kept) < len(list) {
-		return kept.json()
+		return kept.encode()
 	}
 	return raw
 }
@@ -508,15 +508,15 @@ func (t *inflight[T]) add(key string, v T) error {
 	return nil
 }
 
-// len is how much is in the table now.
-func (t *inflight[T]) len() int {
+// size is how much is in the table now.
+func (t *inflight[T]) size() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.m)
 }
 
-// take removes and returns what stands under key.
-func (t *inflight[T]) take(key string) (T, bool) {
+// remove removes and returns what stands under key.
+func (t *inflight[T]) remove(key string) (T, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	v, ok := t.m[key]

@@ -40,8 +40,8 @@ func FuzzMembers(f *testing.F) {
 				t.Errorf("%q: %q is %q, want %q", raw, key, got[key], value)
 			}
 		}
-		if len(got) != len(want) || !json.Valid(list.json()) {
-			t.Errorf("%q: %d members, want %d; joined %s", raw, len(got), len(want), list.json())
+		if len(got) != len(want) || !json.Valid(list.encode()) {
+			t.Errorf("%q: %d members, want %d; joined %s", raw, len(got), len(want), list.encode())
 		}
 		if line := oneLine(raw); bytes.ContainsAny(line, "\r\n") || !json.Valid(line) {
 			t.Errorf("%q on one line: %q", raw, line)

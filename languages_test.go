@@ -197,7 +197,7 @@ func TestShimGolden(t *testing.T) {
 				tools := p.request("tools/list", `{}`)
 				p.end()
 				var got bytes.Buffer
-				err := json.Indent(&got, object{{"about", quote(firstSentence(stringField(about, "instructions")))}, {"tools", field(tools, "tools")}}.json(), "", "  ")
+				err := json.Indent(&got, object{{"about", quote(firstSentence(stringField(about, "instructions")))}, {"tools", field(tools, "tools")}}.encode(), "", "  ")
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -601,7 +601,7 @@ func TestOldRequestsAreRefused(t *testing.T) {
 		for age, want := range map[time.Duration]string{2 * time.Second: "", 2 * time.Minute: "too old"} {
 			params := fmt.Sprintf(`{"arguments":{"email":"a","message":"b","_webhook":{"method":"POST","timestamp":%d}}}`, time.Now().Add(-age).UnixMilli())
 			result, err := tool.Call(context.Background(), Caller{Session: "test"}, "tools/call", objectOf(params))
-			got := (answer{Events: []json.RawMessage{object{{"result", result}}.json()}}).failure()
+			got := (answer{Events: []json.RawMessage{object{{"result", result}}.encode()}}).failure()
 			if err != nil || (got == "") != (want == "") || !strings.Contains(got, want) {
 				t.Errorf("%s: a request %v old: %q %v", name, age, got, err)
 			}
@@ -662,7 +662,7 @@ func TestShellExampleOverARealRepository(t *testing.T) {
 		t.Errorf("author: %s", got.Body)
 	}
 	for _, name := range []string{"$(touch z)", "`touch z`", "'; touch z; '", "--help", "\\n"} {
-		c.call("changes_author", string(object{{"name", quote(name)}}.json()))
+		c.call("changes_author", string(object{{"name", quote(name)}}.encode()))
 	}
 	entries, _ := os.ReadDir(dir)
 	if len(entries) != 2 { // .git and the module

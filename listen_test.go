@@ -118,7 +118,7 @@ func TestListenerWantsTooMuch(t *testing.T) {
 		"one list":  `{"resourceSubscriptions":` + uris(0, maxWanted+1) + `}`,
 		"long URIs": `{"resourceSubscriptions":` + string(marshal(slices.Repeat([]string{"r://many/" + strings.Repeat("x", maxURI-9)}, maxWantedBytes/maxURI+1))) + `}`,
 	} {
-		meta := object{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}}.json()
+		meta := object{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}}.encode()
 		req := stateless(t, d.URL).request(http.MethodPost, string(encodeRequest(json.RawMessage("1"), listenMethod, meta)))
 		req.Header.Set(protocolHeader, statelessProtocol)
 		req.Header.Set(methodHeader, listenMethod)

@@ -360,7 +360,7 @@ func (c *testClient) call(tool, arguments string) answer {
 	if arguments != "" {
 		params = append(params, member{"arguments", json.RawMessage(arguments)})
 	}
-	return c.ask("tools/call", string(params.json()))
+	return c.ask("tools/call", string(params.encode()))
 }
 
 // tools is the names that tools/list has, in its order.
@@ -437,7 +437,7 @@ func hear(t *testing.T, messages <-chan json.RawMessage, method string) json.Raw
 // setMeta returns the params of a message with a key of their _meta set.
 func setMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
 	list, _ := members(params)
-	return withMeta(list, key, value).json()
+	return withMeta(list, key, value).encode()
 }
 
 // objectOf returns the members of a JSON object.

@@ -108,7 +108,7 @@ type request struct {
 // that is written, on the session's stream, while the client still has the access
 // that it had.
 func (r *request) send(msg []byte) bool {
-	return r.out.send(msg) || r.caller.authorized() && r.session.notify(msg)
+	return r.out.send(msg) || r.caller.authorized() && r.session.send(msg)
 }
 
 // view is the modules that the request may reach, now. It is asked for each time
@@ -169,7 +169,7 @@ func (r *request) run(ctx context.Context) (json.RawMessage, error) {
 func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
 	if list := mcpMethods[r.method].list; list != "" {
 		view := r.listView(ctx)
-		r.session.listed(list, view)
+		r.session.markSeen(list, view)
 		return view.ListJSON(list), nil
 	}
 	defer time.AfterFunc(keepAlive, func() { r.out.send(nil) }).Stop() // a silent connection is taken for a dead one
@@ -181,7 +181,7 @@ func (r *request) perform(ctx context.Context) (json.RawMessage, error) {
 	case "logging/setLevel":
 		return r.setLevel()
 	case "server/discover":
-		return append(object{{"supportedVersions", marshal(spoken())}}, r.about(ctx)...).json(), nil
+		return append(object{{"supportedVersions", marshal(spoken())}}, r.about(ctx)...).encode(), nil
 	case "tools/call":
 		return r.callTool(ctx)
 	case "resources/subscribe":
@@ -230,7 +230,7 @@ func (r *request) initialize(ctx context.Context) (json.RawMessage, error) {
 		return nil, err
 	}
 	r.session.profile.Store(&clientProfile{protocol: protocol, caps: caps})
-	return append(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}, r.about(ctx)...).json(), nil
+	return append(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}, r.about(ctx)...).encode(), nil
 }
 
 // about is what all clients are told of usher.
@@ -268,7 +268,7 @@ func (r *request) find() (*Item, error) {
 		e.Message += ": several modules have it, as " + strings.Join(names, ", ")
 	}
 	if list == "resources" {
-		e.Code, e.Data = codeNoResource, object{{"uri", quote(name)}}.json()
+		e.Code, e.Data = codeNoResource, object{{"uri", quote(name)}}.encode()
 	}
 	return nil, e
 }
@@ -313,7 +313,7 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 			return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
 		}
 		if kept := withoutWebhook(list); len(kept) < len(list) {
-			r.params = r.params.set("arguments", kept.json())
+			r.params = r.params.set("arguments", kept.encode())
 		}
 	}
 	start := time.Now()
@@ -378,7 +378,7 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	r.session.subscription = r.id
 	r.session.join(r.out)
 	defer r.session.leave(r.out)
-	r.session.tell("notifications/subscriptions/acknowledged", object{{"notifications", honoured.json()}})
+	r.session.notify("notifications/subscriptions/acknowledged", object{{"notifications", honoured.encode()}})
 	var subscribing sync.WaitGroup
 	defer subscribing.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -399,7 +399,7 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	if err := context.Cause(ctx); err != nil && r.streams.Err() == nil {
 		return nil, err
 	}
-	return object{{"_meta", object{{metaSubscription, r.session.subscription}}.json()}}.json(), nil
+	return object{{"_meta", object{{metaSubscription, r.session.subscription}}.encode()}}.encode(), nil
 }
 
 // answer answers the request, and ends it. The error is an *rpcError, or says that
@@ -409,7 +409,7 @@ func (r *request) answer() (result json.RawMessage, err error) {
 		defer context.AfterFunc(r.leaves, func() { r.cancel(nil) })()
 	}
 	defer func() {
-		r.calls.take(string(r.id))
+		r.calls.remove(string(r.id))
 		r.give()
 		r.cancel(nil)
 	}()
@@ -485,7 +485,7 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 	for _, list := range announcedLists {
 		key := list + "ListChanged"
 		if value := field(filter, key); string(value) == "true" {
-			s.listed(list, view)
+			s.markSeen(list, view)
 			honoured = append(honoured, member{key, value})
 		}
 	}

@@ -262,7 +262,7 @@ func TestParseParams(t *testing.T) {
 		`{"_meta":{"IO.modelcontextprotocol/clientCapabilities":{},"y":[]}}`:     `{"_meta":{"y":[]}}`,
 		`{"RequestState":"s","inputresponses":{},"inputResponses":{"a":"Name"}}`: `{"inputResponses":{"a":"Name"}}`,
 	} {
-		if got := string(parseParams(rawOrNil(params)).json()); got != want {
+		if got := string(parseParams(rawOrNil(params)).encode()); got != want {
 			t.Errorf("%s: %s, want %s", params, got, want)
 		}
 	}

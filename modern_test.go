@@ -35,7 +35,7 @@ func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	for _, f := range own {
 		meta = meta.set(f.key, f.value)
 	}
-	full := withMember(rawOrNil(params), "_meta", meta.json())
+	full := withMember(rawOrNil(params), "_meta", meta.encode())
 	req := c.request(http.MethodPost, string(encodeRequest(json.RawMessage(id), method, full)))
 	req.Header.Set(protocolHeader, statelessProtocol)
 	req.Header.Set(methodHeader, method)

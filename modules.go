@@ -73,7 +73,7 @@ type Registry struct {
 
 	mu      sync.Mutex
 	modules map[entryKey]*moduleVersion // the newest of each; who holds scanning alone changes which
-	untaken map[entryKey]string         // how modules differ from what is frozen: new, changed, gone
+	drift   map[entryKey]string         // how modules differ from what is frozen: new, changed, gone
 	pools   []*pool                     // all that may still have a process
 	due     bool                        // the catalog is about to be replaced
 	changed chan struct{}               // closed when it has been
@@ -161,7 +161,7 @@ func newRegistry(c registryConfig) (*Registry, error) {
 		reaper:         &reaper{},
 		slots:          make(chan struct{}, maxLooks),
 		modules:        make(map[entryKey]*moduleVersion),
-		untaken:        make(map[entryKey]string),
+		drift:          make(map[entryKey]string),
 		changed:        make(chan struct{}),
 	}
 	if err := os.MkdirAll(filepath.Join(r.CacheDir, "modules"), 0o700); err != nil {
@@ -227,7 +227,7 @@ func (r *Registry) WaitReady(ctx context.Context, scope Scope) {
 // Caller.Affinity, after the calls under way.
 func (r *Registry) EndAffinity(affinity string) {
 	for _, p := range r.allPools() {
-		p.endAffinity(affinity)
+		p.stopFor(affinity)
 	}
 }
 
@@ -242,19 +242,19 @@ func (r *Registry) allPools() []*pool {
 // that are idle, and forgets pools that have none left.
 func (r *Registry) watch() {
 	for wait := minPoll; pauseFor(r.ctx, wait); {
-		wait = r.look(false)
+		wait = r.rescan(false)
 	}
 }
 
-// look scans the workspace once. What a frozen registry finds is taken up only where
-// that is said. look returns how long to wait until the next scan.
-func (r *Registry) look(takeUp bool) (wait time.Duration) {
+// rescan scans the workspace once. What a frozen registry finds is taken up only where
+// that is said. rescan returns how long to wait until the next scan.
+func (r *Registry) rescan(takeUp bool) (wait time.Duration) {
 	defer catch(r.Log, new(error))
 	r.scanning.Lock()
 	defer r.scanning.Unlock()
 	start, wait := time.Now(), minPoll
 	if s := scanFolders(r.Roots, len(r.modules)); r.Frozen && !takeUp {
-		r.notice(s)
+		r.findDrift(s)
 	} else {
 		r.update(s)
 	}
@@ -282,37 +282,37 @@ func (r *Registry) Close() {
 
 // TakeUp has a frozen registry take up what has changed since the start. Go modules
 // are built again, as what they import may have. To others it is one scan more.
-func (r *Registry) TakeUp() { r.look(true) }
+func (r *Registry) TakeUp() { r.rescan(true) }
 
-// notice finds what a frozen registry has not taken up.
-func (r *Registry) notice(s *scan) {
+// findDrift finds what a frozen registry has not taken up.
+func (r *Registry) findDrift(s *scan) {
 	r.mu.Lock()
 	modules := maps.Clone(r.modules)
-	maps.DeleteFunc(r.untaken, func(key entryKey, _ string) bool { return modules[key] == nil && !s.seen[key] })
+	maps.DeleteFunc(r.drift, func(key entryKey, _ string) bool { return modules[key] == nil && !s.seen[key] })
 	r.mu.Unlock()
 	for _, d := range s.modules {
 		switch v := modules[d.key()]; {
 		case d.Name == "":
 		case v == nil:
-			r.note(d, "new")
+			r.reportDrift(d, "new")
 		case v.Version != d.Version && (d.readContent() != nil || d.Content != v.Content):
-			r.note(d, "changed")
+			r.reportDrift(d, "changed")
 		}
 	}
 	for _, v := range modules {
 		if v.Name != "" && !s.has(v.discovered) {
-			r.note(v.discovered, "gone")
+			r.reportDrift(v.discovered, "gone")
 		}
 	}
 }
 
-// note logs how a module differs from what was taken up, once.
-func (r *Registry) note(d discovered, state string) {
+// reportDrift logs how a module differs from what was taken up, once.
+func (r *Registry) reportDrift(d discovered, state string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.untaken[d.key()] != state {
-		r.untaken[d.key()] = state
-		r.Log.Warn("module not taken up", "module", d.Name, "kind", d.Kind, "file", d.file(), "why", state+" since the start: "+howToTakeUp(os.Getpid()))
+	if r.drift[d.key()] != state {
+		r.drift[d.key()] = state
+		r.Log.Warn("module not taken up", "module", d.Name, "kind", d.Kind, "file", d.file(), "why", state+" since the start: "+reloadHint(os.Getpid()))
 	}
 }
 
@@ -332,13 +332,13 @@ func (r *Registry) update(s *scan) {
 		}
 	}
 	for _, d := range r.compare(s) {
-		r.adopt(d)
+		r.startVersion(d)
 	}
 }
 
-// adopt makes a version of a module, which takes the place of the one before. That
+// startVersion makes a version of a module, which takes the place of the one before. That
 // one's module goes on until this one has its own.
-func (r *Registry) adopt(d discovered) {
+func (r *Registry) startVersion(d discovered) {
 	v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1)}
 	v.ctx, v.cancel = context.WithCancel(r.ctx)
 	v.build = sync.OnceValues(func() (string, error) { return r.buildGo(v.ctx, v.discovered) })
@@ -352,15 +352,15 @@ func (r *Registry) adopt(d discovered) {
 	r.publishSoon() // so that those who wait for changes see that one is pending
 	r.mu.Unlock()
 	if d.Err != nil {
-		r.settle(v, nil, d.Err)
+		r.finishVersion(v, nil, d.Err)
 		return
 	}
 	if known != nil && !(r.Frozen && d.Kind == kindGo) { // which is to be built now
-		r.host(v, known)
+		r.buildModule(v, known)
 		return
 	}
 	v.revising.Store(true)
-	r.running.Go(func() { r.keep(v) })
+	r.running.Go(func() { r.introspectUntilDone(v) })
 }
 
 // compare returns the modules that are new or have changed since the last scan,
@@ -369,7 +369,7 @@ func (r *Registry) adopt(d discovered) {
 func (r *Registry) compare(s *scan) []discovered {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	clear(r.untaken)
+	clear(r.drift)
 	for key, v := range r.modules {
 		if v.missing++; s.has(v.discovered) {
 			v.missing = 0
@@ -404,9 +404,9 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 	r.publishSoon()
 }
 
-// keep introspects a version, again and again while that fails and until that ends.
+// introspectUntilDone introspects a version, again and again while that fails and until that ends.
 // Of several processes the newest list counts then: see revise.
-func (r *Registry) keep(v *moduleVersion) {
+func (r *Registry) introspectUntilDone(v *moduleVersion) {
 	defer catch(r.Log, new(error))
 	for pause := retryInterval; v.offers == ""; pause = min(2*pause, maxRetryInterval) {
 		m, err := r.introspect(v)
@@ -414,10 +414,10 @@ func (r *Registry) keep(v *moduleVersion) {
 		case v.ctx.Err() != nil:
 			return
 		case err == nil:
-			r.host(v, m)
+			r.buildModule(v, m)
 			r.writeCache(v.discovered, m)
 		default:
-			r.settle(v, nil, err)
+			r.finishVersion(v, nil, err)
 			pauseFor(v.ctx, pause)
 		}
 	}
@@ -439,7 +439,7 @@ func (r *Registry) revise(v *moduleVersion) {
 		case <-v.changed:
 			m, err := readManifest(v.ctx, v.newest.Load(), v.cacheVersion())
 			if err == nil && hashOf(string(marshal(m))) != v.offers {
-				r.host(v, m)
+				r.buildModule(v, m)
 				r.writeCache(v.discovered, m)
 			}
 		}
@@ -456,10 +456,10 @@ func (r *Registry) listsChanged(v *moduleVersion, w *Worker) {
 	}
 }
 
-// settle takes in what became of a version: a module, or the reason why it is not
+// finishVersion takes in what became of a version: a module, or the reason why it is not
 // hosted. The newest module that worked then goes on, unless the file itself says
 // that there is to be none.
-func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
+func (r *Registry) finishVersion(v *moduleVersion, m *Module, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.modules[v.key()] != v {
@@ -483,9 +483,9 @@ func (r *Registry) settle(v *moduleVersion, m *Module, err error) {
 	r.publishSoon()
 }
 
-// host makes a module of what a version offers. What its processes offer is
+// buildModule makes a module of what a version offers. What its processes offer is
 // compared with that, when they start and whenever they say that it changed.
-func (r *Registry) host(v *moduleVersion, m *manifest) {
+func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	perSession, stateful := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared, !m.Stateless
 	if v.pool == nil || v.pool.perSession != perSession {
 		v.pool = newPool(r.ctx, v.Name, perSession, func(ctx context.Context, owner *Caller) (*Worker, error) {
@@ -520,7 +520,7 @@ func (r *Registry) host(v *moduleVersion, m *manifest) {
 	if rule := methodRules[v.Kind]; len(m.Lists["tools"])+len(module.Problems) == 0 && rule != "" {
 		module.Problems = append(module.Problems, "it has no methods: "+rule)
 	}
-	r.settle(v, module, nil)
+	r.finishVersion(v, module, nil)
 }
 
 // introspect starts a module to ask it what it offers, and ends it.
@@ -649,7 +649,7 @@ func (r *Registry) readVersion(d discovered) ([]byte, error) {
 	if !r.Frozen || !gone && (err != nil || d.Kind == kindConfig || content == d.Content) {
 		return text, err
 	}
-	r.note(d, "changed") // which no scan may have seen, as times can be set
+	r.reportDrift(d, "changed") // which no scan may have seen, as times can be set
 	return nil, errChanged
 }
 
@@ -658,7 +658,7 @@ func cantStart(module string, err error) error {
 	if build, ok := errors.AsType[*goBuildError](err); ok {
 		return &processError{reason: fmt.Sprintf("module %q can't be built", module), stderr: build.Lines}
 	}
-	return &processError{reason: fmt.Sprintf("module %q can't start: %s", module, reason(err)), stderr: []string{err.Error()}, cause: err}
+	return &processError{reason: fmt.Sprintf("module %q can't start: %s", module, errText(err)), stderr: []string{err.Error()}, cause: err}
 }
 
 // explain is an error for people at this machine: with the last words of a

@@ -215,7 +215,7 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 		t.Errorf("%d modules are left of %d", len(r.modules), len(versions))
 	}
 	r.modules[versions[1].key()] = versions[1]
-	r.host(&moduleVersion{discovered: versions[0].discovered}, &manifest{})
+	r.buildModule(&moduleVersion{discovered: versions[0].discovered}, &manifest{})
 	if versions[1].module != nil {
 		t.Error("the first version is hosted")
 	}

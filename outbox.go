@@ -96,7 +96,7 @@ func (o *outbox) startLocked() bool {
 	if o.keep != nil {
 		o.kept = o.keep()
 		o.kept.buffer.streams.Store(o.kept.session+o.kept.id, o)
-		if o.kept.primed {
+		if o.kept.resumableFromStart {
 			o.queueLocked(frame{id: o.kept.eventID(0)})
 		}
 	}
@@ -104,7 +104,7 @@ func (o *outbox) startLocked() bool {
 	o.conn.wake = make(chan struct{}, 1)
 	if o.conn.end == nil {
 		o.conn.done, o.conn.end = context.WithCancel(context.Background())
-		go o.follow(o.conn, nil)
+		go o.writeLoop(o.conn, nil)
 	}
 	return true
 }
@@ -124,7 +124,7 @@ func (o *outbox) sendLocked(msg []byte) bool {
 		f = o.kept.buffer.keep(o.kept, msg)
 	}
 	if o.conn != nil && o.bytes > 0 && o.bytes+len(msg) > o.limit {
-		o.loseLocked(o.conn)
+		o.disconnectLocked(o.conn)
 	}
 	if o.conn == nil {
 		return o.kept != nil
@@ -152,12 +152,12 @@ func (o *outbox) finish(last []byte, stream bool) bool {
 	return isStream
 }
 
-// follow writes what is queued to a connection until the outbox has ended, or the
+// writeLoop writes what is queued to a connection until the outbox has ended, or the
 // connection has, or another one has taken its place. Meanwhile it calls look, if
 // that is not nil, every lookInterval, and soon after what look returns is closed.
-func (o *outbox) follow(conn *connection, look func() (changed <-chan struct{})) {
+func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{})) {
 	defer conn.end()
-	defer o.lose(conn)
+	defer o.disconnect(conn)
 	silent, next := time.NewTicker(keepAlive), time.NewTimer(0)
 	defer silent.Stop()
 	defer next.Stop()
@@ -198,15 +198,15 @@ func (o *outbox) follow(conn *connection, look func() (changed <-chan struct{}))
 	}
 }
 
-// lose gives a connection up. What was queued for it may be kept for the next one.
-func (o *outbox) lose(conn *connection) {
+// disconnect gives a connection up. What was queued for it may be kept for the next one.
+func (o *outbox) disconnect(conn *connection) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.loseLocked(conn)
+	o.disconnectLocked(conn)
 }
 
-// loseLocked is lose for who holds mu.
-func (o *outbox) loseLocked(conn *connection) {
+// disconnectLocked is lose for who holds mu.
+func (o *outbox) disconnectLocked(conn *connection) {
 	if conn == nil || o.conn != conn {
 		return
 	}
@@ -226,7 +226,7 @@ func (o *outbox) resume(conn *connection, n int) bool {
 	if !ok {
 		return false
 	}
-	o.loseLocked(o.conn)
+	o.disconnectLocked(o.conn)
 	o.kept.forgetting.Stop()
 	o.conn, conn.wake = conn, make(chan struct{}, 1)
 	o.queueLocked(append(missed, frame{})...)
@@ -235,11 +235,11 @@ func (o *outbox) resume(conn *connection, n int) bool {
 
 // keptStream is how a stream can be resumed.
 type keptStream struct {
-	buffer  *replayBuffer
-	id      string
-	session string
-	primed  bool // the stream begins with an event that it can be resumed from
-	last    int  // number of the message sent last; the first is 1. The buffer guards it
+	buffer             *replayBuffer
+	id                 string
+	session            string
+	resumableFromStart bool // the stream begins with an event that it can be resumed from
+	last               int  // number of the message sent last; the first is 1. The buffer guards it
 	// owner is whose messages they are. While that is not authorized, nothing is
 	// kept, and nothing of what was kept is given.
 	owner      string

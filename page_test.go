@@ -187,7 +187,7 @@ func startBrowser(t *testing.T) *browser {
 	})
 	out.SetReadDeadline(time.Now().Add(2 * patience))
 	target := b.do("Target.createTarget", `{"url":"about:blank"}`)
-	b.session = stringField(b.do("Target.attachToTarget", string(object{{"targetId", field(target, "targetId")}, {"flatten", json.RawMessage("true")}}.json())), "sessionId")
+	b.session = stringField(b.do("Target.attachToTarget", string(object{{"targetId", field(target, "targetId")}, {"flatten", json.RawMessage("true")}}.encode())), "sessionId")
 	b.do("Page.enable", `{}`)
 	b.do("Log.enable", `{}`)
 	return b
@@ -215,7 +215,7 @@ func (b *browser) do(method, params string) json.RawMessage {
 	if b.session != "" && !strings.HasPrefix(method, "Browser.") {
 		msg = append(msg, member{"sessionId", quote(b.session)})
 	}
-	b.in.Write(append(msg.json(), 0))
+	b.in.Write(append(msg.encode(), 0))
 	for {
 		if msg := b.next(); string(field(msg, "id")) == fmt.Sprint(b.id) {
 			return field(msg, "result")
@@ -226,7 +226,7 @@ func (b *browser) do(method, params string) json.RawMessage {
 // open goes to a page, and waits until it is there.
 func (b *browser) open(url string) {
 	b.t.Helper()
-	b.do("Page.navigate", string(object{{"url", quote(url)}}.json()))
+	b.do("Page.navigate", string(object{{"url", quote(url)}}.encode()))
 	for stringField(b.next(), "method") != "Page.loadEventFired" {
 	}
 }
@@ -263,7 +263,7 @@ func TestPageInABrowser(t *testing.T) {
 				b.do("Emulation.setDeviceMetricsOverride", fmt.Sprintf(`{"width":%d,"height":900,"deviceScaleFactor":1,"mobile":%v}`, width, width < 500))
 				b.do("Emulation.setEmulatedMedia", fmt.Sprintf(`{"features":[{"name":"prefers-color-scheme","value":%q}]}`, scheme))
 				b.open(d.URL + tt.path)
-				got := stringField(field(b.do("Runtime.evaluate", string(object{{"expression", quote(measurePage)}}.json())), "result"), "value")
+				got := stringField(field(b.do("Runtime.evaluate", string(object{{"expression", quote(measurePage)}}.encode())), "result"), "value")
 				want := fmt.Sprintf(`{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"text":%s,"size":"16px"}`, scheme == "dark", tt.text)
 				if got != want {
 					t.Errorf("%s, %d wide, %s:\n got %s\nwant %s", what, width, scheme, got, want)

@@ -21,7 +21,7 @@ const withForms = `"_meta":{"io.modelcontextprotocol/clientCapabilities":{"elici
 // goOn is params of a request that comes back with a state and its answers.
 func goOn(params, state, responses string) string {
 	list, _ := members(json.RawMessage(params))
-	return string(append(list, withState(state, responses)...).json())
+	return string(append(list, withState(state, responses)...).encode())
 }
 
 // TestParkedInEachMethod is of modules that ask in the middle of whatever they
@@ -143,7 +143,7 @@ func TestParkedLeavesNothing(t *testing.T) {
 			state := askState(t, c.round("a_ask", ask), 1)
 			c.http.http.CloseIdleConnections() // a parked call is none of a connection's
 			back := withState(state, `{"ask-1":{"action":"accept"}}`)
-			params := append(object{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}, back...).json()
+			params := append(object{{"name", quote("a_ask")}, {"arguments", marshal(ask)}}, back...).encode()
 			x := begin(t, c.http.http, c.modernRequest(params))
 			askStep(t, d, "answered", mark)
 			x.hangUp()

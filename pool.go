@@ -33,12 +33,12 @@ var (
 	// before the call began: look it up again.
 	errRetired = errors.New("the module was reloaded")
 	// errChanged says that the module's file is not what is to be run.
-	errChanged = errors.New("changed since the start: " + howToTakeUp(os.Getpid()))
+	errChanged = errors.New("changed since the start: " + reloadHint(os.Getpid()))
 	errBusy    = errors.New("is busy: as many calls as there may be are running, or cancelled and not ended; try again")
 )
 
-// howToTakeUp is what to do about changes that a frozen daemon has not taken up.
-func howToTakeUp(pid int) string {
+// reloadHint is what to do about changes that a frozen daemon has not taken up.
+func reloadHint(pid int) string {
 	if runtime.GOOS == "windows" {
 		return "restart usher"
 	}
@@ -95,12 +95,12 @@ func newPool(ctx context.Context, name string, perSession bool, start startFunc)
 // errRetired, and nothing was done, when the pool has been retired.
 func (p *pool) call(ctx context.Context, caller Caller, method string, params object, timeout time.Duration) (json.RawMessage, error) {
 	for range maxRounds {
-		if err := p.begin(ctx, caller.Principal, timeout); err != nil {
+		if err := p.acquireSlots(ctx, caller.Principal, timeout); err != nil {
 			return nil, err
 		}
 		c, err := p.enter(ctx, caller)
 		if err != nil {
-			p.over(caller.Principal)
+			p.releaseSlots(caller.Principal)
 			return nil, err
 		}
 		result, err := c.worker.request(ctx, caller, method, params, timeout)
@@ -119,25 +119,25 @@ func (p *pool) call(ctx context.Context, caller Caller, method string, params ob
 	return nil, rpcErrorf(codeInternal, "module %q asks without end", p.name)
 }
 
-// begin waits for a place among the calls of a principal that run, and then for one
+// acquireSlots waits for a place among the calls of a principal that run, and then for one
 // among those of the module, in order, for timeout (0: ever) at most each. The call
 // has both until over.
-func (p *pool) begin(ctx context.Context, principal string, timeout time.Duration) error {
+func (p *pool) acquireSlots(ctx context.Context, principal string, timeout time.Duration) error {
 	own, known := p.running.Load(principal)
 	if !known {
 		own, _ = p.running.LoadOrStore(principal, make(chan bool, maxRunningOf))
 	}
-	err := p.takePlace(ctx, own.(chan bool), timeout)
+	err := p.acquireSlot(ctx, own.(chan bool), timeout)
 	if err == nil {
-		if err = p.takePlace(ctx, p.allRunning, timeout); err != nil {
+		if err = p.acquireSlot(ctx, p.allRunning, timeout); err != nil {
 			<-own.(chan bool)
 		}
 	}
 	return err
 }
 
-// takePlace waits for a place. Who waits longest has the first that is free.
-func (p *pool) takePlace(ctx context.Context, places chan bool, timeout time.Duration) error {
+// acquireSlot waits for a place. Who waits longest has the first that is free.
+func (p *pool) acquireSlot(ctx context.Context, places chan bool, timeout time.Duration) error {
 	select {
 	case places <- true:
 		return nil
@@ -153,8 +153,8 @@ func (p *pool) takePlace(ctx context.Context, places chan bool, timeout time.Dur
 	}
 }
 
-// over is the end of a call that had its places.
-func (p *pool) over(principal string) {
+// releaseSlots is the end of a call that had its places.
+func (p *pool) releaseSlots(principal string) {
 	own, _ := p.running.Load(principal)
 	<-own.(chan bool)
 	<-p.allRunning
@@ -219,7 +219,7 @@ func (p *pool) leave(c *process, succeeded bool) {
 	if succeeded {
 		delete(p.crashes, c.affinity)
 	}
-	if p.ending[c] || p.perSession && c.active == 0 && c.worker != nil && c.worker.mixedUp.Load() {
+	if p.ending[c] || p.perSession && c.active == 0 && c.worker != nil && c.worker.attributionLost.Load() {
 		p.end(c)
 	}
 }
@@ -245,7 +245,7 @@ func (p *pool) run(c *process, caller Caller) {
 	}
 	w, err := p.start(p.ctx, owner)
 	if err == nil {
-		w.over = p.over
+		w.onCallDone = p.releaseSlots
 	}
 	p.mu.Lock()
 	c.worker, c.err = w, err
@@ -298,9 +298,9 @@ func (p *pool) makeRoom(principal string) bool {
 	return true
 }
 
-// endAffinity ends the process that serves no one but these callers, after the
+// stopFor ends the process that serves no one but these callers, after the
 // calls under way.
-func (p *pool) endAffinity(affinity string) {
+func (p *pool) stopFor(affinity string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if c := p.procs[affinity]; c != nil && p.perSession {
@@ -374,7 +374,7 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 	var answers object
 	for key, request := range fields(field(result, "inputRequests")) {
 		method, wish := stringField(request, "method"), field(request, "params")
-		if _, err := caller.refuses(method, wish); err != nil {
+		if _, err := caller.checkAskable(method, wish); err != nil {
 			return nil, rpcErrorf(codeInternal, "%v", err)
 		}
 		answer, err := caller.Ask(ctx, method, wish)
@@ -383,7 +383,7 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 		}
 		answers = append(answers, member{key, answer})
 	}
-	params = params.without("requestState").set("inputResponses", answers.json())
+	params = params.without("requestState").set("inputResponses", answers.encode())
 	if state := field(result, "requestState"); state != nil {
 		params = params.set("requestState", state)
 	}

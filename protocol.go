@@ -116,8 +116,8 @@ func parseClientCaps(raw json.RawMessage) clientCaps {
 	return caps
 }
 
-// json is the capabilities in the form in which clients declare them.
-func (c clientCaps) json() json.RawMessage {
+// encode is the capabilities in the form in which clients declare them.
+func (c clientCaps) encode() json.RawMessage {
 	var list object
 	for _, f := range capabilityForms {
 		if c&f.bit == 0 {
@@ -127,12 +127,12 @@ func (c clientCaps) json() json.RawMessage {
 		if f.part != "" && (f.bit != capElicitForm || c&capElicitURL != 0) { // form alone as revisions before 2025-11-25 know it
 			parts = parts.set(f.part, json.RawMessage(`{}`))
 		}
-		list = list.set(f.key, parts.json())
+		list = list.set(f.key, parts.encode())
 	}
-	return list.json()
+	return list.encode()
 }
 
-func (c clientCaps) names() []string {
+func (c clientCaps) String() []string {
 	var names []string
 	for _, f := range capabilityForms {
 		if c&f.bit != 0 {
@@ -158,26 +158,26 @@ func needsOf(method string, params json.RawMessage) (clientCaps, bool) {
 // missingCapability is the error for a client's request that needs capabilities
 // which the client did not declare.
 func missingCapability(lacked clientCaps) *rpcError {
-	e := lacks(lacked)
+	e := errMissingCaps(lacked)
 	e.Code = codeMissingCapability
-	e.Data = object{{"requiredCapabilities", lacked.json()}}.json()
+	e.Data = object{{"requiredCapabilities", lacked.encode()}}.encode()
 	return e
 }
 
-// lacks is the error for a module's request to a client that has not declared these
+// errMissingCaps is the error for a module's request to a client that has not declared these
 // capabilities: the one that the client itself would have answered with.
-func lacks(lacked clientCaps) *rpcError {
+func errMissingCaps(lacked clientCaps) *rpcError {
 	code := codeNoMethod
 	if lacked&capElicitURL != 0 {
 		code = codeInvalidParams // client/elicitation, "Error Handling"
 	}
-	return rpcErrorf(code, "this needs a client that can be asked for %s", strings.Join(lacked.names(), ", "))
+	return rpcErrorf(code, "this needs a client that can be asked for %s", strings.Join(lacked.String(), ", "))
 }
 
 // noClient is the error for a module's request in a call that no client made: that of
 // a webhook, or of usher call.
 func noClient(needs clientCaps) *rpcError {
-	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.names(), ", "))
+	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.String(), ", "))
 }
 
 // parseParams returns the params of a client's request, without members that a module
@@ -196,7 +196,7 @@ func parseParams(raw json.RawMessage) object {
 	} {
 		value, _ := members(params.get(within.key))
 		if clean := value.withoutLookalikes(within.known...); len(clean) < len(value) {
-			params = params.set(within.key, clean.json())
+			params = params.set(within.key, clean.encode())
 		}
 	}
 	return params
@@ -211,7 +211,7 @@ func isStateless(params json.RawMessage) bool {
 // withMeta returns params with a key of their _meta set.
 func withMeta(params object, key string, value json.RawMessage) object {
 	meta, _ := members(params.get("_meta"))
-	return params.set("_meta", meta.set(key, value).json())
+	return params.set("_meta", meta.set(key, value).encode())
 }
 
 // statefulParams converts the params of a sessionless request, whose _meta identifies
@@ -219,7 +219,7 @@ func withMeta(params object, key string, value json.RawMessage) object {
 func statefulParams(params object) object {
 	meta, _ := members(params.get("_meta"))
 	meta = meta.without(metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel)
-	return params.without("inputResponses", "requestState").set("_meta", meta.json())
+	return params.without("inputResponses", "requestState").set("_meta", meta.encode())
 }
 
 // statelessParams converts a request's params for a peer without sessions. caps are the
@@ -229,16 +229,16 @@ func statelessParams(params object, caps clientCaps, level string) object {
 	meta, _ := members(params.get("_meta"))
 	meta = meta.set(metaProtocol, quote(statelessProtocol))
 	meta = meta.set(metaClientInfo, usherInfo())
-	meta = meta.set(metaClientCaps, caps.json())
+	meta = meta.set(metaClientCaps, caps.encode())
 	if level != "" {
 		meta = meta.set(metaLogLevel, quote(level))
 	}
-	return params.set("_meta", meta.json())
+	return params.set("_meta", meta.encode())
 }
 
 // usherInfo is what usher says of itself, to its clients and to modules alike.
 func usherInfo() json.RawMessage {
-	return object{{"name", quote("usher")}, {"version", quote(version())}}.json()
+	return object{{"name", quote("usher")}, {"version", quote(version())}}.encode()
 }
 
 // The types of results (MCP 2026-07-28, basic/index, "ResultType").
@@ -255,13 +255,13 @@ func statelessResult(method string, result json.RawMessage) json.RawMessage {
 	if list.get("resultType") == nil {
 		list = list.set("resultType", quote(resultComplete))
 	}
-	if life := mcpMethods[method].life; life != "" && stringField(list.json(), "resultType") == resultComplete {
+	if life := mcpMethods[method].life; life != "" && stringField(list.encode(), "resultType") == resultComplete {
 		list = list.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
 	}
 	if meta := list.get("_meta"); field(meta, metaServerInfo) == nil {
 		list = list.set("_meta", withMember(meta, metaServerInfo, usherInfo()))
 	}
-	return list.json()
+	return list.encode()
 }
 
 // statefulResult is a result of a stateless module for a client that has sessions.
@@ -330,7 +330,7 @@ func checkVersion(version string) error {
 		return nil
 	}
 	e := rpcErrorf(codeUnsupportedVersion, "protocol version %q is not spoken in this way: want %s, or begin with initialize", clipText(version, 50), statelessProtocol)
-	e.Data = object{{"supported", marshal(spoken())}, {"requested", quote(version)}}.json()
+	e.Data = object{{"supported", marshal(spoken())}, {"requested", quote(version)}}.encode()
 	return e
 }
 

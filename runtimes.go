@@ -271,7 +271,7 @@ func (l launch) resolve() (launch, error) {
 		if rest != "" {
 			hint = fmt.Sprintf(`: "command" is a program alone: put %s into "args"`, rest)
 		}
-		return l, fmt.Errorf("command %q: %s%s", name, reason(errors.Unwrap(err)), hint)
+		return l, fmt.Errorf("command %q: %s%s", name, errText(errors.Unwrap(err)), hint)
 	}
 	l.Path = path
 	return l, nil
@@ -405,7 +405,7 @@ var errMoved = errors.New("its file is no longer where it was")
 // fail notes a file or folder that can't be read, as a module without a name. Unless
 // it does not exist, that is taken to be temporary; see has.
 func (s *scan) fail(path string, err error) {
-	s.add(discovered{Path: path, Source: path, Root: s.root, Version: reason(err), Err: errors.New(reason(err))})
+	s.add(discovered{Path: path, Source: path, Root: s.root, Version: errText(err), Err: errors.New(errText(err))})
 	if !errors.Is(err, fs.ErrNotExist) {
 		s.unreadable = append(s.unreadable, path)
 	}

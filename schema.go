@@ -76,7 +76,7 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	}
 	m.definition = append(m.definition, member{"inputSchema", schema})
 	if len(m.annotations) > 0 {
-		m.definition = m.definition.set("annotations", m.annotations.json())
+		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
 	m.schema = sync.OnceValue(func() (decoded any) {
 		_ = json.Unmarshal(schema, &decoded) // one nested without end takes any arguments
@@ -116,7 +116,7 @@ func (m *Method) paramTypes(name string) []string {
 
 // toolJSON is the definition of the MCP tool under the name it has in a view.
 func (m *Method) toolJSON(name string) json.RawMessage {
-	return append(object{{"name", quote(name)}}, m.definition...).json()
+	return append(object{{"name", quote(name)}}, m.definition...).encode()
 }
 
 // cleanSchema returns the schema without webhookParam and with what the
@@ -142,12 +142,12 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMess
 		}
 	}
 	if len(props) > 0 || field(schema, "properties") != nil {
-		list = list.set("properties", props.json())
+		list = list.set("properties", props.encode())
 	}
 	if len(required) > 0 || field(schema, "required") != nil {
 		list = list.set("required", marshal(append([]string{}, required...)))
 	}
-	return list.json()
+	return list.encode()
 }
 
 // documented is a parameter's schema, nil for none, with what its documentation adds:
@@ -170,7 +170,7 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	if d.text != "" {
 		own = own.set("description", quote(d.text))
 	}
-	return own.json()
+	return own.encode()
 }
 
 // docTypes are the JSON Schema types by the names that @param gives them.
@@ -183,16 +183,16 @@ func docType(s string) json.RawMessage {
 	s = strings.TrimSpace(s)
 	literals := strings.NewReplacer("|", ",", "'", `"`).Replace("[" + strings.Trim(s, "()") + "]") // as in ('x'|'y')
 	if s != "" && json.Valid([]byte(literals)) {
-		return object{{"enum", marshal(json.RawMessage(literals))}}.json()
+		return object{{"enum", marshal(json.RawMessage(literals))}}.encode()
 	}
 	if inner, ok := strings.CutPrefix(s, "Array<"); ok {
 		s = strings.TrimSuffix(inner, ">") + "[]"
 	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
-		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.json()
+		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.encode()
 	}
 	if name := docTypes[strings.ToLower(s)]; name != "" {
-		return object{{"type", quote(name)}}.json()
+		return object{{"type", quote(name)}}.encode()
 	}
 	return json.RawMessage(`{}`)
 }
@@ -336,7 +336,7 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 		return isOptionalNull(c.root, f) && c.value(f.key, objectIn(c.root, "properties")[f.key], f.value) != nil
 	})
 	if len(arguments) == 0 || len(kept) < len(list) {
-		arguments = kept.json()
+		arguments = kept.encode()
 	}
 	if wrong := c.value("", c.root, arguments); wrong != nil {
 		return nil, wrong

@@ -42,7 +42,7 @@ func TestDocTags(t *testing.T) {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
 		}
-		if got := string(m.definition.json()); got != tt.want {
+		if got := string(m.definition.encode()); got != tt.want {
 			t.Errorf("%s:\n got %s\nwant %s", tt.name, got, tt.want)
 		}
 	}

@@ -186,19 +186,19 @@ func fixedGate(scope Scope) *Gate { return &Gate{fixed: scope, sessions: &sessio
 
 // admission is who a request is from.
 type admission struct {
-	At        time.Time     // before anything was looked at
-	Session   *sessionToken // nil: the request names none
-	Principal Principal     // by now: a session that moves to another claim has been written down
-	// Unknown is set where the request names no session, and a code that does not
+	at        time.Time     // before anything was looked at
+	session   *sessionToken // nil: the request names none
+	principal Principal     // by now: a session that moves to another claim has been written down
+	// badCode is set where the request names no session, and a code that does not
 	// hold: it begins a session without a claim, or is answered with this error.
-	Unknown error
+	badCode error
 }
 
 // Admit finds who a request is from, by its headers and URL alone, before its body
 // is read. It may wait its turn for some seconds (guessTurns). The error is the
 // answer to a request that is not let in.
 func (g *Gate) Admit(r *http.Request) (admission, error) {
-	a := admission{At: time.Now()}
+	a := admission{at: time.Now()}
 	if id, inURL := presentedSession(r); id != "" {
 		token, ok := g.sessions.open(id)
 		if !ok {
@@ -206,13 +206,13 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 		}
 		// A URL names only sessions of HTTP+SSE. Any other id there counts for nothing.
 		if !inURL || token.Protocol == sseProtocol {
-			a.Session, a.Principal = token, g.Current(token)
+			a.session, a.principal = token, g.Current(token)
 		}
 	}
-	facts := accessFacts{session: a.Session != nil, scoped: a.Principal.hasClaim(), require: g.require}
+	facts := accessFacts{session: a.session != nil, scoped: a.principal.hasClaim(), require: g.require}
 	var why error // of what can't be read; it names a path, so it is for the log only
 	if facts.scoped {
-		_, err := g.claim(a.Principal, a.At)
+		_, err := g.claim(a.principal, a.at)
 		facts.ownHolds = err == nil
 		if errors.Is(err, errClaimsUnreadable) {
 			facts.unreadable, why = true, err
@@ -221,8 +221,8 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	var presented Principal
 	code, presents := presentedCode(r)
 	facts.presents = presents
-	if facts.ownHolds && code == a.Principal.claim.Code {
-		facts.holds, presented = true, a.Principal // which needs no turn
+	if facts.ownHolds && code == a.principal.claim.Code {
+		facts.holds, presented = true, a.principal // which needs no turn
 	} else if code != "" {
 		c, ok, err := g.lookUp(r.Context(), code, facts.ownHolds)
 		switch {
@@ -246,7 +246,7 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	case allowPresented:
 		return g.present(a, presented)
 	case allowInitialize:
-		a.Unknown = httpErrorf(http.StatusBadRequest, codeIsNone)
+		a.badCode = httpErrorf(http.StatusBadRequest, codeIsNone)
 	}
 	if facts.presents {
 		g.log.Warn("a claim code that does not hold was presented", "in a session", facts.session, "which has a claim", facts.scoped)
@@ -257,18 +257,18 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 // present admits a request that presents the code of a claim that holds. A session
 // has that claim from now on, and that is written down before anything is done.
 func (g *Gate) present(a admission, p Principal) (admission, error) {
-	if a.Session == nil || a.Principal == p {
-		a.Principal = p
+	if a.session == nil || a.principal == p {
+		a.principal = p
 		return a, nil
 	}
-	if a.Principal.hasClaim() && a.Session.Protocol == sseProtocol {
+	if a.principal.hasClaim() && a.session.Protocol == sseProtocol {
 		return a, errKeepsClaim
 	}
-	if err := g.sessions.append(a.Session, sessionRecord{Claim: p.claim}); err != nil {
+	if err := g.sessions.appendRecord(a.session, sessionRecord{Claim: p.claim}); err != nil {
 		return a, err
 	}
-	a.Principal = p
-	g.logScoped("session scoped", a.Session, p)
+	a.principal = p
+	g.logScoped("session scoped", a.session, p)
 	return a, nil
 }
 
@@ -383,7 +383,7 @@ func (g *Gate) Scope(p Principal, admitted time.Time) (Scope, error) {
 // stands for a request without a session, that is the principal that it was made
 // for.
 func (g *Gate) Current(t *sessionToken) Principal {
-	return Principal{cmp.Or(g.sessions.record(t.ID).Claim, t.Claim)}
+	return Principal{cmp.Or(g.sessions.recordOf(t.ID).Claim, t.Claim)}
 }
 
 // Name is what a principal's claim is called in a line of the log: its label, and a
@@ -414,13 +414,13 @@ func (g *Gate) Create(protocol string, caps clientCaps, p Principal) (*sessionTo
 }
 
 // Ended reports whether a session has ended since its request was admitted.
-func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.record(t.ID).Ended }
+func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.recordOf(t.ID).Ended }
 
 // End ends a session for good: before it returns, the log says so. The error is
 // errNoSession where the session has ended already; with any other, an *httpError
 // too, the session goes on.
 func (g *Gate) End(t *sessionToken) error {
-	return g.sessions.append(t, sessionRecord{Ended: true})
+	return g.sessions.appendRecord(t, sessionRecord{Ended: true})
 }
 
 const (
@@ -457,13 +457,13 @@ func (t *guessTurns) failed(code Code) bool {
 // await waits for the turn in which code may be looked up. It is false where that
 // is further away than patience, when no turn is taken, and where the caller left.
 func (t *guessTurns) await(ctx context.Context, code Code, patience time.Duration) bool {
-	wait := t.take(code, patience)
+	wait := t.nextTurn(code, patience)
 	return wait <= patience && pauseFor(ctx, wait)
 }
 
-// take says how long it is until code may be looked up. That turn is taken unless it
+// nextTurn says how long it is until code may be looked up. That turn is taken unless it
 // is further away than patience.
-func (t *guessTurns) take(code Code, patience time.Duration) time.Duration {
+func (t *guessTurns) nextTurn(code Code, patience time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()

@@ -138,24 +138,24 @@ func (s *sessionStore) open(id string) (*sessionToken, bool) {
 	if s.now().Sub(last.token.Issued) >= sessionLife {
 		return nil, false
 	}
-	return last.token, !s.record(last.token.ID).Ended
+	return last.token, !s.recordOf(last.token.ID).Ended
 }
 
-// record is what became of a session; the zero value is nothing.
-func (s *sessionStore) record(id string) sessionRecord {
+// recordOf is what became of a session; the zero value is nothing.
+func (s *sessionStore) recordOf(id string) sessionRecord {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.records[id]
 }
 
-// append writes down what becomes of a session, sees it onto the disk, and only
+// appendRecord writes down what becomes of a session, sees it onto the disk, and only
 // then has it count. Requests that write nothing do not wait for the disk. The
 // error is errNoSession where the session has ended meanwhile; with any other
 // *httpError the session stays as it was.
-func (s *sessionStore) append(t *sessionToken, rec sessionRecord) error {
+func (s *sessionStore) appendRecord(t *sessionToken, rec sessionRecord) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	before, first := s.record(t.ID), t.Claim
+	before, first := s.recordOf(t.ID), t.Claim
 	switch {
 	case before.Ended:
 		return errNoSession

@@ -422,7 +422,7 @@ func (d *daemon) admits(origins *originPolicy, w http.ResponseWriter, r *http.Re
 // stands in the log.
 func (d *daemon) show(ctx context.Context) {
 	fmt.Fprintf(d.stdout, "usher %s serves MCP at %s\n\n", version(), d.paint(bold, d.url))
-	shown, told, tryOnce := make(map[string]*Module), make(map[string]bool), sync.OnceFunc(d.showTry)
+	shown, told, tryOnce := make(map[string]*Module), make(map[string]bool), sync.OnceFunc(d.printNextSteps)
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
 		ready := d.registry.AllReady(ctx, time.Second, scopeAll()) // asked before the modules: those may be ready by then
@@ -462,15 +462,15 @@ func pendingModules(r *Registry, told map[string]bool) string {
 	var list []string
 	for _, s := range r.Report() {
 		if s.Pending && !told[s.Name] {
-			list = append(list, plain(s.Name))
+			list = append(list, sanitize(s.Name))
 		}
 		told[s.Name] = s.Pending
 	}
 	return clipText(strings.Join(list, ", "), 60)
 }
 
-// showTry says what to do next.
-func (d *daemon) showTry() {
+// printNextSteps says what to do next.
+func (d *daemon) printNextSteps() {
 	root := d.registry.Roots[0]
 	if len(d.registry.Source().View(scopeAll()).Modules) == 0 {
 		fmt.Fprintf(d.stdout, "  no module is ready yet; make one: usher new %q\n", filepath.Join(root, "hello.usher.go"))
@@ -523,7 +523,7 @@ func (d daemonRecord) refuse(m discovered) error {
 	if err := m.readContent(); err != nil || d.Taken[m.key().String()] == m.Content {
 		return err
 	}
-	return fmt.Errorf("new or changed since the start: %s", howToTakeUp(d.PID))
+	return fmt.Errorf("new or changed since the start: %s", reloadHint(d.PID))
 }
 
 // readDaemon reads the record of dataDir's daemon. It is zero when none runs.
@@ -581,12 +581,12 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 			return err
 		}
 		defer give()
-		scope, err := s.gate.Scope(from.Principal, from.At)
-		if err = cmp.Or(from.Unknown, err); err != nil {
+		scope, err := s.gate.Scope(from.principal, from.at)
+		if err = cmp.Or(from.badCode, err); err != nil {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
 		s.modules.WaitReady(r.Context(), scope)
-		s.writePage(w, r, http.StatusOK, pageContent{View: s.modules.View(scope), Webhook: s.webhookPath, Coded: from.Principal != Principal{}})
+		s.writePage(w, r, http.StatusOK, pageContent{View: s.modules.View(scope), Webhook: s.webhookPath, Coded: from.principal != Principal{}})
 		return nil
 	})(w, r)
 }

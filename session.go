@@ -20,13 +20,13 @@ import (
 	"time"
 )
 
-// takeOther acts on what a client sends that is no request.
-func (s *Session) takeOther(msg *Message) {
+// handleNotification acts on what a client sends that is no request.
+func (s *Session) handleNotification(msg *Message) {
 	switch {
 	case !msg.isNotification():
 		s.asked.answer(msg)
 	case msg.Method == "notifications/cancelled": // of the others usher needs none
-		if cancel, ok := s.calls.take(string(field(msg.Params, "requestId"))); ok {
+		if cancel, ok := s.calls.remove(string(field(msg.Params, "requestId"))); ok {
 			cancel(errCancelled)
 		}
 	}
@@ -110,22 +110,22 @@ func (s *Session) primary() *outbox {
 	return s.streams[len(s.streams)-1]
 }
 
-// notify sends a message on the session's stream, if there is one.
-func (s *Session) notify(msg []byte) bool {
+// send sends a message on the session's stream, if there is one.
+func (s *Session) send(msg []byte) bool {
 	out := s.primary()
 	return out != nil && out.send(msg)
 }
 
-// tell is notify for a notification that the client listens for.
-func (s *Session) tell(method string, params object) {
+// notify is send for a notification that the client listens for.
+func (s *Session) notify(method string, params object) {
 	if s.subscription != nil {
 		params = withMeta(params, metaSubscription, s.subscription)
 	}
 	if params == nil {
-		s.notify(encodeRequest(nil, method, nil))
+		s.send(encodeRequest(nil, method, nil))
 		return
 	}
-	s.notify(encodeRequest(nil, method, params.json()))
+	s.send(encodeRequest(nil, method, params.encode()))
 }
 
 // connected reports whether the session has a notification stream open.
@@ -154,7 +154,7 @@ func (t *sessionTable) open(token *sessionToken, principal string) *Session {
 			if s.principal == principal {
 				count++
 			}
-			return s.principal == principal && count > maxSessionsOf && time.Since(s.lastUse) > sessionGrace && s.calls.len() == 0 && !s.connected()
+			return s.principal == principal && count > maxSessionsOf && time.Since(s.lastUse) > sessionGrace && s.calls.size() == 0 && !s.connected()
 		})
 		session = newSession(token)
 		if t.live == nil {
@@ -199,8 +199,8 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox, su
 		return changed, err // nothing is known to have changed, or it is told elsewhere
 	}
 	view := s.modules.View(scope)
-	for _, list := range session.changedLists(view, s.started) {
-		session.tell("notifications/"+list+"/list_changed", nil)
+	for _, list := range session.unseenChanges(view, s.started) {
+		session.notify("notifications/"+list+"/list_changed", nil)
 	}
 	if session.subscribing.TryLock() { // or it is being done, maybe by a module that hangs
 		subscribing.Go(func() {
@@ -217,9 +217,9 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox, su
 	return changed, err
 }
 
-// listed notes which list the client was given. One with a stream open is told of
+// markSeen notes which list the client was given. One with a stream open is told of
 // each change there, whether or not it has asked meanwhile.
-func (s *Session) listed(what string, view *View) {
+func (s *Session) markSeen(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.Contains(announcedLists, what) && (len(s.streams) == 0 || s.lastSeen[what] == "") {
@@ -227,11 +227,11 @@ func (s *Session) listed(what string, view *View) {
 	}
 }
 
-// changedLists returns the lists that have changed since the client last saw them,
+// unseenChanges returns the lists that have changed since the client last saw them,
 // and marks them as seen. A client that has not asked for a list yet is not told of
 // it; but nobody knows what one has seen that is older than the daemon: it gets
 // every list once.
-func (s *Session) changedLists(view *View, started time.Time) []string {
+func (s *Session) unseenChanges(view *View, started time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var changed []string
@@ -293,11 +293,11 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, now *It
 	}
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	at, err := now.Subscribe(ctx, s.callerOf(session, s.gate.Current(session.sessionToken), session.notify), uri, func(params json.RawMessage) {
+	at, err := now.Subscribe(ctx, s.callerOf(session, s.gate.Current(session.sessionToken), session.send), uri, func(params json.RawMessage) {
 		scope, err := s.scope(session, time.Time{})
 		if err == nil && s.modules.View(scope).Lookup("resources", uri).Same(now) {
 			update, _ := members(stripCallID(params))
-			session.tell("notifications/resources/updated", update)
+			session.notify("notifications/resources/updated", update)
 		}
 	})
 	if err == nil {

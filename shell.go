@@ -88,7 +88,7 @@ func runShell(ctx context.Context, path, size string, groups processGroups, stdi
 	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
 	err := s.read(ctx, string(s.text))
 	if err != nil {
-		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), strings.ReplaceAll(reason(err), s.script+": ", ""))
+		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), strings.ReplaceAll(errText(err), s.script+": ", ""))
 		return 1
 	}
 	s.serve(ctx, stdin)
@@ -163,7 +163,7 @@ func (s *shellServer) keepFunctions(ctx context.Context) error {
 	defer done()
 	out, _, err := s.run(ctx, cmd, nil)
 	if err != nil {
-		return fmt.Errorf("reading the script: %s ended with %s", filepath.Base(s.shell), reason(err))
+		return fmt.Errorf("reading the script: %s ended with %s", filepath.Base(s.shell), errText(err))
 	}
 	reported := strings.Fields(string(out))
 	s.methods = slices.DeleteFunc(s.methods, func(m shellMethod) bool {
@@ -225,9 +225,9 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 		}
 		switch msg.Method {
 		case "initialize":
-			s.send(encodeResult(msg.ID, s.info().json()))
+			s.send(encodeResult(msg.ID, s.info().encode()))
 		case "tools/list":
-			s.send(encodeResult(msg.ID, object{{"tools", marshal(s.methods)}}.json()))
+			s.send(encodeResult(msg.ID, object{{"tools", marshal(s.methods)}}.encode()))
 		case "tools/call":
 			ctx, cancel := context.WithCancel(ctx)
 			s.calls.Store(string(msg.ID), cancel)
@@ -254,12 +254,12 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 // info returns the result of initialize.
 func (s *shellServer) info() object {
 	problems := object{{"problems", marshal(s.problems)}}
-	experimental := object{{"usher/problems", problems.json()}}
-	capabilities := object{{"tools", json.RawMessage("{}")}, {"experimental", experimental.json()}}
+	experimental := object{{"usher/problems", problems.encode()}}
+	capabilities := object{{"tools", json.RawMessage("{}")}, {"experimental", experimental.encode()}}
 	return object{
 		{"protocolVersion", quote(protocols[0])},
 		{"serverInfo", usherInfo()},
-		{"capabilities", capabilities.json()},
+		{"capabilities", capabilities.encode()},
 		{"instructions", quote(s.about)},
 	}
 }
@@ -295,7 +295,7 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	}
 	cmd, done, err := s.command(ctx, args...)
 	if err != nil {
-		return failure("handing the script to the shell: " + reason(err))
+		return failure("handing the script to the shell: " + errText(err))
 	}
 	defer done()
 	cmd.Stdin = bytes.NewReader(arguments)
@@ -307,7 +307,7 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	case err != nil && len(said) > 0:
 		return failure(strings.Join(said, "\n"))
 	case err != nil:
-		return failure(fmt.Sprintf("%s ended with %s", name, reason(err)))
+		return failure(fmt.Sprintf("%s ended with %s", name, errText(err)))
 	case text == "":
 		return toolResult(nil)
 	case json.Valid(value) && isObject(value):
@@ -387,7 +387,7 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 				params = params.set("total", json.RawMessage(m[2]))
 			}
 			if progressToken != nil { // the caller wants to know
-				s.send(encodeRequest(nil, "notifications/progress", params.json()))
+				s.send(encodeRequest(nil, "notifications/progress", params.encode()))
 			}
 			continue
 		}

@@ -191,7 +191,7 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 					if !ok {
 						t.Fatal("no session")
 					}
-					b.server.sessions.open(token, "").notify(encodeRequest(nil, message, nil))
+					b.server.sessions.open(token, "").send(encodeRequest(nil, message, nil))
 				}
 				pass(tt.read)
 				_, text := x.got()

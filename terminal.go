@@ -88,9 +88,9 @@ func usageErrorf(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
-// plain is a text that others wrote, without what could play with the terminal
+// sanitize is a text that others wrote, without what could play with the terminal
 // or break a table.
-func plain(s string) string {
+func sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
 			return r

@@ -100,11 +100,11 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	body, err := s.bodies.Read(w, r, from.Session != nil || from.Principal.hasClaim(), from.Principal.Key())
+	body, err := s.bodies.Read(w, r, from.session != nil || from.principal.hasClaim(), from.principal.Key())
 	if err != nil {
 		return err
 	}
-	if from.Session != nil && from.Session.Protocol == sseProtocol {
+	if from.session != nil && from.session.Protocol == sseProtocol {
 		session, err := s.openSession(from)
 		if err != nil {
 			return err
@@ -128,7 +128,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return refusal
 	}
 	if err == nil {
-		s.answerPOST(w, r, accept, client{session: session, admitted: from.At, streams: s.stopping}, list, batch)
+		s.answerPOST(w, r, accept, client{session: session, admitted: from.at, streams: s.stopping}, list, batch)
 	}
 	return err
 }
@@ -141,22 +141,22 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 		return nil, msg.fault
 	case !batch && isStatelessPOST(r.Header, msg.Message):
 		if msg.isNotification() { // there is none that means anything here
-			return newSession(&sessionToken{}), cmp.Or(from.Unknown, checkVersion(r.Header.Get(protocolHeader)))
+			return newSession(&sessionToken{}), cmp.Or(from.badCode, checkVersion(r.Header.Get(protocolHeader)))
 		}
-		if err := cmp.Or(from.Unknown, checkStateless(r.Header, msg.Message)); err != nil {
+		if err := cmp.Or(from.badCode, checkStateless(r.Header, msg.Message)); err != nil {
 			return nil, err
 		}
-		return statelessSession(msg.Params, from.Principal)
+		return statelessSession(msg.Params, from.principal)
 	case !batch && msg.Method == "initialize" && msg.isRequest():
 		protocol, caps, err := parseInitialize(parseParams(msg.Params))
 		if err != nil {
 			return nil, err
 		}
-		token, id := s.gate.Create(protocol, caps, from.Principal)
+		token, id := s.gate.Create(protocol, caps, from.principal)
 		w.Header().Set(sessionHeader, id)
 		return newSession(token), nil
-	case from.Session == nil:
-		return nil, cmp.Or(from.Unknown, errNoSessionID)
+	case from.session == nil:
+		return nil, cmp.Or(from.badCode, errNoSessionID)
 	default:
 		return s.openSession(from)
 	}
@@ -165,9 +165,9 @@ func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admissio
 // openSession is the live session of who was admitted with one, which may have
 // ended while the body of the request came in.
 func (s *Server) openSession(from admission) (*Session, error) {
-	session := s.sessions.open(from.Session, from.Principal.Key())
-	if s.gate.Ended(from.Session) {
-		s.sessions.end(from.Session)
+	session := s.sessions.open(from.session, from.principal.Key())
+	if s.gate.Ended(from.session) {
+		s.sessions.end(from.session)
 		return nil, errNoSession
 	}
 	return session, nil
@@ -252,7 +252,7 @@ func (s *Server) dispatch(c client, list []inMessage, batch bool) func() (answer
 	var taken []func() ([]byte, error)
 	for _, msg := range list {
 		if msg.fault == nil && !msg.isRequest() {
-			c.session.takeOther(msg.Message)
+			c.session.handleNotification(msg.Message)
 			continue
 		}
 		if batch && msg.fault == nil && isStateless(msg.Params) { // nothing would end it with its client
@@ -312,7 +312,7 @@ func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
 	}
 	var ok bool
 	weight := max(msg.size, maxInFlightBytes/maxInFlight)
-	if r.give, ok = s.requests.take(principal.Key(), weight, maxInFlightBytes); !ok {
+	if r.give, ok = s.requests.reserve(principal.Key(), weight, maxInFlightBytes); !ok {
 		return nil, rpcErrorf(codeRefused, "%d requests, or some as large, are being answered for you: wait for some of them", maxInFlight)
 	}
 	r.ctx, r.cancel = context.WithCancelCause(s.stopped)
@@ -349,7 +349,7 @@ func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
 func (s *Server) keptStream(kind string, session *Session) func() *keptStream {
 	principal := s.gate.Current(session.sessionToken)
 	return func() *keptStream {
-		return &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, primed: session.profile.Load().protocol == protocols[0],
+		return &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, resumableFromStart: session.profile.Load().protocol == protocols[0],
 			owner: principal.Key(), authorized: s.authorized(session, principal)}
 	}
 }
@@ -375,10 +375,10 @@ func (s *Server) admitGET(w http.ResponseWriter, r *http.Request) (*admission, f
 	if err != nil {
 		return nil, nil, err
 	}
-	if from.Session != nil && from.Session.Protocol == sseProtocol {
+	if from.session != nil && from.session.Protocol == sseProtocol {
 		return nil, nil, errNoSession // with its stream
 	}
-	give, ok := s.streams.take(from.Principal.Key(), 1, maxStreamsOf)
+	give, ok := s.streams.reserve(from.principal.Key(), 1, maxStreamsOf)
 	if !ok {
 		err = errManyStreams
 	}
@@ -397,15 +397,15 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
 	conn := &connection{ctx: ctx, write: sseWriter(w), end: cancel}
-	if from.Session == nil {
-		return s.serveSSE(r.URL.Path, from.Principal, conn)
+	if from.session == nil {
+		return s.serveSSE(r.URL.Path, from.principal, conn)
 	}
 	session, out, err := s.openStream(r, from, conn)
 	if err != nil {
 		return err
 	}
 	if out.begun { // with the answer to a request
-		out.follow(conn, nil)
+		out.writeLoop(conn, nil)
 		return nil
 	}
 	return s.serveNotices(session, out, conn)
@@ -439,7 +439,7 @@ func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) e
 	defer session.leave(out)
 	if out.send(nil) {
 		var subscribing sync.WaitGroup
-		out.follow(conn, func() <-chan struct{} {
+		out.writeLoop(conn, func() <-chan struct{} {
 			changed, _ := s.announce(conn.ctx, session, out, &subscribing)
 			return changed
 		})
@@ -531,14 +531,14 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if from.Session == nil {
-		return cmp.Or(from.Unknown, errNoSessionID)
+	if from.session == nil {
+		return cmp.Or(from.badCode, errNoSessionID)
 	}
-	if err := s.gate.End(from.Session); err != nil && !errors.Is(err, errNoSession) {
+	if err := s.gate.End(from.session); err != nil && !errors.Is(err, errNoSession) {
 		return err
 	}
-	s.sessions.end(from.Session)
-	s.modules.EndAffinity(from.Session.ID)
+	s.sessions.end(from.session)
+	s.modules.EndAffinity(from.session.ID)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }

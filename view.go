@@ -217,7 +217,7 @@ func (v *View) addResources(modules []*Module) {
 // addList makes the result of a request for a list. announced is the list as which
 // clients are told of its changes.
 func (v *View) addList(what, announced string, items []json.RawMessage) {
-	list := oneLine(object{{what, joinItems(items)}}.json())
+	list := oneLine(object{{what, joinItems(items)}}.encode())
 	v.lists[what] = list
 	v.fingerprints[announced] = hashOf(v.fingerprints[announced], string(list))
 }

@@ -29,7 +29,7 @@ func module(t testing.TB, text string) *Module {
 		if path != "" {
 			description = "@webhook " + path
 		}
-		definition := object{{"name", quote(tool)}, {"description", quote(description)}}.json()
+		definition := object{{"name", quote(tool)}, {"description", quote(description)}}.encode()
 		method, _, err := parseMethod(definition, m.Kind.docRules())
 		if err != nil {
 			t.Fatal(err)

@@ -216,9 +216,9 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 
 var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout, -call-timeout)")
 
-// hookLines is the URL of a tool's webhook and a line that delivers there, with the
+// webhookExample is the URL of a tool's webhook and a line that delivers there, with the
 // required parameters; "" where none is served. url is the daemon's.
-func hookLines(view *View, t *Item, url string, secret bool) (at, curl string) {
+func webhookExample(view *View, t *Item, url string, secret bool) (at, curl string) {
 	if served, _ := view.Hook(t.HookPath()); served != t {
 		return "", ""
 	}
@@ -267,7 +267,7 @@ func (d *delivery) arguments() (json.RawMessage, error) {
 	if err != nil {
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
 	}
-	arguments := append(withoutWebhook(list), member{webhookParam, d.meta()}).json()
+	arguments := append(withoutWebhook(list), member{webhookParam, d.meta()}).encode()
 	if d.tool.ChecksArguments() {
 		return arguments, nil
 	}
@@ -285,11 +285,11 @@ func (d *delivery) meta() json.RawMessage {
 	for name, values := range d.URL.Query() {
 		query = append(query, member{name, quote(values[0])})
 	}
-	meta := object{{"method", quote(d.Method)}, {"headers", headers.json()}, {"query", query.json()}, {"timestamp", marshal(d.received.UnixMilli())}}
+	meta := object{{"method", quote(d.Method)}, {"headers", headers.encode()}, {"query", query.encode()}, {"timestamp", marshal(d.received.UnixMilli())}}
 	if utf8.Valid(d.body) {
 		meta = append(meta, member{"rawBody", quote(string(d.body))})
 	}
-	return meta.json()
+	return meta.encode()
 }
 
 // errSignature is all that a sender is told: what exactly did not fit helps
@@ -476,7 +476,7 @@ func fileValue(file *multipart.FileHeader) json.RawMessage {
 		{"contentType", quote(file.Header.Get("Content-Type"))},
 		{"size", marshal(file.Size)},
 		{encoding, quote(text)},
-	}.json()
+	}.encode()
 }
 
 // fieldValue turns a form's text into the number or boolean that the schema asks
@@ -572,7 +572,7 @@ func (a webhookAnswer) write(w http.ResponseWriter) {
 // writeWebhookError writes an error in this endpoint's form.
 func writeWebhookError(w http.ResponseWriter, e *httpError) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.json())
+	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.encode())
 }
 
 // signatureRule is a method's @signature tag: the scheme, and the environment

@@ -120,7 +120,7 @@ func (s *hookServer) take(msg *Message) {
 			if t.Schema == nil {
 				t.Schema = json.RawMessage(`{"type":"object"}`)
 			}
-			tools = append(tools, object{{"name", quote(t.Name)}, {"description", quote(t.Doc)}, {"inputSchema", t.Schema}}.json())
+			tools = append(tools, object{{"name", quote(t.Name)}, {"description", quote(t.Doc)}, {"inputSchema", t.Schema}}.encode())
 		}
 		s.send(encodeResult(msg.ID, marshal(map[string]any{"tools": tools})))
 	case "notifications/cancelled":
@@ -198,7 +198,7 @@ func (s *hookServer) call(msg *Message, t hookTool, stop, gate <-chan struct{}) 
 	case "digest":
 		list, _ := members(args)
 		list = slices.DeleteFunc(list, func(f member) bool { return f.key == webhookParam })
-		result = structured(marshal(map[string]string{"digest": digest(list.json()), "raw": stringField(field(args, webhookParam), "rawBody")}))
+		result = structured(marshal(map[string]string{"digest": digest(list.encode()), "raw": stringField(field(args, webhookParam), "rawBody")}))
 	case "runs":
 		s.mu.Lock()
 		result = structured(marshal(s.runs))
@@ -377,7 +377,7 @@ func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 // without is a JSON object without one of its members.
 func without(raw, key string) string {
 	list, _ := members(json.RawMessage(raw))
-	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).json())
+	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }
 
 // modulesOf is what usher modules prints.
@@ -1715,7 +1715,7 @@ func TestWebhookEndlessBody(t *testing.T) {
 
 // fuzzMethod asks for every type that a form may fill in.
 func fuzzMethod(f *testing.F) *Method {
-	m, _, err := parseMethod(object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}.json(), docRules{Hooks: true})
+	m, _, err := parseMethod(object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}.encode(), docRules{Hooks: true})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -1726,11 +1726,11 @@ func fuzzMethod(f *testing.F) *Method {
 // that those which pass the check are of the types that the schema has.
 func checkParams(t *testing.T, m *Method, list object) {
 	t.Helper()
-	arguments := list.set(webhookParam, json.RawMessage(`{"true":1}`)).json()
+	arguments := list.set(webhookParam, json.RawMessage(`{"true":1}`)).encode()
 	if err := checkJSON(arguments, "it"); err != nil {
 		t.Fatalf("%v: %q", err, arguments)
 	}
-	if bytes.ContainsAny(encodeRequest(json.RawMessage("1"), "tools/call", object{{"arguments", arguments}}.json()), "\n\r") {
+	if bytes.ContainsAny(encodeRequest(json.RawMessage("1"), "tools/call", object{{"arguments", arguments}}.encode()), "\n\r") {
 		t.Fatalf("not one line: %q", arguments)
 	}
 	var got map[string]any

@@ -54,9 +54,9 @@ type Caller struct {
 
 func (c Caller) authorized() bool { return c.Authorized == nil || c.Authorized() }
 
-// refuses reports why a caller can't be asked something, and which capabilities it
+// checkAskable reports why a caller can't be asked something, and which capabilities it
 // lacks for that.
-func (c Caller) refuses(method string, params json.RawMessage) (lacked clientCaps, err error) {
+func (c Caller) checkAskable(method string, params json.RawMessage) (lacked clientCaps, err error) {
 	needs, known := needsOf(method, params)
 	lacked = needs &^ c.Caps
 	switch {
@@ -65,7 +65,7 @@ func (c Caller) refuses(method string, params json.RawMessage) (lacked clientCap
 	case c.Ask == nil:
 		err = noClient(needs)
 	case lacked != 0:
-		err = lacks(lacked)
+		err = errMissingCaps(lacked)
 	}
 	return lacked, err
 }
@@ -128,13 +128,13 @@ type Worker struct {
 	info   serverInfo // set by the handshake
 
 	listChanged func(w *Worker)        // the process says that it offers something else; called by who reads its output
-	over        func(principal string) // a client's call of that principal runs no more; set before there are any
+	onCallDone        func(principal string) // a client's call of that principal runs no more; set before there are any
 	answersAll  bool                   // cancelled calls too, when they have ended: our shims do, MCP does not ask for it
 
 	lastID   atomic.Int64
 	level    atomic.Int32       // least log messages it was told to send, counted from 1; 0 for not told
 	stopping atomic.Bool        // its end is wanted, and no crash
-	mixedUp  atomic.Bool        // it was refused a client, as a cancelled call may be the one it is for
+	attributionLost  atomic.Bool        // it was refused a client, as a cancelled call may be the one it is for
 	ctx      context.Context    // ends when the process is to end, or has ended
 	cancel   context.CancelFunc //
 	queued   chan struct{}      // 1-buffered: there is input to be written
@@ -146,7 +146,7 @@ type Worker struct {
 	mu         sync.Mutex
 	input      []byte                    // lines that wait to be written to the process
 	calls      map[string]*call          // in flight, by id; nil once the process has ended
-	unanswered map[string]string         // principals of cancelled calls that may still run, by id
+	maybeRunning map[string]string         // principals of cancelled calls that may still run, by id
 	owner      *Caller                   // the latest caller of a session's process
 	asks       map[string]*clientRequest // by the module's own ids
 	subs       map[*subscription]bool    // resources that it tells of
@@ -167,9 +167,9 @@ func (s *subscription) alive() bool { return s.worker.alive() }
 // newWorker is a worker without a process yet. owner is for whose call a process
 // of one affinity is started; nil for others.
 func newWorker(module string, log *slog.Logger, owner *Caller, listChanged func(*Worker)) *Worker {
-	w := &Worker{module: module, log: log.With("module", module), owner: owner, listChanged: listChanged, over: func(string) {},
+	w := &Worker{module: module, log: log.With("module", module), owner: owner, listChanged: listChanged, onCallDone: func(string) {},
 		queued: make(chan struct{}, 1), done: make(chan struct{}),
-		calls: make(map[string]*call), unanswered: make(map[string]string), asks: make(map[string]*clientRequest), subs: make(map[*subscription]bool)}
+		calls: make(map[string]*call), maybeRunning: make(map[string]string), asks: make(map[string]*clientRequest), subs: make(map[*subscription]bool)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w
 }
@@ -242,14 +242,14 @@ func (w *Worker) finish(state string) {
 		w.err = &processError{reason: fmt.Sprintf("module %q was stopped during the call", w.module)}
 	}
 	w.mu.Lock()
-	calls, unanswered := w.calls, w.unanswered
-	w.calls, w.unanswered = nil, nil
+	calls, maybeRunning := w.calls, w.maybeRunning
+	w.calls, w.maybeRunning = nil, nil
 	w.mu.Unlock()
 	for _, c := range calls {
 		c.answer <- nil
 	}
-	for _, principal := range unanswered {
-		w.over(principal)
+	for _, principal := range maybeRunning {
+		w.onCallDone(principal)
 	}
 	w.asking.Wait()
 	close(w.done)
@@ -392,7 +392,7 @@ func (w *Worker) handle(msg *Message) {
 	case msg.Method == "notifications/resources/updated":
 		w.updated(msg.Params)
 	case msg.Method == "notifications/cancelled":
-		w.takeBack(field(msg.Params, "requestId"))
+		w.cancelClientRequest(field(msg.Params, "requestId"))
 	default:
 		w.log.Debug("a notification was dropped", "method", msg.Method)
 	}
@@ -404,11 +404,11 @@ func (w *Worker) answer(msg *Message) {
 	w.mu.Lock()
 	c := w.calls[string(msg.ID)]
 	delete(w.calls, string(msg.ID))
-	principal, cancelled := w.unanswered[string(msg.ID)]
-	delete(w.unanswered, string(msg.ID))
+	principal, cancelled := w.maybeRunning[string(msg.ID)]
+	delete(w.maybeRunning, string(msg.ID))
 	w.mu.Unlock()
 	if cancelled {
-		w.over(principal)
+		w.onCallDone(principal)
 	}
 	if c != nil {
 		c.answer <- msg
@@ -464,7 +464,7 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 			c.token = own
 		}
 		meta = meta.without(metaCall).set("progressToken", json.RawMessage(id)) // no client has to name a call
-		params = params.set("_meta", meta.json())
+		params = params.set("_meta", meta.encode())
 		w.followLevel(caller)
 	}
 	if err := w.begin(id, c, method, params); err != nil {
@@ -496,7 +496,7 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 // begin enters a call among those in flight, and sends its request. It asks last whether the caller is still
 // authorized, as the call may have waited. The error is errNotMade if not.
 func (w *Worker) begin(id string, c *call, method string, params object) error {
-	msg := encodeRequest(json.RawMessage(id), method, params.json())
+	msg := encodeRequest(json.RawMessage(id), method, params.encode())
 	if !c.caller.authorized() {
 		w.end(id, c, nil)
 		return errNotMade
@@ -531,7 +531,7 @@ func (w *Worker) end(id string, c *call, cancelled error) {
 	w.mu.Lock()
 	runs := w.calls[id] == c && cancelled != nil && c.caller.Session != ""
 	if runs {
-		w.unanswered[id] = c.caller.Principal
+		w.maybeRunning[id] = c.caller.Principal
 	}
 	delete(w.calls, id)
 	var asks []*clientRequest
@@ -548,11 +548,11 @@ func (w *Worker) end(id string, c *call, cancelled error) {
 	if runs && !w.answersAll {
 		time.AfterFunc(cancelledTime, func() { w.answer(&Message{ID: json.RawMessage(id)}) })
 	} else if !runs && c.caller.Session != "" {
-		w.over(c.caller.Principal)
+		w.onCallDone(c.caller.Principal)
 	}
 	if cancelled != nil {
 		reason := object{{"requestId", json.RawMessage(id)}, {"reason", quote(cancelled.Error())}}
-		w.tell(&Message{Method: "notifications/cancelled", Params: reason.json()})
+		w.notify(&Message{Method: "notifications/cancelled", Params: reason.encode()})
 	}
 }
 
@@ -618,11 +618,11 @@ func (w *Worker) followLevel(caller Caller) {
 		return
 	}
 	w.level.Store(wanted)
-	w.tell(&Message{ID: w.nextID(), Method: "logging/setLevel", Params: object{{"level", quote(caller.level())}}.json()})
+	w.notify(&Message{ID: w.nextID(), Method: "logging/setLevel", Params: object{{"level", quote(caller.level())}}.encode()})
 }
 
-// tell sends a message that nobody waits for.
-func (w *Worker) tell(msg *Message) {
+// notify sends a message that nobody waits for.
+func (w *Worker) notify(msg *Message) {
 	if err := w.send(msg.encode()); err != nil && w.alive() {
 		w.log.Warn("a message to the module was dropped", "method", msg.Method, "why", err)
 	}
@@ -667,14 +667,14 @@ func (w *Worker) attribute(params json.RawMessage) (Caller, *call, error) {
 	}
 	calls := slices.DeleteFunc(slices.Collect(maps.Values(w.calls)), func(c *call) bool { return c.caller.Session == "" })
 	switch {
-	case len(calls) == 1 && len(w.unanswered) == 0:
+	case len(calls) == 1 && len(w.maybeRunning) == 0:
 		return calls[0].caller, calls[0], nil
 	case w.owner != nil && (len(calls) == 0 || !w.owner.Stateless):
 		return *w.owner, nil, nil
-	case len(calls) == 0 && len(w.unanswered) == 0:
+	case len(calls) == 0 && len(w.maybeRunning) == 0:
 		return Caller{}, nil, errNoClient
 	default:
-		w.mixedUp.Store(len(w.unanswered) > 0)
+		w.attributionLost.Store(len(w.maybeRunning) > 0)
 		return Caller{}, nil, errNotSure
 	}
 }
@@ -711,13 +711,13 @@ func stripCallID(params json.RawMessage) json.RawMessage {
 // next message of the module is read, which may end the call.
 func (w *Worker) handleRequest(msg *Message) {
 	if msg.Method == "ping" {
-		w.tell(&Message{ID: msg.ID, Result: json.RawMessage(`{}`)})
+		w.notify(&Message{ID: msg.ID, Result: json.RawMessage(`{}`)})
 		return
 	}
 	a, err := w.beginAsk(msg)
 	if err != nil {
 		w.log.Info("a request of the module to a client was refused", "method", msg.Method, "why", err)
-		w.tell(&Message{ID: msg.ID, Err: asRPCError(err)})
+		w.notify(&Message{ID: msg.ID, Err: asRPCError(err)})
 		return
 	}
 	w.asking.Go(func() { w.ask(a, msg) })
@@ -731,7 +731,7 @@ func (w *Worker) beginAsk(msg *Message) (*clientRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	lacked, err := caller.refuses(msg.Method, msg.Params)
+	lacked, err := caller.checkAskable(msg.Method, msg.Params)
 	if c != nil {
 		c.lacked |= lacked
 	}
@@ -780,14 +780,14 @@ func (w *Worker) ask(a *clientRequest, msg *Message) {
 	switch {
 	case !wanted:
 	case err != nil:
-		w.tell(&Message{ID: msg.ID, Err: asRPCError(err)})
+		w.notify(&Message{ID: msg.ID, Err: asRPCError(err)})
 	default:
-		w.tell(&Message{ID: msg.ID, Result: result})
+		w.notify(&Message{ID: msg.ID, Result: result})
 	}
 }
 
-// takeBack ends a request at the module's wish.
-func (w *Worker) takeBack(id json.RawMessage) {
+// cancelClientRequest ends a request at the module's wish.
+func (w *Worker) cancelClientRequest(id json.RawMessage) {
 	w.mu.Lock()
 	a := w.asks[string(id)]
 	delete(w.asks, string(id))
@@ -859,7 +859,7 @@ func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 // initialize shakes hands as an MCP client. All client capabilities are
 // declared: servers hide tools from clients that lack one.
 func (w *Worker) initialize(ctx context.Context) error {
-	params := object{{"protocolVersion", quote(protocols[0])}, {"clientInfo", usherInfo()}, {"capabilities", clientCaps(allCaps).json()}}
+	params := object{{"protocolVersion", quote(protocols[0])}, {"clientInfo", usherInfo()}, {"capabilities", clientCaps(allCaps).encode()}}
 	result, err := w.request(ctx, Caller{}, "initialize", params, 0)
 	if err != nil {
 		return err
@@ -873,7 +873,7 @@ func (w *Worker) initialize(ctx context.Context) error {
 func (w *Worker) listen(filter object) (stop func(), err error) {
 	id, c := string(w.nextID()), &call{answer: make(chan *Message, 1), progress: make(chan struct{}, 1)}
 	stop = func() { w.end(id, c, errors.New("nobody listens any more")) }
-	params := object{{"notifications", filter.json()}}
+	params := object{{"notifications", filter.encode()}}
 	return stop, w.begin(id, c, "subscriptions/listen", statelessParams(params, allCaps, ""))
 }
 
@@ -885,7 +885,7 @@ func (w *Worker) subscribe(ctx context.Context, uri string, notify func(params j
 	}
 	params := object{{"uri", quote(uri)}}
 	s := &subscription{worker: w, uri: uri, notify: notify, stop: func() {
-		w.tell(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params.json()})
+		w.notify(&Message{ID: w.nextID(), Method: "resources/unsubscribe", Params: params.encode()})
 	}}
 	w.mu.Lock()
 	w.subs[s] = true
