@@ -333,7 +333,7 @@ func TestAttribution(t *testing.T) {
 		cancelled bool // another call was, and is not answered
 		want      string
 	}{
-		{"shared, no call", nil, nil, false, errNoClient.Message},
+		{"shared, no call", nil, nil, false, errNoCaller.Message},
 		{"shared, one call", nil, []Caller{alice}, false, "alice"},
 		{"shared, usher's own call beside", nil, []Caller{{}, alice}, false, "alice"},
 		{"shared, two calls", nil, []Caller{alice, bob}, false, errNotSure.Message},
@@ -903,7 +903,7 @@ func TestNoSubscribingAfterARevoke(t *testing.T) {
 		if _, err := claims(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
 			t.Fatal(err)
 		}
-		pass(lookInterval + time.Second)
+		pass(streamInterval + time.Second)
 		if heard := b.hears(); strings.Contains(heard, "resources/subscribe") {
 			t.Errorf("after the revoke the module hears %q", heard)
 		}

@@ -85,8 +85,8 @@ const (
 	maxRounds    = 32 // times that one call is answered with a wish for input
 
 	// modules.go, view.go: the registry and what it shows.
-	maxLooks    = 8                        // modules being introspected at once
-	maxToolName = 64 - len("mcp__usher__") // characters of a tool's name that every client takes
+	maxIntrospections = 8                        // modules being introspected at once
+	maxToolName       = 64 - len("mcp__usher__") // characters of a tool's name that every client takes
 
 	// mcp.go: requests and lists.
 	maxURI          = 8 << 10 // bytes of a resource URI of a client

@@ -178,7 +178,7 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 				}
 				b.hears()
 				end(t, b, c, own)
-				pass(2 * lookInterval)
+				pass(2 * streamInterval)
 				progress("after")
 				ask("after")
 				if _, text := x.got(); strings.Contains(text, "after") {

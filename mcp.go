@@ -391,7 +391,7 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(lookInterval):
+		case <-time.After(streamInterval):
 		case <-changed:
 			pauseFor(ctx, coalesce) // more is likely to follow
 		}

@@ -159,7 +159,7 @@ func newRegistry(c registryConfig) (*Registry, error) {
 		registryConfig: c,
 		started:        time.Now(),
 		reaper:         &reaper{},
-		slots:          make(chan struct{}, maxLooks),
+		slots:          make(chan struct{}, maxIntrospections),
 		modules:        make(map[entryKey]*moduleVersion),
 		drift:          make(map[entryKey]string),
 		changed:        make(chan struct{}),

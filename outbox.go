@@ -27,8 +27,8 @@ const (
 	reconnectDelay = 1 * time.Second  // what a client is told to wait before it resumes a stream
 	replayLife     = 2 * time.Minute  // for which a stream can be resumed after its connection has ended
 
-	lookInterval = 2 * time.Second        // how often an open stream looks at its session's claim
-	coalesce     = 300 * time.Millisecond // changes this close make one list_changed
+	streamInterval = 2 * time.Second        // how often an open stream looks at its session's claim
+	coalesce       = 300 * time.Millisecond // changes this close make one list_changed
 )
 
 // frame is what is written to a client at once. With an id and no message it
@@ -154,7 +154,7 @@ func (o *outbox) finish(last []byte, stream bool) bool {
 
 // writeLoop writes what is queued to a connection until the outbox has ended, or the
 // connection has, or another one has taken its place. Meanwhile it calls look, if
-// that is not nil, every lookInterval, and soon after what look returns is closed.
+// that is not nil, every streamInterval, and soon after what look returns is closed.
 func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{})) {
 	defer conn.end()
 	defer o.disconnect(conn)
@@ -191,7 +191,7 @@ func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{
 			case <-next.C:
 				if look != nil {
 					changed = look()
-					next.Reset(lookInterval)
+					next.Reset(streamInterval)
 				}
 			}
 		}

@@ -174,9 +174,9 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 	return rpcErrorf(code, "this needs a client that can be asked for %s", strings.Join(lacked.String(), ", "))
 }
 
-// noClient is the error for a module's request in a call that no client made: that of
+// errNoClient is the error for a module's request in a call that no client made: that of
 // a webhook, or of usher call.
-func noClient(needs clientCaps) *rpcError {
+func errNoClient(needs clientCaps) *rpcError {
 	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.String(), ", "))
 }
 

@@ -63,7 +63,7 @@ func (c Caller) checkAskable(method string, params json.RawMessage) (lacked clie
 	case !known:
 		err = rpcErrorf(codeNoMethod, "no client answers %s", clipText(method, 100))
 	case c.Ask == nil:
-		err = noClient(needs)
+		err = errNoClient(needs)
 	case lacked != 0:
 		err = errMissingCaps(lacked)
 	}
@@ -128,29 +128,29 @@ type Worker struct {
 	info   serverInfo // set by the handshake
 
 	listChanged func(w *Worker)        // the process says that it offers something else; called by who reads its output
-	onCallDone        func(principal string) // a client's call of that principal runs no more; set before there are any
+	onCallDone  func(principal string) // a client's call of that principal runs no more; set before there are any
 	answersAll  bool                   // cancelled calls too, when they have ended: our shims do, MCP does not ask for it
 
-	lastID   atomic.Int64
-	level    atomic.Int32       // least log messages it was told to send, counted from 1; 0 for not told
-	stopping atomic.Bool        // its end is wanted, and no crash
-	attributionLost  atomic.Bool        // it was refused a client, as a cancelled call may be the one it is for
-	ctx      context.Context    // ends when the process is to end, or has ended
-	cancel   context.CancelFunc //
-	queued   chan struct{}      // 1-buffered: there is input to be written
-	asking   sync.WaitGroup     // goroutines that ask clients
-	state    string             // in which the process ended, as in "exit status 1"
-	err      error              // why calls under way failed; both are set before those are told
-	done     chan struct{}      // closed when all is over
+	lastID          atomic.Int64
+	level           atomic.Int32       // least log messages it was told to send, counted from 1; 0 for not told
+	stopping        atomic.Bool        // its end is wanted, and no crash
+	attributionLost atomic.Bool        // it was refused a client, as a cancelled call may be the one it is for
+	ctx             context.Context    // ends when the process is to end, or has ended
+	cancel          context.CancelFunc //
+	queued          chan struct{}      // 1-buffered: there is input to be written
+	asking          sync.WaitGroup     // goroutines that ask clients
+	state           string             // in which the process ended, as in "exit status 1"
+	err             error              // why calls under way failed; both are set before those are told
+	done            chan struct{}      // closed when all is over
 
-	mu         sync.Mutex
-	input      []byte                    // lines that wait to be written to the process
-	calls      map[string]*call          // in flight, by id; nil once the process has ended
+	mu           sync.Mutex
+	input        []byte                    // lines that wait to be written to the process
+	calls        map[string]*call          // in flight, by id; nil once the process has ended
 	maybeRunning map[string]string         // principals of cancelled calls that may still run, by id
-	owner      *Caller                   // the latest caller of a session's process
-	asks       map[string]*clientRequest // by the module's own ids
-	subs       map[*subscription]bool    // resources that it tells of
-	tail       []string                  // the last lines of stderr, at most tailLines
+	owner        *Caller                   // the latest caller of a session's process
+	asks         map[string]*clientRequest // by the module's own ids
+	subs         map[*subscription]bool    // resources that it tells of
+	tail         []string                  // the last lines of stderr, at most tailLines
 }
 
 // subscription is a resource that one process tells somebody of.
@@ -649,7 +649,7 @@ type clientRequest struct {
 // Why a request of a module has no answer of a client's.
 var (
 	errNoAnswer  = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
-	errNoClient  = rpcErrorf(codeInternal, "no client can be asked here: the module serves no call of one")
+	errNoCaller  = rpcErrorf(codeInternal, "no client can be asked here: the module serves no call of one")
 	errNotSure   = rpcErrorf(codeInternal, "usher can't tell which client this is for, as this process serves several calls: call again")
 	errNoScope   = rpcErrorf(codeInternal, "the client may not reach the module any more")
 	errNotInCall = rpcErrorf(codeInternal, "the call that this is for is not under way")
@@ -672,7 +672,7 @@ func (w *Worker) attribute(params json.RawMessage) (Caller, *call, error) {
 	case w.owner != nil && (len(calls) == 0 || !w.owner.Stateless):
 		return *w.owner, nil, nil
 	case len(calls) == 0 && len(w.maybeRunning) == 0:
-		return Caller{}, nil, errNoClient
+		return Caller{}, nil, errNoCaller
 	default:
 		w.attributionLost.Store(len(w.maybeRunning) > 0)
 		return Caller{}, nil, errNotSure
