@@ -56,7 +56,7 @@ func benchServer(b *testing.B, modules []*Module) (http.Handler, http.Header) {
 	gate, _ := testGate(b, data, false)
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	s := &Server{gate: gate, bodies: newBodyReader(1 << 20), log: log, started: time.Now(), suspended: newSuspendedCalls(b.Context()),
-		stopping: b.Context(), stopped: b.Context(), modules: ModuleSource{fixedSource{newCatalog(modules)}}}
+		stopping: b.Context(), stopped: b.Context(), modules: fixedRegistry(newCatalog(modules))}
 	mux := http.NewServeMux()
 	s.routes(mux)
 	return mux, benchSession(b, gate, code)

@@ -573,12 +573,6 @@ func TestLogIsBounded(t *testing.T) {
 	})
 }
 
-// panicky is a source of modules that panics.
-type panicky struct{ moduleSource }
-
-func (panicky) View(Scope) *View         { panic("a fault of usher's own") }
-func (panicky) Changed() <-chan struct{} { return nil }
-
 // TestPanicInAScan holds that the workspace is watched on after a panic in that.
 func TestPanicInAScan(t *testing.T) {
 	t.Parallel()
@@ -611,7 +605,7 @@ func TestPanics(t *testing.T) {
 		c, batches := b.open(protocols[0]), b.open(batchProtocol)
 		log := slog.New(slog.NewTextHandler(&out, nil))
 		good := b.server.modules
-		b.server.log, b.server.modules = log, ModuleSource{panicky{good.moduleSource}}
+		b.server.log, b.server.modules = log, fixedRegistry(nil)
 		hooks := &Webhooks{modules: b.server.modules, bodies: b.server.bodies, log: log, audience: anyone, slots: make(chan struct{}, 1)}
 		for what, ask := range map[string]func() string{
 			"a list":                 func() string { return c.ask("tools/list", "").Body },

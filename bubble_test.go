@@ -67,7 +67,7 @@ func (b *bubble) start(t *testing.T) {
 	stopping, stop := context.WithCancel(context.Background())
 	b.server = &Server{gate: newGate(claims, stored, false, log), bodies: newBodyReader(1 << 20), log: log,
 		started: time.Now(), suspended: newSuspendedCalls(stopping), stopping: stopping, stopped: stopping,
-		modules: ModuleSource{fixedSource{catalog}}}
+		modules: fixedRegistry(catalog)}
 	mux := http.NewServeMux()
 	b.server.routes(mux)
 	conns := make(pipes)
@@ -93,13 +93,13 @@ func (b *bubble) start(t *testing.T) {
 	})
 }
 
-// fixedSource is a catalog that does not change.
-type fixedSource struct{ *Catalog }
-
-func (fixedSource) Changed() <-chan struct{}         { return nil }
-func (fixedSource) WaitReady(context.Context, Scope) {}
-func (fixedSource) Pending(Scope) bool               { return false }
-func (fixedSource) EndAffinity(string)               {}
+// fixedRegistry returns a registry whose catalog does not change. Without a catalog,
+// every View panics.
+func fixedRegistry(catalog *Catalog) *Registry {
+	r := &Registry{changed: make(chan struct{})}
+	r.catalog.Store(catalog)
+	return r
+}
 
 // pipes is a listener for connections in memory.
 type pipes chan net.Conn

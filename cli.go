@@ -311,7 +311,7 @@ type toolLine struct {
 // for webhooks, whose paths are those of the unscoped view in any scope.
 func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(string) string) []moduleLine {
 	url, secret := cmp.Or(daemon.URL, defaultURL), daemon.Secret || getenv(webhookSecretVar) != ""
-	view, whole := r.Source().View(scope), r.Source().View(scopeAll())
+	view, whole := r.View(scope), r.View(scopeAll())
 	list := []moduleLine{}
 	for _, s := range r.Report() {
 		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
@@ -427,7 +427,7 @@ func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
 	config.declare(fs, a.stderr)
 	return func(dirs []string) error {
 		return a.withRegistry(dirs, config, func(r *Registry) error {
-			s := &Server{modules: r.Source(), gate: fixedGate(scopeAll()), log: config.Log, started: time.Now(), stopping: a.ctx, stopped: a.ctx}
+			s := &Server{modules: r, gate: fixedGate(scopeAll()), log: config.Log, started: time.Now(), stopping: a.ctx, stopped: a.ctx}
 			return s.ServeStdio(a.ctx, a.stdin, a.stdout)
 		})
 	}
@@ -452,7 +452,7 @@ func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
 		}
 		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
 		return a.withModules([]string{*dir}, registryConfig{CallTimeout: *timeout, Only: named}, func(r *Registry, _ daemonRecord) error {
-			meant, view := ": usher modules shows which are, and why others are not", r.Source().View(*scope)
+			meant, view := ": usher modules shows which are, and why others are not", r.View(*scope)
 			for _, m := range view.Modules {
 				if m.Label != args[0] {
 					continue

@@ -515,22 +515,42 @@ func formatSize(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// quota counts what principals have under way. The zero value is empty. Safe for
-// concurrent use.
-type quota struct{ used sync.Map } // *atomic.Int64 by principal
+// quota counts what principals use: bytes or things, as its user decides. It forgets a
+// principal whose count is zero. The zero value is empty. Safe for concurrent use.
+type quota struct {
+	mu   sync.Mutex
+	used map[string]int64 // by principal
+}
 
-// reserve counts so much more for a principal until give is called, unless that is over
-// the limit, and not all.
-func (q *quota) reserve(principal string, more, limit int64) (give func(), ok bool) {
-	used, known := q.used.Load(principal)
-	if !known {
-		used, _ = q.used.LoadOrStore(principal, new(atomic.Int64))
-	}
-	n := used.(*atomic.Int64)
-	give = func() { n.Add(-more) }
-	if total := n.Add(more); total > limit && total > more {
-		give()
+// reserve counts n more for a principal, unless its total would exceed limit. A
+// principal that uses nothing may reserve any n. The caller must call release once.
+func (q *quota) reserve(principal string, n, limit int64) (release func(), ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	used := q.used[principal]
+	if used > 0 && used+n > limit {
 		return nil, false
 	}
-	return give, true
+	if q.used == nil {
+		q.used = make(map[string]int64)
+	}
+	q.used[principal] = used + n
+	return func() { q.release(principal, n) }, true
+}
+
+// release counts n less for a principal.
+func (q *quota) release(principal string, n int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.used[principal] -= n
+	if q.used[principal] == 0 {
+		delete(q.used, principal)
+	}
+}
+
+// count returns what a principal uses.
+func (q *quota) count(principal string) int64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.used[principal]
 }

@@ -594,7 +594,7 @@ func TestOldRequestsAreRefused(t *testing.T) {
 	defer r.Close()
 	r.AllReady(t.Context(), patience, scopeAll())
 	for _, name := range names {
-		tool := r.Source().View(scopeAll()).Lookup("tools", name+"_handleContact")
+		tool := r.View(scopeAll()).Lookup("tools", name+"_handleContact")
 		if tool == nil {
 			t.Fatalf("%s is not hosted", name)
 		}

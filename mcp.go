@@ -19,7 +19,7 @@ import (
 
 // Server answers MCP messages. Safe for concurrent use.
 type Server struct {
-	modules   ModuleSource
+	modules   *Registry
 	gate      *Gate
 	bodies    *bodyReader
 	log       *slog.Logger

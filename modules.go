@@ -113,44 +113,6 @@ type manifest struct {
 	Shared    bool                         `json:"shared,omitempty"` // it says that one process serves all callers
 }
 
-// ModuleSource is what the rest of usher has of the registry. Safe for concurrent
-// use.
-type ModuleSource struct{ moduleSource }
-
-type moduleSource interface {
-	// View is the current catalog through a scope.
-	View(scope Scope) *View
-	// Changed is closed when the catalog is next replaced. Ask for it before
-	// the view.
-	Changed() <-chan struct{}
-	// WaitReady waits, while the daemon starts, a few seconds for modules inside
-	// a scope whose tools are not known yet.
-	WaitReady(ctx context.Context, scope Scope)
-	// Pending reports whether there are such modules, new ones included.
-	Pending(scope Scope) bool
-	// EndAffinity ends the processes that serve only the callers of this
-	// Caller.Affinity, after the calls under way.
-	EndAffinity(affinity string)
-}
-
-// Call has attempt find something in a view and ask its module. Where the module
-// was reloaded between the two it makes another attempt, so that an edit fails no
-// call.
-func (s ModuleSource) Call(ctx context.Context, attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
-	for {
-		changed := s.Changed()
-		result, err := attempt()
-		if !errors.Is(err, errRetired) {
-			return result, err
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
-	}
-}
-
 // newRegistry scans the workspace once and returns with what the cache knows of
 // it. What the cache does not know is introspected in the background. Close ends all
 // that it started.
@@ -176,8 +138,22 @@ func newRegistry(c registryConfig) (*Registry, error) {
 	return r, nil
 }
 
-// Source is the way to the modules for those who serve them.
-func (r *Registry) Source() ModuleSource { return ModuleSource{r} }
+// Call runs attempt, which finds something in a view and asks its module. If the module
+// was reloaded between the two, Call runs attempt again, so an edit fails no call.
+func (r *Registry) Call(ctx context.Context, attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
+	for {
+		changed := r.Changed()
+		result, err := attempt()
+		if !errors.Is(err, errRetired) {
+			return result, err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
 
 // View is the current catalog through a scope.
 func (r *Registry) View(scope Scope) *View { return r.catalog.Load().View(scope) }
@@ -392,7 +368,7 @@ func (r *Registry) compare(s *scan) []discovered {
 
 // replace puts a module, or none, in the place of a version's. The processes of the
 // old one end after the calls under way. A new call of the old one waits until the
-// next catalog is published: see ModuleSource.Call. Called with mu held.
+// next catalog is published: see Registry.Call. Called with mu held.
 func (r *Registry) replace(v *moduleVersion, m *Module) {
 	if old := v.module; old != nil && (m == nil || m.pool != old.pool) {
 		old.pool.retire()

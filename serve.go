@@ -271,9 +271,9 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		origins.mcp = anyone
 	}
 	bodies := newBodyReader(d.flags.maxBody)
-	d.server = &Server{modules: d.registry.Source(), gate: gate, bodies: bodies, log: d.log,
+	d.server = &Server{modules: d.registry, gate: gate, bodies: bodies, log: d.log,
 		started: time.Now(), suspended: newSuspendedCalls(stopped), stopping: ctx, stopped: stopped, publicURL: d.flags.publicURL}
-	d.webhooks = &Webhooks{modules: d.registry.Source(), bodies: bodies, log: d.log, getenv: d.getenv,
+	d.webhooks = &Webhooks{modules: d.registry, bodies: bodies, log: d.log, getenv: d.getenv,
 		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		slots: make(chan struct{}, d.flags.webhookLimit)}
 	// A heap of a few MiB doubles, and is collected, many times a second. With this in
@@ -429,7 +429,7 @@ func (d *daemon) show(ctx context.Context) {
 		if building := pendingModules(d.registry, told); building != "" && !ready {
 			fmt.Fprintf(d.stdout, "  building %s…\n", building)
 		}
-		view := d.registry.Source().View(scopeAll())
+		view := d.registry.View(scopeAll())
 		for _, m := range view.Modules {
 			if shown[m.Label] == m.Module {
 				continue
@@ -472,7 +472,7 @@ func pendingModules(r *Registry, told map[string]bool) string {
 // printNextSteps says what to do next.
 func (d *daemon) printNextSteps() {
 	root := d.registry.Roots[0]
-	if len(d.registry.Source().View(scopeAll()).Modules) == 0 {
+	if len(d.registry.View(scopeAll()).Modules) == 0 {
 		fmt.Fprintf(d.stdout, "  no module is ready yet; make one: usher new %q\n", filepath.Join(root, "hello.usher.go"))
 	}
 	connect := "Connect a client:\n  claude mcp add --transport http usher " + d.url

@@ -39,7 +39,7 @@ const (
 // Webhooks takes deliveries. It is not changed once it serves; safe for
 // concurrent use.
 type Webhooks struct {
-	modules ModuleSource
+	modules *Registry
 	bodies  *bodyReader
 	log     *slog.Logger
 	getenv  func(string) string // for the keys of signatures

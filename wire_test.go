@@ -849,27 +849,3 @@ func TestOldSSETakesStatelessMessages(t *testing.T) {
 		mustNext(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
 	}
 }
-
-type faultySource struct{ fixedSource }
-
-func (faultySource) View(Scope) *View { panic("a fault") }
-
-// TestPanicInAnAnswer has the request fail in which it happens, and no other.
-func TestPanicInAnAnswer(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		c, old := b.open("2025-11-25"), b.open("2025-03-26")
-		modules := b.server.modules
-		b.server.modules = ModuleSource{faultySource{}}
-		for name, a := range map[string]answer{"alone": c.post(c.message("tools/list", "")), "in a batch": old.post("[" + c.message("tools/list", "") + "]"),
-			"without a session": b.do(b.modernPOST("1", "tools/list", `{}`))} {
-			if !strings.Contains(a.Body, "-32603") || strings.Contains(a.Body, "a fault") {
-				t.Errorf("%s: %d %s", name, a.Status, a.Body)
-			}
-		}
-		b.server.modules = modules
-		if a := c.post(c.message("tools/list", "")); !strings.Contains(a.Body, "m_wait") {
-			t.Errorf("the next: %d %s", a.Status, a.Body)
-		}
-	})
-}
