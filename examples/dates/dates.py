@@ -1,6 +1,6 @@
-"""An MCP server on stdin and stdout that counts working days: what models get wrong in their heads.
+"""An MCP server on stdin and stdout that counts working days, which models often get wrong.
 
-It stands in .mcp.json beside it, as any server from elsewhere would.
+The .mcp.json beside it starts it, as it would start any other MCP server.
 """
 
 import json
@@ -23,8 +23,8 @@ def after(day, count):
 
 DAY = {"type": "string", "format": "date"}
 TOOLS = {
-    "between": (between, "Counts the working days from one day to another, both included.", {"first": DAY, "last": DAY}),
-    "after": (after, "Tells which day is so many working days after a day.", {"day": DAY, "count": {"type": "integer", "minimum": 0}}),
+    "between": (between, "Counts the working days from one day to another, both days included.", {"first": DAY, "last": DAY}),
+    "after": (after, "Finds the date that is a number of working days after a day.", {"day": DAY, "count": {"type": "integer", "minimum": 0}}),
 }
 
 

@@ -1,6 +1,6 @@
 //go:build usher
 
-// Keeps the shop's notes, one a line, in notes.jsonl beside this file.
+// Keeps the shop's notes in notes.jsonl beside this file, one note per line.
 package main
 
 import (
@@ -17,22 +17,22 @@ import (
 
 const notesFile = "notes.jsonl" // a module runs in its own folder
 
-var mu sync.Mutex // calls run side by side; the file is one
+var mu sync.Mutex // guards notesFile, as calls run concurrently
 
-// Note is a note as it is kept.
+// Note is a stored note.
 type Note struct {
 	At   time.Time `json:"at"`
 	Text string    `json:"text"`
 	Tags []string  `json:"tags,omitempty"`
 }
 
-// AddParams is what a new note is made of.
+// AddParams contains the parameters of Add.
 type AddParams struct {
 	Text string   `json:"text"`           // what to remember
 	Tags []string `json:"tags,omitempty"` // words to find it by
 }
 
-// Add writes a note down.
+// Add stores a note.
 func Add(p AddParams) (Note, error) {
 	if strings.TrimSpace(p.Text) == "" {
 		return Note{}, errors.New("the note is empty")
@@ -48,11 +48,11 @@ func Add(p AddParams) (Note, error) {
 	return note, json.NewEncoder(f).Encode(note)
 }
 
-// FindParams says which notes are looked for.
+// FindParams contains the parameters of Find. A note has to match all of them.
 type FindParams struct {
-	Words string `json:"words,omitempty"` // only notes that have this text in them
+	Words string `json:"words,omitempty"` // only notes that contain this text
 	Tag   string `json:"tag,omitempty"`   // only notes with this tag
-	Limit int    `json:"limit,omitempty"` // at most so many; 20 if left out
+	Limit int    `json:"limit,omitempty"` // maximum number of notes; 20 if omitted
 }
 
 // Find returns notes, newest first.

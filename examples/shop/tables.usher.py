@@ -9,7 +9,7 @@ READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
 
 def describe():
-    """Lists the tables, one for each CSV file, with their columns and how many rows they have.
+    """Lists the tables, one per CSV file, with their columns and their number of rows.
 
     @readonly
     """
@@ -17,17 +17,17 @@ def describe():
 
 
 def query(sql: str, limit: int = 100):
-    """Runs one SELECT of SQLite.
+    """Runs one SELECT statement in SQLite.
 
     Args:
-        sql: such as SELECT item, sum(quantity) FROM orders GROUP BY item
-        limit: at most so many rows
+        sql: the statement, such as SELECT item, sum(quantity) FROM orders GROUP BY item
+        limit: maximum number of rows
 
     @readonly
     """
     with closing(sqlite3.connect(":memory:")) as db:
         for name, columns, rows in _tables():
-            # NUMERIC makes numbers of texts that look like one.
+            # NUMERIC turns text that looks like a number into a number.
             db.execute(f"CREATE TABLE [{name}] ({', '.join(f'[{c}] NUMERIC' for c in columns)})")
             db.executemany(f"INSERT INTO [{name}] VALUES ({', '.join('?' * len(columns))})", rows)
         db.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY)

@@ -1,14 +1,14 @@
-// Takes messages from the contact form of a website, and shows them to you.
+// Receives messages from a website's contact form, and lists them.
 
 import { appendFile, readFile } from 'node:fs/promises'
 
 const inbox = 'messages.jsonl' // a module runs in its own folder
 
 /**
- * Takes a message. A webhook, as its name begins with "handle":
+ * Receives a message. It is a webhook because its name begins with "handle":
  * POST /webhook/contact/handleMessage
  *
- * @param {string} email where to answer
+ * @param {string} email address to reply to
  * @param {string} text the message
  */
 export async function handleMessage({ email, text }) {
@@ -19,9 +19,9 @@ export async function handleMessage({ email, text }) {
 }
 
 /**
- * Lists the messages that came, newest first.
+ * Lists the received messages, newest first.
  *
- * @param {integer} [limit=10] at most so many
+ * @param {integer} [limit=10] maximum number of messages
  * @readonly
  */
 export async function messages({ limit = 10 }) {
