@@ -63,15 +63,29 @@ func TestPythonNewAnnotations(t *testing.T) {
 	p.end()
 }
 
-// Tags count in a comment above a function, too; other comments do not.
+// Tags also count in a comment above a function; other comments do not. They come
+// from the text that usher hands over, even if the file has changed since.
 func TestPythonTagsAbove(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
+	const text = "# A remark.\n# @webhook a/b\n#@readonly\n@staticmethod\n" +
+		"def f(**fields):\n    '''Takes it.\n\n    All of it.'''\n"
 	file := filepath.Join(t.TempDir(), "m.usher.py")
-	write(t, file, "# A remark.\n# @webhook a/b\n#@readonly\n@staticmethod\ndef f(**fields):\n    '''Takes it.\n\n    All of it.'''\n")
+	write(t, file, text)
 	p := startShim(t, kindPython, file)
-	if m := p.methods["f"]; m == nil || m.Hook != "a/b" || len(m.annotations) != 1 || m.description != "Takes it.\n\nAll of it." {
+	m := p.methods["f"]
+	if m == nil || m.Hook != "a/b" || len(m.annotations) != 1 || m.description != "Takes it.\n\nAll of it." {
 		t.Errorf("got %+v", m)
+	}
+	p.end()
+
+	write(t, file, strings.Replace(text, "a/b", "c/d", 1))
+	cmd := shimCommand(t, kindPython, file)
+	cmd.Args = append(cmd.Args, strconv.Itoa(len(text)))
+	cmd.Stdin = strings.NewReader(text + `{"jsonrpc":"2.0","id":1,"method":"tools/list"}` + "\n")
+	out, err := cmd.Output()
+	if err != nil || !strings.Contains(string(out), "@webhook a/b") {
+		t.Errorf("want the tags of the text on stdin, got %v: %s", err, out)
 	}
 }
 

@@ -1,26 +1,27 @@
-# Serves one Python file as an MCP server, for usher.
-#
-#     python3 -B -u shim.py NAME.usher.py [SIZE]
-#
-# With a size, stdin begins with the file's text, of so many bytes: the file itself
-# may hold another one by now.
-#
-# Every public function at the top level of the file is a tool: its annotations
-# become the JSON Schema, its docstring the description. JSON-RPC goes over stdin
-# and stdout, one message a line, as in every other runtime of usher.
-#
-# usher has checked the arguments of a call against that schema, and makes the
-# tool's result of what the function returns; here values become Python's own, and
-# JSON again.
-#
-# In reading order: what is written, what is read (types and their schemas),
-# docstrings, a method, a call, the server, and how a file is loaded.
-# Python 3.9 and newer, the standard library only.
+"""The Python runtime of usher: it serves the functions of one file as MCP tools.
+
+    python3 -B -u shim.py NAME.usher.py [SIZE]
+
+Every public function at the top level of the file is a tool. Its annotations become
+the JSON Schema, and its docstring the description. Messages are JSON-RPC over stdin
+and stdout, one per line, as in every other runtime of usher.
+
+usher checks the arguments of a call against the schema before it sends them, and
+makes the tool result from the returned value. This file converts arguments to Python
+values, and results to JSON.
+
+With SIZE, stdin begins with that many bytes of source text, which usher has read and
+approved. The file itself may have changed since then, so nothing reads it again.
+
+In reading order: writing JSON, reading JSON (types and their schemas), docstrings,
+methods, calls, the server, and loading the file. It needs Python 3.9 or newer and
+imports only the standard library.
+"""
 
 import sys
 
 if sys.version_info < (3, 9):
-    sys.exit("usher needs Python 3.9 or newer; this is %s" % sys.version.split()[0])
+    sys.exit(f"usher needs Python 3.9 or newer; this is {sys.version.split()[0]}")
 
 import ast
 import asyncio
@@ -35,6 +36,7 @@ import enum
 import importlib.util
 import inspect
 import json
+import linecache
 import os
 import pathlib
 import queue
@@ -45,20 +47,25 @@ import types
 import typing
 import uuid
 
-LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-PATIENCE = 0.6  # seconds that calls have to end once stdin has; usher sends TERM after 1
-WEBHOOK = "_webhook"  # a webhook's metadata: filled in by usher, in no schema
+LOG_LEVELS = "debug info notice warning error critical alert emergency".split()
+
+# Seconds that running calls get to clean up once stdin has ended. usher sends TERM
+# after one second.
+CLEANUP_TIME = 0.6
+
+# The parameter for the metadata of a webhook. usher fills it in; no schema has it.
+WEBHOOK = "_webhook"
 
 
-# ---- What is written
+# ---- Writing JSON
 
 
-# The JSON form of what json itself does not know, one level deep.
-def jsonable(value):
+def to_json_value(value):
+    """Converts a value that the json module can't encode, one level deep."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
-        return enum_json(value)
+        return enum_value(value)
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
@@ -69,104 +76,136 @@ def jsonable(value):
         return base64.b64encode(value).decode()
     if isinstance(value, abc.Set):
         try:
-            return sorted(value)  # the same answer every time, where there is an order
+            return sorted(value)  # so that equal sets give equal answers
         except TypeError:
             return list(value)
-    if hasattr(value, "tolist"):  # numpy's arrays and numbers
+    if hasattr(value, "tolist"):  # arrays and numbers of numpy
         return value.tolist()
-    if hasattr(value, "keys") and hasattr(value, "__getitem__"):  # any mapping, a sqlite3.Row
+    if hasattr(value, "keys") and hasattr(value, "__getitem__"):  # such as sqlite3.Row
         return {key: value[key] for key in value.keys()}
     if isinstance(value, abc.Collection):
         return list(value)
-    raise TypeError("a value of type %s" % type(value).__name__)
+    raise TypeError(f"a value of type {type(value).__name__}")
 
 
-# An Enum member: its value, or its name where the values of its class are not all JSON's own.
-def enum_json(member):
+def enum_value(member):
+    """Returns the value of an Enum member, or its name.
+
+    The name is used if JSON has no form for the values of the class.
+    """
     plain = all(type(m.value) in (str, int, float, bool) for m in type(member))
     return member.value if plain else member.name
 
 
-encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=jsonable).encode
+encode = json.JSONEncoder(
+    ensure_ascii=False,
+    allow_nan=False,
+    separators=(",", ":"),
+    default=to_json_value,
+).encode
 
 
-# The tool result of a call that failed, as JSON.
 def failure(message):
+    """Returns the tool result of a failed call, as JSON."""
     return '{"content":[{"type":"text","text":%s}],"isError":true}' % encode(message)
 
 
-# What answers a call that returned a value: usher makes the tool result of it.
 def result(value):
+    """Returns the answer to a call that returned a value, as JSON.
+
+    usher makes the tool result from it.
+    """
     try:
         return '{"_meta":{"usher/value":%s}}' % encode(value)
-    except Exception as e:  # NaN, a cycle, a type without a JSON form, or a property that raises
-        return failure("the result can't be written as JSON: %s" % message_of(e))
+    except Exception as e:  # NaN, a cycle, an unknown type, a property that raises
+        return failure(f"the result can't be written as JSON: {message_of(e)}")
 
 
-# What an exception says, for who called.
 def message_of(e):
+    """Returns the message of an exception, for the caller of a method."""
     try:
         text = str(e)
     except Exception:
         text = ""
     if isinstance(e, SystemExit):
-        return "the method called sys.exit(%s)" % text
-    if isinstance(e, KeyError):  # its text is the key alone
-        return "KeyError: " + text
+        return f"the method called sys.exit({text})"
+    if isinstance(e, KeyError):  # its text is only the key
+        return f"KeyError: {text}"
     return text or type(e).__name__
 
 
-# ---- What is read: a Type is the JSON Schema of a Python type, and the function
-# that makes a value of it from JSON that fits the schema. Of a value that does
-# not fit, which alternatives of a union may meet, the function raises something.
+# ---- Reading JSON: types and their schemas
 
-KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-REQUIRED = object()  # in the place of a default
+REQUIRED = object()  # the default of a parameter that has none
 
 
-# A schema without its null, whether null is allowed too, and convert(value).
 class Type:
-    def __init__(self, schema, convert, null=False):
-        self.schema, self.null = schema, null
-        self.convert = (lambda value: None if value is None else convert(value)) if null else convert
+    """The JSON Schema of a Python type, and a function that converts JSON to it.
 
-    # The schema with its null.
-    def whole(self):
-        if not self.null or not self.schema:
-            return self.schema
-        names = self.schema.get("type")
+    The schema doesn't mention null; the attribute null says whether null is allowed
+    too. convert takes a value that fits the schema. For other values it may raise any
+    exception, because a union tries its alternatives in turn.
+    """
+
+    def __init__(self, schema, convert, null=False):
+        self.schema = schema
+        self.null = null
+        self.convert = convert
+        if null:
+            self.convert = lambda value: None if value is None else convert(value)
+
+    def full_schema(self):
+        """Returns the schema including null."""
+        schema = self.schema
+        if not self.null or not schema:
+            return schema
+        names = schema.get("type")
         if names is None:
-            return {"anyOf": self.schema.get("anyOf", [self.schema]) + [{"type": "null"}]}
-        names = [names] if isinstance(names, str) else names
-        more = {"enum": self.schema["enum"] + [None]} if "enum" in self.schema else {}
-        return self.schema if "null" in names else {**self.schema, "type": names + ["null"], **more}
+            return {"anyOf": schema.get("anyOf", [schema]) + [{"type": "null"}]}
+        if isinstance(names, str):
+            names = [names]
+        if "null" in names:
+            return schema
+        schema = {**schema, "type": names + ["null"]}
+        if "enum" in schema:
+            schema["enum"] = schema["enum"] + [None]
+        return schema
 
 
 ANY = Type({}, lambda value: value, null=True)
 
 
-# A function that takes values of some kinds as they are.
 def only(*kinds):
+    """Returns a converter that accepts values of these types unchanged."""
+
     def convert(value):
         if type(value) not in kinds:
-            raise TypeError("not a " + kinds[0].__name__)
+            raise TypeError(f"not a {kinds[0].__name__}")
         return value
+
     return convert
 
 
-def to_datetime(text):
-    # Python before 3.11 reads neither Z nor a fraction that is not of 3 or 6 digits.
-    start, fraction, zone = re.fullmatch(r"(.{19})(\.\d+)?(.*)", text).groups("")
-    return datetime.datetime.fromisoformat(start + "." + fraction[1:7].ljust(6, "0") + re.sub("^[Zz]$", "+00:00", zone))
+def parse_datetime(text):
+    # Before 3.11, Python reads neither Z nor fractions of other than 3 or 6 digits.
+    parts = re.fullmatch(r"(.{19})(\.\d+)?(.*)", text)
+    start, fraction, zone = parts.groups("")
+    fraction = fraction[1:7].ljust(6, "0")
+    return datetime.datetime.fromisoformat(f"{start}.{fraction}{spell_out_z(zone)}")
 
 
-def to_time(text):
-    return datetime.time.fromisoformat(re.sub("[Zz]$", "+00:00", text))
+def parse_time(text):
+    return datetime.time.fromisoformat(spell_out_z(text))
 
 
-# The Type of what is written as a string.
-def text_type(convert, **more):
-    return Type({"type": "string", **more}, lambda value: convert(only(str)(value)))
+def spell_out_z(text):
+    return re.sub("[Zz]$", "+00:00", text)
+
+
+def string_type(convert, **keywords):
+    """Returns the Type of a value that JSON writes as a string."""
+    schema = {"type": "string", **keywords}
+    return Type(schema, lambda value: convert(only(str)(value)))
 
 
 TYPES = {
@@ -175,146 +214,206 @@ TYPES = {
     int: Type({"type": "integer"}, lambda value: int(only(int, float)(value))),
     float: Type({"type": "number"}, lambda value: float(only(float, int)(value))),
     type(None): Type({"type": "null"}, only(type(None))),
-    bytes: text_type(base64.b64decode, contentEncoding="base64"),
-    datetime.datetime: text_type(to_datetime, format="date-time"),
-    datetime.date: text_type(datetime.date.fromisoformat, format="date"),
-    datetime.time: text_type(to_time, format="time"),
-    uuid.UUID: text_type(uuid.UUID, format="uuid"),
-    decimal.Decimal: text_type(decimal.Decimal),
-    pathlib.Path: text_type(pathlib.Path),
+    bytes: string_type(base64.b64decode, contentEncoding="base64"),
+    datetime.datetime: string_type(parse_datetime, format="date-time"),
+    datetime.date: string_type(datetime.date.fromisoformat, format="date"),
+    datetime.time: string_type(parse_time, format="time"),
+    uuid.UUID: string_type(uuid.UUID, format="uuid"),
+    decimal.Decimal: string_type(decimal.Decimal),
+    pathlib.Path: string_type(pathlib.Path),
 }
-SEQUENCES = {list: list, set: set, frozenset: frozenset, tuple: tuple, abc.Set: set, abc.MutableSet: set}
-SEQUENCES.update({t: list for t in (abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)})
+
+# Annotations for JSON arrays, each with the class of the value that is made.
+SEQUENCES = {
+    list: list,
+    set: set,
+    frozenset: frozenset,
+    tuple: tuple,
+    abc.Set: set,
+    abc.MutableSet: set,
+    abc.Sequence: list,
+    abc.MutableSequence: list,
+    abc.Iterable: list,
+    abc.Collection: list,
+}
 MAPPINGS = (dict, abc.Mapping, abc.MutableMapping)
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 
 
-# A parameter of a method, or a field of a class.
 class Field:
+    """A parameter of a method, or a field of a class."""
+
     def __init__(self, name, type_, default, doc):
-        self.name, self.type, self.required = name, type_, default is REQUIRED
-        # "x: int = None" is the way to say that x may be left out, which is all
-        # that a schema needs to know of that None.
-        self.schema = dict(type_.schema if default is None else type_.whole())
+        self.name = name
+        self.type = type_
+        self.required = default is REQUIRED
+        # "x: int = None" means that x may be left out. The schema says so by not
+        # requiring x, so it doesn't need the null.
+        self.schema = dict(type_.schema if default is None else type_.full_schema())
         if doc:
-            self.schema["description"] = doc  # it says more of its role than its type can
+            self.schema["description"] = doc  # more specific than the type's own
         if default is not REQUIRED and default is not None:
             try:
                 self.schema["default"] = json.loads(encode(default))
             except Exception:
-                pass  # a default without a JSON form is the function's own affair
+                pass  # the default has no JSON form
 
 
 def object_schema(fields):
     schema = {"type": "object", "properties": {f.name: f.schema for f in fields}}
     required = [f.name for f in fields if f.required]
-    return {**schema, "required": required} if required else schema
+    if required:
+        schema["required"] = required
+    return schema
 
 
-# The values of fields from a JSON object.
 def convert_fields(fields, given):
+    """Returns the values of fields from a JSON object."""
     values = {}
     for f in fields:
-        # A null for what may be left out counts as left out, unless it means something.
-        if f.name in given and (f.required or f.type.null or given[f.name] is not None):
-            try:
-                values[f.name] = f.type.convert(given[f.name])
-            except Exception as e:
-                raise ValueError('parameter "%s": %s' % (f.name, message_of(e))) from e
+        if f.name not in given:
+            continue
+        if given[f.name] is None and not f.required and not f.type.null:
+            continue  # null for an optional field means that it's left out
+        try:
+            values[f.name] = f.type.convert(given[f.name])
+        except Exception as e:
+            raise ValueError(f'parameter "{f.name}": {message_of(e)}') from e
     return values
 
 
-# The types of one method's parameters, and the definitions of those that contain themselves.
-class Types:
-    def __init__(self):
-        self.defs, self.records, self.open, self.recursive = {}, {}, [], set()
+class TypeBuilder:
+    """Builds the Types of one method's parameters.
 
-    # The Type of an annotation. What is not known allows everything, and arrives as it came.
-    def of(self, hint):
+    defs collects the definitions of classes that contain themselves.
+    """
+
+    def __init__(self):
+        self.defs = {}
+        self.converters = {}  # by class
+        self.open = []  # classes that are being written out
+        self.recursive = set()  # classes that contain themselves
+
+    def build(self, hint):
+        """Returns the Type of an annotation.
+
+        An unknown annotation allows every value, and the method gets it unchanged.
+        """
         try:
             return TYPES[hint]
-        except (KeyError, TypeError):  # the latter for what can't be hashed
+        except (KeyError, TypeError):  # TypeError: the annotation isn't hashable
             pass
-        origin, args = typing.get_origin(hint) or hint, typing.get_args(hint)
-        if origin is typing.Annotated:  # Annotated[T, "text"]: the text is the description
-            inner, text = self.of(hint.__origin__), next((m for m in hint.__metadata__ if isinstance(m, str)), "")
-            return Type({**inner.schema, "description": text}, inner.convert, inner.null) if text else inner
+        origin = typing.get_origin(hint) or hint
+        args = typing.get_args(hint)
+        if origin is typing.Annotated:
+            return self.annotated(hint)
         if origin in UNIONS:
             return self.union(args)
         if origin is typing.Literal:
-            return self.choice({encode(v): v for v in args})
+            return self.choice({encode(value): value for value in args})
         if isinstance(origin, type) and issubclass(origin, enum.Enum):
-            return self.choice({encode(enum_json(m)): m for m in origin}, class_doc(origin)[0])
-        if isinstance(origin, type) and issubclass(origin, dict) and hasattr(origin, "__total__"):
+            members = {encode(enum_value(member)): member for member in origin}
+            return self.choice(members, class_doc(origin)[0])
+        if isinstance(origin, type) and hasattr(origin, "__total__"):
             return self.record(origin, self.typed_dict_fields, dict)
         if isinstance(origin, type) and dataclasses.is_dataclass(origin):
             return self.record(origin, self.dataclass_fields, origin)
         if origin is tuple and args and args[-1] is not Ellipsis:
-            return self.sequence(typing.Union[args], tuple)  # whatever the place, one of the types
+            # The schema allows each of the types at every position.
+            return self.sequence(typing.Union[args], tuple)
         if origin in SEQUENCES:
             return self.sequence(args[0] if args else typing.Any, SEQUENCES[origin])
         if origin in MAPPINGS:
             return self.mapping(*(args or (str, typing.Any)))
-        for name in ("__supertype__", "__value__", "__bound__"):  # NewType, type X = …, TypeVar
+        # NewType, "type X = ...", TypeVar
+        for name in ("__supertype__", "__value__", "__bound__"):
             if getattr(hint, name, None) is not None:
-                return self.of(getattr(hint, name))
+                return self.build(getattr(hint, name))
         return ANY
 
+    def annotated(self, hint):
+        """Returns the Type of Annotated[T, "description"]."""
+        inner = self.build(hint.__origin__)
+        for text in hint.__metadata__:
+            if isinstance(text, str):
+                schema = {**inner.schema, "description": text}
+                return Type(schema, inner.convert, inner.null)
+        return inner
+
     def union(self, args):
-        parts = [self.of(a) for a in args if a is not type(None)]
-        null = len(parts) < len(args) or any(p.null for p in parts)
+        parts = [self.build(arg) for arg in args if arg is not type(None)]
+        null = len(parts) < len(args) or any(part.null for part in parts)
         if len(parts) == 1:
             return Type(parts[0].schema, parts[0].convert, null)
-        schemas = [p.schema for i, p in enumerate(parts) if all(p.schema != q.schema for q in parts[:i])]
-        schema = {"anyOf": schemas}
+
+        schemas = []
+        for part in parts:
+            if part.schema not in schemas:
+                schemas.append(part.schema)
         if {} in schemas:
             schema = {}
         elif all(list(s) == ["type"] and isinstance(s["type"], str) for s in schemas):
             schema = {"type": [s["type"] for s in schemas]}
+        else:
+            schema = {"anyOf": schemas}
 
         def convert(value):
             if type(value) in (int, float) and type(value) in args:
-                return value  # a 1 for "float | int" is an int
+                return value  # 1 for "float | int" stays an int
             for part in parts[:-1]:
                 try:
                     return part.convert(value)
                 except Exception:
-                    pass  # the next one, then; the last one says what is wrong
+                    pass  # try the next one
             return parts[-1].convert(value)
+
         return Type(schema, convert, null)
 
-    # One of a few values, by their JSON.
     def choice(self, members, doc=""):
+        """Returns the Type of a choice of values, given by their JSON texts."""
         values = [json.loads(text) for text in members]
-        names = list(dict.fromkeys(KINDS[type(v)] for v in values))
+        names = list(dict.fromkeys(TYPES[type(v)].schema["type"] for v in values))
         schema = {"type": names[0] if len(names) == 1 else names, "enum": values}
         if doc:
             schema["description"] = doc
         return Type(schema, lambda value: members[encode(value)])
 
     def sequence(self, hint, make):
-        item = self.of(hint)
-        return Type({"type": "array", "items": item.whole()}, lambda value: make(map(item.convert, only(list)(value))))
+        item = self.build(hint)
+        schema = {"type": "array", "items": item.full_schema()}
+        return Type(schema, lambda value: make(map(item.convert, only(list)(value))))
 
     def mapping(self, key_hint, value_hint):
-        item = self.of(value_hint)
-        # The keys of a JSON object are strings, whatever they stand for.
-        to_key = key_hint if key_hint in (int, float) else self.of(key_hint).convert
-        return Type({"type": "object", "additionalProperties": item.whole()},
-                    lambda value: {to_key(k): item.convert(v) for k, v in only(dict)(value).items()})
+        item = self.build(value_hint)
+        # JSON writes every key as a string.
+        to_key = key_hint if key_hint in (int, float) else self.build(key_hint).convert
 
-    # A class with fields. One that contains itself is a definition that is referred to; all others are written out.
+        def convert(value):
+            entries = only(dict)(value).items()
+            return {to_key(key): item.convert(entry) for key, entry in entries}
+
+        schema = {"type": "object", "additionalProperties": item.full_schema()}
+        return Type(schema, convert)
+
     def record(self, cls, fields_of, make):
+        """Returns the Type of a class with fields.
+
+        A class that contains itself becomes a definition, which is referred to. Every
+        other class is written out wherever it's used.
+        """
         name = cls.__name__
-        if any(d.__name__ == name and d is not cls for d in [*self.open, *self.records]):
-            name = cls.__module__ + "." + cls.__qualname__
-        ref = Type({"$ref": "#/$defs/" + name}, lambda value: self.records[cls](value))
-        # Whether it does shows only when it has been written out: it then came up while it was open.
+        known = [*self.open, *self.converters]
+        if any(other.__name__ == name and other is not cls for other in known):
+            name = f"{cls.__module__}.{cls.__qualname__}"
+        reference = Type(
+            {"$ref": "#/$defs/" + name}, lambda value: self.converters[cls](value)
+        )
         if cls in self.open:
             self.recursive.add(cls)
-            return ref
+            return reference
         if name in self.defs:
-            return ref
+            return reference
+
         self.open.append(cls)
         text, docs = class_doc(cls)
         fields = fields_of(cls, docs)
@@ -325,277 +424,382 @@ class Types:
 
         def convert(value):
             values = convert_fields(fields, only(dict)(value))
-            # A TypedDict is the object as it came; a class takes what it has fields for.
+            # A TypedDict keeps other members too; a class takes only its fields.
             return {**value, **values} if make is dict else make(**values)
-        self.records[cls] = convert
+
+        self.converters[cls] = convert
         if cls in self.recursive:
             self.defs[name] = schema
-            return ref
+            return reference
         return Type(schema, convert)
 
     def dataclass_fields(self, cls, docs):
-        hints, fields = hints_of(cls), []
+        hints = hints_of(cls)
+        fields = []
         for f in dataclasses.fields(cls):
-            if f.init:
-                default = f.default
-                if default is dataclasses.MISSING:
-                    # What a factory makes is new each time, and not told.
-                    default = REQUIRED if f.default_factory is dataclasses.MISSING else None
-                doc = docs.get(f.name) or f.metadata.get("description")
-                fields.append(Field(f.name, self.of(hints.get(f.name, typing.Any)), default, doc))
+            if not f.init:
+                continue
+            default = f.default
+            if default is dataclasses.MISSING:
+                default = REQUIRED
+                if f.default_factory is not dataclasses.MISSING:
+                    default = None  # each call makes a new one, so no schema shows it
+            type_ = self.build(hints.get(f.name, typing.Any))
+            doc = docs.get(f.name) or f.metadata.get("description")
+            fields.append(Field(f.name, type_, default, doc))
         return fields
 
     def typed_dict_fields(self, cls, docs):
         fields = []
         for name, hint in hints_of(cls).items():
-            # Where annotations are strings, only these two words tell.
-            marker = getattr(typing.get_origin(hint), "_name", None)
             required = name in cls.__required_keys__
+            # __required_keys__ ignores these markers if annotations are strings.
+            marker = getattr(typing.get_origin(hint), "_name", None)
             if marker in ("Required", "NotRequired"):
-                required, hint = marker == "Required", typing.get_args(hint)[0]
-            fields.append(Field(name, self.of(hint), REQUIRED if required else None, docs.get(name)))
+                required = marker == "Required"
+                hint = typing.get_args(hint)[0]
+            default = REQUIRED if required else None
+            fields.append(Field(name, self.build(hint), default, docs.get(name)))
         return fields
 
 
-# The annotations of a function or class. One that can't be evaluated (a name that is
-# imported for type checkers only) is left out, and does not take the others with it.
 def hints_of(thing):
+    """Returns the annotations of a function or class, by name.
+
+    It leaves out each annotation that can't be evaluated, such as a name that is
+    imported only for type checkers.
+    """
     try:
         return typing.get_type_hints(thing, include_extras=True)
     except Exception:
-        hints, scope = {}, vars(sys.modules[thing.__module__])
+        pass
+    hints = {}
+    scope = vars(sys.modules[thing.__module__])
     for name, hint in getattr(thing, "__annotations__", {}).items():
         try:
-            one = types.SimpleNamespace(__annotations__={name: hint})
-            hints.update(typing.get_type_hints(one, scope, include_extras=True))
+            single = types.SimpleNamespace(__annotations__={name: hint})
+            hints.update(typing.get_type_hints(single, scope, include_extras=True))
         except Exception as e:
-            print("%s: the annotation of %s can't be read, so it may be anything: %s" % (thing.__name__, name, e), file=sys.stderr)
+            problem = f"{name} may be anything, because its annotation is invalid"
+            log(f"{thing.__name__}: {problem}: {e}")
     return hints
+
+
+def log(text):
+    """Writes a line to usher's log."""
+    print(text, file=sys.stderr)
 
 
 # ---- Docstrings
 
-SECTION = re.compile(r"(Args|Arguments|Parameters|Keyword Args|Keyword Arguments|Attributes):\s*")
+SECTION = re.compile(
+    r"(Args|Arguments|Parameters|Keyword Args|Keyword Arguments|Attributes):\s*"
+)
 ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:(?:\s+(.*))?")
-FIELD = re.compile(r":(?:param|parameter|arg|argument|key|keyword|ivar|var|cvar)\s+(?:[^:]*\s)?\*{0,2}(\w+):\s*(.*)")
+FIELD = re.compile(
+    r":(?:param|parameter|arg|argument|key|keyword|ivar|var|cvar)"
+    r"\s+(?:[^:]*\s)?\*{0,2}(\w+):\s*(.*)"
+)
 
 
-# Takes what is said of parameters, in Google's or in reST's form, out of a docstring:
-# the text that is left, and the parameters' texts. Lines that begin with @ stay; they are usher's.
 def parse_doc(doc):
-    text, docs = [], {}
-    name = ""  # the parameter that an indented line goes on about
-    entries = None  # the indentation of a Google section's entries: -1 before the first, None outside
+    """Splits a docstring into its text and the descriptions of parameters.
+
+    Parameters are described in Google's form ("Args:") or in reST's (":param x:").
+    Lines that begin with @ stay in the text: they are usher's tags.
+    """
+    text = []
+    docs = {}
+    name = ""  # the parameter that an indented line continues
+    # The indentation of entries in a section of Google's form: None outside of one,
+    # -1 before the first entry.
+    entries = None
     for line in inspect.cleandoc(doc or "").splitlines():
-        body, indent = line.strip(), len(line) - len(line.lstrip())
-        rest = FIELD.fullmatch(body)
-        if rest:
-            name, entries = rest.group(1), None
-            docs[name] = rest.group(2)
+        body = line.strip()
+        indent = len(line) - len(line.lstrip())
+        field = FIELD.fullmatch(body)
+        if field:
+            name = field.group(1)
+            docs[name] = field.group(2)
+            entries = None
         elif re.match(r":type\s+\w+:", body):
-            name, entries = "", None
+            name = ""
+            entries = None
         elif indent == 0 and SECTION.fullmatch(body):
-            name, entries = "", -1
+            name = ""
+            entries = -1
         elif entries is not None and indent > 0:
-            entry = ENTRY.fullmatch(body) if indent <= entries or entries < 0 else None
-            entries = indent if entries < 0 else entries
+            entry = None
+            if entries < 0 or indent <= entries:
+                entry = ENTRY.fullmatch(body)
+            if entries < 0:
+                entries = indent
             if entry:
                 name = entry.group(1)
                 docs[name] = entry.group(2) or ""
             elif name:
-                docs[name] = (docs[name] + " " + body).strip()
+                docs[name] = f"{docs[name]} {body}".strip()
         elif body and name and indent > 0:
-            docs[name] = (docs[name] + " " + body).strip()
+            docs[name] = f"{docs[name]} {body}".strip()
         elif body or entries is None:
-            name, entries = "", None
+            name = ""
+            entries = None
             text.append(line)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(text)).strip(), docs
 
 
-# A class's own description, on one line, and those of its fields.
 def class_doc(cls):
+    """Returns the description of a class, on one line, and those of its fields."""
     doc = vars(cls).get("__doc__") or ""
-    # What dataclasses and Enum put there by themselves says nothing.
+    # Python itself wrote these for a dataclass and for an Enum.
     if doc.startswith(cls.__name__ + "(") or doc == "An enumeration.":
         doc = ""
     text, docs = parse_doc(doc)
     return " ".join(text.split()), docs
 
 
-# ---- A method
+# ---- Methods
 
 
 def signature_of(function):
     try:
         return inspect.signature(function)
-    except NameError:  # from 3.14 on, annotations are evaluated only when asked for
+    except NameError:  # Python 3.14 and newer evaluate annotations on demand
         import annotationlib
-        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+
+        return inspect.signature(
+            function, annotation_format=annotationlib.Format.FORWARDREF
+        )
 
 
-# A function with its tool definition.
 class Method:
+    """A function and its tool definition."""
+
     def __init__(self, name, function):
-        self.name, self.function, self.signature = name, function, signature_of(function)
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        self.name = name
+        self.function = function
+        self.signature = signature_of(function)
+        self.is_async = (
+            inspect.iscoroutinefunction(function)
+            or inspect.isasyncgenfunction(function)
+        )
         self.fields = []
-        self.rest = self.rest_type = None  # the name and the Type of **kwargs
-        # usher's tags may stand in a comment above, too
-        above = "".join(re.findall(r"(?m)^# *(@.*\n)", inspect.getcomments(inspect.unwrap(function)) or ""))
-        text, docs = parse_doc(inspect.cleandoc(function.__doc__ or "") + "\n" + above)
-        hints, kinds = hints_of(inspect.unwrap(function)), Types()
+        self.rest = None  # the name of **kwargs
+        self.rest_type = None
+
+        plain = inspect.unwrap(function)
+        # Tags of usher count in a comment above the function too.
+        tags = re.findall(r"(?m)^# *(@.*\n)", inspect.getcomments(plain) or "")
+        doc = inspect.cleandoc(function.__doc__ or "")
+        text, docs = parse_doc("\n".join([doc, *tags]))
+        hints = hints_of(plain)
+        builder = TypeBuilder()
         for p in self.signature.parameters.values():
             hint = hints.get(p.name, typing.Any)
             if p.kind is p.VAR_KEYWORD:
-                self.rest, self.rest_type = p.name, kinds.of(hint)
+                self.rest = p.name
+                self.rest_type = builder.build(hint)
             elif p.kind is not p.VAR_POSITIONAL and p.name != WEBHOOK:
                 default = REQUIRED if p.default is p.empty else p.default
-                self.fields.append(Field(p.name, kinds.of(hint), default, docs.get(p.name)))
+                field = Field(p.name, builder.build(hint), default, docs.get(p.name))
+                self.fields.append(field)
+
         schema = object_schema(self.fields)
         if self.rest and self.rest_type.schema:
-            schema["additionalProperties"] = self.rest_type.whole()
-        if kinds.defs:
-            schema["$defs"] = dict(sorted(kinds.defs.items()))
+            schema["additionalProperties"] = self.rest_type.full_schema()
+        if builder.defs:
+            schema["$defs"] = dict(sorted(builder.defs.items()))
         self.tool = {"name": name, "description": text, "inputSchema": schema}
 
-    # Calls the function. Arguments that no parameter takes are ignored.
     def call(self, arguments):
+        """Calls the function. It ignores arguments that no parameter takes."""
         values = convert_fields(self.fields, arguments)
-        hook = self.signature.parameters.get(WEBHOOK)
-        if hook:
-            values[WEBHOOK] = arguments.get(WEBHOOK, None if hook.default is hook.empty else hook.default)
+        webhook = self.signature.parameters.get(WEBHOOK)
+        if webhook:
+            default = None if webhook.default is webhook.empty else webhook.default
+            values[WEBHOOK] = arguments.get(WEBHOOK, default)
         if self.rest:
-            values[self.rest] = {name: value if name == WEBHOOK else self.rest_type.convert(value)
-                                 for name, value in arguments.items() if name not in values}
+            rest = {k: v for k, v in arguments.items() if k not in values}
+            for name, value in rest.items():
+                if name != WEBHOOK:
+                    rest[name] = self.rest_type.convert(value)
+            values[self.rest] = rest
         bound = inspect.BoundArguments(self.signature, values)
         bound.apply_defaults()
         return self.function(*bound.args, **bound.kwargs)
 
 
-# ---- A call
+# ---- Calls
 
 
-# Tells a request to the client from other things that a generator yields.
-def is_ask(item):
-    return isinstance(item, dict) and "ask" in item and set(item) <= {"ask", "params"}
-
-
-# One tools/call under way. It is answered once, whatever the method does.
 class Call:
+    """One tools/call in progress. It is answered once, whatever the method does."""
+
     def __init__(self, server, id_, method, params):
-        self.server, self.id, self.method = server, id_, method
-        self.make = lambda: method.call(params.get("arguments", {}))
+        self.server = server
+        self.id = id_
+        self.method = method
+        self.arguments = params.get("arguments", {})
         self.token = params.get("_meta", {}).get("progressToken")
         self.lock = threading.Lock()
-        # Answered or cancelled: nothing more is sent, but that a call has ended which usher cancelled.
-        self.ended = self.cancelled = False
-        self.future = None  # of a call on the loop
-        self.asked = None  # the future of the last answer that the method waited for
+        # Answered or cancelled. From then on, nothing is sent for the call except
+        # that it has ended, if usher cancelled it.
+        self.ended = False
+        self.cancelled = False  # by usher
+        self.future = None  # of a call on the event loop
+        self.asked = None  # the future of the client's latest answer
+        self.last = None  # the latest value that a generator yielded as its result
 
     def start(self):
         self.server.calls[self.id] = self
         if self.method.is_async:
-            self.hop(self.make)
-        else:
-            self.server.jobs.put(self.in_thread)
-            if not self.server.idle.acquire(blocking=False):
-                threading.Thread(target=self.server.work, daemon=True).start()
+            self.run_on_loop(self.invoke)
+            return
+        self.server.jobs.put(self.run_in_thread)
+        if not self.server.idle.acquire(blocking=False):
+            threading.Thread(target=self.server.work, daemon=True).start()
 
-    # Drops the answer and all reports. A coroutine is cancelled; a generator is closed when it
-    # next yields, or where it asks; a thread can't be stopped from outside, so a plain function
-    # runs to its end.
+    def invoke(self):
+        return self.method.call(self.arguments)
+
     def cancel(self, by_usher=False):
+        """Ends the call; its answer and its reports are dropped.
+
+        A coroutine is cancelled. A generator is closed when it next yields, or while
+        it waits for the client. A plain function runs to its end, because a thread
+        can't be stopped from outside.
+        """
         with self.lock:
-            self.ended, self.cancelled = True, by_usher
+            self.ended = True
+            self.cancelled = by_usher
         waiting = self.future or self.asked
         if waiting:
             waiting.cancel()
 
-    # Says that a cancelled call has ended, as usher counts what runs.
-    def over(self):
+    def finish(self):
+        """Removes the call.
+
+        If usher cancelled it, usher counts it as running until it gets an answer.
+        """
         if self.server.calls.pop(self.id, self).cancelled:
             self.server.respond(self.id, "result", "{}")
 
-    def in_thread(self):
+    def run_in_thread(self):
         try:
-            value = self.make()
+            value = self.invoke()
             if inspect.isawaitable(value) or inspect.isasyncgen(value):
-                return self.hop(lambda: value)  # a decorator hid that the function is async
+                # A decorator hid that the function is asynchronous.
+                return self.run_on_loop(lambda: value)
             if inspect.isgenerator(value):
                 value = self.drain(value)
             self.answer(result(value))
-        except BaseException as e:  # SystemExit too: it would end the thread without an answer
+        except BaseException as e:  # SystemExit would end the thread without an answer
             self.fail(e)
-        self.over()
+        self.finish()
 
-    def hop(self, make):
-        self.future = asyncio.run_coroutine_threadsafe(self.on_loop(make), self.server.loop)
-        # Of one cancelled before its first step, too.
-        self.future.add_done_callback(lambda _: self.over())
+    def run_on_loop(self, invoke):
+        coroutine = self.run_async(invoke)
+        self.future = asyncio.run_coroutine_threadsafe(coroutine, self.server.loop)
+        # A callback also runs if the call is cancelled before its first step.
+        self.future.add_done_callback(lambda _: self.finish())
 
-    async def on_loop(self, make):
+    async def run_async(self, invoke):
         try:
-            value = make()
+            value = invoke()
             if inspect.isasyncgen(value):
                 value = await self.drain_async(value)
             elif inspect.isawaitable(value):
                 value = await value
             self.answer(result(value))
-        except BaseException as e:  # SystemExit would end the loop, and with it the process
+        except BaseException as e:  # SystemExit would end the loop and the process
             self.fail(e)
 
-    # What a generator returns, or, if that is None, what it yielded last that was no report and no ask.
     def drain(self, generator):
-        last, step, value = None, generator.send, None
+        """Runs a generator to its end and returns its result.
+
+        If it returns None, the result is the latest value it yielded that was neither
+        a report nor a request to the client.
+        """
+        step, value = generator.send, None
         while True:
             try:
                 item = step(value)
             except StopIteration as stop:
-                return last if stop.value is None else stop.value
+                return self.last if stop.value is None else stop.value
             if self.ended:
                 return generator.close()
             step, value = generator.send, None
-            if is_ask(item):
-                try:
-                    value = self.ask(item).result()
-                except concurrent.futures.CancelledError:
-                    return generator.close()
-                except RuntimeError as e:
-                    step, value = generator.throw, e.with_traceback(None)  # the way it came is ours
-            elif not self.report(item):
-                last = item
+            asked = self.take(item)
+            if not asked:
+                continue
+            try:
+                value = asked.result()
+            except concurrent.futures.CancelledError:
+                return generator.close()
+            except RuntimeError as e:
+                step, value = generator.throw, e.with_traceback(None)
 
     async def drain_async(self, generator):
-        last, step, value = None, generator.asend, None
+        """Does for an asynchronous generator what drain does."""
+        step, value = generator.asend, None
         try:
             while True:
                 try:
                     item = await step(value)
                 except StopAsyncIteration:
-                    return last
+                    return self.last
                 if self.ended:
                     return None
                 step, value = generator.asend, None
-                if is_ask(item):
-                    try:
-                        value = await asyncio.wrap_future(self.ask(item))
-                    except RuntimeError as e:
-                        step, value = generator.athrow, e.with_traceback(None)
-                elif not self.report(item):
-                    last = item
+                asked = self.take(item)
+                if not asked:
+                    continue
+                try:
+                    value = await asyncio.wrap_future(asked)
+                except RuntimeError as e:
+                    step, value = generator.athrow, e.with_traceback(None)
         finally:
-            await generator.aclose()  # it may be cancelled where it asks
+            await generator.aclose()  # also if the call is cancelled while it asks
 
-    # Sends the request that a generator yielded; its _meta tells usher which call, and so which
-    # client, it belongs to. The future gets its answer, or a RuntimeError; with the call it is cancelled.
+    def take(self, item):
+        """Handles what a generator yielded.
+
+        It returns the future of the client's answer if the item asks the client.
+        """
+        keys = set(item) if isinstance(item, dict) else set()
+        if "ask" in keys and keys <= {"ask", "params"}:
+            return self.ask(item)
+        if "progress" in keys and keys <= {"progress", "total", "message"}:
+            if self.token is not None:
+                given = {key: value for key, value in item.items() if value is not None}
+                self.notify("progress", {"progressToken": self.token, **given})
+        elif "log" in keys and keys <= {"log", "level"}:
+            level = item.get("level")
+            params = {
+                "level": level if level in LOG_LEVELS else "info",
+                "logger": self.server.name,
+                "data": item["log"],
+                "_meta": {"usher/call": self.id},
+            }
+            self.notify("message", params)
+        else:
+            self.last = item
+        return None
+
     def ask(self, item):
+        """Sends a request to the client and returns the future of the answer.
+
+        The future raises RuntimeError for an error, and is cancelled with the call.
+        """
         asked = concurrent.futures.Future()
-        key = "ask-%d" % id(asked)
+        key = f"ask-{id(asked)}"
         try:
             params = json.loads(encode(item.get("params", {})))
+            # It tells usher which call, and so which client, the request belongs to.
             params["_meta"] = {**params.get("_meta", {}), "usher/call": self.id}
         except Exception as e:
-            asked.set_exception(RuntimeError("ask: params must be an object that can be written as JSON: " + message_of(e)))
+            problem = "ask: params must be an object that can be written as JSON"
+            asked.set_exception(RuntimeError(f"{problem}: {message_of(e)}"))
             return asked
         with self.lock:
             if self.ended:
@@ -606,36 +810,23 @@ class Call:
             self.server.write({"id": key, "method": str(item["ask"]), "params": params})
         return asked
 
-    # Sends what a generator yielded, if it is progress or a log message; tells whether it was.
-    def report(self, item):
-        keys = set(item) if isinstance(item, dict) else set()
-        if "progress" in keys and keys <= {"progress", "total", "message"}:
-            if self.token is not None:
-                params = {key: item[key] for key in ("progress", "total", "message") if item.get(key) is not None}
-                self.notify("progress", {"progressToken": self.token, **params})
-        elif "log" in keys and keys <= {"log", "level"}:
-            level = item.get("level")
-            self.notify("message", {"level": level if level in LEVELS else "info", "logger": self.server.name,
-                                    "data": item["log"], "_meta": {"usher/call": self.id}})
-        else:
-            return False
-        return True
-
     def notify(self, method, params):
         try:
             with self.lock:
                 if not self.ended:
-                    self.server.write({"method": "notifications/" + method, "params": params})
+                    method = "notifications/" + method
+                    self.server.write({"method": method, "params": params})
         except Exception as e:
-            print("%s: a report can't be written as JSON: %s" % (self.method.name, e), file=sys.stderr)
+            log(f"{self.method.name}: a report can't be written as JSON: {e}")
 
     def fail(self, e):
+        """Logs the exception with its stack, and answers with its message."""
         if isinstance(e, asyncio.CancelledError) and self.ended:
             return
         stack = e.__traceback__
         while stack and stack.tb_frame.f_code.co_filename == __file__ and stack.tb_next:
             stack = stack.tb_next
-        traceback.print_exception(type(e), e, stack)  # for the log; the caller gets the message alone
+        traceback.print_exception(type(e), e, stack)
         self.answer(failure(message_of(e)))
 
     def answer(self, result):
@@ -644,39 +835,45 @@ class Call:
                 self.ended = True
                 self.server.respond(self.id, "result", result)
 
+
 # ---- The server
 
 
-# The protocol. Its messages are read by a thread of their own; the main thread has the loop.
 class Server:
+    """The protocol. A thread reads messages; the main thread runs the event loop."""
+
     def __init__(self, name, doc, methods, loop, out):
-        self.name, self.doc, self.loop, self.out = name, doc, loop, out
-        self.methods = {m.name: m for m in methods}
-        self.calls = {}  # by request id; cancelled ones too, until they have ended
-        self.asks = {}  # by the id that was sent: futures of answers to come
+        self.name = name
+        self.doc = doc
+        self.methods = {method.name: method for method in methods}
+        self.loop = loop
+        self.out = out  # a file descriptor
+        self.calls = {}  # by request id, until they end; cancelled calls too
+        self.asks = {}  # futures of the client's answers, by the id of the request
         self.ended = False
         self.writing = threading.Lock()
-        self.jobs, self.idle = queue.SimpleQueue(), threading.Semaphore(0)
+        self.jobs = queue.SimpleQueue()  # for threads that run calls
+        self.idle = threading.Semaphore(0)  # counts the threads that wait for a job
 
-    # A thread that makes calls, one after another: to start one takes longer than most of them.
     def work(self):
+        """Runs one call after another. Most calls take less time than a new thread."""
         while True:
             contextvars.Context().run(self.jobs.get())
             self.idle.release()
 
     def send(self, line):
-        # A lone surrogate has no UTF-8; as \udXXX it is what JSON calls it.
+        # UTF-8 can't write a lone surrogate; JSON writes it as \udXXX.
         data = memoryview(line.encode("utf-8", "backslashreplace") + b"\n")
         with self.writing:
             try:
                 while data:
-                    data = data[os.write(self.out, data):]
+                    data = data[os.write(self.out, data) :]
             except OSError:
-                pass  # nobody reads: stdin ends as well
+                pass  # usher is gone, so stdin ends too
 
-    def respond(self, id_, key, text):
-        # The id in front: by it usher fails the call of an answer that is too long.
-        self.send('{"jsonrpc":"2.0","id":%s,"%s":%s}' % (encode(id_), key, text))
+    def respond(self, id_, member, text):
+        # The id comes first, so that usher can read it if the answer is too long.
+        self.send('{"jsonrpc":"2.0","id":%s,"%s":%s}' % (encode(id_), member, text))
 
     def write(self, message):
         self.send(encode({"jsonrpc": "2.0", **message}))
@@ -684,7 +881,7 @@ class Server:
     def read(self, lines):
         for line in lines:
             self.receive(line)
-        # Nobody is left to answer. Coroutines and generators may clean up.
+        # Nobody waits for an answer any more. Coroutines and generators may clean up.
         asyncio.run_coroutine_threadsafe(self.end(), self.loop)
 
     async def end(self):
@@ -693,52 +890,70 @@ class Server:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        for _ in range(int(PATIENCE / 0.01)):
-            if self.calls or not all(t.done() for t in tasks):
-                await asyncio.sleep(0.01)
+        deadline = self.loop.time() + CLEANUP_TIME
+        while self.calls or not all(task.done() for task in tasks):
+            if self.loop.time() > deadline:
+                break
+            await asyncio.sleep(0.01)
         self.ended = True
         self.loop.stop()
 
-    # Serves until the end of lines.
     def run(self, lines):
-        threading.Thread(target=self.read, args=[lines], name="usher", daemon=True).start()
+        """Serves until lines ends."""
+        reader = threading.Thread(target=self.read, args=[lines], daemon=True)
+        reader.start()
         while not self.ended:
             try:
                 self.loop.run_forever()
             except BaseException:
                 pass  # SystemExit in a task that a module started; asyncio logs it
 
-    # Handles one line of usher's.
     def receive(self, line):
+        """Handles one line from usher."""
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as e:
-            # What Python can't read is JSON all the same: nested too deep, a number of 5,000
-            # digits. usher writes the id first, so that its request can be answered.
-            id_ = json.loads(re.match(rb'\{"jsonrpc":"2\.0","id":(\d+|"[^"\\]*")', line).group(1))
-            if not self.answered(id_, {"error": {"message": "reading the answer: %s" % e}}):
-                self.respond(id_, "result", failure("reading the arguments: %s" % e))
+            self.refuse(line, e)
             return
-        id_, method, params = message.get("id"), message.get("method"), message.get("params", {})
+        id_ = message.get("id")
+        method = message.get("method")
+        params = message.get("params", {})
         if method is None:
-            self.answered(id_, message)
+            self.take_answer(id_, message)
         elif method == "notifications/cancelled":
             call = self.calls.get(params.get("requestId"))
             if call:
-                call.cancel(True)
+                call.cancel(by_usher=True)
         elif method == "tools/call" and params.get("name") in self.methods:
             Call(self, id_, self.methods[params["name"]], params).start()
-        elif id_ is not None:  # else a notification that says nothing to us
+        elif id_ is not None:  # other notifications need no reaction
             answer = self.reply(method, params)
             if answer is None:
-                self.respond(id_, "error", encode({"code": -32601, "message": "unknown method or tool in " + method}))
+                message = f"unknown method or tool in {method}"
+                error = {"code": -32601, "message": message}
+                self.respond(id_, "error", encode(error))
             else:
                 self.respond(id_, "result", encode(answer))
 
-    # Gives an answer to the ask that waits for it, and tells whether one does.
-    def answered(self, id_, message):
+    def refuse(self, line, e):
+        """Answers a message that is valid JSON, but which Python can't read.
+
+        It may be nested too deeply, or contain a number with 5,000 digits.
+        """
+        prefix = re.match(rb'\{"jsonrpc":"2\.0","id":(\d+|"[^"\\]*")', line)
+        id_ = json.loads(prefix.group(1))  # usher writes the id first
+        error = {"error": {"message": f"reading the answer: {e}"}}
+        if not self.take_answer(id_, error):
+            self.respond(id_, "result", failure(f"reading the arguments: {e}"))
+
+    def take_answer(self, id_, message):
+        """Gives an answer of the client to the call that asked.
+
+        It reports whether a call was waiting for it.
+        """
         asked = self.asks.get(id_)
-        if asked is None or not asked.set_running_or_notify_cancel():  # from here on it can't be cancelled
+        # From here on, the future can't be cancelled.
+        if asked is None or not asked.set_running_or_notify_cancel():
             return False
         if "error" in message:
             asked.set_exception(RuntimeError(message["error"]["message"]))
@@ -746,93 +961,121 @@ class Server:
             asked.set_result(message.get("result"))
         return True
 
-    # The results of requests that call no method; None for unknown ones.
     def reply(self, method, params):
+        """Returns the result of a request that calls no method, None if unknown."""
         if method == "initialize":
             return {
                 "protocolVersion": params.get("protocolVersion"),
                 "capabilities": {"tools": {}, "logging": {}},
                 "serverInfo": {"name": self.name, "version": "1"},
-                "instructions": inspect.cleandoc(self.doc or ""),  # usher takes the first sentence
+                # usher uses the first sentence.
+                "instructions": inspect.cleandoc(self.doc or ""),
             }
         if method == "tools/list":
-            return {"tools": [m.tool for m in self.methods.values()]}
-        return {} if method in ("ping", "logging/setLevel") else None  # usher knows what clients want to hear
+            return {"tools": [method.tool for method in self.methods.values()]}
+        if method in ("ping", "logging/setLevel"):  # usher filters by level itself
+            return {}
+        return None
 
 
 # ---- Loading the file
 
 
-# Takes the protocol's pipes away before the module's first line runs: from here on what it, or
-# a process that it starts, prints goes to the log, and reading finds nothing.
 def take_stdio():
-    lines, out = os.fdopen(os.dup(0), "rb", 1 << 16), os.dup(1)
+    """Takes the protocol's pipes away before the module runs.
+
+    It returns them. From then on, what the module or one of its child processes
+    prints goes to usher's log, and reading from stdin finds nothing.
+    """
+    lines = os.fdopen(os.dup(0), "rb", 1 << 16)
+    out = os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        stream.reconfigure(
+            encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
     return lines, out
 
 
-# The names of the functions that statements define, in their order.
 def defined_functions(body):
+    """Yields the names of the functions that statements define, in their order."""
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield statement.name
         elif not isinstance(statement, ast.ClassDef):
-            for inner in ("body", "handlers", "orelse", "finalbody"):  # if, try, with
-                yield from defined_functions(getattr(statement, inner, []) or [])
+            for block in ("body", "handlers", "orelse", "finalbody"):  # if, try, with
+                yield from defined_functions(getattr(statement, block, []) or [])
 
 
-# Runs the file as a module and returns it with its methods.
 def load(path, text):
+    """Runs the text as the module at path. Returns its name, itself and its methods."""
     folder, base = os.path.split(path)
     name = base.split(".usher")[0]
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]  # ours; neighbours of the module are to be found, ours are not
+    own_folder = os.path.dirname(os.path.abspath(__file__))
+    if sys.path and os.path.abspath(sys.path[0]) == own_folder:
+        del sys.path[0]  # a module imports its own neighbors, not those of this file
     sys.path.insert(0, folder)
     sys.argv = [path]
     tree = ast.parse(text, path)
-    # Its own name, unless that is another module's: a calendar.usher.py may import calendar.
-    own = name
-    if own in sys.modules or importlib.util.find_spec(own):
-        own += "_usher"
-    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(own, path))
-    sys.modules[own] = module  # dataclasses, pickle and typing look there
+    # inspect and traceback look up source lines here, so nothing opens the file.
+    lines = importlib.util.decode_source(text).split("\n")
+    linecache.cache[path] = (len(text), None, [line + "\n" for line in lines], path)
+    # A file calendar.usher.py may still import calendar from the standard library.
+    own_name = name
+    if own_name in sys.modules or importlib.util.find_spec(own_name):
+        own_name += "_usher"
+    spec = importlib.util.spec_from_file_location(own_name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[own_name] = module  # dataclasses, pickle and typing look there
     exec(compile(tree, path, "exec", dont_inherit=True), vars(module))
-    functions = {n: getattr(module, n, None) for n in defined_functions(tree.body) if not n.startswith("_")}
-    methods = [Method(n, f) for n, f in functions.items() if callable(f) and not isinstance(f, type)]
+    methods = []
+    for function_name in dict.fromkeys(defined_functions(tree.body)):
+        function = getattr(module, function_name, None)
+        public = not function_name.startswith("_")
+        if public and callable(function) and not isinstance(function, type):
+            methods.append(Method(function_name, function))
     return name, module, methods
 
 
-# Why a file could not be loaded, with the last line of the user's own files that led there.
 def explain(e, path):
-    folder, where = os.path.join(os.path.dirname(path), ""), os.path.basename(path)
+    """Returns why a file could not be loaded, on one line.
+
+    The line begins with the last place in the user's own files that led to it.
+    """
     places = [(f.filename, f.lineno) for f in traceback.extract_tb(e.__traceback__)]
-    text = "%s: %s" % (type(e).__name__, e.msg if isinstance(e, SyntaxError) else e)
+    reason = e
     if isinstance(e, SyntaxError):
         places.append((e.filename or "", e.lineno))
+        reason = e.msg
+    folder = os.path.join(os.path.dirname(path), "")
+    where = os.path.basename(path)
     for file, line in places:
-        if os.path.abspath(file).startswith(folder) and "site-packages" not in file and os.path.exists(file):
-            where = "%s:%s" % (os.path.relpath(file, folder), line)
-    return "%s: %s" % (where, " ".join(text.split()))
+        own = os.path.abspath(file).startswith(folder) and "site-packages" not in file
+        if own and os.path.exists(file):
+            where = f"{os.path.relpath(file, folder)}:{line}"
+    text = f"{type(e).__name__}: {reason}"
+    return f"{where}: {' '.join(text.split())}"
 
 
 def main():
     path = os.path.abspath(sys.argv[1])
     lines, out = take_stdio()
-    # Before the module: on Python 3.9 an asyncio.Lock at its top level binds to this loop.
+    # On Python 3.9, an asyncio.Lock at the top level of a module binds to this loop.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    text = lines.read(int(sys.argv[2])) if len(sys.argv) > 2 else pathlib.Path(path).read_bytes()
+    if len(sys.argv) > 2:
+        text = lines.read(int(sys.argv[2]))
+    else:
+        text = pathlib.Path(path).read_bytes()
     try:
         name, module, methods = load(path, text)
-    except BaseException as e:  # sys.exit at the top level is no start either
-        print(explain(e, path), file=sys.stderr)
+    except BaseException as e:  # including sys.exit at the top level
+        log(explain(e, path))
         sys.stderr.flush()
-        os._exit(1)  # whatever threads it has started
+        os._exit(1)  # even if the module has started threads
     Server(name, module.__doc__, methods, loop, out).run(lines)
 
 
