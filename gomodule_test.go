@@ -448,9 +448,9 @@ type asker func(method string, params any) (json.RawMessage, error)
 
 func Ask(p Item, ask asker) (json.RawMessage, error) { return ask(p.Item.Ask, p.Item.Params) }
 func Ask_async(ctx context.Context, p *Item, report func(progress, total float64, message string),
-	ask func(string, interface{}) ([]byte, error)) (map[string]any, error) {
+	ask func(string, interface{}) (json.RawMessage, error)) (map[string]any, error) {
 	answer, err := ask(p.Item.Ask, p.Item.Params)
-	return map[string]any{"answer": json.RawMessage(answer)}, err
+	return map[string]any{"answer": answer}, err
 }
 func Careful(p Item, ask asker) (string, error) {
 	if _, err := ask(p.Item.Ask, p.Item.Params); err != nil {
