@@ -1,9 +1,15 @@
-// The Node.js runtime of usher: it loads one NAME.usher.js, .mjs, .ts or .mts and
-// serves its functions as MCP tools over stdin and stdout, a JSON-RPC message a
-// line. usher has checked the arguments of a call, and makes the tool's result of
-// what a method returns. Top to bottom: the pipes, the protocol, calls, loading
-// the file, which methods it has, and what its source says of them: comments and
-// types, read by a scanner that never refuses a file.
+// The Node.js runtime of usher: it serves the functions of one NAME.usher.js, .mjs, .ts
+// or .mts as MCP tools over stdin and stdout, one JSON-RPC message per line.
+//
+//     node shim.mjs FILE [SIZE]
+//
+// usher checks the arguments of a call before it sends them, and makes the tool result
+// from the returned value. With SIZE, stdin begins with that many bytes of source text,
+// which usher has read and approved. The file itself may have changed since then.
+//
+// In reading order: the pipes, the protocol, calls, results, loading the file, finding
+// its methods, and reading its source: a scanner that accepts any text finds comments
+// and types.
 
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { spawnSync } from 'node:child_process'
@@ -15,35 +21,40 @@ import { Readable } from 'node:stream'
 import { pathToFileURL } from 'node:url'
 import { inspect } from 'node:util'
 
-const LEVELS = ['debug', 'info', 'notice', 'warning', 'error', 'critical', 'alert', 'emergency']
+const LEVELS = 'debug info notice warning error critical alert emergency'.split(' ')
 
 const { writeSync } = fs // the module may replace it
 const { stringify } = JSON
 const file = path.resolve(process.argv[2])
 const base = path.basename(file)
 const name = base.split('.usher')[0]
-const text = String(process.argv[3] ? readInput(Number(process.argv[3])) : fs.readFileSync(file))
-process.argv.splice(2) // usher's arguments are none of the module's
+const size = Number(process.argv[3])
+const text = String(size >= 0 ? readInput(size) : fs.readFileSync(file))
+process.argv.splice(2) // the module must not see usher's arguments
 
 const pipes = takeStdio()
 
 // ---- The pipes
 
-// takeStdio takes the protocol's pipes away from the module: what it or a child
-// of it prints goes to the log, by whatever way, and reading finds nothing. Node
-// can't duplicate descriptors, but Unix can open them by name.
+// takeStdio takes the protocol's pipes away from the module and returns them. From then
+// on, what the module or one of its child processes prints goes to usher's log, and
+// reading finds nothing. Node can't duplicate descriptors, but Unix opens them by name.
 function takeStdio() {
   try {
     if (fs.fstatSync(0).isFIFO() && fs.fstatSync(1).isFIFO()) {
-      const [input, output] = [fs.openSync('/dev/fd/0', 'r'), fs.openSync('/dev/fd/1', 'a')]
-      fs.closeSync(fs.openSync('/dev/fd/2', 'a')) // to see that it can be
+      const input = fs.openSync('/dev/fd/0', 'r')
+      const output = fs.openSync('/dev/fd/1', 'a')
+      // If this fails, descriptor 1 is still open.
+      fs.closeSync(fs.openSync('/dev/fd/2', 'a'))
       fs.closeSync(0)
-      fs.openSync('/dev/null', 'r') // the lowest free number: 0
+      fs.openSync('/dev/null', 'r') // takes the lowest free number: 0
       fs.closeSync(1)
       fs.openSync('/dev/fd/2', 'a')
       return { input: new net.Socket({ fd: input, writable: false }), output }
     }
-  } catch {} // not on this system; what follows is nearly as good
+  } catch {
+    // This system has no /dev/fd. What follows misses only writes to descriptor 1.
+  }
   const own = { input: process.stdin, output: 1 }
   Object.defineProperty(process, 'stdin', { value: Readable.from([]) })
   Object.defineProperty(process, 'stdout', { value: process.stderr })
@@ -51,176 +62,221 @@ function takeStdio() {
   return own
 }
 
-// readInput reads what stdin begins with: the module's text as usher has read it.
-// The file may hold another one by now, which must not run.
+// readInput reads the source text at the beginning of stdin.
 function readInput(size) {
   const bytes = Buffer.alloc(size)
-  for (let at = 0; at < size;) at += fs.readSync(0, bytes, at, size - at) || size
+  let at = 0
+  while (at < size) at += fs.readSync(0, bytes, at, size - at) || size
   return bytes
 }
 
-// log writes to stderr, which is usher's log.
-function log(text) { process.stderr.write(text + '\n') }
+// log writes a line to stderr, which is usher's log.
+function log(text) {
+  process.stderr.write(text + '\n')
+}
 
-// write sends one line, whole before it returns: the module may end the process
-// at any time. The newline before it ends what the module has left unfinished
-// where it could not be kept from stdout.
+// write sends one line, all of it before it returns, because the module may end the
+// process at any time. If the module can write to stdout, a newline comes first, to end
+// a line that the module has left unfinished.
 function write(line) {
-  const bytes = Buffer.from(pipes.output === 1 ? `\n${line}\n` : line + '\n')
-  for (let at = 0; at < bytes.length;) {
+  const start = pipes.output === 1 ? '\n' : ''
+  const bytes = Buffer.from(`${start}${line}\n`)
+  let at = 0
+  while (at < bytes.length) {
     try {
       at += writeSync(pipes.output, bytes, at)
     } catch (err) {
-      if (err.code !== 'EAGAIN') process.exit(0) // nobody reads any more
+      if (err.code !== 'EAGAIN') process.exit(0) // usher is gone
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2)
     }
   }
 }
 
-function send(message) { write(stringify({ jsonrpc: '2.0', ...message })) }
+function send(message) {
+  write(stringify({ jsonrpc: '2.0', ...message }))
+}
 
 // ---- The protocol
 
-const calls = new Map() // by the request's id as JSON
-const asks = new Map() // what takes the answer, by the id of a request to the client
-let asked = 0 // numbers those
-const current = new AsyncLocalStorage() // the call that code runs for
+const calls = new Map() // by the request's id
+const asks = new Map() // functions that take the client's answer, by the ask's id
+let asked = 0 // the number of asks so far
+const current = new AsyncLocalStorage() // the call that the running code belongs to
 let methods = null // by name; null while the file is loading
-let about = ''
+let about = '' // the description of the module
+let parts = [] // of an incomplete line
+const waiting = [] // lines that came while the file was loading
 
-// An error that nobody catches would end the process, and with it the calls of
-// others and the module's state. So it is logged, and fails the call in which it
-// came up, which might wait for ever otherwise.
-function stray(err) {
-  log(`uncaught: ${shown(err)}`)
+// onUncaught logs an error that nobody catches, and fails the call that it belongs to,
+// which might wait forever otherwise. The process goes on, for the sake of other calls.
+function onUncaught(err) {
+  log(`uncaught: ${stackOf(err)}`)
   current.getStore()?.settle(failure(messageOf(err)))
 }
-process.on('uncaughtException', stray)
-process.on('unhandledRejection', stray)
+process.on('uncaughtException', onUncaught)
+process.on('unhandledRejection', onUncaught)
 
-let parts = [] // of a line that is not complete
-const waiting = [] // lines that came while the file was loading
-// hangUp ends the process: nobody is left to answer. What came before the end is
-// still looked at, for who pipes a few lines in by hand.
-async function hangUp() {
+// onData handles a chunk of input.
+function onData(chunk) {
+  let end
+  while ((end = chunk.indexOf('\n')) >= 0) {
+    receive(Buffer.concat([...parts, chunk.subarray(0, end)]).toString())
+    parts = []
+    chunk = chunk.subarray(end + 1)
+  }
+  parts.push(chunk)
+}
+
+// onEnd ends the process, as nobody waits for an answer any more. It handles the lines
+// before the end first: a person may have piped some in.
+async function onEnd() {
   await loading
   setImmediate(() => process.exit(0))
 }
 
 function receive(line) {
-  if (!methods) return waiting.push(line)
-  const m = JSON.parse(line)
-  if (m.method === 'notifications/cancelled') {
-    calls.get(m.params.requestId)?.end(true)
-  } else if (m.method === undefined) {
-    asks.get(m.id)?.(m)
-  } else if (m.method === 'tools/call' && methods.has(m.params.name)) {
-    const call = new Call(m)
-    current.run(call, () => call.run(methods.get(m.params.name), m.params.arguments ?? {}))
-  } else if (m.id !== undefined) { // else a notification that says nothing to us
-    const result = reply(m)
-    send(result ? { id: m.id, result } : { id: m.id, error: { code: -32601, message: `unknown method or tool in ${m.method}` } })
+  if (!methods) {
+    waiting.push(line)
+    return
+  }
+  const { id, method, params, ...answer } = JSON.parse(line)
+  if (method === 'notifications/cancelled') {
+    calls.get(params.requestId)?.end(true)
+  } else if (method === undefined) {
+    asks.get(id)?.(answer)
+  } else if (method === 'tools/call' && methods.has(params.name)) {
+    const call = new Call(id, params)
+    current.run(call, () => call.run(methods.get(params.name), params.arguments ?? {}))
+  } else if (id !== undefined) {
+    const error = { code: -32601, message: `unknown method or tool in ${method}` }
+    const result = reply(method, params)
+    send(result ? { id, result } : { id, error })
   }
 }
 
-function reply({ method, params }) {
-  if (method === 'tools/list') return { tools: [...methods.values()].map(m => m.tool) }
-  if (method === 'ping' || method === 'logging/setLevel') return {} // usher sorts out what clients want to hear
-  return method === 'initialize' && {
-    protocolVersion: params.protocolVersion,
-    capabilities: { tools: {}, logging: {} },
-    serverInfo: { name, version: '1' },
-    instructions: about.replace(/^\s*@.*$/gm, ''), // usher takes the first sentence
+// reply returns the result of a request that calls no method, null if it's unknown.
+function reply(method, params) {
+  switch (method) {
+    case 'initialize':
+      return {
+        protocolVersion: params.protocolVersion,
+        capabilities: { tools: {}, logging: {} },
+        serverInfo: { name, version: '1' },
+        instructions: about.replace(/^\s*@.*$/gm, ''), // usher uses the first sentence
+      }
+    case 'tools/list':
+      return { tools: [...methods.values()].map(method => method.tool) }
+    case 'ping':
+    case 'logging/setLevel': // usher filters by level itself
+      return {}
   }
+  return null
 }
 
 // ---- Calls
 
-// A Call is one tools/call under way. Once it has been answered nothing more is
-// sent for it; once it was cancelled, only that it has ended, as usher counts what
-// runs.
+// A Call is one tools/call in progress. After its answer nothing more is sent for it.
+// After a cancellation only its end is sent, because usher counts running calls.
 class Call {
-  ended = false
+  ended = false // answered or cancelled
+  cancelled = false
+  stopAsking = null // ends the wait for the client's answer
 
-  constructor({ id, params }) {
-    Object.assign(this, { id, token: params._meta?.progressToken })
+  constructor(id, params) {
+    this.id = id
+    this.token = params._meta?.progressToken
     calls.set(id, this)
   }
 
   async run(method, args) {
     try {
       let value = await Reflect.apply(method.run, method.holder, [args])
-      if (/^\[object (Async)?Generator\]$/.test(Object.prototype.toString.call(value))) value = await this.drive(value)
-      if (!this.ended) this.settle(result(value)) // not made for nobody
+      const tag = Object.prototype.toString.call(value)
+      if (/^\[object (Async)?Generator\]$/.test(tag)) value = await this.drive(value)
+      if (!this.ended) this.settle(result(value))
     } catch (err) {
-      log(`${method.tool.name}: ${shown(err)}`)
+      log(`${method.tool.name}: ${stackOf(err)}`)
       this.settle(failure(messageOf(err)))
     } finally {
-      if (calls.delete(this.id) && this.cancelled) send({ id: this.id, result: {} })
+      calls.delete(this.id)
+      if (this.cancelled) send({ id: this.id, result: {} })
     }
   }
 
-  // end ends the call, and the wait for an answer of the client.
+  // end ends the call, and the wait for the client's answer.
   end(cancelled) {
-    Object.assign(this, { ended: true, cancelled })
+    this.ended = true
+    this.cancelled = cancelled
     this.stopAsking?.()
   }
 
-  // settle answers, once; result is JSON.
+  // settle answers the call, once. The result is JSON.
   settle(result) {
     if (this.ended) return
-    this.end()
+    this.end(false)
     write(`{"jsonrpc":"2.0","id":${stringify(this.id)},"result":${result}}`)
   }
 
-  // drive runs a generator to its end: what it yields is progress, a log
-  // message, a request to the client, whose answer it gets back, or else its
-  // result, should it return none.
+  // drive runs a generator to its end and returns its result. The generator yields
+  // progress, log messages, requests to the client, whose answers it gets back, and
+  // other values. The latest of these is the result if it returns none.
   async drive(steps) {
+    let last
     let resume = () => steps.next()
-    for (let last; ;) {
+    for (;;) {
       const { done, value } = await resume()
       if (done) return value === undefined ? last : value
-      // A generator that never waits for anything would keep a cancellation,
-      // and all other calls, from being seen.
+      // Let other calls and a cancellation proceed, even if the generator never waits.
       await new Promise(setImmediate)
-      if (this.ended) return steps.return()
       resume = () => steps.next()
-      if (hasOnly(value, 'ask', ['params'])) {
-        resume = await this.ask(value).then(answer => () => steps.next(answer), err => () => steps.throw(err))
+      if (this.ended) return steps.return()
+      if (hasOnly(value, 'ask', 'params')) {
+        try {
+          const answer = await this.ask(value)
+          resume = () => steps.next(answer)
+        } catch (err) {
+          resume = () => steps.throw(err)
+        }
         if (this.ended) return steps.return()
-      } else if (hasOnly(value, 'progress', ['total', 'message'])) this.progress(value)
-      else if (hasOnly(value, 'log', ['level'])) this.message(value)
-      else last = value
+      } else if (hasOnly(value, 'progress', 'total', 'message')) {
+        this.progress(value)
+      } else if (hasOnly(value, 'log', 'level')) {
+        this.message(value)
+      } else {
+        last = value
+      }
     }
   }
 
-  // ask sends the client a request and waits for the answer, or for the end of
-  // the call. Its _meta tells usher which call, and so which client, it is of.
+  // ask sends a request to the client, and waits for the answer or the end of the call.
   async ask({ ask: method, params = {} }) {
     const id = `ask-${++asked}`
     try {
       params = JSON.parse(toJSON(params))
       if (kind(params) !== 'object') throw new TypeError(`it is ${kind(params)}`)
-      params._meta = { ...params._meta, 'usher/call': this.id }
     } catch (err) {
-      throw new TypeError(`ask: params must be an object that can be written as JSON: ${messageOf(err)}`)
+      const problem = 'ask: params must be an object that can be written as JSON'
+      throw new TypeError(`${problem}: ${messageOf(err)}`)
     }
+    // This tells usher which call, and so which client, the request belongs to.
+    params._meta = { ...params._meta, 'usher/call': this.id }
     const answer = new Promise(resolve => {
       asks.set(id, resolve)
       this.stopAsking = resolve
-    }).finally(() => asks.delete(id))
+    })
     send({ id, method: String(method), params })
-    const { error, result } = await answer ?? {}
-    if (this.ended) return
+    const { error, result } = (await answer) ?? {}
+    asks.delete(id)
     if (error) throw new Error(error.message)
     return result
   }
 
   progress({ progress, total, message }) {
     if (this.token === undefined || !Number.isFinite(progress)) return
-    total = Number.isFinite(total) ? total : undefined
-    send({ method: 'notifications/progress', params: { progressToken: this.token, progress, total, message: message && String(message) } })
+    const params = { progressToken: this.token, progress }
+    if (Number.isFinite(total)) params.total = total
+    if (message) params.message = String(message)
+    send({ method: 'notifications/progress', params })
   }
 
   message({ log: data, level }) {
@@ -229,22 +285,30 @@ class Call {
     } catch {
       data = inspect(data)
     }
-    send({ method: 'notifications/message', params: { level: LEVELS.includes(level) ? level : 'info', logger: name, data, _meta: { 'usher/call': this.id } } })
+    const params = {
+      level: LEVELS.includes(level) ? level : 'info',
+      logger: name,
+      data,
+      _meta: { 'usher/call': this.id },
+    }
+    send({ method: 'notifications/message', params })
   }
 }
 
-// hasOnly tells an object with this key, maybe with those others, and no more.
-function hasOnly(value, key, others) {
-  return kind(value) === 'object' && Object.hasOwn(value, key) &&
-    Object.keys(value).every(k => k === key || others.includes(k))
+// hasOnly reports whether value is an object with the key, and with no other keys than
+// the optional ones.
+function hasOnly(value, key, ...optional) {
+  if (kind(value) !== 'object' || !Object.hasOwn(value, key)) return false
+  return Object.keys(value).every(k => k === key || optional.includes(k))
 }
 
-// ---- Results; as JSON text, so that a large one is written out once
+// ---- Results, as JSON text, so that a large one is encoded only once
 
-function failure(message) { return stringify({ content: [{ type: 'text', text: message }], isError: true }) }
+function failure(message) {
+  return stringify({ content: [{ type: 'text', text: message }], isError: true })
+}
 
-// result is what answers a call that returned a value: usher makes the tool
-// result of it.
+// result returns the answer to a call that returned value.
 function result(value) {
   try {
     return `{"_meta":{"usher/value":${toJSON(value) ?? 'null'}}}`
@@ -254,28 +318,34 @@ function result(value) {
   }
 }
 
-// toJSON is JSON.stringify that refuses what that would silently change.
+// toJSON does what JSON.stringify does, but throws for values that JSON.stringify drops
+// or changes.
 function toJSON(value) {
   return stringify(value, (key, v) => {
-    const what = typeof v === 'number' && !Number.isFinite(v) ? String(v)
-      : typeof v === 'bigint' || typeof v === 'function' || typeof v === 'symbol' ? `a ${typeof v}`
-      : v instanceof Map || v instanceof Set ? `a ${v.constructor.name}` : ''
-    if (what) throw new TypeError(key === '' ? `it is ${what}` : `${stringify(key)} is ${what}`)
+    const type = typeof v
+    let what = ''
+    if (type === 'number' && !Number.isFinite(v)) what = String(v)
+    if (['bigint', 'function', 'symbol'].includes(type)) what = `a ${type}`
+    if (v instanceof Map || v instanceof Set) what = `a ${v.constructor.name}`
+    if (what) throw new TypeError(`${key === '' ? 'it' : stringify(key)} is ${what}`)
     return v
   })
 }
 
-// messageOf is what a thrown value says, without a stack. Anything can be thrown.
+// messageOf returns the message of a thrown value, which may be anything.
 function messageOf(err) {
   try {
-    const text = typeof err === 'string' ? err : typeof err?.message === 'string' ? err.message || err.name : toJSON(err) ?? String(err)
+    let text = err
+    if (typeof err?.message === 'string') text = err.message || err.name
+    else if (typeof err !== 'string') text = toJSON(err) ?? String(err)
     return String(text || 'the method failed without a message')
   } catch {
     return 'the method failed with something that has no text'
   }
 }
 
-function shown(err) {
+// stackOf returns a thrown value with its stack, for the log.
+function stackOf(err) {
   try {
     return String(err?.stack ?? inspect(err))
   } catch {
@@ -283,34 +353,40 @@ function shown(err) {
   }
 }
 
-function kind(v) { return v === null ? 'null' : Array.isArray(v) ? 'array' : typeof v }
+function kind(value) {
+  if (value === null) return 'null'
+  return Array.isArray(value) ? 'array' : typeof value
+}
 
 // ---- Loading the file
 
 // load runs the file and returns its methods by name.
 async function load() {
-  const typed = /ts$/.test(base)
-  if (!module.register) return refuse(`usher's modules need Node.js 20.6 or newer`)
-  const strips = process.features.typescript // false, or how Node itself does it
-  if (typed && !strips && !module.stripTypeScriptTypes) return refuse('TypeScript needs Node.js 22.13 or newer')
+  const typed = base.endsWith('ts')
+  if (!module.register) refuse(`usher's modules need Node.js 20.6 or newer`)
+  const strips = process.features.typescript // how Node itself does it, or false
+  if (typed && !strips && !module.stripTypeScriptTypes) {
+    refuse('TypeScript needs Node.js 22.13 or newer')
+  }
 
   const source = new Source(text)
   safely(() => source.read())
   const type = /\.m[jt]s$/.test(base) ? 'module' : packageType(path.dirname(file))
-  const isModule = type === 'module' || type !== 'commonjs' && source.isModule
-  const code = typed ? module.stripTypeScriptTypes(text, { mode: strips || 'strip', sourceUrl: file }) : text
-  const loaded = await (isModule ? loadModule : loadCommon)(code, typed && !strips)
-  about = source.about
-  const found = new Map()
-  for (const m of findMethods(loaded, isModule, source)) {
-    if (!found.has(m.tool.name)) found.set(m.tool.name, m)
+  const isModule = type === 'module' || (type !== 'commonjs' && source.isModule)
+  let code = text
+  if (typed) {
+    const mode = strips || 'strip'
+    code = module.stripTypeScriptTypes(text, { mode, sourceUrl: file })
   }
+  const loaded = isModule ? await loadModule(code, typed && !strips) : loadCommon(code)
+  about = source.about
+  const found = findMethods(loaded, isModule, source)
   if (found.size === 0) log(`${base} exports no functions, so it has no methods`)
   return found
 }
 
-// safely is what f returns. A source too odd to be read, nested without end say,
-// costs its methods their documentation, and nothing else.
+// safely returns the result of f, or logs that it failed. If the source can't be read,
+// because it's nested too deeply, say, the methods only lose their documentation.
 function safely(f) {
   try {
     return f()
@@ -325,212 +401,294 @@ function refuse(need) {
   process.exit(1)
 }
 
-// packageType is the type of the package.json that Node would go by.
+// packageType returns the type in the package.json that Node would use.
 function packageType(dir) {
-  for (; ; dir = path.dirname(dir)) {
-    try {
-      return JSON.parse(fs.readFileSync(path.join(dir, 'package.json'), 'utf8')).type
-    } catch (err) {
-      if (err.code !== 'ENOENT' || dir === path.dirname(dir)) return undefined
-    }
+  try {
+    return JSON.parse(fs.readFileSync(path.join(dir, 'package.json'), 'utf8')).type
+  } catch (err) {
+    const parent = path.dirname(dir)
+    if (err.code !== 'ENOENT' || parent === dir) return undefined
+    return packageType(parent)
   }
 }
 
-// loadModule imports the file with this code as its own, whatever it holds. Where
-// Node strips no types, the files that it imports need help too.
+// loadModule imports the file as an ES module, with code as its content. If Node
+// doesn't strip types itself, it also strips those of files that the module imports.
 function loadModule(code, strip) {
   const given = { url: pathToFileURL(file).href, code, strip }
-  if (module.registerHooks) module.registerHooks({ load: (...args) => loadHook(given, ...args) })
-  else module.register('data:text/javascript,' + encodeURIComponent(`import fs from 'node:fs'; import module from 'node:module'
-    ${loadHook}; export const load = async (...args) => loadHook(${stringify(given)}, ...args)`))
+  if (module.registerHooks) {
+    module.registerHooks({ load: (...args) => loadHook(given, ...args) })
+  } else {
+    // Older versions run hooks in another thread, which gets the source of the hook.
+    const hook = `import fs from 'node:fs'
+      import module from 'node:module'
+      ${loadHook}
+      export const load = async (...args) => loadHook(${stringify(given)}, ...args)`
+    module.register('data:text/javascript,' + encodeURIComponent(hook))
+  }
   return import(given.url)
 }
 
 function loadHook(given, url, context, next) {
-  if (url === given.url) return { format: 'module', source: given.code, shortCircuit: true }
+  if (url === given.url) {
+    return { format: 'module', source: given.code, shortCircuit: true }
+  }
   if (!given.strip || !/^file:.*[.][mc]?ts$/.test(url)) return next(url, context)
   const source = module.stripTypeScriptTypes(fs.readFileSync(new URL(url), 'utf8'))
-  return { format: url.endsWith('.cts') ? 'commonjs' : 'module', source, shortCircuit: true }
+  const format = url.endsWith('.cts') ? 'commonjs' : 'module'
+  return { format, source, shortCircuit: true }
 }
 
-// loadCommon is the same for CommonJS.
+// loadCommon runs the file as a CommonJS module, with code as its content.
 function loadCommon(code) {
-  const own = module._cache[file] = new module(file)
-  Object.assign(own, { filename: file, paths: module._nodeModulePaths(path.dirname(file)) })
+  const own = new module(file)
+  own.filename = file
+  own.paths = module._nodeModulePaths(path.dirname(file))
+  module._cache[file] = own
   own._compile(code, file)
   return { default: own.exports }
 }
 
-// loadFailure is what went wrong, on one line that begins as compilers' do.
+// loadFailure returns why the file could not be loaded, on one line that begins with
+// the file and the line number, as those of compilers do.
 function loadFailure(err) {
-  const stack = String(err?.stack ?? ''), message = messageOf(err).split('\n')[0]
-  const label = err instanceof Error ? `${err.name}: ` : ''
+  const stack = String(err?.stack ?? '')
+  const message = messageOf(err).split('\n')[0]
   let line = placeIn(stack, file) ?? placeIn(stack, pathToFileURL(file).href)
   let elsewhere = ''
-  const foreign = /^(?:file:\/\/)?(\/.*|[A-Z]:.*):(\d+)\n/.exec(stack) // where a file that was imported is broken
-  if (foreign && path.resolve(foreign[1]) !== file) elsewhere = ` (${path.basename(foreign[1])}:${foreign[2]})`
-  try {
-    const wanted = /MODULE_NOT_FOUND$/.test(err?.code) && /'(?:[^']*[/\\])?([^']+)'/.exec(message)?.[1]
-    if (wanted) line ??= text.split('\n').findIndex(l => l.includes(wanted)) + 1
-    if (!line && err instanceof SyntaxError) {
-      // Only Node's own report of it says where; this runs nothing of the file.
-      const input = /ts$/.test(base) ? module.stripTypeScriptTypes(text) : text
-      const checked = spawnSync(process.execPath, ['--no-warnings', '--input-type=module', '--check'], { input, encoding: 'utf8' })
-      line = placeIn(checked.stderr, '[stdin]')
-      if (!line) elsewhere = elsewhere || ' (in a file that it imports)'
-    }
-  } catch {} // then there is no line
+  // The stack of a syntax error begins with the broken file, here an imported one.
+  const imported = /^(?:file:\/\/)?(\/.*|[A-Z]:.*):(\d+)\n/.exec(stack)
+  if (imported && path.resolve(imported[1]) !== file) {
+    elsewhere = ` (${path.basename(imported[1])}:${imported[2]})`
+  }
+  if (/MODULE_NOT_FOUND$/.test(err?.code)) {
+    const [, wanted] = /'(?:[^']*[/\\])?([^']+)'/.exec(message) ?? []
+    line ??= text.split('\n').findIndex(l => l.includes(wanted)) + 1
+  }
+  if (!line && err instanceof SyntaxError) {
+    line = syntaxErrorLine()
+    if (!line) elsewhere ||= ' (in a file that it imports)'
+  }
+  const label = err instanceof Error ? `${err.name}: ` : ''
   return `${base}${line ? ':' + line : ''}: ${label}${message}${elsewhere}`
 }
 
-function placeIn(text, place) {
-  const at = text.indexOf(place + ':')
-  return at < 0 ? undefined : /^\d+/.exec(text.slice(at + place.length + 1))?.[0]
+// syntaxErrorLine asks another Node for the line of a syntax error in the file. That
+// Node runs nothing of the file. The error itself doesn't contain the line.
+function syntaxErrorLine() {
+  try {
+    const input = base.endsWith('ts') ? module.stripTypeScriptTypes(text) : text
+    const args = ['--no-warnings', '--input-type=module', '--check']
+    const checked = spawnSync(process.execPath, args, { input, encoding: 'utf8' })
+    return placeIn(checked.stderr, '[stdin]')
+  } catch {
+    return undefined
+  }
 }
 
-// ---- Which methods it has
+// placeIn returns the number after the first "place:" in text.
+function placeIn(text, place) {
+  const [, rest] = text.split(place + ':', 2)
+  return /^\d+/.exec(rest)?.[0]
+}
 
-// findMethods lists what the module exports, in the order of its source.
+// ---- Finding the methods
+
+// findMethods returns the methods that the module exports, by name, in the order of the
+// source.
 function findMethods(loaded, isModule, source) {
-  const list = []
-  const add = (name, run, holder, entry) => {
-    if (typeof run !== 'function' || isClass(run) || name.startsWith('_') || name === '' || entry?.hidden) return
+  const found = new Map()
+
+  function add(name, run, holder, entry) {
+    if (typeof run !== 'function' || isClass(run) || found.has(name)) return
+    if (name === '' || name.startsWith('_') || entry?.hidden) return
     const known = entry && source.resolve(entry)
-    const tool = safely(() => source.tool(name, known)) ?? { name, inputSchema: { type: 'object' } }
-    list.push({ at: known ? known.at : Infinity, run, holder, tool })
+    const plain = { name, inputSchema: { type: 'object' } }
+    const tool = safely(() => source.tool(name, known)) ?? plain
+    found.set(name, { at: known?.at ?? Number.MAX_VALUE, run, holder, tool })
   }
-  // whole is what stands for the module: a class, an object of functions, or
-  // one function.
-  const addWhole = (whole, entry) => {
-    const members = entry && source.resolve(entry).members
+
+  // addWhole adds the methods of a value that is exported as a whole: a class, an
+  // object with functions, or a function.
+  function addWhole(whole, entry) {
+    const { members, doc } = entry ? source.resolve(entry) : {}
     if (isClass(whole)) {
       const object = new whole()
-      for (const [name, d] of Object.entries(Object.getOwnPropertyDescriptors(whole.prototype))) {
-        if (name !== 'constructor') add(name, d.value, object, members?.get(name))
+      const properties = Object.getOwnPropertyDescriptors(whole.prototype)
+      delete properties.constructor
+      for (const [name, { value }] of Object.entries(properties)) {
+        add(name, value, object, members?.get(name))
       }
-      if (!about && entry) about = source.resolve(entry).doc
+      about ||= doc ?? ''
     } else if (typeof whole === 'function') {
-      if (!whole.name || whole.name === 'default') log('the default export is a function without a name; give it one to have it hosted')
-      else add(whole.name, whole, undefined, entry)
+      if (whole.name && whole.name !== 'default') {
+        add(whole.name, whole, undefined, entry)
+      } else {
+        log('the default export is a function without a name: give it one to host it')
+      }
     } else if (kind(whole) === 'object') {
-      for (const name of Object.keys(whole)) add(name, whole[name], whole, members?.get(name) ?? source.exported.get(name) ?? source.local.get(name))
+      for (const name of Object.keys(whole)) {
+        add(name, whole[name], whole, members?.get(name) ?? source.declaration(name))
+      }
     }
   }
-  // Compilers to CommonJS mark what was written as an ES module.
-  const names = isModule ? loaded : loaded.default?.__esModule ? loaded.default : null
-  if (names) {
-    for (const name of Object.keys(names)) {
-      if (name !== 'default') add(name, names[name], undefined, source.exported.get(name) ?? source.local.get(name))
+
+  // Compilers to CommonJS mark what was an ES module.
+  const names = loaded.default?.__esModule && !isModule ? loaded.default : loaded
+  if (isModule || names !== loaded) {
+    const { default: whole, ...named } = names
+    for (const [name, value] of Object.entries(named)) {
+      add(name, value, undefined, source.declaration(name))
     }
-    addWhole(names.default, source.exported.get('default'))
+    addWhole(whole, source.exported.get('default'))
   } else {
     addWhole(loaded.default, source.exported.get('module.exports'))
   }
-  return list.sort((a, b) => a.at === b.at ? 0 : a.at - b.at)
+  return new Map([...found].sort(([, a], [, b]) => a.at - b.at))
 }
 
-function isClass(f) { return typeof f === 'function' && /^class\b/.test(Function.prototype.toString.call(f)) }
+function isClass(f) {
+  return typeof f === 'function' && /^class\b/.test(Function.prototype.toString.call(f))
+}
 
-// ---- What the source says
+// ---- Reading the source
 
-// A schema is made of these keys, in this order, as usher writes them.
-const SCHEMA = ['$ref', 'type', 'description', 'enum', 'items', 'properties', 'required', 'additionalProperties', 'anyOf', '$defs']
-const MISSING = Symbol('undefined is among its values')
-const MODIFIER = /^(static|async|get|set|public|private|protected|override|\*)$/
-const DIRECTIVE = /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference|#region|istanbul|c8 |v8 )/
-const BEFORE_REGEX = /^(return|typeof|case|in|of|delete|void|throw|new|do|else|yield|await|instanceof|default)$/
-const TOKENS = [ // kinds and how they look; strings, templates, comments apart
-  ['number', /\.?\d(?:[eE][+-]|[\w.])*/y],
-  ['name', /[\p{ID_Start}$_#\\@][\p{ID_Continue}$\u200c\u200d\\]*/uy],
-  ['mark', /=>|\.\.\.|\?\.(?!\d)|\+\+|--|[=!]==?|[^]/y],
+// SCHEMA lists the members of schemas in the order in which they are written.
+const SCHEMA = [
+  '$ref',
+  'type',
+  'description',
+  'enum',
+  'items',
+  'properties',
+  'required',
+  'additionalProperties',
+  'anyOf',
+  '$defs',
 ]
+const MISSING = Symbol('marks the schema of a type that includes undefined')
+const MODIFIER = /^(static|async|get|set|public|private|protected|override|\*)$/
+const DIRECTIVE =
+  /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference|#region|istanbul|c8 |v8 )/
+const BEFORE_REGEX =
+  /^(return|typeof|case|in|of|delete|void|throw|new|do|else|yield|await|instanceof|default)$/
+const REGEX = /\/(?:[^\\/[\n]|\\.|\[(?:[^\\\]\n]|\\.)*\])+\/\w*/y
+// TOKENS matches tokens other than strings, templates and regular expressions, by kind.
+const TOKENS = {
+  number: /\.?\d(?:[eE][+-]|[\w.])*/y,
+  name: /[\p{ID_Start}$_#\\@][\p{ID_Continue}$\u200c\u200d\\]*/uy,
+  mark: /=>|\.\.\.|\?\.(?!\d)|\+\+|--|[=!]==?|[^]/y,
+}
+// QUOTED matches the rest of a string or template, by its quote.
+const QUOTED = {
+  "'": /(?:[^\\'\n]+|\\[^])*'?/y,
+  '"': /(?:[^\\"\n]+|\\[^])*"?/y,
+  '`': /(?:[^\\`$]+|\\[^]|\$(?!\{))*`?/y,
+}
+const BRACKETS = { ')': '(', ']': '[', '}': '{' }
 
-// A Source is a text of JavaScript or TypeScript as tokens, and what can be told
-// of it by them. Odd code yields less, never an error.
+// A Source is a text of JavaScript or TypeScript as tokens, with what can be told from
+// them. Invalid code yields less, and never an error.
 class Source {
   tokens = [] // kind (number, name, mark, string, template, regex), text, start, end
-  close = [] // by an opening bracket's index, the closing one's
-  notes = new Map() // comments, by the index of the token that follows
-  types = new Map() // aliases and interfaces by name: at, doc, base
-  local = new Map() // functions, classes and values by name: at, doc; params, members or alias
+  close = [] // the index of the closing bracket, by that of the opening one
+  comments = new Map() // lists, by the index of the token that follows
+  types = new Map() // aliases and interfaces by name: at, doc, generic, extends
+  // Functions, classes and values by name: at, doc; params, members or alias.
+  local = new Map()
   exported = new Map()
   isModule = false
-  about = '' // the comment that the file begins with
+  about = '' // the comment at the beginning of the file
 
   constructor(text) {
     this.text = text
     this.scan(text.startsWith('#!') ? this.find('\n', 0) : 0)
   }
 
-  // scan splits the text from i on. What a template has between ${ and } becomes
-  // tokens in brackets like any other.
-  scan(i) {
-    const { text, tokens, close, notes } = this, open = []
-    const push = (kind, end) => {
-      tokens.push({ kind, text: text.slice(i, end), start: i, end })
-      i = end
-    }
-    const string = (quote, from) => { // up to the quote, to ${ in a template, or to the end
-      let end = from
-      const ends = quote === '`' ? at => text.startsWith('${', at) : at => text[at] === '\n'
-      while (end < text.length && text[end] !== quote && !ends(end)) end += text[end] === '\\' ? 2 : 1
-      const inner = text[end] === '$'
-      push(quote === '`' ? 'template' : 'string', Math.min(inner ? end : end + 1, text.length))
-      if (inner) open.push(tokens.length) && push('mark', end + 2)
-    }
-    while (i < text.length) {
-      const c = text[i], two = text.slice(i, i + 2)
-      if (/\s/.test(c)) {
-        i++
-      } else if (two === '//' || two === '/*') {
-        const end = two === '//' ? this.find('\n', i) : this.find('*/', i + 2) + 2
-        if (!notes.has(tokens.length)) notes.set(tokens.length, [])
-        notes.get(tokens.length).push({ text: text.slice(i, end).trimEnd(), start: i, end })
-        i = end
-      } else if (/["'`]/.test(c)) {
-        string(c, i + 1)
-      } else if (c === '}' && tokens[open.at(-1)]?.text === '${') {
-        close[open.pop()] = tokens.length
-        push('mark', i + 1)
-        string('`', i)
-      } else if (c === '/' && this.regexMayStart(i) && this.regexEnd(i)) {
-        push('regex', this.regexEnd(i))
-      } else {
-        TOKENS.some(([kind, look]) => {
-          look.lastIndex = i
-          const found = look.exec(text)
-          return found && (push(kind, i + found[0].length), true)
-        })
-        const at = tokens.length - 1
-        if ('([{'.includes(c)) open.push(at)
-        if (')]}'.includes(c)) { // brackets between the two were never closed
-          const opening = open.findLastIndex(o => tokens[o].text === '([{'[')]}'.indexOf(c)])
-          if (opening >= 0) for (const o of open.splice(opening)) close[o] = at
-        }
+  // scan splits the text after a position into tokens. Between ${ and }, a template
+  // contains tokens in brackets like any other.
+  scan(from) {
+    this.at = from
+    this.unclosed = []
+    while (this.at < this.text.length) this.scanToken()
+    for (const open of this.unclosed) this.close[open] = this.tokens.length
+  }
+
+  scanToken() {
+    const { at, close, text, tokens, unclosed } = this
+    const char = text[at]
+    const pair = text.slice(at, at + 2)
+    if (/\s/.test(char)) {
+      this.at++
+    } else if (pair === '//') {
+      this.addComment(this.find('\n', at))
+    } else if (pair === '/*') {
+      this.addComment(this.find('*/', at + 2) + 2)
+    } else if (QUOTED[char]) {
+      this.addQuoted(char, at + 1)
+    } else if (char === '}' && tokens[unclosed.at(-1)]?.text === '${') {
+      close[unclosed.pop()] = tokens.length
+      this.addToken('mark', at + 1)
+      this.addQuoted('`', at + 1)
+    } else if (char === '/' && this.regexMayStart() && endOf(REGEX, text, at)) {
+      this.addToken('regex', REGEX.lastIndex)
+    } else {
+      if ('([{'.includes(char)) unclosed.push(tokens.length)
+      if (BRACKETS[char]) {
+        // Brackets between the two were never closed.
+        const opening = unclosed.findLastIndex(o => tokens[o].text === BRACKETS[char])
+        const ended = opening < 0 ? [] : unclosed.splice(opening)
+        for (const open of ended) close[open] = tokens.length
       }
+      const kind = Object.keys(TOKENS).find(kind => endOf(TOKENS[kind], text, at))
+      this.addToken(kind, TOKENS[kind].lastIndex)
     }
-    for (const o of open) close[o] = tokens.length
   }
 
-  // regexMayStart tells by what stands before a / whether it divides.
-  regexMayStart(i) {
-    const last = this.tokens.at(-1), before = this.tokens.at(-2)
-    if (!last || last.kind === 'name') return !last || BEFORE_REGEX.test(last.text) && before?.text !== '.'
+  // addToken adds the token from this.at to end.
+  addToken(kind, end) {
+    const start = this.at
+    this.tokens.push({ kind, text: this.text.slice(start, end), start, end })
+    this.at = end
+  }
+
+  addComment(end) {
+    const start = this.at
+    const next = this.tokens.length
+    if (!this.comments.has(next)) this.comments.set(next, [])
+    const text = this.text.slice(start, end).trimEnd()
+    this.comments.get(next).push({ text, start, end })
+    this.at = end
+  }
+
+  // addQuoted adds a string, or the part of a template up to ${.
+  addQuoted(quote, from) {
+    const end = endOf(QUOTED[quote], this.text, from)
+    this.addToken(quote === '`' ? 'template' : 'string', end)
+    if (quote === '`' && this.text.startsWith('${', end)) {
+      this.unclosed.push(this.tokens.length)
+      this.addToken('mark', end + 2)
+    }
+  }
+
+  // regexMayStart reports whether a / at this point starts a regular expression. If
+  // not, it divides.
+  regexMayStart() {
+    const last = this.tokens.at(-1)
+    const before = this.tokens.at(-2)
+    if (!last) return true
+    if (last.kind === 'name') {
+      return BEFORE_REGEX.test(last.text) && before?.text !== '.'
+    }
     if (last.kind !== 'mark' || last.text === ']') return false
-    if (last.text === ')') return /^(if|while|for)$/.test(this.tokens[this.close.lastIndexOf(this.tokens.length - 1) - 1]?.text)
-    if (last.text === '}') return this.text.slice(last.end, i).includes('\n')
-    return !/^(\+\+|--|!)$/.test(last.text) || !(before?.kind === 'name' || before?.text === ')') // a++ / b, TypeScript's a! / b
-  }
-
-  // regexEnd is where the regular expression at i ends; 0 if none does on its line.
-  regexEnd(i) {
-    for (let k = i + 1, set = false; k < this.text.length && this.text[k] !== '\n'; k++) {
-      const c = this.text[k]
-      if (c === '\\') k++
-      else if (c === '[' || c === ']') set = c === '['
-      else if (c === '/' && !set) return k + 1 + /^\w*/.exec(this.text.slice(k + 1, k + 9))[0].length
+    if (last.text === ')') {
+      const open = this.close.lastIndexOf(this.tokens.length - 1)
+      return /^(if|while|for)$/.test(this.tokens[open - 1]?.text)
     }
-    return 0
+    if (last.text === '}') return this.text.slice(last.end, this.at).includes('\n')
+    // In a++ / b, and in a! / b of TypeScript, it divides.
+    const postfix = /^(\+\+|--|!)$/.test(last.text)
+    return !postfix || !(before?.kind === 'name' || before?.text === ')')
   }
 
   find(what, from) {
@@ -538,173 +696,269 @@ class Source {
     return at < 0 ? this.text.length : at
   }
 
-  is(i, ...texts) { return this.tokens[i]?.kind !== 'string' && texts.includes(this.tokens[i]?.text) }
-  isName(i) { return this.tokens[i]?.kind === 'name' }
-  skip(i) { return (this.close[i] ?? i) + 1 } // the token, or all of its brackets
-  newLine(i) { return this.text.slice(this.tokens[i - 1]?.end ?? 0, this.tokens[i]?.start).includes('\n') }
-
-  // key is the name of a property: as it stands, or what the string says.
-  key(i) {
-    const t = this.tokens[i]
-    if (t?.kind === 'string') return t.text.slice(1, -1).replace(/\\(.)/g, '$1')
-    return t?.kind === 'name' || t?.kind === 'number' ? t.text : undefined
+  is(i, ...texts) {
+    return this.tokens[i]?.kind !== 'string' && texts.includes(this.tokens[i]?.text)
   }
 
-  // skipAngles passes type parameters, if there are any.
+  isName(i) {
+    return this.tokens[i]?.kind === 'name'
+  }
+
+  // skip returns the index after a token, or after the bracket that closes it.
+  skip(i) {
+    return (this.close[i] ?? i) + 1
+  }
+
+  // skipAngles returns the index after the type parameters at i, i if there are none.
   skipAngles(i) {
-    for (let k = i, depth = 0; this.is(i, '<') && k < this.tokens.length && !this.is(k, ';'); k = this.skip(k)) {
+    let depth = 0
+    for (let k = i; this.is(i, '<') && k < this.tokens.length; k = this.skip(k)) {
+      if (this.is(k, ';')) break
       if (this.is(k, '<')) depth++
-      if (this.is(k, '>') && --depth === 0) return k + 1
+      if (this.is(k, '>')) depth--
+      if (depth === 0) return k + 1
     }
     return i
   }
 
+  // newLine reports whether a token is the first on its line.
+  newLine(i) {
+    const { start } = this.tokens[i] ?? {}
+    return this.text.slice(this.tokens[i - 1]?.end ?? 0, start).includes('\n')
+  }
+
+  // key returns the name of a property, undefined if the token is none.
+  key(i) {
+    const { kind, text } = this.tokens[i] ?? {}
+    if (kind === 'string') return text.slice(1, -1).replace(/\\(.)/g, '$1')
+    return kind === 'name' || kind === 'number' ? text : undefined
+  }
+
   // ---- Comments
 
-  // docAbove is the text of the comment directly above a token: /** … */, or
-  // lines of //. Notes to linters and compilers are passed over.
+  // docAbove returns the text of the comment directly above a token: /** ... */, or
+  // lines of //. It ignores directives to linters and compilers.
   docAbove(i) {
     const lines = []
     let below = this.tokens[i]?.start
-    for (const c of (this.notes.get(i) ?? []).toReversed()) {
-      const gap = this.text.slice(c.end, below), block = c.text.startsWith('/*')
-      const ownLine = /^\s*$/.test(this.text.slice(this.text.lastIndexOf('\n', c.start) + 1, c.start))
-      if (/\n\s*\n/.test(gap) || gap.includes('\n') && !ownLine) break
-      below = c.start
-      if (DIRECTIVE.test(c.text)) continue
-      if (block && (lines.length > 0 || !c.text.startsWith('/**'))) break
-      lines.unshift(clean(c.text))
+    for (const { text, start, end } of (this.comments.get(i) ?? []).toReversed()) {
+      const gap = this.text.slice(end, below)
+      const before = this.text.slice(this.text.lastIndexOf('\n', start) + 1, start)
+      if (/\n\s*\n/.test(gap) || (gap.includes('\n') && before.trim() !== '')) break
+      below = start
+      if (DIRECTIVE.test(text)) continue
+      const block = text.startsWith('/*')
+      if (block && (lines.length > 0 || !text.startsWith('/**'))) break
+      lines.unshift(clean(text))
       if (block) break
     }
     return lines.join('\n').trim()
   }
 
-  // docBehind is the comment that ends a line, before or behind the separator i.
-  docBehind(i) {
-    const found = (this.is(i, ';', ',') ? [i, i + 1] : [i]).flatMap(k => (this.notes.get(k) ?? []).filter(c =>
-      !this.text.slice(this.tokens[i - 1].end, c.start).includes('\n') &&
-      (!this.tokens[k] || this.is(k, ';', ',', '}', ')') || this.text.slice(c.end, this.tokens[k].start).includes('\n'))))
-    return found.length > 0 ? clean(found[0].text) : ''
+  // lineComment returns the text of the comment at the end of a line, before or after
+  // the separator at i.
+  lineComment(i) {
+    const { end } = this.tokens[i - 1] ?? {}
+    for (const k of this.is(i, ';', ',') ? [i, i + 1] : [i]) {
+      const last = !this.tokens[k] || this.is(k, ';', ',', '}', ')')
+      for (const comment of this.comments.get(k) ?? []) {
+        const sameLine = !this.text.slice(end, comment.start).includes('\n')
+        const after = this.text.slice(comment.end, this.tokens[k]?.start)
+        if (sameLine && (last || after.includes('\n'))) return clean(comment.text)
+      }
+    }
+    return ''
   }
 
   // ---- Declarations
 
   // read finds what the top level of the file declares and exports.
   read() {
-    const functions = new Set() // their first tokens
-    for (let i = 0; i < this.tokens.length;) {
-      const next = this.is(i - 1, '.', '?.') ? i : this.statement(i, functions)
+    let i = 0
+    while (i < this.tokens.length) {
+      const next = this.is(i - 1, '.', '?.') ? i : this.statement(i)
       i = next > i ? next : this.skip(i)
     }
-    let i = 0
-    while (this.tokens[i]?.kind === 'string' || this.is(i, ';')) i++ // 'use strict'
-    const list = [...Array(i + 1).keys()].flatMap(k => this.notes.get(k) ?? []).filter(c => !DIRECTIVE.test(c.text))
-    const isLast = (c, k) => c.text.startsWith('/*') || !list[k + 1] || /\n\s*\n/.test(this.text.slice(c.end, list[k + 1].start))
-    const text = list.slice(0, list.findIndex(isLast) + 1).map(c => clean(c.text)).join('\n').trim()
-    if (!functions.has(i) || this.docAbove(i) !== text) this.about = text
+    this.about = this.firstComment()
   }
 
-  // statement reads the declaration that begins at a token, if one does, and
-  // returns where to go on.
-  statement(start, functions) {
+  // firstComment returns the comment at the beginning of the file, unless it documents
+  // a function.
+  firstComment() {
+    let first = 0 // the first token after 'use strict'
+    while (this.tokens[first]?.kind === 'string' || this.is(first, ';')) first++
+    const lines = []
+    let end
+    const comments = [...this.comments].filter(([next]) => next <= first)
+    for (const comment of comments.flatMap(([, list]) => list)) {
+      if (DIRECTIVE.test(comment.text)) continue
+      const apart = /\n\s*\n/.test(this.text.slice(end, comment.start))
+      if (lines.length > 0 && apart) break
+      lines.push(clean(comment.text))
+      if (comment.text.startsWith('/*')) break
+      end = comment.end
+    }
+    const text = lines.join('\n').trim()
+    const declared = [...this.local.values(), ...this.exported.values()]
+    const isFunction = declared.some(entry => entry.at === first && entry.params)
+    return isFunction && this.docAbove(first) === text ? '' : text
+  }
+
+  // statement reads the declaration at a token, if there is one, and returns the index
+  // at which reading continues.
+  statement(start) {
     const entry = { at: start, doc: this.docAbove(start) }
     const exporting = this.is(start, 'export')
-    let k = start + (exporting ? 1 : 0)
-    const declare = (names, maps, next) => {
-      if (entry.params) functions.add(start)
-      for (const map of maps) for (const name of names) if (name && !map.has(name)) map.set(name, entry)
-      return next
-    }
+    let i = exporting ? start + 1 : start
     const maps = exporting ? [this.exported, this.local] : [this.local]
-    if (exporting || this.is(k, 'import') && !this.is(k + 1, '(', '.')) this.isModule = true
-    if (exporting && this.is(k, '{')) return this.exportList(k)
-    const whole = exporting && this.is(k, 'default') && ++k
-    while (this.is(k, 'declare', 'abstract') && this.isName(k + 1)) k++
-    if (this.is(k, 'function', 'class') || this.is(k, 'async') && this.is(k + 1, 'function')) {
-      let at = k + (this.is(k, 'async') ? 2 : 1)
-      if (this.is(at, '*')) at++
-      const name = this.isName(at) && !this.is(at, 'extends') ? this.tokens[at].text : ''
-      const next = this.value(k, entry)
+    const declare = (name, targets) => {
+      for (const map of targets) {
+        if (name && !map.has(name)) map.set(name, entry)
+      }
+    }
+    const importing = this.is(i, 'import') && !this.is(i + 1, '(', '.')
+    if (exporting || importing) this.isModule = true
+    if (exporting && this.is(i, '{')) return this.exportList(i)
+    const whole = exporting && this.is(i, 'default')
+    if (whole) i++
+    while (this.is(i, 'declare', 'abstract') && this.isName(i + 1)) i++
+
+    const keyword = this.is(i, 'async') ? i + 1 : i
+    let next
+    if (this.is(keyword, 'function', 'class')) {
+      const at = this.is(keyword + 1, '*') ? keyword + 2 : keyword + 1
+      next = this.value(i, entry)
       if (whole) this.exported.set('default', entry)
-      return declare([name], whole ? [this.local] : maps, next)
+      if (this.isName(at) && !this.is(at, 'extends')) {
+        declare(this.tokens[at].text, whole ? [this.local] : maps)
+      }
+    } else if (whole) {
+      next = this.value(i, entry)
+      declare('default', [this.exported])
+    } else if (this.is(i, 'const', 'let', 'var') && this.isName(i + 1)) {
+      next = this.is(i + 2, ':') ? this.skipType(i + 3) : i + 2
+      if (this.is(next, '=')) next = this.value(next + 1, entry)
+      declare(this.tokens[i + 1].text, maps)
+    } else if (this.is(i, 'type', 'interface') && this.isName(i + 1)) {
+      next = this.typeDeclaration(i, entry.doc)
+    } else {
+      const [at, name] = this.commonExport(i)
+      if (!this.is(at, '=')) return this.skip(i)
+      next = this.value(at + 1, entry)
+      declare(name, [this.exported])
     }
-    if (whole) return declare(['default'], [this.exported], this.value(k, entry))
-    if (this.is(k, 'const', 'let', 'var') && this.isName(k + 1)) {
-      const at = this.is(k + 2, ':') ? this.skipType(k + 3) : k + 2
-      const next = this.is(at, '=') ? this.value(at + 1, entry) : at
-      return declare([this.tokens[k + 1].text], maps, next)
-    }
-    if (this.is(k, 'type', 'interface') && this.isName(k + 1)) return this.typeDeclaration(k, entry.doc)
-    const cjs = this.is(k, 'exports') ? k + 1 : this.is(k, 'module') && this.is(k + 1, '.') && this.is(k + 2, 'exports') ? k + 3 : 0
-    const at = this.is(cjs, '.') ? cjs + 2 : cjs
-    if (!cjs || !this.is(at, '=')) return this.skip(k)
-    return declare([at > cjs ? this.key(at - 1) : 'module.exports'], [this.exported], this.value(at + 1, entry))
+    return next
+  }
+
+  // commonExport reads exports.NAME, module.exports.NAME or module.exports. It returns
+  // the index after it and the name.
+  commonExport(i) {
+    if (this.is(i, 'module') && this.is(i + 1, '.')) i += 2
+    if (!this.is(i, 'exports')) return [-1]
+    if (this.is(i + 1, '.')) return [i + 3, this.key(i + 2)]
+    return [i + 1, 'module.exports']
   }
 
   exportList(open) {
     const end = this.close[open]
     for (let i = open + 1; i < end && !this.is(end + 1, 'from'); i++) {
-      this.exported.set(this.key(this.is(i + 1, 'as') ? i + 2 : i), { at: i, doc: '', alias: this.key(i) })
+      const name = this.key(this.is(i + 1, 'as') ? i + 2 : i)
+      this.exported.set(name, { at: i, doc: '', alias: this.key(i) })
       while (i < end && !this.is(i, ',')) i++
     }
     return end + 1
   }
 
-  typeDeclaration(k, doc) {
-    const after = this.skipAngles(k + 2), at = this.is(k, 'type') ? after + 1 : after
-    if (this.is(k, 'type') && !this.is(after, '=')) return k + 1
-    this.types.set(this.tokens[k + 1].text, { at, doc: flat(doc), generic: after > k + 2, extends: this.is(k, 'interface') })
-    return this.is(k, 'type') ? this.skipType(at) : this.skip(this.bodyOf(at))
+  typeDeclaration(i, doc) {
+    const isAlias = this.is(i, 'type')
+    const after = this.skipAngles(i + 2)
+    const at = isAlias ? after + 1 : after
+    if (isAlias && !this.is(after, '=')) return i + 1
+    const generic = after > i + 2
+    const entry = { at, doc: flat(doc), generic, extends: !isAlias }
+    this.types.set(this.tokens[i + 1].text, entry)
+    return isAlias ? this.skipType(at) : this.skip(this.bodyOf(at))
   }
 
-  // bodyOf is the { of a class or an interface whose name stands before i.
+  // bodyOf returns the index of the { of a class or an interface.
   bodyOf(i) {
-    while (i < this.tokens.length && !this.is(i, '{')) i = Math.max(this.skipAngles(i), this.skip(i))
+    while (i < this.tokens.length && !this.is(i, '{')) {
+      i = Math.max(this.skipAngles(i), this.skip(i))
+    }
     return i
   }
 
-  // value reads what is assigned: a function, a class, an object, or the name of
-  // one. It returns a place behind what it has read.
-  value(i, entry) {
-    if (this.is(i, 'class', '{')) {
-      const open = this.bodyOf(i)
-      entry.members = this.members(open, this.is(i, 'class'))
+  // value reads an assigned value into entry: a function, a class, an object, or the
+  // name of one. It returns an index up to which reading is done.
+  value(start, entry) {
+    if (this.is(start, 'class', '{')) {
+      const open = this.bodyOf(start)
+      entry.members = this.members(open, this.is(start, 'class'))
       return this.skip(open)
     }
-    let k = this.is(i, 'async') ? i + 1 : i
-    if (this.is(k, 'function')) while (k < this.tokens.length && !this.is(k, '(', '<')) k++
-    const paren = this.skipAngles(k), after = this.skip(paren)
-    if (this.is(paren, '(') && (k > i + 1 || this.is(i, 'function') || this.is(after, '=>', ':'))) entry.params = [paren + 1, after - 1]
-    else if (this.isName(k) && this.is(k + 1, '=>')) entry.params = [k, k + 1]
-    else if (this.isName(i) && (!this.tokens[i + 1] || this.is(i + 1, ';', ',', '}') || this.newLine(i + 1))) entry.alias = this.key(i)
-    return entry.params && this.is(paren, '(') ? after : i
+    let i = this.is(start, 'async') ? start + 1 : start
+    const isFunction = this.is(i, 'function')
+    if (isFunction) while (i < this.tokens.length && !this.is(i, '(', '<')) i++
+    const paren = this.skipAngles(i)
+    const after = this.skip(paren)
+    if (this.is(paren, '(') && (isFunction || this.is(after, '=>', ':'))) {
+      entry.params = [paren + 1, after - 1]
+      return after
+    }
+    const next = start + 1
+    const isLast = next >= this.tokens.length || this.is(next, ';', ',', '}')
+    if (this.isName(i) && this.is(i + 1, '=>')) {
+      entry.params = [i, i + 1]
+    } else if (this.isName(start) && (isLast || this.newLine(next))) {
+      entry.alias = this.key(start)
+    }
+    return start
   }
 
-  // members are what a class or an object has by name. A method is what has
-  // brackets behind its name, and behind those its body or its type.
+  // members returns the members of a class or an object by name. A method is a name
+  // that is followed by parentheses, and in a class by a body or a type after them.
   members(open, isClass) {
-    const list = new Map(), end = Math.min(this.close[open] ?? 0, this.tokens.length)
-    for (let i = open + 1; i < end;) {
-      const start = i
-      while (MODIFIER.test(this.tokens[i]?.text) && !this.is(i + 1, '(', ',', ':', '=', '<', '}')) i++
-      const name = this.key(i), paren = this.skipAngles(i + 1), after = this.skip(paren)
-      const entry = { at: start, doc: this.docAbove(start) }
-      const words = this.tokens.slice(start, i).map(t => t.text)
-      if (this.is(paren, '(') && (!isClass || this.is(after, '{', ':', ';'))) entry.params = [paren + 1, after - 1]
-      else if (!isClass && this.is(i + 1, ':')) this.value(i + 2, entry)
-      else if (!isClass) entry.alias = name
-      entry.hidden = words.includes('private') || words.includes('protected')
-      if (name !== undefined && (!isClass || entry.params && !words.includes('static')) && !list.has(name)) list.set(name, entry)
+    const list = new Map()
+    const end = Math.min(this.close[open] ?? 0, this.tokens.length)
+    let i = open + 1
+    while (i < end) {
+      const entry = { at: i, doc: this.docAbove(i) }
+      while (
+        MODIFIER.test(this.tokens[i]?.text) &&
+        !this.is(i + 1, '(', ',', ':', '=', '<', '}')
+      ) {
+        if (this.is(i, 'private', 'protected')) entry.hidden = true
+        i++
+      }
+      const name = this.key(i)
+      const paren = this.skipAngles(i + 1)
+      const after = this.skip(paren)
+      if (this.is(paren, '(') && (!isClass || this.is(after, '{', ':', ';'))) {
+        entry.params = [paren + 1, after - 1]
+      } else if (!isClass && this.is(i + 1, ':')) {
+        this.value(i + 2, entry)
+      } else if (!isClass) {
+        entry.alias = name
+      }
+      const counts = name !== undefined && (!isClass || entry.params)
+      if (counts && !list.has(name)) list.set(name, entry)
+
       i = this.skip(i)
-      if (isClass && entry.params) i = this.is(after, ':') ? this.skipType(after + 1) : after
+      if (isClass && entry.params) {
+        i = this.is(after, ':') ? this.skipType(after + 1) : after
+      }
       while (!isClass && i < end && !this.is(i - 1, ',')) i = this.skip(i)
     }
     return list
   }
 
-  // resolve follows names to what was declared under them.
+  declaration(name) {
+    return this.exported.get(name) ?? this.local.get(name)
+  }
+
+  // resolve follows the names in entry to what was declared under them.
   resolve(entry) {
-    for (let hops = 0; entry.alias && this.local.has(entry.alias) && hops < 8; hops++) {
+    for (let hops = 0; this.local.has(entry.alias) && hops < 8; hops++) {
       const next = this.local.get(entry.alias)
       entry = { ...next, doc: entry.doc || next.doc }
     }
@@ -713,74 +967,87 @@ class Source {
 
   // ---- Tools and their schemas
 
-  // tool is the MCP definition of a method. usher takes the tags out of the
+  // tool returns the MCP definition of a method. usher takes tags out of the
   // description and applies them.
   tool(name, entry) {
     const lines = paramLines(entry?.doc ?? '')
-    const { schema, param } = entry?.params ? this.input(entry.params, lines) : { schema: { type: 'object' } }
-    // Of the one object that methods take, usher knows nothing: what documents it
-    // as params and params.x is left with x.
-    const description = lines.flatMap(l => {
-      if (!param || l.name !== param && !l.name?.startsWith(param + '.')) return [l.line]
-      return l.name === param ? [] : [l.before + l.rest.replace(param + '.', '')]
-    }).join('\n').trim()
+    const { schema, param } = this.input(entry?.params, lines)
+    // usher knows the members of the object that the method takes, and not what the
+    // method calls it: "@param params.x" becomes "@param x".
+    const kept = []
+    for (const { line, before, rest, name } of lines) {
+      if (param && name?.startsWith(param + '.')) {
+        kept.push(before + rest.replace(param + '.', ''))
+      } else if (!param || name !== param) {
+        kept.push(line)
+      }
+    }
+    const description = kept.join('\n').trim()
     return { name, ...(description && { description }), inputSchema: schema }
   }
 
-  // input is the schema of a method's object of parameters, by the type of its
-  // first parameter, or by what is taken out of that; and what it is called.
-  input([i, end], lines) {
+  // input returns the schema of the object that a method takes, from the type and the
+  // pattern of its first parameter, and the name of that parameter.
+  input(params, lines) {
+    if (!params) return { schema: { type: 'object' } }
+    let [i, end] = params
     if (this.is(i, 'this') && this.is(i + 1, ':')) i = this.skipType(i + 2) + 1
     if (i >= end) return { schema: { type: 'object', properties: {} } }
+
     const fields = this.is(i, '{') ? this.pattern(i) : null
-    const root = lines.find(l => l.name)
-    const param = fields ? (root && !(root.name in fields) ? root.name.split('.')[0] : '') : this.key(i)
-    let at = this.skip(i), schema = {}
+    const root = lines.find(line => line.name)
+    let param = this.key(i)
+    if (fields) param = root && !(root.name in fields) ? root.name.split('.')[0] : ''
+    let at = this.skip(i)
     if (this.is(at, '?')) at++
+    const typed = this.is(at, ':')
+
     this.begin()
-    if (this.is(at, ':')) schema = this.written(this.type(at + 1))
-    else if (root?.kind && root.name === param) schema = this.written(this.typeIn(root.kind))
-    schema = schema.type === 'object' ? { ...schema, description: undefined } : { type: 'object' } // the tool has a description
-    if (fields) {
-      const untyped = !schema.properties
-      schema.properties ??= Object.keys(fields).reduce((all, key) => Object.assign(all, { [key]: {} }), Object.create(null))
-      schema.required ??= untyped && !this.is(at, ':') ? Object.keys(fields) : []
-      for (const [key, { fallback, doc }] of Object.entries(fields)) {
-        const left = fallback || untyped && lines.some(l => l.optional && l.name?.split('.').at(-1) === key)
-        if (left) schema.required = schema.required.filter(r => r !== key)
-        const part = schema.properties[key]
-        if (part && doc && !part.description) schema.properties[key] = ordered({ ...part, description: doc })
-      }
-    }
+    let schema = {}
+    if (typed) schema = this.type(at + 1)
+    else if (root?.type && root.name === param) schema = this.typeIn(root.type)
+    schema = { ...this.written(schema) }
+    if (schema.type !== 'object') schema = { type: 'object' }
+    delete schema.description // the tool has one
+    if (fields) addFields(schema, fields, typed, lines)
     delete schema.properties?._webhook
     schema.required = schema.required?.filter(key => key !== '_webhook')
-    return { schema: ordered({ ...schema, $defs: Object.keys(this.defs).length > 0 ? this.defs : undefined }), param }
+    if (Object.keys(this.defs).length > 0) schema.$defs = this.defs
+    return { schema: ordered(schema), param }
   }
 
-  // pattern is what { a, b: c = 1 } takes out of an object, by name.
+  // pattern returns what { a, b: c = 1 } takes out of an object, by name.
   pattern(open) {
-    const fields = Object.create(null), end = this.close[open]
+    const fields = Object.create(null)
+    const end = this.close[open]
     for (let i = open + 1; i < end; i++) {
-      const start = i, key = this.is(i, '...') ? undefined : this.key(i)
+      const start = i
+      const key = this.key(i)
       let fallback = false
       for (; i < end && !this.is(i, ','); i = this.skip(i)) fallback ||= this.is(i, '=')
-      if (key !== undefined) fields[key] = { fallback, doc: flat(this.docAbove(start) || this.docBehind(i)) }
+      const doc = flat(this.docAbove(start) || this.lineComment(i))
+      if (key !== undefined) fields[key] = { fallback, doc }
     }
     return fields
   }
 
-  // ---- Types, from this.pos on. What can't be read has no constraint: {}.
+  // ---- Types, from this.pos on. A type that can't be read has the schema {}.
 
-  begin() { Object.assign(this, { open: new Set(), recursive: new Set(), defs: Object.create(null) }) }
+  begin() {
+    this.open = new Set() // types that are being written out
+    this.recursive = new Set() // types that contain themselves
+    this.defs = Object.create(null)
+  }
 
   type(i) {
     this.pos = i
     return this.union()
   }
 
-  // typeIn reads a type that stands in a comment, as if it stood behind the file.
+  // typeIn reads a type in a comment, which it appends to the file's text.
   typeIn(text) {
-    const at = this.tokens.length, from = this.text.length
+    const at = this.tokens.length
+    const from = this.text.length
     this.text += '\n' + text
     this.scan(from)
     return this.type(at)
@@ -792,206 +1059,297 @@ class Source {
     return this.pos
   }
 
-  // written is a schema itself instead of a reference to it.
-  written(s) { return s.$ref ? this.defs[s.$ref.slice('#/$defs/'.length)] ?? {} : s }
+  // written returns the definition that a schema refers to, or else the schema.
+  written(schema) {
+    if (!schema.$ref) return schema
+    return this.defs[schema.$ref.slice('#/$defs/'.length)] ?? {}
+  }
 
-  eat(...texts) { return this.is(this.pos, ...texts) && ++this.pos > 0 }
+  // eat skips the token if it is one of texts, and reports whether it was.
+  eat(...texts) {
+    const found = this.is(this.pos, ...texts)
+    if (found) this.pos++
+    return found
+  }
+
+  // list reads items with a separator between them. One may precede the first item.
+  list(separator, read) {
+    const items = []
+    this.eat(separator)
+    do items.push(read())
+    while (this.eat(separator))
+    return items
+  }
 
   union() {
-    const parts = []
-    this.eat('|')
-    do parts.push(this.intersection())
-    while (this.eat('|'))
+    const parts = this.list('|', () => this.intersection())
     if (!this.is(this.pos, 'extends') || this.newLine(this.pos)) return joined(parts)
     while (this.eat('extends', '?', ':')) this.intersection() // a condition
     return {}
   }
 
   intersection() {
-    const parts = []
-    this.eat('&')
-    do parts.push(this.postfix())
-    while (this.eat('&'))
-    return merged(parts.length > 1 ? parts.map(p => this.written(p)) : parts)
+    const parts = this.list('&', () => this.postfix())
+    return parts.length === 1 ? parts[0] : merged(parts.map(part => this.written(part)))
   }
 
   postfix() {
-    let s = this.primary()
+    let schema = this.primary()
     while (this.is(this.pos, '[') && !this.newLine(this.pos)) {
-      s = this.close[this.pos] === this.pos + 1 ? { type: 'array', items: s } : {}
+      const isArray = this.is(this.pos + 1, ']')
+      schema = isArray ? { type: 'array', items: schema } : {}
       this.pos = this.skip(this.pos)
     }
-    return s
+    return schema
   }
 
   primary() {
-    const start = this.pos, t = this.tokens[start]
-    if (!t) return {}
+    const start = this.pos
+    const token = this.tokens[start]
+    if (!token) return {}
     this.pos++
-    if (t.kind === 'string') return { type: 'string', enum: [this.key(start)] }
-    if (t.kind === 'number') return { type: 'number', enum: [Number(t.text)] }
-    if (t.kind === 'name') return this.word(t.text)
-    if (t.kind === 'template') {
-      while (this.is(this.pos, '${') || this.tokens[this.pos]?.kind === 'template') this.pos = this.skip(this.pos)
-      return { type: 'string' }
+    switch (token.kind) {
+      case 'string':
+        return { type: 'string', enum: [this.key(start)] }
+      case 'number':
+        return { type: 'number', enum: [Number(token.text)] }
+      case 'name':
+        return this.word(token.text)
+      case 'template':
+        while (this.is(this.pos, '${') || this.tokens[this.pos]?.kind === 'template') {
+          this.pos = this.skip(this.pos)
+        }
+        return { type: 'string' }
     }
     const paren = this.skipAngles(start)
-    this.pos = start
-    if (this.eat('-')) return { type: 'number', enum: [-Number(this.tokens[this.pos++]?.text)] }
-    if (this.is(start, '{')) return this.object()
-    if (this.is(paren, '(') && this.is(this.skip(paren), '=>')) { // a function
-      this.type(this.skip(paren) + 1)
+    const after = this.skip(paren)
+    if (this.is(paren, '(') && this.is(after, '=>')) {
+      this.type(after + 1) // what the function returns
       return {}
     }
+    if (this.is(start, '-')) {
+      return { type: 'number', enum: [-Number(this.tokens[this.pos++]?.text)] }
+    }
+    if (this.is(start, '{')) return this.object(start)
+    if (!this.is(start, '(', '[')) return {}
     const inner = this.is(start, '(') ? this.type(start + 1) : { type: 'array' }
-    if (this.is(start, '(', '[')) this.pos = this.skip(start)
-    return this.is(start, '(', '[') ? inner : {}
+    this.pos = this.skip(start)
+    return inner
   }
 
   word(text) {
     switch (text) {
-      case 'string': case 'number': case 'boolean': case 'object': case 'null':
+      case 'string':
+      case 'number':
+      case 'boolean':
+      case 'object':
+      case 'null':
         return { type: text }
-      case 'true': case 'false':
+      case 'true':
+      case 'false':
         return { type: 'boolean', enum: [text === 'true'] }
-      case 'undefined': case 'void':
+      case 'undefined':
+      case 'void':
         return { [MISSING]: true }
       case 'readonly':
         return this.postfix()
-      case 'keyof': case 'typeof': case 'unique': case 'infer': case 'asserts': case 'new': case 'abstract':
+      case 'keyof':
+      case 'typeof':
+      case 'unique':
+      case 'infer':
+      case 'asserts':
+      case 'abstract':
+      case 'new':
         this.postfix()
         return {}
     }
-    const args = []
     while (this.eat('.')) text += '.' + this.tokens[this.pos++]?.text
     if (this.eat('is')) this.postfix()
     const after = this.skipAngles(this.pos)
-    if (this.eat('<')) {
-      do args.push(this.union())
-      while (this.eat(','))
-      this.pos = after
-    }
+    const args = this.eat('<') ? this.list(',', () => this.union()) : []
+    this.pos = Math.max(this.pos, after)
     if (this.types.has(text)) return this.declared(text, this.types.get(text))
-    if (text === 'Array' || text === 'ReadonlyArray') return ordered({ type: 'array', items: args[0] })
-    if (text === 'Record') return ordered({ type: 'object', additionalProperties: args[1] })
-    if (text === 'Partial') return ordered({ ...this.written(args[0] ?? {}), required: undefined })
-    return text === 'Readonly' ? args[0] ?? {} : {}
+    switch (text) {
+      case 'Array':
+      case 'ReadonlyArray':
+        return ordered({ type: 'array', items: args[0] })
+      case 'Record':
+        return ordered({ type: 'object', additionalProperties: args[1] })
+      case 'Partial':
+        return ordered({ ...this.written(args[0] ?? {}), required: [] })
+      case 'Readonly':
+        return args[0] ?? {}
+    }
+    return {}
   }
 
-  // declared is a type of the file. One that contains itself is put into the
-  // definitions and referred to; all others are written out.
+  // declared returns the schema of a type that the file declares. A type that contains
+  // itself becomes a definition, which is referred to. Every other type is written out.
   declared(name, { at, doc, generic, extends: mayExtend }) {
-    const ref = { $ref: '#/$defs/' + name }, back = this.pos
+    const ref = { $ref: '#/$defs/' + name }
     if (this.open.has(name)) this.recursive.add(name)
     if (this.open.has(name) || this.defs[name]) return ref
     if (generic) return {}
+    const back = this.pos
     this.open.add(name)
-    const bases = []
-    this.pos = at
-    if (mayExtend && this.eat('extends')) do bases.push(this.written(this.postfix())); while (this.eat(','))
-    let s = mayExtend ? merged([...bases.filter(b => b.properties), this.object()]) : this.union()
+    let schema
+    if (mayExtend) {
+      this.pos = at
+      const read = () => this.written(this.postfix())
+      const bases = this.eat('extends') ? this.list(',', read) : []
+      const known = bases.filter(base => base.properties)
+      schema = merged([...known, this.object(this.pos)])
+    } else {
+      schema = this.type(at)
+    }
     this.open.delete(name)
     this.pos = back
-    if (doc) s = ordered({ ...s, description: doc })
-    if (!this.recursive.has(name)) return s
-    this.defs[name] = s
+    if (doc) schema = ordered({ ...schema, description: doc })
+    if (!this.recursive.has(name)) return schema
+    this.defs[name] = schema
     return ref
   }
 
   // object reads { a: string; b?: number }.
-  object() {
-    const end = Math.min(this.close[this.pos] ?? 0, this.tokens.length), properties = Object.create(null), required = []
-    let rest
-    for (this.pos++; this.pos < end;) {
-      const start = this.pos
+  object(open) {
+    const end = Math.min(this.close[open] ?? 0, this.tokens.length)
+    const properties = Object.create(null)
+    const required = []
+    let rest // the schema of [key: string]: T
+    this.pos = open + 1
+    while (this.pos < end) {
       if (this.eat(';', ',')) continue
+      const start = this.pos
       if (this.is(start, 'readonly') && !this.is(start + 1, ':', '?', '(')) this.pos++
-      const index = this.is(this.pos, '[') && this.is(this.pos + 2, ':') // [key: string]: T
+      const index = this.is(this.pos, '[') && this.is(this.pos + 2, ':')
       const key = this.key(this.pos)
       this.pos = this.skip(this.pos)
-      const optional = this.eat('?'), paren = this.skipAngles(this.pos), method = this.is(paren, '(')
-      if (method) this.pos = this.skip(paren)
+      const optional = this.eat('?')
+      const paren = this.skipAngles(this.pos)
+      const isMethod = this.is(paren, '(')
+      if (isMethod) this.pos = this.skip(paren)
       const part = this.eat(':') ? this.union() : {}
       if (index) rest = part
-      if (key === undefined || method) continue
-      properties[key] = ordered({ ...part, description: flat(this.docAbove(start) || this.docBehind(this.pos)) || part.description })
+      if (key === undefined || isMethod) continue
+      const doc = flat(this.docAbove(start) || this.lineComment(this.pos))
+      properties[key] = ordered({ ...part, description: doc || part.description })
       if (!optional && !part[MISSING]) required.push(key)
     }
     this.pos = end + 1
-    const map = rest && Object.keys(properties).length === 0 // nothing but an index
-    return ordered({ type: 'object', properties: map ? undefined : properties, required, additionalProperties: rest })
+    const schema = { type: 'object', properties, required, additionalProperties: rest }
+    if (rest && Object.keys(properties).length === 0) delete schema.properties
+    return ordered(schema)
   }
 }
 
-// ordered is a schema with its keys in order and without those that say nothing.
-function ordered(s) {
-  const keys = SCHEMA.filter(key => s[key] !== undefined && !(key === 'required' && s.required.length === 0))
-  return Object.assign(Object.fromEntries(keys.map(key => [key, s[key]])), s[MISSING] && { [MISSING]: true })
+// endOf returns where the match of a sticky pattern at a position ends, 0 for no match.
+function endOf(pattern, text, at) {
+  pattern.lastIndex = at
+  return pattern.test(text) ? pattern.lastIndex : 0
 }
 
-// joined is the union of schemas.
+// addFields adds the fields that a pattern takes out of an object to its schema.
+function addFields(schema, fields, typed, lines) {
+  const described = schema.properties
+  schema.properties ??= Object.create(null)
+  schema.required ??= described || typed ? [] : Object.keys(fields)
+  for (const [key, { fallback, doc }] of Object.entries(fields)) {
+    if (!described) schema.properties[key] = {}
+    const part = schema.properties[key]
+    if (part && doc && !part.description) {
+      schema.properties[key] = ordered({ ...part, description: doc })
+    }
+    const isOptional = line => line.optional && line.name.split('.').at(-1) === key
+    if (fallback || (!described && lines.some(isOptional))) {
+      schema.required = schema.required.filter(other => other !== key)
+    }
+  }
+}
+
+// ordered returns a schema with its members in order, without those that say nothing.
+function ordered(schema) {
+  const sorted = schema[MISSING] ? { [MISSING]: true } : {}
+  for (const key of SCHEMA) {
+    const empty = key === 'required' && schema.required?.length === 0
+    if (schema[key] !== undefined && !empty) sorted[key] = schema[key]
+  }
+  return sorted
+}
+
+// joined returns the union of schemas.
 function joined(all) {
-  const missing = all.some(s => s[MISSING]) && { [MISSING]: true }
+  const missing = all.some(s => s[MISSING]) ? { [MISSING]: true } : {}
   const parts = all.filter(s => !s[MISSING] || Object.keys(s).length > 0)
-  if (parts.length === 0 || parts.some(s => !s.type && !s.$ref && !s.anyOf)) return { ...missing }
-  const values = parts.filter(s => s.type !== 'null'), [one] = values
-  if (parts.length === 1) return { ...one ?? parts[0], ...missing }
-  if (values.length === 1 && one.type) { // T | null
-    return ordered({ ...one, type: [one.type, 'null'].flat(), enum: one.enum && [...one.enum, null], ...missing })
+  const isUnknown = s => !s.type && !s.$ref && !s.anyOf
+  if (parts.length === 0 || parts.some(isUnknown)) return missing
+  if (parts.length === 1) return { ...parts[0], ...missing }
+  const values = parts.filter(s => s.type !== 'null')
+  if (values.length === 1 && values[0].type) {
+    const schema = { ...values[0], ...missing }
+    schema.type = [schema.type, 'null'].flat()
+    if (schema.enum) schema.enum = [...schema.enum, null]
+    return schema
   }
-  if (parts.some(s => Object.keys(s).some(key => key !== 'type' && key !== 'enum'))) return { anyOf: parts, ...missing }
-  const types = [...new Set(parts.flatMap(s => s.type))], literals = new Set(parts.flatMap(s => s.enum ?? [null]))
-  const listed = parts.every(s => s.enum || s.type === 'null') && !(literals.has(true) && literals.has(false))
-  return ordered({ type: types.length === 1 ? types[0] : types, enum: listed ? [...literals] : undefined, ...missing })
+  const isSimple = s => Object.keys(s).every(key => key === 'type' || key === 'enum')
+  if (!parts.every(isSimple)) return { anyOf: parts, ...missing }
+  const types = [...new Set(parts.flatMap(s => s.type))]
+  const type = types.length === 1 ? types[0] : types
+  if (!parts.every(s => s.enum || s.type === 'null')) return { type, ...missing }
+  const choices = new Set(parts.flatMap(s => s.enum ?? [null]))
+  return { type, enum: [...choices], ...missing }
 }
 
-// merged is the intersection of schemas: of objects, all their properties.
+// merged returns the intersection of schemas: for objects, all their properties.
 function merged(parts) {
-  const plain = parts.find(s => s.type && s.type !== 'object'), objects = parts.filter(s => s.properties)
-  if (parts.length === 1 || plain) return plain ?? parts[0] // such as string & { brand: … }
+  const plain = parts.find(s => s.type && s.type !== 'object')
+  if (plain) return plain // such as string & { brand: ... }
+  if (parts.length === 1) return parts[0]
+  const objects = parts.filter(s => s.properties)
   if (objects.length === 0) return {}
-  return ordered({
-    type: 'object', properties: Object.assign(Object.create(null), ...objects.map(s => s.properties)),
-    required: [...new Set(objects.flatMap(s => s.required ?? []))],
-  })
+  const properties = Object.create(null)
+  for (const object of objects) Object.assign(properties, object.properties)
+  const required = [...new Set(objects.flatMap(s => s.required ?? []))]
+  return ordered({ type: 'object', properties, required })
 }
 
-// clean is a comment's text without its marks.
+// clean returns the text of a comment without its marks.
 function clean(text) {
   if (text.startsWith('//')) return text.replace(/^\/\/+ ?/, '')
-  const lines = text.replace(/^\/\*[*!]*/, '').replace(/\*+\/$/, '').split('\n')
-  return lines.map(line => line.replace(/^\s*\* ?/, '').trimEnd()).join('\n').trim()
+  const inner = text.replace(/^\/\*[*!]*/, '').replace(/\*+\/$/, '')
+  const lines = inner.split('\n').map(line => line.replace(/^\s*\* ?/, '').trimEnd())
+  return lines.join('\n').trim()
 }
 
-function flat(text) { return text.replace(/\s+/g, ' ').trim() }
+function flat(text) {
+  return text.replace(/\s+/g, ' ').trim()
+}
 
-// PARAM is a line of @param: what stands before the name, the type in it, the
-// rest, and the name.
-const PARAM = /^(\s*@param\s+(?:\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}\s*)?)(\[?\s*([^\s\]=]*).*)$/
+// PARAM matches a line with @param: what precedes the name, with the type in braces,
+// and the rest, with the name.
+const PARAM =
+  /^(\s*@param\s+(?:\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}\s*)?)(\[?\s*([^\s\]=]*).*)$/
 
-// paramLines is a comment by lines; those of @param with their parts.
+// paramLines splits a comment into lines, and lines with @param into their parts.
 function paramLines(doc) {
   return doc.split('\n').map(line => {
-    const [, before, kind = '', rest, name] = PARAM.exec(line) ?? []
-    return { line, before, kind, rest, name, optional: rest?.[0] === '[' || kind.endsWith('=') }
+    const [, before, type = '', rest, name] = PARAM.exec(line) ?? []
+    const optional = rest?.startsWith('[') || type.endsWith('=')
+    return { line, before, type, rest, name, optional }
   })
 }
 
-// ---- The start: all above is declared
+// ---- The start, after everything has been declared
 
-const loading = load().then(found => {
-  methods = found
-  waiting.forEach(receive)
-}, err => {
-  log(loadFailure(err))
-  process.exit(1)
-})
+const loading = load().then(
+  found => {
+    methods = found
+    waiting.forEach(receive)
+  },
+  err => {
+    log(loadFailure(err))
+    process.exit(1)
+  },
+)
 
-pipes.input.on('data', chunk => {
-  for (let end; (end = chunk.indexOf(10)) >= 0; chunk = chunk.subarray(end + 1)) {
-    receive(Buffer.concat([...parts, chunk.subarray(0, end)]).toString())
-    parts = []
-  }
-  if (chunk.length > 0) parts.push(chunk)
-})
-pipes.input.on('error', hangUp).on('close', hangUp).on('end', hangUp)
+pipes.input.on('data', onData)
+pipes.input.on('error', onEnd).on('close', onEnd).on('end', onEnd)
