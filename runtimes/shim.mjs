@@ -98,14 +98,19 @@ function send(message) {
 
 // ---- The protocol
 
-const calls = new Map() // by the request's id
-const asks = new Map() // functions that take the client's answer, by the ask's id
-let asked = 0 // the number of asks so far
-const current = new AsyncLocalStorage() // the call that the running code belongs to
-let methods = null // by name; null while the file is loading
-let about = '' // the description of the module
-let parts = [] // of an incomplete line
-const waiting = [] // lines that came while the file was loading
+const calls = new Map() // by request id
+// asks has the functions that take the client's answers, by the ids of the asks.
+const asks = new Map()
+let asked = 0
+// current has the call that the running code belongs to.
+const current = new AsyncLocalStorage()
+// methods has the methods by name. It is null while the file is loading.
+let methods = null
+// waiting has the lines that came while the file was loading.
+const waiting = []
+// parts has the beginning of an incomplete line.
+let parts = []
+let about = '' // the module's description
 
 // onUncaught logs an error that nobody catches, and fails the call that it belongs to,
 // which might wait forever otherwise. The process goes on, for the sake of other calls.
@@ -553,21 +558,10 @@ function isClass(f) {
 
 // ---- Reading the source
 
-// SCHEMA lists the members of schemas in the order in which they are written.
-const SCHEMA = [
-  '$ref',
-  'type',
-  'description',
-  'enum',
-  'items',
-  'properties',
-  'required',
-  'additionalProperties',
-  'anyOf',
-  '$defs',
-]
 const MISSING = Symbol('marks the schema of a type that includes undefined')
 const MODIFIER = /^(static|async|get|set|public|private|protected|override|\*)$/
+const PLAIN_TYPE = /^(string|number|boolean|object|null)$/
+const TYPE_OPERATOR = /^(keyof|typeof|unique|infer|asserts|abstract|new)$/
 const DIRECTIVE =
   /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference|#region|istanbul|c8 |v8 )/
 const BEFORE_REGEX =
@@ -590,15 +584,19 @@ const BRACKETS = { ')': '(', ']': '[', '}': '{' }
 // A Source is a text of JavaScript or TypeScript as tokens, with what can be told from
 // them. Invalid code yields less, and never an error.
 class Source {
-  tokens = [] // kind (number, name, mark, string, template, regex), text, start, end
-  close = [] // the index of the closing bracket, by that of the opening one
-  comments = new Map() // lists, by the index of the token that follows
-  types = new Map() // aliases and interfaces by name: at, doc, generic, extends
+  // Objects with kind (number, name, mark, string, template, regex), text, start, end.
+  tokens = []
+  // The index of the closing bracket, by that of the opening one.
+  close = []
+  // Lists of comments, by the index of the token that follows.
+  comments = new Map()
+  // Aliases and interfaces by name: at, doc, generic, extends.
+  types = new Map()
   // Functions, classes and values by name: at, doc; params, members or alias.
   local = new Map()
   exported = new Map()
   isModule = false
-  about = '' // the comment at the beginning of the file
+  about = ''
 
   constructor(text) {
     this.text = text
@@ -1013,7 +1011,7 @@ class Source {
     delete schema.properties?._webhook
     schema.required = schema.required?.filter(key => key !== '_webhook')
     if (Object.keys(this.defs).length > 0) schema.$defs = this.defs
-    return { schema: ordered(schema), param }
+    return { schema: compact(schema), param }
   }
 
   // pattern returns what { a, b: c = 1 } takes out of an object, by name.
@@ -1138,30 +1136,13 @@ class Source {
   }
 
   word(text) {
-    switch (text) {
-      case 'string':
-      case 'number':
-      case 'boolean':
-      case 'object':
-      case 'null':
-        return { type: text }
-      case 'true':
-      case 'false':
-        return { type: 'boolean', enum: [text === 'true'] }
-      case 'undefined':
-      case 'void':
-        return { [MISSING]: true }
-      case 'readonly':
-        return this.postfix()
-      case 'keyof':
-      case 'typeof':
-      case 'unique':
-      case 'infer':
-      case 'asserts':
-      case 'abstract':
-      case 'new':
-        this.postfix()
-        return {}
+    if (PLAIN_TYPE.test(text)) return { type: text }
+    if (/^(true|false)$/.test(text)) return { type: 'boolean', enum: [text === 'true'] }
+    if (/^(undefined|void)$/.test(text)) return { [MISSING]: true }
+    if (text === 'readonly') return this.postfix()
+    if (TYPE_OPERATOR.test(text)) {
+      this.postfix()
+      return {}
     }
     while (this.eat('.')) text += '.' + this.tokens[this.pos++]?.text
     if (this.eat('is')) this.postfix()
@@ -1172,11 +1153,11 @@ class Source {
     switch (text) {
       case 'Array':
       case 'ReadonlyArray':
-        return ordered({ type: 'array', items: args[0] })
+        return compact({ type: 'array', items: args[0] })
       case 'Record':
-        return ordered({ type: 'object', additionalProperties: args[1] })
+        return compact({ type: 'object', additionalProperties: args[1] })
       case 'Partial':
-        return ordered({ ...this.written(args[0] ?? {}), required: [] })
+        return compact({ ...this.written(args[0] ?? {}), required: [] })
       case 'Readonly':
         return args[0] ?? {}
     }
@@ -1204,7 +1185,7 @@ class Source {
     }
     this.open.delete(name)
     this.pos = back
-    if (doc) schema = ordered({ ...schema, description: doc })
+    if (doc) schema = compact({ ...schema, description: doc })
     if (!this.recursive.has(name)) return schema
     this.defs[name] = schema
     return ref
@@ -1232,13 +1213,13 @@ class Source {
       if (index) rest = part
       if (key === undefined || isMethod) continue
       const doc = flat(this.docAbove(start) || this.lineComment(this.pos))
-      properties[key] = ordered({ ...part, description: doc || part.description })
+      properties[key] = compact({ ...part, description: doc || part.description })
       if (!optional && !part[MISSING]) required.push(key)
     }
     this.pos = end + 1
     const schema = { type: 'object', properties, required, additionalProperties: rest }
     if (rest && Object.keys(properties).length === 0) delete schema.properties
-    return ordered(schema)
+    return compact(schema)
   }
 }
 
@@ -1257,7 +1238,7 @@ function addFields(schema, fields, typed, lines) {
     if (!described) schema.properties[key] = {}
     const part = schema.properties[key]
     if (part && doc && !part.description) {
-      schema.properties[key] = ordered({ ...part, description: doc })
+      schema.properties[key] = compact({ ...part, description: doc })
     }
     const isOptional = line => line.optional && line.name.split('.').at(-1) === key
     if (fallback || (!described && lines.some(isOptional))) {
@@ -1266,14 +1247,14 @@ function addFields(schema, fields, typed, lines) {
   }
 }
 
-// ordered returns a schema with its members in order, without those that say nothing.
-function ordered(schema) {
-  const sorted = schema[MISSING] ? { [MISSING]: true } : {}
-  for (const key of SCHEMA) {
-    const empty = key === 'required' && schema.required?.length === 0
-    if (schema[key] !== undefined && !empty) sorted[key] = schema[key]
+// compact returns a schema without the members that say nothing.
+function compact(schema) {
+  const kept = { ...schema }
+  for (const key of Object.keys(kept)) {
+    if (kept[key] === undefined) delete kept[key]
   }
-  return sorted
+  if (kept.required?.length === 0) delete kept.required
+  return kept
 }
 
 // joined returns the union of schemas.
@@ -1309,7 +1290,7 @@ function merged(parts) {
   const properties = Object.create(null)
   for (const object of objects) Object.assign(properties, object.properties)
   const required = [...new Set(objects.flatMap(s => s.required ?? []))]
-  return ordered({ type: 'object', properties, required })
+  return compact({ type: 'object', properties, required })
 }
 
 // clean returns the text of a comment without its marks.

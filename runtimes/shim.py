@@ -647,8 +647,10 @@ class Call:
         self.ended = False
         self.cancelled = False  # by usher
         self.future = None  # of a call on the event loop
-        self.asked = None  # the future of the client's latest answer
-        self.last = None  # the latest value that a generator yielded as its result
+        # The future of the client's latest answer.
+        self.asked = None
+        # The latest value that a generator yielded as its result.
+        self.last = None
 
     def start(self):
         self.server.calls[self.id] = self
@@ -848,12 +850,15 @@ class Server:
         self.methods = {method.name: method for method in methods}
         self.loop = loop
         self.out = out  # a file descriptor
-        self.calls = {}  # by request id, until they end; cancelled calls too
-        self.asks = {}  # futures of the client's answers, by the id of the request
+        # By request id, until they end. Cancelled calls are included.
+        self.calls = {}
+        # Futures of the client's answers, by the id of the request.
+        self.asks = {}
         self.ended = False
         self.writing = threading.Lock()
-        self.jobs = queue.SimpleQueue()  # for threads that run calls
-        self.idle = threading.Semaphore(0)  # counts the threads that wait for a job
+        # Jobs for threads that run calls, and the number of threads that wait for one.
+        self.jobs = queue.SimpleQueue()
+        self.idle = threading.Semaphore(0)
 
     def work(self):
         """Runs one call after another. Most calls take less time than a new thread."""
