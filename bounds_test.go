@@ -536,43 +536,6 @@ func TestOldSessionsEndWithTheirStreams(t *testing.T) {
 	})
 }
 
-// Whoever has many lines logged, has so many of one kind logged and the rest counted:
-// those of one module, or those that say the same. Others' are all there.
-func TestLogIsBounded(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var out output
-		log := newLog(slog.NewTextHandler(&out, nil))
-		count := func(text string) int { return strings.Count(out.String(), text) }
-		chatty, quiet := log.With("module", "chatty"), log.With("module", "quiet")
-		for i := range 3 * maxLogLines {
-			chatty.Info(fmt.Sprint("step ", i), "stream", "stderr")
-			log.Info("refused", "status", 404)
-			log.Info("call", "claim", "c1a1")
-			if i%maxLogLines == 0 {
-				quiet.Info("step")
-				log.Info("refused", "status", 503)
-				log.Info("call", "claim", "0ther")
-			}
-		}
-		for text, want := range map[string]int{"module=chatty": maxLogLines, "module=quiet": 3, "status=404": maxLogLines, "status=503": 3,
-			"claim=c1a1": maxLogLines, "claim=0ther": 3, "more lines": 0} {
-			if n := count(text); n != want {
-				t.Errorf("%d lines with %s, want %d", n, text, want)
-			}
-		}
-		pass(logSpan)
-		synctest.Wait()
-		if n, all := count(`msg="… and 2000 more lines of `), count("more lines"); n != 3 || all != 3 {
-			t.Errorf("%d lines tell of what was left out, of %d: %s", n, all, out.String()[max(0, len(out.String())-500):])
-		}
-		chatty.Info("later")
-		if count("later") != 1 {
-			t.Error("nothing more is logged")
-		}
-	})
-}
-
 // TestPanicInAScan holds that the workspace is watched on after a panic in that.
 func TestPanicInAScan(t *testing.T) {
 	t.Parallel()

@@ -7,7 +7,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -28,7 +27,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -44,7 +42,6 @@ const (
 	maxBodiesOf    = 16 << 20 // of these, of one principal; of all who have shown the secret; of all who have shown nothing; or -max-body, likewise
 	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout; larger ones make room for others first
 	maxWrite       = 64 << 10 // bytes that a peer has to take within writeTimeout
-	maxLogLines    = 1000     // lines of the log within logSpan: of one module, of one claim's calls, of refusals with one status
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
@@ -110,7 +107,6 @@ const (
 )
 
 const (
-	logSpan      = 10 * time.Second // for maxLogLines
 	bodyTimeout  = 30 * time.Second // for the next bodyChunk of a body to arrive
 	writeTimeout = 30 * time.Second // for a peer to take the next maxWrite of an answer
 )
@@ -176,49 +172,6 @@ func refuse(log *slog.Logger, write func(http.ResponseWriter, *httpError), w htt
 	}
 	maps.Copy(w.Header(), e.Header)
 	write(w, e)
-}
-
-// limitedLog is a log that nobody can fill the disk with. Its lines are of one kind
-// if their logger was made With the same, or else their messages are the same, and
-// if they name the same module, claim and status.
-type limitedLog struct {
-	slog.Handler
-	with  string
-	lines *sync.Map // *atomic.Int64 by kind, within a logSpan that begins with the first
-}
-
-func newLog(h slog.Handler) *slog.Logger {
-	return slog.New(&limitedLog{Handler: h, lines: new(sync.Map)})
-}
-
-func (l *limitedLog) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &limitedLog{l.Handler.WithAttrs(attrs), fmt.Sprint(l.with, attrs), l.lines}
-}
-
-// Handle logs a line, or counts it among those that a line tells of at the end of
-// the logSpan.
-func (l *limitedLog) Handle(ctx context.Context, line slog.Record) error {
-	kind := cmp.Or(l.with, line.Message)
-	line.Attrs(func(a slog.Attr) bool {
-		if a.Key == "module" || a.Key == "claim" || a.Key == "status" {
-			kind += " " + a.Value.String()
-		}
-		return true
-	})
-	found, begun := l.lines.LoadOrStore(kind, new(atomic.Int64))
-	count := found.(*atomic.Int64)
-	if !begun {
-		time.AfterFunc(logSpan, func() {
-			l.lines.Delete(kind)
-			if n := count.Load() - maxLogLines; n > 0 {
-				_ = l.Handler.Handle(ctx, slog.NewRecord(time.Now(), line.Level, fmt.Sprintf("… and %d more lines of %s", n, kind), 0))
-			}
-		})
-	}
-	if count.Add(1) > maxLogLines {
-		return nil
-	}
-	return l.Handler.Handle(ctx, line)
 }
 
 // requestIDHeader names a request, in the answer and in the log.

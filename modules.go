@@ -53,7 +53,7 @@ type registryConfig struct {
 	Log         *slog.Logger
 	Only        func(name string) bool // the modules to look at; nil is all
 	Watch       bool                   // the workspace is looked through again and again
-	Frozen      bool                   // what changes is not taken up, but by TakeUp
+	Frozen      bool                   // changes are reported and not loaded
 	Refuse      func(discovered) error // why a module is not to be started; nil is none
 }
 
@@ -69,10 +69,8 @@ type Registry struct {
 	running sync.WaitGroup
 	slots   chan struct{} // a place for each introspection under way
 
-	scanning sync.Mutex // held by who looks through the workspace, before mu
-
 	mu      sync.Mutex
-	modules map[entryKey]*moduleVersion // the newest of each; who holds scanning alone changes which
+	modules map[entryKey]*moduleVersion // the newest of each; only the goroutine that scans changes which
 	drift   map[entryKey]string         // how modules differ from what is frozen: new, changed, gone
 	pools   []*pool                     // all that may still have a process
 	due     bool                        // the catalog is about to be replaced
@@ -218,18 +216,16 @@ func (r *Registry) allPools() []*pool {
 // that are idle, and forgets pools that have none left.
 func (r *Registry) watch() {
 	for wait := minPoll; pauseFor(r.ctx, wait); {
-		wait = r.rescan(false)
+		wait = r.rescan()
 	}
 }
 
-// rescan scans the workspace once. What a frozen registry finds is taken up only where
-// that is said. rescan returns how long to wait until the next scan.
-func (r *Registry) rescan(takeUp bool) (wait time.Duration) {
+// rescan scans the workspace once. A frozen registry only reports what has changed.
+// rescan returns how long to wait until the next scan.
+func (r *Registry) rescan() (wait time.Duration) {
 	defer catch(r.Log, new(error))
-	r.scanning.Lock()
-	defer r.scanning.Unlock()
 	start, wait := time.Now(), minPoll
-	if s := scanFolders(r.Roots, len(r.modules)); r.Frozen && !takeUp {
+	if s := scanFolders(r.Roots, len(r.modules)); r.Frozen {
 		r.findDrift(s)
 	} else {
 		r.update(s)
@@ -255,10 +251,6 @@ func (r *Registry) Close() {
 	r.running.Wait()
 	r.reaper.Close()
 }
-
-// TakeUp has a frozen registry take up what has changed since the start. Go modules
-// are built again, as what they import may have. To others it is one scan more.
-func (r *Registry) TakeUp() { r.rescan(true) }
 
 // findDrift finds what a frozen registry has not taken up.
 func (r *Registry) findDrift(s *scan) {
@@ -288,7 +280,7 @@ func (r *Registry) reportDrift(d discovered, state string) {
 	defer r.mu.Unlock()
 	if r.drift[d.key()] != state {
 		r.drift[d.key()] = state
-		r.Log.Warn("module not taken up", "module", d.Name, "kind", d.Kind, "file", d.file(), "why", state+" since the start: "+reloadHint(os.Getpid()))
+		r.Log.Warn("module not taken up", "module", d.Name, "kind", d.Kind, "file", d.file(), "why", state+" since the start: "+reloadHint)
 	}
 }
 

@@ -15,8 +15,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"os"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -33,17 +31,12 @@ var (
 	// before the call began: look it up again.
 	errRetired = errors.New("the module was reloaded")
 	// errChanged says that the module's file is not what is to be run.
-	errChanged = errors.New("changed since the start: " + reloadHint(os.Getpid()))
+	errChanged = errors.New("changed since the start: " + reloadHint)
 	errBusy    = errors.New("is busy: as many calls as there may be are running, or cancelled and not ended; try again")
 )
 
-// reloadHint is what to do about changes that a frozen daemon has not taken up.
-func reloadHint(pid int) string {
-	if runtime.GOOS == "windows" {
-		return "restart usher"
-	}
-	return fmt.Sprintf("kill -HUP %d", pid)
-}
+// reloadHint says how to load changes into a daemon that does not follow them.
+const reloadHint = "restart usher serve"
 
 // startFunc starts a process of a module, one of an affinity for its owner's call.
 type startFunc func(ctx context.Context, owner *Caller) (*Worker, error)

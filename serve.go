@@ -23,16 +23,12 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/signal"
 	"path"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -41,21 +37,19 @@ const (
 	restTimeout   = time.Second      // for the rest of a body that was not wanted
 	idleTimeout   = 2 * time.Minute  // of a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls under way when the daemon ends
-	restInterval  = 2 * time.Second  // after which memory that is not used is given back
-	ballastSize   = 12 << 20         // bytes
 )
 
 // declare declares the flags that serve and stdio have in common; the log goes to
 // stderr.
 func (c *registryConfig) declare(fs *flag.FlagSet, stderr io.Writer) {
-	c.Watch, c.Log = true, newLog(slog.NewTextHandler(stderr, nil))
+	c.Watch, c.Log = true, slog.New(slog.NewTextHandler(stderr, nil))
 	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
 	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {
 		switch form {
 		case "text":
 		case "json":
-			c.Log = newLog(slog.NewJSONHandler(stderr, nil))
+			c.Log = slog.New(slog.NewJSONHandler(stderr, nil))
 		default:
 			return errors.New("want text or json")
 		}
@@ -231,8 +225,25 @@ func (d *daemon) run() (err error) {
 	}
 	return d.withRegistry(d.dirs, d.flags.registryConfig, func(r *Registry) error {
 		d.registry = r
+		if err := d.completeRecord(); err != nil {
+			return err
+		}
 		return d.serve(d.ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
 	})
+}
+
+// completeRecord adds to the daemon's record what it serves: the folders and, if it
+// does not follow changes, what the modules' files contain.
+func (d *daemon) completeRecord() error {
+	record := readDaemon(d.data)
+	record.Roots = d.registry.Roots
+	if d.flags.Frozen {
+		record.Taken = make(map[string]string)
+		for _, m := range d.registry.Report() {
+			record.Taken[m.key().String()] = m.Content
+		}
+	}
+	return replaceFile(filepath.Join(d.data, recordName), marshal(record))
 }
 
 // listen opens the address, and returns what the record says of the daemon.
@@ -276,22 +287,12 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	d.webhooks = &Webhooks{modules: d.registry, bodies: bodies, log: d.log, getenv: d.getenv,
 		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
 		slots: make(chan struct{}, d.flags.webhookLimit)}
-	// A heap of a few MiB doubles, and is collected, many times a second. With this in
-	// it, which is never touched and so takes no memory, there is garbage worth the time.
-	ballast := make([]byte, ballastSize)
-	defer runtime.KeepAlive(ballast)
 	d.server.webhookPath = d.webhooks.pathOf
 	var handlers sync.WaitGroup
 	web := &http.Server{Handler: d.handler(origins, &handlers), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
 		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn)}
 	var parts sync.WaitGroup
 	parts.Go(func() { d.show(ctx) })
-	parts.Go(func() {
-		for pauseFor(ctx, restInterval) {
-			debug.FreeOSMemory()
-		}
-	})
-	parts.Go(func() { d.takeUp(ctx, cancel) })
 	d.log.Info("listening", "address", d.listener.Addr().String())
 	parts.Go(func() {
 		<-ctx.Done()
@@ -312,47 +313,6 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		return nil
 	}
 	return err
-}
-
-// takeUp has the registry take up what has changed, now and at each SIGHUP, and
-// records that. Closing the terminal that the daemon was started in sends the same
-// signal; it ends the daemon, unless that runs under nohup.
-func (d *daemon) takeUp(ctx context.Context, end func()) {
-	hangup := make(chan os.Signal, 1)
-	terminal := !signal.Ignored(syscall.SIGHUP) && hasTerminal()
-	signal.Notify(hangup, syscall.SIGHUP)
-	defer signal.Stop(hangup)
-	for {
-		if record := readDaemon(d.data); record.PID == os.Getpid() {
-			record.Roots = d.registry.Roots
-			if d.flags.Frozen {
-				record.Taken = make(map[string]string)
-				for _, m := range d.registry.Report() {
-					record.Taken[m.key().String()] = m.Content
-				}
-			}
-			if err := replaceFile(filepath.Join(d.data, recordName), marshal(record)); err != nil {
-				d.log.Warn("recording which modules were taken up, for usher modules", "err", err)
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-hangup:
-		}
-		if terminal && !hasTerminal() {
-			end()
-			return
-		}
-		d.registry.TakeUp()
-		d.log.Info("SIGHUP: what has changed is taken up")
-	}
-}
-
-// hasTerminal reports whether this process belongs to a terminal.
-func hasTerminal() bool {
-	f, err := os.Open("/dev/tty")
-	return err == nil && f.Close() == nil
 }
 
 // handler is the way of every request: an id, who may speak to the daemon at
@@ -523,7 +483,7 @@ func (d daemonRecord) refuse(m discovered) error {
 	if err := m.readContent(); err != nil || d.Taken[m.key().String()] == m.Content {
 		return err
 	}
-	return fmt.Errorf("new or changed since the start: %s", reloadHint(d.PID))
+	return errors.New("new or changed since the start: " + reloadHint)
 }
 
 // readDaemon reads the record of dataDir's daemon. It is zero when none runs.

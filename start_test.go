@@ -14,6 +14,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // frozenTool writes files, as a module does that a session is meant to have.
@@ -34,7 +35,7 @@ back() { touch -r "$1" time && printf '%s' "$2" >"$1" && touch -r time "$1"; }
 func TestDroppedModule(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
-		t.Skip("no shell, no SIGHUP")
+		t.Skip("no shell")
 	}
 	dir, base := t.TempDir(), t.TempDir()
 	script := func(says string) string { return "# Says it.\nsay() { echo " + says + "; }\n" }
@@ -84,14 +85,13 @@ func TestDroppedModule(t *testing.T) {
 		says("snake_say", "old")
 		os.RemoveAll(dir + "/folder/.venv")
 	}
-	pid := d.cmd.Process.Pid
-	changed := fmt.Sprintf("changed since the start: kill -HUP %d", pid)
+	const changed = "changed since the start: restart usher serve"
 	for line, why := range map[string]string{
 		"evil kind=shell file=evil.usher.sh": "new", "evil kind=python file=evil.usher.py": "new", "evil kind=executable file=evil.usher": "new",
 		"entry kind=.mcp.json file=sub/.mcp.json": "new", "run kind=shell file=run.usher.sh": "changed", "idle kind=shell file=idle.usher.sh": "changed",
 		"file kind=executable file=file.usher": "changed", "built kind=go file=built.usher.go": "changed",
 	} {
-		line = fmt.Sprintf("\"module not taken up\" module=%s why=\"%s since the start: kill -HUP %d\"\n", line, why, pid)
+		line = fmt.Sprintf("\"module not taken up\" module=%s why=\"%s since the start: restart usher serve\"\n", line, why)
 		await(t, line, func() bool { return strings.Contains(d.Log.String(), line) })
 	}
 	says("run_say", "old") // its process runs
@@ -120,15 +120,15 @@ func TestDroppedModule(t *testing.T) {
 	os.Remove(dir + "/evil.usher")
 	os.Remove(dir + "/evil.usher.py")
 	os.Remove(dir + "/sub/.mcp.json")
-	if err := d.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	d.stop(t)
+	d = serveApart(t, base, dir, "-require-claim")
+	c, _ = session(t, d.URL, header(newClaimFor(t, base, dir).Code.Reveal()))
 	c.awaitTools(append([]string{"built_say", "evil_say"}, slices.DeleteFunc(old, func(s string) bool { return s == "built_say" || s == "file_x" })...)...)
 	for _, tool := range []string{"run_say", "idle_say", "time_say", "evil_say", "built_say"} {
 		await(t, tool, func() bool { return strings.TrimSpace(resultText(c.call(tool, "").result())) == "new" })
 	}
 	if out, _, _ := usher(t, "", "modules", "-base", base, dir); strings.Contains(out, "since the start") {
-		t.Errorf("usher modules after SIGHUP:\n%s", out)
+		t.Errorf("usher modules after the restart:\n%s", out)
 	}
 }
 
@@ -204,29 +204,47 @@ func TestTextIsHandedOver(t *testing.T) {
 	}
 }
 
-// TestHangupWithoutClaims shows that SIGHUP does nothing to a daemon that follows
-// changes all the same.
-func TestHangupWithoutClaims(t *testing.T) {
+// TestHangup closes the terminal of a daemon: that ends the daemon, unless nohup
+// started it.
+func TestHangup(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("no SIGHUP")
 	}
 	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good shared tools=pid")
+	writeFake(t, dir+"/a.usher", "good tools=x")
 	d := serveApart(t, t.TempDir(), dir)
-	c := connect(t, d.URL)
-	c.awaitTools("a_pid")
-	before := resultText(c.call("a_pid", "").result())
-	for range 3 {
-		if err := d.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
-		writeFake(t, dir+"/b.usher", "good tools=x")
-		c.awaitTools("a_pid", "b_x")
-		os.Remove(dir + "/b.usher")
-		c.awaitTools("a_pid")
+	if err := d.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
 	}
-	if after := resultText(c.call("a_pid", "").result()); before != after {
-		t.Errorf("the module was started again: %s, before %s", after, before)
+	select {
+	case code := <-d.exit:
+		d.exit <- code
+	case <-time.After(patience):
+		t.Error("SIGHUP did not end the daemon")
 	}
+
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := &testDaemon{Out: &output{}, Log: &output{}, exit: make(chan int, 1)}
+	kept.cmd = exec.Command("nohup", append([]string{exe}, serveArgs(t.TempDir(), dir, nil)...)...)
+	kept.cmd.Env = append(os.Environ(), runAsUsher+"=1")
+	kept.cmd.Stdout = kept.Out
+	kept.cmd.Stderr = kept.Log
+	if err := kept.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		kept.cmd.Wait()
+		kept.exit <- kept.cmd.ProcessState.ExitCode()
+	}()
+	kept.cancel = func() { kept.cmd.Process.Signal(os.Interrupt) }
+	t.Cleanup(func() { kept.stop(t) })
+	kept.awaitURL(t)
+	if err := kept.cmd.Process.Signal(syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	connect(t, kept.URL).awaitTools("a_x")
 }
