@@ -72,336 +72,6 @@ func askRefuses(string, json.RawMessage) json.RawMessage {
 	return json.RawMessage(`{"error":{"code":-1,"message":"the user said no"}}`)
 }
 
-// askClient is a client that can be asked, of any revision and transport.
-type askClient struct {
-	t      *testing.T
-	answer func(method string, params json.RawMessage) json.RawMessage // a result, or an object with an error; nil for none
-	asked  chan json.RawMessage                                        // each request to the client
-	http   *testClient                                                 // nil on stdio
-	meta   string                                                      // of modern requests: their capabilities; "" for a client with a session
-	level  string                                                      // of modern requests
-	name   string                                                      // of the client program, in modern requests
-	post   func(ctx context.Context, msg []byte) error                 // sends a message, and takes in what comes back of it
-	hangUp func()                                                      // ends its stream
-	mu     sync.Mutex
-	id     int
-	wait   map[string]chan json.RawMessage // for answers, by id
-	heard  []json.RawMessage               // notifications
-}
-
-// askHTTP has connections of its own: one that was opened and not used would
-// keep the daemon waiting at its end.
-func askHTTP(t *testing.T, url, code string) *testClient {
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	c := &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Transport: transport}}
-	if code != "" {
-		c.Header.Set(claimHeader, code)
-	}
-	return c
-}
-
-func newAskClient(t *testing.T) *askClient {
-	return &askClient{t: t, answer: askAnswer("none"), asked: make(chan json.RawMessage, 2000), name: "test", wait: make(map[string]chan json.RawMessage)}
-}
-
-// take takes one message from usher.
-func (c *askClient) take(msg json.RawMessage) {
-	id, method := field(msg, "id"), stringField(msg, "method")
-	switch {
-	case method != "" && id != nil:
-		c.asked <- msg
-		answer := c.answer(method, field(msg, "params"))
-		if answer == nil {
-			return
-		}
-		go func() { // the answer comes on another request
-			body := encodeResult(id, answer)
-			if e := field(answer, "error"); e != nil {
-				body = encodeError(id, parseRPCError(e))
-			}
-			if err := c.post(context.Background(), body); err != nil {
-				c.t.Errorf("answering: %v", err)
-			}
-		}()
-	case method != "":
-		c.mu.Lock()
-		c.heard = append(c.heard, msg)
-		c.mu.Unlock()
-	default:
-		c.mu.Lock()
-		wait := c.wait[string(id)]
-		delete(c.wait, string(id))
-		c.mu.Unlock()
-		if wait != nil {
-			wait <- msg
-		}
-	}
-}
-
-// hears waits for a notification of a method that names all words.
-func (c *askClient) hears(method string, words ...string) {
-	c.t.Helper()
-	await(c.t, method+" "+strings.Join(words, " "), func() bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return slices.ContainsFunc(c.heard, func(msg json.RawMessage) bool {
-			return stringField(msg, "method") == method && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(string(msg), w) })
-		})
-	})
-}
-
-// nextID is the id of the client's next request.
-func (c *askClient) nextID() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.id++
-	return strconv.Itoa(c.id)
-}
-
-// send makes a request of a client with a session, and returns what will answer
-// it.
-func (c *askClient) send(ctx context.Context, id, method, params string) <-chan json.RawMessage {
-	wait := make(chan json.RawMessage, 1)
-	c.mu.Lock()
-	c.wait[id] = wait
-	c.mu.Unlock()
-	go func() {
-		if err := c.post(ctx, encodeRequest(json.RawMessage(id), method, rawOrNil(params))); err != nil && ctx.Err() == nil {
-			c.t.Errorf("%s: %v", method, err)
-		}
-	}()
-	return wait
-}
-
-// call calls a tool, and answers what is asked meanwhile. It returns the message
-// that is the answer.
-func (c *askClient) call(tool string, arguments any) json.RawMessage {
-	c.t.Helper()
-	params := object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}.encode()
-	if c.meta != "" && c.http != nil {
-		return c.callModern(tool, arguments)
-	}
-	for range 100 {
-		own := params
-		if c.meta != "" {
-			own = c.modern(params)
-		}
-		msg := c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(own)))
-		result := field(msg, "result")
-		if stringField(result, "resultType") != resultInput {
-			return msg
-		}
-		params = c.answered(params, result)
-	}
-	c.t.Error("asked without end")
-	return nil
-}
-
-// get waits for an answer.
-func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
-	c.t.Helper()
-	select {
-	case msg := <-wait:
-		return msg
-	case <-time.After(patience):
-		c.t.Error("gave up waiting for an answer")
-		return nil
-	}
-}
-
-// modern is params of a request of a client without a session.
-func (c *askClient) modern(params json.RawMessage) json.RawMessage {
-	params = setMeta(params, metaProtocol, quote(statelessProtocol))
-	params = setMeta(params, metaClientCaps, json.RawMessage(c.meta))
-	params = setMeta(params, metaClientInfo, json.RawMessage(`{"name":"`+c.name+`","version":"1"}`))
-	if c.level != "" {
-		params = setMeta(params, metaLogLevel, quote(c.level))
-	}
-	return params
-}
-
-// answered is params with answers to what a result asks.
-func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
-	requests, _ := members(field(result, "inputRequests"))
-	var responses object
-	for _, r := range requests {
-		c.asked <- r.value
-		if answer := c.answer(stringField(r.value, "method"), field(r.value, "params")); answer != nil {
-			responses = append(responses, member{r.key, answer})
-		}
-	}
-	params = withMember(params, "inputResponses", responses.encode())
-	return withMember(params, "requestState", field(result, "requestState"))
-}
-
-// round makes one request to call a tool, as a client without a session does.
-func (c *askClient) round(tool string, arguments any, more ...member) answer {
-	c.t.Helper()
-	params := append(object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}, more...).encode()
-	a, err := c.http.try(c.modernRequest(params))
-	if err != nil {
-		c.t.Errorf("POST: %v", err)
-	}
-	return a
-}
-
-func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
-	body := encodeRequest(json.RawMessage(c.nextID()), "tools/call", c.modern(params))
-	req := c.http.request(http.MethodPost, string(body))
-	req.Header.Set(protocolHeader, statelessProtocol)
-	req.Header.Set(methodHeader, "tools/call")
-	req.Header.Set(nameHeader, stringField(params, "name"))
-	return req
-}
-
-// callModern is call for a client without a session, over HTTP.
-func (c *askClient) callModern(tool string, arguments any) json.RawMessage {
-	c.t.Helper()
-	var more object
-	for range 100 {
-		a := c.round(tool, arguments, more...)
-		for _, msg := range a.Events[:max(len(a.Events)-1, 0)] {
-			c.take(msg)
-		}
-		if stringField(a.result(), "resultType") != resultInput {
-			return a.last()
-		}
-		more, _ = members(c.answered(nil, a.result()))
-	}
-	c.t.Error("asked without end")
-	return nil
-}
-
-// askLines hands over the events of a stream as they come.
-func askLines(r io.Reader, take func(event, data string)) {
-	lines, event := bufio.NewReader(r), ""
-	for {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			return
-		}
-		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
-		switch {
-		case key == "event":
-			event = value
-		case key == "data" && value != "":
-			take(event, value)
-		}
-	}
-}
-
-// askOverPOST is a client with a session of a version over streamable HTTP.
-func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
-	c := newAskClient(t)
-	c.http = askHTTP(t, url, code)
-	a := c.http.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":%q,"capabilities":%s,"clientInfo":{"name":"test","version":"1"}}}`, version, caps))
-	c.http.Session = a.Header.Get(sessionHeader)
-	c.http.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
-	c.post = func(ctx context.Context, msg []byte) error {
-		res, err := c.http.http.Do(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
-		if err != nil {
-			return err
-		}
-		defer res.Body.Close()
-		if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-			askLines(res.Body, func(_, data string) { c.take(json.RawMessage(data)) })
-			return nil
-		}
-		body, err := io.ReadAll(res.Body)
-		if err == nil && len(body) > 0 {
-			c.take(bytes.TrimSpace(body))
-		}
-		return err
-	}
-	return c
-}
-
-// askModern is a client without a session.
-func askModern(t *testing.T, url, caps, code string) *askClient {
-	c := newAskClient(t)
-	c.meta = caps
-	c.http = askHTTP(t, url, code)
-	return c
-}
-
-// askOverSSE is a client of HTTP+SSE.
-func askOverSSE(t *testing.T, url, caps, code string) *askClient {
-	c := newAskClient(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	c.hangUp = cancel
-	t.Cleanup(cancel)
-	c.http = askHTTP(t, url, code)
-	req := c.http.request(http.MethodGet, "").WithContext(ctx)
-	req.Header.Set("Accept", "text/event-stream")
-	res, err := c.http.http.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	endpoint := make(chan string, 1)
-	go func() {
-		defer res.Body.Close()
-		askLines(res.Body, func(event, data string) {
-			if event == "endpoint" {
-				endpoint <- data
-			} else {
-				c.take(json.RawMessage(data))
-			}
-		})
-	}()
-	c.http.URL = strings.TrimSuffix(url, "/") + <-endpoint
-	c.post = func(ctx context.Context, msg []byte) error {
-		a, err := c.http.try(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
-		if err == nil && a.Status != http.StatusAccepted {
-			err = fmt.Errorf("%d %s", a.Status, a.Body)
-		}
-		return err
-	}
-	c.get(c.send(ctx, c.nextID(), "initialize", `{"protocolVersion":"2024-11-05","capabilities":`+caps+`,"clientInfo":{"name":"test","version":"1"}}`))
-	return c
-}
-
-// askOverStdio is a client on stdio: with a session, or, where modern, without.
-func askOverStdio(t *testing.T, dir, caps string, modern bool) *askClient {
-	c := newAskClient(t)
-	in, out, _ := stdio(t, dir)
-	var writing sync.Mutex
-	c.post = func(_ context.Context, msg []byte) error {
-		writing.Lock()
-		defer writing.Unlock()
-		_, err := in.Write(append(msg, '\n'))
-		return err
-	}
-	go func() {
-		for {
-			line, err := out.next()
-			if err != nil {
-				return
-			}
-			c.take(bytes.Clone(line))
-		}
-	}()
-	if modern {
-		c.meta = caps
-		return c
-	}
-	c.get(c.send(t.Context(), c.nextID(), "initialize", `{"protocolVersion":"2025-11-25","capabilities":`+caps+`,"clientInfo":{"name":"test","version":"1"}}`))
-	return c
-}
-
-// askWays are the clients that there are.
-var askWays = map[string]func(t *testing.T, url, dir, caps string) *askClient{
-	"2025-11-25": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-11-25", caps, "") },
-	"2025-06-18": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-06-18", caps, "") },
-	"2025-03-26": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-03-26", caps, "") },
-	"HTTP+SSE":   func(t *testing.T, url, _, caps string) *askClient { return askOverSSE(t, url, caps, "") },
-	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient { return askModern(t, url, caps, "") },
-	"stdio":      func(t *testing.T, _, dir, caps string) *askClient { return askOverStdio(t, dir, caps, false) },
-	"stdio, 2026-07-28": func(t *testing.T, _, dir, caps string) *askClient {
-		return askOverStdio(t, dir, caps, true)
-	},
-}
-
 // askGot takes the result of the tool ask apart: the process, and what it got.
 func askGot(msg json.RawMessage) (pid int, got []string, text string) {
 	text = resultText(field(msg, "result"))
@@ -429,7 +99,7 @@ func askDir(t *testing.T, fakes map[string]string) string {
 func TestAskAcrossRevisions(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"old": "fixed tools=ask,pid", "named": "fixed names tools=ask", "new": "modern tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("named_ask", "new_ask", "old_ask", "old_pid")
 	for _, way := range slices.Sorted(maps.Keys(askWays)) {
 		t.Run(way, func(t *testing.T) {
@@ -523,7 +193,7 @@ func TestAskInEachLanguage(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir+"/"+row.file, row.text)
 			write(t, dir+"/go.mod", "module example.com/ask\n\ngo 1.22\n")
-			d := serveHere(t, dir)
+			d := startDaemon(t, dir)
 			first := connect(t, d.URL)
 			await(t, "the tool", func() bool { return len(first.tools()) == 1 })
 			tool := first.tools()[0]
@@ -567,7 +237,7 @@ func checkLacks(t *testing.T, what string, a answer, want string) {
 func TestAskWhatWasNotDeclared(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"old": "fixed tools=ask", "new": "modern tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("new_ask", "old_ask")
 	for _, kind := range askKinds {
 		for _, other := range append(slices.Clone(askKinds), struct{ name, method, params, answer, declares string }{name: "nothing", declares: `{}`}) {
@@ -622,7 +292,7 @@ func TestAskWhatWasNotDeclared(t *testing.T) {
 func TestAskWithoutAClient(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"old": "fixed tools=ask,handleAsk", "named": "fixed names tools=ask,handleAsk", "new": "modern tools=ask,handleAsk"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("named_ask", "named_handleAsk", "new_ask", "new_handleAsk", "old_ask", "old_handleAsk")
 	ask := string(marshal(fakeAsk{Mark: "x", Bold: true, Asks: []fakeWish{askFor("form", "x")}}))
 	const want = "call it as a tool, from an MCP client"
@@ -650,7 +320,7 @@ func TestAskWithoutAClient(t *testing.T) {
 func TestAskBeforeTheFirstCall(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"a": "fixed roots tools=roots"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_roots")
 	for _, way := range slices.Sorted(maps.Keys(askWays)) {
 		c := askWays[way](t, d.URL, dir, askAllCaps)
@@ -670,7 +340,7 @@ func TestAskBeforeTheFirstCall(t *testing.T) {
 func TestAskDeclared(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -702,7 +372,7 @@ func askStorm(t *testing.T, sessions, rounds int) {
 	writeFake(t, dir+"/proj/silent.usher", "fixed tools=ask")
 	writeFake(t, dir+"/proj/named.usher", "fixed names tools=ask")
 	writeFake(t, dir+"/proj/new.usher", "modern tools=ask")
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools("named_ask", "new_ask", "silent_ask")
 	proj, whole := newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir).Code.Reveal()
 	type client struct {
@@ -824,7 +494,7 @@ func TestAskStates(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "fixed tools=ask,again")
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools("a_again", "a_ask")
 	proj, whole := newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir).Code.Reveal()
 	c := askModern(t, d.URL, askAllCaps, proj)
@@ -926,7 +596,7 @@ func TestAskStateAfterARestart(t *testing.T) {
 	t.Parallel()
 	dir, base := askDir(t, map[string]string{"a": "fixed tools=ask"}), t.TempDir()
 	ask := fakeAsk{Mark: "restart", Asks: []fakeWish{askFor("form", "x")}}
-	d := serveApart(t, base, dir)
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	state := askState(t, askModern(t, d.URL, askAllCaps, "").round("a_ask", ask), 1)
 	pid := askPID(t, d, "restart")
@@ -934,7 +604,7 @@ func TestAskStateAfterARestart(t *testing.T) {
 	if processAlive(pid) {
 		t.Error("the parked call's process lives on")
 	}
-	d = serveApart(t, base, dir)
+	d = daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	wantStale(t, "after a restart", askModern(t, d.URL, askAllCaps, "").round("a_ask", ask, withState(state, `{"ask-1":{"action":"cancel"}}`)...))
 	if strings.Contains(d.Log.String(), "fake: asked") {
@@ -947,7 +617,7 @@ func TestAskStateAfterARestart(t *testing.T) {
 func TestAskAnsweredAfterARestart(t *testing.T) {
 	t.Parallel()
 	dir, base := askDir(t, map[string]string{"a": "fixed tools=ask"}), t.TempDir()
-	d := serveApart(t, base, dir)
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	c.answer = askSilent
@@ -964,7 +634,7 @@ func TestAskAnsweredAfterARestart(t *testing.T) {
 	}
 	before, _ := asks("one thing")
 	d.stop(t)
-	d = serveApart(t, base, dir)
+	d = daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	c.http.URL = d.URL
 	after, answer := asks("another")
 	says(before, "to the one")
@@ -1147,7 +817,7 @@ func TestAskPatience(t *testing.T) {
 func TestAskBounds(t *testing.T) {
 	t.Parallel()
 	dir, base := askDir(t, map[string]string{"a": "fixed names tools=ask", "b": "fixed names tools=ask", "c": "fixed names tools=ask"}), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools("a_ask", "b_ask", "c_ask")
 	c := askModern(t, d.URL, askAllCaps, "")
 	ask := fakeAsk{Mark: "bounds", Asks: []fakeWish{askFor("form", "x")}}
@@ -1198,7 +868,7 @@ func TestAskBounds(t *testing.T) {
 func TestAskEndsCleanly(t *testing.T) {
 	before := runtime.NumGoroutine()
 	dir := askDir(t, map[string]string{"a": "fixed tools=ask", "n": "fixed names tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_ask", "n_ask")
 	var pids []int
 	begin := func(c *askClient, mark string, late bool) (id string, answer <-chan json.RawMessage) {
@@ -1293,7 +963,7 @@ func TestAskEndsCleanly(t *testing.T) {
 func TestAskOfOneOfSeveral(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	for _, way := range []string{"2025-11-25", "HTTP+SSE", "stdio"} {
 		c := askWays[way](t, d.URL, dir, askAllCaps)
@@ -1348,7 +1018,7 @@ func TestAskOfOneOfSeveral(t *testing.T) {
 func TestAskResumed(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	c.answer = askAnswer("resumed")
@@ -1389,7 +1059,7 @@ func TestAskResumed(t *testing.T) {
 func TestAskOfWhoTakesNoStream(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
 	c.http.Header.Set("Accept", "application/json")
@@ -1413,7 +1083,7 @@ func TestAskOfWhoTakesNoStream(t *testing.T) {
 func TestAskTellsItsCallerAlone(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"old": "fixed tools=ask", "named": "fixed names tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("named_ask", "old_ask")
 	for _, module := range []string{"named", "old"} {
 		var all sync.WaitGroup
@@ -1544,8 +1214,8 @@ func TestAskLate(t *testing.T) {
 			t.Run(way+", "+tt.name, func(t *testing.T) {
 				t.Parallel()
 				dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
-				d := serveHere(t, dir)
-				store := claims(t, d.Base)
+				d := startDaemon(t, dir)
+				store := openStore(t, d.Base)
 				claim, err := store.Create(t.Context(), dir, "", time.Hour)
 				if err != nil {
 					t.Fatal(err)
@@ -1593,7 +1263,7 @@ func TestAskLate(t *testing.T) {
 // resource: that is no question to somebody else, whose calls it has served.
 func TestAskOfASubscription(t *testing.T) {
 	t.Parallel()
-	d := serveHere(t, askDir(t, map[string]string{"a": "good tools=pid res=a wants"}))
+	d := startDaemon(t, askDir(t, map[string]string{"a": "good tools=pid res=a wants"}))
 	connect(t, d.URL).awaitTools("a_pid")
 	listening := func() *askClient {
 		c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
@@ -1621,7 +1291,7 @@ func TestAskOfASubscription(t *testing.T) {
 func TestAskProgressOfARound(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"a": "fixed tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	c := askModern(t, d.URL, askAllCaps, "")
 	for _, row := range []struct{ first, then string }{{``, `"b"`}, {`"a"`, ``}, {`7`, `"7"`}, {``, ``}} {

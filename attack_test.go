@@ -41,12 +41,12 @@ func TestAttacks(t *testing.T) {
 		t.Fatal(err)
 	}
 	expired := longAgo.seal(newSessionToken(protocols[0], 0, Principal{}, longAgo.now()))
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
-	foreign := serveHere(t, dir)
-	stranger, _ := session(t, foreign.URL, nothing)
-	deleted, _ := session(t, d.URL, nothing)
+	foreign := startDaemon(t, dir)
+	stranger, _ := openSession(t, foreign.URL, presentNothing)
+	deleted, _ := openSession(t, d.URL, presentNothing)
 	if a := deleted.do(deleted.request(http.MethodDelete, "")); a.Status != 204 {
 		t.Fatalf("DELETE: %d", a.Status)
 	}
@@ -63,11 +63,11 @@ func TestAttacks(t *testing.T) {
 		do   func(*http.Request)
 		want string // what it sees, or its status
 	}{
-		{"dropping the header", nothing, some},
+		{"dropping the header", presentNothing, some},
 		{"an empty code", set(claimHeader, ""), some},
 		{"a star", set(claimHeader, "*"), some},
 		{"the folder for a code", set(claimHeader, "/"), some},
-		{"another scheme of authorization", authorization("Basic " + code), some},
+		{"another scheme of authorization", inAuthorization("Basic " + code), some},
 		{"two headers with codes, neither known", set(claimHeader, "ABCDEF", "GHJKMN"), some},
 		{"two codes in one header", set(claimHeader, "ABCDEF, "+code), some},
 		{"two codes in one query", func(r *http.Request) { r.URL.RawQuery = "claim=ABCDEF&claim=GHJKMN" }, some},
@@ -120,17 +120,17 @@ func TestAttacks(t *testing.T) {
 		}), "404"},
 		{"the head of this session and the tail of another", change(func(id string) string { return id[:40] + stranger.Session[40:] }), "404"},
 	}
-	c, _ := session(t, d.URL, header(code))
+	c, _ := openSession(t, d.URL, inHeader(code))
 	for _, row := range rows {
-		if got := list(c, row.do); got != row.want {
+		if got := listTools(c, row.do); got != row.want {
 			t.Errorf("%s: %q, want %q", row.name, got, row.want)
 		}
-		if got := list(c, nothing); got != some {
+		if got := listTools(c, presentNothing); got != some {
 			t.Errorf("%s, and the session after that: %q", row.name, got)
 		}
 	}
 	for i := range c.Session { // and every single bit
-		if got := list(c, change(func(id string) string { return turned(id, i) })); got != "404" {
+		if got := listTools(c, change(func(id string) string { return turned(id, i) })); got != "404" {
 			t.Errorf("letter %d turned: %q", i, got)
 		}
 	}
@@ -162,7 +162,7 @@ func TestAttacks(t *testing.T) {
 func TestEndedSessionStaysEnded(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	path := base + "/.data/claims.json"
 	created := time.Now().Add(-time.Minute).UTC().Round(time.Millisecond)
@@ -178,7 +178,7 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 	}
 	good, some := claim("ABCDEF", dir+"/proj", created, time.Hour), strings.Join(projTools, " ")
 	put(good)
-	c, _ := session(t, d.URL, header("ABCDEF"))
+	c, _ := openSession(t, d.URL, inHeader("ABCDEF"))
 	for _, tt := range []struct {
 		name, text string
 		want       string
@@ -200,7 +200,7 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 		{"its claim, with a longer life", claim("ABCDEF", dir+"/proj", created, 2*time.Hour), some},
 	} {
 		put(tt.text)
-		if got := list(c, nothing); got != tt.want {
+		if got := listTools(c, presentNothing); got != tt.want {
 			t.Errorf("%s: it sees %q, want %q", tt.name, got, tt.want)
 		}
 		a := c.call("a_x", "")
@@ -231,16 +231,16 @@ func TestRevokeAgainstCalls(t *testing.T) {
 	t.Parallel()
 	rounds := slowTests(40, 400)
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
-	store := claims(t, base)
+	store := openStore(t, base)
 	var in, out atomic.Int64
 	for round := range rounds {
 		claim, err := store.Create(t.Context(), dir+"/proj", "", time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, _ := session(t, d.URL, header(claim.Code.Reveal()))
+		c, _ := openSession(t, d.URL, inHeader(claim.Code.Reveal()))
 		var wg sync.WaitGroup
 		revoked := make(chan struct{})
 		wg.Go(func() {
@@ -274,7 +274,7 @@ func TestRevokeAgainstCalls(t *testing.T) {
 					} else {
 						out.Add(1)
 					}
-					if got := list(c, nothing); got != "" && (refused || got != strings.Join(projTools, " ")) {
+					if got := listTools(c, presentNothing); got != "" && (refused || got != strings.Join(projTools, " ")) {
 						t.Errorf("it sees %q", got)
 					}
 					if b := c.call("b_x", ""); b.failure() == "" {
@@ -295,26 +295,26 @@ func TestRevokeAgainstCalls(t *testing.T) {
 func TestMovesAgainstLists(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	codes := []string{newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir+"/other").Code.Reveal(), "", "ABCDEF"}
-	c, _ := session(t, d.URL, header(codes[0]))
+	c, _ := openSession(t, d.URL, inHeader(codes[0]))
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
 			for n := range 15 {
-				if got := list(c, header(codes[(i+n)%len(codes)])); got != strings.Join(projTools, " ") && got != "b_x" {
+				if got := listTools(c, inHeader(codes[(i+n)%len(codes)])); got != strings.Join(projTools, " ") && got != "b_x" {
 					t.Errorf("it sees %q", got)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	last := list(c, nothing)
+	last := listTools(c, presentNothing)
 	d.stop(t)
-	d = serveHereOn(t, base, dir)
+	d = daemonOptions{base: base}.start(t, dir)
 	c.URL = d.URL
-	if got := list(c, nothing); got != last || last == "" {
+	if got := listTools(c, presentNothing); got != last || last == "" {
 		t.Errorf("after a restart it sees %q, before it %q", got, last)
 	}
 }
@@ -324,13 +324,13 @@ func TestMovesAgainstLists(t *testing.T) {
 func TestWaitingCallOfAnEndedClaim(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	d.stop(t)
 	writeFake(t, dir+"/proj/slow.usher", "slowstart=2500 tools=x")
-	d = serveHereOn(t, base, dir)
+	d = daemonOptions{base: base}.start(t, dir)
 	c.URL = d.URL
 	waiting := make(chan answer, 1)
 	go func() {
@@ -343,7 +343,7 @@ func TestWaitingCallOfAnEndedClaim(t *testing.T) {
 		}
 	}()
 	awaitUnderWay(t, c, "waits")
-	if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
 		t.Fatal(err)
 	}
 	if a := <-waiting; !strings.Contains(a.failure(), "has ended") {
@@ -365,10 +365,10 @@ func awaitUnderWay(t *testing.T, c *testClient, id string) {
 func TestStreamsAtTheEnd(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	c.awaitTools(projTools...)
 	first, _ := c.listen()
 	second, _ := c.listen()
@@ -376,18 +376,18 @@ func TestStreamsAtTheEnd(t *testing.T) {
 	writeFake(t, dir+"/proj/new.usher", "good tools=x")
 	hear(t, second, changed)
 	c.awaitTools("a_pid", "a_sleep", "a_x", "new_x")
-	if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
 		t.Fatal(err)
 	}
 	hear(t, second, changed)
 	// From here on it hears nothing, whatever happens in the workspace.
-	free, _ := session(t, d.URL, nothing)
+	free, _ := openSession(t, d.URL, presentNothing)
 	free.tools()
 	control, _ := free.listen()
 	writeFake(t, dir+"/proj/newer.usher", "good tools=x")
 	writeFake(t, dir+"/other/newer.usher", "good tools=x")
 	hear(t, control, changed)
-	if got := list(c, nothing); got != "" {
+	if got := listTools(c, presentNothing); got != "" {
 		t.Errorf("it sees %q", got)
 	}
 	c.Header.Set("Last-Event-ID", "1")
@@ -401,10 +401,10 @@ func TestStreamsAtTheEnd(t *testing.T) {
 			t.Errorf("stream %d says %s", n+1, msg)
 		}
 	}
-	if got := list(c, nothing); got != "404" {
+	if got := listTools(c, presentNothing); got != "404" {
 		t.Errorf("after DELETE: %q", got)
 	}
-	if got := list(c, header(newClaimFor(t, base, dir).Code.Reveal())); got != "404" {
+	if got := listTools(c, inHeader(newClaimFor(t, base, dir).Code.Reveal())); got != "404" {
 		t.Errorf("after DELETE, with a code: %q", got)
 	}
 }
@@ -413,11 +413,11 @@ func TestStreamsAtTheEnd(t *testing.T) {
 func TestMovingFolders(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
-	free, _ := session(t, d.URL, nothing)
+	d := daemonOptions{base: base}.start(t, dir)
+	free, _ := openSession(t, d.URL, presentNothing)
 	free.awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
@@ -472,11 +472,11 @@ func TestMovingFolders(t *testing.T) {
 func TestRootBecomesALink(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir+"/proj")
-	free, _ := session(t, d.URL, nothing)
+	d := daemonOptions{base: base}.start(t, dir+"/proj")
+	free, _ := openSession(t, d.URL, presentNothing)
 	free.awaitTools(projTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	if err := os.Rename(dir+"/proj", dir+"/old"); err != nil {
 		t.Fatal(err)
 	}
@@ -503,11 +503,11 @@ func TestModuleMovesUnderCalls(t *testing.T) {
 where() { echo "${PWD##*/}"; }
 `
 	write(t, dir+"/proj/m.usher.sh", here)
-	d := serveHereOn(t, base, dir)
-	free, _ := session(t, d.URL, nothing)
+	d := daemonOptions{base: base}.start(t, dir)
+	free, _ := openSession(t, d.URL, presentNothing)
 	await(t, "the module", func() bool { return slices.Contains(free.tools(), "m_where") })
 	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	var wg sync.WaitGroup
 	stop := make(chan struct{})
 	answered := make(map[string]int)
@@ -563,11 +563,11 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 	writeFake(t, dir+"/proj/entry.sh", "good tools=x")
 	want = append(want, "gone_x", "folder_x", "interpreter_x", "plain_x", "text_x", "entry_x", "script_x")
 	slices.Sort(want)
-	d := serveHereOn(t, base, dir)
-	c, _ := session(t, d.URL, nothing)
+	d := daemonOptions{base: base}.start(t, dir)
+	c, _ := openSession(t, d.URL, presentNothing)
 	c.awaitTools(want...)
 	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ = session(t, d.URL, header(proj.Code.Reveal()))
+	c, _ = openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	spoil := map[string]func(){
 		"gone_x":        func() { os.Remove(dir + "/proj/gone.usher") },
 		"folder_x":      func() { os.Remove(dir + "/proj/folder.usher"); os.Mkdir(dir+"/proj/folder.usher", 0o755) },
@@ -607,16 +607,16 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 func TestKilledWhileMoving(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveApart(t, base, dir)
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
 	some := strings.Join(projTools, " ")
-	born, _ := session(t, d.URL, header(proj.Code.Reveal()))
-	moved, _ := session(t, d.URL, header(other.Code.Reveal()))
-	list(moved, header(proj.Code.Reveal()))
+	born, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
+	moved, _ := openSession(t, d.URL, inHeader(other.Code.Reveal()))
+	listTools(moved, inHeader(proj.Code.Reveal()))
 	sessions := make([]*testClient, 40)
 	for i := range sessions {
-		sessions[i], _ = session(t, d.URL, nothing)
+		sessions[i], _ = openSession(t, d.URL, presentNothing)
 	}
 	var wg sync.WaitGroup
 	scoped := make([]atomic.Bool, len(sessions))
@@ -628,7 +628,7 @@ func TestKilledWhileMoving(t *testing.T) {
 					continue
 				}
 				req := c.request(http.MethodPost, c.message("ping", ""))
-				header(proj.Code.Reveal())(req)
+				inHeader(proj.Code.Reveal())(req)
 				if a, err := c.try(req); err == nil && a.Status == 200 {
 					scoped[i].Store(true)
 				}
@@ -639,11 +639,10 @@ func TestKilledWhileMoving(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	<-d.exit
-	d.exit <- -1
+	d.wait(t)
 	next := func() {
 		t.Helper()
-		d = serveApart(t, base, dir)
+		d = daemonOptions{base: base, ownProcess: true}.start(t, dir)
 		connect(t, d.URL).awaitTools(allTools...)
 		for _, c := range append(sessions, born, moved) {
 			c.URL = d.URL
@@ -653,7 +652,7 @@ func TestKilledWhileMoving(t *testing.T) {
 		t.Helper()
 		n := 0
 		for i, c := range sessions {
-			got := list(c, nothing)
+			got := listTools(c, presentNothing)
 			if scoped[i].Load() {
 				n++
 			}
@@ -662,8 +661,8 @@ func TestKilledWhileMoving(t *testing.T) {
 			}
 		}
 		for name, c := range map[string]*testClient{"born scoped": born, "moved": moved} {
-			for how, present := range map[string]func(*http.Request){"without the header": nothing, "with it": header(proj.Code.Reveal())} {
-				if got := list(c, present); got != some {
+			for how, present := range map[string]func(*http.Request){"without the header": presentNothing, "with it": inHeader(proj.Code.Reveal())} {
+				if got := listTools(c, present); got != some {
 					t.Errorf("%s: the session that was %s, %s, sees %q", when, name, how, got)
 				}
 			}
@@ -677,10 +676,9 @@ func TestKilledWhileMoving(t *testing.T) {
 	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Skip(err) // no such signal on this system
 	}
-	if code := <-d.exit; code != 0 {
+	if code := d.wait(t); code != 0 {
 		t.Errorf("after SIGTERM it ended with status %d", code)
 	}
-	d.exit <- 0
 	next()
 	see("after SIGTERM")
 }
@@ -690,16 +688,16 @@ func TestKilledWhileMoving(t *testing.T) {
 func TestSessionInTheURL(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	open := connect(t, d.URL)
 	open.awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
-	scoped, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	scoped, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	inURL := func(id string) func(*http.Request) {
 		return func(r *http.Request) { r.URL.RawQuery = "sessionId=" + id }
 	}
-	c := stateless(t, d.URL)
-	if a := c.modern("tools/list", "", inURL(open.Session), header("ZZZZZZ")); a.Status != http.StatusBadRequest {
+	c := newStateless(t, d.URL)
+	if a := c.modern("tools/list", "", inURL(open.Session), inHeader("ZZZZZZ")); a.Status != http.StatusBadRequest {
 		t.Errorf("a code that does not hold beside an open session in the URL: %d %s", a.Status, a.Body)
 	}
 	if a := c.modern("tools/list", "", inURL(scoped.Session)); a.Status != http.StatusOK || !strings.Contains(a.Body, "c_x") {
@@ -711,14 +709,14 @@ func TestSessionInTheURL(t *testing.T) {
 		t.Errorf("DELETE of a session in the URL: %d %s", a.Status, a.Body)
 	}
 	other := newClaimFor(t, base, dir+"/other").Code.Reveal()
-	if got := connectOld(t, d.URL, inURL(scoped.Session), header(other)).sees(); got != "b_x" {
+	if got := connectSSE(t, d.URL, inURL(scoped.Session), inHeader(other)).sees(); got != "b_x" {
 		t.Errorf("GET with a session in the URL and another code begins a session that sees %q", got)
 	}
-	if got := list(scoped, nothing); got != strings.Join(projTools, " ") {
+	if got := listTools(scoped, presentNothing); got != strings.Join(projTools, " ") {
 		t.Errorf("the session in the URL then sees %q", got)
 	}
 	d.stop(t)
-	d = serveHereOn(t, base, dir, "-require-claim")
+	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
 	c.URL = d.URL
 	for _, id := range []string{open.Session, scoped.Session} {
 		if a := c.modern("tools/list", "", inURL(id)); a.Status != http.StatusBadRequest {
@@ -732,16 +730,16 @@ func TestSessionInTheURL(t *testing.T) {
 func TestOldSSEKeepsItsClaim(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
-	c := connectOld(t, d.URL, query(proj.Code.Reveal()))
+	c := connectSSE(t, d.URL, inQuery(proj.Code.Reveal()))
 	refused := func(when string) {
 		t.Helper()
 		for name, present := range map[string]func(*http.Request){
-			"header": header(other.Code.Reveal()),
+			"header": inHeader(other.Code.Reveal()),
 			"URL":    func(r *http.Request) { r.URL.RawQuery += "&claim=" + other.Code.Reveal() },
-			"bearer": authorization("Bearer " + other.Code.Reveal()),
+			"bearer": inAuthorization("Bearer " + other.Code.Reveal()),
 		} {
 			for _, method := range []string{http.MethodPost, http.MethodDelete} {
 				req := c.request(method, initializeAs(oldestProtocol))
@@ -756,7 +754,7 @@ func TestOldSSEKeepsItsClaim(t *testing.T) {
 	if got := c.sees(); got != strings.Join(projTools, " ") {
 		t.Errorf("it sees %q", got)
 	}
-	if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
 		t.Fatal(err)
 	}
 	refused("after its claim's end")
@@ -769,7 +767,7 @@ func TestOldSSEKeepsItsClaim(t *testing.T) {
 func TestBodyAfterTheEnd(t *testing.T) {
 	t.Parallel()
 	dir := twoProjects(t)
-	c := connect(t, serveHere(t, dir).URL)
+	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools(allTools...)
 	read, write := io.Pipe()
 	req := c.request(http.MethodPost, "")

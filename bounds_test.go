@@ -81,7 +81,7 @@ func TestOddRequests(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "tools=x")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("a_x")
 	meta := oddMeta
@@ -174,7 +174,7 @@ func TestProcessPerSession(t *testing.T) {
 	dir := t.TempDir()
 	writeFake(t, dir+"/own.usher", "good")
 	writeFake(t, dir+"/all.usher", "good shared")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	var own, all []string
 	var clients []*testClient
 	for range 3 {
@@ -459,7 +459,7 @@ func TestShellCallsAreBounded(t *testing.T) {
 	}
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# Counts those that run beside it.\nmany() { mkdir run.$$; ls -d run.* | wc -l; sleep 0.1; rmdir run.$$; }\n")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	clients := []*testClient{connect(t, d.URL), connect(t, d.URL)}
 	clients[0].awaitTools("a_many")
 	var most atomic.Int64
@@ -488,7 +488,7 @@ func TestCancelledPythonCallsAreBounded(t *testing.T) {
 	pythonTestVersion(t)
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.py", "import threading, time\n\ndef stay():\n    time.sleep(600)\n\ndef threads() -> int:\n    return threading.active_count()\n")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c, other := connect(t, d.URL), connect(t, d.URL)
 	c.awaitTools("a_stay", "a_threads")
 	other.Header.Set(claimHeader, newClaimFor(t, d.Base, dir).Code.Reveal())
@@ -609,20 +609,20 @@ func TestPanics(t *testing.T) {
 func TestLogTells(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
-	claim, err := claims(t, base).Create(t.Context(), dir+"/proj", "a phone", time.Hour)
+	claim, err := openStore(t, base).Create(t.Context(), dir+"/proj", "a phone", time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, _ := session(t, d.URL, header(claim.Code.Reveal()))
+	c, _ := openSession(t, d.URL, inHeader(claim.Code.Reveal()))
 	c.call("a_x", "")
 	c.call("no_such", "")
-	list(c, header("ABCDEF"))
-	if _, err := claims(t, base).Revoke(t.Context(), claim.Code); err != nil {
+	listTools(c, inHeader("ABCDEF"))
+	if _, err := openStore(t, base).Revoke(t.Context(), claim.Code); err != nil {
 		t.Fatal(err)
 	}
-	list(c, nothing)
+	listTools(c, presentNothing)
 	const of = `claim=[0-9a-f]{8} label="a phone"`
 	for _, want := range []string{
 		`msg="claim made" ` + of,
@@ -644,7 +644,7 @@ func TestLogTells(t *testing.T) {
 // which is no line of the log.
 func TestNoLogin(t *testing.T) {
 	t.Parallel()
-	d := serveHere(t, t.TempDir(), "-require-claim")
+	d := startDaemon(t, t.TempDir(), "-require-claim")
 	for _, path := range []string{".well-known/oauth-protected-resource", ".well-known/oauth-authorization-server/mcp", "mcp/.well-known/openid-configuration", "register"} {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
 			req, _ := http.NewRequest(method, d.URL+path, nil)
@@ -815,7 +815,7 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 				if heard := b.hears(); strings.Count(heard, tt.method) != tt.made {
 					t.Errorf("before the revoke the module hears %q", heard)
 				}
-				if _, err := claims(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
+				if _, err := openStore(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
 					t.Fatal(err)
 				}
 				if tt.params == ask {
@@ -857,7 +857,7 @@ func TestNoSubscribingAfterARevoke(t *testing.T) {
 		if heard := b.hears(); heard != "resources/subscribe" {
 			t.Errorf("before the revoke the module hears %q", heard)
 		}
-		if _, err := claims(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
+		if _, err := openStore(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
 			t.Fatal(err)
 		}
 		pass(streamInterval + time.Second)
@@ -884,10 +884,10 @@ func TestFairness(t *testing.T) {
 	write(t, dir+"/proj/noisy.usher.sh", "#!/bin/sh\n\n# Says much.\nsay() { i=0; while [ $i -lt 2000 ]; do echo 'a line that nobody wants to read' >&2; i=$((i+1)); done; }\n")
 	writeFake(t, dir+"/other/b.usher", "good tools=x")
 	writeFake(t, dir+"/other/w.usher", "good tools=handleIt")
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(slices.Concat(namesOf("all"), []string{"asks_ask", "b_x", "noisy_say"}, namesOf("own"), []string{"w_handleIt"})...)
 	greedy, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
-	victim, _ := session(t, d.URL, header(other.Code.Reveal()))
+	victim, _ := openSession(t, d.URL, inHeader(other.Code.Reveal()))
 	// others makes calls and deliveries, all of which are to succeed, and tells how
 	// long they took.
 	others := func(when string) {
@@ -920,7 +920,7 @@ func TestFairness(t *testing.T) {
 	others("and its bodies do not end")
 	t.Logf("meanwhile %d goroutines of %d, %d MiB of heap of %d, %d MiB of log", runtime.NumGoroutine(), goroutines, heap()>>20, live>>20, len(d.Log.String())>>20)
 	stop()
-	if _, err := claims(t, base).Revoke(t.Context(), greedy.Code); err != nil { // which ends what waits for input
+	if _, err := openStore(t, base).Revoke(t.Context(), greedy.Code); err != nil { // which ends what waits for input
 		t.Fatal(err)
 	}
 	logged := uint64(len(d.Log.String())) * 3 // which is the test's
@@ -942,7 +942,7 @@ func useUpAll(t *testing.T, d *testDaemon, code string) (fillBodies, stop func()
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
 	again := func(n int, f func(c *testClient)) {
 		for range n {
-			c, _ := session(t, d.URL, header(code))
+			c, _ := openSession(t, d.URL, inHeader(code))
 			c.http = client
 			all.Go(func() {
 				for ctx.Err() == nil {

@@ -90,19 +90,6 @@ func fileCodes(t testing.TB, dataDir string) map[Code]bool {
 	return codes
 }
 
-func folderNames(t testing.TB, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
 // wantTidy checks that the data folder holds the file and a free token only.
 func wantTidy(t testing.TB, dataDir string) {
 	t.Helper()

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
@@ -25,28 +24,6 @@ import (
 )
 
 var updateCLI = flag.Bool("update-cli", false, "write testdata/cli anew")
-
-// usher runs a command in this process.
-func usher(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
-	t.Helper()
-	var out, errs bytes.Buffer
-	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, noEnv)
-	return out.String(), errs.String(), code
-}
-
-// masks hide what differs from run to run.
-var masks = []struct {
-	form *regexp.Regexp
-	with string
-}{
-	{regexp.MustCompile(`\b[2-9A-HJKMNP-Z]{3}-[2-9A-HJKMNP-Z]{3}\b`), "CODE-D"},
-	{regexp.MustCompile(`(claim=|Code: |"code": ")[2-9A-HJKMNP-Z]{6}\b`), "${1}CODE--"},
-	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
-	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
-	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
-	{regexp.MustCompile(`usher \S+ \((commit [0-9a-f]{40}, )?go\S+ \S+\)`), "usher VERSION"},
-	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
-}
 
 // columns are the lines whose columns are as wide as a temporary path.
 var (
@@ -236,7 +213,7 @@ func TestListIsPlain(t *testing.T) {
 func TestClaimOfARunningDaemon(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	out, _, _ := usher(t, "", "claim", "-base", base, "-scope", dir+"/proj")
 	if !strings.Contains(out, "usher "+d.URL+" --header") || strings.Contains(out, "No usher serves") {
 		t.Errorf("usher claim beside %s:\n%s", d.URL, out)
@@ -249,7 +226,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &list); err != nil || len(list) != 1 || list[0].ScopeDir != dir+"/proj" {
 		t.Fatalf("%v %s", err, out)
 	}
-	c, _ := session(t, d.URL, nothing)
+	c, _ := openSession(t, d.URL, presentNothing)
 	c.Header.Set(claimHeader, list[0].Code)
 	c.awaitTools(projTools...)
 	out, _, _ = usher(t, "", "modules", "-claim", list[0].Code, "-base", base, dir)
@@ -264,17 +241,15 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 		t.Errorf("after the revoke: %v", got)
 	}
 	for _, way := range ways {
-		session(t, d.URL, func(r *http.Request) { way(r, list[0].Code) })
+		openSession(t, d.URL, func(r *http.Request) { way(r, list[0].Code) })
 	}
 	d.hidesCodes(t, list[0].Code)
 	d.stop(t)
 	if out, _, _ = usher(t, "", "claim", "-base", base, "-scope", dir+"/proj"); !strings.Contains(out, "No usher serves") || strings.Contains(out, d.URL) {
 		t.Errorf("usher claim after the daemon's end:\n%s", out)
 	}
-	killed := serveApart(t, base, dir)
-	killed.cmd.Process.Kill()
-	<-killed.exit
-	killed.exit <- -1
+	killed := daemonOptions{base: base, ownProcess: true}.start(t, dir)
+	killed.signal(t, os.Kill)
 	if out, _, _ = usher(t, "", "claim", "-base", base, "-scope", dir+"/proj"); !strings.Contains(out, "No usher serves") || strings.Contains(out, killed.URL) {
 		t.Errorf("usher claim after the daemon was killed:\n%s", out)
 	}
@@ -439,7 +414,7 @@ func TestPlainOutput(t *testing.T) {
 	writeFake(t, odd+"/b\x1b[2J.usher", "good tools=x")
 	write(t, odd+"/c.usher.sh", "# Clears the \x1b[2J screen.\nclear() { echo; }\n")
 	write(t, odd+"/d.usher", "not executable")
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools("a_x", "c_clear")
 	out, errs, _ := usher(t, "", "modules", "-base", base, dir)
 	for what, text := range map[string]string{"usher modules": out + errs, "usher serve": d.Out.String()} {
@@ -487,7 +462,7 @@ func TestPublicURL(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/hooks.usher", "good tools=handleX")
 	const public = "https://usher.example/below/"
-	d := serveHereOn(t, base, dir, "-public-url", strings.TrimSuffix(public, "/"), "-require-claim")
+	d := daemonOptions{base: base}.start(t, dir, "-public-url", strings.TrimSuffix(public, "/"), "-require-claim")
 	if d.URL != public {
 		t.Errorf("serve is at %s", d.URL)
 	}
@@ -532,7 +507,7 @@ func TestPublicURL(t *testing.T) {
 func TestOneDaemonABase(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	if _, errs, code := usher(t, "", "serve", "-base", base, "-addr", "127.0.0.1:0", dir); code != 1 || !strings.Contains(errs, d.URL) || !strings.Contains(errs, "-base") {
 		t.Errorf("a second daemon: %d %s", code, errs)
 	}
@@ -545,7 +520,7 @@ func TestOneDaemonABase(t *testing.T) {
 		t.Errorf("a daemon that has ended took away another's record, and left %q", text)
 	}
 	os.Remove(record)
-	serveHereOn(t, base, dir).stop(t)
+	daemonOptions{base: base}.start(t, dir).stop(t)
 	if _, err := os.Stat(record); err == nil {
 		t.Error("a daemon that has ended left its record")
 	}
@@ -657,7 +632,7 @@ func TestBanner(t *testing.T) {
 			writeFake(t, dir+"/a_name_of_20_letters.usher", "good tools=x")
 			writeFake(t, dir+"/db.usher", "good slowstart=1500 tools=x,"+strings.Repeat("y", 90))
 		}
-		d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: tt.secret}, strings.Fields(tt.flags)...)
+		d := daemonOptions{env: map[string]string{webhookSecretVar: tt.secret}}.start(t, dir, strings.Fields(tt.flags)...)
 		d.awaitReady(t)
 		out := d.Out.String()
 		if !tt.empty {
@@ -703,7 +678,7 @@ def handle_signed():
     @signature github GITHUB_WEBHOOK_SECRET
     """
 `)
-	d := serveHereGetenv(t, base, dir, func(name string) string { return guarded[name] })
+	d := daemonOptions{base: base, env: guarded}.start(t, dir)
 	d.awaitReady(t)
 	out, _, _ := usher(t, "", "modules", "-base", base, dir)
 	_, line, ok := strings.Cut(out, "webhook: curl ")
@@ -717,7 +692,7 @@ def handle_signed():
 		t.Error(rest)
 	}
 	d.stop(t)
-	serveHereOn(t, base, dir, "-require-claim")
+	daemonOptions{base: base}.start(t, dir, "-require-claim")
 	if out, _, _ = usher(t, "", "modules", "-base", base, dir); strings.Contains(out, "curl ") || !strings.Contains(out, "forms/handle_all, off: ") {
 		t.Errorf("while webhooks are off: %s", out)
 	}
@@ -735,7 +710,7 @@ func TestClaimWarns(t *testing.T) {
 	}
 	const open, elsewhere = "no -require-claim: a client with a mistyped code, or none, gets everything", "serves "
 	for flags, wants := range map[string]bool{"-open": true, "-require-claim": false} {
-		d := serveHereOn(t, base, dir+"/proj", flags)
+		d := daemonOptions{base: base}.start(t, dir+"/proj", flags)
 		await(t, "what the daemon says of itself", func() bool { return readDaemon(base+"/.data").Roots != nil })
 		for folder, served := range map[string]bool{"/proj": true, "": true, "/other": false} {
 			_, errs, code := usher(t, "", "claim", "-base", base, "-scope", dir+folder)
@@ -861,7 +836,7 @@ func TestWebhookPathsMeet(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		write(t, dir+"/"+name+".usher.sh", "# Takes.\n#\n# @webhook same/path\ntake() { echo; }\n")
 	}
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	d.awaitReady(t)
 	if log := d.Log.String(); !strings.Contains(log, "a webhook is not served") || !strings.Contains(log, "path=same/path") {
 		t.Error(log)

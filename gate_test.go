@@ -8,14 +8,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
-	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,118 +20,15 @@ import (
 	"time"
 )
 
-// twoProjects is a workspace of two projects with a module each, and a third
-// folder whose name begins as the first's.
-func twoProjects(t *testing.T) string {
-	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	writeFake(t, dir+"/proj/a.usher", "good shared tools=x,sleep,pid")
-	writeFake(t, dir+"/other/b.usher", "good tools=x")
-	writeFake(t, dir+"/projX/c.usher", "good tools=x")
-	return dir
-}
-
-var (
-	allTools  = []string{"a_pid", "a_sleep", "a_x", "b_x", "c_x"}
-	projTools = []string{"a_pid", "a_sleep", "a_x"}
-)
-
-// claims is the claim store of a daemon's base folder.
-func claims(t *testing.T, base string) *ClaimStore {
-	t.Helper()
-	store := openClaims(base+"/.data", nil)
-	t.Cleanup(store.Close)
-	return store
-}
-
-func newClaimFor(t *testing.T, base, dir string) Claim {
-	t.Helper()
-	c, err := claims(t, base).Create(t.Context(), dir, "test", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
-// ways are the ways to present a code.
-var ways = map[string]func(*http.Request, string){
-	"in the header":    func(r *http.Request, code string) { r.Header.Set(claimHeader, code) },
-	"in the URL":       func(r *http.Request, code string) { r.URL.RawQuery = "claim=" + code },
-	"as bearer":        func(r *http.Request, code string) { r.Header.Set("Authorization", "Bearer "+code) },
-	"lower and dashed": func(r *http.Request, code string) { r.Header.Set(claimHeader, strings.ToLower(code[:3]+"-"+code[3:])) },
-}
-
-const initialize = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`
-
-// spy passes requests on, and holds that no answer names a path of this machine.
-type spy struct{ t *testing.T }
-
-func (s spy) RoundTrip(req *http.Request) (*http.Response, error) {
-	res, err := http.DefaultTransport.RoundTrip(req)
-	if err != nil {
-		return nil, err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	res.Body = io.NopCloser(bytes.NewReader(body))
-	s.look(fmt.Sprint(res.Header, string(body)))
-	return res, err
-}
-
-// look fails the test for a text that names a folder of this run.
-func (s spy) look(text string) {
-	here, _ := os.Getwd()
-	home, _ := os.UserHomeDir()
-	for _, dir := range []string{os.TempDir(), here, home} {
-		if len(dir) > 1 && strings.Contains(text, dir+string(filepath.Separator)) {
-			s.t.Errorf("an answer names %s: %s", dir, clipText(text, 500))
-		}
-	}
-}
-
-// session begins a session by a request that present changes.
-func session(t *testing.T, url string, present func(*http.Request)) (*testClient, answer) {
-	t.Helper()
-	c := &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Transport: spy{t}, Timeout: 2 * patience}}
-	req := c.request(http.MethodPost, initialize)
-	present(req)
-	a := c.do(req)
-	c.Session = a.Header.Get(sessionHeader)
-	return c, a
-}
-
-// list is what a request of the session that present changes sees, or its status.
-func list(c *testClient, present func(*http.Request)) string {
-	c.t.Helper()
-	req := c.request(http.MethodPost, c.message("tools/list", ""))
-	present(req)
-	a := c.do(req)
-	if a.Status != 200 {
-		return fmt.Sprint(a.Status)
-	}
-	var l struct{ Tools []struct{ Name string } }
-	json.Unmarshal(a.result(), &l)
-	names := []string{}
-	for _, tool := range l.Tools {
-		names = append(names, tool.Name)
-	}
-	return strings.Join(names, " ")
-}
-
-func nothing(*http.Request) {}
-
 func TestUnreadableClaims(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	free := connect(t, d.URL)
 	free.awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
 	present := func(r *http.Request) { ways["in the header"](r, proj.Code.Reveal()) }
-	scoped, _ := session(t, d.URL, present)
+	scoped, _ := openSession(t, d.URL, present)
 	path := base + "/.data/claims.json"
 	good, err := os.ReadFile(path)
 	if err != nil {
@@ -143,16 +36,16 @@ func TestUnreadableClaims(t *testing.T) {
 	}
 	for name, text := range map[string]string{"empty": "", "another's": `{"version":9}`, "half": string(good[:20])} {
 		write(t, path, text)
-		if got := list(scoped, nothing); got != "503" {
+		if got := listTools(scoped, presentNothing); got != "503" {
 			t.Errorf("%s file: a scoped session: %q", name, got)
 		}
-		if _, a := session(t, d.URL, present); a.Status != 503 || strings.Contains(a.Body, base) {
+		if _, a := openSession(t, d.URL, present); a.Status != 503 || strings.Contains(a.Body, base) {
 			t.Errorf("%s file: a new session with a code: %d %s", name, a.Status, a.Body)
 		}
-		if got := list(free, present); got != "503" {
+		if got := listTools(free, present); got != "503" {
 			t.Errorf("%s file: an unscoped session that presents a code: %q", name, got)
 		}
-		if got := list(free, nothing); got != strings.Join(allTools, " ") {
+		if got := listTools(free, presentNothing); got != strings.Join(allTools, " ") {
 			t.Errorf("%s file: an unscoped session: %q", name, got)
 		}
 		for presents, tt := range map[string]struct {
@@ -160,11 +53,11 @@ func TestUnreadableClaims(t *testing.T) {
 			want    string
 		}{
 			"a code":                   {present, "503"},
-			"a code that is not known": {query("ABCDEF"), "503"},
-			"a word":                   {header("hello"), "400"},
-			"no code":                  {nothing, strings.Join(allTools, " ")},
+			"a code that is not known": {inQuery("ABCDEF"), "503"},
+			"a word":                   {inHeader("hello"), "400"},
+			"no code":                  {presentNothing, strings.Join(allTools, " ")},
 		} {
-			if got := stateless(t, d.URL).sees(tt.present); got != tt.want {
+			if got := newStateless(t, d.URL).sees(tt.present); got != tt.want {
 				t.Errorf("%s file: a request without a session that presents %s: %q, want %q", name, presents, got, tt.want)
 			}
 		}
@@ -177,11 +70,11 @@ func TestUnreadableClaims(t *testing.T) {
 	}
 	d.hidesCodes(t, proj.Code.Reveal())
 	write(t, path, string(good))
-	if got := list(scoped, nothing); got != strings.Join(projTools, " ") {
+	if got := listTools(scoped, presentNothing); got != strings.Join(projTools, " ") {
 		t.Errorf("after the repair: %q", got)
 	}
 	os.Remove(path)
-	if got := list(scoped, nothing); got != "" {
+	if got := listTools(scoped, presentNothing); got != "" {
 		t.Errorf("without the file: %q", got)
 	}
 }
@@ -197,11 +90,11 @@ func TestEndOfAClaim(t *testing.T) {
 	}
 	ways.Go(func() { // and what an unscoped session's stream says when it becomes scoped
 		dir, base := twoProjects(t), t.TempDir()
-		d := serveHereOn(t, base, dir)
-		c, _ := session(t, d.URL, nothing)
+		d := daemonOptions{base: base}.start(t, dir)
+		c, _ := openSession(t, d.URL, presentNothing)
 		c.awaitTools(allTools...)
 		messages, _ := c.listen()
-		if got := list(c, header(newClaimFor(t, base, dir+"/proj").Code.Reveal())); got != strings.Join(projTools, " ") {
+		if got := listTools(c, inHeader(newClaimFor(t, base, dir+"/proj").Code.Reveal())); got != strings.Join(projTools, " ") {
 			t.Errorf("scoped: %q", got)
 		}
 		hear(t, messages, "notifications/tools/list_changed")
@@ -211,10 +104,10 @@ func TestEndOfAClaim(t *testing.T) {
 
 func endClaim(t *testing.T, how string) {
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
-	store := claims(t, base)
+	d := daemonOptions{base: base}.start(t, dir)
+	store := openStore(t, base)
 	claim := newClaimFor(t, base, dir+"/proj")
-	c, _ := session(t, d.URL, header(claim.Code.Reveal()))
+	c, _ := openSession(t, d.URL, inHeader(claim.Code.Reveal()))
 	c.awaitTools(projTools...)
 	messages, _ := c.listen()
 	under := make(chan answer, 1)
@@ -263,23 +156,23 @@ func endClaim(t *testing.T, how string) {
 func TestScopesSurviveRestarts(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
 	header := func(c Claim) func(*http.Request) {
 		return func(r *http.Request) { ways["in the header"](r, c.Code.Reveal()) }
 	}
-	born, _ := session(t, d.URL, header(proj))
-	later, _ := session(t, d.URL, nothing)
-	list(later, header(proj))
-	moved, _ := session(t, d.URL, header(proj))
-	list(moved, header(other))
-	ended, _ := session(t, d.URL, header(other))
-	free, _ := session(t, d.URL, nothing)
+	born, _ := openSession(t, d.URL, header(proj))
+	later, _ := openSession(t, d.URL, presentNothing)
+	listTools(later, header(proj))
+	moved, _ := openSession(t, d.URL, header(proj))
+	listTools(moved, header(other))
+	ended, _ := openSession(t, d.URL, header(other))
+	free, _ := openSession(t, d.URL, presentNothing)
 	restart := func() {
 		t.Helper()
 		d.stop(t)
-		d = serveHereOn(t, base, dir)
+		d = daemonOptions{base: base}.start(t, dir)
 		for _, c := range []*testClient{born, later, moved, ended, free} {
 			c.URL = d.URL
 		}
@@ -287,7 +180,7 @@ func TestScopesSurviveRestarts(t *testing.T) {
 	}
 	see := func(when string, c *testClient, want string) {
 		t.Helper()
-		if got := list(c, nothing); got != want {
+		if got := listTools(c, presentNothing); got != want {
 			t.Errorf("%s: %q, want %q", when, got, want)
 		}
 	}
@@ -298,7 +191,7 @@ func TestScopesSurviveRestarts(t *testing.T) {
 	see("moved", moved, "b_x")
 	see("unscoped", free, strings.Join(allTools, " "))
 	d.stop(t)
-	claims(t, base).Revoke(t.Context(), other.Code)
+	openStore(t, base).Revoke(t.Context(), other.Code)
 	restart()
 	see("revoked while the daemon was down", ended, "")
 	see("moved to what was revoked", moved, "")
@@ -325,9 +218,9 @@ func TestScopesSurviveRestarts(t *testing.T) {
 		"a half line on":  func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+`{"id":"cut o`) },
 		"NULs at its end": func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+strings.Repeat("\x00", 512)) },
 	} {
-		c, _ := session(t, d.URL, nothing)
-		scoped, _ := session(t, d.URL, nothing)
-		list(scoped, header(newClaimFor(t, base, dir+"/other")))
+		c, _ := openSession(t, d.URL, presentNothing)
+		scoped, _ := openSession(t, d.URL, presentNothing)
+		listTools(scoped, header(newClaimFor(t, base, dir+"/other")))
 		d.stop(t)
 		spoil(base + "/.data/sessions.jsonl")
 		restart()
@@ -346,19 +239,19 @@ func TestScopesSurviveRestarts(t *testing.T) {
 func TestStampThatCantBeWritten(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
 	os.Remove(base + "/.data/sessions.jsonl")
 	present := func(r *http.Request) { ways["in the header"](r, proj.Code.Reveal()) }
-	if got := list(c, present); got != "503" {
+	if got := listTools(c, present); got != "503" {
 		t.Errorf("a stamp without a log: %q", got)
 	}
 	if a := c.do(c.request(http.MethodDelete, "")); a.Status != 503 {
 		t.Errorf("DELETE without a log: %d", a.Status)
 	}
-	if got := list(c, nothing); got != strings.Join(allTools, " ") {
+	if got := listTools(c, presentNothing); got != strings.Join(allTools, " ") {
 		t.Errorf("the session as it was: %q", got)
 	}
 }
@@ -411,33 +304,12 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// header is a request's way to present a code that most tests take.
-func header(code string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set(claimHeader, code) }
-}
-
-func query(code string) func(*http.Request) {
-	return func(r *http.Request) { r.URL.RawQuery = "claim=" + code }
-}
-
-func authorization(value string) func(*http.Request) {
-	return func(r *http.Request) { r.Header.Set("Authorization", value) }
-}
-
-func all(present ...func(*http.Request)) func(*http.Request) {
-	return func(r *http.Request) {
-		for _, p := range present {
-			p(r)
-		}
-	}
-}
-
 // TestScopeTable is the table of who sees what, black-box: what a request
 // presents, for a session in each state.
 func TestScopeTable(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
 	gone := newClaimFor(t, base, dir+"/projX")
@@ -448,39 +320,39 @@ func TestScopeTable(t *testing.T) {
 		present func(*http.Request)
 		counts  string // the code that counts, "" for none
 	}{
-		{"nothing", nothing, ""},
-		{"a code in the header", header(p), p},
-		{"a code in the URL", query(p), p},
-		{"a code as bearer", authorization("Bearer " + p), p},
-		{"a code as bearer, the scheme in lower case", authorization("bearer " + p), p},
-		{"a code in lower case with a dash", header(strings.ToLower(p[:3] + "-" + p[3:])), p},
-		{"a code in the URL in lower case with a dash", query(strings.ToLower(p[:3] + "-" + p[3:])), p},
-		{"a code with spaces in it", header(" " + p[:2] + " " + p[2:] + " "), p},
-		{"another folder's code", header(o), o},
-		{"an unknown code", header(unknown), ""},
-		{"an unknown code in the URL", query(unknown), ""},
-		{"an unknown code as bearer", authorization("Bearer " + unknown), ""},
-		{"an ended code", header(g), ""},
-		{"no code but the header", header(""), ""},
-		{"a word", header("hello"), ""},
-		{"a code and one letter more", header(p + "A"), ""},
-		{"a code without its last letter", header(p[:5]), ""},
-		{"a code in quotes", header(`"` + p + `"`), ""},
-		{"a token as bearer that is no code", authorization("Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), ""},
-		{"a code as a password", authorization("Basic " + p), ""},
-		{"a code as authorization without a scheme", authorization(p), ""},
+		{"nothing", presentNothing, ""},
+		{"a code in the header", inHeader(p), p},
+		{"a code in the URL", inQuery(p), p},
+		{"a code as bearer", inAuthorization("Bearer " + p), p},
+		{"a code as bearer, the scheme in lower case", inAuthorization("bearer " + p), p},
+		{"a code in lower case with a dash", inHeader(strings.ToLower(p[:3] + "-" + p[3:])), p},
+		{"a code in the URL in lower case with a dash", inQuery(strings.ToLower(p[:3] + "-" + p[3:])), p},
+		{"a code with spaces in it", inHeader(" " + p[:2] + " " + p[2:] + " "), p},
+		{"another folder's code", inHeader(o), o},
+		{"an unknown code", inHeader(unknown), ""},
+		{"an unknown code in the URL", inQuery(unknown), ""},
+		{"an unknown code as bearer", inAuthorization("Bearer " + unknown), ""},
+		{"an ended code", inHeader(g), ""},
+		{"no code but the header", inHeader(""), ""},
+		{"a word", inHeader("hello"), ""},
+		{"a code and one letter more", inHeader(p + "A"), ""},
+		{"a code without its last letter", inHeader(p[:5]), ""},
+		{"a code in quotes", inHeader(`"` + p + `"`), ""},
+		{"a token as bearer that is no code", inAuthorization("Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), ""},
+		{"a code as a password", inAuthorization("Basic " + p), ""},
+		{"a code as authorization without a scheme", inAuthorization(p), ""},
 		{"a code in the parameter code", func(r *http.Request) { r.URL.RawQuery = "code=" + p }, ""},
 		{"a code in the parameter CLAIM", func(r *http.Request) { r.URL.RawQuery = "CLAIM=" + p }, ""},
-		{"a code at /mcp", all(query(p), func(r *http.Request) { r.URL.Path = "/mcp" }), p},
-		{"two codes: the header goes before the URL", all(header(p), query(o)), p},
-		{"two codes: the header goes before the bearer", all(header(p), authorization("Bearer "+o)), p},
-		{"two codes: the URL goes before the bearer", all(query(p), authorization("Bearer "+o)), p},
-		{"an unknown code in the header and a valid one in the URL", all(header(unknown), query(p)), ""},
-		{"an ended code in the header and a valid one as bearer", all(header(g), authorization("Bearer "+p)), ""},
-		{"a word in the header, a valid code as bearer", all(header("*"), authorization("Bearer "+p)), ""},
-		{"an empty header, and a valid code in the URL", all(header(""), query(p)), p},
-		{"an empty header and an empty URL, a valid code as bearer", all(header(""), query(""), authorization("Bearer "+p)), p},
-		{"three codes that are not valid", all(header(g), query(unknown), authorization("Bearer GHJKMN")), ""},
+		{"a code at /mcp", presentAll(inQuery(p), func(r *http.Request) { r.URL.Path = "/mcp" }), p},
+		{"two codes: the header goes before the URL", presentAll(inHeader(p), inQuery(o)), p},
+		{"two codes: the header goes before the bearer", presentAll(inHeader(p), inAuthorization("Bearer "+o)), p},
+		{"two codes: the URL goes before the bearer", presentAll(inQuery(p), inAuthorization("Bearer "+o)), p},
+		{"an unknown code in the header and a valid one in the URL", presentAll(inHeader(unknown), inQuery(p)), ""},
+		{"an ended code in the header and a valid one as bearer", presentAll(inHeader(g), inAuthorization("Bearer "+p)), ""},
+		{"a word in the header, a valid code as bearer", presentAll(inHeader("*"), inAuthorization("Bearer "+p)), ""},
+		{"an empty header, and a valid code in the URL", presentAll(inHeader(""), inQuery(p)), p},
+		{"an empty header and an empty URL, a valid code as bearer", presentAll(inHeader(""), inQuery(""), inAuthorization("Bearer "+p)), p},
+		{"three codes that are not valid", presentAll(inHeader(g), inQuery(unknown), inAuthorization("Bearer GHJKMN")), ""},
 	}
 	lists := map[string]string{p: strings.Join(projTools, " "), o: "b_x"}
 	everything := strings.Join(allTools, " ")
@@ -490,20 +362,20 @@ func TestScopeTable(t *testing.T) {
 		without string              // what it sees when nothing valid is presented
 	}{
 		{"a new session", nil, everything},
-		{"an unscoped session", nothing, everything},
-		{"a scoped session", header(p), lists[p]},
-		{"a session of another claim", header(o), lists[o]},
-		{"a session whose claim has ended", header(g), ""},
+		{"an unscoped session", presentNothing, everything},
+		{"a scoped session", inHeader(p), lists[p]},
+		{"a session of another claim", inHeader(o), lists[o]},
+		{"a session whose claim has ended", inHeader(g), ""},
 	}
 	sessions := make(map[string]*testClient)
 	for _, state := range states {
 		for _, row := range rows {
 			if state.born != nil {
-				sessions[state.name+row.name], _ = session(t, d.URL, state.born)
+				sessions[state.name+row.name], _ = openSession(t, d.URL, state.born)
 			}
 		}
 	}
-	claims(t, base).Revoke(t.Context(), gone.Code)
+	openStore(t, base).Revoke(t.Context(), gone.Code)
 	for _, state := range states {
 		for _, row := range rows {
 			want := state.without
@@ -513,41 +385,22 @@ func TestScopeTable(t *testing.T) {
 			c, then := sessions[state.name+row.name], row.present
 			if c == nil {
 				var a answer
-				c, a = session(t, d.URL, row.present)
-				then = nothing
+				c, a = openSession(t, d.URL, row.present)
+				then = presentNothing
 				if text := stringField(a.result(), "instructions"); a.Status != 200 || strings.Contains(text, "- c:") != (want == everything) || !strings.Contains(text, "- ") {
 					t.Errorf("%s presents %s: %d, and is told %q", state.name, row.name, a.Status, text)
 				}
 			}
-			if got := list(c, then); got != want {
+			if got := listTools(c, then); got != want {
 				t.Errorf("%s presents %s: it sees %q, want %q", state.name, row.name, got, want)
 			}
-			if got := list(c, nothing); got != want {
+			if got := listTools(c, presentNothing); got != want {
 				t.Errorf("%s presented %s: it then sees %q, want %q", state.name, row.name, got, want)
 			}
 		}
 	}
 	d.hidesCodes(t, p, o, g, unknown)
 }
-
-// hidesCodes holds that nothing the daemon wrote names a code, in whole or in
-// part.
-func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
-	t.Helper()
-	text := d.Log.String() + d.Out.String()
-	for _, code := range codes {
-		for _, spelled := range []string{code[:3] + "-" + code[3:], code, code[:4], code[2:], code[1:5], strings.ToLower(code)} {
-			if strings.ContainsAny(spelled, "ABCDEFGHJKMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz") && strings.Contains(text, spelled) {
-				t.Errorf("the log names a code, or a part of it: %s", spelled)
-			}
-		}
-	}
-	if found := queryWithCode.FindString(text); found != "" {
-		t.Errorf("the log has a URL with its query: %s", found)
-	}
-}
-
-var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 
 // TestOutOfScopeIsUnknown asks for what is there and out of scope, and for what
 // is nowhere, in a session and without one: the answers are the same, byte by byte.
@@ -556,16 +409,16 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/other/rich.usher", "good tools=tell res=rich")
 	writeFake(t, dir+"/other/a.usher", "good tools=x,only") // the bare names are two modules' now
-	d := serveHereOn(t, base, dir)
-	free, _ := session(t, d.URL, nothing)
+	d := daemonOptions{base: base}.start(t, dir)
+	free, _ := openSession(t, d.URL, presentNothing)
 	free.awaitTools("b_x", "c_x", "other-a_only", "other-a_x", "proj-a_pid", "proj-a_sleep", "proj-a_x", "rich_tell")
 	proj := newClaimFor(t, base, dir+"/proj")
-	c, a := session(t, d.URL, header(proj.Code.Reveal()))
+	c, a := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	if text := stringField(a.result(), "instructions"); text == "" || strings.Contains(text, "rich") || strings.Contains(text, "other") {
 		t.Errorf("instructions: %q", text)
 	}
 	c.awaitTools(projTools...)
-	alone := stateless(t, d.URL)
+	alone := newStateless(t, d.URL)
 	type asker func(method, params string) answer
 	in := func(c *testClient) asker {
 		return func(method, params string) answer {
@@ -577,7 +430,7 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 	}
 	for revision, ask := range map[string]struct{ scoped, free asker }{
 		"in a session":    {in(c), in(free)},
-		"without session": {out(header(proj.Code.Reveal())), out(nothing)},
+		"without session": {out(inHeader(proj.Code.Reveal())), out(presentNothing)},
 	} {
 		for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"} {
 			if got := ask.scoped(method, "{}"); got.failure() != "" || strings.Contains(got.Body, "rich") {
@@ -639,7 +492,7 @@ func TestWhatIsInAScope(t *testing.T) {
 	link("/other", "/proj/more")                       // a folder, which is not searched
 	writeFake(t, dir+"/proj/deep/er/d.usher", "good tools=x")
 	writeFake(t, dir+"/Proj/e.usher", "good tools=x")
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "d_x", "e_x", "lent_x", "stolen_x")
 	inside := "a_pid a_sleep a_x d_x lent_x"
 	for _, tt := range []struct{ name, scope, want string }{
@@ -666,8 +519,8 @@ func TestWhatIsInAScope(t *testing.T) {
 		if err := os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"); err != nil {
 			t.Fatal(err)
 		}
-		c, a := session(t, d.URL, header("ABCDEF"))
-		if got := list(c, nothing); got != tt.want || a.Status != 200 {
+		c, a := openSession(t, d.URL, inHeader("ABCDEF"))
+		if got := listTools(c, presentNothing); got != tt.want || a.Status != 200 {
 			t.Errorf("a claim for %s: %d %q, want %q", tt.name, a.Status, got, tt.want)
 		}
 	}
@@ -679,8 +532,8 @@ func TestWhatIsInAScope(t *testing.T) {
 	} else {
 		c = list.claims[0]
 	}
-	s, _ := session(t, d.URL, header(c.Code.Reveal()))
-	if got := list(s, nothing); got != inside {
+	s, _ := openSession(t, d.URL, inHeader(c.Code.Reveal()))
+	if got := listTools(s, presentNothing); got != inside {
 		t.Errorf("a claim for a linked folder, made by usher claim: %q", got)
 	}
 }
@@ -697,16 +550,16 @@ func unknownCodes(n int) []string {
 func TestRequireClaim(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
-	before, _ := session(t, d.URL, nothing)
+	d := daemonOptions{base: base}.start(t, dir)
+	before, _ := openSession(t, d.URL, presentNothing)
 	before.awaitTools(allTools...)
 	proj := newClaimFor(t, base, dir+"/proj")
-	scopedBefore, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	scopedBefore, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	d.stop(t)
-	d = serveHereOn(t, base, dir, "-require-claim")
+	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
 	before.URL, scopedBefore.URL = d.URL, d.URL
 	some := strings.Join(projTools, " ")
-	if got := list(before, nothing); got != "400" {
+	if got := listTools(before, presentNothing); got != "400" {
 		t.Errorf("an unscoped session from before: %q", got)
 	}
 	get := before.request(http.MethodGet, "")
@@ -716,10 +569,10 @@ func TestRequireClaim(t *testing.T) {
 			t.Errorf("its %s: %d", req.Method, a.Status)
 		}
 	}
-	if got := list(before, header(proj.Code.Reveal())); got != some {
+	if got := listTools(before, inHeader(proj.Code.Reveal())); got != some {
 		t.Errorf("an unscoped session from before that presents a code: %q", got)
 	}
-	if got := list(scopedBefore, nothing); got != some {
+	if got := listTools(scopedBefore, presentNothing); got != some {
 		t.Errorf("a scoped session from before: %q", got)
 	}
 	for _, path := range []string{"/.well-known/oauth-protected-resource", "/.well-known/oauth-authorization-server", "/.well-known/oauth-protected-resource/mcp", "/register"} {
@@ -730,20 +583,20 @@ func TestRequireClaim(t *testing.T) {
 		}
 	}
 	revoked := newClaimFor(t, base, dir+"/proj")
-	claims(t, base).Revoke(t.Context(), revoked.Code)
+	openStore(t, base).Revoke(t.Context(), revoked.Code)
 	for name, tt := range map[string]struct {
 		present func(*http.Request)
 		says    string
 	}{
-		"no code":                      {nothing, "a claim code is required"},
-		"an empty code":                {all(header(""), query("")), "a claim code is required"},
-		"a token that is no code":      {authorization("Bearer x.y.z"), "a claim code is required"},
-		"a word":                       {header("hello"), "unknown or has ended"},
-		"a code that nobody was given": {query("AAAAAA"), "unknown or has ended"},
-		"a revoked code":               {header(revoked.Code.Reveal()), "unknown or has ended"},
+		"no code":                      {presentNothing, "a claim code is required"},
+		"an empty code":                {presentAll(inHeader(""), inQuery("")), "a claim code is required"},
+		"a token that is no code":      {inAuthorization("Bearer x.y.z"), "a claim code is required"},
+		"a word":                       {inHeader("hello"), "unknown or has ended"},
+		"a code that nobody was given": {inQuery("AAAAAA"), "unknown or has ended"},
+		"a revoked code":               {inHeader(revoked.Code.Reveal()), "unknown or has ended"},
 	} {
-		_, a := session(t, d.URL, tt.present)
-		modern := stateless(t, d.URL).modern("tools/list", "", tt.present)
+		_, a := openSession(t, d.URL, tt.present)
+		modern := newStateless(t, d.URL).modern("tools/list", "", tt.present)
 		for revision, a := range map[string]answer{"a new session": a, "a request without a session": modern} {
 			if a.Status != 400 || a.Header.Get(sessionHeader) != "" || a.Header.Get("WWW-Authenticate") != "" ||
 				!strings.Contains(a.failure(), tt.says) || !strings.Contains(a.failure(), claimHeader) {
@@ -751,7 +604,7 @@ func TestRequireClaim(t *testing.T) {
 			}
 		}
 	}
-	if _, a := session(t, d.URL, header(proj.Code.Reveal())); a.Status != 200 {
+	if _, a := openSession(t, d.URL, inHeader(proj.Code.Reveal())); a.Status != 200 {
 		t.Errorf("a code that holds: %d %s", a.Status, a.Body)
 	}
 	d.hidesCodes(t, proj.Code.Reveal(), revoked.Code.Reveal(), "AAAAAA")
@@ -903,7 +756,7 @@ func mustOpen(t *testing.T, g *Gate, id string) *sessionToken {
 func TestScopeOfRequestsUnderWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		base := t.TempDir()
-		store := claims(t, base)
+		store := openStore(t, base)
 		g := &Gate{claims: store}
 		c := newClaimFor(t, base, base)
 		p, admitted := Principal{refTo(c)}, time.Now()
@@ -1065,7 +918,7 @@ func TestRecordsAreBounded(t *testing.T) {
 func TestClaimsWithoutADate(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	connect(t, d.URL).awaitTools(allTools...)
 	for _, tt := range []struct{ created, born, later string }{
 		{``, "a_pid a_sleep a_x", "a_pid a_sleep a_x"},
@@ -1075,12 +928,12 @@ func TestClaimsWithoutADate(t *testing.T) {
 		{`"createdAt":253402300800000,`, "a_pid a_sleep a_x", "a_pid a_sleep a_x"},
 	} {
 		write(t, base+"/.data/claims.json", `[{"code":"ABCDEF",`+tt.created+`"scopeDir":"`+dir+`/proj","expiresAt":"2099-01-01T00:00:00Z"}]`)
-		born, _ := session(t, d.URL, header("ABCDEF"))
-		if got := list(born, nothing); got != tt.born {
+		born, _ := openSession(t, d.URL, inHeader("ABCDEF"))
+		if got := listTools(born, presentNothing); got != tt.born {
 			t.Errorf("%s: a session that began with it sees %q", tt.created, got)
 		}
-		later, _ := session(t, d.URL, nothing)
-		if got := list(later, header("ABCDEF")); got != tt.later {
+		later, _ := openSession(t, d.URL, presentNothing)
+		if got := listTools(later, inHeader("ABCDEF")); got != tt.later {
 			t.Errorf("%s: a session that presents it later sees %q", tt.created, got)
 		}
 	}
@@ -1090,59 +943,20 @@ func TestClaimsWithoutADate(t *testing.T) {
 	}
 }
 
-// sees is what a request of a client without a session is shown: its tools, or
-// its status.
-func (c *testClient) sees(present func(*http.Request)) string {
-	c.t.Helper()
-	a := c.modern("tools/list", "", present)
-	if a.Status != 200 {
-		return fmt.Sprint(a.Status)
-	}
-	var l struct{ Tools []struct{ Name string } }
-	json.Unmarshal(a.result(), &l)
-	names := []string{}
-	for _, tool := range l.Tools {
-		names = append(names, tool.Name)
-	}
-	return strings.Join(names, " ")
-}
-
-// expire puts an end to claims as their time does.
-func expire(t *testing.T, base string, codes ...Code) {
-	t.Helper()
-	raw, err := os.ReadFile(base + "/.data/claims.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var records []map[string]any
-	if err := json.Unmarshal(raw, &records); err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range records {
-		if slices.Contains(codes, Code(fmt.Sprint(r["code"]))) {
-			r["expiresAt"] = time.Now().Add(-time.Second).UTC()
-		}
-	}
-	write(t, base+"/.data/claims.json.new", string(marshal(records)))
-	if err := os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestModernScopeTable is the table of who sees what for requests that stand
 // alone, before and after the daemon was killed.
 func TestModernScopeTable(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveApart(t, base, dir)
-	c := stateless(t, d.URL)
-	store := claims(t, base)
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
+	c := newStateless(t, d.URL)
+	store := openStore(t, base)
 	codes := make(map[string]string)
 	for name, folder := range map[string]string{"proj": "/proj", "other": "/other", "revoked": "/projX", "expired": "/projX", "revoked unused": "/projX", "expired unused": "/projX"} {
 		codes[name] = newClaimFor(t, base, dir+folder).Code.Reveal()
 	}
 	for _, name := range []string{"revoked", "expired"} {
-		if got := c.sees(header(codes[name])); got != "c_x" {
+		if got := c.sees(inHeader(codes[name])); got != "c_x" {
 			t.Fatalf("%s, before: %q", name, got)
 		}
 	}
@@ -1159,33 +973,33 @@ func TestModernScopeTable(t *testing.T) {
 		present func(*http.Request)
 		want    string
 	}{
-		{"none", nothing, everything},
-		{"a code in the header", header(p), some},
-		{"a code in the URL", query(p), some},
-		{"a code as bearer", authorization("Bearer " + p), some},
-		{"a code as bearer, the scheme in lower case", authorization("bearer " + p), some},
-		{"a code in lower case with a dash", header(strings.ToLower(p[:3] + "-" + p[3:])), some},
-		{"a code at /mcp", all(query(p), func(r *http.Request) { r.URL.Path = "/mcp" }), some},
-		{"another folder's", header(o), "b_x"},
-		{"an unknown one", header("ABCDEF"), "400"},
-		{"an unknown one as bearer", authorization("Bearer ABCDEF"), "400"},
-		{"a malformed one", header(p + "A"), "400"},
-		{"a token as bearer that is no code", authorization("Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), everything},
-		{"a code as a password", authorization("Basic " + p), everything},
-		{"one revoked before it scoped anything", header(codes["revoked unused"]), "400"},
-		{"one expired before it scoped anything", header(codes["expired unused"]), "400"},
-		{"a revoked one", header(g), "400"},
-		{"a revoked one in the URL", query(g), "400"},
-		{"a revoked one as bearer", authorization("Bearer " + g), "400"},
-		{"an expired one", header(x), "400"},
-		{"a revoked one beside an unknown one", all(header("ABCDEF"), query(g)), "400"},
-		{"an unknown one beside a revoked one", all(header(g), query("ABCDEF")), "400"},
-		{"two that have ended", all(header(g), query(x)), "400"},
-		{"a revoked one before a valid one", all(header(g), query(p)), "400"},
-		{"a valid one before an expired one", all(header(p), query(x)), some},
-		{"two valid ones: the header goes before the URL", all(header(p), query(o)), some},
-		{"two valid ones: the URL goes before the bearer", all(query(o), authorization("Bearer "+p)), "b_x"},
-		{"none again", nothing, everything},
+		{"none", presentNothing, everything},
+		{"a code in the header", inHeader(p), some},
+		{"a code in the URL", inQuery(p), some},
+		{"a code as bearer", inAuthorization("Bearer " + p), some},
+		{"a code as bearer, the scheme in lower case", inAuthorization("bearer " + p), some},
+		{"a code in lower case with a dash", inHeader(strings.ToLower(p[:3] + "-" + p[3:])), some},
+		{"a code at /mcp", presentAll(inQuery(p), func(r *http.Request) { r.URL.Path = "/mcp" }), some},
+		{"another folder's", inHeader(o), "b_x"},
+		{"an unknown one", inHeader("ABCDEF"), "400"},
+		{"an unknown one as bearer", inAuthorization("Bearer ABCDEF"), "400"},
+		{"a malformed one", inHeader(p + "A"), "400"},
+		{"a token as bearer that is no code", inAuthorization("Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), everything},
+		{"a code as a password", inAuthorization("Basic " + p), everything},
+		{"one revoked before it scoped anything", inHeader(codes["revoked unused"]), "400"},
+		{"one expired before it scoped anything", inHeader(codes["expired unused"]), "400"},
+		{"a revoked one", inHeader(g), "400"},
+		{"a revoked one in the URL", inQuery(g), "400"},
+		{"a revoked one as bearer", inAuthorization("Bearer " + g), "400"},
+		{"an expired one", inHeader(x), "400"},
+		{"a revoked one beside an unknown one", presentAll(inHeader("ABCDEF"), inQuery(g)), "400"},
+		{"an unknown one beside a revoked one", presentAll(inHeader(g), inQuery("ABCDEF")), "400"},
+		{"two that have ended", presentAll(inHeader(g), inQuery(x)), "400"},
+		{"a revoked one before a valid one", presentAll(inHeader(g), inQuery(p)), "400"},
+		{"a valid one before an expired one", presentAll(inHeader(p), inQuery(x)), some},
+		{"two valid ones: the header goes before the URL", presentAll(inHeader(p), inQuery(o)), some},
+		{"two valid ones: the URL goes before the bearer", presentAll(inQuery(o), inAuthorization("Bearer "+p)), "b_x"},
+		{"none again", presentNothing, everything},
 	}
 	look := func(when string) {
 		t.Helper()
@@ -1204,11 +1018,11 @@ func TestModernScopeTable(t *testing.T) {
 	look("again")
 	d.cmd.Process.Kill()
 	d.stop(t)
-	d = serveApart(t, base, dir)
+	d = daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	c.URL = d.URL
 	look("after the daemon was killed")
 	d.stop(t)
-	d = serveApart(t, base, dir, "-require-claim")
+	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
 	c.URL = d.URL
 	for i := range rows {
 		if rows[i].want == everything {

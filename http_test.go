@@ -43,7 +43,7 @@ func TestProxiedRequests(t *testing.T) {
 			if row.secret {
 				env = guarded
 			}
-			d := serveHereEnv(t, dir, env, row.flags...)
+			d := daemonOptions{env: env}.start(t, dir, row.flags...)
 			d.awaitReady(t)
 			if a := d.deliver(t, "a/handleIt", `{}`, shown); a.Status != row.own {
 				t.Errorf("a delivery: %d, want %d: %s", a.Status, row.own, a.Body)

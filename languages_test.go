@@ -403,7 +403,7 @@ func TestHosted(t *testing.T) {
 			dir := t.TempDir()
 			file := filepath.Join(dir, "m.usher"+ending)
 			write(t, file, text)
-			d := serveHere(t, dir)
+			d := startDaemon(t, dir)
 			c := connect(t, d.URL)
 			c.awaitTools("m_add", "m_crash", "m_handleForm", "m_rows", "m_version", "m_walk")
 			for _, row := range []struct{ tool, arguments, want string }{
@@ -473,7 +473,7 @@ func TestShimStarters(t *testing.T) {
 			if code := run(context.Background(), []string{"new", filepath.Join(dir, "hello.usher"+ending)}, strings.NewReader(""), &out, &log, noEnv); code != 0 {
 				t.Fatal(log.String())
 			}
-			c := connect(t, serveHere(t, dir).URL)
+			c := connect(t, startDaemon(t, dir).URL)
 			c.awaitTools("hello_greet")
 			for _, row := range []struct{ arguments, want string }{
 				{`{"name":"Ada"}`, `{"text":"Hello, Ada!","times":1,"greeted":1}`},
@@ -524,7 +524,7 @@ func languages(t *testing.T) (dir string, names []string) {
 func TestOneFormInEachLanguage(t *testing.T) {
 	t.Parallel()
 	dir, names := languages(t)
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	var tools []string
 	for _, name := range names {
@@ -612,7 +612,7 @@ func TestOldRequestsAreRefused(t *testing.T) {
 func TestCallsRunSideBySide(t *testing.T) {
 	slow(t)
 	dir, names := languages(t)
-	c := connect(t, serveHere(t, dir).URL)
+	c := connect(t, startDaemon(t, dir).URL)
 	for _, name := range names {
 		await(t, name, func() bool { return slices.Contains(c.tools(), name+"_pause") })
 		c.call(name+"_pause", "")
@@ -653,7 +653,7 @@ func TestShellExampleOverARealRepository(t *testing.T) {
 	git("add", ".")
 	git("commit", "-qm", "first $(touch y)")
 	git("commit", "-qm", "second", "--allow-empty")
-	c := connect(t, serveHere(t, dir).URL)
+	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("changes_author", "changes_recent")
 	if got := strings.Split(resultText(c.call("changes_recent", "").result()), "\n"); len(got) != 2 || !strings.HasSuffix(got[1], "first $(touch y)") {
 		t.Errorf("recent: %q", got)

@@ -23,7 +23,7 @@ func TestSubscriptionsOfASession(t *testing.T) {
 			dir, base := twoProjects(t), t.TempDir()
 			writeFake(t, dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
 			writeFake(t, dir+"/other/o.usher", "good shared tools=touch res=o")
-			d := serveHereOn(t, base, dir)
+			d := daemonOptions{base: base}.start(t, dir)
 			free := connect(t, d.URL)
 			free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "o_touch", "r_crash", "r_touch")
 			touch := func(uri string) string { return free.call("r_touch", `{"uri":"`+uri+`"}`).Body }
@@ -79,7 +79,7 @@ func TestSubscriptionsOfASession(t *testing.T) {
 				listen()
 				told("on its next stream", "r://many/3")
 			}
-			if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+			if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
 				t.Fatal(err)
 			}
 			touch("r://many/5") // which usher still hears of
@@ -105,7 +105,7 @@ func TestListenerWantsTooMuch(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/r.usher", "good tools=x res=r")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("r_x")
 	uris := func(from, n int) string {
 		var list []string
@@ -119,10 +119,10 @@ func TestListenerWantsTooMuch(t *testing.T) {
 		"long URIs": `{"resourceSubscriptions":` + string(marshal(slices.Repeat([]string{"r://many/" + strings.Repeat("x", maxURI-9)}, maxWantedBytes/maxURI+1))) + `}`,
 	} {
 		meta := object{{"_meta", json.RawMessage("{" + modernMeta + "}")}, {"notifications", json.RawMessage(filter)}}.encode()
-		req := stateless(t, d.URL).request(http.MethodPost, string(encodeRequest(json.RawMessage("1"), listenMethod, meta)))
+		req := newStateless(t, d.URL).request(http.MethodPost, string(encodeRequest(json.RawMessage("1"), listenMethod, meta)))
 		req.Header.Set(protocolHeader, statelessProtocol)
 		req.Header.Set(methodHeader, listenMethod)
-		res, _, hangUp := follow(t, req)
+		res, _, hangUp := openStream(t, req)
 		if res.StatusCode != http.StatusBadRequest {
 			t.Errorf("%s: %d", name, res.StatusCode)
 		}
@@ -137,7 +137,7 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, b *bubble, c *testClient, own Code){
 		"its claim is revoked": func(t *testing.T, b *bubble, _ *testClient, own Code) {
-			if _, err := claims(t, b.base).Revoke(t.Context(), own); err != nil {
+			if _, err := openStore(t, b.base).Revoke(t.Context(), own); err != nil {
 				t.Fatal(err)
 			}
 		},

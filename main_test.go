@@ -4,19 +4,18 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -132,308 +131,6 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// testDaemon is a usher serve that a test talks to.
-type testDaemon struct {
-	URL    string
-	Base   string
-	Out    *output // stdout
-	Log    *output // stderr
-	cmd    *exec.Cmd
-	cancel context.CancelFunc
-	exit   chan int // 1-buffered
-}
-
-// serveArgs is the command line of a daemon on a free port.
-func serveArgs(base, dir string, flags []string) []string {
-	return append(append([]string{"serve", "-addr", "127.0.0.1:0", "-base", base}, flags...), dir)
-}
-
-// serveHere runs usher serve in this process, so that the race detector sees
-// it. It ends with the test.
-func serveHere(t *testing.T, dir string, flags ...string) *testDaemon {
-	t.Helper()
-	return serveHereOn(t, t.TempDir(), dir, flags...)
-}
-
-func serveHereOn(t *testing.T, base, dir string, flags ...string) *testDaemon {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	d := &testDaemon{Base: base, Out: &output{}, Log: &output{}, cancel: cancel, exit: make(chan int, 1)}
-	go func() {
-		d.exit <- run(ctx, serveArgs(base, dir, flags), strings.NewReader(""), d.Out, d.Log, noEnv)
-	}()
-	t.Cleanup(func() { d.stop(t) })
-	d.awaitURL(t)
-	return d
-}
-
-func noEnv(string) string { return "" }
-
-// serveApart runs usher serve as a process of its own, for tests that kill it.
-func serveApart(t *testing.T, base, dir string, flags ...string) *testDaemon {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &testDaemon{Base: base, Out: &output{}, Log: &output{}, exit: make(chan int, 1)}
-	d.cmd = exec.Command(exe, serveArgs(base, dir, flags)...)
-	d.cmd.Env = append(os.Environ(), runAsUsher+"=1")
-	d.cmd.Stdout, d.cmd.Stderr = d.Out, d.Log
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		d.cmd.Wait()
-		d.exit <- d.cmd.ProcessState.ExitCode()
-	}()
-	d.cancel = func() { d.cmd.Process.Signal(os.Interrupt) }
-	t.Cleanup(func() { d.stop(t) })
-	d.awaitURL(t)
-	return d
-}
-
-// awaitURL waits until the daemon says where it is.
-func (d *testDaemon) awaitURL(t *testing.T) {
-	t.Helper()
-	await(t, "the daemon's address; it said: "+d.Log.String(), func() bool {
-		select {
-		case code := <-d.exit:
-			d.exit <- code
-			t.Fatalf("the daemon ended with status %d: %s", code, d.Log.String())
-		default:
-		}
-		_, rest, ok := strings.Cut(d.Out.String(), " serves MCP at ")
-		d.URL, _, _ = strings.Cut(rest, "\n")
-		return ok && strings.Contains(rest, "\n")
-	})
-}
-
-// stop ends the daemon, which may have ended before, and returns its status.
-func (d *testDaemon) stop(t *testing.T) int {
-	t.Helper()
-	d.cancel()
-	select {
-	case code := <-d.exit:
-		d.exit <- code
-		return code
-	case <-time.After(patience):
-		t.Errorf("the daemon did not end; its log:\n%s", d.Log.String())
-		return -1
-	}
-}
-
-// testClient is an MCP client in one session.
-type testClient struct {
-	t       *testing.T
-	URL     string
-	Session string
-	Header  http.Header // sent with each request
-	http    *http.Client
-	daemon  *testDaemon // where a test needs it
-	mu      sync.Mutex
-	id      int
-}
-
-// connect begins a session.
-func connect(t *testing.T, url string) *testClient {
-	t.Helper()
-	c := &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Timeout: 2 * patience}}
-	res := c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`, protocols[0]))
-	if res.Status != http.StatusOK {
-		t.Fatalf("initialize: %d %s", res.Status, res.Body)
-	}
-	c.Session = res.Header.Get(sessionHeader)
-	if res := c.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`); res.Status != http.StatusAccepted {
-		t.Fatalf("initialized: %d %s", res.Status, res.Body)
-	}
-	return c
-}
-
-// answer is what came back for a POST.
-type answer struct {
-	Status int
-	Header http.Header
-	Body   string
-	Events []json.RawMessage // the messages, for a stream; the one, for JSON
-}
-
-// last is the message that answers: the last one.
-func (a answer) last() json.RawMessage {
-	if len(a.Events) == 0 {
-		return nil
-	}
-	return a.Events[len(a.Events)-1]
-}
-
-// result is the result of the answer, nil for none.
-func (a answer) result() json.RawMessage { return field(a.last(), "result") }
-
-// failure is the message of a JSON-RPC error, or of a result that is one.
-func (a answer) failure() string {
-	if e := field(a.last(), "error"); e != nil {
-		return stringField(e, "message")
-	}
-	if string(field(a.result(), "isError")) == "true" {
-		return resultText(a.result())
-	}
-	return ""
-}
-
-// request makes a POST with the client's session.
-func (c *testClient) request(method, body string) *http.Request {
-	req, err := http.NewRequest(method, c.URL, strings.NewReader(body))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Accept", "application/json, text/event-stream")
-	if c.Session != "" {
-		req.Header.Set(sessionHeader, c.Session)
-	}
-	for k, v := range c.Header {
-		req.Header[k] = v
-	}
-	return req
-}
-
-func (c *testClient) post(body string) answer {
-	c.t.Helper()
-	return c.do(c.request(http.MethodPost, body))
-}
-
-func (c *testClient) do(req *http.Request) answer {
-	c.t.Helper()
-	a, err := c.try(req)
-	if err != nil {
-		c.t.Fatalf("%s: %v", req.Method, err)
-	}
-	return a
-}
-
-// try is do for what may fail on the way.
-func (c *testClient) try(req *http.Request) (answer, error) {
-	res, err := c.http.Do(req)
-	if err != nil {
-		return answer{}, err
-	}
-	defer res.Body.Close()
-	body, err := io.ReadAll(res.Body)
-	a := answer{Status: res.StatusCode, Header: res.Header, Body: string(body)}
-	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-		for line := range strings.Lines(a.Body) {
-			if data, ok := strings.CutPrefix(line, "data: "); ok && strings.TrimSpace(data) != "" {
-				a.Events = append(a.Events, json.RawMessage(strings.TrimSpace(data)))
-			}
-		}
-	} else if len(body) > 0 {
-		a.Events = []json.RawMessage{bytes.TrimSpace(body)}
-	}
-	return a, err
-}
-
-// ask makes a request; params are JSON, "" for none.
-func (c *testClient) ask(method, params string) answer {
-	c.t.Helper()
-	return c.post(c.message(method, params))
-}
-
-func (c *testClient) message(method, params string) string {
-	c.mu.Lock()
-	c.id++
-	id := c.id
-	c.mu.Unlock()
-	return string(encodeRequest(json.RawMessage(fmt.Sprint(id)), method, rawOrNil(params)))
-}
-
-func rawOrNil(s string) json.RawMessage {
-	if s == "" {
-		return nil
-	}
-	return json.RawMessage(s)
-}
-
-// call calls a tool; arguments are JSON, "" for none.
-func (c *testClient) call(tool, arguments string) answer {
-	c.t.Helper()
-	params := object{{"name", quote(tool)}}
-	if arguments != "" {
-		params = append(params, member{"arguments", json.RawMessage(arguments)})
-	}
-	return c.ask("tools/call", string(params.encode()))
-}
-
-// tools is the names that tools/list has, in its order.
-func (c *testClient) tools() []string {
-	c.t.Helper()
-	var list struct{ Tools []struct{ Name string } }
-	a := c.ask("tools/list", "")
-	if err := json.Unmarshal(a.result(), &list); err != nil {
-		c.t.Fatalf("tools/list: %d %s", a.Status, a.Body)
-	}
-	names := []string{}
-	for _, tool := range list.Tools {
-		names = append(names, tool.Name)
-	}
-	return names
-}
-
-// awaitTools waits until the client sees these tools.
-func (c *testClient) awaitTools(want ...string) {
-	c.t.Helper()
-	await(c.t, fmt.Sprintf("the tools %v", want), func() bool {
-		return strings.Join(c.tools(), " ") == strings.Join(want, " ")
-	})
-}
-
-// listen opens the session's notification stream. Messages arrive on the
-// channel, which is closed at the stream's end.
-func (c *testClient) listen() (messages <-chan json.RawMessage, hangUp func()) {
-	c.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	req := c.request(http.MethodGet, "").WithContext(ctx)
-	req.Header.Set("Accept", "text/event-stream")
-	res, err := (&http.Client{}).Do(req)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if res.StatusCode != http.StatusOK {
-		c.t.Fatalf("GET: %s", res.Status)
-	}
-	c.t.Cleanup(cancel)
-	out := make(chan json.RawMessage, 100)
-	go func() {
-		defer close(out)
-		defer res.Body.Close()
-		lines := bufio.NewScanner(res.Body)
-		for lines.Scan() {
-			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && data != "" {
-				out <- json.RawMessage(data)
-			}
-		}
-	}()
-	return out, cancel
-}
-
-// hear waits for a notification on a stream.
-func hear(t *testing.T, messages <-chan json.RawMessage, method string) json.RawMessage {
-	t.Helper()
-	deadline := time.After(patience)
-	for {
-		select {
-		case msg, ok := <-messages:
-			if !ok {
-				t.Fatalf("the stream ended before %s", method)
-			}
-			if stringField(msg, "method") == method {
-				return msg
-			}
-		case <-deadline:
-			t.Fatalf("gave up waiting for %s", method)
-		}
-	}
-}
-
 // setMeta returns the params of a message with a key of their _meta set.
 func setMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
 	list, _ := members(params)
@@ -444,4 +141,58 @@ func setMeta(params json.RawMessage, key string, value json.RawMessage) json.Raw
 func objectOf(text string) object {
 	list, _ := members(json.RawMessage(text))
 	return list
+}
+
+// need finds a program that a test can't do without: the test is skipped where
+// there is none, but not in CI.
+func need(t *testing.T, program string) {
+	t.Helper()
+	if _, err := exec.LookPath(program); err == nil {
+		return
+	}
+	if os.Getenv("CI_REQUIRE") != "" {
+		t.Fatalf("CI needs %s", program)
+	}
+	t.Skipf("%s is not installed", program)
+}
+
+func folderNames(t testing.TB, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// usher runs a command in this process.
+func usher(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, strings.NewReader(stdin), &out, &errs, noEnv)
+	return out.String(), errs.String(), code
+}
+
+// masks hide what differs from run to run.
+var masks = []struct {
+	form *regexp.Regexp
+	with string
+}{
+	{regexp.MustCompile(`\b[2-9A-HJKMNP-Z]{3}-[2-9A-HJKMNP-Z]{3}\b`), "CODE-D"},
+	{regexp.MustCompile(`(claim=|Code: |"code": ")[2-9A-HJKMNP-Z]{6}\b`), "${1}CODE--"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
+	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
+	{regexp.MustCompile(`usher \S+ \((commit [0-9a-f]{40}, )?go\S+ \S+\)`), "usher VERSION"},
+	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
+}
+
+// without is a JSON object without one of its members.
+func without(raw, key string) string {
+	list, _ := members(json.RawMessage(raw))
+	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }

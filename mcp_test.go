@@ -4,7 +4,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -24,7 +23,7 @@ func oneFake(t *testing.T, flags ...string) *testClient {
 	t.Helper()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	d := serveHere(t, dir, flags...)
+	d := startDaemon(t, dir, flags...)
 	c := connect(t, d.URL)
 	c.daemon = d
 	return c
@@ -297,7 +296,7 @@ func TestManyClientsWithOneToken(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good shared")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools(namesOf("a")...)
 	var wg sync.WaitGroup
 	for i := range 20 {
@@ -316,7 +315,7 @@ func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good shared")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	one, other := connect(t, d.URL), connect(t, d.URL)
 	say := `{"level":"warning","data":"hello"}`
 	if a := one.call("a_log", say); len(a.Events) != 2 || !strings.Contains(a.Body, "hello") {
@@ -340,7 +339,7 @@ func TestCancel(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.call("a_pid", "")
 	done := make(chan answer, 1)
@@ -396,7 +395,7 @@ func TestListChangedGoesToWhomItConcerns(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
-	c := connect(t, serveHere(t, dir).URL)
+	c := connect(t, startDaemon(t, dir).URL)
 	first, hangUp := c.listen()
 	second, _ := c.listen()
 	c.awaitTools("a_x")
@@ -418,7 +417,7 @@ func TestDeleteEndsASession(t *testing.T) {
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	base := t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	c := connect(t, d.URL)
 	messages, _ := c.listen()
 	if a := c.do(c.request(http.MethodDelete, "")); a.Status != http.StatusNoContent {
@@ -430,38 +429,17 @@ func TestDeleteEndsASession(t *testing.T) {
 		t.Errorf("after DELETE: %d", a.Status)
 	}
 	d.stop(t)
-	c.URL = serveHereOn(t, base, dir).URL
+	c.URL = daemonOptions{base: base}.start(t, dir).URL
 	if a := c.ask("ping", ""); a.Status != http.StatusNotFound {
 		t.Errorf("after a restart: %d", a.Status)
 	}
-}
-
-// stdio runs usher stdio over a workspace; messages go in and out by the pipes.
-func stdio(t *testing.T, dir string) (in io.WriteCloser, out *lineReader, exit chan int) {
-	t.Helper()
-	inR, inW := io.Pipe()
-	outR, outW := io.Pipe()
-	exit = make(chan int, 1)
-	ctx, cancel := context.WithCancel(context.Background())
-	base := t.TempDir()
-	go func() {
-		exit <- run(ctx, []string{"stdio", "-base", base, dir}, inR, outW, io.Discard, noEnv)
-		outW.Close()
-	}()
-	t.Cleanup(func() {
-		cancel()
-		inW.Close()
-		go io.Copy(io.Discard, outR)
-		<-exit
-	})
-	return inW, newLineReader(outR, 64<<20), exit
 }
 
 func TestStdio(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	in, out, exit := stdio(t, dir)
+	in, out, exit := startStdio(t, dir)
 	next := func() json.RawMessage {
 		t.Helper()
 		line, err := out.next()

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,139 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
-
-// stateless is a client that never says initialize.
-func stateless(t *testing.T, url string) *testClient {
-	t.Helper()
-	return &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Transport: spy{t}, Timeout: 2 * patience}}
-}
-
-// modernMeta is what each request says of its client.
-const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}`
-
-// modernPOST is a request as a client makes it that keeps to all rules. What
-// params have in _meta goes with it.
-func (c *testClient) modernPOST(id, method, params string) *http.Request {
-	c.t.Helper()
-	own, _ := members(field(rawOrNil(params), "_meta"))
-	meta, _ := members(json.RawMessage("{" + modernMeta + "}"))
-	for _, f := range own {
-		meta = meta.set(f.key, f.value)
-	}
-	full := withMember(rawOrNil(params), "_meta", meta.encode())
-	req := c.request(http.MethodPost, string(encodeRequest(json.RawMessage(id), method, full)))
-	req.Header.Set(protocolHeader, statelessProtocol)
-	req.Header.Set(methodHeader, method)
-	if name := stringField(full, "name") + stringField(full, "uri"); name != "" {
-		req.Header.Set(nameHeader, name)
-	}
-	return req
-}
-
-// modern makes such a request, changed by present.
-func (c *testClient) modern(method, params string, present ...func(*http.Request)) answer {
-	c.t.Helper()
-	req := c.modernPOST("1", method, params)
-	all(present...)(req)
-	return c.do(req)
-}
-
-// event is one event of a stream, or a comment.
-type event struct {
-	id, retry, name, data string
-	hasData, comment      bool
-}
-
-func (e event) msg() json.RawMessage { return json.RawMessage(e.data) }
-
-// follow opens a stream. Its events arrive on the channel, which is closed at
-// its end.
-func follow(t *testing.T, req *http.Request) (res *http.Response, events <-chan event, hangUp func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	t.Cleanup(cancel)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	res, err := client.Do(req.WithContext(ctx))
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := make(chan event, 10_000)
-	go func() {
-		defer close(out)
-		defer res.Body.Close()
-		lines := bufio.NewReader(res.Body)
-		var e event
-		for {
-			line, err := lines.ReadString('\n')
-			if err != nil {
-				return
-			}
-			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-			value = strings.TrimPrefix(value, " ")
-			switch {
-			case line == "\n" && e != event{}:
-				out <- e
-				e = event{}
-			case key == "":
-				e.comment = true
-			case key == "id":
-				e.id = value
-			case key == "retry":
-				e.retry = value
-			case key == "event":
-				e.name = value
-			case key == "data":
-				e.data, e.hasData = value, true
-			}
-		}
-	}()
-	return res, out, cancel
-}
-
-// next is the next event with a message.
-func next(t *testing.T, events <-chan event) (event, bool) {
-	t.Helper()
-	deadline := time.After(patience)
-	for {
-		select {
-		case e, ok := <-events:
-			if !ok || e.data != "" {
-				return e, ok
-			}
-		case <-deadline:
-			t.Fatal("gave up waiting for a message on a stream")
-		}
-	}
-}
-
-// rest is the messages until the stream's end.
-func rest(t *testing.T, events <-chan event) (list []event) {
-	t.Helper()
-	for {
-		e, ok := next(t, events)
-		if !ok {
-			return list
-		}
-		list = append(list, e)
-	}
-}
-
-// mustNext is next, which has to have this in it.
-func mustNext(t *testing.T, events <-chan event, want ...string) event {
-	t.Helper()
-	e, ok := next(t, events)
-	if !ok {
-		t.Fatalf("the stream ended before %v", want)
-	}
-	for _, w := range want {
-		if !strings.Contains(e.data, w) {
-			t.Fatalf("the stream says %s, want %s", e.data, w)
-		}
-	}
-	return e
-}
 
 const changedTools = "notifications/tools/list_changed"
 
@@ -227,7 +94,7 @@ func TestModernRefusals(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x res=r")
-	c := stateless(t, serveHere(t, dir).URL)
+	c := newStateless(t, startDaemon(t, dir).URL)
 	for _, tt := range modernRefusals {
 		method := tt.method
 		if method == "" {
@@ -255,22 +122,12 @@ func TestModernRefusals(t *testing.T) {
 	}
 }
 
-// setHeaders sets lines of "Name: value", or takes "Name:" away.
-func setHeaders(req *http.Request, lines string) {
-	for line := range strings.Lines(lines) {
-		name, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-		if req.Header.Del(name); value != "" {
-			req.Header.Set(name, strings.TrimPrefix(value, " "))
-		}
-	}
-}
-
 // TestModernParamHeaders holds arguments against the headers that repeat them.
 func TestModernParamHeaders(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=mirror")
-	c := stateless(t, serveHere(t, dir).URL)
+	c := newStateless(t, startDaemon(t, dir).URL)
 	for _, tt := range []struct {
 		arguments, header string
 		ok                bool
@@ -322,7 +179,7 @@ func TestModernParamHeadersAtTheStart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=mirror slowstart=1000")
-	c := stateless(t, serveHere(t, dir).URL)
+	c := newStateless(t, startDaemon(t, dir).URL)
 	a := c.modern("tools/call", `{"name":"a_mirror","arguments":{"region":"eu"}}`)
 	if a.Status != 400 || !strings.Contains(a.Body, `"code":-32020`) {
 		t.Errorf("without its header: %d %s", a.Status, a.Body)
@@ -335,13 +192,13 @@ func TestReadIsOfItsURI(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/r.usher", "good tools=x res=r")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("r_x")
 	const params = `{"uri":"file:///etc/passwd","ref":{"type":"ref/resource","uri":"r://one"}}`
 	for way, a := range map[string]answer{
 		"2025-11-25": c.ask("resources/read", params),
-		"2026-07-28": stateless(t, d.URL).modern("resources/read", params),
+		"2026-07-28": newStateless(t, d.URL).modern("resources/read", params),
 	} {
 		if !strings.Contains(a.Body, `unknown resource \"file:///etc/passwd\"`) {
 			t.Errorf("%s: %d %s", way, a.Status, a.Body)
@@ -354,7 +211,7 @@ func TestModernResults(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x,fail res=r")
-	c := stateless(t, serveHere(t, dir).URL)
+	c := newStateless(t, startDaemon(t, dir).URL)
 	for _, tt := range []struct {
 		method, params, says string
 		list                 bool
@@ -431,7 +288,7 @@ func TestModernNotifications(t *testing.T) {
 	t.Parallel()
 	c := oneFake(t)
 	d := c.daemon
-	c = stateless(t, c.URL)
+	c = newStateless(t, c.URL)
 	for level, want := range map[string]int{"": 1, "debug": 2, "warning": 2, "error": 1, "emergency": 1} {
 		meta := ""
 		if level != "" {
@@ -466,20 +323,6 @@ func TestModernNotifications(t *testing.T) {
 	await(t, "the module to hear of it", func() bool { return strings.Contains(d.Log.String(), "fake: cancelled") })
 }
 
-// modernListen opens a subscriptions/listen, whose first message must be that
-// it is honoured as wanted.
-func (c *testClient) modernListen(id, filter, honoured string, present ...func(*http.Request)) (<-chan event, func()) {
-	c.t.Helper()
-	req := c.modernPOST(id, "subscriptions/listen", `{"notifications":`+filter+`}`)
-	all(present...)(req)
-	res, events, hangUp := follow(c.t, req)
-	if res.StatusCode != 200 || !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-		c.t.Fatalf("listen: %s", res.Status)
-	}
-	mustNext(c.t, events, `"method":"notifications/subscriptions/acknowledged"`, `"notifications":`+honoured, `"`+metaSubscription+`":`+id)
-	return events, hangUp
-}
-
 // TestInTime spends its time waiting, so it does all side by side.
 func TestInTime(t *testing.T) {
 	t.Parallel()
@@ -495,14 +338,14 @@ func TestInTime(t *testing.T) {
 func listenersHear(t *testing.T) {
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
-	d := serveHere(t, dir)
-	c := stateless(t, d.URL)
+	d := startDaemon(t, dir)
+	c := newStateless(t, d.URL)
 	both, _ := c.modernListen(`7`, `{"toolsListChanged":true,"promptsListChanged":true,"resources":true,"nope":true}`, `{"toolsListChanged":true,"promptsListChanged":true}`)
 	prompts, _ := c.modernListen(`"7"`, `{"promptsListChanged":true,"toolsListChanged":false}`, `{"promptsListChanged":true}`)
 	none, _ := c.modernListen(`"none"`, `{}`, `{}`)
 	gone, hangUp := c.modernListen(`8`, `{"toolsListChanged":true}`, `{"toolsListChanged":true}`)
 	hangUp()
-	rest(t, gone)
+	remainingEvents(t, gone)
 	for _, step := range []struct {
 		what        string
 		do          func()
@@ -517,7 +360,7 @@ func listenersHear(t *testing.T) {
 		hearAll := func(id string, events <-chan event, lists []string) {
 			var got []string
 			for range lists {
-				e := mustNext(t, events, "list_changed", `"`+metaSubscription+`":`+id)
+				e := wantEvent(t, events, "list_changed", `"`+metaSubscription+`":`+id)
 				got = append(got, strings.Split(stringField(e.msg(), "method"), "/")[1])
 			}
 			if slices.Sort(got); !slices.Equal(got, lists) {
@@ -529,7 +372,7 @@ func listenersHear(t *testing.T) {
 	}
 	d.cancel()
 	for id, events := range map[string]<-chan event{`7`: both, `"7"`: prompts, `"none"`: none} {
-		last := rest(t, events)
+		last := remainingEvents(t, events)
 		if len(last) != 1 || string(field(last[0].msg(), "id")) != id || stringField(field(last[0].msg(), "result"), "resultType") != "complete" ||
 			string(field(field(field(last[0].msg(), "result"), "_meta"), metaSubscription)) != id {
 			t.Errorf("%s at the daemon's stop: %v", id, last)
@@ -542,10 +385,10 @@ func listenersInAScope(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
 	writeFake(t, dir+"/other/o.usher", "good shared tools=touch res=o")
-	d := serveHereOn(t, base, dir)
-	c := stateless(t, d.URL)
+	d := daemonOptions{base: base}.start(t, dir)
+	c := newStateless(t, d.URL)
 	proj := newClaimFor(t, base, dir+"/proj")
-	scoped := header(proj.Code.Reveal())
+	scoped := inHeader(proj.Code.Reveal())
 	const tools = `{"toolsListChanged":true}`
 	lists, _ := c.modernListen(`1`, tools, tools, scoped)
 	updates, _ := c.modernListen(`2`, `{"resourceSubscriptions":["r://one","o://one","r://many/3","x://y"]}`, `{"resourceSubscriptions":["r://one","r://many/3"]}`, scoped)
@@ -555,30 +398,30 @@ func listenersInAScope(t *testing.T) {
 		return c.modern("tools/call", `{"name":"`+tool+`","arguments":{"uri":"`+uri+`"}}`).Body
 	}
 	await(t, "o to be subscribed to", func() bool { return strings.Contains(touch("o_touch", "o://one"), "told") })
-	mustNext(t, free, `"method":"notifications/resources/updated"`, `"uri":"o://one"`, `"`+metaSubscription+`":3`)
+	wantEvent(t, free, `"method":"notifications/resources/updated"`, `"uri":"o://one"`, `"`+metaSubscription+`":3`)
 	for _, uri := range []string{"r://one", "r://many/3"} {
 		await(t, uri+" to be subscribed to", func() bool { return strings.Contains(touch("r_touch", uri), "told") })
-		mustNext(t, updates, `"method":"notifications/resources/updated"`, `"uri":"`+uri+`"`, `"`+metaSubscription+`":2`)
+		wantEvent(t, updates, `"method":"notifications/resources/updated"`, `"uri":"`+uri+`"`, `"`+metaSubscription+`":2`)
 	}
 	for range 2 { // the call after the crash starts the process again
 		c.modern("tools/call", `{"name":"r_crash"}`)
 		await(t, "the new process to be subscribed to", func() bool { return strings.Contains(touch("r_touch", "r://one"), "told") })
-		mustNext(t, updates, `"uri":"r://one"`, `"`+metaSubscription+`":2`)
+		wantEvent(t, updates, `"uri":"r://one"`, `"`+metaSubscription+`":2`)
 	}
-	if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
 		t.Fatal(err)
 	}
 	touch("r_touch", "r://one") // which usher still hears of
-	mustNext(t, lists, changedTools, `"`+metaSubscription+`":1`)
+	wantEvent(t, lists, changedTools, `"`+metaSubscription+`":1`)
 	await(t, "nobody to be subscribed to r any more", func() bool { return strings.Contains(touch("r_touch", "r://one"), "nobody") })
 	writeFake(t, dir+"/proj/new.usher", "good shared tools=x")
-	for !strings.Contains(mustNext(t, free).data, changedTools) { // updates of o, as often as it was touched
+	for !strings.Contains(wantEvent(t, free).data, changedTools) { // updates of o, as often as it was touched
 	}
 	if a := c.modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped); a.Status != 400 {
 		t.Errorf("listen after the claim's end: %d %s", a.Status, a.Body)
 	}
 	for id, events := range map[string]<-chan event{"1": lists, "2": updates} { // the streams end with the claim
-		if list := rest(t, events); len(list) != 1 || field(list[0].msg(), "result") == nil {
+		if list := remainingEvents(t, events); len(list) != 1 || field(list[0].msg(), "result") == nil {
 			t.Errorf("after the claim's end %s is told %+v", id, list)
 		}
 	}

@@ -35,7 +35,7 @@ func TestWhatIsSearched(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c := connect(t, serveHere(t, dir).URL)
+	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("a_x", "again_x", "b_x", "near_x")
 	var out, errs bytes.Buffer
 	run(t.Context(), []string{"modules", "-base", t.TempDir(), "-scope", dir, dir}, nil, &out, &errs, noEnv)
@@ -50,7 +50,7 @@ func TestHotReload(t *testing.T) {
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	writeFake(t, dir+"/b.usher", "good tools=x")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("a_x", "b_x")
 	messages, _ := c.listen()
@@ -138,7 +138,7 @@ func TestOddFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_x")
 	await(t, "what is odd to be told of", func() bool {
 		return strings.Count(d.Log.String(), "it is no regular file") == 3 && strings.Count(d.Log.String(), "it is larger than 1 MiB") == 2
@@ -227,7 +227,7 @@ func TestListsThatFail(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeScript(t, dir+"/a.usher", `"tools":{},"prompts":{}`, "")
-	connect(t, serveHere(t, dir).URL).awaitTools("a_x")
+	connect(t, startDaemon(t, dir).URL).awaitTools("a_x")
 	var out, errs bytes.Buffer
 	run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, nil, &out, &errs, noEnv)
 	if !strings.Contains(out.String(), "note: prompts/list: no prompts today") {
@@ -272,7 +272,7 @@ func TestConfigFiles(t *testing.T) {
 		}
 	}
 	replace(`{"mcpServers":{"one":` + entry("x") + `,"two":` + entry("pid") + `,"bad":{"command":"${NOPE_NOT_SET}"}}}`)
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("one_x", "two_pid")
 	pid := c.call("two_pid", "").Body
@@ -296,7 +296,7 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 	path := dir + "/m.usher.go"
 	source := "//go:build usher\n\npackage main\n\nfunc Say() string { return \"%s\" }\n"
 	write(t, path, fmt.Sprintf(source, "one"))
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("m_say")
 	says := func(want string) {
@@ -314,7 +314,7 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, path, fmt.Sprintf(source, "three"))
-	c.URL = serveHereOn(t, base, dir).URL
+	c.URL = daemonOptions{base: base}.start(t, dir).URL
 	c.awaitTools("m_say")
 	says("three")
 }
@@ -346,7 +346,7 @@ func TestThousandModules(t *testing.T) {
 		path := fmt.Sprintf("%s/%d/m%d.usher", dir, i/100, i)
 		writeScript(t, path, `"tools":{}`, "echo >> "+trace)
 	}
-	d := serveApart(t, base, dir)
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	c := connect(t, d.URL)
 	deadline := time.Now().Add(10 * time.Minute)
 	for len(c.tools()) < n && time.Now().Before(deadline) {
@@ -357,7 +357,7 @@ func TestThousandModules(t *testing.T) {
 		t.Fatalf("the first start introspected %d of %d: %v", len(before), n, err)
 	}
 	start := time.Now()
-	c.URL = serveApart(t, base, dir).URL
+	c.URL = daemonOptions{base: base, ownProcess: true}.start(t, dir).URL
 	if got := len(c.tools()); got != n {
 		t.Errorf("%d tools, want %d", got, n)
 	}

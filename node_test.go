@@ -487,7 +487,7 @@ func TestNodeRealPackage(t *testing.T) {
 	}
 	os.RemoveAll(filepath.Join(dir, "node_modules"))
 	nodeTestNpm(t, dir, "ci")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("nouns_count", "nouns_forms", "nouns_singular")
 	for _, row := range []struct{ tool, arguments, want string }{

@@ -95,7 +95,7 @@ func TestWebhookOctokitPayloads(t *testing.T) {
 	dir := t.TempDir()
 	writeHooks(t, dir+"/hub.usher", hookTool{Name: "handleEvent", Does: "digest", Doc: "@signature github WH_GITHUB_SIGNING_SECRET"}, hookTool{Name: "runs", Does: "runs"})
 	env := map[string]string{webhookSecretVar: testSecret, "WH_GITHUB_SIGNING_SECRET": "It's a Secret to Everybody"}
-	d := serveHereEnv(t, dir, env, "-accept-signatures")
+	d := daemonOptions{env: env}.start(t, dir, "-accept-signatures")
 	d.awaitReady(t)
 	headers := func(p payload, kind, body string) []string {
 		return []string{"Content-Type: " + kind, "User-Agent: GitHub-Hookshot/044aadd", "Accept: */*", "X-GitHub-Event: " + p.event,

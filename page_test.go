@@ -47,10 +47,10 @@ func getPage(t *testing.T, url, path string, present func(*http.Request)) answer
 func TestPage(t *testing.T) {
 	t.Parallel()
 	dir, base := pageModules(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	proj, ended := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/proj")
-	claims(t, base).Revoke(t.Context(), ended.Code)
-	scoped, _ := session(t, d.URL, header(proj.Code.Reveal()))
+	openStore(t, base).Revoke(t.Context(), ended.Code)
+	scoped, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
 	inSession := func(r *http.Request) { r.Header.Set(sessionHeader, scoped.Session) }
 	look := func(d *testDaemon, rows map[string]struct {
 		present func(*http.Request)
@@ -94,14 +94,14 @@ func TestPage(t *testing.T) {
 	}
 	code := proj.Code.Reveal()
 	look(d, map[string]row{
-		"nobody in particular":       {nothing, 200, "b_secret"},
-		"a code that holds":          {query(code), 200, "a_plain"},
-		"a code that holds, dashed":  {query(strings.ToLower(proj.Code.Dashed())), 200, "a_plain"},
+		"nobody in particular":       {presentNothing, 200, "b_secret"},
+		"a code that holds":          {inQuery(code), 200, "a_plain"},
+		"a code that holds, dashed":  {inQuery(strings.ToLower(proj.Code.Dashed())), 200, "a_plain"},
 		"a session with a claim":     {inSession, 200, "a_plain"},
-		"a code that has ended":      {query(ended.Code.Reveal()), 400, codeIsNone},
-		"what is no code":            {query("%3Cb%3E"), 400, codeIsNone},
+		"a code that has ended":      {inQuery(ended.Code.Reveal()), 400, codeIsNone},
+		"what is no code":            {inQuery("%3Cb%3E"), 400, codeIsNone},
 		"a session that is none":     {func(r *http.Request) { r.Header.Set(sessionHeader, "x") }, 404, "this session is unknown"},
-		"a code in the bearer token": {authorization("Bearer " + code), 200, "a_plain"},
+		"a code in the bearer token": {inAuthorization("Bearer " + code), 200, "a_plain"},
 	})
 	for name, value := range map[string]string{"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null", "Sec-Fetch-Dest": "iframe"} {
 		a := getPage(t, d.URL, "/", func(r *http.Request) {
@@ -114,15 +114,15 @@ func TestPage(t *testing.T) {
 		}
 	}
 	d.stop(t)
-	d = serveHereOn(t, base, dir, "-require-claim")
+	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
 	look(d, map[string]row{
-		"nobody, with -require-claim":              {nothing, 400, needsCode},
-		"a code that holds, with -require-claim":   {query(code), 200, "a_plain"},
-		"a code that is none":                      {query("AAAAAA"), 400, codeIsNone},
+		"nobody, with -require-claim":              {presentNothing, 400, needsCode},
+		"a code that holds, with -require-claim":   {inQuery(code), 200, "a_plain"},
+		"a code that is none":                      {inQuery("AAAAAA"), 400, codeIsNone},
 		"a session with a claim, of before":        {inSession, 200, "a_plain"},
-		"a code in the header, which holds":        {header(code), 200, "a_plain"},
-		"a code that has ended, in a new daemon":   {query(ended.Code.Reveal()), 400, codeIsNone},
-		"an empty code, which is none, and no row": {query(""), 400, needsCode},
+		"a code in the header, which holds":        {inHeader(code), 200, "a_plain"},
+		"a code that has ended, in a new daemon":   {inQuery(ended.Code.Reveal()), 400, codeIsNone},
+		"an empty code, which is none, and no row": {inQuery(""), 400, needsCode},
 	})
 	d.hidesCodes(t, code, ended.Code.Reveal())
 }
@@ -255,7 +255,7 @@ func TestPageInABrowser(t *testing.T) {
 	slow(t)
 	b := startBrowser(t)
 	dir, base := pageModules(t), t.TempDir()
-	d := serveHereOn(t, base, dir, "-require-claim")
+	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
 	code := newClaimFor(t, base, dir+"/proj").Code.Reveal()
 	for what, tt := range map[string]struct{ path, text string }{"refused": {"", "false"}, "tools": {"?claim=" + code, "true"}} {
 		for _, width := range []int{320, 1280} {

@@ -29,9 +29,9 @@ func goOn(params, state, responses string) string {
 func TestParkedInEachMethod(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"named": "good names tools=ask res=named wants", "silent": "good tools=ask res=silent wants"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("named_ask", "silent_ask")
-	c := stateless(t, d.URL)
+	c := newStateless(t, d.URL)
 	for _, module := range []string{"named", "silent"} {
 		ask := marshal(fakeAsk{Mark: "x", Asks: []fakeWish{askFor("form", "tools/call")}})
 		for _, method := range []struct{ name, of, other, want string }{
@@ -131,7 +131,7 @@ func TestParkedCallsEnd(t *testing.T) {
 // TestParkedLeavesNothing counts goroutines, so it runs alone.
 func TestParkedLeavesNothing(t *testing.T) {
 	dir := askDir(t, map[string]string{"a": "fixed names tools=ask"})
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_ask")
 	var marks []string
 	visit := func() {
@@ -182,7 +182,7 @@ func TestParkedUnderAClaim(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
-				claims := claims(t, b.base)
+				claims := openStore(t, b.base)
 				create := func(dir string, life time.Duration) Claim {
 					c, err := claims.Create(t.Context(), dir, "", life)
 					if err != nil {
@@ -191,26 +191,26 @@ func TestParkedUnderAClaim(t *testing.T) {
 					return c
 				}
 				own, other, wider := create("/w", suspendTimeout/2), create("/w", time.Hour), create("/", time.Hour)
-				state := askState(t, b.modern("tools/call", params, header(own.Code.Reveal())), 1)
+				state := askState(t, b.modern("tools/call", params, inHeader(own.Code.Reveal())), 1)
 				back := func(present func(*http.Request)) answer {
 					return b.modern("tools/call", goOn(params, state, yes), present)
 				}
 				strangers := func() {
 					t.Helper()
-					for what, present := range map[string]func(*http.Request){"another claim of the folder": header(other.Code.Reveal()),
-						"a claim of a folder above": header(wider.Code.Reveal()), "no claim": nothing} {
+					for what, present := range map[string]func(*http.Request){"another claim of the folder": inHeader(other.Code.Reveal()),
+						"a claim of a folder above": inHeader(wider.Code.Reveal()), "no claim": presentNothing} {
 						wantStale(t, what, back(present))
 					}
 				}
 				strangers()
 				if tt.end == nil {
-					if a := back(header(own.Code.Reveal())); a.failure() != "" || !strings.Contains(resultText(a.result()), "accept") {
+					if a := back(inHeader(own.Code.Reveal())); a.failure() != "" || !strings.Contains(resultText(a.result()), "accept") {
 						t.Errorf("its owner: %d %s", a.Status, a.Body)
 					}
 					return
 				}
 				tt.end(t, claims, own)
-				if a := back(header(own.Code.Reveal())); !strings.Contains(a.failure(), "has ended") || a.result() != nil {
+				if a := back(inHeader(own.Code.Reveal())); !strings.Contains(a.failure(), "has ended") || a.result() != nil {
 					t.Errorf("its owner: %d %s", a.Status, a.Body)
 				}
 				strangers()

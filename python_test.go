@@ -334,7 +334,7 @@ if __name__ == "__main__":
     raise SystemExit("is not run")
 `)
 	write(t, filepath.Join(dir, "neighbor.py"), "X = 5\n")
-	c := connect(t, serveHere(t, dir).URL)
+	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("m_large", "m_where")
 	if got := resultText(c.call("m_where", "").result()); got != `{"file":"m.usher.py","name":"m","here":true,"neighbor":5}` {
 		t.Error(got)

@@ -37,7 +37,7 @@ func TestRealServers(t *testing.T) {
 	t.Run("http", func(t *testing.T) {
 		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
-		d := serveApart(t, r.base, r.workspace)
+		d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 		r.runClients(t, "--url", d.URL)
 		r.runInspector(t, d.URL)
 		runGoClient(t, "-url", d.URL, "-protocol", "2026-07-28")
@@ -53,7 +53,7 @@ func TestRealServers(t *testing.T) {
 	t.Run("sse", func(t *testing.T) {
 		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
-		d := serveApart(t, r.base, r.workspace)
+		d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 		r.runClients(t, "--sse", "--url", d.URL)
 		if status := d.stop(t); status != 0 {
 			t.Errorf("the daemon ended with status %d", status)
@@ -87,7 +87,7 @@ func TestClientsConnect(t *testing.T) {
 	if out, _, err := runIn(filepath.Join("conformance", "gosdk"), "go", "build", "-o", connect, "./connect"); err != nil {
 		t.Fatalf("building the Go clients: %v\n%s", err, out)
 	}
-	d := serveApart(t, r.base, r.workspace)
+	d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 	d.awaitReady(t)
 	code := newClaimFor(t, r.base, filepath.Join(r.workspace, "near")).Code.Reveal()
 	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim", code, "--go", connect, "--scratch", r.root)

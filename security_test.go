@@ -10,7 +10,6 @@ import (
 	"go/types"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -72,32 +71,15 @@ func TestDataIsPrivate(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()+"/base"
 	write(t, dir+"/g.usher.go", "//go:build usher\n\npackage main\n\nfunc Go() {}\n")
 	write(t, dir+"/p.usher.py", "def py(): pass\n")
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &testDaemon{Out: &output{}, Log: &output{}, exit: make(chan int, 1)}
-	d.cmd = exec.Command("sh", append([]string{"-c", `umask 0; exec "$0" "$@"`, exe}, serveArgs(base, dir, nil)...)...)
-	d.cmd.Env = append(os.Environ(), runAsUsher+"=1")
-	d.cmd.Stdout, d.cmd.Stderr = d.Out, d.Log
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		d.cmd.Wait()
-		d.exit <- 0
-	}()
-	d.cancel = func() { d.cmd.Process.Signal(os.Interrupt) }
-	t.Cleanup(func() { d.stop(t) })
-	d.awaitURL(t)
+	d := daemonOptions{base: base, ownProcess: true, shell: "umask 0"}.start(t, dir)
 	c := connect(t, d.URL)
 	claim := newClaimFor(t, base, dir)
-	list(c, header(claim.Code.Reveal()))
+	listTools(c, inHeader(claim.Code.Reveal()))
 	for _, tool := range c.tools() {
 		c.call(tool, "")
 	}
 	files := 0
-	err = filepath.WalkDir(base, func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(base, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}

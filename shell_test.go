@@ -76,7 +76,7 @@ func TestShellModule(t *testing.T) {
 	t.Setenv(key, value)
 	dir := t.TempDir()
 	write(t, dir+"/s.usher.sh", shellModule)
-	d := serveHere(t, dir, "-call-timeout", "10s")
+	d := startDaemon(t, dir, "-call-timeout", "10s")
 	c := connect(t, d.URL)
 	await(t, "the module", func() bool { return len(c.tools()) == 14 })
 	for _, tt := range []struct{ name, tool, arguments, want string }{

@@ -294,7 +294,7 @@ func TestSignatureOrSecret(t *testing.T) {
 			if secret {
 				env[webhookSecretVar] = testSecret
 			}
-			d := serveHereGetenv(t, base, dir, func(name string) string { return env[name] }, flags...)
+			d := daemonOptions{base: base, env: env}.start(t, dir, flags...)
 			d.awaitReady(t)
 			ran := 0
 			const body = `{"a":1}`
@@ -379,7 +379,7 @@ func TestSignatureUnusable(t *testing.T) {
 	env := map[string]string{"WH_KEY_SIGNING_SECRET": "not base64!", "WH_EMPTY_SIGNING_SECRET": ""}
 	for unshown, secret := range map[int]string{503: "", 401: testSecret} {
 		env[webhookSecretVar] = secret
-		d := serveHereGetenv(t, base, dir, func(name string) string { return env[name] }, "-accept-signatures")
+		d := daemonOptions{base: base, env: env}.start(t, dir, "-accept-signatures")
 		d.awaitReady(t)
 		for i, p := range problems {
 			for _, key := range []string{"", "not base64!"} {
@@ -408,8 +408,10 @@ func TestSignatureUnusable(t *testing.T) {
 // Keys are the daemon's: no module has one, whatever kind it is of.
 func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 	names := []string{"WH_ONE_SIGNING_SECRET", "wh_two_webhook_secret", webhookSecretVar, "WH_ORDINARY"}
+	env := map[string]string{}
 	for _, name := range names {
 		t.Setenv(name, testSecret)
+		env[name] = testSecret
 	}
 	dir := t.TempDir()
 	exe, _ := os.Executable()
@@ -419,7 +421,7 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 		"$([ $WH_ONE_SIGNING_SECRET ] && echo true || echo false) $([ $wh_two_webhook_secret ] && echo true || echo false) "+
 		"$([ $SERVICE_WEBHOOK_SECRET ] && echo true || echo false) $([ $WH_ORDINARY ] && echo true || echo false); }\n")
 	writeHooks(t, dir+"/x.usher", hookTool{Name: "handleIt", Doc: "@signature github WH_ONE_SIGNING_SECRET"}, hookTool{Name: "env", Does: "env"})
-	d := serveHereGetenv(t, t.TempDir(), dir, os.Getenv)
+	d := daemonOptions{env: env}.start(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("c_env", "s_env", "x_env", "x_handleIt")
 	for _, tool := range []string{"c_env", "s_env", "x_env"} {
@@ -499,7 +501,7 @@ func TestSignatureOfLibraries(t *testing.T) {
 	folder := npmFolder(t)
 	t.Parallel()
 	dir, env := signedModule(t)
-	d := serveHereEnv(t, dir, env)
+	d := daemonOptions{env: env}.start(t, dir)
 	d.awaitReady(t)
 	script, err := filepath.Abs("testdata/webhook/sign.mjs")
 	if err != nil {

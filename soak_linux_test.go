@@ -7,7 +7,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -90,19 +89,14 @@ func startSoak(t *testing.T) *soak {
 	writeFake(t, s.dir+"/fake.usher", "good shared tools=x,touch,progress res=r")
 	writeFake(t, s.dir+"/own.usher", "good tools=count")
 	s.edits(t, 0)
-	ctx, cancel := context.WithCancel(context.Background())
-	s.testDaemon = &testDaemon{Base: t.TempDir(), Out: &output{}, Log: &output{}, cancel: cancel, exit: make(chan int, 1)}
-	log, err := os.Create(s.Base + "/log") // not in memory, which is measured
+	base := t.TempDir()
+	log, err := os.Create(base + "/log") // not in memory, which is measured
 	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		s.exit <- run(ctx, serveArgs(s.Base, s.dir, nil), strings.NewReader(""), s.Out, log, func(name string) string { return guarded[name] })
-	}()
-	t.Cleanup(func() { s.stop(t) })
-	s.awaitURL(t)
+	s.testDaemon = daemonOptions{base: base, env: guarded, log: log}.start(t, s.dir)
 	s.awaitReady(t)
-	s.claims = claims(t, s.Base)
+	s.claims = openStore(t, s.Base)
 	return s
 }
 
@@ -174,14 +168,6 @@ func (s *soak) lists(t *testing.T, n int) {
 	c.end()
 }
 
-// end ends the session.
-func (c *testClient) end() {
-	c.t.Helper()
-	if a := c.do(c.request(http.MethodDelete, "")); a.Status != http.StatusNoContent {
-		c.t.Errorf("DELETE: %d %s", a.Status, a.Body)
-	}
-}
-
 func (s *soak) calls(t *testing.T, n int) {
 	c, label := s.client, s.labels[n%len(s.labels)]
 	if a := c.call(label+"_handleContact", soakContact); !strings.Contains(a.Body, `"copies":3`) {
@@ -210,7 +196,7 @@ func (s *soak) hosted(t *testing.T, n int) {
 }
 
 func (s *soak) modern(t *testing.T, n int) {
-	c := stateless(t, s.URL)
+	c := newStateless(t, s.URL)
 	if a := c.modern("tools/call", `{"name":"fake_x","arguments":{"n":1}}`); a.Status != http.StatusOK {
 		t.Errorf("%d %s", a.Status, a.Body)
 	}
@@ -220,12 +206,12 @@ func (s *soak) modern(t *testing.T, n int) {
 
 func (s *soak) streams(t *testing.T, n int) {
 	c := s.client
-	_, events, hangUpCall := follow(t, c.request(http.MethodPost, c.message("tools/call", `{"name":"fake_progress","arguments":{"n":4},"_meta":{"progressToken":"p"}}`)))
+	_, events, hangUpCall := openStream(t, c.request(http.MethodPost, c.message("tools/call", `{"name":"fake_progress","arguments":{"n":4},"_meta":{"progressToken":"p"}}`)))
 	first := <-events
 	hangUpCall()
 	if first.id != "" { // what came after the connection broke
 		_, again, hangUpAgain := c.resume(first.id)
-		mustNext(t, again, `"progress":1`)
+		wantEvent(t, again, `"progress":1`)
 		hangUpAgain()
 	}
 }
@@ -236,7 +222,7 @@ func (s *soak) subscriptions(t *testing.T, n int) {
 	defer hangUp()
 	uri := fmt.Sprintf("r://many/%d", n)
 	c.ask("resources/subscribe", `{"uri":"`+uri+`"}`)
-	listener := stateless(t, s.URL)
+	listener := newStateless(t, s.URL)
 	events, hangUpListener := listener.modernListen("1", `{"resourceSubscriptions":["`+uri+`"]}`, `{"resourceSubscriptions":["`+uri+`"]}`)
 	defer hangUpListener()
 	told := 0 // the answer to listen comes before the module is listened to
@@ -255,7 +241,7 @@ func (s *soak) subscriptions(t *testing.T, n int) {
 }
 
 func (s *soak) old(t *testing.T, n int) {
-	c := connectOld(t, s.URL)
+	c := connectSSE(t, s.URL)
 	c.ask("initialize", `{"protocolVersion":"2024-11-05","capabilities":{}}`)
 	c.ask("tools/call", `{"name":"fake_x"}`)
 	c.hangUp()
@@ -287,8 +273,8 @@ func (s *soak) claim(t *testing.T, n int) {
 		t.Error(err)
 		return
 	}
-	present := header(claim.Code.Reveal())
-	c, a := session(t, s.URL, present)
+	present := inHeader(claim.Code.Reveal())
+	c, a := openSession(t, s.URL, present)
 	defer c.end()
 	_, hangUp := c.listen()
 	defer hangUp()
@@ -299,26 +285,26 @@ func (s *soak) claim(t *testing.T, n int) {
 		t.Errorf("out of scope: %s", a.Body)
 	}
 	if n%2 == 0 {
-		moved, _ := session(t, s.URL, nothing) // its move is written to the log of sessions
+		moved, _ := openSession(t, s.URL, presentNothing) // its move is written to the log of sessions
 		moved.do(moved.request(http.MethodPost, moved.message("tools/list", "")))
-		list(moved, present)
+		listTools(moved, present)
 		defer moved.end()
 	}
 	if _, err := s.claims.Revoke(t.Context(), claim.Code); err != nil {
 		t.Error(err)
 	}
-	if got := list(c, present); got != "" {
+	if got := listTools(c, present); got != "" {
 		t.Errorf("after the revoke: %q", got)
 	}
-	if got := stateless(t, s.URL).sees(present); got != "400" {
+	if got := newStateless(t, s.URL).sees(present); got != "400" {
 		t.Errorf("without a session after the revoke: %q", got)
 	}
 }
 
 func (s *soak) refusals(t *testing.T, n int) {
-	c := stateless(t, s.URL)
+	c := newStateless(t, s.URL)
 	for want, change := range map[int]func(*http.Request){
-		400: header(fmt.Sprintf("R3K9%02d", n%100)[:6]),
+		400: inHeader(fmt.Sprintf("R3K9%02d", n%100)[:6]),
 		403: func(r *http.Request) { r.Host = "example.com" },
 		404: func(r *http.Request) { r.Header.Del(protocolHeader); r.Header.Set(sessionHeader, fmt.Sprint(n)) },
 		413: func(r *http.Request) { r.ContentLength = 1 << 40 },

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // frozenTool writes files, as a module does that a session is meant to have.
@@ -56,8 +55,8 @@ func TestDroppedModule(t *testing.T) {
 		write(t, dir+"/folder/.venv/bin/note", "")
 		old = slices.Insert(old, 4, "snake_say")
 	}
-	d := serveApart(t, base, dir, "-require-claim")
-	c, _ := session(t, d.URL, header(newClaimFor(t, base, dir).Code.Reveal()))
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
+	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
 	c.awaitTools(old...)
 	says := func(tool, want string) {
 		t.Helper()
@@ -143,8 +142,8 @@ func TestWatchFlag(t *testing.T) {
 			t.Parallel()
 			dir, base := t.TempDir(), t.TempDir()
 			writeFake(t, dir+"/a.usher", "good tools=x")
-			d := serveHereOn(t, base, dir, strings.Fields(flags)...)
-			c, _ := session(t, d.URL, header(newClaimFor(t, base, dir).Code.Reveal()))
+			d := daemonOptions{base: base}.start(t, dir, strings.Fields(flags)...)
+			c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
 			c.awaitTools("a_x")
 			writeFake(t, dir+"/b.usher", "good tools=x")
 			await(t, "the log", func() bool {
@@ -213,36 +212,10 @@ func TestHangup(t *testing.T) {
 	}
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
-	d := serveApart(t, t.TempDir(), dir)
-	if err := d.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
-	select {
-	case code := <-d.exit:
-		d.exit <- code
-	case <-time.After(patience):
-		t.Error("SIGHUP did not end the daemon")
-	}
+	d := daemonOptions{ownProcess: true}.start(t, dir)
+	d.signal(t, syscall.SIGHUP)
 
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	kept := &testDaemon{Out: &output{}, Log: &output{}, exit: make(chan int, 1)}
-	kept.cmd = exec.Command("nohup", append([]string{exe}, serveArgs(t.TempDir(), dir, nil)...)...)
-	kept.cmd.Env = append(os.Environ(), runAsUsher+"=1")
-	kept.cmd.Stdout = kept.Out
-	kept.cmd.Stderr = kept.Log
-	if err := kept.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() {
-		kept.cmd.Wait()
-		kept.exit <- kept.cmd.ProcessState.ExitCode()
-	}()
-	kept.cancel = func() { kept.cmd.Process.Signal(os.Interrupt) }
-	t.Cleanup(func() { kept.stop(t) })
-	kept.awaitURL(t)
+	kept := daemonOptions{ownProcess: true, shell: `trap "" HUP`}.start(t, dir) // as nohup does
 	if err := kept.cmd.Process.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}

@@ -301,7 +301,7 @@ func TestStreamIsSmall(t *testing.T) {
 	if info, _ := debug.ReadBuildInfo(); slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
 		t.Skip("the race detector has stacks of its own size")
 	}
-	address := strings.Trim(strings.TrimPrefix(serveHere(t, t.TempDir()).URL, "http:"), "/")
+	address := strings.Trim(strings.TrimPrefix(startDaemon(t, t.TempDir()).URL, "http:"), "/")
 	stacks := func() uint64 {
 		for range 4 { // each halves a stack once
 			runtime.GC()

@@ -236,160 +236,6 @@ func writeHookSpec(t *testing.T, path string, spec hookSpec) {
 	}
 }
 
-// serveHereEnv is serveHere with an environment for the daemon itself; modules
-// have that of the test.
-func serveHereEnv(t *testing.T, dir string, env map[string]string, flags ...string) *testDaemon {
-	t.Helper()
-	return serveHereGetenv(t, t.TempDir(), dir, func(name string) string { return env[name] }, flags...)
-}
-
-// serveHereGetenv is the same with a base folder, which may have been another's
-// that was stopped: what modules offer is known then.
-func serveHereGetenv(t *testing.T, base, dir string, getenv func(string) string, flags ...string) *testDaemon {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	d := &testDaemon{Base: base, Out: &output{}, Log: &output{}, cancel: cancel, exit: make(chan int, 1)}
-	go func() {
-		d.exit <- run(ctx, serveArgs(base, dir, flags), strings.NewReader(""), d.Out, d.Log, getenv)
-	}()
-	t.Cleanup(func() { d.stop(t) })
-	d.awaitURL(t)
-	return d
-}
-
-const testSecret = "s3cret-7c1f"
-
-var guarded = map[string]string{webhookSecretVar: testSecret}
-
-// shown is the header that shows the secret.
-const shown = secretHeader + ": " + testSecret
-
-// awaitReady waits until the daemon has shown that it looked at all modules.
-func (d *testDaemon) awaitReady(t *testing.T) {
-	t.Helper()
-	await(t, "the daemon to have looked at its modules", func() bool { return strings.Contains(d.Out.String(), "Ctrl-C ends it.") })
-}
-
-// hookClient follows no redirect: there must be none.
-var hookClient = &http.Client{
-	Timeout:       2 * patience,
-	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-}
-
-// hookRequest is a request to a path below /webhook/, with headers written as
-// "Name: value". The body goes without a content type unless one is given.
-func (d *testDaemon) hookRequest(method, path, body string, headers ...string) (*http.Request, error) {
-	req, err := http.NewRequest(method, d.URL+"webhook/"+path, strings.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	for _, h := range headers {
-		name, value, _ := strings.Cut(h, ": ")
-		if name == "Host" {
-			req.Host = value
-		}
-		req.Header.Add(name, value)
-	}
-	return req, nil
-}
-
-// try makes a request that may fail on its way.
-func (d *testDaemon) try(method, path, body string, headers ...string) (answer, error) {
-	req, err := d.hookRequest(method, path, body, headers...)
-	if err != nil {
-		return answer{}, err
-	}
-	res, err := hookClient.Do(req)
-	if err != nil {
-		return answer{}, err
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}, err
-}
-
-func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...string) answer {
-	t.Helper()
-	a, err := d.try(method, path, body, headers...)
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, path, err)
-	}
-	return a
-}
-
-// deliver posts a JSON body.
-func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string) answer {
-	t.Helper()
-	return d.send(t, http.MethodPost, path, body, append([]string{"Content-Type: application/json"}, headers...)...)
-}
-
-// raw sends bytes as they are and reads the answer, whatever becomes of the
-// rest of what is sent.
-func (d *testDaemon) raw(t *testing.T, request string, rest io.Reader) answer {
-	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(d.URL, "http://"), "/"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
-	var sent sync.WaitGroup
-	sent.Go(func() {
-		io.WriteString(conn, request)
-		if rest != nil {
-			io.Copy(conn, rest)
-		}
-	})
-	defer sent.Wait()
-	defer conn.Close()
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	if err != nil {
-		t.Errorf("%.120q: %v", request, err)
-		return answer{}
-	}
-	text, _ := io.ReadAll(res.Body)
-	res.Body.Close()
-	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
-}
-
-// checkError checks an answer that is an error: its status, its form, its id.
-func checkError(t *testing.T, what string, a answer, status int) {
-	t.Helper()
-	if a.Status != status {
-		t.Errorf("%s: status %d, want %d: %s", what, a.Status, status, a.Body)
-		return
-	}
-	var e struct{ Error string }
-	if err := json.Unmarshal([]byte(a.Body), &e); err != nil || e.Error == "" {
-		t.Errorf("%s: the body is not {\"error\": …}: %s", what, a.Body)
-	}
-	if !strings.HasPrefix(a.Header.Get("Content-Type"), "application/json") || a.Header.Get(requestIDHeader) == "" || a.Header.Get("X-Content-Type-Options") != "nosniff" {
-		t.Errorf("%s: headers %v", what, a.Header)
-	}
-}
-
-// runs is how often a module's tool was called.
-func (d *testDaemon) runs(t *testing.T, module, tool string) int {
-	t.Helper()
-	n, _ := strconv.Atoi(string(field(field(connect(t, d.URL).call(module+"_runs", "").result(), "structuredContent"), tool)))
-	return n
-}
-
-// without is a JSON object without one of its members.
-func without(raw, key string) string {
-	list, _ := members(json.RawMessage(raw))
-	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
-}
-
-// modulesOf is what usher modules prints.
-func modulesOf(t *testing.T, dir string, getenv func(string) string) string {
-	t.Helper()
-	var out, log output
-	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, getenv); code != 0 {
-		t.Fatalf("usher modules: status %d: %s", code, log.String())
-	}
-	return out.String()
-}
-
 func TestWebhookRouting(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -418,7 +264,7 @@ func TestWebhookRouting(t *testing.T) {
 	write(t, dir+"/deep/.mcp.json", fmt.Sprintf(`{"mcpServers":{"conf":{"command":%q,"env":{%q:%q}}}}`, exe, runAsHooks,
 		hookFile(t, hookSpec{Tools: []hookTool{{Name: "handleX"}, {Name: "other", Doc: "@webhook from/config"}}})))
 	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { printf '{\"method\":\"%s\"}' handleShell; }\n\n# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
-	d := serveHereEnv(t, dir, guarded)
+	d := daemonOptions{env: guarded}.start(t, dir)
 	for _, row := range []struct {
 		path   string
 		status int
@@ -511,7 +357,7 @@ func TestWebhookConflicts(t *testing.T) {
 	writeHooks(t, dir+"/one.usher", hookTool{Name: "a", Doc: "@webhook same/path"}, hookTool{Name: "free", Doc: "@webhook free"})
 	writeHooks(t, dir+"/two.usher", hookTool{Name: "b", Doc: "@webhook same/path"}, hookTool{Name: "c", Doc: "@webhook one/handleZ"})
 	writeHooks(t, dir+"/three.usher", hookTool{Name: "d", Doc: "@webhook three/handleE"}, hookTool{Name: "handleE"})
-	d := serveHereEnv(t, dir, guarded)
+	d := daemonOptions{env: guarded}.start(t, dir)
 	for _, row := range []struct {
 		path   string
 		status int
@@ -565,7 +411,7 @@ func TestWebhookUncleanPaths(t *testing.T) {
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleX"})
 	base := t.TempDir()
 	for _, flags := range [][]string{nil, {"-accept-signatures"}} {
-		d := serveHereGetenv(t, base, dir, func(name string) string { return guarded[name] }, flags...)
+		d := daemonOptions{base: base, env: guarded}.start(t, dir, flags...)
 		d.awaitReady(t)
 		for _, path := range []string{
 			"/webhook", "/webhook/", "/webhook//", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/", "/webhook/./m/handleX",
@@ -610,7 +456,7 @@ func bodyModule(t *testing.T) string {
 
 func TestWebhookBodies(t *testing.T) {
 	t.Parallel()
-	d := serveHereEnv(t, bodyModule(t), nil)
+	d := startDaemon(t, bodyModule(t))
 	const form, none = "application/x-www-form-urlencoded", ""
 	for _, row := range []struct {
 		method, kind, body string
@@ -755,7 +601,7 @@ func multipartBody(parts ...part) (contentType, body string) {
 
 func TestWebhookMultipart(t *testing.T) {
 	t.Parallel()
-	d := serveHereEnv(t, bodyModule(t), nil)
+	d := startDaemon(t, bodyModule(t))
 	for _, row := range []struct {
 		what   string
 		method string
@@ -802,7 +648,7 @@ func TestWebhookMultipart(t *testing.T) {
 
 func TestWebhookMeta(t *testing.T) {
 	t.Parallel()
-	d := serveHereEnv(t, bodyModule(t), guarded)
+	d := daemonOptions{env: guarded}.start(t, bodyModule(t))
 	before := time.Now().UnixMilli()
 	a := d.deliver(t, "m/handleAny?a=1&a=2&b=&c=%C3%A9+x&x-webhook-secret=q", " {\"x\" : 1}\n", shown,
 		"X-Multi: one", "X-Multi: two", "X-GitHub-Event: push", "Mixed-CASE: Value", "Cookie: a=b")
@@ -964,7 +810,7 @@ func TestWebhookOfLanguages(t *testing.T) {
 			}
 			dir := t.TempDir()
 			write(t, dir+"/"+row.file, row.text)
-			d := serveHereEnv(t, dir, map[string]string{"WH_KEY_SIGNING_SECRET": "k"}, "-webhook-timeout", "60s")
+			d := daemonOptions{env: map[string]string{"WH_KEY_SIGNING_SECRET": "k"}}.start(t, dir, "-webhook-timeout", "60s")
 			d.awaitReady(t)
 			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
 			a := d.deliver(t, "m/handleIt", body)
@@ -999,7 +845,7 @@ func TestWebhookAnswers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt", Does: "result"}, hookTool{Name: "handleFault", Does: "fault"})
-	d := serveHereEnv(t, dir, nil)
+	d := startDaemon(t, dir)
 	const isJSON, isText = "application/json", "text/plain; charset=utf-8"
 	text := func(s string) string { return string(toolResult(quote(s))) }
 	object := func(s string) string { return string(structured(json.RawMessage(s))) }
@@ -1107,7 +953,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	large := strings.Repeat(" ", 1024)
 	base := t.TempDir()
 	for _, env := range []map[string]string{nil, guarded} {
-		d := serveHereGetenv(t, base, dir, func(name string) string { return env[name] }, "-max-body", "1KiB")
+		d := daemonOptions{base: base, env: env}.start(t, dir, "-max-body", "1KiB")
 		d.awaitReady(t)
 		for _, row := range []struct {
 			what    string
@@ -1180,7 +1026,7 @@ func TestWebhookCrossSite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"})
-	d := serveHereEnv(t, dir, guarded, "-allow-origin", "https://shop.example", "-allow-host", "usher.example", "-open")
+	d := daemonOptions{env: guarded}.start(t, dir, "-allow-origin", "https://shop.example", "-allow-host", "usher.example", "-open")
 	d.awaitReady(t)
 	for _, row := range []struct {
 		what    string
@@ -1234,7 +1080,7 @@ func TestWebhookFailures(t *testing.T) {
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleCrash", Does: "crash"},
 		hookTool{Name: "handleNever", Does: "never"}, hookTool{Name: "handleHold", Does: "hold"})
 	writeHooks(t, dir+"/other.usher", hookTool{Name: "handleHold", Does: "hold"})
-	d := serveHereEnv(t, dir, nil, "-webhook-timeout", "1s")
+	d := startDaemon(t, dir, "-webhook-timeout", "1s")
 	d.awaitReady(t)
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	if a := d.deliver(t, "m/handleIt", `{}`); a.Status != 200 {
@@ -1274,7 +1120,7 @@ func TestWebhookCantStart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleNever", Does: "never"})
-	d := serveHereEnv(t, dir, nil, "-call-timeout", "300ms")
+	d := startDaemon(t, dir, "-call-timeout", "300ms")
 	d.awaitReady(t)
 	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
 	base := d.Base
@@ -1292,7 +1138,7 @@ func TestWebhookCantStart(t *testing.T) {
 	if err := os.Chtimes(dir+"/m.usher", file.ModTime(), file.ModTime()); err != nil {
 		t.Fatal(err)
 	}
-	d = serveHereOn(t, base, dir)
+	d = daemonOptions{base: base}.start(t, dir)
 	d.awaitReady(t)
 	checkError(t, "a module that can't start", d.deliver(t, "m/handleIt", `{}`), 502)
 	if a := d.deliver(t, "m/handleIt", `{}`); a.Status != 502 || strings.Contains(a.Body, dir) {
@@ -1305,7 +1151,7 @@ func TestWebhookLimit(t *testing.T) {
 	dir := t.TempDir()
 	writeHooks(t, dir+"/slow.usher", hookTool{Name: "handleHold", Does: "hold"}, hookTool{Name: "release", Does: "release"})
 	writeHooks(t, dir+"/fast.usher", hookTool{Name: "handleIt"})
-	d := serveHereEnv(t, dir, guarded, "-webhook-limit", "3")
+	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-limit", "3")
 	d.awaitReady(t)
 	answers := make(chan answer, 10)
 	hold := func(n int) {
@@ -1359,7 +1205,7 @@ func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_SIGNING_SECRET"})
-	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_SIGNING_SECRET": "k"}, "-webhook-limit", "1", "-accept-signatures")
+	d := daemonOptions{env: map[string]string{webhookSecretVar: testSecret, "WH_SIGNING_SECRET": "k"}}.start(t, dir, "-webhook-limit", "1", "-accept-signatures")
 	d.awaitReady(t)
 	var idle []net.Conn
 	for _, path := range []string{"m/handleSigned", "m/handleIt", "no/thing"} {
@@ -1398,7 +1244,7 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 		writeHookSpec(t, dir+"/"+name+".usher", hookSpec{Await: filepath.Join(ready, name), Tools: []hookTool{
 			{Name: "handleIt"}, {Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}}})
 	}
-	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}, "-accept-signatures")
+	d := daemonOptions{env: map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}}.start(t, dir, "-accept-signatures")
 	await(t, "the known module", func() bool { return strings.Contains(d.Out.String(), "ready   known") })
 	if a := d.deliver(t, "known/handleIt", `{}`, shown); a.Status != 200 {
 		t.Errorf("a known module beside it: %d %s", a.Status, a.Body)
@@ -1448,7 +1294,7 @@ func TestWebhookLog(t *testing.T) {
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)},
 		hookTool{Name: "handleResult", Does: "result"}, hookTool{Name: "handleFault", Does: "fault"}, hookTool{Name: "handleCrash", Does: "crash"},
 		hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}, hookTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
-	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "MARK-key", "WH_BADKEY_SIGNING_SECRET": "MARK not base64"}, "-log", "json")
+	d := daemonOptions{env: map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "MARK-key", "WH_BADKEY_SIGNING_SECRET": "MARK not base64"}}.start(t, dir, "-log", "json")
 	d.awaitReady(t)
 	for _, row := range []struct {
 		what, method, path, body string
@@ -1516,29 +1362,6 @@ func TestWebhookLog(t *testing.T) {
 	}
 }
 
-// serveStatus runs usher serve until it ends by itself, or until it serves.
-func serveStatus(t *testing.T, env map[string]string, flags ...string) (code int, said string) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var out, log output
-	exit := make(chan int, 1)
-	go func() {
-		exit <- run(ctx, serveArgs(t.TempDir(), t.TempDir(), flags), strings.NewReader(""), &out, &log, func(name string) string { return env[name] })
-	}()
-	await(t, "usher serve", func() bool {
-		select {
-		case code := <-exit:
-			exit <- code
-			return true
-		default:
-			return strings.Contains(out.String(), "Ctrl-C ends it.")
-		}
-	})
-	cancel()
-	return <-exit, out.String() + log.String()
-}
-
 func TestWebhookExposure(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -1598,7 +1421,7 @@ func TestWebhookStorm(t *testing.T) {
 	writeHooks(t, dir+"/bad.usher", hookTool{Name: "handleCrash", Does: "crash"}, hookTool{Name: "handleNever", Does: "never"})
 	writeHooks(t, dir+"/good.usher", hookTool{Name: "handleIt"})
 	before := runtime.NumGoroutine()
-	d := serveHereEnv(t, dir, guarded, "-webhook-timeout", "20s")
+	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-timeout", "20s")
 	d.awaitReady(t)
 	large := strings.Repeat("x", 4<<20-8)
 	if a := d.deliver(t, "good/handleIt", `{"a":"`+large+`"}`, shown); a.Status != 200 || len(a.Body) < 4<<20 {
@@ -1650,7 +1473,7 @@ func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
-	d := serveHereEnv(t, dir, guarded)
+	d := daemonOptions{env: guarded}.start(t, dir)
 	d.awaitReady(t)
 	var wg sync.WaitGroup
 	for _, row := range []struct {
@@ -1683,7 +1506,7 @@ func TestWebhookEndlessBody(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}, hookTool{Name: "runs", Does: "runs"})
-	d := serveHereEnv(t, dir, map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}, "-accept-signatures")
+	d := daemonOptions{env: map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}}.start(t, dir, "-accept-signatures")
 	d.awaitReady(t)
 	var wg sync.WaitGroup
 	for _, row := range []struct {

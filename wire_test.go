@@ -17,23 +17,6 @@ import (
 	"time"
 )
 
-// connectAs begins a session of a version, by a request that present changes.
-func connectAs(t *testing.T, url, version string, present ...func(*http.Request)) *testClient {
-	t.Helper()
-	c := stateless(t, url)
-	req := c.request(http.MethodPost, initializeAs(version))
-	all(present...)(req)
-	a := c.do(req)
-	if c.Session = a.Header.Get(sessionHeader); a.Status != 200 || c.Session == "" {
-		t.Fatalf("initialize with %s: %d %s", version, a.Status, a.Body)
-	}
-	return c
-}
-
-func initializeAs(version string) string {
-	return `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"` + version + `","capabilities":{}}}`
-}
-
 // answersOf is a batch of answers by their ids, each of which may be there once;
 // under "" are those that have none.
 func answersOf(t *testing.T, batch string) map[string][]string {
@@ -54,7 +37,7 @@ func TestBatches(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	c := connectAs(t, serveHere(t, dir).URL, batchProtocol)
+	c := connectAs(t, startDaemon(t, dir).URL, batchProtocol)
 	ping := func(id string) string { return `{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}` }
 	const note, response = `{"jsonrpc":"2.0","method":"notifications/initialized"}`, `{"jsonrpc":"2.0","id":"usher-99","result":{}}`
 	sleep := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":200}}}`
@@ -107,8 +90,8 @@ func TestBatches(t *testing.T) {
 			t.Errorf("%s: %d %s", version, a.Status, a.Body)
 		}
 	}
-	for name, present := range map[string]func(*http.Request){"no session": nothing, "no sessions": func(r *http.Request) { r.Header.Set(protocolHeader, statelessProtocol) }} {
-		req := stateless(t, c.URL).request(http.MethodPost, "["+initializeAs(batchProtocol)+"]")
+	for name, present := range map[string]func(*http.Request){"no session": presentNothing, "no sessions": func(r *http.Request) { r.Header.Set(protocolHeader, statelessProtocol) }} {
+		req := newStateless(t, c.URL).request(http.MethodPost, "["+initializeAs(batchProtocol)+"]")
 		present(req)
 		if a := c.do(req); a.Status != 400 {
 			t.Errorf("%s: %d %s", name, a.Status, a.Body)
@@ -122,7 +105,7 @@ func TestBatchesWithMore(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connectAs(t, d.URL, batchProtocol)
 	progress := func(id, token string) string {
 		return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"a_progress","arguments":{"n":2},"_meta":{"progressToken":` + token + `}}}`
@@ -170,7 +153,7 @@ func TestBatchesOfOthers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	url := serveHere(t, dir).URL
+	url := startDaemon(t, dir).URL
 	const batch = `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"notifications/initialized"},7,{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"a_echo"}}]`
 	check := func(name, version string, say func(string), next func() string) {
 		say(initializeAs(version))
@@ -200,8 +183,8 @@ func TestBatchesOfOthers(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for _, version := range []string{"2025-03-26", "2025-06-18", "2024-11-05"} {
-		in, out, _ := stdio(t, dir)
-		old := connectOld(t, url)
+		in, out, _ := startStdio(t, dir)
+		old := connectSSE(t, url)
 		wg.Go(func() {
 			check("stdio", version, func(s string) { io.WriteString(in, s+"\n") }, func() string {
 				line, err := out.next()
@@ -216,7 +199,7 @@ func TestBatchesOfOthers(t *testing.T) {
 				if a := old.post(s); a.Status != 202 {
 					t.Errorf("%s: %d %s", s, a.Status, a.Body)
 				}
-			}, func() string { e, _ := next(t, old.events); return e.data })
+			}, func() string { e, _ := nextEvent(t, old.events); return e.data })
 		})
 	}
 	wg.Wait()
@@ -227,7 +210,7 @@ func TestBatchesOfOthers(t *testing.T) {
 func TestBatchesThatAsk(t *testing.T) {
 	t.Parallel()
 	dir := askDir(t, map[string]string{"named": "fixed names tools=ask", "own": "fixed asks tools=ask"})
-	url := serveHere(t, dir).URL
+	url := startDaemon(t, dir).URL
 	for _, way := range []string{"streamable HTTP", "HTTP+SSE", "stdio"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
@@ -253,7 +236,7 @@ func TestBatchesThatAsk(t *testing.T) {
 					}()
 				}
 			case "HTTP+SSE":
-				c := connectOld(t, url)
+				c := connectSSE(t, url)
 				say = func(text string) { c.post(text) }
 				go func() {
 					for e := range c.events {
@@ -263,7 +246,7 @@ func TestBatchesThatAsk(t *testing.T) {
 					}
 				}()
 			case "stdio":
-				in, out, _ := stdio(t, dir)
+				in, out, _ := startStdio(t, dir)
 				say = func(text string) { io.WriteString(in, text+"\n") }
 				go func() {
 					for line, err := out.next(); err == nil; line, err = out.next() {
@@ -319,70 +302,13 @@ func TestBatchesThatAsk(t *testing.T) {
 	}
 }
 
-// oldClient is a client of HTTP+SSE.
-type oldClient struct {
-	*testClient
-	events <-chan event
-	hangUp func()
-}
-
-// connectOld opens a stream, by a request that present changes.
-func connectOld(t *testing.T, url string, present ...func(*http.Request)) *oldClient {
-	t.Helper()
-	c := &oldClient{testClient: stateless(t, url)}
-	get := c.request(http.MethodGet, "")
-	get.Header.Set("Accept", "text/event-stream")
-	all(present...)(get)
-	res, events, hangUp := follow(t, get)
-	if res.StatusCode != 200 {
-		t.Fatalf("GET: %s", res.Status)
-	}
-	c.events, c.hangUp = events, hangUp
-	e := mustNext(t, events)
-	if e.name != "endpoint" || !strings.HasPrefix(e.data, get.URL.Path+"?sessionId=") || strings.Contains(e.data, "claim") {
-		t.Fatalf("the first event: %+v", e)
-	}
-	where, err := get.URL.Parse(e.data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.URL = where.String()
-	return c
-}
-
-// ask makes a request whose answer comes on the stream, maybe after others.
-func (c *oldClient) ask(method, params string) json.RawMessage {
-	c.t.Helper()
-	text := c.message(method, params)
-	if a := c.post(text); a.Status != 202 || a.Body != "" {
-		c.t.Fatalf("%s: %d %s", method, a.Status, a.Body)
-	}
-	for {
-		if e := mustNext(c.t, c.events); string(field(e.msg(), "id")) == string(field(json.RawMessage(text), "id")) {
-			return e.msg()
-		}
-	}
-}
-
-// sees is the tools that there are for it.
-func (c *oldClient) sees() string {
-	c.t.Helper()
-	var l struct{ Tools []struct{ Name string } }
-	json.Unmarshal(field(c.ask("tools/list", ""), "result"), &l)
-	var names []string
-	for _, tool := range l.Tools {
-		names = append(names, tool.Name)
-	}
-	return strings.Join(names, " ")
-}
-
 func TestOldSSE(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	proj, gone := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/proj")
 	p := proj.Code.Reveal()
-	claims(t, base).Revoke(t.Context(), gone.Code)
+	openStore(t, base).Revoke(t.Context(), gone.Code)
 	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
 	mcp := func(r *http.Request) { r.URL.Path = "/mcp" }
 	for _, tt := range []struct {
@@ -390,21 +316,21 @@ func TestOldSSE(t *testing.T) {
 		present func(*http.Request)
 		want    string
 	}{
-		{"none", nothing, everything},
+		{"none", presentNothing, everything},
 		{"none at /mcp", mcp, everything},
-		{"a code in the URL", query(p), some},
-		{"a code in the URL at /mcp", all(query(p), mcp), some},
-		{"a code in the header", header(p), some},
-		{"a code as bearer", authorization("Bearer " + p), some},
-		{"an unknown code", query("ABCDEF"), everything},
-		{"a malformed code", query("hello"), everything},
-		{"a revoked code", query(gone.Code.Reveal()), everything},
+		{"a code in the URL", inQuery(p), some},
+		{"a code in the URL at /mcp", presentAll(inQuery(p), mcp), some},
+		{"a code in the header", inHeader(p), some},
+		{"a code as bearer", inAuthorization("Bearer " + p), some},
+		{"an unknown code", inQuery("ABCDEF"), everything},
+		{"a malformed code", inQuery("hello"), everything},
+		{"a revoked code", inQuery(gone.Code.Reveal()), everything},
 	} {
-		c := connectOld(t, d.URL, tt.present)
+		c := connectSSE(t, d.URL, tt.present)
 		if a := c.post(initializeAs(oldestProtocol)); a.Status != 202 {
 			t.Errorf("initialize: %d %s", a.Status, a.Body)
 		}
-		mustNext(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
+		wantEvent(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
 		if got := c.sees(); got != tt.want {
 			t.Errorf("who presents %s sees %q, want %q", tt.name, got, tt.want)
 		}
@@ -413,9 +339,9 @@ func TestOldSSE(t *testing.T) {
 		}
 		if tt.name == "none" { // and becomes scoped
 			req := c.request(http.MethodPost, c.message("ping", ""))
-			header(p)(req)
+			inHeader(p)(req)
 			c.do(req)
-			mustNext(t, c.events, "result")
+			wantEvent(t, c.events, "result")
 			if got := c.sees(); got != some {
 				t.Errorf("scoped later: %q", got)
 			}
@@ -427,21 +353,21 @@ func TestOldSSE(t *testing.T) {
 // and one that goes.
 func oldSSEToTheEnd(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	proj := newClaimFor(t, base, dir+"/proj")
-	scoped, free := connectOld(t, d.URL, query(proj.Code.Reveal())), connectOld(t, d.URL)
-	for _, c := range []*oldClient{scoped, free} {
+	scoped, free := connectSSE(t, d.URL, inQuery(proj.Code.Reveal())), connectSSE(t, d.URL)
+	for _, c := range []*sseClient{scoped, free} {
 		c.post(initializeAs(oldestProtocol))
-		mustNext(t, c.events, `"id":"init"`)
+		wantEvent(t, c.events, `"id":"init"`)
 		c.sees()
 	}
 	writeFake(t, dir+"/other/new.usher", "good tools=x")
-	mustNext(t, free.events, changedTools)
+	wantEvent(t, free.events, changedTools)
 	if got := scoped.sees(); got != strings.Join(projTools, " ") {
 		t.Errorf("scoped: %q", got)
 	}
-	claims(t, base).Revoke(t.Context(), proj.Code)
-	mustNext(t, scoped.events, changedTools)
+	openStore(t, base).Revoke(t.Context(), proj.Code)
+	wantEvent(t, scoped.events, changedTools)
 	if got := scoped.sees(); got != "" {
 		t.Errorf("after the end: %q", got)
 	}
@@ -452,7 +378,7 @@ func oldSSEToTheEnd(t *testing.T) {
 		}
 	}
 
-	slow := func(c *oldClient, id string) {
+	slow := func(c *sseClient, id string) {
 		t.Helper()
 		before := strings.Count(d.Log.String(), "fake: sleeping")
 		c.post(`{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
@@ -460,7 +386,7 @@ func oldSSEToTheEnd(t *testing.T) {
 	}
 	slow(free, `"s"`)
 	free.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
-	mustNext(t, free.events, `"id":"s"`, "already being answered")
+	wantEvent(t, free.events, `"id":"s"`, "already being answered")
 	scoped.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`) // not its own
 	free.ask("ping", "")
 	if n := strings.Count(d.Log.String(), "fake: cancelled"); n != 0 {
@@ -475,7 +401,7 @@ func oldSSEToTheEnd(t *testing.T) {
 	for range 2 {
 		get := free.request(http.MethodGet, "")
 		get.Header.Set("Accept", "text/event-stream")
-		if res, _, _ := follow(t, get); res.StatusCode != 404 {
+		if res, _, _ := openStream(t, get); res.StatusCode != 404 {
 			t.Errorf("GET of a session that has ended: %s", res.Status)
 		}
 	}
@@ -483,7 +409,7 @@ func oldSSEToTheEnd(t *testing.T) {
 		t.Errorf("the other session: %s", got)
 	}
 	d.cancel()
-	if list := rest(t, scoped.events); len(list) != 0 {
+	if list := remainingEvents(t, scoped.events); len(list) != 0 {
 		t.Errorf("at the daemon's stop: %+v", list)
 	}
 }
@@ -491,18 +417,18 @@ func oldSSEToTheEnd(t *testing.T) {
 func TestOldSSENeedsAClaim(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	d := serveHereOn(t, base, dir, "-require-claim")
+	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
 	proj := newClaimFor(t, base, dir+"/proj")
-	c := stateless(t, d.URL)
-	for name, present := range map[string]func(*http.Request){"none": nothing, "unknown": query("ABCDEF"), "malformed": query("hello")} {
+	c := newStateless(t, d.URL)
+	for name, present := range map[string]func(*http.Request){"none": presentNothing, "unknown": inQuery("ABCDEF"), "malformed": inQuery("hello")} {
 		get := c.request(http.MethodGet, "")
 		get.Header.Set("Accept", "text/event-stream")
 		present(get)
-		if res, events, _ := follow(t, get); res.StatusCode != 400 || len(rest(t, events)) != 0 {
+		if res, events, _ := openStream(t, get); res.StatusCode != 400 || len(remainingEvents(t, events)) != 0 {
 			t.Errorf("%s: %s", name, res.Status)
 		}
 	}
-	old := connectOld(t, d.URL, query(proj.Code.Reveal()))
+	old := connectSSE(t, d.URL, inQuery(proj.Code.Reveal()))
 	if got := old.sees(); got != strings.Join(projTools, " ") {
 		t.Errorf("it sees %q", got)
 	}
@@ -510,8 +436,8 @@ func TestOldSSENeedsAClaim(t *testing.T) {
 	write(t, base+"/.data/claims.json", "x")
 	get := c.request(http.MethodGet, "")
 	get.Header.Set("Accept", "text/event-stream")
-	query(proj.Code.Reveal())(get)
-	if res, _, _ := follow(t, get); res.StatusCode != 503 {
+	inQuery(proj.Code.Reveal())(get)
+	if res, _, _ := openStream(t, get); res.StatusCode != 503 {
 		t.Errorf("claims that can't be read: %s", res.Status)
 	}
 	if a := old.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`); a.Status != 503 {
@@ -527,11 +453,11 @@ func TestOldSSENeedsAClaim(t *testing.T) {
 func TestOldSSELeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good shared")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	visit := func(times int) {
-		var all []*oldClient
+		var all []*sseClient
 		for range 10 {
-			c := connectOld(t, d.URL)
+			c := connectSSE(t, d.URL)
 			c.http.Transport = &http.Transport{DisableKeepAlives: true}
 			c.ask("tools/call", `{"name":"a_echo"}`)
 			c.post(`{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
@@ -540,7 +466,7 @@ func TestOldSSELeavesNothing(t *testing.T) {
 		await(t, "the calls to be under way", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") == 10*times })
 		for _, c := range all {
 			c.hangUp()
-			rest(t, c.events)
+			remainingEvents(t, c.events)
 		}
 		await(t, "the calls to end", func() bool { return strings.Count(d.Log.String(), "fake: cancelled") == 10*times })
 	}
@@ -550,32 +476,14 @@ func TestOldSSELeavesNothing(t *testing.T) {
 	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+2 })
 }
 
-// resume opens the rest of a stream.
-func (c *testClient) resume(lastEvent string, present ...func(*http.Request)) (*http.Response, <-chan event, func()) {
-	c.t.Helper()
-	get := c.request(http.MethodGet, "")
-	get.Header.Set("Accept", "text/event-stream")
-	get.Header.Set(eventHeader, lastEvent)
-	all(present...)(get)
-	return follow(c.t, get)
-}
-
-// data is what events say, and which ids they have.
-func data(events []event) (texts, ids []string) {
-	for _, e := range events {
-		texts, ids = append(texts, e.data), append(ids, e.id)
-	}
-	return texts, ids
-}
-
 // heldProgress begins a call that says how far it is, and holds after the second
 // of four times until release is called. It returns what came until then.
 func (c *testClient) heldProgress(t *testing.T) (first event, got []event, hangUp func()) {
 	t.Helper()
 	req := c.request(http.MethodPost, c.message("tools/call", `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`))
-	_, events, hangUp := follow(t, req)
+	_, events, hangUp := openStream(t, req)
 	first = <-events
-	got = append(got, mustNext(t, events, `"progress":1`), mustNext(t, events, `"progress":2`))
+	got = append(got, wantEvent(t, events, `"progress":1`), wantEvent(t, events, `"progress":2`))
 	return first, got, hangUp
 }
 
@@ -583,7 +491,7 @@ func TestResume(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=progress,release,big")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	prime, got, hangUp := c.heldProgress(t)
 	if prime.id == "" || prime.retry == "" || !prime.hasData || prime.data != "" || prime.name != "" {
@@ -591,9 +499,9 @@ func TestResume(t *testing.T) {
 	}
 	hangUp()
 	_, under, _ := c.resume(got[0].id) // in the middle of the call
-	mustNext(t, under, `"progress":2`)
+	wantEvent(t, under, `"progress":2`)
 	c.call("a_release", "")
-	live, liveIDs := data(rest(t, under))
+	live, liveIDs := eventTexts(remainingEvents(t, under))
 	if len(live) != 3 || !strings.Contains(live[0], `"progress":3`) || !strings.Contains(live[1], `"progress":4`) || !strings.Contains(live[2], `"result"`) {
 		t.Errorf("resumed while it was under way: %q", live)
 	}
@@ -602,7 +510,7 @@ func TestResume(t *testing.T) {
 	for range 2 { // as often as one likes
 		for i, id := range ids {
 			_, events, _ := c.resume(id)
-			if more, moreIDs := data(rest(t, events)); strings.Join(more, "\n") != strings.Join(texts[i+1:], "\n") || strings.Join(moreIDs, " ") != strings.Join(ids[i+1:], " ") {
+			if more, moreIDs := eventTexts(remainingEvents(t, events)); strings.Join(more, "\n") != strings.Join(texts[i+1:], "\n") || strings.Join(moreIDs, " ") != strings.Join(ids[i+1:], " ") {
 				t.Errorf("after event %d there is %q %v", i, more, moreIDs)
 			}
 		}
@@ -619,7 +527,7 @@ func TestResume(t *testing.T) {
 		"one far beyond it":     {c, stream + "-9223372036854775807"},
 		"another's, beyond all": {other, stream + "-6"},
 	} {
-		if res, events, _ := tt.c.resume(tt.id); res.StatusCode != http.StatusGone || len(rest(t, events)) != 0 {
+		if res, events, _ := tt.c.resume(tt.id); res.StatusCode != http.StatusGone || len(remainingEvents(t, events)) != 0 {
 			t.Errorf("%s: %s", name, res.Status)
 		}
 	}
@@ -630,7 +538,7 @@ func TestResume(t *testing.T) {
 			t.Errorf("%q: %s %+v", id, res.Status, first)
 		}
 		hangUp()
-		if list := rest(t, events); len(list) != 0 {
+		if list := remainingEvents(t, events); len(list) != 0 {
 			t.Errorf("%q: %+v", id, list)
 		}
 	}
@@ -648,9 +556,9 @@ func TestResumeWhatIsTooMuch(t *testing.T) {
 	c := oneFake(t)
 	req := c.request(http.MethodPost, c.message("tools/call", fmt.Sprintf(`{"name":"a_big","arguments":{"bytes":%d}}`, maxReplayMessage)))
 	req.Header.Set("Accept", "text/event-stream, application/json")
-	_, events, _ := follow(t, req)
+	_, events, _ := openStream(t, req)
 	prime := <-events
-	if last := rest(t, events); len(last) != 1 || len(last[0].data) <= maxReplayMessage {
+	if last := remainingEvents(t, events); len(last) != 1 || len(last[0].data) <= maxReplayMessage {
 		t.Fatalf("%d messages", len(last))
 	}
 	if res, _, _ := c.resume(prime.id); res.StatusCode != http.StatusGone {
@@ -663,7 +571,7 @@ func TestResumeByVersion(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=progress,release")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	for _, version := range []string{"2025-06-18", "2025-03-26"} {
 		c := connectAs(t, d.URL, version)
 		first, got, hangUp := c.heldProgress(t)
@@ -673,7 +581,7 @@ func TestResumeByVersion(t *testing.T) {
 		hangUp()
 		_, events, _ := c.resume(got[1].id)
 		c.call("a_release", "")
-		if list, _ := data(rest(t, events)); len(list) != 3 {
+		if list, _ := eventTexts(remainingEvents(t, events)); len(list) != 3 {
 			t.Errorf("%s: resumed: %q", version, list)
 		}
 		_, events, hangUp = c.resume("")
@@ -688,15 +596,15 @@ func TestResumeByVersion(t *testing.T) {
 func resumeInAScope(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "good tools=progress,release")
-	d := serveHereOn(t, base, dir)
+	d := daemonOptions{base: base}.start(t, dir)
 	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
 	begin := func() (c *testClient, id string) {
-		c = connectAs(t, d.URL, protocols[0], header(proj.Code.Reveal()))
+		c = connectAs(t, d.URL, protocols[0], inHeader(proj.Code.Reveal()))
 		prime, _, hangUp := c.heldProgress(t)
 		hangUp()
 		c.call("a_release", "")
 		_, events, _ := c.resume(prime.id)
-		if list := rest(t, events); len(list) != 5 {
+		if list := remainingEvents(t, events); len(list) != 5 {
 			t.Fatalf("while the claim holds: %+v", list)
 		}
 		return c, prime.id
@@ -709,22 +617,22 @@ func resumeInAScope(t *testing.T) {
 		t.Errorf("its notification stream begins %+v", prime)
 	}
 	writeFake(t, dir+"/proj/new.usher", "good tools=x")
-	first := mustNext(t, events, changedTools)
+	first := wantEvent(t, events, changedTools)
 	writeFake(t, dir+"/proj/newer.usher", "good tools=x")
-	second := mustNext(t, events, changedTools)
+	second := wantEvent(t, events, changedTools)
 	hangUp()
 	_, events, hangUp = ends.resume(first.id)
-	if e := mustNext(t, events, changedTools); e.id != second.id {
+	if e := wantEvent(t, events, changedTools); e.id != second.id {
 		t.Errorf("what it missed came as %+v, want %+v", e, second)
 	}
 	hangUp()
-	if got := list(moves, header(other.Code.Reveal())); got != "b_x" {
+	if got := listTools(moves, inHeader(other.Code.Reveal())); got != "b_x" {
 		t.Errorf("moved: %q", got)
 	}
 	if res, _, _ := moves.resume(moved); res.StatusCode != http.StatusGone {
 		t.Errorf("after the session moved: %s", res.Status)
 	}
-	if _, err := claims(t, base).Revoke(t.Context(), proj.Code); err != nil {
+	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
 		t.Fatal(err)
 	}
 	if res, _, _ := ends.resume(ended); res.StatusCode != http.StatusGone {
@@ -737,7 +645,7 @@ func resumeInAScope(t *testing.T) {
 	}
 	ends.tools()
 	ends.do(ends.request(http.MethodDelete, ""))
-	for _, e := range rest(t, events) {
+	for _, e := range remainingEvents(t, events) {
 		if strings.HasPrefix(e.id, stream) {
 			t.Errorf("after the claim's end %+v is replayed", e)
 		}
@@ -834,9 +742,9 @@ func TestOldSSETakesStatelessMessages(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	url := serveHere(t, dir).URL
+	url := startDaemon(t, dir).URL
 	for _, version := range []string{"", statelessProtocol} {
-		c := connectOld(t, url, func(r *http.Request) { r.Header.Set("Accept", "*/*") })
+		c := connectSSE(t, url, func(r *http.Request) { r.Header.Set("Accept", "*/*") })
 		req := c.request(http.MethodPost, `{"jsonrpc":"2.0","id":"d","method":"server/discover","params":{"_meta":{`+modernMeta+`}}}`)
 		if version != "" {
 			req.Header.Set(protocolHeader, version)
@@ -844,8 +752,8 @@ func TestOldSSETakesStatelessMessages(t *testing.T) {
 		if a := c.do(req); a.Status != http.StatusAccepted {
 			t.Errorf("with the version %q: %d %s", version, a.Status, a.Body)
 		}
-		mustNext(t, c.events, `"id":"d"`, `"supportedVersions"`)
+		wantEvent(t, c.events, `"id":"d"`, `"supportedVersions"`)
 		c.post(initializeAs(oldestProtocol))
-		mustNext(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
+		wantEvent(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
 	}
 }

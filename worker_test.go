@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -74,7 +73,7 @@ func TestFaultyModules(t *testing.T) {
 	writeFake(t, dir+"/grows.usher", "grows tools=x")
 	write(t, dir+"/plain.usher", "not executable")
 	write(t, dir+"/b@d.usher.go", "package main")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("grows_extra1", "grows_x", "noisy_x", "twice_x")
 	for _, tool := range []string{"noisy_x", "twice_x", "grows_x"} {
@@ -105,7 +104,7 @@ func TestSilentModuleIsGivenUp(t *testing.T) {
 	dir := t.TempDir()
 	writeFake(t, dir+"/mute.usher", "mute")
 	writeFake(t, dir+"/a.usher", "good tools=x")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_x")
 	deadline := time.Now().Add(2 * startTimeout)
 	for !strings.Contains(d.Log.String(), "did not answer initialize within") {
@@ -133,15 +132,14 @@ func TestSessionsSurviveRestarts(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	d := serveApart(t, base, dir)
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	c := connect(t, d.URL)
 	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL, syscall.SIGTERM} {
 		if a := c.call("a_echo", ""); a.failure() != "" || a.Status != 200 {
 			t.Fatalf("before %v: %d %s", end, a.Status, a.Body)
 		}
-		d.cmd.Process.Signal(end)
-		d.exit <- <-d.exit
-		d = serveApart(t, base, dir)
+		d.signal(t, end)
+		d = daemonOptions{base: base, ownProcess: true}.start(t, dir)
 		c.URL = d.URL
 		if a := c.call("a_echo", ""); a.failure() != "" || a.Status != 200 {
 			t.Errorf("after %v: %d %s", end, a.Status, a.Body)
@@ -184,7 +182,7 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 				deaf = "deaf child tools=x"
 			}
 			writeFake(t, dir+"/deaf.usher", deaf)
-			d := serveApart(t, t.TempDir(), dir)
+			d := daemonOptions{ownProcess: true}.start(t, dir)
 			c := connect(t, d.URL)
 			c.awaitTools("child_x", "deaf_x")
 			c.call("child_x", "")
@@ -192,8 +190,7 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 			if n := len(marked(t, marker)); n < 5 {
 				t.Fatalf("only %d processes run: %v", n, marked(t, marker))
 			}
-			d.cmd.Process.Signal(end)
-			d.exit <- <-d.exit
+			d.signal(t, end)
 			await(t, "all processes to end", func() bool { return len(marked(t, marker)) == 0 })
 		})
 	}
@@ -202,11 +199,13 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 func TestOneDaemonPerBase(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
-	d := serveApart(t, base, dir)
-	var out, errs bytes.Buffer
-	code := run(t.Context(), serveArgs(base, dir, nil), nil, &out, &errs, noEnv)
-	if code != 1 || !strings.Contains(errs.String(), d.URL) || !strings.Contains(errs.String(), "-base") {
-		t.Errorf("a second daemon: %d %s", code, errs.String())
+	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
+	second := daemonOptions{base: base}.launch(t, dir)
+	if code := second.wait(t); code != 1 {
+		t.Errorf("a second daemon ends with status %d, want 1", code)
+	}
+	if said := second.Log.String(); !strings.Contains(said, d.URL) || !strings.Contains(said, "-base") {
+		t.Errorf("a second daemon does not name the first and -base: %s", said)
 	}
 	if a := connect(t, d.URL).ask("ping", ""); a.Status != http.StatusOK {
 		t.Errorf("the first one after that: %d", a.Status)
@@ -217,7 +216,7 @@ func TestServeRefuses(t *testing.T) {
 	dir := t.TempDir()
 	file := dir + "/file"
 	write(t, file, "")
-	busy := serveHere(t, t.TempDir())
+	busy := startDaemon(t, t.TempDir())
 	addr := strings.Trim(strings.TrimPrefix(busy.URL, "http://"), "/")
 	secret := func(v string) map[string]string { return map[string]string{webhookSecretVar: v} }
 	for _, tt := range []struct {
@@ -267,7 +266,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 	before := runtime.NumGoroutine()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
-	d := serveHere(t, dir)
+	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	_, hangUp := c.listen()
 	c.call("a_crash", "")
@@ -282,17 +281,4 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		}
 		return false
 	})
-}
-
-// need finds a program that a test can't do without: the test is skipped where
-// there is none, but not in CI.
-func need(t *testing.T, program string) {
-	t.Helper()
-	if _, err := exec.LookPath(program); err == nil {
-		return
-	}
-	if os.Getenv("CI_REQUIRE") != "" {
-		t.Fatalf("CI needs %s", program)
-	}
-	t.Skipf("%s is not installed", program)
 }

@@ -1,0 +1,374 @@
+// How tests start usher: the daemon with its options, its claims and its webhooks.
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// testDaemon is a usher serve that a test talks to.
+type testDaemon struct {
+	URL    string
+	Base   string
+	Out    *output // stdout
+	Log    *output // stderr
+	cmd    *exec.Cmd
+	cancel context.CancelFunc
+	done   chan struct{} // closed when it has ended
+	status int           // how it ended
+}
+
+// daemonOptions say how a daemon runs. The zero value is a daemon in this process,
+// where the race detector sees it, with a base folder of its own and no environment.
+type daemonOptions struct {
+	base       string
+	env        map[string]string // of the daemon itself; modules have the test's
+	ownProcess bool              // for tests that kill it; it has the test's environment
+	shell      string            // a command of sh that runs before it, in its own process
+	log        io.Writer         // where its log goes, if not to Log
+}
+
+// startDaemon runs usher serve in this process, and waits until it listens. It ends
+// with the test.
+func startDaemon(t *testing.T, dir string, flags ...string) *testDaemon {
+	t.Helper()
+	return daemonOptions{}.start(t, dir, flags...)
+}
+
+func (o daemonOptions) start(t *testing.T, dir string, flags ...string) *testDaemon {
+	t.Helper()
+	d := o.launch(t, dir, flags...)
+	await(t, "the daemon's address", func() bool {
+		_, rest, ok := strings.Cut(d.Out.String(), " serves MCP at ")
+		d.URL, _, _ = strings.Cut(rest, "\n")
+		return ok && strings.Contains(rest, "\n") || d.ended()
+	})
+	if d.ended() {
+		t.Fatalf("the daemon ended with status %d: %s", d.status, d.Log)
+	}
+	return d
+}
+
+// launch is start without waiting.
+func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDaemon {
+	t.Helper()
+	d := &testDaemon{Base: o.base, Out: &output{}, Log: &output{}, done: make(chan struct{})}
+	if d.Base == "" {
+		d.Base = t.TempDir()
+	}
+	var log io.Writer = d.Log
+	if o.log != nil {
+		log = o.log
+	}
+	args := slices.Concat([]string{"serve", "-addr", "127.0.0.1:0", "-base", d.Base}, flags, []string{dir})
+	if o.ownProcess {
+		o.startProcess(t, d, log, args)
+	} else {
+		ctx, cancel := context.WithCancel(context.Background())
+		d.cancel = cancel
+		go func() {
+			d.status = run(ctx, args, strings.NewReader(""), d.Out, log, func(name string) string { return o.env[name] })
+			close(d.done)
+		}()
+	}
+	t.Cleanup(func() { d.stop(t) })
+	return d
+}
+
+func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, log io.Writer, args []string) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.cmd = exec.Command(exe, args...)
+	if o.shell != "" {
+		d.cmd = exec.Command("sh", append([]string{"-c", o.shell + `; exec "$0" "$@"`, exe}, args...)...)
+	}
+	d.cmd.Env = append(os.Environ(), runAsUsher+"=1")
+	d.cmd.Stdout, d.cmd.Stderr = d.Out, log
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	d.cancel = func() { d.cmd.Process.Signal(os.Interrupt) }
+	go func() {
+		d.cmd.Wait()
+		d.status = d.cmd.ProcessState.ExitCode()
+		close(d.done)
+	}()
+}
+
+func noEnv(string) string { return "" }
+
+func (d *testDaemon) ended() bool {
+	select {
+	case <-d.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitReady waits until the daemon has looked at all modules, or has ended.
+func (d *testDaemon) awaitReady(t *testing.T) {
+	t.Helper()
+	await(t, "the daemon to have looked at its modules", func() bool {
+		return strings.Contains(d.Out.String(), "Ctrl-C ends it.") || d.ended()
+	})
+}
+
+// awaitLog waits until the log has a text.
+func (d *testDaemon) awaitLog(t *testing.T, text string) {
+	t.Helper()
+	await(t, text+" in the log", func() bool { return strings.Contains(d.Log.String(), text) })
+}
+
+// stop ends the daemon, which may have ended before, and returns its status.
+func (d *testDaemon) stop(t *testing.T) int {
+	t.Helper()
+	d.cancel()
+	return d.wait(t)
+}
+
+// signal sends a signal to the daemon's own process, and returns its status.
+func (d *testDaemon) signal(t *testing.T, s os.Signal) int {
+	t.Helper()
+	if err := d.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+	return d.wait(t)
+}
+
+// wait returns the status with which the daemon ends.
+func (d *testDaemon) wait(t *testing.T) int {
+	t.Helper()
+	select {
+	case <-d.done:
+		return d.status
+	case <-time.After(patience):
+		t.Errorf("the daemon did not end; its log:\n%s", d.Log)
+		return -1
+	}
+}
+
+// serveStatus runs usher serve until it ends by itself, or is ready.
+func serveStatus(t *testing.T, env map[string]string, flags ...string) (code int, said string) {
+	t.Helper()
+	d := daemonOptions{env: env}.launch(t, t.TempDir(), flags...)
+	d.awaitReady(t)
+	return d.stop(t), d.Out.String() + d.Log.String()
+}
+
+// hidesCodes holds that nothing the daemon wrote names a code, in whole or in
+// part.
+func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
+	t.Helper()
+	text := d.Log.String() + d.Out.String()
+	for _, code := range codes {
+		for _, spelled := range []string{code[:3] + "-" + code[3:], code, code[:4], code[2:], code[1:5], strings.ToLower(code)} {
+			if strings.ContainsAny(spelled, "ABCDEFGHJKMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz") && strings.Contains(text, spelled) {
+				t.Errorf("the log names a code, or a part of it: %s", spelled)
+			}
+		}
+	}
+	if found := queryWithCode.FindString(text); found != "" {
+		t.Errorf("the log has a URL with its query: %s", found)
+	}
+}
+
+var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
+
+// modulesOf is what usher modules prints.
+func modulesOf(t *testing.T, dir string, getenv func(string) string) string {
+	t.Helper()
+	var out, log output
+	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, getenv); code != 0 {
+		t.Fatalf("usher modules: status %d: %s", code, log.String())
+	}
+	return out.String()
+}
+
+// openStore opens the claim store of a daemon's base folder.
+func openStore(t *testing.T, base string) *ClaimStore {
+	t.Helper()
+	store := openClaims(base+"/.data", nil)
+	t.Cleanup(store.Close)
+	return store
+}
+
+func newClaimFor(t *testing.T, base, dir string) Claim {
+	t.Helper()
+	c, err := openStore(t, base).Create(t.Context(), dir, "test", time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// expire puts an end to claims as their time does.
+func expire(t *testing.T, base string, codes ...Code) {
+	t.Helper()
+	raw, err := os.ReadFile(base + "/.data/claims.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var records []map[string]any
+	if err := json.Unmarshal(raw, &records); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range records {
+		if slices.Contains(codes, Code(fmt.Sprint(r["code"]))) {
+			r["expiresAt"] = time.Now().Add(-time.Second).UTC()
+		}
+	}
+	write(t, base+"/.data/claims.json.new", string(marshal(records)))
+	if err := os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// twoProjects is a workspace of two projects with a module each, and a third
+// folder whose name begins as the first's.
+func twoProjects(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFake(t, dir+"/proj/a.usher", "good shared tools=x,sleep,pid")
+	writeFake(t, dir+"/other/b.usher", "good tools=x")
+	writeFake(t, dir+"/projX/c.usher", "good tools=x")
+	return dir
+}
+
+var (
+	allTools  = []string{"a_pid", "a_sleep", "a_x", "b_x", "c_x"}
+	projTools = []string{"a_pid", "a_sleep", "a_x"}
+)
+
+const testSecret = "s3cret-7c1f"
+
+var guarded = map[string]string{webhookSecretVar: testSecret}
+
+// shown is the header that shows the secret.
+const shown = secretHeader + ": " + testSecret
+
+// hookClient follows no redirect: there must be none.
+var hookClient = &http.Client{
+	Timeout:       2 * patience,
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// hookRequest is a request to a path below /webhook/, with headers written as
+// "Name: value". The body goes without a content type unless one is given.
+func (d *testDaemon) hookRequest(method, path, body string, headers ...string) (*http.Request, error) {
+	req, err := http.NewRequest(method, d.URL+"webhook/"+path, strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		if name == "Host" {
+			req.Host = value
+		}
+		req.Header.Add(name, value)
+	}
+	return req, nil
+}
+
+// try makes a request that may fail on its way.
+func (d *testDaemon) try(method, path, body string, headers ...string) (answer, error) {
+	req, err := d.hookRequest(method, path, body, headers...)
+	if err != nil {
+		return answer{}, err
+	}
+	res, err := hookClient.Do(req)
+	if err != nil {
+		return answer{}, err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}, err
+}
+
+func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...string) answer {
+	t.Helper()
+	a, err := d.try(method, path, body, headers...)
+	if err != nil {
+		t.Fatalf("%s %s: %v", method, path, err)
+	}
+	return a
+}
+
+// deliver posts a JSON body.
+func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string) answer {
+	t.Helper()
+	return d.send(t, http.MethodPost, path, body, append([]string{"Content-Type: application/json"}, headers...)...)
+}
+
+// raw sends bytes as they are and reads the answer, whatever becomes of the
+// rest of what is sent.
+func (d *testDaemon) raw(t *testing.T, request string, rest io.Reader) answer {
+	t.Helper()
+	conn, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(d.URL, "http://"), "/"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
+	var sent sync.WaitGroup
+	sent.Go(func() {
+		io.WriteString(conn, request)
+		if rest != nil {
+			io.Copy(conn, rest)
+		}
+	})
+	defer sent.Wait()
+	defer conn.Close()
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Errorf("%.120q: %v", request, err)
+		return answer{}
+	}
+	text, _ := io.ReadAll(res.Body)
+	res.Body.Close()
+	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
+}
+
+// checkError checks an answer that is an error: its status, its form, its id.
+func checkError(t *testing.T, what string, a answer, status int) {
+	t.Helper()
+	if a.Status != status {
+		t.Errorf("%s: status %d, want %d: %s", what, a.Status, status, a.Body)
+		return
+	}
+	var e struct{ Error string }
+	if err := json.Unmarshal([]byte(a.Body), &e); err != nil || e.Error == "" {
+		t.Errorf("%s: the body is not {\"error\": …}: %s", what, a.Body)
+	}
+	if !strings.HasPrefix(a.Header.Get("Content-Type"), "application/json") || a.Header.Get(requestIDHeader) == "" || a.Header.Get("X-Content-Type-Options") != "nosniff" {
+		t.Errorf("%s: headers %v", what, a.Header)
+	}
+}
+
+// runs is how often a module's tool was called.
+func (d *testDaemon) runs(t *testing.T, module, tool string) int {
+	t.Helper()
+	n, _ := strconv.Atoi(string(field(field(connect(t, d.URL).call(module+"_runs", "").result(), "structuredContent"), tool)))
+	return n
+}
