@@ -120,8 +120,8 @@ func TestDroppedModule(t *testing.T) {
 	os.Remove(dir + "/evil.usher.py")
 	os.Remove(dir + "/sub/.mcp.json")
 	d.stop(t)
-	d = serveApart(t, base, dir, "-require-claim")
-	c, _ = session(t, d.URL, header(newClaimFor(t, base, dir).Code.Reveal()))
+	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
+	c, _ = openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
 	c.awaitTools(append([]string{"built_say", "evil_say"}, slices.DeleteFunc(old, func(s string) bool { return s == "built_say" || s == "file_x" })...)...)
 	for _, tool := range []string{"run_say", "idle_say", "time_say", "evil_say", "built_say"} {
 		await(t, tool, func() bool { return strings.TrimSpace(resultText(c.call(tool, "").result())) == "new" })
