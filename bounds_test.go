@@ -209,7 +209,7 @@ func TestProcessPerSession(t *testing.T) {
 // namesOf is the names of a fake's tools.
 func namesOf(module string) []string {
 	var names []string
-	for name := range strings.SplitSeq(fakeTools, ",") {
+	for name := range strings.SplitSeq(usualTools, ",") {
 		names = append(names, module+"_"+name)
 	}
 	slices.Sort(names)

@@ -1,5 +1,4 @@
-// Fakes: modules that behave as a test needs it, run by the test binary. The
-// name of a fake is a list of words, each a trait.
+// One fake MCP server, run by the test binary, whose traits and tools a test chooses.
 
 package main
 
@@ -7,61 +6,150 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 )
 
-// fakeServer is an MCP server on stdin and stdout with faults. Traits:
-//
-//	good            none
-//	tools=a,b       the names of its tools, each of which echoes its arguments
-//	garbage         lines on stdout that are no JSON-RPC
-//	mute            answers nothing, ever
-//	dies            ends at once, with a word on stderr
-//	twice           answers every call twice
-//	slowstart=MS    initialize takes so long
-//	grows           says list_changed after initialized, and has one tool more
-//	deaf            ignores TERM and the end of stdin
-//	child           starts a grandchild that sleeps
-//	res=NAME        has the resource NAME://one, the template NAME://many/{n} and
-//	                the prompt say; it tells of changes of what is subscribed to
-//	fixed           does not declare that its tools may change
-//	shared          declares that one process of it is to serve all callers
-//	names           says in which call it asks, as usher's own shims do
-//	roots           asks for roots as soon as it is initialized
-//	wants           asks for a form in prompts/get, resources/read and
-//	                resources/subscribe, and answers with what came back
-//	modern          speaks 2026-07-28 alone
-//
-// Its tools, but for tools=, are echo, sleep {ms}, crash, exit, progress {n, hold},
-// log {level}, pid, env {name}, count, fail, big {bytes}, error, grow. Where they
-// are named, also touch {uri}, which changes a resource, and mirror, whose
-// parameters are repeated in headers, and release, at which a progress goes on
-// that holds after so many. With tools= there may be ask too (see
-// fakeAsk), and roots, which tells what came back for those of the trait.
-type fakeServer struct {
-	traits map[string]string
-	mu     sync.Mutex // guards stdout
-	out    *bufio.Writer
-	stop   map[string]chan struct{} // calls by id; closed when cancelled
-	stopMu sync.Mutex
-	asked  map[string]chan *Message // its own requests, by id
-	roots  chan string              // 1-buffered: what came back for the roots
-	asks   int
-	count  int
-	extra  int             // tools added
-	wanted map[string]bool // resources subscribed to, by URI
-	held   chan struct{}   // unbuffered: where progress waits for release
+// writeFake writes an executable module that runs a fake with these traits, separated
+// by spaces. Tools given here replace those of the trait tools=. The file is replaced
+// at once, as editors do.
+func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
+	t.Helper()
+	exe, err := os.Executable()
+	must(t, err)
+	if len(tools) > 0 {
+		traits += " " + fakeTools(t, tools...)
+	}
+	write(t, path+".new", fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", runAsFake, traits, exe))
+	must(t, os.Chmod(path+".new", 0o755))
+	must(t, os.Rename(path+".new", path))
 }
 
-func runFake(name string) int {
-	f := &fakeServer{traits: map[string]string{}, out: bufio.NewWriter(os.Stdout), stop: map[string]chan struct{}{}, wanted: map[string]bool{}, held: make(chan struct{}),
-		asked: map[string]chan *Message{}, roots: make(chan string, 1)}
-	for word := range strings.FieldsSeq(name) {
+// writeTools writes a fake with these tools, one process of which serves all callers.
+func writeTools(t *testing.T, path string, tools ...fakeTool) {
+	t.Helper()
+	writeFake(t, path, "fixed shared", tools...)
+}
+
+// writeConfig writes a .mcp.json that names one server, a fake.
+func writeConfig(t *testing.T, path, name, traits string) {
+	t.Helper()
+	exe, err := os.Executable()
+	must(t, err)
+	const form = `{"mcpServers":{%q:{"command":%q,"env":{%q:%q}}}}`
+	write(t, path, fmt.Sprintf(form, name, exe, runAsFake, traits))
+}
+
+// fakeTools returns the trait of a fake with these tools.
+func fakeTools(t *testing.T, tools ...fakeTool) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "tools.json")
+	write(t, path, string(marshal(tools)))
+	return "toolsIn=" + path
+}
+
+// fakeTool describes a tool of a fake. Does, by default return, is one of:
+//
+//	ask             asks its client: see fakeAsk
+//	big {bytes}     returns as many bytes
+//	count           counts its calls
+//	crash, exit     ends the process, by a signal or with a status
+//	digest          returns the digest of its arguments without _webhook
+//	echo            returns its params as text, as does each word not listed here
+//	env {name}      returns whether there is such a variable, and its value
+//	error           answers with an error of its own
+//	fail            returns a result that is an error
+//	fault           answers with the JSON-RPC error of {code, message}
+//	grow            adds a tool
+//	hold, never     waits for release, or for its cancellation only
+//	log             sends a log message {level, data}
+//	mirror          is an echo whose parameters are repeated in headers
+//	pid             returns the id of its process
+//	progress        reports progress n times, and waits for release after hold of them
+//	release         lets all go on that wait for it
+//	result {result} returns this result
+//	return          returns its arguments as structured content
+//	roots           returns what came back to the fake of trait roots
+//	runs            returns how often each tool was called
+//	sleep {ms}      waits
+//	touch {uri}     changes a resource
+type fakeTool struct {
+	Name, Doc, Does string
+	Schema          json.RawMessage
+}
+
+// usualTools are the tools of a fake without the trait tools.
+const usualTools = "echo,sleep,crash,exit,progress,log,pid,env,count,fail,big,error,grow"
+
+// mirrorSchema is the schema of the tool mirror.
+const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},
+	"n":{"type":"integer","x-mcp-header":"Number"},"on":{"type":"boolean","x-mcp-header":"On"},
+	"deep":{"type":"object","properties":{"er":{"type":"string","x-mcp-header":"Deeper"}}}}}`
+
+// fakeServer is an MCP server on stdin and stdout. Traits:
+//
+//	good            none
+//	tools=a,b       its tools, each of which does what its name says, handle left out
+//	toolsIn=FILE    its tools, as JSON
+//	await=ADDRESS   answers initialize when nothing listens there any longer
+//	child           starts a grandchild that sleeps
+//	deaf            ignores TERM and the end of stdin
+//	dies            ends at once, with a word on stderr
+//	fixed           does not declare that its tools may change
+//	garbage         writes lines to stdout that are not JSON-RPC
+//	grows           adds a tool as soon as it is initialized
+//	modern          speaks 2026-07-28 only
+//	mute            never answers
+//	names           says for which call it asks, as usher's own shims do
+//	res=NAME        has the resource NAME://one, the template NAME://many/{n} and the
+//	                prompt say, and reports changes of subscribed resources
+//	roots           asks for roots as soon as it is initialized
+//	shared          declares that one process serves all callers
+//	slowstart=MS    takes so long to initialize
+//	twice           answers every call twice
+//	wants           asks for a form in prompts/get, resources/read and
+//	                resources/subscribe, and returns what came back
+type fakeServer struct {
+	traits map[string]string
+	roots  chan string // 1-buffered: what came back for roots/list
+
+	outMu sync.Mutex // guards stdout
+	out   *bufio.Writer
+
+	mu         sync.Mutex
+	tools      []fakeTool
+	calls      map[string]chan struct{} // by id; closed when cancelled
+	asked      map[string]chan *Message // its own requests, by id
+	asks       int
+	runs       map[string]int // by tool
+	subscribed map[string]bool
+	gate       chan struct{} // closed and replaced by release
+}
+
+// fakeProcess identifies this process, as a pid does until it is used again.
+var fakeProcess = strconv.FormatInt(time.Now().UnixNano(), 10)
+
+func runFake(traits string) int {
+	f := &fakeServer{
+		traits:     map[string]string{},
+		roots:      make(chan string, 1),
+		out:        bufio.NewWriter(os.Stdout),
+		calls:      map[string]chan struct{}{},
+		asked:      map[string]chan *Message{},
+		runs:       map[string]int{},
+		subscribed: map[string]bool{},
+		gate:       make(chan struct{}),
+	}
+	for word := range strings.FieldsSeq(traits) {
 		key, value, _ := strings.Cut(word, "=")
 		f.traits[key] = value
 	}
@@ -69,9 +157,9 @@ func runFake(name string) int {
 		fmt.Fprintln(os.Stderr, "fake: no module named turbo")
 		return 3
 	}
+	f.setTools()
 	if f.has("child") {
-		child := exec.Command("sleep", "1000")
-		child.Start()
+		exec.Command("sleep", "1000").Start()
 	}
 	if f.has("deaf") {
 		ignoreTerm()
@@ -83,7 +171,7 @@ func runFake(name string) int {
 			break
 		}
 		if msg, err := parseMessage(line); err == nil && !f.has("mute") {
-			f.take(msg)
+			f.handle(msg)
 		}
 	}
 	if f.has("deaf") {
@@ -94,9 +182,39 @@ func runFake(name string) int {
 
 func (f *fakeServer) has(trait string) bool { _, ok := f.traits[trait]; return ok }
 
+// setTools sets the tools that the traits name.
+func (f *fakeServer) setTools() {
+	if path, ok := f.traits["toolsIn"]; ok {
+		raw, err := os.ReadFile(path)
+		if err == nil {
+			err = json.Unmarshal(raw, &f.tools)
+		}
+		if err != nil {
+			panic(err)
+		}
+		return
+	}
+	names := usualTools
+	if own, ok := f.traits["tools"]; ok {
+		names = own
+	}
+	for name := range strings.SplitSeq(names, ",") {
+		f.addTool(name)
+	}
+}
+
+// addTool adds a tool that does what its name says.
+func (f *fakeServer) addTool(name string) {
+	tool := fakeTool{Name: name, Doc: "The tool " + name + ".", Does: strings.ToLower(strings.TrimPrefix(name, "handle"))}
+	if name == "mirror" {
+		tool.Schema = json.RawMessage(mirrorSchema)
+	}
+	f.tools = append(f.tools, tool)
+}
+
 func (f *fakeServer) send(msg []byte) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.outMu.Lock()
+	defer f.outMu.Unlock()
 	if f.has("garbage") {
 		f.out.WriteString("starting up...\n{\"half\":\n\xff\xfe\n[]\n")
 	}
@@ -104,159 +222,244 @@ func (f *fakeServer) send(msg []byte) {
 	f.out.Flush()
 }
 
-func (f *fakeServer) take(msg *Message) {
+func (f *fakeServer) notify(method string, params json.RawMessage) {
+	f.send(encodeRequest(nil, method, params))
+}
+
+func (f *fakeServer) handle(msg *Message) {
 	switch {
 	case msg.Method == "":
-		f.stopMu.Lock()
+		f.mu.Lock()
 		answer := f.asked[string(msg.ID)]
 		delete(f.asked, string(msg.ID))
-		f.stopMu.Unlock()
+		f.mu.Unlock()
 		if answer != nil {
 			answer <- msg
 		}
-		return
 	case f.has("modern") && msg.isRequest() && (msg.Method == "initialize" || !isStateless(msg.Params)):
 		e := rpcErrorf(codeUnsupportedVersion, "want "+statelessProtocol)
 		e.Data = json.RawMessage(`{"supported":["` + statelessProtocol + `"]}`)
 		f.send(encodeError(msg.ID, e))
-		return
-	case f.has("modern") && msg.Method == "server/discover":
-		f.send(encodeResult(msg.ID, object{{"resultType", quote(resultComplete)}, {"supportedVersions", json.RawMessage(`["` + statelessProtocol + `"]`)},
-			{"capabilities", json.RawMessage(`{"tools":{}}`)}, {"instructions", quote("A fake module. It is for tests.")}}.encode()))
-		return
-	}
-	switch msg.Method {
-	case "initialize":
-		ms, _ := strconv.Atoi(f.traits["slowstart"])
-		<-time.After(time.Duration(ms) * time.Millisecond)
-		capabilities := `"tools":{"listChanged":true}`
-		if f.has("res") {
-			capabilities += `,"resources":{"subscribe":true},"prompts":{},"completions":{}`
-		}
-		if f.has("fixed") {
-			capabilities = `"tools":{}`
-		}
-		if f.has("shared") {
-			capabilities += `,"experimental":{"usher/shared":{}}`
-		}
-		f.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)))
-	case "notifications/initialized":
-		if f.has("roots") {
-			answer := f.request(nil, "roots/list", nil)
-			go func() { f.roots <- fakeAnswer(<-answer) }()
-		}
-		if f.has("grows") {
-			f.grow()
-		}
-	case "notifications/cancelled":
-		f.stopMu.Lock()
-		if c, ok := f.stop[string(field(msg.Params, "requestId"))]; ok {
-			close(c)
-			delete(f.stop, string(field(msg.Params, "requestId")))
-		}
-		f.stopMu.Unlock()
-	case "tools/list":
-		f.send(encodeResult(msg.ID, f.list()))
-	case "tools/call":
-		stop := make(chan struct{})
-		f.stopMu.Lock()
-		f.stop[string(msg.ID)] = stop
-		f.stopMu.Unlock()
-		go f.call(msg, stop)
-	default:
-		if f.has("wants") && (msg.Method == "prompts/get" || msg.Method == "resources/read" || msg.Method == "resources/subscribe") {
-			go f.want(msg)
-		} else if result := f.other(msg); result != nil {
+	case f.has("wants") && slices.Contains(askingMethods, msg.Method):
+		go f.askForm(msg)
+	case msg.Method == "notifications/initialized":
+		f.initialized()
+	case msg.Method == "notifications/cancelled":
+		f.cancel(string(field(msg.Params, "requestId")))
+	case msg.Method == "tools/call":
+		f.begin(msg)
+	case msg.isRequest():
+		if result := f.answer(msg); result != nil {
 			f.send(encodeResult(msg.ID, result))
-		} else if msg.isRequest() {
+		} else {
 			f.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
 		}
 	}
 }
 
-// other answers what only a fake with resources answers; nil for nothing.
-func (f *fakeServer) other(msg *Message) json.RawMessage {
-	name, uri := f.traits["res"], stringField(msg.Params, "uri")
-	if name == "" {
-		return nil
+// askingMethods are the methods in which a fake that wants asks.
+var askingMethods = []string{"prompts/get", "resources/read", "resources/subscribe"}
+
+func (f *fakeServer) initialized() {
+	if f.has("roots") {
+		answer := f.request(nil, "roots/list", nil)
+		go func() { f.roots <- fakeAnswer(<-answer) }()
 	}
+	if f.has("grows") {
+		f.grow()
+	}
+}
+
+func (f *fakeServer) grow() {
+	f.mu.Lock()
+	n := 1
+	for _, tool := range f.tools {
+		if strings.HasPrefix(tool.Name, "extra") {
+			n++
+		}
+	}
+	f.addTool(fmt.Sprint("extra", n))
+	f.mu.Unlock()
+	f.notify("notifications/tools/list_changed", nil)
+}
+
+// answer answers the requests that are no calls; nil means that there is no such method.
+func (f *fakeServer) answer(msg *Message) json.RawMessage {
 	switch msg.Method {
-	case "resources/list":
-		return json.RawMessage(fmt.Sprintf(`{"resources":[{"uri":"%s://one","name":"one"}]}`, name))
-	case "resources/templates/list":
-		return json.RawMessage(fmt.Sprintf(`{"resourceTemplates":[{"uriTemplate":"%s://many/{n}","name":"many"}]}`, name))
-	case "resources/read":
-		return json.RawMessage(fmt.Sprintf(`{"contents":[{"uri":%q,"text":"what %s has"}]}`, uri, name))
-	case "prompts/list":
-		return json.RawMessage(`{"prompts":[{"name":"say","arguments":[{"name":"x"}]}]}`)
-	case "prompts/get":
-		return json.RawMessage(fmt.Sprintf(`{"messages":[{"role":"user","content":{"type":"text","text":"what %s says"}}]}`, name))
-	case "completion/complete":
-		return json.RawMessage(fmt.Sprintf(`{"completion":{"values":["%s's"]}}`, name))
-	case "resources/subscribe", "resources/unsubscribe":
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.wanted[uri] = msg.Method == "resources/subscribe"
-		return json.RawMessage(`{}`)
+	case "initialize":
+		return f.initialize()
+	case "server/discover":
+		if f.has("modern") {
+			return json.RawMessage(`{"resultType":"complete","supportedVersions":["` + statelessProtocol + `"],
+				"capabilities":{"tools":{}},"instructions":"A fake module. It is for tests."}`)
+		}
+	case "tools/list":
+		return f.list()
+	}
+	if f.has("res") {
+		return f.answerResource(msg)
 	}
 	return nil
 }
 
-// mirrorSchema is of a tool whose parameters are repeated in headers.
-const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},"n":{"type":"integer","x-mcp-header":"Number"},` +
-	`"on":{"type":"boolean","x-mcp-header":"On"},"deep":{"type":"object","properties":{"er":{"type":"string","x-mcp-header":"Deeper"}}}}}`
-
-func (f *fakeServer) grow() {
-	f.mu.Lock()
-	f.extra++
-	f.mu.Unlock()
-	f.send(encodeRequest(nil, "notifications/tools/list_changed", nil))
+func (f *fakeServer) initialize() json.RawMessage {
+	ms, _ := strconv.Atoi(f.traits["slowstart"])
+	<-time.After(time.Duration(ms) * time.Millisecond)
+	if address := f.traits["await"]; address != "" {
+		if conn, err := net.Dial("tcp", address); err == nil {
+			io.Copy(io.Discard, conn)
+		}
+	}
+	capabilities := `"tools":{"listChanged":true}`
+	if f.has("fixed") {
+		capabilities = `"tools":{}`
+	}
+	if f.has("res") {
+		capabilities += `,"resources":{"subscribe":true},"prompts":{},"completions":{}`
+	}
+	if f.has("shared") {
+		capabilities += `,"experimental":{"usher/shared":{}}`
+	}
+	return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{` + capabilities + `},
+		"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)
 }
 
-// fakeProcess tells processes of fakes apart, as a pid does until it is used again.
-var fakeProcess = time.Now().UnixNano()
-
-var fakeTools = "echo,sleep,crash,exit,progress,log,pid,env,count,fail,big,error,grow"
-
 func (f *fakeServer) list() json.RawMessage {
-	names := fakeTools
-	if own, ok := f.traits["tools"]; ok {
-		names = own
-	}
 	f.mu.Lock()
-	for i := range f.extra {
-		names += fmt.Sprintf(",extra%d", i+1)
-	}
-	f.mu.Unlock()
-	var tools []json.RawMessage
-	for name := range strings.SplitSeq(names, ",") {
-		schema := `{"type":"object"}`
-		if name == "mirror" {
-			schema = mirrorSchema
+	defer f.mu.Unlock()
+	tools := []json.RawMessage{}
+	for _, tool := range f.tools {
+		schema := tool.Schema
+		if schema == nil {
+			schema = json.RawMessage(`{"type":"object"}`)
 		}
-		tools = append(tools, json.RawMessage(fmt.Sprintf(`{"name":%q,"description":"The tool %s.","inputSchema":%s}`, name, name, schema)))
+		text := object{{"name", quote(tool.Name)}, {"description", quote(tool.Doc)}, {"inputSchema", schema}}
+		tools = append(tools, text.encode())
 	}
 	return marshal(map[string]any{"tools": tools})
 }
+
+// answerResource answers for a fake that has resources.
+func (f *fakeServer) answerResource(msg *Message) json.RawMessage {
+	name, uri := f.traits["res"], stringField(msg.Params, "uri")
+	format := func(text string, args ...any) json.RawMessage { return json.RawMessage(fmt.Sprintf(text, args...)) }
+	switch msg.Method {
+	case "resources/list":
+		return format(`{"resources":[{"uri":"%s://one","name":"one"}]}`, name)
+	case "resources/templates/list":
+		return format(`{"resourceTemplates":[{"uriTemplate":"%s://many/{n}","name":"many"}]}`, name)
+	case "resources/read":
+		return format(`{"contents":[{"uri":%q,"text":"what %s has"}]}`, uri, name)
+	case "prompts/list":
+		return format(`{"prompts":[{"name":"say","arguments":[{"name":"x"}]}]}`)
+	case "prompts/get":
+		return format(`{"messages":[{"role":"user","content":{"type":"text","text":"what %s says"}}]}`, name)
+	case "completion/complete":
+		return format(`{"completion":{"values":["%s's"]}}`, name)
+	case "resources/subscribe", "resources/unsubscribe":
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.subscribed[uri] = msg.Method == "resources/subscribe"
+		return format(`{}`)
+	}
+	return nil
+}
+
+func (f *fakeServer) cancel(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if cancelled := f.calls[id]; cancelled != nil {
+		close(cancelled)
+		delete(f.calls, id)
+	}
+}
+
+// begin begins a call.
+func (f *fakeServer) begin(msg *Message) {
+	c := &fakeCall{f: f, id: msg.ID, params: msg.Params, args: field(msg.Params, "arguments"),
+		cancelled: make(chan struct{})}
+	name := stringField(msg.Params, "name")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls[string(msg.ID)] = c.cancelled
+	f.runs[name]++
+	c.gate = f.gate
+	for _, tool := range f.tools {
+		if tool.Name == name {
+			c.tool = tool
+		}
+	}
+	go c.run()
+}
+
+// fakeCall is a call of a tool.
+type fakeCall struct {
+	f            *fakeServer
+	tool         fakeTool
+	id           json.RawMessage
+	params, args json.RawMessage
+	cancelled    chan struct{}   // closed when the call is cancelled
+	gate         <-chan struct{} // closed by the next release
+}
+
+func (c *fakeCall) run() {
+	answer := c.answer()
+	if answer == nil {
+		return
+	}
+	c.f.send(answer)
+	if c.f.has("twice") {
+		c.f.send(encodeResult(c.id, textResult("the second answer")))
+	}
+}
+
+// answer does what the tool does, and returns the message that answers; nil for none.
+func (c *fakeCall) answer() []byte {
+	switch c.tool.Does {
+	case "fault":
+		return encodeError(c.id, rpcErrorf(c.number("code"), "%s", stringField(c.args, "message")))
+	case "error":
+		e := &rpcError{Code: -32099, Message: "an error of its own", Data: json.RawMessage(`{"n":9007199254740993}`)}
+		return encodeError(c.id, e)
+	case "ask":
+		if c.f.has("modern") {
+			return c.requireInput()
+		}
+	}
+	if result := c.result(); result != nil {
+		return encodeResult(c.id, result)
+	}
+	return nil
+}
+
+func (c *fakeCall) number(key string) int { n, _ := strconv.Atoi(string(field(c.args, key))); return n }
 
 func textResult(s string) json.RawMessage {
 	return append(append([]byte(`{"content":[{"type":"text","text":`), quote(s)...), "}]}"...)
 }
 
-func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
-	args := field(msg.Params, "arguments")
-	number := func(key string) int { n, _ := strconv.Atoi(string(field(args, key))); return n }
-	token := field(field(msg.Params, "_meta"), "progressToken")
-	result := textResult(string(msg.Params))
-	switch stringField(msg.Params, "name") {
-	case "sleep":
-		fmt.Fprintln(os.Stderr, "fake: sleeping")
-		select {
-		case <-time.After(time.Duration(number("ms")) * time.Millisecond):
-		case <-stop:
-			fmt.Fprintln(os.Stderr, "fake: cancelled")
-			return
+// result does what the tool does, and returns its result; nil if the call was cancelled.
+func (c *fakeCall) result() json.RawMessage {
+	f := c.f
+	switch c.tool.Does {
+	case "", "return":
+		if c.args == nil {
+			return toolResult(json.RawMessage(`{}`))
 		}
+		return toolResult(c.args)
+	case "result":
+		return field(c.args, "result")
+	case "sleep":
+		return c.wait("fake: sleeping", time.After(time.Duration(c.number("ms"))*time.Millisecond), nil)
+	case "hold":
+		return c.wait("fake: began "+c.tool.Name, nil, c.gate)
+	case "never":
+		return c.wait("fake: began "+c.tool.Name, nil, nil)
+	case "release":
+		f.mu.Lock()
+		close(f.gate)
+		f.gate = make(chan struct{})
+		f.mu.Unlock()
 	case "crash":
 		p, _ := os.FindProcess(os.Getpid())
 		p.Kill()
@@ -264,80 +467,95 @@ func (f *fakeServer) call(msg *Message, stop <-chan struct{}) {
 	case "exit":
 		os.Exit(7)
 	case "progress":
-		for i := range number("n") {
-			f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(i + 1))}}.encode()))
-			if i+1 == number("hold") {
-				<-f.held
+		for i := range c.number("n") {
+			c.progress(i+1, "")
+			if i+1 == c.number("hold") {
+				<-c.gate
 			}
 		}
-	case "release":
-		f.held <- struct{}{}
 	case "log":
-		f.send(encodeRequest(nil, "notifications/message", marshal(map[string]string{"level": stringField(args, "level"), "data": stringField(args, "data")})))
+		params := object{{"level", quote(stringField(c.args, "level"))}, {"data", quote(stringField(c.args, "data"))}}
+		f.notify("notifications/message", params.encode())
 	case "pid":
-		result = textResult(strconv.Itoa(os.Getpid()))
+		return textResult(strconv.Itoa(os.Getpid()))
 	case "env":
-		v, ok := os.LookupEnv(stringField(args, "name"))
-		result = textResult(fmt.Sprint(ok, " ", v))
-	case "count":
+		v, ok := os.LookupEnv(stringField(c.args, "name"))
+		return textResult(fmt.Sprint(ok, " ", v))
+	case "digest":
+		rawBody := stringField(field(c.args, webhookParam), "rawBody")
+		hash := digest([]byte(without(string(c.args), webhookParam)))
+		return toolResult(marshal(map[string]string{"digest": hash, "raw": rawBody}))
+	case "runs", "count":
 		f.mu.Lock()
-		f.count++
-		result = textResult(strconv.Itoa(f.count))
-		f.mu.Unlock()
+		defer f.mu.Unlock()
+		if c.tool.Does == "count" {
+			return textResult(strconv.Itoa(f.runs[c.tool.Name]))
+		}
+		return toolResult(marshal(f.runs))
 	case "fail":
-		result = failure("it did not work")
+		return failure("it did not work")
 	case "big":
-		result = textResult(strings.Repeat("x", number("bytes")))
-	case "error":
-		f.send(encodeError(msg.ID, &rpcError{Code: -32099, Message: "an error of its own", Data: json.RawMessage(`{"n":9007199254740993}`)}))
-		return
+		return textResult(strings.Repeat("x", c.number("bytes")))
 	case "grow":
 		f.grow()
 	case "touch":
-		result = f.touch(stringField(args, "uri"))
+		return f.touch(stringField(c.args, "uri"))
 	case "roots":
 		got := <-f.roots
 		f.roots <- got
-		result = textResult(got)
-	case "ask", "handleAsk":
-		if f.has("modern") {
-			f.send(f.wish(msg))
-			return
-		}
-		if result = f.ask(msg, args, stop); result == nil {
-			return
-		}
+		return textResult(got)
+	case "ask":
+		return c.ask()
 	}
-	f.send(encodeResult(msg.ID, result))
-	if f.has("twice") {
-		f.send(encodeResult(msg.ID, textResult("the second answer")))
-	}
+	return textResult(string(c.params))
 }
 
-// touch changes a resource, which those are told who want to know.
+// wait waits for one of two events, or for the call to be cancelled.
+func (c *fakeCall) wait(said string, timer <-chan time.Time, gate <-chan struct{}) json.RawMessage {
+	fmt.Fprintln(os.Stderr, said)
+	select {
+	case <-timer:
+	case <-gate:
+	case <-c.cancelled:
+		fmt.Fprintln(os.Stderr, "fake: cancelled", c.tool.Name)
+		return nil
+	}
+	return textResult(string(c.params))
+}
+
+func (c *fakeCall) progress(n int, message string) {
+	token := field(field(c.params, "_meta"), "progressToken")
+	params := object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}}
+	if message != "" {
+		params = append(params, member{"message", quote(message)})
+	}
+	c.f.notify("notifications/progress", params.encode())
+}
+
+// touch changes a resource, and notifies its subscribers.
 func (f *fakeServer) touch(uri string) json.RawMessage {
 	f.mu.Lock()
-	wanted := f.wanted[uri]
+	subscribed := f.subscribed[uri]
 	f.mu.Unlock()
-	if !wanted {
+	if !subscribed {
 		return textResult("nobody wants to know")
 	}
-	f.send(encodeRequest(nil, "notifications/resources/updated", object{{"uri", quote(uri)}}.encode()))
+	f.notify("notifications/resources/updated", object{{"uri", quote(uri)}}.encode())
 	return textResult("told")
 }
 
-// fakeAsk is the arguments of the tool ask: it sends the requests all at once,
-// and its result is the list of what came back, after the process's id. Stderr
-// tells of its steps under its Mark.
+// fakeAsk is the arguments of the tool ask. It sends all requests at once, and returns
+// the list of what came back, after the id of its process. It reports its steps on
+// stderr, with its Mark.
 type fakeAsk struct {
 	Mark  string     `json:"mark"`
 	Asks  []fakeWish `json:"asks"`
 	Copes bool       `json:"copes,omitempty"` // a refusal is no failure
-	Tells bool       `json:"tells,omitempty"` // with progress and log messages before and after
-	Late  bool       `json:"late,omitempty"`  // when cancelled, tells that a URL was opened, asks once more, and tells on stderr what came back
+	Tells bool       `json:"tells,omitempty"` // sends progress and log messages before and after
+	Late  bool       `json:"late,omitempty"`  // when cancelled, reports that a URL was opened and asks once more
 	Bold  bool       `json:"bold,omitempty"`  // asks whatever the client has declared
-	Turns bool       `json:"turns,omitempty"` // asks for one after the other
-	Stays bool       `json:"stays,omitempty"` // answers only when cancelled, which is never
+	Turns bool       `json:"turns,omitempty"` // asks for one thing after the other
+	Stays bool       `json:"stays,omitempty"` // never answers
 }
 
 type fakeWish struct {
@@ -345,33 +563,33 @@ type fakeWish struct {
 	Params json.RawMessage `json:"params,omitempty"`
 }
 
-// request asks the client in a call, nil for none.
+// request asks the client on behalf of a call, nil for none.
 func (f *fakeServer) request(call json.RawMessage, method string, params json.RawMessage) <-chan *Message {
 	if f.has("names") && call != nil {
 		params = setMeta(params, metaCall, call)
 	}
 	answer := make(chan *Message, 1)
-	f.stopMu.Lock()
+	f.mu.Lock()
 	f.asks++
 	id := fmt.Sprintf(`"ask %d"`, f.asks)
 	f.asked[id] = answer
-	f.stopMu.Unlock()
+	f.mu.Unlock()
 	f.send(encodeRequest(json.RawMessage(id), method, params))
 	return answer
 }
 
-// want answers a request with what the client says to a form.
-func (f *fakeServer) want(msg *Message) {
+// askForm answers a request with what the client answers to a form.
+func (f *fakeServer) askForm(msg *Message) {
 	wish := askFor("form", msg.Method)
-	said := fakeAnswer(<-f.request(msg.ID, wish.Method, wish.Params))
-	result := marshal(map[string]any{"messages": []any{map[string]any{"role": "user", "content": map[string]string{"type": "text", "text": said}}}})
+	said := quote(fakeAnswer(<-f.request(msg.ID, wish.Method, wish.Params)))
+	result := `{"messages":[{"role":"user","content":{"type":"text","text":` + string(said) + `}}]}`
 	if msg.Method == "resources/read" {
-		result = marshal(map[string]any{"contents": []any{map[string]string{"uri": stringField(msg.Params, "uri"), "text": said}}})
+		result = `{"contents":[{"uri":` + string(field(msg.Params, "uri")) + `,"text":` + string(said) + `}]}`
 	}
-	f.send(encodeResult(msg.ID, result))
+	f.send(encodeResult(msg.ID, json.RawMessage(result)))
 }
 
-// fakeAnswer is an answer as JSON.
+// fakeAnswer returns an answer as JSON.
 func fakeAnswer(msg *Message) string {
 	if msg.Err != nil {
 		return fmt.Sprintf(`{"code":%d,"refused":%s}`, msg.Err.Code, quote(msg.Err.Message))
@@ -379,58 +597,55 @@ func fakeAnswer(msg *Message) string {
 	return string(msg.Result)
 }
 
-// ask is the tool ask. It is nil for a call that was cancelled.
-func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{}) json.RawMessage {
-	var a fakeAsk
-	json.Unmarshal(args, &a)
-	say := func(what string) { fmt.Fprintf(os.Stderr, "fake: %s %s %d\n", what, a.Mark, os.Getpid()) }
-	tell := func(n int, when string) {
-		if !a.Tells {
-			return
-		}
-		token := field(field(msg.Params, "_meta"), "progressToken")
-		f.send(encodeRequest(nil, "notifications/progress", object{{"progressToken", token}, {"progress", json.RawMessage(strconv.Itoa(n))}, {"message", quote(a.Mark + when)}}.encode()))
-		log := marshal(map[string]string{"level": "error", "data": a.Mark + when})
-		if f.has("names") {
-			log = setMeta(log, metaCall, msg.ID)
-		}
-		f.send(encodeRequest(nil, "notifications/message", log))
+// report writes a step of the tool ask to stderr.
+func (a *fakeAsk) report(step string) {
+	fmt.Fprintf(os.Stderr, "fake: %s %s %d\n", step, a.Mark, os.Getpid())
+}
+
+// tell sends progress and a log message.
+func (c *fakeCall) tell(a *fakeAsk, n int, text string) {
+	if !a.Tells {
+		return
 	}
-	go func() {
-		<-stop
-		say("cancelled")
-		if a.Late {
-			if id := field(a.Asks[0].Params, "elicitationId"); id != nil {
-				f.send(encodeRequest(nil, "notifications/elicitation/complete", object{{"elicitationId", id}}.encode()))
-			}
-			say("late, got " + fakeAnswer(<-f.request(msg.ID, a.Asks[0].Method, a.Asks[0].Params)))
-		}
-	}()
-	tell(1, " before")
+	c.progress(n, text)
+	log := marshal(map[string]string{"level": "error", "data": text})
+	if c.f.has("names") {
+		log = setMeta(log, metaCall, c.id)
+	}
+	c.f.notify("notifications/message", log)
+}
+
+// ask is the tool ask. It returns nil for a call that was cancelled.
+func (c *fakeCall) ask() json.RawMessage {
+	var a fakeAsk
+	json.Unmarshal(c.args, &a)
+	go c.onCancelled(&a)
+	c.tell(&a, 1, a.Mark+" before")
 	var answers []<-chan *Message
+	ask := func(wish fakeWish) { answers = append(answers, c.f.request(c.id, wish.Method, wish.Params)) }
 	for i, wish := range a.Asks {
 		if !a.Turns || i == 0 {
-			answers = append(answers, f.request(msg.ID, wish.Method, wish.Params))
+			ask(wish)
 		}
 	}
-	say("asked")
-	got, failed := []string{strconv.FormatInt(fakeProcess, 10)}, false
-	for i := range a.Asks {
+	a.report("asked")
+	got, failed := []string{fakeProcess}, false
+	for i, wish := range a.Asks {
 		if i == len(answers) {
-			answers = append(answers, f.request(msg.ID, a.Asks[i].Method, a.Asks[i].Params))
+			ask(wish)
 		}
 		select {
 		case msg := <-answers[i]:
 			got = append(got, fakeAnswer(msg))
 			failed = failed || msg.Err != nil
-		case <-stop:
+		case <-c.cancelled:
 			return nil
 		}
 	}
-	say("answered")
-	tell(2, " after")
+	a.report("answered")
+	c.tell(&a, 2, a.Mark+" after")
 	if a.Stays {
-		<-stop
+		<-c.cancelled
 		return nil
 	}
 	result := textResult("[" + strings.Join(got, ",") + "]")
@@ -440,41 +655,61 @@ func (f *fakeServer) ask(msg *Message, args json.RawMessage, stop <-chan struct{
 	return result
 }
 
-// wish is the answer of a modern module to a call of the tool ask.
-func (f *fakeServer) wish(msg *Message) []byte {
-	var a fakeAsk
-	json.Unmarshal(field(msg.Params, "arguments"), &a)
-	state := "state of " + a.Mark
-	responses := field(msg.Params, "inputResponses")
-	if responses == nil {
-		caps := parseClientCaps(field(field(msg.Params, "_meta"), metaClientCaps))
-		var requests object
-		for i, wish := range a.Asks {
-			needs, _ := needsOf(wish.Method, wish.Params)
-			if lacked := needs &^ caps; lacked != 0 && !a.Bold {
-				return encodeError(msg.ID, missingCapability(lacked))
-			}
-			params := wish.Params
-			if params == nil {
-				params = json.RawMessage(`{}`)
-			}
-			requests = append(requests, member{"wish" + strconv.Itoa(i), object{{"method", quote(wish.Method)}, {"params", params}}.encode()})
-		}
-		fmt.Fprintf(os.Stderr, "fake: asked %s %d\n", a.Mark, os.Getpid())
-		return encodeResult(msg.ID, object{{"resultType", quote(resultInput)}, {"inputRequests", requests.encode()}, {"requestState", quote(state)}}.encode())
+// onCancelled waits for the call to be cancelled, and does what Late says.
+func (c *fakeCall) onCancelled(a *fakeAsk) {
+	<-c.cancelled
+	a.report("cancelled")
+	if !a.Late {
+		return
 	}
-	if stringField(msg.Params, "requestState") != state {
-		return encodeError(msg.ID, rpcErrorf(codeInvalidParams, "the state of another"))
+	wish := a.Asks[0]
+	if id := field(wish.Params, "elicitationId"); id != nil {
+		c.f.notify("notifications/elicitation/complete", object{{"elicitationId", id}}.encode())
 	}
-	got := []string{strconv.FormatInt(fakeProcess, 10)}
-	for i := range a.Asks {
-		got = append(got, string(field(responses, "wish"+strconv.Itoa(i))))
-	}
-	fmt.Fprintf(os.Stderr, "fake: answered %s %d\n", a.Mark, os.Getpid())
-	return encodeResult(msg.ID, withMember(textResult("["+strings.Join(got, ",")+"]"), "resultType", quote(resultComplete)))
+	a.report("late, got " + fakeAnswer(<-c.f.request(c.id, wish.Method, wish.Params)))
 }
 
-// canonical is JSON with its keys in order and no white space.
+// requireInput is the tool ask of a module that speaks 2026-07-28 only.
+func (c *fakeCall) requireInput() []byte {
+	var a fakeAsk
+	json.Unmarshal(c.args, &a)
+	state := "state of " + a.Mark
+	responses := field(c.params, "inputResponses")
+	if responses != nil && stringField(c.params, "requestState") != state {
+		return encodeError(c.id, rpcErrorf(codeInvalidParams, "the state of another"))
+	}
+	if responses != nil {
+		got := []string{fakeProcess}
+		for i := range a.Asks {
+			got = append(got, string(field(responses, fmt.Sprint("wish", i))))
+		}
+		a.report("answered")
+		result := textResult("[" + strings.Join(got, ",") + "]")
+		return encodeResult(c.id, withMember(result, "resultType", quote(resultComplete)))
+	}
+	caps := parseClientCaps(field(field(c.params, "_meta"), metaClientCaps))
+	var requests object
+	for i, wish := range a.Asks {
+		needs, _ := needsOf(wish.Method, wish.Params)
+		if lacked := needs &^ caps; lacked != 0 && !a.Bold {
+			return encodeError(c.id, missingCapability(lacked))
+		}
+		params := wish.Params
+		if params == nil {
+			params = json.RawMessage(`{}`)
+		}
+		request := object{{"method", quote(wish.Method)}, {"params", params}}
+		requests = append(requests, member{fmt.Sprint("wish", i), request.encode()})
+	}
+	a.report("asked")
+	return encodeResult(c.id, object{
+		{"resultType", quote(resultInput)},
+		{"inputRequests", requests.encode()},
+		{"requestState", quote(state)},
+	}.encode())
+}
+
+// canonical returns JSON with its keys in order and no white space.
 func canonical(raw json.RawMessage) []byte {
 	var v any
 	if json.Unmarshal(raw, &v) != nil {

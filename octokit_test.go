@@ -93,7 +93,7 @@ func TestWebhookOctokitPayloads(t *testing.T) {
 	list := octokitPayloads(t)
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/hub.usher", hookTool{Name: "handleEvent", Does: "digest", Doc: "@signature github WH_GITHUB_SIGNING_SECRET"}, hookTool{Name: "runs", Does: "runs"})
+	writeTools(t, dir+"/hub.usher", fakeTool{Name: "handleEvent", Does: "digest", Doc: "@signature github WH_GITHUB_SIGNING_SECRET"}, fakeTool{Name: "runs", Does: "runs"})
 	env := map[string]string{webhookSecretVar: testSecret, "WH_GITHUB_SIGNING_SECRET": "It's a Secret to Everybody"}
 	d := daemonOptions{env: env}.start(t, dir, "-accept-signatures")
 	d.awaitReady(t)

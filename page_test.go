@@ -26,10 +26,10 @@ const pageAccept = "text/html,application/xhtml+xml,application/xml;q=0.9,image/
 func pageModules(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	writeHooks(t, dir+"/proj/a.usher", hookTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`}, hookTool{Name: "plain", Doc: "</dl><script>document.title='taken'</script><img src=x onerror=alert(1)>{{.Nonce}}."})
-	writeHooks(t, dir+"/proj/t.usher", hookTool{Name: "handleTwin"})
-	writeHooks(t, dir+"/other/b.usher", hookTool{Name: "secret", Doc: "Keeps it."})
-	writeHooks(t, dir+"/other/t.usher", hookTool{Name: "handleTwin"})
+	writeTools(t, dir+"/proj/a.usher", fakeTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`}, fakeTool{Name: "plain", Doc: "</dl><script>document.title='taken'</script><img src=x onerror=alert(1)>{{.Nonce}}."})
+	writeTools(t, dir+"/proj/t.usher", fakeTool{Name: "handleTwin"})
+	writeTools(t, dir+"/other/b.usher", fakeTool{Name: "secret", Doc: "Keeps it."})
+	writeTools(t, dir+"/other/t.usher", fakeTool{Name: "handleTwin"})
 	return dir
 }
 

@@ -267,13 +267,13 @@ func TestParseSignature(t *testing.T) {
 // signedModule has a method for each scheme, which is also its variable's name.
 func signedModule(t *testing.T) (dir string, env map[string]string) {
 	dir, env = t.TempDir(), map[string]string{}
-	tools := []hookTool{{Name: "handlePlain"}, {Name: "runs", Does: "runs"}}
+	tools := []fakeTool{{Name: "handlePlain"}, {Name: "runs", Does: "runs"}}
 	for _, scheme := range sortedKeys(signatureKeys) {
 		name := "WH_" + strings.ToUpper(scheme) + "_SIGNING_SECRET"
 		env[name] = signatureKeys[scheme]
-		tools = append(tools, hookTool{Name: "handle_" + scheme, Doc: "Takes it.\n@signature " + scheme + " " + name + "\nAnd more."})
+		tools = append(tools, fakeTool{Name: "handle_" + scheme, Doc: "Takes it.\n@signature " + scheme + " " + name + "\nAnd more."})
 	}
-	writeHooks(t, dir+"/m.usher", tools...)
+	writeTools(t, dir+"/m.usher", tools...)
 	return dir, env
 }
 
@@ -371,11 +371,11 @@ func TestSignatureUnusable(t *testing.T) {
 		{"@signature\tgithub\tWH_EMPTY_SIGNING_SECRET", "WH_EMPTY_SIGNING_SECRET is not set"},
 		{"@signature standard WH_KEY_SIGNING_SECRET", "base64"},
 	}
-	tools := []hookTool{{Name: "runs", Does: "runs"}}
+	tools := []fakeTool{{Name: "runs", Does: "runs"}}
 	for i, p := range problems {
-		tools = append(tools, hookTool{Name: fmt.Sprint("handle", i), Doc: p.doc})
+		tools = append(tools, fakeTool{Name: fmt.Sprint("handle", i), Doc: p.doc})
 	}
-	writeHooks(t, dir+"/m.usher", tools...)
+	writeTools(t, dir+"/m.usher", tools...)
 	env := map[string]string{"WH_KEY_SIGNING_SECRET": "not base64!", "WH_EMPTY_SIGNING_SECRET": ""}
 	for unshown, secret := range map[int]string{503: "", 401: testSecret} {
 		env[webhookSecretVar] = secret
@@ -414,22 +414,19 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 		env[name] = testSecret
 	}
 	dir := t.TempDir()
-	exe, _ := os.Executable()
-	write(t, dir+"/.mcp.json", fmt.Sprintf(`{"mcpServers":{"c":{"command":%q,"env":{%q:%q}}}}`, exe, runAsHooks,
-		hookFile(t, hookSpec{Tools: []hookTool{{Name: "env", Does: "env"}}})))
-	write(t, dir+"/s.usher.sh", "# Tells.\nenv() { printf '{\"WH_ONE_SIGNING_SECRET\":%s,\"wh_two_webhook_secret\":%s,\"SERVICE_WEBHOOK_SECRET\":%s,\"WH_ORDINARY\":%s}' "+
-		"$([ $WH_ONE_SIGNING_SECRET ] && echo true || echo false) $([ $wh_two_webhook_secret ] && echo true || echo false) "+
-		"$([ $SERVICE_WEBHOOK_SECRET ] && echo true || echo false) $([ $WH_ORDINARY ] && echo true || echo false); }\n")
-	writeHooks(t, dir+"/x.usher", hookTool{Name: "handleIt", Doc: "@signature github WH_ONE_SIGNING_SECRET"}, hookTool{Name: "env", Does: "env"})
+	writeConfig(t, dir+"/.mcp.json", "c", "fixed tools=env")
+	write(t, dir+"/s.usher.sh", "# Tells.\n# @param {string} name of the variable\nenv() { [ -n \"$(printenv \"$1\")\" ] && echo true || echo false; }\n")
+	writeTools(t, dir+"/x.usher", fakeTool{Name: "handleIt", Doc: "@signature github WH_ONE_SIGNING_SECRET"},
+		fakeTool{Name: "env", Does: "env"})
 	d := daemonOptions{env: env}.start(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("c_env", "s_env", "x_env", "x_handleIt")
 	for _, tool := range []string{"c_env", "s_env", "x_env"} {
-		got := map[string]bool{}
-		a := c.call(tool, string(marshal(map[string]any{"names": names})))
-		json.Unmarshal(field(a.result(), "structuredContent"), &got)
-		if len(got) != len(names) || !got["WH_ORDINARY"] || got[names[0]] || got[names[1]] || got[names[2]] {
-			t.Errorf("%s has %s", tool, a.Body)
+		for _, name := range names {
+			a := c.call(tool, `{"name":"`+name+`"}`)
+			if got, want := strings.HasPrefix(resultText(a.result()), "true"), name == "WH_ORDINARY"; got != want {
+				t.Errorf("%s has %s: %v, want %v: %s", tool, name, got, want, a.Body)
+			}
 		}
 	}
 	checkError(t, "unsigned", d.deliver(t, "x/handleIt", `{}`, shown), 401) // checked, though no module has the key

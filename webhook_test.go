@@ -21,7 +21,6 @@ import (
 	"net/textproto"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -32,237 +31,32 @@ import (
 	"unicode/utf8"
 )
 
-// runAsHooks makes the test binary a hookServer; its value is the file that
-// describes it.
-const runAsHooks = "USHER_TEST_HOOKS"
-
-func init() {
-	if file := os.Getenv(runAsHooks); file != "" {
-		os.Exit(runHooks(file))
-	}
-}
-
-// hookSpec describes a hosted MCP server.
-type hookSpec struct {
-	Await string // a file; initialize is answered once it is there
-	Tools []hookTool
-}
-
-// hookTool is one of its tools. Does says what it does:
-//
-//	echo      returns its arguments; the default
-//	result    returns the member "result" of its arguments as the tool's result
-//	fault     answers with the JSON-RPC error in "code" and "message"
-//	hold      waits for a call of a tool that does release
-//	release   lets all that hold go on
-//	never     does not answer
-//	crash     ends its own process
-//	env       tells which of the variables in "names" it has
-//	digest    returns the canonical hash of its arguments without _webhook
-//	runs      tells how often each tool was called
-type hookTool struct {
-	Name, Doc, Does string
-	Schema          json.RawMessage
-}
-
-// hookServer is an MCP server on stdin and stdout.
-type hookServer struct {
-	spec hookSpec
-	mu   sync.Mutex // guards all below, and stdout
-	out  *bufio.Writer
-	stop map[string]chan struct{} // calls by id
-	gate chan struct{}            // closed by release
-	runs map[string]int
-}
-
-func runHooks(file string) int {
-	s := &hookServer{out: bufio.NewWriter(os.Stdout), stop: map[string]chan struct{}{}, gate: make(chan struct{}), runs: map[string]int{}}
-	raw, err := os.ReadFile(file)
-	if err == nil {
-		err = json.Unmarshal(raw, &s.spec)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	lines := newLineReader(os.Stdin, 64<<20)
-	for {
-		line, err := lines.next()
-		if err != nil {
-			return 0
-		}
-		if msg, err := parseMessage(line); err == nil {
-			s.take(msg)
-		}
-	}
-}
-
-func (s *hookServer) send(msg []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.out.Write(append(msg, '\n'))
-	s.out.Flush()
-}
-
-func (s *hookServer) take(msg *Message) {
-	switch msg.Method {
-	case "initialize":
-		for s.spec.Await != "" {
-			if _, err := os.Stat(s.spec.Await); err == nil {
-				break
-			}
-			<-time.After(5 * time.Millisecond)
-		}
-		s.send(encodeResult(msg.ID, json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"experimental":{"usher/shared":{}}},"serverInfo":{"name":"hooks","version":"1"}}`)))
-	case "tools/list":
-		tools := []json.RawMessage{}
-		for _, t := range s.spec.Tools {
-			if t.Schema == nil {
-				t.Schema = json.RawMessage(`{"type":"object"}`)
-			}
-			tools = append(tools, object{{"name", quote(t.Name)}, {"description", quote(t.Doc)}, {"inputSchema", t.Schema}}.encode())
-		}
-		s.send(encodeResult(msg.ID, marshal(map[string]any{"tools": tools})))
-	case "notifications/cancelled":
-		s.mu.Lock()
-		if c := s.stop[string(field(msg.Params, "requestId"))]; c != nil {
-			close(c)
-			delete(s.stop, string(field(msg.Params, "requestId")))
-		}
-		s.mu.Unlock()
-	case "tools/call":
-		stop := make(chan struct{})
-		name := stringField(msg.Params, "name")
-		s.mu.Lock()
-		s.stop[string(msg.ID)] = stop
-		s.runs[name]++
-		gate := s.gate
-		s.mu.Unlock()
-		for _, t := range s.spec.Tools {
-			if t.Name == name {
-				go s.call(msg, t, stop, gate)
-			}
-		}
-	default:
-		if msg.isRequest() {
-			s.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "no %s", msg.Method)))
-		}
-	}
-}
-
-func structured(raw json.RawMessage) json.RawMessage {
-	return toolResult(raw)
-}
-
-func (s *hookServer) call(msg *Message, t hookTool, stop, gate <-chan struct{}) {
-	args := field(msg.Params, "arguments")
-	if args == nil {
-		args = json.RawMessage(`{}`)
-	}
-	result := structured(args)
-	switch t.Does {
-	case "result":
-		result = field(args, "result")
-	case "fault":
-		code, _ := strconv.Atoi(string(field(args, "code")))
-		s.send(encodeError(msg.ID, rpcErrorf(code, "%s", stringField(args, "message"))))
-		return
-	case "hold", "never":
-		fmt.Fprintln(os.Stderr, "hooks: began", t.Name)
-		if t.Does == "never" {
-			gate = nil
-		}
-		select {
-		case <-gate:
-		case <-stop:
-			fmt.Fprintln(os.Stderr, "hooks: cancelled", t.Name)
-			return
-		}
-	case "release":
-		s.mu.Lock()
-		close(s.gate)
-		s.gate = make(chan struct{})
-		s.mu.Unlock()
-	case "crash":
-		self, _ := os.FindProcess(os.Getpid())
-		self.Kill()
-		select {}
-	case "env":
-		var names []string
-		json.Unmarshal(field(args, "names"), &names)
-		has := map[string]bool{}
-		for _, name := range names {
-			_, has[name] = os.LookupEnv(name)
-		}
-		result = structured(marshal(has))
-	case "digest":
-		list, _ := members(args)
-		list = slices.DeleteFunc(list, func(f member) bool { return f.key == webhookParam })
-		result = structured(marshal(map[string]string{"digest": digest(list.encode()), "raw": stringField(field(args, webhookParam), "rawBody")}))
-	case "runs":
-		s.mu.Lock()
-		result = structured(marshal(s.runs))
-		s.mu.Unlock()
-	}
-	s.send(encodeResult(msg.ID, result))
-}
-
-// hookFile writes what describes a hookServer, and returns its path.
-func hookFile(t *testing.T, spec hookSpec) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "hooks.json")
-	write(t, file, string(marshal(spec)))
-	return file
-}
-
-// writeHooks makes an executable module with these tools.
-func writeHooks(t *testing.T, path string, tools ...hookTool) {
-	t.Helper()
-	writeHookSpec(t, path, hookSpec{Tools: tools})
-}
-
-func writeHookSpec(t *testing.T, path string, spec hookSpec) {
-	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	write(t, path+".new", fmt.Sprintf("#!/bin/sh\n%s='%s' exec '%s'\n", runAsHooks, hookFile(t, spec), exe))
-	if err := os.Chmod(path+".new", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestWebhookRouting(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/host.usher",
-		hookTool{Name: "handlePush", Doc: "Takes pushes."},
-		hookTool{Name: "handle_it", Doc: "Has an underscore."},
-		hookTool{Name: "handler", Doc: "Begins with the word."},
-		hookTool{Name: "Handle", Doc: "Does not."},
-		hookTool{Name: "rehandle", Doc: "Does not either."},
-		hookTool{Name: "tagged", Doc: "First line.\n@webhook\nLast line."},
-		hookTool{Name: "short", Doc: "@webhook inbox"},
-		hookTool{Name: "long", Doc: "Text.\n\n  @webhook /a/b/c/d.e~f_g-h/1  \n"},
-		hookTool{Name: "handleElsewhere", Doc: "@webhook elsewhere/else"},
-		hookTool{Name: "tab", Doc: "Text.\n@webhook\ttab/path"},
-		hookTool{Name: "spoken", Doc: "Write @webhook some/path to make it one."},
-		hookTool{Name: "twice", Doc: "@webhook first\n@webhook second"},
-		hookTool{Name: "handleBad", Doc: "@webhook with space"},
-		hookTool{Name: "handleDots", Doc: "@webhook a/../b"},
-		hookTool{Name: "handleQuery", Doc: "@webhook a?b"},
-		hookTool{Name: "handleDouble", Doc: "@webhook a//b"},
-		hookTool{Name: "handleEnd", Doc: "@webhook a/b/"},
-		hookTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
-		hookTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(`{"type":"object","properties":{"_webhook":{"type":"object"},"x":{}},"required":["_webhook"]}`)},
+	writeTools(t, dir+"/host.usher",
+		fakeTool{Name: "handlePush", Doc: "Takes pushes."},
+		fakeTool{Name: "handle_it", Doc: "Has an underscore."},
+		fakeTool{Name: "handler", Doc: "Begins with the word."},
+		fakeTool{Name: "Handle", Doc: "Does not."},
+		fakeTool{Name: "rehandle", Doc: "Does not either."},
+		fakeTool{Name: "tagged", Doc: "First line.\n@webhook\nLast line."},
+		fakeTool{Name: "short", Doc: "@webhook inbox"},
+		fakeTool{Name: "long", Doc: "Text.\n\n  @webhook /a/b/c/d.e~f_g-h/1  \n"},
+		fakeTool{Name: "handleElsewhere", Doc: "@webhook elsewhere/else"},
+		fakeTool{Name: "tab", Doc: "Text.\n@webhook\ttab/path"},
+		fakeTool{Name: "spoken", Doc: "Write @webhook some/path to make it one."},
+		fakeTool{Name: "twice", Doc: "@webhook first\n@webhook second"},
+		fakeTool{Name: "handleBad", Doc: "@webhook with space"},
+		fakeTool{Name: "handleDots", Doc: "@webhook a/../b"},
+		fakeTool{Name: "handleQuery", Doc: "@webhook a?b"},
+		fakeTool{Name: "handleDouble", Doc: "@webhook a//b"},
+		fakeTool{Name: "handleEnd", Doc: "@webhook a/b/"},
+		fakeTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
+		fakeTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(`{"type":"object","properties":{"_webhook":{"type":"object"},"x":{}},"required":["_webhook"]}`)},
 	)
-	exe, _ := os.Executable()
-	write(t, dir+"/deep/.mcp.json", fmt.Sprintf(`{"mcpServers":{"conf":{"command":%q,"env":{%q:%q}}}}`, exe, runAsHooks,
-		hookFile(t, hookSpec{Tools: []hookTool{{Name: "handleX"}, {Name: "other", Doc: "@webhook from/config"}}})))
+	writeConfig(t, dir+"/deep/.mcp.json", "conf",
+		fakeTools(t, fakeTool{Name: "handleX"}, fakeTool{Name: "other", Doc: "@webhook from/config"}))
 	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { printf '{\"method\":\"%s\"}' handleShell; }\n\n# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
 	d := daemonOptions{env: guarded}.start(t, dir)
 	for _, row := range []struct {
@@ -352,11 +146,11 @@ func TestWebhookRouting(t *testing.T) {
 func TestWebhookConflicts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/p/deploy.usher", hookTool{Name: "handleX"}, hookTool{Name: "handleOnly"}, hookTool{Name: "plain"})
-	writeHooks(t, dir+"/q/deploy.usher", hookTool{Name: "handleX"}, hookTool{Name: "plain"})
-	writeHooks(t, dir+"/one.usher", hookTool{Name: "a", Doc: "@webhook same/path"}, hookTool{Name: "free", Doc: "@webhook free"})
-	writeHooks(t, dir+"/two.usher", hookTool{Name: "b", Doc: "@webhook same/path"}, hookTool{Name: "c", Doc: "@webhook one/handleZ"})
-	writeHooks(t, dir+"/three.usher", hookTool{Name: "d", Doc: "@webhook three/handleE"}, hookTool{Name: "handleE"})
+	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "handleOnly"}, fakeTool{Name: "plain"})
+	writeTools(t, dir+"/q/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "plain"})
+	writeTools(t, dir+"/one.usher", fakeTool{Name: "a", Doc: "@webhook same/path"}, fakeTool{Name: "free", Doc: "@webhook free"})
+	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook same/path"}, fakeTool{Name: "c", Doc: "@webhook one/handleZ"})
+	writeTools(t, dir+"/three.usher", fakeTool{Name: "d", Doc: "@webhook three/handleE"}, fakeTool{Name: "handleE"})
 	d := daemonOptions{env: guarded}.start(t, dir)
 	for _, row := range []struct {
 		path   string
@@ -397,7 +191,7 @@ func TestWebhookConflicts(t *testing.T) {
 		}
 	}
 	// Mended, both are served again.
-	writeHooks(t, dir+"/two.usher", hookTool{Name: "b", Doc: "@webhook other/path"})
+	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook other/path"})
 	await(t, "the conflict to end", func() bool {
 		return d.deliver(t, "same/path", `{}`, shown).Status == 200 && d.deliver(t, "other/path", `{}`, shown).Status == 200
 	})
@@ -408,7 +202,7 @@ func TestWebhookConflicts(t *testing.T) {
 func TestWebhookUncleanPaths(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleX"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleX"})
 	base := t.TempDir()
 	for _, flags := range [][]string{nil, {"-accept-signatures"}} {
 		d := daemonOptions{base: base, env: guarded}.start(t, dir, flags...)
@@ -446,11 +240,11 @@ var formSchema = json.RawMessage(`{"type":"object","properties":{
 
 func bodyModule(t *testing.T) string {
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher",
-		hookTool{Name: "handleAny"},
-		hookTool{Name: "handleForm", Schema: formSchema},
-		hookTool{Name: "handlePayload", Schema: json.RawMessage(`{"type":"object","properties":{"payload":{"type":"string"}}}`)},
-		hookTool{Name: "handleNeeds", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string"},"_webhook":{}},"required":["name","_webhook"]}`)})
+	writeTools(t, dir+"/m.usher",
+		fakeTool{Name: "handleAny"},
+		fakeTool{Name: "handleForm", Schema: formSchema},
+		fakeTool{Name: "handlePayload", Schema: json.RawMessage(`{"type":"object","properties":{"payload":{"type":"string"}}}`)},
+		fakeTool{Name: "handleNeeds", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string"},"_webhook":{}},"required":["name","_webhook"]}`)})
 	return dir
 }
 
@@ -844,11 +638,11 @@ func TestWebhookOfLanguages(t *testing.T) {
 func TestWebhookAnswers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt", Does: "result"}, hookTool{Name: "handleFault", Does: "fault"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Does: "result"}, fakeTool{Name: "handleFault", Does: "fault"})
 	d := startDaemon(t, dir)
 	const isJSON, isText = "application/json", "text/plain; charset=utf-8"
 	text := func(s string) string { return string(toolResult(quote(s))) }
-	object := func(s string) string { return string(structured(json.RawMessage(s))) }
+	object := func(s string) string { return string(toolResult(json.RawMessage(s))) }
 	for _, row := range []struct {
 		what, result string
 		status       int
@@ -946,10 +740,10 @@ func TestWebhookAnswers(t *testing.T) {
 func TestWebhookOrderOfChecks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher",
-		hookTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`)},
-		hookTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
-		hookTool{Name: "a", Doc: "@webhook twice"}, hookTool{Name: "b", Doc: "@webhook twice"}, hookTool{Name: "runs", Does: "runs"})
+	writeTools(t, dir+"/m.usher",
+		fakeTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`)},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
+		fakeTool{Name: "a", Doc: "@webhook twice"}, fakeTool{Name: "b", Doc: "@webhook twice"}, fakeTool{Name: "runs", Does: "runs"})
 	large := strings.Repeat(" ", 1024)
 	base := t.TempDir()
 	for _, env := range []map[string]string{nil, guarded} {
@@ -1025,7 +819,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 func TestWebhookCrossSite(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"})
 	d := daemonOptions{env: guarded}.start(t, dir, "-allow-origin", "https://shop.example", "-allow-host", "usher.example", "-open")
 	d.awaitReady(t)
 	for _, row := range []struct {
@@ -1077,9 +871,9 @@ func TestWebhookCrossSite(t *testing.T) {
 func TestWebhookFailures(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleCrash", Does: "crash"},
-		hookTool{Name: "handleNever", Does: "never"}, hookTool{Name: "handleHold", Does: "hold"})
-	writeHooks(t, dir+"/other.usher", hookTool{Name: "handleHold", Does: "hold"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleCrash", Does: "crash"},
+		fakeTool{Name: "handleNever", Does: "never"}, fakeTool{Name: "handleHold", Does: "hold"})
+	writeTools(t, dir+"/other.usher", fakeTool{Name: "handleHold", Does: "hold"})
 	d := startDaemon(t, dir, "-webhook-timeout", "1s")
 	d.awaitReady(t)
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
@@ -1087,12 +881,12 @@ func TestWebhookFailures(t *testing.T) {
 		t.Errorf("after a crash: %d %s", a.Status, a.Body)
 	}
 	checkError(t, "a method that never returns", d.deliver(t, "m/handleNever", `{}`), 504)
-	await(t, "the module to be told", func() bool { return strings.Contains(d.Log.String(), "hooks: cancelled handleNever") })
+	await(t, "the module to be told", func() bool { return strings.Contains(d.Log.String(), "fake: cancelled handleNever") })
 
 	// A crash fails those that wait at once.
 	held := make(chan answer, 1)
 	go func() { held <- d.deliver(t, "m/handleHold", `{}`) }()
-	await(t, "the delivery", func() bool { return strings.Contains(d.Log.String(), "hooks: began handleHold") })
+	await(t, "the delivery", func() bool { return strings.Contains(d.Log.String(), "fake: began handleHold") })
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	checkError(t, "a crash beside it", <-held, 502)
 
@@ -1103,15 +897,15 @@ func TestWebhookFailures(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := make(chan error, 1)
-	began := strings.Count(d.Log.String(), "hooks: began handleHold")
+	began := strings.Count(d.Log.String(), "fake: began handleHold")
 	go func() {
 		_, err := hookClient.Do(req.WithContext(ctx))
 		gone <- err
 	}()
-	await(t, "the delivery", func() bool { return strings.Count(d.Log.String(), "hooks: began handleHold") > began })
+	await(t, "the delivery", func() bool { return strings.Count(d.Log.String(), "fake: began handleHold") > began })
 	hangUp()
 	<-gone
-	await(t, "the module to be told", func() bool { return strings.Contains(d.Log.String(), "hooks: cancelled handleHold") })
+	await(t, "the module to be told", func() bool { return strings.Contains(d.Log.String(), "fake: cancelled handleHold") })
 }
 
 // A module that can't start, and one whose calls are bounded more tightly than
@@ -1119,7 +913,7 @@ func TestWebhookFailures(t *testing.T) {
 func TestWebhookCantStart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleNever", Does: "never"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleNever", Does: "never"})
 	d := startDaemon(t, dir, "-call-timeout", "300ms")
 	d.awaitReady(t)
 	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
@@ -1149,17 +943,17 @@ func TestWebhookCantStart(t *testing.T) {
 func TestWebhookLimit(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/slow.usher", hookTool{Name: "handleHold", Does: "hold"}, hookTool{Name: "release", Does: "release"})
-	writeHooks(t, dir+"/fast.usher", hookTool{Name: "handleIt"})
+	writeTools(t, dir+"/slow.usher", fakeTool{Name: "handleHold", Does: "hold"}, fakeTool{Name: "release", Does: "release"})
+	writeTools(t, dir+"/fast.usher", fakeTool{Name: "handleIt"})
 	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-limit", "3")
 	d.awaitReady(t)
 	answers := make(chan answer, 10)
 	hold := func(n int) {
-		began := strings.Count(d.Log.String(), "hooks: began handleHold")
+		began := strings.Count(d.Log.String(), "fake: began handleHold")
 		for range n {
 			go func() { answers <- d.deliver(t, "slow/handleHold", `{}`, shown) }()
 		}
-		await(t, "deliveries in flight", func() bool { return strings.Count(d.Log.String(), "hooks: began handleHold") == began+n })
+		await(t, "deliveries in flight", func() bool { return strings.Count(d.Log.String(), "fake: began handleHold") == began+n })
 	}
 	hold(2)
 	for range 20 { // one slow module does not hold up another's deliveries
@@ -1204,7 +998,7 @@ func TestWebhookLimit(t *testing.T) {
 func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_SIGNING_SECRET"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleSigned", Doc: "@signature github WH_SIGNING_SECRET"})
 	d := daemonOptions{env: map[string]string{webhookSecretVar: testSecret, "WH_SIGNING_SECRET": "k"}}.start(t, dir, "-webhook-limit", "1", "-accept-signatures")
 	d.awaitReady(t)
 	var idle []net.Conn
@@ -1238,11 +1032,16 @@ func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 
 func TestWebhookWhileIntrospected(t *testing.T) {
 	t.Parallel()
-	dir, ready := t.TempDir(), t.TempDir()
-	writeHooks(t, dir+"/known.usher", hookTool{Name: "handleIt"})
+	dir := t.TempDir()
+	writeTools(t, dir+"/known.usher", fakeTool{Name: "handleIt"})
+	gates := map[string]net.Listener{} // closed when the module of this name may start
 	for _, name := range []string{"late", "later"} {
-		writeHookSpec(t, dir+"/"+name+".usher", hookSpec{Await: filepath.Join(ready, name), Tools: []hookTool{
-			{Name: "handleIt"}, {Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}}})
+		gate, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		defer gate.Close()
+		gates[name] = gate
+		writeFake(t, dir+"/"+name+".usher", "fixed shared await="+gate.Addr().String(), fakeTool{Name: "handleIt"},
+			fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"})
 	}
 	d := daemonOptions{env: map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}}.start(t, dir, "-accept-signatures")
 	await(t, "the known module", func() bool { return strings.Contains(d.Out.String(), "ready   known") })
@@ -1252,7 +1051,7 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 	// One that arrives while it is looked at is answered once it is known.
 	late := make(chan answer, 1)
 	go func() { late <- d.deliver(t, "late/handleIt", `{}`, shown) }()
-	write(t, filepath.Join(ready, "late"), "")
+	gates["late"].Close()
 	answers := make(map[string]chan answer)
 	for _, path := range []string{"later/handleIt", "later/handleSigned", "no/thing"} {
 		for _, secret := range []bool{true, false} {
@@ -1281,7 +1080,7 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 	if a := <-late; a.Status != 200 {
 		t.Errorf("a module that became ready: %d %s", a.Status, a.Body)
 	}
-	write(t, filepath.Join(ready, "later"), "")
+	gates["later"].Close()
 	d.awaitReady(t)
 	checkError(t, "an unknown path, all modules known", d.deliver(t, "no/thing", `{}`, shown), 404)
 }
@@ -1291,9 +1090,9 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 func TestWebhookLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)},
-		hookTool{Name: "handleResult", Does: "result"}, hookTool{Name: "handleFault", Does: "fault"}, hookTool{Name: "handleCrash", Does: "crash"},
-		hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}, hookTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)},
+		fakeTool{Name: "handleResult", Does: "result"}, fakeTool{Name: "handleFault", Does: "fault"}, fakeTool{Name: "handleCrash", Does: "crash"},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}, fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
 	d := daemonOptions{env: map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "MARK-key", "WH_BADKEY_SIGNING_SECRET": "MARK not base64"}}.start(t, dir, "-log", "json")
 	d.awaitReady(t)
 	for _, row := range []struct {
@@ -1418,8 +1217,8 @@ func TestWebhookEmptySecret(t *testing.T) {
 // touch those beside them.
 func TestWebhookStorm(t *testing.T) {
 	dir := t.TempDir()
-	writeHooks(t, dir+"/bad.usher", hookTool{Name: "handleCrash", Does: "crash"}, hookTool{Name: "handleNever", Does: "never"})
-	writeHooks(t, dir+"/good.usher", hookTool{Name: "handleIt"})
+	writeTools(t, dir+"/bad.usher", fakeTool{Name: "handleCrash", Does: "crash"}, fakeTool{Name: "handleNever", Does: "never"})
+	writeTools(t, dir+"/good.usher", fakeTool{Name: "handleIt"})
 	before := runtime.NumGoroutine()
 	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-timeout", "20s")
 	d.awaitReady(t)
@@ -1472,7 +1271,7 @@ func (d drip) Read(p []byte) (int, error) {
 func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
 	d := daemonOptions{env: guarded}.start(t, dir)
 	d.awaitReady(t)
 	var wg sync.WaitGroup
@@ -1505,7 +1304,7 @@ func TestWebhookEndlessBody(t *testing.T) {
 	slow(t)
 	t.Parallel()
 	dir := t.TempDir()
-	writeHooks(t, dir+"/m.usher", hookTool{Name: "handleIt"}, hookTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}, hookTool{Name: "runs", Does: "runs"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"}, fakeTool{Name: "runs", Does: "runs"})
 	d := daemonOptions{env: map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}}.start(t, dir, "-accept-signatures")
 	d.awaitReady(t)
 	var wg sync.WaitGroup
