@@ -239,10 +239,10 @@ func BenchmarkWebhookArguments(b *testing.B) {
 			r := httptest.NewRequest("POST", "/webhook/m/handleIt?from=here", strings.NewReader(row.body))
 			r.Header.Set("Content-Type", row.contentType)
 			r.Header.Set("User-Agent", "sender/1.0")
-			d := &delivery{Request: r, received: time.Now(), body: []byte(row.body), tool: tool}
+			d := &delivery{request: r, received: time.Now(), kind: row.contentType, body: []byte(row.body), tool: tool}
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := d.arguments(); err != nil {
+				if _, err := d.parseArguments(); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -353,8 +353,8 @@ func toolProblems(whole *View, t *Item, name string, getenv func(string) string)
 	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
 		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
 	}
-	if rule := t.Method.Signature; t.HookPath() != "" && rule != nil && rule.Err == nil {
-		if _, err := rule.key(getenv(rule.Var)); err != nil {
+	if tag := t.Method.Signature; tag != "" {
+		if _, err := parseSignature(tag, getenv); err != nil {
 			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
 		}
 	}

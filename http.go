@@ -103,7 +103,9 @@ const (
 	maxWantedBytes   = 32 << 10 // bytes of their URIs
 
 	// webhook.go: deliveries.
-	defaultWebhookLimit = 256 // deliveries being answered (-webhook-limit)
+	defaultWebhookLimit = 256     // deliveries being answered (-webhook-limit)
+	maxSignatures       = 16      // signatures of one delivery that are compared
+	maxSignatureHeaders = 4 << 10 // bytes of one delivery's signature headers
 )
 
 const (

@@ -10,7 +10,6 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"path"
 	"regexp"
@@ -65,9 +64,6 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
 		m.IsHook = false // rather than somewhere else
 		problems = append(problems, fmt.Sprintf("%s: %v", m.Name, err))
-	}
-	if m.Signature != nil && m.Signature.Err != nil {
-		problems = append(problems, fmt.Sprintf("%s: %v; its webhook answers 503 until that is mended", m.Name, m.Signature.Err))
 	}
 	schema := cleanSchema(field(definition, "inputSchema"), m.params, rules.Undeclared)
 	m.definition = list.without("name", "description", "inputSchema")
@@ -205,8 +201,8 @@ type docTags struct {
 	// own, or "" for the module's and method's names. IsHook says whether it does.
 	Hook        string
 	IsHook      bool
-	Signature   *signatureRule // its @signature tag; nil for none
-	description string         // without the tags' lines
+	Signature   string // its @signature tag, or a line with a misplaced tag: see parseSignature
+	description string // without the tags' lines
 	params      []paramDoc
 	annotations object // of MCP
 }
@@ -247,7 +243,7 @@ func parseDoc(doc string, rules docRules) docTags {
 		case rules.Hooks && tag == "@webhook":
 			t.IsHook, t.Hook = true, cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
 		case rules.Hooks && tag == "@signature":
-			t.Signature = cmp.Or(t.Signature, parseSignature(rest)) // the first counts
+			t.Signature = cmp.Or(t.Signature, trimmed) // the first counts
 		case rules.Tags && annotationTags[tag] != "":
 			t.annotations = t.annotations.set(annotationTags[tag], json.RawMessage("true"))
 		case rules.Tags && tag == "@param":
@@ -257,7 +253,7 @@ func parseDoc(doc string, rules docRules) docTags {
 		default:
 			text = append(text, line)
 			if rules.Hooks && misplacedTag.MatchString(line) { // which may be meant to protect something
-				t.Signature = cmp.Or(t.Signature, &signatureRule{Err: errors.New("@webhook and @signature count at the beginning of a line alone")})
+				t.Signature = cmp.Or(t.Signature, trimmed)
 			}
 		}
 	}

@@ -1,7 +1,7 @@
-// Webhooks: HTTP callbacks, delivered to methods. Who may deliver, which method
-// a path is, the signatures of providers, how a body becomes parameters, and how
-// a result becomes an answer. It knows views and tools; it names no claim and no
-// session.
+// Webhooks: HTTP callbacks, delivered to methods. Here are the authentication of
+// senders, the lookup of the method at a path, the signatures of providers, and the
+// conversions of bodies to parameters and of results to answers. Nothing here depends
+// on claims or sessions.
 
 package main
 
@@ -31,12 +31,12 @@ import (
 )
 
 const (
-	webhookPrefix      = "/webhook/"        // where the paths of webhooks begin
-	secretHeader       = "X-Webhook-Secret" // where a sender shows the secret
-	signatureTolerance = 5 * time.Minute    // how far a signed time stamp may be off, either way
+	webhookPrefix      = "/webhook/"        // begins the paths of webhooks
+	secretHeader       = "X-Webhook-Secret" // contains the secret of a sender
+	signatureTolerance = 5 * time.Minute    // by which a signed timestamp may be off, either way
 )
 
-// Webhooks takes deliveries. It is not changed once it serves; safe for
+// Webhooks answers deliveries. Its fields do not change while it serves. Safe for
 // concurrent use.
 type Webhooks struct {
 	modules *Registry
@@ -45,59 +45,74 @@ type Webhooks struct {
 	getenv  func(string) string // for the keys of signatures
 
 	secret           string   // "" for none
-	audience         audience // whose deliveries are taken while there is no secret
-	acceptSignatures bool     // a verified signature stands in for the secret
+	audience         audience // the senders that need no secret if there is none
+	acceptSignatures bool     // a verified signature replaces the secret
 	timeout          time.Duration
-	slots            chan struct{} // one for each delivery being answered
+	slots            chan struct{} // one element for each delivery in flight
 }
 
 // delivery is one request on its way to a method.
 type delivery struct {
-	*http.Request
+	request       *http.Request
 	id            string
 	path          string // below webhookPrefix
 	received      time.Time
-	authenticated bool // the sender has shown the secret, or needs none
+	authenticated bool   // by the secret or a signature, or because neither is needed
+	kind          string // of the body: see parseType
+	boundary      string
 	body          []byte
-	tool          *Item // nil while none is known
-	status        int   // of the answer
+	tool          *Item           // whose method is called; nil until it is found
+	arguments     json.RawMessage // for tool; nil until they are parsed
+	status        int             // of the answer
 }
 
-// serve takes one request for a path below webhookPrefix, after Host and Origin
-// were judged, and logs what became of it.
+// serve answers a request for a path below webhookPrefix, and logs it. The caller has
+// checked Host and Origin.
 func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
-	d := &delivery{Request: r, id: w.Header().Get(requestIDHeader), path: strings.TrimPrefix(r.URL.Path, webhookPrefix), received: time.Now()}
+	d := &delivery{
+		request:  r,
+		id:       w.Header().Get(requestIDHeader),
+		path:     strings.TrimPrefix(r.URL.Path, webhookPrefix),
+		received: time.Now(),
+	}
 	err := h.deliver(w, d)
-	args := []any{"id", d.id, "took", time.Since(d.received).Round(10 * time.Microsecond), "bytes", len(d.body), "remote", r.RemoteAddr}
+	took := time.Since(d.received).Round(10 * time.Microsecond)
+	args := []any{"id", d.id, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
-	if e := (*httpError)(nil); errors.As(err, &e) {
-		d.status, e.Logged = e.Status, true
+	if e, ok := errors.AsType[*httpError](err); ok {
+		d.status = e.Status
+		e.Logged = true
 		args = append(args, "why", cmp.Or(e.Err, error(e)))
 	}
 	h.log.Info("delivery", append(args, "status", d.status)...)
 	return err
 }
 
-// deliver makes the checks in the order in which their answers count, calls the
-// method, and writes its answer. An error is the answer where there is no other.
+// deliver receives a delivery, calls its method and writes the answer. If it returns an
+// error, it has written nothing.
 func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
-	// Hashes have one length, so that comparing them takes one time.
-	got, want := sha256.Sum256([]byte(d.Header.Get(secretHeader))), sha256.Sum256([]byte(h.secret))
-	d.authenticated = h.secret == "" || subtle.ConstantTimeCompare(got[:], want[:]) == 1
-	if err := h.receive(w, d); err != nil && !d.authenticated {
-		// Whatever goes wrong for a sender who has shown nothing is a 401, so that
-		// the answer does not tell what is there.
-		return &httpError{Status: http.StatusUnauthorized, Msg: "the webhook secret is missing or wrong: send it as " + secretHeader, Err: err}
-	} else if err != nil {
+	err := h.receive(w, d)
+	if err != nil && !d.authenticated { // no other status, which would show what exists
+		return &httpError{
+			Status: http.StatusUnauthorized,
+			Msg:    "the webhook secret is missing or wrong: send it as " + secretHeader,
+			Err:    err,
+		}
+	}
+	if err != nil {
 		return err
 	}
 	select {
 	case h.slots <- struct{}{}:
 		defer func() { <-h.slots }()
 	default:
-		return &httpError{Status: http.StatusServiceUnavailable, Msg: "too many deliveries at once (-webhook-limit)", Header: retryAfter(1)}
+		return &httpError{
+			Status: http.StatusServiceUnavailable,
+			Msg:    "too many deliveries in flight (-webhook-limit): try again",
+			Header: retryAfter(1),
+		}
 	}
 	answer, err := h.call(d)
 	if err != nil {
@@ -108,105 +123,112 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	return nil
 }
 
-// receive refuses a delivery that must not be made, or reads its body and verifies
-// its signature. What can be refused without the body is refused before it is
-// read. A sender who has not shown the secret has its body read whatever the path:
-// otherwise the time of the answer would tell which paths exist.
-func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) (err error) {
+// receive authenticates the sender of a delivery, finds its method and reads its body.
+// It refuses whatever it can before it reads the body.
+func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
+	r := d.request
+	// Hashes have one length, so comparing them takes the same time for any secret.
+	got := sha256.Sum256([]byte(r.Header.Get(secretHeader)))
+	want := sha256.Sum256([]byte(h.secret))
+	d.authenticated = h.secret == "" || subtle.ConstantTimeCompare(got[:], want[:]) == 1
 	switch {
-	case h.secret == "" && !h.audience.includes(d.Request):
-		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: start usher serve with %s in its environment, or with -open-webhooks", webhookSecretVar)
-	case !d.authenticated && !(h.acceptSignatures && d.Method == http.MethodPost):
+	case h.secret == "" && !h.audience.includes(r):
+		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: "+
+			"start usher serve with %s in its environment, or with -open-webhooks", webhookSecretVar)
+	case !d.authenticated && !(h.acceptSignatures && signatureSize(r.Header) > 0):
 		return errors.New("neither secret nor signature")
-	case d.Method != http.MethodPost:
-		return &httpError{Status: http.StatusMethodNotAllowed, Msg: "a webhook takes POST", Header: http.Header{"Allow": {"POST"}}}
-	case d.authenticated:
-		if d.tool, err = h.find(d.Context(), d); err != nil {
-			return err
-		}
-		if rule := d.tool.Method.Signature; rule != nil {
-			if _, err := rule.key(h.getenv(rule.Var)); err != nil {
-				return &httpError{Status: http.StatusServiceUnavailable, Msg: "this webhook can't check signatures: see usher modules", Err: err}
-			}
-		}
-		if err := checkType(d.Header.Get("Content-Type")); err != nil {
-			return err
+	case r.Method != http.MethodPost:
+		return &httpError{
+			Status: http.StatusMethodNotAllowed,
+			Msg:    "a webhook takes POST",
+			Header: http.Header{"Allow": {"POST"}},
 		}
 	}
-	if d.body, err = h.bodies.Read(w, d.Request, d.authenticated && h.secret != "", "webhook"); err != nil {
+	tool, err := h.find(r.Context(), d.path)
+	if err != nil {
 		return err
-	}
-	return h.verify(d.Context(), d)
-}
-
-// verify finds the method to call, and verifies the signature that this method
-// wants, or that stands in for the secret. Where there is no method, and so nothing
-// to verify, the body of a sender who has not shown the secret is hashed all the
-// same: otherwise the time of the answer would tell.
-func (h *Webhooks) verify(ctx context.Context, d *delivery) error {
-	tool, err := h.find(ctx, d)
-	rule := &signatureRule{}
-	if err == nil && tool.Method.Signature != nil {
-		rule = tool.Method.Signature
-	} else if d.authenticated {
-		d.tool = tool
-		return err
-	}
-	if err := rule.check(h.getenv(rule.Var), d.Header, d.body, d.received); err != nil {
-		return &httpError{Status: http.StatusUnauthorized, Msg: errSignature.Error(), Err: err}
 	}
 	d.tool = tool
-	return nil
+	if _, err := h.signatureRule(tool.Method); err != nil {
+		return err
+	}
+	var typeErr error
+	d.kind, d.boundary, typeErr = parseType(r.Header.Get("Content-Type"))
+	if typeErr != nil && d.authenticated {
+		return typeErr
+	}
+	d.body, err = h.bodies.Read(w, r, d.authenticated && h.secret != "", "webhook")
+	if err != nil {
+		return err
+	}
+	if err := h.verify(d, tool.Method); err != nil {
+		return err
+	}
+	return typeErr
 }
 
-// find returns the method at a delivery's path. Where there is none yet, it waits
-// for modules that are being introspected; for a sender who has not shown the
-// secret it waits whatever the path is.
-func (h *Webhooks) find(ctx context.Context, d *delivery) (*Item, error) {
+// find returns the method at a path. If there is none yet, it waits for modules that are
+// being introspected.
+func (h *Webhooks) find(ctx context.Context, path string) (*Item, error) {
 	pending := false
-	tool, others := h.modules.View(scopeAll()).Hook(d.path)
-	if !d.authenticated || tool == nil && others == nil {
+	tool, others := h.modules.View(scopeAll()).Hook(path)
+	if tool == nil && others == nil {
 		h.modules.WaitReady(ctx, scopeAll())
-		pending = h.modules.Pending(scopeAll()) // asked before the view: what is missing there was not pending
-		tool, others = h.modules.View(scopeAll()).Hook(d.path)
+		pending = h.modules.Pending(scopeAll()) // before the lookup: see below
+		tool, others = h.modules.View(scopeAll()).Hook(path)
 	}
 	switch {
 	case tool != nil:
 		return tool, nil
 	case len(others) > 0:
-		return nil, httpErrorf(http.StatusConflict, "%q is not one webhook but several: %s", clipText(d.path, 200), strings.Join(others, ", "))
-	case pending:
-		return nil, &httpError{Status: http.StatusServiceUnavailable, Msg: "modules are still being introspected", Header: retryAfter(2)}
+		return nil, httpErrorf(http.StatusConflict, "several webhooks have the path %q: use one of %s",
+			clipText(path, 200), strings.Join(others, ", "))
+	case pending: // and if nothing was pending, this view had everything
+		return nil, &httpError{
+			Status: http.StatusServiceUnavailable,
+			Msg:    "modules are still being introspected: try again",
+			Header: retryAfter(2),
+		}
 	default:
-		return nil, httpErrorf(http.StatusNotFound, "there is no webhook at this path: usher modules lists them")
+		return nil, httpErrorf(http.StatusNotFound, "no webhook has this path: usher modules lists them")
 	}
 }
 
-// pathOf is the path at which a tool of any view takes webhooks; "" for a tool that
-// takes none, or whose path in its view belongs to another, or to nobody.
+// pathOf returns the path at which a tool of any view receives webhooks, or "" if it
+// receives none there.
 func (h *Webhooks) pathOf(t *Item) string {
 	path := t.HookPath()
-	if at, _ := h.modules.View(scopeAll()).Hook(path); at == nil || !at.Same(t) || at.Method.Name != t.Method.Name {
+	tool, _ := h.modules.View(scopeAll()).Hook(path)
+	if tool == nil || tool.Method != t.Method {
 		return ""
 	}
 	return path
 }
 
-// call calls the delivery's method: each attempt the one that stands at the path
-// then, as the module may be reloaded in between.
+// call calls the method of a delivery. Each attempt looks the method up again: if it
+// has changed, the delivery is verified and parsed again.
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
-	ctx, cancel := context.WithTimeoutCause(d.Context(), h.timeout, errDeliveryTimeout)
+	ctx, cancel := context.WithTimeoutCause(d.request.Context(), h.timeout, errDeliveryTimeout)
 	defer cancel()
 	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: "webhook"}
 	result, err := h.modules.Call(ctx, func() (json.RawMessage, error) {
-		if err := h.verify(ctx, d); err != nil {
-			return nil, err
-		}
-		arguments, err := d.arguments()
+		tool, err := h.find(ctx, d.path)
 		if err != nil {
 			return nil, err
 		}
-		return d.tool.Call(ctx, caller, "tools/call", object{{"arguments", arguments}})
+		if tool.Method != d.tool.Method {
+			if err := h.verify(d, tool.Method); err != nil {
+				return nil, err
+			}
+			d.arguments = nil
+		}
+		d.tool = tool
+		if d.arguments == nil {
+			if d.arguments, err = d.parseArguments(); err != nil {
+				return nil, err
+			}
+		}
+		return tool.Call(ctx, caller, "tools/call", object{{"arguments", d.arguments}})
 	})
 	if err != nil {
 		return webhookAnswer{}, callError(ctx, err)
@@ -216,54 +238,57 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 
 var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout, -call-timeout)")
 
-// webhookExample is the URL of a tool's webhook and a line that delivers there, with the
-// required parameters; "" where none is served. url is the daemon's.
-func webhookExample(view *View, t *Item, url string, secret bool) (at, curl string) {
+// webhookExample returns the URL of a tool's webhook, and a command that delivers there
+// with the required parameters. Both are "" if the tool has no webhook in the view. base
+// is the daemon's URL.
+func webhookExample(view *View, t *Item, base string, secret bool) (at, command string) {
 	if served, _ := view.Hook(t.HookPath()); served != t {
 		return "", ""
 	}
-	at, header := strings.TrimSuffix(url, "/")+webhookPrefix+t.HookPath(), ""
-	if t.Method.Signature != nil {
+	at = strings.TrimSuffix(base, "/") + webhookPrefix + t.HookPath()
+	if t.Method.Signature != "" {
 		return at, at + ", signed by its sender"
 	}
+	header := ""
 	if secret {
 		header = fmt.Sprintf(` -H "%s: $%s"`, secretHeader, webhookSecretVar)
 	}
-	arguments := strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`) // which would end it in a shell
-	return at, fmt.Sprintf("curl %s%s -H 'Content-Type: application/json' -d '%s'", at, header, arguments)
+	// A quote would end the argument in a shell.
+	arguments := strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`)
+	command = fmt.Sprintf("curl %s%s -H 'Content-Type: application/json' -d '%s'", at, header, arguments)
+	return at, command
 }
 
-// errFailed is all that the log says of a method's failure: its own words, which
-// the sender gets, may repeat what was sent.
+// errFailed replaces a method's own message in the log, as that may repeat what was
+// sent.
 var errFailed = errors.New("the method failed")
 
-// callError is the answer to a call that failed on its way.
+// callError returns the answer to a failed call, as an *httpError.
 func callError(ctx context.Context, err error) error {
-	rpc, answered := (*rpcError)(nil), (*httpError)(nil)
-	switch {
-	case errors.As(err, &answered):
-		return answered
-	case errors.As(err, new(*argumentError)):
-		return httpErrorf(http.StatusBadRequest, "%v", err)
-	case errors.Is(context.Cause(ctx), errDeliveryTimeout), errors.Is(err, errTimeout):
+	if answer, ok := errors.AsType[*httpError](err); ok {
+		return answer
+	}
+	if argument, ok := errors.AsType[*argumentError](err); ok {
+		return httpErrorf(http.StatusBadRequest, "%v", argument)
+	}
+	if errors.Is(context.Cause(ctx), errDeliveryTimeout) || errors.Is(err, errTimeout) {
 		return httpErrorf(http.StatusGatewayTimeout, "%v", errDeliveryTimeout)
-	case errors.As(err, &rpc) && rpc.Code == codeInvalidParams:
-		return &httpError{Status: http.StatusBadRequest, Msg: rpc.Message, Err: errors.New("the module refused the parameters")}
-	case errors.As(err, &rpc):
-		return &httpError{Status: http.StatusInternalServerError, Msg: rpc.Message, Err: errFailed}
-	default:
+	}
+	rpc, ok := errors.AsType[*rpcError](err)
+	if !ok {
 		return httpErrorf(http.StatusBadGateway, "%v", err)
 	}
+	if rpc.Code == codeInvalidParams {
+		refused := errors.New("the module refused the parameters")
+		return &httpError{Status: http.StatusBadRequest, Msg: rpc.Message, Err: refused}
+	}
+	return &httpError{Status: http.StatusInternalServerError, Msg: rpc.Message, Err: errFailed}
 }
 
-// arguments is what the method is called with: the fields of the body, and what
-// is known of the request. Its errors are *httpError or *argumentError.
-func (d *delivery) arguments() (json.RawMessage, error) {
-	contentType := d.Header.Get("Content-Type")
-	if err := checkType(contentType); err != nil {
-		return nil, err
-	}
-	list, err := parameters(contentType, d.body, d.tool.Method)
+// parseArguments returns the arguments for the delivery's method: the fields of the
+// body, and the request under webhookParam. Its errors are *httpError or *argumentError.
+func (d *delivery) parseArguments() (json.RawMessage, error) {
+	list, err := parameters(d.kind, d.boundary, d.body, d.tool.Method)
 	if err != nil {
 		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
 	}
@@ -274,111 +299,203 @@ func (d *delivery) arguments() (json.RawMessage, error) {
 	return d.tool.Method.checkArguments(arguments)
 }
 
-// meta is what a method gets under webhookParam.
+// meta returns what a method receives under webhookParam.
 func (d *delivery) meta() json.RawMessage {
-	headers, query := object{{"host", quote(d.Host)}}, object{}
-	for name, values := range d.Header {
+	headers := object{{"host", quote(d.request.Host)}}
+	for name, values := range d.request.Header {
 		if name != secretHeader {
 			headers = append(headers, member{strings.ToLower(name), quote(strings.Join(values, ", "))})
 		}
 	}
-	for name, values := range d.URL.Query() {
+	query := object{}
+	for name, values := range d.request.URL.Query() {
 		query = append(query, member{name, quote(values[0])})
 	}
-	meta := object{{"method", quote(d.Method)}, {"headers", headers.encode()}, {"query", query.encode()}, {"timestamp", marshal(d.received.UnixMilli())}}
+	meta := object{
+		{"method", quote(d.request.Method)},
+		{"headers", headers.encode()},
+		{"query", query.encode()},
+		{"timestamp", marshal(d.received.UnixMilli())},
+	}
 	if utf8.Valid(d.body) {
 		meta = append(meta, member{"rawBody", quote(string(d.body))})
 	}
 	return meta.encode()
 }
 
-// errSignature is all that a sender is told: what exactly did not fit helps
-// only who forges.
+// signatureRule is how deliveries to a method must be signed, by its @signature tag.
+type signatureRule struct {
+	scheme   string // a key of signatureSchemes
+	variable string // the environment variable of the key
+	key      []byte // of the HMAC
+}
+
+// parseSignature parses a @signature tag and reads its key from the environment. A
+// method whose tag has an error must not be served.
+func parseSignature(tag string, getenv func(string) string) (*signatureRule, error) {
+	words := strings.Fields(tag)
+	switch {
+	case len(words) == 0 || words[0] != "@signature":
+		return nil, errors.New("@webhook and @signature must begin a line")
+	case len(words) != 3:
+		return nil, errors.New("@signature: want a scheme and a variable, " +
+			"such as @signature github GITHUB_WEBHOOK_SECRET")
+	case signatureSchemes[words[1]] == nil:
+		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s",
+			words[1], strings.Join(sortedKeys(signatureSchemes), ", "))
+	case !isSecretVariable(words[2]):
+		return nil, fmt.Errorf("@signature: %s: want a variable whose name ends in "+
+			"_WEBHOOK_SECRET or _SIGNING_SECRET", words[2])
+	}
+	text := getenv(words[2])
+	rule := &signatureRule{scheme: words[1], variable: words[2], key: []byte(text)}
+	if text == "" {
+		return nil, fmt.Errorf("@signature: %s is not set", rule.variable)
+	}
+	if rule.scheme == "standard" {
+		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
+		if err != nil || len(key) == 0 {
+			return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", rule.variable)
+		}
+		rule.key = key
+	}
+	return rule, nil
+}
+
+// signatureRule returns the rule of a method, or nil if it has no @signature tag.
+func (h *Webhooks) signatureRule(m *Method) (*signatureRule, error) {
+	if m.Signature == "" {
+		return nil, nil
+	}
+	rule, err := parseSignature(m.Signature, h.getenv)
+	if err != nil {
+		return nil, &httpError{
+			Status: http.StatusServiceUnavailable,
+			Msg:    "this webhook can't check signatures: see usher modules",
+			Err:    err,
+		}
+	}
+	return rule, nil
+}
+
+// errSignature is all that a sender learns: more detail would help only a forger.
 var errSignature = errors.New("the signature is missing, wrong or too old")
 
-// givenSignature is what a scheme finds in the headers of a request. One of the
-// signatures has to be version, followed by the encoded HMAC-SHA256 of prefix and
-// body.
+// verify verifies the signature of a delivery, if the method has a rule for it. A
+// verified signature authenticates the sender.
+func (h *Webhooks) verify(d *delivery, m *Method) error {
+	rule, err := h.signatureRule(m)
+	if err != nil {
+		return err
+	}
+	if rule == nil {
+		if !d.authenticated {
+			return errors.New("no secret, and this method verifies no signatures")
+		}
+		return nil
+	}
+	if err := rule.verify(d.request.Header, d.body, d.received); err != nil {
+		return &httpError{Status: http.StatusUnauthorized, Msg: errSignature.Error(), Err: err}
+	}
+	d.authenticated = true
+	return nil
+}
+
+// verify verifies the signature of a body. Its errors wrap errSignature and say for the
+// log what is wrong.
+func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
+	given := signatureSchemes[r.scheme](h, now)
+	switch {
+	case strings.Join(given.signatures, "") == "":
+		return fmt.Errorf("%w: no signature in the headers of %s", errSignature, r.scheme)
+	case signatureSize(h) > maxSignatureHeaders:
+		return fmt.Errorf("%w: its headers are too large", errSignature)
+	case given.stale != nil:
+		return given.stale
+	}
+	mac := hmac.New(sha256.New, r.key)
+	io.WriteString(mac, given.prefix)
+	mac.Write(body)
+	want := []byte(given.version + given.encode(mac.Sum(nil)))
+	for _, got := range given.signatures[:min(len(given.signatures), maxSignatures)] {
+		if hmac.Equal(want, []byte(got)) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: it does not match this body and the key in %s", errSignature, r.variable)
+}
+
+// signatureSize returns the size of all signature headers of a request, in bytes.
+func signatureSize(h http.Header) (size int) {
+	for _, name := range []string{
+		"X-Hub-Signature-256", "X-Slack-Signature", "Stripe-Signature", "Webhook-Signature", "Svix-Signature",
+	} {
+		size += len(strings.Join(h.Values(name), ""))
+	}
+	return size
+}
+
+// givenSignature is what the headers of a request contain. One of the signatures must
+// be version, followed by the encoded HMAC-SHA256 of prefix and body.
 type givenSignature struct {
 	prefix     string
-	stale      error // the time stamp, if the scheme has one, is not near enough to now
+	stale      error // if the timestamp is not recent; nil if the scheme has none
 	signatures []string
 	version    string
 	encode     func([]byte) string
 }
 
-// signatureSchemes are the schemes, as providers document them.
+// signatureSchemes read the headers of each scheme, as its provider documents them.
 var signatureSchemes = map[string]func(h http.Header, now time.Time) givenSignature{
 	"github": func(h http.Header, _ time.Time) givenSignature {
-		return givenSignature{"", nil, h.Values("X-Hub-Signature-256"), "sha256=", hex.EncodeToString}
+		return givenSignature{
+			signatures: h.Values("X-Hub-Signature-256"),
+			version:    "sha256=",
+			encode:     hex.EncodeToString,
+		}
 	},
 	"slack": func(h http.Header, now time.Time) givenSignature {
 		stamp := h.Get("X-Slack-Request-Timestamp")
-		return givenSignature{"v0:" + stamp + ":", checkRecent(stamp, now), h.Values("X-Slack-Signature"), "v0=", hex.EncodeToString}
+		return givenSignature{
+			prefix:     "v0:" + stamp + ":",
+			stale:      checkRecent(stamp, now),
+			signatures: h.Values("X-Slack-Signature"),
+			version:    "v0=",
+			encode:     hex.EncodeToString,
+		}
 	},
 	"stripe": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
-		items, _ := url.ParseQuery(strings.NewReplacer(" ", "", ",", "&").Replace(h.Get("Stripe-Signature")))
-		return givenSignature{items.Get("t") + ".", checkRecent(items.Get("t"), now), items["v1"], "", hex.EncodeToString}
+		list := strings.NewReplacer(" ", "", ",", "&").Replace(h.Get("Stripe-Signature"))
+		items, _ := url.ParseQuery(list)
+		stamp := items.Get("t")
+		return givenSignature{
+			prefix:     stamp + ".",
+			stale:      checkRecent(stamp, now),
+			signatures: items["v1"],
+			encode:     hex.EncodeToString,
+		}
 	},
 	"standard": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
 		get := func(name string) string { return cmp.Or(h.Get("Webhook-"+name), h.Get("Svix-"+name)) }
-		return givenSignature{get("Id") + "." + get("Timestamp") + ".", checkRecent(get("Timestamp"), now), strings.Fields(get("Signature")), "v1,", base64.StdEncoding.EncodeToString}
+		stamp := get("Timestamp")
+		return givenSignature{
+			prefix:     get("Id") + "." + stamp + ".",
+			stale:      checkRecent(stamp, now),
+			signatures: strings.Fields(get("Signature")),
+			version:    "v1,",
+			encode:     base64.StdEncoding.EncodeToString,
+		}
 	},
 }
 
-// checkRecent checks that a time stamp in Unix seconds is near enough to now.
+// checkRecent returns an error unless a timestamp in Unix seconds is near now.
 func checkRecent(stamp string, now time.Time) error {
 	n, err := strconv.ParseInt(stamp, 10, 64)
-	if off := now.Sub(time.Unix(n, 0)).Abs(); err != nil || off > signatureTolerance {
-		return fmt.Errorf("%w: its time stamp %q is %v off", errSignature, clipText(stamp, 20), off.Round(time.Second))
+	off := now.Sub(time.Unix(n, 0)).Abs()
+	if err != nil || off > signatureTolerance {
+		return fmt.Errorf("%w: its timestamp %q is %v off", errSignature, clipText(stamp, 20), off.Round(time.Second))
 	}
 	return nil
-}
-
-// key is the key of the HMAC, from its text in the environment, or why nothing
-// can be verified. Standard Webhooks has keys in base64 after "whsec_".
-func (r *signatureRule) key(text string) ([]byte, error) {
-	switch {
-	case r.Err != nil:
-		return nil, r.Err
-	case signatureSchemes[r.Scheme] == nil:
-		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s", r.Scheme, strings.Join(sortedKeys(signatureSchemes), ", "))
-	case text == "":
-		return nil, fmt.Errorf("@signature: %s is not set", r.Var)
-	case r.Scheme != "standard":
-		return []byte(text), nil
-	}
-	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
-	if err != nil || len(key) == 0 {
-		return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", r.Var)
-	}
-	return key, nil
-}
-
-// check verifies a body, in a time that tells nothing but the body's length. The
-// error wraps errSignature, and says for the log what is wrong, of one that is not
-// signed as it should be; any other is key's.
-func (r *signatureRule) check(text string, h http.Header, body []byte, now time.Time) error {
-	key, err := r.key(text)
-	given := givenSignature{encode: hex.EncodeToString}
-	if scheme := signatureSchemes[r.Scheme]; scheme != nil {
-		given = scheme(h, now)
-	}
-	mac := hmac.New(sha256.New, key)
-	io.WriteString(mac, given.prefix)
-	mac.Write(body)
-	want := []byte(given.version + given.encode(mac.Sum(nil)))
-	fits := slices.ContainsFunc(given.signatures, func(got string) bool { return hmac.Equal(want, []byte(got)) })
-	switch {
-	case err != nil:
-	case strings.Join(given.signatures, "") == "":
-		err = fmt.Errorf("%w: there is none in the headers of %s", errSignature, r.Scheme)
-	case given.stale != nil:
-		err = given.stale
-	case !fits:
-		err = fmt.Errorf("%w: it is not that of this body with the key in %s", errSignature, r.Var)
-	}
-	return err
 }
 
 const (
@@ -386,32 +503,37 @@ const (
 	multipartType = "multipart/form-data"
 )
 
-// checkType refuses a content type that no parameters are read from.
-func checkType(contentType string) error {
-	kind, _, err := mime.ParseMediaType(contentType)
-	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
-	if contentType == "" || err == nil && (isJSON || kind == formType || kind == multipartType) {
-		return nil
+// parseType parses the content type of a body. It refuses types that can't contain
+// parameters. kind is "" for no content type.
+func parseType(contentType string) (kind, boundary string, err error) {
+	if contentType == "" {
+		return "", "", nil
 	}
-	return httpErrorf(http.StatusUnsupportedMediaType, "content type %q: want application/json, %s or %s", clipText(contentType, 100), formType, multipartType)
+	kind, params, err := mime.ParseMediaType(contentType)
+	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
+	if err != nil || !isJSON && kind != formType && kind != multipartType {
+		return "", "", httpErrorf(http.StatusUnsupportedMediaType, "content type %q: want application/json, %s or %s",
+			clipText(contentType, 100), formType, multipartType)
+	}
+	return kind, params["boundary"], nil
 }
 
-// parameters is what a body of a content type that checkType takes holds: the
-// fields of a JSON object or of a form.
-func parameters(contentType string, body []byte, m *Method) (object, error) {
+// parameters returns the fields of a JSON object or of a form, by the kind and boundary
+// that parseType returned.
+func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil, nil
 	}
-	kind, params, _ := mime.ParseMediaType(contentType)
-	list, err := jsonObject(body)
+	list, jsonErr := jsonObject(body)
 	form := &multipart.Form{}
+	var err error
 	switch {
 	case kind == multipartType:
-		form, err = multipart.NewReader(bytes.NewReader(body), params["boundary"]).ReadForm(int64(len(body)))
-	case kind == formType && err != nil: // curl -d calls JSON a form, too
+		form, err = multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
+	case kind == formType && jsonErr != nil: // curl -d sends JSON as a form, too
 		form.Value, err = url.ParseQuery(string(body))
 	default:
-		return list, err
+		return list, jsonErr
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the body is not a well-formed %s", kind)
@@ -419,7 +541,7 @@ func parameters(contentType string, body []byte, m *Method) (object, error) {
 	return formParams(form, m), nil
 }
 
-// jsonObject is the members of a body that is a JSON object.
+// jsonObject returns the members of a JSON object.
 func jsonObject(body []byte) (object, error) {
 	if err := checkJSON(body, "the body"); err != nil {
 		return nil, err
@@ -431,9 +553,9 @@ func jsonObject(body []byte) (object, error) {
 	return list, nil
 }
 
-// formParams turns a form into parameters. A field named payload that holds a
-// JSON object, as GitHub sends it, is that object, unless the method has a
-// parameter of that name.
+// formParams converts a form to parameters. If a field named payload contains a JSON
+// object, as GitHub sends it, the object's members are the parameters, unless the method
+// has a parameter of that name.
 func formParams(form *multipart.Form, m *Method) (list object) {
 	values := make(map[string][]json.RawMessage)
 	for name, texts := range form.Value {
@@ -463,13 +585,15 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 	return list
 }
 
-// fileValue is a file in a form: as text if it is some, else in base64.
+// fileValue converts a file in a form: to text if it is valid UTF-8, else to base64.
 func fileValue(file *multipart.FileHeader) json.RawMessage {
 	reader, _ := file.Open() // from memory: it can't fail
 	content, _ := io.ReadAll(reader)
-	encoding, text := "text", string(content)
+	encoding := "text"
+	text := string(content)
 	if !utf8.Valid(content) {
-		encoding, text = "base64", base64.StdEncoding.EncodeToString(content)
+		encoding = "base64"
+		text = base64.StdEncoding.EncodeToString(content)
 	}
 	return object{
 		{"filename", quote(file.Filename)},
@@ -479,9 +603,9 @@ func fileValue(file *multipart.FileHeader) json.RawMessage {
 	}.encode()
 }
 
-// fieldValue turns a form's text into the number or boolean that the schema asks
-// for; any other text stays, and the check of arguments says so. It is nil for a
-// field that was left blank, as forms send those too.
+// fieldValue converts a form's text to the number or boolean that the schema requires.
+// Other text is unchanged, so the check of arguments refuses it. fieldValue returns nil
+// for a field left blank, as forms send those too.
 func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 	text, ok := unquote(value)
 	wants := func(kind string) bool { return slices.Contains(types, kind) }
@@ -490,7 +614,7 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 		return value
 	case text == "" && len(types) > 0:
 		return nil
-	case (wants("number") || wants("integer")) && json.Valid([]byte(text)) && strings.ContainsAny(text[:1], "-0123456789"):
+	case (wants("number") || wants("integer")) && isNumber(text):
 		return json.RawMessage(text)
 	case wants("boolean") && slices.Contains([]string{"true", "on", "1"}, text):
 		return json.RawMessage("true")
@@ -500,15 +624,19 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 	return value
 }
 
-// webhookAnswer is what the sender gets, in the form in which a method may make it
-// itself, as "_response".
+// isNumber reports whether text is a JSON number.
+func isNumber(text string) bool {
+	return strings.ContainsAny(text[:1], "-0123456789") && json.Valid([]byte(text))
+}
+
+// webhookAnswer is the answer to a delivery. A method can return one as "_response".
 type webhookAnswer struct {
 	Status  int
 	Headers map[string]string
-	Body    json.RawMessage // sent as it is; the text of it, where it is a JSON string
+	Body    json.RawMessage // sent unchanged, except that a JSON string is sent as its text
 }
 
-// answerOf turns a tool's result into the answer.
+// answerOf converts a tool's result to the answer.
 func answerOf(result json.RawMessage) (webhookAnswer, error) {
 	text := resultText(result)
 	body := json.RawMessage(strings.TrimSpace(text))
@@ -526,10 +654,12 @@ func answerOf(result json.RawMessage) (webhookAnswer, error) {
 	return webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}, nil
 }
 
-// connectionHeaders are those that no method can set.
-var connectionHeaders = []string{"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader}
+// connectionHeaders are headers that a method can't set.
+var connectionHeaders = []string{
+	"Connection", "Content-Length", "Transfer-Encoding", "Upgrade", "Trailer", requestIDHeader,
+}
 
-// ownAnswer is the answer that a method made itself.
+// ownAnswer parses the answer that a method returned as "_response".
 func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
 	a := webhookAnswer{Status: http.StatusOK}
 	decoder := json.NewDecoder(bytes.NewReader(raw))
@@ -538,23 +668,36 @@ func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
 	if err == nil && (!isObject(raw) || a.Status < 200 || a.Status > 599) {
 		err = errors.New("want an object with a status from 200 to 599, headers and body")
 	}
-	isControl := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }
 	for name, value := range a.Headers {
-		if !headerToken.MatchString(name) || strings.ContainsFunc(value, isControl) || slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name)) {
-			err = fmt.Errorf("header %q: not one that a method can set", name)
+		if !canSetHeader(name, value) {
+			err = fmt.Errorf("header %q: a method can't set it to this value", name)
 		}
 	}
 	if err != nil {
-		const what = "the method's _response is no HTTP answer"
-		return a, &httpError{Status: http.StatusBadGateway, Msg: what + ": " + err.Error(), Err: errors.New(what)}
+		const what = "the method's _response is not an HTTP answer"
+		return a, &httpError{
+			Status: http.StatusBadGateway,
+			Msg:    what + ": " + err.Error(),
+			Err:    errors.New(what),
+		}
 	}
 	return a, nil
 }
 
+// canSetHeader reports whether a method can set a header to a value.
+func canSetHeader(name, value string) bool {
+	isControl := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }
+	return headerToken.MatchString(name) && !strings.ContainsFunc(value, isControl) &&
+		!slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name))
+}
+
+// write writes the answer.
 func (a webhookAnswer) write(w http.ResponseWriter) {
-	body, kind := []byte(a.Body), "application/json"
+	body := []byte(a.Body)
+	kind := "application/json"
 	if text, ok := unquote(a.Body); ok {
-		body, kind = []byte(text), "text/plain; charset=utf-8"
+		body = []byte(text)
+		kind = "text/plain; charset=utf-8"
 	} else if string(a.Body) == "null" {
 		body = nil
 	}
@@ -566,32 +709,11 @@ func (a webhookAnswer) write(w http.ResponseWriter) {
 	}
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(a.Status)
-	_ = writeBody(w, body) // a sender that is gone is no one to tell
+	_ = writeBody(w, body) // an error means that the sender has gone
 }
 
-// writeWebhookError writes an error in this endpoint's form.
+// writeWebhookError writes an error as {"error": …}.
 func writeWebhookError(w http.ResponseWriter, e *httpError) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.encode())
-}
-
-// signatureRule is a method's @signature tag: the scheme, and the environment
-// variable that holds the key. Err says what is wrong with the tag; a method
-// that has one is not served, rather than served to anyone.
-type signatureRule struct {
-	Scheme, Var string
-	Err         error
-}
-
-// parseSignature reads what follows @signature.
-func parseSignature(s string) *signatureRule {
-	scheme, variable, _ := strings.Cut(strings.Join(strings.Fields(s), " "), " ")
-	r := &signatureRule{Scheme: scheme, Var: variable}
-	switch {
-	case variable == "" || strings.Contains(variable, " "):
-		r.Err = errors.New("@signature: want a scheme and a variable, such as @signature github GITHUB_WEBHOOK_SECRET")
-	case !isSecretVariable(r.Var):
-		r.Err = fmt.Errorf("@signature: %s: want a variable whose name ends in _WEBHOOK_SECRET or _SIGNING_SECRET", r.Var)
-	}
-	return r
 }

@@ -1381,7 +1381,7 @@ func FuzzWebhookForm(f *testing.F) {
 	}
 	m := fuzzMethod(f)
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if list, err := parameters(formType, body, m); err == nil {
+		if list, err := parameters(formType, "", body, m); err == nil {
 			checkParams(t, m, list)
 		}
 	})
@@ -1397,7 +1397,7 @@ func FuzzWebhookMultipart(f *testing.F) {
 	}
 	m := fuzzMethod(f)
 	f.Fuzz(func(t *testing.T, body []byte) {
-		if list, err := parameters(multipartType+"; boundary="+boundary, body, m); err == nil {
+		if list, err := parameters(multipartType, boundary, body, m); err == nil {
 			checkParams(t, m, list)
 		}
 	})
