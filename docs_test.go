@@ -102,7 +102,7 @@ var docPrograms = map[string]func(*testing.T){
 	},
 	".usher.ts`": func(t *testing.T) {
 		if major, minor := nodeTestVersion(t); major < 22 || major == 22 && minor < 13 {
-			nodeTestNeeds(t, "Node.js 22.13 or newer")
+			needProgram(t, "Node.js 22.13 or newer")
 		}
 	},
 }

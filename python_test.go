@@ -4,67 +4,67 @@
 package main
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"os"
+	"maps"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
-// pythonTestVersion is the minor version of Python 3. Without one that is new
-// enough the test is skipped, unless CI requires it.
+const pythonCalls = "testdata/python/calls.usher.py"
+
+// pythonTestVersion returns the minor version of Python 3. Without one that is
+// new enough the test is skipped, unless CI requires it.
 func pythonTestVersion(t *testing.T) (minor int) {
 	t.Helper()
-	out, err := exec.Command(pythonFor(t.TempDir()), "-c", "import sys; print(sys.version_info[1])").Output()
-	if minor, _ = strconv.Atoi(strings.TrimSpace(string(out))); err == nil && minor >= 9 {
-		return minor
+	const print = "import sys; print(sys.version_info[1])"
+	out, err := exec.Command(pythonFor(t.TempDir()), "-c", print).Output()
+	minor, _ = strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil || minor < 9 {
+		needProgram(t, "Python 3.9 or newer")
 	}
-	if os.Getenv("CI_REQUIRE") != "" {
-		t.Fatal("CI requires Python 3.9 or newer")
-	}
-	t.Skip("needs Python 3.9 or newer")
-	return 0
+	return minor
 }
 
-// What usher ships must be Python 3.9, whatever runs the tests.
+// TestPythonSyntax checks that what usher ships is Python 3.9, whatever version
+// runs the tests.
 func TestPythonSyntax(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
-	const check = "import ast, sys\nfor f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
-	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt", "testdata/python/beds.usher.py", "examples/shop/tables.usher.py", "examples/dates/dates.py"}
-	if out, err := exec.Command(pythonFor("."), append([]string{"-c", check}, files...)...).CombinedOutput(); err != nil {
+	const code = "import ast, sys\n" +
+		"for f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
+	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt", "examples/shop/tables.usher.py", "examples/dates/dates.py"}
+	out, err := exec.Command(pythonFor("."), append([]string{"-c", code}, files...)...).CombinedOutput()
+	if err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
 
-// Annotations that older versions of Python can't evaluate.
+// TestPythonNewAnnotations has annotations that older versions of Python can't
+// evaluate, in a file named after a module that all need.
 func TestPythonNewAnnotations(t *testing.T) {
 	t.Parallel()
 	minor := pythonTestVersion(t)
-	file := filepath.Join(t.TempDir(), "json.usher.py") // the name of a module that all need
-	write(t, file, "from __future__ import annotations\nimport json\ndef f(a: int | None, b: list[int | str] = [], c: int = json.loads('1')): return [a, b, c]\n")
+	file := filepath.Join(t.TempDir(), "json.usher.py")
+	write(t, file, "from __future__ import annotations\nimport json\n"+
+		"def f(a: int | None, b: list[int | str] = [], c: int = json.loads('1')): return [a, b, c]\n")
 	p := startShim(t, kindPython, file)
-	got := string(field(p.request("tools/list", `{}`), "tools"))
-	want := `"a":{"type":["integer","null"]},"b":{"type":"array","items":{"type":["integer","string"]},"default":[]},"c":{"type":"integer","default":1}`
+	want := `"a":{"type":["integer","null"]},"b":{"type":"array","items":{"type":["integer","string"]},"default":[]},` +
+		`"c":{"type":"integer","default":1}`
 	if minor < 10 {
 		want = `"a":{},"b":{"default":[]},"c":{"type":"integer","default":1}`
 	}
-	if !strings.Contains(got, want) {
-		t.Errorf("got %s, want %s", got, want)
-	}
-	if got := p.call("f", `{"a":null}`); got != shownText("[null,[],1]") {
-		t.Error(got)
-	}
+	checkContains(t, "tools", string(p.request("tools/list", `{}`)), want)
+	check(t, "the result", p.call("f", `{"a":null}`), shownText("[null,[],1]"))
 	p.end()
 }
 
-// Tags also count in a comment above a function; other comments do not. They come
-// from the text that usher hands over, even if the file has changed since.
+// TestPythonTagsAbove has tags in a comment above a function, where other
+// comments don't count. They come from the text that usher hands over, even if
+// the file has changed since.
 func TestPythonTagsAbove(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
@@ -74,9 +74,9 @@ func TestPythonTagsAbove(t *testing.T) {
 	write(t, file, text)
 	p := startShim(t, kindPython, file)
 	m := p.methods["f"]
-	if m == nil || m.Hook != "a/b" || len(m.annotations) != 1 || m.description != "Takes it.\n\nAll of it." {
-		t.Errorf("got %+v", m)
-	}
+	check(t, "path", m.Hook, "a/b")
+	check(t, "annotations", len(m.annotations), 1)
+	check(t, "description", m.description, "Takes it.\n\nAll of it.")
 	p.end()
 
 	write(t, file, strings.Replace(text, "a/b", "c/d", 1))
@@ -84,30 +84,32 @@ func TestPythonTagsAbove(t *testing.T) {
 	cmd.Args = append(cmd.Args, strconv.Itoa(len(text)))
 	cmd.Stdin = strings.NewReader(text + `{"jsonrpc":"2.0","id":1,"method":"tools/list"}` + "\n")
 	out, err := cmd.Output()
-	if err != nil || !strings.Contains(string(out), "@webhook a/b") {
-		t.Errorf("want the tags of the text on stdin, got %v: %s", err, out)
-	}
+	must(t, err)
+	checkContains(t, "tools of the text on stdin", string(out), "@webhook a/b")
 }
 
 func TestPythonParameters(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
-	p := startShim(t, kindPython, "testdata/python/calls.usher.py")
+	p := startShim(t, kindPython, pythonCalls)
+	// bed returns how a bed of one row is written back.
+	bed := func(next string) string { return `{"rows":1,"color":"red","next":` + next + `}` }
+	const bed2 = `{"rows":2,"color":"red","next":null}`
 	for _, row := range []struct{ tool, arguments, want string }{
 		{"echo", `{}`, `{}`},
-		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":"red"}},"unknown":1}`,
-			`{"bed":["Bed",{"rows":1,"color":"red","next":{"rows":2,"color":"red","next":null}}]}`},
-		{"echo", `{"beds":[{"rows":1}],"by_name":{"a":{"rows":1}},"by_day":{"7":"x"}}`, `{"beds":["list",[{"rows":1,"color":"red","next":null}]],` +
-			`"by_name":["dict",{"a":{"rows":1,"color":"red","next":null}}],"by_day":["dict",{"7":"x"}]}`},
+		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":"red"}},"unknown":1}`, `{"bed":["Bed",` + bed(bed2) + `]}`},
+		{"echo", `{"beds":[{"rows":1}],"by_name":{"a":{"rows":1}},"by_day":{"7":"x"}}`,
+			`{"beds":["list",[` + bed("null") + `]],"by_name":["dict",{"a":` + bed("null") + `}],"by_day":["dict",{"7":"x"}]}`},
 		{"echo", `{"n":12345678901234567890123,"x":1}`, `{"n":["int",12345678901234567890123],"x":["float",1.0]}`},
 		{"echo", `{"n":2.0,"either":2}`, `{"n":["int",2],"either":["int",2]}`},
-		{"echo", `{"either":{"rows":1}}`, `{"either":["Bed",{"rows":1,"color":"red","next":null}]}`},
+		{"echo", `{"either":{"rows":1}}`, `{"either":["Bed",` + bed("null") + `]}`},
 		{"echo", `{"at":"2026-01-02T03:04:05.123456789Z","on":"2026-01-02","data":"aGk="}`,
 			`{"at":["datetime","2026-01-02T03:04:05.123456+00:00"],"on":["date","2026-01-02"],"data":["bytes","aGk="]}`},
 		{"echo", `{"at":"2026-01-02T03:04:05+02:00"}`, `{"at":["datetime","2026-01-02T03:04:05+02:00"]}`},
-		{"echo", `{"some":[1,1],"pair":[1,"a"],"anything":[{}]}`, `{"some":["set",[1]],"pair":["tuple",[1,"a"]],"anything":["list",[{}]]}`},
+		{"echo", `{"some":[1,1],"pair":[1,"a"],"anything":[{}]}`,
+			`{"some":["set",[1]],"pair":["tuple",[1,"a"]],"anything":["list",[{}]]}`},
 		{"echo", `{"bed":null,"n":null,"nullable":null}`, `{"nullable":["NoneType",null]}`},
-		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":null}},"AT":1}`, `{"bed":["Bed",{"rows":1,"color":"red","next":{"rows":2,"color":"red","next":null}}]}`},
+		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":null}},"AT":1}`, `{"bed":["Bed",` + bed(bed2) + `]}`},
 		// What fits the schema may still be no value of the type.
 		{"echo", `{"bed":{"rows":-1}}`, `parameter "bed": rows: less than none`},
 		{"echo", `{"by_day":{"x":"y"}}`, `parameter "by_day": invalid literal for int() with base 10: 'x'`},
@@ -119,37 +121,38 @@ func TestPythonParameters(t *testing.T) {
 		{"positional", `{"a":1,"c":4}`, `[1,2,4]`},
 		{"handle_hook", `{"_webhook":{"method":"POST"}}`, `{"name":"none","webhook":{"method":"POST"}}`},
 		{"handle_hook", `{}`, `{"name":"none","webhook":null}`},
-		{"echo", `{"anything":` + strings.Repeat("[", 60000) + strings.Repeat("]", 60000) + `}`, `reading the arguments: `},
-		{"echo", `{"n":` + strings.Repeat("1", 5000) + `}`, ``}, // read or refused, by the version; but answered
 	} {
-		got := json.RawMessage(p.call(row.tool, row.arguments))
-		text := resultText(got)
-		if text != row.want && !(len(row.arguments) > 1000 && strings.HasPrefix(text, row.want)) {
-			t.Errorf("%s %.200s: %.300s, want %s", row.tool, row.arguments, text, row.want)
-		}
+		t.Run(row.tool+row.arguments, func(t *testing.T) {
+			check(t, "result", p.callText(row.tool, row.arguments), row.want)
+		})
 	}
+	deep := strings.Repeat("[", 60000) + strings.Repeat("]", 60000)
+	checkContains(t, "deep arguments", p.callText("echo", `{"anything":`+deep+`}`), `reading the arguments: `)
+	p.call("echo", `{"n":`+strings.Repeat("1", 5000)+`}`) // its version decides what becomes of it
 	p.end()
 }
 
 func TestPythonResults(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
-	p := startShim(t, kindPython, "testdata/python/calls.usher.py")
-	unwritable := "the result can't be written as JSON: "
+	p := startShim(t, kindPython, pythonCalls)
+	const unwritable = "the result can't be written as JSON: "
 	for tool, want := range map[string]string{
-		"nothing":         `{"content":[]}`,
-		"text":            strings.ReplaceAll(shownText("a <b> \u2028 \"c\"\n"), `\u2028`, "\u2028"),
-		"number":          shownText("1.5"),
-		"yes":             shownText("true"),
-		"big":             shownObject(`{"n":1267650600228229401496703205376}`),
-		"items":           shownText(`[1,"x",null]`),
-		"structured":      shownObject(`{"a":1,"2":"b","null":3}`),
-		"record":          shownObject(`{"rows":1,"color":"red","next":{"rows":2,"color":"red","next":null}}`),
-		"member":          shownText("red"),
-		"result":          `{"content":[{"type":"text","text":"mine"}],"isError":true}`,
-		"surrogate":       `{"content":[{"type":"text","text":"{\"text\":\"\\ud800 and \\ud83d\\ude00\"}"}],"structuredContent":{"text":"\ud800 and \ud83d\ude00"}}`,
-		"proto":           shownObject(`{"__proto__":1}`),
-		"converted":       shownText(`["2026-01-02T03:04:05+00:00","2026-01-02","03:04:05",60.0,[1,2,3],["a"],"aGk=","a/b",[],[0,1],"red"]`),
+		"nothing":    `{"content":[]}`,
+		"text":       strings.ReplaceAll(shownText("a <b> \u2028 \"c\"\n"), `\u2028`, "\u2028"),
+		"number":     shownText("1.5"),
+		"yes":        shownText("true"),
+		"big":        shownObject(`{"n":1267650600228229401496703205376}`),
+		"items":      shownText(`[1,"x",null]`),
+		"structured": shownObject(`{"a":1,"2":"b","null":3}`),
+		"record":     shownObject(`{"rows":1,"color":"red","next":{"rows":2,"color":"red","next":null}}`),
+		"member":     shownText("red"),
+		"result":     `{"content":[{"type":"text","text":"mine"}],"isError":true}`,
+		"surrogate": `{"content":[{"type":"text","text":"{\"text\":\"\\ud800 and \\ud83d\\ude00\"}"}],` +
+			`"structuredContent":{"text":"\ud800 and \ud83d\ude00"}}`,
+		"proto": shownObject(`{"__proto__":1}`),
+		"converted": shownText(`["2026-01-02T03:04:05+00:00","2026-01-02","03:04:05",60.0,[1,2,3],["a"],` +
+			`"aGk=","a/b",[],[0,1],"red"]`),
 		"rows":            shownText(`[{"a":1,"b":"x"}]`),
 		"fail":            shownFailure("no <way>"),
 		"fail_empty":      shownFailure("RuntimeError"),
@@ -171,116 +174,83 @@ func TestPythonResults(t *testing.T) {
 		"locked":          shownText("true"),
 		"a-method-unseen": `{"code":-32601,"message":"unknown method or tool in tools/call"}`,
 	} {
-		if got := p.call(tool, "{}"); got != want && (strings.HasPrefix(want, "{") || !strings.Contains(got, want)) {
-			t.Errorf("%s answers %.300s, want %.300s", tool, got, want)
-		}
+		t.Run(tool, func(t *testing.T) {
+			got := p.call(tool, "{}")
+			if strings.HasPrefix(want, "{") {
+				check(t, "result", got, want)
+			} else {
+				checkContains(t, "result", got, want)
+			}
+		})
 	}
-	if got := p.call("wrapped", `{"n":3}`); got != shownText("3") {
-		t.Error(got)
-	}
-	if got := p.call("large", `{"mib":20}`); got != shownText(strings.Repeat("x", 20<<20)) {
-		t.Errorf("%d bytes", len(got))
-	}
+	check(t, "a decorated method", p.call("wrapped", `{"n":3}`), shownText("3"))
+	check(t, "bytes of a large result", len(p.callText("large", `{"mib":20}`)), 20<<20)
 	p.end()
 	log := p.stderr.String()
-	for _, text := range []string{"at the top level\n", "printed \\ud800\n", "original\n", "descriptor\n", "child\n",
-		"calls.usher.py\", line ", "ValueError: no <way>\n", "ZeroDivisionError"} {
-		if !strings.Contains(log, text) {
-			t.Errorf("the log lacks %q", text)
-		}
-	}
-	if strings.Contains(log, "in in_thread") || strings.Contains(log, "in on_loop") {
-		t.Errorf("the log has stacks of the shim's own:\n%s", log)
-	}
+	checkContains(t, "the log", log, "at the top level\n", "printed \\ud800\n", "original\n", "descriptor\n", "child\n",
+		"calls.usher.py\", line ", "ValueError: no <way>\n", "ZeroDivisionError")
+	checkOmits(t, "the log", log, "in in_thread", "in on_loop") // the shim's own stacks
 }
 
 func TestPythonProtocol(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
-	p := startShim(t, kindPython, "testdata/python/calls.usher.py")
-	for _, row := range [][2]string{
+	p := startShim(t, kindPython, pythonCalls)
+	const message = `{"jsonrpc":"2.0","method":"notifications/message","params":{`
+	const info, warning = message + `"level":"info","logger":"calls",`, message + `"level":"warning","logger":"calls",`
+	p.exchange([]lineExchange{
 		{`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}`,
 			`{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{},"logging":{}},` +
-				`"serverInfo":{"name":"calls","version":"1"},"instructions":"Returns, raises, prints and waits in all ways there are."}}`},
+				`"serverInfo":{"name":"calls","version":"1"},` +
+				`"instructions":"Returns, raises, prints and waits in all ways there are."}}`},
 		{`{"jsonrpc":"2.0","id":"p","method":"ping"}`, `{"jsonrpc":"2.0","id":"p","result":{}}`},
-		{`{"jsonrpc":"2.0","id":5,"method":"server/discover"}`, `"error":{"code":-32601,"message":"unknown method or tool in server/discover"}`},
-		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"nothing"}}`, `{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
-		// Nothing says nothing; the pings tell.
+		{`{"jsonrpc":"2.0","id":5,"method":"server/discover"}`,
+			`"error":{"code":-32601,"message":"unknown method or tool in server/discover"}`},
+		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"nothing"}}`,
+			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
+		// Notifications have no answer.
 		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" + `{"jsonrpc":"2.0","id":9,"result":{}}` + "\n" +
 			`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":77}}` + "\n" +
 			`{"jsonrpc":"2.0","id":"q","method":"ping"}`, `{"jsonrpc":"2.0","id":"q","result":{}}`},
-	} {
-		p.send(row[0])
-		if got := p.next(); !strings.Contains(got, row[1]) {
-			t.Errorf("%s answers %s, want %s", row[0], got, row[1])
-		}
-	}
-	p.send(`{"jsonrpc":"2.0","id":"x","method":"tools/call","params":{"name":"progress","arguments":{"steps":1},"_meta":{"progressToken":0}}}`)
-	for _, want := range []string{
-		`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":0,"progress":0,"total":1,"message":"step"}}`,
-		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":"half way","_meta":{"usher/call":"x"}}}`,
-		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"warning","logger":"calls","data":{"n":1},"_meta":{"usher/call":"x"}}}`,
-		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","logger":"calls","data":2,"_meta":{"usher/call":"x"}}}`,
-		`{"jsonrpc":"2.0","id":"x","result":{"_meta":{"usher/value":"done"}}}`,
-	} {
-		if got := p.next(); got != want {
-			t.Errorf("got %s, want %s", got, want)
-		}
-	}
-	p.sendCall(`"y"`, "progress_async", "{}")
-	if got := p.next(); !strings.Contains(got, `"data":"end"`) {
-		t.Error(got)
-	}
-	if _, got := p.answer(); got != shownObject(`{"progress":2,"more":"a value, not progress"}`) {
-		t.Error(got)
-	}
+		{`{"jsonrpc":"2.0","id":"x","method":"tools/call","params":` +
+			`{"name":"progress","arguments":{"steps":1},"_meta":{"progressToken":0}}}`,
+			`"notifications/progress","params":{"progressToken":0,"progress":0,"total":1,"message":"step"}}`},
+		{"", info + `"data":"half way","_meta":{"usher/call":"x"}}}`},
+		{"", warning + `"data":{"n":1},"_meta":{"usher/call":"x"}}}`},
+		{"", info + `"data":2,"_meta":{"usher/call":"x"}}}`},
+		{"", `{"jsonrpc":"2.0","id":"x","result":{"_meta":{"usher/value":"done"}}}`},
+		{`{"jsonrpc":"2.0","id":"y","method":"tools/call","params":{"name":"progress_async"}}`, `"data":"end"`},
+		{"", `"usher/value":{"progress":2,"more":"a value, not progress"}`},
+	})
 	p.end()
 }
 
 func TestPythonCancel(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
-	p := startShim(t, kindPython, "testdata/python/calls.usher.py")
-	cancel := func(id string) {
-		p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
-	}
+	p := startShim(t, kindPython, pythonCalls)
 	for i, tool := range []string{"wait", "generate", "generate_async"} {
 		p.sendCall(strconv.Itoa(i), tool, "{}")
 	}
 	await(t, "the call to wait", func() bool { return strings.Contains(p.call("seen", "{}"), "waits") })
 	p.sendCall(`"s"`, "sleep", `{"seconds":0.5}`)
 	for _, id := range []string{"0", "1", "2", `"s"`, "77"} {
-		cancel(id)
+		p.cancelCall(id)
 	}
 	p.sendCall("8", "wait", "{}")
-	cancel("8") // before its first step, it may be
+	p.cancelCall("8") // maybe before its first step
 	await(t, "the end of all that was cancelled", func() bool {
 		got := p.call("seen", "{}")
 		return strings.Contains(got, "cancelled") && strings.Contains(got, `closed\",\"closed async`)
 	})
-	if got := p.call("sleep", `{"seconds":0.6}`); got != shownText("slept") { // and not the other's answer
-		t.Error(got)
-	}
-	if p.cancelled != 5 {
-		t.Errorf("%d cancelled calls have ended, of 5", p.cancelled)
-	}
-	// Calls under way don't hold the process.
+	check(t, "another call", p.call("sleep", `{"seconds":0.6}`), shownText("slept"))
+	p.checkCancelled(`"s"`, "0", "1", "2", "8")
+	// Calls under way don't keep the process.
 	p.sendCall("9", "wait", "{}")
-	p.sendCall("10", "sleep", `{"seconds":60}`)
+	p.sendCall("10", "sleep", `{"seconds":600}`)
 	p.request("ping", "{}")
-	start := time.Now()
-	if rest := p.end(); rest != "" || time.Since(start) > 20*time.Second {
-		t.Errorf("after %v: %s", time.Since(start), rest)
-	}
-	if strings.Contains(p.stderr.String(), "Traceback") || strings.Contains(p.stderr.String(), "never awaited") {
-		t.Errorf("the log: %s", p.stderr.String())
-	}
-	p = startShim(t, kindPython, "testdata/python/calls.usher.py")
-	p.request("ping", "{}")
-	start = time.Now()
-	if rest := p.end(); rest != "" || time.Since(start) > 10*time.Second {
-		t.Errorf("idle, after %v: %s", time.Since(start), rest)
-	}
+	check(t, "output after the end", p.end(), "")
+	checkOmits(t, "the log", p.stderr.String(), "Traceback", "never awaited")
 }
 
 func TestPythonFailsToLoad(t *testing.T) {
@@ -289,36 +259,29 @@ func TestPythonFailsToLoad(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "helper.py"), "def go():\n    import no_such_thing\n\ngo()\n")
 	write(t, filepath.Join(dir, "broken.py"), "x = (\n")
-	want := map[string]string{
-		"syntax":   "syntax.usher.py:2: SyntaxError: ",
-		"import":   "import.usher.py:3: ModuleNotFoundError: No module named 'no_such_thing'",
-		"inner":    "helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'",
-		"neighbor": "broken.py:1: SyntaxError: ",
-		"library":  "library.usher.py:2: JSONDecodeError: ",
-		"leaves":   "leaves.usher.py:2: SystemExit: no configuration",
-		"null":     "null.usher.py: ",
+	files := map[string]struct{ text, want string }{
+		"syntax":   {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
+		"import":   {"\n\nimport no_such_thing\n", "import.usher.py:3: ModuleNotFoundError: No module named 'no_such_thing'"},
+		"inner":    {"import helper\n", "helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'"},
+		"neighbor": {"import broken\n", "broken.py:"}, // the line is the version's choice
+		"library":  {"import json\njson.loads('{')\n", "library.usher.py:2: JSONDecodeError: "},
+		"leaves":   {"import sys\nsys.exit('no configuration')\n", "leaves.usher.py:2: SystemExit: no configuration"},
+		"null":     {"x = 1\x00", "null.usher.py: "},
 	}
-	for name, text := range map[string]string{
-		"syntax": "\ndef f(:\n", "import": "\n\nimport no_such_thing\n", "inner": "import helper\n", "neighbor": "import broken\n",
-		"library": "import json\njson.loads('{')\n", "leaves": "import sys\nsys.exit('no configuration')\n", "null": "x = 1\x00",
-	} {
-		write(t, filepath.Join(dir, name+".usher.py"), text)
+	for name, file := range files {
+		write(t, filepath.Join(dir, name+".usher.py"), file.text)
 	}
-	var out, log output
-	if code := run(context.Background(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, noEnv); code != 0 {
-		t.Errorf("status %d: %s", code, log.String())
-	}
-	for name, text := range want {
-		if name == "neighbor" && strings.Contains(out.String(), "broken.py:2: SyntaxError: unexpected EOF") {
-			continue // Python 3.9 sees it a line later
-		}
-		if !strings.Contains(out.String(), `module "`+name+`" ended at its start (exit status 1): `+text) {
-			t.Errorf("%s: want %q in\n%s", name, text, out.String())
-		}
+	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		t.Run(name, func(t *testing.T) {
+			want := fmt.Sprintf("module %q ended at its start (exit status 1): %s", name, files[name].want)
+			checkContains(t, "usher modules", out, want)
+		})
 	}
 }
 
-// A module finds its neighbors and its own name, and writes nothing beside itself.
+// TestPythonHosted has a module find its neighbors and its own name, and writes
+// nothing beside it.
 func TestPythonHosted(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
@@ -328,7 +291,9 @@ import neighbor
 
 def large(): return "x" * (64 << 20)
 
-def where(): return {"file": os.path.basename(__file__), "name": __name__, "here": os.listdir(".") == os.listdir(os.path.dirname(__file__)), "neighbor": neighbor.X}
+def where():
+    here = os.listdir(".") == os.listdir(os.path.dirname(__file__))
+    return [os.path.basename(__file__), __name__, here, neighbor.X]
 
 if __name__ == "__main__":
     raise SystemExit("is not run")
@@ -336,76 +301,31 @@ if __name__ == "__main__":
 	write(t, filepath.Join(dir, "neighbor.py"), "X = 5\n")
 	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("m_large", "m_where")
-	if got := resultText(c.call("m_where", "").result()); got != `{"file":"m.usher.py","name":"m","here":true,"neighbor":5}` {
-		t.Error(got)
-	}
-	if got := c.call("m_large", "").failure(); got != "the module's answer is larger than 64 MiB" {
-		t.Error(got)
-	}
-	if found, _ := filepath.Glob(dir + "/*"); len(found) != 2 {
-		t.Errorf("beside the module: %q", found)
-	}
+	check(t, "where", resultText(c.call("m_where", "").result()), `["m.usher.py","m",true,5]`)
+	check(t, "large", c.call("m_large", "").failure(), "the module's answer is larger than 64 MiB")
+	check(t, "files", folderNames(t, dir), []string{"m.usher.py", "neighbor.py"})
 }
 
-func TestPythonExample(t *testing.T) {
-	t.Parallel()
-	pythonTestVersion(t)
-	text, err := os.ReadFile("testdata/python/beds.usher.py")
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "beds.usher.py")
-	write(t, file, string(text))
-	p := startShim(t, kindPython, file)
-	for _, row := range []struct{ tool, arguments, want string }{
-		{"dig", `{"name":"north","rows":3,"light":"half"}`, `{"name":"north","rows":3,"light":"half"}`},
-		{"dig", `{"name":"north","rows":3}`, `there is a bed 'north' already`},
-		{"dig", `{"name":"south","rows":1}`, `{"name":"south","rows":1,"light":"sun"}`},
-		{"sow", `{"bed":"north","sowings":[{"row":1,"crop":"peas","days":60,"sown":"2026-03-01"},{"row":2,"crop":"kale","days":90,"sown":"2026-01-01"}]}`,
-			`[{"row":1,"crop":"peas","days":60,"sown":"2026-03-01"},{"row":2,"crop":"kale","days":90,"sown":"2026-01-01"}]`},
-		{"sow", `{"bed":"north","sowings":[{"row":3,"crop":"leek","days":1},{"row":1,"crop":"peas","days":1}]}`, `row 1 of bed 'north' is taken`},
-		{"sow", `{"bed":"west","sowings":[]}`, `there is no bed 'west'; there is north, south`},
-		{"beds", `{"light":"half"}`, `[{"name":"north","rows":3,"light":"half","crops":{"1":"peas","2":"kale"}}]`},
-		{"ripe", `{"on":"2026-04-29"}`, `[{"bed":"north","row":2,"crop":"kale","since":"2026-04-01"}]`},
-		{"harvest", `{"bed":"north","row":2}`, `kale`},
-		{"harvest", `{"bed":"north","row":2}`, `nothing grows in row 2 of bed 'north'`},
-		{"ripe", `{"on":"2026-04-29"}`, `[]`},
-	} {
-		if got := resultText(json.RawMessage(p.call(row.tool, row.arguments))); got != row.want {
-			t.Errorf("%s(%s) is %s, want %s", row.tool, row.arguments, got, row.want)
-		}
-	}
-	// Beds dug side by side: the file is one.
-	for i := range 20 {
-		p.sendCall(strconv.Itoa(i), "dig", fmt.Sprintf(`{"name":"bed %d","rows":1}`, i))
-	}
-	for range 20 {
-		if line := p.next(); strings.Contains(line, "isError") {
-			t.Error(line)
-		}
-	}
-	p.end()
-}
-
-// A folder's own virtual environment runs its modules.
+// TestPythonVirtualEnvironment has a folder's own virtual environment run its
+// modules.
 func TestPythonVirtualEnvironment(t *testing.T) {
 	t.Parallel()
 	minor := pythonTestVersion(t)
 	dir := t.TempDir()
-	if out, err := exec.Command(pythonFor(dir), "-m", "venv", "--without-pip", filepath.Join(dir, ".venv")).CombinedOutput(); err != nil {
+	venv := filepath.Join(dir, ".venv")
+	if out, err := exec.Command(pythonFor(dir), "-m", "venv", "--without-pip", venv).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	write(t, filepath.Join(dir, ".venv", "lib", fmt.Sprintf("python3.%d", minor), "site-packages", "only_here.py"), "def answer(): return undefined\n")
+	library := filepath.Join(venv, "lib", fmt.Sprintf("python3.%d", minor), "site-packages", "only_here.py")
+	write(t, library, "def answer(): return undefined\n")
 	file := filepath.Join(dir, "m.usher.py")
 	write(t, file, "import only_here\nX = 42\ndef f(): return X\n")
 	p := startShim(t, kindPython, file)
-	if got := p.call("f", `{}`); got != shownText("42") {
-		t.Error(got)
-	}
+	check(t, "result", p.call("f", `{}`), shownText("42"))
 	p.end()
-	// Of a failure, the user's own line is shown, not the library's.
+	// A failure shows the user's own line, not the library's.
 	write(t, file, "import only_here\nonly_here.answer()\n")
-	if out, err := shimCommand(t, kindPython, file).CombinedOutput(); err == nil || string(out) != "m.usher.py:2: NameError: name 'undefined' is not defined\n" {
-		t.Errorf("the log: %s", out)
-	}
+	out, err := shimCommand(t, kindPython, file).CombinedOutput()
+	check(t, "it fails", err != nil, true)
+	check(t, "output", string(out), "m.usher.py:2: NameError: name 'undefined' is not defined\n")
 }

@@ -164,7 +164,10 @@ func TestTextIsHandedOver(t *testing.T) {
 	t.Parallel()
 	modules := map[string]string{".go": "//go:build usher\n\npackage main\n\nfunc Add() {}\n", ".sh": "# A.\nadd() { :; }\n",
 		".mjs": "export const add = () => 1\n"}
-	for ending, text := range hostedModules {
+	for _, file := range hostedFiles {
+		source, err := os.ReadFile(file)
+		must(t, err)
+		ending, text := filepath.Ext(file), string(source)
 		modules[ending] = text
 	}
 	for ending, text := range modules {

@@ -1,0 +1,52 @@
+#!/bin/bash
+# Does as it is told.
+
+# Gives its arguments back.
+# @param {string} a first
+# @param {object} [b] second
+# @param {boolean} [c] third
+args() { printf '[%s]' "$0" "$@" | sed "s|$PWD|.|"; }
+
+# Gives its input back.
+whole() { cat; }
+
+# Counts.
+# @param {integer} n how far
+count() { for i in $(seq "$1"); do echo "::progress $i $1 step $i" >&2; done; echo over; }
+
+# Fails.
+fail() { seq 9 >&2; return 3; }
+
+# Fails without a word.
+mute() { return 4; }
+
+# Gives an object.
+object() { printf '{\n"a": 12345678901234567890\n}\n'; }
+
+# Gives a result of MCP's own form.
+result() { echo '{"content":[{"type":"image","data":"","mimeType":"image/png"}],"isError":false}'; }
+
+# Gives nothing.
+nothing() { :; }
+
+# Gives no UTF-8.
+noise() { printf '\377\376{"jsonrpc":"2.0","id":1}'; }
+
+# Floods.
+flood() { head -c 100000000 /dev/zero | tr '\0' x; }
+
+# Leaves a process behind.
+forks() { sleep 999 & echo done; }
+
+# Leaves one behind that writes.
+# @param {string} file when it is there, so does that process
+lives() { { until [ -e "$1" ]; do echo still here; echo and here >&2; sleep 0.1; done; echo over >"$1"; } & echo left; }
+
+# Takes all memory, but for a limit.
+hog() { ulimit -v 300000; x=xxxxxxxx; while :; do x=$x$x; done; }
+
+# Does not listen.
+stubborn() { trap '' TERM; while :; do sleep 1000; done; }
+
+_hidden() { :; }
+undocumented() { :; }
