@@ -1048,7 +1048,7 @@ func TestAskResumed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	askLines(res.Body, func(_, data string) { c.take(json.RawMessage(data)) })
+	c.takeEvents(res.Body)
 	if msg := c.get(answer); !strings.Contains(string(msg), "resumed") || len(c.asked) != 1 {
 		t.Errorf("%s, asked %d times", msg, len(c.asked))
 	}

@@ -21,27 +21,94 @@ import (
 	"time"
 )
 
-// testClient is an MCP client in one session.
+// testClient is an MCP client, in a session or without one.
 type testClient struct {
 	t       *testing.T
 	URL     string
 	Session string
 	Header  http.Header // sent with each request
 	http    *http.Client
-	daemon  *testDaemon // where a test needs it
+	daemon  *testDaemon // if a test needs it
 	mu      sync.Mutex
 	id      int
 }
 
-// answer is what came back for a POST.
+// initialize begins a session of a client without capabilities.
+const initialize = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"2025-11-25",` +
+	`"capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`
+
+func initializeAs(version string) string { return initializeWith(version, `{}`) }
+
+// initializeWith begins a session of a version, by a client with these capabilities.
+func initializeWith(version, caps string) string {
+	return strings.NewReplacer("2025-11-25", version, `"capabilities":{}`, `"capabilities":`+caps).Replace(initialize)
+}
+
+// newClient returns a client with connections of its own.
+func newClient(t *testing.T, url string) *testClient {
+	transport := &http.Transport{}
+	t.Cleanup(transport.CloseIdleConnections)
+	return &testClient{t: t, URL: url, Header: http.Header{},
+		http: &http.Client{Transport: transport, Timeout: 2 * patience}}
+}
+
+// newStateless returns a client that never sends initialize.
+func newStateless(t *testing.T, url string) *testClient {
+	c := newClient(t, url)
+	c.http.Transport = spy{t}
+	return c
+}
+
+// connect begins a session of the latest revision that has sessions.
+func connect(t *testing.T, url string) *testClient {
+	t.Helper()
+	c := newClient(t, url)
+	c.begin(initialize, presentNothing)
+	if c.Session == "" {
+		t.Fatal("initialize: no session")
+	}
+	if a := c.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`); a.Status != http.StatusAccepted {
+		t.Fatalf("initialized: %d %s", a.Status, a.Body)
+	}
+	return c
+}
+
+// connectAs begins a session of a version, by a request that present changes.
+func connectAs(t *testing.T, url, version string, present ...func(*http.Request)) *testClient {
+	t.Helper()
+	c := newStateless(t, url)
+	if a := c.begin(initializeAs(version), presentAll(present...)); c.Session == "" {
+		t.Fatalf("initialize with %s: %d %s", version, a.Status, a.Body)
+	}
+	return c
+}
+
+// openSession tries to begin a session by a request that present changes.
+func openSession(t *testing.T, url string, present func(*http.Request)) (*testClient, answer) {
+	t.Helper()
+	c := newStateless(t, url)
+	return c, c.begin(initialize, present)
+}
+
+// begin sends initialize, and stays in the session that there is then.
+func (c *testClient) begin(initialize string, present func(*http.Request)) answer {
+	c.t.Helper()
+	req := c.request(http.MethodPost, initialize)
+	present(req)
+	a := c.do(req)
+	c.Session = a.Header.Get(sessionHeader)
+	return a
+}
+
+// answer is the answer to a POST.
 type answer struct {
 	Status int
 	Header http.Header
 	Body   string
-	Events []json.RawMessage // the messages, for a stream; the one, for JSON
+	Events []json.RawMessage // the messages of a stream, or the one message
 }
 
-// last is the message that answers: the last one.
+// last returns the message that answers: the last one.
 func (a answer) last() json.RawMessage {
 	if len(a.Events) == 0 {
 		return nil
@@ -49,10 +116,10 @@ func (a answer) last() json.RawMessage {
 	return a.Events[len(a.Events)-1]
 }
 
-// result is the result of the answer, nil for none.
+// result returns the result, nil for none.
 func (a answer) result() json.RawMessage { return field(a.last(), "result") }
 
-// failure is the message of a JSON-RPC error, or of a result that is one.
+// failure returns the message of a JSON-RPC error, or of a result that is an error.
 func (a answer) failure() string {
 	if e := field(a.last(), "error"); e != nil {
 		return stringField(e, "message")
@@ -63,58 +130,22 @@ func (a answer) failure() string {
 	return ""
 }
 
-const initialize = `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{}}}`
-
-func initializeAs(version string) string {
-	return `{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":"` + version + `","capabilities":{}}}`
-}
-
-// connect begins a session.
-func connect(t *testing.T, url string) *testClient {
-	t.Helper()
-	c := &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Timeout: 2 * patience}}
-	res := c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":%q,"capabilities":{},"clientInfo":{"name":"test","version":"1"}}}`, protocols[0]))
-	if res.Status != http.StatusOK {
-		t.Fatalf("initialize: %d %s", res.Status, res.Body)
+// toolNames returns the names in the result of tools/list, separated by blanks, or the
+// status of a refusal.
+func (a answer) toolNames() string {
+	if a.Status != 200 {
+		return fmt.Sprint(a.Status)
 	}
-	c.Session = res.Header.Get(sessionHeader)
-	if res := c.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`); res.Status != http.StatusAccepted {
-		t.Fatalf("initialized: %d %s", res.Status, res.Body)
+	var list struct{ Tools []struct{ Name string } }
+	json.Unmarshal(a.result(), &list)
+	names := []string{}
+	for _, tool := range list.Tools {
+		names = append(names, tool.Name)
 	}
-	return c
+	return strings.Join(names, " ")
 }
 
-// connectAs begins a session of a version, by a request that present changes.
-func connectAs(t *testing.T, url, version string, present ...func(*http.Request)) *testClient {
-	t.Helper()
-	c := newStateless(t, url)
-	req := c.request(http.MethodPost, initializeAs(version))
-	presentAll(present...)(req)
-	a := c.do(req)
-	if c.Session = a.Header.Get(sessionHeader); a.Status != 200 || c.Session == "" {
-		t.Fatalf("initialize with %s: %d %s", version, a.Status, a.Body)
-	}
-	return c
-}
-
-// session begins a session by a request that present changes.
-func openSession(t *testing.T, url string, present func(*http.Request)) (*testClient, answer) {
-	t.Helper()
-	c := &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Transport: spy{t}, Timeout: 2 * patience}}
-	req := c.request(http.MethodPost, initialize)
-	present(req)
-	a := c.do(req)
-	c.Session = a.Header.Get(sessionHeader)
-	return c, a
-}
-
-// stateless is a client that never says initialize.
-func newStateless(t *testing.T, url string) *testClient {
-	t.Helper()
-	return &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Transport: spy{t}, Timeout: 2 * patience}}
-}
-
-// spy passes requests on, and holds that no answer names a path of this machine.
+// spy passes requests on, and checks that no answer names a path of this machine.
 type spy struct{ t *testing.T }
 
 func (s spy) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -140,7 +171,7 @@ func (s spy) look(text string) {
 	}
 }
 
-// request makes a POST with the client's session.
+// request returns a request with the client's session.
 func (c *testClient) request(method, body string) *http.Request {
 	req, err := http.NewRequest(method, c.URL, strings.NewReader(body))
 	if err != nil {
@@ -171,7 +202,7 @@ func (c *testClient) do(req *http.Request) answer {
 	return a
 }
 
-// try is do for what may fail on the way.
+// try makes a request that may fail on its way.
 func (c *testClient) try(req *http.Request) (answer, error) {
 	res, err := c.http.Do(req)
 	if err != nil {
@@ -181,11 +212,11 @@ func (c *testClient) try(req *http.Request) (answer, error) {
 	body, err := io.ReadAll(res.Body)
 	a := answer{Status: res.StatusCode, Header: res.Header, Body: string(body)}
 	if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-		for line := range strings.Lines(a.Body) {
-			if data, ok := strings.CutPrefix(line, "data: "); ok && strings.TrimSpace(data) != "" {
-				a.Events = append(a.Events, json.RawMessage(strings.TrimSpace(data)))
+		readEvents(strings.NewReader(a.Body), func(e event) {
+			if e.data != "" {
+				a.Events = append(a.Events, e.msg())
 			}
-		}
+		})
 	} else if len(body) > 0 {
 		a.Events = []json.RawMessage{bytes.TrimSpace(body)}
 	}
@@ -231,19 +262,14 @@ func rawOrNil(s string) json.RawMessage {
 	return json.RawMessage(s)
 }
 
-// tools is the names that tools/list has, in its order.
+// tools returns the names of the tools that there are.
 func (c *testClient) tools() []string {
 	c.t.Helper()
-	var list struct{ Tools []struct{ Name string } }
 	a := c.ask("tools/list", "")
-	if err := json.Unmarshal(a.result(), &list); err != nil {
+	if a.result() == nil {
 		c.t.Fatalf("tools/list: %d %s", a.Status, a.Body)
 	}
-	names := []string{}
-	for _, tool := range list.Tools {
-		names = append(names, tool.Name)
-	}
-	return names
+	return strings.Fields(a.toolNames())
 }
 
 // awaitTools waits until the client sees these tools.
@@ -254,46 +280,27 @@ func (c *testClient) awaitTools(want ...string) {
 	})
 }
 
-// list is what a request of the session that present changes sees, or its status.
+// listTools returns the tools that a request of the session sees which present
+// changes, or its status.
 func listTools(c *testClient, present func(*http.Request)) string {
 	c.t.Helper()
 	req := c.request(http.MethodPost, c.message("tools/list", ""))
 	present(req)
-	a := c.do(req)
-	if a.Status != 200 {
-		return fmt.Sprint(a.Status)
-	}
-	var l struct{ Tools []struct{ Name string } }
-	json.Unmarshal(a.result(), &l)
-	names := []string{}
-	for _, tool := range l.Tools {
-		names = append(names, tool.Name)
-	}
-	return strings.Join(names, " ")
+	return c.do(req).toolNames()
 }
 
-// sees is what a request of a client without a session is shown: its tools, or
-// its status.
+// sees is listTools for a client without a session.
 func (c *testClient) sees(present func(*http.Request)) string {
 	c.t.Helper()
-	a := c.modern("tools/list", "", present)
-	if a.Status != 200 {
-		return fmt.Sprint(a.Status)
-	}
-	var l struct{ Tools []struct{ Name string } }
-	json.Unmarshal(a.result(), &l)
-	names := []string{}
-	for _, tool := range l.Tools {
-		names = append(names, tool.Name)
-	}
-	return strings.Join(names, " ")
+	return c.modern("tools/list", "", present).toolNames()
 }
 
-// modernMeta is what each request says of its client.
-const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}`
+// modernMeta is the _meta of each request of 2026-07-28.
+const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+	`"io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}`
 
-// modernPOST is a request as a client makes it that keeps to all rules. What
-// params have in _meta goes with it.
+// modernPOST returns a request of 2026-07-28 that keeps to all rules. It keeps the
+// members of the params' own _meta.
 func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	c.t.Helper()
 	own, _ := members(field(rawOrNil(params), "_meta"))
@@ -329,21 +336,24 @@ func (c *testClient) modernListen(id, filter, honoured string, present ...func(*
 	if res.StatusCode != 200 || !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
 		c.t.Fatalf("listen: %s", res.Status)
 	}
-	wantEvent(c.t, events, `"method":"notifications/subscriptions/acknowledged"`, `"notifications":`+honoured, `"`+metaSubscription+`":`+id)
+	wantEvent(c.t, events, `"method":"notifications/subscriptions/acknowledged"`, `"notifications":`+honoured,
+		`"`+metaSubscription+`":`+id)
 	return events, hangUp
 }
 
 // ways are the ways to present a code.
 var ways = map[string]func(*http.Request, string){
-	"in the header":    func(r *http.Request, code string) { r.Header.Set(claimHeader, code) },
-	"in the URL":       func(r *http.Request, code string) { r.URL.RawQuery = "claim=" + code },
-	"as bearer":        func(r *http.Request, code string) { r.Header.Set("Authorization", "Bearer "+code) },
-	"lower and dashed": func(r *http.Request, code string) { r.Header.Set(claimHeader, strings.ToLower(code[:3]+"-"+code[3:])) },
+	"in the header": func(r *http.Request, code string) { inHeader(code)(r) },
+	"in the URL":    func(r *http.Request, code string) { inQuery(code)(r) },
+	"as bearer":     func(r *http.Request, code string) { inAuthorization("Bearer " + code)(r) },
+	"lower and dashed": func(r *http.Request, code string) {
+		inHeader(strings.ToLower(code[:3] + "-" + code[3:]))(r)
+	},
 }
 
 func presentNothing(*http.Request) {}
 
-// header is a request's way to present a code that most tests take.
+// inHeader presents a code in the header, as most tests do.
 func inHeader(code string) func(*http.Request) {
 	return func(r *http.Request) { r.Header.Set(claimHeader, code) }
 }
@@ -382,8 +392,39 @@ type event struct {
 
 func (e event) msg() json.RawMessage { return json.RawMessage(e.data) }
 
-// follow opens a stream. Its events arrive on the channel, which is closed at
-// its end.
+// readEvents reads a stream to its end.
+func readEvents(stream io.Reader, take func(event)) {
+	lines := bufio.NewReader(stream)
+	var e event
+	for {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			return
+		}
+		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
+		value = strings.TrimPrefix(value, " ")
+		switch {
+		case line == "\n":
+			if e != (event{}) {
+				take(e)
+			}
+			e = event{}
+		case key == "":
+			e.comment = true
+		case key == "id":
+			e.id = value
+		case key == "retry":
+			e.retry = value
+		case key == "event":
+			e.name = value
+		case key == "data":
+			e.data, e.hasData = value, true
+		}
+	}
+}
+
+// openStream opens a stream. Its events arrive on the channel, which is closed at its
+// end.
 func openStream(t *testing.T, req *http.Request) (res *http.Response, events <-chan event, hangUp func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -397,36 +438,12 @@ func openStream(t *testing.T, req *http.Request) (res *http.Response, events <-c
 	go func() {
 		defer close(out)
 		defer res.Body.Close()
-		lines := bufio.NewReader(res.Body)
-		var e event
-		for {
-			line, err := lines.ReadString('\n')
-			if err != nil {
-				return
-			}
-			key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ":")
-			value = strings.TrimPrefix(value, " ")
-			switch {
-			case line == "\n" && e != event{}:
-				out <- e
-				e = event{}
-			case key == "":
-				e.comment = true
-			case key == "id":
-				e.id = value
-			case key == "retry":
-				e.retry = value
-			case key == "event":
-				e.name = value
-			case key == "data":
-				e.data, e.hasData = value, true
-			}
-		}
+		readEvents(res.Body, func(e event) { out <- e })
 	}()
 	return res, out, cancel
 }
 
-// next is the next event with a message.
+// nextEvent returns the next event with a message, or false at the end.
 func nextEvent(t *testing.T, events <-chan event) (event, bool) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -442,7 +459,7 @@ func nextEvent(t *testing.T, events <-chan event) (event, bool) {
 	}
 }
 
-// rest is the messages until the stream's end.
+// remainingEvents returns the events with a message until the stream's end.
 func remainingEvents(t *testing.T, events <-chan event) (list []event) {
 	t.Helper()
 	for {
@@ -454,7 +471,7 @@ func remainingEvents(t *testing.T, events <-chan event) (list []event) {
 	}
 }
 
-// mustNext is next, which has to have this in it.
+// wantEvent returns the next event with a message, which must contain these texts.
 func wantEvent(t *testing.T, events <-chan event, want ...string) event {
 	t.Helper()
 	e, ok := nextEvent(t, events)
@@ -469,7 +486,7 @@ func wantEvent(t *testing.T, events <-chan event, want ...string) event {
 	return e
 }
 
-// data is what events say, and which ids they have.
+// eventTexts returns the data and the ids of events.
 func eventTexts(events []event) (texts, ids []string) {
 	for _, e := range events {
 		texts, ids = append(texts, e.data), append(ids, e.id)
@@ -477,43 +494,40 @@ func eventTexts(events []event) (texts, ids []string) {
 	return texts, ids
 }
 
+// get opens a stream by a GET that present changes.
+func (c *testClient) get(present ...func(*http.Request)) (*http.Response, <-chan event, func()) {
+	c.t.Helper()
+	req := c.request(http.MethodGet, "")
+	req.Header.Set("Accept", "text/event-stream")
+	presentAll(present...)(req)
+	return openStream(c.t, req)
+}
+
 // resume opens the rest of a stream.
 func (c *testClient) resume(lastEvent string, present ...func(*http.Request)) (*http.Response, <-chan event, func()) {
 	c.t.Helper()
-	get := c.request(http.MethodGet, "")
-	get.Header.Set("Accept", "text/event-stream")
-	get.Header.Set(eventHeader, lastEvent)
-	presentAll(present...)(get)
-	return openStream(c.t, get)
+	last := func(r *http.Request) { r.Header.Set(eventHeader, lastEvent) }
+	return c.get(append(present, last)...)
 }
 
-// listen opens the session's notification stream. Messages arrive on the
-// channel, which is closed at the stream's end.
+// listen opens the session's notification stream. Messages arrive on the channel,
+// which is closed at the stream's end.
 func (c *testClient) listen() (messages <-chan json.RawMessage, hangUp func()) {
 	c.t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	req := c.request(http.MethodGet, "").WithContext(ctx)
-	req.Header.Set("Accept", "text/event-stream")
-	res, err := (&http.Client{}).Do(req)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	res, events, hangUp := c.get()
 	if res.StatusCode != http.StatusOK {
 		c.t.Fatalf("GET: %s", res.Status)
 	}
-	c.t.Cleanup(cancel)
 	out := make(chan json.RawMessage, 100)
 	go func() {
 		defer close(out)
-		defer res.Body.Close()
-		lines := bufio.NewScanner(res.Body)
-		for lines.Scan() {
-			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok && data != "" {
-				out <- json.RawMessage(data)
+		for e := range events {
+			if e.data != "" {
+				out <- e.msg()
 			}
 		}
 	}()
-	return out, cancel
+	return out, hangUp
 }
 
 // hear waits for a notification on a stream.
@@ -535,35 +549,34 @@ func hear(t *testing.T, messages <-chan json.RawMessage, method string) json.Raw
 	}
 }
 
-// oldClient is a client of HTTP+SSE.
+// sseClient is a client of HTTP+SSE.
 type sseClient struct {
 	*testClient
 	events <-chan event
 	hangUp func()
 }
 
-// connectOld opens a stream, by a request that present changes.
+// connectSSE opens a stream, by a request that present changes.
 func connectSSE(t *testing.T, url string, present ...func(*http.Request)) *sseClient {
 	t.Helper()
-	c := &sseClient{testClient: newStateless(t, url)}
-	get := c.request(http.MethodGet, "")
-	get.Header.Set("Accept", "text/event-stream")
-	presentAll(present...)(get)
-	res, events, hangUp := openStream(t, get)
+	return newStateless(t, url).openSSE(present...)
+}
+
+func (c *testClient) openSSE(present ...func(*http.Request)) *sseClient {
+	c.t.Helper()
+	res, events, hangUp := c.get(present...)
 	if res.StatusCode != 200 {
-		t.Fatalf("GET: %s", res.Status)
+		c.t.Fatalf("GET: %s", res.Status)
 	}
-	c.events, c.hangUp = events, hangUp
-	e := wantEvent(t, events)
-	if e.name != "endpoint" || !strings.HasPrefix(e.data, get.URL.Path+"?sessionId=") || strings.Contains(e.data, "claim") {
-		t.Fatalf("the first event: %+v", e)
+	asked := res.Request.URL
+	e := wantEvent(c.t, events)
+	if e.name != "endpoint" || !strings.HasPrefix(e.data, asked.Path+"?sessionId=") || strings.Contains(e.data, "claim") {
+		c.t.Fatalf("the first event: %+v", e)
 	}
-	where, err := get.URL.Parse(e.data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	where, err := asked.Parse(e.data)
+	must(c.t, err)
 	c.URL = where.String()
-	return c
+	return &sseClient{c, events, hangUp}
 }
 
 // ask makes a request whose answer comes on the stream, maybe after others.
@@ -580,19 +593,13 @@ func (c *sseClient) ask(method, params string) json.RawMessage {
 	}
 }
 
-// sees is the tools that there are for it.
+// sees returns the tools that it sees.
 func (c *sseClient) sees() string {
 	c.t.Helper()
-	var l struct{ Tools []struct{ Name string } }
-	json.Unmarshal(field(c.ask("tools/list", ""), "result"), &l)
-	var names []string
-	for _, tool := range l.Tools {
-		names = append(names, tool.Name)
-	}
-	return strings.Join(names, " ")
+	return answer{Status: 200, Events: []json.RawMessage{c.ask("tools/list", "")}}.toolNames()
 }
 
-// stdio runs usher stdio over a workspace; messages go in and out by the pipes.
+// startStdio runs usher stdio over a workspace; messages go in and out by the pipes.
 func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *lineReader, exit chan int) {
 	t.Helper()
 	inR, inW := io.Pipe()
@@ -616,34 +623,41 @@ func startStdio(t *testing.T, dir string) (in io.WriteCloser, out *lineReader, e
 // askClient is a client that can be asked, of any revision and transport.
 type askClient struct {
 	t      *testing.T
-	answer func(method string, params json.RawMessage) json.RawMessage // a result, or an object with an error; nil for none
-	asked  chan json.RawMessage                                        // each request to the client
-	http   *testClient                                                 // nil on stdio
-	meta   string                                                      // of modern requests: their capabilities; "" for a client with a session
-	level  string                                                      // of modern requests
-	name   string                                                      // of the client program, in modern requests
-	post   func(ctx context.Context, msg []byte) error                 // sends a message, and takes in what comes back of it
-	hangUp func()                                                      // ends its stream
-	mu     sync.Mutex
-	id     int
-	wait   map[string]chan json.RawMessage // for answers, by id
-	heard  []json.RawMessage               // notifications
+	asked  chan json.RawMessage // each request to the client
+	http   *testClient          // nil on stdio
+	meta   string               // the capabilities in modern requests; "" for a client with a session
+	level  string               // of modern requests
+	name   string               // of the client program, in modern requests
+	hangUp func()               // ends its stream
+
+	// answer returns a result, or an object with an error; nil for none.
+	answer func(method string, params json.RawMessage) json.RawMessage
+	// post sends a message, and takes in what comes back of it.
+	post func(ctx context.Context, msg []byte) error
+
+	mu    sync.Mutex
+	id    int
+	wait  map[string]chan json.RawMessage // for answers, by id
+	heard []json.RawMessage               // notifications
 }
 
-// askHTTP has connections of its own: one that was opened and not used would
-// keep the daemon waiting at its end.
-func askHTTP(t *testing.T, url, code string) *testClient {
-	transport := &http.Transport{}
-	t.Cleanup(transport.CloseIdleConnections)
-	c := &testClient{t: t, URL: url, Header: http.Header{}, http: &http.Client{Transport: transport}}
+// newAskClient returns a client for a URL, "" for stdio, which presents a code, "" for
+// none.
+func newAskClient(t *testing.T, url, code string) *askClient {
+	c := &askClient{
+		t:      t,
+		answer: askAnswer("none"),
+		asked:  make(chan json.RawMessage, 2000),
+		name:   "test",
+		wait:   make(map[string]chan json.RawMessage),
+	}
+	if url != "" {
+		c.http = newClient(t, url)
+	}
 	if code != "" {
-		c.Header.Set(claimHeader, code)
+		c.http.Header.Set(claimHeader, code)
 	}
 	return c
-}
-
-func newAskClient(t *testing.T) *askClient {
-	return &askClient{t: t, answer: askAnswer("none"), asked: make(chan json.RawMessage, 2000), name: "test", wait: make(map[string]chan json.RawMessage)}
 }
 
 // take takes one message from usher.
@@ -687,7 +701,8 @@ func (c *askClient) hears(method string, words ...string) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		return slices.ContainsFunc(c.heard, func(msg json.RawMessage) bool {
-			return stringField(msg, "method") == method && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(string(msg), w) })
+			missing := func(word string) bool { return !strings.Contains(string(msg), word) }
+			return stringField(msg, "method") == method && !slices.ContainsFunc(words, missing)
 		})
 	})
 }
@@ -755,7 +770,7 @@ func (c *askClient) get(wait <-chan json.RawMessage) json.RawMessage {
 func (c *askClient) modern(params json.RawMessage) json.RawMessage {
 	params = setMeta(params, metaProtocol, quote(statelessProtocol))
 	params = setMeta(params, metaClientCaps, json.RawMessage(c.meta))
-	params = setMeta(params, metaClientInfo, json.RawMessage(`{"name":"`+c.name+`","version":"1"}`))
+	params = setMeta(params, metaClientInfo, object{{"name", quote(c.name)}, {"version", quote("1")}}.encode())
 	if c.level != "" {
 		params = setMeta(params, metaLogLevel, quote(c.level))
 	}
@@ -788,12 +803,7 @@ func (c *askClient) round(tool string, arguments any, more ...member) answer {
 }
 
 func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
-	body := encodeRequest(json.RawMessage(c.nextID()), "tools/call", c.modern(params))
-	req := c.http.request(http.MethodPost, string(body))
-	req.Header.Set(protocolHeader, statelessProtocol)
-	req.Header.Set(methodHeader, "tools/call")
-	req.Header.Set(nameHeader, stringField(params, "name"))
-	return req
+	return c.http.modernPOST(c.nextID(), "tools/call", string(c.modern(params)))
 }
 
 // callModern is call for a client without a session, over HTTP.
@@ -814,30 +824,10 @@ func (c *askClient) callModern(tool string, arguments any) json.RawMessage {
 	return nil
 }
 
-// askLines hands over the events of a stream as they come.
-func askLines(r io.Reader, take func(event, data string)) {
-	lines, event := bufio.NewReader(r), ""
-	for {
-		line, err := lines.ReadString('\n')
-		if err != nil {
-			return
-		}
-		key, value, _ := strings.Cut(strings.TrimSuffix(line, "\n"), ": ")
-		switch {
-		case key == "event":
-			event = value
-		case key == "data" && value != "":
-			take(event, value)
-		}
-	}
-}
-
 // askOverPOST is a client with a session of a version over streamable HTTP.
 func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
-	c := newAskClient(t)
-	c.http = askHTTP(t, url, code)
-	a := c.http.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":"init","method":"initialize","params":{"protocolVersion":%q,"capabilities":%s,"clientInfo":{"name":"test","version":"1"}}}`, version, caps))
-	c.http.Session = a.Header.Get(sessionHeader)
+	c := newAskClient(t, url, code)
+	c.http.begin(initializeWith(version, caps), presentNothing)
 	c.http.post(`{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 	c.post = func(ctx context.Context, msg []byte) error {
 		res, err := c.http.http.Do(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
@@ -846,7 +836,7 @@ func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 		}
 		defer res.Body.Close()
 		if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-			askLines(res.Body, func(_, data string) { c.take(json.RawMessage(data)) })
+			c.takeEvents(res.Body)
 			return nil
 		}
 		body, err := io.ReadAll(res.Body)
@@ -858,39 +848,34 @@ func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 	return c
 }
 
+// takeEvents takes the messages of a stream.
+func (c *askClient) takeEvents(stream io.Reader) {
+	readEvents(stream, func(e event) {
+		if e.data != "" {
+			c.take(e.msg())
+		}
+	})
+}
+
 // askModern is a client without a session.
 func askModern(t *testing.T, url, caps, code string) *askClient {
-	c := newAskClient(t)
+	c := newAskClient(t, url, code)
 	c.meta = caps
-	c.http = askHTTP(t, url, code)
 	return c
 }
 
 // askOverSSE is a client of HTTP+SSE.
 func askOverSSE(t *testing.T, url, caps, code string) *askClient {
-	c := newAskClient(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	c.hangUp = cancel
-	t.Cleanup(cancel)
-	c.http = askHTTP(t, url, code)
-	req := c.http.request(http.MethodGet, "").WithContext(ctx)
-	req.Header.Set("Accept", "text/event-stream")
-	res, err := c.http.http.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	endpoint := make(chan string, 1)
+	c := newAskClient(t, url, code)
+	sse := c.http.openSSE()
+	c.hangUp = sse.hangUp
 	go func() {
-		defer res.Body.Close()
-		askLines(res.Body, func(event, data string) {
-			if event == "endpoint" {
-				endpoint <- data
-			} else {
-				c.take(json.RawMessage(data))
+		for e := range sse.events {
+			if e.data != "" {
+				c.take(e.msg())
 			}
-		})
+		}
 	}()
-	c.http.URL = strings.TrimSuffix(url, "/") + <-endpoint
 	c.post = func(ctx context.Context, msg []byte) error {
 		a, err := c.http.try(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
 		if err == nil && a.Status != http.StatusAccepted {
@@ -898,13 +883,19 @@ func askOverSSE(t *testing.T, url, caps, code string) *askClient {
 		}
 		return err
 	}
-	c.get(c.send(ctx, c.nextID(), "initialize", `{"protocolVersion":"2024-11-05","capabilities":`+caps+`,"clientInfo":{"name":"test","version":"1"}}`))
+	c.initialize("2024-11-05", caps)
 	return c
 }
 
-// askOverStdio is a client on stdio: with a session, or, where modern, without.
+// initialize sends initialize, and waits for the answer.
+func (c *askClient) initialize(version, caps string) {
+	params := field(json.RawMessage(initializeWith(version, caps)), "params")
+	c.get(c.send(c.t.Context(), c.nextID(), "initialize", string(params)))
+}
+
+// askOverStdio is a client on stdio: with a session or, if modern, without.
 func askOverStdio(t *testing.T, dir, caps string, modern bool) *askClient {
-	c := newAskClient(t)
+	c := newAskClient(t, "", "")
 	in, out, _ := startStdio(t, dir)
 	var writing sync.Mutex
 	c.post = func(_ context.Context, msg []byte) error {
@@ -926,19 +917,23 @@ func askOverStdio(t *testing.T, dir, caps string, modern bool) *askClient {
 		c.meta = caps
 		return c
 	}
-	c.get(c.send(t.Context(), c.nextID(), "initialize", `{"protocolVersion":"2025-11-25","capabilities":`+caps+`,"clientInfo":{"name":"test","version":"1"}}`))
+	c.initialize("2025-11-25", caps)
 	return c
 }
 
 // askWays are the clients that there are.
 var askWays = map[string]func(t *testing.T, url, dir, caps string) *askClient{
-	"2025-11-25": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-11-25", caps, "") },
-	"2025-06-18": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-06-18", caps, "") },
-	"2025-03-26": func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, "2025-03-26", caps, "") },
+	"2025-11-25": askInSession("2025-11-25"),
+	"2025-06-18": askInSession("2025-06-18"),
+	"2025-03-26": askInSession("2025-03-26"),
 	"HTTP+SSE":   func(t *testing.T, url, _, caps string) *askClient { return askOverSSE(t, url, caps, "") },
 	"2026-07-28": func(t *testing.T, url, _, caps string) *askClient { return askModern(t, url, caps, "") },
 	"stdio":      func(t *testing.T, _, dir, caps string) *askClient { return askOverStdio(t, dir, caps, false) },
 	"stdio, 2026-07-28": func(t *testing.T, _, dir, caps string) *askClient {
 		return askOverStdio(t, dir, caps, true)
 	},
+}
+
+func askInSession(version string) func(t *testing.T, url, dir, caps string) *askClient {
+	return func(t *testing.T, url, _, caps string) *askClient { return askOverPOST(t, url, version, caps, "") }
 }

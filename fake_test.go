@@ -582,9 +582,9 @@ func (f *fakeServer) request(call json.RawMessage, method string, params json.Ra
 func (f *fakeServer) askForm(msg *Message) {
 	wish := askFor("form", msg.Method)
 	said := quote(fakeAnswer(<-f.request(msg.ID, wish.Method, wish.Params)))
-	result := `{"messages":[{"role":"user","content":{"type":"text","text":` + string(said) + `}}]}`
+	result := `{"messages":[{"content":{"text":` + string(said) + `,"type":"text"},"role":"user"}]}`
 	if msg.Method == "resources/read" {
-		result = `{"contents":[{"uri":` + string(field(msg.Params, "uri")) + `,"text":` + string(said) + `}]}`
+		result = `{"contents":[{"text":` + string(said) + `,"uri":` + string(field(msg.Params, "uri")) + `}]}`
 	}
 	f.send(encodeResult(msg.ID, json.RawMessage(result)))
 }

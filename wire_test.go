@@ -229,7 +229,11 @@ func TestBatchesThatAsk(t *testing.T) {
 						}
 						defer res.Body.Close()
 						if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-							askLines(res.Body, func(_, data string) { got <- json.RawMessage(data) })
+							readEvents(res.Body, func(e event) {
+								if e.data != "" {
+									got <- e.msg()
+								}
+							})
 						} else if body, _ := io.ReadAll(res.Body); len(body) > 0 {
 							got <- body
 						}
