@@ -1,10 +1,10 @@
-// JSON-RPC 2.0 as MCP uses it: messages, ids, error codes, the framing of one
-// message a line, and the table of requests in flight. The server and the
-// workers both speak through this file; it knows neither of them.
+// JSON-RPC 2.0 as MCP uses it: messages, ids, error codes, framing with one message per
+// line, and the table of requests in flight. Clients and module processes are both served
+// by this file, which depends on neither.
 //
-// Messages are carried as raw JSON. encoding/json is asked whether a message is
-// valid and is then kept out of it: its structs match keys without regard to
-// case ("METHOD" would override "method"), and its numbers lose digits.
+// Messages are carried as raw JSON. encoding/json only checks that a message is valid: its
+// structs match keys without regard to case ("METHOD" would override "method"), and its
+// numbers lose digits.
 
 package main
 
@@ -25,34 +25,43 @@ import (
 	"unicode/utf8"
 )
 
-// The error codes of JSON-RPC 2.0, section 5.1.
+// The error codes of JSON-RPC 2.0, section 5.1, and one of usher's own.
 const (
 	codeParse          = -32700
 	codeInvalidRequest = -32600
 	codeNoMethod       = -32601
 	codeInvalidParams  = -32602
 	codeInternal       = -32603
-	codeRefused        = 1000 // ours: a transport's or a session's refusal; MCP 2026-07-28 keeps -32000 and its like to itself
+	codeRefused        = 1000 // refused by a transport or session; MCP 2026-07-28 reserves -32000 and its neighbours
 )
 
-// rpcError is the error member of a response. As an error value it is one that
-// may be shown to the peer as it stands.
+// rpcError is the error member of a response. As a Go error, it may be shown to the peer
+// unmodified.
 type rpcError struct {
 	Code    int
 	Message string
-	Data    json.RawMessage // absent when nil
+	Data    json.RawMessage // nil: absent
 }
 
 func (e *rpcError) Error() string { return e.Message }
 
+// rpcErrorf returns an error with a formatted message.
 func rpcErrorf(code int, format string, args ...any) *rpcError {
 	return &rpcError{Code: code, Message: fmt.Sprintf(format, args...)}
 }
 
-// Message is one JSON-RPC message. Method and ID tell a request; Method alone a
-// notification; ID with Result or Err a response.
+// asRPCError returns the *rpcError in err, or an internal error with err's text.
+func asRPCError(err error) *rpcError {
+	if e, ok := errors.AsType[*rpcError](err); ok {
+		return e
+	}
+	return rpcErrorf(codeInternal, "%v", err)
+}
+
+// Message is a JSON-RPC message. A request has a Method and an ID, a notification only a
+// Method, and a response an ID and a Result or Err.
 type Message struct {
-	ID     json.RawMessage // as it was sent: a JSON string or integer; nil for none
+	ID     json.RawMessage // a JSON string or integer, as sent; nil for none
 	Method string
 	Params json.RawMessage // an object, or nil
 	Result json.RawMessage
@@ -62,9 +71,9 @@ type Message struct {
 func (m *Message) isRequest() bool      { return m.Method != "" && m.ID != nil }
 func (m *Message) isNotification() bool { return m.Method != "" && m.ID == nil }
 
-// parseMessage reads one message. Its errors are *rpcError: codeParse for what
-// is no JSON, codeInvalidRequest for what is no message; with the latter the
-// returned message holds the id, if there was a usable one.
+// parseMessage parses one message. Errors are *rpcError: codeParse for invalid JSON,
+// codeInvalidRequest for an invalid message. In the second case, the returned message
+// contains the id, if it is usable.
 func parseMessage(raw []byte) (*Message, error) {
 	if err := checkJSON(raw, "the message"); err != nil {
 		return nil, err
@@ -72,9 +81,9 @@ func parseMessage(raw []byte) (*Message, error) {
 	return parseValidMessage(raw)
 }
 
-// checkJSON refuses what is not one valid JSON value in valid UTF-8, which
-// json.Valid alone does not see; what is the subject of the error. Nesting is
-// limited by encoding/json to 10,000.
+// checkJSON returns an error unless raw is one valid JSON value in valid UTF-8, which
+// json.Valid does not check. The error's text begins with what. encoding/json limits
+// nesting to 10,000.
 func checkJSON(raw []byte, what string) error {
 	switch {
 	case !utf8.Valid(raw):
@@ -84,7 +93,8 @@ func checkJSON(raw []byte, what string) error {
 	case len(bytes.TrimSpace(raw)) == 0:
 		return rpcErrorf(codeParse, "%s is empty", what)
 	}
-	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, json.Unmarshal(raw, new(json.RawMessage))) // only now, for the reason
+	reason := json.Unmarshal(raw, new(json.RawMessage))
+	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
 }
 
 // parseValidMessage is parseMessage for JSON that was checked already.
@@ -94,8 +104,8 @@ func parseValidMessage(raw []byte) (*Message, error) {
 		return &Message{}, rpcErrorf(codeInvalidRequest, "a message must be a JSON object")
 	}
 	method := o.get("method")
-	m := &Message{Params: o.get("params"), Result: o.get("result")}
 	id := o.get("id")
+	m := &Message{Params: o.get("params"), Result: o.get("result")}
 	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
 		m.ID = id
 	} else if id != nil && (method != nil || m.Result != nil) {
@@ -112,7 +122,8 @@ func parseValidMessage(raw []byte) (*Message, error) {
 		}
 		return m, nil
 	}
-	if m.Method, ok = unquote(method); !ok || m.Method == "" {
+	m.Method, ok = unquote(method)
+	if !ok || m.Method == "" {
 		return m, rpcErrorf(codeInvalidRequest, "method must be a non-empty string")
 	}
 	if m.Params != nil && m.Params[0] != '{' {
@@ -122,66 +133,62 @@ func parseValidMessage(raw []byte) (*Message, error) {
 	return m, nil
 }
 
-// parseRPCError reads an error member as well as can be: a peer that sends a
-// malformed one has failed all the same.
+// parseRPCError parses an error member as far as possible: a peer that sends a malformed
+// error has failed anyway.
 func parseRPCError(raw json.RawMessage) *rpcError {
-	e := &rpcError{Code: codeInternal, Message: cmp.Or(stringField(raw, "message"), "unspecified error"), Data: field(raw, "data")}
+	e := &rpcError{
+		Code:    codeInternal,
+		Message: cmp.Or(stringField(raw, "message"), "unspecified error"),
+		Data:    field(raw, "data"),
+	}
 	if n, err := strconv.Atoi(string(field(raw, "code"))); err == nil {
 		e.Code = n
 	}
 	return e
 }
 
-// encode writes the message on one line; raw members are copied as they are. An
-// error's id is left out where there is none: MCP's schema, unlike JSON-RPC, has
-// no null ids.
+// encode returns the message on one line. It omits an absent id from an error: unlike
+// JSON-RPC, MCP's schema has no null ids.
 func (m *Message) encode() []byte {
-	b := make([]byte, 0, 64+len(m.ID)+len(m.Method)+len(m.Params)+len(m.Result))
-	b = append(b, `{"jsonrpc":"2.0"`...)
+	o := object{{"jsonrpc", json.RawMessage(`"2.0"`)}}
 	add := func(key string, value json.RawMessage) {
 		if value != nil {
-			b = append(append(append(append(b, `,"`...), key...), `":`...), oneLine(value)...)
+			o = append(o, member{key, oneLine(value)})
 		}
 	}
 	add("id", m.ID)
 	if m.Method != "" {
-		b = append(append(b, `,"method":`...), quote(m.Method)...)
+		add("method", quote(m.Method))
 	}
 	add("params", m.Params)
 	add("result", m.Result)
 	if m.Err != nil {
-		b = strconv.AppendInt(append(b, `,"error":{"code":`...), int64(m.Err.Code), 10)
-		b = append(append(b, `,"message":`...), quote(m.Err.Message)...)
-		add("data", m.Err.Data)
-		b = append(b, '}')
+		e := object{{"code", marshal(m.Err.Code)}, {"message", quote(m.Err.Message)}}
+		if m.Err.Data != nil {
+			e = append(e, member{"data", m.Err.Data})
+		}
+		add("error", e.encode())
 	}
-	return append(b, '}')
+	return o.encode()
 }
 
-// encodeRequest is a request, or without an id a notification.
+// encodeRequest encodes a request, or a notification if id is nil.
 func encodeRequest(id json.RawMessage, method string, params json.RawMessage) []byte {
 	return (&Message{ID: id, Method: method, Params: params}).encode()
 }
 
+// encodeResult encodes a successful response.
 func encodeResult(id json.RawMessage, result json.RawMessage) []byte {
 	return (&Message{ID: id, Result: result}).encode()
 }
 
+// encodeError encodes an error response.
 func encodeError(id json.RawMessage, e *rpcError) []byte { return (&Message{ID: id, Err: e}).encode() }
 
-// asRPCError makes any error one that can be sent: an *rpcError as it is, all
-// others as internal errors with their text.
-func asRPCError(err error) *rpcError {
-	if e := (*rpcError)(nil); errors.As(err, &e) {
-		return e
-	}
-	return rpcErrorf(codeInternal, "%v", err)
-}
-
-// oneLine returns raw on one line: a pretty-printed body would break framing.
-// Inside JSON strings line breaks are always escaped, so only white space goes.
+// oneLine returns raw on one line, because a pretty-printed body would break framing. JSON
+// strings contain no line breaks, so only white space is removed.
 func oneLine(raw json.RawMessage) json.RawMessage {
-	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 { // many times as fast as ContainsAny
+	if bytes.IndexByte(raw, '\n') < 0 && bytes.IndexByte(raw, '\r') < 0 { // much faster than ContainsAny
 		return raw
 	}
 	var b bytes.Buffer
@@ -189,18 +196,19 @@ func oneLine(raw json.RawMessage) json.RawMessage {
 	return b.Bytes()
 }
 
-// quote returns s as a JSON string, without the HTML escapes that json.Marshal
-// adds.
-func quote(s string) json.RawMessage { return appendQuoted(nil, s) }
-
-func appendQuoted(b []byte, s string) []byte {
-	if !strings.ContainsFunc(s, func(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }) {
-		return append(append(append(b, '"'), s...), '"')
-	}
-	return append(b, marshal(s)...)
+// marshal is json.Marshal without HTML escapes, for values that can't fail.
+func marshal(v any) json.RawMessage {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	_ = enc.Encode(v)
+	return bytes.TrimRight(buf.Bytes(), "\n")
 }
 
-// unquote reads a JSON string.
+// quote returns s as a JSON string.
+func quote(s string) json.RawMessage { return marshal(s) }
+
+// unquote parses a JSON string.
 func unquote(raw json.RawMessage) (string, bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return "", false
@@ -213,16 +221,7 @@ func unquote(raw json.RawMessage) (string, bool) {
 	return s, err == nil
 }
 
-// marshal is json.Marshal without HTML escapes, for values that can't fail.
-func marshal(v any) json.RawMessage {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	_ = enc.Encode(v)
-	return bytes.TrimRight(buf.Bytes(), "\n")
-}
-
-// object is a JSON object by its members, in order. Its methods return a new one.
+// object is a JSON object: its members, in order. Its methods do not modify it.
 type object []member
 
 type member struct {
@@ -230,96 +229,7 @@ type member struct {
 	value json.RawMessage
 }
 
-// encode is the object's text.
-func (o object) encode() json.RawMessage {
-	size := 2
-	for _, f := range o {
-		size += len(f.key) + len(f.value) + len(`"":,`)
-	}
-	b := append(make([]byte, 0, size), '{')
-	for _, f := range o {
-		b = append(appendQuoted(b, f.key), ':')
-		b = append(append(b, f.value...), ',')
-	}
-	return append(bytes.TrimSuffix(b, []byte{','}), '}')
-}
-
-// get returns the value under key: the last one, as JSON decoders have it, or
-// nil.
-func (o object) get(key string) json.RawMessage {
-	for _, f := range slices.Backward(o) {
-		if f.key == key {
-			return f.value
-		}
-	}
-	return nil
-}
-
-// text returns the string under key, or "" if there is no string.
-func (o object) text(key string) string {
-	s, _ := unquote(o.get(key))
-	return s
-}
-
-// set has value under key: in its place where key stands already, else at the
-// end.
-func (o object) set(key string, value json.RawMessage) object {
-	i := slices.IndexFunc(o, func(f member) bool { return f.key == key })
-	if i < 0 {
-		return append(slices.Clip(o), member{key, value})
-	}
-	out := append(slices.Clone(o[:i]), member{key, value})
-	return append(out, o[i+1:].without(key)...)
-}
-
-// without leaves out the members of these keys.
-func (o object) without(keys ...string) object {
-	return slices.DeleteFunc(slices.Clone(o), func(f member) bool { return slices.Contains(keys, f.key) })
-}
-
-// isObject reports whether valid JSON is an object.
-func isObject(raw json.RawMessage) bool {
-	raw = bytes.TrimSpace(raw)
-	return len(raw) > 0 && raw[0] == '{'
-}
-
-// fields goes through the members of a JSON object, in order. A key that repeats
-// comes as often as it was written. Of what is no object it yields nothing; of what
-// is no valid JSON, as much as can be read.
-func fields(raw json.RawMessage) iter.Seq2[string, json.RawMessage] {
-	return func(yield func(string, json.RawMessage) bool) {
-		for quoted, value := range quotedFields(raw) {
-			if key, ok := unquote(quoted); !ok || !yield(key, value) {
-				return
-			}
-		}
-	}
-}
-
-// quotedFields is fields with the keys as they are written.
-func quotedFields(raw json.RawMessage) iter.Seq2[json.RawMessage, json.RawMessage] {
-	return func(yield func(key, value json.RawMessage) bool) {
-		if !isObject(raw) {
-			return
-		}
-		rest := raw[bytes.IndexByte(raw, '{')+1:]
-		for {
-			end := endOfItem(rest)
-			key := bytes.TrimSpace(rest[:end])
-			if end == len(rest) || rest[end] != ':' {
-				return // at the object's end
-			}
-			rest = rest[end+1:]
-			end = endOfItem(rest)
-			if value := bytes.TrimSpace(rest[:end]); !yield(key, slices.Clip(value)) || end == len(rest) {
-				return
-			}
-			rest = rest[end+1:]
-		}
-	}
-}
-
-// members splits valid JSON that is an object, and reports false for any other.
+// members splits valid JSON that is an object. It reports false for any other value.
 func members(raw json.RawMessage) (object, bool) {
 	if !isObject(raw) {
 		return nil, false
@@ -331,47 +241,61 @@ func members(raw json.RawMessage) (object, bool) {
 	return list, true
 }
 
-// field returns the member of a valid JSON object with this key: the last one,
-// or nil.
-func field(raw json.RawMessage, key string) json.RawMessage {
-	var last json.RawMessage
-	for quoted, value := range quotedFields(raw) {
-		if isKey(quoted, key) {
-			last = value
+// encode returns the object's text.
+func (o object) encode() json.RawMessage {
+	size := 2
+	for _, f := range o {
+		size += len(f.key) + len(f.value) + len(`"":,`)
+	}
+	b := make([]byte, 0, size)
+	b = append(b, '{')
+	for i, f := range o {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, quote(f.key)...)
+		b = append(b, ':')
+		b = append(b, f.value...)
+	}
+	return append(b, '}')
+}
+
+// get returns the value of key, or nil. If the key repeats, the last value counts, as in
+// JSON decoders.
+func (o object) get(key string) json.RawMessage {
+	for _, f := range slices.Backward(o) {
+		if f.key == key {
+			return f.value
 		}
 	}
-	return last
+	return nil
 }
 
-// isKey reports whether key is what a JSON string says. It makes no copy of what has
-// no escapes: fields are looked for many times in each request.
-func isKey(quoted json.RawMessage, key string) bool {
-	if bytes.IndexByte(quoted, '\\') < 0 {
-		return len(quoted) == len(key)+2 && quoted[0] == '"' && string(quoted[1:len(key)+1]) == key
+// text returns the string under key, or "" if there is none.
+func (o object) text(key string) string {
+	s, _ := unquote(o.get(key))
+	return s
+}
+
+// set returns the object with key set to value: in place if the key exists, else at the
+// end.
+func (o object) set(key string, value json.RawMessage) object {
+	i := slices.IndexFunc(o, func(f member) bool { return f.key == key })
+	if i < 0 {
+		return append(slices.Clip(o), member{key, value})
 	}
-	text, ok := unquote(quoted)
-	return ok && text == key
+	out := append(slices.Clone(o[:i]), member{key, value})
+	return append(out, o[i+1:].without(key)...)
 }
 
-// withMember returns a JSON object with key set to value.
-func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	list, _ := members(raw)
-	return list.set(key, value).encode()
+// without returns the object without these keys.
+func (o object) without(keys ...string) object {
+	return slices.DeleteFunc(slices.Clone(o), func(f member) bool { return slices.Contains(keys, f.key) })
 }
 
-// dropMembers returns a JSON object without the members of these keys: as it was
-// written, where it has none of them.
-func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
-	list, _ := members(raw)
-	if kept := list.without(keys...); len(kept) < len(list) {
-		return kept.encode()
-	}
-	return raw
-}
-
-// withoutLookalikes drops the members that a decoder could take for those of the known
-// keys: repeats, of which the last stays, and keys that differ in case, which
-// encoding/json accepts.
+// withoutLookalikes returns the object without members that a decoder could confuse with
+// the known keys: repeats, of which the last remains, and keys that differ only in case,
+// which encoding/json accepts.
 func (o object) withoutLookalikes(known ...string) object {
 	var kept object
 	seen := make(map[string]bool)
@@ -389,26 +313,38 @@ func (o object) withoutLookalikes(known ...string) object {
 	return kept
 }
 
-// stringField is field for a string; "" for any other.
-func stringField(raw json.RawMessage, key string) string {
-	s, _ := unquote(field(raw, key))
-	return s
+// isObject reports whether valid JSON is an object.
+func isObject(raw json.RawMessage) bool {
+	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte{'{'})
 }
 
-// joinItems makes an array of its items.
-func joinItems(items []json.RawMessage) json.RawMessage {
-	b := []byte{'['}
-	for _, item := range items {
-		b = append(append(b, item...), ',')
+// fields yields the members of a JSON object, in order, repeated keys included. It yields
+// nothing for other values, and as much as can be read of invalid JSON.
+func fields(raw json.RawMessage) iter.Seq2[string, json.RawMessage] {
+	return func(yield func(string, json.RawMessage) bool) {
+		if !isObject(raw) {
+			return
+		}
+		rest := raw[bytes.IndexByte(raw, '{')+1:]
+		for {
+			end := endOfItem(rest)
+			key, ok := unquote(bytes.TrimSpace(rest[:end]))
+			if !ok || end == len(rest) || rest[end] != ':' {
+				return // at the end of the object
+			}
+			rest = rest[end+1:]
+			end = endOfItem(rest)
+			value := bytes.TrimSpace(rest[:end])
+			if !yield(key, slices.Clip(value)) || end == len(rest) {
+				return
+			}
+			rest = rest[end+1:]
+		}
 	}
-	return append(bytes.TrimSuffix(b, []byte{','}), ']')
 }
 
-// sortedKeys is the keys of a map in order.
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
-
-// endOfItem returns the index of what ends the key or value that b begins with: a
-// colon, a comma, a bracket that closes more than it opens, or the end.
+// endOfItem returns the index of the end of the key or value that b begins with: a colon,
+// a comma, a closing bracket without its opening one, or the end of b.
 func endOfItem(b []byte) int {
 	depth := 0
 	for i := 0; i < len(b); i++ {
@@ -422,9 +358,10 @@ func endOfItem(b []byte) int {
 		case '{', '[':
 			depth++
 		case '}', ']':
-			if depth--; depth < 0 {
+			if depth == 0 {
 				return i
 			}
+			depth--
 		case ',', ':':
 			if depth == 0 {
 				return i
@@ -434,30 +371,76 @@ func endOfItem(b []byte) int {
 	return len(b)
 }
 
-// errLineTooLong is what a lineReader returns, once, for a line over its limit.
-// The line is skipped; reading can go on.
-var errLineTooLong error = rpcErrorf(codeInvalidRequest, "the line is too long")
-
-// lineReader reads newline-delimited messages with a limit on their length.
-// It is for one goroutine.
-type lineReader struct {
-	r     *bufio.Reader
-	limit int
+// field returns a member of a valid JSON object, or nil. If the key repeats, the last
+// member counts.
+func field(raw json.RawMessage, key string) json.RawMessage {
+	list, _ := members(raw)
+	return list.get(key)
 }
 
+// stringField returns a member of a valid JSON object if it is a string, else "".
+func stringField(raw json.RawMessage, key string) string {
+	s, _ := unquote(field(raw, key))
+	return s
+}
+
+// withMember returns a JSON object with key set to value.
+func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
+	list, _ := members(raw)
+	return list.set(key, value).encode()
+}
+
+// dropMembers returns a JSON object without these keys, or raw itself if it has none of
+// them.
+func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
+	list, _ := members(raw)
+	if kept := list.without(keys...); len(kept) < len(list) {
+		return kept.encode()
+	}
+	return raw
+}
+
+// joinItems returns a JSON array of the items.
+func joinItems(items []json.RawMessage) json.RawMessage {
+	b := []byte{'['}
+	for i, item := range items {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, item...)
+	}
+	return append(b, ']')
+}
+
+// sortedKeys returns the keys of a map in order.
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// errLineTooLong is returned once by a lineReader for a line over its limit. The line is
+// skipped; reading can continue.
+var errLineTooLong error = rpcErrorf(codeInvalidRequest, "the line is too long")
+
+// lineReader reads lines with a limit on their length. It must not be used concurrently.
+type lineReader struct {
+	r     *bufio.Reader
+	limit int // bytes
+}
+
+// newLineReader returns a reader of lines of at most limit bytes.
 func newLineReader(r io.Reader, limit int) *lineReader {
 	return &lineReader{bufio.NewReaderSize(r, 64<<10), limit}
 }
 
-// next returns the next line that is not blank, without its end. The bytes are
-// the caller's. A last line without a newline counts.
+// next returns the next line that is not blank, without white space around it. The caller
+// owns the bytes. A last line without a newline counts.
 func (l *lineReader) next() ([]byte, error) {
 	var line []byte
 	tooLong := false
 	for {
 		part, err := l.r.ReadSlice('\n')
-		if line = append(line, part...); len(line) > l.limit+1 {
-			line, tooLong = line[:0], true
+		line = append(line, part...)
+		if len(line) > l.limit+1 {
+			line = line[:0]
+			tooLong = true
 		}
 		if err == bufio.ErrBufferFull {
 			continue
@@ -465,7 +448,8 @@ func (l *lineReader) next() ([]byte, error) {
 		if tooLong {
 			return nil, errLineTooLong
 		}
-		if line = bytes.TrimSpace(line); len(line) > 0 {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 {
 			return line, nil
 		}
 		if err != nil {
@@ -474,7 +458,7 @@ func (l *lineReader) next() ([]byte, error) {
 	}
 }
 
-// wake makes a 1-buffered channel ready.
+// wake sends to a 1-buffered channel, unless it is full.
 func wake(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
@@ -482,16 +466,16 @@ func wake(c chan struct{}) {
 	}
 }
 
-// inflight is the table of requests that were sent or received and not yet
-// answered, by key. It is safe for concurrent use; the zero value is empty.
+// inflight is a table of requests that were sent or received and not yet answered. The
+// zero value is empty. Safe for concurrent use.
 type inflight[T any] struct {
 	mu     sync.Mutex
-	m      map[string]T
-	closed error
+	m      map[string]T // by key
+	closed error        // not nil: the table accepts no more entries
 }
 
-// add puts v in under key. It reports an error when the key is taken, or when
-// the table was closed: the error that it was closed with.
+// add adds v under key. It returns an error if the key is taken, or if the table was
+// closed: the error that close was called with.
 func (t *inflight[T]) add(key string, v T) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -508,14 +492,14 @@ func (t *inflight[T]) add(key string, v T) error {
 	return nil
 }
 
-// size is how much is in the table now.
+// size returns the number of entries.
 func (t *inflight[T]) size() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.m)
 }
 
-// remove removes and returns what stands under key.
+// remove removes and returns the entry under key.
 func (t *inflight[T]) remove(key string) (T, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -524,12 +508,12 @@ func (t *inflight[T]) remove(key string) (T, bool) {
 	return v, ok
 }
 
-// close empties the table, refuses further entries with err, and returns what
-// was in it.
+// close empties the table and returns its entries. Later calls of add return err.
 func (t *inflight[T]) close(err error) []T {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	list := slices.Collect(maps.Values(t.m))
-	t.m, t.closed = nil, err
+	t.m = nil
+	t.closed = err
 	return list
 }
