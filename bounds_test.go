@@ -629,7 +629,7 @@ func TestLogTells(t *testing.T) {
 		`msg=session ` + of + ` session=[A-Z2-7]{8}…`,
 		`msg=call outcome=done session=[A-Z2-7]{8}… took=[0-9.]+[mµ]?s bytes=[0-9]+ module=a method=x ` + of,
 		`msg=call outcome="unknown tool \\"no_such\\"" .* tool=no_such ` + of,
-		`msg="a claim code that does not hold was presented" "in a session"=true "which has a claim"=true`,
+		`msg="an invalid claim code was presented" in_session=true scoped=true`,
 		`msg="claim ended" ` + of,
 	} {
 		line := regexp.MustCompile(`(?m)^time=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\S+ level=[A-Z]+ ` + want + `$`)

@@ -1,9 +1,8 @@
-// Claims: codes, records, and the file that holds them. This file knows nobody:
-// no HTTP, no session, no scope, no module. What it takes to write a file safely
-// is here too, and serves other rooms at the end.
+// Claims: codes, records, and the file that contains them. Nothing here depends on HTTP,
+// sessions, scopes or modules.
 //
-// Reading is one stat a look-up. It sees every change of claims.json but an edit
-// in place that keeps size, inode and time.
+// A lookup costs one stat. It notices every change to claims.json except an in-place
+// edit that preserves size, inode and mtime.
 
 package main
 
@@ -26,37 +25,26 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode/utf8"
 )
 
-// errNoClaim is Revoke's answer to a code that no active claim has.
-var errNoClaim = errors.New("no claim with this code holds; usher claim list shows those that do")
-
-// errClaimsUnreadable is matched by every error that says that claims.json is
-// there and can't be used. Nothing was written then.
-var errClaimsUnreadable = errors.New("the claims file is unreadable")
-
-// errUnreadable is such an error. It names the file, why, and the way out.
-func errUnreadable(path, why string) error {
-	return fmt.Errorf("%w: %q: %s: move it away or restore it; it was left as it is", errClaimsUnreadable, path, why)
-}
-
 const (
-	codeAlphabet = "23456789ABCDEFGHJKMNPQRSTUVWXYZ" // 31 symbols, none taken for another
+	codeAlphabet = "23456789ABCDEFGHJKMNPQRSTUVWXYZ" // 31 symbols without look-alikes
 	codeLength   = 6
 	codeRedacted = "***-***"
 )
 
-// Code is a claim's six characters. It is a secret: whatever prints it, with any
-// verb or logger, prints asterisks. Only Reveal, Dashed and JSON, which is how
-// claims.json stores it, give it away. Two codes are equal by ==.
+// Code is a claim's six characters. It is a secret: formatting or logging a Code prints
+// asterisks. Only Reveal, Dashed and JSON encoding, which claims.json uses, disclose it.
+// Codes may be compared with ==.
 type Code string
 
-// parseCode folds what a person or a client sent: ASCII letters to upper case,
-// dashes and spaces dropped. Nothing else is forgiven, and no Unicode case rule is
-// used, by which ſ would be an S.
+// parseCode normalizes input from a person or a client: it converts ASCII letters to
+// upper case and drops dashes and spaces. It applies no Unicode case rules, which would
+// turn ſ into S. It reports false if the result is not a code.
 func parseCode(s string) (Code, bool) {
 	folded := strings.Map(func(r rune) rune {
 		switch {
@@ -67,13 +55,13 @@ func parseCode(s string) (Code, bool) {
 		}
 		return r
 	}, s)
-	if len(folded) != codeLength || strings.Trim(folded, codeAlphabet) != "" {
+	if len(folded) != codeLength || !consistsOf(folded, codeAlphabet) {
 		return "", false
 	}
 	return Code(folded), true
 }
 
-// drawCode draws a code: each symbol is as likely as any other.
+// drawCode returns a random code. All codes are equally likely.
 func drawCode() Code {
 	var code [codeLength]byte
 	for i := range code {
@@ -83,85 +71,105 @@ func drawCode() Code {
 	return Code(code[:])
 }
 
-// Reveal gives the code itself, for the one who may see it.
+// Reveal returns the code as plain text.
 func (c Code) Reveal() string { return string(c) }
 
-// Dashed gives the code itself as people read it: R3K-9QZ. It must be a whole one.
+// Dashed returns a complete code as plain text with a dash: R3K-9QZ.
 func (c Code) Dashed() string { return string(c[:3]) + "-" + string(c[3:]) }
 
+// LogValue and Format return and write asterisks.
 func (c Code) LogValue() slog.Value       { return slog.StringValue(codeRedacted) }
 func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 
-// Claim is one record of claims.json. Values are never changed after they were
-// made, so copies may be shared between goroutines.
+// Claim is one record of claims.json. Claims are immutable, so copies may be shared
+// between goroutines.
 type Claim struct {
 	Code      Code
-	ScopeDir  string    // as stored: absolute, its symlinks resolved by who created it
+	ScopeDir  string    // as stored: absolute; usher claim resolved its symlinks
 	CreatedAt time.Time // UTC; zero if the record has none
-	ExpiresAt time.Time // UTC; from this instant on the claim is over
+	ExpiresAt time.Time // UTC; the claim has ended from this instant on
 	Label     string    // may be ""
 
 	created string // CreatedAt, in RFC 3339
 
-	// raw is the record as it stands in the file. Records are only added and
-	// removed, never changed, so that fields of other versions survive.
+	// raw is the record as stored in the file. Records are only added and removed, never
+	// changed, so fields of other versions survive.
 	raw json.RawMessage
 }
 
-// Active reports whether the claim holds at now.
+// processKey keys the hashes that identify claims while this process runs.
+var processKey = rand.Text()
+
+// Key returns a keyed hash of what identifies the claim permanently: code, creation time
+// and scope. The code alone is not enough, because it may be drawn again after the claim
+// has ended. The code can't be computed from the hash, whose key never leaves the process.
+func (c Claim) Key() string {
+	return hashOf(processKey, c.Code.Reveal(), c.created, c.ScopeDir)
+}
+
+// Active reports whether the claim has not expired at now.
 func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
 
-// MarshalJSON gives the stored record, its code included.
+// MarshalJSON returns the stored record, including the code.
 func (c Claim) MarshalJSON() ([]byte, error) { return c.raw, nil }
 
-// LogValue and Format name a claim without its code and its raw record.
+// LogValue and Format show the label, but neither the code nor the raw record.
 func (c Claim) LogValue() slog.Value       { return slog.GroupValue(slog.String("label", c.Label)) }
 func (c Claim) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "claim %q", c.Label) }
 
-// parseClaim reads one record, which is valid JSON, member by member: decoding into
-// a struct would take a key "CODE" for "code". Errors quote nothing of the record:
-// it holds a secret.
+// logAttrs returns log attributes that identify the claim: its label, and a short keyed
+// hash, because no part of a code is ever logged.
+func (c Claim) logAttrs() []any { return []any{"claim", c.Key()[:8], "label", c.Label} }
+
+// parseClaim parses one record, which must be valid JSON. It does not decode into a
+// struct, because encoding/json would accept a key "CODE" for "code". Errors quote nothing
+// of the record, which contains a secret.
 func parseClaim(raw json.RawMessage) (Claim, error) {
 	if !isObject(raw) {
 		return Claim{}, errors.New("not an object")
 	}
 	c := Claim{raw: raw}
 	for key, value := range fields(raw) {
-		ok := true
-		switch isNull := string(value) == "null"; {
-		case isNull: // as if it were not there
-		case key == "code":
-			var code string
-			code, ok = unquote(value)
-			c.Code = Code(code)
-		case key == "scopeDir":
-			c.ScopeDir, ok = unquote(value)
-		case key == "label":
-			c.Label, ok = unquote(value)
-		case key == "createdAt":
-			c.CreatedAt, ok = parseClaimTime(value)
-		case key == "expiresAt":
-			c.ExpiresAt, ok = parseClaimTime(value)
-		}
-		if !ok {
+		if string(value) != "null" && !c.setField(key, value) { // null counts as absent
 			return Claim{}, fmt.Errorf("unusable %s", key)
 		}
 	}
 	folded, ok := parseCode(c.Code.Reveal())
 	switch {
-	case !ok || folded != c.Code: // folding is for input: in the file a code has one spelling
+	case !ok || folded != c.Code: // only input is folded: in the file, a code has one spelling
 		return Claim{}, errors.New("missing or malformed code")
 	case c.ExpiresAt.IsZero():
 		return Claim{}, errors.New("missing expiresAt")
 	case !filepath.IsAbs(c.ScopeDir):
-		return Claim{}, errors.New("scopeDir is no absolute path")
+		return Claim{}, errors.New("scopeDir is not an absolute path")
 	}
 	c.created = c.CreatedAt.Format(time.RFC3339Nano)
 	return c, nil
 }
 
-// parseClaimTime reads a time in a record: RFC 3339, or a number of Unix
-// milliseconds.
+// setField sets the field for a record's key and reports whether the value is usable.
+// Unknown keys are ignored.
+func (c *Claim) setField(key string, value json.RawMessage) (ok bool) {
+	switch key {
+	case "code":
+		var code string
+		code, ok = unquote(value)
+		c.Code = Code(code)
+	case "scopeDir":
+		c.ScopeDir, ok = unquote(value)
+	case "label":
+		c.Label, ok = unquote(value)
+	case "createdAt":
+		c.CreatedAt, ok = parseClaimTime(value)
+	case "expiresAt":
+		c.ExpiresAt, ok = parseClaimTime(value)
+	default:
+		ok = true
+	}
+	return ok
+}
+
+// parseClaimTime parses a time in a record: RFC 3339, or a number of Unix milliseconds.
 func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
 	const maxMS = 8.64e15 // ±275,000 years, exact in a float64
 	if value[0] == '"' {
@@ -172,26 +180,26 @@ func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
 	return time.UnixMilli(int64(ms)).UTC(), err == nil && -maxMS <= ms && ms <= maxMS
 }
 
-// claimsFile is claims.json as it was once read. The zero value is that there is
-// no such file, which is to have no claims.
+// claimsFile is the parsed claims.json. The zero value represents a missing file: no
+// claims. Immutable, except for purging.
 type claimsFile struct {
-	// file is kept open so that its inode can't be given to a later claims.json of
-	// the same size and time. On Windows, where an open file can't be replaced, it
-	// is closed; there file ids are not used again so soon.
+	// file is kept open so that its inode can't be reused for a later claims.json with the
+	// same size and time. On Windows, where an open file can't be replaced, it is closed;
+	// there, file ids are not reused that soon.
 	file    *os.File
 	info    fs.FileInfo
 	claims  []Claim // in the file's order
 	byCode  map[Code]Claim
-	soonest time.Time // the earliest expiry of all; zero: no claims
-	purged  bool      // a purge was begun; one that fails is not repeated by every request
+	soonest time.Time   // the earliest expiry; zero: no claims
+	purging atomic.Bool // a purge was started; it is not repeated if it fails
 }
 
-// parseClaims reads the whole file. encoding/json lets invalid UTF-8 and a null for
-// an array pass; both would be claims silently changed or lost.
+// parseClaims parses the whole file. It checks for invalid UTF-8 and for null instead of
+// an array, which encoding/json accepts: both would silently change or lose claims.
 func parseClaims(data []byte) (*claimsFile, error) {
 	var records []json.RawMessage
 	if !utf8.Valid(data) || json.Unmarshal(data, &records) != nil || records == nil {
-		return nil, errors.New("it is no JSON array of claims")
+		return nil, errors.New("not a JSON array of claims")
 	}
 	f := &claimsFile{byCode: make(map[Code]Claim, len(records))}
 	for i, raw := range records {
@@ -199,10 +207,11 @@ func parseClaims(data []byte) (*claimsFile, error) {
 		if err != nil {
 			return nil, fmt.Errorf("record %d: %w", i+1, err)
 		}
-		f.claims, f.byCode[c.Code] = append(f.claims, c), c
-		if len(f.byCode) != len(f.claims) {
-			return nil, fmt.Errorf("record %d: another has the same code", i+1)
+		if _, taken := f.byCode[c.Code]; taken {
+			return nil, fmt.Errorf("record %d: another record has the same code", i+1)
 		}
+		f.claims = append(f.claims, c)
+		f.byCode[c.Code] = c
 		if f.soonest.IsZero() || c.ExpiresAt.Before(f.soonest) {
 			f.soonest = c.ExpiresAt
 		}
@@ -210,8 +219,8 @@ func parseClaims(data []byte) (*claimsFile, error) {
 	return f, nil
 }
 
-// statClaims stats the file; nil without an error when there is none. A link is no
-// file: a writer would put a file in its place, and leave what it leads to alone.
+// statClaims stats the file. It returns nil and no error if there is none. It refuses a
+// symlink: a writer would replace the link and leave its target alone.
 func statClaims(path string) (fs.FileInfo, error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -225,7 +234,7 @@ func statClaims(path string) (fs.FileInfo, error) {
 	return info, nil
 }
 
-// readClaims reads the file. The caller closes it.
+// readClaims reads and parses the file. The caller must close the result's file.
 func readClaims(path string) (*claimsFile, error) {
 	if info, err := statClaims(path); err != nil || info == nil {
 		return &claimsFile{}, err
@@ -237,89 +246,133 @@ func readClaims(path string) (*claimsFile, error) {
 	if err != nil {
 		return nil, errUnreadable(path, errText(err))
 	}
-	// The stat comes before the bytes: if the file is changed in between, the next
-	// stat differs from this one, and the file is read again.
-	info, statErr := file.Stat()
-	data, readErr := io.ReadAll(file)
-	read, parseErr := parseClaims(data)
-	err = cmp.Or(statErr, readErr, parseErr)
+	read, err := readOpenClaims(file)
 	if err != nil || runtime.GOOS == "windows" {
 		file.Close()
 	}
 	if err != nil {
 		return nil, errUnreadable(path, errText(err))
 	}
-	read.file, read.info = file, info
 	return read, nil
 }
 
-// matches reports whether info, of claims.json now, is that of the file that was read.
-func (s *claimsFile) matches(info fs.FileInfo) bool {
-	if s.info == nil || info == nil {
-		return s.info == nil && info == nil
+// readOpenClaims stats the open file before it reads it: if the file is changed in
+// between, the next stat differs from this one, and the file is read again.
+func readOpenClaims(file *os.File) (*claimsFile, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return nil, err
 	}
-	return s.info.Size() == info.Size() && s.info.ModTime().Equal(info.ModTime()) && os.SameFile(s.info, info)
+	data, err := io.ReadAll(file)
+	if err != nil {
+		return nil, err
+	}
+	f, err := parseClaims(data)
+	if err != nil {
+		return nil, err
+	}
+	f.file = file
+	f.info = info
+	return f, nil
 }
 
-// active gives the claims that hold at now, in the file's order; never nil.
-func (s *claimsFile) active(now time.Time) []Claim {
-	return slices.DeleteFunc(append([]Claim{}, s.claims...), func(c Claim) bool { return !c.Active(now) })
+// matches reports whether info, from a later stat of claims.json, describes the same file.
+func (f *claimsFile) matches(info fs.FileInfo) bool {
+	if f.info == nil || info == nil {
+		return f.info == nil && info == nil
+	}
+	sameTime := f.info.ModTime().Equal(info.ModTime())
+	return sameTime && f.info.Size() == info.Size() && os.SameFile(f.info, info)
 }
 
-// expired reports whether any record is over at now. Every look-up asks, so it
-// must not cost more where there are more claims.
-func (s *claimsFile) expired(now time.Time) bool {
-	return !s.soonest.IsZero() && !now.Before(s.soonest)
+// active returns the claims that are active at now, in the file's order; never nil.
+func (f *claimsFile) active(now time.Time) []Claim {
+	all := append([]Claim{}, f.claims...)
+	return slices.DeleteFunc(all, func(c Claim) bool { return !c.Active(now) })
 }
 
-// ClaimStore is the claims of one data folder. All methods are safe for concurrent
-// use, by goroutines and by other processes alike. Reading makes no file and no
-// folder. Methods return an error that matches errClaimsUnreadable while
-// claims.json is there and can't be used.
+// expired reports whether any record has expired at now. Its cost does not depend on the
+// number of claims, because every lookup calls it.
+func (f *claimsFile) expired(now time.Time) bool {
+	return !f.soonest.IsZero() && !now.Before(f.soonest)
+}
+
+// drawUnusedCode returns a random code that no record has.
+func (f *claimsFile) drawUnusedCode() Code {
+	for {
+		code := drawCode()
+		if _, taken := f.byCode[code]; !taken {
+			return code
+		}
+	}
+}
+
+// errNoClaim is returned by Revoke for a code that no active claim has.
+var errNoClaim = errors.New("no active claim has this code: run usher claim list")
+
+// errClaimsUnreadable matches every error that means that claims.json exists and can't be
+// used. In that case, nothing was written.
+var errClaimsUnreadable = errors.New("the claims file is unreadable")
+
+// errUnreadable returns an errClaimsUnreadable that names the file, the reason, and what
+// to do.
+func errUnreadable(path, why string) error {
+	const todo = "move it away or restore it (usher did not change it)"
+	return fmt.Errorf("%w: %q: %s: %s", errClaimsUnreadable, path, why, todo)
+}
+
+// ClaimStore gives access to the claims of one data folder. All methods are safe for
+// concurrent use, by goroutines and by other processes. Reading creates no files or
+// folders. If claims.json exists but can't be used, methods return an error that matches
+// errClaimsUnreadable.
 type ClaimStore struct {
-	path   string       // of claims.json
-	log    *slog.Logger // told of purges that fail
+	path   string // of claims.json
+	log    *slog.Logger
+	opened time.Time
 	token  *writeToken
-	purges sync.WaitGroup // under way
+	purges sync.WaitGroup // purges in progress
 
-	changed func(before, after map[Code]Claim) // called by a look-up that finds others than the last one
-
-	mu      sync.Mutex
-	current *claimsFile // as last read
-	looked  time.Time   // when the latest look at the file began that could be made
+	reading sync.Mutex                 // held while the file is read, so that no older content replaces a newer one
+	current atomic.Pointer[claimsFile] // as last read; changed only while reading is held
 }
 
-// openClaims gives the store of dataDir, {base}/.data, which need not exist yet.
-// A nil log is none. A store that looks up is to be closed.
+// openClaims returns the store of dataDir, {base}/.data, which need not exist yet. Log
+// receives the claims that lookups find to be made or ended, and purges that fail. A nil
+// log discards them. Call Close if the store is used for lookups.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
-	log = cmp.Or(log, slog.New(slog.DiscardHandler))
-	return &ClaimStore{path: filepath.Join(dataDir, "claims.json"), log: log, token: newWriteToken(dataDir), current: &claimsFile{}, changed: func(_, _ map[Code]Claim) {}}
+	s := &ClaimStore{
+		path:   filepath.Join(dataDir, "claims.json"),
+		log:    cmp.Or(log, slog.New(slog.DiscardHandler)),
+		opened: time.Now(),
+		token:  newWriteToken(dataDir),
+	}
+	s.current.Store(&claimsFile{})
+	return s
 }
 
-// Close waits for purges under way and lets go of the file. The store is not to be
-// used afterwards.
+// Close waits for purges in progress and closes the file. The store must not be used
+// afterwards.
 func (s *ClaimStore) Close() {
 	s.purges.Wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.current.file.Close()
+	s.current.Load().file.Close()
 }
 
-// Create adds a claim on scopeDir, an absolute path without links, for ttl, which is
-// more than zero. Label may be "". Create waits for its turn to write at most as
-// long as ctx allows. After an error the claim may exist, and is to be shown to nobody.
+// Create adds a claim on scopeDir, an absolute path without symlinks, for ttl, which must
+// be positive. Label may be "". Create waits for the write token until ctx ends. If it
+// fails, the claim may have been written anyway; its code must not be disclosed.
 func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl time.Duration) (Claim, error) {
-	if !utf8.ValidString(scopeDir) || !utf8.ValidString(label) { // JSON would make it other text
+	if !utf8.ValidString(scopeDir) || !utf8.ValidString(label) { // JSON would change the text
 		return Claim{}, fmt.Errorf("scope %q, label %q: want both in UTF-8", scopeDir, label)
 	}
 	var made Claim
 	err := s.update(ctx, func(old *claimsFile, now time.Time) (claims []Claim, err error) {
-		code := drawCode()
-		for _, taken := old.byCode[code]; taken; _, taken = old.byCode[code] {
-			code = drawCode()
-		}
 		now = now.UTC().Truncate(time.Millisecond)
-		record := object{{"code", quote(code.Reveal())}, {"scopeDir", quote(scopeDir)}, {"createdAt", marshal(now)}, {"expiresAt", marshal(now.Add(ttl))}}
+		record := object{
+			{"code", quote(old.drawUnusedCode().Reveal())},
+			{"scopeDir", quote(scopeDir)},
+			{"createdAt", marshal(now)},
+			{"expiresAt", marshal(now.Add(ttl))},
+		}
 		if label != "" {
 			record = append(record, member{"label", quote(label)})
 		}
@@ -329,9 +382,9 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 	return made, err
 }
 
-// List gives the active claims, soonest expiry first, and removes expired ones from
-// the file. When only that removal fails, the list is complete all the same, and
-// comes with the error; when reading fails, the list is nil.
+// List returns the active claims, soonest expiry first, and removes expired ones from the
+// file. If only the removal fails, List returns the complete list and the error; if
+// reading fails, the list is nil.
 func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
 	read, err := readClaims(s.path)
 	if err != nil {
@@ -347,121 +400,146 @@ func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
 	return list, err
 }
 
-// Revoke removes the active claim of that code and returns it. Without one it
-// returns errNoClaim, and leaves claims.json as it is.
+// Revoke removes the active claim with this code and returns it. If there is none, Revoke
+// returns errNoClaim and does not write claims.json.
 func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
-	var gone Claim
+	var revoked Claim
 	err := s.update(ctx, func(old *claimsFile, now time.Time) ([]Claim, error) {
-		if gone = old.byCode[code]; !gone.Active(now) {
+		revoked = old.byCode[code]
+		if !revoked.Active(now) {
 			return nil, errNoClaim
 		}
-		return slices.DeleteFunc(old.active(now), func(c Claim) bool { return c.Code == code }), nil
+		others := old.active(now)
+		return slices.DeleteFunc(others, func(c Claim) bool { return c.Code == code }), nil
 	})
 	if errors.Is(err, syscall.ENOSPC) {
 		err = fmt.Errorf("%w: free some space, or delete %q, which ends all claims", err, s.path)
 	}
-	return gone, err
+	return revoked, err
 }
 
-// Lookup gives the active claim of that code, as the file has it now.
-func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) { return s.LookupSince(code, time.Now()) }
-
-// LookupSince gives the active claim of that code, as the file has it now, or had it
-// at some instant after since. It costs a map look-up, and one stat unless another
-// look-up has made one since, so that every request can ask. Expired records are no
-// claims from their instant on. The first look-up that meets one has it removed
-// beside the request. A file that can't be used is tried again at each call.
-func (s *ClaimStore) LookupSince(code Code, since time.Time) (Claim, bool, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	now := time.Now()
-	if !s.looked.After(since) {
-		if err := s.look(now); err != nil {
-			return Claim{}, false, err
-		}
+// Lookup returns the active claim with this code, if there is one in the file now. It
+// costs a stat and a map lookup, so that every request can call it. An expired record is
+// no claim from the instant of its expiry on. The first lookup that finds an expired
+// record starts its removal, in another goroutine. If the file can't be used, the next
+// lookup tries again.
+func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
+	file, err := s.refresh()
+	if err != nil {
+		return Claim{}, false, err
 	}
-	if !s.current.purged && s.current.expired(now) {
-		s.current.purged = true
+	now := time.Now()
+	if file.expired(now) && file.purging.CompareAndSwap(false, true) {
 		s.purges.Go(func() {
 			if err := s.update(context.Background(), purge); err != nil {
 				s.log.Warn("expired claims can't be removed", "err", err)
 			}
 		})
 	}
-	c := s.current.byCode[code] // the zero Claim, where there is none, is not active
+	c := file.byCode[code] // if there is none, the zero Claim, which is not active
 	return c, c.Active(now), nil
 }
 
-// look reads the file if it has changed, now. Called with mu held, which it lets go
-// of meanwhile.
-func (s *ClaimStore) look(now time.Time) error {
-	s.mu.Unlock()
+// refresh returns the file as it is now. It reads the file only if the file has changed,
+// and then logs the difference.
+func (s *ClaimStore) refresh() (*claimsFile, error) {
 	info, err := statClaims(s.path)
-	s.mu.Lock()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if !s.current.matches(info) { // or another look-up has seen a newer file: it is read again
-		read, err := readClaims(s.path)
-		if err != nil {
-			return err
+	if current := s.current.Load(); current.matches(info) {
+		return current, nil
+	}
+	before, after, err := s.reread(info)
+	if err != nil {
+		return nil, err
+	}
+	s.logChanges(before, after)
+	return after, nil
+}
+
+// reread replaces the current file, unless another goroutine has read the file of info
+// meanwhile.
+func (s *ClaimStore) reread(info fs.FileInfo) (before, after *claimsFile, err error) {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	before = s.current.Load()
+	if before.matches(info) {
+		return before, before, nil
+	}
+	after, err = readClaims(s.path)
+	if err != nil {
+		return nil, nil, err
+	}
+	s.current.Store(after)
+	before.file.Close()
+	return before, after, nil
+}
+
+// logChanges logs the claims that have ended, and those made since the store was opened.
+func (s *ClaimStore) logChanges(before, after *claimsFile) {
+	for code, c := range before.byCode {
+		if after.byCode[code].Key() != c.Key() {
+			s.log.Info("claim ended", c.logAttrs()...)
 		}
-		s.current.file.Close()
-		s.changed(s.current.byCode, read.byCode)
-		s.current = read
 	}
-	if now.After(s.looked) {
-		s.looked = now
+	for code, c := range after.byCode {
+		if before.byCode[code].Key() != c.Key() && c.CreatedAt.After(s.opened) {
+			s.log.Info("claim made", c.logAttrs()...)
+		}
 	}
-	return nil
 }
 
-// label is the label of the claim of that code, as the file was last read.
-func (s *ClaimStore) label(code Code) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.current.byCode[code].Label
-}
-
-// update is the one door for changes: under the token it reads the file, has change
-// give what the file shall hold, and replaces it. Change may be called several
-// times, and is to leave out what has expired.
-func (s *ClaimStore) update(ctx context.Context, change func(old *claimsFile, now time.Time) ([]Claim, error)) error {
+// update is the only way to modify the file. Holding the write token, it reads the file,
+// calls change, and writes the claims that change returns. Change may be called several
+// times, and must leave out expired claims.
+func (s *ClaimStore) update(
+	ctx context.Context, change func(old *claimsFile, now time.Time) ([]Claim, error),
+) error {
 	return s.token.do(ctx, func(held string) error { return s.rewrite(held, change) })
 }
 
-// rewrite is one try of update with the token of that name. It returns errStartOver
-// when it wrote nothing, as the token or the file is no longer the one it began
-// with.
-func (s *ClaimStore) rewrite(held string, change func(old *claimsFile, now time.Time) ([]Claim, error)) error {
+// rewrite makes one attempt at an update, with the token of that name. It returns
+// errStartOver, having written nothing, if the token or the file changed meanwhile.
+func (s *ClaimStore) rewrite(
+	held string, change func(old *claimsFile, now time.Time) ([]Claim, error),
+) error {
 	old, err := readClaims(s.path)
 	if err != nil {
 		return err
 	}
-	defer old.file.Close() // open until the rename: its inode stands for what was read
+	defer old.file.Close() // after the rename: until then, its inode identifies the file that was read
 	claims, err := change(old, time.Now())
 	if err != nil {
 		return err
 	}
 	var data bytes.Buffer
-	_ = json.Indent(&data, marshal(claims), "", "  ") // of JSON: never fails
-	err = writeFile(s.path, s.path+".tmp."+held, data.Bytes(), func() error {
-		s.token.step("written")
-		if _, err := os.Lstat(filepath.Join(s.token.dir, held)); err != nil {
-			return err
-		}
-		s.token.step("checked")
-		if info, err := statClaims(s.path); err != nil || !old.matches(info) {
-			return cmp.Or(err, errStartOver)
-		}
-		s.token.step("renaming")
-		return nil
-	})
+	_ = json.Indent(&data, marshal(claims), "", "  ") // never fails for valid JSON
+	err = writeFile(s.path, s.path+".tmp."+held, data.Bytes(), func() error { return s.check(held, old) })
 	s.token.step("ended")
 	if errors.Is(err, fs.ErrNotExist) {
 		return errStartOver // the token is gone, or the next holder has swept the temporary file
 	}
 	return err
+}
+
+// check is the last check before the rename: it returns an error if the token is gone, or
+// if claims.json is no longer the file that was read.
+func (s *ClaimStore) check(held string, old *claimsFile) error {
+	s.token.step("written")
+	if _, err := os.Lstat(filepath.Join(s.token.dir, held)); err != nil {
+		return err
+	}
+	s.token.step("checked")
+	info, err := statClaims(s.path)
+	if err != nil {
+		return err
+	}
+	if !old.matches(info) {
+		return errStartOver
+	}
+	s.token.step("renaming")
+	return nil
 }
 
 // purge is the change that removes expired records.

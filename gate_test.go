@@ -264,8 +264,8 @@ func TestDecide(t *testing.T) {
 	seen := make(map[decision]bool)
 	for bits := range 1 << 7 {
 		bit := func(n int) bool { return bits>>n&1 == 1 }
-		f := accessFacts{session: bit(0), scoped: bit(1), ownHolds: bit(2), presents: bit(3), holds: bit(4), unreadable: bit(5), require: bit(6)}
-		if f.scoped && !f.session || f.ownHolds && !f.scoped || f.holds && !f.presents {
+		f := accessFacts{session: bit(0), scoped: bit(1), active: bit(2), presents: bit(3), valid: bit(4), unreadable: bit(5), require: bit(6)}
+		if f.scoped && !f.session || f.active && !f.scoped || f.valid && !f.presents {
 			continue // can't be
 		}
 		got := decide(f)
@@ -275,14 +275,14 @@ func TestDecide(t *testing.T) {
 			"the whole workspace without a claim, where one is asked":        f.require && width[got] == 2,
 			"a code that does not hold is passed over, outside of a session": got == allowAll && f.presents && !f.session,
 			"more than initialize is refused to who need present nothing":    got == allowInitialize && (!f.presents || f.session),
-			"a claim that was not presented":                                 got == allowPresented && !f.holds,
-			"a claim of its own that it has not, or that has ended":          got == allowOwn && !f.ownHolds,
-			"a refusal for a claim that holds":                               got == denyEnded && (f.ownHolds || !f.scoped),
-			"a claim asked of who has one":                                   got == denyUnclaimed && (f.scoped || f.holds || !f.require),
+			"a claim that was not presented":                                 got == allowPresented && !f.valid,
+			"a claim of its own that it has not, or that has ended":          got == allowOwn && !f.active,
+			"a refusal for a claim that holds":                               got == denyEnded && (f.active || !f.scoped),
+			"a claim asked of who has one":                                   got == denyUnclaimed && (f.scoped || f.valid || !f.require),
 			"503 for who needs no claim":                                     got == denyUnreadable && !f.scoped && !f.presents,
 			"an answer from claims that can't be read":                       f.unreadable && (f.scoped || f.presents) && got != denyUnreadable,
 			"503 from claims that can be read":                               got == denyUnreadable && !f.unreadable,
-			"a code presented that holds does not count":                     f.holds && !f.unreadable && got != allowPresented,
+			"a code presented that holds does not count":                     f.valid && !f.unreadable && got != allowPresented,
 		} {
 			if wrong {
 				t.Errorf("%+v: decision %d: %s", f, got, what)
@@ -290,7 +290,7 @@ func TestDecide(t *testing.T) {
 		}
 		for what, fail := range map[string]func(*accessFacts){
 			"the claims can't be read":   func(f *accessFacts) { f.unreadable = true },
-			"its own claim ends":         func(f *accessFacts) { f.ownHolds = false },
+			"its own claim ends":         func(f *accessFacts) { f.active = false },
 			"the daemon asks for claims": func(f *accessFacts) { f.require = true },
 		} {
 			failed := f
@@ -624,7 +624,7 @@ func TestGuessing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, id := g.Create(protocols[0], 0, Principal{refTo(good)})
+		_, id := g.Create(protocols[0], 0, principalOf(good))
 		// admit presents a code, and gives the status of a refusal and how long it took.
 		admit := func(code string, session ...string) (int, time.Duration) {
 			start := time.Now()
@@ -680,7 +680,7 @@ func TestGuessing(t *testing.T) {
 		<-time.After(time.Second / 2)
 		status, took = admit(moved.Code.Reveal(), id) // no turn is free
 		want("a session that presents another code", status, took, 200, 0)
-		if got := g.Current(mustOpen(t, g, id)); got != (Principal{refTo(good)}) {
+		if got := g.Current(mustOpen(t, g, id)); got != (principalOf(good)) {
 			t.Error("a guess from within a session is free")
 		}
 		wg.Wait()
@@ -696,7 +696,7 @@ func TestGuessing(t *testing.T) {
 		status, took = admit(codes[299])
 		want("a minute later", status, took, 400, 0)
 		status, took = admit(moved.Code.Reveal(), id)
-		if got := g.Current(mustOpen(t, g, id)); status != 200 || took != 0 || got != (Principal{refTo(moved)}) {
+		if got := g.Current(mustOpen(t, g, id)); status != 200 || took != 0 || got != (principalOf(moved)) {
 			t.Errorf("a session that moves: %d after %v", status, took)
 		}
 	})
@@ -706,7 +706,7 @@ func TestGuessing(t *testing.T) {
 func TestGuessersShareATurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		turns := &newGate(&ClaimStore{}, nil, true, nil).turns
+		turns := newGuessTurns()
 		for _, code := range unknownCodes(guessBudget) {
 			turns.failed(Code(code))
 		}
@@ -751,51 +751,20 @@ func mustOpen(t *testing.T, g *Gate, id string) *sessionToken {
 	return token
 }
 
-// TestScopeOfRequestsUnderWay revokes a claim while a request is under way: one that
-// is done at once has what it had when it was let in, any other loses it.
-func TestScopeOfRequestsUnderWay(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		base := t.TempDir()
-		store := openStore(t, base)
-		g := &Gate{claims: store}
-		c := newClaimFor(t, base, base)
-		p, admitted := Principal{refTo(c)}, time.Now()
-		pauseFor(t.Context(), time.Nanosecond)
-		if _, ok, err := store.Lookup(c.Code); !ok || err != nil { // as Admit does
-			t.Fatal(ok, err)
-		}
-		if _, err := store.Revoke(t.Context(), c.Code); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := g.Scope(p, admitted); err != nil {
-			t.Errorf("at once: %v", err)
-		}
-		for when, admitted := range map[string]time.Time{"for nobody's request": {}, "for a request let in now": time.Now()} {
-			if scope, err := g.Scope(p, admitted); err != errEnded || scope != scopeNone() {
-				t.Errorf("%s: %v, %v", when, scope, err)
-			}
-		}
-		pauseFor(t.Context(), admissionLife)
-		if _, err := g.Scope(p, admitted); err != errEnded {
-			t.Errorf("later: %v", err)
-		}
-	})
-}
-
 // TestSessionLogKeepsScopes opens the session store across restarts and clocks.
 func TestSessionLogKeepsScopes(t *testing.T) {
 	t.Parallel()
-	at := func(created time.Time) claimRef {
-		return claimRef{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
+	at := func(created time.Time) Principal {
+		return Principal{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
 	}
-	none, ref, undated, old := claimRef{}, at(time.Now()), at(time.Time{}), at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC))
+	none, ref, undated, old := Principal{}, at(time.Now()), at(time.Time{}), at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC))
 	for _, tt := range []struct {
 		name  string
-		born  claimRef      // what the session begins with
-		later claimRef      // what it moves to
+		born  Principal      // what the session begins with
+		later Principal      // what it moves to
 		ahead time.Duration // how far the clock was ahead when it began
 		after time.Duration // how much later the store is opened again
-		want  claimRef
+		want  Principal
 		gone  bool
 	}{
 		{name: "an unscoped session"},
@@ -821,10 +790,10 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 			return newGate(openClaims(data, log), s, false, log)
 		}
 		g := open()
-		token, id := g.Create(protocols[0], 0, Principal{tt.born})
+		token, id := g.Create(protocols[0], 0, tt.born)
 		now = start
 		if tt.later != none {
-			if _, err := g.present(admission{session: token, principal: g.Current(token)}, Principal{tt.later}); err != nil {
+			if _, err := g.present(admission{session: token, principal: g.Current(token)}, tt.later); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -834,8 +803,8 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 			token, ok := g.sessions.open(id)
 			if ok == tt.gone {
 				t.Errorf("%s: it is there: %v", tt.name, ok)
-			} else if ok && g.Current(token) != (Principal{tt.want}) {
-				t.Errorf("%s: it is scoped to %+v", tt.name, g.Current(token).claim.CreatedAt)
+			} else if ok && g.Current(token) != tt.want {
+				t.Errorf("%s: it is scoped to %+v", tt.name, g.Current(token).CreatedAt)
 			}
 		}
 	}
@@ -850,7 +819,7 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	_, id := g.Create(protocols[0], 0, Principal{})
 	for n := range 1500 {
 		token := mustOpen(t, g, id)
-		p := Principal{claimRef{"ABCDEF", "2026-01-01T00:00:00Z", fmt.Sprint("/w/", n)}}
+		p := Principal{"ABCDEF", "2026-01-01T00:00:00Z", fmt.Sprint("/w/", n)}
 		if _, err := g.present(admission{session: token, principal: g.Current(token)}, p); err != nil {
 			t.Fatal(err)
 		}
@@ -859,7 +828,7 @@ func TestSessionLogIsCompacted(t *testing.T) {
 		t.Errorf("the log has %d bytes, %v", info.Size(), err)
 	}
 	ended, endedID := g.Create(protocols[0], 0, Principal{})
-	p := Principal{claimRef{"ABCDEF", "2026-01-01T00:00:00Z", "/w/proj"}}
+	p := Principal{"ABCDEF", "2026-01-01T00:00:00Z", "/w/proj"}
 	if _, err := g.present(admission{session: ended}, p); err != nil {
 		t.Fatal(err)
 	}
@@ -873,7 +842,7 @@ func TestSessionLogIsCompacted(t *testing.T) {
 		t.Errorf("a second end: %v", err)
 	}
 	again, _ := testGate(t, data, false)
-	if got := again.Current(mustOpen(t, again, id)).claim.ScopeDir; got != "/w/1499" {
+	if got := again.Current(mustOpen(t, again, id)).ScopeDir; got != "/w/1499" {
 		t.Errorf("after a restart it is scoped to %q", got)
 	}
 	if _, ok := again.sessions.open(endedID); ok {
@@ -887,7 +856,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	g, _ := testGate(t, data, false)
-	own, other := Principal{claimRef{Code: "ABCDEF"}}, Principal{claimRef{Code: "GHJKMN"}}
+	own, other := Principal{Code: "ABCDEF"}, Principal{Code: "GHJKMN"}
 	end := func(g *Gate, p Principal) error {
 		token, _ := g.Create(protocols[0], 0, p)
 		return g.End(token)
@@ -897,7 +866,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	}
 	token, _ := g.Create(protocols[0], 0, own)
 	for i := range maxRecordsOf - 1 {
-		g.sessions.records[strconv.Itoa(i)] = sessionRecord{ID: strconv.Itoa(i), Issued: time.Now(), Ended: true, Claim: own.claim}
+		g.sessions.records[strconv.Itoa(i)] = sessionRecord{ID: strconv.Itoa(i), Issued: time.Now(), Ended: true, Claim: own}
 	}
 	if err := g.sessions.compact(); err != nil {
 		t.Fatal(err)

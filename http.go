@@ -1,7 +1,7 @@
-// HTTP: what both endpoints share. Who may speak to the daemon at all (Host,
-// Origin, proxies), the reading and writing of bodies within limits, request
-// ids, and errors with a status, which one adapter writes. The table of all
-// limits of usher stands here too. It knows neither MCP methods nor webhooks.
+// HTTP: what both endpoints share. It decides who may talk to the daemon at all (Host,
+// Origin, proxies), reads and writes bodies within limits, and adapts handlers that return
+// errors. It also contains the table of all limits. Nothing here depends on MCP methods or
+// webhooks.
 
 package main
 
@@ -28,132 +28,134 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 )
 
-// The limits of usher: every size and count that bounds something, by the room
-// that it is enforced in, with its unit and whom it is per. A principal is a
-// claim, or everybody who has none. Past a limit the one who asks is refused, or
-// loses the oldest, and nobody else notices. Time-outs stand where they are used.
+// The limits of usher: every size and count that bounds something, by the file that
+// enforces it. Each line says the unit and what the limit applies to. A principal is one
+// claim, or everyone without a claim. A request beyond a limit is refused, or evicts the
+// oldest entry of its principal. Other principals are not affected. Time limits are
+// declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
 	maxHeader      = 64 << 10 // bytes of one request's headers
 	defaultMaxBody = 4 << 20  // bytes of one request's body (-max-body)
-	maxBodies      = 64 << 20 // bytes of all bodies being read, as received; or -max-body, if that is more
-	maxBodiesOf    = 16 << 20 // of these, of one principal; of all who have shown the secret; of all who have shown nothing; or -max-body, likewise
-	bodyChunk      = 64 << 10 // bytes of a body that have to arrive within bodyTimeout; larger ones make room for others first
-	maxWrite       = 64 << 10 // bytes that a peer has to take within writeTimeout
+	maxBodies      = 64 << 20 // bytes received of all bodies being read; at least -max-body
+	maxBodiesOf    = 16 << 20 // share of maxBodies per principal, for all webhook senders with the secret, and for all unauthenticated senders; at least -max-body
+	bodyChunk      = 64 << 10 // bytes of a body that must arrive within bodyTimeout; larger bodies make room for others first
+	maxWrite       = 64 << 10 // bytes of an answer that the client must accept within writeTimeout
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
-	maxDuplexOutbox  = 32 << 20 // bytes queued for a client with one connection for all that goes to it: stdio, HTTP+SSE
-	maxReplayBytes   = 16 << 20 // bytes kept for resuming, of all streams
-	maxReplayBytesOf = 4 << 20  // of these, of one principal
-	maxReplayMessage = 1 << 20  // bytes of one message that is kept for resuming
-	minKept          = 4 << 10  // bytes that a shorter message counts for there
+	maxDuplexOutbox  = 32 << 20 // bytes queued for one client on stdio or HTTP+SSE, where one connection carries everything
+	maxReplayBytes   = 16 << 20 // bytes in the replay buffer, for all streams
+	maxReplayBytesOf = 4 << 20  // bytes in the replay buffer per principal
+	maxReplayMessage = 1 << 20  // bytes of one message in the replay buffer
+	minKept          = 4 << 10  // bytes that a shorter message counts for in the replay buffer
 
-	// scope.go: codes that do not hold, with -require-claim; the log of sessions.
-	maxRecordsOf    = 20_000   // sessions whose end, or move to another claim, is remembered, of one principal
-	guessBudget     = 60       // different codes a minute that are looked up at once, for the whole daemon
-	guessRate       = 10       // look-ups a second after that, for the whole daemon
-	maxOpened       = 1 << 10  // session ids that need not be opened again, of those opened lately
-	sessionLogSlack = 64 << 10 // bytes that the log may grow by, beside doubling, until it is compacted
+	// sealed.go, scope.go: the log of sessions; invalid codes, with -require-claim.
+	maxRecordsOf    = 20_000   // sessions in the log (ended, or moved to another claim) per principal
+	sessionLogSlack = 64 << 10 // bytes that the log may grow by, in addition to doubling, before it is compacted
+	guessBudget     = 60       // different invalid codes per minute that are looked up at once, for the whole daemon
+	guessRate       = 10       // lookups per second after that, for the whole daemon
 
 	// gomodule.go, runtimes.go: files of the workspace.
 	maxSource     = 1 << 20 // bytes of one source file or .mcp.json
-	maxExecutable = 1 << 30 // bytes of an executable that is a module
+	maxExecutable = 1 << 30 // bytes of one executable module
 
 	// shell.go: shell modules.
 	maxShellOutput = 32 << 20 // bytes of one call's result
-	shellTail      = 5        // lines of stderr that a failure shows
+	shellTail      = 5        // lines of stderr in the error of one failed call
 
 	// worker.go: one process of a module.
 	maxWorkerLine = 64 << 20 // bytes of one message from a process
-	maxInput      = 16 << 20 // bytes queued for one process, behind what is being written
-	maxAsks       = 64       // requests to clients of one principal that wait for answers, of one process
-	maxLoggedLine = 4 << 10  // bytes of one stray line that are logged
-	tailLines     = 8        // lines of stderr that say why a process did not start
+	maxInput      = 16 << 20 // bytes queued for one process, behind the message being written
+	maxAsks       = 64       // unanswered asks of one process to clients of one principal
+	maxLoggedLine = 4 << 10  // bytes logged of one stray line
+	tailLines     = 8        // lines of stderr in the error of one failed start
 	maxPages      = 1000     // pages of one list of a module
 
 	// pool.go: the processes of one module.
 	maxProcs     = 16 // processes of one module
-	maxProcsOf   = 4  // of these, of one claim
-	maxRunning   = 64 // calls of one module that run at once, cancelled ones until they have ended; more wait their turn
-	maxRunningOf = 32 // of these, of one principal, or of webhooks
-	maxRounds    = 32 // times that one call is answered with a wish for input
+	maxProcsOf   = 4  // processes of one module per claim
+	maxRunning   = 64 // running calls of one module, including cancelled calls that have not ended; more calls wait
+	maxRunningOf = 32 // running calls of one module per principal, and for all webhooks
+	maxRounds    = 32 // times that one call may ask for input
 
-	// modules.go, view.go: the registry and what it shows.
+	// modules.go, view.go: the registry and its tool names.
 	maxIntrospections = 8                        // modules being introspected at once
-	maxToolName       = 64 - len("mcp__usher__") // characters of a tool's name that every client takes
+	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name; longer names are hosted with a warning
 
 	// mcp.go: requests and lists.
-	maxURI          = 8 << 10 // bytes of a resource URI of a client
-	maxInstructions = 50      // modules that the instructions name
+	maxURI          = 8 << 10 // bytes of one resource URI from a client
+	maxInstructions = 50      // modules named in the instructions
 
 	// ask.go: requests of modules to clients.
-	maxSuspended = 64 // calls of one principal that wait for input of their clients
+	maxSuspended = 64 // suspended calls per principal
 
 	// session.go, transport.go: sessions and their streams.
-	maxSessionsOf    = 1000     // sessions in memory, of one principal; those that nothing is under way for make room
-	maxInFlight      = 256      // requests being answered, of one principal
-	maxInFlightBytes = 32 << 20 // bytes of their messages, each counted as one part in maxInFlight at least
-	maxStreams       = 16       // notification streams of one session
-	maxStreamsOf     = 256      // notification streams of one principal
+	maxSessionsOf    = 1000     // sessions in memory per principal; the oldest idle ones are forgotten
+	maxInFlight      = 256      // requests in flight per principal
+	maxInFlightBytes = 32 << 20 // bytes of requests in flight per principal; each counts for at least maxInFlightBytes/maxInFlight
+	maxStreams       = 16       // notification streams per session
+	maxStreamsOf     = 256      // notification streams per principal
 	maxBatch         = 100      // messages of one batch
-	maxWanted        = 256      // resources that one session listens to
-	maxWantedBytes   = 32 << 10 // bytes of their URIs
+	maxWanted        = 256      // resources that one session is subscribed to
+	maxWantedBytes   = 32 << 10 // bytes of the URIs of these resources per session
 
 	// webhook.go: deliveries.
-	defaultWebhookLimit = 256     // deliveries being answered (-webhook-limit)
-	maxSignatures       = 16      // signatures of one delivery that are compared
-	maxSignatureHeaders = 4 << 10 // bytes of one delivery's signature headers
+	defaultWebhookLimit = 256     // deliveries in flight (-webhook-limit)
+	maxSignatures       = 16      // signatures compared per delivery
+	maxSignatureHeaders = 4 << 10 // bytes of the signature headers of one delivery
 )
 
 const (
 	bodyTimeout  = 30 * time.Second // for the next bodyChunk of a body to arrive
-	writeTimeout = 30 * time.Second // for a peer to take the next maxWrite of an answer
+	writeTimeout = 30 * time.Second // for the client to accept the next maxWrite of an answer
 )
 
-// httpError is an error with its HTTP status. Msg is for the peer; Err, if any,
-// only for the log.
+// httpError is an error with an HTTP status. The client sees Msg; Err, if not nil, is only
+// logged.
 type httpError struct {
 	Status int
 	Msg    string
 	Err    error
-	RPC    *rpcError       // the JSON-RPC error to answer with; nil for Msg under codeRefused
-	ID     json.RawMessage // of the request that failed, where it is known
+	RPC    *rpcError       // the JSON-RPC error to answer with; nil: Msg with codeRefused
+	ID     json.RawMessage // of the failed JSON-RPC request, if known
 	Header http.Header
-	Logged bool // the handler has told the log already
 }
 
 func (e *httpError) Error() string { return e.Msg }
 func (e *httpError) Unwrap() error { return e.Err }
 
+// httpErrorf returns an error with a formatted Msg.
 func httpErrorf(status int, format string, args ...any) *httpError {
 	return &httpError{Status: status, Msg: fmt.Sprintf(format, args...)}
 }
 
-// retryAfter is the header of a refusal that will pass.
-func retryAfter(seconds int) http.Header {
-	return http.Header{"Retry-After": {strconv.Itoa(seconds)}}
+// retryAfter adds a Retry-After header of the given number of seconds to a new error, and
+// returns the error.
+func (e *httpError) retryAfter(seconds int) *httpError {
+	e.Header = http.Header{"Retry-After": {strconv.Itoa(seconds)}}
+	return e
 }
 
-// catch is deferred where a panic must end neither the daemon nor what others do: it
-// logs the panic, and sets err.
-func catch(log *slog.Logger, err *error) {
-	if p := recover(); p != nil {
-		log.Error("panic", "panic", p, "stack", string(debug.Stack()))
-		*err = &httpError{Status: http.StatusInternalServerError, Msg: "internal error: see usher's log", Logged: true}
-	}
-}
+// loggedError marks an error that the handler has logged.
+type loggedError struct{ error }
 
-// handle adapts a handler that returns its error to one that writes it. write
-// gives the endpoint's form to the body. An error without a status is logged
-// whole and shown as an internal error.
-func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f func(http.ResponseWriter, *http.Request) error) http.HandlerFunc {
+func (e loggedError) Unwrap() error { return e.error }
+
+// handle adapts a handler that returns its error to one that writes the error. Write
+// formats the error as the endpoint does. An error without a status is logged whole and
+// shown as an internal error.
+func handle(
+	log *slog.Logger, write func(http.ResponseWriter, *httpError),
+	serve func(http.ResponseWriter, *http.Request) error,
+) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := func() (err error) {
 			defer catch(log, &err)
-			return f(w, r)
+			return serve(w, r)
 		}()
 		if err != nil {
 			refuse(log, write, w, r, err)
@@ -161,138 +163,140 @@ func handle(log *slog.Logger, write func(http.ResponseWriter, *httpError), f fun
 	}
 }
 
-// refuse writes and logs the error of a handler.
-func refuse(log *slog.Logger, write func(http.ResponseWriter, *httpError), w http.ResponseWriter, r *http.Request, err error) {
+// catch recovers a panic, logs it and stores an internal error in *err. Use it with defer.
+func catch(log *slog.Logger, err *error) {
+	if p := recover(); p != nil {
+		log.Error("panic", "panic", p, "stack", string(debug.Stack()))
+		*err = loggedError{httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")}
+	}
+}
+
+// refuse logs and writes the error of a handler.
+func refuse(
+	log *slog.Logger, write func(http.ResponseWriter, *httpError),
+	w http.ResponseWriter, r *http.Request, err error,
+) {
 	id := w.Header().Get(requestIDHeader)
 	path := clipText(r.URL.Path, 200)
-	e := (*httpError)(nil)
-	if !errors.As(err, &e) {
+	e, known := errors.AsType[*httpError](err)
+	if !known {
 		log.Error("internal error", "path", path, "request", id, "err", err)
 		e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
-	} else if !e.Logged {
+	} else if _, logged := errors.AsType[loggedError](err); !logged {
 		log.Info("refused", "status", e.Status, "path", path, "request", id, "why", cmp.Or(e.Err, error(e)))
 	}
 	maps.Copy(w.Header(), e.Header)
 	write(w, e)
 }
 
-// requestIDHeader names a request, in the answer and in the log.
+// requestIDHeader carries a request's id, which the log contains too.
 const requestIDHeader = "X-Request-Id"
 
-// newRequestID draws such a name, which need not be secret.
+// newRequestID returns a random id, which need not be secret.
 func newRequestID() string { return strconv.FormatUint(rand.Uint64(), 36) }
 
-// audience says who is served without showing a secret or a claim code.
+// audience is the set of clients that are served without a secret or a claim code.
 type audience int
 
 const (
 	nobody      audience = iota
-	thisMachine          // whose requests no proxy says to have passed on
+	thisMachine          // requests without a proxy's headers
 	anyone
 )
 
-// includes reports whether a request is of the audience. Who sent one that a
-// proxy says to have passed on can be anywhere, whatever address the daemon
-// listens on.
+// includes reports whether a request is from the audience. A proxied request may come from
+// anywhere, even if the daemon listens on loopback only.
 func (a audience) includes(r *http.Request) bool {
-	for name := range r.Header {
-		if name == "Forwarded" || strings.HasPrefix(name, "X-Forwarded-") {
-			return a == anyone
-		}
+	if isProxied(r.Header) {
+		return a == anyone
 	}
 	return a != nobody
 }
 
-// originPolicy decides who may speak to the daemon. The zero value admits
-// loopback names and IP literals only. It is not changed once it serves.
+// isProxied reports whether a header shows that a proxy forwarded the request.
+func isProxied(h http.Header) bool {
+	for name := range h {
+		switch name {
+		case "Forwarded", "Via", "X-Real-Ip", "Cf-Connecting-Ip":
+			return true
+		}
+		if strings.HasPrefix(name, "X-Forwarded-") {
+			return true
+		}
+	}
+	return false
+}
+
+// originPolicy decides which requests may reach the daemon. The zero value admits only
+// loopback names and IP addresses. It must not be changed while it is in use.
 type originPolicy struct {
 	hosts   []string // lower case, without port
 	origins []string // lower case, "scheme://host[:port]"
-	mcp     audience // of the MCP endpoint, as far as claims let them in
+	mcp     audience // of the MCP endpoint, before claims are checked
 }
 
-// admitMCP refuses an MCP request that came through a proxy, and so from
-// elsewhere, where usher was not started to be reachable from there.
+// mcpFlags are the flags that admit MCP requests from other machines.
+const mcpFlags = "-require-claim (MCP clients need a code from usher claim), " +
+	"or -open (every MCP client gets every module)"
+
+// admitMCP refuses a proxied MCP request, unless usher was started to be reachable from
+// other machines.
 func (p *originPolicy) admitMCP(r *http.Request) error {
 	if p.mcp.includes(r) {
 		return nil
 	}
-	return httpErrorf(http.StatusBadRequest, "this request came through a proxy, from elsewhere: start usher serve with %s", mcpFlags)
+	return httpErrorf(http.StatusBadRequest,
+		"this request came through a proxy, from elsewhere: start usher serve with %s", mcpFlags)
 }
 
-// mcpFlags is what lets MCP requests of elsewhere in.
-const mcpFlags = "-require-claim (MCP clients need a code from usher claim), or -open (every MCP client gets every module)"
-
-// admit refuses a foreign Host, which is what DNS rebinding looks like, and a
-// foreign Origin, which is some website's script (MCP, basic/transports,
-// "Security Warning"). A Host may be a loopback name, an IP literal (no page can
-// be rebound to one), or what was allowed by flag; an Origin a page served from
-// this machine, or what was allowed. ("null" is what sandboxed and local pages
-// send: anyone's.) What another site has a browser do without naming an origin is
-// refused too, but for a link that is followed: a frame of that site could guess.
+// admit refuses requests that a web page may have made (MCP, basic/transports, "Security
+// Warning"). The error names the flag that allows the request.
 func (p *originPolicy) admit(r *http.Request) error {
+	// DNS rebinding shows as a foreign Host. No page can be rebound to an IP address.
 	host := strings.ToLower(strings.TrimSuffix((&url.URL{Host: r.Host}).Hostname(), "."))
 	_, notAddr := netip.ParseAddr(host)
 	if notAddr != nil && !isLoopback(host) && !slices.Contains(p.hosts, host) {
-		return httpErrorf(http.StatusForbidden, "host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
+		return httpErrorf(http.StatusForbidden,
+			"host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
 	}
 	origins := r.Header.Values("Origin")
-	if len(origins) == 0 && r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Dest") != "document" {
-		return httpErrorf(http.StatusForbidden, "a web page of another site made this request, and does not say which")
+	if len(origins) == 0 {
+		return admitWithoutOrigin(r)
 	}
 	for _, origin := range origins {
-		u, err := url.Parse(origin)
-		if origin == "null" {
-			return httpErrorf(http.StatusForbidden, "origin null is not allowed, which files and sandboxed pages have: serve the page by HTTP, and give -allow-origin its address")
-		}
-		if (err != nil || !isLoopback(u.Hostname())) && !slices.Contains(p.origins, strings.ToLower(origin)) {
-			return httpErrorf(http.StatusForbidden, "origin %q is not allowed: start usher serve with -allow-origin %[1]s", clipText(origin, 100))
+		if err := p.admitOrigin(origin); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// isLoopback reports whether a host, given by name or address, is this machine. A
-// name that only browsers take for one is not: the page for people shows commands
-// with the host in them, and a shell would run what stands in $(…).localhost.
-func isLoopback(host string) bool {
-	if addr, err := netip.ParseAddr(host); err == nil {
-		return addr.Unmap().IsLoopback()
+// admitWithoutOrigin refuses a request that another site's page makes without an Origin,
+// such as for a frame, with which the page could guess codes. A link that a person follows
+// is allowed.
+func admitWithoutOrigin(r *http.Request) error {
+	if r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Dest") != "document" {
+		return httpErrorf(http.StatusForbidden, "a web page of another, unnamed site made this request")
 	}
-	host = strings.ToLower(host)
-	return host == "localhost" || strings.HasSuffix(host, ".localhost") && strings.Trim(host, "abcdefghijklmnopqrstuvwxyz0123456789-_.") == ""
+	return nil
 }
 
-// hashOf names what is made of the parts, in hexadecimal digits. Quoted, no two
-// lists of parts make one text.
-func hashOf(parts ...string) string {
-	text := []byte{'['}
-	for _, part := range parts {
-		text = append(strconv.AppendQuote(text, part), ' ')
+// admitOrigin refuses the origin of a page that is neither allowed nor from this machine.
+func (p *originPolicy) admitOrigin(origin string) error {
+	if origin == "null" { // any local file or sandboxed page can send it
+		return httpErrorf(http.StatusForbidden, `origin "null" (a local file or a sandboxed page) is not allowed: `+
+			"serve the page over HTTP and pass its origin with -allow-origin")
 	}
-	text[len(text)-1] = ']'
-	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:16])
+	u, err := url.Parse(origin)
+	if err == nil && isLoopback(u.Hostname()) || slices.Contains(p.origins, strings.ToLower(origin)) {
+		return nil
+	}
+	return httpErrorf(http.StatusForbidden,
+		"origin %q is not allowed: start usher serve with -allow-origin %[1]s", clipText(origin, 100))
 }
 
-// errText is an error without the path that the caller names anyway.
-func errText(err error) string {
-	if p := (*fs.PathError)(nil); errors.As(err, &p) {
-		return p.Err.Error()
-	}
-	return err.Error()
-}
-
-func clipText(s string, n int) string {
-	if len(s) > n {
-		return s[:n] + "…"
-	}
-	return s
-}
-
-// cors adds the answer headers that let an admitted origin's script read the
-// answer, and reports whether the request was a preflight, which is then
-// answered. Only for requests that admit let through.
+// cors adds the headers that let a script of an admitted origin read the answer. It
+// answers a preflight and reports whether the request was one. Call it only after admit.
 func (p *originPolicy) cors(w http.ResponseWriter, r *http.Request) (preflight bool) {
 	origin := r.Header.Get("Origin")
 	h := w.Header()
@@ -312,162 +316,173 @@ func (p *originPolicy) cors(w http.ResponseWriter, r *http.Request) (preflight b
 	return true
 }
 
-// bodyReader reads the bodies of requests, within a limit for each and a common
-// one for all that are being read. Safe for concurrent use.
+// isLoopback reports whether a host name or address is this machine. It accepts only plain
+// characters before ".localhost", because the page for people shows commands that contain
+// the host, and a shell would run $(…).localhost.
+func isLoopback(host string) bool {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return addr.Unmap().IsLoopback()
+	}
+	host = strings.ToLower(host)
+	return host == "localhost" ||
+		strings.HasSuffix(host, ".localhost") && consistsOf(host, "abcdefghijklmnopqrstuvwxyz0123456789-_.")
+}
+
+// bodyReader reads request bodies, within a limit for each body, for each sender and for
+// all bodies being read. Safe for concurrent use.
 type bodyReader struct {
 	limit int64 // bytes of one body
 
-	mu      sync.Mutex
-	pending map[*pendingBody]bool
-	all     int            // bytes received of all pending bodies
-	of      map[string]int // of these, by sender
+	mu       sync.Mutex
+	pending  map[*pendingBody]bool
+	all      int64 // bytes received of all pending bodies
+	bySender quota // bytes received of pending bodies
 }
 
-// unauthenticated is the sender of whoever has shown nothing.
+// unauthenticated is the one sender that all unauthenticated requests count for.
 const unauthenticated = "?"
 
+// newBodyReader returns a reader of bodies of at most limit bytes.
 func newBodyReader(limit int64) *bodyReader {
-	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool), of: make(map[string]int)}
+	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool)}
 }
 
-// Read reads a whole body. Nothing is read of one whose announced length is over
-// the limit. Of what all bodies may take one sender has a part; known says that it
-// has shown something that holds, and all others are one sender. The errors are
-// *httpError. Reading a body to its end is also what lets net/http notice that the
-// client went away.
-func (b *bodyReader) Read(w http.ResponseWriter, r *http.Request, known bool, sender string) (body []byte, err error) {
+// Read reads a whole body. It reads nothing of a body with an announced length over the
+// limit. Each sender may use a share of the total. If known is false, the request is
+// unauthenticated and sender is ignored. Errors are *httpError. Reading a body to its end
+// also lets net/http notice that the client disconnects.
+func (b *bodyReader) Read(
+	w http.ResponseWriter, r *http.Request, known bool, sender string,
+) ([]byte, error) {
 	if !known {
 		sender = unauthenticated
 	}
-	err = new(http.MaxBytesError)
-	if r.ContentLength <= b.limit {
-		p := &pendingBody{ResponseController: http.NewResponseController(w), common: b, from: http.MaxBytesReader(w, r.Body, b.limit), sender: sender, since: time.Now()}
-		p.SetReadDeadline(p.since.Add(bodyTimeout))
-		body, err = io.ReadAll(p)
-		b.mu.Lock()
-		b.remove(p)
-		b.mu.Unlock()
-		p.SetReadDeadline(time.Time{})
-	}
-	status, why := http.StatusBadRequest, "the body could not be read"
-	switch {
-	case err == nil:
-		r.Body = http.NoBody // nothing is left of it
+	body, err := b.read(w, r, sender)
+	if err == nil {
 		return body, nil
-	case errors.As(err, new(*http.MaxBytesError)):
-		status, why = http.StatusRequestEntityTooLarge, "the body is larger than "+formatSize(b.limit)+" (-max-body)"
-	case errors.Is(err, errNoRoom):
-		status, why = http.StatusServiceUnavailable, errNoRoom.Error()
-		w.Header().Set("Retry-After", "5")
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		status, why = http.StatusRequestTimeout, "the body did not arrive in time"
 	}
 	w.Header().Set("Connection", "close") // the rest of the body is not read
-	return nil, &httpError{Status: status, Msg: why, Err: err}
+	refusal := httpErrorf(http.StatusBadRequest, "the body could not be read")
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		refusal = httpErrorf(http.StatusRequestEntityTooLarge,
+			"the body is larger than %s (-max-body)", formatSize(b.limit))
+	} else if errors.Is(err, errNoRoom) {
+		refusal = httpErrorf(http.StatusServiceUnavailable, "%v", errNoRoom).retryAfter(5)
+	} else if errors.Is(err, os.ErrDeadlineExceeded) {
+		refusal = httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
+	}
+	refusal.Err = err
+	return nil, refusal
+}
+
+func (b *bodyReader) read(w http.ResponseWriter, r *http.Request, sender string) ([]byte, error) {
+	if r.ContentLength > b.limit {
+		return nil, &http.MaxBytesError{Limit: b.limit}
+	}
+	p := &pendingBody{
+		control: http.NewResponseController(w),
+		reader:  b,
+		from:    http.MaxBytesReader(w, r.Body, b.limit),
+		sender:  sender,
+		since:   time.Now(),
+	}
+	p.control.SetReadDeadline(p.since.Add(bodyTimeout))
+	body, err := io.ReadAll(p)
+	b.mu.Lock()
+	b.removeLocked(p)
+	b.mu.Unlock()
+	p.control.SetReadDeadline(time.Time{})
+	return body, err
 }
 
 var errNoRoom = errors.New("too many requests are being received: try again")
 
-// pendingBody is a body being read. The mu of its bodyReader guards what changes.
-type pendingBody struct {
-	*http.ResponseController // whose deadlines are not there in some tests
-
-	common  *bodyReader
-	from    io.Reader
-	sender  string
-	since   time.Time
-	size    int  // bytes received
-	dropped bool // to make room for others
-}
-
-// Read reads on, unless the body was dropped to make room for others.
-func (p *pendingBody) Read(buf []byte) (int, error) {
-	n, err := p.from.Read(buf)
-	if err == io.EOF && p.size == 0 { // it was there as a whole, and is in nobody's way
-		return n, err
-	}
-	if !p.common.received(p, n) {
-		return n, errNoRoom
-	}
-	return n, err
-}
-
-// received counts n more bytes of a body, and drops bodies while there is no room
-// for all. It reports whether this one may be read on.
-func (b *bodyReader) received(p *pendingBody, n int) bool {
+// received counts n more bytes of a body, and drops bodies until all fit. It reports
+// whether reading this body may continue.
+func (b *bodyReader) received(p *pendingBody, n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if p.dropped {
 		return false
 	}
 	if (p.size+n)/bodyChunk > p.size/bodyChunk {
-		p.SetReadDeadline(time.Now().Add(bodyTimeout))
+		p.control.SetReadDeadline(time.Now().Add(bodyTimeout))
 	}
 	b.pending[p] = true
-	p.size += n
-	b.all += n
-	b.of[p.sender] += n
 	for {
-		own := b.of[p.sender] > max(maxBodiesOf, int(b.limit))
-		if !own && b.all <= max(maxBodies, int(b.limit)) {
-			return !p.dropped
+		_, ok := b.bySender.reserve(p.sender, n, max(maxBodiesOf, b.limit))
+		if ok && b.all+n <= max(maxBodies, b.limit) {
+			p.size += n
+			b.all += n
+			return true
 		}
-		slow := p
-		for other := range b.pending {
-			if (other.sender == p.sender || !own) && other.rate() < slow.rate() {
-				slow = other
-			}
+		if ok {
+			b.bySender.release(p.sender, n)
 		}
-		b.remove(slow)
+		slow := b.slowestLocked(p, !ok)
+		b.removeLocked(slow)
 		slow.dropped = true
-		slow.SetReadDeadline(time.Unix(1, 0)) // its read ends now
+		slow.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
+		if slow == p {
+			return false
+		}
 	}
 }
 
-// remove ends the counting of a body. The caller holds b.mu.
-func (b *bodyReader) remove(p *pendingBody) {
+// slowestLocked returns the slowest pending body, of the same sender as p if sameSender is
+// set, or p if none is slower.
+func (b *bodyReader) slowestLocked(p *pendingBody, sameSender bool) *pendingBody {
+	slow := p
+	for other := range b.pending {
+		if (other.sender == p.sender || !sameSender) && other.rate() < slow.rate() {
+			slow = other
+		}
+	}
+	return slow
+}
+
+// removeLocked stops counting a body.
+func (b *bodyReader) removeLocked(p *pendingBody) {
 	if !b.pending[p] {
 		return
 	}
 	delete(b.pending, p)
 	b.all -= p.size
-	if b.of[p.sender] -= p.size; b.of[p.sender] == 0 {
-		delete(b.of, p.sender)
-	}
+	b.bySender.release(p.sender, p.size)
 	p.size = 0
 }
 
-// rate is how fast a body comes, in bytes per nanosecond. Who has shown nothing and
-// is over bodyChunk makes room for others, the slowest first; for any other sender
-// there is no rate, so that one who asks for room that is not there is refused.
+// pendingBody is a body being read. The reader's mu guards size and dropped.
+type pendingBody struct {
+	control *http.ResponseController // some tests don't support deadlines
+	reader  *bodyReader
+	from    io.Reader
+	sender  string
+	since   time.Time
+	size    int64 // bytes received
+	dropped bool  // to make room for other bodies
+}
+
+// Read reads more of the body, unless the body was dropped.
+func (p *pendingBody) Read(buf []byte) (int, error) {
+	n, err := p.from.Read(buf)
+	if err == io.EOF && p.size == 0 { // the whole body arrived with the first read: no need to count it
+		return n, err
+	}
+	if !p.reader.received(p, int64(n)) {
+		return n, errNoRoom
+	}
+	return n, err
+}
+
+// rate returns how fast a body arrives, in bytes per nanosecond. Only unauthenticated
+// bodies over bodyChunk may be dropped to make room, slowest first. All others have an
+// infinite rate, so their own request fails instead.
 func (p *pendingBody) rate() float64 {
 	if p.sender != unauthenticated || p.size <= bodyChunk {
 		return math.Inf(1)
 	}
 	return float64(p.size) / float64(time.Since(p.since))
-}
-
-// writeBody writes b, as long as the peer takes some of it. Without deadlines a
-// vanished peer takes what fits into the buffers, and the rest never ends.
-func writeBody(w http.ResponseWriter, b []byte) error {
-	control := http.NewResponseController(w)
-	for part := range slices.Chunk(b, maxWrite) {
-		_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // not there in some tests
-		if _, err := w.Write(part); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// formatSize is a number of bytes for people, in the units that flags take.
-func formatSize(n int64) string {
-	for i, unit := range []string{"GiB", "MiB", "KiB"} {
-		if size := int64(1) << (30 - 10*i); n >= size && n%size == 0 {
-			return fmt.Sprintf("%d %s", n/size, unit)
-		}
-	}
-	return fmt.Sprintf("%d bytes", n)
 }
 
 // quota counts what principals use: bytes or things, as its user decides. It forgets a
@@ -509,3 +524,55 @@ func (q *quota) count(principal string) int64 {
 	defer q.mu.Unlock()
 	return q.used[principal]
 }
+
+// writeBody writes b in parts, each with a deadline. Without deadlines, a write to a client
+// that vanished would never end once the buffers are full.
+func writeBody(w http.ResponseWriter, b []byte) error {
+	control := http.NewResponseController(w)
+	for part := range slices.Chunk(b, maxWrite) {
+		_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // some tests don't support it
+		if _, err := w.Write(part); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// hashOf returns a hash of the parts, in 32 hexadecimal digits. It quotes the parts, so
+// that different lists of parts have different hashes.
+func hashOf(parts ...string) string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
+	return hex.EncodeToString(sum[:16])
+}
+
+// errText returns an error's text without the path, which the caller names anyway.
+func errText(err error) string {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
+
+// clipText cuts s after at most n bytes, at the end of a character.
+func clipText(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n] + "…"
+}
+
+// formatSize formats a number of bytes for people, in the units that flags accept.
+func formatSize(n int64) string {
+	for i, unit := range []string{"GiB", "MiB", "KiB"} {
+		if size := int64(1) << (30 - 10*i); n >= size && n%size == 0 {
+			return fmt.Sprintf("%d %s", n/size, unit)
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
+// consistsOf reports whether s contains only characters of alphabet.
+func consistsOf(s, alphabet string) bool { return strings.Trim(s, alphabet) == "" }

@@ -48,7 +48,14 @@ func TestProxiedRequests(t *testing.T) {
 			if a := d.deliver(t, "a/handleIt", `{}`, shown); a.Status != row.own {
 				t.Errorf("a delivery: %d, want %d: %s", a.Status, row.own, a.Body)
 			}
-			for _, header := range []string{"X-Forwarded-For: 198.51.100.1", "X-Forwarded-Proto: https", "Forwarded: for=198.51.100.1"} {
+			for _, header := range []string{
+				"X-Forwarded-For: 198.51.100.1",
+				"X-Forwarded-Proto: https",
+				"Forwarded: for=198.51.100.1",
+				"Via: 1.1 proxy.example",
+				"X-Real-Ip: 198.51.100.1",
+				"Cf-Connecting-Ip: 198.51.100.1",
+			} {
 				if a := d.deliver(t, "a/handleIt", `{}`, shown, header); a.Status != row.webhook {
 					t.Errorf("a delivery with %s: %d, want %d: %s", header, a.Status, row.webhook, a.Body)
 				}
@@ -162,9 +169,7 @@ func TestBodiesOfKnownSendersAreRefusedPastTheBudget(t *testing.T) {
 	for i := range maxBodies / (14 * mib) {
 		held = append(held, sendBody(t, s, fmt.Sprintf("Known: %d\r\n", i), 14*mib, 13*mib))
 		await(t, "a body to arrive", func() bool {
-			bodies.mu.Lock()
-			defer bodies.mu.Unlock()
-			return bodies.of[strconv.Itoa(i)] == 13*mib
+			return bodies.bySender.count(strconv.Itoa(i)) == 13*mib
 		})
 		if n := sendBody(t, s, fmt.Sprintf("Known: %d\r\n", i), 4*mib, 4*mib).status(t); n != 503 {
 			t.Errorf("past what one sender may hold: %d", n)

@@ -78,11 +78,10 @@ func checkMethod(method string, stateless bool) error {
 
 // client is where a request comes from, and where its answer goes.
 type client struct {
-	session  *Session
-	out      *outbox
-	admitted time.Time       // when its request was, zero where it has one connection for all
-	streams  context.Context // ends when streams to the client have to
-	leaves   context.Context // ends when the client has gone for good, and its requests with it; nil where it may come back
+	session *Session
+	out     *outbox
+	streams context.Context // ends when streams to the client have to
+	leaves  context.Context // ends when the client has gone for good, and its requests with it; nil where it may come back
 	// check judges what the transport says of a request beside its message; nil
 	// where that is nothing.
 	check func(r *request) error
@@ -115,7 +114,7 @@ func (r *request) send(msg []byte) bool {
 // something is done, and not kept: a claim may end at any instant. With an error,
 // which is fit for the client, the view is empty.
 func (r *request) view() (*View, error) {
-	scope, err := r.server.scope(r.session, r.admitted)
+	scope, err := r.server.scope(r.session)
 	if err != nil {
 		err = rpcErrorf(codeRefused, "%v", err)
 	}
@@ -133,7 +132,7 @@ func (r *request) listView(ctx context.Context) *View {
 // waitReady waits for modules in the caller's scope that are being introspected.
 func (r *request) waitReady(ctx context.Context) {
 	if r.server.starting() {
-		scope, _ := r.server.scope(r.session, r.admitted) // which reaches nothing with an error
+		scope, _ := r.server.scope(r.session) // which reaches nothing with an error
 		r.server.modules.WaitReady(ctx, scope)
 	}
 }
@@ -418,8 +417,8 @@ func (r *request) answer() (result json.RawMessage, err error) {
 }
 
 // scope is what a session may reach now.
-func (s *Server) scope(session *Session, admitted time.Time) (Scope, error) {
-	return s.gate.Scope(s.gate.Current(session.sessionToken), admitted)
+func (s *Server) scope(session *Session) (Scope, error) {
+	return s.gate.Scope(s.gate.Current(session.sessionToken))
 }
 
 // authorized tells whether a session still has the access of the principal that it
@@ -427,7 +426,7 @@ func (s *Server) scope(session *Session, admitted time.Time) (Scope, error) {
 // client, and streams that are resumed.
 func (s *Server) authorized(session *Session, was Principal) func() bool {
 	return func() bool {
-		_, err := s.gate.Scope(was, time.Time{})
+		_, err := s.gate.Scope(was)
 		return err == nil && was == s.gate.Current(session.sessionToken)
 	}
 }

@@ -41,7 +41,7 @@ func FuzzSessionID(f *testing.F) {
 		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
 			return
 		}
-		token := newSessionToken(protocol, clientCaps(caps), Principal{claimRef{Code(code), "", dir}}, time.Now())
+		token := newSessionToken(protocol, clientCaps(caps), Principal{Code(code), "", dir}, time.Now())
 		id := store.seal(token)
 		if got, ok := store.open(id); !ok || !reflect.DeepEqual(got, token) {
 			t.Fatalf("%+v came back as %+v, %v", token, got, ok)

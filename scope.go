@@ -1,25 +1,23 @@
-// Scope: who a request is from, and which part of the workspace that one may
-// reach. Both follow from the request's headers and URL alone, by one table
-// (decide). Here is also what a session's id holds, and the log of what became
-// of sessions since. This file asks the claim store; it knows no module, no
-// message and no transport.
+// Scope: which principal a request is from, and which part of the workspace it may
+// reach. Both follow from the request's headers and URL alone, by one table (decide).
+// Nothing here depends on modules, messages or transports.
 //
-// What a reader can rely on, and which test holds it:
+// Guarantees, and the tests that check them:
 //
-//   - No failure widens a scope: not an ended claim, not a file that can't be
-//     read, not a log that can't be written (TestDecide, TestScopeTable).
-//   - What was answered outlives kill -9: a session that was told that it has
-//     another claim, or has ended, is so after a restart (TestKilledWhileMoving).
-//   - A session id can neither be made nor changed by its client (TestAttacks).
-//   - With -require-claim a day of guessing finds one given live code with a
-//     chance of one in a thousand (TestGuessing).
+//   - No failure widens a scope: not an ended claim, not a file that can't be read, not a
+//     log that can't be written (TestDecide, TestScopeTable).
+//   - An answered change survives kill -9: a session that was told that it moved to
+//     another claim, or that it has ended, is in that state after a restart
+//     (TestKilledWhileMoving).
+//   - A client can neither make nor change a session id (TestAttacks).
+//   - With -require-claim, a day of guessing finds one given valid code with a chance of
+//     one in a thousand (TestGuessing).
 
 package main
 
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -32,100 +30,101 @@ import (
 	"time"
 )
 
-// Scope says which source files a caller may reach. Its zero value reaches
-// nothing, so that a scope that was never decided on can't open anything.
+// Scope says which source files a caller may reach. The zero value reaches nothing, so a
+// scope that was never decided grants no access.
 type Scope struct {
 	all bool
 	dir string // absolute, symlinks resolved; "" for none
 }
 
-// scopeAll is the whole workspace: what a caller without a claim reaches.
+// scopeAll returns the scope of the whole workspace, for callers without a claim.
 func scopeAll() Scope { return Scope{all: true} }
 
-// scopeDir is dir and what lies below it. dir must be absolute and have its
-// symlinks resolved.
+// scopeDir returns the scope of dir and everything below it. Dir must be absolute, with
+// its symlinks resolved.
 func scopeDir(dir string) Scope { return Scope{dir: dir} }
 
-// scopeNone reaches nothing: what is left to a session whose claim has ended.
+// scopeNone returns the scope that contains nothing, for sessions whose claim has ended.
 func scopeNone() Scope { return Scope{} }
 
-// Contains reports whether source, an absolute path with its symlinks resolved,
-// is the scope's directory or below it, compared by path component: "/w/proj"
-// contains "/w/proj/a" and not "/w/projX". A module without a resolvable source
-// ("") is in no directory.
+// Contains reports whether source, an absolute path with its symlinks resolved, is the
+// scope's directory or below it. It compares path components: "/w/proj" contains
+// "/w/proj/a" but not "/w/projX". A module without a resolvable source ("") is in no
+// directory.
 func (s Scope) Contains(source string) bool {
 	if s.all {
 		return true
 	}
-	rest, ok := strings.CutPrefix(source, s.dir)
-	return ok && s.dir != "" && (rest == "" || os.IsPathSeparator(rest[0]) || os.IsPathSeparator(s.dir[len(s.dir)-1]))
+	rest, below := strings.CutPrefix(source, s.dir)
+	if s.dir == "" || !below {
+		return false
+	}
+	isRoot := os.IsPathSeparator(s.dir[len(s.dir)-1])
+	return rest == "" || isRoot || os.IsPathSeparator(rest[0])
 }
 
-// claimRef names one claim for good. The code alone would not do: it can be drawn
-// again after the claim's end, and a record can be changed by hand. A reference
-// to a record that differs in any of the three is a reference to an ended claim.
-type claimRef struct {
+// Principal identifies the claim that a request belongs to. The zero value stands for
+// everyone without a claim. A principal identifies its claim permanently: if a record in
+// claims.json differs in any of the three fields, the principal's claim has ended.
+// Principals may be compared with ==. Gate.Scope reports whether the claim is active.
+type Principal struct {
 	Code      Code   `json:"code"`
 	CreatedAt string `json:"createdAt"` // RFC 3339 in UTC, so that == compares instants
 	ScopeDir  string `json:"claimScopeDir"`
 }
 
-func refTo(c Claim) claimRef { return claimRef{c.Code, c.created, c.ScopeDir} }
+// principalOf returns the principal of a claim.
+func principalOf(c Claim) Principal { return Principal{c.Code, c.created, c.ScopeDir} }
 
-// Principal is who a request is from: the holder of a claim, or anyone without
-// one, which is the zero value. Two principals are equal by ==. A principal says
-// nothing about whether its claim still holds; Gate.Scope does.
-type Principal struct{ claim claimRef }
-
-// hasClaim reports whether the principal is the holder of a claim, ended or not.
+// hasClaim reports whether the principal has a claim, active or ended.
 func (p Principal) hasClaim() bool { return p != Principal{} }
 
-// Key is a text to count and group callers by: one for each claim, and "" for all
-// callers without one. The code is in it, so it is kept in memory, and neither
-// logged nor stored.
+// Key returns a key to count and group callers by: a keyed hash for each claim, and "" for
+// all callers without one. It is valid until usher exits.
 func (p Principal) Key() string {
 	if !p.hasClaim() {
 		return ""
 	}
-	return p.claim.Code.Reveal() + " " + p.claim.CreatedAt + " " + p.claim.ScopeDir
+	return Claim{Code: p.Code, created: p.CreatedAt, ScopeDir: p.ScopeDir}.Key()
 }
 
-// Format keeps the code out of whatever a principal is printed into.
+// LogValue and Format disclose nothing: a principal contains a code.
+func (p Principal) LogValue() slog.Value       { return slog.StringValue("principal") }
 func (p Principal) Format(f fmt.State, _ rune) { io.WriteString(f, "principal") }
 
-// accessFacts is all that decides who a request is from.
+// accessFacts are all the facts that decide the access of a request.
 type accessFacts struct {
-	session    bool // the request names a session that goes on
-	scoped     bool // the session has a claim of its own
-	ownHolds   bool // and that claim has not ended
-	presents   bool // the request presents a code, of whatever worth
-	holds      bool // and the code is that of a claim that holds
-	unreadable bool // the claims can't be read, so ownHolds or holds is not known
-	require    bool // the daemon serves nobody without a claim
+	session    bool // the request names a session that has not ended
+	scoped     bool // the session has a claim
+	active     bool // the session's claim is active
+	presents   bool // the request presents a code, valid or not
+	valid      bool // the presented code is valid
+	unreadable bool // the claims can't be read, so active or valid is unknown
+	require    bool // the daemon requires a claim
 }
 
-// decision is what becomes of a request.
+// decision is the access that a request gets.
 type decision int
 
 const (
 	allowAll        decision = iota // the whole workspace
-	allowOwn                        // what the session's own claim is for
-	allowPresented                  // what the presented claim is for, which becomes the session's own
+	allowOwn                        // the scope of the session's claim
+	allowPresented                  // the scope of the presented claim, which becomes the session's claim
 	allowInitialize                 // the whole workspace, but only to begin a session
-	denyEnded                       // the session's claim has ended: nothing is seen, calls are refused
+	denyEnded                       // the session's claim has ended: empty lists, calls are refused
 	denyUnclaimed                   // HTTP 400: a claim is required
-	denyUnreadable                  // HTTP 503: nobody can tell what the claim is for just now
+	denyUnreadable                  // HTTP 503: the claims can't be read at the moment
 )
 
-// decide is the table of who reaches what (SECURITY.md, "Who sees what"). No row of it widens
-// what a session had because something failed.
+// decide is the table of who reaches what (SECURITY.md, "Who sees what"). No row widens a
+// session's access because something failed.
 func decide(f accessFacts) decision {
 	switch {
 	case f.unreadable && (f.scoped || f.presents):
 		return denyUnreadable
-	case f.holds:
+	case f.valid:
 		return allowPresented
-	case f.scoped && f.ownHolds:
+	case f.scoped && f.active:
 		return allowOwn
 	case f.scoped:
 		return denyEnded
@@ -138,106 +137,90 @@ func decide(f accessFacts) decision {
 	}
 }
 
-// What refusals tell, beside errClaimsUnreadable. None of them says whether a code
-// was ever in use.
+// Texts of refusals. None of them discloses whether a code was ever in use.
 const (
-	howToPresent = "ask for a code (usher claim makes them) and present it in the header " + claimHeader + ", or in the URL as ?claim=..."
-	needsCode    = "a claim code is required here: " + howToPresent
-	codeIsNone   = "the claim code presented is unknown or has ended: " + howToPresent
-	tooManyCodes = "too many unknown claim codes were presented lately: try again later"
+	howToPresent = "ask for a code (usher claim makes them) and present it " +
+		"in the header " + claimHeader + ", or in the URL as ?claim=..."
+	needsCode    = "a claim code is required: " + howToPresent
+	codeIsNone   = "the presented claim code is unknown or has ended: " + howToPresent
+	tooManyCodes = "too many unknown claim codes were presented: try again later"
 )
 
 var errEnded = errors.New("the claim of this session has ended: ask for a new code and connect with it")
 
-// errNoSession refuses a request whose session is no more. A client begins anew at
-// that (MCP, basic/transports, "Session Management").
-var errNoSession error = httpErrorf(http.StatusNotFound, "this session is unknown or has ended: send initialize again")
+// errNoSession refuses a request whose session has ended or never existed. Clients then
+// begin a new one (MCP, basic/transports, "Session Management").
+var errNoSession error = httpErrorf(http.StatusNotFound,
+	"this session is unknown or has ended: send initialize again")
 
-// errKeepsClaim refuses to move an HTTP+SSE session, which a URL names, to another claim. Otherwise the
-// holder of one code could hand out the session's URL and wait for somebody else's code to move the session.
+// errKeepsClaim refuses to move an HTTP+SSE session, which a URL names, to another claim.
+// Otherwise the owner of one code could hand out the session's URL and wait for another
+// person's code to move the session.
 var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
 	"an HTTP+SSE session keeps its claim: to use another code, connect anew, without ?sessionId=")
 
-// Gate decides who a request is from and what they may reach. Safe for
-// concurrent use.
+// Gate decides which principal a request is from and what the principal may reach. Safe
+// for concurrent use.
 type Gate struct {
-	claims   *ClaimStore // nil: no claims are looked at, and everyone has the scope fixed
+	claims   *ClaimStore // nil: claims are not checked, and every request gets the fixed scope
 	fixed    Scope
 	sessions *sessionStore
 	require  bool
 	log      *slog.Logger
-	turns    guessTurns
-	started  time.Time
-	logKey   string   // of the names that claims have in the log, this time
-	names    sync.Map // []any by Principal: what Name has given
+	turns    *guessTurns
 }
 
-// newGate is the gate of a daemon. With require it lets nobody in without a claim.
+// newGate returns the gate of a daemon. If require is set, it admits no request without a
+// claim.
 func newGate(claims *ClaimStore, sessions *sessionStore, require bool, log *slog.Logger) *Gate {
-	g := &Gate{claims: claims, sessions: sessions, require: require, log: log, started: time.Now(), logKey: rand.Text(),
-		turns: guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}}
-	claims.changed = g.logClaims
-	return g
+	return &Gate{
+		claims:   claims,
+		sessions: sessions,
+		require:  require,
+		log:      log,
+		turns:    newGuessTurns(),
+	}
 }
 
-// fixedGate is the gate of a transport that never looks at claims: stdio, and
-// calls from the shell. Everyone there reaches scope.
+// fixedGate returns the gate for stdio and calls from the shell, which ignore claims:
+// every request gets scope.
 func fixedGate(scope Scope) *Gate { return &Gate{fixed: scope, sessions: &sessionStore{}} }
 
-// admission is who a request is from.
+// admission is the result of Gate.Admit for a request.
 type admission struct {
-	at        time.Time     // before anything was looked at
 	session   *sessionToken // nil: the request names none
-	principal Principal     // by now: a session that moves to another claim has been written down
-	// badCode is set where the request names no session, and a code that does not
-	// hold: it begins a session without a claim, or is answered with this error.
+	principal Principal     // after a move to another claim, which has been saved
+	// badCode is set if the request names no session and presents an invalid code. The
+	// request may begin a session without a claim; otherwise this error is its answer.
 	badCode error
 }
 
-// Admit finds who a request is from, by its headers and URL alone, before its body
-// is read. It may wait its turn for some seconds (guessTurns). The error is the
-// answer to a request that is not let in.
+// Admit finds out a request's session and principal, by its headers and URL alone, before
+// its body is read. It may wait some seconds for a turn (guessTurns). The error is the
+// answer to a request that is not admitted.
 func (g *Gate) Admit(r *http.Request) (admission, error) {
-	a := admission{at: time.Now()}
+	var a admission
 	if id, inURL := presentedSession(r); id != "" {
 		token, ok := g.sessions.open(id)
 		if !ok {
 			return a, errNoSession
 		}
-		// A URL names only sessions of HTTP+SSE. Any other id there counts for nothing.
+		// A URL names only sessions of HTTP+SSE. Any other id in a URL is ignored.
 		if !inURL || token.Protocol == sseProtocol {
-			a.session, a.principal = token, g.Current(token)
+			a.session = token
+			a.principal = g.Current(token)
 		}
 	}
-	facts := accessFacts{session: a.session != nil, scoped: a.principal.hasClaim(), require: g.require}
-	var why error // of what can't be read; it names a path, so it is for the log only
-	if facts.scoped {
-		_, err := g.claim(a.principal, a.at)
-		facts.ownHolds = err == nil
-		if errors.Is(err, errClaimsUnreadable) {
-			facts.unreadable, why = true, err
-		}
-	}
-	var presented Principal
-	code, presents := presentedCode(r)
-	facts.presents = presents
-	if facts.ownHolds && code == a.principal.claim.Code {
-		facts.holds, presented = true, a.principal // which needs no turn
-	} else if code != "" {
-		c, ok, err := g.lookUp(r.Context(), code, facts.ownHolds)
-		switch {
-		case err == errNoTurn && facts.ownHolds: // it counts as one that does not hold
-		case err == errNoTurn:
-			return a, &httpError{Status: http.StatusTooManyRequests, Msg: tooManyCodes, Header: retryAfter(10)}
-		case err != nil:
-			facts.unreadable, why = true, err
-		case ok:
-			facts.holds, presented = true, Principal{refTo(c)}
-		}
+	facts, presented, err := g.findFacts(r, a)
+	if err != nil && !facts.unreadable {
+		return a, err
 	}
 	switch decide(facts) {
 	case denyUnreadable:
-		return a, &httpError{Status: http.StatusServiceUnavailable, Msg: errClaimsUnreadable.Error() + ": requests with a claim code are refused", Err: why, Header: retryAfter(5)}
+		refusal := httpErrorf(http.StatusServiceUnavailable,
+			"%v: requests with a claim code are refused", errClaimsUnreadable)
+		refusal.Err = err // names the file, so it is only logged
+		return a, refusal.retryAfter(5)
 	case denyUnclaimed:
 		if facts.presents {
 			return a, httpErrorf(http.StatusBadRequest, codeIsNone)
@@ -249,13 +232,75 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 		a.badCode = httpErrorf(http.StatusBadRequest, codeIsNone)
 	}
 	if facts.presents {
-		g.log.Warn("a claim code that does not hold was presented", "in a session", facts.session, "which has a claim", facts.scoped)
+		g.log.Warn("an invalid claim code was presented", "in_session", facts.session, "scoped", facts.scoped)
 	}
 	return a, nil
 }
 
-// present admits a request that presents the code of a claim that holds. A session
-// has that claim from now on, and that is written down before anything is done.
+// findFacts returns the facts about a request from the session and principal of a, and the
+// principal whose code it presents. If facts.unreadable is set, the error is the reason;
+// any other error refuses the request.
+func (g *Gate) findFacts(r *http.Request, a admission) (accessFacts, Principal, error) {
+	code, presents := presentedCode(r)
+	facts := accessFacts{
+		session:  a.session != nil,
+		scoped:   a.principal.hasClaim(),
+		presents: presents,
+		require:  g.require,
+	}
+	if facts.scoped {
+		_, err := g.claim(a.principal)
+		if errors.Is(err, errClaimsUnreadable) {
+			facts.unreadable = true
+			return facts, Principal{}, err
+		}
+		facts.active = err == nil
+	}
+	if code == "" {
+		return facts, Principal{}, nil
+	}
+	if facts.active && code == a.principal.Code { // known already: needs no turn
+		facts.valid = true
+		return facts, a.principal, nil
+	}
+	presented, err := g.lookUp(r.Context(), code, facts.active)
+	facts.unreadable = errors.Is(err, errClaimsUnreadable)
+	facts.valid = presented.hasClaim()
+	return facts, presented, err
+}
+
+// lookUp returns the principal of the active claim with this code, or the zero Principal
+// if there is none. If the daemon requires claims, it waits for a turn. A session whose
+// claim is active never waits: without a free turn, another code counts as invalid there.
+func (g *Gate) lookUp(ctx context.Context, code Code, sessionActive bool) (Principal, error) {
+	if g.require {
+		patience := turnWait
+		if sessionActive {
+			patience = 0
+		}
+		if !g.turns.await(ctx, code, patience) {
+			if sessionActive {
+				return Principal{}, nil
+			}
+			return Principal{}, httpErrorf(http.StatusTooManyRequests, tooManyCodes).retryAfter(10)
+		}
+	}
+	c, ok, err := g.claims.Lookup(code)
+	if err != nil {
+		return Principal{}, err
+	}
+	if ok {
+		return principalOf(c), nil
+	}
+	if g.require && g.turns.failed(code) {
+		g.log.Warn("someone may be guessing claim codes: codes are looked up in turns from now on",
+			"different", guessBudget)
+	}
+	return Principal{}, nil
+}
+
+// present admits a request that presents a valid code. Its session moves to that claim,
+// which is saved before anything is done.
 func (g *Gate) present(a admission, p Principal) (admission, error) {
 	if a.session == nil || a.principal == p {
 		a.principal = p
@@ -264,7 +309,7 @@ func (g *Gate) present(a admission, p Principal) (admission, error) {
 	if a.principal.hasClaim() && a.session.Protocol == sseProtocol {
 		return a, errKeepsClaim
 	}
-	if err := g.sessions.appendRecord(a.session, sessionRecord{Claim: p.claim}); err != nil {
+	if err := g.sessions.appendRecord(a.session, sessionRecord{Claim: p}); err != nil {
 		return a, err
 	}
 	a.principal = p
@@ -272,180 +317,134 @@ func (g *Gate) present(a admission, p Principal) (admission, error) {
 	return a, nil
 }
 
-// logScoped tells the log which claim a session has.
-func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
-	if p.hasClaim() {
-		g.log.Info(what, append(g.Name(p), "session", clipText(t.ID, 8))...)
-	}
-}
-
-// logClaims tells the log of claims that were made, and that have ended.
-func (g *Gate) logClaims(before, after map[Code]Claim) {
-	for code, c := range before {
-		if refTo(after[code]) != refTo(c) {
-			g.log.Info("claim ended", g.name(Principal{refTo(c)}, c.Label)...)
-			g.names.Delete(Principal{refTo(c)})
-		}
-	}
-	for code, c := range after {
-		if refTo(before[code]) != refTo(c) && c.CreatedAt.After(g.started) {
-			g.log.Info("claim made", g.name(Principal{refTo(c)}, c.Label)...)
-		}
-	}
-}
-
-// lookUp gives the claim that has a code, where one is required in the caller's
-// turn; errNoTurn says that there was none. A session whose own claim holds never
-// waits: another code has its turn at once or not at all.
-func (g *Gate) lookUp(ctx context.Context, code Code, ownHolds bool) (Claim, bool, error) {
-	patience := turnWait
-	if ownHolds {
-		patience = 0
-	}
-	if g.require && !g.turns.await(ctx, code, patience) {
-		return Claim{}, false, errNoTurn
-	}
-	c, ok, err := g.claims.Lookup(code)
-	if g.require && err == nil && !ok && g.turns.failed(code) {
-		g.log.Warn("someone may be guessing claim codes: codes are looked up in turns from now on", "different", guessBudget)
-	}
-	return c, ok, err
-}
-
-// presentedCode is the claim code of a request: the first that is there counts,
-// whatever it is worth. The code is "" for one that is malformed. What stands in
-// Authorization counts only if it has the form of a code: some clients can set no
-// other header, and others send a token there that is none of ours.
+// presentedCode returns a request's claim code, or "" for a malformed one, and reports
+// whether the request presents any. The first code present counts, valid or not. An
+// Authorization header counts only if its token has the form of a code: some clients can
+// set no other header, and others send an unrelated token.
 func presentedCode(r *http.Request) (code Code, presents bool) {
 	if text := cmp.Or(r.Header.Get(claimHeader), r.URL.Query().Get("claim")); text != "" {
 		code, _ = parseCode(text)
 		return code, true
 	}
 	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") { // in any case: RFC 9110, section 11.1
+	if !strings.EqualFold(scheme, "Bearer") { // case-insensitive: RFC 9110, section 11.1
 		return "", false
 	}
 	return parseCode(bearer)
 }
 
-// presentedSession is the session id of a request, "" for none, and whether it
-// stands in the URL. Beside the version that has no sessions an id in a header
-// counts for nothing; one in the URL is that of HTTP+SSE, whatever the messages
-// that go there.
+// presentedSession returns a request's session id, "" for none, and reports whether it is
+// in the URL. A session id in a header is ignored in requests of the version without
+// sessions. An id in the URL belongs to HTTP+SSE, whatever the messages sent there.
 func presentedSession(r *http.Request) (id string, inURL bool) {
-	if id := r.Header.Get(sessionHeader); id != "" && r.Header.Get(protocolHeader) != statelessProtocol {
+	id = r.Header.Get(sessionHeader)
+	if id != "" && r.Header.Get(protocolHeader) != statelessProtocol {
 		return id, false
 	}
 	return r.URL.Query().Get("sessionId"), true
 }
 
-// claim is the claim of a principal, as it stood at some instant after since. The
-// error is errEnded, also for who has no claim, or matches errClaimsUnreadable.
-func (g *Gate) claim(p Principal, since time.Time) (Claim, error) {
-	c, ok, err := g.claims.LookupSince(p.claim.Code, since)
-	if err == nil && (!ok || refTo(c) != p.claim) {
-		err = errEnded
+// claim returns the active claim of a principal. The error is errEnded, including for
+// principals without a claim, or matches errClaimsUnreadable.
+func (g *Gate) claim(p Principal) (Claim, error) {
+	c, ok, err := g.claims.Lookup(p.Code)
+	if err != nil {
+		return Claim{}, err
 	}
-	return c, err
+	if !ok || principalOf(c) != p {
+		return Claim{}, errEnded
+	}
+	return c, nil
 }
 
-// admissionLife is for how long what was seen when a request was admitted holds for
-// what the request does. Few take longer, and so most look at the claims once.
-const admissionLife = 10 * time.Millisecond
-
-// Scope is what a principal may reach now. It is asked for each time that
-// something is done, and not kept: a claim may end at any instant. admitted is when
-// the request was let in for which it is done; zero for what no request waits for.
-// With an error, errEnded or errClaimsUnreadable, the scope reaches nothing; both
-// are fit for clients.
-func (g *Gate) Scope(p Principal, admitted time.Time) (Scope, error) {
+// Scope returns what a principal may reach now. Callers ask at each use and do not keep
+// the scope, because a claim may end at any instant. If the error is not nil, the scope
+// reaches nothing. The error is errEnded or errClaimsUnreadable; both may be shown to
+// clients.
+func (g *Gate) Scope(p Principal) (Scope, error) {
 	if g.claims == nil {
 		return g.fixed, nil
 	}
 	if !p.hasClaim() && !g.require {
 		return scopeAll(), nil
 	}
-	now := time.Now()
-	if now.Sub(admitted) > admissionLife {
-		admitted = now
+	c, err := g.claim(p)
+	if errors.Is(err, errClaimsUnreadable) {
+		return scopeNone(), errClaimsUnreadable // without the file's path
 	}
-	switch c, err := g.claim(p, admitted); {
-	case err == nil:
-		return scopeDir(c.ScopeDir), nil
-	case errors.Is(err, errClaimsUnreadable):
-		return scopeNone(), errClaimsUnreadable // without the path of the file
-	default:
+	if err != nil {
 		return scopeNone(), err
 	}
+	return scopeDir(c.ScopeDir), nil
 }
 
-// Current is who a session is of, now. Of a token that was never issued, which
-// stands for a request without a session, that is the principal that it was made
-// for.
+// Current returns the principal that a session belongs to now. For the placeholder token
+// of a request without a session, it returns the principal the token was created with.
 func (g *Gate) Current(t *sessionToken) Principal {
-	return Principal{cmp.Or(g.sessions.recordOf(t.ID).Claim, t.Claim)}
+	return cmp.Or(g.sessions.recordOf(t.ID).Claim, t.Claim)
 }
 
-// Name is what a principal's claim is called in a line of the log: its label, and a
-// short keyed hash, since codes are never logged, not even in part. It is nothing for
-// who has none.
+// Name returns log attributes that identify a principal's claim: its label, if the claim is
+// active, and a short keyed hash. It returns nil if there is no claim.
 func (g *Gate) Name(p Principal) []any {
 	if !p.hasClaim() {
 		return nil
 	}
-	if known, ok := g.names.Load(p); ok {
-		return known.([]any)
+	c, err := g.claim(p)
+	if err != nil {
+		c = Claim{Code: p.Code, created: p.CreatedAt, ScopeDir: p.ScopeDir}
 	}
-	name := g.name(p, g.claims.label(p.claim.Code))
-	g.names.Store(p, name)
-	return name
+	return c.logAttrs()
 }
 
-func (g *Gate) name(p Principal, label string) []any {
-	return []any{"claim", hashOf(g.logKey, p.Key())[:8], "label", label}
+// logScoped logs which claim a session has.
+func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
+	if p.hasClaim() {
+		g.log.Info(what, append(g.Name(p), "session", clipText(t.ID, 8))...)
+	}
 }
 
-// Create makes a session of a principal, and returns it with its id. Nothing is
-// kept of it: all that there is to know is in the id.
+// Create makes a session of a principal and returns its token and id. No state is stored:
+// the id contains everything.
 func (g *Gate) Create(protocol string, caps clientCaps, p Principal) (*sessionToken, string) {
 	t := newSessionToken(protocol, caps, p, g.sessions.now())
 	g.logScoped("session", t, p)
 	return t, g.sessions.seal(t)
 }
 
-// Ended reports whether a session has ended since its request was admitted.
+// Ended reports whether a session has ended, perhaps since its request was admitted.
 func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.recordOf(t.ID).Ended }
 
-// End ends a session for good: before it returns, the log says so. The error is
-// errNoSession where the session has ended already; with any other, an *httpError
-// too, the session goes on.
+// End ends a session permanently and saves that before it returns. The error is
+// errNoSession if the session has ended already, or an *httpError; then the session
+// continues.
 func (g *Gate) End(t *sessionToken) error {
 	return g.sessions.appendRecord(t, sessionRecord{Ended: true})
 }
 
 const (
-	guessSpan = time.Minute             // in which guessBudget codes are looked up at once
-	turnEvery = time.Second / guessRate // between two look-ups in turns
-	turnWait  = 10 * time.Second        // the longest that anybody waits for a turn
+	guessSpan = time.Minute             // the period in which guessBudget codes are looked up at once
+	turnEvery = time.Second / guessRate // between two lookups in turns
+	turnWait  = 10 * time.Second        // the longest wait for a turn
 )
 
-// errNoTurn says that a caller's turn would come too late, or that the caller left.
-var errNoTurn = errors.New("no turn to look up a claim code")
-
-// guessTurns slows whoever guesses claim codes. Once guessBudget different codes
-// did not hold within guessSpan, codes are looked up in turns, one each turnEvery,
-// whoever presents them: addresses tell nothing, as behind a tunnel all requests
-// come from one. Waiting requests with the same code share a turn. Codes in use,
-// unused, ended and never issued wait alike, so the wait tells nothing. Safe for
-// concurrent use.
+// guessTurns slows down guessing. Once guessBudget different codes were invalid within
+// guessSpan, codes are looked up in turns, one each turnEvery, for all callers together:
+// behind a tunnel all requests come from one address, so a limit per address would not
+// help. Waiting requests with the same code share a turn. Valid, unused, ended and
+// never issued codes wait alike, so the wait discloses nothing. Safe for concurrent use.
 type guessTurns struct {
 	mu    sync.Mutex
-	tried map[Code]time.Time // when a code that does not hold was last looked up, within guessSpan
-	turns map[Code]time.Time // when the code's next turn is, for those that wait
-	next  time.Time          // when the next turn is free
+	tried map[Code]time.Time // when an invalid code was last looked up, within guessSpan
+	turns map[Code]time.Time // the next turn of each code that waits
+	next  time.Time          // the next free turn
 }
 
-// failed notes that a code does not hold. It reports whether that begins the turns.
+func newGuessTurns() *guessTurns {
+	return &guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}
+}
+
+// failed records that a code is invalid. It reports whether the turns begin with it.
 func (t *guessTurns) failed(code Code) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -454,15 +453,15 @@ func (t *guessTurns) failed(code Code) bool {
 	return before < guessBudget && len(t.tried) == guessBudget
 }
 
-// await waits for the turn in which code may be looked up. It is false where that
-// is further away than patience, when no turn is taken, and where the caller left.
+// await waits for the turn in which code may be looked up. It reports false if the turn is
+// further away than patience, in which case none is taken, or if ctx ends.
 func (t *guessTurns) await(ctx context.Context, code Code, patience time.Duration) bool {
 	wait := t.nextTurn(code, patience)
 	return wait <= patience && pauseFor(ctx, wait)
 }
 
-// nextTurn says how long it is until code may be looked up. That turn is taken unless it
-// is further away than patience.
+// nextTurn returns the time until code may be looked up. It takes that turn unless it is
+// further away than patience.
 func (t *guessTurns) nextTurn(code Code, patience time.Duration) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -477,7 +476,8 @@ func (t *guessTurns) nextTurn(code Code, patience time.Duration) time.Duration {
 	}
 	wait := max(0, t.next.Sub(now))
 	if wait <= patience {
-		t.turns[code], t.next = now.Add(wait), now.Add(wait+turnEvery)
+		t.turns[code] = now.Add(wait)
+		t.next = now.Add(wait + turnEvery)
 	}
 	return wait
 }

@@ -323,7 +323,7 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
 		if strings.Contains(r.URL.Path, "/.well-known/o") || r.URL.Path == "/register" {
 			d.log.Debug("a client looks for a login", "path", r.URL.Path)
-			return &httpError{Status: http.StatusNotFound, Msg: "usher has no login: " + howToPresent, Logged: true}
+			return loggedError{httpErrorf(http.StatusNotFound, "usher has no login: %s", howToPresent)}
 		}
 		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
 	}))
@@ -331,7 +331,7 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handlers.Add(1)
 		defer handlers.Done()
-		defer dropBody(w, r)
+		defer dropBody(w)
 		w.Header().Set(requestIDHeader, newRequestID())
 		isHook := isWebhook(r.URL.Path)
 		switch {
@@ -346,12 +346,10 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 	})
 }
 
-// dropBody limits the time for what is left of a body: net/http reads that before it
-// answers, of one that does not come, for ever.
-func dropBody(w http.ResponseWriter, r *http.Request) {
-	if r.Body != http.NoBody {
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
-	}
+// dropBody limits the time for the rest of a body that the handler did not read: net/http
+// drains the body before it replies, and would wait forever for one that never arrives.
+func dropBody(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
 }
 
 // isWebhook reports whether a path is one of webhooks, or leads to one: the mux would
@@ -541,7 +539,7 @@ func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
 			return err
 		}
 		defer give()
-		scope, err := s.gate.Scope(from.principal, from.at)
+		scope, err := s.gate.Scope(from.principal)
 		if err = cmp.Or(from.badCode, err); err != nil {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}

@@ -194,7 +194,7 @@ func (t *sessionTable) end(token *sessionToken) {
 // error is that of the session's scope.
 func (s *Server) announce(ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup) (changed <-chan struct{}, err error) {
 	changed = s.modules.Changed()
-	scope, err := s.scope(session, time.Time{})
+	scope, err := s.scope(session)
 	if err != nil && !errors.Is(err, errEnded) || session.primary() != out {
 		return changed, err // nothing is known to have changed, or it is told elsewhere
 	}
@@ -207,7 +207,7 @@ func (s *Server) announce(ctx context.Context, session *Session, out *outbox, su
 			defer session.subscribing.Unlock()
 			defer catch(s.log, new(error))
 			for uri := range session.subscriptions {
-				scope, _ := s.scope(session, time.Time{}) // now: the claim may have ended meanwhile
+				scope, _ := s.scope(session) // now: the claim may have ended meanwhile
 				if err := s.keepSubscription(ctx, session, s.modules.View(scope).Lookup("resources", uri), uri); err != nil {
 					s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
 				}
@@ -294,7 +294,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, now *It
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
 	at, err := now.Subscribe(ctx, s.callerOf(session, s.gate.Current(session.sessionToken), session.send), uri, func(params json.RawMessage) {
-		scope, err := s.scope(session, time.Time{})
+		scope, err := s.scope(session)
 		if err == nil && s.modules.View(scope).Lookup("resources", uri).Same(now) {
 			update, _ := members(stripCallID(params))
 			session.notify("notifications/resources/updated", update)

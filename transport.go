@@ -128,7 +128,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return refusal
 	}
 	if err == nil {
-		s.answerPOST(w, r, accept, client{session: session, admitted: from.at, streams: s.stopping}, list, batch)
+		s.answerPOST(w, r, accept, client{session: session, streams: s.stopping}, list, batch)
 	}
 	return err
 }
@@ -358,7 +358,7 @@ func (s *Server) keptStream(kind string, session *Session) func() *keptStream {
 // many streams.
 var (
 	errNoSessionID error = httpErrorf(http.StatusBadRequest, "no %s: send initialize first, and then the session id from its answer", sessionHeader)
-	errManyStreams error = &httpError{Status: http.StatusTooManyRequests, Msg: "too many streams are open: close one", Header: retryAfter(15)}
+	errManyStreams error = httpErrorf(http.StatusTooManyRequests, "too many streams are open: close one").retryAfter(15)
 )
 
 // admitGET finds out who a GET is from. The function is to be called at its end.

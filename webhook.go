@@ -83,8 +83,8 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	if e, ok := errors.AsType[*httpError](err); ok {
 		d.status = e.Status
-		e.Logged = true
 		args = append(args, "why", cmp.Or(e.Err, error(e)))
+		err = loggedError{err}
 	}
 	h.log.Info("delivery", append(args, "status", d.status)...)
 	return err
@@ -108,11 +108,8 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	case h.slots <- struct{}{}:
 		defer func() { <-h.slots }()
 	default:
-		return &httpError{
-			Status: http.StatusServiceUnavailable,
-			Msg:    "too many deliveries in flight (-webhook-limit): try again",
-			Header: retryAfter(1),
-		}
+		return httpErrorf(http.StatusServiceUnavailable,
+			"too many deliveries in flight (-webhook-limit): try again").retryAfter(1)
 	}
 	answer, err := h.call(d)
 	if err != nil {
@@ -184,11 +181,8 @@ func (h *Webhooks) find(ctx context.Context, path string) (*Item, error) {
 		return nil, httpErrorf(http.StatusConflict, "several webhooks have the path %q: use one of %s",
 			clipText(path, 200), strings.Join(others, ", "))
 	case pending: // and if nothing was pending, this view had everything
-		return nil, &httpError{
-			Status: http.StatusServiceUnavailable,
-			Msg:    "modules are still being introspected: try again",
-			Header: retryAfter(2),
-		}
+		return nil, httpErrorf(http.StatusServiceUnavailable,
+			"modules are still being introspected: try again").retryAfter(2)
 	default:
 		return nil, httpErrorf(http.StatusNotFound, "no webhook has this path: usher modules lists them")
 	}

@@ -111,7 +111,7 @@ func FuzzCheckStateless(f *testing.F) {
 			if _, object := members(field(said, metaClientCaps)); version != statelessProtocol || stringField(said, metaProtocol) != version || !object || checkMethod(method, true) != nil {
 				t.Fatalf("%s %s %q was let in", meta, version, method)
 			}
-			if session, err := statelessSession(msg.Params, Principal{}); err == nil && (!session.stateless || session.Claim != claimRef{}) {
+			if session, err := statelessSession(msg.Params, Principal{}); err == nil && (!session.stateless || session.Claim != Principal{}) {
 				t.Fatalf("%s: it has the session %+v", meta, session)
 			}
 			return
