@@ -184,6 +184,26 @@ func (b *bubble) hears() string {
 	return strings.Join(lines, "\n")
 }
 
+// asks has m ask the client in no call that it names.
+func (b *bubble) asks(word string) {
+	params := json.RawMessage(`{"message":"` + word + `"}`)
+	b.process.handle(&Message{ID: quote(word), Method: "elicitation/create", Params: params})
+}
+
+// progress has m report progress of its first call.
+func (b *bubble) progress(text string) {
+	token := json.RawMessage(sortedKeys(b.process.calls)[0])
+	params := object{{"progressToken", token}, {"message", quote(text)}}.encode()
+	b.process.handle(&Message{Method: "notifications/progress", Params: params})
+}
+
+// getRequest makes the request for the session's notification stream.
+func (c *testClient) getRequest() *http.Request {
+	req := c.request(http.MethodGet, "")
+	req.Header.Set("Accept", "text/event-stream")
+	return req
+}
+
 // suspended is how many calls wait for input of clients without sessions.
 func (b *bubble) suspended() int {
 	synctest.Wait()

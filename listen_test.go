@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
-	"time"
 )
 
 func TestSubscriptionsOfASession(t *testing.T) {
@@ -127,78 +125,5 @@ func TestListenerWantsTooMuch(t *testing.T) {
 			t.Errorf("%s: %d", name, res.StatusCode)
 		}
 		hangUp()
-	}
-}
-
-// TestAskOutsideOfCallsAtTheEnd has a module ask the client of its last call, and
-// tell of one whose connection is gone, when that client's session is not any more
-// what it was.
-func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
-	t.Parallel()
-	for name, end := range map[string]func(t *testing.T, b *bubble, c *testClient, own Code){
-		"its claim is revoked": func(t *testing.T, b *bubble, _ *testClient, own Code) {
-			if _, err := openStore(t, b.base).Revoke(t.Context(), own); err != nil {
-				t.Fatal(err)
-			}
-		},
-		"it moves to another folder": func(t *testing.T, b *bubble, c *testClient, _ Code) {
-			c.Header.Set(claimHeader, newClaimFor(t, b.base, "/v").Code.Reveal())
-			c.tools()
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				own := newClaimFor(t, b.base, "/w").Code
-				c := b.open("2025-11-25")
-				c.Header.Set(claimHeader, own.Reveal())
-				req := c.request(http.MethodGet, "")
-				req.Header.Set("Accept", "text/event-stream")
-				x := b.begin(req)
-				pass(time.Second) // in which its claim is written down
-				c.call("m_wait", `{"seconds":0}`)
-				ask := func(word string) {
-					b.process.handle(&Message{ID: quote(word), Method: "elicitation/create", Params: json.RawMessage(`{"message":"` + word + `"}`)})
-				}
-				ask("outside")
-				x.got() // it has arrived
-				call := b.begin(c.request(http.MethodPost, c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`)))
-				call.got()
-				call.hangUp()
-				<-call.done
-				synctest.Wait() // the server has seen it
-				progress := func(word string) {
-					b.process.handle(&Message{Method: "notifications/progress",
-						Params: json.RawMessage(`{"progressToken":` + sortedKeys(b.process.calls)[0] + `,"message":"progress ` + word + `"}`)})
-				}
-				progress("before")
-				x.got()
-				ask("before")
-				if status, text := x.got(); !strings.Contains(text, `"outside"`) || !strings.Contains(text, `"before"`) || !strings.Contains(text, "progress before") {
-					t.Fatalf("before: the stream says %d %q", status, text)
-				}
-				b.hears()
-				end(t, b, c, own)
-				pass(2 * streamInterval)
-				progress("after")
-				ask("after")
-				if _, text := x.got(); strings.Contains(text, "after") {
-					t.Errorf("after: the stream says %q", text)
-				}
-				if heard := b.hears(); !strings.Contains(heard, errUnheard.Message) {
-					t.Errorf("after: the module heard %q", heard)
-				}
-				pass(time.Minute) // the call ends
-				b.hears()
-				ask("after all")
-				if _, text := x.got(); strings.Contains(text, "after") {
-					t.Errorf("after all: the stream says %q", text)
-				}
-				if heard := b.hears(); !strings.Contains(heard, errNoScope.Message) {
-					t.Errorf("after all: the module heard %q", heard)
-				}
-				x.hangUp()
-				<-x.done
-			})
-		})
 	}
 }

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -14,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // answersOf is a batch of answers by their ids, each of which may be there once;
@@ -203,107 +201,6 @@ func TestBatchesOfOthers(t *testing.T) {
 		})
 	}
 	wg.Wait()
-}
-
-// TestBatchesThatAsk has modules ask in the middle of batches, over each
-// transport that has them. Where there are answers, they are in a batch too.
-func TestBatchesThatAsk(t *testing.T) {
-	t.Parallel()
-	dir := askDir(t, map[string]string{"named": "fixed names tools=ask", "own": "fixed asks tools=ask"})
-	url := startDaemon(t, dir).URL
-	for _, way := range []string{"streamable HTTP", "HTTP+SSE", "stdio"} {
-		t.Run(way, func(t *testing.T) {
-			t.Parallel()
-			got := make(chan json.RawMessage, 100)
-			var say func(string)
-			switch way {
-			case "streamable HTTP":
-				c := askOverPOST(t, url, batchProtocol, askAllCaps, "")
-				say = func(text string) {
-					req := c.http.request(http.MethodPost, text)
-					go func() {
-						res, err := c.http.http.Do(req)
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						defer res.Body.Close()
-						if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-							readEvents(res.Body, func(e event) {
-								if e.data != "" {
-									got <- e.msg()
-								}
-							})
-						} else if body, _ := io.ReadAll(res.Body); len(body) > 0 {
-							got <- body
-						}
-					}()
-				}
-			case "HTTP+SSE":
-				c := connectSSE(t, url)
-				say = func(text string) { c.post(text) }
-				go func() {
-					for e := range c.events {
-						if !e.comment {
-							got <- e.msg()
-						}
-					}
-				}()
-			case "stdio":
-				in, out, _ := startStdio(t, dir)
-				say = func(text string) { io.WriteString(in, text+"\n") }
-				go func() {
-					for line, err := out.next(); err == nil; line, err = out.next() {
-						got <- bytes.Clone(line)
-					}
-				}()
-			}
-			next := func() json.RawMessage {
-				t.Helper()
-				select {
-				case msg := <-got:
-					return msg
-				case <-time.After(patience):
-					t.Fatal("gave up waiting for a message")
-					return nil
-				}
-			}
-			if way != "streamable HTTP" {
-				say(strings.Replace(initializeAs(batchProtocol), `"capabilities":{}`, `"capabilities":`+askAllCaps, 1))
-				next()
-			}
-			for _, module := range []string{"named", "own"} {
-				call := func(id string) string {
-					return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"` + module + `_ask","arguments":` +
-						string(marshal(fakeAsk{Mark: id, Asks: []fakeWish{askFor("form", "to "+id)}})) + `}}`
-				}
-				say("[" + call("1") + `,{"jsonrpc":"2.0","id":2,"method":"ping"},` + call("3") + "]")
-				var said []string
-				for range 2 {
-					asked := next()
-					message := stringField(field(asked, "params"), "message")
-					if stringField(asked, "method") != "elicitation/create" || !strings.HasPrefix(message, "to ") {
-						t.Fatalf("before the batch of answers comes %s", asked)
-					}
-					said = append(said, string(encodeResult(field(asked, "id"), json.RawMessage(`{"action":"accept","content":{"word":"said `+message+`"}}`))))
-				}
-				say(`[{"jsonrpc":"2.0","id":99,"result":{}},` + said[0] + `,{"jsonrpc":"2.0","id":"beside","method":"ping"}]`)
-				if answers := answersOf(t, string(next())); len(answers) != 1 || len(answers[`"beside"`]) != 1 {
-					t.Errorf("to the batch with an answer comes %v", answers)
-				}
-				say("[" + said[1] + "]")
-				answers := answersOf(t, string(next()))
-				for id, want := range map[string]string{"1": "said to 1", "2": `"result":{}`, "3": "said to 3"} {
-					if len(answers) != 3 || len(answers[id]) != 1 || !strings.Contains(answers[id][0], want) {
-						t.Errorf("the answer to %s of %s is %q", id, module, answers[id])
-					}
-				}
-			}
-			if len(got) > 0 {
-				t.Errorf("over all that comes %s", <-got)
-			}
-		})
-	}
 }
 
 func TestOldSSE(t *testing.T) {

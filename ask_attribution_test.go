@@ -1,0 +1,296 @@
+// Attribution: a client is asked only in its own calls, and hears only of its own calls.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// stormClient is one of many clients that call at once. It makes one call at a time.
+type stormClient struct {
+	*askClient
+	name, code string
+	word       atomic.Pointer[string] // of the call under way
+}
+
+func newStormClient(t *testing.T, c *askClient, name, code string) *stormClient {
+	s := &stormClient{askClient: c, name: name, code: code}
+	s.setWord("")
+	c.answer = func(method string, params json.RawMessage) json.RawMessage {
+		word := *s.word.Load()
+		if word == "" || !strings.Contains(string(params), word) {
+			t.Errorf("%s, in the call %q, was asked with %s", name, word, params)
+		}
+		return askAnswer(word)(method, params)
+	}
+	return s
+}
+
+func (s *stormClient) setWord(word string) { s.word.Store(&word) }
+
+// callOnce makes one call, which must get this client's answer to this call's question. owners is the code whose calls
+// each process of the module "silent" has served.
+func (s *stormClient) callOnce(t *testing.T, module, kind, word string, owners *sync.Map) {
+	s.setWord(word)
+	defer s.setWord("")
+	ask := fakeAsk{Mark: word, Asks: []fakeWish{askFor(kind, word)}}
+	for {
+		pid, got, text := askGot(s.call(module+"_ask", ask))
+		notSure := module == "silent" && strings.Contains(text, "can't tell which client")
+		if notSure || strings.Contains(text, "is busy") {
+			continue
+		}
+		if len(got) != 1 || strings.Count(text, "<") != 1 || !strings.Contains(text, word) {
+			t.Errorf("%s of %s got %s", word, module, text)
+		}
+		if module != "silent" {
+			break
+		}
+		if owner, loaded := owners.LoadOrStore(pid, s.code); loaded && owner != s.code {
+			t.Error("a process served callers of two scopes")
+		}
+		break
+	}
+	s.forgetAsked()
+}
+
+// askStorm has many clients of all scopes ask at once.
+func askStorm(t *testing.T, sessions, rounds int) {
+	dir, base := t.TempDir(), t.TempDir()
+	writeFake(t, dir+"/proj/silent.usher", "fixed tools=ask")
+	writeFake(t, dir+"/proj/named.usher", "fixed names tools=ask")
+	writeFake(t, dir+"/proj/new.usher", "modern tools=ask")
+	d := daemonOptions{base: base}.start(t, dir)
+	d.awaitReady(t)
+	proj, whole := newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir).Code.Reveal()
+	var clients []*stormClient
+	add := func(c *askClient, code string) {
+		clients = append(clients, newStormClient(t, c, fmt.Sprint("client ", len(clients)), code))
+	}
+	for i := range sessions {
+		own := newClaimFor(t, base, dir+"/proj").Code.Reveal()
+		add(askOverPOST(t, d.URL, protocols[i%len(protocols)], askAllCaps, own), own)
+	}
+	for _, code := range []string{whole, ""} {
+		add(askOverPOST(t, d.URL, "2025-11-25", askAllCaps, code), code)
+	}
+	for _, code := range []string{proj, whole, "", "", ""} {
+		add(askModern(t, d.URL, askAllCaps, code), code)
+	}
+	clients[len(clients)-1].askClient.name = "another"
+	var owners sync.Map
+	var all sync.WaitGroup
+	for nth, c := range clients {
+		all.Go(func() {
+			for i := range rounds {
+				module := []string{"silent", "silent", "named", "new"}[(i+nth)%4]
+				kind := askKinds[i%2].name // these contain a word
+				c.callOnce(t, module, kind, fmt.Sprintf("<%s, round %d>", c.name, i), &owners)
+			}
+		})
+	}
+	all.Wait()
+}
+
+func TestAskManyAtOnce(t *testing.T) {
+	t.Parallel()
+	askStorm(t, 6, 5)
+}
+
+// TestAskThousandAtOnce has a thousand rounds, or USHER_STORM of them.
+func TestAskThousandAtOnce(t *testing.T) {
+	slow(t)
+	rounds := 1000
+	if text := os.Getenv("USHER_STORM"); text != "" {
+		var err error
+		rounds, err = strconv.Atoi(text)
+		must(t, err)
+	}
+	askStorm(t, 20, rounds)
+}
+
+// TestAskOfOneOfSeveral has a module that does not name its calls ask in one call while another of the same session
+// ends.
+func TestAskOfOneOfSeveral(t *testing.T) {
+	t.Parallel()
+	d, dir := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	for _, way := range []string{"2025-11-25", "HTTP+SSE", "stdio"} {
+		t.Run(way, func(t *testing.T) {
+			c := askWays[way](t, d.URL, dir, askAllCaps)
+			c.answer = askSilent
+			asked := func(word string) (id json.RawMessage) {
+				t.Helper()
+				question := <-c.asked
+				if stringField(field(question, "params"), "message") != word {
+					t.Fatalf("asked %s, want one about %s", question, word)
+				}
+				return field(question, "id")
+			}
+			ask := askForms("first", "second")
+			ask.Turns = true
+			_, early := c.startCall("a_ask", ask)
+			first := asked("first")
+			_, late := c.startCall("a_ask", askForms("other"))
+			other := asked("other")
+			c.reply(first, "said first")
+			second := asked("second") // two calls are under way
+			c.reply(other, "said other")
+			checkGot(t, "the later call", c.get(late), "said other")
+			c.reply(second, "said second")
+			checkGot(t, "the earlier call", c.get(early), "said first", "said second")
+			check(t, "notifications", len(c.heard), 0)
+		})
+	}
+}
+
+// TestAskTellsItsCallerAlone checks that only the caller hears the progress and log messages of a call that asks.
+func TestAskTellsItsCallerAlone(t *testing.T) {
+	t.Parallel()
+	d, dir := startAskers(t, map[string]string{"old": "fixed tools=ask", "named": "fixed names tools=ask"})
+	for _, module := range []string{"named", "old"} {
+		t.Run(module, func(t *testing.T) {
+			idle := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+			idle.listen()
+			clients := map[string]*askClient{"idle": idle}
+			var calls sync.WaitGroup
+			for _, way := range []string{"2025-11-25", "2025-03-26", "HTTP+SSE", "2026-07-28"} {
+				c := askWays[way](t, d.URL, dir, askAllCaps)
+				c.level = "info"
+				c.answer = askAnswer(way)
+				if strings.HasPrefix(way, "2025") {
+					c.listen()
+				}
+				clients[way] = c
+				if module == "old" { // so that each has a process of its own
+					c.call("old_ask", askForms("first"))
+				}
+			}
+			for way, c := range clients {
+				if way != "idle" {
+					calls.Go(func() { callWithProgress(t, c, module, way) })
+				}
+			}
+			calls.Wait()
+			for way, c := range clients {
+				checkHeard(t, c, way)
+			}
+		})
+	}
+}
+
+// callWithProgress calls the tool ask, and wants progress under a token of its own in each round.
+func callWithProgress(t *testing.T, c *askClient, module, way string) {
+	ask := askForms("of " + way)
+	ask.Tells = true
+	params := callParams(module+"_ask", ask)
+	for round := range 9 {
+		token := fmt.Sprintf("%s round %d", way, round)
+		own := setMeta(params, "progressToken", quote(token))
+		var result json.RawMessage
+		if c.meta == "" {
+			result = field(c.get(c.send(t.Context(), c.nextID(), "tools/call", string(own))), "result")
+		} else {
+			result = roundWithProgress(t, c, own, token)
+		}
+		if stringField(result, "resultType") != resultInput {
+			checkContains(t, way+" of "+module, resultText(result), way)
+			return
+		}
+		params = c.answered(params, result)
+	}
+	t.Errorf("%s of %s: no answer after nine rounds", way, module)
+}
+
+// roundWithProgress makes a request of a client without a session. All its progress must have the token.
+func roundWithProgress(t *testing.T, c *askClient, params json.RawMessage, token string) json.RawMessage {
+	a, err := c.http.try(c.modernRequest(params))
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	for _, msg := range a.Events[:len(a.Events)-1] {
+		if stringField(msg, "method") == "notifications/progress" {
+			check(t, "the token of progress", stringField(field(msg, "params"), "progressToken"), token)
+		}
+		c.take(msg)
+	}
+	return a.result()
+}
+
+// checkHeard checks that a client heard all of its own call and nothing of another's.
+func checkHeard(t *testing.T, c *askClient, way string) {
+	own := "of " + way + " "
+	if way != "idle" {
+		for _, when := range []string{"before", "after"} {
+			c.hears("notifications/progress", own+when)
+			c.hears("notifications/message", own+when)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, msg := range c.heard {
+		foreign := strings.Contains(string(msg), `"of `) && !strings.Contains(string(msg), `"`+own)
+		if foreign || strings.Contains(string(msg), metaCall) {
+			t.Errorf("%s heard %s", way, msg)
+		}
+	}
+}
+
+// TestAskOfASubscription has a module ask when a session subscribes: another session, whose call it has served, must
+// not be asked.
+func TestAskOfASubscription(t *testing.T) {
+	t.Parallel()
+	d, _ := startAskers(t, map[string]string{"a": "good tools=pid res=a wants"})
+	caller := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+	subscriber := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+	caller.listen()
+	subscriber.listen()
+	caller.call("a_pid", struct{}{})
+	msg := subscriber.get(subscriber.send(t.Context(), subscriber.nextID(), "resources/subscribe", `{"uri":"a://one"}`))
+	checkContains(t, "the answer to the subscriber", string(msg), `"result":`)
+	check(t, "requests to the caller", len(caller.asked), 0)
+	check(t, "requests to the subscriber", len(subscriber.asked), 1)
+}
+
+// TestAskProgressOfARound has a client ask for progress in one round of a call and not in another, or under another
+// token.
+func TestAskProgressOfARound(t *testing.T) {
+	t.Parallel()
+	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	c := askModern(t, d.URL, askAllCaps, "")
+	ask := askForms("progress")
+	ask.Tells = true
+	for _, tokens := range [][2]string{{``, `"b"`}, {`"a"`, ``}, {`7`, `"7"`}, {``, ``}} {
+		t.Run(tokens[0]+" then "+tokens[1], func(t *testing.T) {
+			params := callParams("a_ask", ask)
+			for i, token := range tokens {
+				own := params
+				if token != "" {
+					own = setMeta(params, "progressToken", json.RawMessage(token))
+				}
+				a, err := c.http.try(c.modernRequest(own))
+				must(t, err)
+				var got, want []string
+				for _, msg := range a.Events {
+					if stringField(msg, "method") == "notifications/progress" {
+						got = append(got, string(field(field(msg, "params"), "progressToken")))
+					}
+				}
+				if token != "" {
+					want = []string{token}
+				}
+				check(t, fmt.Sprintf("tokens of progress in round %d", i+1), got, want)
+				if i == 0 {
+					params = c.answered(params, a.result())
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,242 @@
+// Clients that go away, come back or end while they are asked, and modules that ask after the end of a call.
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// askedCall is a call whose client was asked and has not answered.
+type askedCall struct {
+	id     string
+	answer <-chan json.RawMessage
+	pid    int // of the module
+}
+
+// callAndBeAsked makes a call that asks the client. The client does not answer the first question, but later ones.
+func callAndBeAsked(t *testing.T, d *testDaemon, c *askClient, mark string, late bool) askedCall {
+	t.Helper()
+	c.answer = askSilent
+	ask := askForms(mark)
+	ask.Late = late
+	id, answer := c.startCall("a_ask", ask)
+	<-c.asked
+	c.answer = askAnswer("answered")
+	return askedCall{id, answer, awaitStep(t, d, "asked", mark)}
+}
+
+// TestAskEndsCleanly ends calls in each way while their clients are asked. It counts goroutines, so it runs alone.
+func TestAskEndsCleanly(t *testing.T) {
+	before := runtime.NumGoroutine()
+	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask", "n": "fixed names tools=ask"})
+	var pids []int
+	awaitEnd := func(pid int) {
+		await(t, "the end of the module's process", func() bool { return !processAlive(pid) })
+	}
+	post := func() *askClient { return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "") }
+	sse := func() *askClient { return askOverSSE(t, d.URL, askAllCaps, "") }
+	t.Run("the stream ends", func(t *testing.T) {
+		c := sse()
+		call := callAndBeAsked(t, d, c, "hangs-up", false)
+		c.hangUp()
+		awaitEnd(call.pid)
+	})
+	t.Run("the session ends", func(t *testing.T) {
+		c := post()
+		call := callAndBeAsked(t, d, c, "deleted", false)
+		c.http.end()
+		awaitEnd(call.pid)
+		checkContains(t, "the call", string(c.get(call.answer)), `"error":`)
+	})
+	t.Run("the module crashes", func(t *testing.T) {
+		c := post()
+		call := callAndBeAsked(t, d, c, "crashes", false)
+		p, _ := os.FindProcess(call.pid)
+		p.Kill()
+		checkContains(t, "the call", string(c.get(call.answer)), "crashed")
+		checkGot(t, "the next call", c.call("a_ask", askForms("again")), "answered")
+	})
+	for name, connect := range map[string]func() *askClient{"2025-11-25": post, "HTTP+SSE": sse} {
+		t.Run("the client cancels, "+name, func(t *testing.T) {
+			c := connect()
+			call := callAndBeAsked(t, d, c, "cancels-"+name, false)
+			c.cancelCall(call.id)
+			awaitStep(t, d, "cancelled", "cancels-"+name)
+			c.hears("notifications/cancelled", "usher-")
+			pids = append(pids, call.pid)
+		})
+	}
+	t.Run("the module asks after the cancellation", func(t *testing.T) {
+		c := post()
+		call := callAndBeAsked(t, d, c, "late", true)
+		c.cancelCall(call.id)
+		got := awaitLate(t, d)
+		refused := strings.Contains(got, "no stream open") || strings.Contains(got, "is not under way")
+		check(t, "refused or asked: "+got, refused || len(c.asked) == 1, true)
+		pids = append(pids, call.pid)
+	})
+	modern := askModern(t, d.URL, askAllCaps, "")
+	for _, tool := range []string{"a_ask", "n_ask"} { // suspended when the daemon ends
+		askState(t, modern.round(tool, askForms("suspended-"+tool)), 1)
+		pids = append(pids, awaitStep(t, d, "asked", "suspended-"+tool))
+	}
+	modern.http.http.CloseIdleConnections()
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
+	d.stop(t)
+	for _, pid := range pids {
+		awaitEnd(pid)
+	}
+	await(t, "all goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// TestAskResumed has a client's stream break off before the question, and the client come back for it.
+func TestAskResumed(t *testing.T) {
+	t.Parallel()
+	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+	c.answer = askAnswer("resumed")
+	ctx, hangUp := context.WithCancel(t.Context())
+	body := encodeRequest(json.RawMessage("7"), "tools/call", callParams("a_ask", askForms("resumed")))
+	req := c.http.request(http.MethodPost, string(body)).WithContext(ctx)
+	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
+	res, err := c.http.http.Do(req)
+	must(t, err)
+	line, err := bufio.NewReader(res.Body).ReadString('\n')
+	id, ok := strings.CutPrefix(strings.TrimSpace(line), "id: ")
+	if !ok {
+		t.Fatalf("the stream begins with %q, %v", line, err)
+	}
+	hangUp()
+	res.Body.Close()
+	awaitStep(t, d, "asked", "resumed")
+	answer := make(chan json.RawMessage, 1)
+	c.wait["7"] = answer
+	get := c.http.request(http.MethodGet, "")
+	get.Header.Set(eventHeader, id)
+	get.Header.Set("Accept", "text/event-stream")
+	res, err = c.http.http.Do(get)
+	must(t, err)
+	defer res.Body.Close()
+	c.takeEvents(res.Body)
+	checkGot(t, "the call", c.get(answer), "resumed")
+	check(t, "requests to the client", len(c.asked), 1)
+}
+
+// TestAskWithoutAStream has a client that accepts no stream as an answer: it can be asked only if it listens.
+func TestAskWithoutAStream(t *testing.T) {
+	t.Parallel()
+	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
+	c.http.Header.Set("Accept", "application/json")
+	c.answer = askAnswer("heard")
+	checkContains(t, "without a stream", string(c.call("a_ask", askForms("one"))), "no stream open")
+	c.listen()
+	checkGot(t, "with one", c.call("a_ask", askForms("two")), "heard")
+}
+
+// TestAskLate has a module ask after its call was cancelled, when the client may still reach the module and when it may
+// not.
+func TestAskLate(t *testing.T) {
+	t.Parallel()
+	for _, way := range []string{"2025-11-25", "HTTP+SSE"} {
+		for name, revoked := range map[string]bool{"its claim is active": false, "its claim is revoked": true} {
+			t.Run(way+", "+name, func(t *testing.T) {
+				t.Parallel()
+				d, dir := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+				code := newClaimFor(t, d.Base, dir).Code
+				c := askWays[way](t, d.URL, dir, askAllCaps)
+				c.http.Header.Set(claimHeader, code.Reveal())
+				c.answer = askAnswer("yes")
+				if way != "HTTP+SSE" {
+					c.listen()
+				}
+				ask := fakeAsk{Mark: "m", Late: true, Stays: true, Asks: []fakeWish{askFor("url", "x")}}
+				id, _ := c.startCall("a_ask", ask)
+				awaitStep(t, d, "answered", "m")
+				<-c.asked
+				if revoked {
+					_, err := openStore(t, d.Base).Revoke(t.Context(), code)
+					must(t, err)
+				}
+				c.cancelCall(id)
+				got := awaitLate(t, d)
+				if !revoked {
+					checkContains(t, "the module got", got, `"action":"accept"`)
+					c.hears("notifications/elicitation/complete", `"x"`)
+					return
+				}
+				checkContains(t, "the module got", got, "may not reach")
+				check(t, "requests to the client", len(c.asked), 0)
+				c.mu.Lock()
+				defer c.mu.Unlock()
+				for _, msg := range c.heard {
+					checkOmits(t, "the client heard", string(msg), "elicitation")
+				}
+			})
+		}
+	}
+}
+
+// TestAskOutsideOfCallsAtTheEnd has a module ask the client of its last call after that client's session has lost its
+// scope.
+func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(t *testing.T, b *bubble, c *testClient, own Code){
+		"its claim is revoked": func(t *testing.T, b *bubble, _ *testClient, own Code) {
+			_, err := openStore(t, b.base).Revoke(t.Context(), own)
+			must(t, err)
+		},
+		"it moves to another folder": func(t *testing.T, b *bubble, c *testClient, _ Code) {
+			c.Header.Set(claimHeader, newClaimFor(t, b.base, "/v").Code.Reveal())
+			c.tools()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				own := newClaimFor(t, b.base, "/w").Code
+				c := b.open("2025-11-25")
+				c.Header.Set(claimHeader, own.Reveal())
+				x := b.begin(c.getRequest())
+				pass(time.Second) // in which its claim is written down
+				c.call("m_wait", `{"seconds":0}`)
+				b.asks("outside")
+				x.got() // it has arrived
+				params := `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`
+				call := b.begin(c.request(http.MethodPost, c.message("tools/call", params)))
+				call.got()
+				call.hangUp()
+				<-call.done
+				synctest.Wait() // the server has seen it
+				b.progress("progress before")
+				x.got()
+				b.asks("before")
+				_, text := x.got()
+				checkContains(t, "before the end", text, `"outside"`, `"before"`, "progress before")
+				b.hears()
+
+				end(t, b, c, own)
+				pass(2 * streamInterval)
+				b.progress("progress after")
+				b.asks("after")
+				checkContains(t, "after the end: the module", b.hears(), errUnheard.Message)
+				pass(time.Minute) // the call ends
+				b.hears()
+				b.asks("after all")
+				checkContains(t, "after the call: the module", b.hears(), errNoScope.Message)
+				_, text = x.got()
+				checkOmits(t, "the stream", text, "after")
+				x.hangUp()
+				<-x.done
+			})
+		})
+	}
+}

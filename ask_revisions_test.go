@@ -1,0 +1,277 @@
+// Asking across the revisions: clients and modules of each revision and transport, what a client has declared, and
+// callers that can't be asked.
+
+package main
+
+import (
+	"encoding/json"
+	"net/http"
+	"testing"
+)
+
+func TestAskAcrossRevisions(t *testing.T) {
+	t.Parallel()
+	d, dir := startAskers(t, map[string]string{
+		"old":   "fixed tools=ask",
+		"named": "fixed names tools=ask",
+		"new":   "modern tools=ask",
+	})
+	for way, connect := range askWays {
+		t.Run(way, func(t *testing.T) {
+			c := connect(t, d.URL, dir, askAllCaps)
+			for _, module := range []string{"old", "named", "new"} {
+				for _, kind := range askKinds {
+					t.Run(module+" asks for "+kind.name, func(t *testing.T) { askForKind(t, c, module, kind) })
+				}
+				t.Run(module+" asks for all at once", func(t *testing.T) { askForAll(t, c, module) })
+				if c.meta != "" {
+					continue // such a client can't answer with an error
+				}
+				t.Run(module+" is refused", func(t *testing.T) {
+					c.answer = askRefuses
+					msg := c.call(module+"_ask", askForms("refused"))
+					c.forgetAsked()
+					checkContains(t, "the result", string(msg), "the user said no")
+					failed := string(field(field(msg, "result"), "isError")) == "true" || field(msg, "error") != nil
+					check(t, "the call failed", failed, true)
+				})
+			}
+		})
+	}
+}
+
+func askForKind(t *testing.T, c *askClient, module string, kind askKind) {
+	word := module + " " + kind.name
+	c.answer = askAnswer(word)
+	wish := askFor(kind.name, "to "+word)
+	msg := c.call(module+"_ask", fakeAsk{Mark: word, Asks: []fakeWish{wish}})
+	checkGot(t, "the answer", msg, string(c.answer(kind.method, wish.Params)))
+	if len(c.asked) != 1 {
+		t.Fatalf("the client was asked %d times, want once", len(c.asked))
+	}
+	check(t, "params", string(canonical(field(<-c.asked, "params"))), string(canonical(wish.Params)))
+}
+
+func askForAll(t *testing.T, c *askClient, module string) {
+	c.answer = askAnswer("each")
+	ask := fakeAsk{Mark: "all"}
+	var wants []string
+	for _, kind := range askKinds {
+		wish := askFor(kind.name, "each")
+		ask.Asks = append(ask.Asks, wish)
+		wants = append(wants, string(c.answer(wish.Method, wish.Params)))
+	}
+	checkGot(t, "the answers", c.call(module+"_ask", ask), wants...)
+	c.forgetAsked()
+}
+
+const (
+	askNodeModule = `export function* ask({ method, params }) { return yield { ask: method, params } }
+`
+	askPythonModule = `from typing import Any
+
+
+def ask(method: str, params: Any):
+    return (yield {"ask": method, "params": params})
+`
+	askGoModule = `//go:build usher
+
+package main
+
+import "encoding/json"
+
+type Params struct {
+	Method string          ` + "`json:\"method\"`" + `
+	Params json.RawMessage ` + "`json:\"params,omitempty\"`" + `
+}
+
+// Ask asks.
+func Ask(p Params, ask func(method string, params any) (json.RawMessage, error)) (json.RawMessage, error) {
+	return ask(p.Method, p.Params)
+}
+`
+)
+
+func TestAskInEachLanguage(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ program, file, text, tool string }{
+		{"node", "js.usher.mjs", askNodeModule, "js_ask"},
+		{"python3", "py.usher.py", askPythonModule, "py_ask"},
+		{"go", "g.usher.go", askGoModule, "g_ask"},
+	} {
+		t.Run(tt.program, func(t *testing.T) {
+			t.Parallel()
+			need(t, tt.program)
+			dir := t.TempDir()
+			write(t, dir+"/"+tt.file, tt.text)
+			write(t, dir+"/go.mod", "module example.com/ask\n\ngo 1.22\n")
+			d := startDaemon(t, dir)
+			connect(t, d.URL).awaitTools(tt.tool)
+			for _, way := range []string{"2025-11-25", "2026-07-28"} {
+				c := askWays[way](t, d.URL, dir, askAllCaps)
+				c.answer = askAnswer("to " + way)
+				msg := c.call(tt.tool, askFor("form", "x"))
+				checkContains(t, way, resultText(field(msg, "result")), "to "+way)
+			}
+		})
+	}
+}
+
+func TestAskUndeclared(t *testing.T) {
+	t.Parallel()
+	d, _ := startAskers(t, map[string]string{"old": "fixed tools=ask", "new": "modern tools=ask"})
+	withTools := fakeWish{"sampling/createMessage", json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
+	for _, tt := range []struct {
+		name     string
+		wish     fakeWish
+		declared string
+		missing  string
+		code     string
+	}{
+		{
+			name:     "sampling",
+			wish:     askFor("sampling", "x"),
+			declared: `{"roots":{},"elicitation":{"form":{},"url":{}}}`,
+			missing:  `{"sampling":{}}`,
+			code:     "-32601",
+		},
+		{
+			name:     "sampling with tools",
+			wish:     withTools,
+			declared: `{"sampling":{}}`,
+			missing:  `{"sampling":{"tools":{}}}`,
+			code:     "-32601",
+		},
+		{
+			name:     "a form",
+			wish:     askFor("form", "x"),
+			declared: `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
+			missing:  `{"elicitation":{}}`,
+			code:     "-32601",
+		},
+		{
+			name:     "a URL",
+			wish:     askFor("url", "x"),
+			declared: `{"roots":{},"sampling":{},"elicitation":{}}`,
+			missing:  `{"elicitation":{"url":{}}}`,
+			code:     "-32602",
+		},
+		{
+			name:     "roots",
+			wish:     askFor("roots", "x"),
+			declared: `{}`,
+			missing:  `{"roots":{}}`,
+			code:     "-32601",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ask := fakeAsk{Mark: tt.name, Asks: []fakeWish{tt.wish}}
+			copes, bold := ask, ask
+			copes.Copes = true
+			bold.Bold = true
+
+			c := askModern(t, d.URL, tt.declared, "")
+			checkLacks(t, "2026-07-28, old", c.round("old_ask", ask), tt.missing)
+			checkLacks(t, "2026-07-28, new", c.round("new_ask", ask), tt.missing)
+			a := c.round("old_ask", copes)
+			check(t, "2026-07-28, a module that copes: failure", a.failure(), "")
+			checkContains(t, "2026-07-28, a module that copes", resultText(a.result()), tt.code)
+
+			s := askOverPOST(t, d.URL, "2025-11-25", tt.declared, "")
+			result := field(s.call("old_ask", ask), "result")
+			check(t, "2025-11-25, old: isError", string(field(result, "isError")), "true")
+			checkContains(t, "2025-11-25, old", resultText(result), `"code":`+tt.code)
+			result = field(s.call("old_ask", copes), "result")
+			check(t, "2025-11-25, a module that copes: isError", string(field(result, "isError")), "")
+			checkContains(t, "2025-11-25, a module that copes", resultText(result), `"code":`+tt.code)
+			checkContains(t, "2025-11-25, new", string(s.call("new_ask", ask)), `"error":`)
+			checkContains(t, "2025-11-25, a new module that asks all the same", string(s.call("new_ask", bold)),
+				"this needs a client that can be asked for")
+			check(t, "requests to the clients", len(c.asked)+len(s.asked), 0)
+		})
+	}
+}
+
+// TestAskWithoutAClient checks that callers other than MCP clients are told what to do instead.
+func TestAskWithoutAClient(t *testing.T) {
+	t.Parallel()
+	d, dir := startAskers(t, map[string]string{
+		"old":   "fixed tools=ask,handleAsk",
+		"named": "fixed names tools=ask,handleAsk",
+		"new":   "modern tools=ask,handleAsk",
+	})
+	ask := askForms("x")
+	ask.Bold = true
+	const want = "call it as a tool, from an MCP client"
+	for _, module := range []string{"old", "named", "new"} {
+		t.Run("usher call, "+module, func(t *testing.T) {
+			_, stderr, status := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, module, "ask", string(marshal(ask)))
+			check(t, "exit status", status, 1)
+			checkContains(t, "stderr", stderr, want)
+		})
+		t.Run("a webhook of "+module, func(t *testing.T) {
+			a := d.deliver(t, module+"/handleAsk", string(marshal(ask)))
+			check(t, "status", a.Status, 500)
+			checkContains(t, "the body", a.Body, want)
+		})
+	}
+}
+
+// TestAskBeforeTheFirstCall has a module ask for roots as soon as it is started, as many do.
+func TestAskBeforeTheFirstCall(t *testing.T) {
+	t.Parallel()
+	d, dir := startAskers(t, map[string]string{"a": "fixed roots tools=roots"})
+	for way, connect := range askWays {
+		t.Run(way, func(t *testing.T) {
+			c := connect(t, d.URL, dir, askAllCaps)
+			c.answer = askAnswer("some-roots")
+			checkContains(t, "the result", string(c.call("a_roots", struct{}{})), "some-roots")
+			check(t, "requests to the client", len(c.asked), 1)
+		})
+	}
+}
+
+// TestAskInEachMethod has modules ask in the middle of each method in which they can, of clients without sessions.
+func TestAskInEachMethod(t *testing.T) {
+	t.Parallel()
+	d, _ := startAskers(t, map[string]string{
+		"named":  "good names tools=ask res=named wants",
+		"silent": "good tools=ask res=silent wants",
+	})
+	c := newStateless(t, d.URL)
+	for _, module := range []string{"named", "silent"} {
+		for _, tt := range []struct{ method, name, other, want string }{
+			{"tools/call", "ask", "resources/read", `"content":[{"type":"text","text":"[`},
+			{"prompts/get", "say", "resources/read", `"messages":[{"content":{"text":"{`},
+			{"resources/read", "say", "prompts/get", `"contents":[{"text":"{`},
+		} {
+			t.Run(tt.method+" of "+module, func(t *testing.T) {
+				params := string(object{
+					{"name", quote(module + "_" + tt.name)},
+					{"uri", quote(module + "://one")},
+					{"arguments", marshal(askForms("tools/call"))},
+					{"_meta", json.RawMessage(`{"` + metaClientCaps + `":{"elicitation":{}}}`)},
+				}.encode())
+				send := func(method, params string) answer {
+					return c.modern(method, params, func(r *http.Request) {
+						name := stringField(json.RawMessage(params), "name")
+						if method == "resources/read" {
+							name = stringField(json.RawMessage(params), "uri")
+						}
+						r.Header.Set(nameHeader, name)
+					})
+				}
+				a := send(tt.method, params)
+				back := goOn(params, askState(t, a, 1), `{"ask-1":{"action":"accept","content":{"word":"yes"}}}`)
+				want := `{"method":"elicitation/create","params":{"message":"` + tt.method + `",`
+				checkContains(t, "the question", string(field(field(a.result(), "inputRequests"), "ask-1")), want)
+				wantStale(t, "its state with "+tt.other, send(tt.other, back))
+				a = send(tt.method, back)
+				check(t, "resumed: failure", a.failure(), "")
+				check(t, "resumed: resultType", stringField(a.result(), "resultType"), resultComplete)
+				checkContains(t, "resumed", a.Body, tt.want, "yes")
+				wantStale(t, "its state once more", send(tt.method, back))
+			})
+		}
+	}
+}

@@ -1,0 +1,417 @@
+// Suspended calls: the states under which clients without sessions go on with them, and how such calls end.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// askState returns the state of an answer, which must ask for n things.
+func askState(t *testing.T, a answer, n int) string {
+	t.Helper()
+	requests, _ := members(field(a.result(), "inputRequests"))
+	state := stringField(a.result(), "requestState")
+	if a.Status != 200 || stringField(a.result(), "resultType") != resultInput || len(requests) != n || state == "" {
+		t.Fatalf("want %d questions: %d %s", n, a.Status, a.Body)
+	}
+	return state
+}
+
+// withState returns the members of a request that goes on with a call.
+func withState(state, responses string) object {
+	more := object{{"requestState", quote(state)}}
+	if responses != "" {
+		more = append(more, member{"inputResponses", json.RawMessage(responses)})
+	}
+	return more
+}
+
+// goOn returns params of a request that goes on with a call.
+func goOn(params, state, responses string) string {
+	list, _ := members(json.RawMessage(params))
+	return string(append(list, withState(state, responses)...).encode())
+}
+
+// wantStale checks that an answer is the error for a state that is not valid.
+func wantStale(t *testing.T, what string, a answer) {
+	t.Helper()
+	e := field(a.last(), "error")
+	check(t, what+": status", a.Status, http.StatusBadRequest)
+	check(t, what+": code", string(field(e, "code")), "-32602")
+	checkContains(t, what, stringField(e, "message"), "requestState")
+}
+
+// sayYes answers the first question of a call.
+const sayYes = `{"ask-1":{"action":"accept"}}`
+
+// TestStateIsBound checks that a state is valid only unchanged, for its principal, its client and its params.
+func TestStateIsBound(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	writeFake(t, dir+"/proj/a.usher", "fixed tools=ask,again")
+	d := daemonOptions{base: base}.start(t, dir)
+	d.awaitReady(t)
+	proj, whole := newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir).Code.Reveal()
+	c := askModern(t, d.URL, askAllCaps, proj)
+	ask := askForms("bound")
+	state := askState(t, c.round("a_ask", ask), 1)
+	for name, bad := range map[string]string{
+		"appended":          state + "A",
+		"padded":            state + "=",
+		"cut short":         state[:len(state)-1],
+		"half":              state[:len(state)/2],
+		"empty":             "",
+		"a newline inside":  state[:9] + "\n" + state[9:],
+		"a newline at end":  state + "\n",
+		"a space before it": " " + state,
+		"twice":             state + state,
+	} {
+		wantStale(t, name, c.round("a_ask", ask, withState(bad, sayYes)...))
+	}
+	for _, raw := range []string{`7`, `null`, `{"a":"` + state + `"}`, `["` + state + `"]`} {
+		more := object{{"requestState", json.RawMessage(raw)}, {"inputResponses", json.RawMessage(sayYes)}}
+		wantStale(t, raw, c.round("a_ask", ask, more...))
+	}
+	for i := range state {
+		changed := []byte(state)
+		changed[i] = 'A'
+		if state[i] == 'A' {
+			changed[i] = 'B'
+		}
+		wantStale(t, fmt.Sprint("byte ", i), c.round("a_ask", ask, withState(string(changed), sayYes)...))
+	}
+	yes := withState(state, sayYes)
+	wantStale(t, "another claim", askModern(t, d.URL, askAllCaps, whole).round("a_ask", ask, yes...))
+	wantStale(t, "no claim", askModern(t, d.URL, askAllCaps, "").round("a_ask", ask, yes...))
+	lessCaps := askModern(t, d.URL, `{"elicitation":{},"roots":{}}`, proj)
+	wantStale(t, "other capabilities", lessCaps.round("a_ask", ask, yes...))
+	wantStale(t, "other arguments", c.round("a_ask", askForms("stolen"), yes...))
+	wantStale(t, "another tool", c.round("a_again", ask, yes...))
+
+	checkGot(t, "after all that", c.round("a_ask", ask, yes...).last(), "accept")
+	wantStale(t, "used", c.round("a_ask", ask, yes...))
+	checkOmits(t, "the log", d.Log.String(), "stolen")
+	check(t, "calls of the module", strings.Count(d.Log.String(), "fake: asked bound "), 1)
+}
+
+// TestRoundsOfACall answers a call's questions in parts, and by several requests at once.
+func TestRoundsOfACall(t *testing.T) {
+	t.Parallel()
+	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	c := askModern(t, d.URL, askAllCaps, "")
+	ask := fakeAsk{Mark: "rounds", Asks: []fakeWish{askFor("form", "x"), askFor("roots", "x")}}
+	const formAnswer, rootsAnswer = `{"action":"accept","content":{"n":1}}`, `{"roots":[]}`
+
+	var state string
+	var requests json.RawMessage
+	a := c.round("a_ask", ask)
+	await(t, "both questions", func() bool {
+		previous := state
+		state, requests = stringField(a.result(), "requestState"), field(a.result(), "inputRequests")
+		if list, _ := members(requests); len(list) == 2 {
+			return true
+		}
+		a = c.round("a_ask", ask, withState(state, "")...)
+		if previous != "" {
+			wantStale(t, "the state before", c.round("a_ask", ask, withState(previous, "")...))
+		}
+		return false
+	})
+	form, roots := "ask-1", "ask-2" // in either order
+	if stringField(field(requests, form), "method") == "roots/list" {
+		form, roots = roots, form
+	}
+	for _, responses := range []string{`[]`, `null`, `"x"`, `{"FORM":3}`, `{"FORM":null}`, `{"ROOTS":[]}`} {
+		responses = strings.NewReplacer("FORM", form, "ROOTS", roots).Replace(responses)
+		state = askState(t, c.round("a_ask", ask, withState(state, responses)...), 2)
+	}
+	part := `{"` + roots + `":` + rootsAnswer + `,"ask-9":{}}`
+	second := askState(t, c.round("a_ask", ask, withState(state, part)...), 1)
+	wantStale(t, "the state of the round before", c.round("a_ask", ask, withState(state, part)...))
+
+	// The same arguments, written differently, by several requests at once: one of these goes on with the call.
+	spaced := json.RawMessage(` { "asks" : ` + string(marshal(ask.Asks)) + ` , "mark" : "rounds" } `)
+	rest := withState(second, `{"`+form+`":`+formAnswer+`}`)
+	answers := make(chan answer, 8)
+	for range cap(answers) {
+		go func() { answers <- c.round("a_ask", spaced, rest...) }()
+	}
+	finished := 0
+	for range cap(answers) {
+		a := <-answers
+		if a.Status != http.StatusOK {
+			wantStale(t, "at the same time", a)
+			continue
+		}
+		finished++
+		checkGot(t, "the end", a.last(), formAnswer, rootsAnswer)
+	}
+	check(t, "requests that went on", finished, 1)
+	wantStale(t, "after the end", c.round("a_ask", ask, rest...))
+	check(t, "calls of the module", strings.Count(d.Log.String(), "fake: asked rounds "), 1)
+}
+
+// TestAskAcrossARestart checks that a restart of the daemon ends its suspended calls, and that an answer to a question
+// from before is no answer to a later one.
+func TestAskAcrossARestart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "fixed tools=ask")
+	options := daemonOptions{base: t.TempDir(), ownProcess: true}
+	d := options.start(t, dir)
+	d.awaitReady(t)
+	state := askState(t, askModern(t, d.URL, askAllCaps, "").round("a_ask", askForms("suspended")), 1)
+	pid := awaitStep(t, d, "asked", "suspended")
+	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+	c.answer = askSilent
+	c.startCall("a_ask", askForms("before"))
+	before := field(<-c.asked, "id")
+	d.stop(t)
+	check(t, "the suspended call's process is alive", processAlive(pid), false)
+
+	d = options.start(t, dir)
+	d.awaitReady(t)
+	modern := askModern(t, d.URL, askAllCaps, "")
+	wantStale(t, "the state", modern.round("a_ask", askForms("suspended"), withState(state, sayYes)...))
+	checkOmits(t, "the log", d.Log.String(), "fake: asked")
+	c.http.URL = d.URL
+	_, answer := c.startCall("a_ask", askForms("after"))
+	after := field(<-c.asked, "id")
+	c.reply(before, "to the earlier")
+	c.reply(after, "to the later")
+	checkGot(t, "the later call", c.get(answer), "to the later")
+}
+
+// withForms is the _meta of a client without a session that can be asked for forms.
+const withForms = `"_meta":{"io.modelcontextprotocol/clientCapabilities":{"elicitation":{}}}`
+
+// TestAskTimeout has a client listen and never answer. The module decides what becomes of the call.
+func TestAskTimeout(t *testing.T) {
+	t.Parallel()
+	const late = "the client did not answer within 10m0s"
+	for _, tt := range []struct {
+		name   string
+		tool   string
+		modern bool // the module
+		answer string
+	}{
+		{
+			name:   "it copes",
+			tool:   "m_ask",
+			answer: `"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`,
+		},
+		{
+			name:   "it does not",
+			tool:   "m_need",
+			answer: `"error":{"code":-32050,"message":"without it: ` + late + `"}`,
+		},
+		{
+			name:   "it has no sessions",
+			tool:   "m_ask",
+			modern: true,
+			answer: `"error":{"code":-32603,"message":"` + late + `"}`,
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				b.native, b.m.Stateless = tt.modern, tt.modern
+				b.m.callTimeout = askTimeout / 2 // it is not the module that is slow
+				c := b.open("2025-11-25")
+				x := b.begin(c.request(http.MethodPost, c.message("tools/call", `{"name":"`+tt.tool+`"}`)))
+				pass(askTimeout - time.Nanosecond)
+				check(t, "before: the module hears", b.hears(), "tools/call")
+				_, text := x.got()
+				checkContains(t, "before: the client", text, `"method":"elicitation/create"`)
+				checkOmits(t, "before: the client", text, "notifications/cancelled")
+
+				pass(time.Nanosecond)
+				_, text = x.got()
+				_, after, _ := strings.Cut(text, `"method":"notifications/cancelled","params":{"requestId":"usher-`)
+				checkContains(t, "after: the client", after, tt.answer)
+				want := `{"code":-32603,"refused":"` + late + `"}`
+				if tt.modern {
+					want = ""
+				}
+				check(t, "after: the module hears", b.hears(), want)
+				<-x.done
+			})
+		})
+	}
+	t.Run("a client without a session comes back without an answer", func(t *testing.T) {
+		inBubble(t, func(t *testing.T, b *bubble) {
+			const params = `{"name":"m_ask",` + withForms + `}`
+			state := askState(t, b.modern("tools/call", params), 1)
+			for range 2 {
+				pass(suspendTimeout - time.Second)
+				state = askState(t, b.modern("tools/call", goOn(params, state, "")), 1)
+			}
+			b.hears()
+			pass(2 * time.Second)
+			check(t, "the module hears", b.hears(), `{"code":-32603,"refused":"`+late+`"}`)
+			wantStale(t, "afterwards", b.modern("tools/call", goOn(params, state, "")))
+			pass(recheckInterval)
+			check(t, "suspended calls", b.suspended(), 0)
+		})
+	})
+}
+
+// TestSuspendedCallsEnd has clients go away at different times: the module is told, and nothing is kept of the call.
+func TestSuspendedCallsEnd(t *testing.T) {
+	t.Parallel()
+	params := func(tool string) string {
+		return `{"name":"m_` + tool + `","arguments":{"seconds":1000},` + withForms + `}`
+	}
+	resume := func(t *testing.T, b *bubble) (x *exchange, state string) {
+		state = askState(t, b.modern("tools/call", params("stay")), 1)
+		return b.begin(b.modernPOST("2", "tools/call", goOn(params("stay"), state, sayYes))), state
+	}
+	for _, tt := range []struct {
+		name  string
+		leave func(t *testing.T, b *bubble) (tool, state string)
+		hears string // what the module is sent, sorted
+	}{
+		{"it was not asked anything", func(t *testing.T, b *bubble) (string, string) {
+			x := b.begin(b.modernPOST("1", "tools/call", params("wait")))
+			x.got()
+			x.hangUp()
+			return "wait", ""
+		}, "notifications/cancelled\ntools/call"},
+		{"it never comes back", func(t *testing.T, b *bubble) (string, string) {
+			state := askState(t, b.modern("tools/call", params("ask")), 1)
+			pass(suspendTimeout - time.Nanosecond)
+			check(t, "suspended calls before its time", b.suspended(), 1)
+			pass(time.Nanosecond)
+			return "ask", state
+		}, "notifications/cancelled\ntools/call\n" +
+			`{"code":-32603,"refused":"the call that this is for is not under way"}`},
+		{"it comes back, and goes away before the answer", func(t *testing.T, b *bubble) (string, string) {
+			x, state := resume(t, b)
+			x.got()
+			x.hangUp()
+			return "stay", state
+		}, "notifications/cancelled\ntools/call\n" + `{"action":"accept"}`},
+		{"it comes back, and goes away after a while", func(t *testing.T, b *bubble) (string, string) {
+			x, state := resume(t, b)
+			pass(2 * suspendTimeout) // it is not suspended any more
+			status, _ := x.got()
+			check(t, "status", status, 200)
+			check(t, "suspended calls before it goes away", b.suspended(), 0)
+			x.hangUp()
+			return "stay", state
+		}, "notifications/cancelled\ntools/call\n" + `{"action":"accept"}`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				tool, state := tt.leave(t, b)
+				check(t, "the module hears", sortedLines(b.hears()), tt.hears)
+				check(t, "suspended calls", b.suspended(), 0)
+				if state != "" {
+					wantStale(t, "afterwards", b.modern("tools/call", goOn(params(tool), state, sayYes)))
+				}
+			})
+		})
+	}
+}
+
+func sortedLines(text string) string {
+	lines := strings.Split(text, "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// TestSuspendedLeavesNothing counts goroutines, so it runs alone.
+func TestSuspendedLeavesNothing(t *testing.T) {
+	d, _ := startAskers(t, map[string]string{"a": "fixed names tools=ask"})
+	calls := 0
+	visit := func() {
+		for range 5 {
+			calls++
+			mark := fmt.Sprint("call-", calls)
+			c := askModern(t, d.URL, askAllCaps, "")
+			ask := askForms(mark)
+			ask.Stays = true
+			state := askState(t, c.round("a_ask", ask), 1)
+			c.http.http.CloseIdleConnections() // a suspended call uses no connection
+			params := goOn(string(callParams("a_ask", ask)), state, sayYes)
+			x := begin(t, c.http.http, c.modernRequest(json.RawMessage(params)))
+			awaitStep(t, d, "answered", mark)
+			x.hangUp()
+			<-x.done
+			awaitStep(t, d, "cancelled", mark)
+			a := c.round("a_ask", ask, withState(state, sayYes)...)
+			wantStale(t, "afterwards", a)
+			checkContains(t, "afterwards", a.failure(), "its call has ended")
+			c.http.http.CloseIdleConnections()
+		}
+	}
+	visit()
+	before := runtime.NumGoroutine()
+	visit()
+	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// TestSuspendedUnderAClaim ends the claim of a suspended call. Other principals with the same folder can't go on with
+// the call.
+func TestSuspendedUnderAClaim(t *testing.T) {
+	t.Parallel()
+	const params = `{"name":"m_ask",` + withForms + `}`
+	for _, tt := range []struct {
+		name string
+		end  func(t *testing.T, claims *ClaimStore, c Claim)
+	}{
+		{"it is active", nil},
+		{"it is revoked", func(t *testing.T, claims *ClaimStore, c Claim) {
+			_, err := claims.Revoke(t.Context(), c.Code)
+			must(t, err)
+		}},
+		{"it expires", func(_ *testing.T, _ *ClaimStore, c Claim) { pass(time.Until(c.ExpiresAt)) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, b *bubble) {
+				claims := openStore(t, b.base)
+				create := func(dir string, life time.Duration) Claim {
+					c, err := claims.Create(t.Context(), dir, "", life)
+					must(t, err)
+					return c
+				}
+				claim := create("/w", suspendTimeout/2)
+				others := map[string]func(*http.Request){
+					"another claim of the folder": inHeader(create("/w", time.Hour).Code.Reveal()),
+					"a claim of a folder above":   inHeader(create("/", time.Hour).Code.Reveal()),
+					"no claim":                    presentNothing,
+				}
+				own := inHeader(claim.Code.Reveal())
+				back := goOn(params, askState(t, b.modern("tools/call", params, own), 1), sayYes)
+				checkOthers := func() {
+					t.Helper()
+					for what, present := range others {
+						wantStale(t, what, b.modern("tools/call", back, present))
+					}
+				}
+				checkOthers()
+				if tt.end == nil {
+					a := b.modern("tools/call", back, own)
+					check(t, "its owner: failure", a.failure(), "")
+					checkContains(t, "its owner", resultText(a.result()), "accept")
+					return
+				}
+				tt.end(t, claims, claim)
+				a := b.modern("tools/call", back, own)
+				checkContains(t, "its owner", a.failure(), "has ended")
+				checkOmits(t, "its owner", a.Body, `"result"`)
+				checkOthers()
+				check(t, "the module hears", b.hears(), "tools/call")
+				pass(suspendTimeout)
+				checkContains(t, "at the end the module", b.hears(), "notifications/cancelled", `"refused"`)
+				check(t, "suspended calls", b.suspended(), 0)
+			})
+		})
+	}
+}
