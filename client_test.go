@@ -108,6 +108,14 @@ type answer struct {
 	Events []json.RawMessage // the messages of a stream, or the one message
 }
 
+// wantStatus checks the status of an answer.
+func wantStatus(t testing.TB, what string, a answer, status int) {
+	t.Helper()
+	if a.Status != status {
+		t.Errorf("%s: status %d, want %d: %s", what, a.Status, status, clipText(a.Body, 2000))
+	}
+}
+
 // last returns the message that answers: the last one.
 func (a answer) last() json.RawMessage {
 	if len(a.Events) == 0 {

@@ -350,19 +350,26 @@ func (d *testDaemon) raw(t *testing.T, request string, rest io.Reader) answer {
 	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
 }
 
-// checkError checks an answer that is an error: its status, its form, its id.
+// checkError checks an answer that is an error: its status, its form, its headers.
 func checkError(t *testing.T, what string, a answer, status int) {
 	t.Helper()
+	wantStatus(t, what, a, status)
 	if a.Status != status {
-		t.Errorf("%s: status %d, want %d: %s", what, a.Status, status, a.Body)
 		return
 	}
-	var e struct{ Error string }
-	if err := json.Unmarshal([]byte(a.Body), &e); err != nil || e.Error == "" {
+	if stringField(json.RawMessage(a.Body), "error") == "" {
 		t.Errorf("%s: the body is not {\"error\": …}: %s", what, a.Body)
 	}
-	if !strings.HasPrefix(a.Header.Get("Content-Type"), "application/json") || a.Header.Get(requestIDHeader) == "" || a.Header.Get("X-Content-Type-Options") != "nosniff" {
-		t.Errorf("%s: headers %v", what, a.Header)
+	checkContains(t, what+": Content-Type", a.Header.Get("Content-Type"), "application/json")
+	checkHeaders(t, what, a)
+}
+
+// checkHeaders checks the headers that every answer to a delivery has.
+func checkHeaders(t *testing.T, what string, a answer) {
+	t.Helper()
+	check(t, what+": X-Content-Type-Options", a.Header.Get("X-Content-Type-Options"), "nosniff")
+	if a.Header.Get(requestIDHeader) == "" {
+		t.Errorf("%s: no %s", what, requestIDHeader)
 	}
 }
 

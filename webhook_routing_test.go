@@ -1,0 +1,326 @@
+// Tests of webhook.go: which method a path names, and who may deliver.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+func TestWebhookRouting(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	quiet := `{"type":"object","properties":{"_webhook":{"type":"object"},"x":{}},"required":["_webhook"]}`
+	writeTools(t, dir+"/host.usher",
+		fakeTool{Name: "handlePush"},
+		fakeTool{Name: "handle_it"},
+		fakeTool{Name: "Handle"},
+		fakeTool{Name: "rehandle"},
+		fakeTool{Name: "tagged", Doc: "First line.\n@webhook\nLast line."},
+		fakeTool{Name: "short", Doc: "@webhook inbox"},
+		fakeTool{Name: "long", Doc: "Text.\n\n  @webhook /a/b/c/d.e~f_g-h/1  \n"},
+		fakeTool{Name: "handleElsewhere", Doc: "@webhook elsewhere/else"},
+		fakeTool{Name: "tab", Doc: "Text.\n@webhook\ttab/path"},
+		fakeTool{Name: "spoken", Doc: "Write @webhook some/path to make it one."},
+		fakeTool{Name: "twice", Doc: "@webhook first\n@webhook second"},
+		fakeTool{Name: "handleBad", Doc: "@webhook with space"},
+		fakeTool{Name: "handleDots", Doc: "@webhook a/../b"},
+		fakeTool{Name: "handleQuery", Doc: "@webhook a?b"},
+		fakeTool{Name: "handleDouble", Doc: "@webhook a//b"},
+		fakeTool{Name: "handleEnd", Doc: "@webhook a/b/"},
+		fakeTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
+		fakeTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(quiet)},
+	)
+	writeConfig(t, dir+"/deep/.mcp.json", "conf",
+		fakeTools(t, fakeTool{Name: "handleX"}, fakeTool{Name: "other", Doc: "@webhook from/config"}))
+	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
+	d := daemonOptions{env: guarded}.start(t, dir)
+	d.awaitReady(t)
+	for status, paths := range map[int][]string{
+		200: {
+			"host/handlePush", "host/handle_it", "host/tagged", "inbox", "a/b/c/d.e~f_g-h/1", "elsewhere/else", "tab/path",
+			"first", "shell/path", "host/handlePush?x=1", "host%2FhandlePush", "host/handle%50ush",
+		},
+		204: {"sh/handleShell"},
+		404: {
+			"host/Handle", "host/rehandle", "host/quiet", "host/spoken",
+			"host/short",           // it has another path
+			"host/handleElsewhere", // the tag wins over the prefix
+			"second", "host/handleBad", "host/handleDots", "b", "a/b", "a/../b", "host/handleQuery", "host/handleDouble", "a/b/",
+			"host/handleCode",
+			"conf/handleX", "from/config", // not written for usher
+			"sh/other", "host", "host/", "", "host/handlePush/", "host/handlepush", "HOST/handlePush",
+			"nobody/handlePush", "host_handlePush",
+		},
+	} {
+		for _, path := range paths {
+			t.Run(path, func(t *testing.T) {
+				a := d.deliver(t, path, `{}`, shown)
+				if status == 404 {
+					checkError(t, "with the secret", a, status)
+				}
+				wantStatus(t, "with the secret", a, status)
+				checkError(t, "without the secret", d.deliver(t, path, `{}`), 401)
+			})
+		}
+	}
+
+	c := connect(t, d.URL)
+	list := c.ask("tools/list", "").Body
+	check(t, "descriptions that begin with a tag, which only conf may have", strings.Count(list, `"@webhook`), 1)
+	checkOmits(t, "tools/list", list, `\n@webhook`, webhookParam)
+	checkContains(t, "tools/list", list, `"First line.\nLast line."`, `"Write @webhook some/path to make it one."`, `"Takes it too."`)
+	a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
+	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")), `{"x":[9007199254740993]}`)
+	checkContains(t, "usher modules", modulesOf(t, dir, noEnv),
+		"/webhook/host/handlePush -H 'Content-Type: application/json'", "/webhook/inbox ", "/webhook/a/b/c/d.e~f_g-h/1 ",
+		"/webhook/shell/path ", `handleBad: @webhook "with space"`, `handleDots: @webhook "a/../b"`,
+		`handleQuery: @webhook "a?b"`, `handleDouble: @webhook "a//b"`, `handleEnd: @webhook "a/b/"`, `handleCode: @webhook`)
+}
+
+func TestWebhookConflicts(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "handleOnly"}, fakeTool{Name: "plain"})
+	writeTools(t, dir+"/q/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "plain"})
+	writeTools(t, dir+"/one.usher", fakeTool{Name: "a", Doc: "@webhook same/path"})
+	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook same/path"}, fakeTool{Name: "c", Doc: "@webhook one/handleZ"})
+	writeTools(t, dir+"/three.usher", fakeTool{Name: "d", Doc: "@webhook three/handleE"}, fakeTool{Name: "handleE"})
+	d := daemonOptions{env: guarded}.start(t, dir)
+	d.awaitReady(t)
+	for _, row := range []struct {
+		path   string
+		status int
+		names  []string
+	}{
+		{"p-deploy/handleX", 200, nil},
+		{"q-deploy/handleX", 200, nil},
+		{"deploy/handleX", 409, []string{"p-deploy/handleX", "q-deploy/handleX"}},
+		{"deploy/handleOnly", 409, []string{"p-deploy/handleOnly"}},
+		{"deploy/plain", 404, nil},
+		{"same/path", 409, []string{"one_a", "two_b"}},
+		{"three/handleE", 409, []string{"three_d", "three_handleE"}},
+		{"one/handleZ", 200, nil},
+	} {
+		t.Run(row.path, func(t *testing.T) {
+			a := d.deliver(t, row.path, `{}`, shown)
+			wantStatus(t, "with the secret", a, row.status)
+			checkContains(t, "the answer", a.Body, row.names...)
+			checkError(t, "without the secret", d.deliver(t, row.path, `{}`), 401)
+		})
+	}
+	const note = ": its webhook is not served, as several have the path "
+	checkContains(t, "usher modules", modulesOf(t, dir, noEnv), "note: a"+note+"same/path: one_a, two_b",
+		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ", "/webhook/q-deploy/handleX ")
+	checkContains(t, "the log", d.Log.String(), "a webhook is not served", "path=same/path")
+
+	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook other/path"})
+	await(t, "both to be served again", func() bool {
+		return d.deliver(t, "same/path", `{}`, shown).Status == 200 && d.deliver(t, "other/path", `{}`, shown).Status == 200
+	})
+}
+
+// A sender without the secret learns nothing from a path, however it is written:
+// neither whether it exists nor its clean form.
+func TestWebhookUncleanPaths(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleX"})
+	d := daemonOptions{env: guarded}.start(t, dir, "-accept-signatures")
+	d.awaitReady(t)
+	for _, path := range []string{
+		"/webhook", "/webhook/", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/",
+		"/webhook/./m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX", "/webhook/m%2FhandleX",
+		"/%77ebhook/m/handleX", "/webhook/x/../../healthz", "/webhook/..", "/webhook/m/handleX?a=b", "/webhook/nothing",
+		"/webhook%2Fm%2FhandleX", "//webhook/m/handleX", "/./webhook/m/handleX", "/x/../webhook/m/handleX",
+		"/webhook/m/handleX;a=b", "/webhook/%00", "/webhook/%ff%fe", "/webhook/" + strings.Repeat("a/", 4000),
+	} {
+		t.Run(clipText(path, 40), func(t *testing.T) {
+			head := " " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n"
+			for _, method := range []string{"POST", "GET", "OPTIONS", "DELETE", "PUT", "TRACE", "FOO"} {
+				a := d.raw(t, method+head+"\r\n", nil)
+				wantStatus(t, method+" without the secret", a, 401)
+				check(t, "Location", a.Header.Get("Location"), "")
+			}
+			if a := d.raw(t, "POST"+head+shown+"\r\n\r\n", nil); a.Status != 200 && a.Status != 404 {
+				t.Errorf("with the secret: %d %s", a.Status, a.Body)
+			}
+		})
+	}
+}
+
+// Checks come in one order, with and without the secret: each row fails all checks
+// that the rows below it fail.
+func TestWebhookOrderOfChecks(t *testing.T) {
+	t.Parallel()
+	dir, base := t.TempDir(), t.TempDir()
+	const named = `{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`
+	writeTools(t, dir+"/m.usher",
+		fakeTool{Name: "handleIt", Schema: json.RawMessage(named)},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
+		fakeTool{Name: "a", Doc: "@webhook twice"},
+		fakeTool{Name: "b", Doc: "@webhook twice"},
+		fakeTool{Name: "runs", Does: "runs"})
+	fits := strings.Repeat(" ", 1012) + `{"name":"x"}`
+	large := strings.Repeat(" ", 1025)
+	for _, env := range []map[string]string{nil, guarded} {
+		d := daemonOptions{base: base, env: env}.start(t, dir, "-max-body", "1KiB")
+		d.awaitReady(t)
+		for _, row := range []struct {
+			what, method, path, body, header string
+			status                           int
+		}{
+			{"foreign host", "PUT", "m/nothing", large, "Host: evil.example", 403},
+			{"foreign origin", "PUT", "m/nothing", large, "Origin: https://evil.example", 403},
+			{"opaque origin", "POST", "m/handleIt", `{"name":"x"}`, "Origin: null", 403},
+			{"cross-site request", "POST", "m/handleIt", `{"name":"x"}`, "Sec-Fetch-Site: cross-site", 403},
+			{"PUT", "PUT", "m/nothing", large, "Content-Type: text/csv", 405},
+			{"GET", "GET", "m/handleIt", "", "", 405},
+			{"HEAD", "HEAD", "m/handleIt", "", "", 405},
+			{"OPTIONS", "OPTIONS", "m/handleIt", "", "", 405},
+			{"unknown method", "POST", "m/nothing", large, "Content-Type: text/csv", 404},
+			{"conflict", "POST", "twice", large, "Content-Type: text/csv", 409},
+			{"signature without a key", "POST", "m/handleSigned", large, "Content-Type: text/csv", 503},
+			{"other content type", "POST", "m/handleIt", large, "Content-Type: text/csv", 415},
+			{"large body", "POST", "m/handleIt", large, "", 413},
+			{"body that just fits", "POST", "m/handleIt", fits, "", 200},
+			{"malformed JSON", "POST", "m/handleIt", `{`, "", 400},
+			{"no object", "POST", "m/handleIt", `[]`, "", 400},
+			{"missing parameter", "POST", "m/handleIt", `{}`, "", 400},
+			{"all well", "POST", "m/handleIt", `{"name":"x"}`, "", 200},
+		} {
+			for _, proof := range []struct{ what, header string }{
+				{"secret", shown},
+				{"no secret", ""},
+				{"wrong secret", shown + "x"},
+				{"empty secret", secretHeader + ": "},
+				{"secret elsewhere", "Authorization: Bearer " + testSecret},
+			} {
+				t.Run(fmt.Sprintf("%s, %s, needed %v", row.what, proof.what, env != nil), func(t *testing.T) {
+					var headers []string
+					for _, h := range []string{row.header, proof.header} {
+						if h != "" {
+							headers = append(headers, h)
+						}
+					}
+					want := row.status
+					if env != nil && proof.what != "secret" && want != 403 {
+						want = 401
+					}
+					a := d.send(t, row.method, row.path, row.body, headers...)
+					wantStatus(t, "", a, want)
+					if want != 200 && row.method != "HEAD" {
+						checkError(t, "", a, want)
+					}
+					check(t, "has Allow: POST", a.Header.Get("Allow") == "POST", want == 405)
+				})
+			}
+		}
+		want := 2
+		if env == nil {
+			want = 10
+		}
+		check(t, "times the method ran", d.runs(t, "m", "handleIt"), want)
+		d.stop(t)
+	}
+}
+
+func TestWebhookCrossSite(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"})
+	const shop = "https://shop.example"
+	d := daemonOptions{env: guarded}.start(t, dir, "-allow-origin", shop, "-allow-host", "usher.example", "-open")
+	d.awaitReady(t)
+	for _, row := range []struct {
+		what    string
+		headers []string
+		origin  string // that is allowed
+		status  int
+	}{
+		{"no browser", nil, "", 200},
+		{"an allowed website", []string{"Origin: " + shop, "Sec-Fetch-Site: cross-site"}, shop, 200},
+		{"another website", []string{"Origin: https://evil.example"}, "", 403},
+		{"a sandboxed page", []string{"Origin: null"}, "", 403},
+		{"two origins", []string{"Origin: " + shop, "Origin: https://evil.example"}, "", 403},
+		{"a form without origin", []string{"Sec-Fetch-Site: cross-site"}, "", 403},
+		{"an allowed host", []string{"Host: usher.example"}, "", 200},
+		{"a rebound name", []string{"Host: evil.example"}, "", 403},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			a := d.deliver(t, "m/handleIt", `{}`, append(row.headers, shown)...)
+			wantStatus(t, "with the secret", a, row.status)
+			check(t, "Access-Control-Allow-Origin", a.Header.Get("Access-Control-Allow-Origin"), row.origin)
+			if row.status == 403 {
+				checkError(t, "without the secret", d.deliver(t, "m/handleIt", `{}`, row.headers...), 403)
+			}
+		})
+	}
+	for origin, status := range map[string]int{shop: 204, "https://evil.example": 403} {
+		a := d.send(t, "OPTIONS", "m/nothing", "", "Origin: "+origin, "Access-Control-Request-Method: POST",
+			"Access-Control-Request-Headers: content-type,x-webhook-secret")
+		wantStatus(t, "the preflight of "+origin, a, status)
+		allowed := strings.Contains(a.Header.Get("Access-Control-Allow-Headers"), "x-webhook-secret")
+		check(t, "the preflight allows the secret's header to "+origin, allowed, status == 204)
+	}
+	a := d.deliver(t, "m/handleIt", `{}`, "Origin: "+shop)
+	checkError(t, "no secret", a, 401)
+	check(t, "the origin that may read the 401", a.Header.Get("Access-Control-Allow-Origin"), shop)
+}
+
+func TestWebhookExposure(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		flags  string
+		secret bool
+		code   int
+		said   string
+	}{
+		{"", false, 0, webhookSecretVar + " is not set"},
+		{"-require-claim", false, 0, "Webhooks are off"},
+		{"", true, 0, secretHeader},
+		{"-accept-signatures", true, 0, "verified signature"},
+		{"-addr localhost:0", false, 0, ""},
+		{"-allow-host x.localhost", false, 0, ""},
+		{"-addr 0.0.0.0:0", false, 2, "-require-claim"},
+		{"-addr :0", false, 2, "-open"},
+		{"-addr 0.0.0.0:0 -require-claim", false, 0, "Webhooks are off"},
+		{"-addr 0.0.0.0:0 -open", false, 0, "Webhooks are off"},
+		{"-addr 0.0.0.0:0 -open-webhooks", false, 2, "-require-claim"},
+		{"-addr 0.0.0.0:0", true, 2, "-require-claim"},
+		{"-addr 0.0.0.0:0 -require-claim", true, 0, ""},
+		{"-addr 0.0.0.0:0 -open -open-webhooks", false, 0, ""},
+		{"-allow-host usher.example -open", false, 0, webhookSecretVar},
+		{"-allow-host usher.example -open", true, 0, ""},
+		{"-webhook-limit 0", false, 2, "-webhook-limit"},
+		{"-webhook-timeout -1s", false, 2, "-webhook-timeout"},
+	} {
+		t.Run(fmt.Sprintf("%s, secret %v", row.flags, row.secret), func(t *testing.T) {
+			t.Parallel()
+			env := map[string]string{}
+			if row.secret {
+				env = guarded
+			}
+			code, said := serveStatus(t, env, strings.Fields(row.flags)...)
+			if code != row.code {
+				t.Errorf("status %d, want %d: %s", code, row.code, said)
+			}
+			checkContains(t, "usher serve", said, row.said)
+			checkOmits(t, "usher serve", said, testSecret)
+		})
+	}
+}
+
+// A failed $(cat …) must not open the door.
+func TestWebhookEmptySecret(t *testing.T) {
+	t.Setenv(webhookSecretVar, "")
+	for _, flag := range []string{"-open", "-open-webhooks", "-accept-signatures"} {
+		t.Run(flag, func(t *testing.T) {
+			code, said := serveStatus(t, nil, flag)
+			check(t, "status", code, 2)
+			checkContains(t, "usher serve", said, "set but empty")
+		})
+	}
+}
