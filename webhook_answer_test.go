@@ -1,0 +1,294 @@
+// Tests of webhook.go: what senders are answered, and what the log says of it.
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	isJSON = "application/json"
+	isText = "text/plain; charset=utf-8"
+)
+
+func TestWebhookAnswers(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Does: "result"}, fakeTool{Name: "handleFault", Does: "fault"})
+	d := startDaemon(t, dir)
+	d.awaitReady(t)
+	text := func(s string) string { return string(toolResult(quote(s))) }
+	object := func(s string) string { return string(toolResult(json.RawMessage(s))) }
+	for _, row := range []struct {
+		what, result string
+		status       int
+		kind, body   string
+	}{
+		{"object", object(`{"challenge":"x","n":9007199254740993}`), 200, isJSON, `{"challenge":"x","n":9007199254740993}`},
+		{"object without its text", `{"content":[],"structuredContent":{"a":1}}`, 200, isJSON, `{"a":1}`},
+		{"object that is not its text", `{"content":[{"type":"text","text":"for people"}],"structuredContent":{"a":1}}`,
+			200, isJSON, `{"a":1}`},
+		{"empty object", object(`{}`), 200, isJSON, `{}`},
+		{"array", text(`[1,2]`), 200, isJSON, `[1,2]`},
+		{"object as text", text("\n {\"a\": 1}\n"), 200, isJSON, "\n {\"a\": 1}\n"},
+		{"text that begins as an object", text(`{oops`), 200, isText, `{oops`},
+		{"markup", text(`<script>1</script>`), 200, isText, `<script>1</script>`},
+		{"number", text(`42`), 200, isText, `42`},
+		{"two texts", `{"content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`, 200, isText, "a\nb"},
+		{"nothing", `{"content":[]}`, 204, "", ""},
+		{"empty text", text(""), 204, "", ""},
+		{"no content", `{}`, 204, "", ""},
+		{"image", `{"content":[{"type":"image","data":"AA==","mimeType":"image/png"}]}`,
+			200, isJSON, `{"type":"image","data":"AA==","mimeType":"image/png"}`},
+		{"no structured content", `{"content":[{"type":"text","text":"a"}],"structuredContent":null}`, 200, isText, "a"},
+		{"failure", `{"content":[{"type":"text","text":"it \"broke\""}],"isError":true}`,
+			500, isJSON, `{"error":"it \"broke\""}` + "\n"},
+		{"failure with a _response", `{"content":[{"type":"text","text":"{\"_response\":{\"status\":200}}"}],"isError":true}`,
+			500, isJSON, `{"error":"{\"_response\":{\"status\":200}}"}` + "\n"},
+		{"_response as text", text(`{"_response":{"status":202,"body":"x"}}`), 202, isText, "x"},
+		{"_response in an array", text(`[{"_response":{"status":201}}]`), 200, isJSON, `[{"_response":{"status":201}}]`},
+		{"_response below", object(`{"a":{"_response":{"status":201}}}`), 200, isJSON, `{"a":{"_response":{"status":201}}}`},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			a := d.deliver(t, "m/handleIt", `{"result":`+row.result+`}`)
+			wantAnswer(t, a, row.status, row.kind, row.body)
+		})
+	}
+	for _, row := range []struct {
+		response   string // the _response of the result
+		status     int
+		kind, body string
+	}{
+		{`{"status":201}`, 201, "", ""},
+		{`{}`, 200, "", ""},
+		{`{"body":"hi"}`, 200, isText, "hi"},
+		{`{"body":""}`, 200, "", ""},
+		{`{"body":{"n":9007199254740993}}`, 200, isJSON, `{"n":9007199254740993}`},
+		{`{"body":[1]}`, 200, isJSON, `[1]`},
+		{`{"body":5}`, 200, isJSON, `5`},
+		{`{"body":false}`, 200, isJSON, `false`},
+		{`{"body":null}`, 200, "", ""},
+		{`{"headers":{"content-type":"text/html"},"body":"<p>"}`, 200, "text/html", "<p>"},
+		{`{"status":204,"body":"x"}`, 204, isText, ""},
+		{`{"status":304}`, 304, "", ""},
+		{`{"status":404,"body":{"a":1}}`, 404, isJSON, `{"a":1}`},
+		{`{"status":599}`, 599, "", ""},
+		{`{"status":302,"headers":{"Location":"https://example.com/"}}`, 302, "", ""},
+	} {
+		t.Run(row.response, func(t *testing.T) {
+			a := d.deliver(t, "m/handleIt", `{"result":`+object(`{"_response":`+row.response+`}`)+`}`)
+			wantAnswer(t, a, row.status, row.kind, row.body)
+		})
+	}
+	for _, response := range []string{
+		`5`, `null`, `{"code":200}`,
+		`{"status":"200"}`, `{"status":199}`, `{"status":101}`, `{"status":600}`, `{"status":200.5}`,
+		`{"status":99999999999999999999}`,
+		`{"headers":["a"]}`, `{"headers":{"a":1}}`, `{"headers":{"a":"x\r\nSet-Cookie: y"}}`, `{"headers":{"a":"x\u0001y"}}`,
+		`{"headers":{"a":"x\u007f"}}`, `{"headers":{"a b":"x"}}`, `{"headers":{"a:":"x"}}`, `{"headers":{"a\nb":"x"}}`,
+		`{"headers":{"":"x"}}`, `{"headers":{"transfer-encoding":"chunked"}}`, `{"headers":{"content-length":"1"},"body":"xyz"}`,
+	} {
+		t.Run(response, func(t *testing.T) {
+			a := d.deliver(t, "m/handleIt", `{"result":`+object(`{"_response":`+response+`}`)+`}`)
+			checkError(t, "no HTTP answer", a, 502)
+		})
+	}
+	headers := object(`{"_response":{"headers":{"x-own":"a\tb","Retry-After":"5","location":"/x"}}}`)
+	a := d.deliver(t, "m/handleIt", `{"result":`+headers+`}`)
+	for name, want := range map[string]string{"X-Own": "a\tb", "Retry-After": "5", "Location": "/x"} {
+		check(t, name, a.Header.Get(name), want)
+	}
+	checkError(t, "a protocol error", d.deliver(t, "m/handleFault", `{"code":-32603,"message":"inside"}`), 500)
+	a = d.deliver(t, "m/handleFault", `{"code":-32602,"message":"bad name"}`)
+	wantAnswer(t, a, 400, isJSON, `{"error":"bad name"}`+"\n")
+}
+
+func wantAnswer(t *testing.T, a answer, status int, kind, body string) {
+	t.Helper()
+	check(t, "status", a.Status, status)
+	check(t, "Content-Type", a.Header.Get("Content-Type"), kind)
+	check(t, "body", a.Body, body)
+	checkHeaders(t, "answer", a)
+}
+
+func TestWebhookFailures(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleCrash", Does: "crash"},
+		fakeTool{Name: "handleNever", Does: "never"}, fakeTool{Name: "handleHold", Does: "hold"})
+	writeTools(t, dir+"/other.usher", fakeTool{Name: "handleGone", Does: "hold"})
+	d := startDaemon(t, dir, "-webhook-timeout", "1s")
+	d.awaitReady(t)
+	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
+	wantStatus(t, "after a crash", d.deliver(t, "m/handleIt", `{}`), 200)
+	checkError(t, "a method that never returns", d.deliver(t, "m/handleNever", `{}`), 504)
+	d.awaitLog(t, "fake: cancelled handleNever")
+
+	// A crash fails the calls that wait.
+	held := make(chan answer, 1)
+	go func() { held <- d.deliver(t, "m/handleHold", `{}`) }()
+	d.awaitLog(t, "fake: began handleHold")
+	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
+	checkError(t, "a crash beside it", <-held, 502)
+
+	// A client that hangs up ends the call.
+	ctx, hangUp := context.WithCancel(t.Context())
+	req, err := d.hookRequest("POST", "other/handleGone", `{}`)
+	must(t, err)
+	go hookClient.Do(req.WithContext(ctx))
+	d.awaitLog(t, "fake: began handleGone")
+	hangUp()
+	d.awaitLog(t, "fake: cancelled handleGone")
+}
+
+// A module that can't start, and one whose calls end sooner than deliveries.
+func TestWebhookCantStart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleNever", Does: "never"})
+	d := startDaemon(t, dir, "-call-timeout", "300ms")
+	d.awaitReady(t)
+	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
+	d.stop(t)
+	// The cache contains what the module offers; its program is gone.
+	file, err := os.Stat(dir + "/m.usher")
+	must(t, err)
+	gone := slices.Repeat([]byte("#"), int(file.Size()))
+	copy(gone, "#!/nonexistent/program\n")
+	must(t, os.WriteFile(dir+"/m.usher", gone, 0o755))
+	must(t, os.Chtimes(dir+"/m.usher", file.ModTime(), file.ModTime()))
+	d = daemonOptions{base: d.Base}.start(t, dir)
+	d.awaitReady(t)
+	for _, what := range []string{"a module that can't start", "again"} {
+		a := d.deliver(t, "m/handleIt", `{}`)
+		checkError(t, what, a, 502)
+		checkOmits(t, what, a.Body, dir)
+	}
+}
+
+// A delivery is one line of the log, without anything of what was sent.
+func TestWebhookLog(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)
+	writeTools(t, dir+"/m.usher",
+		fakeTool{Name: "handleIt", Schema: number},
+		fakeTool{Name: "handleResult", Does: "result"},
+		fakeTool{Name: "handleFault", Does: "fault"},
+		fakeTool{Name: "handleCrash", Does: "crash"},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"},
+		fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
+	env := map[string]string{
+		webhookSecretVar:           testSecret,
+		"WH_KEY_SIGNING_SECRET":    "MARK-key",
+		"WH_BADKEY_SIGNING_SECRET": "MARK not base64",
+	}
+	d := daemonOptions{env: env}.start(t, dir, "-log", "json")
+	d.awaitReady(t)
+	const failed = `{"result":{"isError":true,"content":[{"type":"text","text":"no such user: MARK-body"}]}}`
+	for _, row := range []struct {
+		what, method, path, body, header string
+		status                           int
+		tool                             string // that the log names
+		bytes                            int    // that were read
+	}{
+		{"good", "POST", "m/handleIt?q=MARK-query", `{"a":"MARK-body"}`, shown, 200, "handleIt", 17},
+		{"wrong secret", "POST", "m/handleIt", `{"a":"MARK-body"}`, secretHeader + ": MARK-wrong", 401, "", 0},
+		{"other method", "GET", "m/handleIt?q=MARK-query", ``, shown, 405, "", 0},
+		{"unknown", "POST", "m/x?q=MARK-query", `{"a":"MARK-body"}`, shown, 404, "", 0},
+		{"malformed", "POST", "m/handleIt", `{"a":"MARK-body"`, shown, 400, "handleIt", 16},
+		{"wrong type", "POST", "m/handleIt", `{"n":"MARK-body"}`, shown, 400, "handleIt", 17},
+		{"failed", "POST", "m/handleResult", failed, shown, 500, "handleResult", len(failed)},
+		{"refused by the module", "POST", "m/handleFault", `{"code":-32602,"message":"MARK-body"}`, shown, 400, "handleFault", 37},
+		{"bad _response", "POST", "m/handleResult", `{"result":{"structuredContent":{"_response":{"MARK-body":1}}}}`, shown,
+			502, "handleResult", 62},
+		{"crashed", "POST", "m/handleCrash", `{}`, shown, 502, "handleCrash", 2},
+		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`, "X-Hub-Signature-256: sha256=MARK", 401, "handleSigned", 17},
+		{"bad key", "POST", "m/handleBadKey", `{"a":"MARK-body"}`, "Webhook-Id: x", 503, "handleBadKey", 0},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			headers := []string{row.header, "Cookie: MARK-cookie", "User-Agent: MARK-agent"}
+			if !strings.HasPrefix(row.header, secretHeader) {
+				headers = append(headers, shown)
+			}
+			a := d.send(t, row.method, row.path, row.body, headers...)
+			wantStatus(t, "answer", a, row.status)
+			id := `"id":"` + a.Header.Get(requestIDHeader) + `"`
+			d.awaitLog(t, id)
+			var lines []string
+			for line := range strings.Lines(d.Log.String()) {
+				if strings.Contains(line, id) {
+					lines = append(lines, line)
+				}
+			}
+			check(t, "lines of the log", len(lines), 1)
+			var got struct {
+				Msg, Module, Method, Remote string
+				Status, Bytes               int
+				Took                        *float64
+			}
+			must(t, json.Unmarshal([]byte(lines[0]), &got))
+			module := ""
+			if row.tool != "" {
+				module = "m"
+			}
+			check(t, "msg", got.Msg, "delivery")
+			check(t, "status", got.Status, row.status)
+			check(t, "module", got.Module, module)
+			check(t, "method", got.Method, row.tool)
+			check(t, "bytes", got.Bytes, row.bytes)
+			checkContains(t, "remote", got.Remote, "127.0.0.1:")
+			check(t, "has a duration", got.Took != nil, true)
+		})
+	}
+	checkOmits(t, "the log", d.Log.String(), "MARK", testSecret)
+	checkContains(t, "the log, of a bad key", d.Log.String(), "base64")
+}
+
+// A method's own answer is an HTTP answer, or is refused.
+func FuzzWebhookOwnAnswer(f *testing.F) {
+	for _, s := range []string{
+		`{}`, `{"status":204,"body":"x"}`, `{"headers":{"a":"b","A":"c\t"},"body":[1]}`, `{"headers":{"a":"x\r\ny"}}`,
+		`{"headers":{"content-length":"1"}}`, `{"status":1e2}`, `{"status":-0}`, `{"status":"200"}`,
+		`{"headers":{"\u00e9":"x"}}`, `{"headers":{"a":"\u0001"}}`, `{"body":null}`, `5`,
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if checkJSON([]byte(s), "it") != nil {
+			return
+		}
+		a, err := ownAnswer(bytes.TrimSpace(json.RawMessage(s)))
+		if err != nil {
+			if e, ok := errors.AsType[*httpError](err); !ok || e.Status != http.StatusBadGateway {
+				t.Fatalf("%s: %v", s, err)
+			}
+			return
+		}
+		w := httptest.NewRecorder()
+		a.write(w)
+		var wire bytes.Buffer
+		if err := w.Result().Write(&wire); err != nil {
+			t.Fatalf("%s: %v", s, err)
+		}
+		in, err := http.ReadResponse(bufio.NewReader(&wire), nil)
+		if err != nil || in.StatusCode != a.Status {
+			t.Fatalf("%s: %v %+v", s, err, a)
+		}
+		for name := range a.Headers {
+			if got, want := in.Header.Values(name), w.Header().Get(name); len(got) != 1 || got[0] != strings.Trim(want, " \t") {
+				t.Fatalf("%s: header %q came as %q", s, name, got)
+			}
+		}
+	})
+}
