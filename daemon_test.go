@@ -322,14 +322,15 @@ func (d *testDaemon) deliver(t *testing.T, path, body string, headers ...string)
 	return d.send(t, http.MethodPost, path, body, append([]string{"Content-Type: application/json"}, headers...)...)
 }
 
+// address returns the host and port at which the daemon listens.
+func (d *testDaemon) address() string { return strings.Trim(strings.TrimPrefix(d.URL, "http:"), "/") }
+
 // raw sends bytes as they are and reads the answer, whatever becomes of the
 // rest of what is sent.
 func (d *testDaemon) raw(t *testing.T, request string, rest io.Reader) answer {
 	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(d.URL, "http://"), "/"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn, err := net.Dial("tcp", d.address())
+	must(t, err)
 	conn.SetDeadline(time.Now().Add(bodyTimeout + patience))
 	var sent sync.WaitGroup
 	sent.Go(func() {

@@ -1,0 +1,454 @@
+// Tests of webhook.go: what reaches a method of what was delivered, in all languages.
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/textproto"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// formSchema has a parameter of every type that a form may fill in.
+var formSchema = json.RawMessage(`{"type":"object","properties":{
+	"s":{"type":"string"},"i":{"type":"integer"},"f":{"type":"number"},"b":{"type":"boolean"},
+	"list":{"type":"array"},"o":{"type":"object"},"any":{},"sn":{"type":["number","string"]},"ni":{"type":["integer","null"]}}}`)
+
+func bodyModule(t *testing.T) string {
+	dir := t.TempDir()
+	payload := `{"type":"object","properties":{"payload":{"type":"string"}}}`
+	needs := `{"type":"object","properties":{"name":{"type":"string"},"_webhook":{}},"required":["name","_webhook"]}`
+	writeTools(t, dir+"/m.usher",
+		fakeTool{Name: "handleAny"},
+		fakeTool{Name: "handleForm", Schema: formSchema},
+		fakeTool{Name: "handlePayload", Schema: json.RawMessage(payload)},
+		fakeTool{Name: "handleNeeds", Schema: json.RawMessage(needs)})
+	return dir
+}
+
+// wantArguments checks what reached a method without _webhook or, if status is an error,
+// that the error contains want. The rawBody has to be the body.
+func wantArguments(t *testing.T, a answer, status int, body, want string) {
+	t.Helper()
+	if status != 200 {
+		checkError(t, "answer", a, status)
+		checkContains(t, "error", stringField(json.RawMessage(a.Body), "error"), want)
+		return
+	}
+	wantStatus(t, "answer", a, status)
+	check(t, "arguments", without(a.Body, webhookParam), want)
+	raw, isText := unquote(field(field(json.RawMessage(a.Body), webhookParam), "rawBody"))
+	check(t, "has a rawBody", isText, utf8.ValidString(body))
+	if isText {
+		check(t, "rawBody", raw, body)
+	}
+}
+
+func TestWebhookBodies(t *testing.T) {
+	t.Parallel()
+	d := startDaemon(t, bodyModule(t))
+	d.awaitReady(t)
+	deliver := func(t *testing.T, method, kind, body, want string, status int) {
+		t.Run(fmt.Sprintf("%s %s %q", method, kind, body), func(t *testing.T) {
+			var headers []string
+			if kind != "" {
+				headers = []string{"Content-Type: " + kind}
+			}
+			wantArguments(t, d.send(t, "POST", "m/"+method, body, headers...), status, body, want)
+		})
+	}
+	for _, kind := range []string{
+		"", "application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json; version=1",
+		"text/plain; charset=UTF-8", // as AWS SNS sends it
+		formType,                    // as curl -d sends it
+	} {
+		deliver(t, "handleAny", kind, `{"a":"x&y=z"}`, `{"a":"x&y=z"}`, 200)
+	}
+	for _, kind := range []string{"", isJSON, formType, "multipart/form-data; boundary=b"} {
+		deliver(t, "handleAny", kind, ``, `{}`, 200)
+	}
+	for _, kind := range []string{"text/csv", "multipart/mixed; boundary=b", "json", "application/json+x", ";"} {
+		deliver(t, "handleAny", kind, `{}`, "content type", 415)
+	}
+	for _, kind := range []string{"", isJSON, "text/plain"} {
+		deliver(t, "handleAny", kind, `a=1`, "JSON", 400)
+	}
+	deliver(t, "handleAny", "multipart/form-data", `x`, "well-formed", 400)
+	for _, body := range []string{
+		`{}`, `{"n":9007199254740993,"f":1.10,"e":1e400,"z":-0}`, `{"n":123456789012345678901234567890}`,
+		`{"a":1,"A":2,"a ":3}`, `{"a":1,"a":2}`, `{"é":"\u00e9","t":"\ud83d\ude00\u2028"}`, `{"a":null,"":{"__proto__":1}}`,
+	} {
+		deliver(t, "handleAny", isJSON, body, body, 200)
+	}
+	for _, row := range []struct {
+		method, body, want string // the arguments, or a part of the error
+		status             int
+	}{
+		{"handleAny", "{\r\n  \"a\" : [ 1,\n 2 ] }\n", `{"a":[1,2]}`, 200},
+		{"handleAny", `{"_webhook":1,"a":1,"\u005fwebhook":2}`, `{"a":1}`, 200},
+		{"handleAny", `{"_WEBHOOK":{"rawBody":"forged"},"_Webhook":1,"a":1}`, `{"a":1}`, 200},
+		{"handleAny", `{`, "JSON", 400},
+		{"handleAny", `{"a":1}{"b":2}`, "JSON", 400},
+		{"handleAny", `{"a":01}`, "JSON", 400},
+		{"handleAny", "{\"a\":\"\xff\"}", "UTF-8", 400},
+		{"handleAny", `[1]`, "must be a JSON object", 400},
+		{"handleAny", `null`, "must be a JSON object", 400},
+		{"handleNeeds", `{"x":1}`, `"name" is required`, 400},
+		{"handleNeeds", ``, `"name" is required`, 400},
+		{"handleNeeds", `{"name":5}`, `"name": want a string, got an integer`, 400},
+		{"handleNeeds", `{"name":null}`, `"name": want a string, got null`, 400},
+		{"handleNeeds", `{"Name":"x"}`, `"name" is required`, 400},
+		{"handleNeeds", `{"name":"x","name":5}`, `"name": want a string`, 400},
+		{"handleNeeds", `{"name":"x"}`, `{"name":"x"}`, 200},
+		{"handleForm", `{"i":"5"}`, `"i": want an integer, got a string`, 400}, // unlike in a form
+		{"handleForm", `{"i":null}`, `{}`, 200},
+	} {
+		deliver(t, row.method, isJSON, row.body, row.want, row.status)
+	}
+	for _, row := range []struct {
+		method, body, want string
+		status             int
+	}{
+		{"handleForm", `s=5&i=5&f=5.5&b=true`, `{"b":true,"f":5.5,"i":5,"s":"5"}`, 200},
+		{"handleForm", `s=a+b%26%C3%A9`, `{"s":"a b&é"}`, 200},
+		{"handleForm", `b=on`, `{"b":true}`, 200},
+		{"handleForm", `b=false`, `{"b":false}`, 200},
+		{"handleForm", `b=maybe`, `"b": want a boolean, got a string`, 400},
+		{"handleForm", `i=9007199254740993&f=-1e3`, `{"f":-1e3,"i":9007199254740993}`, 200},
+		{"handleForm", `i=five`, `"i": want an integer, got a string`, 400},
+		{"handleForm", `i=1.5`, `"i": want an integer, got a number`, 400},
+		{"handleForm", `i=0x10`, `"i": want an integer`, 400},
+		{"handleForm", `i=5%0A`, `{"i":5}`, 200},
+		{"handleForm", `sn=5`, `{"sn":"5"}`, 200}, // it may be a string
+		{"handleForm", `any=5&any=6`, `{"any":["5","6"]}`, 200},
+		{"handleAny", `c=x&d=1&c=y`, `{"c":["x","y"],"d":"1"}`, 200}, // a Python method may take any, as **kwargs
+		{"handleForm", `ni=5`, `{"ni":5}`, 200},
+		{"handleForm", `list=a&list=b&list=`, `{"list":["a","b",""]}`, 200},
+		{"handleForm", `list=a`, `{"list":["a"]}`, 200},
+		{"handleForm", `i=1&i=2`, `{"i":1}`, 200},
+		{"handleForm", `o=%7B%7D`, `"o": want an object, got a string`, 400},
+		{"handleForm", `S=x&I=5`, `{"I":"5","S":"x"}`, 200},
+		{"handleForm", `s=%ff`, "{\"s\":\"\uFFFD\"}", 200},
+		{"handleForm", `s=%zz`, "well-formed", 400},
+		{"handleAny", `=x&a`, `{"":"x","a":""}`, 200},
+		{"handleAny", `_webhook=x&%5Fwebhook=y&a=1`, `{"a":"1"}`, 200},
+		{"handleAny", `payload=%7B%22n%22%3A9007199254740993%2C%22_webhook%22%3A1%7D`, `{"n":9007199254740993}`, 200},
+		{"handleAny", `payload=%7B%22a%22%3A1%7D&z=2`, `{"a":1,"z":"2"}`, 200},
+		{"handleAny", `payload=text`, `{"payload":"text"}`, 200},
+		{"handleAny", `payload=%5B1%5D`, `{"payload":"[1]"}`, 200},
+		{"handleAny", `payload=%7B`, `{"payload":"{"}`, 200},
+		{"handlePayload", `payload=%7B%22a%22%3A1%7D`, `{"payload":"{\"a\":1}"}`, 200}, // its own parameter
+		{"handleNeeds", `payload=%7B%22name%22%3A%22x%22%7D`, `{"name":"x"}`, 200},
+		{"handleNeeds", `payload=%7B%22name%22%3A5%7D`, `"name": want a string`, 400},
+		{"handleNeeds", `other=1`, `"name" is required`, 400},
+		{"handleNeeds", `{"name":5}`, `"name": want a string`, 400},
+		{"handleNeeds", `{"name":"x"`, `"name" is required`, 400},
+	} {
+		deliver(t, row.method, formType+"; charset=UTF-8", row.body, row.want, row.status)
+	}
+}
+
+// part is a part of a multipart form.
+type part struct{ name, file, kind, content string }
+
+func multipartBody(parts ...part) (contentType, body string) {
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	for _, p := range parts {
+		h := textproto.MIMEHeader{}
+		disposition := fmt.Sprintf(`form-data; name=%q`, p.name)
+		if p.file != "" {
+			disposition += fmt.Sprintf(`; filename=%q`, p.file)
+		}
+		h.Set("Content-Disposition", disposition)
+		if p.kind != "" {
+			h.Set("Content-Type", p.kind)
+		}
+		to, _ := w.CreatePart(h)
+		io.WriteString(to, p.content)
+	}
+	w.Close()
+	return w.FormDataContentType(), b.String()
+}
+
+func TestWebhookMultipart(t *testing.T) {
+	t.Parallel()
+	d := startDaemon(t, bodyModule(t))
+	d.awaitReady(t)
+	field := func(name, content string) part { return part{name, "", "", content} }
+	for _, row := range []struct {
+		what, method string
+		parts        []part
+		want         string
+		status       int
+	}{
+		{"fields", "handleForm", []part{field("s", "5"), field("i", "5"), field("b", "true"), field("f", "-0.5")},
+			`{"b":true,"f":-0.5,"i":5,"s":"5"}`, 200},
+		{"a repeated field", "handleForm", []part{field("s", "one"), field("s", "two")}, `{"s":"one"}`, 200},
+		{"an array", "handleForm", []part{field("list", "one"), field("list", "two")}, `{"list":["one","two"]}`, 200},
+		{"a text file", "handleAny", []part{{"doc", "a.txt", "text/plain", "hé\r\nyou"}},
+			`{"doc":{"filename":"a.txt","contentType":"text/plain","size":8,"text":"hé\r\nyou"}}`, 200},
+		{"a binary file", "handleAny", []part{{"doc", "a.png", "image/png", "\x89PNG\xff"}},
+			`{"doc":{"filename":"a.png","contentType":"image/png","size":5,"base64":"iVBOR/8="}}`, 200},
+		{"files in an array", "handleForm", []part{{"list", "a", "", "A"}, {"list", "b", "", ""}},
+			`{"list":[{"filename":"a","contentType":"","size":1,"text":"A"},{"filename":"b","contentType":"","size":0,"text":""}]}`, 200},
+		{"a file for an object", "handleForm", []part{{"o", "a", "x/y", "A"}},
+			`{"o":{"filename":"a","contentType":"x/y","size":1,"text":"A"}}`, 200},
+		{"a file for a text", "handleForm", []part{{"s", "a", "", "A"}}, `"s": want a string, got an object`, 400},
+		{"a folder in the file's name", "handleAny", []part{{"doc", "../../etc/x", "", ""}},
+			`{"doc":{"filename":"x","contentType":"","size":0,"text":""}}`, 200},
+		{"a field of a type", "handleAny", []part{{"x", "", isJSON, `{"a":1}`}}, `{"x":"{\"a\":1}"}`, 200},
+		{"GitHub's payload", "handleAny", []part{field("payload", `{"a":1}`)}, `{"a":1}`, 200},
+		{"a file named payload", "handleAny", []part{{"payload", "p.json", "", `{}`}},
+			`{"payload":{"filename":"p.json","contentType":"","size":2,"text":"{}"}}`, 200},
+		{"a forged _webhook", "handleAny", []part{field("_webhook", "x"), {"_webhook", "f", "", "x"}, field("a", "1")},
+			`{"a":"1"}`, 200},
+		{"a field that is no text", "handleAny", []part{field("x", "a\xff")}, "{\"x\":\"a\uFFFD\"}", 200},
+		{"a missing field", "handleNeeds", []part{field("x", "a")}, `"name" is required`, 400},
+		{"no part", "handleAny", nil, `{}`, 200},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			kind, body := multipartBody(row.parts...)
+			a := d.send(t, "POST", "m/"+row.method, body, "Content-Type: "+kind)
+			wantArguments(t, a, row.status, body, row.want)
+		})
+	}
+}
+
+func TestWebhookMeta(t *testing.T) {
+	t.Parallel()
+	d := daemonOptions{env: guarded}.start(t, bodyModule(t))
+	d.awaitReady(t)
+	const body = " {\"x\" : 1}\n"
+	before := time.Now().UnixMilli()
+	a := d.deliver(t, "m/handleAny?a=1&a=2&b=&c=%C3%A9+x&x-webhook-secret=q", body, shown,
+		"X-Multi: one", "X-Multi: two", "X-GitHub-Event: push", "Mixed-CASE: Value", "Cookie: a=b")
+	after := time.Now().UnixMilli()
+	var got map[string]any
+	must(t, json.Unmarshal(field(json.RawMessage(a.Body), webhookParam), &got))
+	at, _ := got["timestamp"].(float64)
+	if at < float64(before) || at > float64(after) {
+		t.Errorf("timestamp %v is not from %d to %d", at, before, after)
+	}
+	delete(got, "timestamp")
+	check(t, webhookParam, got, map[string]any{
+		"method":  "POST",
+		"query":   map[string]any{"a": "1", "b": "", "c": "é x", "x-webhook-secret": "q"},
+		"rawBody": body,
+		"headers": map[string]any{
+			"x-multi": "one, two", "x-github-event": "push", "mixed-case": "Value", "cookie": "a=b",
+			"content-type": isJSON, "content-length": "11", "accept-encoding": "gzip",
+			"user-agent": "Go-http-client/1.1",
+		},
+	})
+	for body, want := range map[string]string{"": `""`, "s=\x00%ff": `"s=\u0000%ff"`} {
+		a := d.send(t, "POST", "m/handleAny", body, shown, "Content-Type: "+formType)
+		raw := field(field(json.RawMessage(a.Body), webhookParam), "rawBody")
+		check(t, fmt.Sprintf("rawBody of %q", body), string(raw), want)
+	}
+}
+
+// hookLanguages has the same webhooks in all languages: one that returns its
+// parameters, one with a path and an answer of its own, one that is signed, one that
+// fails.
+var hookLanguages = []struct{ command, file, text string }{
+	{"go", "m.usher.go", `//go:build usher
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+)
+
+type params struct {
+	Name string          ` + "`json:\"name\"`" + `
+	N    int             ` + "`json:\"n,omitempty\"`" + `
+	Hook json.RawMessage ` + "`json:\"_webhook,omitempty\"`" + `
+}
+
+// HandleIt takes it.
+func HandleIt(p params) params { return p }
+
+type hook struct {
+	Hook struct {
+		Method string ` + "`json:\"method\"`" + `
+	} ` + "`json:\"_webhook\"`" + `
+}
+
+// Other takes it too.
+//
+// @webhook any/path
+func Other(p hook) any {
+	return map[string]any{"_response": map[string]any{"status": 201, "body": p.Hook.Method}}
+}
+
+// @signature github WH_KEY_SIGNING_SECRET
+func HandleSigned() int { return 1 }
+
+// HandleFail fails.
+func HandleFail() error { return errors.New("no more") }
+`},
+	{"sh", "m.usher.sh", `# Takes it.
+handleIt() { cat; }
+
+# Takes it too.
+#
+# @webhook any/path
+other() { printf '{"_response":{"status":201,"body":"POST"}}'; }
+
+# @signature github WH_KEY_SIGNING_SECRET
+handleSigned() { printf 1; }
+
+# Fails.
+handleFail() { echo 'no more' >&2; return 3; }
+`},
+	{"node", "m.usher.mjs", `/** Takes it. */
+export function handleIt(params) { return params; }
+
+/**
+ * Takes it too.
+ * @webhook any/path
+ */
+export function other({ _webhook }) { return { _response: { status: 201, body: _webhook.method } }; }
+
+/** @signature github WH_KEY_SIGNING_SECRET */
+export function handleSigned() { return 1; }
+
+/** Fails. */
+export function handleFail() { throw new Error("no more"); }
+`},
+	{"python3", "m.usher.py", `def handleIt(name: str, n: int = 0, _webhook=None):
+    """Takes it."""
+    return {"name": name, "n": n, "_webhook": _webhook}
+
+
+def other(_webhook=None):
+    """Takes it too.
+
+    @webhook any/path
+    """
+    return {"_response": {"status": 201, "body": _webhook["method"]}}
+
+
+def handleSigned():
+    """@signature github WH_KEY_SIGNING_SECRET"""
+    return 1
+
+
+def handleFail():
+    """Fails."""
+    raise ValueError("no more")
+`},
+}
+
+func TestWebhookOfLanguages(t *testing.T) {
+	t.Parallel()
+	for _, row := range hookLanguages {
+		t.Run(row.command, func(t *testing.T) {
+			t.Parallel()
+			need(t, row.command)
+			dir := t.TempDir()
+			write(t, dir+"/"+row.file, row.text)
+			env := map[string]string{"WH_KEY_SIGNING_SECRET": "k"}
+			d := daemonOptions{env: env}.start(t, dir, "-webhook-timeout", "60s")
+			d.awaitReady(t)
+			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
+			a := d.deliver(t, "m/handleIt", body)
+			meta := field(json.RawMessage(a.Body), webhookParam)
+			check(t, "arguments", string(canonical(json.RawMessage(without(a.Body, webhookParam)))), `{"n":7,"name":"é"}`)
+			check(t, "rawBody", stringField(meta, "rawBody"), body)
+			check(t, "method", stringField(meta, "method"), "POST")
+			wantAnswer(t, d.send(t, "POST", "any/path", ""), 201, isText, "POST")
+			checkError(t, "m/other", d.deliver(t, "m/other", `{}`), 404)
+			checkError(t, "unsigned", d.deliver(t, "m/handleSigned", `{}`), 401)
+			a = d.deliver(t, "m/handleSigned", `{}`, signed("github", "k", `{}`, time.Now())...)
+			wantAnswer(t, a, 200, isText, "1")
+			a = d.deliver(t, "m/handleFail", `{}`)
+			checkError(t, "a failure", a, 500)
+			checkContains(t, "a failure", a.Body, "no more")
+			checkOmits(t, "a failure", a.Body, dir)
+			c := connect(t, d.URL)
+			checkOmits(t, "tools/list", c.ask("tools/list", "").Body, webhookParam, "@webhook", "@signature")
+			a = c.call("m_handleIt", `{"name":"x","_webhook":{"method":"POST"},"_WEBHOOK":{"method":"POST"}}`)
+			checkOmits(t, "the arguments of an MCP client", a.Body, "POST")
+		})
+	}
+}
+
+// fuzzMethod returns a method with a parameter of every type that a form may fill in.
+func fuzzMethod(f *testing.F) *Method {
+	m, _, err := parseMethod(object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}.encode(), docRules{Hooks: true})
+	must(f, err)
+	return m
+}
+
+// checkParams checks that parameters can be sent to a module and, if they pass the
+// check of arguments, that they have the types of the schema.
+func checkParams(t *testing.T, m *Method, list object) {
+	t.Helper()
+	arguments := list.set(webhookParam, json.RawMessage(`{"true":1}`)).encode()
+	if err := checkJSON(arguments, "it"); err != nil {
+		t.Fatalf("%v: %q", err, arguments)
+	}
+	if bytes.ContainsAny(encodeRequest(json.RawMessage("1"), "tools/call", object{{"arguments", arguments}}.encode()), "\n\r") {
+		t.Fatalf("not one line: %q", arguments)
+	}
+	var got map[string]any
+	numbers := json.NewDecoder(bytes.NewReader(arguments))
+	numbers.UseNumber() // they may be larger than a float64
+	if err := numbers.Decode(&got); err != nil {
+		t.Fatalf("%v: %q", err, arguments)
+	}
+	if hook, ok := got[webhookParam].(map[string]any); !ok || hook["true"] != json.Number("1") {
+		t.Fatalf("%s was forged: %q", webhookParam, arguments)
+	}
+	if _, err := m.checkArguments(arguments); err != nil {
+		return
+	}
+	for name, want := range map[string]any{
+		"s": "", "i": json.Number(""), "f": json.Number(""), "b": true, "list": []any{}, "o": map[string]any{},
+	} {
+		if v := got[name]; v != nil && fmt.Sprintf("%T", v) != fmt.Sprintf("%T", want) {
+			t.Fatalf("parameter %s is %T: %q", name, v, arguments)
+		}
+	}
+}
+
+func FuzzWebhookForm(f *testing.F) {
+	for _, s := range []string{
+		"", "s=5&i=5&f=5.5&b=true", "i=5%0A&list=a&list=b", "payload=%7B%22a%22%3A1%7D&_webhook=1",
+		"payload=%7B%22_webhook%22%3A1%7D", "s=%zz", "a;b", "i=1e999&b=on", "=&=", "s=%ff", "o=%7B%7D", "i=-", "i=%20",
+	} {
+		f.Add([]byte(s))
+	}
+	m := fuzzMethod(f)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if list, err := parameters(formType, "", body, m); err == nil {
+			checkParams(t, m, list)
+		}
+	})
+}
+
+func FuzzWebhookMultipart(f *testing.F) {
+	const disposition = "--b\r\nContent-Disposition: form-data; "
+	for _, s := range []string{
+		"", "--b--", "--b--\r\n", "--b\r\n\r\nx\r\n--b--", "--b\nContent-Disposition: form-data; name=i\n\n5\n--b--\n",
+		disposition + "name=\"o\"; filename=\"a\"\r\nContent-Type: x/y\r\n\r\n\xff\r\n--b--\r\n",
+		disposition + "name=payload\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n=7B=7D\r\n--b--\r\n",
+		disposition + "name*=utf-8''%ff\r\n\r\n\r\n--b--\r\n",
+	} {
+		f.Add([]byte(s))
+	}
+	m := fuzzMethod(f)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if list, err := parameters(multipartType, "b", body, m); err == nil {
+			checkParams(t, m, list)
+		}
+	})
+}

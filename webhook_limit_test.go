@@ -1,0 +1,273 @@
+// Tests of webhook.go: how many deliveries there may be, and how long a body may take.
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestWebhookLimit(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/slow.usher", fakeTool{Name: "handleHold", Does: "hold"}, fakeTool{Name: "release", Does: "release"})
+	writeTools(t, dir+"/fast.usher", fakeTool{Name: "handleIt"})
+	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-limit", "3")
+	d.awaitReady(t)
+	answers := make(chan answer, 3)
+	hold := func(n, total int) {
+		for range n {
+			go func() { answers <- d.deliver(t, "slow/handleHold", `{}`, shown) }()
+		}
+		await(t, "deliveries in flight", func() bool { return strings.Count(d.Log.String(), "fake: began") == total })
+	}
+	hold(2, 2)
+	for range 20 {
+		wantStatus(t, "beside a slow module", d.deliver(t, "fast/handleIt", `{}`, shown), 200)
+	}
+	hold(1, 3)
+	for _, row := range []struct {
+		what, method, path, kind string
+		status                   int
+	}{
+		{"one more", "POST", "slow/handleHold", isJSON, 503},
+		{"one more of another module", "POST", "fast/handleIt", isJSON, 503},
+		{"an unknown path", "POST", "fast/nothing", isJSON, 404},
+		{"another method", "GET", "fast/handleIt", "", 405},
+		{"another content type", "POST", "fast/handleIt", "text/plain", 503},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			a := d.send(t, row.method, row.path, `{}`, "Content-Type: "+row.kind, shown)
+			checkError(t, "with the secret", a, row.status)
+			n, _ := strconv.Atoi(a.Header.Get("Retry-After"))
+			check(t, "has a Retry-After", n > 0, row.status == 503)
+			a = d.send(t, row.method, row.path, `{}`, "Content-Type: "+row.kind)
+			checkError(t, "without the secret", a, 401)
+		})
+	}
+	connect(t, d.URL).call("slow_release", "") // the limit is not one of MCP
+	for range 3 {
+		wantStatus(t, "released", <-answers, 200)
+	}
+	wantStatus(t, "with places free again", d.deliver(t, "fast/handleIt", `{}`, shown), 200)
+}
+
+// Deliveries whose bodies do not arrive occupy no places, and a sender without the
+// secret is answered after the body, whatever is at the path.
+func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_SIGNING_SECRET"})
+	env := map[string]string{webhookSecretVar: testSecret, "WH_SIGNING_SECRET": "k"}
+	d := daemonOptions{env: env}.start(t, dir, "-webhook-limit", "1", "-accept-signatures")
+	d.awaitReady(t)
+	idle := map[string]net.Conn{}
+	for _, path := range []string{"m/handleSigned", "m/handleIt", "no/thing"} {
+		conn, err := net.Dial("tcp", d.address())
+		must(t, err)
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST /webhook/%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{", path)
+		idle[path] = conn
+	}
+	for range 10 {
+		a := d.deliver(t, "m/handleSigned", `{}`, signed("github", "k", `{}`, time.Now())...)
+		wantStatus(t, "beside idle deliveries", a, 200)
+	}
+	for path, conn := range idle {
+		t.Run(path, func(t *testing.T) {
+			conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+			_, err := conn.Read(make([]byte, 1))
+			check(t, "no answer before the body", errors.Is(err, os.ErrDeadlineExceeded), true)
+			conn.SetReadDeadline(time.Now().Add(patience))
+			io.WriteString(conn, "}")
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			must(t, err)
+			check(t, "status", res.StatusCode, 401)
+		})
+	}
+}
+
+func TestWebhookWhileIntrospected(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/known.usher", fakeTool{Name: "handleIt"})
+	gates := map[string]net.Listener{} // closed when the module of this name may start
+	for _, name := range []string{"late", "later"} {
+		gate, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		defer gate.Close()
+		gates[name] = gate
+		writeFake(t, dir+"/"+name+".usher", "fixed shared await="+gate.Addr().String(), fakeTool{Name: "handleIt"},
+			fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"})
+	}
+	env := map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}
+	d := daemonOptions{env: env}.start(t, dir, "-accept-signatures")
+	await(t, "the known module", func() bool { return strings.Contains(d.Out.String(), "ready   known") })
+	wantStatus(t, "a known module beside it", d.deliver(t, "known/handleIt", `{}`, shown), 200)
+	late := make(chan answer, 1) // arrives while its module is introspected
+	go func() { late <- d.deliver(t, "late/handleIt", `{}`, shown) }()
+	gates["late"].Close()
+	var wg sync.WaitGroup
+	for _, path := range []string{"later/handleIt", "later/handleSigned", "no/thing"} {
+		wg.Go(func() {
+			a := d.deliver(t, path, `{}`, shown)
+			checkError(t, path, a, 503)
+			if a.Header.Get("Retry-After") == "" {
+				t.Errorf("%s: no Retry-After", path)
+			}
+		})
+		wg.Go(func() {
+			a := d.deliver(t, path, `{}`, "X-Hub-Signature-256: "+gitHubSignature("other", "{}"))
+			checkError(t, path+" without the secret", a, 401)
+		})
+	}
+	wg.Wait()
+	wantStatus(t, "a module that became ready", <-late, 200)
+	gates["later"].Close()
+	d.awaitReady(t)
+	checkError(t, "an unknown path, all modules known", d.deliver(t, "no/thing", `{}`, shown), 404)
+}
+
+// Many calls that crash and many that never return leave nothing behind, and do not
+// affect the calls beside them.
+func TestWebhookStorm(t *testing.T) {
+	dir := t.TempDir()
+	writeTools(t, dir+"/bad.usher", fakeTool{Name: "handleCrash", Does: "crash"}, fakeTool{Name: "handleNever", Does: "never"})
+	writeTools(t, dir+"/good.usher", fakeTool{Name: "handleIt"})
+	before := runtime.NumGoroutine()
+	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-timeout", "20s")
+	d.awaitReady(t)
+	large := strings.Repeat("x", 4<<20-8)
+	a := d.deliver(t, "good/handleIt", `{"a":"`+large+`"}`, shown)
+	wantStatus(t, "4 MiB", a, 200)
+	check(t, "4 MiB came back", strings.Contains(a.Body, large), true)
+	var wg sync.WaitGroup
+	for i := range 60 {
+		wg.Go(func() {
+			switch i % 3 {
+			case 0:
+				if a, err := d.try("POST", "bad/handleCrash", `{}`, shown); err != nil || a.Status != 502 {
+					t.Errorf("a crash: %d %v", a.Status, err)
+				}
+			case 1: // ends by the crash of another, or because the sender hangs up
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.Intn(200))*time.Millisecond)
+				defer cancel()
+				req, _ := d.hookRequest("POST", "bad/handleNever", `{}`, shown)
+				if res, err := hookClient.Do(req.WithContext(ctx)); err == nil {
+					res.Body.Close()
+				}
+			default:
+				if a, err := d.try("POST", "good/handleIt", `{}`, shown); err != nil || a.Status != 200 {
+					t.Errorf("beside crashes: %d %v", a.Status, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	wantStatus(t, "after all", d.deliver(t, "good/handleIt", `{}`, shown), 200)
+	hookClient.CloseIdleConnections()
+	http.DefaultClient.CloseIdleConnections()
+	d.stop(t)
+	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+2 })
+}
+
+// endless is a body that arrives in small pieces and never ends, until over is closed.
+type endless struct {
+	piece string
+	every time.Duration
+	over  <-chan struct{}
+}
+
+func (e endless) Read(p []byte) (int, error) {
+	select {
+	case <-e.over:
+		return 0, io.EOF
+	case <-time.After(e.every):
+		return copy(p, e.piece), nil
+	}
+}
+
+// A delivery that is refused whatever its body is refused before its body has arrived.
+func TestWebhookRefusedBeforeItsBody(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
+	d := daemonOptions{env: guarded}.start(t, dir)
+	d.awaitReady(t)
+	for _, row := range []struct {
+		what, first, headers string
+		status               int
+	}{
+		{"no secret", "POST /webhook/m/handleIt", "", 401},
+		{"no secret, and nothing there", "PUT /webhook/x", "", 401},
+		{"another method", "PUT /webhook/m/handleIt", shown + "\r\n", 405},
+		{"nothing there", "POST /webhook/x", shown + "\r\n", 404},
+		{"no key", "POST /webhook/m/handleSigned", shown + "\r\n", 503},
+		{"another content type", "POST /webhook/m/handleIt", shown + "\r\nContent-Type: text/csv\r\n", 415},
+		{"a foreign origin", "POST /webhook/m/handleIt", "Origin: https://evil.example\r\n", 403},
+	} {
+		t.Run(row.what, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", d.address())
+			must(t, err)
+			defer conn.Close()
+			conn.SetDeadline(time.Now().Add(bodyTimeout / 2))
+			fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 1000\r\n\r\n{", row.first, row.headers)
+			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+			must(t, err)
+			check(t, "status", res.StatusCode, row.status)
+		})
+	}
+}
+
+// A body that does not arrive, slowly or not at all.
+func TestWebhookEndlessBody(t *testing.T) {
+	slow(t)
+	t.Parallel()
+	dir := t.TempDir()
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "runs", Does: "runs"},
+		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"})
+	env := map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}
+	d := daemonOptions{env: env}.start(t, dir, "-accept-signatures")
+	d.awaitReady(t)
+	const half = "Content-Length: 1000\r\n\r\n{"
+	t.Run("all", func(t *testing.T) {
+		for _, row := range []struct {
+			what, method, headers string
+			status                int
+		}{
+			{"half a body", "handleIt", shown + "\r\n" + half, 408},
+			{"a body without end", "handleIt", shown + "\r\nTransfer-Encoding: chunked\r\n\r\n", 408},
+			{"half a body to be verified", "handleSigned", shown + "\r\n" + half, 408},
+			{"half a body without the secret", "handleIt", half, 401},
+			{"half a body that should replace the secret", "handleSigned", half, 401},
+		} {
+			t.Run(row.what, func(t *testing.T) {
+				t.Parallel()
+				rest := endless{" ", time.Second, t.Context().Done()}
+				if strings.Contains(row.headers, "chunked") {
+					rest.piece = "1\r\n \r\n"
+				}
+				a := d.raw(t, "POST /webhook/m/"+row.method+" HTTP/1.1\r\nHost: localhost\r\n"+row.headers, rest)
+				checkError(t, "answer", a, row.status)
+			})
+		}
+	})
+	check(t, "times a method ran", d.runs(t, "m", "handleIt")+d.runs(t, "m", "handleSigned"), 0)
+	wantStatus(t, "after all", d.deliver(t, "m/handleIt", `{}`, shown), 200)
+}
