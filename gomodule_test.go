@@ -76,7 +76,8 @@ type goTestOffer struct {
 func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	t.Helper()
 	dir := goTestTree(t, map[string]string{name: text})
-	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name), os.Environ())
+	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name),
+		os.Environ())
 	if wrong, ok := errors.AsType[*goBuildError](err); ok {
 		o.Error = wrong.Lines
 		return o
@@ -159,7 +160,8 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 func goTestParameters(t *testing.T, p *modulePeer) {
 	for _, row := range []struct{ arguments, want string }{
 		{`{"name":"a"}`, `"structuredContent":{"name":"a","when":null,"address":null,"_webhook":null}`},
-		{`{"name":"a","big":12345678901234567890.10}`, `"structuredContent":{"name":"a","big":12345678901234567890.10,`},
+		{`{"name":"a","big":12345678901234567890.10}`,
+			`"structuredContent":{"name":"a","big":12345678901234567890.10,`},
 		{`{"name":"a","big":"<&>"}`, `"big":"<&>"`},
 		{`{"name":"a","long":9007199254740993}`, `"long":9007199254740993`},
 		{`{"name":"a","loose":9007199254740993}`, `"loose":9007199254740992`},
@@ -453,8 +455,8 @@ func TestGoModuleGolden(t *testing.T) {
 
 func TestGoMethodName(t *testing.T) {
 	for fn, want := range map[string]string{
-		"HandleContact": "handleContact", "URLFor": "urlFor", "URL": "url", "A": "a", "AB": "ab", "HTTP2Get": "http2Get",
-		"GetURL": "getURL", "ABTest": "abTest", "X1": "x1", "Über": "über", "Do_It": "do_It",
+		"HandleContact": "handleContact", "URLFor": "urlFor", "URL": "url", "A": "a", "AB": "ab",
+		"HTTP2Get": "http2Get", "GetURL": "getURL", "ABTest": "abTest", "X1": "x1", "Über": "über", "Do_It": "do_It",
 	} {
 		check(t, fn, goMethodName(fn), want)
 	}

@@ -331,7 +331,8 @@ func TestModuleAsks(t *testing.T) {
 		seen    [2]string // what the cancelled calls saw
 		refused string    // params that this language's modules can't ask with
 	}{
-		{"testdata/gomodule/run/asks.usher.go", [2]string{`context canceled\"`, "async context canceled"}, `{"_meta":[]}`},
+		{"testdata/gomodule/run/asks.usher.go",
+			[2]string{`context canceled\"`, "async context canceled"}, `{"_meta":[]}`},
 		{"testdata/python/asks.usher.py", [2]string{"GeneratorExit", "async GeneratorExit"}, `null`},
 		{"testdata/node/asks.usher.js", [2]string{`returned\"`, "returned async"}, `null`},
 	} {
@@ -592,7 +593,8 @@ func TestOneFormInEachLanguage(t *testing.T) {
 				{asForm, "email=a%40b&message=hi&copies=", `200 {"copies":1,"thanks":"a@b"}`},
 				{asJSON, `{"email":"a@b","message":"hi"}`, `200 {"copies":1,"thanks":"a@b"}`},
 				{asJSON, `{"email":"a@b"}`, `400 {"error":"parameter \"message\" is required: a string"}`},
-				{asJSON, `{"email":1,"message":""}`, `400 {"error":"parameter \"email\": want a string, got an integer"}`},
+				{asJSON, `{"email":1,"message":""}`,
+					`400 {"error":"parameter \"email\": want a string, got an integer"}`},
 			} {
 				check(t, "delivery "+tt.body, d.post(t, name+"/handleContact", tt.kind, tt.body), tt.want)
 			}

@@ -169,7 +169,8 @@ func TestNodeProtocol(t *testing.T) {
 			notification + `progress","params":{"progressToken":"t","progress":1,"total":1,"message":"step 1"}}`},
 		{"", `{"jsonrpc":"2.0","id":"é\n","result":{"_meta":{"usher/value":`},
 		{`{"jsonrpc":"2.0","id":6,"method":"tools/call","params":{"name":"logs"}}`,
-			notification + `message","params":{"level":"info","logger":"calls","data":"plain","_meta":{"usher/call":6}}}`},
+			notification + `message","params":{"level":"info","logger":"calls","data":"plain",` +
+				`"_meta":{"usher/call":6}}}`},
 		{"", `{"level":"warning","logger":"calls","data":{"deep":[1]},"_meta":{"usher/call":6}}`},
 		{"", `{"level":"info","logger":"calls","data":"1n","_meta":{"usher/call":6}}`},
 		{"", `{"jsonrpc":"2.0","id":6,"result":{"_meta":{"usher/value":"the last value"}}`},
@@ -330,7 +331,8 @@ func TestNodeTypeScript(t *testing.T) {
 	p.end()
 	failsWith("\nexport const f = (p: { a string }) => 1", ":2: SyntaxError: ")
 	failsWith("\n\nenum E { A }\nexport const f = 1", ":3: SyntaxError: ")
-	failsWith("const a = 1\nconst a: number = 2\nexport {}", ":2: SyntaxError: Identifier 'a' has already been declared")
+	failsWith("const a = 1\nconst a: number = 2\nexport {}",
+		":2: SyntaxError: Identifier 'a' has already been declared")
 }
 
 // TestNodeOlderVersions runs modules by versions of Node in which types, or
@@ -366,6 +368,7 @@ func TestNodeOlderVersions(t *testing.T) {
 func TestNodeModuleSystems(t *testing.T) {
 	t.Parallel()
 	nodeTestVersion(t)
+	const esModule = "Object.defineProperty(exports, '__esModule', { value: true }); "
 	for i, row := range []struct{ pkg, text string }{
 		{``, "export const f = () => 'f'"},
 		{``, "module.exports = { f() { return 'f' } }"},
@@ -375,8 +378,8 @@ func TestNodeModuleSystems(t *testing.T) {
 		{`{"name":"x"}`, "import 'node:fs'\nexport { f }\nfunction f() { return 'f' }"},
 		{``, "module.exports = function f() { return 'f' }"},
 		{``, "module.exports = class { #x = 'f'; f() { return this.#x } }"},
-		{``, "Object.defineProperty(exports, '__esModule', { value: true }); exports.default = class { f() { return 'f' } }"},
-		{``, "Object.defineProperty(exports, '__esModule', { value: true }); exports.f = () => 'f'; exports.default = 1"},
+		{``, esModule + "exports.default = class { f() { return 'f' } }"},
+		{``, esModule + "exports.f = () => 'f'; exports.default = 1"},
 		{``, "export default { f() { return 'f' }, _g() {} }"},
 		{``, "class X { f() { return 'f' } static g() {} get h() {} }\nexport default X"},
 		{``, "const x = await Promise.resolve('f')\nexport const f = () => x"},

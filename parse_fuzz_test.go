@@ -1,6 +1,6 @@
-// Fuzz tests of what decides who is asking and what for: session ids and their
-// log, codes, Host and Origin, Accept; and of what owners and authors write:
-// sizes, documentation, .mcp.json files, schemas.
+// Fuzz tests of the parsers that decide on access: session ids and their log, codes,
+// Host and Origin, Accept; and of what owners and authors write: sizes,
+// documentation, .mcp.json files, schemas.
 
 package main
 
@@ -26,14 +26,13 @@ import (
 	"unicode/utf8"
 )
 
-// A session id is what the store sealed, to the letter; nothing else opens.
+// FuzzSessionID checks that only the text that a store sealed opens.
 func FuzzSessionID(f *testing.F) {
 	quiet := slog.New(slog.DiscardHandler)
 	store, err := openSessions(f.TempDir(), quiet, time.Now)
-	other, otherErr := openSessions(f.TempDir(), quiet, time.Now)
-	if err != nil || otherErr != nil {
-		f.Fatal(err, otherErr)
-	}
+	must(f, err)
+	other, err := openSessions(f.TempDir(), quiet, time.Now)
+	must(f, err)
 	f.Add("", "2025-11-25", uint16(3), "R3K9QZ", "/w", 0, byte('A'))
 	f.Add("AAAA", "2024-11-05", uint16(0), "", "", 40, byte('='))
 	f.Add("%0A", "", uint16(9), "222222", "/", -1, byte('\n'))
@@ -50,8 +49,10 @@ func FuzzSessionID(f *testing.F) {
 			t.Fatal("another daemon's id is taken")
 		}
 		at = max(at, -at, 0) % len(id)
-		for _, forged := range []string{stranger, stranger + id, id + stranger, id[:at], id[:at] + string(char) + id[at+1:], id[at:] + id[:at]} {
-			// Go's base64 passes over ends of lines: it is the same id with them.
+		oneCharacter := id[:at] + string(char) + id[at+1:]
+		cases := []string{stranger, stranger + id, id + stranger, id[:at], oneCharacter, id[at:] + id[:at]}
+		for _, forged := range cases {
+			// Go's base64 passes over ends of lines: with them it is the same id.
 			if _, ok := store.open(forged); ok && strings.NewReplacer("\r", "", "\n", "").Replace(forged) != id {
 				t.Fatalf("%q opens, %q was sealed", forged, id)
 			}
@@ -59,47 +60,44 @@ func FuzzSessionID(f *testing.F) {
 	})
 }
 
-// A log of sessions is read whole or not at all, is the same after it was written
-// anew, and one that can't be read takes its key with it.
+// FuzzSessionLog checks that a log of sessions is read whole or not at all, that it
+// says the same after it was rewritten, and that a log that can't be read loses
+// its key.
 func FuzzSessionLog(f *testing.F) {
 	dir, quiet := f.TempDir(), slog.New(slog.DiscardHandler)
 	key := string(sessionRecord{Key: bytes.Repeat([]byte{7}, 32)}.line())
-	f.Add(key + `{"id":"A","issued":"2026-11-21T10:00:00Z","ended":true}` + "\n" + `{"id":"B","claim":{"code":"R3K9QZ","createdAt":"","claimScopeDir":"/w"}}` + "\n")
+	f.Add(key + `{"id":"A","issued":"2026-11-21T10:00:00Z","ended":true}` + "\n" +
+		`{"id":"B","claim":{"code":"R3K9QZ","createdAt":"","claimScopeDir":"/w"}}` + "\n")
 	f.Add(key + `{"id":"A","ended":true}` + "\n" + `{"id":"A","en`)
 	f.Add(key + key + strings.Repeat("\x00", 64) + "\n")
 	f.Add(`{"key":"AAAA"}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		s := &sessionStore{path: filepath.Join(dir, "sessions.jsonl"), now: func() time.Time { return time.Time{} }}
-		if err := os.WriteFile(s.path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		past := func() time.Time { return time.Time{} }
+		s := &sessionStore{path: filepath.Join(dir, "sessions.jsonl"), now: past}
+		must(t, os.WriteFile(s.path, []byte(text), 0o600))
 		readErr := s.read()
 		anew, err := openSessions(dir, quiet, s.now)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		again := &sessionStore{path: s.path}
 		if err := again.read(); err != nil || !bytes.Equal(again.key, anew.key) {
 			t.Fatalf("%q was written anew so that it can't be read: %v", text, err)
 		}
-		if kept := bytes.Equal(s.key, anew.key) && len(s.key) == 32; kept != (readErr == nil) || readErr != nil && len(anew.records) > 0 {
+		if kept := bytes.Equal(s.key, anew.key) && len(s.key) == 32; kept != (readErr == nil) {
 			t.Fatalf("%q: key kept: %v, though %v", text, kept, readErr)
 		}
-		whole := strings.Split(text, "\n")
-		for _, line := range whole[:len(whole)-1] {
-			var rec sessionRecord
-			if json.Unmarshal([]byte(line), &rec) == nil && rec.Ended && readErr == nil && rec.ID != "" && rec.Issued.IsZero() && !again.records[rec.ID].Ended {
-				// A later line of the session may say that it moved, never that it goes on: the daemon writes none after the end.
-				if last := s.records[rec.ID]; last.Ended {
-					t.Fatalf("%q: the end of %q is lost", text, rec.ID)
-				}
+		if readErr != nil && len(anew.records) > 0 {
+			t.Fatalf("%q: records kept, though %v", text, readErr)
+		}
+		for id, record := range s.records {
+			if readErr == nil && record.Ended && record.Issued.IsZero() && !again.records[id].Ended {
+				t.Fatalf("%q: the end of %q is lost", text, id)
 			}
 		}
 	})
 }
 
-// At most one of three places says the code, in this order, and a code is one by
-// its form.
+// FuzzPresentedCode checks that the code comes from the first of three places that
+// is not empty.
 func FuzzPresentedCode(f *testing.F) {
 	f.Add("R3K-9QZ", "claim=222222", "Bearer 333333")
 	f.Add("", "x=1&claim=r3k9qz&claim=222222", "")
@@ -108,7 +106,8 @@ func FuzzPresentedCode(f *testing.F) {
 	f.Add("", "", "Basic 222222")
 	bearer := regexp.MustCompile(`(?is)^bearer (.*)$`)
 	f.Fuzz(func(t *testing.T, header, query, authorization string) {
-		r := &http.Request{Header: http.Header{claimHeader: {header}, "Authorization": {authorization}}, URL: &url.URL{RawQuery: query}}
+		r := &http.Request{URL: &url.URL{RawQuery: query}}
+		r.Header = http.Header{claimHeader: {header}, "Authorization": {authorization}}
 		code, presents := presentedCode(r)
 		inURL, _ := url.ParseQuery(query)
 		text, must := header, true
@@ -125,10 +124,14 @@ func FuzzPresentedCode(f *testing.F) {
 	})
 }
 
-// Who is let in named this machine, an address, or what was allowed.
+// FuzzAdmit checks that an admitted request names this machine, an address, or what
+// was allowed.
 func FuzzAdmit(f *testing.F) {
 	policy := &originPolicy{hosts: []string{"usher.example.com"}, origins: []string{"https://example.com"}}
-	for _, host := range []string{"localhost:3000", "[::1]:3000", "a.localhost.", "usher.example.com.", "127.0.0.1.example.com", "localhost.example.com", "2130706433", "[localhost]", "localhost:80:90", ""} {
+	for _, host := range []string{
+		"localhost:3000", "[::1]:3000", "a.localhost.", "usher.example.com.", "127.0.0.1.example.com",
+		"localhost.example.com", "2130706433", "[localhost]", "localhost:80:90", "",
+	} {
 		f.Add(host, "http://"+host, true)
 	}
 	f.Add("localhost", "null", true)
@@ -153,6 +156,9 @@ func FuzzAdmit(f *testing.F) {
 		if _, err := netip.ParseAddr(name); err != nil && name != "usher.example.com" && !local(name) {
 			t.Fatalf("the host %q is let in", host)
 		}
+		if !sends || strings.EqualFold(origin, "https://example.com") {
+			return
+		}
 		_, place, _ := strings.Cut(origin, "//")
 		if end := strings.IndexAny(place, `/\?#`); end >= 0 {
 			place = place[:end]
@@ -160,13 +166,14 @@ func FuzzAdmit(f *testing.F) {
 		if i := strings.LastIndexByte(place, '@'); i >= 0 {
 			place = place[i+1:]
 		}
-		if place, err := url.PathUnescape(place); sends && strings.ToLower(origin) != "https://example.com" && (err != nil || !local(place)) {
+		if place, err := url.PathUnescape(place); err != nil || !local(place) {
 			t.Fatalf("the origin %q is let in", origin)
 		}
 	})
 }
 
-// Several lines of Accept are one; what allows more never allows less.
+// FuzzParseAccept checks that several lines of Accept count as one, and that a
+// longer list never allows less.
 func FuzzParseAccept(f *testing.F) {
 	f.Add("application/json", "text/event-stream")
 	f.Add("text/event-stream;q=0.9, */*", "text/html")
@@ -181,13 +188,16 @@ func FuzzParseAccept(f *testing.F) {
 		if a == "" || b == "" {
 			return // nothing said allows anything, and an empty item nothing
 		}
-		if both.json != (one.json || two.json) || both.stream != (one.stream || two.stream) || both.html != (one.html || two.html) {
+		want := both
+		want.json = one.json || two.json
+		want.stream = one.stream || two.stream
+		want.html = one.html || two.html
+		want.streamFirst = one.streamFirst || !one.json && two.streamFirst
+		if both != want || both.streamFirst && !both.stream {
 			t.Fatalf("%q: %+v, %q: %+v, both: %+v", a, one, b, two, both)
 		}
-		if both.streamFirst != (one.streamFirst || !one.json && two.streamFirst) || both.streamFirst && !both.stream {
-			t.Fatalf("%q: %+v, %q: %+v, both: %+v", a, one, b, two, both)
-		}
-		for kind, said := range map[string]bool{"application/json": one.json, "text/event-stream": one.stream, "text/html": one.html} {
+		allowed := map[string]bool{"application/json": one.json, "text/event-stream": one.stream, "text/html": one.html}
+		for kind, said := range allowed {
 			first, _, _ := strings.Cut(a, ";")
 			if strings.EqualFold(strings.TrimSpace(first), kind) && !strings.ContainsAny(a, ";,\"") && !said {
 				t.Fatalf("%q does not allow %s", a, kind)
@@ -196,9 +206,12 @@ func FuzzParseAccept(f *testing.F) {
 	})
 }
 
-// A size is a number and a unit, and nothing else.
+// FuzzParseSize checks that a size is a number and a unit, and nothing else.
 func FuzzParseSize(f *testing.F) {
-	for _, s := range []string{"4MiB", "1", "1024GiB", "1025GiB", "0", "-1", "4 MiB", "4MiB x", "+4", "1e3", "4MB", "99999999999999999999", "1099511627776", "0x10", "٤"} {
+	for _, s := range []string{
+		"4MiB", "1", "1024GiB", "1025GiB", "0", "-1", "4 MiB", "4MiB x", "+4", "1e3", "4MB",
+		"99999999999999999999", "1099511627776", "0x10", "٤",
+	} {
 		f.Add(s)
 	}
 	form := regexp.MustCompile(`^([0-9]+)(KiB|MiB|GiB)?$`)
@@ -221,26 +234,35 @@ func FuzzParseSize(f *testing.F) {
 	})
 }
 
-// What is left of a documentation has no tags any more, and without leave to have
-// them nothing is one.
+// FuzzParseDoc checks that the text that is left has no tags, and that there are
+// none if the rules allow none.
 func FuzzParseDoc(f *testing.F) {
-	f.Add("Text.\n@param {string} [a=1] text\n  more\n@webhook a/b\n @signature\tgithub X_WEBHOOK_SECRET\n@readonly\n@other")
+	f.Add("Text.\n@param {string} [a=1] text\n  more\n@webhook a/b\n" +
+		" @signature\tgithub X_WEBHOOK_SECRET\n@readonly\n@other")
 	f.Add("@param {{a: {b}}} p - text\r\n@webhook")
 	f.Add("\u00a0@webhook\u2003x\n@webhooks y\n@param\n  z")
 	everything := docRules{Hooks: true, Tags: true, Undeclared: true}
 	f.Fuzz(func(t *testing.T, doc string) {
-		if tags := parseDoc(doc, docRules{}); tags.IsHook || tags.Signature != "" || len(tags.params)+len(tags.annotations) > 0 || tags.description != strings.TrimSpace(tags.description) {
-			t.Fatalf("%q has tags: %+v", doc, tags)
+		tagged := func(tags docTags) bool {
+			// A misplaced @signature stays in the text, and lets nothing in.
+			signed := strings.HasPrefix(tags.Signature, "@signature")
+			return tags.IsHook || signed || len(tags.params)+len(tags.annotations) > 0
+		}
+		plain := parseDoc(doc, docRules{})
+		if tagged(plain) || plain.Signature != "" || plain.description != strings.TrimSpace(plain.description) {
+			t.Fatalf("%q has tags: %+v", doc, plain)
 		}
 		tags := parseDoc(doc, everything)
 		again := parseDoc(tags.description, everything)
-		misplaced := again.Signature != "" && !strings.HasPrefix(again.Signature, "@signature") // such a tag stays in the text, and lets nothing in
-		if again.IsHook || again.Signature != "" && !misplaced || len(again.params)+len(again.annotations) > 0 || again.description != tags.description {
+		if tagged(again) || again.description != tags.description {
 			t.Fatalf("%q leaves %q, which is read as %+v", doc, tags.description, again)
 		}
 		for _, p := range tags.params {
-			if p.name == "" || strings.ContainsAny(p.name, " \n.") || p.defaultValue != nil && !json.Valid(p.defaultValue) || p.defaultValue != nil && !p.optional {
-				t.Fatalf("%q: the parameter %+v", doc, p)
+			if p.name == "" || strings.ContainsAny(p.name, " \n.") {
+				t.Fatalf("%q: the parameter's name in %+v", doc, p)
+			}
+			if p.defaultValue != nil && (!json.Valid(p.defaultValue) || !p.optional) {
+				t.Fatalf("%q: the parameter's default value in %+v", doc, p)
 			}
 		}
 		if tags.Hook != "" && checkHookPath(tags.Hook) == nil {
@@ -252,12 +274,14 @@ func FuzzParseDoc(f *testing.F) {
 	})
 }
 
-// A tool's definition that was read is not changed by being read again, and has no
-// parameter _webhook.
+// FuzzParseMethod checks that a tool's definition stays the same when it is read
+// again, and has no parameter _webhook.
 func FuzzParseMethod(f *testing.F) {
-	f.Add(`{"name":"x","description":"a\n@param {string} [b=1] c\n@webhook d/e\n@signature github F","inputSchema":{"type":"object","properties":{"b":{}}}}`, "shell")
+	f.Add(`{"name":"x","description":"a\n@param {string} [b=1] c\n@webhook d/e\n@signature github F",`+
+		`"inputSchema":{"type":"object","properties":{"b":{}}}}`, "shell")
 	f.Add(`{"name":"x","description":"@param {object} p\n@param p.q.r s"}`, "node")
-	f.Add(`{"name":"x","inputSchema":{"properties":{"_webhook":{},"a":{"x-mcp-header":"A","type":"string"}},"required":["_webhook","a"]}}`, "hosted")
+	f.Add(`{"name":"x","inputSchema":{"properties":{"_webhook":{},"a":{"x-mcp-header":"A","type":"string"}},`+
+		`"required":["_webhook","a"]}}`, "hosted")
 	f.Fuzz(func(t *testing.T, definition, kind string) {
 		if checkJSON([]byte(definition), "it") != nil {
 			return
@@ -276,29 +300,35 @@ func FuzzParseMethod(f *testing.F) {
 			t.Fatalf("the schema of %s", shown)
 		}
 		for name, header := range m.headerParams {
-			if (http.Header{}).Get(paramHeader+header) != "" || !headerToken.MatchString(header) || m.paramTypes(name) == nil {
+			if !headerToken.MatchString(header) || m.paramTypes(name) == nil {
 				t.Fatalf("the parameter %q in the header %q", name, header)
 			}
 		}
 	})
 }
 
-// Arguments that fit are an object, and fit as they were returned.
+// FuzzCheckArguments checks that arguments that fit are an object, and fit again as
+// they were returned.
 func FuzzCheckArguments(f *testing.F) {
-	f.Add(`{"type":"object","properties":{"a":{"type":"integer","minimum":1},"b":{"anyOf":[{"type":"string"},{"$ref":"#/$defs/c"}]}},"required":["a"],"additionalProperties":false,"$defs":{"c":{"type":["null","array"],"items":{"enum":["x",1]}}}}`, `{"a":1,"b":["x",1]}`)
+	f.Add(`{"type":"object","properties":{"a":{"type":"integer","minimum":1},`+
+		`"b":{"anyOf":[{"type":"string"},{"$ref":"#/$defs/c"}]}},"required":["a"],"additionalProperties":false,`+
+		`"$defs":{"c":{"type":["null","array"],"items":{"enum":["x",1]}}}}`, `{"a":1,"b":["x",1]}`)
 	f.Add(`{"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}}`, `{}`)
-	f.Add(`{"properties":{"a":{"type":"string","format":"date-time"},"b":{"type":"string","contentEncoding":"base64"}}}`, `{"a":null,"a":"2026-11-21T10:00:00Z","b":"AA=="}`)
+	f.Add(`{"properties":{"a":{"type":"string","format":"date-time"},`+
+		`"b":{"type":"string","contentEncoding":"base64"}}}`,
+		`{"a":null,"a":"2026-11-21T10:00:00Z","b":"AA=="}`)
 	f.Add(`{"properties":{"a":false,"b":true},"additionalProperties":{"type":"number"}}`, `{"b":1e999,"c":1.0}`)
 	f.Fuzz(func(t *testing.T, schema, arguments string) {
-		if checkJSON([]byte(schema), "it") != nil || checkJSON([]byte(arguments), "it") != nil || !isObject([]byte(arguments)) {
+		invalid := checkJSON([]byte(schema), "it") != nil || checkJSON([]byte(arguments), "it") != nil
+		if invalid || !isObject([]byte(arguments)) {
 			return
 		}
 		var decoded any
 		_ = json.Unmarshal([]byte(schema), &decoded)
 		m := &Method{schema: func() any { return decoded }}
 		fit, err := m.checkArguments(json.RawMessage(arguments))
-		if wrong := (*argumentError)(nil); err != nil {
-			if !errors.As(err, &wrong) || wrong.want == "" {
+		if err != nil {
+			if wrong, ok := errors.AsType[*argumentError](err); !ok || wrong.want == "" {
 				t.Fatalf("%v", err)
 			}
 			return
@@ -307,17 +337,21 @@ func FuzzCheckArguments(f *testing.F) {
 		if err != nil || string(again) != string(fit) || !json.Valid(fit) || !isObject(fit) {
 			t.Fatalf("%s took %s, returned %s, and then %s, %v", schema, arguments, fit, again, err)
 		}
-		for _, name := range textList(objectIn(map[string]any{"s": decoded}, "s")["required"]) {
-			if object, _ := decoded.(map[string]any); object["$ref"] == nil && field(fit, name) == nil {
+		object, _ := decoded.(map[string]any)
+		for _, name := range textList(object["required"]) {
+			if object["$ref"] == nil && field(fit, name) == nil {
 				t.Fatalf("%s took %s without %q", schema, arguments, name)
 			}
 		}
 	})
 }
 
-// Whatever a method returns becomes a tool result.
+// FuzzToolResult checks that whatever a method returns becomes a tool result.
 func FuzzToolResult(f *testing.F) {
-	for _, s := range []string{`null`, `"a"`, `{"content":[]}`, `{"content":[{"type":"text"}],"x":1}`, `{"content":[{"type":"text","text":"<"}],"isError":true}`, ` [1]`, "{\n\"a\" : 1e999}", `{"content":null}`} {
+	for _, s := range []string{
+		`null`, `"a"`, `{"content":[]}`, `{"content":[{"type":"text"}],"x":1}`, ` [1]`, "{\n\"a\" : 1e999}",
+		`{"content":[{"type":"text","text":"<"}],"isError":true}`, `{"content":null}`,
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, value string) {
@@ -328,7 +362,8 @@ func FuzzToolResult(f *testing.F) {
 		if checkJSON(result, "it") != nil || bytes.ContainsAny(result, "\r\n") || !isToolResult(result) {
 			t.Fatalf("%s became %s", value, result)
 		}
-		if structured := field(result, "structuredContent"); structured != nil && !isObject(structured) && !isToolResult(json.RawMessage(value)) {
+		structured := field(result, "structuredContent")
+		if structured != nil && !isObject(structured) && !isToolResult(json.RawMessage(value)) {
 			t.Fatalf("%s became %s", value, result)
 		}
 		if again := toolResult(result); string(again) != string(result) {
@@ -338,12 +373,14 @@ func FuzzToolResult(f *testing.F) {
 	})
 }
 
-// An entry of a .mcp.json file that can be started got no secret of the daemon, has
-// a name and a folder, and is read alike each time.
+// FuzzParseConfig checks that an entry of a .mcp.json file that can be started gets
+// no secret of the daemon, has a name and a folder, and reads the same each time.
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(`{"mcpServers":{"m":{"command":"${A:-b}","args":["${C}"],"env":{"D":"e"}}}}`))
-	f.Add([]byte(`{"mcpServers":{"m":{"command":"${GITHUB_WEBHOOK_SECRET}","cwd":"${x_signing_secret:-a}"},"a b":{"command":"c"},"d":{"disabled":true}}}`))
-	f.Add([]byte("\ufeff" + `{"mcpServers":{"m":{"command":"c","cwd":"../d","shared":true,"type":"stdio","url":"x"},"n":{"url":"http://x"}}}`))
+	f.Add([]byte(`{"mcpServers":{"m":{"command":"${GITHUB_WEBHOOK_SECRET}","cwd":"${x_signing_secret:-a}"},` +
+		`"a b":{"command":"c"},"d":{"disabled":true}}}`))
+	f.Add([]byte("\ufeff" + `{"mcpServers":{"m":{"command":"c","cwd":"../d","shared":true,"type":"stdio","url":"x"},` +
+		`"n":{"url":"http://x"}}}`))
 	const secret = "5e0c1a7"
 	getenv := func(name string) (string, bool) {
 		if isSecretVariable(name) {
@@ -360,21 +397,25 @@ func FuzzParseConfig(f *testing.F) {
 			if d.Err != nil {
 				continue
 			}
-			if !moduleName.MatchString(d.Name) || !filepath.IsAbs(d.Launch.Dir) || d.Kind != kindConfig || d.Version == "" {
+			named := moduleName.MatchString(d.Name) && d.Kind == kindConfig && d.Version != ""
+			if !named || !filepath.IsAbs(d.Launch.Dir) {
 				t.Fatalf("%q: %+v", raw, d)
 			}
-			if whole := string(marshal(d.Launch)); strings.Contains(whole, secret) && !bytes.Contains(raw, []byte(secret)) {
+			whole := string(marshal(d.Launch))
+			if strings.Contains(whole, secret) && !bytes.Contains(raw, []byte(secret)) {
 				t.Fatalf("%q: a secret is in %s", raw, whole)
 			}
-			if slices.ContainsFunc(d.Launch.Env, func(entry string) bool { return !strings.Contains(entry, "=") }) {
-				t.Fatalf("%q: %q", raw, d.Launch.Env)
+			for _, entry := range d.Launch.Env {
+				if !strings.Contains(entry, "=") {
+					t.Fatalf("%q: %q", raw, d.Launch.Env)
+				}
 			}
 		}
 	})
 }
 
-// Lines are what stands between ends of lines, without those that are blank or too
-// long.
+// FuzzLineReader checks that lines are read in order, without those that are blank
+// or too long.
 func FuzzLineReader(f *testing.F) {
 	f.Add([]byte("one\r\n\n  \ntwo\nthree"), uint8(4))
 	f.Add(append(bytes.Repeat([]byte("x"), 70_000), "\nok"...), uint8(200))
@@ -406,10 +447,11 @@ func FuzzLineReader(f *testing.F) {
 	})
 }
 
-// A session begins in a version that has sessions, and what its client can do is
-// the same in the form in which clients say it.
+// FuzzParseInitialize checks that a session begins in a version that has sessions,
+// and that its client's capabilities encode to what was read.
 func FuzzParseInitialize(f *testing.F) {
-	f.Add(`{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{"url":{}},"sampling":{"tools":{}},"roots":{"listChanged":true}}}`)
+	f.Add(`{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{"url":{}},"sampling":{"tools":{}},` +
+		`"roots":{"listChanged":true}}}`)
 	f.Add(`{"protocolVersion":"1","capabilities":{"elicitation":{}}}`)
 	f.Add(`{"protocolVersion":1}`)
 	f.Fuzz(func(t *testing.T, params string) {
@@ -429,8 +471,8 @@ func FuzzParseInitialize(f *testing.F) {
 	})
 }
 
-// What was signed with the key is good exactly while its time stamp is, and with no
-// other key.
+// FuzzSignatureTime checks that a signature is good exactly while its time stamp is,
+// and with no other key.
 func FuzzSignatureTime(f *testing.F) {
 	f.Add("standard", "msg", "1700000000", []byte("{}"), []byte("key"))
 	f.Add("stripe", "", "-1", []byte{0xff}, []byte{})
@@ -444,12 +486,18 @@ func FuzzSignatureTime(f *testing.F) {
 		if scheme == "standard" {
 			text = "whsec_" + base64.StdEncoding.EncodeToString(key)
 		}
-		h := http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {stamp}, "X-Slack-Request-Timestamp": {stamp}, "Stripe-Signature": {"t=" + stamp}}
+		h := http.Header{
+			"Webhook-Id":                {id},
+			"Webhook-Timestamp":         {stamp},
+			"X-Slack-Request-Timestamp": {stamp},
+			"Stripe-Signature":          {"t=" + stamp},
+		}
 		given := signatureSchemes[scheme](h, now)
 		mark := given.version + given.encode(hmacOf(string(key), given.prefix+string(body)))
-		for name, value := range map[string]string{"Webhook-Signature": mark, "X-Hub-Signature-256": mark, "X-Slack-Signature": mark, "Stripe-Signature": "t=" + stamp + ",v1=" + mark} {
-			h.Set(name, value)
+		for _, name := range []string{"Webhook-Signature", "X-Hub-Signature-256", "X-Slack-Signature"} {
+			h.Set(name, mark)
 		}
+		h.Set("Stripe-Signature", "t="+stamp+",v1="+mark)
 		if good := isSigned(scheme, text, h, body, now); good != (given.stale == nil) {
 			t.Fatalf("%s at %q: good %v, stale: %v", scheme, stamp, good, given.stale)
 		}

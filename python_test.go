@@ -36,7 +36,8 @@ func TestPythonSyntax(t *testing.T) {
 	pythonTestVersion(t)
 	const code = "import ast, sys\n" +
 		"for f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
-	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt", "examples/shop/tables.usher.py", "examples/dates/dates.py"}
+	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt", "examples/shop/tables.usher.py",
+		"examples/dates/dates.py"}
 	out, err := exec.Command(pythonFor("."), append([]string{"-c", code}, files...)...).CombinedOutput()
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
@@ -99,12 +100,14 @@ func TestPythonParameters(t *testing.T) {
 		{"echo", `{}`, `{}`},
 		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":"red"}},"unknown":1}`, `{"bed":["Bed",` + bed(bed2) + `]}`},
 		{"echo", `{"beds":[{"rows":1}],"by_name":{"a":{"rows":1}},"by_day":{"7":"x"}}`,
-			`{"beds":["list",[` + bed("null") + `]],"by_name":["dict",{"a":` + bed("null") + `}],"by_day":["dict",{"7":"x"}]}`},
+			`{"beds":["list",[` + bed("null") + `]],` +
+				`"by_name":["dict",{"a":` + bed("null") + `}],"by_day":["dict",{"7":"x"}]}`},
 		{"echo", `{"n":12345678901234567890123,"x":1}`, `{"n":["int",12345678901234567890123],"x":["float",1.0]}`},
 		{"echo", `{"n":2.0,"either":2}`, `{"n":["int",2],"either":["int",2]}`},
 		{"echo", `{"either":{"rows":1}}`, `{"either":["Bed",` + bed("null") + `]}`},
 		{"echo", `{"at":"2026-01-02T03:04:05.123456789Z","on":"2026-01-02","data":"aGk="}`,
-			`{"at":["datetime","2026-01-02T03:04:05.123456+00:00"],"on":["date","2026-01-02"],"data":["bytes","aGk="]}`},
+			`{"at":["datetime","2026-01-02T03:04:05.123456+00:00"],` +
+				`"on":["date","2026-01-02"],"data":["bytes","aGk="]}`},
 		{"echo", `{"at":"2026-01-02T03:04:05+02:00"}`, `{"at":["datetime","2026-01-02T03:04:05+02:00"]}`},
 		{"echo", `{"some":[1,1],"pair":[1,"a"],"anything":[{}]}`,
 			`{"some":["set",[1]],"pair":["tuple",[1,"a"]],"anything":["list",[{}]]}`},
@@ -115,7 +118,8 @@ func TestPythonParameters(t *testing.T) {
 		{"echo", `{"by_day":{"x":"y"}}`, `parameter "by_day": invalid literal for int() with base 10: 'x'`},
 		{"echo", `{"on":"2026-01-99"}`, `parameter "on": day is out of range for month`},
 		{"required", `{"name":"a","times":null}`, `["a",null]`},
-		{"keywords", `{"n":2,"a":[1],"_webhook":{"method":"POST"}}`, `{"n":2,"rest":{"a":[1],"_webhook":{"method":"POST"}}}`},
+		{"keywords", `{"n":2,"a":[1],"_webhook":{"method":"POST"}}`,
+			`{"n":2,"rest":{"a":[1],"_webhook":{"method":"POST"}}}`},
 		{"positional", `{"a":1}`, `[1,2,3]`},
 		{"positional", `{"a":1,"b":null,"c":4}`, `[1,null,4]`},
 		{"positional", `{"a":1,"c":4}`, `[1,2,4]`},
@@ -200,8 +204,8 @@ func TestPythonProtocol(t *testing.T) {
 	const info, warning = message + `"level":"info","logger":"calls",`, message + `"level":"warning","logger":"calls",`
 	p.exchange([]lineExchange{
 		{`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}`,
-			`{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{},"logging":{}},` +
-				`"serverInfo":{"name":"calls","version":"1"},` +
+			`{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18",` +
+				`"capabilities":{"tools":{},"logging":{}},"serverInfo":{"name":"calls","version":"1"},` +
 				`"instructions":"Returns, raises, prints and waits in all ways there are."}}`},
 		{`{"jsonrpc":"2.0","id":"p","method":"ping"}`, `{"jsonrpc":"2.0","id":"p","result":{}}`},
 		{`{"jsonrpc":"2.0","id":5,"method":"server/discover"}`,
@@ -209,7 +213,8 @@ func TestPythonProtocol(t *testing.T) {
 		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"nothing"}}`,
 			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
 		// Notifications have no answer.
-		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" + `{"jsonrpc":"2.0","id":9,"result":{}}` + "\n" +
+		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" +
+			`{"jsonrpc":"2.0","id":9,"result":{}}` + "\n" +
 			`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":77}}` + "\n" +
 			`{"jsonrpc":"2.0","id":"q","method":"ping"}`, `{"jsonrpc":"2.0","id":"q","result":{}}`},
 		{`{"jsonrpc":"2.0","id":"x","method":"tools/call","params":` +
@@ -261,7 +266,7 @@ func TestPythonFailsToLoad(t *testing.T) {
 	write(t, filepath.Join(dir, "broken.py"), "x = (\n")
 	files := map[string]struct{ text, want string }{
 		"syntax":   {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
-		"import":   {"\n\nimport no_such_thing\n", "import.usher.py:3: ModuleNotFoundError: No module named 'no_such_thing'"},
+		"import":   {"\n\nimport no_such\n", "import.usher.py:3: ModuleNotFoundError: No module named 'no_such'"},
 		"inner":    {"import helper\n", "helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'"},
 		"neighbor": {"import broken\n", "broken.py:"}, // the line is the version's choice
 		"library":  {"import json\njson.loads('{')\n", "library.usher.py:2: JSONDecodeError: "},

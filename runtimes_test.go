@@ -4,11 +4,11 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 )
@@ -17,31 +17,42 @@ func TestModuleFiles(t *testing.T) {
 	for file, want := range map[string]string{
 		"a.usher.go": "a go", "a.usher.py": "a python", "a.usher.ts": "a node", "a.usher.mjs": "a node",
 		"a.usher.sh": "a shell", "a.usher": "a executable", "a-b_1.usher.go": "a-b_1 go",
-		"a.usher.rb": "", "a.go": "", "usher.go": "", "a.usher.go.bak": "", "a.usher~": "", "a.b.usher": "a.b executable",
+		"a.usher.rb": "", "a.go": "", "usher.go": "", "a.usher.go.bak": "", "a.usher~": "",
+		"a.b.usher": "a.b executable",
 	} {
 		name, kind, ok := moduleFile(file)
-		if got := name + " " + string(kind); ok != (want != "") || ok && got != want {
-			t.Errorf("%s: %q", file, got)
+		got := ""
+		if ok {
+			got = name + " " + string(kind)
 		}
+		check(t, file, got, want)
 	}
 }
 
 func TestParseConfig(t *testing.T) {
-	env := map[string]string{"HOME": "/h", "EMPTY": "", "ODD": "\"\n\\\"", webhookSecretVar: "s3cret", "stripe_signing_secret": "s3cret"}
+	env := map[string]string{
+		"HOME": "/h", "EMPTY": "", "ODD": "\"\n\\\"", webhookSecretVar: "s3cret", "stripe_signing_secret": "s3cret",
+	}
 	getenv := func(k string) (string, bool) { v, ok := env[k]; return v, ok }
 	for _, tt := range []struct{ name, entry, want string }{
 		{"a command and its arguments", `{"command":"node","args":["x","y z"]}`, "node x|y z"},
-		{"variables", `{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$5","${EMPTY}"]}`, "/h/bin/srv d|$5|"},
-		{"a variable that JSON has to escape", `{"command":"x","args":["${ODD}","${ODD}","${NO:-\"}"],"env":{"A":"${NO:-}${HOME}"}}`, "x \"\n\\\"|\"\n\\\"|\" A=/h"},
+		{"variables", `{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$5","${EMPTY}"]}`,
+			"/h/bin/srv d|$5|"},
+		{"a variable that JSON has to escape",
+			`{"command":"x","args":["${ODD}","${NO:-\"}"],"env":{"A":"${NO:-}${HOME}"}}`, "x \"\n\\\"|\" A=/h"},
 		{"two in one default", `{"command":"x","args":["${NO:-y","z}"]}`, "x ${NO:-y|z}"},
 		{"environment", `{"command":"x","env":{"B":"${HOME}","A":"1"}}`, "x  A=1|B=/h"},
 		{"a variable that is not set", `{"command":"x","args":["${NOPE}"]}`, "${NOPE} is not set"},
 		{"the daemon's secret", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET}"}}`, "a secret of the daemon"},
-		{"the daemon's secret with a default", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`, "a secret of the daemon"},
+		{"the daemon's secret with a default", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`,
+			"a secret of the daemon"},
 		{"a signature's key", `{"command":"x","args":["${stripe_signing_secret}"]}`, "a secret of the daemon"},
 		{"variables as others write them", `{"command":"x","args":["${env:KEY}"]}`, "write ${NAME}"},
-		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`, "${input:api-key} is not known to usher"},
-		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`, `~/x $HOME/y|a$1|~  ~/ and $NAME are passed on as they stand, as no shell reads them: write ${HOME}/ and ${NAME}`},
+		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
+			"${input:api-key} is not known to usher"},
+		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`,
+			`~/x $HOME/y|a$1|~  ~/ and $NAME are passed on as they stand, ` +
+				`as no shell reads them: write ${HOME}/ and ${NAME}`},
 		{"no command", `{"args":[]}`, `no "command"`},
 		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `"args": ["-y", "mcp-remote", URL]`},
 		{"a folder below", `{"command":"x","cwd":"sub"}`, "x   /w/sub"},
@@ -49,79 +60,88 @@ func TestParseConfig(t *testing.T) {
 		{"one process for all", `{"command":"x","shared":true}`, "x   shared"},
 		{"shared as text", `{"command":"x","shared":"yes"}`, `"shared": want bool, got string`},
 		{"what is known", `{"type":"stdio","command":"x","disabled":false}`, "x"},
-		{"what is not", `{"command":"x","timeout":5,"Args":[]}`, `x   the field "timeout" says nothing to usher, the field "Args" says nothing to usher`},
+		{"what is not", `{"command":"x","timeout":5,"Args":[]}`,
+			`x   the field "timeout" says nothing to usher, the field "Args" says nothing to usher`},
 		{"a command in another case", `{"Command":"x"}`, `no "command"`},
 		{"a command that is a list", `{"command":["x"]}`, `"command": want string, got array`},
 		{"arguments that are text", `{"command":"x","args":"y"}`, `"args": want []string, got string`},
 		{"an entry that is text", `"x"`, "not an object"},
 	} {
-		list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w", getenv)
-		if err != nil || len(list) != 1 {
-			t.Fatalf("%s: %v %v", tt.name, list, err)
-		}
-		l := list[0].Launch
-		got := l.Path + " " + strings.Join(l.Args, "|") + " " + strings.Join(l.Env, "|")
-		if l.Dir != "/w" {
-			got += " " + l.Dir
-		}
-		if l.Shared {
-			got += " shared"
-		}
-		got = strings.TrimRight(got+" "+strings.Join(list[0].Problems, ", "), " ")
-		if list[0].Err != nil {
-			got = list[0].Err.Error()
-		}
-		if got != tt.want && !strings.Contains(got, tt.want) {
-			t.Errorf("%s: %q, want %q", tt.name, got, tt.want)
-		}
+		t.Run(tt.name, func(t *testing.T) {
+			list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w", getenv)
+			must(t, err)
+			if len(list) != 1 {
+				t.Fatalf("got %+v", list)
+			}
+			l := list[0].Launch
+			got := l.Path + " " + strings.Join(l.Args, "|") + " " + strings.Join(l.Env, "|")
+			if l.Dir != "/w" {
+				got += " " + l.Dir
+			}
+			if l.Shared {
+				got += " shared"
+			}
+			got += " " + strings.Join(list[0].Problems, ", ")
+			if list[0].Err != nil {
+				got = list[0].Err.Error()
+				checkContains(t, "error", got, tt.want)
+				return
+			}
+			check(t, "entry", strings.TrimRight(got, " "), tt.want)
+		})
 	}
+	const bad, good = `"a b":{"command":"x"}`, `"c":{"command":"x"}`
+	const off = `"d":{"command":"x","disabled":true},"e":{"command":"x","enabled":false}`
+	list, err := configModules([]byte("\ufeff"+`{"mcpServers":{`+bad+`,`+good+`,`+off+`}}`), "/w", getenv)
+	must(t, err)
+	check(t, "entries that are not disabled", len(list), 2)
+	check(t, "a bad name is refused", list[0].Err != nil, true)
+	check(t, "a good name", list[1].Err, nil)
+}
+
+func TestParseConfigErrors(t *testing.T) {
 	for raw, want := range map[string]string{
-		``: "is empty", `[]`: `"mcpServers"`, `{"mcpServers":[]}`: `"mcpServers"`, `{"mcpservers":{}}`: `"mcpServers"`,
+		``:                                "is empty",
+		`[]`:                              `"mcpServers"`,
+		`{"mcpServers":[]}`:               `"mcpServers"`,
+		`{"mcpservers":{}}`:               `"mcpServers"`,
 		`{"servers":{}}`:                  `as "servers" is to be called here`,
 		`{"mcpServers":{}`:                "at line 1, column 16",
-		"{\n // no\n}":                    "at line 2, column 2: invalid character '/' looking for beginning of object key string; JSON has no comments",
+		"{\n // no\n}":                    "at line 2, column 2: invalid character '/'",
+		"{ // no\n}":                      "JSON has no comments",
 		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3, column 1: ",
 	} {
-		if _, err := configModules([]byte(raw), "/w", getenv); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %q in it", raw, err, want)
-		}
-	}
-	raw := "\ufeff" + `{"mcpServers":{"a b":{"command":"x"},"c":{"command":"x"},"d":{"command":"x","disabled":true},"e":{"command":"x","enabled":false}}}`
-	list, err := configModules([]byte(raw), "/w", getenv)
-	if err != nil || len(list) != 2 || list[0].Err == nil || list[1].Err != nil {
-		t.Errorf("a bad name, and one that is disabled: %+v %v", list, err)
+		_, err := configModules([]byte(raw), "/w", func(string) (string, bool) { return "", false })
+		checkContains(t, raw, fmt.Sprint(err), want)
 	}
 }
 
 func TestMissingPrograms(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
+	const missing = ": executable file not found in $PATH"
 	for program, want := range map[string]string{
-		"python3":           `command "python3": executable file not found in $PATH: install Python 3, or make a .venv beside the module`,
-		"npx -y @scope/foo": `command "npx": no such file or directory: "command" is a program alone: put -y @scope/foo into "args"`,
-		"gone":              `command "gone": executable file not found in $PATH`,
-		"/w/bin/gone":       `command "gone": no such file or directory`,
+		"python3": `command "python3"` + missing + `: install Python 3, or make a .venv beside the module`,
+		"npx -y @scope/foo": `command "npx": no such file or directory: "command" is a program alone: ` +
+			`put -y @scope/foo into "args"`,
+		"gone":        `command "gone"` + missing,
+		"/w/bin/gone": `command "gone": no such file or directory`,
 	} {
 		_, err := launch{Path: program, Dir: "/w"}.resolve()
 		if err == nil {
 			t.Fatalf("%s is there", program)
 		}
-		if got := explain(cantStart("m", err)); got != `module "m" can't start: `+want {
-			t.Errorf("%s:\n got %s\nwant %s", program, got, want)
-		}
+		check(t, program, explain(cantStart("m", err)), `module "m" can't start: `+want)
 	}
 }
 
 func TestWorkerEnv(t *testing.T) {
-	environ := []string{"A=1", webhookSecretVar + "=x", "Github_Webhook_Secret=y", "X_SIGNING_SECRET=z", nestedVar + "=/m"}
-	got := workerEnv(environ, "/s", []string{"B=2"})
-	if want := []string{"A=1", "B=2", nestedVar + "=/m:/s"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	secrets := []string{webhookSecretVar + "=x", "Github_Webhook_Secret=y", "X_SIGNING_SECRET=z"}
+	environ := append([]string{"A=1", nestedVar + "=/m"}, secrets...)
+	check(t, "environment", workerEnv(environ, "/s", []string{"B=2"}), []string{"A=1", "B=2", nestedVar + "=/m:/s"})
 }
 
-// TestFoldersExchangedForLinks has a folder exchanged for a link to another and
-// back, while modules are looked for and read: none of the other's is read in its
-// place.
+// TestFoldersExchangedForLinks exchanges a folder for a link to another folder and
+// back, while modules are searched and read: no file of the other folder is read.
 func TestFoldersExchangedForLinks(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
@@ -149,8 +169,8 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 	}()
 	for range 500 {
 		for _, d := range scanFolders([]string{dir}, 0).modules {
-			if text, _, err := readSource(d.Source, d.Kind); err == nil && string(text) != owner[filepath.Dir(d.Source)] {
-				t.Errorf("%s is read as %s", d.Source, text)
+			if text, _, err := readSource(d.Source, d.Kind); err == nil {
+				check(t, d.Source, string(text), owner[filepath.Dir(d.Source)])
 			}
 		}
 	}
@@ -162,9 +182,8 @@ func TestUnreadableFilesKeepTheirModules(t *testing.T) {
 	s := &scan{seen: make(map[entryKey]bool)}
 	s.fail("/w/p", errors.New("too many open files"))
 	s.fail("/w/q", &fs.PathError{Err: fs.ErrNotExist})
-	for path, want := range map[string]bool{"/w/p/a.usher": true, "/w/p": true, "/w/pp/a.usher": false, "/w/q/a.usher": false} {
-		if got := s.has(discovered{Path: path, Source: path}); got != want {
-			t.Errorf("%s is still there: %v", path, got)
-		}
+	still := map[string]bool{"/w/p/a.usher": true, "/w/p": true, "/w/pp/a.usher": false, "/w/q/a.usher": false}
+	for path, want := range still {
+		check(t, path+" is still there", s.has(discovered{Path: path, Source: path}), want)
 	}
 }

@@ -47,7 +47,8 @@ func TestShellModule(t *testing.T) {
 		{"a flood", "flood", ``, "larger than 32 MiB"},
 		{"a process left behind", "forks", ``, "done"},
 		{"all memory", "hog", ``, `"isError":true`},
-		{"an argument that is too long", "args", `{"a":"` + strings.Repeat("x", 200_000) + `"}`, "argument list too long"},
+		{"an argument that is too long", "args", `{"a":"` + strings.Repeat("x", 200_000) + `"}`,
+			"argument list too long"},
 		{"a NUL", "args", `{"a":"x\u0000y"}`, "invalid argument"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -126,7 +127,8 @@ func TestShellNames(t *testing.T) {
 				{"touch", "a", "touched a"},
 				{"touch", "gone", "the script defines no function touch"},
 			} {
-				out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "m", tt.name, `{"text":"`+tt.text+`"}`)
+				arguments := `{"text":"` + tt.text + `"}`
+				out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "m", tt.name, arguments)
 				checkContains(t, tt.name+" "+tt.text, out+stderr, tt.want)
 			}
 			check(t, "files", folderNames(t, dir), []string{"m.usher.sh"})
