@@ -205,7 +205,8 @@ func TestAskWithoutAClient(t *testing.T) {
 	const want = "call it as a tool, from an MCP client"
 	for _, module := range []string{"old", "named", "new"} {
 		t.Run("usher call, "+module, func(t *testing.T) {
-			_, stderr, status := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, module, "ask", string(marshal(ask)))
+			flags := []string{"call", "-base", t.TempDir(), "-dir", dir}
+			_, stderr, status := usher(t, "", append(flags, module, "ask", string(marshal(ask)))...)
 			check(t, "exit status", status, 1)
 			checkContains(t, "stderr", stderr, want)
 		})

@@ -1,5 +1,5 @@
 // What clients with sessions are told of resources: over crashes of the module,
-// and until their claim ends. Of those without sessions, see listenersInAScope.
+// and until their claim ends. Of those without sessions, see TestModernListenersInAScope.
 
 package main
 

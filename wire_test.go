@@ -250,9 +250,10 @@ func TestOldSSE(t *testing.T) {
 	}
 }
 
-// oldSSEToTheEnd follows two sessions side by side: one whose claim ends,
+// TestOldSSEToTheEnd follows two sessions side by side: one whose claim ends,
 // and one that goes.
-func oldSSEToTheEnd(t *testing.T) {
+func TestOldSSEToTheEnd(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir)
 	proj := newClaimFor(t, base, dir+"/proj")
@@ -493,8 +494,9 @@ func TestResumeByVersion(t *testing.T) {
 	}
 }
 
-// resumeInAScope resumes streams after the claim has changed.
-func resumeInAScope(t *testing.T) {
+// TestResumeInAScope resumes streams after the claim has changed.
+func TestResumeInAScope(t *testing.T) {
+	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "good tools=progress,release")
 	d := daemonOptions{base: base}.start(t, dir)
