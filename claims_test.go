@@ -57,21 +57,15 @@ func newDataDir(t testing.TB) string { return filepath.Join(t.TempDir(), "base",
 func writeClaimsFile(t testing.TB, dataDir, content string) string {
 	t.Helper()
 	path := filepath.Join(dataDir, "claims.json")
-	if err := os.MkdirAll(dataDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(dataDir, 0o700))
+	must(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
 func mustCreate(t testing.TB, s *ClaimStore) Claim {
 	t.Helper()
 	c, err := s.Create(t.Context(), "/w/p", "", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -79,9 +73,7 @@ func mustCreate(t testing.TB, s *ClaimStore) Claim {
 func fileCodes(t testing.TB, dataDir string) map[Code]bool {
 	t.Helper()
 	snap, err := readClaims(filepath.Join(dataDir, "claims.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	snap.file.Close()
 	codes := map[Code]bool{}
 	for _, c := range snap.claims {
@@ -135,9 +127,7 @@ func TestParseCode(t *testing.T) {
 
 func TestCodeIsRedacted(t *testing.T) {
 	c, err := parseClaim(json.RawMessage(strings.Replace(claimA, "AAAAAA", "R3K9QZ", 1)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var out bytes.Buffer
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%10.2s", "%T"} {
 		fmt.Fprintf(&out, verb+"\n", c.Code)
@@ -185,9 +175,7 @@ func TestCreateListRevoke(t *testing.T) {
 	s := testStore(t, dir)
 	ctx := t.Context()
 	long, err := s.Create(ctx, "/w/<p>", "phone & co", 2*time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	short := mustCreate(t, s)
 	if got := long.ExpiresAt.Sub(long.CreatedAt); got != 2*time.Hour {
 		t.Errorf("lives for %v", got)
@@ -334,16 +322,12 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 func TestFileThatIsNone(t *testing.T) {
 	t.Run("folder", func(t *testing.T) {
 		dir := newDataDir(t)
-		if err := os.MkdirAll(filepath.Join(dir, "claims.json"), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Join(dir, "claims.json"), 0o700))
 		wantUnreadable(t, dir, "")
 	})
 	t.Run("link to nowhere", func(t *testing.T) {
 		dir := newDataDir(t)
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(dir, 0o700))
 		if err := os.Symlink("nowhere", filepath.Join(dir, "claims.json")); err != nil {
 			t.Skip(err)
 		}
@@ -352,9 +336,7 @@ func TestFileThatIsNone(t *testing.T) {
 	t.Run("link to a file", func(t *testing.T) {
 		dir := newDataDir(t)
 		real := writeClaimsFile(t, t.TempDir(), "["+claimA+"]")
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(dir, 0o700))
 		if err := os.Symlink(real, filepath.Join(dir, "claims.json")); err != nil {
 			t.Skip(err)
 		}
@@ -432,9 +414,7 @@ func TestExpiry(t *testing.T) {
 		s := testStore(t, dir)
 		first := mustCreate(t, s)
 		second, err := s.Create(t.Context(), "/w", "", 2*time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		want := func(code Code, ok bool) {
 			t.Helper()
 			if _, got, err := s.Lookup(code); got != ok || err != nil {
@@ -473,9 +453,7 @@ func TestPurgeThatFails(t *testing.T) {
 	content := "[" + claimA + "," + claimX + "]"
 	path := writeClaimsFile(t, dir, content)
 	// A file where the token's folder belongs stops every writer, root too.
-	if err := os.WriteFile(filepath.Join(dir, "claims.lock"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(dir, "claims.lock"), nil, 0o600))
 	var logged bytes.Buffer
 	s := openClaims(dir, slog.New(slog.NewTextHandler(&logged, nil)))
 	list, err := s.List(t.Context())
@@ -509,13 +487,9 @@ func holdElsewhere(t *testing.T, token *writeToken) {
 // setTokens makes these the files of the token's folder.
 func setTokens(t *testing.T, token *writeToken, names ...string) {
 	t.Helper()
-	if err := errors.Join(os.RemoveAll(token.dir), os.MkdirAll(token.dir, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.RemoveAll(token.dir), os.MkdirAll(token.dir, 0o700)))
 	for _, name := range names {
-		if err := os.WriteFile(filepath.Join(token.dir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(token.dir, name), nil, 0o600))
 	}
 }
 
@@ -553,9 +527,7 @@ func TestTakingTheToken(t *testing.T) {
 			setTokens(t, s.token, tt.tokens...)
 			_, err := s.Create(t.Context(), "/w", "", time.Hour)
 			if tt.want == "" {
-				if err != nil {
-					t.Fatal(err)
-				}
+				must(t, err)
 				got := slices.DeleteFunc(folderNames(t, s.token.dir), func(n string) bool { return n == ".DS_Store" })
 				if !slices.Equal(got, []string{"free"}) {
 					t.Errorf("token folder holds %q", got)
@@ -576,9 +548,7 @@ func TestTakingTheToken(t *testing.T) {
 func deadPID(t *testing.T) int {
 	cmd := exec.Command(os.Args[0], "-test.run=^$")
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Run())
 	return cmd.Process.Pid
 }
 
@@ -617,9 +587,7 @@ func TestLookupSeesEveryReplacement(t *testing.T) {
 		temp := filepath.Join(dir, "t")
 		for range 2 { // the second would get the inode of the one that was read
 			err := os.WriteFile(temp, []byte("["+record+"]"), 0o600)
-			if err := errors.Join(err, os.Chtimes(temp, at, at), os.Rename(temp, path)); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(err, os.Chtimes(temp, at, at), os.Rename(temp, path)))
 		}
 		if _, ok, err := s.Lookup(code); !ok || err != nil {
 			t.Fatalf("round %d: new code: %v, %v", n, ok, err)
@@ -751,9 +719,7 @@ func TestDeletedAtRandom(t *testing.T) {
 		}
 		done++
 		snap, err := readClaims(trash)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		snap.file.Close()
 		if slices.ContainsFunc(snap.claims, func(c Claim) bool { return deleted[c.Code] }) {
 			undone++
@@ -783,9 +749,7 @@ func TestClaimsChild(t *testing.T) {
 	defer s.Close()
 	count, err1 := strconv.Atoi(job[1])
 	stale, err2 := time.ParseDuration(job[2])
-	if err := errors.Join(err1, err2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err1, err2))
 	s.token.stale = stale
 	var once sync.Once
 	s.token.step = func(at string) {
@@ -822,9 +786,7 @@ func startClaimsChild(t *testing.T, dir string, count int, stale time.Duration, 
 	cmd.Stderr = os.Stderr
 	stdin, err1 := cmd.StdinPipe()
 	stdout, err2 := cmd.StdoutPipe()
-	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(err1, err2, cmd.Start()))
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	return &claimsChild{cmd, stdin, bufio.NewScanner(stdout)}
 }
@@ -969,9 +931,7 @@ func TestKilledAtEachStep(t *testing.T) {
 func TestKilledWhilePreparing(t *testing.T) {
 	dir := newDataDir(t)
 	s := testStore(t, dir)
-	if err := os.MkdirAll(s.token.dir+".tmp."+s.token.newName(), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(s.token.dir+".tmp."+s.token.newName(), 0o700))
 	wantNextWriter(t, s)
 	wantTidy(t, dir)
 }
@@ -998,9 +958,7 @@ func TestStoppedWriter(t *testing.T) {
 			if _, ok := child.next("at"); !ok {
 				t.Fatal("the writer did not come to that step")
 			}
-			if err := child.cmd.Process.Signal(stop); err != nil {
-				t.Fatal(err)
-			}
+			must(t, child.cmd.Process.Signal(stop))
 			want := map[Code]bool{before.Code: true}
 			for range 3 {
 				want[mustCreate(t, s).Code] = true
@@ -1010,9 +968,7 @@ func TestStoppedWriter(t *testing.T) {
 			}
 			delete(want, before.Code)
 			io.WriteString(child.stdin, "\n")
-			if err := child.cmd.Process.Signal(cont); err != nil {
-				t.Fatal(err)
-			}
+			must(t, child.cmd.Process.Signal(cont))
 			codes := child.codes()
 			if len(codes) != 1 {
 				t.Fatalf("the stopped writer created %d claims", len(codes))

@@ -52,9 +52,7 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 		write(t, path, got)
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("%s: %s", name, diff)
 	}
@@ -63,16 +61,12 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 func TestPrinted(t *testing.T) {
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	base := t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "good tools=x,handleY")
 	writeFake(t, dir+"/other/a.usher", "good tools=x")
 	write(t, dir+"/proj/broken.usher.go", "//go:build usher\n\npackage main\n\nfunc X( {}\n")
-	if err := os.Mkdir(dir+"/empty", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(dir+"/empty", 0o755))
 	for _, tt := range []struct {
 		name string
 		args string
@@ -261,13 +255,9 @@ func TestRefusedCommands(t *testing.T) {
 	locked := t.TempDir()
 	write(t, locked+"/.data/claims.lock", "a file where a folder should be")
 	unreadable := t.TempDir()
-	if err := os.MkdirAll(unreadable+"/.data/claims.json", 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(unreadable+"/.data/claims.json", 0o700))
 	dangling := dir + "/dangling.usher.sh"
-	if err := os.Symlink(dir+"/nowhere", dangling); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Symlink(dir+"/nowhere", dangling))
 	file := dir + "/file.usher.go"
 	write(t, file, "mine")
 	corrupt := t.TempDir()
@@ -445,9 +435,7 @@ func TestPrivateData(t *testing.T) {
 			}
 		}
 		for mode, want := range map[os.FileMode]string{0o722: "chmod go-w", 0o770: "chmod go-w", 0o755: "Claim code: "} {
-			if err := os.Chmod(base+folder, mode); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.Chmod(base+folder, mode))
 			claim(want)
 		}
 		if os.Chmod(base+folder, 0o700) == nil && os.Chown(base+folder, 1234, -1) == nil { // only root may
@@ -479,15 +467,11 @@ func TestPublicURL(t *testing.T) {
 	address, _, _ = strings.Cut(address, "\n")
 	for host, want := range map[string]int{"usher.example": http.StatusBadRequest, "other.example": http.StatusForbidden} {
 		req, err := http.NewRequest(http.MethodPost, "http://"+address, strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		req.Host = host
 		req.Header.Set("Content-Type", "application/json")
 		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		res.Body.Close()
 		if res.StatusCode != want {
 			t.Errorf("%s: %s", host, res.Status)
@@ -777,13 +761,9 @@ func TestCompletion(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
 	c := newClaimFor(t, base, dir)
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	write(t, dir+"/bin/usher", "#!/bin/sh\n"+runAsUsher+"=1 exec '"+exe+"' \"$@\"\n")
-	if err := os.Chmod(dir+"/bin/usher", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dir+"/bin/usher", 0o755))
 	writeFake(t, dir+"/odd.usher", "good tools=say,$(touch${IFS}"+base+"/ran)")
 	shells := map[string][]string{
 		"bash": {"bash", "--norc", "-c", `source <(usher completion bash); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _usher; printf '%s\n' "${COMPREPLY[@]}"`, "-"},

@@ -182,9 +182,7 @@ func (s spy) look(text string) {
 // request returns a request with the client's session.
 func (c *testClient) request(method, body string) *http.Request {
 	req, err := http.NewRequest(method, c.URL, strings.NewReader(body))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Accept", "application/json, text/event-stream")
 	if c.Session != "" {
@@ -439,9 +437,7 @@ func openStream(t *testing.T, req *http.Request) (res *http.Response, events <-c
 	t.Cleanup(cancel)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	res, err := client.Do(req.WithContext(ctx))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	out := make(chan event, 10_000)
 	go func() {
 		defer close(out)

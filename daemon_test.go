@@ -94,18 +94,14 @@ func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDa
 func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, log io.Writer, args []string) {
 	t.Helper()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	d.cmd = exec.Command(exe, args...)
 	if o.shell != "" {
 		d.cmd = exec.Command("sh", append([]string{"-c", o.shell + `; exec "$0" "$@"`, exe}, args...)...)
 	}
 	d.cmd.Env = append(os.Environ(), runAsUsher+"=1")
 	d.cmd.Stdout, d.cmd.Stderr = d.Out, log
-	if err := d.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.cmd.Start())
 	d.cancel = func() { d.cmd.Process.Signal(os.Interrupt) }
 	go func() {
 		d.cmd.Wait()
@@ -149,9 +145,7 @@ func (d *testDaemon) stop(t *testing.T) int {
 // signal sends a signal to the daemon's own process, and returns its status.
 func (d *testDaemon) signal(t *testing.T, s os.Signal) int {
 	t.Helper()
-	if err := d.cmd.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.cmd.Process.Signal(s))
 	return d.wait(t)
 }
 
@@ -215,9 +209,7 @@ func openStore(t *testing.T, base string) *ClaimStore {
 func newClaimFor(t *testing.T, base, dir string) Claim {
 	t.Helper()
 	c, err := openStore(t, base).Create(t.Context(), dir, "test", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return c
 }
 
@@ -225,22 +217,16 @@ func newClaimFor(t *testing.T, base, dir string) Claim {
 func expire(t *testing.T, base string, codes ...Code) {
 	t.Helper()
 	raw, err := os.ReadFile(base + "/.data/claims.json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var records []map[string]any
-	if err := json.Unmarshal(raw, &records); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(raw, &records))
 	for _, r := range records {
 		if slices.Contains(codes, Code(fmt.Sprint(r["code"]))) {
 			r["expiresAt"] = time.Now().Add(-time.Second).UTC()
 		}
 	}
 	write(t, base+"/.data/claims.json.new", string(marshal(records)))
-	if err := os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"))
 }
 
 // twoProjects is a workspace of two projects with a module each, and a third
@@ -248,9 +234,7 @@ func expire(t *testing.T, base string, codes ...Code) {
 func twoProjects(t *testing.T) string {
 	t.Helper()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	writeFake(t, dir+"/proj/a.usher", "good shared tools=x,sleep,pid")
 	writeFake(t, dir+"/other/b.usher", "good tools=x")
 	writeFake(t, dir+"/projX/c.usher", "good tools=x")

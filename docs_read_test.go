@@ -72,9 +72,7 @@ func TestDocsModuleNames(t *testing.T) {
 	}
 	for _, path := range docPages() {
 		raw, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, block := range docBlock.FindAllStringSubmatch(string(raw), -1) {
 			enter(path+": ", block[1])
 		}
@@ -104,9 +102,7 @@ func TestDocsModuleNames(t *testing.T) {
 func TestDocsFlags(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("docs/reference.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, c := range commands {
 		fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
 		c.setup(&app{stderr: io.Discard}, fs)
@@ -131,9 +127,7 @@ var docChecks = map[string][]string{
 func TestDocsConfigurations(t *testing.T) {
 	slow(t)
 	raw, err := os.ReadFile("docs/operations.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files := map[string]string{}
 	for _, block := range docBlock.FindAllStringSubmatch(string(raw), -1) {
 		files[block[1]] = block[3]
@@ -143,9 +137,7 @@ func TestDocsConfigurations(t *testing.T) {
 			need(t, check[0])
 			need(t, "openssl")
 			exe, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			dir := t.TempDir()
 			made := exec.Command("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", dir+"/key", "-out", dir+"/pem")
 			if out, err := made.CombinedOutput(); err != nil {

@@ -66,9 +66,7 @@ func TestDocs(t *testing.T) {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
 			raw, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			p := newPage(t)
 			text := ""
 			for i, section := range strings.Split(string(raw), "\n## ") {
@@ -113,14 +111,10 @@ func newPage(t *testing.T) *page {
 	exe, exeErr := os.Executable()
 	p := &page{home: home, dir: home + "/usher", stands: []string{docsHome, home}}
 	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"), os.CopyFS(p.dir+"/testdata", os.DirFS("testdata")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, name := range exampleFiles {
 		text, err := os.ReadFile("examples/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		write(t, p.dir+"/examples/"+name, string(text))
 	}
 	write(t, home+"/.curlrc", "silent\nshow-error\n") // as on a terminal, without its meter
@@ -196,9 +190,7 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	out, log := &output{}, &output{}
 	cmd.Stdout, cmd.Stderr = out, log
 	setGroup(cmd)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	p.daemon = cmd
 	await(t, "the daemon's address", func() bool { return docPort.MatchString(log.String()) })
 	p.stands = append([]string{address, "127.0.0.1:" + docPort.FindStringSubmatch(log.String())[1]}, p.stands...)

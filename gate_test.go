@@ -760,8 +760,8 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 	none, ref, undated, old := Principal{}, at(time.Now()), at(time.Time{}), at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC))
 	for _, tt := range []struct {
 		name  string
-		born  Principal      // what the session begins with
-		later Principal      // what it moves to
+		born  Principal     // what the session begins with
+		later Principal     // what it moves to
 		ahead time.Duration // how far the clock was ahead when it began
 		after time.Duration // how much later the store is opened again
 		want  Principal

@@ -79,9 +79,7 @@ func post(t *testing.T, url, message, header string) answer {
 	name, value, _ := strings.Cut(header, ": ")
 	req.Header.Set(name, value)
 	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer res.Body.Close()
 	text, _ := io.ReadAll(res.Body)
 	return answer{Status: res.StatusCode, Body: string(text)}
@@ -112,9 +110,7 @@ type slowBody struct {
 func sendBody(t *testing.T, s *httptest.Server, header string, announced, sent int) *slowBody {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { conn.Close() })
 	conn.SetDeadline(time.Now().Add(patience))
 	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n", header, announced)

@@ -83,16 +83,12 @@ func await(t *testing.T, what string, ok func() bool) {
 // write makes a file, and the folders above it.
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 	// A process that another test starts meanwhile would hold the file open for
 	// writing, and such a file can't be run: "text file busy".
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
 // output is a writer that can be read while it is written to.
@@ -141,9 +137,7 @@ func need(t *testing.T, program string) {
 func folderNames(t testing.TB, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var names []string
 	for _, e := range entries {
 		names = append(names, e.Name())

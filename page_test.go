@@ -171,13 +171,9 @@ func startBrowser(t *testing.T) *browser {
 	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe", "about:blank")
 	theirIn, in, _ := os.Pipe()
 	out, theirOut, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd.ExtraFiles = []*os.File{theirIn, theirOut}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	theirIn.Close()
 	theirOut.Close()
 	b := &browser{t: t, in: in, out: bufio.NewReader(out)}

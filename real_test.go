@@ -29,8 +29,7 @@ const clientsPatience = 3 * time.Minute
 // conformance/gosdk over all transports, and the Inspector over HTTP.
 func TestRealServers(t *testing.T) {
 	slow(t)
-	needNode(t)
-	r := newRealWorkspace(t, installClients(t))
+	r := newRealWorkspace(t, npmInstall(t, "conformance"))
 	// The daemon's own secret: the clients check that no module is given it.
 	t.Setenv("SERVICE_WEBHOOK_SECRET", "nobody else's")
 
@@ -63,9 +62,7 @@ func TestRealServers(t *testing.T) {
 		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
 		exe, err := os.Executable()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Setenv(runAsUsher, "1")
 		r.runClients(t, "--", exe, "stdio", "-base", r.base, r.workspace)
 		for _, protocol := range []string{"2026-07-28", "2025-11-25"} {
@@ -78,8 +75,7 @@ func TestRealServers(t *testing.T) {
 // them: without a claim, with one in a header, and with one in the URL.
 func TestClientsConnect(t *testing.T) {
 	slow(t)
-	needNode(t)
-	r := newRealWorkspace(t, installClients(t))
+	r := newRealWorkspace(t, npmInstall(t, "conformance"))
 	for _, name := range []string{"near", "far"} {
 		write(t, filepath.Join(r.workspace, name, name+".usher.sh"), "# Returns the text.\n# @param {string} text what to say\nsay() { printf %s \"$1\"; }\n")
 	}
@@ -109,72 +105,53 @@ func runGoClient(t *testing.T, args ...string) {
 	t.Logf("conformance/gosdk %s: %s", strings.Join(args, " "), lines[len(lines)-1])
 }
 
-// needNode skips the test where there is no Node. CI, which requires all that a
-// test can need, fails.
-func needNode(t *testing.T) {
+// npmInstall returns a folder whose node_modules is what the lock in a folder names. It
+// is in the user's cache and may be deleted at any time. A new one is renamed into
+// place, so it is complete if it exists.
+func npmInstall(t *testing.T, from string) string {
 	t.Helper()
-	for _, program := range []string{"node", "npm"} {
-		_, err := exec.LookPath(program)
-		switch {
-		case err == nil:
-		case os.Getenv("CI_REQUIRE") == "1":
-			t.Fatalf("CI_REQUIRE=1 is set, and there is no Node: %v", err)
-		default:
-			t.Skipf("there is no Node: %v", err)
-		}
-	}
-}
-
-// installClients returns a folder whose node_modules is what the lock in
-// conformance/ names. It is in the user's cache and may be deleted at any time.
-// A new one is renamed into place, so that one that is there is whole.
-func installClients(t *testing.T) string {
-	t.Helper()
+	need(t, "node")
+	need(t, "npm")
 	manifest := []string{".npmrc", "package.json", "package-lock.json"}
 	sum := sha256.New()
 	for _, name := range manifest {
-		content, err := os.ReadFile(filepath.Join("conformance", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content, err := os.ReadFile(filepath.Join(from, name))
+		must(t, err)
 		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = t.TempDir() // nothing outlives the test then
 	}
-	dir := filepath.Join(cache, "usher-conformance", fmt.Sprintf("%x", sum.Sum(nil)[:8]))
+	dir := filepath.Join(cache, "usher-"+filepath.Base(from), fmt.Sprintf("%x", sum.Sum(nil)[:8]))
 	if _, err := os.Stat(dir); err == nil {
 		return dir
 	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Dir(dir), 0o755))
 	fresh, err := os.MkdirTemp(filepath.Dir(dir), "installing-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer os.RemoveAll(fresh)
-	copyFromConformance(t, fresh, manifest...)
+	copyFiles(t, from, fresh, manifest...)
 	if out, _, err := runIn(fresh, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"); err != nil {
+		if os.Getenv("CI_REQUIRE") == "" {
+			t.Skipf("npm ci: %v\n%s", err, out)
+		}
 		t.Fatalf("npm ci: %v\n%s", err, out)
 	}
 	if err := os.Rename(fresh, dir); err != nil {
-		if _, there := os.Stat(dir); there != nil { // else another test was quicker
-			t.Fatal(err)
-		}
+		_, err := os.Stat(dir) // another test may have been quicker
+		must(t, err)
 	}
 	return dir
 }
 
-func copyFromConformance(t *testing.T, dir string, names ...string) {
+// copyFiles copies files from a folder to another.
+func copyFiles(t *testing.T, from, to string, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		content, err := os.ReadFile(filepath.Join("conformance", name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, filepath.Join(dir, name), string(content))
+		content, err := os.ReadFile(filepath.Join(from, name))
+		must(t, err)
+		write(t, filepath.Join(to, name), string(content))
 	}
 }
 
@@ -194,7 +171,7 @@ func runIn(dir, program string, args ...string) (out, stdout string, err error) 
 
 // realWorkspace is what usher hosts, and what the clients are run from.
 type realWorkspace struct {
-	installed string // the folder that installClients made
+	installed string // the folder that npmInstall made
 	scripts   string // a copy of our own, below it: so they find its node_modules
 	root      string // what follows is in it; no other test's processes name it
 	base      string // usher's
@@ -205,15 +182,11 @@ type realWorkspace struct {
 func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
 	t.Helper()
 	scripts, err := os.MkdirTemp(installed, "scripts-")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { os.RemoveAll(scripts) })
-	copyFromConformance(t, scripts, "clients.mjs", "calls.mjs", "connect.mjs")
+	copyFiles(t, "conformance", scripts, "clients.mjs", "calls.mjs", "connect.mjs")
 	root, err := filepath.EvalSymlinks(t.TempDir()) // as the servers name it
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &realWorkspace{
 		installed: installed, scripts: scripts, root: root, base: filepath.Join(root, "base"),
 		workspace: filepath.Join(root, "workspace"), files: filepath.Join(root, "files"),
@@ -226,16 +199,12 @@ func newRealWorkspace(t *testing.T, installed string) *realWorkspace {
 func (r *realWorkspace) reset(t *testing.T) {
 	t.Helper()
 	for _, path := range []string{r.workspace, r.files, r.memory()} {
-		if err := os.RemoveAll(path); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.RemoveAll(path))
 	}
 	write(t, filepath.Join(r.workspace, ".mcp.json"), r.config(t))
 	write(t, filepath.Join(r.workspace, "loud.usher.go"), loudSource)
 	pixel, err := base64.StdEncoding.DecodeString(pixelPNG)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	write(t, filepath.Join(r.files, "pixel.png"), string(pixel))
 	write(t, filepath.Join(r.root, "secret.txt"), "nothing for the filesystem server")
 	var out output
@@ -296,9 +265,7 @@ func (r *realWorkspace) config(t *testing.T) string {
 	config, err := json.Marshal(map[string]any{"mcpServers": map[string]server{
 		"everything": everything, "memory": memory, "filesystem": node("filesystem", r.files),
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(config)
 }
 
@@ -363,9 +330,7 @@ func (r *realWorkspace) awaitNoProcess(t *testing.T) {
 	}()
 	await(t, "the end of all that was started", func() bool {
 		out, err := exec.Command("ps", "-ww", "-A", "-o", "pid=,args=").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		left = nil
 		for line := range strings.Lines(string(out)) {
 			if strings.Contains(line, r.root) {

@@ -13,8 +13,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -129,145 +129,171 @@ func TestSignaturePublishedVectors(t *testing.T) {
 // Every way to be almost signed.
 func TestSignatureNearMisses(t *testing.T) {
 	now := time.Unix(1_700_000_000, 500_000_000)
-	unix := "1700000000"
 	const body = `{"a":1}`
+	const unix = "1700000000"
 	good := map[string][]string{}
 	for scheme, key := range signatureKeys {
 		good[scheme] = signed(scheme, key, body, now)
 	}
-	sumHex := strings.TrimPrefix(good["github"][0], "X-Hub-Signature-256: sha256=")
-	v1 := func(key string) string { return hex.EncodeToString(hmacOf(key, unix+"."+body)) }
-	stripe := v1(signatureKeys["stripe"])
+	// The signatures alone, and one of the standard by another key.
+	gitHub := strings.TrimPrefix(good["github"][0], "X-Hub-Signature-256: sha256=")
+	_, stripe, _ := strings.Cut(good["stripe"][0], "v1=")
+	_, otherStripe, _ := strings.Cut(signed("stripe", "other", body, now)[0], "v1=")
 	slack := strings.TrimPrefix(good["slack"][1], "X-Slack-Signature: v0=")
 	standard := strings.TrimPrefix(good["standard"][2], "webhook-signature: v1,")
-	other := signed("standard", "whsec_b3RoZXI=", body, now)[2][len("webhook-signature: "):]
-	var svix []string
-	for _, line := range good["standard"] {
-		svix = append(svix, "svix"+strings.TrimPrefix(line, "webhook"))
-	}
-	for _, row := range []struct {
-		what, scheme string
-		headers      []string
-		good         bool
-	}{
-		{"as it should be", "github", good["github"], true},
-		{"no header", "github", nil, false},
-		{"no prefix", "github", []string{"X-Hub-Signature-256: " + sumHex}, false},
-		{"the prefix in capitals", "github", []string{"X-Hub-Signature-256: SHA256=" + sumHex}, false},
-		{"the older header", "github", []string{"X-Hub-Signature: sha256=" + sumHex}, false},
-		{"cut by one", "github", []string{"X-Hub-Signature-256: sha256=" + sumHex[:63]}, false},
-		{"not hexadecimal", "github", []string{"X-Hub-Signature-256: sha256=" + sumHex[:63] + "g"}, false},
-		{"in capitals", "github", []string{"X-Hub-Signature-256: sha256=" + strings.ToUpper(sumHex)}, false},
-		{"a wrong one, twice", "github", []string{"X-Hub-Signature-256: sha256=" + strings.Repeat("0", 64), "X-Hub-Signature-256: sha256=" + strings.Repeat("1", 64)}, false},
-		{"another key's", "github", signed("github", "other", body, now), false},
-		{"the sixteenth", "github", append(slices.Repeat([]string{"X-Hub-Signature-256: sha256=0"}, 15), good["github"]...), true},
-		{"the seventeenth", "github", append(slices.Repeat([]string{"X-Hub-Signature-256: sha256=0"}, 16), good["github"]...), false},
-		{"in 4 KiB of headers", "github", append(slices.Clone(good["github"]), "X-Slack-Signature: "+strings.Repeat("0", 4<<10-71)), true},
-		{"in more", "github", append(slices.Clone(good["github"]), "X-Slack-Signature: "+strings.Repeat("0", 4<<10-70)), false},
-		{"another scheme's", "github", good["stripe"], false},
-
-		{"as it should be", "stripe", good["stripe"], true},
-		{"no header", "stripe", nil, false},
-		{"no time", "stripe", []string{"Stripe-Signature: v1=" + stripe}, false},
-		{"no signature", "stripe", []string{"Stripe-Signature: t=" + unix}, false},
-		{"the second of two", "stripe", []string{"Stripe-Signature: t=" + unix + ",v1=" + v1("other") + ",v1=" + stripe}, true},
-		{"the test scheme alone", "stripe", []string{"Stripe-Signature: t=" + unix + ",v0=" + stripe}, false},
-		{"the signature before the time", "stripe", []string{"Stripe-Signature: v1=" + stripe + ",t=" + unix}, true},
-		{"spaces between", "stripe", []string{"Stripe-Signature: t=" + unix + ", v1=" + stripe}, true},
-		{"another time than was signed", "stripe", []string{"Stripe-Signature: t=1700000001,v1=" + stripe}, false},
-		{"two times, the signed one last", "stripe", []string{"Stripe-Signature: t=1700000001,t=" + unix + ",v1=" + stripe}, false},
-		{"cut", "stripe", []string{"Stripe-Signature: t=" + unix + ",v1=" + stripe[:62]}, false},
-		{"in capitals", "stripe", []string{"Stripe-Signature: t=" + unix + ",v1=" + strings.ToUpper(stripe)}, false},
-		{"a name in capitals", "stripe", []string{"Stripe-Signature: t=" + unix + ",V1=" + stripe}, false},
-		{"a time that is none", "stripe", []string{"Stripe-Signature: t=now,v1=" + hex.EncodeToString(hmacOf(signatureKeys["stripe"], "now."+body))}, false},
-		{"another key's", "stripe", signed("stripe", "other", body, now), false},
-
-		{"as it should be", "slack", good["slack"], true},
-		{"no header", "slack", nil, false},
-		{"no time", "slack", good["slack"][1:], false},
-		{"no signature", "slack", good["slack"][:1], false},
-		{"another version", "slack", []string{good["slack"][0], "X-Slack-Signature: v1=" + slack}, false},
-		{"cut", "slack", []string{good["slack"][0], "X-Slack-Signature: v0=" + slack[:60]}, false},
-		{"in capitals", "slack", []string{good["slack"][0], "X-Slack-Signature: v0=" + strings.ToUpper(slack)}, false},
-		{"another time than was signed", "slack", []string{"X-Slack-Request-Timestamp: 1700000001", good["slack"][1]}, false},
-		{"another key's", "slack", signed("slack", "other", body, now), false},
-
-		{"as it should be", "standard", good["standard"], true},
-		{"no header", "standard", nil, false},
-		{"no id", "standard", good["standard"][1:], false},
-		{"no time", "standard", []string{good["standard"][0], good["standard"][2]}, false},
-		{"no signature", "standard", good["standard"][:2], false},
-		{"the second of two", "standard", append(good["standard"][:2:2], "webhook-signature: "+other+" v1,"+standard), true},
-		{"beside another version", "standard", append(good["standard"][:2:2], "webhook-signature: v1a,xyz v1,"+standard), true},
-		{"another version alone", "standard", append(good["standard"][:2:2], "webhook-signature: v2,"+standard), false},
-		{"two with a comma between", "standard", append(good["standard"][:2:2], "webhook-signature: "+other+",v1,"+standard), false},
-		{"cut", "standard", append(good["standard"][:2:2], "webhook-signature: v1,"+standard[:40]), false},
-		{"another id than was signed", "standard", append([]string{"webhook-id: msg_2"}, good["standard"][1:]...), false},
-		{"an id that takes in the time", "standard", []string{"webhook-id: msg_1." + unix, "webhook-timestamp: ", good["standard"][2]}, false},
-		{"another key's", "standard", signed("standard", "whsec_b3RoZXI=", body, now), false},
-		{"the headers of Svix", "standard", svix, true},
-		{"the headers of Svix without a time", "standard", []string{svix[0], svix[2]}, false},
+	other := signed("standard", "whsec_b3RoZXI=", body, now)[2]
+	noTime := hex.EncodeToString(hmacOf(signatureKeys["stripe"], "now."+body))
+	const hub, atSlack = "X-Hub-Signature-256: sha256=", "X-Slack-Request-Timestamp: " + unix
+	atStandard := good["standard"][0] + "\n" + good["standard"][1] + "\n"
+	svix := strings.ReplaceAll(strings.Join(good["standard"], "\n"), "webhook-", "svix-")
+	type rows = map[string]string // headers, a line each, by what they are
+	for scheme, rows := range map[string]map[bool]rows{
+		"github": {
+			true: {
+				"the sixteenth":       strings.Repeat(hub+"0\n", 15) + good["github"][0],
+				"in 4 KiB of headers": good["github"][0] + "\nX-Slack-Signature: " + strings.Repeat("0", 4<<10-71),
+			},
+			false: {
+				"no prefix":              "X-Hub-Signature-256: " + gitHub,
+				"the prefix in capitals": "X-Hub-Signature-256: SHA256=" + gitHub,
+				"the older header":       "X-Hub-Signature: sha256=" + gitHub,
+				"cut by one":             hub + gitHub[:63],
+				"not hexadecimal":        hub + gitHub[:63] + "g",
+				"in capitals":            hub + strings.ToUpper(gitHub),
+				"wrong, twice":           hub + strings.Repeat("0", 64) + "\n" + hub + strings.Repeat("1", 64),
+				"the seventeenth":        strings.Repeat(hub+"0\n", 16) + good["github"][0],
+				"in more than 4 KiB":     good["github"][0] + "\nX-Slack-Signature: " + strings.Repeat("0", 4<<10-70),
+				"another scheme's":       good["stripe"][0],
+			},
+		},
+		"stripe": {
+			true: {
+				"the second of two":             "Stripe-Signature: t=" + unix + ",v1=" + otherStripe + ",v1=" + stripe,
+				"the signature before the time": "Stripe-Signature: v1=" + stripe + ",t=" + unix,
+				"spaces between":                "Stripe-Signature: t=" + unix + ", v1=" + stripe,
+			},
+			false: {
+				"no time":                    "Stripe-Signature: v1=" + stripe,
+				"no signature":               "Stripe-Signature: t=" + unix,
+				"the test scheme alone":      "Stripe-Signature: t=" + unix + ",v0=" + stripe,
+				"another time":               "Stripe-Signature: t=1700000001,v1=" + stripe,
+				"two times, the signed last": "Stripe-Signature: t=1700000001,t=" + unix + ",v1=" + stripe,
+				"cut":                        "Stripe-Signature: t=" + unix + ",v1=" + stripe[:62],
+				"in capitals":                "Stripe-Signature: t=" + unix + ",v1=" + strings.ToUpper(stripe),
+				"a name in capitals":         "Stripe-Signature: t=" + unix + ",V1=" + stripe,
+				"a time that is a word":      "Stripe-Signature: t=now,v1=" + noTime,
+			},
+		},
+		"slack": {
+			true: {},
+			false: {
+				"no time":         good["slack"][1],
+				"no signature":    atSlack,
+				"another version": atSlack + "\nX-Slack-Signature: v1=" + slack,
+				"cut":             atSlack + "\nX-Slack-Signature: v0=" + slack[:60],
+				"in capitals":     atSlack + "\nX-Slack-Signature: v0=" + strings.ToUpper(slack),
+				"another time":    "X-Slack-Request-Timestamp: 1700000001\n" + good["slack"][1],
+			},
+		},
+		"standard": {
+			true: {
+				"the second of two":      atStandard + other + " v1," + standard,
+				"beside another version": atStandard + "webhook-signature: v1a,xyz v1," + standard,
+				"the headers of Svix":    svix,
+			},
+			false: {
+				"no id":                        strings.Join(good["standard"][1:], "\n"),
+				"no time":                      good["standard"][0] + "\n" + good["standard"][2],
+				"no signature":                 atStandard,
+				"another version alone":        atStandard + "webhook-signature: v2," + standard,
+				"two with a comma between":     atStandard + other + ",v1," + standard,
+				"cut":                          atStandard + "webhook-signature: v1," + standard[:40],
+				"another id":                   "webhook-id: msg_2\n" + strings.Join(good["standard"][1:], "\n"),
+				"an id that contains the time": "webhook-id: msg_1." + unix + "\nwebhook-timestamp: \n" + good["standard"][2],
+				"Svix without a time":          strings.Replace(svix, "svix-timestamp", "x", 1),
+			},
+		},
 	} {
-		err := verifySigned(row.scheme, signatureKeys[row.scheme], headerOf(row.headers...), []byte(body), now)
-		if (err == nil) != row.good || err != nil && !errors.Is(err, errSignature) {
-			t.Errorf("%s: %s: %v", row.scheme, row.what, err)
-		}
-	}
-	for _, scheme := range []string{"stripe", "slack", "standard"} {
-		for offset, good := range map[time.Duration]bool{
-			0: true, -4 * time.Minute: true, 4 * time.Minute: true, -299 * time.Second: true, 300 * time.Second: true,
-			-301 * time.Second: false, 301 * time.Second: false, -24 * time.Hour: false, 24 * time.Hour: false, -now.Sub(time.Unix(0, 0)): false,
-			-now.Sub(time.Unix(-5, 0)): false, 290 * 365 * 24 * time.Hour: false,
-		} {
-			h := headerOf(signed(scheme, signatureKeys[scheme], body, now.Add(offset).Truncate(time.Second))...)
-			if err := verifySigned(scheme, signatureKeys[scheme], h, []byte(body), now); (err == nil) != good {
-				t.Errorf("%s: signed %v off: %v", scheme, offset, err)
-			}
-		}
-		for _, seconds := range []string{"9223372036854775807", "-9223372036854775808", "1700000000 ", "0x6553f100", "1_700_000_000", ""} {
-			if checkRecent(seconds, now) == nil {
-				t.Errorf("%q is recent", seconds)
-			}
-		}
-	}
-	for why, headers := range map[string][]string{ // for the log
-		"no signature in the headers of stripe": {"Stripe-Signature: t=" + unix},
-		`its timestamp "" is`:                   {"Stripe-Signature: v1=" + stripe},
-		`"1699999640" is 6m1s off`:              signed("stripe", signatureKeys["stripe"], body, now.Add(-6*time.Minute).Truncate(time.Second)),
-		"the key in KEY_SIGNING_SECRET":         signed("stripe", "other", body, now),
-	} {
-		err := verifySigned("stripe", signatureKeys["stripe"], headerOf(headers...), []byte(body), now)
-		if err == nil || !strings.Contains(err.Error(), why) {
-			t.Errorf("%v, want %q", err, why)
-		}
-	}
-	// Keys as Standard Webhooks has them, with the prefix or without.
-	raw := strings.TrimPrefix(signatureKeys["standard"], "whsec_")
-	if !isSigned("standard", raw, headerOf(good["standard"]...), []byte(body), now) {
-		t.Error("a key without its prefix lets no one in")
-	}
-	for _, key := range []string{"whsec_", "whsec_not base64!", "not base64!", "whpk_abc"} {
-		for _, headers := range [][]string{good["standard"], signed("standard", "", body, now)} { // with no key at all, too
-			if err := verifySigned("standard", key, headerOf(headers...), []byte(body), now); err == nil || !strings.Contains(err.Error(), "base64") {
-				t.Errorf("the key %q: %v", key, err)
-			}
-			if isSigned("standard", key, headerOf(headers...), []byte(body), now) {
-				t.Errorf("the key %q lets someone in", key)
+		rows[true]["as it should be"] = strings.Join(good[scheme], "\n")
+		rows[false]["no header"] = ""
+		rows[false]["another key's"] = strings.Join(signed(scheme, "b3RoZXI=", body, now), "\n")
+		for want, rows := range rows {
+			for what, headers := range rows {
+				t.Run(scheme+", "+what, func(t *testing.T) {
+					h := headerOf(strings.Split(headers, "\n")...)
+					err := verifySigned(scheme, signatureKeys[scheme], h, []byte(body), now)
+					if (err == nil) != want || err != nil && !errors.Is(err, errSignature) {
+						t.Errorf("%v, want good: %v", err, want)
+					}
+				})
 			}
 		}
 	}
 }
 
-func TestParseSignature(t *testing.T) {
-	for text, want := range map[string]string{ // a part of the error, "" for none
-		"github GITHUB_WEBHOOK_SECRET": "", "stripe _signing_secret": "", "slack a_Signing_Secret": "", "standard K_SIGNING_SECRET": "", "  github \t K_WEBHOOK_SECRET ": "",
-		"": "want a scheme and a variable", "github": "want a scheme and a variable", "github A B": "want a scheme and a variable",
-		"md5 K_WEBHOOK_SECRET": `no scheme "md5": want one of github, slack, standard, stripe`, "GitHub K_WEBHOOK_SECRET": `no scheme "GitHub"`,
-		"github K": "want a variable whose name ends in", "github PATH": "want a variable whose name ends in", "github K_SECRET": "want a variable whose name ends in",
+func TestSignatureTimes(t *testing.T) {
+	now := time.Unix(1_700_000_000, 500_000_000)
+	for _, scheme := range []string{"stripe", "slack", "standard"} {
+		for offset, good := range map[time.Duration]bool{
+			0: true, -299 * time.Second: true, 300 * time.Second: true, -301 * time.Second: false, 301 * time.Second: false,
+			24 * time.Hour: false, -now.Sub(time.Unix(0, 0)): false, -now.Sub(time.Unix(-5, 0)): false,
+			290 * 365 * 24 * time.Hour: false,
+		} {
+			headers := signed(scheme, signatureKeys[scheme], "x", now.Add(offset).Truncate(time.Second))
+			if got := isSigned(scheme, signatureKeys[scheme], headerOf(headers...), []byte("x"), now); got != good {
+				t.Errorf("%s, signed %v off: good is %v, want %v", scheme, offset, got, good)
+			}
+		}
+	}
+	for _, seconds := range []string{
+		"9223372036854775807", "-9223372036854775808", "1700000000 ", "0x6553f100", "1_700_000_000", "",
 	} {
-		_, err := parseSignature("@signature "+text, func(string) string { return "a2V5" })
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("@signature %s: %v", text, err)
+		if checkRecent(seconds, now) == nil {
+			t.Errorf("%q is recent", seconds)
+		}
+	}
+}
+
+// The log says why a signature is refused.
+func TestSignatureErrors(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	for why, headers := range map[string][]string{
+		"no signature in the headers of stripe": {"Stripe-Signature: t=1700000000"},
+		`its timestamp "" is`:                   {"Stripe-Signature: v1=" + strings.Repeat("0", 64)},
+		`"1699999640" is 6m0s off`:              signed("stripe", signatureKeys["stripe"], "x", now.Add(-6*time.Minute)),
+		"the key in KEY_SIGNING_SECRET":         signed("stripe", "other", "x", now),
+	} {
+		err := verifySigned("stripe", signatureKeys["stripe"], headerOf(headers...), []byte("x"), now)
+		checkContains(t, "error", fmt.Sprint(err), why)
+	}
+	// Keys of Standard Webhooks are base64, with a prefix or without.
+	key := signatureKeys["standard"]
+	headers := headerOf(signed("standard", key, "x", now)...)
+	check(t, "without its prefix, the key is good", isSigned("standard", strings.TrimPrefix(key, "whsec_"), headers, []byte("x"), now), true)
+	for _, key := range []string{"whsec_", "whsec_not base64!", "not base64!", "whpk_abc"} {
+		for _, signer := range []string{key, ""} {
+			headers := headerOf("webhook-id: msg_1", "webhook-timestamp: 1700000000",
+				"webhook-signature: v1,"+base64.StdEncoding.EncodeToString(hmacOf(signer, "msg_1.1700000000.x")))
+			err := verifySigned("standard", key, headers, []byte("x"), now)
+			checkContains(t, fmt.Sprintf("the key %q", key), fmt.Sprint(err), "base64")
+		}
+	}
+}
+
+func TestParseSignature(t *testing.T) {
+	for want, texts := range map[string][]string{ // by a part of the error, "" for none
+		"":                             {"github GITHUB_WEBHOOK_SECRET", "stripe _signing_secret", "standard a_Signing_Secret", "  github \t K_WEBHOOK_SECRET "},
+		"want a scheme and a variable": {"", "github", "github A B"},
+		`no scheme "md5": want one of github, slack, standard, stripe`: {"md5 K_WEBHOOK_SECRET"},
+		`no scheme "GitHub"`:                 {"GitHub K_WEBHOOK_SECRET"},
+		"want a variable whose name ends in": {"github K", "github PATH", "github K_SECRET"},
+	} {
+		for _, text := range texts {
+			t.Run(text, func(t *testing.T) {
+				_, err := parseSignature("@signature "+text, func(string) string { return "a2V5" })
+				check(t, "is an error", err != nil, want != "")
+				checkContains(t, "error", fmt.Sprint(err), want)
+			})
 		}
 	}
 }
@@ -289,42 +315,41 @@ func TestSignatureOrSecret(t *testing.T) {
 	t.Parallel()
 	dir, keys := signedModule(t)
 	base := t.TempDir()
-	for _, accept := range []bool{false, true} {
-		for _, secret := range []bool{false, true} {
-			env := map[string]string{}
-			for name, key := range keys {
-				env[name] = key
-			}
-			var flags []string
-			if accept {
-				flags = append(flags, "-accept-signatures")
-			}
-			if secret {
+	const body = `{"a":1}`
+	sign := func(scheme, body string, at time.Time) []string {
+		return signed(scheme, signatureKeys[scheme], body, at)
+	}
+	for _, row := range []struct{ secret, accept bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
+		t.Run(fmt.Sprintf("secret %v, -accept-signatures %v", row.secret, row.accept), func(t *testing.T) {
+			env := maps.Clone(keys)
+			if row.secret {
 				env[webhookSecretVar] = testSecret
 			}
-			d := daemonOptions{base: base, env: env}.start(t, dir, flags...)
+			d := daemonOptions{base: base, env: env}.start(t, dir, fmt.Sprint("-accept-signatures=", row.accept))
+			defer d.stop(t)
 			d.awaitReady(t)
 			ran := 0
-			const body = `{"a":1}`
 			for _, scheme := range sortedKeys(signatureKeys) {
 				for what, headers := range map[string][]string{
-					"well":     signed(scheme, signatureKeys[scheme], body, time.Now()),
-					"badly":    signed(scheme, signatureKeys[scheme], body+" ", time.Now()),
-					"long ago": signed(scheme, signatureKeys[scheme], body, time.Now().Add(-time.Hour)),
+					"well":     sign(scheme, body, time.Now()),
+					"badly":    sign(scheme, body+" ", time.Now()),
+					"long ago": sign(scheme, body, time.Now().Add(-time.Hour)),
 					"not":      nil,
 				} {
 					if scheme == "github" && what == "long ago" {
-						continue // GitHub's has no time
+						continue // its signatures have no time
 					}
 					for _, shows := range []string{"X-Nothing: x", shown, shown + "x"} {
-						what := fmt.Sprintf("%s, secret set %v, accepted %v: shows %q, signs %s", scheme, secret, accept, shows, what)
+						what := fmt.Sprintf("%s, signed %s, showing %q", scheme, what, shows)
 						a := d.deliver(t, "m/handle_"+scheme, body, append(slices.Clone(headers), shows)...)
-						// The secret never stands in for a signature.
-						if !strings.HasSuffix(what, "well") || secret && !accept && shows != shown {
+						// The secret never replaces a signature.
+						if !strings.Contains(what, "well") || row.secret && !row.accept && shows != shown {
 							checkError(t, what, a, 401)
-						} else if ran++; a.Status != 200 || without(a.Body, webhookParam) != body {
-							t.Errorf("%s: %d %s", what, a.Status, a.Body)
+							continue
 						}
+						ran++
+						wantStatus(t, what, a, 200)
+						check(t, what, without(a.Body, webhookParam), body)
 					}
 				}
 			}
@@ -332,38 +357,28 @@ func TestSignatureOrSecret(t *testing.T) {
 			for scheme := range signatureKeys {
 				got += d.runs(t, "m", "handle_"+scheme)
 			}
-			if got != ran {
-				t.Errorf("secret set %v, accepted %v: methods ran %d times, want %d", secret, accept, got, ran)
-			}
-			// A signature opens the door of its own method only, and only as POST.
-			signs := signed("github", signatureKeys["github"], `{}`, time.Now())
-			for path, want := range map[string]int{"m/handlePlain": 200, "m/nothing": 404, "m/handle_stripe": 401} {
-				if secret {
-					want = 401
+			check(t, "times the methods ran", got, ran)
+
+			// A signature admits to its own method only, and only by POST.
+			unless := func(status int) int {
+				if row.secret {
+					return 401
 				}
-				if a := d.deliver(t, path, `{}`, signs...); a.Status != want {
-					t.Errorf("GitHub's signature at %s: %d, want %d: %s", path, a.Status, want, a.Body)
-				}
+				return status
 			}
-			signs = signed("github", signatureKeys["github"], "", time.Now())
-			want := 405
-			if secret {
-				want = 401
+			signs := sign("github", `{}`, time.Now())
+			for path, status := range map[string]int{"m/handlePlain": 200, "m/nothing": 404, "m/handle_stripe": 401} {
+				wantStatus(t, "GitHub's signature at "+path, d.deliver(t, path, `{}`, signs...), unless(status))
 			}
-			if a := d.send(t, "GET", "m/handle_github", "", signs...); a.Status != want {
-				t.Errorf("GET with a signature: %d, want %d", a.Status, want)
-			}
-			if secret && accept { // let in by a signature, what else is wrong is told
-				for kind, want := range map[string]int{"text/csv": 415, "application/json": 400} {
-					body := "["
-					headers := append(signed("github", signatureKeys["github"], body, time.Now()), "Content-Type: "+kind)
-					if a := d.send(t, "POST", "m/handle_github", body, headers...); a.Status != want {
-						t.Errorf("%s, signed: %d, want %d: %s", kind, a.Status, want, a.Body)
-					}
+			a := d.send(t, "GET", "m/handle_github", "", sign("github", "", time.Now())...)
+			wantStatus(t, "GitHub's signature of a GET", a, unless(405))
+			if row.secret && row.accept { // a signed delivery is told what else is wrong
+				for kind, status := range map[string]int{"text/csv": 415, isJSON: 400} {
+					headers := append(sign("github", "[", time.Now()), "Content-Type: "+kind)
+					wantStatus(t, kind+", signed", d.send(t, "POST", "m/handle_github", "[", headers...), status)
 				}
 			}
-			d.stop(t)
-		}
+		})
 	}
 }
 
@@ -403,13 +418,9 @@ func TestSignatureUnusable(t *testing.T) {
 	}
 	report := modulesOf(t, dir, func(name string) string { return env[name] })
 	for i, p := range problems {
-		found := false
-		for line := range strings.Lines(report) {
-			found = found || strings.Contains(line, fmt.Sprintf("note: handle%d: ", i)) && strings.Contains(line, p.said) && strings.Contains(line, "503")
-		}
-		if !found {
-			t.Errorf("usher modules does not say %q of %q:\n%s", p.said, p.doc, report)
-		}
+		_, note, _ := strings.Cut(report, fmt.Sprintf("note: handle%d: ", i))
+		note, _, _ = strings.Cut(note, "\n")
+		checkContains(t, "the note in usher modules", note, p.said, "503")
 	}
 }
 
@@ -443,75 +454,16 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 	}
 }
 
-// npmFolder is a folder with the packages of testdata/webhook, installed once.
-func npmFolder(t *testing.T) string {
-	t.Helper()
-	if _, err := exec.LookPath("npm"); err != nil {
-		if os.Getenv("CI_REQUIRE") != "" {
-			t.Fatal("npm is needed: ", err)
-		}
-		t.Skip("npm is needed: ", err)
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	hash := sha256.New()
-	files := []string{"package.json", "package-lock.json", ".npmrc"}
-	for _, name := range files {
-		text, err := os.ReadFile("testdata/webhook/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		hash.Write(text)
-	}
-	folder := filepath.Join(cache, "usher-tests", "webhook-"+hex.EncodeToString(hash.Sum(nil)[:8]))
-	if _, err := os.Stat(folder); err == nil {
-		return folder
-	}
-	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	half, err := os.MkdirTemp(filepath.Dir(folder), "half-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(half)
-	for _, name := range files {
-		text, err := os.ReadFile("testdata/webhook/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		write(t, filepath.Join(half, name), string(text))
-	}
-	cmd := exec.Command("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
-	cmd.Dir = half
-	if out, err := cmd.CombinedOutput(); err != nil {
-		if os.Getenv("CI_REQUIRE") == "" {
-			t.Skipf("npm ci: %v\n%s", err, out)
-		}
-		t.Fatalf("npm ci: %v\n%s", err, out)
-	}
-	if err := os.Rename(half, folder); err != nil {
-		if _, gone := os.Stat(folder); gone != nil { // else another test was faster
-			t.Fatal(err)
-		}
-	}
-	return folder
-}
-
 // What the providers' own libraries sign is let in.
 func TestSignatureOfLibraries(t *testing.T) {
 	slow(t)
-	folder := npmFolder(t)
+	folder := npmInstall(t, "testdata/webhook")
 	t.Parallel()
 	dir, env := signedModule(t)
 	d := daemonOptions{env: env}.start(t, dir)
 	d.awaitReady(t)
 	script, err := filepath.Abs("testdata/webhook/sign.mjs")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, scheme := range []string{"stripe", "standard"} {
 		for offset, want := range map[time.Duration]int{0: 200, -4 * time.Minute: 200, 4 * time.Minute: 200, -6 * time.Minute: 401, 6 * time.Minute: 401} {
 			for _, body := range []string{`{}`, `{"id":"evt_1","text":"é ☃ \ud83d\ude00"}`, " {\"a\" :\n1}\n"} {

@@ -91,9 +91,7 @@ func startSoak(t *testing.T) *soak {
 	s.edits(t, 0)
 	base := t.TempDir()
 	log, err := os.Create(base + "/log") // not in memory, which is measured
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s.testDaemon = daemonOptions{base: base, env: guarded, log: log}.start(t, s.dir)
 	s.awaitReady(t)
 	s.claims = openStore(t, s.Base)

@@ -243,7 +243,7 @@ func TestWebhookMeta(t *testing.T) {
 		"headers": map[string]any{
 			"x-multi": "one, two", "x-github-event": "push", "mixed-case": "Value", "cookie": "a=b",
 			"content-type": isJSON, "content-length": "11", "accept-encoding": "gzip",
-			"user-agent": "Go-http-client/1.1",
+			"user-agent": "Go-http-client/1.1", "host": d.address(),
 		},
 	})
 	for body, want := range map[string]string{"": `""`, "s=\x00%ff": `"s=\u0000%ff"`} {
