@@ -125,52 +125,40 @@ func (c Claim) logAttrs() []any { return []any{"claim", c.Key()[:8], "label", c.
 // struct, because encoding/json would accept a key "CODE" for "code". Errors quote nothing
 // of the record, which contains a secret.
 func parseClaim(raw json.RawMessage) (Claim, error) {
-	if !isObject(raw) {
+	record, ok := members(raw)
+	if !ok {
 		return Claim{}, errors.New("not an object")
 	}
-	c := Claim{raw: raw}
-	for key, value := range fields(raw) {
-		if string(value) != "null" && !c.setField(key, value) { // null counts as absent
-			return Claim{}, fmt.Errorf("unusable %s", key)
-		}
+	c := Claim{
+		Code:     Code(record.text("code")),
+		ScopeDir: record.text("scopeDir"),
+		Label:    record.text("label"),
+		raw:      raw,
 	}
-	folded, ok := parseCode(c.Code.Reveal())
+	var createdOK, expiresOK bool
+	c.CreatedAt, createdOK = parseClaimTime(record.get("createdAt"))
+	c.ExpiresAt, expiresOK = parseClaimTime(record.get("expiresAt"))
+	c.created = c.CreatedAt.Format(time.RFC3339Nano)
+	folded, codeOK := parseCode(c.Code.Reveal())
 	switch {
-	case !ok || folded != c.Code: // only input is folded: in the file, a code has one spelling
+	case !codeOK || folded != c.Code: // only input is folded: in the file, a code has one spelling
 		return Claim{}, errors.New("missing or malformed code")
-	case c.ExpiresAt.IsZero():
-		return Claim{}, errors.New("missing expiresAt")
 	case !filepath.IsAbs(c.ScopeDir):
 		return Claim{}, errors.New("scopeDir is not an absolute path")
+	case !createdOK:
+		return Claim{}, errors.New("unusable createdAt")
+	case !expiresOK || c.ExpiresAt.IsZero():
+		return Claim{}, errors.New("missing or unusable expiresAt")
 	}
-	c.created = c.CreatedAt.Format(time.RFC3339Nano)
 	return c, nil
 }
 
-// setField sets the field for a record's key and reports whether the value is usable.
-// Unknown keys are ignored.
-func (c *Claim) setField(key string, value json.RawMessage) (ok bool) {
-	switch key {
-	case "code":
-		var code string
-		code, ok = unquote(value)
-		c.Code = Code(code)
-	case "scopeDir":
-		c.ScopeDir, ok = unquote(value)
-	case "label":
-		c.Label, ok = unquote(value)
-	case "createdAt":
-		c.CreatedAt, ok = parseClaimTime(value)
-	case "expiresAt":
-		c.ExpiresAt, ok = parseClaimTime(value)
-	default:
-		ok = true
-	}
-	return ok
-}
-
-// parseClaimTime parses a time in a record: RFC 3339, or a number of Unix milliseconds.
+// parseClaimTime parses a time in a record: RFC 3339, or a number of Unix milliseconds. An
+// absent or null value is the zero time.
 func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
+	if value == nil || string(value) == "null" {
+		return time.Time{}, true
+	}
 	const maxMS = 8.64e15 // ±275,000 years, exact in a float64
 	if value[0] == '"' {
 		err := at.UnmarshalJSON(value)
@@ -317,8 +305,8 @@ var errClaimsUnreadable = errors.New("the claims file is unreadable")
 // errUnreadable returns an errClaimsUnreadable that names the file, the reason, and what
 // to do.
 func errUnreadable(path, why string) error {
-	const todo = "move it away or restore it (usher did not change it)"
-	return fmt.Errorf("%w: %q: %s: %s", errClaimsUnreadable, path, why, todo)
+	return fmt.Errorf("%w: %q: %s: move it away or restore it (usher did not change it)",
+		errClaimsUnreadable, path, why)
 }
 
 // ClaimStore gives access to the claims of one data folder. All methods are safe for
@@ -386,11 +374,10 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 // file. If only the removal fails, List returns the complete list and the error; if
 // reading fails, the list is nil.
 func (s *ClaimStore) List(ctx context.Context) ([]Claim, error) {
-	read, err := readClaims(s.path)
+	read, err := s.refresh()
 	if err != nil {
 		return nil, err
 	}
-	defer read.file.Close()
 	now := time.Now()
 	list := read.active(now)
 	slices.SortStableFunc(list, func(a, b Claim) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
@@ -490,20 +477,23 @@ func (s *ClaimStore) logChanges(before, after *claimsFile) {
 	}
 }
 
+// claimsChange returns the claims that replace those of old. It must leave out expired
+// claims.
+type claimsChange func(old *claimsFile, now time.Time) ([]Claim, error)
+
+// purge is the change that removes expired records.
+func purge(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil }
+
 // update is the only way to modify the file. Holding the write token, it reads the file,
-// calls change, and writes the claims that change returns. Change may be called several
-// times, and must leave out expired claims.
-func (s *ClaimStore) update(
-	ctx context.Context, change func(old *claimsFile, now time.Time) ([]Claim, error),
-) error {
+// calls change, and writes the claims that change returns. It may call change several
+// times.
+func (s *ClaimStore) update(ctx context.Context, change claimsChange) error {
 	return s.token.do(ctx, func(held string) error { return s.rewrite(held, change) })
 }
 
 // rewrite makes one attempt at an update, with the token of that name. It returns
 // errStartOver, having written nothing, if the token or the file changed meanwhile.
-func (s *ClaimStore) rewrite(
-	held string, change func(old *claimsFile, now time.Time) ([]Claim, error),
-) error {
+func (s *ClaimStore) rewrite(held string, change claimsChange) error {
 	old, err := readClaims(s.path)
 	if err != nil {
 		return err
@@ -515,32 +505,11 @@ func (s *ClaimStore) rewrite(
 	}
 	var data bytes.Buffer
 	_ = json.Indent(&data, marshal(claims), "", "  ") // never fails for valid JSON
-	err = writeFile(s.path, s.path+".tmp."+held, data.Bytes(), func() error { return s.check(held, old) })
-	s.token.step("ended")
-	if errors.Is(err, fs.ErrNotExist) {
-		return errStartOver // the token is gone, or the next holder has swept the temporary file
-	}
-	return err
-}
-
-// check is the last check before the rename: it returns an error if the token is gone, or
-// if claims.json is no longer the file that was read.
-func (s *ClaimStore) check(held string, old *claimsFile) error {
-	s.token.step("written")
-	if _, err := os.Lstat(filepath.Join(s.token.dir, held)); err != nil {
+	return s.token.replace(held, s.path, data.Bytes(), func() error {
+		info, err := statClaims(s.path)
+		if err == nil && !old.matches(info) {
+			return errStartOver
+		}
 		return err
-	}
-	s.token.step("checked")
-	info, err := statClaims(s.path)
-	if err != nil {
-		return err
-	}
-	if !old.matches(info) {
-		return errStartOver
-	}
-	s.token.step("renaming")
-	return nil
+	})
 }
-
-// purge is the change that removes expired records.
-func purge(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil }
