@@ -1,16 +1,16 @@
-// The view: the one way to a module. A Catalog is all modules hosted at one
-// instant; a View is what a scope contains of them, under the names that they
-// have there. Everything a caller may list or call is found in the view of that
+// The view: the only way to a module. A Catalog is the set of all modules hosted at one
+// instant. A View is the part of it that a scope contains, with the names that the modules
+// have there. Everything that a caller may list or call is found in the view of that
 // caller's scope, so no handler can forget to check.
 //
-// This file decides names and looks things up. It knows neither claims nor
-// sessions, reads no files and starts nothing.
+// This file assigns names and looks things up. It depends on neither claims nor sessions,
+// reads no files and starts nothing.
 //
-// Invariants, all held by view_test.go:
-//   - A view holds nothing of a module that its scope does not contain, and no
-//     name in it tells of a folder above the scope.
-//   - No two tools (prompts, webhooks) of a view share a name (a path). A name
-//     that several would have belongs to none of them.
+// Invariants, all tested by view_test.go:
+//   - A view contains nothing of a module outside its scope, and no name in it discloses a
+//     folder above the scope.
+//   - No two tools (prompts, webhooks) of a view share a name (a path). A name that several
+//     would have belongs to none of them.
 //   - Nothing depends on the order in which modules were found.
 
 package main
@@ -27,25 +27,24 @@ import (
 	"time"
 )
 
-// Module is a unit of functionality, a source file or an entry of a .mcp.json
-// file, and what it offers. It is not changed once made; a module that changes
-// is replaced by a new one.
+// Module is a unit of functionality, a source file or an entry of a .mcp.json file, and
+// what it offers. Immutable; a module that changes is replaced by a new one.
 type Module struct {
 	Name      string // the file's name up to ".usher", or the entry's key
 	Kind      Kind
-	Source    string // absolute, symlinks resolved; what a scope is compared with
-	Root      string // the hosted DIR that it was found below
+	Source    string // absolute, symlinks resolved; scopes are compared with it
+	Root      string // the hosted DIR that contains it
 	About     string // one sentence, "" for none
 	Methods   []*Method
-	Problems  []string // with what it offers, for its author
+	Problems  []string // with its methods and lists, for its author
 	Stateless bool     // it speaks a revision without sessions
 
-	Prompts   []json.RawMessage // MCP definitions, as the module gave them
-	Resources []json.RawMessage // likewise
-	Templates []json.RawMessage // of resources, likewise
+	Prompts   []json.RawMessage // MCP definitions, unmodified
+	Resources []json.RawMessage // MCP definitions, unmodified
+	Templates []json.RawMessage // MCP definitions of resource templates, unmodified
 
 	pool        *pool
-	callTimeout time.Duration // how long a call may be silent; 0 for ever
+	callTimeout time.Duration // how long a call may be silent; 0: no limit
 }
 
 // Catalog is an immutable set of modules. Safe for concurrent use.
@@ -56,6 +55,7 @@ type Catalog struct {
 	views map[Scope]*View
 }
 
+// newCatalog returns a catalog of the modules, which it sorts.
 func newCatalog(modules []*Module) *Catalog {
 	slices.SortFunc(modules, func(a, b *Module) int {
 		return cmp.Or(strings.Compare(a.Source, b.Source), strings.Compare(a.Name, b.Name))
@@ -63,45 +63,43 @@ func newCatalog(modules []*Module) *Catalog {
 	return &Catalog{modules: modules, views: make(map[Scope]*View)}
 }
 
-// View is the part of the catalog that scope contains. It is built at the first
-// request for it and kept as long as the catalog.
+// View returns the part of the catalog that scope contains. It is built at the first
+// request and kept as long as the catalog.
 func (c *Catalog) View(scope Scope) *View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	v := c.views[scope]
-	if v == nil {
-		v = newView(c.modules, scope)
-		c.views[scope] = v
+	if c.views[scope] == nil {
+		c.views[scope] = newView(c.modules, scope)
 	}
-	return v
+	return c.views[scope]
 }
 
-// View is the modules inside one scope, under the names they have there. It is
-// immutable.
+// View is the set of modules inside one scope, with the names they have there. Immutable.
 type View struct {
 	Modules []ViewModule // sorted by label
 	Tools   []*Item      // sorted by name
 
 	toolsOf      map[*Module][]*Item         // in the module's own order
-	items        map[string]map[string]*Item // by the list that has them, and by name or URI
-	ambiguous    map[string][]*Item          // a name that belongs to nobody → the tools that would have it
+	items        map[string]map[string]*Item // by list, and by name or URI
+	ambiguous    map[string][]*Item          // the tools that would have a name that belongs to none
 	templates    []*Item                     // longest prefix first
-	webhooks     map[string][]*Item          // by path, those who would have it; see Hook
-	lists        map[string]json.RawMessage  // results of requests for them, on one line
+	webhooks     map[string][]*Item          // the tools that would have a path; see Hook
+	lists        map[string]json.RawMessage  // the result of each list request, on one line
 	fingerprints map[string]string           // of announcedLists
 }
 
 // ViewModule is a module and its label in a view.
 type ViewModule struct {
-	Label string // the module's name, with parent folders or a hash where the name is not unique
+	Label string // the module's name; if it is not unique, with parent folders or a hash
 	*Module
 }
 
-// Item is what a module in a view offers: a tool, a prompt, a resource, or a
-// resource template, of which only the beginning counts, as the module that a URI
-// then goes to knows what it stands for.
+// Item is something that a module in a view offers: a tool, a prompt, a resource, or a
+// resource template.
 type Item struct {
-	Name   string  // in the view; of a resource its URI, of a template that up to the first expression
+	// Name is the tool's or prompt's name in the view, the resource's URI, or the part of a
+	// template before its first expression: the module itself interprets the rest.
+	Name   string
 	Label  string  // of the module in the view
 	Method *Method // of a tool
 
@@ -111,9 +109,8 @@ type Item struct {
 	module     *Module
 }
 
-// newView is the only place where modules are chosen by a scope.
+// newView is the only function that selects modules by scope.
 func newView(all []*Module, scope Scope) *View {
-	inside := slices.DeleteFunc(slices.Clone(all), func(m *Module) bool { return !scope.Contains(m.Source) })
 	v := &View{
 		toolsOf:      make(map[*Module][]*Item),
 		items:        make(map[string]map[string]*Item),
@@ -121,6 +118,9 @@ func newView(all []*Module, scope Scope) *View {
 		lists:        make(map[string]json.RawMessage),
 		fingerprints: make(map[string]string),
 	}
+	inside := slices.DeleteFunc(slices.Clone(all), func(m *Module) bool {
+		return !scope.Contains(m.Source)
+	})
 	for i, label := range labels(inside, scope) {
 		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
 	}
@@ -130,28 +130,26 @@ func newView(all []*Module, scope Scope) *View {
 	return v
 }
 
-// addToolsAndPrompts enters the modules' methods, the webhooks among them, and the
-// modules' prompts.
+// addToolsAndPrompts adds the modules' tools, webhooks and prompts.
 func (v *View) addToolsAndPrompts() {
 	var prompts []*Item
 	for _, m := range v.Modules {
 		for _, method := range m.Methods {
-			v.toolsOf[m.Module] = append(v.toolsOf[m.Module], &Item{Label: m.Label, Method: method, ownName: method.Name, module: m.Module})
+			tool := &Item{Label: m.Label, Method: method, ownName: method.Name, module: m.Module}
+			v.Tools = append(v.Tools, tool)
+			v.toolsOf[m.Module] = append(v.toolsOf[m.Module], tool)
+			v.addWebhook(tool)
 		}
-		v.Tools = append(v.Tools, v.toolsOf[m.Module]...)
 		for _, raw := range m.Prompts {
-			prompts = append(prompts, &Item{Label: m.Label, ownName: stringField(raw, "name"), definition: raw, module: m.Module})
+			name := stringField(raw, "name")
+			prompts = append(prompts, &Item{Label: m.Label, ownName: name, definition: raw, module: m.Module})
 		}
 	}
 	v.ambiguous = v.addNamed("tools", v.Tools)
 	v.addNamed("prompts", prompts)
-	for _, t := range v.Tools {
-		v.addWebhook(t)
-	}
 }
 
-// addNamed enters a list of items under names that it gives them, as nameItems
-// does, and sorts it by those.
+// addNamed names the items, as nameItems does, sorts them by name and adds them under list.
 func (v *View) addNamed(list string, items []*Item) (ambiguous map[string][]*Item) {
 	ambiguous = nameItems(items)
 	slices.SortFunc(items, func(a, b *Item) int { return strings.Compare(a.Name, b.Name) })
@@ -169,9 +167,9 @@ func (v *View) addNamed(list string, items []*Item) (ambiguous map[string][]*Ite
 	return ambiguous
 }
 
-// addWebhook enters a tool at the path of its webhook. Where that path bears a
-// label, the path with the module's bare name is entered too: it belongs to
-// nobody, and must not go to a method that asks for it by @webhook.
+// addWebhook adds a tool under the path of its webhook. If the path contains a label, it
+// also adds the path with the module's bare name, which belongs to no tool: otherwise
+// another method could take it by @webhook.
 func (v *View) addWebhook(t *Item) {
 	path := cmp.Or(t.Method.Hook, t.Label+"/"+t.Method.Name)
 	if !t.Method.IsHook || checkHookPath(path) != nil {
@@ -185,10 +183,9 @@ func (v *View) addWebhook(t *Item) {
 	}
 }
 
-// addResources enters the modules' resources. Where two modules offer one URI,
-// the one counts whose file comes first in the order of paths (of one file,
-// whose name does), as modules are sorted; the other's is not listed. The same
-// order decides between templates that begin alike.
+// addResources adds the resources and templates of modules, which are sorted. If two
+// modules offer the same URI, the first module has it, and the other's is not listed. The
+// first module also has priority between templates with the same prefix.
 func (v *View) addResources(modules []*Module) {
 	var resources, templates []json.RawMessage
 	byURI := make(map[string]*Item)
@@ -211,34 +208,34 @@ func (v *View) addResources(modules []*Module) {
 	slices.SortStableFunc(v.templates, func(a, b *Item) int { return len(b.Name) - len(a.Name) })
 	v.items["resources"] = byURI
 	v.addList("resources", "resources", resources)
-	v.addList("resourceTemplates", "resources", templates) // MCP has no notification of their own for templates
+	v.addList("resourceTemplates", "resources", templates) // MCP has no own notification for templates
 }
 
-// addList makes the result of a request for a list. announced is the list as which
-// clients are told of its changes.
+// addList stores the result of a list request, and adds it to the fingerprint of the
+// announced list.
 func (v *View) addList(what, announced string, items []json.RawMessage) {
 	list := oneLine(object{{what, joinItems(items)}}.encode())
 	v.lists[what] = list
 	v.fingerprints[announced] = hashOf(v.fingerprints[announced], string(list))
 }
 
-// ListJSON is the result of a request for a list, on one line: of "tools",
-// "prompts", "resources" or "resourceTemplates".
+// ListJSON returns the result of a list request, on one line: for "tools", "prompts",
+// "resources" or "resourceTemplates".
 func (v *View) ListJSON(what string) json.RawMessage { return v.lists[what] }
 
-// announcedLists are the lists whose changes clients are told of.
+// announcedLists are the lists whose changes clients are notified of.
 var announcedLists = []string{"tools", "prompts", "resources"}
 
-// Fingerprint differs between views that differ in one of announcedLists.
+// Fingerprint returns a hash of one of announcedLists.
 func (v *View) Fingerprint(list string) string { return v.fingerprints[list] }
 
-// ToolsOf is the tools of one of the view's modules, in the module's own order.
+// ToolsOf returns the tools of one of the view's modules, in the module's own order.
 func (v *View) ToolsOf(m *Module) []*Item { return v.toolsOf[m] }
 
-// Lookup finds an item of a list: a tool or prompt by its name, the module of a
-// resource by its URI. That is the one that lists the URI, or else the one with
-// the template that begins most like it. Lookup gives nil for what does not exist
-// and for what is out of scope alike, and for a URI longer than maxURI.
+// Lookup returns an item of a list: a tool or prompt by its name, or a resource by its URI.
+// If no module lists the URI, Lookup returns the template with the longest matching prefix.
+// It returns nil both for an unknown name and for one out of scope, and for a URI longer
+// than maxURI.
 func (v *View) Lookup(list, name string) *Item {
 	if len(name) > maxURI {
 		return nil
@@ -254,8 +251,8 @@ func (v *View) Lookup(list, name string) *Item {
 	return nil
 }
 
-// Alternatives is, for a name that belongs to no tool because several would
-// have it, the names that they have instead.
+// Alternatives returns the names of the tools that would have a name that belongs to none
+// of them.
 func (v *View) Alternatives(name string) []string {
 	var names []string
 	for _, item := range v.ambiguous[name] {
@@ -265,36 +262,44 @@ func (v *View) Alternatives(name string) []string {
 	return names
 }
 
-// HookPath is the path below /webhook/ at which the tool's method is to receive
-// webhooks; "" for a method that receives none, or whose name could not stand in
-// a URL as it is.
-func (t *Item) HookPath() string { return t.hookPath }
-
-// Hook finds the method that receives webhooks at a path. Where several methods
-// would have the path it belongs to none of them, and Hook returns what tells
-// them apart: other paths, or the names of the tools.
-func (v *View) Hook(path string) (*Item, []string) {
+// Hook returns the tool that receives webhooks at a path. If several would have the path,
+// it belongs to none of them, and Hook returns what identifies them: other paths, or the
+// names of the tools.
+func (v *View) Hook(path string) (tool *Item, alternatives []string) {
 	claimants := v.webhooks[path]
-	if len(claimants) == 1 && claimants[0].HookPath() == path {
+	if len(claimants) == 1 && claimants[0].hookPath == path {
 		return claimants[0], nil
 	}
-	var alternatives []string
 	for _, t := range claimants {
-		if t.HookPath() == path {
+		if t.hookPath == path {
 			alternatives = append(alternatives, t.Name)
 		} else {
-			alternatives = append(alternatives, t.HookPath())
+			alternatives = append(alternatives, t.hookPath)
 		}
 	}
 	slices.Sort(alternatives)
 	return nil, alternatives
 }
 
-// Call makes a request about the item, in whose params the module's own name takes
-// the place of that in the view. The error is an *argumentError where arguments do
-// not fit, and errRetired, and nothing was done, when the module was replaced after
-// the view was made.
-func (i *Item) Call(ctx context.Context, caller Caller, method string, params object) (json.RawMessage, error) {
+// HookPath returns the path below /webhook/ for the tool's method. It returns "" for a
+// method that receives no webhooks, or whose name can't be part of a URL.
+func (i *Item) HookPath() string { return i.hookPath }
+
+// Stateless reports whether the module speaks a revision without sessions.
+func (i *Item) Stateless() bool { return i.module.Stateless }
+
+// Same reports whether other belongs to the same version of the same module.
+func (i *Item) Same(other *Item) bool {
+	return i != nil && other != nil && i.module.pool == other.module.pool
+}
+
+// ChecksArguments reports whether Call checks arguments, instead of the module itself.
+func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.singleFile() }
+
+// Call sends a request about the item to its module, with the module's own name for it in
+// params. The error is an *argumentError if the arguments are invalid. It is errRetired if
+// the module was replaced after the view was made; then nothing was done.
+func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (json.RawMessage, error) {
 	switch {
 	case i.ownName == "": // a URI is the module's own
 	case method == "completion/complete":
@@ -310,37 +315,26 @@ func (i *Item) Call(ctx context.Context, caller Caller, method string, params ob
 		}
 		params = params.set("arguments", arguments)
 	}
-	result, err := i.module.pool.call(ctx, caller, method, params, i.module.callTimeout)
+	result, err := i.module.pool.call(ctx, from, method, params, i.module.callTimeout)
 	if err == nil && checked {
 		result = methodResult(result)
 	}
 	return result, err
 }
 
-// ChecksArguments reports whether Call checks arguments, and not the module itself.
-func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.singleFile() }
-
-// Subscribe has the module of a resource say when it changes, to notify, until the
-// subscription is released, or the module's process ends.
-func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (*subscription, error) {
+// Subscribe asks the module of a resource to call notify when the resource changes, until
+// the subscription is released or the module's process ends.
+func (i *Item) Subscribe(
+	ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage),
+) (*subscription, error) {
 	return i.module.pool.subscribe(ctx, caller, uri, notify)
 }
 
-// Same reports whether other belongs to the same module, in the same version of
-// its file.
-func (i *Item) Same(other *Item) bool {
-	return i != nil && other != nil && i.module.pool == other.module.pool
-}
-
-// Stateless reports whether the module speaks a revision without sessions.
-func (i *Item) Stateless() bool { return i.module.Stateless }
-
-// nameItems names items LABEL_NAME. A name belongs to nobody if several items
-// would have it, or if it is what an item of a relabelled module would be called
-// by the module's bare name; who would have such a name gets a hash behind it. A
-// name that only looks as if it had one gets one too, so that nobody can choose
-// the name of another. nameItems returns the items that would have each name
-// that belongs to nobody.
+// nameItems names items LABEL_NAME. A name belongs to no item if several would have it, or
+// if it is the name of another item with its module's bare name instead of the label. Items
+// that would have such a name get a hash suffix, and so does a name that looks like one, so
+// that no module can choose another's name. nameItems returns the items that would have
+// each name that belongs to none.
 func nameItems(items []*Item) map[string][]*Item {
 	wanted := make(map[string]int, len(items))
 	ambiguous := make(map[string][]*Item)
@@ -362,26 +356,27 @@ func nameItems(items []*Item) map[string][]*Item {
 	return ambiguous
 }
 
-// hashedName is the form of a name with a hash behind it.
+// hashedName matches a name with a hash suffix.
 var hashedName = regexp.MustCompile(`_[0-9a-f]{12}$`)
 
-// nameHash is 12 hexadecimal digits that tell apart what shares a name.
+// nameHash returns 12 hexadecimal digits that distinguish items with the same name.
 func nameHash(parts ...string) string { return hashOf(parts...)[:12] }
 
+// notPlain matches characters that tool names must not contain.
 var notPlain = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
-// plainName replaces what may not stand in a tool's name.
+// plainName replaces characters that tool names must not contain.
 func plainName(s string) string { return notPlain.ReplaceAllString(s, "_") }
 
-// labels names the modules of a view: by their own names, and where several
-// share one, with the shortest run of parent folders before it that tells them
-// apart, or else with a hash behind it.
+// labels returns the labels of a view's modules: their own names. Modules that share a name
+// get the shortest run of parent folders that distinguishes them before it, or else a hash
+// suffix.
 func labels(modules []*Module, scope Scope) []string {
 	named := make(map[string]int)
 	for _, m := range modules {
 		named[m.Name]++
 	}
-	shared := make(map[string]int) // of labels, how many modules could have them
+	shared := make(map[string]int) // how many modules could have a label
 	for _, m := range modules {
 		if named[m.Name] > 1 {
 			for _, label := range possibleLabels(m, scope) {
@@ -405,10 +400,9 @@ func labels(modules []*Module, scope Scope) []string {
 	return list
 }
 
-// possibleLabels is a module's name with one parent folder before it, with two,
-// and so on. The topmost folder that may stand in a label is the scope's own, or
-// in the view of everything the hosted DIR. A file that was reached by a link
-// from there has no such folders.
+// possibleLabels returns a module's name with one parent folder before it, with two, and so
+// on. The topmost folder is the scope's own or, in the view of everything, the hosted DIR.
+// A file outside that folder, which was reached by a link, has no such labels.
 func possibleLabels(m *Module, scope Scope) []string {
 	top := cmp.Or(scope.dir, m.Root)
 	if !scopeDir(top).Contains(m.Source) {
