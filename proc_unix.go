@@ -1,8 +1,8 @@
 //go:build linux || darwin
 
-// Process groups on Linux and macOS: put a child in a group of its own, end
-// the group, and tell whether a process of the past is still the same one.
-// This file sets no policy: who is ended, and when, is decided in worker.go.
+// Process groups on Linux and macOS: functions that put a child process into a group of its
+// own, end the group, and identify a process for longer than its pid does. worker.go and
+// reaper.go decide which group ends, and when.
 
 package main
 
@@ -16,7 +16,7 @@ import (
 	"syscall"
 )
 
-// setGroup makes cmd, when it starts, the leader of a new process group.
+// setGroup makes cmd the leader of a new process group when it starts.
 func setGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }
@@ -24,8 +24,7 @@ func setGroup(cmd *exec.Cmd) {
 // terminateGroup asks every process of the group to end.
 func terminateGroup(pgid int) error { return signalGroup(pgid, syscall.SIGTERM) }
 
-// killGroup ends every process of the group. A group that is already empty is
-// no error.
+// killGroup ends every process of the group. It returns no error if the group is empty.
 func killGroup(pgid int) error { return signalGroup(pgid, syscall.SIGKILL) }
 
 func signalGroup(pgid int, sig syscall.Signal) error {
@@ -38,12 +37,12 @@ func signalGroup(pgid int, sig syscall.Signal) error {
 	return nil
 }
 
-// groupAlive reports whether a process of the group is left.
+// groupAlive reports whether a process of the group exists.
 func groupAlive(pgid int) bool {
 	return pgid > 1 && !errors.Is(syscall.Kill(-pgid, 0), syscall.ESRCH)
 }
 
-// processAlive reports whether a process with this id exists, whoever owns it.
+// processAlive reports whether a process with this id exists, of any user.
 func processAlive(pid int) bool {
 	if pid <= 0 {
 		return false
@@ -52,10 +51,9 @@ func processAlive(pid int) bool {
 	return err == nil || errors.Is(err, syscall.EPERM)
 }
 
-// processStartTime names the instant at which the process pid began, so that a pid
-// that was reused, or is left from before a reboot, is not taken for the
-// process that once had it. It has no spaces, and is "" when the process does
-// not exist, is a zombie, or the system can't tell, as macOS.
+// processStartTime returns a text without spaces for the time at which process pid started.
+// It distinguishes processes with the same pid, even across reboots. It returns "" if the
+// process does not exist or is a zombie, and on macOS.
 func processStartTime(pid int) string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -65,8 +63,8 @@ func processStartTime(pid int) string {
 	if err != nil {
 		return ""
 	}
-	// The command's name, in parentheses, may hold anything; what follows it is
-	// fields 3 and on of proc_pid_stat(5). Field 22 is the start time.
+	// The command's name, in parentheses, may contain any characters. Fields 3 and up of
+	// proc_pid_stat(5) follow it; field 22 is the start time.
 	text := string(stat)
 	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
@@ -75,7 +73,7 @@ func processStartTime(pid int) string {
 	return strings.TrimSpace(string(boot)) + "." + fields[19]
 }
 
-// checkPrivate refuses a folder that users other than this one can write into.
+// checkPrivate returns an error if users other than this one own or can write to a folder.
 func checkPrivate(folder string) error {
 	info, err := os.Stat(folder)
 	if err != nil {
@@ -90,12 +88,12 @@ func checkPrivate(folder string) error {
 	return nil
 }
 
-// renameFile is os.Rename; isShared is a matter of Windows.
+// renameFile is os.Rename. Like isShared, it differs on Windows.
 func renameFile(from, to string) error { return os.Rename(from, to) }
 func isShared(error) bool              { return false }
 
-// syncFolder makes a rename last. Some file systems have no such thing, which is no
-// reason to call a finished write failed.
+// syncFolder makes a rename durable. It returns no error if the file system does not support
+// that.
 func syncFolder(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

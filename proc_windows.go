@@ -1,4 +1,4 @@
-// Process groups on Windows: what proc_unix.go does, as far as Windows can.
+// Process groups on Windows: the functions of proc_unix.go, as far as Windows supports them.
 
 package main
 
@@ -11,29 +11,27 @@ import (
 	"time"
 )
 
-// setGroup makes cmd, when it starts, the root of a new process group.
+// setGroup makes cmd the root of a new process group when it starts.
 func setGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
 }
 
-// terminateGroup ends the group: Windows has no signal that a console program
-// without a console would get.
+// terminateGroup ends the group: Windows has no signal for console programs without a
+// console.
 func terminateGroup(pgid int) error { return killGroup(pgid) }
 
-// killGroup ends the process and all that it started.
+// killGroup ends the process and its descendants.
 func killGroup(pgid int) error {
 	return exec.Command("taskkill", "/T", "/F", "/PID", strconv.Itoa(pgid)).Run()
 }
 
-// groupAlive reports whether a process of the group is left, as far as can be told
-// here: its first.
+// groupAlive reports whether the group's first process exists: Windows can't list the others.
 func groupAlive(pgid int) bool { return processAlive(pgid) }
 
 // processAlive reports whether a process with this id exists.
 func processAlive(pid int) bool { return processStartTime(pid) != "" }
 
-// processStartTime names the instant at which the running process pid began; see
-// proc_unix.go.
+// processStartTime returns when the running process pid started; see proc_unix.go.
 func processStartTime(pid int) string {
 	h, err := syscall.OpenProcess(syscall.PROCESS_QUERY_INFORMATION, false, uint32(pid))
 	if err != nil {
@@ -43,14 +41,17 @@ func processStartTime(pid int) string {
 	const stillActive = 259
 	var code uint32
 	var made, exited, kernel, user syscall.Filetime
-	if syscall.GetExitCodeProcess(h, &code) != nil || code != stillActive || syscall.GetProcessTimes(h, &made, &exited, &kernel, &user) != nil {
+	if syscall.GetExitCodeProcess(h, &code) != nil || code != stillActive {
+		return ""
+	}
+	if syscall.GetProcessTimes(h, &made, &exited, &kernel, &user) != nil {
 		return ""
 	}
 	return strconv.FormatInt(made.Nanoseconds(), 10)
 }
 
-// renameFile is os.Rename, which fails while someone has the file open, if only to
-// read it or to search it for viruses: it is tried for a while.
+// renameFile is os.Rename, retried for a second: it fails while another process, such as a
+// virus scanner, has the file open.
 func renameFile(from, to string) error {
 	err := os.Rename(from, to)
 	for n := 0; n < 100 && isShared(err); n++ {
@@ -60,14 +61,14 @@ func renameFile(from, to string) error {
 	return err
 }
 
-// isShared reports whether Windows refused because another has the file open.
+// isShared reports whether an operation failed because another process has the file open.
 func isShared(err error) bool {
 	const sharingViolation = syscall.Errno(32)
 	return errors.Is(err, os.ErrPermission) || errors.Is(err, sharingViolation)
 }
 
-// syncFolder does nothing: folders can't be synced here.
+// syncFolder does nothing: Windows can't sync folders.
 func syncFolder(string) error { return nil }
 
-// checkPrivate refuses nothing: a folder's mode does not say who can write.
+// checkPrivate accepts every folder: on Windows, a folder's mode does not show who can write.
 func checkPrivate(string) error { return nil }
