@@ -42,23 +42,15 @@ const (
 // Codes may be compared with ==.
 type Code string
 
-// parseCode normalizes input from a person or a client: it converts ASCII letters to
-// upper case and drops dashes and spaces. It applies no Unicode case rules, which would
-// turn ſ into S. It reports false if the result is not a code.
+// parseCode normalizes input from a person or a client: it drops dashes and spaces and
+// converts ASCII letters to upper case. (Unicode rules would turn ſ into S.) It reports
+// false if the result is not a code.
 func parseCode(s string) (Code, bool) {
-	folded := strings.Map(func(r rune) rune {
-		switch {
-		case r == '-' || r == ' ':
-			return -1
-		case 'a' <= r && r <= 'z':
-			return r - 'a' + 'A'
-		}
-		return r
-	}, s)
-	if len(folded) != codeLength || !consistsOf(folded, codeAlphabet) {
+	folded := strings.NewReplacer("-", "", " ", "").Replace(s)
+	if len(folded) != codeLength || !consistsOf(folded, codeAlphabet+strings.ToLower(codeAlphabet)) {
 		return "", false
 	}
-	return Code(folded), true
+	return Code(strings.ToUpper(folded)), true
 }
 
 // drawCode returns a random code. All codes are equally likely.
@@ -145,10 +137,8 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 		return Claim{}, errors.New("missing or malformed code")
 	case !filepath.IsAbs(c.ScopeDir):
 		return Claim{}, errors.New("scopeDir is not an absolute path")
-	case !createdOK:
-		return Claim{}, errors.New("unusable createdAt")
-	case !expiresOK || c.ExpiresAt.IsZero():
-		return Claim{}, errors.New("missing or unusable expiresAt")
+	case !createdOK || !expiresOK || c.ExpiresAt.IsZero():
+		return Claim{}, errors.New("malformed createdAt, or missing or malformed expiresAt")
 	}
 	return c, nil
 }
@@ -234,14 +224,14 @@ func readClaims(path string) (*claimsFile, error) {
 	if err != nil {
 		return nil, errUnreadable(path, errText(err))
 	}
-	read, err := readOpenClaims(file)
+	f, err := readOpenClaims(file)
 	if err != nil || runtime.GOOS == "windows" {
 		file.Close()
 	}
 	if err != nil {
 		return nil, errUnreadable(path, errText(err))
 	}
-	return read, nil
+	return f, nil
 }
 
 // readOpenClaims stats the open file before it reads it: if the file is changed in
@@ -283,16 +273,6 @@ func (f *claimsFile) active(now time.Time) []Claim {
 // number of claims, because every lookup calls it.
 func (f *claimsFile) expired(now time.Time) bool {
 	return !f.soonest.IsZero() && !now.Before(f.soonest)
-}
-
-// drawUnusedCode returns a random code that no record has.
-func (f *claimsFile) drawUnusedCode() Code {
-	for {
-		code := drawCode()
-		if _, taken := f.byCode[code]; !taken {
-			return code
-		}
-	}
 }
 
 // errNoClaim is returned by Revoke for a code that no active claim has.
@@ -354,9 +334,13 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 	}
 	var made Claim
 	err := s.update(ctx, func(old *claimsFile, now time.Time) (claims []Claim, err error) {
+		code := drawCode()
+		for old.byCode[code].Code == code { // taken
+			code = drawCode()
+		}
 		now = now.UTC().Truncate(time.Millisecond)
 		record := object{
-			{"code", quote(old.drawUnusedCode().Reveal())},
+			{"code", quote(code.Reveal())},
 			{"scopeDir", quote(scopeDir)},
 			{"createdAt", marshal(now)},
 			{"expiresAt", marshal(now.Add(ttl))},

@@ -140,6 +140,12 @@ func (e *httpError) retryAfter(seconds int) *httpError {
 	return e
 }
 
+// because adds the cause to a new error, for the log only, and returns the error.
+func (e *httpError) because(cause error) *httpError {
+	e.Err = cause
+	return e
+}
+
 // loggedError marks an error that the handler has logged.
 type loggedError struct{ error }
 
@@ -183,7 +189,8 @@ func refuse(
 		log.Error("internal error", "path", path, "request", id, "err", err)
 		e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
 	} else if _, logged := errors.AsType[loggedError](err); !logged {
-		log.Info("refused", "status", e.Status, "path", path, "request", id, "why", cmp.Or(e.Err, error(e)))
+		why := cmp.Or(e.Err, error(e))
+		log.Info("refused", "status", e.Status, "path", path, "request", id, "why", why)
 	}
 	maps.Copy(w.Header(), e.Header)
 	write(w, e)
@@ -275,7 +282,8 @@ func (p *originPolicy) admit(r *http.Request) error {
 // such as for a frame, with which the page could guess codes. A link that a person follows
 // is allowed.
 func admitWithoutOrigin(r *http.Request) error {
-	if r.Header.Get("Sec-Fetch-Site") == "cross-site" && r.Header.Get("Sec-Fetch-Dest") != "document" {
+	crossSite := r.Header.Get("Sec-Fetch-Site") == "cross-site"
+	if crossSite && r.Header.Get("Sec-Fetch-Dest") != "document" {
 		return httpErrorf(http.StatusForbidden, "a web page of another, unnamed site made this request")
 	}
 	return nil
@@ -284,8 +292,9 @@ func admitWithoutOrigin(r *http.Request) error {
 // admitOrigin refuses the origin of a page that is neither allowed nor from this machine.
 func (p *originPolicy) admitOrigin(origin string) error {
 	if origin == "null" { // any local file or sandboxed page can send it
-		return httpErrorf(http.StatusForbidden, `origin "null" (a local file or a sandboxed page) is not allowed: `+
-			"serve the page over HTTP and pass its origin with -allow-origin")
+		return httpErrorf(http.StatusForbidden,
+			`origin "null" (a local file or a sandboxed page) is not allowed: `+
+				"serve the page over HTTP and pass its origin with -allow-origin")
 	}
 	u, err := url.Parse(origin)
 	if err == nil && isLoopback(u.Hostname()) || slices.Contains(p.origins, strings.ToLower(origin)) {
@@ -323,9 +332,9 @@ func isLoopback(host string) bool {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return addr.Unmap().IsLoopback()
 	}
+	const plain = "abcdefghijklmnopqrstuvwxyz0123456789-_."
 	host = strings.ToLower(host)
-	return host == "localhost" ||
-		strings.HasSuffix(host, ".localhost") && consistsOf(host, "abcdefghijklmnopqrstuvwxyz0123456789-_.")
+	return host == "localhost" || strings.HasSuffix(host, ".localhost") && consistsOf(host, plain)
 }
 
 // bodyReader reads request bodies, within a limit for each body, for each sender and for
@@ -362,17 +371,18 @@ func (b *bodyReader) Read(
 		return body, nil
 	}
 	w.Header().Set("Connection", "close") // the rest of the body is not read
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	refusal := httpErrorf(http.StatusBadRequest, "the body could not be read")
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+	switch {
+	case tooLarge:
 		refusal = httpErrorf(http.StatusRequestEntityTooLarge,
 			"the body is larger than %s (-max-body)", formatSize(b.limit))
-	} else if errors.Is(err, errNoRoom) {
+	case errors.Is(err, errNoRoom):
 		refusal = httpErrorf(http.StatusServiceUnavailable, "%v", errNoRoom).retryAfter(5)
-	} else if errors.Is(err, os.ErrDeadlineExceeded) {
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		refusal = httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
 	}
-	refusal.Err = err
-	return nil, refusal
+	return nil, refusal.because(err)
 }
 
 func (b *bodyReader) read(w http.ResponseWriter, r *http.Request, sender string) ([]byte, error) {

@@ -52,15 +52,12 @@ func scopeNone() Scope { return Scope{} }
 // "/w/proj/a" but not "/w/projX". A module without a resolvable source ("") is in no
 // directory.
 func (s Scope) Contains(source string) bool {
-	if s.all {
-		return true
+	if s.all || s.dir == "" {
+		return s.all
 	}
-	rest, below := strings.CutPrefix(source, s.dir)
-	if s.dir == "" || !below {
-		return false
-	}
-	isRoot := os.IsPathSeparator(s.dir[len(s.dir)-1])
-	return rest == "" || isRoot || os.IsPathSeparator(rest[0])
+	separator := string(os.PathSeparator)
+	below := strings.TrimSuffix(s.dir, separator) + separator
+	return source == s.dir || strings.HasPrefix(source, below)
 }
 
 // Principal identifies the claim that a request belongs to. The zero value stands for
@@ -217,10 +214,8 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	}
 	switch decide(facts) {
 	case denyUnreadable:
-		refusal := httpErrorf(http.StatusServiceUnavailable,
-			"%v: requests with a claim code are refused", errClaimsUnreadable)
-		refusal.Err = err // names the file, so it is only logged
-		return a, refusal.retryAfter(5)
+		return a, httpErrorf(http.StatusServiceUnavailable,
+			"%v: requests with a claim code are refused", errClaimsUnreadable).because(err).retryAfter(5)
 	case denyUnclaimed:
 		if facts.presents {
 			return a, httpErrorf(http.StatusBadRequest, codeIsNone)
@@ -232,7 +227,8 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 		a.badCode = httpErrorf(http.StatusBadRequest, codeIsNone)
 	}
 	if facts.presents {
-		g.log.Warn("an invalid claim code was presented", "in_session", facts.session, "scoped", facts.scoped)
+		g.log.Warn("an invalid claim code was presented",
+			"in_session", facts.session, "scoped", facts.scoped)
 	}
 	return a, nil
 }
@@ -248,42 +244,44 @@ func (g *Gate) findFacts(r *http.Request, a admission) (accessFacts, Principal, 
 		presents: presents,
 		require:  g.require,
 	}
+	var own Principal // the session's, while its claim is active
 	if facts.scoped {
 		_, err := g.claim(a.principal)
 		if errors.Is(err, errClaimsUnreadable) {
 			facts.unreadable = true
 			return facts, Principal{}, err
 		}
-		facts.active = err == nil
+		if err == nil {
+			facts.active = true
+			own = a.principal
+		}
 	}
-	if code == "" {
-		return facts, Principal{}, nil
-	}
-	if facts.active && code == a.principal.Code { // known already: needs no turn
-		facts.valid = true
-		return facts, a.principal, nil
-	}
-	presented, err := g.lookUp(r.Context(), code, facts.active)
+	presented, err := g.lookUp(r.Context(), code, own)
 	facts.unreadable = errors.Is(err, errClaimsUnreadable)
 	facts.valid = presented.hasClaim()
 	return facts, presented, err
 }
 
 // lookUp returns the principal of the active claim with this code, or the zero Principal
-// if there is none. If the daemon requires claims, it waits for a turn. A session whose
-// claim is active never waits: without a free turn, another code counts as invalid there.
-func (g *Gate) lookUp(ctx context.Context, code Code, sessionActive bool) (Principal, error) {
-	if g.require {
-		patience := turnWait
-		if sessionActive {
-			patience = 0
+// if there is none or code is "". If the daemon requires claims, it waits for a turn. A
+// session with an active claim, own, never waits: its own code needs no turn, and without
+// a free turn, another code counts as invalid.
+func (g *Gate) lookUp(ctx context.Context, code Code, own Principal) (Principal, error) {
+	if code == "" {
+		return Principal{}, nil
+	}
+	if code == own.Code {
+		return own, nil
+	}
+	patience := turnWait
+	if own.hasClaim() {
+		patience = 0
+	}
+	if g.require && !g.turns.await(ctx, code, patience) {
+		if own.hasClaim() {
+			return Principal{}, nil
 		}
-		if !g.turns.await(ctx, code, patience) {
-			if sessionActive {
-				return Principal{}, nil
-			}
-			return Principal{}, httpErrorf(http.StatusTooManyRequests, tooManyCodes).retryAfter(10)
-		}
+		return Principal{}, httpErrorf(http.StatusTooManyRequests, tooManyCodes).retryAfter(10)
 	}
 	c, ok, err := g.claims.Lookup(code)
 	if err != nil {
@@ -302,18 +300,16 @@ func (g *Gate) lookUp(ctx context.Context, code Code, sessionActive bool) (Princ
 // present admits a request that presents a valid code. Its session moves to that claim,
 // which is saved before anything is done.
 func (g *Gate) present(a admission, p Principal) (admission, error) {
-	if a.session == nil || a.principal == p {
-		a.principal = p
-		return a, nil
-	}
-	if a.principal.hasClaim() && a.session.Protocol == sseProtocol {
-		return a, errKeepsClaim
-	}
-	if err := g.sessions.appendRecord(a.session, sessionRecord{Claim: p}); err != nil {
-		return a, err
+	if a.session != nil && a.principal != p {
+		if a.principal.hasClaim() && a.session.Protocol == sseProtocol {
+			return a, errKeepsClaim
+		}
+		if err := g.sessions.appendRecord(a.session, sessionRecord{Claim: p}); err != nil {
+			return a, err
+		}
+		g.logScoped("session scoped", a.session, p)
 	}
 	a.principal = p
-	g.logScoped("session scoped", a.session, p)
 	return a, nil
 }
 
@@ -348,13 +344,10 @@ func presentedSession(r *http.Request) (id string, inURL bool) {
 // principals without a claim, or matches errClaimsUnreadable.
 func (g *Gate) claim(p Principal) (Claim, error) {
 	c, ok, err := g.claims.Lookup(p.Code)
-	if err != nil {
-		return Claim{}, err
-	}
-	if !ok || principalOf(c) != p {
+	if err == nil && (!ok || principalOf(c) != p) {
 		return Claim{}, errEnded
 	}
-	return c, nil
+	return c, err
 }
 
 // Scope returns what a principal may reach now. Callers ask at each use and do not keep
@@ -384,17 +377,14 @@ func (g *Gate) Current(t *sessionToken) Principal {
 	return cmp.Or(g.sessions.recordOf(t.ID).Claim, t.Claim)
 }
 
-// Name returns log attributes that identify a principal's claim: its label, if the claim is
-// active, and a short keyed hash. It returns nil if there is no claim.
+// Name returns log attributes that identify a principal's claim: a short keyed hash, and its
+// label while it is active. It returns nil if there is no claim.
 func (g *Gate) Name(p Principal) []any {
 	if !p.hasClaim() {
 		return nil
 	}
-	c, err := g.claim(p)
-	if err != nil {
-		c = Claim{Code: p.Code, created: p.CreatedAt, ScopeDir: p.ScopeDir}
-	}
-	return c.logAttrs()
+	c, _ := g.claim(p)
+	return []any{"claim", p.Key()[:8], "label", c.Label}
 }
 
 // logScoped logs which claim a session has.
