@@ -28,7 +28,7 @@ func TestAskBounds(t *testing.T) {
 	states := suspend("a_ask", maxRunningOf)
 	suspend("b_ask", maxSuspended-maxRunningOf)
 	tooMany := c.round("c_ask", ask)
-	checkContains(t, "one call too many", tooMany.failure(), "too many calls are waiting for client input")
+	checkContains(t, "one call too many", tooMany.failure(), "too many calls")
 	other := askModern(t, d.URL, askAllCaps, newClaimFor(t, d.Base, dir).Code.Reveal())
 	askState(t, other.round("a_ask", ask), 1) // another principal
 

@@ -58,7 +58,7 @@ var modernRequests = []modernRequest{
 		name:   "another Mcp-Method",
 		header: "Mcp-Method: tools/call",
 		code:   codeHeaderMismatch,
-		says:   `\"tools/call\", and the body's \"method\" is \"tools/list\"`,
+		says:   `the body's \"method\" is \"tools/list\"`,
 	},
 	{name: "Mcp-Method in upper case", header: "Mcp-Method: TOOLS/LIST", meta: metaNow, code: codeHeaderMismatch},
 	{name: "no _meta", meta: "-", code: codeInvalidParams, says: "protocolVersion"},
