@@ -5,7 +5,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,403 +19,486 @@ import (
 	"time"
 )
 
+// What lists of tools contain: in all of twoProjects, in its folders, or what a
+// request gets that is refused.
+const (
+	seesAll   = "a_pid a_sleep a_x b_x c_x"
+	seesProj  = "a_pid a_sleep a_x"
+	seesOther = "b_x"
+	seesNone  = ""
+)
+
+// projects is a daemon over twoProjects, which has looked at its modules.
+type projects struct {
+	*testDaemon
+	t       *testing.T
+	options daemonOptions
+	dir     string
+}
+
+func startProjects(t *testing.T, flags ...string) *projects {
+	t.Helper()
+	return daemonOptions{}.startProjects(t, flags...)
+}
+
+func (o daemonOptions) startProjects(t *testing.T, flags ...string) *projects {
+	t.Helper()
+	o.base = t.TempDir()
+	p := &projects{t: t, options: o, dir: twoProjects(t)}
+	p.testDaemon = o.start(t, p.dir, flags...)
+	p.awaitReady(t)
+	return p
+}
+
+// restart stops the daemon and starts it again; clients of it go on.
+func (p *projects) restart(clients []*testClient, flags ...string) {
+	p.t.Helper()
+	p.stop(p.t)
+	p.testDaemon = p.options.start(p.t, p.dir, flags...)
+	p.awaitReady(p.t)
+	for _, c := range clients {
+		c.URL = p.URL
+	}
+}
+
+// code makes a claim for a folder, and returns its code.
+func (p *projects) code(folder string) string {
+	p.t.Helper()
+	return newClaimFor(p.t, p.Base, p.dir+folder).Code.Reveal()
+}
+
+func (p *projects) revoke(code string) {
+	p.t.Helper()
+	_, err := openStore(p.t, p.Base).Revoke(p.t.Context(), Code(code))
+	must(p.t, err)
+}
+
+// session begins a session by a request that present changes.
+func (p *projects) session(present func(*http.Request)) *testClient {
+	p.t.Helper()
+	c, _ := openSession(p.t, p.URL, present)
+	return c
+}
+
+// claimsFile returns the path of the claims.
+func (p *projects) claimsFile() string { return p.Base + "/.data/claims.json" }
+
+// putClaims replaces the claims at once, as usher does.
+func (p *projects) putClaims(text string) {
+	p.t.Helper()
+	write(p.t, p.claimsFile()+".new", text)
+	must(p.t, os.Rename(p.claimsFile()+".new", p.claimsFile()))
+}
+
+// claimRecord returns the text of a claim for a folder.
+func (p *projects) claimRecord(code, folder string, created any, life time.Duration) string {
+	return string(marshal(map[string]any{
+		"code":      code,
+		"scopeDir":  p.dir + folder,
+		"createdAt": created,
+		"expiresAt": time.Now().Add(life).UTC(),
+	}))
+}
+
+// checkSees checks what a request of a session that present changes lists.
+func checkSees(t *testing.T, what string, c *testClient, present func(*http.Request), want string) {
+	t.Helper()
+	check(t, what, listTools(c, present), want)
+}
+
 func TestUnreadableClaims(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	free := connect(t, d.URL)
-	free.awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	present := func(r *http.Request) { ways["in the header"](r, proj.Code.Reveal()) }
-	scoped, _ := openSession(t, d.URL, present)
-	path := base + "/.data/claims.json"
-	good, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
+	p := startProjects(t)
+	code := p.code("/proj")
+	present := inHeader(code)
+	free, scoped := p.session(presentNothing), p.session(present)
+	raw, err := os.ReadFile(p.claimsFile())
+	must(t, err)
+	good := string(raw)
+	for name, text := range map[string]string{"empty": "", "another's": `{"version":9}`, "half": good[:20]} {
+		t.Run(name, func(t *testing.T) {
+			write(t, p.claimsFile(), text)
+			checkSees(t, "a scoped session", scoped, presentNothing, "503")
+			checkSees(t, "an unscoped session that presents a code", free, present, "503")
+			checkSees(t, "an unscoped session", free, presentNothing, seesAll)
+			_, a := openSession(t, p.URL, present)
+			check(t, "status of a new session with a code", a.Status, 503)
+			checkOmits(t, "its refusal", a.Body, p.Base)
+			alone := newStateless(t, p.URL)
+			check(t, "without a session, a code", alone.sees(present), "503")
+			check(t, "without a session, an unknown code", alone.sees(inQuery("ABCDEF")), "503")
+			check(t, "without a session, a word", alone.sees(inHeader("hello")), "400")
+			check(t, "without a session, no code", alone.sees(presentNothing), seesAll)
+			now, _ := os.ReadFile(p.claimsFile())
+			check(t, "the file", string(now), text)
+		})
 	}
-	for name, text := range map[string]string{"empty": "", "another's": `{"version":9}`, "half": string(good[:20])} {
-		write(t, path, text)
-		if got := listTools(scoped, presentNothing); got != "503" {
-			t.Errorf("%s file: a scoped session: %q", name, got)
-		}
-		if _, a := openSession(t, d.URL, present); a.Status != 503 || strings.Contains(a.Body, base) {
-			t.Errorf("%s file: a new session with a code: %d %s", name, a.Status, a.Body)
-		}
-		if got := listTools(free, present); got != "503" {
-			t.Errorf("%s file: an unscoped session that presents a code: %q", name, got)
-		}
-		if got := listTools(free, presentNothing); got != strings.Join(allTools, " ") {
-			t.Errorf("%s file: an unscoped session: %q", name, got)
-		}
-		for presents, tt := range map[string]struct {
-			present func(*http.Request)
-			want    string
-		}{
-			"a code":                   {present, "503"},
-			"a code that is not known": {inQuery("ABCDEF"), "503"},
-			"a word":                   {inHeader("hello"), "400"},
-			"no code":                  {presentNothing, strings.Join(allTools, " ")},
-		} {
-			if got := newStateless(t, d.URL).sees(tt.present); got != tt.want {
-				t.Errorf("%s file: a request without a session that presents %s: %q, want %q", name, presents, got, tt.want)
-			}
-		}
-		if now, _ := os.ReadFile(path); string(now) != text {
-			t.Errorf("%s file was overwritten with %q", name, now)
-		}
-	}
-	if log := d.Log.String(); !strings.Contains(log, "claims.json") || !strings.Contains(log, "move it away or restore it") {
-		t.Errorf("the log does not say which file, and what to do: %s", log)
-	}
-	d.hidesCodes(t, proj.Code.Reveal())
-	write(t, path, string(good))
-	if got := listTools(scoped, presentNothing); got != strings.Join(projTools, " ") {
-		t.Errorf("after the repair: %q", got)
-	}
-	os.Remove(path)
-	if got := listTools(scoped, presentNothing); got != "" {
-		t.Errorf("without the file: %q", got)
-	}
+	checkContains(t, "the log", p.Log.String(), "claims.json", "move it away or restore it")
+	p.hidesCodes(t, code)
+	write(t, p.claimsFile(), good)
+	checkSees(t, "after the repair", scoped, presentNothing, seesProj)
+	os.Remove(p.claimsFile())
+	checkSees(t, "without the file", scoped, presentNothing, seesNone)
 }
 
 // TestEndOfAClaim ends a claim in each way under a session with a stream and a
 // call under way.
-// It spends its time waiting, so it does the ways side by side.
 func TestEndOfAClaim(t *testing.T) {
 	t.Parallel()
-	var ways sync.WaitGroup
-	for _, how := range []string{"revoked", "expired", "deleted"} {
-		ways.Go(func() { endClaim(t, how) })
+	for how, end := range map[string]func(*projects, Claim){
+		"revoked": func(p *projects, c Claim) { p.revoke(c.Code.Reveal()) },
+		"expired": func(p *projects, c Claim) {
+			p.putClaims("[" + p.claimRecord(c.Code.Reveal(), "/proj", c.CreatedAt, time.Second) + "]")
+		},
+		"deleted": func(p *projects, _ Claim) { must(p.t, os.Remove(p.claimsFile())) },
+	} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			p := startProjects(t)
+			claim := newClaimFor(t, p.Base, p.dir+"/proj")
+			c := p.session(inHeader(claim.Code.Reveal()))
+			c.awaitTools(projTools...)
+			messages, _ := c.listen()
+			under := make(chan answer, 1)
+			go func() { under <- c.call("a_sleep", `{"ms":2500}`) }()
+			p.awaitLog(t, "fake: sleeping")
+			end(p, claim)
+			spy{t}.look(string(hear(t, messages, "notifications/tools/list_changed")))
+			checkEnded(t, c)
+			check(t, "the call under way", (<-under).failure(), "")
+		})
 	}
-	ways.Go(func() { // and what an unscoped session's stream says when it becomes scoped
-		dir, base := twoProjects(t), t.TempDir()
-		d := daemonOptions{base: base}.start(t, dir)
-		c, _ := openSession(t, d.URL, presentNothing)
-		c.awaitTools(allTools...)
-		messages, _ := c.listen()
-		if got := listTools(c, inHeader(newClaimFor(t, base, dir+"/proj").Code.Reveal())); got != strings.Join(projTools, " ") {
-			t.Errorf("scoped: %q", got)
-		}
-		hear(t, messages, "notifications/tools/list_changed")
-	})
-	ways.Wait()
 }
 
-func endClaim(t *testing.T, how string) {
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	store := openStore(t, base)
-	claim := newClaimFor(t, base, dir+"/proj")
-	c, _ := openSession(t, d.URL, inHeader(claim.Code.Reveal()))
-	c.awaitTools(projTools...)
-	messages, _ := c.listen()
-	under := make(chan answer, 1)
-	go func() {
-		under <- c.post(`{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":4000}}}`)
-	}()
-	await(t, "the call to be under way", func() bool { return strings.Contains(d.Log.String(), "fake: sleeping") })
-	start := time.Now()
-	var err error
-	switch how {
-	case "revoked":
-		_, err = store.Revoke(t.Context(), claim.Code)
-	case "expired":
-		record := map[string]any{"code": claim.Code.Reveal(), "scopeDir": claim.ScopeDir, "createdAt": claim.CreatedAt, "expiresAt": time.Now().Add(time.Second).UTC()}
-		write(t, base+"/.data/claims.json", string(marshal([]any{record})))
-	case "deleted":
-		err = os.Remove(base + "/.data/claims.json")
-	}
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	spy{t}.look(string(hear(t, messages, "notifications/tools/list_changed")))
-	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("%s: its stream said so after %v", how, took)
-	}
+// checkEnded checks what a session whose claim has ended gets.
+func checkEnded(t *testing.T, c *testClient) {
+	t.Helper()
 	for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"} {
-		if a := c.ask(method, ""); a.failure() != "" || !strings.Contains(a.Body, ":[]}") {
-			t.Errorf("%s: %s: %s", how, method, a.Body)
-		}
+		checkContains(t, method, c.ask(method, "").Body, ":[]}")
 	}
-	for method, params := range map[string]string{"tools/call": `{"name":"a_x"}`, "prompts/get": `{"name":"a_x"}`, "resources/read": `{"uri":"a://x"}`,
-		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n","value":""}}`} {
-		if a := c.ask(method, params); !strings.Contains(a.failure(), "claim of this session has ended") || a.Status != 200 || a.result() != nil {
-			t.Errorf("%s: a new %s: %d %s", how, method, a.Status, a.Body)
-		}
+	for method, params := range map[string]string{
+		"tools/call":          `{"name":"a_x"}`,
+		"prompts/get":         `{"name":"a_x"}`,
+		"resources/read":      `{"uri":"a://x"}`,
+		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n","value":""}}`,
+	} {
+		a := c.ask(method, params)
+		check(t, "status of "+method, a.Status, 200)
+		checkContains(t, method, a.failure(), "claim of this session has ended")
 	}
-	if a := c.ask("ping", ""); a.failure() != "" {
-		t.Errorf("%s: ping: %s", how, a.Body)
-	}
-	if a := <-under; a.failure() != "" || a.result() == nil {
-		t.Errorf("%s: the call under way: %s", how, a.Body)
-	}
+	check(t, "ping", c.ask("ping", "").failure(), "")
+}
+
+// TestScopedSessionIsTold has an unscoped session become scoped: its stream says
+// that its tools have changed.
+func TestScopedSessionIsTold(t *testing.T) {
+	t.Parallel()
+	p := startProjects(t)
+	c := p.session(presentNothing)
+	c.awaitTools(allTools...)
+	messages, _ := c.listen()
+	checkSees(t, "scoped", c, inHeader(p.code("/proj")), seesProj)
+	hear(t, messages, "notifications/tools/list_changed")
 }
 
 func TestScopesSurviveRestarts(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
-	header := func(c Claim) func(*http.Request) {
-		return func(r *http.Request) { ways["in the header"](r, c.Code.Reveal()) }
-	}
-	born, _ := openSession(t, d.URL, header(proj))
-	later, _ := openSession(t, d.URL, presentNothing)
-	listTools(later, header(proj))
-	moved, _ := openSession(t, d.URL, header(proj))
-	listTools(moved, header(other))
-	ended, _ := openSession(t, d.URL, header(other))
-	free, _ := openSession(t, d.URL, presentNothing)
-	restart := func() {
-		t.Helper()
-		d.stop(t)
-		d = daemonOptions{base: base}.start(t, dir)
-		for _, c := range []*testClient{born, later, moved, ended, free} {
-			c.URL = d.URL
-		}
-		connect(t, d.URL).awaitTools(allTools...)
-	}
-	see := func(when string, c *testClient, want string) {
-		t.Helper()
-		if got := listTools(c, presentNothing); got != want {
-			t.Errorf("%s: %q, want %q", when, got, want)
-		}
-	}
-	some := strings.Join(projTools, " ")
-	restart()
-	see("scoped from the start", born, some)
-	see("scoped later", later, some)
-	see("moved", moved, "b_x")
-	see("unscoped", free, strings.Join(allTools, " "))
-	d.stop(t)
-	openStore(t, base).Revoke(t.Context(), other.Code)
-	restart()
-	see("revoked while the daemon was down", ended, "")
-	see("moved to what was revoked", moved, "")
+	p := startProjects(t)
+	proj := newClaimFor(t, p.Base, p.dir+"/proj")
+	inProj, other := inHeader(proj.Code.Reveal()), p.code("/other")
+	born, later, moved := p.session(inProj), p.session(presentNothing), p.session(inProj)
+	ended, free := p.session(inHeader(other)), p.session(presentNothing)
+	listTools(later, inProj)
+	listTools(moved, inHeader(other))
+	clients := []*testClient{born, later, moved, ended, free}
+	p.restart(clients)
+	checkSees(t, "scoped from the start", born, presentNothing, seesProj)
+	checkSees(t, "scoped later", later, presentNothing, seesProj)
+	checkSees(t, "moved", moved, presentNothing, seesOther)
+	checkSees(t, "unscoped", free, presentNothing, seesAll)
+	p.stop(t)
+	p.revoke(other)
+	p.restart(clients)
+	checkSees(t, "revoked while the daemon was down", ended, presentNothing, seesNone)
+	checkSees(t, "moved to what was revoked", moved, presentNothing, seesNone)
 
-	// The same six characters again, for another claim.
-	raw, _ := json.Marshal([]map[string]any{{"code": proj.Code.Reveal(), "scopeDir": dir, "createdAt": time.Now().UTC(), "expiresAt": time.Now().Add(time.Hour).UTC()}})
-	write(t, base+"/.data/claims.json", string(raw))
-	see("its code is another claim's", born, "")
-	raw, _ = json.Marshal([]map[string]any{{"code": proj.Code.Reveal(), "scopeDir": dir, "createdAt": proj.CreatedAt, "expiresAt": time.Now().Add(time.Hour).UTC()}})
-	write(t, base+"/.data/claims.json", string(raw))
-	see("its record was widened by hand", born, "")
+	p.putClaims("[" + p.claimRecord(proj.Code.Reveal(), "", time.Now().UTC(), time.Hour) + "]")
+	checkSees(t, "its code is another claim's", born, presentNothing, seesNone)
+	p.putClaims("[" + p.claimRecord(proj.Code.Reveal(), "", proj.CreatedAt, time.Hour) + "]")
+	checkSees(t, "its record was widened by hand", born, presentNothing, seesNone)
+}
 
-	for name, spoil := range map[string]func(log string){
-		"deleted":    func(log string) { os.Remove(log) },
-		"emptied":    func(log string) { write(t, log, "") },
-		"of another": func(log string) { write(t, log, `{"key":"0000000000000000"}`+"\n") },
-		"spoiled":    func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+"x\n") },
-		"without a key": func(log string) {
-			raw, _ := os.ReadFile(log)
-			write(t, log, strings.SplitAfterN(string(raw), "\n", 2)[1])
-		},
-		"a folder":        func(log string) { os.Remove(log); os.Symlink(base, log) },
-		"as it was":       func(string) {},
-		"a half line on":  func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+`{"id":"cut o`) },
-		"NULs at its end": func(log string) { raw, _ := os.ReadFile(log); write(t, log, string(raw)+strings.Repeat("\x00", 512)) },
+// TestSpoiledSessionLog restarts the daemon with its log of sessions changed: the
+// sessions in it go on if only an unfinished line was added, and end otherwise.
+func TestSpoiledSessionLog(t *testing.T) {
+	t.Parallel()
+	const goesOn, over = seesAll, "404"
+	for name, tt := range map[string]struct {
+		spoil func(log string) (text string, ok bool) // false: no file
+		want  string
+	}{
+		"deleted":       {func(string) (string, bool) { return "", false }, over},
+		"emptied":       {func(string) (string, bool) { return "", true }, over},
+		"another's":     {func(string) (string, bool) { return `{"key":"0000000000000000"}` + "\n", true }, over},
+		"spoiled":       {func(log string) (string, bool) { return log + "x\n", true }, over},
+		"without a key": {func(log string) (string, bool) { return strings.SplitAfterN(log, "\n", 2)[1], true }, over},
+		"unchanged":     {func(log string) (string, bool) { return log, true }, goesOn},
+		"a half line":   {func(log string) (string, bool) { return log + `{"id":"cut o`, true }, goesOn},
+		"NULs":          {func(log string) (string, bool) { return log + strings.Repeat("\x00", 512), true }, goesOn},
 	} {
-		c, _ := openSession(t, d.URL, presentNothing)
-		scoped, _ := openSession(t, d.URL, presentNothing)
-		listTools(scoped, header(newClaimFor(t, base, dir+"/other")))
-		d.stop(t)
-		spoil(base + "/.data/sessions.jsonl")
-		restart()
-		c.URL, scoped.URL = d.URL, d.URL
-		switch name {
-		case "as it was", "a half line on", "NULs at its end": // whose answer was never sent
-			see("session log "+name, c, strings.Join(allTools, " "))
-			see("session log "+name+", a session scoped by it", scoped, "b_x")
-		default:
-			see("session log "+name, c, "404")
-			see("session log "+name+", a session scoped by it", scoped, "404")
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := startProjects(t)
+			c, scoped := p.session(presentNothing), p.session(presentNothing)
+			listTools(scoped, inHeader(p.code("/other")))
+			p.stop(t)
+			path := p.Base + "/.data/sessions.jsonl"
+			raw, err := os.ReadFile(path)
+			must(t, err)
+			must(t, os.Remove(path))
+			if text, ok := tt.spoil(string(raw)); ok {
+				write(t, path, text)
+			}
+			p.restart([]*testClient{c, scoped})
+			checkSees(t, "an unscoped session", c, presentNothing, tt.want)
+			if tt.want == goesOn {
+				tt.want = seesOther
+			}
+			checkSees(t, "a session scoped by it", scoped, presentNothing, tt.want)
+		})
 	}
 }
 
 func TestStampThatCantBeWritten(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	c := connect(t, d.URL)
-	c.awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	os.Remove(base + "/.data/sessions.jsonl")
-	present := func(r *http.Request) { ways["in the header"](r, proj.Code.Reveal()) }
-	if got := listTools(c, present); got != "503" {
-		t.Errorf("a stamp without a log: %q", got)
-	}
-	if a := c.do(c.request(http.MethodDelete, "")); a.Status != 503 {
-		t.Errorf("DELETE without a log: %d", a.Status)
-	}
-	if got := listTools(c, presentNothing); got != strings.Join(allTools, " ") {
-		t.Errorf("the session as it was: %q", got)
-	}
+	p := startProjects(t)
+	c, code := p.session(presentNothing), p.code("/proj")
+	os.Remove(p.Base + "/.data/sessions.jsonl")
+	checkSees(t, "a scope that can't be written", c, inHeader(code), "503")
+	check(t, "an end that can't be written", c.do(c.request(http.MethodDelete, "")).Status, 503)
+	checkSees(t, "the session, unchanged", c, presentNothing, seesAll)
 }
 
-// TestDecide holds every combination of facts against what a decision is for,
-// said without decide's own order.
+// TestDecide checks every combination of facts against the purpose of a decision,
+// stated without decide's own order.
 func TestDecide(t *testing.T) {
 	// width is how much each decision lets a caller reach.
-	width := map[decision]int{allowAll: 2, allowInitialize: 2, allowOwn: 1, allowPresented: 1, denyEnded: 0, denyUnclaimed: 0, denyUnreadable: 0}
+	width := map[decision]int{
+		allowAll: 2, allowInitialize: 2, allowOwn: 1, allowPresented: 1,
+		denyEnded: 0, denyUnclaimed: 0, denyUnreadable: 0,
+	}
 	seen := make(map[decision]bool)
 	for bits := range 1 << 7 {
 		bit := func(n int) bool { return bits>>n&1 == 1 }
-		f := accessFacts{session: bit(0), scoped: bit(1), active: bit(2), presents: bit(3), valid: bit(4), unreadable: bit(5), require: bit(6)}
+		f := accessFacts{
+			session:    bit(0),
+			scoped:     bit(1),
+			active:     bit(2),
+			presents:   bit(3),
+			valid:      bit(4),
+			unreadable: bit(5),
+			require:    bit(6),
+		}
 		if f.scoped && !f.session || f.active && !f.scoped || f.valid && !f.presents {
 			continue // can't be
 		}
 		got := decide(f)
 		seen[got] = true
+		needsClaims := f.scoped || f.presents
 		for what, wrong := range map[string]bool{
-			"a scoped session gets the whole workspace":                      f.scoped && width[got] == 2,
-			"the whole workspace without a claim, where one is asked":        f.require && width[got] == 2,
-			"a code that does not hold is passed over, outside of a session": got == allowAll && f.presents && !f.session,
-			"more than initialize is refused to who need present nothing":    got == allowInitialize && (!f.presents || f.session),
-			"a claim that was not presented":                                 got == allowPresented && !f.valid,
-			"a claim of its own that it has not, or that has ended":          got == allowOwn && !f.active,
-			"a refusal for a claim that holds":                               got == denyEnded && (f.active || !f.scoped),
-			"a claim asked of who has one":                                   got == denyUnclaimed && (f.scoped || f.valid || !f.require),
-			"503 for who needs no claim":                                     got == denyUnreadable && !f.scoped && !f.presents,
-			"an answer from claims that can't be read":                       f.unreadable && (f.scoped || f.presents) && got != denyUnreadable,
-			"503 from claims that can be read":                               got == denyUnreadable && !f.unreadable,
-			"a code presented that holds does not count":                     f.valid && !f.unreadable && got != allowPresented,
+			"a scoped session gets everything":            f.scoped && width[got] == 2,
+			"a required claim is missing":                 f.require && width[got] == 2,
+			"outside of a session, a bad code is ignored": got == allowAll && f.presents && !f.session,
+			"only initialize, without a bad code":         got == allowInitialize && (!f.presents || f.session),
+			"a claim that was not presented":              got == allowPresented && !f.valid,
+			"a claim of its own that is not active":       got == allowOwn && !f.active,
+			"an active claim counts as ended":             got == denyEnded && (f.active || !f.scoped),
+			"a second claim is required":                  got == denyUnclaimed && (f.scoped || f.valid || !f.require),
+			"503 without need of a claim":                 got == denyUnreadable && !needsClaims,
+			"unreadable claims are used":                  f.unreadable && needsClaims && got != denyUnreadable,
+			"503 though the claims can be read":           got == denyUnreadable && !f.unreadable,
+			"a valid code does not count":                 f.valid && !f.unreadable && got != allowPresented,
 		} {
 			if wrong {
 				t.Errorf("%+v: decision %d: %s", f, got, what)
 			}
 		}
 		for what, fail := range map[string]func(*accessFacts){
-			"the claims can't be read":   func(f *accessFacts) { f.unreadable = true },
-			"its own claim ends":         func(f *accessFacts) { f.active = false },
-			"the daemon asks for claims": func(f *accessFacts) { f.require = true },
+			"the claims can't be read":    func(f *accessFacts) { f.unreadable = true },
+			"its own claim ends":          func(f *accessFacts) { f.active = false },
+			"the daemon requires a claim": func(f *accessFacts) { f.require = true },
 		} {
 			failed := f
-			if fail(&failed); width[decide(failed)] > width[got] {
-				t.Errorf("%+v: it sees more when %s", f, what)
+			fail(&failed)
+			if width[decide(failed)] > width[got] {
+				t.Errorf("%+v: it sees more if %s", f, what)
 			}
 		}
 	}
-	if len(seen) != len(width) {
-		t.Errorf("decisions met: %v", seen)
+	check(t, "the number of decisions met", len(seen), len(width))
+}
+
+// presentation is a way to present codes.
+type presentation struct {
+	name    string
+	present func(*http.Request)
+	counts  string // the code that counts; "" for none
+	refused bool   // without a session: it presents what is no valid code
+}
+
+// presentations returns the ways to present the valid codes p and o, the ended
+// codes g and x, and unknown ones.
+func presentations(p, o, g, x string) []presentation {
+	const unknown = "ABCDEF"
+	dashed := strings.ToLower(p[:3] + "-" + p[3:])
+	url := func(raw string) func(*http.Request) { return func(r *http.Request) { r.URL.RawQuery = raw } }
+	at := func(path string) func(*http.Request) { return func(r *http.Request) { r.URL.Path = path } }
+	bearer := func(code string) func(*http.Request) { return inAuthorization("Bearer " + code) }
+	return []presentation{
+		{"nothing", presentNothing, "", false},
+		{"a code in the header", inHeader(p), p, false},
+		{"a code in the URL", inQuery(p), p, false},
+		{"a code as bearer", bearer(p), p, false},
+		{"a code as bearer, the scheme in lower case", inAuthorization("bearer " + p), p, false},
+		{"a code in lower case with a dash", inHeader(dashed), p, false},
+		{"a code in the URL in lower case with a dash", inQuery(dashed), p, false},
+		{"a code with spaces in it", inHeader(" " + p[:2] + " " + p[2:] + " "), p, false},
+		{"another folder's code", inHeader(o), o, false},
+		{"an unknown code", inHeader(unknown), "", true},
+		{"an unknown code in the URL", inQuery(unknown), "", true},
+		{"an unknown code as bearer", bearer(unknown), "", true},
+		{"a revoked code", inHeader(g), "", true},
+		{"a revoked code in the URL", inQuery(g), "", true},
+		{"a revoked code as bearer", bearer(g), "", true},
+		{"an expired code", inHeader(x), "", true},
+		{"no code but the header", inHeader(""), "", false},
+		{"a word", inHeader("hello"), "", true},
+		{"a code and one letter more", inHeader(p + "A"), "", true},
+		{"a code without its last letter", inHeader(p[:5]), "", true},
+		{"a code in quotes", inHeader(`"` + p + `"`), "", true},
+		{"a token as bearer that is no code", bearer("eyJhbGciOiJIUzI1NiJ9.e30.x"), "", false},
+		{"a code as a password", inAuthorization("Basic " + p), "", false},
+		{"a code as authorization without a scheme", inAuthorization(p), "", false},
+		{"a code in the parameter code", url("code=" + p), "", false},
+		{"a code in the parameter CLAIM", url("CLAIM=" + p), "", false},
+		{"a code at /mcp", presentAll(inQuery(p), at("/mcp")), p, false},
+		{"two codes: the header goes before the URL", presentAll(inHeader(p), inQuery(o)), p, false},
+		{"two codes: the header goes before the bearer", presentAll(inHeader(p), bearer(o)), p, false},
+		{"two codes: the URL goes before the bearer", presentAll(inQuery(p), bearer(o)), p, false},
+		{"an unknown code in the header, a valid one in the URL", presentAll(inHeader(unknown), inQuery(p)), "", true},
+		{"an ended code in the header, a valid one as bearer", presentAll(inHeader(g), bearer(p)), "", true},
+		{"a valid code in the header, an ended one in the URL", presentAll(inHeader(p), inQuery(x)), p, false},
+		{"a word in the header, a valid code as bearer", presentAll(inHeader("*"), bearer(p)), "", true},
+		{"an empty header, a valid code in the URL", presentAll(inHeader(""), inQuery(p)), p, false},
+		{"an empty header and URL, a valid code as bearer", presentAll(inHeader(""), inQuery(""), bearer(p)), p, false},
+		{"three codes that are not valid", presentAll(inHeader(g), inQuery(unknown), bearer("GHJKMN")), "", true},
+		{"two that have ended", presentAll(inHeader(g), inQuery(x)), "", true},
 	}
 }
 
-// TestScopeTable is the table of who sees what, black-box: what a request
-// presents, for a session in each state.
+// TestScopeTable is the table of who sees what: what a request presents, for a
+// session in each state.
 func TestScopeTable(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
-	gone := newClaimFor(t, base, dir+"/projX")
-	p, o, g := proj.Code.Reveal(), other.Code.Reveal(), gone.Code.Reveal()
-	const unknown = "ABCDEF"
-	rows := []struct {
-		name    string
-		present func(*http.Request)
-		counts  string // the code that counts, "" for none
-	}{
-		{"nothing", presentNothing, ""},
-		{"a code in the header", inHeader(p), p},
-		{"a code in the URL", inQuery(p), p},
-		{"a code as bearer", inAuthorization("Bearer " + p), p},
-		{"a code as bearer, the scheme in lower case", inAuthorization("bearer " + p), p},
-		{"a code in lower case with a dash", inHeader(strings.ToLower(p[:3] + "-" + p[3:])), p},
-		{"a code in the URL in lower case with a dash", inQuery(strings.ToLower(p[:3] + "-" + p[3:])), p},
-		{"a code with spaces in it", inHeader(" " + p[:2] + " " + p[2:] + " "), p},
-		{"another folder's code", inHeader(o), o},
-		{"an unknown code", inHeader(unknown), ""},
-		{"an unknown code in the URL", inQuery(unknown), ""},
-		{"an unknown code as bearer", inAuthorization("Bearer " + unknown), ""},
-		{"an ended code", inHeader(g), ""},
-		{"no code but the header", inHeader(""), ""},
-		{"a word", inHeader("hello"), ""},
-		{"a code and one letter more", inHeader(p + "A"), ""},
-		{"a code without its last letter", inHeader(p[:5]), ""},
-		{"a code in quotes", inHeader(`"` + p + `"`), ""},
-		{"a token as bearer that is no code", inAuthorization("Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), ""},
-		{"a code as a password", inAuthorization("Basic " + p), ""},
-		{"a code as authorization without a scheme", inAuthorization(p), ""},
-		{"a code in the parameter code", func(r *http.Request) { r.URL.RawQuery = "code=" + p }, ""},
-		{"a code in the parameter CLAIM", func(r *http.Request) { r.URL.RawQuery = "CLAIM=" + p }, ""},
-		{"a code at /mcp", presentAll(inQuery(p), func(r *http.Request) { r.URL.Path = "/mcp" }), p},
-		{"two codes: the header goes before the URL", presentAll(inHeader(p), inQuery(o)), p},
-		{"two codes: the header goes before the bearer", presentAll(inHeader(p), inAuthorization("Bearer "+o)), p},
-		{"two codes: the URL goes before the bearer", presentAll(inQuery(p), inAuthorization("Bearer "+o)), p},
-		{"an unknown code in the header and a valid one in the URL", presentAll(inHeader(unknown), inQuery(p)), ""},
-		{"an ended code in the header and a valid one as bearer", presentAll(inHeader(g), inAuthorization("Bearer "+p)), ""},
-		{"a word in the header, a valid code as bearer", presentAll(inHeader("*"), inAuthorization("Bearer "+p)), ""},
-		{"an empty header, and a valid code in the URL", presentAll(inHeader(""), inQuery(p)), p},
-		{"an empty header and an empty URL, a valid code as bearer", presentAll(inHeader(""), inQuery(""), inAuthorization("Bearer "+p)), p},
-		{"three codes that are not valid", presentAll(inHeader(g), inQuery(unknown), inAuthorization("Bearer GHJKMN")), ""},
-	}
-	lists := map[string]string{p: strings.Join(projTools, " "), o: "b_x"}
-	everything := strings.Join(allTools, " ")
+	d := startProjects(t)
+	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
+	rows := presentations(p, o, g, x)
+	lists := map[string]string{p: seesProj, o: seesOther}
 	states := []struct {
 		name    string
-		born    func(*http.Request) // what the session presented before
-		without string              // what it sees when nothing valid is presented
+		born    func(*http.Request) // how the session began; nil: by the row's presentation
+		without string              // what it sees when no valid code is presented
 	}{
-		{"a new session", nil, everything},
-		{"an unscoped session", presentNothing, everything},
-		{"a scoped session", inHeader(p), lists[p]},
-		{"a session of another claim", inHeader(o), lists[o]},
-		{"a session whose claim has ended", inHeader(g), ""},
+		{"a new session", nil, seesAll},
+		{"an unscoped session", presentNothing, seesAll},
+		{"a scoped session", inHeader(p), seesProj},
+		{"a session of another claim", inHeader(o), seesOther},
+		{"a session whose claim has ended", inHeader(g), seesNone},
 	}
 	sessions := make(map[string]*testClient)
-	for _, state := range states {
+	for _, state := range states[1:] {
 		for _, row := range rows {
-			if state.born != nil {
-				sessions[state.name+row.name], _ = openSession(t, d.URL, state.born)
-			}
+			sessions[state.name+row.name] = d.session(state.born)
 		}
 	}
-	openStore(t, base).Revoke(t.Context(), gone.Code)
+	d.revoke(g)
+	expire(t, d.Base, Code(x))
 	for _, state := range states {
 		for _, row := range rows {
-			want := state.without
-			if row.counts != "" {
-				want = lists[row.counts]
-			}
-			c, then := sessions[state.name+row.name], row.present
-			if c == nil {
-				var a answer
-				c, a = openSession(t, d.URL, row.present)
-				then = presentNothing
-				if text := stringField(a.result(), "instructions"); a.Status != 200 || strings.Contains(text, "- c:") != (want == everything) || !strings.Contains(text, "- ") {
-					t.Errorf("%s presents %s: %d, and is told %q", state.name, row.name, a.Status, text)
+			t.Run(state.name+"/"+row.name, func(t *testing.T) {
+				want := state.without
+				if row.counts != "" {
+					want = lists[row.counts]
 				}
-			}
-			if got := listTools(c, then); got != want {
-				t.Errorf("%s presents %s: it sees %q, want %q", state.name, row.name, got, want)
-			}
-			if got := listTools(c, presentNothing); got != want {
-				t.Errorf("%s presented %s: it then sees %q, want %q", state.name, row.name, got, want)
-			}
+				c := sessions[state.name+row.name]
+				if c == nil {
+					var a answer
+					c, a = openSession(t, d.URL, row.present)
+					about := stringField(a.result(), "instructions")
+					check(t, "the instructions name c", strings.Contains(about, "- c:"), want == seesAll)
+					checkContains(t, "instructions", about, "- ")
+				} else {
+					checkSees(t, "it sees", c, row.present, want)
+				}
+				checkSees(t, "it then sees", c, presentNothing, want)
+			})
 		}
 	}
-	d.hidesCodes(t, p, o, g, unknown)
+	d.hidesCodes(t, p, o, g, x, "ABCDEF")
 }
 
-// TestOutOfScopeIsUnknown asks for what is there and out of scope, and for what
-// is nowhere, in a session and without one: the answers are the same, byte by byte.
+// TestModernScopeTable is the table of who sees what for requests without a
+// session, before and after the daemon was killed, and if claims are required.
+func TestModernScopeTable(t *testing.T) {
+	t.Parallel()
+	d := daemonOptions{ownProcess: true}.startProjects(t)
+	c := newStateless(t, d.URL)
+	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
+	check(t, "the claim to be revoked", c.sees(inHeader(g)), "c_x") // and the other was never used
+	d.revoke(g)
+	expire(t, d.Base, Code(x))
+	lists := map[string]string{p: seesProj, o: seesOther, "": seesAll}
+	look := func(when string, require bool) {
+		for _, row := range presentations(p, o, g, x) {
+			t.Run(when+"/"+row.name, func(t *testing.T) {
+				want := lists[row.counts]
+				if row.refused || require && row.counts == "" {
+					want = "400"
+				}
+				check(t, "it sees", c.sees(row.present), want)
+				a := c.modern("tools/call", `{"name":"c_x"}`, row.present)
+				check(t, "it calls c_x", a.failure() == "", want == seesAll)
+				if row.refused {
+					check(t, "status of a call", a.Status, 400)
+					checkContains(t, "a call", a.failure(), "unknown or has ended", claimHeader)
+				}
+			})
+		}
+	}
+	look("first", false)
+	look("again", false)
+	d.cmd.Process.Kill()
+	d.restart([]*testClient{c})
+	look("after the daemon was killed", false)
+	d.restart([]*testClient{c}, "-require-claim")
+	look("with claims required", true)
+	d.hidesCodes(t, p, o, g, x)
+}
+
+// TestOutOfScopeIsUnknown asks for what is out of scope, and for what does not
+// exist, in a session and without one: the answers are equal, byte by byte.
 func TestOutOfScopeIsUnknown(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/other/rich.usher", "good tools=tell res=rich")
-	writeFake(t, dir+"/other/a.usher", "good tools=x,only") // the bare names are two modules' now
+	writeFake(t, dir+"/other/a.usher", "good tools=x,only") // so that the bare names are ambiguous
 	d := daemonOptions{base: base}.start(t, dir)
 	free, _ := openSession(t, d.URL, presentNothing)
 	free.awaitTools("b_x", "c_x", "other-a_only", "other-a_x", "proj-a_pid", "proj-a_sleep", "proj-a_x", "rich_tell")
-	proj := newClaimFor(t, base, dir+"/proj")
-	c, a := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
-	if text := stringField(a.result(), "instructions"); text == "" || strings.Contains(text, "rich") || strings.Contains(text, "other") {
-		t.Errorf("instructions: %q", text)
-	}
+	present := inHeader(newClaimFor(t, base, dir+"/proj").Code.Reveal())
+	c, a := openSession(t, d.URL, present)
+	checkContains(t, "instructions", stringField(a.result(), "instructions"), "- a:")
+	checkOmits(t, "instructions", stringField(a.result(), "instructions"), "rich", "other")
 	c.awaitTools(projTools...)
 	alone := newStateless(t, d.URL)
 	type asker func(method, params string) answer
@@ -429,16 +511,16 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 		return func(method, params string) answer { return alone.modern(method, params, present) }
 	}
 	for revision, ask := range map[string]struct{ scoped, free asker }{
-		"in a session":    {in(c), in(free)},
-		"without session": {out(inHeader(proj.Code.Reveal())), out(presentNothing)},
+		"in a session":      {in(c), in(free)},
+		"without a session": {out(present), out(presentNothing)},
 	} {
 		for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"} {
-			if got := ask.scoped(method, "{}"); got.failure() != "" || strings.Contains(got.Body, "rich") {
-				t.Errorf("%s: %s: %s", revision, method, got.Body)
-			}
-			if got := ask.free(method, "{}"); !strings.Contains(got.Body, "rich") {
-				t.Errorf("%s: %s without a claim: %s", revision, method, got.Body)
-			}
+			t.Run(revision+"/"+method, func(t *testing.T) {
+				scoped := ask.scoped(method, "{}")
+				check(t, "failure", scoped.failure(), "")
+				checkOmits(t, "with a claim", scoped.Body, "rich")
+				checkContains(t, "without a claim", ask.free(method, "{}").Body, "rich")
+			})
 		}
 		for _, tt := range []struct{ method, params, out string }{
 			{"tools/call", `{"name":"THING"}`, "b_x"},
@@ -451,27 +533,31 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 			{"prompts/get", `{"name":"THING"}`, "rich_say"},
 			{"resources/read", `{"uri":"THING"}`, "rich://one"},
 			{"resources/read", `{"uri":"THING"}`, "rich://many/3"},
-			{"completion/complete", `{"ref":{"type":"ref/prompt","name":"THING"},"argument":{"name":"x","value":""}}`, "rich_say"},
-			{"completion/complete", `{"ref":{"type":"ref/resource","uri":"THING"},"argument":{"name":"n","value":""}}`, "rich://many/{n}"},
+			{"completion/complete", `{"ref":{"type":"ref/prompt","name":"THING"},"argument":{"name":"x","value":""}}`,
+				"rich_say"},
+			{"completion/complete", `{"ref":{"type":"ref/resource","uri":"THING"},"argument":{"name":"n","value":""}}`,
+				"rich://many/{n}"},
 		} {
-			of := func(thing string) string {
-				a := ask.scoped(tt.method, strings.ReplaceAll(tt.params, "THING", thing))
-				a.Header.Del("X-Request-Id")
-				a.Header.Del("Date")
-				a.Header.Del("Content-Length")
-				return fmt.Sprint(a.Status, a.Header, strings.ReplaceAll(a.Body, thing, "THING"))
-			}
-			nowhere := "nope_" + tt.out
-			if strings.Contains(tt.out, "://") {
-				nowhere = "nope://" + tt.out[7:]
-			}
-			outside, unknown := of(tt.out), of(nowhere)
-			if outside != unknown || !strings.Contains(outside, `"error"`) {
-				t.Errorf("%s: %s of %s out of scope: %s\nof an unknown one: %s", revision, tt.method, tt.out, outside, unknown)
-			}
-			if a := ask.free(tt.method, strings.ReplaceAll(tt.params, "THING", tt.out)); tt.out != "a_only" && a.failure() != "" {
-				t.Errorf("%s: %s of %s without a claim: %s", revision, tt.method, tt.out, a.Body)
-			}
+			t.Run(revision+"/"+tt.method+" "+tt.out, func(t *testing.T) {
+				answerFor := func(thing string) string {
+					a := ask.scoped(tt.method, strings.ReplaceAll(tt.params, "THING", thing))
+					a.Header.Del("X-Request-Id")
+					a.Header.Del("Date")
+					a.Header.Del("Content-Length")
+					return fmt.Sprint(a.Status, a.Header, strings.ReplaceAll(a.Body, thing, "THING"))
+				}
+				nowhere := "nope_" + tt.out
+				if strings.Contains(tt.out, "://") {
+					nowhere = "nope://" + tt.out[7:]
+				}
+				outside := answerFor(tt.out)
+				check(t, "the answer for what does not exist", answerFor(nowhere), outside)
+				checkContains(t, "the answer", outside, `"error"`)
+				if tt.out != "a_only" { // which is no name without a claim either
+					a := ask.free(tt.method, strings.ReplaceAll(tt.params, "THING", tt.out))
+					check(t, "failure without a claim", a.failure(), "")
+				}
+			})
 		}
 	}
 }
@@ -479,22 +565,20 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 // TestWhatIsInAScope asks for modules near the edge of a scope.
 func TestWhatIsInAScope(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	link := func(to, from string) {
-		t.Helper()
-		if err := os.Symlink(dir+to, dir+from); err != nil {
-			t.Fatal(err)
-		}
+	p := startProjects(t)
+	for _, link := range [][2]string{
+		{"/other/b.usher", "/proj/stolen.usher"},       // from outside into the scope
+		{"/proj/deep/er/d.usher", "/other/lent.usher"}, // out of the scope
+		{"/proj", "/alias"},                            // the scope by another name
+		{"/other", "/proj/more"},                       // a folder, which is not searched
+	} {
+		must(t, os.Symlink(p.dir+link[0], p.dir+link[1]))
 	}
-	link("/other/b.usher", "/proj/stolen.usher")       // from outside into the scope
-	link("/proj/deep/er/d.usher", "/other/lent.usher") // out of the scope
-	link("/proj", "/alias")                            // the scope by another name
-	link("/other", "/proj/more")                       // a folder, which is not searched
-	writeFake(t, dir+"/proj/deep/er/d.usher", "good tools=x")
-	writeFake(t, dir+"/Proj/e.usher", "good tools=x")
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "d_x", "e_x", "lent_x", "stolen_x")
-	inside := "a_pid a_sleep a_x d_x lent_x"
+	writeFake(t, p.dir+"/proj/deep/er/d.usher", "good tools=x")
+	writeFake(t, p.dir+"/Proj/e.usher", "good tools=x")
+	const all = "a_pid a_sleep a_x b_x c_x d_x e_x lent_x stolen_x"
+	const inside = "a_pid a_sleep a_x d_x lent_x"
+	p.session(presentNothing).awaitTools(strings.Fields(all)...)
 	for _, tt := range []struct{ name, scope, want string }{
 		{"a folder", "/proj", inside},
 		{"a folder with a slash behind it", "/proj/", inside},
@@ -512,33 +596,66 @@ func TestWhatIsInAScope(t *testing.T) {
 		{"a linked folder in a folder", "/proj/more", ""},
 		{"a folder that is not there", "/nope", ""},
 		{"a pattern", "/*", ""},
-		{"all", "", "a_pid a_sleep a_x b_x c_x d_x e_x lent_x stolen_x"},
+		{"all", "", all},
 	} {
-		record := []map[string]any{{"code": "ABCDEF", "scopeDir": dir + tt.scope, "createdAt": time.Now().UTC(), "expiresAt": time.Now().Add(time.Hour).UTC()}}
-		write(t, base+"/.data/claims.json.new", string(marshal(record)))
-		if err := os.Rename(base+"/.data/claims.json.new", base+"/.data/claims.json"); err != nil {
-			t.Fatal(err)
-		}
-		c, a := openSession(t, d.URL, inHeader("ABCDEF"))
-		if got := listTools(c, presentNothing); got != tt.want || a.Status != 200 {
-			t.Errorf("a claim for %s: %d %q, want %q", tt.name, a.Status, got, tt.want)
-		}
+		t.Run(tt.name, func(t *testing.T) {
+			p.putClaims("[" + p.claimRecord("ABCDEF", tt.scope, time.Now().UTC(), time.Hour) + "]")
+			checkSees(t, "it sees", p.session(inHeader("ABCDEF")), presentNothing, tt.want)
+		})
 	}
-	// usher claim resolves what it is given, so that a link is what it leads to.
-	out, errs, code := usher(t, "", "claim", "-json", "-scope", dir+"/alias/../alias", "-base", base)
-	var c Claim
-	if list, err := parseClaims([]byte("[" + out + "]")); code != 0 || err != nil || list.claims[0].ScopeDir != dir+"/proj" {
-		t.Fatalf("usher claim of a link: %v %s%s", err, out, errs)
-	} else {
-		c = list.claims[0]
+	// usher claim resolves its folder, so that a link counts as its target.
+	out, errs, _ := usher(t, "", "claim", "-json", "-scope", p.dir+"/alias/../alias", "-base", p.Base)
+	list, err := parseClaims([]byte("[" + out + "]"))
+	if err != nil {
+		t.Fatal(err, errs)
 	}
-	s, _ := openSession(t, d.URL, inHeader(c.Code.Reveal()))
-	if got := listTools(s, presentNothing); got != inside {
-		t.Errorf("a claim for a linked folder, made by usher claim: %q", got)
-	}
+	check(t, "the folder of a claim", list.claims[0].ScopeDir, p.dir+"/proj")
+	linked := p.session(inHeader(list.claims[0].Code.Reveal()))
+	checkSees(t, "a claim for a linked folder", linked, presentNothing, inside)
 }
 
-// unknownCodes are n codes that nobody was given, with overwhelming likelihood.
+func TestRequireClaim(t *testing.T) {
+	t.Parallel()
+	p := startProjects(t)
+	code, revoked := p.code("/proj"), p.code("/proj")
+	p.revoke(revoked)
+	before, scopedBefore := p.session(presentNothing), p.session(inHeader(code))
+	p.restart([]*testClient{before, scopedBefore}, "-require-claim")
+	checkSees(t, "an unscoped session from before", before, presentNothing, "400")
+	for _, method := range []string{http.MethodGet, http.MethodDelete} {
+		check(t, "its "+method, before.do(before.request(method, "")).Status, 400)
+	}
+	checkSees(t, "the same session with a code", before, inHeader(code), seesProj)
+	checkSees(t, "a scoped session from before", scopedBefore, presentNothing, seesProj)
+	checkSees(t, "a new session with a valid code", p.session(inHeader(code)), presentNothing, seesProj)
+	const noCode, badCode = "a claim code is required", "unknown or has ended"
+	for name, tt := range map[string]struct {
+		present func(*http.Request)
+		says    string
+	}{
+		"no code":                 {presentNothing, noCode},
+		"an empty code":           {presentAll(inHeader(""), inQuery("")), noCode},
+		"a token that is no code": {inAuthorization("Bearer x.y.z"), noCode},
+		"a word":                  {inHeader("hello"), badCode},
+		"an unknown code":         {inQuery("AAAAAA"), badCode},
+		"a revoked code":          {inHeader(revoked), badCode},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, initialized := openSession(t, p.URL, tt.present)
+			modern := newStateless(t, p.URL).modern("tools/list", "", tt.present)
+			for _, a := range []answer{initialized, modern} {
+				check(t, "status", a.Status, 400)
+				checkContains(t, "refusal", a.failure(), tt.says, claimHeader)
+				check(t, "session", a.Header.Get(sessionHeader), "")
+				check(t, "challenge", a.Header.Get("WWW-Authenticate"), "")
+			}
+		})
+	}
+	p.hidesCodes(t, code, revoked, "AAAAAA")
+}
+
+// unknownCodes returns n codes that, with overwhelming likelihood, were never
+// issued.
 func unknownCodes(n int) []string {
 	var codes []string
 	for i := range n {
@@ -547,67 +664,28 @@ func unknownCodes(n int) []string {
 	return codes
 }
 
-func TestRequireClaim(t *testing.T) {
-	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	before, _ := openSession(t, d.URL, presentNothing)
-	before.awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	scopedBefore, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
-	d.stop(t)
-	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
-	before.URL, scopedBefore.URL = d.URL, d.URL
-	some := strings.Join(projTools, " ")
-	if got := listTools(before, presentNothing); got != "400" {
-		t.Errorf("an unscoped session from before: %q", got)
-	}
-	get := before.request(http.MethodGet, "")
-	get.Header.Set("Accept", "text/event-stream")
-	for _, req := range []*http.Request{get, before.request(http.MethodDelete, "")} {
-		if a := before.do(req); a.Status != 400 {
-			t.Errorf("its %s: %d", req.Method, a.Status)
+// guessOutcome is how a presented code was answered: its status and the wait.
+type guessOutcome struct {
+	Status int
+	Took   time.Duration
+}
+
+// guess presents a code to a gate, in a session if one is given.
+func guess(t *testing.T, g *Gate, code string, session ...string) guessOutcome {
+	t.Helper()
+	start := time.Now()
+	r := httptest.NewRequest(http.MethodPost, "/", nil)
+	r.Header.Set(claimHeader, code)
+	r.Header[sessionHeader] = session
+	_, err := g.Admit(r)
+	status := http.StatusOK
+	if e, ok := errors.AsType[*httpError](err); ok {
+		status = e.Status
+		if status == http.StatusTooManyRequests && e.Header.Get("Retry-After") == "" {
+			t.Error("429 without Retry-After")
 		}
 	}
-	if got := listTools(before, inHeader(proj.Code.Reveal())); got != some {
-		t.Errorf("an unscoped session from before that presents a code: %q", got)
-	}
-	if got := listTools(scopedBefore, presentNothing); got != some {
-		t.Errorf("a scoped session from before: %q", got)
-	}
-	for _, path := range []string{"/.well-known/oauth-protected-resource", "/.well-known/oauth-authorization-server", "/.well-known/oauth-protected-resource/mcp", "/register"} {
-		req := before.request(http.MethodGet, "")
-		req.URL.Path = path
-		if a := before.do(req); a.Status != 404 || a.Header.Get("WWW-Authenticate") != "" {
-			t.Errorf("%s: %d %v", path, a.Status, a.Header)
-		}
-	}
-	revoked := newClaimFor(t, base, dir+"/proj")
-	openStore(t, base).Revoke(t.Context(), revoked.Code)
-	for name, tt := range map[string]struct {
-		present func(*http.Request)
-		says    string
-	}{
-		"no code":                      {presentNothing, "a claim code is required"},
-		"an empty code":                {presentAll(inHeader(""), inQuery("")), "a claim code is required"},
-		"a token that is no code":      {inAuthorization("Bearer x.y.z"), "a claim code is required"},
-		"a word":                       {inHeader("hello"), "unknown or has ended"},
-		"a code that nobody was given": {inQuery("AAAAAA"), "unknown or has ended"},
-		"a revoked code":               {inHeader(revoked.Code.Reveal()), "unknown or has ended"},
-	} {
-		_, a := openSession(t, d.URL, tt.present)
-		modern := newStateless(t, d.URL).modern("tools/list", "", tt.present)
-		for revision, a := range map[string]answer{"a new session": a, "a request without a session": modern} {
-			if a.Status != 400 || a.Header.Get(sessionHeader) != "" || a.Header.Get("WWW-Authenticate") != "" ||
-				!strings.Contains(a.failure(), tt.says) || !strings.Contains(a.failure(), claimHeader) {
-				t.Errorf("%s that presents %s: %d %v %s", revision, name, a.Status, a.Header, a.Body)
-			}
-		}
-	}
-	if _, a := openSession(t, d.URL, inHeader(proj.Code.Reveal())); a.Status != 200 {
-		t.Errorf("a code that holds: %d %s", a.Status, a.Body)
-	}
-	d.hidesCodes(t, proj.Code.Reveal(), revoked.Code.Reveal(), "AAAAAA")
+	return guessOutcome{status, time.Since(start)}
 }
 
 // TestGuessing guesses codes against a clock of its own.
@@ -617,92 +695,59 @@ func TestGuessing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, store := testGate(t, data, true)
 		good, err := store.Create(t.Context(), "/w/proj", "", time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		moved, err := store.Create(t.Context(), "/w/other", "", time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, id := g.Create(protocols[0], 0, principalOf(good))
-		// admit presents a code, and gives the status of a refusal and how long it took.
-		admit := func(code string, session ...string) (int, time.Duration) {
-			start := time.Now()
-			r := httptest.NewRequest(http.MethodPost, "/", nil)
-			r.Header.Set(claimHeader, code)
-			r.Header[sessionHeader] = session
-			_, err := g.Admit(r)
-			status := http.StatusOK
-			if e, ok := errors.AsType[*httpError](err); ok {
-				status = e.Status
-				if status == http.StatusTooManyRequests && e.Header.Get("Retry-After") == "" {
-					t.Error("429 without Retry-After")
-				}
-			}
-			return status, time.Since(start)
-		}
-		want := func(what string, status int, took time.Duration, wantStatus int, wantTook time.Duration) {
-			t.Helper()
-			if status != wantStatus || took != wantTook {
-				t.Errorf("%s: %d after %v, want %d after %v", what, status, took, wantStatus, wantTook)
-			}
-		}
+		atOnce := func(status int) guessOutcome { return guessOutcome{status, 0} }
 		codes := unknownCodes(300)
-		for range 3 * guessBudget {
-			status, took := admit(codes[0]) // always the same one, as a client does whose claim has ended
-			want("one unknown code", status, took, 400, 0)
+		for range 3 * guessBudget { // as a client does whose claim has ended
+			check(t, "the same unknown code again", guess(t, g, codes[0]), atOnce(400))
 		}
 		for _, code := range codes[1:guessBudget] {
-			status, took := admit(code)
-			want("a guess below the limit", status, took, 400, 0)
+			check(t, "a guess below the limit", guess(t, g, code), atOnce(400))
 		}
-		status, took := admit(codes[guessBudget])
-		want("the first turn", status, took, 400, 0)
-		status, took = admit(good.Code.Reveal())
-		want("a code that holds, in its turn", status, took, 200, turnEvery)
-		status, took = admit(good.Code.Reveal(), id)
-		want("a session that presents its own code", status, took, 200, 0)
-		status, took = admit("", id)
-		want("a session that presents none", status, took, 200, 0)
-		status, took = admit("hello")
-		want("a word", status, took, 400, 0)
+		check(t, "the first turn", guess(t, g, codes[guessBudget]), atOnce(400))
+		check(t, "a valid code, in its turn", guess(t, g, good.Code.Reveal()), guessOutcome{200, turnEvery})
+		check(t, "a session that presents its own code", guess(t, g, good.Code.Reveal(), id), atOnce(200))
+		check(t, "a session that presents none", guess(t, g, "", id), atOnce(200))
+		check(t, "a word", guess(t, g, "hello"), atOnce(400))
 
-		var wg sync.WaitGroup
-		results := make(chan string, 400)
-		for n, code := range append(codes[100:250:250], good.Code.Reveal(), good.Code.Reveal(), moved.Code.Reveal()) {
-			wg.Go(func() {
+		counts := make(map[int]int)
+		var mu sync.Mutex
+		var guesses sync.WaitGroup
+		crowd := append(codes[100:250:250], good.Code.Reveal(), good.Code.Reveal(), moved.Code.Reveal())
+		for n, code := range crowd {
+			guesses.Go(func() {
 				<-time.After(time.Duration(n) * time.Microsecond) // one after the other
-				status, took := admit(code)
-				results <- fmt.Sprint(status, " ", took > turnWait)
+				got := guess(t, g, code)
+				check(t, "a guess waits too long", got.Took > turnWait, false)
+				mu.Lock()
+				defer mu.Unlock()
+				counts[got.Status]++
 			})
 		}
 		synctest.Wait()
 		<-time.After(time.Second / 2)
-		status, took = admit(moved.Code.Reveal(), id) // no turn is free
-		want("a session that presents another code", status, took, 200, 0)
-		if got := g.Current(mustOpen(t, g, id)); got != (principalOf(good)) {
-			t.Error("a guess from within a session is free")
+		check(t, "another code, in a session, with no turn free", guess(t, g, moved.Code.Reveal(), id), atOnce(200))
+		check(t, "the session has not moved", g.Current(mustOpen(t, g, id)), principalOf(good))
+		guesses.Wait()
+		turns := int(turnWait/turnEvery) + 1
+		if served := counts[400] + counts[200]; served > turns {
+			t.Errorf("%d of a crowd of %d were looked up, at most %d", served, len(crowd), turns)
 		}
-		wg.Wait()
-		close(results)
-		count := make(map[string]int)
-		for result := range results {
-			count[result]++
-		}
-		if most := int(turnWait/turnEvery) + 1; count["400 false"]+count["200 false"] > most || count["429 false"] < 153-most-2 || len(count) > 3 {
-			t.Errorf("153 at once were answered %v", count)
+		if refused := counts[429]; refused < len(crowd)-turns-2 {
+			t.Errorf("%d of a crowd of %d were refused, %d turns", refused, len(crowd), turns)
 		}
 		<-time.After(guessSpan)
-		status, took = admit(codes[299])
-		want("a minute later", status, took, 400, 0)
-		status, took = admit(moved.Code.Reveal(), id)
-		if got := g.Current(mustOpen(t, g, id)); status != 200 || took != 0 || got != (principalOf(moved)) {
-			t.Errorf("a session that moves: %d after %v", status, took)
-		}
+		check(t, "a guess a minute later", guess(t, g, codes[299]), atOnce(400))
+		check(t, "a session that moves", guess(t, g, moved.Code.Reveal(), id), atOnce(200))
+		check(t, "where it moved", g.Current(mustOpen(t, g, id)), principalOf(moved))
 	})
 }
 
-// Those who wait with one code share a turn.
+// TestGuessersShareATurn has requests with one code wait together: they share a
+// turn.
 func TestGuessersShareATurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -710,35 +755,35 @@ func TestGuessersShareATurn(t *testing.T) {
 		for _, code := range unknownCodes(guessBudget) {
 			turns.failed(Code(code))
 		}
-		var wg sync.WaitGroup
+		var waiting sync.WaitGroup
 		start := time.Now()
 		for n := range 50 {
 			for _, code := range []Code{"ABCDEF", "GHJKMN", "PQRSTU"} {
-				wg.Go(func() {
+				waiting.Go(func() {
 					<-time.After(time.Duration(n) * time.Microsecond)
-					if !turns.await(t.Context(), code, turnWait) {
-						t.Error("no turn")
-					}
+					check(t, "a turn", turns.await(t.Context(), code, turnWait), true)
 				})
 			}
 		}
-		wg.Wait()
-		if took := time.Since(start); took > 3*turnEvery {
-			t.Errorf("three codes, 50 times each: %v", took)
-		}
+		waiting.Wait()
+		check(t, "three codes wait for more than three turns", time.Since(start) > 3*turnEvery, false)
 	})
 }
 
-// testGate is a gate over the claims and sessions of a data folder.
+// testGate returns a gate over the claims and sessions of a data folder.
 func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
+	t.Helper()
+	return gateAt(t, data, require, time.Now)
+}
+
+// gateAt is testGate with a clock for sessions.
+func gateAt(t testing.TB, data string, require bool, now func() time.Time) (*Gate, *ClaimStore) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store := openClaims(data, log)
 	t.Cleanup(store.Close)
-	sessions, err := openSessions(data, log, time.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sessions, err := openSessions(data, log, now)
+	must(t, err)
 	return newGate(store, sessions, require, log), store
 }
 
@@ -751,13 +796,21 @@ func mustOpen(t *testing.T, g *Gate, id string) *sessionToken {
 	return token
 }
 
+// move moves a session to another principal.
+func move(t *testing.T, g *Gate, token *sessionToken, p Principal) {
+	t.Helper()
+	_, err := g.present(admission{session: token, principal: g.Current(token)}, p)
+	must(t, err)
+}
+
 // TestSessionLogKeepsScopes opens the session store across restarts and clocks.
 func TestSessionLogKeepsScopes(t *testing.T) {
 	t.Parallel()
 	at := func(created time.Time) Principal {
 		return Principal{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
 	}
-	none, ref, undated, old := Principal{}, at(time.Now()), at(time.Time{}), at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC))
+	claim, undated, old := at(time.Now()), at(time.Time{}), at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC))
+	const hour, day = time.Hour, 24 * time.Hour
 	for _, tt := range []struct {
 		name  string
 		born  Principal     // what the session begins with
@@ -768,45 +821,40 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 		gone  bool
 	}{
 		{name: "an unscoped session"},
-		{name: "a scoped one", born: ref, want: ref},
+		{name: "a scoped one", born: claim, want: claim},
 		{name: "one whose claim has no date", born: undated, want: undated},
 		{name: "one whose claim is older than clocks", born: old, want: old},
-		{name: "one that was scoped later", later: ref, want: ref},
+		{name: "one that was scoped later", later: claim, want: claim},
 		{name: "one that was scoped later, to a claim without a date", later: undated, want: undated},
-		{name: "one that moved", born: undated, later: ref, want: ref},
-		{name: "one that was scoped later, on its last day", later: ref, after: sessionLife - time.Hour, want: ref},
-		{name: "one past its days", later: ref, after: sessionLife, gone: true},
-		{name: "one from a clock that was ahead, scoped after it was put right", later: ref, ahead: 60 * 24 * time.Hour, after: sessionLife + time.Hour, want: ref},
+		{name: "one that moved", born: undated, later: claim, want: claim},
+		{name: "one that was scoped later, on its last day", later: claim, after: sessionLife - hour, want: claim},
+		{name: "one past its days", later: claim, after: sessionLife, gone: true},
+		{name: "one from a clock that was ahead, scoped after the clock was corrected",
+			later: claim, ahead: 60 * day, after: sessionLife + hour, want: claim},
 	} {
-		data, start := t.TempDir(), time.Now()
-		now := start.Add(tt.ahead)
-		open := func() *Gate {
-			t.Helper()
-			log := slog.New(slog.DiscardHandler)
-			s, err := openSessions(data, log, func() time.Time { return now })
-			if err != nil {
-				t.Fatal(err)
+		t.Run(tt.name, func(t *testing.T) {
+			data, start := t.TempDir(), time.Now()
+			now := start.Add(tt.ahead)
+			open := func() *Gate {
+				g, _ := gateAt(t, data, false, func() time.Time { return now })
+				return g
 			}
-			return newGate(openClaims(data, log), s, false, log)
-		}
-		g := open()
-		token, id := g.Create(protocols[0], 0, tt.born)
-		now = start
-		if tt.later != none {
-			if _, err := g.present(admission{session: token, principal: g.Current(token)}, tt.later); err != nil {
-				t.Fatal(err)
+			g := open()
+			token, id := g.Create(protocols[0], 0, tt.born)
+			now = start
+			if (tt.later != Principal{}) {
+				move(t, g, token, tt.later)
 			}
-		}
-		now = start.Add(tt.after)
-		for range 2 { // each start compacts
-			g = open()
-			token, ok := g.sessions.open(id)
-			if ok == tt.gone {
-				t.Errorf("%s: it is there: %v", tt.name, ok)
-			} else if ok && g.Current(token) != tt.want {
-				t.Errorf("%s: it is scoped to %+v", tt.name, g.Current(token).CreatedAt)
+			now = start.Add(tt.after)
+			for range 2 { // each start compacts
+				g = open()
+				token, ok := g.sessions.open(id)
+				check(t, "it has ended", !ok, tt.gone)
+				if ok {
+					check(t, "its principal", g.Current(token), tt.want)
+				}
 			}
-		}
+		})
 	}
 }
 
@@ -818,40 +866,27 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	g, _ := testGate(t, data, false)
 	_, id := g.Create(protocols[0], 0, Principal{})
 	for n := range 1500 {
-		token := mustOpen(t, g, id)
-		p := Principal{"ABCDEF", "2026-01-01T00:00:00Z", fmt.Sprint("/w/", n)}
-		if _, err := g.present(admission{session: token, principal: g.Current(token)}, p); err != nil {
-			t.Fatal(err)
-		}
+		move(t, g, mustOpen(t, g, id), Principal{"ABCDEF", "2026-01-01T00:00:00Z", fmt.Sprint("/w/", n)})
 	}
-	if info, err := os.Stat(data + "/sessions.jsonl"); err != nil || info.Size() > 2*sessionLogSlack {
-		t.Errorf("the log has %d bytes, %v", info.Size(), err)
+	info, err := os.Stat(data + "/sessions.jsonl")
+	must(t, err)
+	if info.Size() > 2*sessionLogSlack {
+		t.Errorf("the log has %d bytes", info.Size())
 	}
 	ended, endedID := g.Create(protocols[0], 0, Principal{})
 	p := Principal{"ABCDEF", "2026-01-01T00:00:00Z", "/w/proj"}
-	if _, err := g.present(admission{session: ended}, p); err != nil {
-		t.Fatal(err)
-	}
-	if err := g.End(ended); err != nil {
-		t.Fatal(err)
-	}
-	if g.Current(ended) != p {
-		t.Error("what is under way in a session that has ended reaches more than the session did")
-	}
-	if err := g.End(ended); !errors.Is(err, errNoSession) {
-		t.Errorf("a second end: %v", err)
-	}
+	move(t, g, ended, p)
+	must(t, g.End(ended))
+	check(t, "the principal of calls under way after the end", g.Current(ended), p)
+	check(t, "a second end is refused", errors.Is(g.End(ended), errNoSession), true)
 	again, _ := testGate(t, data, false)
-	if got := again.Current(mustOpen(t, again, id)).ScopeDir; got != "/w/1499" {
-		t.Errorf("after a restart it is scoped to %q", got)
-	}
-	if _, ok := again.sessions.open(endedID); ok {
-		t.Error("a session that has ended goes on after a restart")
-	}
+	check(t, "its folder after a restart", again.Current(mustOpen(t, again, id)).ScopeDir, "/w/1499")
+	_, ok := again.sessions.open(endedID)
+	check(t, "a session that has ended goes on after a restart", ok, false)
 }
 
 // TestRecordsAreBounded has a claim end more sessions than are remembered: it can
-// end no other, and another claim can, also after a restart.
+// end no more, but another claim can, also after a restart.
 func TestRecordsAreBounded(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -861,147 +896,39 @@ func TestRecordsAreBounded(t *testing.T) {
 		token, _ := g.Create(protocols[0], 0, p)
 		return g.End(token)
 	}
-	if err := end(g, own); err != nil {
-		t.Fatal(err)
-	}
-	token, _ := g.Create(protocols[0], 0, own)
+	must(t, end(g, own))
 	for i := range maxRecordsOf - 1 {
-		g.sessions.records[strconv.Itoa(i)] = sessionRecord{ID: strconv.Itoa(i), Issued: time.Now(), Ended: true, Claim: own}
+		id := strconv.Itoa(i)
+		g.sessions.records[id] = sessionRecord{ID: id, Issued: time.Now(), Ended: true, Claim: own}
 	}
-	if err := g.sessions.compact(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, g.sessions.compact())
 	again, _ := testGate(t, data, false)
-	for name, g := range map[string]*Gate{"before": g, "after": again} {
-		if err := g.End(token); err != errManyRecords {
-			t.Errorf("%s a restart: one too many: %v", name, err)
-		}
-		if err := errors.Join(end(g, other), end(g, Principal{})); err != nil {
-			t.Errorf("%s a restart: others: %v", name, err)
-		}
+	for name, g := range map[string]*Gate{"before a restart": g, "after it": again} {
+		t.Run(name, func(t *testing.T) {
+			check(t, "one too many is refused", end(g, own) == errManyRecords, true)
+			must(t, end(g, other))
+			must(t, end(g, Principal{}))
+		})
 	}
 }
 
-// TestClaimsWithoutADate holds that createdAt may be missing, and what happens
-// where it can't be written.
+// TestClaimsWithoutADate has createdAt missing, or be no date that can be written.
 func TestClaimsWithoutADate(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	for _, tt := range []struct{ created, born, later string }{
-		{``, "a_pid a_sleep a_x", "a_pid a_sleep a_x"},
-		{`"createdAt":0,`, "a_pid a_sleep a_x", "a_pid a_sleep a_x"},
-		{`"createdAt":"0001-01-01T00:00:00Z",`, "a_pid a_sleep a_x", "a_pid a_sleep a_x"},
-		{`"createdAt":"9999-12-31T23:59:59.999999999Z",`, "a_pid a_sleep a_x", "a_pid a_sleep a_x"},
-		{`"createdAt":253402300800000,`, "a_pid a_sleep a_x", "a_pid a_sleep a_x"},
+	p := startProjects(t)
+	for _, created := range []string{
+		``, `"createdAt":0,`, `"createdAt":"0001-01-01T00:00:00Z",`,
+		`"createdAt":"9999-12-31T23:59:59.999999999Z",`, `"createdAt":253402300800000,`,
 	} {
-		write(t, base+"/.data/claims.json", `[{"code":"ABCDEF",`+tt.created+`"scopeDir":"`+dir+`/proj","expiresAt":"2099-01-01T00:00:00Z"}]`)
-		born, _ := openSession(t, d.URL, inHeader("ABCDEF"))
-		if got := listTools(born, presentNothing); got != tt.born {
-			t.Errorf("%s: a session that began with it sees %q", tt.created, got)
-		}
-		later, _ := openSession(t, d.URL, presentNothing)
-		if got := listTools(later, inHeader("ABCDEF")); got != tt.later {
-			t.Errorf("%s: a session that presents it later sees %q", tt.created, got)
-		}
+		t.Run(created, func(t *testing.T) {
+			p.putClaims(`[{"code":"ABCDEF",` + created + `"scopeDir":"` + p.dir + `/proj",` +
+				`"expiresAt":"2099-01-01T00:00:00Z"}]`)
+			present := inHeader("ABCDEF")
+			checkSees(t, "a session that began with it", p.session(present), presentNothing, seesProj)
+			checkSees(t, "a session that presents it later", p.session(presentNothing), present, seesProj)
+		})
 	}
-	log, _ := os.ReadFile(base + "/.data/sessions.jsonl")
-	if bytes.Contains(log, []byte("null\n")) {
-		t.Errorf("the session log has lines that say nothing: %s", log)
-	}
-}
-
-// TestModernScopeTable is the table of who sees what for requests that stand
-// alone, before and after the daemon was killed.
-func TestModernScopeTable(t *testing.T) {
-	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
-	c := newStateless(t, d.URL)
-	store := openStore(t, base)
-	codes := make(map[string]string)
-	for name, folder := range map[string]string{"proj": "/proj", "other": "/other", "revoked": "/projX", "expired": "/projX", "revoked unused": "/projX", "expired unused": "/projX"} {
-		codes[name] = newClaimFor(t, base, dir+folder).Code.Reveal()
-	}
-	for _, name := range []string{"revoked", "expired"} {
-		if got := c.sees(inHeader(codes[name])); got != "c_x" {
-			t.Fatalf("%s, before: %q", name, got)
-		}
-	}
-	for _, name := range []string{"revoked", "revoked unused"} {
-		if _, err := store.Revoke(t.Context(), Code(codes[name])); err != nil {
-			t.Fatal(err)
-		}
-	}
-	expire(t, base, Code(codes["expired"]), Code(codes["expired unused"]))
-	p, o, g, x := codes["proj"], codes["other"], codes["revoked"], codes["expired"]
-	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
-	rows := []struct {
-		name    string
-		present func(*http.Request)
-		want    string
-	}{
-		{"none", presentNothing, everything},
-		{"a code in the header", inHeader(p), some},
-		{"a code in the URL", inQuery(p), some},
-		{"a code as bearer", inAuthorization("Bearer " + p), some},
-		{"a code as bearer, the scheme in lower case", inAuthorization("bearer " + p), some},
-		{"a code in lower case with a dash", inHeader(strings.ToLower(p[:3] + "-" + p[3:])), some},
-		{"a code at /mcp", presentAll(inQuery(p), func(r *http.Request) { r.URL.Path = "/mcp" }), some},
-		{"another folder's", inHeader(o), "b_x"},
-		{"an unknown one", inHeader("ABCDEF"), "400"},
-		{"an unknown one as bearer", inAuthorization("Bearer ABCDEF"), "400"},
-		{"a malformed one", inHeader(p + "A"), "400"},
-		{"a token as bearer that is no code", inAuthorization("Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"), everything},
-		{"a code as a password", inAuthorization("Basic " + p), everything},
-		{"one revoked before it scoped anything", inHeader(codes["revoked unused"]), "400"},
-		{"one expired before it scoped anything", inHeader(codes["expired unused"]), "400"},
-		{"a revoked one", inHeader(g), "400"},
-		{"a revoked one in the URL", inQuery(g), "400"},
-		{"a revoked one as bearer", inAuthorization("Bearer " + g), "400"},
-		{"an expired one", inHeader(x), "400"},
-		{"a revoked one beside an unknown one", presentAll(inHeader("ABCDEF"), inQuery(g)), "400"},
-		{"an unknown one beside a revoked one", presentAll(inHeader(g), inQuery("ABCDEF")), "400"},
-		{"two that have ended", presentAll(inHeader(g), inQuery(x)), "400"},
-		{"a revoked one before a valid one", presentAll(inHeader(g), inQuery(p)), "400"},
-		{"a valid one before an expired one", presentAll(inHeader(p), inQuery(x)), some},
-		{"two valid ones: the header goes before the URL", presentAll(inHeader(p), inQuery(o)), some},
-		{"two valid ones: the URL goes before the bearer", presentAll(inQuery(o), inAuthorization("Bearer "+p)), "b_x"},
-		{"none again", presentNothing, everything},
-	}
-	look := func(when string) {
-		t.Helper()
-		for _, row := range rows {
-			if got := c.sees(row.present); got != row.want {
-				t.Errorf("%s: who presents %s sees %q, want %q", when, row.name, got, row.want)
-			}
-			a := c.modern("tools/call", `{"name":"c_x"}`, row.present)
-			switch refused := strings.Contains(a.failure(), "unknown or has ended"); {
-			case refused != (row.want == "400"), refused != (a.Status == 400 && strings.Contains(a.failure(), claimHeader)), (a.failure() == "") != (row.want == everything):
-				t.Errorf("%s: who presents %s and calls c_x gets %d %s", when, row.name, a.Status, a.Body)
-			}
-		}
-	}
-	look("first")
-	look("again")
-	d.cmd.Process.Kill()
-	d.stop(t)
-	d = daemonOptions{base: base, ownProcess: true}.start(t, dir)
-	c.URL = d.URL
-	look("after the daemon was killed")
-	d.stop(t)
-	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
-	c.URL = d.URL
-	for i := range rows {
-		if rows[i].want == everything {
-			rows[i].want = "400"
-		}
-	}
-	for _, row := range rows {
-		if got := c.sees(row.present); got != row.want {
-			t.Errorf("where claims are required, who presents %s sees %q, want %q", row.name, got, row.want)
-		}
-	}
-	d.hidesCodes(t, p, o, g, x)
+	log, err := os.ReadFile(p.Base + "/.data/sessions.jsonl")
+	must(t, err)
+	check(t, "the session log has empty records", bytes.Contains(log, []byte("null\n")), false)
 }
