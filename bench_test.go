@@ -191,7 +191,7 @@ func benchEcho(b *testing.B) *Module {
 	b.Helper()
 	m := module(b, "/w/m.usher:m echo")
 	m.pool = newPool(b.Context(), "m", false, func(context.Context, *Caller) (*Worker, error) {
-		w := newWorker("m", slog.New(slog.DiscardHandler), nil, func(*Worker) {})
+		w := testWorker("m", nil)
 		out, stdin := io.Pipe()
 		stdout, in := io.Pipe()
 		go w.writeStdin(stdin)

@@ -117,7 +117,7 @@ func TestOddRequests(t *testing.T) {
 // mutePool is a pool whose processes answer nothing.
 func mutePool(t *testing.T, perSession bool) *pool {
 	p := newPool(t.Context(), "a", perSession, func(_ context.Context, owner *Caller) (*Worker, error) {
-		w := newWorker("a", slog.New(slog.DiscardHandler), owner, func(*Worker) {})
+		w := testWorker("a", owner)
 		go func() {
 			<-w.ctx.Done()
 			w.finish("")
@@ -279,14 +279,14 @@ func TestUnreadableAnswers(t *testing.T) {
 		`{"jsonrpc":"2.0","id":1,"result":` + deep + `}`,
 		`{"jsonrpc":"1.0","id":1,"result":{}}`,
 	} {
-		w := newWorker("a", slog.New(slog.DiscardHandler), nil, nil)
+		w := testWorker("a", nil)
 		read, write := io.Pipe()
 		go w.readStdout(read)
 		go func() {
 			<-w.queued
 			fmt.Fprintln(write, line)
 		}()
-		_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, patience)
+		_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, patience, nil)
 		if err == nil || !strings.Contains(err.Error(), "can't be read") {
 			t.Errorf("%.60q: %v", line, err)
 		}
@@ -299,16 +299,16 @@ func TestUnreadableAnswers(t *testing.T) {
 func TestModuleThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorker("a", slog.New(slog.DiscardHandler), nil, nil)
-		if _, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute); !errors.Is(err, errTimeout) {
+		w := testWorker("a", nil)
+		if _, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute, nil); !errors.Is(err, errTimeout) {
 			t.Errorf("got %v, want that it is silent", err)
 		}
 		big := append(append([]byte(`{"x":"`), bytes.Repeat([]byte("x"), maxInput)...), `"}`...)
-		w.input = nil
+		w.update(func(s *workerState) { s.input = nil })
 		over := make(chan error, 2)
 		for range cap(over) {
 			go func() {
-				_, err := w.request(t.Context(), Caller{}, "ping", objectOf(string(big)), time.Minute)
+				_, err := w.request(t.Context(), Caller{}, "ping", objectOf(string(big)), time.Minute, nil)
 				over <- err
 			}()
 		}
@@ -347,15 +347,19 @@ func TestAttribution(t *testing.T) {
 		{"without a session, one call", &visitor, []Caller{visitor}, false, "visit"},
 		{"without a session, after the first call", &visitor, []Caller{visitor, visitor}, false, errNotSure.Message},
 	} {
-		w := newWorker("a", slog.New(slog.DiscardHandler), tt.owner, nil)
+		w := testWorker("a", tt.owner)
 		for i, caller := range tt.calls {
-			w.begin(fmt.Sprint(i), &call{caller: caller}, "ping", nil)
+			c := w.newCall(caller)
+			c.id = fmt.Sprint(i)
+			w.startCall(c, "ping", nil)
 		}
-		w.maybeRunning["9"] = ""
+		w.update(func(s *workerState) { s.maybeRunning["9"] = func() {} })
 		if !tt.cancelled {
 			w.answer(&Message{ID: json.RawMessage("9")})
 		}
-		caller, _, err := w.attribute(nil)
+		var caller Caller
+		var err error
+		w.update(func(s *workerState) { caller, _, err = s.target(nil) })
 		got := caller.Session
 		if err != nil {
 			got = err.Error()
@@ -368,10 +372,9 @@ func TestAttribution(t *testing.T) {
 }
 
 // runs is how many calls a process has that it has not been told to cancel.
-func (w *Worker) runs() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.calls)
+func (w *Worker) runs() (n int) {
+	w.update(func(s *workerState) { n = len(s.calls) })
+	return n
 }
 
 // Calls of a module have so many places, a principal so many of them, and who finds
@@ -383,7 +386,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var w *Worker
 			p := newPool(t.Context(), "a", false, func(_ context.Context, owner *Caller) (*Worker, error) {
-				w = newWorker("a", slog.New(slog.DiscardHandler), owner, func(*Worker) {})
+				w = testWorker("a", owner)
 				w.answersAll = own
 				context.AfterFunc(w.ctx, func() { w.finish("") })
 				return w, nil
@@ -441,12 +444,9 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 			if own && fmt.Sprint(order) != "[first second]" { // the others began at once
 				t.Errorf("those that waited ended as %v", order)
 			}
-			p.running.Range(func(principal, places any) bool {
-				if n := len(places.(chan bool)) + len(p.allRunning); n != 0 {
-					t.Errorf("%d places of %q are not free", n, principal)
-				}
-				return true
-			})
+			if n := len(p.running.used); n != 0 || p.allRunning != 0 {
+				t.Errorf("%d slots of %d principals are not free", p.allRunning, n)
+			}
 		})
 	}
 }
@@ -541,7 +541,7 @@ func TestPanicInAScan(t *testing.T) {
 	t.Parallel()
 	dir, first := t.TempDir(), true
 	var out output
-	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: slog.New(slog.NewTextHandler(&out, nil)), Watch: true, Only: func(string) bool {
+	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Environ: os.Environ(), Log: slog.New(slog.NewTextHandler(&out, nil)), Watch: true, Only: func(string) bool {
 		if first {
 			first = false
 			panic("in a scan")
@@ -596,7 +596,7 @@ func TestPanics(t *testing.T) {
 		if a := c.call("m_wait", ""); a.failure() != "" {
 			t.Errorf("afterwards: %s", a.Body)
 		}
-		w := newWorker("a", log, nil, func(*Worker) { panic("in reading") })
+		w := newWorker(workerConfig{module: "a", log: log, listChanged: func(*Worker) { panic("in reading") }})
 		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}` + "\n"))
 		if w.alive() || !strings.Contains(out.String(), "in reading") {
 			t.Errorf("after a panic in reading, the process is alive: %v", w.alive())
@@ -733,7 +733,7 @@ func TestCrashesAreForgotten(t *testing.T) {
 			p.call(t.Context(), Caller{Affinity: fmt.Sprint(i)}, "tools/call", nil, 0)
 			pass(time.Second)
 		}
-		if n := len(p.crashes); n < 50 || n > 100 {
+		if n := len(p.crashed); n < 50 || n > 100 {
 			t.Errorf("%d crashes are remembered", n)
 		}
 	})
@@ -749,18 +749,17 @@ func TestCrashesAreForgotten(t *testing.T) {
 func TestClientsNameNoCalls(t *testing.T) {
 	t.Parallel()
 	for _, era := range []serverInfo{{}, {Stateless: true}} {
-		w := newWorker("a", slog.New(slog.DiscardHandler), nil, nil)
+		w := testWorker("a", nil)
 		w.info = era
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() {
-			_, err := w.request(ctx, Caller{Session: "s"}, "tools/call", objectOf(`{"name":"x","_meta":{"usher/call":1,"theirs":2,"usher/call":3}}`), 0)
+			_, err := w.request(ctx, Caller{Session: "s"}, "tools/call", objectOf(`{"name":"x","_meta":{"usher/call":1,"theirs":2,"usher/call":3}}`), 0, nil)
 			ended <- err
 		}()
 		<-w.queued
-		w.mu.Lock()
-		sent := string(w.input)
-		w.mu.Unlock()
+		var sent string
+		w.update(func(s *workerState) { sent = string(s.input) })
 		if strings.Contains(sent, metaCall) || !strings.Contains(sent, `"theirs":2`) {
 			t.Errorf("the module gets %s", sent)
 		}

@@ -114,9 +114,19 @@ func (p pipes) Accept() (net.Conn, error) {
 func (p pipes) Close() error   { close(p); return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
+// testWorker returns a worker without a process, whose log is discarded.
+func testWorker(module string, owner *Caller) *Worker {
+	return newWorker(workerConfig{
+		module:      module,
+		log:         slog.New(slog.DiscardHandler),
+		owner:       owner,
+		listChanged: func(*Worker) {},
+	})
+}
+
 // worker is a process of m, but for there being none.
 func (b *bubble) worker(owner *Caller) *Worker {
-	w := newWorker("m", slog.New(slog.DiscardHandler), owner, func(*Worker) {})
+	w := testWorker("m", owner)
 	w.info.Stateless = b.native
 	b.process = w
 	read, stdin := io.Pipe()
@@ -192,7 +202,8 @@ func (b *bubble) asks(word string) {
 
 // progress has m report progress of its first call.
 func (b *bubble) progress(text string) {
-	token := json.RawMessage(sortedKeys(b.process.calls)[0])
+	var token json.RawMessage
+	b.process.update(func(s *workerState) { token = json.RawMessage(sortedKeys(s.calls)[0]) })
 	params := object{{"progressToken", token}, {"message", quote(text)}}.encode()
 	b.process.handle(&Message{Method: "notifications/progress", Params: params})
 }

@@ -215,10 +215,12 @@ func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
 func (a *app) withModules(dirs []string, c registryConfig, do func(*Registry, daemonRecord) error) error {
 	data, _ := a.dataDir() // withRegistry says what is wrong with it
 	daemon := readDaemon(data)
-	c.Log, c.Refuse = slog.New(slog.DiscardHandler), daemon.refuse
+	c.Log = slog.New(slog.DiscardHandler)
+	c.Taken = daemon.Taken
+	c.TakenRoots = daemon.Roots
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		told := make(map[string]bool)
-		for !r.AllReady(a.ctx, time.Second, scopeAll()) {
+		for !r.WaitAll(a.ctx, time.Second, scopeAll()) {
 			if a.ctx.Err() != nil {
 				return a.ctx.Err()
 			}
@@ -555,7 +557,7 @@ func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) e
 			a.warnf("claim: the usher that runs serves %s: the code shows nothing there", sanitize(strings.Join(daemon.Roots, ", ")))
 		}
 		found := make(chan bool, 1)
-		go func() { found <- len(scanFolders([]string{dir}, 0).modules) > 0 }()
+		go func() { found <- len(scanFolders([]string{dir}, nil).modules) > 0 }()
 		select {
 		case some := <-found:
 			if !some {

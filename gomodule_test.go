@@ -50,8 +50,8 @@ func buildGoFile(ctx context.Context, folder, path string, environ []string) (st
 func goTestBuild(t *testing.T, path, cache string) (binary string) {
 	t.Helper()
 	binary, err := buildGoFile(context.Background(), cache, path, os.Environ())
-	if wrong, ok := errors.AsType[*goBuildError](err); ok {
-		t.Fatal(strings.Join(wrong.Lines, "\n"))
+	if wrong, ok := errors.AsType[*processError](err); ok {
+		t.Fatal(strings.Join(wrong.details, "\n"))
 	}
 	must(t, err)
 	return binary
@@ -78,8 +78,8 @@ func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	dir := goTestTree(t, map[string]string{name: text})
 	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name),
 		os.Environ())
-	if wrong, ok := errors.AsType[*goBuildError](err); ok {
-		o.Error = wrong.Lines
+	if wrong, ok := errors.AsType[*processError](err); ok {
+		o.Error = wrong.details
 		return o
 	}
 	must(t, err)
@@ -364,15 +364,15 @@ func TestGoModuleBuildErrors(t *testing.T) {
 			})
 			cache := filepath.Join(dir, "cache")
 			_, err := buildGoFile(context.Background(), cache, filepath.Join(dir, "a.usher.go"), os.Environ())
-			wrong, ok := errors.AsType[*goBuildError](err)
+			wrong, ok := errors.AsType[*processError](err)
 			if !ok {
 				t.Fatalf("error is %v", err)
 			}
-			lines := strings.Join(wrong.Lines, "\n")
+			lines := strings.Join(wrong.details, "\n")
 			checkContains(t, "lines", lines, row.want)
 			checkOmits(t, "lines", lines, "usher__")
 			first, _, more := strings.Cut(err.Error(), "\n")
-			checkContains(t, "error", first, wrong.Lines[0])
+			checkContains(t, "error", first, "can't be built")
 			check(t, "the error has more lines", more, false)
 		})
 	}
@@ -390,7 +390,7 @@ func TestGoModuleNotBuilt(t *testing.T) {
 	check(t, "its context ended", errors.Is(build(ctx, "a.usher.go"), cause), true)
 	check(t, "no file", errors.Is(build(t.Context(), "none.usher.go"), os.ErrNotExist), true)
 	t.Setenv("PATH", t.TempDir())
-	checkContains(t, "no Go", fmt.Sprint(build(t.Context(), "a.usher.go")), "install Go from")
+	checkContains(t, "no Go", explain(build(t.Context(), "a.usher.go")), "install Go from")
 }
 
 // TestGoCommandGetsNoSecrets checks that the go command, which runs what a
@@ -510,7 +510,7 @@ func FuzzParseGoModule(f *testing.F) {
 	f.Fuzz(func(t *testing.T, src []byte) {
 		source, err := parseGoModule("x.usher.go", src)
 		if err != nil {
-			if wrong, ok := errors.AsType[*goBuildError](err); !ok || len(wrong.Lines) == 0 {
+			if wrong, ok := errors.AsType[*processError](err); !ok || len(wrong.details) == 0 {
 				t.Errorf("error without lines: %v", err)
 			}
 			return

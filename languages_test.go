@@ -67,7 +67,7 @@ func startShim(t *testing.T, kind Kind, file string) *modulePeer {
 	t.Helper()
 	p := startPeer(t, shimCommand(t, kind, file))
 	for _, tool := range p.tools() {
-		m, _, err := parseMethod(tool, kind.docRules())
+		m, _, err := parseMethod(tool, kind)
 		must(t, err)
 		p.methods[m.Name] = m
 	}
@@ -610,10 +610,10 @@ func TestOldRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	dir, names := languages(t)
 	log := slog.New(slog.DiscardHandler)
-	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: log})
+	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Environ: os.Environ(), Log: log})
 	must(t, err)
 	defer r.Close()
-	r.AllReady(t.Context(), patience, scopeAll())
+	r.WaitAll(t.Context(), patience, scopeAll())
 	for _, name := range names {
 		t.Run(name, func(t *testing.T) {
 			tool := r.View(scopeAll()).Lookup("tools", name+"_handleContact")

@@ -71,7 +71,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 		return 0
 	}
 	if len(args) == 3 && args[0] == shellCommand {
-		return runShell(ctx, args[1], args[2], &reaper{}, stdin, stdout, stderr)
+		return runShell(ctx, args[1], args[2], os.Environ(), stdin, stdout, stderr)
 	}
 	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, painter: newPainter(stdout, getenv), getenv: getenv}
 	return a.run(args)

@@ -82,7 +82,7 @@ func TestHotReload(t *testing.T) {
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "dies") // break
 	await(t, "the broken version to be told of", func() bool {
-		return strings.Contains(d.Log.String(), `"an older version goes on"=true`)
+		return strings.Contains(d.Log.String(), `old_version_kept=true`)
 	})
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "good tools=x,z") // mend
@@ -141,7 +141,7 @@ func TestOddFiles(t *testing.T) {
 	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_x")
 	await(t, "what is odd to be told of", func() bool {
-		return strings.Count(d.Log.String(), "it is no regular file") == 3 && strings.Count(d.Log.String(), "it is larger than 1 MiB") == 2
+		return strings.Count(d.Log.String(), "it is not a regular file") == 3 && strings.Count(d.Log.String(), "it is larger than 1 MiB") == 2
 	})
 }
 
@@ -330,7 +330,7 @@ func TestCache(t *testing.T) {
 	if r.readCache(one) != nil {
 		t.Error("half a file was taken")
 	}
-	r.writeCache(one, &manifest{Version: one.cacheVersion()})
+	write(t, r.cachePath(one), string(marshal(&manifest{Version: one.cacheVersion()})))
 	if r.readCache(one) == nil || r.readCache(two) != nil {
 		t.Error("what was written is not known, or for another version")
 	}

@@ -241,19 +241,18 @@ func FuzzParseDoc(f *testing.F) {
 		" @signature\tgithub X_WEBHOOK_SECRET\n@readonly\n@other")
 	f.Add("@param {{a: {b}}} p - text\r\n@webhook")
 	f.Add("\u00a0@webhook\u2003x\n@webhooks y\n@param\n  z")
-	everything := docRules{Hooks: true, Tags: true, Undeclared: true}
 	f.Fuzz(func(t *testing.T, doc string) {
 		tagged := func(tags docTags) bool {
 			// A misplaced @signature stays in the text, and lets nothing in.
 			signed := strings.HasPrefix(tags.Signature, "@signature")
 			return tags.IsHook || signed || len(tags.params)+len(tags.annotations) > 0
 		}
-		plain := parseDoc(doc, docRules{})
+		plain := parseDoc(doc, kindConfig)
 		if tagged(plain) || plain.Signature != "" || plain.description != strings.TrimSpace(plain.description) {
 			t.Fatalf("%q has tags: %+v", doc, plain)
 		}
-		tags := parseDoc(doc, everything)
-		again := parseDoc(tags.description, everything)
+		tags := parseDoc(doc, kindNode)
+		again := parseDoc(tags.description, kindNode)
 		if tagged(again) || again.description != tags.description {
 			t.Fatalf("%q leaves %q, which is read as %+v", doc, tags.description, again)
 		}
@@ -286,12 +285,12 @@ func FuzzParseMethod(f *testing.F) {
 		if checkJSON([]byte(definition), "it") != nil {
 			return
 		}
-		m, _, err := parseMethod(json.RawMessage(definition), docRulesOf[kind])
+		m, _, err := parseMethod(json.RawMessage(definition), kindOf[kind])
 		if err != nil {
 			return
 		}
 		shown := m.toolJSON("t")
-		again, _, err := parseMethod(shown, docRulesOf[kind])
+		again, _, err := parseMethod(shown, kindOf[kind])
 		if err != nil || !json.Valid(shown) || string(again.toolJSON("t")) != string(shown) || again.Name != "t" {
 			t.Fatalf("%s is read again as %s: %v", shown, again.toolJSON("t"), err)
 		}

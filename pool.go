@@ -1,9 +1,8 @@
-// Pools: the processes of one module. A hosted server has one for each session,
-// as the session's client would have started it; callers without a session share
-// one for each claim and client program. A module that is written for it has one
-// for all. Here is whose process a call goes to, how many there may be and until
-// when; how usher itself speaks with a process, to know what the module is and
-// offers; and the reaper, which ends them all when the daemon is killed.
+// Pools. A pool is the processes of one module. A hosted server has one process for each
+// session, as if the session's client had started it; callers without a session share one
+// for each claim and client program. Other modules have one process for all callers. This
+// file decides which process a call goes to, how many processes and running calls there
+// may be, and when a process ends.
 
 package main
 
@@ -16,145 +15,229 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
 
+// Caller is the client, or part of usher, that a call is made for.
+type Caller struct {
+	// Session distinguishes callers. A request without a session has a value of its
+	// own. "" is usher itself. Modules never see it.
+	Session string
+	// Affinity groups the callers that share a process of a hosted server: it is the
+	// key of the session or, without one, of the claim and the client program.
+	Affinity string
+	// Principal is the key that limits are counted by: a claim, or "" for all callers
+	// without a claim.
+	Principal string
+	Stateless bool          // the params are of the protocol version without sessions
+	Caps      clientCaps    // what the caller can be asked for
+	Level     func() string // the lowest level of log messages it wants; "" if it has set none
+
+	// Authorized reports whether the caller still has the access that it had when it
+	// called; nil means yes. It may read files. Without that access, a waiting call is
+	// not made, and the caller gets no messages outside of calls.
+	Authorized func() bool
+	// Notify passes a notification on to the caller. The goroutine that reads the
+	// module's output calls it, so it must not block; nil drops notifications.
+	Notify func(method string, params json.RawMessage)
+	// Ask asks the caller and waits for the answer until ctx ends. Its errors are
+	// *rpcError, or ctx's cause. Ask is nil if the caller can't be asked.
+	Ask func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
+}
+
+// authorized reports whether the caller still has its access.
+func (c Caller) authorized() bool { return c.Authorized == nil || c.Authorized() }
+
+// checkAskable reports why the caller can't be asked something, and the capabilities
+// that it lacks.
+func (c Caller) checkAskable(method string, params json.RawMessage) (lacked clientCaps, err error) {
+	needs, known := needsOf(method, params)
+	lacked = needs &^ c.Caps
+	switch {
+	case !known:
+		err = rpcErrorf(codeNoMethod, "no client answers %s", clipText(method, 100))
+	case c.Ask == nil:
+		err = errNoClient(needs)
+	case lacked != 0:
+		err = errMissingCaps(lacked)
+	}
+	return lacked, err
+}
+
+// level returns the lowest level of log messages that the caller wants, or "".
+func (c Caller) level() string {
+	if c.Level == nil {
+		return ""
+	}
+	return c.Level()
+}
+
 const (
-	sessionIdle = 10 * time.Minute // for how long a process of one affinity is kept without a call
-	crashMemory = time.Minute      // for how long a crash is remembered, once the process may be started again
+	sessionIdle = 10 * time.Minute // for which a process of one affinity is kept without a call
+	crashMemory = time.Minute      // for which a crash counts, once the process may be started again
 )
 
 // Why a pool makes no call.
 var (
-	// errRetired says that the module was replaced by a newer version of itself
-	// before the call began: look it up again.
+	// errRetired reports that a newer version of the module replaced it before the call
+	// was made: look the module up again.
 	errRetired = errors.New("the module was reloaded")
-	// errChanged says that the module's file is not what is to be run.
-	errChanged = errors.New("changed since the start: " + reloadHint)
-	errBusy    = errors.New("is busy: as many calls as there may be are running, or cancelled and not ended; try again")
+	// errChanged reports that the module is not what it was when usher started.
+	errChanged = errors.New("new or changed since usher started: restart usher serve to run it")
+	errBusy    = errors.New("is busy: too many calls are running; try again")
 )
-
-// reloadHint says how to load changes into a daemon that does not follow them.
-const reloadHint = "restart usher serve"
-
-// startFunc starts a process of a module, one of an affinity for its owner's call.
-type startFunc func(ctx context.Context, owner *Caller) (*Worker, error)
 
 // pool is all processes of one module. Safe for concurrent use.
 type pool struct {
 	name       string
-	perSession bool            // one process for each affinity, and not one for all
-	ctx        context.Context // ends when the registry does
-	start      startFunc
-	wg         sync.WaitGroup // goroutines of processes
-	running    sync.Map       // chan bool by principal: a place for each of its calls that may run; cancelled ones run until they have ended
-	allRunning chan bool      // likewise for all calls
+	perSession bool            // one process for each affinity, and not one for all callers
+	ctx        context.Context // ends with the registry
+	// start starts a process. owner is the caller that a process for one affinity is
+	// started for; nil for a shared process.
+	start func(ctx context.Context, owner *Caller) (*Worker, error)
+	wg    sync.WaitGroup // goroutines of processes
 
-	mu      sync.Mutex
-	procs   map[string]*process // that take calls, by affinity; under "" the one for all
-	ending  map[*process]bool   // those that do not, and have not ended yet
-	crashes map[string]crashes  // of processes that no call has succeeded at since, by affinity
-	retired bool                // no new calls
-	closed  bool                // and those under way fail
+	mu         sync.Mutex          // guards the fields below
+	running    quota               // calls that may still run in the module, by principal
+	allRunning int                 // the same, for all principals
+	waiting    []*slotWait         // calls that wait for a slot, in order
+	procs      map[string]*process // those that accept calls, by affinity; the shared one under ""
+	owned      quota               // the same, by principal
+	ending     map[*process]bool   // those that accept no calls, and have not ended yet
+	crashed    map[string]*process // the last one that crashed, by affinity, until a call succeeds
+	retired    bool                // there are no new calls
+	closed     bool                // calls under way fail, too
 }
 
-// crashes says how often a process has crashed, or could not be started, and when
-// it may be started again.
-type crashes struct {
-	count     int
-	notBefore time.Time
+// slotWait is a call that waits for a slot.
+type slotWait struct {
+	principal string
+	granted   chan struct{} // closed when the call has its slot
 }
 
-// process is one process of a module, from its start on. Its fields are guarded by
-// the pool's mu; worker and err do not change any more once ready is closed.
+// process is one process of a module, from before its start. The pool's mu guards its
+// fields; worker and err are constant once ready is closed.
 type process struct {
 	affinity  string
-	principal string        // whose it counts as
-	ready     chan struct{} // closed when it is started, or could not be
+	principal string        // it counts as that principal's
+	ready     chan struct{} // closed when worker or err is set
 	worker    *Worker
-	err       error
-	active    int // calls under way
+	err       error // why it could not be started
+	active    int   // calls under way
 	lastUse   time.Time
+
+	crashes   int       // of this affinity in a row, this one included
+	notBefore time.Time // after its crash: when the next one may be started
 }
 
-func newPool(ctx context.Context, name string, perSession bool, start startFunc) *pool {
-	return &pool{name: name, perSession: perSession, ctx: ctx, start: start,
-		procs: make(map[string]*process), ending: make(map[*process]bool), crashes: make(map[string]crashes), allRunning: make(chan bool, maxRunning)}
+// newPool returns a pool without processes. See the fields for the parameters.
+func newPool(ctx context.Context, name string, perSession bool,
+	start func(ctx context.Context, owner *Caller) (*Worker, error)) *pool {
+	return &pool{
+		name:       name,
+		perSession: perSession,
+		ctx:        ctx,
+		start:      start,
+		procs:      make(map[string]*process),
+		ending:     make(map[*process]bool),
+		crashed:    make(map[string]*process),
+	}
 }
 
-// call makes one request of the module; see Worker.request. A caller with a
-// session gets the input that a module without asks for as requests. The error is
-// errRetired, and nothing was done, when the pool has been retired.
-func (p *pool) call(ctx context.Context, caller Caller, method string, params object, timeout time.Duration) (json.RawMessage, error) {
+// call makes one request of the module; see Worker.request. If a stateless module answers
+// that it needs input, call asks a caller with a session for it. If the error is
+// errRetired, the pool was retired and nothing was done.
+func (p *pool) call(ctx context.Context, caller Caller, method string, params object,
+	timeout time.Duration) (json.RawMessage, error) {
 	for range maxRounds {
-		if err := p.acquireSlots(ctx, caller.Principal, timeout); err != nil {
-			return nil, err
-		}
-		c, err := p.enter(ctx, caller)
-		if err != nil {
-			p.releaseSlots(caller.Principal)
-			return nil, err
-		}
-		result, err := c.worker.request(ctx, caller, method, params, timeout)
-		ended := errors.Is(err, errNotSent)
-		p.leave(c, !ended && !errors.As(err, new(*processError)))
-		if ended {
+		result, err := p.callOnce(ctx, caller, method, params, timeout)
+		if errors.Is(err, errNotSent) {
 			continue
 		}
 		if err != nil || caller.Stateless || stringField(result, "resultType") != resultInput {
 			return result, err
 		}
-		if params, err = answerInput(ctx, caller, params, result); err != nil {
+		params, err = answerInput(ctx, caller, params, result)
+		if err != nil {
 			return nil, err
 		}
 	}
-	return nil, rpcErrorf(codeInternal, "module %q asks without end", p.name)
+	return nil, rpcErrorf(codeInternal, "module %q asks for input again and again", p.name)
 }
 
-// acquireSlots waits for a place among the calls of a principal that run, and then for one
-// among those of the module, in order, for timeout (0: ever) at most each. The call
-// has both until over.
-func (p *pool) acquireSlots(ctx context.Context, principal string, timeout time.Duration) error {
-	own, known := p.running.Load(principal)
-	if !known {
-		own, _ = p.running.LoadOrStore(principal, make(chan bool, maxRunningOf))
+// callOnce makes one request, when there is a slot and a process for it.
+func (p *pool) callOnce(ctx context.Context, caller Caller, method string, params object,
+	timeout time.Duration) (json.RawMessage, error) {
+	if err := p.acquireSlot(ctx, caller.Principal, timeout); err != nil {
+		return nil, err
 	}
-	err := p.acquireSlot(ctx, own.(chan bool), timeout)
-	if err == nil {
-		if err = p.acquireSlot(ctx, p.allRunning, timeout); err != nil {
-			<-own.(chan bool)
-		}
+	release := func() { p.releaseSlot(caller.Principal) }
+	c, err := p.enter(ctx, caller)
+	if err != nil {
+		release()
+		return nil, err
 	}
+	result, err := c.worker.request(ctx, caller, method, params, timeout, release)
+	_, ended := errors.AsType[*processError](err)
+	p.leave(c, !ended && !errors.Is(err, errNotSent))
+	return result, err
+}
+
+// acquireSlot waits for a slot among the running calls of the module and of the principal,
+// first come, first served, for at most timeout (0: unlimited).
+func (p *pool) acquireSlot(ctx context.Context, principal string, timeout time.Duration) (err error) {
+	w := &slotWait{principal: principal, granted: make(chan struct{})}
+	p.mu.Lock()
+	p.waiting = append(p.waiting, w)
+	p.grantSlots()
+	p.mu.Unlock()
+	select {
+	case <-w.granted:
+		return nil
+	case <-time.After(cmp.Or(timeout, math.MaxInt64)):
+		err = fmt.Errorf("module %q %w", p.name, errBusy)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.waiting, w)
+	if i < 0 {
+		return nil // it was granted meanwhile
+	}
+	p.waiting = slices.Delete(p.waiting, i, i+1)
 	return err
 }
 
-// acquireSlot waits for a place. Who waits longest has the first that is free.
-func (p *pool) acquireSlot(ctx context.Context, places chan bool, timeout time.Duration) error {
-	select {
-	case places <- true:
-		return nil
-	default:
-	}
-	select {
-	case places <- true:
-		return nil
-	case <-time.After(cmp.Or(timeout, math.MaxInt64)):
-		return fmt.Errorf("module %q %w", p.name, errBusy)
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+// grantSlots gives the free slots to the calls that have waited longest. A principal that
+// uses up its share does not hold up others. The caller holds p.mu.
+func (p *pool) grantSlots() {
+	p.waiting = slices.DeleteFunc(p.waiting, func(w *slotWait) bool {
+		if p.allRunning == maxRunning {
+			return false
+		}
+		_, ok := p.running.reserve(w.principal, 1, maxRunningOf)
+		if ok {
+			p.allRunning++
+			close(w.granted)
+		}
+		return ok
+	})
 }
 
-// releaseSlots is the end of a call that had its places.
-func (p *pool) releaseSlots(principal string) {
-	own, _ := p.running.Load(principal)
-	<-own.(chan bool)
-	<-p.allRunning
+// releaseSlot frees the slot of a call that no longer runs.
+func (p *pool) releaseSlot(principal string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running.release(principal, 1)
+	p.allRunning--
+	p.grantSlots()
 }
 
-// enter finds the process for a caller, or starts one and waits for it. It is held
-// until leave: it is not stopped.
+// enter returns the process for a caller, and starts it if there is none. The process is
+// not stopped before leave.
 func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	c, err := p.pick(caller)
 	if err != nil {
@@ -162,66 +245,78 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	}
 	select {
 	case <-c.ready:
-		if err = c.err; err == nil {
-			return c, nil
-		}
+		err = c.err
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	p.leave(c, false)
-	return nil, err
+	if err != nil {
+		p.leave(c, false)
+		return nil, err
+	}
+	return c, nil
 }
 
+// pick returns the process for a caller, which may not have started yet.
 func (p *pool) pick(caller Caller) (*process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	affinity := "" // one for all
+	if p.retired {
+		return nil, errRetired
+	}
+	affinity := ""
 	if p.perSession {
 		affinity = caller.Affinity
 	}
 	c := p.procs[affinity]
-	if c != nil && c.worker != nil && !c.worker.alive() {
-		p.end(c)
-		c = nil
-	}
-	crashed := p.crashes[affinity]
-	switch {
-	case p.retired:
-		return nil, errRetired
-	case c != nil:
-	case time.Now().Before(crashed.notBefore):
-		return nil, fmt.Errorf("module %q keeps crashing; it is started again in %v at the earliest", p.name, time.Until(crashed.notBefore).Round(100*time.Millisecond))
-	case p.perSession && !p.makeRoom(caller.Principal):
-		return nil, fmt.Errorf("module %q %w", p.name, errBusy)
-	default:
+	if c == nil || c.worker != nil && !c.worker.alive() {
+		if c != nil {
+			p.end(c)
+		}
+		if err := p.checkStart(affinity, caller.Principal); err != nil {
+			return nil, err
+		}
 		c = &process{affinity: affinity, principal: caller.Principal, ready: make(chan struct{})}
 		p.procs[affinity] = c
+		p.owned.reserve(c.principal, 1, maxProcs)
 		p.wg.Go(func() { p.run(c, caller) })
 	}
 	c.active++
 	return c, nil
 }
 
-// leave is the end of a call. One that succeeded says that the process does not
-// keep crashing.
+// checkStart refuses to start a process if the last ones have crashed just now, or if
+// there are too many. The caller holds p.mu.
+func (p *pool) checkStart(affinity, principal string) error {
+	if last := p.crashed[affinity]; last != nil && time.Now().Before(last.notBefore) {
+		wait := time.Until(last.notBefore).Round(100 * time.Millisecond)
+		return fmt.Errorf("module %q keeps crashing: try again in %v", p.name, wait)
+	}
+	if p.perSession && !p.makeRoom(principal) {
+		return fmt.Errorf("module %q %w", p.name, errBusy)
+	}
+	return nil
+}
+
+// leave ends a call. If a call succeeded, the process does not keep crashing.
 func (p *pool) leave(c *process, succeeded bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.active--
 	c.lastUse = time.Now()
 	if succeeded {
-		delete(p.crashes, c.affinity)
+		delete(p.crashed, c.affinity)
 	}
-	if p.ending[c] || p.perSession && c.active == 0 && c.worker != nil && c.worker.attributionLost.Load() {
+	if p.ending[c] || p.perSession && c.active == 0 && c.worker != nil && c.worker.attributionLost() {
 		p.end(c)
 	}
 }
 
-// end has a process take no more calls, and end after those under way. Called with
-// mu held, and again when they have ended.
+// end stops new calls of a process, and the process after the calls under way. The caller
+// holds p.mu, and calls end again when those calls have ended.
 func (p *pool) end(c *process) {
 	if p.procs[c.affinity] == c {
 		delete(p.procs, c.affinity)
+		p.owned.release(c.principal, 1)
 		p.ending[c] = true
 	}
 	if c.worker != nil && (c.active == 0 || p.closed) {
@@ -229,60 +324,78 @@ func (p *pool) end(c *process) {
 	}
 }
 
-// run starts a process, and stays until it has ended. Its first crash, or failed
-// start, costs nothing; from then on the wait doubles, up to half a minute.
+// run starts a process, and returns when it has ended. After the first crash, or failed
+// start, of an affinity the next process may start at once; from then on the wait
+// doubles, up to half a minute.
 func (p *pool) run(c *process, caller Caller) {
 	var owner *Caller
 	if p.perSession {
 		owner = &caller
 	}
 	w, err := p.start(p.ctx, owner)
-	if err == nil {
-		w.onCallDone = p.releaseSlots
-	}
 	p.mu.Lock()
-	c.worker, c.err = w, err
+	c.worker = w
+	c.err = err
 	if p.ending[c] {
 		p.end(c)
 	}
 	p.mu.Unlock()
 	close(c.ready)
+	crashed := err != nil && !errors.Is(err, errChanged)
 	if err == nil {
 		<-w.done
+		crashed = !w.stopped()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err != nil && !errors.Is(err, errChanged) || err == nil && !w.stopping.Load() {
-		maps.DeleteFunc(p.crashes, func(_ string, last crashes) bool { return time.Since(last.notBefore) > crashMemory })
-		n := crashes{p.crashes[c.affinity].count + 1, time.Now()}
-		if n.count > 1 {
-			n.notBefore = n.notBefore.Add(min(250*time.Millisecond<<min(n.count, 10), 30*time.Second))
+	if crashed {
+		p.forgetCrashes()
+		c.crashes = 1
+		c.notBefore = time.Now()
+		if last := p.crashed[c.affinity]; last != nil {
+			c.crashes += last.crashes
+			wait := 250 * time.Millisecond << min(c.crashes, 10)
+			c.notBefore = c.notBefore.Add(min(wait, 30*time.Second))
 		}
-		p.crashes[c.affinity] = n
+		p.crashed[c.affinity] = c
 	}
 	p.end(c)
 	delete(p.ending, c)
 }
 
-// busy reports whether somebody calls the process, or listens to it.
+// forgetCrashes forgets crashes after a while. The caller holds p.mu.
+func (p *pool) forgetCrashes() {
+	maps.DeleteFunc(p.crashed, func(_ string, c *process) bool {
+		return time.Since(c.notBefore) > crashMemory
+	})
+}
+
+// busy reports whether the process has calls, or reports changes of resources.
 func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.worker.listened() }
 
-// makeRoom ends an idle process if there are as many as there may be: of the same
-// principal first, then the one idle longest. It reports whether there is room for
-// one more. Those on their way out count by themselves. Called with mu held.
+// makeRoom reports whether there may be one more process, and if not, tries to end an idle
+// one: one of the same principal, else the one that is idle longest. Processes that are
+// ending have a limit of their own. The caller holds p.mu.
 func (p *pool) makeRoom(principal string) bool {
 	if len(p.ending) >= maxProcs {
 		return false
 	}
-	all := slices.Collect(maps.Values(p.procs))
-	own := slices.DeleteFunc(slices.Clone(all), func(c *process) bool { return c.principal != principal })
-	full := principal != "" && len(own) >= maxProcsOf
-	if len(all) < maxProcs && !full {
+	full := principal != "" && p.owned.count(principal) >= maxProcsOf
+	if len(p.procs) < maxProcs && !full {
 		return true
 	}
-	idle := slices.DeleteFunc(own, (*process).busy)
-	if len(idle) == 0 && !full {
-		idle = slices.DeleteFunc(all, (*process).busy)
+	var idle, ownIdle []*process
+	for _, c := range p.procs {
+		switch {
+		case c.busy():
+		case c.principal == principal:
+			ownIdle = append(ownIdle, c)
+		case !full:
+			idle = append(idle, c)
+		}
+	}
+	if len(ownIdle) > 0 {
+		idle = ownIdle
 	}
 	if len(idle) == 0 {
 		return false
@@ -291,8 +404,7 @@ func (p *pool) makeRoom(principal string) bool {
 	return true
 }
 
-// stopFor ends the process that serves no one but these callers, after the
-// calls under way.
+// stopFor ends the process of one affinity, after the calls under way.
 func (p *pool) stopFor(affinity string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -301,19 +413,21 @@ func (p *pool) stopFor(affinity string) {
 	}
 }
 
-// retire refuses further calls and ends the processes after those under way.
+// retire refuses new calls, and ends the processes after the calls under way.
 func (p *pool) retire() { p.endAll(false) }
 
-// close ends the processes, calls under way or not, and waits until they are gone.
+// close ends the processes, with calls under way, and waits for their end.
 func (p *pool) close() {
 	p.endAll(true)
 	p.wg.Wait()
 }
 
+// endAll ends all processes, with calls under way if now is true.
 func (p *pool) endAll(now bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.retired, p.closed = true, p.closed || now
+	p.retired = true
+	p.closed = p.closed || now
 	for c := range p.ending {
 		p.end(c)
 	}
@@ -322,15 +436,14 @@ func (p *pool) endAll(now bool) {
 	}
 }
 
-// reap ends the processes that were not used for idle (0: ever) and that nobody
-// listens to.
+// reap ends the processes that have not been busy for idle (0: unlimited).
 func (p *pool) reap(now time.Time, idle time.Duration) {
 	if p.perSession && (idle == 0 || idle > sessionIdle) {
 		idle = sessionIdle
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.crashes, func(_ string, c crashes) bool { return now.Sub(c.notBefore) > time.Minute })
+	p.forgetCrashes()
 	for _, c := range p.procs {
 		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
 			p.end(c)
@@ -345,32 +458,20 @@ func (p *pool) finished() bool {
 	return p.retired && len(p.ending) == 0
 }
 
-// subscribe has the caller's process say when a resource changes, to notify.
-func (p *pool) subscribe(ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage)) (*subscription, error) {
-	c, err := p.enter(ctx, caller)
-	if err != nil {
-		return nil, err
-	}
-	defer p.leave(c, false)
-	if !caller.authorized() { // any more: it may have waited for the process
-		return nil, errNotMade
-	}
-	return c.worker.subscribe(ctx, uri, notify)
-}
-
-// answerInput gets from the caller what a result asks for, and returns params
-// with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error is for the
-// caller: what it can't be asked for, or did not answer.
+// answerInput asks the caller for the input that a result asks for, and returns params with
+// the answers (MCP 2026-07-28, basic/patterns/mrtr). The error is fit for the caller: it
+// can't be asked, or did not answer.
 func answerInput(ctx context.Context, caller Caller, params object, result json.RawMessage) (object, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errNoAnswer)
 	defer cancel()
 	var answers object
 	for key, request := range fields(field(result, "inputRequests")) {
-		method, wish := stringField(request, "method"), field(request, "params")
-		if _, err := caller.checkAskable(method, wish); err != nil {
+		method := stringField(request, "method")
+		wanted := field(request, "params")
+		if _, err := caller.checkAskable(method, wanted); err != nil {
 			return nil, rpcErrorf(codeInternal, "%v", err)
 		}
-		answer, err := caller.Ask(ctx, method, wish)
+		answer, err := caller.Ask(ctx, method, wanted)
 		if err != nil {
 			return nil, err
 		}
@@ -381,4 +482,100 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 		params = params.set("requestState", state)
 	}
 	return params, nil
+}
+
+// ---- Subscriptions to resources
+
+// subscribe subscribes to a resource in the caller's process; see Worker.subscribe.
+func (p *pool) subscribe(ctx context.Context, caller Caller, uri string,
+	notify func(params json.RawMessage)) (*subscription, error) {
+	c, err := p.enter(ctx, caller)
+	if err != nil {
+		return nil, err
+	}
+	defer p.leave(c, false)
+	return c.worker.subscribe(ctx, caller, uri, notify)
+}
+
+// subscription is the report of one process of the changes of a resource.
+type subscription struct {
+	worker *Worker
+	uri    string
+	notify func(params json.RawMessage)
+	stop   func() // ends the module's reports
+}
+
+// alive reports whether the process that reports changes is there.
+func (s *subscription) alive() bool { return s.worker.alive() }
+
+// listen opens a stream of a stateless module for a caller, which is a call in flight
+// until stop. Its end has no consequences.
+func (w *Worker) listen(caller Caller, filter object) (stop func(), err error) {
+	c := w.newCall(caller)
+	stop = func() { w.endCall(c, errors.New("nobody listens any more")) }
+	params := object{{"notifications", filter.encode()}}
+	return stop, w.startCall(c, "subscriptions/listen", statelessParams(params, allCaps, ""))
+}
+
+// subscribe asks the module to report changes of a resource, until the subscription is
+// released or the process ends. It calls notify for each.
+func (w *Worker) subscribe(ctx context.Context, caller Caller, uri string,
+	notify func(params json.RawMessage)) (*subscription, error) {
+	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
+		return nil, rpcErrorf(codeNoMethod, "module %q does not report changes of its resources", w.module)
+	}
+	// The request is usher's own, for as long as the caller is authorized.
+	caller = Caller{Authorized: caller.Authorized}
+	params := object{{"uri", quote(uri)}}
+	sub := &subscription{worker: w, uri: uri, notify: notify}
+	sub.stop = func() { w.requestOnly(Caller{}, "resources/unsubscribe", params) }
+	w.update(func(s *workerState) { s.subs[sub] = true })
+	var err error
+	if w.info.Stateless {
+		uris := joinItems([]json.RawMessage{quote(uri)})
+		sub.stop, err = w.listen(caller, object{{"resourceSubscriptions", uris}})
+	} else {
+		_, err = w.request(ctx, caller, "resources/subscribe", params, startTimeout, nil)
+	}
+	if err != nil {
+		sub.release() // the module may have subscribed anyway
+		return nil, err
+	}
+	return sub, nil
+}
+
+// release ends the subscription. The module's reports continue if another subscription
+// needs them and the module does not distinguish the two.
+func (sub *subscription) release() {
+	w := sub.worker
+	wanted := false
+	w.update(func(s *workerState) {
+		delete(s.subs, sub)
+		for other := range s.subs {
+			wanted = wanted || other.uri == sub.uri
+		}
+	})
+	if !wanted || w.info.Stateless {
+		sub.stop()
+	}
+}
+
+// updated notifies the subscribers of a resource that has changed: that resource, or one
+// above it (MCP, server/resources, "Subscriptions").
+func (w *Worker) updated(params json.RawMessage) {
+	uri := stringField(params, "uri")
+	var subs []*subscription
+	w.update(func(s *workerState) { subs = slices.Collect(maps.Keys(s.subs)) })
+	for _, sub := range subs {
+		rest, below := strings.CutPrefix(uri, sub.uri)
+		if below && (rest == "" || rest[0] == '/' || strings.HasSuffix(sub.uri, "/")) {
+			sub.notify(params)
+		}
+	}
+}
+
+// listened reports whether somebody subscribes to a resource of the process.
+func (w *Worker) listened() (listened bool) {
+	w.update(func(s *workerState) { listened = len(s.subs) > 0 })
+	return listened
 }

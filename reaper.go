@@ -1,7 +1,7 @@
-// The reaper is a small process, usher again, that outlives a daemon which was
-// killed just long enough to end the process groups it left behind. Between the
-// two is one pipe: lines "+ PGID" and "- PGID", and at its end the reaper kills
-// every group that is still on its list.
+// The reaper. It is a small process, usher again, that outlives a killed daemon just long
+// enough to end the process groups that the daemon left. The two are connected by a pipe
+// with lines "+ PGID" and "- PGID". When the pipe ends, the reaper kills every group that
+// is still on its list.
 
 package main
 
@@ -11,25 +11,25 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 )
 
-// reaperCommand is the first argument that makes a process the reaper. It is not
-// among the commands of a user.
+// reaperCommand is the first argument of the reaper process. Users don't give it.
 const reaperCommand = "__reaper"
 
-// reaper tells the reaper process which groups to end should this process die.
-// That process is started with the first group. Safe for concurrent use.
+// reaper tells the reaper process which groups to end if this process is killed. The first
+// add starts the reaper process. Safe for concurrent use.
 type reaper struct {
-	mu   sync.Mutex
-	cmd  *exec.Cmd // nil until the first add, or where it could not be started
-	pipe io.WriteCloser
+	environ []string // of this process
+
+	mu   sync.Mutex     // guards the fields below
+	cmd  *exec.Cmd      // nil if it is not running
+	pipe io.WriteCloser // to its stdin
 }
 
-// add puts a process group on the list.
+// add adds a process group to the list.
 func (r *reaper) add(pgid int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -42,8 +42,7 @@ func (r *reaper) add(pgid int) error {
 	return err
 }
 
-// remove takes a group that has ended off the list: its id may be someone else's
-// from now on.
+// remove removes a group that has ended from the list: its id may be used again.
 func (r *reaper) remove(pgid int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,22 +62,20 @@ func (r *reaper) Close() {
 	}
 }
 
+// start starts the reaper process. The caller holds r.mu.
 func (r *reaper) start() error {
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	// A file that was replaced since (an update, go run) would be another
-	// program; on Linux the running one stays reachable under this name.
+	// The file may have been replaced or removed since (by an update, by go run); on
+	// Linux the running program has this name, too.
 	if _, err := os.Stat("/proc/self/exe"); err == nil {
 		exe = "/proc/self/exe"
 	}
 	cmd := exec.Command(exe, reaperCommand)
 	cmd.Stderr = os.Stderr
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		name, _, _ := strings.Cut(kv, "=")
-		return isSecretVariable(name)
-	})
+	cmd.Env = withoutSecrets(r.environ)
 	setGroup(cmd) // a Ctrl-C in the terminal must not reach it
 	pipe, err := cmd.StdinPipe()
 	if err != nil {
@@ -87,7 +84,8 @@ func (r *reaper) start() error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	r.cmd, r.pipe = cmd, pipe
+	r.cmd = cmd
+	r.pipe = pipe
 	return nil
 }
 

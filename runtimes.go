@@ -1,13 +1,11 @@
-// Runtimes: which files of the workspace are modules and of which kind, what a
-// .mcp.json file says, and which command runs a module of each kind. This file
-// reads folders and .mcp.json files. It starts nothing, remembers nothing from
-// one scan to the next, and knows no worker.
+// Runtimes. This file decides which files of the workspace are modules and of which kind,
+// reads .mcp.json files, and returns the command that runs a module of each kind. It
+// starts nothing, and keeps nothing from one scan to the next.
 
 package main
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"embed"
 	"encoding/json"
@@ -29,35 +27,40 @@ import (
 //go:embed runtimes
 var runtimeFiles embed.FS
 
-// Kind is what a module is made of.
+// Kind is the kind of a module.
 type Kind string
 
 const (
 	kindGo         Kind = "go"         // NAME.usher.go, built by the go command
 	kindPython     Kind = "python"     // NAME.usher.py, run by our shim
 	kindNode       Kind = "node"       // NAME.usher.js .mjs .ts .mts, run by our shim
-	kindShell      Kind = "shell"      // NAME.usher.sh, a process a call
+	kindShell      Kind = "shell"      // NAME.usher.sh, run by usher, one process per call
 	kindExecutable Kind = "executable" // NAME.usher, any program that speaks MCP
 	kindConfig     Kind = ".mcp.json"  // an entry of a .mcp.json file
 )
 
-// singleFile reports whether usher itself made the program that runs the
-// module's one source file. What its methods take is then known well enough to
-// check calls against it.
+// singleFile reports whether usher's own program runs the module's one source file. Then the
+// schemas of its methods are known well enough to check calls.
 func (k Kind) singleFile() bool { return k != kindExecutable && k != kindConfig }
 
-// docRules says how the documentation of such a module's methods is read. Only
-// who writes for usher means a webhook by a name that begins with "handle". In
-// languages without types the documentation may name parameters that the code
-// does not declare.
-func (k Kind) docRules() docRules {
-	return docRules{Hooks: k != kindConfig, Tags: k.singleFile(), Undeclared: k == kindNode || k == kindShell}
-}
+// canHaveWebhooks reports whether modules of the kind are written for usher. Only in those
+// the prefix "handle" and the tag @webhook mark a webhook.
+func (k Kind) canHaveWebhooks() bool { return k != kindConfig }
 
-// moduleEndings are the kinds of single files, by what follows ".usher".
+// docAddsParams reports whether @param adds parameters that the schema lacks, because the
+// language declares no types.
+func (k Kind) docAddsParams() bool { return k == kindNode || k == kindShell }
+
+// moduleEndings maps the end of a file's name after ".usher" to the module's kind.
 var moduleEndings = map[string]Kind{
-	"": kindExecutable, ".go": kindGo, ".py": kindPython, ".sh": kindShell,
-	".js": kindNode, ".mjs": kindNode, ".ts": kindNode, ".mts": kindNode,
+	"":     kindExecutable,
+	".go":  kindGo,
+	".py":  kindPython,
+	".sh":  kindShell,
+	".js":  kindNode,
+	".mjs": kindNode,
+	".ts":  kindNode,
+	".mts": kindNode,
 }
 
 // configName is the file whose mcpServers entries are modules.
@@ -65,15 +68,15 @@ const configName = ".mcp.json"
 
 var moduleName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// checkModuleName refuses names that could not stand in a tool's name.
+// checkModuleName returns an error if a name can't be part of a tool's name.
 func checkModuleName(name string) error {
 	if moduleName.MatchString(name) {
 		return nil
 	}
-	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -, so rename it", name)
+	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -: rename it", name)
 }
 
-// methodRules say what a method is, by the kind of the module's file.
+// methodRules maps the kind of a file to a sentence on which functions are methods.
 var methodRules = map[Kind]string{
 	kindGo:     "a method is an exported function, such as func Greet(p struct{ Name string }) string",
 	kindPython: "a method is a public function, whose name does not begin with _, at the top level of the file",
@@ -81,8 +84,8 @@ var methodRules = map[Kind]string{
 	kindShell:  "a method is a function with a comment on the lines right above it",
 }
 
-// moduleFile tells by its name whether a file is a module, or a .mcp.json file,
-// which is any number of modules and has no name as one.
+// moduleFile reports whether a file with this name is a module, and the module's name and
+// kind. A .mcp.json file can be several modules, and has no name of its own.
 func moduleFile(base string) (name string, kind Kind, ok bool) {
 	if base == configName {
 		return "", kindConfig, true
@@ -92,23 +95,23 @@ func moduleFile(base string) (name string, kind Kind, ok bool) {
 	return name, kind, found && known
 }
 
-// launch says how a module's process is started.
+// launch is how to start a module's process.
 type launch struct {
 	Path string   // the program, absolute or found through PATH
 	Args []string // without the program itself
 	Dir  string   // working directory
-	Env  []string // added to the daemon's own, as KEY=value
+	Env  []string // as NAME=value; of a .mcp.json entry, without the daemon's own
 
-	Shared bool   // all callers are served by one process
-	Input  []byte // that its stdin begins with
+	Shared bool   // one process serves all callers
+	Input  []byte // the beginning of its stdin
 }
 
-// shellCommand is the first argument that makes a process the MCP server of a
-// shell module. It is not among the commands of a user.
+// shellCommand is the first argument of a process that is the MCP server of a shell
+// module. Users don't give it.
 const shellCommand = "__shell"
 
-// launchFile is how the module of a kind in a single file is started, but for a
-// Go module, which is built first. A shim is put into cacheDir if need be.
+// launchFile returns how to start the module in a file of any kind but Go and .mcp.json. It
+// writes the shim of the language to cacheDir, unless it is there.
 func launchFile(kind Kind, source, cacheDir string) (launch, error) {
 	l := launch{Path: source, Dir: filepath.Dir(source)}
 	var shim string
@@ -116,10 +119,12 @@ func launchFile(kind Kind, source, cacheDir string) (launch, error) {
 	switch kind {
 	case kindPython:
 		shim, err = placeShim("shim.py", cacheDir)
-		l.Path, l.Args = pythonFor(l.Dir), []string{"-B", "-u", shim, source} // -B: it writes nothing beside the module
+		l.Path = pythonFor(l.Dir)
+		l.Args = []string{"-B", "-u", shim, source} // -B: it writes nothing beside the module
 	case kindNode:
 		shim, err = placeShim("shim.mjs", cacheDir)
-		l.Path, l.Args = "node", []string{"--no-warnings", shim, source}
+		l.Path = "node"
+		l.Args = []string{"--no-warnings", shim, source}
 	case kindShell:
 		l.Path, err = os.Executable()
 		l.Args = []string{shellCommand, source}
@@ -127,23 +132,25 @@ func launchFile(kind Kind, source, cacheDir string) (launch, error) {
 	return l, err
 }
 
-// pythonFor is the Python that runs a module in dir: that of its own virtual
+// pythonFor returns the Python that runs a module in dir: that of the folder's virtual
 // environment, if there is one.
 func pythonFor(dir string) string {
-	own, plain := filepath.Join(dir, ".venv", "bin", "python"), "python3"
+	own := filepath.Join(dir, ".venv", "bin", "python")
+	common := "python3"
 	if runtime.GOOS == "windows" {
-		own, plain = filepath.Join(dir, ".venv", "Scripts", "python.exe"), "python"
+		own = filepath.Join(dir, ".venv", "Scripts", "python.exe")
+		common = "python"
 	}
-	if _, err := os.Stat(own); err == nil {
-		return own
+	if _, err := os.Stat(own); err != nil {
+		return common
 	}
-	return plain
+	return own
 }
 
-// placeShim puts the program that runs a language's files where an interpreter
-// can read it, under a name that tells its content.
+// placeShim writes the program that runs a language's files to a file that an interpreter
+// can read. The file's name contains a hash of the program.
 func placeShim(name, cacheDir string) (string, error) {
-	text, _ := runtimeFiles.ReadFile("runtimes/" + name) // it is there
+	text, _ := runtimeFiles.ReadFile("runtimes/" + name) // it is embedded
 	path := filepath.Join(cacheDir, hashOf(string(text))+"-"+name)
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
@@ -151,62 +158,98 @@ func placeShim(name, cacheDir string) (string, error) {
 	return path, replaceFile(path, text)
 }
 
-// webhookSecretVar names the variable that guards the webhooks.
+// webhookSecretVar names the variable with the secret of all webhooks.
 const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
 
-// nestedVar carries the source files of the modules that this process runs
-// inside of, so that a module that starts usher on its own folder, which would
-// start it again, without end, is refused.
+// nestedVar contains the source files of the modules that this process runs inside of. A
+// module that started usher on its own folder would start itself without end.
 const nestedVar = "USHER_INSIDE"
 
-// workerEnv is the environment of a process of the module at source: the
-// daemon's own without its secrets, and extra.
-func workerEnv(environ []string, source string, extra []string) []string {
-	env := slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
-		name, value, _ := strings.Cut(entry, "=")
-		if name == nestedVar {
-			source = value + string(os.PathListSeparator) + source
-		}
-		return name == nestedVar || isSecretVariable(name)
-	})
-	return append(append(env, extra...), nestedVar+"="+source)
+// isSecretVariable reports whether an environment variable is a secret of webhooks, by its
+// name. No module gets such a variable, and only such a variable can be the key of a
+// @signature.
+func isSecretVariable(name string) bool {
+	name = strings.ToUpper(name)
+	return strings.HasSuffix(name, "_WEBHOOK_SECRET") || strings.HasSuffix(name, "_SIGNING_SECRET")
 }
 
-// checkNesting refuses to host roots that hold a module which started this process.
+// withoutSecrets returns an environment without the secrets of webhooks.
+func withoutSecrets(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return isSecretVariable(name)
+	})
+}
+
+// lookupEnv returns the value of a variable in an environment, as os.LookupEnv does.
+func lookupEnv(environ []string, name string) (value string, set bool) {
+	for _, entry := range slices.Backward(environ) { // the last one counts
+		key, value, _ := strings.Cut(entry, "=")
+		if key == name || runtime.GOOS == "windows" && strings.EqualFold(key, name) {
+			return value, true
+		}
+	}
+	return "", false
+}
+
+// workerEnv returns the environment of a process of the module at source: the daemon's own
+// without its secrets, and extra.
+func workerEnv(environ []string, source string, extra []string) []string {
+	if outer, nested := lookupEnv(environ, nestedVar); nested {
+		source = outer + string(os.PathListSeparator) + source
+	}
+	inherited := slices.DeleteFunc(withoutSecrets(environ), func(entry string) bool {
+		return strings.HasPrefix(entry, nestedVar+"=")
+	})
+	return slices.Concat(inherited, extra, []string{nestedVar + "=" + source})
+}
+
+// checkNesting returns an error if a module below roots started this process. inside is the
+// value of nestedVar.
 func checkNesting(inside string, roots []string) error {
 	for _, source := range filepath.SplitList(inside) {
-		at := slices.IndexFunc(roots, func(root string) bool { return scopeDir(root).Contains(source) })
-		if at >= 0 {
-			return fmt.Errorf("%q holds the module %s that started this usher: it would start itself without end; host another folder",
-				roots[at], filepath.Base(source))
+		for _, root := range roots {
+			if scopeDir(root).Contains(source) {
+				return fmt.Errorf("%q contains the module %s that started this usher, and would start itself without end: "+
+					"host another folder", root, filepath.Base(source))
+			}
 		}
 	}
 	return nil
 }
 
-// configModules reads a .mcp.json file: its entries, with how to start each or why
-// not. dir is the file's folder; getenv resolves the variables in it. The error is
-// for a file that can't be read as one at all.
+// configModules reads a .mcp.json file in the folder dir. It returns the entries, each with
+// how to start it or why it can't be started; getenv resolves the variables in them. The
+// error is that the whole file is invalid.
 func configModules(raw []byte, dir string, getenv func(string) (string, bool)) ([]discovered, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
-	if bad, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage))); ok && bad.Offset > 0 {
+	bad, invalid := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
+	if invalid && bad.Offset > 0 {
 		before := raw[:bad.Offset-1]
-		return nil, fmt.Errorf("no valid JSON at line %d, column %d: %w; JSON has no comments, and no comma behind the last of several",
-			bytes.Count(before, []byte("\n"))+1, len(before)-bytes.LastIndexByte(before, '\n'), bad)
+		line := bytes.Count(before, []byte("\n")) + 1
+		column := len(before) - bytes.LastIndexByte(before, '\n')
+		return nil, fmt.Errorf("not valid JSON at line %d, column %d: %w; JSON has no comments, and no comma after the last item",
+			line, column, bad)
 	}
 	if err := checkJSON(raw, "the file"); err != nil {
 		return nil, err
 	}
 	servers, ok := members(field(raw, "mcpServers"))
 	if !ok {
-		return nil, errors.New(`no object "mcpServers" in it, as "servers" is to be called here`)
+		return nil, errors.New(`no "mcpServers" object (VS Code's "servers" must be renamed)`)
 	}
 	list := make([]discovered, 0, len(servers))
 	for _, server := range servers {
-		if string(field(server.value, "disabled")) == "true" || string(field(server.value, "enabled")) == "false" {
+		disabled := string(field(server.value, "disabled")) == "true"
+		if disabled || string(field(server.value, "enabled")) == "false" {
 			continue
 		}
-		d := discovered{Name: server.key, Kind: kindConfig, Content: hashOf(string(oneLine(server.value))), Err: checkModuleName(server.key)}
+		d := discovered{
+			Name:    server.key,
+			Kind:    kindConfig,
+			Content: hashOf(string(oneLine(server.value))),
+			Err:     checkModuleName(server.key),
+		}
 		if d.Err == nil {
 			d.Err = d.readEntry(server.value, dir, getenv)
 		}
@@ -216,9 +259,8 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 	return list, nil
 }
 
-// readEntry reads the fields of a .mcp.json entry. Of several mistakes the first is
-// told.
-func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) (failed error) {
+// readEntry reads the fields of a .mcp.json entry. It returns the first error.
+func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) (first error) {
 	list, ok := members(raw)
 	if !ok {
 		return errors.New("the entry is not an object")
@@ -226,21 +268,24 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 	l := &d.Launch
 	var env map[string]string
 	known := map[string]any{
-		"command": &l.Path, "args": &l.Args, "env": &env, "cwd": &l.Dir, "shared": &l.Shared,
-		"disabled": new(bool), "enabled": new(bool), // it is
-		"type": new(any), // "stdio", where there is a command
+		"command":  &l.Path,
+		"args":     &l.Args,
+		"env":      &env,
+		"cwd":      &l.Dir,
+		"shared":   &l.Shared,
+		"disabled": new(bool),
+		"enabled":  new(bool),
+		"type":     new(any), // "stdio", if there is a command
 	}
 	for _, f := range list {
 		into, ok := known[f.key]
 		if !ok {
-			d.Problems = append(d.Problems, fmt.Sprintf("the field %q says nothing to usher", f.key))
+			d.Problems = append(d.Problems, fmt.Sprintf("unknown field %q is ignored", f.key))
 			continue
 		}
-		text, err := expandVariables(string(f.value), getenv)
-		if bad, ok := errors.AsType[*json.UnmarshalTypeError](json.Unmarshal([]byte(text), into)); ok {
-			err = fmt.Errorf("%q: want %v, got %s", f.key, bad.Type, bad.Value)
+		if err := readField(f, into, getenv); err != nil && first == nil {
+			first = err
 		}
-		failed = cmp.Or(failed, err)
 	}
 	for _, name := range sortedKeys(env) {
 		l.Env = append(l.Env, name+"="+env[name])
@@ -248,63 +293,80 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 	if !filepath.IsAbs(l.Dir) {
 		l.Dir = filepath.Join(dir, l.Dir)
 	}
-	if bareVariable.Match(raw) { // in what, is not told: it may be a secret
-		d.Problems = append(d.Problems, "~/ and $NAME are passed on as they stand, as no shell reads them: write ${HOME}/ and ${NAME}")
+	if bareVariable.Match(raw) { // the problem does not quote it, as it may be a secret
+		d.Problems = append(d.Problems, "~/ and $NAME are not expanded, as no shell reads them: write ${HOME}/ and ${NAME}")
 	}
-	if l.Path == "" && failed == nil {
-		return errors.New(`no "command": usher hosts only servers that it starts itself; for one at a "url": "command": "npx", "args": ["-y", "mcp-remote", URL]`)
+	if l.Path == "" && first == nil {
+		return errors.New(`no "command": usher hosts only servers that it starts itself; ` +
+			`for a server at a "url", use "command": "npx", "args": ["-y", "mcp-remote", URL]`)
 	}
-	return failed
+	return first
 }
 
-// resolve finds the program: a name through PATH, a relative path from the
-// working directory.
+// readField reads one field of a .mcp.json entry.
+func readField(f member, into any, getenv func(string) (string, bool)) error {
+	text, err := expandVariables(string(f.value), getenv)
+	if err != nil {
+		return err
+	}
+	bad, wrongType := errors.AsType[*json.UnmarshalTypeError](json.Unmarshal([]byte(text), into))
+	if wrongType {
+		return fmt.Errorf("%q: want %v, got %s", f.key, bad.Type, bad.Value)
+	}
+	return nil
+}
+
+// resolve returns l with the path of its program: a name is looked up in PATH, and a
+// relative path starts at the working directory. Its errors contain no path, as clients
+// may see them.
 func (l launch) resolve() (launch, error) {
 	program, rest, _ := strings.Cut(l.Path, " ")
 	if strings.ContainsAny(l.Path, `/`+string(filepath.Separator)) && !filepath.IsAbs(l.Path) {
 		l.Path = filepath.Join(l.Dir, l.Path)
 	}
 	path, err := exec.LookPath(l.Path)
-	if err != nil {
-		name := filepath.Base(program) // and no path, which clients may see
-		hint := installHints[name]
-		if rest != "" {
-			hint = fmt.Sprintf(`: "command" is a program alone: put %s into "args"`, rest)
-		}
-		return l, fmt.Errorf("command %q: %s%s", name, errText(errors.Unwrap(err)), hint)
+	if err == nil {
+		l.Path = path
+		return l, nil
 	}
-	l.Path = path
-	return l, nil
+	name := filepath.Base(program)
+	hint := installHints[name]
+	if rest != "" {
+		hint = fmt.Sprintf(`: "command" is only the program: put %s into "args"`, rest)
+	}
+	return l, fmt.Errorf("command %q: %s%s", name, errText(errors.Unwrap(err)), hint)
 }
 
-// installHints say where programs come from that modules commonly need.
+// installHints are what to do if a program that many modules need is missing.
 var installHints = map[string]string{
 	"python3": ": install Python 3, or make a .venv beside the module",
 	"node":    ": install Node.js, 22.13 or newer",
 	"npx":     ": install Node.js, 22.13 or newer",
 }
 
-// bareVariable is what a shell would replace, in JSON.
+// bareVariable matches text in JSON that a shell would expand.
 var bareVariable = regexp.MustCompile(`"~/|\$[A-Za-z_]`)
 
-// foreignVariable is a variable as other programs have it in such a file, in JSON.
+// foreignVariable matches a variable in the form of other programs, in JSON.
 var foreignVariable = regexp.MustCompile(`\$\{(env|input):[^}"]*\}`)
 
-// variable is ${VAR} or ${VAR:-default}, in JSON.
+// variable matches ${VAR} and ${VAR:-default} in JSON.
 var variable = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)(:-(?:[^}"\\]|\\.)*)?\}`)
 
 // expandVariables replaces ${VAR} and ${VAR:-default} in the strings of valid JSON.
 func expandVariables(raw string, getenv func(string) (string, bool)) (out string, err error) {
 	if foreign := foreignVariable.FindString(raw); foreign != "" {
-		return "", fmt.Errorf("%s is not known to usher: write ${NAME} or ${NAME:-default}, and set NAME in usher's environment", foreign)
+		return "", fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}, "+
+			"and set NAME in usher's environment", foreign)
 	}
 	out = variable.ReplaceAllStringFunc(raw, func(reference string) string {
 		match := variable.FindStringSubmatch(reference)
-		name, fallback := match[1], match[2]
+		name := match[1]
+		fallback := match[2]
 		value, set := getenv(name)
 		switch {
 		case isSecretVariable(name):
-			err = fmt.Errorf("${%s} is a secret of the daemon, by its name, and is handed to no module", name)
+			err = fmt.Errorf("${%s} is a secret of the daemon, by its name, which no module gets", name)
 		case value == "" && fallback != "":
 			return fallback[len(":-"):]
 		case !set:
@@ -321,54 +383,53 @@ type entryKey struct{ source, name string }
 
 func (k entryKey) String() string { return k.source + "#" + k.name }
 
-// discovered is a module as it stands in the file tree.
+// discovered is a module as a scan finds it.
 type discovered struct {
 	Name     string // "" for a file or folder that can't be read
 	Kind     Kind
-	Path     string // as found: the link where the file is one
+	Path     string // as found, which may be a link
 	Source   string // symlinks resolved
 	Root     string // the hosted DIR that it was found below
 	Launch   launch // of a .mcp.json entry
 	Version  string // changes when the file, or the entry, does
-	Content  string // a hash of what it holds: of an entry always, of a file where changes are not followed
+	Content  string // a hash of the content; "" for a file that may contain anything
 	Problems []string
 	Err      error // why it can't be hosted
 }
 
 func (d discovered) key() entryKey { return entryKey{d.Source, d.Name} }
 
-// file is where it is, for the log.
+// file returns the path below the hosted DIR, for the log.
 func (d discovered) file() string {
 	path, _ := filepath.Rel(d.Root, d.Path) // it is below
 	return path
 }
 
-// readContent notes what a module's file holds now. An entry was read with its file.
+// readContent sets Content, unless it is set.
 func (d *discovered) readContent() (err error) {
-	if d.Kind != kindConfig {
+	if d.Content == "" {
 		_, d.Content, err = readSource(d.Source, d.Kind)
 	}
 	return err
 }
 
-// scan is one look at the workspace.
-//
-// Where it finds a file need not be where that is: a folder may be exchanged for a
-// link to another meanwhile. readSource, through which all are read, makes sure.
+// scan is one scan of the workspace. A file may be elsewhere than it was found, if somebody
+// replaces a folder by a link meanwhile. readSource, which reads all files, makes sure that
+// it is not.
 type scan struct {
 	modules    []discovered
 	seen       map[entryKey]bool
 	unreadable []string // paths of files and folders
 	root       string   // the hosted DIR that is being searched
+	environ    []string // for the variables in .mcp.json files
 }
 
-// scanFolders looks for modules in folders and below them. Where as many are found
-// as are known, there is little garbage in each of all the scans of a day.
-func scanFolders(roots []string, known int) *scan {
-	s := &scan{modules: make([]discovered, 0, known), seen: make(map[entryKey]bool, known)}
+// scanFolders searches folders, and the folders below them, for modules.
+func scanFolders(roots, environ []string) *scan {
+	s := &scan{seen: make(map[entryKey]bool), environ: environ}
 	for _, root := range roots {
-		// A folder above it may have become a link since the start. What a scope
-		// is compared with is where the files really are.
+		// A folder above it may have become a link since the start, and scopes are
+		// compared with the real paths of files.
 		if path, err := filepath.EvalSymlinks(root); err == nil {
 			root = path
 		}
@@ -378,7 +439,7 @@ func scanFolders(roots []string, known int) *scan {
 	return s
 }
 
-// folder looks into a folder, and what is below it.
+// folder searches a folder, and the folders below it.
 func (s *scan) folder(path string) {
 	list, err := os.ReadDir(path)
 	if err != nil {
@@ -386,7 +447,8 @@ func (s *scan) folder(path string) {
 		return
 	}
 	for _, entry := range list {
-		name, at := entry.Name(), filepath.Join(path, entry.Name())
+		name := entry.Name()
+		at := filepath.Join(path, name)
 		module, kind, isModule := moduleFile(name)
 		switch {
 		case entry.IsDir() && !unsearched.MatchString(name):
@@ -397,37 +459,50 @@ func (s *scan) folder(path string) {
 	}
 }
 
-// unsearched are the names of folders in which no modules are looked for.
+// unsearched matches the names of folders that are not searched.
 var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
 var errMoved = errors.New("its file is no longer where it was")
 
-// fail notes a file or folder that can't be read, as a module without a name. Unless
-// it does not exist, that is taken to be temporary; see has.
+// fail adds a file or folder that can't be read, as a module without a name. Unless it does
+// not exist, has assumes that this is temporary.
 func (s *scan) fail(path string, err error) {
-	s.add(discovered{Path: path, Source: path, Root: s.root, Version: errText(err), Err: errors.New(errText(err))})
+	reason := errText(err)
+	s.add(discovered{Path: path, Source: path, Root: s.root, Version: reason, Err: errors.New(reason)})
 	if !errors.Is(err, fs.ErrNotExist) {
 		s.unreadable = append(s.unreadable, path)
 	}
 }
 
-// file takes in a file that is a module by its name, or several.
+// file adds a file with the name of a module, or the entries of a .mcp.json file.
 func (s *scan) file(path, name string, kind Kind) {
 	source, info, err := locate(path)
 	switch {
 	case err != nil:
 		s.fail(path, err)
-	case info.IsDir(): // a folder linked under a module's name
+		return
+	case info.IsDir(): // a folder that is linked under a module's name
+		return
 	case kind == kindConfig:
 		s.config(path, source, info)
-	default:
-		version := fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
-		fault := cmp.Or(checkModuleName(name), checkFile(info, kind))
-		s.add(discovered{Name: name, Kind: kind, Path: path, Source: source, Root: s.root, Version: version, Err: fault})
+		return
 	}
+	fault := checkModuleName(name)
+	if fault == nil {
+		fault = checkFile(info, kind)
+	}
+	s.add(discovered{
+		Name:    name,
+		Kind:    kind,
+		Path:    path,
+		Source:  source,
+		Root:    s.root,
+		Version: fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode()),
+		Err:     fault,
+	})
 }
 
-// locate finds where a file really is, and what it is there.
+// locate returns the path of a file, symlinks resolved, and what it is.
 func locate(path string) (source string, info fs.FileInfo, err error) {
 	info, err = os.Lstat(path)
 	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
@@ -439,11 +514,11 @@ func locate(path string) (source string, info fs.FileInfo, err error) {
 	return source, info, err
 }
 
-// checkFile refuses files that can't be modules of a kind.
+// checkFile returns an error if a file can't be a module of a kind.
 func checkFile(info fs.FileInfo, kind Kind) error {
 	switch {
 	case !info.Mode().IsRegular():
-		return errors.New("it is no regular file")
+		return errors.New("it is not a regular file")
 	case kind != kindExecutable && info.Size() > maxSource:
 		return fmt.Errorf("it is larger than %s", formatSize(maxSource))
 	case info.Size() > maxExecutable:
@@ -454,29 +529,34 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 	return nil
 }
 
-// config takes in the entries of a .mcp.json file. Half an edit of it ends no
-// module.
-func (s *scan) config(path, source string, there fs.FileInfo) {
+// config adds the entries of a .mcp.json file. While the file is invalid, for example half
+// written, its entries stay.
+func (s *scan) config(path, source string, info fs.FileInfo) {
 	var raw []byte
-	err := checkFile(there, kindConfig)
+	err := checkFile(info, kindConfig)
 	if err == nil {
 		raw, _, err = readSource(source, kindConfig)
 	}
-	list, fault := configModules(raw, filepath.Dir(source), os.LookupEnv)
-	if err = cmp.Or(err, fault); err != nil {
+	var list []discovered
+	if err == nil {
+		getenv := func(name string) (string, bool) { return lookupEnv(s.environ, name) }
+		list, err = configModules(raw, filepath.Dir(source), getenv)
+	}
+	if err != nil {
 		s.fail(path, err)
 	}
 	for _, d := range list {
-		d.Path, d.Source, d.Root = path, source, s.root
+		d.Path = path
+		d.Source = source
+		d.Root = s.root
 		s.add(d)
 	}
 }
 
-// readSource reads a module's file, if it is where it was found, and returns a hash
-// of its content with it. What an executable holds is hashed alone. The path of the
-// opened file itself is looked at, so that nothing is gained by exchanging a folder
-// for a link meanwhile; on systems that can't tell it, what the path leads to just
-// afterwards.
+// readSource reads a module's file, unless it is no longer where it was found, and returns
+// its text with a hash. The text of an executable is nil. readSource checks the path of the
+// opened file itself, so that replacing a folder by a link gains nothing; on systems that
+// can't report it, it resolves the path again after opening.
 func readSource(source string, kind Kind) (text []byte, hash string, err error) {
 	f, err := openRegular(source)
 	if err != nil {
@@ -499,7 +579,7 @@ func readSource(source string, kind Kind) (text []byte, hash string, err error) 
 	return text, fmt.Sprintf("%x", sum.Sum(nil)), err
 }
 
-// add keeps a module; one that is reached by several ways is one module.
+// add adds a module. A module that is found in several ways is added once.
 func (s *scan) add(d discovered) {
 	if !s.seen[d.key()] {
 		s.seen[d.key()] = true
@@ -507,8 +587,8 @@ func (s *scan) add(d discovered) {
 	}
 }
 
-// has reports whether a module is still there, or may be: in a file or folder
-// that can't be read just now.
+// has reports whether a module is still there, or may be: in a file or folder that can't
+// be read at the moment.
 func (s *scan) has(d discovered) bool {
 	return s.seen[d.key()] || slices.ContainsFunc(s.unreadable, func(path string) bool {
 		return scopeDir(path).Contains(d.Path)

@@ -49,9 +49,9 @@ func TestParseConfig(t *testing.T) {
 		{"a signature's key", `{"command":"x","args":["${stripe_signing_secret}"]}`, "a secret of the daemon"},
 		{"variables as others write them", `{"command":"x","args":["${env:KEY}"]}`, "write ${NAME}"},
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
-			"${input:api-key} is not known to usher"},
+			"usher can't expand ${input:api-key}"},
 		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`,
-			`~/x $HOME/y|a$1|~  ~/ and $NAME are passed on as they stand, ` +
+			`~/x $HOME/y|a$1|~  ~/ and $NAME are not expanded, ` +
 				`as no shell reads them: write ${HOME}/ and ${NAME}`},
 		{"no command", `{"args":[]}`, `no "command"`},
 		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `"args": ["-y", "mcp-remote", URL]`},
@@ -61,7 +61,7 @@ func TestParseConfig(t *testing.T) {
 		{"shared as text", `{"command":"x","shared":"yes"}`, `"shared": want bool, got string`},
 		{"what is known", `{"type":"stdio","command":"x","disabled":false}`, "x"},
 		{"what is not", `{"command":"x","timeout":5,"Args":[]}`,
-			`x   the field "timeout" says nothing to usher, the field "Args" says nothing to usher`},
+			`x   unknown field "timeout" is ignored, unknown field "Args" is ignored`},
 		{"a command in another case", `{"Command":"x"}`, `no "command"`},
 		{"a command that is a list", `{"command":["x"]}`, `"command": want string, got array`},
 		{"arguments that are text", `{"command":"x","args":"y"}`, `"args": want []string, got string`},
@@ -105,7 +105,7 @@ func TestParseConfigErrors(t *testing.T) {
 		`[]`:                              `"mcpServers"`,
 		`{"mcpServers":[]}`:               `"mcpServers"`,
 		`{"mcpservers":{}}`:               `"mcpServers"`,
-		`{"servers":{}}`:                  `as "servers" is to be called here`,
+		`{"servers":{}}`:                  `VS Code's "servers" must be renamed`,
 		`{"mcpServers":{}`:                "at line 1, column 16",
 		"{\n // no\n}":                    "at line 2, column 2: invalid character '/'",
 		"{ // no\n}":                      "JSON has no comments",
@@ -121,7 +121,7 @@ func TestMissingPrograms(t *testing.T) {
 	const missing = ": executable file not found in $PATH"
 	for program, want := range map[string]string{
 		"python3": `command "python3"` + missing + `: install Python 3, or make a .venv beside the module`,
-		"npx -y @scope/foo": `command "npx": no such file or directory: "command" is a program alone: ` +
+		"npx -y @scope/foo": `command "npx": no such file or directory: "command" is only the program: ` +
 			`put -y @scope/foo into "args"`,
 		"gone":        `command "gone"` + missing,
 		"/w/bin/gone": `command "gone": no such file or directory`,
@@ -168,7 +168,7 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 		}
 	}()
 	for range 500 {
-		for _, d := range scanFolders([]string{dir}, 0).modules {
+		for _, d := range scanFolders([]string{dir}, nil).modules {
 			if text, _, err := readSource(d.Source, d.Kind); err == nil {
 				check(t, d.Source, string(text), owner[filepath.Dir(d.Source)])
 			}

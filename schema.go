@@ -1,7 +1,6 @@
-// Schemas: what a module says of one of its methods, read into a Method; the tags
-// in a method's documentation; the one check of a call's arguments against the
-// method's JSON Schema, for every language; and the one place where what a method
-// returned becomes a tool result. It knows no module, no kind of module, and no call.
+// Schemas. This file reads the definition of a method, and the tags in its documentation;
+// checks the arguments of a call against the method's JSON Schema, the same way for every
+// language; and turns the value that a method returned into a tool result.
 
 package main
 
@@ -10,6 +9,7 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path"
 	"regexp"
@@ -20,18 +20,18 @@ import (
 	"time"
 )
 
-// webhookParam is the parameter under which a webhook's metadata arrives. It is
-// in no schema, and no MCP client can set it.
+// webhookParam is the parameter with the metadata of a webhook. It is in no schema, and no
+// MCP client can set it.
 const webhookParam = "_webhook"
 
-// Method is one callable of a module. It is not changed once made.
+// Method is one callable of a module. It is constant.
 type Method struct {
-	Name string // the module's own name for it
+	Name string // in the module
 
 	docTags
 
 	definition object     // of the MCP tool, without its name
-	schema     func() any // of its arguments, decoded at the first call
+	schema     func() any // of the arguments, decoded at the first call
 
 	// headerParams are the parameters that a request repeats in a header
 	// Mcp-Param-HEADER, by their names (MCP 2026-07-28,
@@ -39,33 +39,26 @@ type Method struct {
 	headerParams map[string]string
 }
 
-// docRules says how the documentation of a module's methods is read.
-type docRules struct {
-	Hooks      bool // webhooks are possible: the module was written for usher
-	Tags       bool // all other tags count too: usher itself runs the file
-	Undeclared bool // @param adds a parameter that the schema lacks
-}
-
-// parseMethod reads an MCP tool definition as a module gave it. The tags that
-// count are taken out of its description and applied. The strings are problems
-// worth telling, of a method that is hosted all the same.
-func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string, error) {
+// parseMethod parses the MCP tool definition of a module of a kind. It applies the tags in
+// the description, and removes them. The strings are problems of a method that can be
+// hosted anyway.
+func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, error) {
 	list, ok := members(definition)
 	m := &Method{
 		Name:         stringField(definition, "name"),
-		docTags:      parseDoc(stringField(definition, "description"), rules),
+		docTags:      parseDoc(stringField(definition, "description"), kind),
 		headerParams: make(map[string]string),
 	}
 	if !ok || m.Name == "" {
-		return nil, nil, fmt.Errorf("a tool without a name")
+		return nil, nil, errors.New("a tool without a name")
 	}
-	m.IsHook = m.IsHook || rules.Hooks && strings.HasPrefix(m.Name, "handle")
+	m.IsHook = m.IsHook || kind.canHaveWebhooks() && strings.HasPrefix(m.Name, "handle")
 	var problems []string
 	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
 		m.IsHook = false // rather than somewhere else
 		problems = append(problems, fmt.Sprintf("%s: %v", m.Name, err))
 	}
-	schema := cleanSchema(field(definition, "inputSchema"), m.params, rules.Undeclared)
+	schema := cleanSchema(field(definition, "inputSchema"), m.params, kind.docAddsParams())
 	m.definition = list.without("name", "description", "inputSchema")
 	if m.description != "" {
 		m.definition = append(m.definition, member{"description", quote(m.description)})
@@ -75,13 +68,13 @@ func parseMethod(definition json.RawMessage, rules docRules) (*Method, []string,
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
 	m.schema = sync.OnceValue(func() (decoded any) {
-		_ = json.Unmarshal(schema, &decoded) // one nested without end takes any arguments
+		_ = json.Unmarshal(schema, &decoded) // if nested too deeply, it accepts any arguments
 		return decoded
 	})
 	for name, property := range fields(field(schema, "properties")) {
 		header := stringField(property, "x-mcp-header")
-		fits := slices.Contains([]string{"string", "integer", "boolean"}, stringField(property, "type"))
-		if fits && headerToken.MatchString(header) { // clients leave out a tool that marks one wrongly
+		scalar := slices.Contains([]string{"string", "integer", "boolean"}, stringField(property, "type"))
+		if scalar && headerToken.MatchString(header) { // clients omit tools with wrong headers
 			m.headerParams[name] = header
 		}
 	}
@@ -92,16 +85,17 @@ var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
 var hookPath = regexp.MustCompile(`^[A-Za-z0-9._~/-]+$`)
 
-// checkHookPath refuses paths that could not be asked for as they are written.
+// checkHookPath returns an error if a request can't have a path unmodified.
 func checkHookPath(hook string) error {
 	if !hookPath.MatchString(hook) || path.Clean("/"+hook) != "/"+hook {
-		return fmt.Errorf("@webhook %q: want a path of A-Z a-z 0-9 . _ ~ / - without empty parts and dots alone; it is not served", hook)
+		return fmt.Errorf("@webhook %q is not served: "+
+			"want a path of A-Z a-z 0-9 . _ ~ / - without empty parts, . and ..", hook)
 	}
 	return nil
 }
 
-// paramTypes is the schema's types of a top-level parameter: nil for none such,
-// empty for one of any type.
+// paramTypes returns the types of a top-level parameter: nil if there is no such parameter,
+// empty if it can have any type.
 func (m *Method) paramTypes(name string) []string {
 	property, ok := objectIn(m.schema(), "properties")[name].(map[string]any)
 	if !ok {
@@ -110,13 +104,13 @@ func (m *Method) paramTypes(name string) []string {
 	return append([]string{}, textList(property["type"])...)
 }
 
-// toolJSON is the definition of the MCP tool under the name it has in a view.
+// toolJSON returns the definition of the MCP tool, with its name in a view.
 func (m *Method) toolJSON(name string) json.RawMessage {
 	return append(object{{"name", quote(name)}}, m.definition...).encode()
 }
 
-// cleanSchema returns the schema without webhookParam and with what the
-// documentation says of parameters; with add, it gets those that it lacks.
+// cleanSchema returns the schema without webhookParam and with the documentation of the
+// parameters. If add is true, it adds documented parameters that the schema lacks.
 func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMessage {
 	list, ok := members(schema)
 	if !ok {
@@ -125,7 +119,7 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMess
 	props, _ := members(field(schema, "properties"))
 	props = props.without(webhookParam)
 	var required []string
-	_ = json.Unmarshal(field(schema, "required"), &required) // else: none
+	_ = json.Unmarshal(field(schema, "required"), &required) // if invalid, none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	for _, d := range docs {
 		own := props.get(d.name)
@@ -146,19 +140,21 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMess
 	return list.encode()
 }
 
-// documented is a parameter's schema, nil for none, with what its documentation adds:
-// the text, and the type where the language has given none.
+// documented returns a parameter's schema, nil for none, with its documentation: the text,
+// the default, and the type unless the schema has one.
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own, ok := members(schema)
 	if !ok && schema != nil {
-		return schema // true or false: nothing to add to
+		return schema // true or false
 	}
-	if !slices.ContainsFunc([]string{"type", "$ref", "anyOf", "enum"}, func(key string) bool { return field(schema, key) != nil }) {
-		kind, _ := members(docType(d.kind))
-		own = append(kind, own...)
+	kind := docType(d.kind)
+	hasType := func(key string) bool { return field(schema, key) != nil }
+	if !slices.ContainsFunc([]string{"type", "$ref", "anyOf", "enum"}, hasType) {
+		documentedType, _ := members(kind)
+		own = append(documentedType, own...)
 	}
-	if stringField(schema, "type") == "number" && stringField(docType(d.kind), "type") == "integer" {
-		own = own.set("type", json.RawMessage(`"integer"`)) // which TypeScript has no word for
+	if stringField(schema, "type") == "number" && stringField(kind, "type") == "integer" {
+		own = own.set("type", json.RawMessage(`"integer"`)) // TypeScript has only number
 	}
 	if d.defaultValue != nil && field(schema, "default") == nil {
 		own = own.set("default", d.defaultValue)
@@ -169,17 +165,24 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	return own.encode()
 }
 
-// docTypes are the JSON Schema types by the names that @param gives them.
-var docTypes = map[string]string{"string": "string", "object": "object", "array": "array", "integer": "integer", "int": "integer",
-	"number": "number", "float": "number", "boolean": "boolean", "bool": "boolean"}
+// docTypes maps the names of types in @param to JSON Schema types.
+var docTypes = map[string]string{
+	"string":  "string",
+	"object":  "object",
+	"array":   "array",
+	"integer": "integer",
+	"int":     "integer",
+	"number":  "number",
+	"float":   "number",
+	"boolean": "boolean",
+	"bool":    "boolean",
+}
 
-// docType is the schema of a type as @param names it; {} for one that says
-// nothing.
+// docType returns the schema of a type in @param; {} if the type is unknown.
 func docType(s string) json.RawMessage {
 	s = strings.TrimSpace(s)
-	literals := strings.NewReplacer("|", ",", "'", `"`).Replace("[" + strings.Trim(s, "()") + "]") // as in ('x'|'y')
-	if s != "" && json.Valid([]byte(literals)) {
-		return object{{"enum", marshal(json.RawMessage(literals))}}.encode()
+	if literals := parseLiterals(s); literals != nil {
+		return object{{"enum", joinItems(literals)}}.encode()
 	}
 	if inner, ok := strings.CutPrefix(s, "Array<"); ok {
 		s = strings.TrimSuffix(inner, ">") + "[]"
@@ -193,21 +196,45 @@ func docType(s string) json.RawMessage {
 	return json.RawMessage(`{}`)
 }
 
+// unionPart matches a literal in quotes, or other text without |.
+var unionPart = regexp.MustCompile(`'[^']*'|"(?:[^"\\]|\\.)*"|[^|'"]+`)
+
+// parseLiterals returns the JSON of the literals in a union such as ('x'|'y'), or nil if s
+// is something else.
+func parseLiterals(s string) (literals []json.RawMessage) {
+	for _, part := range unionPart.FindAllString(strings.Trim(s, "()"), -1) {
+		part = strings.TrimSpace(part)
+		literal := json.RawMessage(part)
+		if part != "" && part[0] == '\'' {
+			literal = quote(strings.Trim(part, "'"))
+		}
+		if part != "" && !json.Valid(literal) {
+			return nil
+		}
+		if part != "" {
+			literals = append(literals, literal)
+		}
+	}
+	return literals
+}
+
 // ---- Documentation
 
-// docTags is a method's documentation, taken apart.
+// docTags is the content of a method's documentation.
 type docTags struct {
-	// Hook is where the method takes webhooks, below /webhook/: a path of its
-	// own, or "" for the module's and method's names. IsHook says whether it does.
-	Hook        string
-	IsHook      bool
-	Signature   string // its @signature tag, or a line with a misplaced tag: see parseSignature
-	description string // without the tags' lines
+	IsHook bool // the method can receive webhooks
+	// Hook is the path below /webhook/ at which it does; "" for the names of the module
+	// and the method.
+	Hook string
+	// Signature is the line with the tag @signature, or with a word that may be meant as
+	// one; "" for none.
+	Signature   string
+	description string // without the lines of the tags
 	params      []paramDoc
 	annotations object // of MCP
 }
 
-// paramDoc is what the documentation says of a parameter.
+// paramDoc is the documentation of a parameter.
 type paramDoc struct {
 	name         string
 	kind         string // its type, as written; "" for none
@@ -216,17 +243,22 @@ type paramDoc struct {
 	defaultValue json.RawMessage // nil for none
 }
 
-// annotationTags are the tags that become MCP tool annotations.
-var annotationTags = map[string]string{"@readonly": "readOnlyHint", "@destructive": "destructiveHint", "@idempotent": "idempotentHint"}
+// annotationTags maps tags to MCP tool annotations.
+var annotationTags = map[string]string{
+	"@readonly":    "readOnlyHint",
+	"@destructive": "destructiveHint",
+	"@idempotent":  "idempotentHint",
+}
 
+// misplacedTag matches a tag that does not begin its line, and so does not count.
 var misplacedTag = regexp.MustCompile(`\S\s+@(webhook|signature)(\s|$)`)
 
-// parseDoc takes the tags that count out of a method's documentation. Each stands
-// on a line of its own; other lines that begin with @ are text.
-func parseDoc(doc string, rules docRules) docTags {
+// parseDoc parses the documentation of a method of a module of a kind. Each tag begins a
+// line; other lines that begin with @ are text.
+func parseDoc(doc string, kind Kind) docTags {
 	var t docTags
 	var text []string
-	wraps := false // the line before was @param's, which an indented line goes on with
+	wraps := false // the line before was @param's, and an indented line continues it
 	for line := range strings.Lines(doc) {
 		line = strings.TrimRight(line, "\r\n")
 		trimmed := strings.TrimSpace(line)
@@ -236,23 +268,26 @@ func parseDoc(doc string, rules docRules) docTags {
 			continue
 		}
 		wraps = false
-		// Any space ends a tag, a tab too: a @signature that is not seen protects nothing.
+		// Any space ends a tag, a tab too: an overlooked @signature would protect nothing.
 		tag, _, _ := strings.Cut(strings.Join(strings.Fields(trimmed), " "), " ")
 		rest := strings.TrimSpace(trimmed[len(tag):])
 		switch {
-		case rules.Hooks && tag == "@webhook":
-			t.IsHook, t.Hook = true, cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
-		case rules.Hooks && tag == "@signature":
+		case kind.canHaveWebhooks() && tag == "@webhook":
+			t.IsHook = true
+			t.Hook = cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
+		case kind.canHaveWebhooks() && tag == "@signature":
 			t.Signature = cmp.Or(t.Signature, trimmed) // the first counts
-		case rules.Tags && annotationTags[tag] != "":
+		case kind.singleFile() && annotationTags[tag] != "":
 			t.annotations = t.annotations.set(annotationTags[tag], json.RawMessage("true"))
-		case rules.Tags && tag == "@param":
-			if p, ok := parseParam(rest); ok && !strings.Contains(p.name, ".") { // which a field of another has
-				t.params, wraps = append(t.params, p), true
+		case kind.singleFile() && tag == "@param":
+			p, ok := parseParam(rest)
+			if ok && !strings.Contains(p.name, ".") { // a.b is a field of the parameter a
+				t.params = append(t.params, p)
+				wraps = true
 			}
 		default:
 			text = append(text, line)
-			if rules.Hooks && misplacedTag.MatchString(line) { // which may be meant to protect something
+			if kind.canHaveWebhooks() && misplacedTag.MatchString(line) {
 				t.Signature = cmp.Or(t.Signature, trimmed)
 			}
 		}
@@ -261,20 +296,28 @@ func parseDoc(doc string, rules docRules) docTags {
 	return t
 }
 
-// paramTag is what follows @param: an optional {type}, which may hold braces, the
-// name, in brackets and with its default if it may be left out, an optional
-// dash, the text.
-var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|([^\s{\[-]\S*))\s*(?:- )?(.*)$`)
+// paramTag matches the text after @param: an optional {type}, which may contain braces; the
+// name, in brackets and with its default if the parameter is optional; an optional dash;
+// the text.
+var paramTag = regexp.MustCompile(`^(?:\{((?:[^{}]|\{[^{}]*\})*)\}\s*)?` +
+	`(?:\[\s*([^\s=\]]+)\s*(?:=((?:[^\[\]]|\[[^\]]*\])*))?\]|([^\s{\[-]\S*))` +
+	`\s*(?:- )?(.*)$`)
 
-// parseParam reads what follows @param.
+// parseParam parses the text after @param.
 func parseParam(tag string) (paramDoc, bool) {
 	parts := paramTag.FindStringSubmatch(tag)
 	if parts == nil {
 		return paramDoc{}, false
 	}
-	kind, mayBeLeftOut := strings.CutSuffix(strings.TrimSpace(parts[1]), "=")
-	d := paramDoc{kind: kind, name: parts[2] + parts[4], text: strings.TrimSpace(parts[5]), optional: mayBeLeftOut || parts[2] != ""}
-	if fallback := strings.TrimSpace(parts[3]); json.Valid([]byte(fallback)) {
+	kind, optional := strings.CutSuffix(strings.TrimSpace(parts[1]), "=")
+	d := paramDoc{
+		kind:     kind,
+		name:     parts[2] + parts[4],
+		text:     strings.TrimSpace(parts[5]),
+		optional: optional || parts[2] != "",
+	}
+	fallback := strings.TrimSpace(parts[3])
+	if json.Valid([]byte(fallback)) {
 		d.defaultValue = json.RawMessage(fallback)
 	} else if fallback != "" {
 		d.defaultValue = quote(strings.Trim(fallback, "'"))
@@ -282,20 +325,12 @@ func parseParam(tag string) (paramDoc, bool) {
 	return d, true
 }
 
-// isSecretVariable reports whether an environment variable holds a secret of
-// webhooks, by its name: such a variable is handed to no module, and no other can
-// be the key of a @signature.
-func isSecretVariable(name string) bool {
-	name = strings.ToUpper(name)
-	return strings.HasSuffix(name, "_WEBHOOK_SECRET") || strings.HasSuffix(name, "_SIGNING_SECRET")
-}
-
+// headings matches the headings of Markdown at the beginning of a text.
 var headings = regexp.MustCompile(`^(\s*#.*(\n|$))*`)
 
 var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
 
-// firstSentence is the first sentence of a text, on one line, without the
-// headings of Markdown before it.
+// firstSentence returns the first sentence of a text after its headings, on one line.
 func firstSentence(text string) string {
 	text = strings.Join(strings.Fields(headings.ReplaceAllString(text, "")), " ")
 	if end := sentenceEnd.FindStringIndex(text); end != nil {
@@ -306,8 +341,8 @@ func firstSentence(text string) string {
 
 // ---- The check of arguments
 
-// argumentError is why arguments do not fit their schema: what is wanted of the
-// value at a path, and, unless that says it all, what is got.
+// argumentError reports that arguments do not fit their schema: what the value at path should
+// be, and what it is, or "" if want says that.
 type argumentError struct{ path, want, got string }
 
 func (e *argumentError) Error() string {
@@ -317,10 +352,9 @@ func (e *argumentError) Error() string {
 	return fmt.Sprintf("parameter %q: want %s, got %s", e.path, e.want, e.got)
 }
 
-// checkArguments checks the arguments of a call, an object or nil, against the
-// method's schema. It returns them without optional parameters that are null and
-// can't be, which count as left out. The error names the first parameter that does
-// not fit.
+// checkArguments checks the arguments of a call, an object or nil, against the method's
+// schema. It returns them without optional parameters that are null but can't be; those
+// count as omitted. The error names the first parameter that does not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
 	c := argumentCheck{
 		root:      m.schema(),
@@ -340,49 +374,60 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 	return arguments, nil
 }
 
-// isOptionalNull reports whether a member of an object is null, and a property that
-// is not required.
+// isOptionalNull reports whether a member of an object is null, and a property that is not
+// required.
 func isOptionalNull(schema any, f member) bool {
-	object, _ := schema.(map[string]any)
+	decoded, _ := schema.(map[string]any)
 	_, declared := objectIn(schema, "properties")[f.key]
-	return declared && string(f.value) == "null" && !slices.Contains(textList(object["required"]), f.key)
+	return declared && string(f.value) == "null" && !slices.Contains(textList(decoded["required"]), f.key)
 }
 
-// exampleArguments is arguments to begin with: a value for each required parameter.
+// exampleValues are values to begin with, by JSON Schema type.
+var exampleValues = map[string]any{
+	"string":  "text",
+	"array":   []any{},
+	"boolean": true,
+	"integer": 1,
+	"number":  1,
+}
+
+// exampleArguments returns arguments with a value for each required parameter.
 func (m *Method) exampleArguments() json.RawMessage {
 	schema, _ := m.schema().(map[string]any)
-	values := map[string]any{"string": "text", "array": []any{}, "boolean": true, "integer": 1, "number": 1}
 	arguments := make(map[string]any)
 	for _, name := range textList(schema["required"]) {
 		property := objectIn(objectIn(schema, "properties"), name)
-		enum, _ := property["enum"].([]any)
-		kind := append(textList(property["type"]), "object")[0]
-		arguments[name] = slices.Concat(enum, []any{cmp.Or(values[kind], any(struct{}{}))})[0]
+		arguments[name] = struct{}{}
+		if types := textList(property["type"]); len(types) > 0 && exampleValues[types[0]] != nil {
+			arguments[name] = exampleValues[types[0]]
+		}
+		if enum, _ := property["enum"].([]any); len(enum) > 0 {
+			arguments[name] = enum[0]
+		}
 	}
 	return marshal(arguments)
 }
 
-// objectIn is the member of a decoded schema under key, if it is an object.
+// objectIn returns the member key of a decoded schema, or nil if it is not an object.
 func objectIn(schema any, key string) map[string]any {
-	object, _ := schema.(map[string]any)
-	inner, _ := object[key].(map[string]any)
+	outer, _ := schema.(map[string]any)
+	inner, _ := outer[key].(map[string]any)
 	return inner
 }
 
 const (
-	maxCheckDepth = 10_000 // schemas within schemas: more could overflow the stack, which ends the daemon
+	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
 	maxWantedText = 1_000  // bytes of an error's list of alternatives
 	refersToSelf  = "has a schema that only refers to itself"
 )
 
-// argumentCheck is the check of one call's arguments. Schemas are as
-// encoding/json decodes them; what is no object takes any value. Paths are the
-// keys that lead to a value, joined by dots. A check always ends: left, following
-// and depth see to it.
+// argumentCheck checks the arguments of one call. Schemas are decoded by encoding/json; a
+// schema that is not an object accepts any value. A path is the keys that lead to a value,
+// joined by dots. Because of left, following and depth, a check always terminates.
 type argumentCheck struct {
 	root      any
-	left      int // bytes that may still be read, alternatives could take for ever; negative: given up
-	depth     int // of calls of value, one within the other
+	left      int // bytes to be read before giving up; alternatives could take forever
+	depth     int // of nested calls of value
 	following map[followedRef]bool
 }
 
@@ -393,7 +438,7 @@ type followedRef struct {
 	length int
 }
 
-// value checks the value at path.
+// value checks the value at path against a schema.
 func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *argumentError {
 	c.left -= len(value) + 1
 	if c.depth == maxCheckDepth {
@@ -411,8 +456,10 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 	if ref, ok := s["$ref"].(string); ok {
 		return c.reference(path, ref, value)
 	}
-	types, got := textList(s["type"]), jsonType(value)
-	if len(types) > 0 && !slices.Contains(types, got) && !(got == "integer" && slices.Contains(types, "number")) {
+	types := textList(s["type"])
+	got := jsonType(value)
+	fits := slices.Contains(types, got) || got == "integer" && slices.Contains(types, "number")
+	if len(types) > 0 && !fits {
 		return &argumentError{path, withArticles(types), withArticles([]string{got})}
 	}
 	if wrong := c.alternatives(path, s, value); wrong != nil {
@@ -449,12 +496,12 @@ func (c *argumentCheck) reference(path, ref string, value json.RawMessage) *argu
 	return c.value(path, objectIn(c.root, "$defs")[strings.TrimPrefix(ref, "#/$defs/")], value)
 }
 
-// below is the path of what the value at path holds under key.
+// below returns the path of the member key of the value at path.
 func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 
-// alternatives checks a value against anyOf or oneOf: one of them must fit. Of
-// those that don't, the one that was read furthest is the one that was meant. Its
-// error names each alternative once.
+// alternatives checks a value against anyOf or oneOf: one of them must fit. If none does, the
+// error is that of the alternative that fits furthest into the value, or names the types of
+// all that are equally far.
 func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
@@ -477,7 +524,7 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 	return furthest
 }
 
-// object checks the members of an object; what is missing is told first.
+// object checks the members of an object, missing ones first.
 func (c *argumentCheck) object(path string, s map[string]any, value json.RawMessage) *argumentError {
 	list, _ := members(value)
 	properties := objectIn(s, "properties")
@@ -506,14 +553,14 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 	return nil
 }
 
-// scalarWanted says what a schema wants instead of a value that is neither an
-// object nor an array, and has the right type; "" if it takes the value.
+// scalarWanted returns a description of the values that a schema accepts, or "" if it accepts
+// value, which has the right type and is neither an object nor an array.
 func scalarWanted(s map[string]any, value json.RawMessage) string {
 	if s["enum"] == nil && s["minimum"] == nil && s["format"] == nil && s["contentEncoding"] == nil {
 		return ""
 	}
 	var decoded any
-	_ = json.Unmarshal(value, &decoded) // nil for a number that is too large
+	_ = json.Unmarshal(value, &decoded) // nil if a number is too large
 	text, _ := decoded.(string)
 	number, isNumber := decoded.(float64)
 	if enum, ok := s["enum"].([]any); ok && !slices.Contains(enum, decoded) {
@@ -531,7 +578,7 @@ func scalarWanted(s map[string]any, value json.RawMessage) string {
 	return ""
 }
 
-// textList reads a text or a list of texts out of a decoded schema.
+// textList returns the strings of a decoded schema's member: a string, or a list of them.
 func textList(value any) []string {
 	if text, ok := value.(string); ok {
 		return []string{text}
@@ -546,18 +593,29 @@ func textList(value any) []string {
 	return texts
 }
 
-var articles = strings.NewReplacer("a integer", "an integer", "a object", "an object", "a array", "an array", "a null", "null")
+var articles = strings.NewReplacer(
+	"a integer", "an integer",
+	"a object", "an object",
+	"a array", "an array",
+	"a null", "null",
+)
 
-// withArticles names types for people.
+// withArticles returns the names of types with articles, such as "a string or an array".
 func withArticles(types []string) string {
 	return articles.Replace("a " + strings.Join(types, " or a "))
 }
 
-// jsonTypes are the JSON Schema types of values by the byte that they begin with,
-// but for numbers.
-var jsonTypes = map[byte]string{'"': "string", '{': "object", '[': "array", 't': "boolean", 'f': "boolean", 'n': "null"}
+// jsonTypes maps the first byte of a value, except a number, to its JSON Schema type.
+var jsonTypes = map[byte]string{
+	'"': "string",
+	'{': "object",
+	'[': "array",
+	't': "boolean",
+	'f': "boolean",
+	'n': "null",
+}
 
-// jsonType is the JSON Schema type of a valid value: the narrowest.
+// jsonType returns the narrowest JSON Schema type of a valid value.
 func jsonType(value json.RawMessage) string {
 	if name, ok := jsonTypes[value[0]]; ok {
 		return name
@@ -569,27 +627,26 @@ func jsonType(value json.RawMessage) string {
 	return "integer"
 }
 
-// withoutWebhook takes webhookParam, in any case of letters, out of what a client
-// sent: decoders that don't distinguish cases would take it for usher's own.
+// withoutWebhook removes webhookParam, in any case, from the arguments of a client: a decoder
+// that ignores case would take it for usher's own.
 func withoutWebhook(list object) object {
 	return slices.DeleteFunc(list, func(f member) bool { return strings.EqualFold(f.key, webhookParam) })
 }
 
 // ---- Results
 
-// failure is the result of a tool call that failed.
+// failure returns the result of a tool call that failed.
 func failure(text string) json.RawMessage {
 	b := append([]byte(`{"content":[{"type":"text","text":`), quote(text)...)
 	return append(b, `}],"isError":true}`...)
 }
 
-// valueKey is the member of _meta under which usher's own runtimes (the shims and
-// the generated main of a Go module) hand over what a method returned.
+// valueKey is the member of _meta with the value that a method returned, in the answers of
+// usher's own runtimes (the shims and the generated main of a Go module).
 const valueKey = "usher/value"
 
-// methodResult returns the tool result of a call that a runtime of usher's own
-// has answered: made of the value it handed over, else, a failure for example,
-// the answer as it is.
+// methodResult returns the tool result for an answer of usher's own runtimes: made from the
+// value under valueKey or, for example after a failure, the answer itself.
 func methodResult(answer json.RawMessage) json.RawMessage {
 	if value := field(field(answer, "_meta"), valueKey); value != nil {
 		return toolResult(value)
@@ -597,9 +654,9 @@ func methodResult(answer json.RawMessage) json.RawMessage {
 	return answer
 }
 
-// toolResult returns the tool result that a method's value becomes. An object
-// that is a tool result already is passed on; any other becomes structured
-// content beside its text. Of nothing, nil or null, there is no content.
+// toolResult returns the tool result for a value that a method returned. An object that is a
+// tool result already is passed on; any other object becomes structured content and text.
+// The result for nil or null has no content.
 func toolResult(value json.RawMessage) json.RawMessage {
 	value = oneLine(bytes.TrimSpace(value))
 	if len(value) == 0 || string(value) == "null" {
@@ -619,28 +676,40 @@ func toolResult(value json.RawMessage) json.RawMessage {
 	return append(result, '}')
 }
 
-// isToolResult reports whether an object already is the result of an MCP tool:
-// a content list of known types, and nothing that is foreign to a result.
-func isToolResult(object json.RawMessage) bool {
+var (
+	contentTypes = []string{"text", "image", "audio", "resource", "resource_link"}
+	resultKeys   = []string{"content", "structuredContent", "isError", "_meta"}
+)
+
+// isToolResult reports whether an object is the result of an MCP tool: its content is a list
+// of known types, and all its keys are those of a result.
+func isToolResult(value json.RawMessage) bool {
 	var content []json.RawMessage
-	isResult := json.Unmarshal(field(object, "content"), &content) == nil && content != nil
+	err := json.Unmarshal(field(value, "content"), &content)
+	if err != nil || content == nil {
+		return false
+	}
 	for _, block := range content {
-		isResult = isResult && slices.Contains([]string{"text", "image", "audio", "resource", "resource_link"}, stringField(block, "type"))
+		if !slices.Contains(contentTypes, stringField(block, "type")) {
+			return false
+		}
 	}
-	for key := range fields(object) {
-		isResult = isResult && slices.Contains([]string{"content", "structuredContent", "isError", "_meta"}, key)
+	for key := range fields(value) {
+		if !slices.Contains(resultKeys, key) {
+			return false
+		}
 	}
-	return isResult
+	return true
 }
 
-// resultText is a tool's result for people: its structured content if it has
-// some, else its texts, and as JSON what else it holds.
+// resultText returns a tool's result for people: its structured content or, if it has none,
+// its texts, and the other content as JSON.
 func resultText(result json.RawMessage) string {
 	if structured := field(result, "structuredContent"); structured != nil && string(structured) != "null" {
 		return string(structured)
 	}
 	var parts []json.RawMessage
-	_ = json.Unmarshal(field(result, "content"), &parts) // else: none
+	_ = json.Unmarshal(field(result, "content"), &parts) // if invalid, none
 	var texts []string
 	for _, part := range parts {
 		if stringField(part, "type") == "text" {

@@ -9,12 +9,12 @@ import (
 	"testing"
 )
 
-var docRulesOf = map[string]docRules{
-	"go":     {Hooks: true, Tags: true},
-	"node":   {Hooks: true, Tags: true, Undeclared: true},
-	"shell":  {Hooks: true, Tags: true, Undeclared: true},
-	"server": {Hooks: true},
-	"config": {},
+var kindOf = map[string]Kind{
+	"go":     kindGo,
+	"node":   kindNode,
+	"shell":  kindShell,
+	"server": kindExecutable,
+	"config": kindConfig,
 }
 
 func TestDocTags(t *testing.T) {
@@ -62,7 +62,7 @@ func TestDocTags(t *testing.T) {
 // methodOf reads a method's definition, without its name.
 func methodOf(t *testing.T, rules, definition string) *Method {
 	t.Helper()
-	m, _, err := parseMethod(json.RawMessage(`{"name":"x",`+definition+`}`), docRulesOf[rules])
+	m, _, err := parseMethod(json.RawMessage(`{"name":"x",`+definition+`}`), kindOf[rules])
 	must(t, err)
 	return m
 }
@@ -98,7 +98,7 @@ func TestHooks(t *testing.T) {
 	} {
 		t.Run(tt.name+" "+tt.doc, func(t *testing.T) {
 			definition := `{"name":"` + tt.name + `","description":"` + tt.doc + `"}`
-			m, problems, err := parseMethod(json.RawMessage(definition), docRulesOf["go"])
+			m, problems, err := parseMethod(json.RawMessage(definition), kindOf["go"])
 			must(t, err)
 			check(t, "is a webhook", m.IsHook, tt.isHook)
 			check(t, "path", m.Hook, tt.path)

@@ -25,7 +25,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -237,12 +236,7 @@ func (d *daemon) run() (err error) {
 func (d *daemon) completeRecord() error {
 	record := readDaemon(d.data)
 	record.Roots = d.registry.Roots
-	if d.flags.Frozen {
-		record.Taken = make(map[string]string)
-		for _, m := range d.registry.Report() {
-			record.Taken[m.key().String()] = m.Content
-		}
-	}
+	record.Taken = d.registry.Taken
 	return replaceFile(filepath.Join(d.data, recordName), marshal(record))
 }
 
@@ -383,7 +377,7 @@ func (d *daemon) show(ctx context.Context) {
 	shown, told, tryOnce := make(map[string]*Module), make(map[string]bool), sync.OnceFunc(d.printNextSteps)
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
-		ready := d.registry.AllReady(ctx, time.Second, scopeAll()) // asked before the modules: those may be ready by then
+		ready := d.registry.WaitAll(ctx, time.Second, scopeAll()) // asked before the modules: those may be ready by then
 		if building := pendingModules(d.registry, told); building != "" && !ready {
 			fmt.Fprintf(d.stdout, "  building %s…\n", building)
 		}
@@ -467,21 +461,9 @@ type daemonRecord struct {
 
 	Roots        []string          `json:"roots"` // the folders that it serves; nil while it starts
 	RequireClaim bool              `json:"requireClaim"`
-	Secret       bool              `json:"secret"`          // webhooks need one
-	WebhooksOff  bool              `json:"webhooksOff"`     // none is taken: see showTry
-	Taken        map[string]string `json:"taken,omitempty"` // what its modules hold, where changes are not followed
-}
-
-// refuse says of a module why it is not as the daemon has taken it up; nil where the
-// daemon follows changes, or there is none.
-func (d daemonRecord) refuse(m discovered) error {
-	if d.Taken == nil || !slices.ContainsFunc(d.Roots, func(root string) bool { return scopeDir(root).Contains(m.Path) }) {
-		return nil
-	}
-	if err := m.readContent(); err != nil || d.Taken[m.key().String()] == m.Content {
-		return err
-	}
-	return errors.New("new or changed since the start: " + reloadHint)
+	Secret       bool              `json:"secret"`      // webhooks need one
+	WebhooksOff  bool              `json:"webhooksOff"` // none is taken: see showTry
+	Taken        map[string]string `json:"taken"`       // see registryConfig
 }
 
 // readDaemon reads the record of dataDir's daemon. It is zero when none runs.

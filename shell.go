@@ -1,8 +1,8 @@
-// Shell modules: usher itself as the MCP server of a shell script, one process
-// a call. It reads the script for functions with a comment above them, offers those
-// that the shell itself reports as functions after it has read the script, and runs
-// one with the parameters as its arguments. Nothing of a call is ever evaluated:
-// values reach the shell as arguments and on stdin, and nowhere else.
+// Shell modules. usher itself is the MCP server of a shell script, with one process per call.
+// It reads the script for functions with a comment above them, offers those that the shell
+// reports as functions after reading the script, and runs one with the parameters as its
+// arguments. No value of a call is ever evaluated: values reach the shell only as arguments
+// and on stdin.
 
 package main
 
@@ -29,20 +29,12 @@ import (
 
 const (
 	shellExitTimeout   = 2 * time.Second        // for a function to end after TERM
-	shellOutputTimeout = 500 * time.Millisecond // for what a function has written to be read after its end
-	shellGroupInterval = time.Second            // between two looks whether what a function left running has ended
+	shellOutputTimeout = 500 * time.Millisecond // for reading a function's output after its end
+	shellGroupInterval = time.Second            // between checks whether a function's background processes have ended
 )
 
-// processGroups is a list of process groups that end when this process does,
-// however it ends, or at Close. Safe for concurrent use.
-type processGroups interface {
-	add(pgid int) error
-	remove(pgid int)
-	Close()
-}
-
-// shellMethod is a function of a script that is a method, as a tool. The daemon
-// finds the parameters in the comment above the function.
+// shellMethod is the tool for a function of a script. The daemon finds the parameters in the
+// description, which is the comment above the function.
 type shellMethod struct {
 	Name        string         `json:"name"`
 	Description string         `json:"description"`
@@ -52,31 +44,35 @@ type shellMethod struct {
 // shellServer serves one script over stdin and stdout.
 type shellServer struct {
 	path     string   // of the script, absolute
-	text     []byte   // of the script, which is not read again
-	script   string   // where the shell finds it
-	shell    string   // what runs it
+	text     []byte   // of the script, whose file is not read
+	script   string   // the path where the shell reads the script
+	shell    string   // the program
 	options  []string // of the shell, from the script's first line
 	about    string
 	methods  []shellMethod
-	problems []string      // why others are not offered
-	groups   processGroups // each call has one of its own
+	problems []string // why other functions are not offered
+	environ  []string // of the functions
+	groups   *reaper  // each call has a process group
 	stderr   io.Writer
-	calls    sync.Map // request id: context.CancelFunc
+	calls    sync.Map // context.CancelFunc by request id
 
 	mu  sync.Mutex // guards out
 	out io.Writer
 }
 
-// runShell serves the script at path until stdin ends, and returns the exit
-// status. stdin begins with the script's text, of so many bytes. It closes groups,
-// which ends what functions have left running.
-func runShell(ctx context.Context, path, size string, groups processGroups, stdin io.Reader, stdout, stderr io.Writer) int {
+// runShell serves the script at path until stdin ends, and returns the exit status. stdin
+// begins with the script's text, which has size bytes. At the end, the background processes
+// of functions are ended.
+func runShell(ctx context.Context, path, size string, environ []string,
+	stdin io.Reader, stdout, stderr io.Writer) int {
+	groups := &reaper{environ: environ}
 	defer groups.Close()
 	s := &shellServer{
 		path:     path,
 		script:   "/dev/fd/3",
 		methods:  []shellMethod{},
 		problems: []string{},
+		environ:  environ,
 		groups:   groups,
 		out:      stdout,
 		stderr:   stderr,
@@ -88,7 +84,8 @@ func runShell(ctx context.Context, path, size string, groups processGroups, stdi
 	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
 	err := s.read(ctx, string(s.text))
 	if err != nil {
-		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), strings.ReplaceAll(errText(err), s.script+": ", ""))
+		why := strings.ReplaceAll(errText(err), s.script+": ", "")
+		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), why)
 		return 1
 	}
 	s.serve(ctx, stdin)
@@ -98,16 +95,17 @@ func runShell(ctx context.Context, path, size string, groups processGroups, stdi
 var (
 	shellLine     = regexp.MustCompile(`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(?:\s+(.*))?$`)
 	shellFunction = regexp.MustCompile(`^(?:function[ \t]+)?([A-Za-z][A-Za-z0-9_]*)[ \t]*\(\)`)
-	shellProgress = regexp.MustCompile(`^::progress (-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)(?: (-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?))?(?: (.*))?$`)
+	shellNumber   = `(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)`
+	shellProgress = regexp.MustCompile(`^::progress ` + shellNumber + `(?: ` + shellNumber + `)?(?: (.*))?$`)
 )
 
 // notMethods are commands that run their arguments. Some shells prefer them to a
 // function of the same name.
 var notMethods = []string{"builtin", "command", "eval", "exec"}
 
-// read finds what the script says of itself: its shell, sh by default, with options;
-// in its first comment what it is about; and its methods, functions with a comment
-// right above them. The shell first checks the script's syntax, without running it.
+// read finds the script's shell, by default sh, with options; the text about the module, its
+// first comment; and its methods, functions with a comment right above them. The shell
+// first checks the script's syntax, without running it.
 func (s *shellServer) read(ctx context.Context, text string) error {
 	s.shell = "sh"
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
@@ -115,7 +113,8 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 		if m == nil {
 			return fmt.Errorf("line 1: %q names no shell: want sh, bash, dash, ksh or zsh", first)
 		}
-		s.shell, text = m[1], strings.TrimPrefix(text, first)
+		s.shell = m[1]
+		text = strings.TrimPrefix(text, first)
 		s.options = slices.DeleteFunc(strings.Fields(m[2]), func(option string) bool {
 			return option == "-" || option == "--" // which end the options
 		})
@@ -140,8 +139,8 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 		return err
 	}
 	defer done()
-	if said, err := cmd.CombinedOutput(); err != nil {
-		return errors.New(cmp.Or(strings.TrimSpace(string(said)), err.Error()))
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return errors.New(cmp.Or(strings.TrimSpace(string(output)), err.Error()))
 	}
 	return s.keepFunctions(ctx)
 }
@@ -188,14 +187,14 @@ func ifFunction(name, then, otherwise string) string {
 // echo returns a shell command that prints words, even if the script has a function echo.
 func echo(words string) string { return "(unset -f echo 2>/dev/null || :; echo " + words + ")" }
 
-// command makes a command that runs the shell. The script's text is at s.script, an
-// open file that has no name any more, because the file at the script's path may have
-// changed. (Windows has no such files.) $BASH_SOURCE, where bash says which file a
-// function is from, is the script's path all the same. The caller calls done.
+// command returns a command that runs the shell. The script's text is at s.script, an open
+// file without a name, because the file at the script's path may have changed. (Windows has
+// no such files.) $BASH_SOURCE, bash's name for the file of a function, is the script's path
+// anyway. The caller must call done.
 func (s *shellServer) command(ctx context.Context, args ...string) (cmd *exec.Cmd, done func() error, err error) {
 	cmd = exec.CommandContext(ctx, s.shell, slices.Concat(s.options, args)...)
 	cmd.Dir = filepath.Dir(s.path)
-	cmd.Env = append(os.Environ(), "USHER_SOURCE="+s.path)
+	cmd.Env = append(slices.Clip(s.environ), "USHER_SOURCE="+s.path)
 	if runtime.GOOS == "windows" {
 		return cmd, func() error { return nil }, nil
 	}
@@ -209,7 +208,7 @@ func (s *shellServer) command(ctx context.Context, args ...string) (cmd *exec.Cm
 	return cmd, f.Close, err
 }
 
-// serve answers until stdin ends, and then ends what is under way.
+// serve answers requests until stdin ends, and then ends the calls under way.
 func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 	ctx, cancel := context.WithCancel(ctx)
 	var calls sync.WaitGroup
@@ -235,7 +234,7 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 				defer cancel()
 				result := s.call(ctx, msg.Params)
 				s.calls.Delete(string(msg.ID))
-				s.send(encodeResult(msg.ID, result)) // cancelled or not: usher counts what runs
+				s.send(encodeResult(msg.ID, result)) // even if cancelled: usher counts running calls
 			})
 		case "notifications/cancelled":
 			if cancel, ok := s.calls.Load(string(field(msg.Params, "requestId"))); ok {
@@ -264,14 +263,15 @@ func (s *shellServer) info() object {
 	}
 }
 
+// send writes a message to usher.
 func (s *shellServer) send(msg []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.out.Write(append(msg, '\n')) // if usher is gone, stdin has ended too
 }
 
-// call runs one function in a process of its own. The result is what it printed: an
-// object if it is one, else text.
+// call runs one function in a process of its own. The result is its output: an object if it
+// is one, else text.
 func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.RawMessage {
 	name := stringField(params, "name")
 	i := slices.IndexFunc(s.methods, func(m shellMethod) bool { return m.Name == name })
@@ -285,10 +285,10 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	unknown := echo("the script defines no function "+name) + " >&2; exit 127"
 	program := ". '" + s.script + "' && " + ifFunction(name, `"`+name+`" "$@"`, unknown)
 	args := []string{"-c", program, s.path}
-	for _, p := range parseDoc(s.methods[i].Description, docRules{Hooks: true, Tags: true, Undeclared: true}).params {
+	for _, p := range parseDoc(s.methods[i].Description, kindShell).params {
 		value := field(arguments, p.name)
 		text, ok := unquote(value)
-		if !ok { // what is no text goes as JSON, what is left out as ""
+		if !ok { // other values are JSON, and omitted ones ""
 			text = strings.TrimPrefix(string(oneLine(value)), "null")
 		}
 		args = append(args, text) // $1, $2, … as documented
@@ -299,13 +299,14 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	}
 	defer done()
 	cmd.Stdin = bytes.NewReader(arguments)
-	out, said, err := s.run(ctx, cmd, field(field(params, "_meta"), "progressToken"))
+	out, lastLines, err := s.run(ctx, cmd, field(field(params, "_meta"), "progressToken"))
 	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
-	switch value := json.RawMessage(text); {
+	value := json.RawMessage(text)
+	switch {
 	case len(out) > maxShellOutput:
 		return failure(fmt.Sprintf("the result is larger than %s", formatSize(maxShellOutput)))
-	case err != nil && len(said) > 0:
-		return failure(strings.Join(said, "\n"))
+	case err != nil && len(lastLines) > 0:
+		return failure(strings.Join(lastLines, "\n"))
 	case err != nil:
 		return failure(fmt.Sprintf("%s ended with %s", name, errText(err)))
 	case text == "":
@@ -316,19 +317,26 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	return toolResult(quote(text))
 }
 
-// run runs a command in a process group of its own until it ends. It returns the
-// output, cut one byte past the limit, and the last lines of stderr. Processes that
-// the command left in the background go on, unless ctx ended.
-func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd, progressToken json.RawMessage) (output []byte, said []string, err error) {
-	outRead, outWrite, outErr := os.Pipe()
-	errRead, errWrite, errErr := os.Pipe()
-	if err := errors.Join(outErr, errErr); err != nil {
+// run runs a command in a process group of its own until it ends. It returns the output, cut
+// one byte past the limit, and the last lines of stderr. Background processes of the
+// command continue, unless ctx ended.
+func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd,
+	progressToken json.RawMessage) (output []byte, lastLines []string, err error) {
+	outRead, outWrite, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	errRead, errWrite, err := os.Pipe()
+	if err != nil {
+		outRead.Close()
+		outWrite.Close()
 		return nil, nil, err
 	}
 	setGroup(cmd)
 	cmd.Cancel = func() error { return terminateGroup(cmd.Process.Pid) }
 	cmd.WaitDelay = shellExitTimeout
-	cmd.Stdout, cmd.Stderr = outWrite, errWrite
+	cmd.Stdout = outWrite
+	cmd.Stderr = errWrite
 	err = cmd.Start()
 	outWrite.Close()
 	errWrite.Close()
@@ -336,64 +344,72 @@ func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd, progressToken json
 	read.Go(func() {
 		output, _ = io.ReadAll(io.LimitReader(outRead, maxShellOutput+1))
 		if len(output) > maxShellOutput {
-			outRead.Close() // which ends the function
+			outRead.Close() // this ends the function
 		}
 	})
-	read.Go(func() { said = s.readStderr(errRead, progressToken) })
+	read.Go(func() { lastLines = s.readStderr(errRead, progressToken) })
 	if err == nil {
 		s.groups.add(cmd.Process.Pid)
 		err = cmd.Wait()
 		if ctx.Err() != nil {
 			killGroup(cmd.Process.Pid) // what TERM has not ended
 		}
-		go func() {
-			// Once nothing is left of the group, its id may become another's.
-			for groupAlive(cmd.Process.Pid) {
-				time.Sleep(shellGroupInterval)
-			}
-			s.groups.remove(cmd.Process.Pid)
-		}()
+		go s.watchGroup(cmd.Process.Pid)
 	}
-	// What it left running may have the pipes still, and write to them.
+	// Background processes may keep the pipes open, and write to them.
 	for _, pipe := range []*os.File{outRead, errRead} {
 		pipe.SetReadDeadline(time.Now().Add(shellOutputTimeout))
 	}
 	read.Wait()
 	go drainPipe(outRead, io.Discard)
 	go drainPipe(errRead, s.stderr)
-	return output, said, err
+	return output, lastLines, err
 }
 
-// drainPipe reads a pipe until nobody has its other end any more.
+// watchGroup removes a process group from the reaper's list when none of its processes is
+// left: the group's id may be used again.
+func (s *shellServer) watchGroup(pgid int) {
+	for groupAlive(pgid) {
+		time.Sleep(shellGroupInterval)
+	}
+	s.groups.remove(pgid)
+}
+
+// drainPipe reads a pipe until all writers have closed it.
 func drainPipe(pipe *os.File, to io.Writer) {
 	defer pipe.Close()
 	pipe.SetReadDeadline(time.Time{})
 	io.Copy(to, pipe)
 }
 
-// readStderr reads lines of progress for the caller and others for the log, and
-// returns the last of those.
-func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) (said []string) {
+// readStderr passes lines of progress on to the caller and other lines to the log, and
+// returns the last of the other lines.
+func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) (lastLines []string) {
 	lines := bufio.NewReaderSize(pipe, maxLoggedLine)
 	for {
 		raw, _, err := lines.ReadLine()
 		if err != nil {
-			return said
+			return lastLines
 		}
-		line := strings.ReplaceAll(strings.ToValidUTF8(string(raw), "\uFFFD"), s.script, filepath.Base(s.path))
+		line := strings.ToValidUTF8(string(raw), "\uFFFD")
+		line = strings.ReplaceAll(line, s.script, filepath.Base(s.path))
 		if m := shellProgress.FindStringSubmatch(line); m != nil {
-			params := object{{"progressToken", progressToken}, {"progress", json.RawMessage(m[1])}, {"message", quote(m[3])}}
+			params := object{
+				{"progressToken", progressToken},
+				{"progress", json.RawMessage(m[1])},
+				{"message", quote(m[3])},
+			}
 			if m[2] != "" {
 				params = params.set("total", json.RawMessage(m[2]))
 			}
-			if progressToken != nil { // the caller wants to know
+			if progressToken != nil { // the caller wants progress
 				s.send(encodeRequest(nil, "notifications/progress", params.encode()))
 			}
 			continue
 		}
 		fmt.Fprintln(s.stderr, line)
-		// The shell begins its own errors with $0, which is a whole path.
+		// The shell's own errors begin with $0, which is an absolute path.
 		line = strings.ReplaceAll(line, filepath.Dir(s.path)+string(filepath.Separator), "")
-		said = append(said[max(0, len(said)-shellTail+1):], line)
+		lastLines = append(lastLines[max(0, len(lastLines)-shellTail+1):], line)
 	}
 }

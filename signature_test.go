@@ -547,7 +547,7 @@ func FuzzParseSignature(f *testing.F) {
 		if err != nil && strings.ContainsAny(err.Error(), "\n\r") {
 			t.Errorf("%q: an error of several lines: %v", s, err)
 		}
-		tags := parseDoc("Text.\n"+line+"\nMore.", docRules{Hooks: true})
+		tags := parseDoc("Text.\n"+line+"\nMore.", kindExecutable)
 		if tags.Signature == "" || strings.Contains(tags.description, "@signature") {
 			t.Errorf("%q: no tag in %+v", s, tags)
 		}

@@ -5,12 +5,9 @@ package main
 
 import (
 	"fmt"
-	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -30,7 +27,7 @@ back() { touch -r "$1" time && printf '%s' "$2" >"$1" && touch -r time "$1"; }
 `
 
 // TestDroppedModule has a session with a claim write modules by a tool that it may
-// call: sources, a .mcp.json, a program, and other texts for those there are.
+// call: sources, a .mcp.json, a program, and other texts for existing ones.
 func TestDroppedModule(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -49,86 +46,86 @@ func TestDroppedModule(t *testing.T) {
 	write(t, dir+"/idle.usher.sh", script("old"))
 	write(t, dir+"/built.usher.go", source("old"))
 	old := []string{"built_say", "file_x", "idle_say", "run_say", "time_say", "tool_back", "tool_put"}
-	_, noPython := exec.LookPath("python3")
-	if noPython == nil {
-		write(t, dir+"/folder/snake.usher.py", "def say(): return 'old'\n")
-		write(t, dir+"/folder/.venv/bin/note", "")
-		old = slices.Insert(old, 4, "snake_say")
-	}
 	d := daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
 	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
 	c.awaitTools(old...)
 	says := func(tool, want string) {
 		t.Helper()
-		if a := c.call(tool, ""); a.failure()+strings.TrimSpace(resultText(a.result())) != want {
-			t.Errorf("%s: %s, want %q", tool, a.Body, want)
-		}
+		a := c.call(tool, "")
+		check(t, tool, strings.TrimSpace(resultText(a.result())), want)
 	}
 	says("run_say", "old")
 
 	ran := t.TempDir() + "/ran"
 	evil := "#!/bin/sh\ntouch " + ran + "\n"
-	for _, file := range [][]string{
-		{"evil.usher.sh", evil + script("new")}, {"evil.usher.py", "open('" + ran + "', 'w')\n"}, {"evil.usher", evil, "755"},
-		{"sub/.mcp.json", `{"mcpServers":{"entry":{"command":"sh","args":["-c","touch ` + ran + `"]}}}`},
-		{"run.usher.sh", evil + script("new")}, {"idle.usher.sh", evil + script("new")}, {"file.usher", evil, "755"}, {"built.usher.go", source("new")},
-	} {
-		mode := append(file, "644")[2]
-		if a := c.call("tool_put", fmt.Sprintf(`{"path":%q,"text":%q,"mode":%q}`, file[0], file[1], mode)); a.failure() != "" {
-			t.Fatalf("%s: %s", file[0], a.Body)
-		}
+	put := func(tool, path, text, mode string) {
+		t.Helper()
+		a := c.call("tool_"+tool, fmt.Sprintf(`{"path":%q,"text":%q,"mode":%q}`, path, text, mode))
+		check(t, "writing "+path, a.failure(), "")
 	}
-	c.call("tool_back", fmt.Sprintf(`{"path":"time.usher.sh","text":%q}`, script("new")))
-	if noPython == nil {
-		c.call("tool_put", fmt.Sprintf(`{"path":"folder/.venv/bin/python","text":%q,"mode":"755"}`, evil))
-		says("snake_say", "old")
-		os.RemoveAll(dir + "/folder/.venv")
-	}
-	const changed = "changed since the start: restart usher serve"
-	for line, why := range map[string]string{
-		"evil kind=shell file=evil.usher.sh": "new", "evil kind=python file=evil.usher.py": "new", "evil kind=executable file=evil.usher": "new",
-		"entry kind=.mcp.json file=sub/.mcp.json": "new", "run kind=shell file=run.usher.sh": "changed", "idle kind=shell file=idle.usher.sh": "changed",
-		"file kind=executable file=file.usher": "changed", "built kind=go file=built.usher.go": "changed",
+	entry := `{"mcpServers":{"entry":{"command":"sh","args":["-c","touch ` + ran + `"]}}}`
+	put("put", "evil.usher.sh", evil+script("new"), "644")
+	put("put", "evil.usher.py", "open('"+ran+"', 'w')\n", "644")
+	put("put", "evil.usher", evil, "755")
+	put("put", "sub/.mcp.json", entry, "644")
+	put("put", "run.usher.sh", evil+script("new"), "644")
+	put("put", "idle.usher.sh", evil+script("new"), "644")
+	put("put", "file.usher", evil, "755")
+	put("put", "built.usher.go", source("new"), "644")
+	put("back", "time.usher.sh", script("new"), "")
+	changed := errChanged.Error()
+	for _, module := range []string{
+		"evil kind=shell file=evil.usher.sh",
+		"evil kind=python file=evil.usher.py",
+		"evil kind=executable file=evil.usher",
+		"entry kind=.mcp.json file=sub/.mcp.json",
+		"run kind=shell file=run.usher.sh",
+		"idle kind=shell file=idle.usher.sh",
+		"file kind=executable file=file.usher",
+		"built kind=go file=built.usher.go",
 	} {
-		line = fmt.Sprintf("\"module not taken up\" module=%s why=\"%s since the start: restart usher serve\"\n", line, why)
+		line := fmt.Sprintf(`"module failed" module=%s why=%q`, module, changed)
 		await(t, line, func() bool { return strings.Contains(d.Log.String(), line) })
 	}
 	says("run_say", "old") // its process runs
-	says("built_say", "old")
-	for _, tool := range []string{"idle", "file", "time"} {
-		for range 3 { // which is no crash, and so no reason to wait
-			a := c.call(tool+map[bool]string{true: "_x", false: "_say"}[tool == "file"], "")
-			if want := fmt.Sprintf(`module %q can't start: %s`, tool, changed); a.failure() != want {
-				t.Errorf("%s: %s, want %s", tool, a.Body, want)
-			}
+	for _, tool := range []string{"idle_say", "file_x", "time_say", "built_say"} {
+		module, _, _ := strings.Cut(tool, "_")
+		for range 3 { // a refusal is no crash, so no call has to wait
+			says(tool, fmt.Sprintf("module %q can't start: %s", module, changed))
 		}
 	}
-	if n := strings.Count(d.Log.String(), "module not taken up"); n != 9 {
-		t.Errorf("the log has %d lines of what is not taken up, want 9:\n%s", n, d.Log.String())
+	if n := strings.Count(d.Log.String(), "module failed"); n != 9 {
+		t.Errorf("the log has %d lines of refused modules, want 9:\n%s", n, d.Log.String())
 	}
 	c.awaitTools(old...)
 	out, _, _ := usher(t, "", "modules", "-base", base, dir)
-	if strings.Count(out, "not hosted: new or "+changed) != 9 {
+	if strings.Count(out, "not hosted: "+changed) != 9 {
 		t.Errorf("usher modules:\n%s", out)
 	}
+	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "evil", "say")
+	checkContains(t, "usher call", out+stderr, "no module")
 	if _, err := os.Stat(ran); err == nil {
 		t.Fatal("what was written was run")
 	}
 
-	c.call("tool_put", fmt.Sprintf(`{"path":"file.usher","text":%q,"mode":"644"}`, evil)) // so that it is one no more
+	write(t, dir+"/idle.usher.sh", script("old"))
+	await(t, "the module with its old text", func() bool {
+		return strings.TrimSpace(resultText(c.call("idle_say", "").result())) == "old"
+	})
+
+	put("put", "file.usher", evil, "644") // no longer executable
 	os.Remove(dir + "/evil.usher")
 	os.Remove(dir + "/evil.usher.py")
 	os.Remove(dir + "/sub/.mcp.json")
 	d.stop(t)
 	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
 	c, _ = openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
-	c.awaitTools(append([]string{"built_say", "evil_say"}, slices.DeleteFunc(old, func(s string) bool { return s == "built_say" || s == "file_x" })...)...)
-	for _, tool := range []string{"run_say", "idle_say", "time_say", "evil_say", "built_say"} {
+	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "time_say", "tool_back", "tool_put")
+	for _, tool := range []string{"run_say", "time_say", "evil_say", "built_say"} {
 		await(t, tool, func() bool { return strings.TrimSpace(resultText(c.call(tool, "").result())) == "new" })
 	}
-	if out, _, _ := usher(t, "", "modules", "-base", base, dir); strings.Contains(out, "since the start") {
-		t.Errorf("usher modules after the restart:\n%s", out)
-	}
+	out, _, _ = usher(t, "", "modules", "-base", base, dir)
+	checkOmits(t, "usher modules after the restart", out, changed)
 }
 
 // TestWatchFlag says when a module is hosted that comes later: -watch, given, is
@@ -146,9 +143,11 @@ func TestWatchFlag(t *testing.T) {
 			c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
 			c.awaitTools("a_x")
 			writeFake(t, dir+"/b.usher", "good tools=x")
-			await(t, "the log", func() bool {
-				return strings.Contains(d.Log.String(), map[bool]string{true: `"module added" module=b`, false: `"module not taken up" module=b`}[want])
-			})
+			line := `"module failed" module=b`
+			if want {
+				line = `"module added" module=b`
+			}
+			await(t, "the log", func() bool { return strings.Contains(d.Log.String(), line) })
 			if want {
 				c.awaitTools("a_x", "b_x")
 			} else {
@@ -179,10 +178,12 @@ func TestTextIsHandedOver(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "m.usher"+ending)
 			write(t, path, text)
-			r := &Registry{registryConfig: registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}, reaper: &reaper{}}
+			r := &Registry{
+				registryConfig: registryConfig{CacheDir: t.TempDir(), Environ: os.Environ()},
+				reaper:         &reaper{},
+			}
 			defer r.reaper.Close()
-			v := &moduleVersion{discovered: scanFolders(r.Roots, 0).modules[0]}
-			l, err := r.launch(t.Context(), v)
+			l, err := r.launch(t.Context(), scanFolders([]string{dir}, nil).modules[0])
 			if err == nil {
 				l, err = l.resolve()
 			}
@@ -191,7 +192,7 @@ func TestTextIsHandedOver(t *testing.T) {
 			}
 			write(t, path, "this is no module")
 			l.Env = os.Environ()
-			w := newWorker("m", r.Log, nil, func(*Worker) {})
+			w := testWorker("m", nil)
 			if err := w.spawn(l, r.reaper); err != nil {
 				t.Fatal(err)
 			}

@@ -72,6 +72,7 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 		return err
 	}
 	c.CacheDir = filepath.Join(data, "cache")
+	c.Environ = os.Environ()
 	r, err := newRegistry(c)
 	if err != nil {
 		return err

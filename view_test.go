@@ -29,7 +29,7 @@ func module(t testing.TB, text string) *Module {
 			description = "@webhook " + path
 		}
 		definition := object{{"name", quote(tool)}, {"description", quote(description)}}.encode()
-		method, _, err := parseMethod(definition, m.Kind.docRules())
+		method, _, err := parseMethod(definition, m.Kind)
 		must(t, err)
 		m.Methods = append(m.Methods, method)
 	}

@@ -383,7 +383,7 @@ func TestWebhookOfLanguages(t *testing.T) {
 
 // fuzzMethod returns a method with a parameter of every type that a form may fill in.
 func fuzzMethod(f *testing.F) *Method {
-	m, _, err := parseMethod(object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}.encode(), docRules{Hooks: true})
+	m, _, err := parseMethod(object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}.encode(), kindExecutable)
 	must(f, err)
 	return m
 }

@@ -6,10 +6,12 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"go/ast"
 	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -281,4 +283,73 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		}
 		return false
 	})
+}
+
+// TestOneWayToAProcess checks that only startCall writes requests to a process, and checks
+// the caller's claim immediately before that.
+func TestOneWayToAProcess(t *testing.T) {
+	h := readHouse(t)
+	allowed := map[string][]string{ // the functions that may name each
+		"workerState.input": {"spawn", "writeStdin", "enqueue"},
+		"Worker.enqueue":    {"startCall", "send"},
+		"Worker.send":       {"notify", "reply"},
+	}
+	named := make(map[string]bool)
+	inspect := func(fn *ast.FuncDecl, n ast.Node) {
+		if id, ok := n.(*ast.Ident); ok && h.info.Uses[id] != nil {
+			object := h.info.Uses[id]
+			name := ownerOf(object) + "." + object.Name()
+			named[name] = true
+			if functions := allowed[name]; functions != nil && !slices.Contains(functions, fn.Name.Name) {
+				t.Errorf("%s names %s: only %v may", fn.Name.Name, name, functions)
+			}
+		}
+		call, ok := n.(*ast.CallExpr)
+		if !ok || fn.Name.Name == "startCall" {
+			return
+		}
+		encoder, _ := call.Fun.(*ast.Ident)
+		if encoder == nil || encoder.Name != "encodeRequest" {
+			return
+		}
+		if id, ok := call.Args[0].(*ast.Ident); !ok || id.Name != "nil" {
+			t.Errorf("%s makes a request to a module", fn.Name.Name)
+		}
+	}
+	for name, file := range h.files {
+		for _, decl := range file.Decls {
+			fn, ok := decl.(*ast.FuncDecl)
+			if !ok || layerOf(name) != layerOf("worker.go") {
+				continue
+			}
+			if fn.Name.Name == "startCall" {
+				checkStartCall(t, fn)
+			}
+			ast.Inspect(fn, func(n ast.Node) bool {
+				inspect(fn, n)
+				return true
+			})
+		}
+	}
+	for name := range allowed {
+		check(t, name+" is used", named[name], true)
+	}
+}
+
+// checkStartCall checks that the statement after the check of the claim queues the request.
+func checkStartCall(t *testing.T, fn *ast.FuncDecl) {
+	t.Helper()
+	names := func(n ast.Node, name string) (found bool) {
+		ast.Inspect(n, func(n ast.Node) bool {
+			id, ok := n.(*ast.Ident)
+			found = found || ok && id.Name == name
+			return true
+		})
+		return found
+	}
+	statements := fn.Body.List
+	i := slices.IndexFunc(statements, func(s ast.Stmt) bool { return names(s, "authorized") })
+	if i < 0 || i+1 == len(statements) || !names(statements[i+1], "enqueue") {
+		t.Error("startCall does not queue the request immediately after the check of the claim")
+	}
 }
