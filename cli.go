@@ -1,14 +1,13 @@
-// The command line: one table of commands, which dispatch and help both read, a
-// function for each command, and what they print. Output for people goes to
-// stdout. Logs and errors go to stderr, an error on one line that begins
-// "usher:". With -json nothing but JSON goes to stdout. Text that others wrote
-// (file names, descriptions, errors of modules) is printed through plain. It may
-// use every room but main.go, the only one that knows it.
+// The command line: one table of commands, which dispatch and help both read, a function
+// for each command, and what it prints.
+//
+// The exit status is 0 for success, 1 for a failure, 2 for a mistake on the command line.
 
 package main
 
 import (
 	"cmp"
+	"context"
 	"embed"
 	"encoding/json"
 	"errors"
@@ -26,102 +25,140 @@ import (
 	"time"
 )
 
-// command is an entry of the table. setup declares the flags of the command and
-// returns the function that runs it once they are parsed. Its help text is
-// help/NAME.txt, where there is one.
+// command is an entry of the table. Its help text is help/NAME.txt.
 type command struct {
-	name        string
-	args        string // as the usage line shows them
-	least, most int    // how many arguments there may be, flags not counted
-	summary     string
-	setup       func(a *app, fs *flag.FlagSet) func(args []string) error
+	name    string
+	args    string // as the usage line shows them
+	least   int    // arguments, not counting flags
+	most    int
+	summary string
+	setup   func(a *app, fs *flag.FlagSet) runFunc
 }
+
+// runFunc runs a command once its flags are parsed.
+type runFunc func(ctx context.Context, args []string) error
 
 const anyNumber = math.MaxInt
 
 var commands = []command{
-	{"serve", "[flags] [DIR…]", 0, anyNumber, "host the modules under each DIR for MCP clients, over HTTP", setupServe},
-	{"stdio", "[flags] [DIR…]", 0, anyNumber, "host modules for the client that starts it, on stdin and stdout", setupStdio},
-	{"claim", "[flags] | list [-json] | revoke CODE…", 0, anyNumber, "make, list and revoke codes that let a client see one folder", setupClaim},
-	{"modules", "[-json] [-scope DIR | -claim CODE] [DIR…]", 0, anyNumber, "show the modules, their tools, and what is wrong with the rest", setupModules},
-	{"call", "[flags] MODULE METHOD [JSON]", 2, 3, "call one method from the shell", setupCall},
-	{"new", "FILE", 1, 1, "write a module to begin with", setupNew},
-	{"completion", "SHELL", 1, 1, "print what has bash, zsh or fish complete usher's command lines", setupCompletion},
-	{"version", "", 0, 0, "print the version, the commit and that of Go", setupVersion},
+	{
+		name:    "serve",
+		args:    "[flags] [DIR…]",
+		most:    anyNumber,
+		summary: "host the modules under each DIR for MCP clients, over HTTP",
+		setup:   setupServe,
+	},
+	{
+		name:    "stdio",
+		args:    "[flags] [DIR…]",
+		most:    anyNumber,
+		summary: "host modules for the client that starts it, on stdin and stdout",
+		setup:   setupStdio,
+	},
+	{
+		name:    "claim",
+		args:    "[flags] | list [-json] | revoke CODE…",
+		most:    anyNumber,
+		summary: "create, list and revoke codes that let a client see one folder",
+		setup:   setupClaim,
+	},
+	{
+		name:    "modules",
+		args:    "[-json] [-scope DIR | -claim CODE] [DIR…]",
+		most:    anyNumber,
+		summary: "show the modules, their tools, and why files are not hosted",
+		setup:   setupModules,
+	},
+	{
+		name:    "call",
+		args:    "[flags] MODULE METHOD [JSON]",
+		least:   2,
+		most:    3,
+		summary: "call one method from the shell",
+		setup:   setupCall,
+	},
+	{
+		name:    "new",
+		args:    "FILE",
+		least:   1,
+		most:    1,
+		summary: "write a starter module",
+		setup:   setupNew,
+	},
+	{
+		name:    "completion",
+		args:    "SHELL",
+		least:   1,
+		most:    1,
+		summary: "print the completion script for bash, zsh or fish",
+		setup:   setupCompletion,
+	},
+	{
+		name:    "version",
+		summary: "print the version, the commit and the version of Go",
+		setup:   setupVersion,
+	},
+}
+
+// claimAliases are words that people type for parts of usher claim.
+var claimAliases = map[string]string{
+	"list":   "claim list",
+	"ls":     "claim list",
+	"revoke": "claim revoke",
+	"rm":     "claim revoke",
+	"delete": "claim revoke",
 }
 
 //go:embed help
 var helpTexts embed.FS
 
-// run dispatches to a command and turns its error into an exit status.
-func (a *app) run(args []string) int {
-	words := slices.Clone(claimWords)
+// run runs the command that args name and returns the exit status.
+func (a *app) run(ctx context.Context, args []string) int {
+	words := sortedKeys(claimAliases)
 	for _, c := range commands {
 		words = append(words, c.name)
 	}
-	// Flags may stand before the command, too.
-	if i := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(words, arg) }); i > 0 && args[0][0] == '-' {
-		args = slices.Concat(args[i:i+1], args[:i], args[i+1:])
-	}
-	switch {
-	case len(args) == 0:
+	if len(args) == 0 {
 		printOverview(a.stderr)
 		return 2
-	case slices.Contains([]string{"help", "-h", "-help", "--help"}, args[0]):
+	}
+	if strings.HasPrefix(args[0], "-") { // flags may precede the command
+		i := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(words, arg) })
+		if i > 0 {
+			args = slices.Concat(args[i:i+1], args[:i], args[i+1:])
+		}
+	}
+	switch args[0] {
+	case "help", "-h", "-help", "--help":
 		if len(args) == 1 {
 			printOverview(a.stdout)
 			return 0
 		}
 		args = []string{args[1], "-h"}
-	case slices.Contains([]string{"-v", "-version", "--version"}, args[0]):
+	case "-v", "-version", "--version":
 		args = []string{"version"}
 	}
 	for _, c := range commands {
 		if c.name == args[0] {
-			return a.runCommand(c, args[1:])
+			return a.runCommand(ctx, c, args[1:])
 		}
 	}
-	a.warnf("unknown command %q%s (usher help lists them)", args[0], didYouMean(args[0], words))
+	near := nearest(args[0], words)
+	meant := didYouMean(cmp.Or(claimAliases[near], near))
+	a.warnf("unknown command %q%s (usher help lists them)", args[0], meant)
 	return 2
 }
 
-// claimWords is what may be typed for parts of usher claim, as didYouMean takes it.
-var claimWords = []string{"list=claim list", "ls=claim list", "revoke=claim revoke", "rm=claim revoke", "delete=claim revoke"}
-
-// didYouMean is the end of an error about a mistyped word: what was meant, if one of
-// words is near. A word may be followed by = and what to say in its place.
-func didYouMean(typed string, words []string) (meant string) {
-	fewest := len(typed)/3 + 2
-	for _, word := range words {
-		word, say, _ := strings.Cut(word, "=")
-		if n := distance(typed, word); n < fewest {
-			fewest, meant = n, ": did you mean "+sanitize(cmp.Or(say, word))+"?"
-		}
-	}
-	return meant
-}
-
-// distance is how many letters have to be typed anew to make one word of another:
-// those between the beginning and the end that they share.
-func distance(a, b string) int {
-	for a != "" && b != "" && a[0] == b[0] {
-		a, b = a[1:], b[1:]
-	}
-	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
-		a, b = a[:len(a)-1], b[:len(b)-1]
-	}
-	return max(len(a), len(b))
-}
-
-func (a *app) runCommand(c command, args []string) int {
+// runCommand parses the flags of a command, runs it, prints its error, and returns the
+// exit status.
+func (a *app) runCommand(ctx context.Context, c command, args []string) int {
 	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
 	do := c.setup(a, fs)
 	args, err := parseFlags(fs, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		a.printHelp(c, fs)
-		return 0
+		err = nil
 	case err != nil:
 		err = usageError{err}
 	case len(args) < c.least:
@@ -129,52 +166,140 @@ func (a *app) runCommand(c command, args []string) int {
 	case len(args) > c.most:
 		err = usageErrorf("unexpected argument %q", args[c.most])
 	default:
-		err = do(args)
+		err = do(ctx, args)
+	}
+	if err == nil && a.stdout.err != nil {
+		err = fmt.Errorf("writing the output: %w", a.stdout.err)
 	}
 	if err == nil {
 		return 0
 	}
-	if a.ctx.Err() != nil {
+	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
 	a.warnf("%s: %s", c.name, sanitize(strings.ReplaceAll(err.Error(), "\n", "; ")))
-	if !errors.As(err, new(usageError)) {
+	if _, ok := errors.AsType[usageError](err); !ok {
 		return 1
 	}
-	fmt.Fprintf(a.stderr, "usage: usher %s\nSee usher help %s.\n", strings.TrimSpace(c.name+" "+c.args), c.name)
+	fmt.Fprintf(a.stderr, "usage: %s\nSee usher help %s.\n", c.usage(), c.name)
 	return 2
 }
 
-// parseFlags parses flags wherever they stand among the arguments, and returns
-// the arguments. After "--" there are no flags.
+// usage returns the usage line of a command.
+func (c command) usage() string { return strings.TrimSpace("usher " + c.name + " " + c.args) }
+
+// parseFlags parses flags before, between and after the arguments, and returns the
+// arguments. After "--" there are no flags. (FlagSet.Parse stops at the first argument,
+// and its errors don't say what is wrong with a number.)
 func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
-	var last []string
-	if i := slices.Index(args, "--"); i >= 0 {
-		args, last = args[:i], args[i+1:]
+	for len(args) > 0 {
+		arg := args[0]
+		args = args[1:]
+		if arg == "--" {
+			return append(rest, args...), nil
+		}
+		name, isFlag := strings.CutPrefix(arg, "-")
+		if !isFlag || name == "" {
+			rest = append(rest, arg)
+			continue
+		}
+		name, value, hasValue := strings.Cut(strings.TrimPrefix(name, "-"), "=")
+		f := fs.Lookup(name)
+		if f == nil {
+			return nil, unknownFlag(fs, name)
+		}
+		boolean, ok := f.Value.(interface{ IsBoolFlag() bool })
+		switch {
+		case hasValue:
+		case ok && boolean.IsBoolFlag():
+			value = "true"
+		case len(args) == 0:
+			return nil, fmt.Errorf("flag needs an argument: -%s", name)
+		default:
+			value = args[0]
+			args = args[1:]
+		}
+		if err := fs.Set(name, value); err != nil {
+			return nil, fmt.Errorf("-%s %q: %w", name, value, explainFlag(f, err))
+		}
 	}
-	for {
-		err := fs.Parse(args)
-		if what, ok := strings.CutSuffix(fmt.Sprint(err), ": parse error"); ok {
-			err = fmt.Errorf("%s: want a number, for a duration with its unit, such as 5m", what)
-		} else if name, ok := strings.CutPrefix(what, "flag provided but not defined: -"); ok {
-			words := []string{"port=-addr 127.0.0.1:3001"}
-			fs.VisitAll(func(f *flag.Flag) { words = append(words, f.Name+"=-"+f.Name) })
-			err = fmt.Errorf("unknown flag -%s%s", name, didYouMean(name, words))
-		}
-		if err != nil {
-			return nil, err
-		}
-		if fs.NArg() == 0 {
-			return append(rest, last...), nil
-		}
-		rest = append(rest, fs.Arg(0))
-		args = fs.Args()[1:]
+	return rest, nil
+}
+
+// unknownFlag returns the error for a flag that fs lacks, which is flag.ErrHelp for -h.
+func unknownFlag(fs *flag.FlagSet, name string) error {
+	if name == "h" || name == "help" {
+		return flag.ErrHelp
+	}
+	var names []string
+	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
+	meant := nearest(name, append(names, "port"))
+	switch {
+	case meant != "port" && meant != "":
+		meant = "-" + meant
+	case meant == "port" && fs.Lookup("addr") != nil:
+		meant = "-addr 127.0.0.1:3001"
+	default:
+		meant = ""
+	}
+	return fmt.Errorf("unknown flag -%s%s", name, didYouMean(meant))
+}
+
+// explainFlag returns the error of a flag's value. Those of package flag's own types
+// don't say what to write.
+func explainFlag(f *flag.Flag, err error) error {
+	own, ok := f.Value.(flag.Getter)
+	if !ok {
+		return err
+	}
+	switch own.Get().(type) {
+	case time.Duration:
+		return errors.New("want a duration with its unit, such as 5m")
+	case bool:
+		return errors.New("want true or false")
+	default:
+		return errors.New("want a number")
 	}
 }
 
-// printOverview lists the commands.
+// nearest returns the word that typed was probably meant to be, or "".
+func nearest(typed string, words []string) (best string) {
+	fewest := len(typed)/3 + 2
+	for _, word := range words {
+		if n := distance(typed, word); n < fewest {
+			fewest = n
+			best = word
+		}
+	}
+	return best
+}
+
+// didYouMean returns the end of an error about a mistyped word. It is "" if word is.
+func didYouMean(word string) string {
+	if word == "" {
+		return ""
+	}
+	return ": did you mean " + sanitize(word) + "?"
+}
+
+// distance counts the letters to retype to change one word into another: those between
+// their common prefix and their common suffix.
+func distance(a, b string) int {
+	for a != "" && b != "" && a[0] == b[0] {
+		a = a[1:]
+		b = b[1:]
+	}
+	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
+		a = a[:len(a)-1]
+		b = b[:len(b)-1]
+	}
+	return max(len(a), len(b))
+}
+
+// printOverview prints the list of commands.
 func printOverview(w io.Writer) {
-	fmt.Fprint(w, "Usher hosts the modules of a workspace as MCP tools.\n\nusage: usher COMMAND [flags] [arguments]\n\n")
+	fmt.Fprint(w, "Usher hosts the modules of a workspace as MCP tools.\n\n"+
+		"usage: usher COMMAND [flags] [arguments]\n\n")
 	t := newTable(w)
 	for _, c := range commands {
 		fmt.Fprintf(t, "  %s\t%s\n", c.name, c.summary)
@@ -184,47 +309,77 @@ func printOverview(w io.Writer) {
 	fmt.Fprintf(w, "\n%s", text)
 }
 
-// printHelp prints the manual of one command, from its help text. The flags, which
-// describe themselves, stand before the examples.
+// printHelp prints the manual of a command: its help text, with the flags before the
+// examples.
 func (a *app) printHelp(c command, fs *flag.FlagSet) {
 	text, _ := helpTexts.ReadFile("help/" + c.name + ".txt")
 	about, examples, _ := strings.Cut(string(text), "For example:\n")
-	a.printf("usage: usher %s\n\n%s.\n\n%s", strings.TrimSpace(c.name+" "+c.args), strings.ToUpper(c.summary[:1])+c.summary[1:], about)
+	summary := strings.ToUpper(c.summary[:1]) + c.summary[1:]
+	a.printf("usage: %s\n\n%s.\n\n%s", c.usage(), summary, about)
 	fs.SetOutput(a.stdout)
 	fs.PrintDefaults()
 	a.printf("\nFor example:\n%s", examples)
 }
 
-func setupVersion(a *app, _ *flag.FlagSet) func([]string) error {
-	return func([]string) error {
+func setupVersion(a *app, _ *flag.FlagSet) runFunc {
+	return func(context.Context, []string) error {
 		commit := ""
-		info, _ := debug.ReadBuildInfo() // there is one, as usher is a module
+		info, _ := debug.ReadBuildInfo() // always there, as usher is a module
 		for _, s := range info.Settings {
 			if s.Key == "vcs.revision" {
 				commit = "commit " + s.Value + ", "
 			}
 		}
-		a.printf("usher %s (%s%s %s/%s)\n", version(), commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		a.printf("usher %s (%s%s %s/%s)\n",
+			version(), commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return nil
 	}
 }
 
-// withModules opens the modules under dirs for a look at them, or a call: all that
-// are as the running daemon has taken them up, once they are introspected. Those
-// that take a while are named on stderr.
-func (a *app) withModules(dirs []string, c registryConfig, do func(*Registry, daemonRecord) error) error {
-	data, _ := a.dataDir() // withRegistry says what is wrong with it
+func setupServe(a *app, fs *flag.FlagSet) runFunc {
+	a.declareBase(fs)
+	flags := declareServeFlags(fs, a.stderr)
+	return func(ctx context.Context, dirs []string) error {
+		return serve(ctx, a, flags, dirs)
+	}
+}
+
+func setupStdio(a *app, fs *flag.FlagSet) runFunc {
+	a.declareBase(fs)
+	config := declareRegistryFlags(fs, a.stderr)
+	return func(ctx context.Context, dirs []string) error {
+		return a.withRegistry(dirs, *config, func(r *Registry) error {
+			s := &Server{
+				modules:  r,
+				gate:     fixedGate(scopeAll()),
+				log:      config.Log,
+				started:  time.Now(),
+				stopping: ctx,
+				stopped:  ctx,
+			}
+			return s.ServeStdio(ctx, a.stdin, a.stdout.to)
+		})
+	}
+}
+
+// withModules calls do with a registry of the modules under dirs, once all are
+// introspected, and with the record of the running daemon. Modules that this daemon
+// would not start are not started. Modules that take a while are named on stderr.
+func (a *app) withModules(
+	ctx context.Context, dirs []string, c registryConfig, do func(*Registry, daemonRecord) error,
+) error {
+	data, _ := a.dataDir() // withRegistry reports an error
 	daemon := readDaemon(data)
 	c.Log = slog.New(slog.DiscardHandler)
 	c.Taken = daemon.Taken
 	c.TakenRoots = daemon.Roots
 	return a.withRegistry(dirs, c, func(r *Registry) error {
-		told := make(map[string]bool)
-		for !r.WaitAll(a.ctx, time.Second, scopeAll()) {
-			if a.ctx.Err() != nil {
-				return a.ctx.Err()
+		named := make(map[string]bool)
+		for !r.WaitAll(ctx, time.Second, scopeAll()) {
+			if ctx.Err() != nil {
+				return ctx.Err()
 			}
-			if names := pendingModules(r, told); names != "" {
+			if names := newlyPending(r, named); names != "" {
 				a.warnf("building %s…", names)
 			}
 		}
@@ -232,21 +387,21 @@ func (a *app) withModules(dirs []string, c registryConfig, do func(*Registry, da
 	})
 }
 
-func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
+func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
-	scope := declareScope(fs, "show what a session sees whose claim is for `DIR`, and what it does not")
+	scope := declareScope(fs, "show what a session scoped to `DIR` sees, and what it does not see")
 	var code Code
-	fs.Func("claim", "show what a session sees that presents `CODE`, and what it does not", func(text string) (err error) {
+	usage := "show what a client that presents `CODE` sees, and what it does not see"
+	fs.Func("claim", usage, func(text string) (err error) {
 		code, err = parseCodeArgument(text)
 		return err
 	})
-	return func(dirs []string) error {
-		switch {
-		case code == "":
-		case *scope != scopeAll():
+	return func(ctx context.Context, dirs []string) error {
+		if code != "" && *scope != scopeAll() {
 			return usageErrorf("-scope and -claim exclude each other")
-		default:
+		}
+		if code != "" {
 			err := a.withClaims(func(claims *ClaimStore) error {
 				c, ok, err := claims.Lookup(code)
 				if err == nil && !ok {
@@ -259,7 +414,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 				return err
 			}
 		}
-		return a.withModules(dirs, registryConfig{}, func(r *Registry, daemon daemonRecord) error {
+		return a.withModules(ctx, dirs, registryConfig{}, func(r *Registry, daemon daemonRecord) error {
 			report := moduleReport(r, *scope, daemon, a.getenv)
 			a.print(report, *asJSON, func() { a.printModules(report) })
 			return nil
@@ -267,7 +422,7 @@ func setupModules(a *app, fs *flag.FlagSet) func([]string) error {
 	}
 }
 
-// declareScope declares the flag -scope; without it the scope is everything.
+// declareScope declares the flag -scope. Without it the scope is everything.
 func declareScope(fs *flag.FlagSet, usage string) *Scope {
 	scope := scopeAll()
 	fs.Func("scope", usage, func(text string) error {
@@ -278,16 +433,17 @@ func declareScope(fs *flag.FlagSet, usage string) *Scope {
 	return &scope
 }
 
-// parseCodeArgument reads a code that was typed.
+// parseCodeArgument parses a code of the command line.
 func parseCodeArgument(text string) (Code, error) {
 	code, ok := parseCode(text)
 	if !ok {
-		return "", usageErrorf("CODE: want a claim code: 6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash")
+		return "", usageErrorf("CODE: want a claim code: " +
+			"6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash")
 	}
 	return code, nil
 }
 
-// moduleLine is a module, or a file that is none, as usher modules shows it.
+// moduleLine is a module, or a file that is not hosted, as usher modules shows it.
 type moduleLine struct {
 	Name     string     `json:"name,omitempty"`
 	Label    string     `json:"label,omitempty"` // in tool names
@@ -306,54 +462,70 @@ type toolLine struct {
 	Method  string `json:"method"`
 	About   string `json:"about,omitempty"`
 	Webhook string `json:"webhook,omitempty"` // its URL
-	curl    string // how to deliver there
+	command string // that delivers there
 }
 
-// moduleReport is all modules as they look in a view through scope. The daemon is
-// for webhooks, whose paths are those of the unscoped view in any scope.
+// moduleReport returns all modules as they look in a view through scope. Webhooks are
+// those of the daemon.
 func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(string) string) []moduleLine {
-	url, secret := cmp.Or(daemon.URL, defaultURL), daemon.Secret || getenv(webhookSecretVar) != ""
-	view, whole := r.View(scope), r.View(scopeAll())
 	list := []moduleLine{}
 	for _, s := range r.Report() {
 		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
-		if !scope.Contains(s.Source) {
+		switch {
+		case !scope.Contains(s.Source):
 			line.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
-			s.Module, s.Err, s.Problems = nil, nil, nil
+		case s.Module == nil:
+			line.Problems = s.Problems
+		default:
+			line.addModule(s.Module, r.View(scope), r.View(scopeAll()), daemon, getenv)
 		}
-		line.Problems = s.Problems
-		if s.Err != nil {
+		if s.Err != nil && line.Hidden == "" {
 			line.Error = explain(s.Err)
-		}
-		if s.Module != nil {
-			line.Hosted, line.About = true, s.Module.About
-			line.Problems = slices.Clone(s.Module.Problems)
-			hooks := whole.ToolsOf(s.Module)
-			for i, t := range view.ToolsOf(s.Module) {
-				line.Label = t.Label
-				tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
-				tool.Webhook, tool.curl = webhookExample(whole, hooks[i], url, secret)
-				if daemon.WebhooksOff {
-					tool.curl = tool.Webhook + ", off: usher serve needs " + webhookSecretVar + " or -open-webhooks"
-				}
-				line.Tools = append(line.Tools, tool)
-				line.Problems = append(line.Problems, toolProblems(whole, hooks[i], t.Name, getenv)...)
-			}
 		}
 		list = append(list, line)
 	}
 	return list
 }
 
-// toolProblems is what the author of a tool should know. name is what the tool
-// is called in the view shown.
+// addModule adds a hosted module and its tools in view. whole is the unscoped view,
+// which has the paths of webhooks.
+func (l *moduleLine) addModule(
+	m *Module, view, whole *View, daemon daemonRecord, getenv func(string) string,
+) {
+	l.Hosted = true
+	l.About = m.About
+	l.Problems = slices.Clone(m.Problems)
+	hooks := make(map[*Method]*Item)
+	for _, t := range whole.ToolsOf(m) {
+		hooks[t.Method] = t
+	}
+	url := cmp.Or(daemon.URL, defaultURL)
+	secret := daemon.Secret || getenv(webhookSecretVar) != ""
+	for _, t := range view.ToolsOf(m) {
+		l.Label = t.Label
+		hook := hooks[t.Method]
+		tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
+		tool.Webhook, tool.command = webhookExample(whole, hook, url, secret)
+		if daemon.WebhooksOff {
+			tool.command = tool.Webhook + ", off: usher serve needs " +
+				webhookSecretVar + " or -open-webhooks"
+		}
+		l.Tools = append(l.Tools, tool)
+		l.Problems = append(l.Problems, toolProblems(whole, hook, t.Name, getenv)...)
+	}
+}
+
+// toolProblems returns what the author of a tool should know. name is the tool's name in
+// the view shown, t the tool in whole, the unscoped view.
 func toolProblems(whole *View, t *Item, name string, getenv func(string) string) []string {
 	var list []string
 	if len(name) > maxToolName {
-		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, which some clients refuse")
+		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, "+
+			"which some clients refuse")
 	}
 	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
-		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s", t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
+		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s",
+			t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
 	}
 	if tag := t.Method.Signature; tag != "" {
 		if _, err := parseSignature(tag, getenv); err != nil {
@@ -363,12 +535,20 @@ func toolProblems(whole *View, t *Item, name string, getenv func(string) string)
 	return list
 }
 
+// printModules prints modules, those in scope first.
 func (a *app) printModules(list []moduleLine) {
 	if len(list) == 0 {
-		a.printf("No modules here. Make one: usher new hello.usher.go\n")
+		a.printf("No modules here. Create one: usher new hello.usher.go\n")
 	}
-	slices.SortStableFunc(list, func(x, y moduleLine) int { return cmp.Compare(min(len(x.Hidden), 1), min(len(y.Hidden), 1)) })
-	for i, m := range list {
+	var visible, hidden []moduleLine
+	for _, m := range list {
+		if m.Hidden == "" {
+			visible = append(visible, m)
+		} else {
+			hidden = append(hidden, m)
+		}
+	}
+	for i, m := range append(visible, hidden...) {
 		if i > 0 {
 			a.printf("\n")
 		}
@@ -390,7 +570,7 @@ func (a *app) printModule(m moduleLine) {
 	t.Flush()
 	for _, tool := range m.Tools {
 		if tool.Webhook != "" {
-			a.printf("    webhook: %s\n", tool.curl)
+			a.printf("    webhook: %s\n", tool.command)
 		}
 	}
 	for _, p := range m.Problems {
@@ -413,86 +593,87 @@ func (a *app) printNote(what, text string) {
 	}
 }
 
-func setupServe(a *app, fs *flag.FlagSet) func([]string) error {
-	a.declareBase(fs)
-	flags := &serveFlags{}
-	flags.declare(fs, a.stderr)
-	return func(dirs []string) error {
-		d := &daemon{app: a, flags: flags, dirs: dirs, secret: a.getenv(webhookSecretVar), log: flags.Log}
-		return d.run()
-	}
-}
-
-func setupStdio(a *app, fs *flag.FlagSet) func([]string) error {
-	a.declareBase(fs)
-	var config registryConfig
-	config.declare(fs, a.stderr)
-	return func(dirs []string) error {
-		return a.withRegistry(dirs, config, func(r *Registry) error {
-			s := &Server{modules: r, gate: fixedGate(scopeAll()), log: config.Log, started: time.Now(), stopping: a.ctx, stopped: a.ctx}
-			return s.ServeStdio(a.ctx, a.stdin, a.stdout)
-		})
-	}
-}
-
-func setupCall(a *app, fs *flag.FlagSet) func([]string) error {
+func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	dir := fs.String("dir", ".", "look for the module under `DIR`")
-	scope := declareScope(fs, "call as a session would whose claim is for `DIR`")
-	timeout := fs.Duration("call-timeout", 5*time.Minute, "give up after `DURATION` without an answer or progress")
-	return func(args []string) error {
-		raw := []byte(append(args, "{}")[2])
+	scope := declareScope(fs, "call as a session scoped to `DIR`")
+	timeout := fs.Duration("call-timeout", 5*time.Minute,
+		"give up after `DURATION` without an answer or progress")
+	return func(ctx context.Context, args []string) error {
+		raw := []byte("{}")
+		if len(args) == 3 {
+			raw = []byte(args[2])
+		}
 		if string(raw) == "-" {
 			var err error
 			if raw, err = io.ReadAll(a.stdin); err != nil {
 				return fmt.Errorf("reading stdin: %w", err)
 			}
 		}
-		list, err := jsonObject(raw)
+		arguments, err := jsonObject(raw)
 		if err != nil {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
-		named := func(name string) bool { return strings.Contains(args[0], name) } // a label holds folders or a hash too
-		return a.withModules([]string{*dir}, registryConfig{CallTimeout: *timeout, Only: named}, func(r *Registry, _ daemonRecord) error {
-			meant, view := ": usher modules shows which are, and why others are not", r.View(*scope)
-			for _, m := range view.Modules {
-				if m.Label != args[0] {
-					continue
-				}
-				var methods []string
-				for _, tool := range view.ToolsOf(m.Module) {
-					if tool.Method.Name == args[1] {
-						return a.callTool(tool, withoutWebhook(list))
-					}
-					methods = append(methods, tool.Method.Name)
-				}
-				meant = cmp.Or(didYouMean(args[1], methods), ": it has "+strings.Join(methods, ", "))
-				if len(methods) == 0 {
-					meant = ": " + strings.Join(m.Problems, "; ")
-				}
+		config := registryConfig{
+			CallTimeout: *timeout,
+			Only:        func(name string) bool { return strings.Contains(args[0], name) }, // as a label may be longer
+		}
+		return a.withModules(ctx, []string{*dir}, config, func(r *Registry, _ daemonRecord) error {
+			tool, err := findMethod(r.View(*scope), args[0], args[1])
+			if err != nil {
+				return err
 			}
-			if tool := view.Lookup("tools", args[0]); tool != nil {
-				meant = fmt.Sprintf(": MODULE METHOD would be %s %s", tool.Label, tool.Method.Name)
-			}
-			return fmt.Errorf("no module %q with a method %q is hosted here%s", args[0], args[1], meant)
+			return a.callTool(ctx, tool, withoutWebhook(arguments))
 		})
 	}
 }
 
-// callTool makes a call and prints its result. Parameters that the method takes no
-// notice of are told.
-func (a *app) callTool(tool *Item, arguments object) error {
+// findMethod returns the tool of a method. label is the module's label in the view.
+func findMethod(view *View, label, method string) (*Item, error) {
+	hint := ": usher modules shows which are, and why others are not"
+	for _, m := range view.Modules {
+		if m.Label != label {
+			continue
+		}
+		var names []string
+		for _, tool := range view.ToolsOf(m.Module) {
+			if tool.Method.Name == method {
+				return tool, nil
+			}
+			names = append(names, tool.Method.Name)
+		}
+		hint = cmp.Or(didYouMean(nearest(method, names)), ": it has "+strings.Join(names, ", "))
+		if len(names) == 0 {
+			hint = ": " + strings.Join(m.Problems, "; ")
+		}
+	}
+	if tool := view.Lookup("tools", label); tool != nil {
+		hint = fmt.Sprintf(": MODULE METHOD would be %s %s", tool.Label, tool.Method.Name)
+	}
+	return nil, fmt.Errorf("no module %q with a method %q is hosted here%s", label, method, hint)
+}
+
+// callTool calls a tool and prints its result. It warns of parameters that the method
+// does not have.
+func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
 	schema, _ := tool.Method.schema().(map[string]any)
 	known := sortedKeys(objectIn(schema, "properties"))
 	for _, f := range arguments {
 		if len(known) > 0 && schema["additionalProperties"] == nil && !slices.Contains(known, f.key) {
-			a.warnf("call: the method has no parameter %q%s", f.key, didYouMean(f.key, known))
+			a.warnf("call: the method has no parameter %q%s", f.key, didYouMean(nearest(f.key, known)))
 		}
 	}
-	caller := Caller{Session: "call", Affinity: "call", Notify: func(_ string, params json.RawMessage) {
-		a.warnf("%s", sanitize(cmp.Or(stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))))
-	}}
-	result, err := tool.Call(a.ctx, caller, "tools/call", object{{"name", quote(tool.Name)}, {"arguments", arguments.encode()}, {"_meta", json.RawMessage(`{"progressToken":0}`)}})
+	notify := func(_ string, params json.RawMessage) {
+		text := cmp.Or(
+			stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))
+		a.warnf("%s", sanitize(text))
+	}
+	caller := Caller{Session: "call", Affinity: "call", Notify: notify}
+	result, err := tool.Call(ctx, caller, "tools/call", object{
+		{"name", quote(tool.Name)},
+		{"arguments", arguments.encode()},
+		{"_meta", json.RawMessage(`{"progressToken":0}`)},
+	})
 	if err != nil {
 		return err
 	}
@@ -503,137 +684,159 @@ func (a *app) callTool(tool *Item, arguments object) error {
 	return nil
 }
 
-// withClaims opens the claim store of the base folder for do.
-func (a *app) withClaims(do func(*ClaimStore) error) error {
+// claimFlags are the flags of usher claim.
+type claimFlags struct {
+	scope  string
+	label  string
+	ttl    time.Duration
+	asJSON bool
+}
+
+// setupClaim is three commands. The first argument says which.
+func setupClaim(a *app, fs *flag.FlagSet) runFunc {
+	a.declareBase(fs)
+	flags := &claimFlags{ttl: 24 * time.Hour}
+	fs.StringVar(&flags.scope, "scope", ".", "the claim grants `DIR` and everything below it")
+	fs.StringVar(&flags.label, "label", "", "a `TEXT` to recognize the claim by")
+	fs.BoolVar(&flags.asJSON, "json", false, "print the stored record as JSON; list prints an array of them")
+	usage := "how long the claim is valid: `D` is such as 30m, 1h30m, 7d (default 24h)"
+	fs.Func("ttl", usage, func(text string) (err error) {
+		flags.ttl, err = parseTTL(text)
+		return err
+	})
+	return func(ctx context.Context, args []string) error {
+		switch {
+		case len(args) == 0:
+			return a.createClaim(ctx, flags)
+		case args[0] == "list" && len(args) == 1:
+			return a.listClaims(ctx, flags.asJSON)
+		case args[0] == "revoke" && len(args) > 1:
+			return a.revokeClaims(ctx, args[1:])
+		}
+		meant := cmp.Or(claimAliases[nearest(args[0], sortedKeys(claimAliases))], "-scope "+args[0])
+		return usageErrorf("want no argument, list, or revoke CODE…, not %q%s", args[0], didYouMean(meant))
+	}
+}
+
+func (a *app) createClaim(ctx context.Context, flags *claimFlags) error {
+	dir, err := resolveDir(flags.scope)
+	if err != nil {
+		return usageErrorf("-scope %q: %v", flags.scope, err)
+	}
 	data, err := a.dataDir()
 	if err != nil {
 		return err
 	}
-	claims := openClaims(data, nil)
-	defer claims.Close()
-	return do(claims)
-}
-
-// setupClaim is three commands: which one, the first argument says.
-func setupClaim(a *app, fs *flag.FlagSet) func([]string) error {
-	a.declareBase(fs)
-	dir, ttl := fs.String("scope", ".", "the claim is for `DIR` and what is below it"), 24*time.Hour
-	fs.Func("ttl", "how long it holds, `D` being such as 30m, 1h30m, 7d (default 24h)", func(text string) (err error) {
-		ttl, err = parseTTL(text)
+	daemon := readDaemon(data)
+	err = a.withClaims(func(claims *ClaimStore) error {
+		c, err := claims.Create(ctx, dir, flags.label, flags.ttl)
+		if err == nil {
+			a.print(c, flags.asJSON, func() { a.printClaim(c, daemon.URL) })
+		}
 		return err
 	})
-	label := fs.String("label", "", "a `TEXT` to know it by")
-	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
-	return func(args []string) error {
-		switch {
-		case len(args) == 0:
-			return a.createClaim(*dir, *label, ttl, *asJSON)
-		case args[0] == "list" && len(args) == 1:
-			return a.listClaims(*asJSON)
-		case args[0] == "revoke" && len(args) > 1:
-			return a.revokeClaims(args[1:])
-		}
-		return usageErrorf("want no argument, list, or revoke CODE…, not %q%s", args[0], cmp.Or(didYouMean(args[0], claimWords), ": did you mean -scope "+args[0]+"?"))
-	}
-}
-
-func (a *app) createClaim(scope, label string, ttl time.Duration, asJSON bool) error {
-	dir, err := resolveDir(scope)
 	if err != nil {
-		return usageErrorf("-scope %q: %v", scope, err)
+		return err
 	}
-	return a.withClaims(func(claims *ClaimStore) error {
-		c, err := claims.Create(a.ctx, dir, label, ttl)
-		if err != nil {
-			return err
+	if daemon.URL != "" && !daemon.RequireClaim {
+		a.warnf("claim: the running daemon has no -require-claim: " +
+			"a client without a valid code gets everything")
+	}
+	overlaps := func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }
+	if daemon.Roots != nil && !slices.ContainsFunc(daemon.Roots, overlaps) {
+		served := sanitize(strings.Join(daemon.Roots, ", "))
+		a.warnf("claim: the running daemon serves only %s: this code shows nothing", served)
+	}
+	found := make(chan bool, 1)
+	go func() { found <- len(scanFolders([]string{dir}, nil).modules) > 0 }()
+	select {
+	case some := <-found:
+		if !some {
+			a.warnf("claim: no module is under %s: until there is one, the code shows nothing", sanitize(dir))
 		}
-		data, _ := a.dataDir() // it was used before
-		daemon := readDaemon(data)
-		a.print(c, asJSON, func() { a.printClaim(c, daemon.URL) })
-		if daemon.URL != "" && !daemon.RequireClaim {
-			a.warnf("claim: the usher that runs has no -require-claim: a client with a mistyped code, or none, gets everything")
-		}
-		if daemon.Roots != nil && !slices.ContainsFunc(daemon.Roots, func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }) {
-			a.warnf("claim: the usher that runs serves %s: the code shows nothing there", sanitize(strings.Join(daemon.Roots, ", ")))
-		}
-		found := make(chan bool, 1)
-		go func() { found <- len(scanFolders([]string{dir}, nil).modules) > 0 }()
-		select {
-		case some := <-found:
-			if !some {
-				a.warnf("claim: no module lies under %s yet: until one does, the code shows nothing", sanitize(dir))
-			}
-		case <-time.After(2 * time.Second): // it may be a whole disk
-		}
-		return nil
-	})
+	case <-time.After(2 * time.Second): // dir may be a whole disk
+	}
+	return nil
 }
 
-// printClaim prints a new claim and how to use it. daemon is the URL of the one that
-// runs; "" for none.
+// printClaim prints a new claim and how to use it. daemon is the URL of the running
+// daemon, "" if none is running.
 func (a *app) printClaim(c Claim, daemon string) {
-	a.printf("Claim code: %s\nScope:      %s\nExpires in: %s\n", a.paint(bold, c.Code.Dashed()), sanitize(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)))
+	a.printf("Claim code: %s\n", a.paint(bold, c.Code.Dashed()))
+	a.printf("Scope:      %s\n", sanitize(c.ScopeDir))
+	a.printf("Expires in: %s\n", formatLeft(time.Until(c.ExpiresAt)))
 	if c.Label != "" {
 		a.printf("Label:      %s\n", sanitize(c.Label))
 	}
 	url := cmp.Or(daemon, defaultURL)
-	a.printf("\nSet this header on the MCP client's connection:\n  %s: %s\n", claimHeader, c.Code.Reveal())
-	a.printf("\nFor example:\n  claude mcp add --transport http usher %s --header \"%s: %s\"\n", url, claimHeader, c.Code.Reveal())
+	header := claimHeader + ": " + c.Code.Reveal()
+	a.printf("\nSet this header on the MCP client's connection:\n  %s\n", header)
+	a.printf("\nFor example:\n  claude mcp add --transport http usher %s --header %q\n", url, header)
 	a.printf("A client that can't set headers: %s?claim=%s\n", url, c.Code.Reveal())
 	if daemon == "" {
 		a.printf("\nNo usher serves this base folder at the moment: start one with usher serve.\n")
 	}
 }
 
-func (a *app) listClaims(asJSON bool) error {
+func (a *app) listClaims(ctx context.Context, asJSON bool) error {
 	a.readOnly = true
 	return a.withClaims(func(claims *ClaimStore) error {
-		list, err := claims.List(a.ctx)
+		list, err := claims.List(ctx)
 		if list != nil || err == nil {
 			a.print(append([]Claim{}, list...), asJSON, func() { a.printClaims(list) })
 		}
-		return err // also of expired claims that stay in the file
+		return err // it may be that expired claims could not be removed
 	})
 }
 
 func (a *app) printClaims(list []Claim) {
 	if len(list) == 0 {
-		a.printf("No claims hold. Make one: usher claim -scope DIR\n")
+		a.printf("No active claims. Create one: usher claim -scope DIR\n")
 		return
 	}
 	t := newTable(a.stdout)
 	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
 	for _, c := range list {
-		created := c.CreatedAt.Local().Format("2006-01-02 15:04")
-		cells := []string{c.Code.Dashed(), sanitize(c.ScopeDir), formatLeft(time.Until(c.ExpiresAt)), created, sanitize(c.Label)}
+		cells := []string{
+			c.Code.Dashed(),
+			sanitize(c.ScopeDir),
+			formatLeft(time.Until(c.ExpiresAt)),
+			c.CreatedAt.Local().Format("2006-01-02 15:04"),
+			sanitize(c.Label),
+		}
 		fmt.Fprintln(t, strings.TrimSuffix(strings.Join(cells, "\t"), "\t"))
 	}
 	t.Flush()
 }
 
-// revokeClaims removes the claims with these codes. All that hold are removed,
-// also when another does not.
-func (a *app) revokeClaims(args []string) error {
+// revokeClaims removes the claims with these codes. An error for one code does not stop
+// it.
+func (a *app) revokeClaims(ctx context.Context, args []string) error {
 	return a.withClaims(func(claims *ClaimStore) (failed error) {
 		for i, arg := range args {
 			var c Claim
 			code, err := parseCodeArgument(arg)
 			if err == nil {
-				c, err = claims.Revoke(a.ctx, code)
+				c, err = claims.Revoke(ctx, code)
 			}
 			if err != nil {
 				failed = fmt.Errorf("code %d of %d: %w", i+1, len(args), err)
 				continue
 			}
-			a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n", c.Code.Dashed(), sanitize(c.ScopeDir))
+			a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n",
+				c.Code.Dashed(), sanitize(c.ScopeDir))
 		}
 		return failed
 	})
 }
 
-func setupCompletion(a *app, _ *flag.FlagSet) func([]string) error {
-	return func(args []string) error {
-		script, err := helpTexts.ReadFile("help/completion." + strings.Replace(args[0], "zsh", "bash", 1)) // which serves both
+func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
+	return func(_ context.Context, args []string) error {
+		shell := args[0]
+		if shell == "zsh" { // which reads the script for bash
+			shell = "bash"
+		}
+		script, err := helpTexts.ReadFile("help/completion." + shell)
 		if err != nil {
 			return usageErrorf("SHELL %q: want bash, zsh or fish", args[0])
 		}
@@ -642,14 +845,18 @@ func setupCompletion(a *app, _ *flag.FlagSet) func([]string) error {
 	}
 }
 
-func setupNew(a *app, _ *flag.FlagSet) func([]string) error {
-	return func(args []string) error {
+func setupNew(a *app, _ *flag.FlagSet) runFunc {
+	return func(_ context.Context, args []string) error {
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
-		ending := strings.Replace(filepath.Ext(path), ".m", ".", 1) // .mjs as .js
+		ending := filepath.Ext(path)
+		if ending == ".mjs" || ending == ".mts" {
+			ending = "." + ending[2:]
+		}
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + ending + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
-			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, and .usher.go, .py, .js, .mjs, .ts, .mts or .sh", path)
+			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, "+
+				"and .usher.go, .py, .js, .mjs, .ts, .mts or .sh", path)
 		}
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err == nil {

@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode"
@@ -267,6 +268,7 @@ func TestRefusedCommands(t *testing.T) {
 		says string
 	}{
 		{"nope", 2, `unknown command "nope"`},
+		{"", 2, `unknown command ""`},
 		{"srve", 2, "did you mean serve?"},
 		{"list", 2, "did you mean claim list?"},
 		{"-base x nope", 2, `unknown command "-base"`},
@@ -274,7 +276,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"claim examples", 2, "did you mean -scope examples?"},
 		{"serve -prot 3001", 2, "unknown flag -prot: did you mean -addr 127.0.0.1:3001?"},
 		{"-require-claims serve", 2, "did you mean -require-claim?"},
-		{"serve -addr :4000", 2, "for this machine only: -addr 127.0.0.1:4000"},
+		{"serve -addr :4000", 2, "with -addr 127.0.0.1:4000"},
 		{"serve -idle 5", 2, "such as 5m"},
 		{"call a x name=Ada -dir DIR", 2, `'{"name":"Ada"}'`},
 		{"call a_x {} -dir DIR", 1, "MODULE METHOD would be a x"},
@@ -359,6 +361,22 @@ func TestRefusedCommands(t *testing.T) {
 	checkContains(t, "arguments from stdin", out, `"arguments":{"n":1}`)
 }
 
+// Output that can't be written is a failure.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
+	_, full := io.Pipe()
+	full.CloseWithError(syscall.ENOSPC)
+	base := t.TempDir()
+	for _, command := range []string{
+		"version", "help claim", "claim -json -scope . -base " + base, "claim list -base " + base,
+	} {
+		var errs strings.Builder
+		code := run(t.Context(), strings.Fields(command), strings.NewReader(""), full, &errs, noEnv)
+		check(t, command+": status", code, 1)
+		checkContains(t, command, errs.String(), "writing the output: ")
+	}
+}
+
 // A revoke of several codes revokes all valid ones, whatever else is named.
 func TestRevokeSeveral(t *testing.T) {
 	t.Parallel()
@@ -429,7 +447,9 @@ func TestDaemonRecord(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	record := base + "/.data/daemon.json"
 	d := daemonOptions{base: base}.start(t, dir)
-	await(t, "the whole record", func() bool { return readDaemon(base+"/.data").Roots != nil })
+	if readDaemon(base+"/.data").Roots == nil {
+		t.Error("the record does not name the folders")
+	}
 	other := string(marshal(daemonRecord{PID: os.Getppid(), Start: processStartTime(os.Getppid()), URL: "http://127.0.0.1:1/"}))
 	write(t, record, other)
 	d.stop(t)
@@ -530,7 +550,7 @@ func TestInterrupted(t *testing.T) {
 func TestBanner(t *testing.T) {
 	t.Parallel()
 	const claim, mcp = "usher claim -scope ", "claude mcp add --transport http usher "
-	const empty = "no module is ready yet; make one: usher new "
+	const empty = "no module is ready yet; create one: usher new "
 	for _, tt := range []struct {
 		flags, secret string
 		says, omits   []string
@@ -551,7 +571,10 @@ func TestBanner(t *testing.T) {
 				tt.says = append(tt.says, "  building db…\n", "  ready   db                   db_x, ",
 					"  ready   a_name_of_20_letters a_name_of_20_letters_x\n")
 			}
-			env := map[string]string{webhookSecretVar: tt.secret}
+			env := map[string]string{}
+			if tt.secret != "" {
+				env[webhookSecretVar] = tt.secret
+			}
 			d := daemonOptions{env: env}.start(t, dir, strings.Fields(tt.flags)...)
 			d.awaitReady(t)
 			out := d.Out.String()
@@ -608,19 +631,18 @@ def handle_signed():
 func TestClaimWarns(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	wantUsher(t, 0, "No claims hold.", "claim", "list", "-base", base+"/new")
+	wantUsher(t, 0, "No active claims.", "claim", "list", "-base", base+"/new")
 	if _, err := os.Stat(base + "/new"); err == nil {
 		t.Error("usher claim list made a folder")
 	}
 	for flag, warns := range map[string]bool{"-open": true, "-require-claim": false} {
 		d := daemonOptions{base: base}.start(t, dir+"/proj", flag)
-		await(t, "what the daemon says of itself", func() bool { return readDaemon(base+"/.data").Roots != nil })
 		for folder, served := range map[string]bool{"/proj": true, "": true, "/other": false} {
 			_, errs, code := usher(t, "", "claim", "-base", base, "-scope", dir+folder)
 			check(t, flag+": status", code, 0)
-			const open = "no -require-claim: a client with a mistyped code, or none, gets everything"
+			const open = "no -require-claim: a client without a valid code gets everything"
 			check(t, flag+": warns of -open", strings.Contains(errs, open), warns)
-			check(t, flag+": warns of a folder that is not served", strings.Contains(errs, "serves "), !served)
+			check(t, flag+": warns of a folder that is not served", strings.Contains(errs, "serves only "), !served)
 		}
 		wantUsher(t, 0, "", "call", "a", "pid", "-dir", dir+"/proj", "-base", base)
 		d.stop(t)
@@ -657,13 +679,8 @@ func TestPaint(t *testing.T) {
 		{device, "TERM=dumb", "x"},
 	} {
 		name, value, _ := strings.Cut(tt.env, "=")
-		getenv := func(asked string) string {
-			if asked == name {
-				return value
-			}
-			return ""
-		}
-		check(t, fmt.Sprintf("%T, %s", tt.out, tt.env), newPainter(tt.out, getenv).paint(bold, "x"), tt.want)
+		a := &app{styled: showsStyles(tt.out, lookupIn(map[string]string{name: value}))}
+		check(t, fmt.Sprintf("%T, %s", tt.out, tt.env), a.paint(bold, "x"), tt.want)
 	}
 }
 

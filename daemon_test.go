@@ -83,7 +83,7 @@ func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDa
 		ctx, cancel := context.WithCancel(context.Background())
 		d.cancel = cancel
 		go func() {
-			d.status = run(ctx, args, strings.NewReader(""), d.Out, log, func(name string) string { return o.env[name] })
+			d.status = run(ctx, args, strings.NewReader(""), d.Out, log, lookupIn(o.env))
 			close(d.done)
 		}()
 	}
@@ -110,7 +110,15 @@ func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, log io.Writer, 
 	}()
 }
 
-func noEnv(string) string { return "" }
+// lookupIn returns a lookup in an environment.
+func lookupIn(env map[string]string) func(name string) (string, bool) {
+	return func(name string) (string, bool) {
+		value, set := env[name]
+		return value, set
+	}
+}
+
+func noEnv(string) (string, bool) { return "", false }
 
 func (d *testDaemon) ended() bool {
 	select {
@@ -188,11 +196,11 @@ func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
 
 var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 
-// modulesOf is what usher modules prints.
-func modulesOf(t *testing.T, dir string, getenv func(string) string) string {
+// modulesOf returns what usher modules prints.
+func modulesOf(t *testing.T, dir string, env map[string]string) string {
 	t.Helper()
 	var out, log output
-	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, getenv); code != 0 {
+	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, lookupIn(env)); code != 0 {
 		t.Fatalf("usher modules: status %d: %s", code, log.String())
 	}
 	return out.String()

@@ -41,7 +41,7 @@
 //	          transport.go    streamable HTTP, HTTP+SSE, stdio
 //	webhook   webhook.go      HTTP callbacks and their signatures
 //	program   serve.go        the daemon, and its page for browsers
-//	          terminal.go     what the commands share: flags, folders, text for terminals
+//	          terminal.go     what the commands share: streams, folders, text for terminals
 //	          cli.go          the commands and their output
 //
 // claims.go, scope.go and view.go decide who sees what. The central idea is the View:
@@ -60,12 +60,18 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.Getenv))
+	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.LookupEnv))
 }
 
-// run is the whole program: it runs the command that args name and returns the
-// exit status. Tests call it in-process.
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
+// run is the whole program: it runs the command that args name and returns the exit
+// status. Tests call it in-process. lookupEnv looks up an environment variable.
+func run(
+	ctx context.Context,
+	args []string,
+	stdin io.Reader,
+	stdout, stderr io.Writer,
+	lookupEnv func(string) (string, bool),
+) int {
 	if len(args) > 0 && args[0] == reaperCommand {
 		runReaper(stdin)
 		return 0
@@ -73,6 +79,12 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	if len(args) == 3 && args[0] == shellCommand {
 		return runShell(ctx, args[1], args[2], os.Environ(), stdin, stdout, stderr)
 	}
-	a := &app{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr, painter: newPainter(stdout, getenv), getenv: getenv}
-	return a.run(args)
+	a := &app{
+		stdin:     stdin,
+		stdout:    &checkedWriter{to: stdout},
+		stderr:    stderr,
+		lookupEnv: lookupEnv,
+		styled:    showsStyles(stdout, lookupEnv),
+	}
+	return a.run(ctx, args)
 }

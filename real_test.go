@@ -208,7 +208,7 @@ func (r *realWorkspace) reset(t *testing.T) {
 	write(t, filepath.Join(r.files, "pixel.png"), string(pixel))
 	write(t, filepath.Join(r.root, "secret.txt"), "nothing for the filesystem server")
 	var out output
-	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace}, strings.NewReader(""), &out, &out, os.Getenv); status != 0 {
+	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace}, strings.NewReader(""), &out, &out, os.LookupEnv); status != 0 {
 		t.Fatalf("usher modules: status %d\n%s", status, &out)
 	}
 }

@@ -1,7 +1,6 @@
-// The daemon: usher serve put together out of its parts, from the flags to the
-// last process ended. Also what it prints while it runs, the record that says which
-// daemon has a base folder, and what it shares with the other commands: app, with
-// the data folder and the opening of modules. It knows every room but cli.go.
+// The daemon: usher serve, from its flags to the end of the last process. Also what it
+// prints while it runs, the record that says which daemon has a base folder, and the page
+// for browsers.
 
 package main
 
@@ -33,16 +32,17 @@ import (
 
 const (
 	headerTimeout = 10 * time.Second // for a request's headers
-	restTimeout   = time.Second      // for the rest of a body that was not wanted
+	restTimeout   = time.Second      // for the rest of a body that is not read
 	idleTimeout   = 2 * time.Minute  // of a connection without a request
-	drainTimeout  = 5 * time.Second  // for calls under way when the daemon ends
+	drainTimeout  = 5 * time.Second  // for calls in flight when the daemon stops
 )
 
-// declare declares the flags that serve and stdio have in common; the log goes to
+// declareRegistryFlags declares the flags that serve and stdio share. The log goes to
 // stderr.
-func (c *registryConfig) declare(fs *flag.FlagSet, stderr io.Writer) {
-	c.Watch, c.Log = true, slog.New(slog.NewTextHandler(stderr, nil))
-	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute, "end a call after `DURATION` without an answer or progress")
+func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
+	c := &registryConfig{Watch: true, Log: slog.New(slog.NewTextHandler(stderr, nil))}
+	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute,
+		"end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
 	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {
 		switch form {
@@ -54,26 +54,30 @@ func (c *registryConfig) declare(fs *flag.FlagSet, stderr io.Writer) {
 		}
 		return nil
 	})
+	return c
 }
 
-// serveFlags is the flags of usher serve.
+// serveFlags are the flags of usher serve.
 type serveFlags struct {
-	registryConfig
-	addr                     string
-	hosts, origins           []string // lower case
-	publicURL                string   // with a slash at its end; "" for none
-	requireClaim, open       bool     // of MCP clients
-	watch                    *bool    // nil where it is not given
-	openWebhooks, signatures bool     // of webhooks
-	maxBody                  int64    // bytes
-	webhookTimeout           time.Duration
-	webhookLimit             int
-	tlsCert, tlsKey          string
+	registry         *registryConfig
+	addr             string
+	hosts            []string // lower case
+	origins          []string // lower case
+	publicURL        string   // ends with a slash; "" for none
+	requireClaim     bool     // of MCP clients
+	open             bool     // to all MCP clients
+	watch            *bool    // nil if the flag is not given
+	openWebhooks     bool
+	acceptSignatures bool
+	maxBody          int64 // bytes
+	webhookTimeout   time.Duration
+	webhookLimit     int
+	tlsCert          string // path
+	tlsKey           string // path
 }
 
-func (f *serveFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
-	f.registryConfig.declare(fs, stderr)
-	f.maxBody = defaultMaxBody
+func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
+	f := &serveFlags{registry: declareRegistryFlags(fs, stderr), maxBody: defaultMaxBody}
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
 	fs.Func("allow-host", "answer requests for this host `NAME` too (repeatable)", f.addHost)
 	fs.Func("allow-origin", "answer scripts of the website at this `URL` too (repeatable)", f.addOrigin)
@@ -85,13 +89,19 @@ func (f *serveFlags) declare(fs *flag.FlagSet, stderr io.Writer) {
 		f.watch = &watch
 		return err
 	})
-	fs.BoolVar(&f.open, "open", false, "serve anyone who can reach the address, all modules, without a claim")
-	fs.BoolVar(&f.openWebhooks, "open-webhooks", false, "deliver webhooks of anyone who can reach the address")
-	fs.BoolVar(&f.signatures, "accept-signatures", false, "let a webhook's verified @signature stand in for the secret")
-	fs.DurationVar(&f.webhookTimeout, "webhook-timeout", 30*time.Second, "give a webhook's method up after `DURATION`")
-	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit, "take at most `N` deliveries at once")
+	fs.BoolVar(&f.open, "open", false,
+		"serve all modules, without a claim, to anyone who can reach the address")
+	fs.BoolVar(&f.openWebhooks, "open-webhooks", false,
+		"deliver webhooks of anyone who can reach the address")
+	fs.BoolVar(&f.acceptSignatures, "accept-signatures", false,
+		"let a webhook's verified @signature replace the secret")
+	fs.DurationVar(&f.webhookTimeout, "webhook-timeout", 30*time.Second,
+		"give up on a webhook's method after `DURATION`")
+	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit,
+		"answer at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
+	return f
 }
 
 func (f *serveFlags) addHost(name string) error {
@@ -104,16 +114,27 @@ func (f *serveFlags) addHost(name string) error {
 
 func (f *serveFlags) addOrigin(text string) error {
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" {
-		return errors.New("want a URL without a path, such as https://example.com")
+	why := ""
+	switch {
+	case err != nil:
+		why = "this is not a URL"
+	case u.Scheme == "":
+		why = "the scheme is missing"
+	case u.Host == "":
+		why = "the host is missing"
+	case u.Path != "" || strings.ContainsAny(text, "?#"):
+		why = "an origin has no path, query or fragment"
+	default:
+		f.origins = append(f.origins, strings.ToLower(text))
+		return nil
 	}
-	f.origins = append(f.origins, strings.ToLower(text))
-	return nil
+	return errors.New(why + ": want a URL such as https://example.com")
 }
 
 func (f *serveFlags) setPublicURL(text string) error {
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || strings.ContainsAny(text, "?#'\" ") {
+	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
+	if !isHTTP || u.User != nil || strings.ContainsAny(text, "?#'\" ") {
 		return errors.New("want a URL such as https://usher.example.com/")
 	}
 	f.publicURL = strings.TrimSuffix(text, "/") + "/"
@@ -121,10 +142,12 @@ func (f *serveFlags) setPublicURL(text string) error {
 }
 
 func (f *serveFlags) setMaxBody(text string) error {
-	number, shift := text, 0
+	number := text
+	shift := 0
 	for unit, bits := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
 		if digits, ok := strings.CutSuffix(text, unit); ok {
-			number, shift = digits, bits
+			number = digits
+			shift = bits
 		}
 	}
 	n, err := strconv.ParseUint(number, 10, 64)
@@ -135,29 +158,33 @@ func (f *serveFlags) setMaxBody(text string) error {
 	return nil
 }
 
-// check refuses flags that make no sense, or that would let anyone in.
-func (f *serveFlags) check(secret string) error {
+// check refuses flags that make no sense, or that would let anyone in. lookupEnv looks up
+// the secret of webhooks.
+func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	_, port, err := net.SplitHostPort(f.addr)
 	if err != nil {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
 	}
+	secret, set := lookupEnv(webhookSecretVar)
 	reachable := f.exposure()
-	_, secretSet := os.LookupEnv(webhookSecretVar)
 	switch {
 	case f.webhookTimeout <= 0 || f.webhookLimit <= 0:
 		return usageErrorf("-webhook-timeout and -webhook-limit: want more than zero")
-	case secretSet && secret == "":
-		return usageErrorf("%s is set but empty, which would leave the webhooks unguarded: give it a value or unset it", webhookSecretVar)
+	case set && secret == "":
+		return usageErrorf("%s is set but empty, which would leave webhooks unprotected: "+
+			"give it a value or unset it", webhookSecretVar)
 	case strings.TrimSpace(secret) != secret:
-		return usageErrorf("%s begins or ends with white space, which no header can: take it away", webhookSecretVar)
+		return usageErrorf("%s starts or ends with white space, which an HTTP header can't carry: remove it",
+			webhookSecretVar)
 	case reachable != "" && !f.open && !f.requireClaim:
-		return usageErrorf("under %s others than this machine can reach usher, which needs %s; for this machine only: -addr 127.0.0.1:%s, without -allow-host and -public-url", reachable, mcpFlags, port)
+		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
+			"or serve this machine only, with -addr 127.0.0.1:%s, without -allow-host and -public-url", reachable, mcpFlags, port)
 	}
 	return nil
 }
 
-// exposure is a name or address by which others than this machine can reach the
-// daemon; "" where there is none.
+// exposure returns a name or address by which other machines can reach the daemon, or
+// "" if none can.
 func (f *serveFlags) exposure() string {
 	host, _, _ := net.SplitHostPort(f.addr)
 	for _, name := range append([]string{cmp.Or(host, "0.0.0.0")}, f.hosts...) {
@@ -168,7 +195,7 @@ func (f *serveFlags) exposure() string {
 	return ""
 }
 
-// webhookAudience is whose deliveries are taken while no secret is set.
+// webhookAudience returns the senders that need no secret if none is set.
 func (f *serveFlags) webhookAudience() audience {
 	switch {
 	case f.openWebhooks:
@@ -180,128 +207,176 @@ func (f *serveFlags) webhookAudience() audience {
 	}
 }
 
+// frozen reports whether changes of modules are refused.
+func (f *serveFlags) frozen() bool {
+	if f.watch != nil {
+		return !*f.watch
+	}
+	return f.requireClaim
+}
+
 // daemon is one run of usher serve.
 type daemon struct {
-	*app
+	app    *app
 	flags  *serveFlags
-	dirs   []string // to serve, as given
-	secret string   // of webhooks; "" for none
+	log    *slog.Logger
+	secret string // of webhooks; "" for none
+	data   string // the data folder
 
-	data     string // the data folder
-	log      *slog.Logger
+	record   daemonRecord
+	listener net.Listener
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
-	listener net.Listener
-	url      string // of the MCP endpoint, as clients reach it
+	handlers sync.RWMutex // read-locked while a request is handled; locked at the end, for good
 }
 
-func (d *daemon) run() (err error) {
-	if err := d.flags.check(d.secret); err != nil {
+// serve runs a daemon for the modules under dirs until ctx ends.
+func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error {
+	if err := flags.check(a.lookupEnv); err != nil {
 		return err
 	}
-	if d.data, err = d.dataDir(); err != nil {
-		return err
-	}
-	if err := claimBase(d.ctx, d.data, d.listen); err != nil {
-		return err
-	}
-	defer func() {
-		if readDaemon(d.data).PID == os.Getpid() { // and not another's, whose start a deleted record did not stop
-			os.Remove(filepath.Join(d.data, recordName))
-		}
-	}()
-	defer d.listener.Close()
-	claims := openClaims(d.data, d.log)
-	defer claims.Close()
-	sessions, err := openSessions(d.data, d.log, time.Now)
+	data, err := a.dataDir()
 	if err != nil {
 		return err
 	}
-	d.flags.Frozen = d.flags.requireClaim
-	if d.flags.watch != nil {
-		d.flags.Frozen = !*d.flags.watch
+	d := &daemon{
+		app:    a,
+		flags:  flags,
+		log:    flags.registry.Log,
+		secret: a.getenv(webhookSecretVar),
+		data:   data,
 	}
-	return d.withRegistry(d.dirs, d.flags.registryConfig, func(r *Registry) error {
+	if err := newWriteToken(data).do(ctx, d.claimBase); err != nil {
+		return err
+	}
+	defer func() {
+		if readDaemon(data).PID == os.Getpid() { // else another daemon has started, as the record was deleted
+			os.Remove(filepath.Join(data, recordName))
+		}
+	}()
+	defer d.listener.Close()
+	claims := openClaims(data, d.log)
+	defer claims.Close()
+	sessions, err := openSessions(data, d.log, time.Now)
+	if err != nil {
+		return err
+	}
+	config := *flags.registry
+	config.Frozen = flags.frozen()
+	return a.withRegistry(dirs, config, func(r *Registry) error {
 		d.registry = r
 		if err := d.completeRecord(); err != nil {
 			return err
 		}
-		return d.serve(d.ctx, newGate(claims, sessions, d.flags.requireClaim, d.log))
+		return d.serve(ctx, newGate(claims, sessions, flags.requireClaim, d.log))
 	})
 }
 
-// completeRecord adds to the daemon's record what it serves: the folders and, if it
-// does not follow changes, what the modules' files contain.
-func (d *daemon) completeRecord() error {
-	record := readDaemon(d.data)
-	record.Roots = d.registry.Roots
-	record.Taken = d.registry.Taken
-	return replaceFile(filepath.Join(d.data, recordName), marshal(record))
-}
-
-// listen opens the address, and returns what the record says of the daemon.
-func (d *daemon) listen() (record daemonRecord, err error) {
-	if d.listener, err = net.Listen("tcp", d.flags.addr); err != nil {
-		return record, fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+// claimBase opens the address and makes this process the daemon of its base folder,
+// unless another one runs. The caller has the write token.
+func (d *daemon) claimBase(string) error {
+	if other := readDaemon(d.data); other.PID != 0 {
+		return fmt.Errorf("another usher serves this base folder already (process %d, %s): "+
+			"use that one, or give this one a base folder of its own with -base", other.PID, other.URL)
 	}
-	scheme := "http"
-	if d.flags.tlsCert+d.flags.tlsKey != "" {
-		cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
-		if err != nil {
-			return record, fmt.Errorf("loading the certificate: %w", err)
-		}
-		scheme = "https"
-		d.listener = tls.NewListener(d.listener, &tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"h2", "http/1.1"}})
+	scheme, err := d.listen()
+	if err != nil {
+		return err
 	}
 	addr := *d.listener.Addr().(*net.TCPAddr)
 	if addr.IP.IsUnspecified() {
 		addr.IP = net.IPv4(127, 0, 0, 1) // which clients on this machine can reach
 	}
-	d.url = cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/")
-	return daemonRecord{URL: d.url, RequireClaim: d.flags.requireClaim, Secret: d.secret != "",
-		WebhooksOff: d.secret == "" && d.flags.webhookAudience() == nobody}, nil
+	d.record = daemonRecord{
+		PID:          os.Getpid(),
+		Start:        processStartTime(os.Getpid()),
+		URL:          cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/"),
+		RequireClaim: d.flags.requireClaim,
+		Secret:       d.secret != "",
+		WebhooksOff:  d.secret == "" && d.flags.webhookAudience() == nobody,
+	}
+	return d.writeRecord()
 }
 
-// serve answers until ctx ends, and then brings everything to an end: first the
-// streams, then, after a while, the calls.
+// listen opens the address, and returns the scheme of its URL.
+func (d *daemon) listen() (scheme string, err error) {
+	d.listener, err = net.Listen("tcp", d.flags.addr)
+	if err != nil {
+		return "", fmt.Errorf("listening on %s: %w; choose another address with -addr", d.flags.addr, err)
+	}
+	if d.flags.tlsCert == "" && d.flags.tlsKey == "" {
+		return "http", nil
+	}
+	cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
+	if err != nil {
+		return "", fmt.Errorf("loading the certificate: %w", err)
+	}
+	d.listener = tls.NewListener(d.listener, &tls.Config{
+		Certificates: []tls.Certificate{cert},
+		NextProtos:   []string{"h2", "http/1.1"},
+	})
+	return "https", nil
+}
+
+// completeRecord adds to the record what the daemon serves: the folders and, if it
+// refuses changes, what the modules' files contain.
+func (d *daemon) completeRecord() error {
+	d.record.Roots = d.registry.Roots
+	d.record.Taken = d.registry.Taken
+	return d.writeRecord()
+}
+
+// serve answers requests until ctx ends. Then the streams end at once, and calls in
+// flight when they are done or after drainTimeout.
 func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
 	stop := func() { cancelCalls(errStopping) }
 	defer stop()
-	origins := &originPolicy{hosts: d.flags.hosts, origins: d.flags.origins, mcp: thisMachine}
-	if d.flags.open || d.flags.requireClaim {
-		origins.mcp = anyone
-	}
 	bodies := newBodyReader(d.flags.maxBody)
-	d.server = &Server{modules: d.registry, gate: gate, bodies: bodies, log: d.log,
-		started: time.Now(), suspended: newSuspendedCalls(stopped), stopping: ctx, stopped: stopped, publicURL: d.flags.publicURL}
-	d.webhooks = &Webhooks{modules: d.registry, bodies: bodies, log: d.log, getenv: d.getenv,
-		secret: d.secret, audience: d.flags.webhookAudience(), acceptSignatures: d.flags.signatures, timeout: d.flags.webhookTimeout,
-		slots: make(chan struct{}, d.flags.webhookLimit)}
-	d.server.webhookPath = d.webhooks.pathOf
-	var handlers sync.WaitGroup
-	web := &http.Server{Handler: d.handler(origins, &handlers), ReadHeaderTimeout: headerTimeout, IdleTimeout: idleTimeout,
-		MaxHeaderBytes: maxHeader, ErrorLog: slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn)}
+	d.webhooks = &Webhooks{
+		modules:          d.registry,
+		bodies:           bodies,
+		log:              d.log,
+		getenv:           d.app.getenv,
+		secret:           d.secret,
+		audience:         d.flags.webhookAudience(),
+		acceptSignatures: d.flags.acceptSignatures,
+		timeout:          d.flags.webhookTimeout,
+		slots:            make(chan struct{}, d.flags.webhookLimit),
+	}
+	d.server = &Server{
+		modules:     d.registry,
+		gate:        gate,
+		bodies:      bodies,
+		log:         d.log,
+		started:     time.Now(),
+		suspended:   newSuspendedCalls(stopped),
+		stopping:    ctx,
+		stopped:     stopped,
+		publicURL:   d.flags.publicURL,
+		webhookPath: d.webhooks.pathOf,
+	}
+	web := &http.Server{
+		Handler:           d.handler(),
+		ReadHeaderTimeout: headerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),
+	}
 	var parts sync.WaitGroup
 	parts.Go(func() { d.show(ctx) })
-	d.log.Info("listening", "address", d.listener.Addr().String())
 	parts.Go(func() {
 		<-ctx.Done()
-		late := time.AfterFunc(drainTimeout, stop) // calls under way are told
-		defer late.Stop()
-		last, done := context.WithTimeout(context.Background(), 2*drainTimeout)
-		defer done()
-		_ = web.Shutdown(last)
-		web.Close()
-		stop() // also calls that wait for their clients to come back
+		shutDown(web, stop)
 	})
+	d.log.Info("listening", "address", d.listener.Addr().String())
 	err := web.Serve(d.listener)
 	cancel()
 	parts.Wait()
-	handlers.Wait()
+	d.handlers.Lock()
 	d.server.suspended.wg.Wait()
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -309,22 +384,35 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	return err
 }
 
-// handler is the way of every request: an id, who may speak to the daemon at
-// all, the routes.
-func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.Handler {
+// shutDown ends a server: its connections when they are idle, those that are not after a
+// while. stop ends the calls.
+func shutDown(web *http.Server, stop func()) {
+	late := time.AfterFunc(drainTimeout, stop)
+	defer late.Stop()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*drainTimeout)
+	defer cancel()
+	_ = web.Shutdown(ctx) // or else Close
+	web.Close()
+	stop() // calls without a connection, which wait for their clients to return
+}
+
+// handler returns the root handler: it assigns a request ID, applies the origin policy
+// and routes.
+func (d *daemon) handler() http.Handler {
+	origins := &originPolicy{hosts: d.flags.hosts, origins: d.flags.origins, mcp: thisMachine}
+	if d.flags.open || d.flags.requireClaim {
+		origins.mcp = anyone
+	}
 	mux := http.NewServeMux()
 	d.server.routes(mux)
-	mux.HandleFunc("/", handle(d.log, writeMCPError, func(_ http.ResponseWriter, r *http.Request) error {
-		if strings.Contains(r.URL.Path, "/.well-known/o") || r.URL.Path == "/register" {
-			d.log.Debug("a client looks for a login", "path", r.URL.Path)
-			return loggedError{httpErrorf(http.StatusNotFound, "usher has no login: %s", howToPresent)}
-		}
-		return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
-	}))
+	mux.HandleFunc("/", handle(d.log, writeMCPError, d.serveNothing))
 	hooks := handle(d.log, writeWebhookError, d.webhooks.serve)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		handlers.Add(1)
-		defer handlers.Done()
+		if !d.handlers.TryRLock() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		defer d.handlers.RUnlock()
 		defer dropBody(w)
 		w.Header().Set(requestIDHeader, newRequestID())
 		isHook := isWebhook(r.URL.Path)
@@ -340,67 +428,71 @@ func (d *daemon) handler(origins *originPolicy, handlers *sync.WaitGroup) http.H
 	})
 }
 
+// serveNothing answers requests for unknown paths.
+func (d *daemon) serveNothing(_ http.ResponseWriter, r *http.Request) error {
+	if strings.Contains(r.URL.Path, "/.well-known/o") || r.URL.Path == "/register" {
+		d.log.Debug("a client looks for a login", "path", r.URL.Path)
+		return loggedError{httpErrorf(http.StatusNotFound, "usher has no login: %s", howToPresent)}
+	}
+	return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
+}
+
 // dropBody limits the time for the rest of a body that the handler did not read: net/http
 // drains the body before it replies, and would wait forever for one that never arrives.
 func dropBody(w http.ResponseWriter) {
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
 }
 
-// isWebhook reports whether a path is one of webhooks, or leads to one: the mux would
-// redirect one with // in it before the secret was shown.
+// isWebhook reports whether a path is one of webhooks, or is cleaned to one: the mux
+// would redirect a path with // in it before the secret is checked.
 func isWebhook(at string) bool {
 	return strings.HasPrefix(at, webhookPrefix) || strings.HasPrefix(path.Clean("/"+at)+"/", webhookPrefix)
 }
 
-// admits reports whether a request is let through, and answers it if not.
+// admits reports whether a request may be handled, and answers it if not.
 func (d *daemon) admits(origins *originPolicy, w http.ResponseWriter, r *http.Request, isHook bool) bool {
-	err, write := origins.admit(r), writeMCPError
-	switch {
-	case err == nil && origins.cors(w, r):
+	err := origins.admit(r)
+	if err == nil && origins.cors(w, r) {
 		return false
-	case isHook:
-		write = writeWebhookError
-	case err == nil:
+	}
+	if err == nil && !isHook {
 		err = origins.admitMCP(r)
 	}
-	if err != nil {
-		refuse(d.log, write, w, r, err)
+	if err == nil {
+		return true
 	}
-	return err == nil
+	write := writeMCPError
+	if isHook {
+		write = writeWebhookError
+	}
+	refuse(d.log, write, w, r, err)
+	return false
 }
 
-// show prints, for people, where the daemon is and its modules as they become
-// ready, and once all were introspected, what to try. What can't be hosted
-// stands in the log.
+// show prints the daemon's address, its modules when they become ready and, once all
+// are introspected, what to do next. Modules that can't be hosted are in the log.
 func (d *daemon) show(ctx context.Context) {
-	fmt.Fprintf(d.stdout, "usher %s serves MCP at %s\n\n", version(), d.paint(bold, d.url))
-	shown, told, tryOnce := make(map[string]*Module), make(map[string]bool), sync.OnceFunc(d.printNextSteps)
+	d.app.printf("usher %s serves MCP at %s\n\n", version(), d.app.paint(bold, d.record.URL))
+	shown := make(map[string]*Module)
+	named := make(map[string]bool)
+	printOnce := sync.OnceFunc(d.printNextSteps)
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
-		ready := d.registry.WaitAll(ctx, time.Second, scopeAll()) // asked before the modules: those may be ready by then
-		if building := pendingModules(d.registry, told); building != "" && !ready {
-			fmt.Fprintf(d.stdout, "  building %s…\n", building)
+		ready := d.registry.WaitAll(ctx, time.Second, scopeAll())
+		if building := newlyPending(d.registry, named); building != "" && !ready {
+			d.app.printf("  building %s…\n", building)
 		}
-		view := d.registry.View(scopeAll())
+		view := d.registry.View(scopeAll()) // after WaitAll: if that is true, the view has all modules
 		for _, m := range view.Modules {
-			if shown[m.Label] == m.Module {
-				continue
+			if shown[m.Label] != m.Module {
+				shown[m.Label] = m.Module
+				d.showModule(view, m)
 			}
-			shown[m.Label] = m.Module
-			var names []string
-			for _, t := range view.ToolsOf(m.Module) {
-				names = append(names, t.Name)
-				if _, others := view.Hook(t.HookPath()); len(others) > 0 {
-					d.log.Warn("a webhook is not served, as several have its path", "tool", t.Name, "path", t.HookPath(), "several", others)
-				}
-			}
-			tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
-			fmt.Fprintf(d.stdout, "  %s   %-20s %s\n", d.paint(green, "ready"), m.Label, clipText(tools, 48))
 		}
 		if !ready {
 			continue
 		}
-		tryOnce()
+		printOnce()
 		select {
 		case <-ctx.Done():
 		case <-changed:
@@ -408,87 +500,96 @@ func (d *daemon) show(ctx context.Context) {
 	}
 }
 
-// pendingModules names the modules that are being introspected, but for those that
-// were told before.
-func pendingModules(r *Registry, told map[string]bool) string {
+// showModule prints a module that is ready, and logs webhooks that are not served.
+func (d *daemon) showModule(view *View, m ViewModule) {
+	var names []string
+	for _, t := range view.ToolsOf(m.Module) {
+		names = append(names, t.Name)
+		if _, others := view.Hook(t.HookPath()); len(others) > 0 {
+			d.log.Warn("a webhook is not served, as several have its path",
+				"tool", t.Name, "path", t.HookPath(), "several", others)
+		}
+	}
+	tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
+	d.app.printf("  %s   %-20s %s\n", d.app.paint(green, "ready"), m.Label, clipText(tools, 48))
+}
+
+// newlyPending names the modules that are being introspected, except those it has named
+// before. It updates named.
+func newlyPending(r *Registry, named map[string]bool) string {
 	var list []string
 	for _, s := range r.Report() {
-		if s.Pending && !told[s.Name] {
+		if s.Pending && !named[s.Name] {
 			list = append(list, sanitize(s.Name))
 		}
-		told[s.Name] = s.Pending
+		named[s.Name] = s.Pending
 	}
 	return clipText(strings.Join(list, ", "), 60)
 }
 
-// printNextSteps says what to do next.
+// printNextSteps prints how to connect a client and deliver a webhook.
 func (d *daemon) printNextSteps() {
 	root := d.registry.Roots[0]
 	if len(d.registry.View(scopeAll()).Modules) == 0 {
-		fmt.Fprintf(d.stdout, "  no module is ready yet; make one: usher new %q\n", filepath.Join(root, "hello.usher.go"))
+		d.app.printf("  no module is ready yet; create one: usher new %q\n",
+			filepath.Join(root, "hello.usher.go"))
 	}
-	connect := "Connect a client:\n  claude mcp add --transport http usher " + d.url
 	if d.flags.requireClaim {
-		connect = "Make a code for a client, which it has to present:\n  usher claim -scope " + strconv.Quote(root)
+		d.app.printf("\nCreate a code for a client, which must present it:\n  usher claim -scope %q\n", root)
+	} else {
+		d.app.printf("\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.record.URL)
 	}
 	hooks := "Webhooks need the header " + secretHeader
 	switch {
-	case d.secret == "" && d.flags.webhookAudience() == nobody:
-		hooks = fmt.Sprintf("Webhooks are off, because of %s: set %s\nin the environment of usher serve, or give -open-webhooks", cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
+	case d.record.WebhooksOff:
+		hooks = fmt.Sprintf("Webhooks are off (%s): set %s\n"+
+			"in the environment of usher serve, or use -open-webhooks",
+			cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
 	case d.secret == "":
 		hooks = "Webhooks need no secret, as " + webhookSecretVar + " is not set"
-	case d.flags.signatures:
+	case d.flags.acceptSignatures:
 		hooks += " or a verified signature"
 	}
-	if d.secret == "" && d.flags.signatures {
+	if d.secret == "" && d.flags.acceptSignatures {
 		hooks += ".\nWithout a secret -accept-signatures has no effect"
 	}
-	fmt.Fprintf(d.stdout, "\n%s\n\nSee what there is, with a line to try each webhook:\n  usher modules %q\n\n%s.\n\nCtrl-C ends it. Calls and logs follow.\n\n",
-		connect, root, hooks)
+	d.app.printf("\nSee all modules, with a command to try each webhook:\n  usher modules %q\n\n%s.\n\n"+
+		"Ctrl-C ends it. Calls and logs follow.\n\n", root, hooks)
 }
 
-// defaultURL is where a daemon is that was not told otherwise.
+// defaultURL is the URL of a daemon with the default flags.
 const defaultURL = "http://127.0.0.1:3000/"
 
-// recordName is the file in the data folder that says which daemon has it.
+// recordName is the file in the data folder with the record of its daemon.
 const recordName = "daemon.json"
 
-// daemonRecord is what the file holds.
+// daemonRecord describes a running daemon to the other commands.
 type daemonRecord struct {
-	PID   int    `json:"pid"`
-	Start string `json:"start"` // see processStartTime
-	URL   string `json:"url"`   // where clients reach it
-
+	PID          int               `json:"pid"`
+	Start        string            `json:"start"` // see processStartTime
+	URL          string            `json:"url"`   // by which clients reach it
 	Roots        []string          `json:"roots"` // the folders that it serves; nil while it starts
 	RequireClaim bool              `json:"requireClaim"`
-	Secret       bool              `json:"secret"`      // webhooks need one
-	WebhooksOff  bool              `json:"webhooksOff"` // none is taken: see showTry
-	Taken        map[string]string `json:"taken"`       // see registryConfig
+	Secret       bool              `json:"secret"`          // webhooks need it
+	WebhooksOff  bool              `json:"webhooksOff"`     // see printNextSteps
+	Taken        map[string]string `json:"taken,omitempty"` // the content of its modules, if it refuses changes
 }
 
-// readDaemon reads the record of dataDir's daemon. It is zero when none runs.
+// readDaemon reads the record of the daemon that runs in a data folder. It returns the
+// zero value if none runs.
 func readDaemon(dataDir string) (d daemonRecord) {
 	raw, err := os.ReadFile(filepath.Join(dataDir, recordName))
-	if err != nil || json.Unmarshal(raw, &d) != nil || !processAlive(d.PID) || d.Start != "" && d.Start != processStartTime(d.PID) {
+	if err != nil || json.Unmarshal(raw, &d) != nil {
+		return daemonRecord{}
+	}
+	if !processAlive(d.PID) || d.Start != "" && d.Start != processStartTime(d.PID) {
 		return daemonRecord{}
 	}
 	return d
 }
 
-// claimBase makes this process the daemon of dataDir, unless one runs. listen
-// opens the address, and returns what the record holds beside the process.
-func claimBase(ctx context.Context, dataDir string, listen func() (daemonRecord, error)) error {
-	return newWriteToken(dataDir).do(ctx, func(string) error {
-		if other := readDaemon(dataDir); other.PID != 0 {
-			return fmt.Errorf("another usher serves this base folder already (process %d, %s): use that one, or give this one its own with -base", other.PID, other.URL)
-		}
-		record, err := listen()
-		if err != nil {
-			return err
-		}
-		record.PID, record.Start = os.Getpid(), processStartTime(os.Getpid())
-		return replaceFile(filepath.Join(dataDir, recordName), marshal(record))
-	})
+func (d *daemon) writeRecord() error {
+	return replaceFile(filepath.Join(d.data, recordName), marshal(d.record))
 }
 
 //go:embed help/page.html

@@ -401,7 +401,11 @@ func TestSignatureUnusable(t *testing.T) {
 	writeTools(t, dir+"/m.usher", tools...)
 	env := map[string]string{"WH_KEY_SIGNING_SECRET": "not base64!", "WH_EMPTY_SIGNING_SECRET": ""}
 	for unshown, secret := range map[int]string{503: "", 401: testSecret} {
-		env[webhookSecretVar] = secret
+		if secret != "" {
+			env[webhookSecretVar] = secret
+		} else {
+			delete(env, webhookSecretVar)
+		}
 		d := daemonOptions{base: base, env: env}.start(t, dir, "-accept-signatures")
 		d.awaitReady(t)
 		for i, p := range problems {
@@ -416,7 +420,7 @@ func TestSignatureUnusable(t *testing.T) {
 		}
 		d.stop(t)
 	}
-	report := modulesOf(t, dir, func(name string) string { return env[name] })
+	report := modulesOf(t, dir, env)
 	for i, p := range problems {
 		_, note, _ := strings.Cut(report, fmt.Sprintf("note: handle%d: ", i))
 		note, _, _ = strings.Cut(note, "\n")

@@ -1,11 +1,14 @@
-// What the commands share: one run of the program with its streams and base folder,
-// usage errors, durations, and text for terminals.
+// What the commands share: a run of the program with its streams and environment, the
+// data folder, the opening of modules and claims, and text for terminals.
+//
+// Output for people, and JSON with -json, goes to stdout. Logs, warnings and errors go
+// to stderr; an error is one line that begins "usher:". Text that others wrote (file
+// names, descriptions, errors of modules) passes through sanitize.
 
 package main
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -24,27 +27,88 @@ import (
 
 // app is one run of the program.
 type app struct {
-	ctx            context.Context
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	painter        // of stdout
-	getenv         func(string) string
-	base           string // the -base flag; see dataDir
-	readOnly       bool   // nothing is made in the data folder
+	stdin     io.Reader
+	stdout    *checkedWriter
+	stderr    io.Writer
+	lookupEnv func(string) (string, bool)
+	styled    bool   // whether stdout shows styles
+	base      string // the -base flag; see dataDir
+	readOnly  bool   // dataDir creates nothing
 }
 
-// declareBase is for the commands that keep data, as all do that host modules.
+// checkedWriter remembers the first error of a writer.
+type checkedWriter struct {
+	to  io.Writer
+	err error
+}
+
+func (w *checkedWriter) Write(p []byte) (int, error) {
+	n, err := w.to.Write(p)
+	w.err = cmp.Or(w.err, err)
+	return n, err
+}
+
+// getenv returns an environment variable, or "".
+func (a *app) getenv(name string) string {
+	value, _ := a.lookupEnv(name)
+	return value
+}
+
+// usageError is a mistake on the command line: the exit status is 2, and the usage is
+// printed.
+type usageError struct{ error }
+
+func usageErrorf(format string, args ...any) error {
+	return usageError{fmt.Errorf(format, args...)}
+}
+
+// declareBase declares -base, for the commands that use the data folder.
 func (a *app) declareBase(fs *flag.FlagSet) {
-	fs.StringVar(&a.base, "base", "", "the `DIR` usher keeps its data in; default $USHER_BASE, else ~/.usher")
+	fs.StringVar(&a.base, "base", "", "store data in `DIR` (default $USHER_BASE, else ~/.usher)")
 }
 
-// resolveDir makes a folder absolute with symlinks resolved.
+// dataDir returns {base}/.data, and creates it unless a is readOnly. It refuses a folder
+// that another user can write to, as that user could create claims.
+func (a *app) dataDir() (string, error) {
+	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
+	if base == "" {
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "", usageErrorf("no home folder to store data in: name a folder with -base or $USHER_BASE")
+		}
+		base = filepath.Join(home, ".usher")
+	}
+	dir, err := filepath.Abs(filepath.Join(base, ".data"))
+	if err == nil {
+		err = a.prepare(dir)
+	}
+	if err != nil {
+		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
+	}
+	return dir, nil
+}
+
+// prepare creates and checks the data folder and the base folder above it.
+func (a *app) prepare(dir string) error {
+	if _, err := os.Stat(dir); a.readOnly && errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := checkPrivate(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	return checkPrivate(dir)
+}
+
+// resolveDir makes a folder's path absolute, with symlinks resolved.
 func resolveDir(dir string) (string, error) {
 	info, err := os.Stat(dir) // refuses "", which Abs takes for the current folder
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", errors.New("no such folder")
-	case !info.IsDir():
+	}
+	if !info.IsDir() {
 		return "", errors.New("not a folder")
 	}
 	path, err := filepath.Abs(dir)
@@ -54,8 +118,9 @@ func resolveDir(dir string) (string, error) {
 	return filepath.EvalSymlinks(path)
 }
 
-// withRegistry opens the modules under dirs, or else the current folder, for do;
-// c holds what else the registry needs to know.
+// withRegistry calls do with a registry of the modules under dirs, or under the current
+// folder if there are none. The registry is closed when do returns. c has the rest of
+// its configuration.
 func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
 	if len(dirs) == 0 {
 		dirs = []string{"."}
@@ -68,7 +133,10 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 		c.Roots = append(c.Roots, root)
 	}
 	data, err := a.dataDir()
-	if err = cmp.Or(err, checkNesting(a.getenv(nestedVar), c.Roots)); err != nil {
+	if err != nil {
+		return err
+	}
+	if err := checkNesting(a.getenv(nestedVar), c.Roots); err != nil {
 		return err
 	}
 	c.CacheDir = filepath.Join(data, "cache")
@@ -81,16 +149,65 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	return do(r)
 }
 
-// usageError is a mistake in how a command was called: exit status 2, and the
-// usage on stderr.
-type usageError struct{ error }
-
-func usageErrorf(format string, args ...any) error {
-	return usageError{fmt.Errorf(format, args...)}
+// withClaims calls do with the claim store of the base folder.
+func (a *app) withClaims(do func(*ClaimStore) error) error {
+	data, err := a.dataDir()
+	if err != nil {
+		return err
+	}
+	claims := openClaims(data, nil)
+	defer claims.Close()
+	return do(claims)
 }
 
-// sanitize is a text that others wrote, without what could play with the terminal
-// or break a table.
+// printf prints to stdout. runCommand reports an error of stdout.
+func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.stdout, format, args...) }
+
+// warnf prints a line to stderr.
+func (a *app) warnf(format string, args ...any) {
+	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
+}
+
+// print prints v as JSON, or else calls asText.
+func (a *app) print(v any, asJSON bool, asText func()) {
+	if !asJSON {
+		asText()
+		return
+	}
+	enc := json.NewEncoder(a.stdout)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v) // as with printf
+}
+
+// newTable returns a writer that aligns columns separated by tabs.
+func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
+
+// The styles of paint.
+const bold, red, green = "1", "31", "32"
+
+// paint adds a style to text, if stdout shows styles.
+func (a *app) paint(style, text string) string {
+	if !a.styled {
+		return text
+	}
+	return "\x1b[" + style + "m" + text + "\x1b[0m"
+}
+
+// showsStyles reports whether out is a terminal, unless its user has set NO_COLOR.
+func showsStyles(out io.Writer, lookupEnv func(string) (string, bool)) bool {
+	noColor, _ := lookupEnv("NO_COLOR")
+	term, _ := lookupEnv("TERM")
+	f, ok := out.(*os.File)
+	if !ok || noColor != "" || term == "dumb" || runtime.GOOS == "windows" {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
+// sanitize replaces characters of foreign text that could control the terminal or break
+// a table.
 func sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -100,40 +217,38 @@ func sanitize(s string) string {
 	}, s)
 }
 
-// painter puts styles into what is printed for people, or leaves it plain.
-type painter bool
-
-func (on painter) paint(style, text string) string {
-	if !on {
-		return text
-	}
-	return "\x1b[" + style + "m" + text + "\x1b[0m"
-}
-
-// newPainter paints on a terminal, unless its user has set NO_COLOR.
-func newPainter(out io.Writer, getenv func(string) string) painter {
-	f, ok := out.(*os.File)
-	if !ok || getenv("NO_COLOR") != "" || getenv("TERM") == "dumb" || runtime.GOOS == "windows" {
-		return false
-	}
-	info, err := f.Stat()
-	return painter(err == nil && info.Mode()&os.ModeCharDevice != 0)
-}
-
-// formatLeft is a duration for people, in its two largest units, rounded up.
+// formatLeft formats a duration in its two largest units, rounded up.
 func formatLeft(d time.Duration) string {
-	large, small, form := time.Minute, time.Second, "%dm %ds"
-	if d > 24*time.Hour {
-		large, small, form = 24*time.Hour, time.Hour, "%dd %dh"
-	} else if d > time.Hour-time.Second {
-		large, small, form = time.Hour, time.Minute, "%dh %dm"
+	unit := time.Second
+	names := "ms"
+	perUnit := time.Duration(60)
+	switch {
+	case d > 24*time.Hour:
+		unit = time.Hour
+		names = "dh"
+		perUnit = 24
+	case d > time.Hour-time.Second:
+		unit = time.Minute
+		names = "hm"
 	}
-	n, per := (max(d, 0)+small-1)/small, large/small
-	text, _, _ := strings.Cut(fmt.Sprintf(form, n/per, n%per), " 0")
-	return strings.TrimPrefix(text, "0m ")
+	n := (max(d, 0) + unit - 1) / unit
+	large := fmt.Sprintf("%d%c", n/perUnit, names[0])
+	small := fmt.Sprintf("%d%c", n%perUnit, names[1])
+	switch {
+	case n < perUnit:
+		return small
+	case n%perUnit == 0:
+		return large
+	default:
+		return large + " " + small
+	}
 }
 
-// parseTTL reads how long something is to last.
+// maxTTL is the longest life of a claim. RFC 3339 can write all times within it.
+const maxTTL = 100 * 365 * 24 * time.Hour
+
+// parseTTL parses the life of a claim: what time.ParseDuration parses, or a number of
+// days or weeks.
 func parseTTL(s string) (time.Duration, error) {
 	s = strings.ToLower(s)
 	d, err := time.ParseDuration(s)
@@ -145,58 +260,8 @@ func parseTTL(s string) (time.Duration, error) {
 		}
 	}
 	if err != nil || d <= 0 || d > maxTTL {
-		return 0, errors.New("want more than zero and at most 100 years, as a number and a unit such as 30m, 1h, 7d (also s, w), or as 1h30m")
+		return 0, errors.New("want a number and a unit, such as 30m, 1h, 7d (also s, w), " +
+			"or 1h30m: more than zero and at most 100 years")
 	}
 	return d, nil
 }
-
-// maxTTL keeps times within what RFC 3339 can write.
-const maxTTL = 100 * 365 * 24 * time.Hour
-
-// dataDir is {base}/.data, made if need be, unless it is only to be read. A folder
-// that another user could write into is refused: whoever can write there can make
-// claims.
-func (a *app) dataDir() (string, error) {
-	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
-	if base == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return "", usageErrorf("there is no home folder to keep data in: name one with -base or $USHER_BASE")
-		}
-		base = filepath.Join(home, ".usher")
-	}
-	dir, err := filepath.Abs(filepath.Join(base, ".data"))
-	if _, absent := os.Stat(dir); a.readOnly && errors.Is(absent, fs.ErrNotExist) {
-		return dir, nil
-	}
-	if err = cmp.Or(err, os.MkdirAll(dir, 0o700), checkPrivate(filepath.Dir(dir)), checkPrivate(dir)); err != nil {
-		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
-	}
-	return dir, nil
-}
-
-// printf prints what is for people.
-func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.stdout, format, args...) }
-
-// warnf prints one line beside what a command does.
-func (a *app) warnf(format string, args ...any) {
-	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
-}
-
-// print prints a value as JSON, or else calls asText.
-func (a *app) print(v any, asJSON bool, asText func()) {
-	if !asJSON {
-		asText()
-		return
-	}
-	enc := json.NewEncoder(a.stdout)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // to a stdout that is gone, as printf
-}
-
-// newTable aligns columns that are separated by tabs.
-func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
-
-// The styles of what is printed on a terminal.
-const bold, red, green = "1", "31", "32"

@@ -487,7 +487,8 @@ func checkRecent(stamp string, now time.Time) error {
 	n, err := strconv.ParseInt(stamp, 10, 64)
 	off := now.Sub(time.Unix(n, 0)).Abs()
 	if err != nil || off > signatureTolerance {
-		return fmt.Errorf("%w: its timestamp %q is %v off", errSignature, clipText(stamp, 20), off.Round(time.Second))
+		return fmt.Errorf("%w: its timestamp %q is %v off",
+			errSignature, clipText(stamp, 20), off.Round(time.Second))
 	}
 	return nil
 }
@@ -506,8 +507,8 @@ func parseType(contentType string) (kind, boundary string, err error) {
 	kind, params, err := mime.ParseMediaType(contentType)
 	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
 	if err != nil || !isJSON && kind != formType && kind != multipartType {
-		return "", "", httpErrorf(http.StatusUnsupportedMediaType, "content type %q: want application/json, %s or %s",
-			clipText(contentType, 100), formType, multipartType)
+		return "", "", httpErrorf(http.StatusUnsupportedMediaType,
+			"content type %q: want application/json, %s or %s", clipText(contentType, 100), formType, multipartType)
 	}
 	return kind, params["boundary"], nil
 }

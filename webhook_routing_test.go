@@ -74,7 +74,7 @@ func TestWebhookRouting(t *testing.T) {
 	checkContains(t, "tools/list", list, `"First line.\nLast line."`, `"Write @webhook some/path to make it one."`, `"Takes it too."`)
 	a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
 	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")), `{"x":[9007199254740993]}`)
-	checkContains(t, "usher modules", modulesOf(t, dir, noEnv),
+	checkContains(t, "usher modules", modulesOf(t, dir, nil),
 		"/webhook/host/handlePush -H 'Content-Type: application/json'", "/webhook/inbox ", "/webhook/a/b/c/d.e~f_g-h/1 ",
 		"/webhook/shell/path ", `handleBad: @webhook "with space"`, `handleDots: @webhook "a/../b"`,
 		`handleQuery: @webhook "a?b"`, `handleDouble: @webhook "a//b"`, `handleEnd: @webhook "a/b/"`, `handleCode: @webhook`)
@@ -112,7 +112,7 @@ func TestWebhookConflicts(t *testing.T) {
 		})
 	}
 	const note = ": its webhook is not served, as several have the path "
-	checkContains(t, "usher modules", modulesOf(t, dir, noEnv), "note: a"+note+"same/path: one_a, two_b",
+	checkContains(t, "usher modules", modulesOf(t, dir, nil), "note: a"+note+"same/path: one_a, two_b",
 		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ", "/webhook/q-deploy/handleX ")
 	checkContains(t, "the log", d.Log.String(), "a webhook is not served", "path=same/path")
 
@@ -315,10 +315,11 @@ func TestWebhookExposure(t *testing.T) {
 
 // A failed $(cat …) must not open the door.
 func TestWebhookEmptySecret(t *testing.T) {
-	t.Setenv(webhookSecretVar, "")
+	t.Parallel()
+	env := map[string]string{webhookSecretVar: ""}
 	for _, flag := range []string{"-open", "-open-webhooks", "-accept-signatures"} {
 		t.Run(flag, func(t *testing.T) {
-			code, said := serveStatus(t, nil, flag)
+			code, said := serveStatus(t, env, flag)
 			check(t, "status", code, 2)
 			checkContains(t, "usher serve", said, "set but empty")
 		})

@@ -241,7 +241,7 @@ func TestServeRefuses(t *testing.T) {
 		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
 		{"a size of zero", "-max-body 0", nil, 2, "KiB"},
 		{"a duration that is none", "-call-timeout soon", nil, 2, "call-timeout"},
-		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2, "without a path"},
+		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2, "has no path"},
 		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
 		{"half a certificate", "-tls-cert x", nil, 1, "certificate"},
 		{"a certificate that is not there", "-tls-cert " + file + " -tls-key " + file, nil, 1, "certificate"},
@@ -251,12 +251,9 @@ func TestServeRefuses(t *testing.T) {
 		{"its own folder from within", dir, map[string]string{nestedVar: dir + "/me.usher"}, 1, "would start itself"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			for k, v := range tt.env {
-				t.Setenv(k, v)
-			}
 			var out, errs bytes.Buffer
 			args := []string{"serve", "-addr", "127.0.0.1:0", "-base", t.TempDir()}
-			code := run(t.Context(), append(args, strings.Fields(tt.args)...), nil, &out, &errs, os.Getenv)
+			code := run(t.Context(), append(args, strings.Fields(tt.args)...), nil, &out, &errs, lookupIn(tt.env))
 			if code != tt.code || !strings.Contains(errs.String(), tt.says) || !strings.HasPrefix(errs.String(), "usher: serve: ") {
 				t.Errorf("status %d, %s; want %d and %q", code, errs.String(), tt.code, tt.says)
 			}
