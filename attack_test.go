@@ -1,10 +1,11 @@
 // Attacks: each way that we could think of to get a scoped session to see more
-// than its claim is for, or to go on after its end.
+// than its claim is for, or to go on after the claim's end.
 
 package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -22,316 +23,286 @@ import (
 	"time"
 )
 
-// turned is a session id with one bit of what it encodes turned.
-func turned(id string, at int) string {
-	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+const base64Letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+// turned returns a session id with a letter changed by some bits.
+func turned(id string, at, bits int) string {
 	b := []byte(id)
-	i := (at + len(b)) % len(b)
-	b[i] = letters[strings.IndexByte(letters, b[i])^4]
+	b[at] = base64Letters[strings.IndexByte(base64Letters, b[at])^bits]
 	return string(b)
 }
 
-// TestAttacks presents what was never given out, in a scoped session. The row
-// says what comes of it; the session itself is as it was after each.
+func setHeader(name string, values ...string) func(*http.Request) {
+	return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
+}
+
+// TestAttacks presents what was never issued, in a scoped session, which is
+// unchanged after each attempt.
 func TestAttacks(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	longAgo, err := openSessions(base+"/.data", slog.New(slog.DiscardHandler), func() time.Time { return time.Now().Add(-sessionLife) })
-	if err != nil {
-		t.Fatal(err)
+	p := startProjects(t)
+	code := p.code("/proj")
+	c := p.session(inHeader(code))
+	attack := func(name string, present func(*http.Request), want string) {
+		t.Run(name, func(t *testing.T) {
+			checkSees(t, "it sees", c, present, want)
+			checkSees(t, "it then sees", c, presentNothing, seesProj)
+		})
 	}
-	expired := longAgo.seal(newSessionToken(protocols[0], 0, Principal{}, longAgo.now()))
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	foreign := startDaemon(t, dir)
-	stranger, _ := openSession(t, foreign.URL, presentNothing)
-	deleted, _ := openSession(t, d.URL, presentNothing)
-	if a := deleted.do(deleted.request(http.MethodDelete, "")); a.Status != 204 {
-		t.Fatalf("DELETE: %d", a.Status)
-	}
-	some, code := strings.Join(projTools, " "), proj.Code.Reveal()
-	set := func(name string, values ...string) func(*http.Request) {
-		return func(r *http.Request) { r.Header[http.CanonicalHeaderKey(name)] = values }
-	}
-	change := func(f func(id string) string) func(*http.Request) {
-		return func(r *http.Request) { r.Header.Set(sessionHeader, f(r.Header.Get(sessionHeader))) }
-	}
+	url := func(raw string) func(*http.Request) { return func(r *http.Request) { r.URL.RawQuery = raw } }
 	fullwidth := strings.Map(func(r rune) rune { return r - 'A' + 'Ａ' }, "ABCDEF")
-	rows := []struct {
-		name string
-		do   func(*http.Request)
-		want string // what it sees, or its status
-	}{
-		{"dropping the header", presentNothing, some},
-		{"an empty code", set(claimHeader, ""), some},
-		{"a star", set(claimHeader, "*"), some},
-		{"the folder for a code", set(claimHeader, "/"), some},
-		{"another scheme of authorization", inAuthorization("Basic " + code), some},
-		{"two headers with codes, neither known", set(claimHeader, "ABCDEF", "GHJKMN"), some},
-		{"two codes in one header", set(claimHeader, "ABCDEF, "+code), some},
-		{"two codes in one query", func(r *http.Request) { r.URL.RawQuery = "claim=ABCDEF&claim=GHJKMN" }, some},
-		{"a query with a semicolon", func(r *http.Request) { r.URL.RawQuery = "a=b;claim=ABCDEF" }, some},
-		{"a code in fullwidth letters", set(claimHeader, fullwidth), some},
-		{"a code in long s", set(claimHeader, "ſſſſſſ"), some},
-		{"a code in Kelvin signs", set(claimHeader, "KKKKKK"), some},
-		{"a code with a soft hyphen", set(claimHeader, code[:3]+"\u00ad"+code[3:]), some},
-		{"a code with a NUL behind it, in the query", func(r *http.Request) { r.URL.RawQuery = "claim=" + code + "%00" }, some},
-		{"a scope in a header of its own", set("Mcp-Claim-Scope-Dir", dir), some},
-		{"a word of a proxy", set("X-Forwarded-For", "127.0.0.1"), "400"},
-		{"another version of the protocol", set(protocolHeader, "2025-03-26"), some},
-		{"no session", func(r *http.Request) { r.Header.Del(sessionHeader) }, "400"},
-		{"no session, but one in the query", func(r *http.Request) {
+	for name, present := range map[string]func(*http.Request){
+		"a star":                          setHeader(claimHeader, "*"),
+		"the folder for a code":           setHeader(claimHeader, "/"),
+		"two headers with unknown codes":  setHeader(claimHeader, "ABCDEF", "GHJKMN"),
+		"two codes in one header":         setHeader(claimHeader, "ABCDEF, "+code),
+		"two codes in one query":          url("claim=ABCDEF&claim=GHJKMN"),
+		"a query with a semicolon":        url("a=b;claim=ABCDEF"),
+		"a code in fullwidth letters":     setHeader(claimHeader, fullwidth),
+		"a code in long s":                setHeader(claimHeader, "ſſſſſſ"),
+		"a code in Kelvin signs":          setHeader(claimHeader, "KKKKKK"),
+		"a code with a soft hyphen":       setHeader(claimHeader, code[:3]+"\u00ad"+code[3:]),
+		"a code with a NUL in the query":  url("claim=" + code + "%00"),
+		"a scope in a header of its own":  setHeader("Mcp-Claim-Scope-Dir", p.dir),
+		"another version of the protocol": setHeader(protocolHeader, "2025-03-26"),
+	} {
+		attack(name, present, seesProj)
+	}
+	for name, present := range map[string]func(*http.Request){
+		"a proxy's word": setHeader("X-Forwarded-For", "127.0.0.1"),
+		"no session":     func(r *http.Request) { r.Header.Del(sessionHeader) },
+		"an empty one":   setHeader(sessionHeader, ""),
+		"a session in the query alone": func(r *http.Request) {
 			r.URL.RawQuery = "sessionId=" + r.Header.Get(sessionHeader)
 			r.Header.Del(sessionHeader)
-		}, "400"},
-		{"an empty session", set(sessionHeader, ""), "400"},
-		{"a session made up", set(sessionHeader, strings.Repeat("A", 100)), "404"},
-		{"a session of letters that are no base64", set(sessionHeader, strings.Repeat("*", 75)), "404"},
-		{"a session of one letter", set(sessionHeader, "A"), "404"},
-		{"a session of another daemon", set(sessionHeader, stranger.Session), "404"},
-		{"a session from before its days were over", set(sessionHeader, expired), "404"},
-		{"a session that was ended", set(sessionHeader, deleted.Session), "404"},
-		{"two sessions, the first of another daemon", func(r *http.Request) {
-			set(sessionHeader, stranger.Session, r.Header.Get(sessionHeader))(r)
-		}, "404"},
-		{"two sessions, the second of another daemon", func(r *http.Request) {
-			set(sessionHeader, r.Header.Get(sessionHeader), stranger.Session)(r)
-		}, some},
-		{"a session twice in one header", change(func(id string) string { return id + ", " + id }), "404"},
-		{"a session with a space in it", change(func(id string) string { return id[:10] + " " + id[10:] }), "404"},
-		{"a session with a tab in it", change(func(id string) string { return id[:10] + "\t" + id[10:] }), "404"},
-		{"a session with more behind it", change(func(id string) string { return id + "A" }), "404"},
-		{"a session with padding", change(func(id string) string { return id + "=" }), "404"},
-		{"a session in upper case", change(strings.ToUpper), "404"},
-		{"a session cut to an unscoped one's length", change(func(id string) string { return id[:len(stranger.Session)] }), "404"},
-		{"a session without its last letter", change(func(id string) string { return id[:len(id)-1] }), "404"},
-		{"a session without its first four letters", change(func(id string) string { return id[4:] }), "404"},
-		{"a session with its first bits turned", change(func(id string) string { return turned(id, 0) }), "404"},
-		{"a session with its version turned", change(func(id string) string { return turned(id, 16) }), "404"},
-		{"a session with a bit of its claim turned", change(func(id string) string { return turned(id, 60) }), "404"},
-		{"a session with its last bits turned", change(func(id string) string { return turned(id, -2) }), "404"},
-		{"a session whose last letter has another spare bit", change(func(id string) string {
-			const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-			if len(id)%4 == 0 {
-				return id + "A" // there is none to spare
-			}
-			return id[:len(id)-1] + string(letters[strings.IndexByte(letters, id[len(id)-1])^1])
-		}), "404"},
-		{"the head of this session and the tail of another", change(func(id string) string { return id[:40] + stranger.Session[40:] }), "404"},
+		},
+	} {
+		attack(name, present, "400")
 	}
-	c, _ := openSession(t, d.URL, inHeader(code))
-	for _, row := range rows {
-		if got := listTools(c, row.do); got != row.want {
-			t.Errorf("%s: %q, want %q", row.name, got, row.want)
-		}
-		if got := listTools(c, presentNothing); got != some {
-			t.Errorf("%s, and the session after that: %q", row.name, got)
-		}
+	p.hidesCodes(t, code, "ABCDEF", "GHJKMN")
+}
+
+// TestForgedSessions presents session ids that this daemon has not issued, or
+// that have ended.
+func TestForgedSessions(t *testing.T) {
+	t.Parallel()
+	p := startProjects(t)
+	c := p.session(inHeader(p.code("/proj")))
+	id := c.Session
+	foreign, _ := openSession(t, startDaemon(t, p.dir).URL, presentNothing)
+	stranger := foreign.Session
+	deleted := p.session(presentNothing)
+	deleted.end()
+	p.stop(t)
+	longAgo, err := openSessions(p.Base+"/.data", slog.New(slog.DiscardHandler), func() time.Time {
+		return time.Now().Add(-sessionLife)
+	})
+	must(t, err)
+	expired := longAgo.seal(newSessionToken(protocols[0], 0, Principal{}, longAgo.now()))
+	p.restart([]*testClient{c})
+	spare := id + "A"
+	if len(id)%4 != 0 {
+		spare = turned(id, len(id)-1, 1)
 	}
-	for i := range c.Session { // and every single bit
-		if got := listTools(c, change(func(id string) string { return turned(id, i) })); got != "404" {
-			t.Errorf("letter %d turned: %q", i, got)
-		}
+	for name, forged := range map[string][]string{
+		"made up":                         {strings.Repeat("A", 100)},
+		"letters that are no base64":      {strings.Repeat("*", 75)},
+		"one letter":                      {"A"},
+		"another daemon's":                {stranger},
+		"one past its days":               {expired},
+		"one that was ended":              {deleted.Session},
+		"another daemon's before its own": {stranger, id},
+		"twice in one header":             {id + ", " + id},
+		"with a space in it":              {id[:10] + " " + id[10:]},
+		"with a tab in it":                {id[:10] + "\t" + id[10:]},
+		"with more behind it":             {id + "A"},
+		"with padding":                    {id + "="},
+		"in upper case":                   {strings.ToUpper(id)},
+		"cut to an unscoped one's length": {id[:len(stranger)]},
+		"without its last letter":         {id[:len(id)-1]},
+		"without its first four letters":  {id[4:]},
+		"with another spare bit":          {spare},
+		"with the tail of another":        {id[:40] + stranger[40:]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			checkSees(t, "it sees", c, setHeader(sessionHeader, forged...), "404")
+		})
 	}
-	for _, name := range []string{"b_x", "c_x", "other-b_x", "../other/b_x", "other/b_x", "projX_x", "proj-a_x", "proj_a_x",
-		"A_X", "a_X", " a_x", "a_x ", "a_x\u0000", "a_x\u0000b_x", "a_x/../../other/b_x", "", "x", "_x", "a", "*", "a_*", "mcp__usher__b_x", "../../other/b.usher"} {
+	for i := range id {
+		checkSees(t, fmt.Sprint("with letter ", i, " changed"), c, setHeader(sessionHeader, turned(id, i, 4)), "404")
+	}
+	checkSees(t, "the first of two counts", c, setHeader(sessionHeader, id, stranger), seesProj)
+}
+
+// TestForgedNames calls tools out of scope by other names and in other requests.
+func TestForgedNames(t *testing.T) {
+	t.Parallel()
+	p := startProjects(t)
+	c := p.session(inHeader(p.code("/proj")))
+	for _, name := range []string{
+		"b_x", "c_x", "other-b_x", "../other/b_x", "other/b_x", "projX_x", "proj-a_x", "proj_a_x", "A_X", "a_X", " a_x",
+		"a_x ", "a_x\u0000", "a_x\u0000b_x", "a_x/../../other/b_x", "", "x", "_x", "a", "*", "a_*", "mcp__usher__b_x",
+		"../../other/b.usher",
+	} {
 		if a := c.call(name, ""); a.failure() == "" {
 			t.Errorf("the tool %q: %s", name, a.Body)
 		}
 	}
-	for _, body := range []string{
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","name":"b_x"}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"b_x","Name":"a_x"}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"NAME":"b_x"}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":["b_x"]}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"b\u005fx"}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"b_x","_meta":{"io.usher/scope":"/"}}}`,
-		`[{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"b_x"}}]`,
-		`{"jsonrpc":"2.0","id":1,"method":"b_x","params":{}}`,
+	for _, params := range []string{
+		`{"name":"a_x","name":"b_x"}`,
+		`{"name":"b_x","Name":"a_x"}`,
+		`{"NAME":"b_x"}`,
+		`{"name":["b_x"]}`,
+		`{"name":"b\u005fx"}`,
+		`{"name":"b_x","_meta":{"io.usher/scope":"/"}}`,
 	} {
-		if a := c.post(body); a.failure() == "" && a.Status == 200 {
-			t.Errorf("%s: %d %s", body, a.Status, a.Body)
+		if a := c.post(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":` + params + `}`); a.failure() == "" {
+			t.Errorf("%s: %d %s", params, a.Status, a.Body)
 		}
 	}
-	d.hidesCodes(t, code, "ABCDEF", "GHJKMN")
 }
 
-// TestEndedSessionStaysEnded tries to bring a session back whose claim has
-// ended. What is done to the claims is one row after the other.
+// TestEndedSessionStaysEnded tries to bring a session back whose claim has ended.
+// Each row changes the claims after the row before.
 func TestEndedSessionStaysEnded(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	path := base + "/.data/claims.json"
+	p := startProjects(t)
 	created := time.Now().Add(-time.Minute).UTC().Round(time.Millisecond)
-	claim := func(code, scope string, created time.Time, life time.Duration) string {
-		return string(marshal([]map[string]any{{"code": code, "scopeDir": scope, "createdAt": created, "expiresAt": time.Now().Add(life).UTC()}}))
+	claim := func(code, folder string, created time.Time, life time.Duration) string {
+		return "[" + p.claimRecord(code, folder, created, life) + "]"
 	}
-	put := func(text string) {
-		t.Helper()
-		write(t, path+".new", text)
-		if err := os.Rename(path+".new", path); err != nil {
-			t.Fatal(err)
-		}
-	}
-	good, some := claim("ABCDEF", dir+"/proj", created, time.Hour), strings.Join(projTools, " ")
-	put(good)
-	c, _ := openSession(t, d.URL, inHeader("ABCDEF"))
-	for _, tt := range []struct {
-		name, text string
-		want       string
-	}{
-		{"its claim", good, some},
-		{"no claims", "[]", ""},
-		{"its claim again, as a backup puts it back", good, some},
-		{"its code for another folder", claim("ABCDEF", dir, created, time.Hour), ""},
-		{"its code for another folder, made later", claim("ABCDEF", dir+"/other", created.Add(time.Second), time.Hour), ""},
-		{"its code for its folder, made a millisecond later", claim("ABCDEF", dir+"/proj", created.Add(time.Millisecond), time.Hour), ""},
-		{"its code for its folder with a slash behind it", claim("ABCDEF", dir+"/proj/", created, time.Hour), ""},
-		{"its code for its folder, made at no time", `[{"code":"ABCDEF","scopeDir":"` + dir + `/proj","expiresAt":"2099-01-01T00:00:00Z"}]`, ""},
-		{"its code in lower case", claim("abcdef", dir+"/proj", created, time.Hour), "503"},
-		{"another code", claim("GHJKMN", dir+"/proj", created, time.Hour), ""},
+	const life = time.Hour
+	good := claim("ABCDEF", "/proj", created, life)
+	undated := `[{"code":"ABCDEF","scopeDir":"` + p.dir + `/proj","expiresAt":"2099-01-01T00:00:00Z"}]`
+	p.putClaims(good)
+	c := p.session(inHeader("ABCDEF"))
+	for _, tt := range []struct{ name, text, want string }{
+		{"its claim", good, seesProj},
+		{"no claims", "[]", seesNone},
+		{"its claim again, as a backup puts it back", good, seesProj},
+		{"its code for another folder", claim("ABCDEF", "", created, life), seesNone},
+		{"its code for another, later folder", claim("ABCDEF", "/other", created.Add(time.Second), life), seesNone},
+		{"its code, made a millisecond later", claim("ABCDEF", "/proj", created.Add(time.Millisecond), life), seesNone},
+		{"its code, the folder with a slash behind it", claim("ABCDEF", "/proj/", created, life), seesNone},
+		{"its code, made at no time", undated, seesNone},
+		{"its code in lower case", claim("abcdef", "/proj", created, life), "503"},
+		{"another code", claim("GHJKMN", "/proj", created, life), seesNone},
 		{"its claim twice", good[:len(good)-1] + "," + good[1:], "503"},
 		{"half its claim", good[:len(good)/2], "503"},
 		{"nothing at all", "", "503"},
 		{"null", "null", "503"},
-		{"its claim, with a longer life", claim("ABCDEF", dir+"/proj", created, 2*time.Hour), some},
+		{"its claim, with a longer life", claim("ABCDEF", "/proj", created, 2*life), seesProj},
 	} {
-		put(tt.text)
-		if got := listTools(c, presentNothing); got != tt.want {
-			t.Errorf("%s: it sees %q, want %q", tt.name, got, tt.want)
-		}
-		a := c.call("a_x", "")
-		switch tt.want {
-		case some:
-			if a.failure() != "" {
-				t.Errorf("%s: a call: %s", tt.name, a.Body)
+		t.Run(tt.name, func(t *testing.T) {
+			p.putClaims(tt.text)
+			checkSees(t, "it sees", c, presentNothing, tt.want)
+			a := c.call("a_x", "")
+			switch tt.want {
+			case seesProj:
+				check(t, "a call's failure", a.failure(), "")
+			case seesNone:
+				check(t, "a call's status", a.Status, 200)
+				checkContains(t, "a call", a.failure(), "has ended")
+			default:
+				check(t, "a call's status", a.Status, 503)
+				check(t, "Retry-After", a.Header.Get("Retry-After"), "5")
+				now, _ := os.ReadFile(p.claimsFile())
+				check(t, "the file", string(now), tt.text)
 			}
-		case "":
-			if !strings.Contains(a.failure(), "has ended") || a.Status != 200 || !strings.Contains(a.Body, `"error"`) {
-				t.Errorf("%s: a call: %d %s", tt.name, a.Status, a.Body)
-			}
-		default:
-			if a.Status != 503 || a.Header.Get("Retry-After") == "" {
-				t.Errorf("%s: a call: %d %s", tt.name, a.Status, a.Body)
-			}
-		}
-		now, err := os.ReadFile(path)
-		if err != nil || tt.want == "503" && string(now) != tt.text {
-			t.Errorf("%s: the file was overwritten with %q", tt.name, now)
-		}
+		})
 	}
 }
 
-// TestRevokeAgainstCalls races revokes against calls: from the instant a revoke
-// has returned, and once a call was refused, none is let in any more.
+// TestRevokeAgainstCalls races revokes against calls: once a revoke has returned,
+// or a call was refused, no more calls are let in.
 func TestRevokeAgainstCalls(t *testing.T) {
 	t.Parallel()
 	rounds := slowTests(40, 400)
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	store := openStore(t, base)
+	p := startProjects(t)
 	var in, out atomic.Int64
 	for round := range rounds {
-		claim, err := store.Create(t.Context(), dir+"/proj", "", time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, _ := openSession(t, d.URL, inHeader(claim.Code.Reveal()))
-		var wg sync.WaitGroup
+		code := p.code("/proj")
+		c := p.session(inHeader(code))
 		revoked := make(chan struct{})
-		wg.Go(func() {
+		var all sync.WaitGroup
+		all.Go(func() {
+			defer close(revoked)
 			if round%4 == 3 {
-				os.Remove(base + "/.data/claims.json")
-			} else {
-				store.Revoke(t.Context(), claim.Code)
+				os.Remove(p.claimsFile())
+				return
 			}
-			close(revoked)
+			openStore(t, p.Base).Revoke(t.Context(), Code(code))
 		})
 		for range 4 {
-			wg.Go(func() {
-				refused := false
-				for range 8 {
-					after := false
-					select {
-					case <-revoked:
-						after = true
-					default:
-					}
-					a := c.call("a_x", "")
-					ok := a.failure() == ""
-					if ok && (refused || after) {
-						t.Errorf("let in after the end: %s", a.Body)
-					}
-					if !ok && !strings.Contains(a.failure(), "has ended") {
-						t.Errorf("refused for another reason: %s", a.Body)
-					}
-					if refused = refused || !ok; ok {
-						in.Add(1)
-					} else {
-						out.Add(1)
-					}
-					if got := listTools(c, presentNothing); got != "" && (refused || got != strings.Join(projTools, " ")) {
-						t.Errorf("it sees %q", got)
-					}
-					if b := c.call("b_x", ""); b.failure() == "" {
-						t.Errorf("out of scope: %s", b.Body)
-					}
-				}
-			})
+			all.Go(func() { callUntilRefused(t, c, revoked, &in, &out) })
 		}
-		wg.Wait()
+		all.Wait()
 	}
-	if in.Load() == 0 || out.Load() == 0 {
-		t.Errorf("there was no race: %d calls in, %d refused", in.Load(), out.Load())
+	check(t, "calls before and after the ends", in.Load() > 0 && out.Load() > 0, true)
+}
+
+// callUntilRefused makes calls in a session whose claim is revoked meanwhile, and
+// counts those let in and those refused.
+func callUntilRefused(t *testing.T, c *testClient, revoked <-chan struct{}, in, out *atomic.Int64) {
+	ended := false
+	for range 8 {
+		select {
+		case <-revoked:
+			ended = true
+		default:
+		}
+		a := c.call("a_x", "")
+		if a.failure() == "" {
+			check(t, "let in after the end", ended, false)
+			in.Add(1)
+		} else {
+			checkContains(t, "the refusal", a.failure(), "has ended")
+			ended = true
+			out.Add(1)
+		}
+		if got := listTools(c, presentNothing); got != seesNone && (ended || got != seesProj) {
+			t.Errorf("it sees %q", got)
+		}
+		if b := c.call("b_x", ""); b.failure() == "" {
+			t.Errorf("out of scope: %s", b.Body)
+		}
 	}
 }
 
 // TestMovesAgainstLists races requests of one session that present different
-// codes: it sees the one folder or the other, and never more.
+// codes: it sees one folder or the other, and never more.
 func TestMovesAgainstLists(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	codes := []string{newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir+"/other").Code.Reveal(), "", "ABCDEF"}
-	c, _ := openSession(t, d.URL, inHeader(codes[0]))
-	var wg sync.WaitGroup
+	p := startProjects(t)
+	codes := []string{p.code("/proj"), p.code("/other"), "", "ABCDEF"}
+	c := p.session(inHeader(codes[0]))
+	var all sync.WaitGroup
 	for i := range 4 {
-		wg.Go(func() {
+		all.Go(func() {
 			for n := range 15 {
-				if got := listTools(c, inHeader(codes[(i+n)%len(codes)])); got != strings.Join(projTools, " ") && got != "b_x" {
+				if got := listTools(c, inHeader(codes[(i+n)%len(codes)])); got != seesProj && got != seesOther {
 					t.Errorf("it sees %q", got)
 				}
 			}
 		})
 	}
-	wg.Wait()
+	all.Wait()
 	last := listTools(c, presentNothing)
-	d.stop(t)
-	d = daemonOptions{base: base}.start(t, dir)
-	c.URL = d.URL
-	if got := listTools(c, presentNothing); got != last || last == "" {
-		t.Errorf("after a restart it sees %q, before it %q", got, last)
-	}
+	p.restart([]*testClient{c})
+	checkSees(t, "after a restart", c, presentNothing, last)
 }
 
-// TestWaitingCallOfAnEndedClaim ends a claim while a call waits for its module
-// to be looked at: the call has not started, and does not.
+// TestWaitingCallOfAnEndedClaim ends a claim while a call waits for its module to
+// be introspected: the call is never started.
 func TestWaitingCallOfAnEndedClaim(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
-	d.stop(t)
-	writeFake(t, dir+"/proj/slow.usher", "slowstart=2500 tools=x")
-	d = daemonOptions{base: base}.start(t, dir)
-	c.URL = d.URL
+	p := startProjects(t)
+	code := p.code("/proj")
+	c := p.session(inHeader(code))
+	p.stop(t)
+	writeFake(t, p.dir+"/proj/slow.usher", "slowstart=2500 tools=x")
+	p.testDaemon = p.options.start(t, p.dir)
+	c.URL = p.URL
 	waiting := make(chan answer, 1)
 	go func() {
 		for {
@@ -343,12 +314,8 @@ func TestWaitingCallOfAnEndedClaim(t *testing.T) {
 		}
 	}()
 	awaitUnderWay(t, c, "waits")
-	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
-		t.Fatal(err)
-	}
-	if a := <-waiting; !strings.Contains(a.failure(), "has ended") {
-		t.Errorf("the call that waited: %s", a.Body)
-	}
+	p.revoke(code)
+	checkContains(t, "the call that waited", (<-waiting).failure(), "has ended")
 }
 
 // awaitUnderWay waits until a request of that id is being answered: a second of
@@ -356,7 +323,8 @@ func TestWaitingCallOfAnEndedClaim(t *testing.T) {
 func awaitUnderWay(t *testing.T, c *testClient, id string) {
 	t.Helper()
 	await(t, "the request "+id+" to be under way", func() bool {
-		return strings.Contains(c.post(`{"jsonrpc":"2.0","id":"`+id+`","method":"ping"}`).Body, "already being answered")
+		a := c.post(`{"jsonrpc":"2.0","id":"` + id + `","method":"ping"}`)
+		return strings.Contains(a.Body, "already being answered")
 	})
 }
 
@@ -364,132 +332,95 @@ func awaitUnderWay(t *testing.T, c *testClient, id string) {
 // and beyond.
 func TestStreamsAtTheEnd(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
+	p := startProjects(t)
+	code := p.code("/proj")
+	c := p.session(inHeader(code))
 	c.awaitTools(projTools...)
 	first, _ := c.listen()
 	second, _ := c.listen()
 	const changed = "notifications/tools/list_changed"
-	writeFake(t, dir+"/proj/new.usher", "good tools=x")
+	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
 	hear(t, second, changed)
 	c.awaitTools("a_pid", "a_sleep", "a_x", "new_x")
-	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
-		t.Fatal(err)
-	}
+	p.revoke(code)
 	hear(t, second, changed)
 	// From here on it hears nothing, whatever happens in the workspace.
-	free, _ := openSession(t, d.URL, presentNothing)
+	free := p.session(presentNothing)
 	free.tools()
 	control, _ := free.listen()
-	writeFake(t, dir+"/proj/newer.usher", "good tools=x")
-	writeFake(t, dir+"/other/newer.usher", "good tools=x")
+	writeFake(t, p.dir+"/proj/newer.usher", "good tools=x")
+	writeFake(t, p.dir+"/other/newer.usher", "good tools=x")
 	hear(t, control, changed)
-	if got := listTools(c, presentNothing); got != "" {
-		t.Errorf("it sees %q", got)
-	}
-	c.Header.Set("Last-Event-ID", "1")
-	third, _ := c.listen() // a stream opened anew replays nothing
+	checkSees(t, "after the end", c, presentNothing, seesNone)
+	c.Header.Set(eventHeader, "1")
+	third, _ := c.listen() // a new stream replays nothing
 	free.call("a_x", "")
-	if a := c.do(c.request(http.MethodDelete, "")); a.Status != 204 {
-		t.Errorf("DELETE: %d", a.Status)
-	}
+	c.end()
 	for n, messages := range []<-chan json.RawMessage{first, second, third} {
 		for msg := range messages { // DELETE ends the streams
 			t.Errorf("stream %d says %s", n+1, msg)
 		}
 	}
-	if got := listTools(c, presentNothing); got != "404" {
-		t.Errorf("after DELETE: %q", got)
-	}
-	if got := listTools(c, inHeader(newClaimFor(t, base, dir).Code.Reveal())); got != "404" {
-		t.Errorf("after DELETE, with a code: %q", got)
-	}
+	checkSees(t, "after DELETE", c, presentNothing, "404")
+	checkSees(t, "after DELETE, with a code", c, inHeader(p.code("")), "404")
 }
 
-// TestMovingFolders moves modules, and what a claim is for.
+// TestMovingFolders moves modules, and the folder of a claim.
 func TestMovingFolders(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	free, _ := openSession(t, d.URL, presentNothing)
-	free.awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	rename := func(from, to string) { t.Helper(); must(os.Rename(dir+from, dir+to)) }
+	p := startProjects(t)
+	free, c := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
+	rename := func(from, to string) { must(t, os.Rename(p.dir+from, p.dir+to)) }
+	link := func(to, from string) { must(t, os.Symlink(p.dir+to, p.dir+from)) }
 	outside := func(when string) {
 		t.Helper()
 		for _, name := range []string{"b_x", "c_x", "other-a_x", "new_x"} {
-			if a := c.call(name, ""); a.failure() == "" || slices.Contains(c.tools(), name) {
-				t.Errorf("%s: %s is there: %s", when, name, a.Body)
-			}
+			check(t, when+": "+name+" is listed", slices.Contains(c.tools(), name), false)
+			check(t, when+": "+name+" is called", c.call(name, "").failure() == "", false)
 		}
 	}
 	rename("/proj/a.usher", "/other/a.usher")
 	c.awaitTools()
 	outside("its module was moved out")
-	if a := c.call("a_x", ""); !strings.Contains(a.failure(), "unknown tool") {
-		t.Errorf("the module that was moved out is called: %s", a.Body)
-	}
+	checkContains(t, "a call of the module that was moved out", c.call("a_x", "").failure(), "unknown tool")
 	rename("/other/a.usher", "/proj/a.usher")
 	c.awaitTools(projTools...)
 	rename("/proj", "/old")
 	c.awaitTools()
 	outside("its folder was renamed")
-	must(os.Symlink(dir+"/other", dir+"/proj"))
-	writeFake(t, dir+"/other/new.usher", "good tools=x")
+	link("/other", "/proj")
+	writeFake(t, p.dir+"/other/new.usher", "good tools=x")
 	free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "new_x")
-	outside("a link to another folder stands in its place")
-	if got := c.tools(); len(got) != 0 {
-		t.Errorf("through the link it sees %v", got)
-	}
-	must(os.Remove(dir + "/proj"))
-	writeFake(t, dir+"/proj/next.usher", "good tools=x")
-	c.awaitTools("next_x")
-	outside("another folder stands in its place") // which is what the claim is for, by its name
-	must(os.RemoveAll(dir + "/proj"))
+	outside("a link replaces its folder")
+	check(t, "tools through the link", c.tools(), []string{})
+	must(t, os.Remove(p.dir+"/proj"))
+	writeFake(t, p.dir+"/proj/next.usher", "good tools=x")
+	c.awaitTools("next_x") // the claim is for the folder of this name
+	outside("another folder replaces its folder")
+	must(t, os.RemoveAll(p.dir+"/proj"))
 	rename("/old", "/proj")
 	c.awaitTools(projTools...)
-	must(os.Symlink(dir+"/other/b.usher", dir+"/proj/linked.usher"))
-	must(os.Rename(dir+"/proj/a.usher", dir+"/other/moved.usher"))
-	must(os.Symlink(dir+"/other/moved.usher", dir+"/proj/a.usher"))
+	link("/other/b.usher", "/proj/linked.usher")
+	rename("/proj/a.usher", "/other/moved.usher")
+	link("/other/moved.usher", "/proj/a.usher")
 	free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "linked_x", "moved_pid", "moved_sleep", "moved_x", "new_x")
-	if got := c.tools(); len(got) != 0 {
-		t.Errorf("of links to files elsewhere it sees %v", got)
-	}
+	check(t, "tools of links to files elsewhere", c.tools(), []string{})
 }
 
-// TestRootBecomesALink puts a link in the place of the folder that the daemon
-// was started on, and that a claim is for.
+// TestRootBecomesALink replaces the folder that the daemon was started on, and
+// that a claim is for, by a link.
 func TestRootBecomesALink(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir+"/proj")
+	dir := twoProjects(t)
+	d := startDaemon(t, dir+"/proj")
 	free, _ := openSession(t, d.URL, presentNothing)
 	free.awaitTools(projTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
-	if err := os.Rename(dir+"/proj", dir+"/old"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(dir+"/other", dir+"/proj"); err != nil {
-		t.Fatal(err)
-	}
+	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, d.Base, dir+"/proj").Code.Reveal()))
+	must(t, os.Rename(dir+"/proj", dir+"/old"))
+	must(t, os.Symlink(dir+"/other", dir+"/proj"))
 	free.awaitTools("b_x")
-	if got := c.tools(); len(got) != 0 {
-		t.Errorf("it sees %v, which lies elsewhere", got)
-	}
-	if a := c.call("b_x", ""); a.failure() == "" {
-		t.Errorf("it calls what lies elsewhere: %s", a.Body)
-	}
+	check(t, "tools of another folder", c.tools(), []string{})
+	check(t, "a call of another folder's tool works", c.call("b_x", "").failure() == "", false)
 }
 
 // TestModuleMovesUnderCalls moves a module into the scope and out of it while it
@@ -497,49 +428,36 @@ func TestRootBecomesALink(t *testing.T) {
 func TestModuleMovesUnderCalls(t *testing.T) {
 	t.Parallel()
 	rounds := slowTests(2, 40)
-	dir, base := twoProjects(t), t.TempDir()
-	here := `#!/bin/sh
-# Where says which folder it was started in.
-where() { echo "${PWD##*/}"; }
-`
-	write(t, dir+"/proj/m.usher.sh", here)
-	d := daemonOptions{base: base}.start(t, dir)
-	free, _ := openSession(t, d.URL, presentNothing)
-	await(t, "the module", func() bool { return slices.Contains(free.tools(), "m_where") })
-	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
-	var wg sync.WaitGroup
-	stop := make(chan struct{})
-	answered := make(map[string]int)
-	wg.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			a := c.call("m_where", "")
-			if a.failure() == "" { // it may fail: the file goes in mid-start
-				answered[strings.TrimSpace(resultText(a.result()))]++
-			}
+	p := startProjects(t)
+	const says = "#!/bin/sh\n# Where says which folder it was started in.\nwhere() { echo \"${PWD##*/}\"; }\n"
+	write(t, p.dir+"/proj/m.usher.sh", says)
+	free, c := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
+	where := func(c *testClient) string {
+		a := c.call("m_where", "")
+		if a.failure() != "" { // the file may move in mid-start
+			return ""
+		}
+		return strings.TrimSpace(resultText(a.result()))
+	}
+	await(t, "the module", func() bool { return where(free) == "proj" })
+	answered := make(map[string]bool)
+	var calls sync.WaitGroup
+	var stop atomic.Bool
+	calls.Go(func() {
+		for !stop.Load() {
+			answered[where(c)] = true
 		}
 	})
 	at, to := "/proj", "/other"
 	for range rounds {
-		if err := os.Rename(dir+at+"/m.usher.sh", dir+to+"/m.usher.sh"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Rename(p.dir+at+"/m.usher.sh", p.dir+to+"/m.usher.sh"))
 		at, to = to, at
-		await(t, "the move to be seen", func() bool {
-			a := free.call("m_where", "")
-			return strings.TrimSpace(resultText(a.result())) == at[1:]
-		})
+		await(t, "the move to be seen", func() bool { return where(free) == at[1:] })
 	}
-	close(stop)
-	wg.Wait()
-	if answered["proj"] == 0 || len(answered) != 1 {
-		t.Errorf("the scoped session was answered from %v", answered)
-	}
+	stop.Store(true)
+	calls.Wait()
+	delete(answered, "")
+	check(t, "folders that answered the scoped session", answered, map[string]bool{"proj": true})
 }
 
 // TestStartFailuresNameNoPath makes modules fail to start under a session, whose
@@ -547,38 +465,26 @@ where() { echo "${PWD##*/}"; }
 func TestStartFailuresNameNoPath(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	_, noNode := exec.LookPath("node")
-	want := slices.Clone(allTools)
-	if noNode == nil {
-		write(t, dir+"/proj/q.usher.mjs", "/** X. */\nexport function x() { return 1 }\n")
-		want = append(want, "q_x")
-	}
-	writeFake(t, dir+"/proj/gone.usher", "good tools=x")
-	writeFake(t, dir+"/proj/folder.usher", "good tools=x")
-	writeFake(t, dir+"/proj/interpreter.usher", "good tools=x")
-	writeFake(t, dir+"/proj/plain.usher", "good tools=x")
-	writeFake(t, dir+"/proj/text.usher", "good tools=x")
-	write(t, dir+"/proj/script.usher.sh", "# X is not written yet.\nx() { nowhere_to_be_found; }\n")
-	write(t, dir+"/proj/.mcp.json", `{"mcpServers":{"entry":{"command":"./entry.sh"}}}`)
-	writeFake(t, dir+"/proj/entry.sh", "good tools=x")
-	want = append(want, "gone_x", "folder_x", "interpreter_x", "plain_x", "text_x", "entry_x", "script_x")
-	slices.Sort(want)
-	d := daemonOptions{base: base}.start(t, dir)
-	c, _ := openSession(t, d.URL, presentNothing)
-	c.awaitTools(want...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	c, _ = openSession(t, d.URL, inHeader(proj.Code.Reveal()))
+	proj := dir + "/proj/"
+	replace := func(path, text string) { must(t, os.WriteFile(path, []byte(text), 0o755)) }
 	spoil := map[string]func(){
-		"gone_x":        func() { os.Remove(dir + "/proj/gone.usher") },
-		"folder_x":      func() { os.Remove(dir + "/proj/folder.usher"); os.Mkdir(dir+"/proj/folder.usher", 0o755) },
-		"interpreter_x": func() { os.WriteFile(dir+"/proj/interpreter.usher", []byte("#!/nowhere/sh\n"), 0o755) },
-		"plain_x":       func() { os.Chmod(dir+"/proj/plain.usher", 0o644) },
-		"text_x":        func() { os.WriteFile(dir+"/proj/text.usher", []byte("\x7fELF no"), 0o755) },
-		"script_x":      func() {},
-		"entry_x":       func() { os.Remove(dir + "/proj/entry.sh") },
+		"gone":        func() { os.Remove(proj + "gone.usher") },
+		"folder":      func() { os.Remove(proj + "folder.usher"); os.Mkdir(proj+"folder.usher", 0o755) },
+		"interpreter": func() { replace(proj+"interpreter.usher", "#!/nowhere/sh\n") },
+		"plain":       func() { os.Chmod(proj+"plain.usher", 0o644) },
+		"text":        func() { replace(proj+"text.usher", "\x7fELF no") },
 	}
-	if noNode == nil {
-		spoil["q_x"] = func() {
+	for name := range spoil {
+		writeFake(t, proj+name+".usher", "good tools=x")
+	}
+	write(t, proj+"script.usher.sh", "# X is not written yet.\nx() { nowhere_to_be_found; }\n")
+	spoil["script"] = func() {}
+	write(t, proj+".mcp.json", `{"mcpServers":{"entry":{"command":"./entry.sh"}}}`)
+	writeFake(t, proj+"entry.sh", "good tools=x")
+	spoil["entry"] = func() { os.Remove(proj + "entry.sh") }
+	if _, err := exec.LookPath("node"); err == nil {
+		write(t, proj+"q.usher.mjs", "/** X. */\nexport function x() { return 1 }\n")
+		spoil["q"] = func() {
 			shims, _ := filepath.Glob(base + "/.data/cache/*-shim.mjs")
 			for _, shim := range shims {
 				os.Remove(shim)
@@ -586,189 +492,135 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 			}
 		}
 	}
+	want := slices.Clone(allTools)
+	for name := range spoil {
+		want = append(want, name+"_x")
+	}
+	slices.Sort(want)
+	d := daemonOptions{base: base}.start(t, dir)
+	free, _ := openSession(t, d.URL, presentNothing)
+	free.awaitTools(want...)
+	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir+"/proj").Code.Reveal()))
 	started := 0
-	for _, tool := range slices.Sorted(maps.Keys(spoil)) {
-		spoil[tool]()
-		a := c.call(tool, "")
-		if a.failure() == "" {
-			t.Errorf("%s: %s", tool, a.Body)
-		}
-		if strings.Contains(a.failure(), "can't start") {
+	for _, name := range slices.Sorted(maps.Keys(spoil)) {
+		spoil[name]()
+		failure := c.call(name+"_x", "").failure()
+		check(t, "a call of "+name+" works", failure == "", false)
+		if strings.Contains(failure, "can't start") {
 			started++
 		}
 	}
-	if started == 0 {
-		t.Error("no call met a module that can't start")
-	}
+	check(t, "a call met a module that can't start", started > 0, true)
 }
 
-// TestKilledWhileMoving kills the daemon while sessions become scoped: each
-// that was answered so is scoped in the next one, the rest at least go on.
+// TestKilledWhileMoving kills the daemon while sessions become scoped: each whose
+// request was answered is scoped in the next daemon, the others at least go on.
 func TestKilledWhileMoving(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
-	some := strings.Join(projTools, " ")
-	born, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
-	moved, _ := openSession(t, d.URL, inHeader(other.Code.Reveal()))
-	listTools(moved, inHeader(proj.Code.Reveal()))
+	p := daemonOptions{ownProcess: true}.startProjects(t)
+	code, other := p.code("/proj"), p.code("/other")
+	born, moved := p.session(inHeader(code)), p.session(inHeader(other))
+	listTools(moved, inHeader(code))
+	clients := []*testClient{born, moved}
 	sessions := make([]*testClient, 40)
 	for i := range sessions {
-		sessions[i], _ = openSession(t, d.URL, presentNothing)
+		sessions[i] = p.session(presentNothing)
 	}
-	var wg sync.WaitGroup
+	clients = append(clients, sessions...)
 	scoped := make([]atomic.Bool, len(sessions))
 	kill := rand.IntN(len(sessions))
+	var all sync.WaitGroup
 	for part := range 4 {
-		wg.Go(func() {
-			for i, c := range sessions {
-				if i%4 != part {
-					continue
-				}
-				req := c.request(http.MethodPost, c.message("ping", ""))
-				inHeader(proj.Code.Reveal())(req)
-				if a, err := c.try(req); err == nil && a.Status == 200 {
-					scoped[i].Store(true)
-				}
+		all.Go(func() {
+			for i := part; i < len(sessions); i += 4 {
+				req := sessions[i].request(http.MethodPost, sessions[i].message("ping", ""))
+				inHeader(code)(req)
+				a, err := sessions[i].try(req)
+				scoped[i].Store(err == nil && a.Status == 200)
 				if i == kill {
-					d.cmd.Process.Kill()
+					p.cmd.Process.Kill()
 				}
 			}
 		})
 	}
-	wg.Wait()
-	d.wait(t)
-	next := func() {
-		t.Helper()
-		d = daemonOptions{base: base, ownProcess: true}.start(t, dir)
-		connect(t, d.URL).awaitTools(allTools...)
-		for _, c := range append(sessions, born, moved) {
-			c.URL = d.URL
-		}
-	}
+	all.Wait()
 	see := func(when string) {
 		t.Helper()
-		n := 0
 		for i, c := range sessions {
 			got := listTools(c, presentNothing)
-			if scoped[i].Load() {
-				n++
-			}
-			if scoped[i].Load() && got != some || got != some && got != strings.Join(allTools, " ") {
+			if got != seesProj && (scoped[i].Load() || got != seesAll) {
 				t.Errorf("%s: session %d, scoped before: %v, sees %q", when, i, scoped[i].Load(), got)
 			}
 		}
 		for name, c := range map[string]*testClient{"born scoped": born, "moved": moved} {
-			for how, present := range map[string]func(*http.Request){"without the header": presentNothing, "with it": inHeader(proj.Code.Reveal())} {
-				if got := listTools(c, present); got != some {
-					t.Errorf("%s: the session that was %s, %s, sees %q", when, name, how, got)
-				}
-			}
-		}
-		if n == 0 {
-			t.Logf("%s: none was scoped before", when)
+			checkSees(t, when+": the session that was "+name, c, presentNothing, seesProj)
+			checkSees(t, when+": the session that was "+name+", with its code", c, inHeader(code), seesProj)
 		}
 	}
-	next()
+	p.restart(clients)
 	see("after kill -9")
-	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Skip(err) // no such signal on this system
-	}
-	if code := d.wait(t); code != 0 {
-		t.Errorf("after SIGTERM it ended with status %d", code)
-	}
-	next()
+	check(t, "status after SIGTERM", p.signal(t, syscall.SIGTERM), 0)
+	p.restart(clients)
 	see("after SIGTERM")
 }
 
-// TestSessionInTheURL names a session of streamable HTTP where only HTTP+SSE names its sessions. It counts for
-// nothing there, and so lets nobody in.
+// TestSessionInTheURL names a session of streamable HTTP in the URL, as only
+// HTTP+SSE does. It counts for nothing, and so lets nobody in.
 func TestSessionInTheURL(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	open := connect(t, d.URL)
-	open.awaitTools(allTools...)
-	proj := newClaimFor(t, base, dir+"/proj")
-	scoped, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
-	inURL := func(id string) func(*http.Request) {
-		return func(r *http.Request) { r.URL.RawQuery = "sessionId=" + id }
+	p := startProjects(t)
+	open, scoped := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
+	inURL := func(c *testClient) func(*http.Request) {
+		return func(r *http.Request) { r.URL.RawQuery = "sessionId=" + c.Session }
 	}
-	c := newStateless(t, d.URL)
-	if a := c.modern("tools/list", "", inURL(open.Session), inHeader("ZZZZZZ")); a.Status != http.StatusBadRequest {
-		t.Errorf("a code that does not hold beside an open session in the URL: %d %s", a.Status, a.Body)
-	}
-	if a := c.modern("tools/list", "", inURL(scoped.Session)); a.Status != http.StatusOK || !strings.Contains(a.Body, "c_x") {
-		t.Errorf("without a code beside a scoped session in the URL: %d %s", a.Status, a.Body)
-	}
+	c := newStateless(t, p.URL)
+	check(t, "an invalid code beside an open session", c.sees(presentAll(inURL(open), inHeader("ZZZZZZ"))), "400")
+	check(t, "no code beside a scoped session", c.sees(inURL(scoped)), seesAll)
 	end := c.request(http.MethodDelete, "")
-	inURL(scoped.Session)(end)
-	if a := c.do(end); a.Status != http.StatusBadRequest {
-		t.Errorf("DELETE of a session in the URL: %d %s", a.Status, a.Body)
-	}
-	other := newClaimFor(t, base, dir+"/other").Code.Reveal()
-	if got := connectSSE(t, d.URL, inURL(scoped.Session), inHeader(other)).sees(); got != "b_x" {
-		t.Errorf("GET with a session in the URL and another code begins a session that sees %q", got)
-	}
-	if got := listTools(scoped, presentNothing); got != strings.Join(projTools, " ") {
-		t.Errorf("the session in the URL then sees %q", got)
-	}
-	d.stop(t)
-	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
-	c.URL = d.URL
-	for _, id := range []string{open.Session, scoped.Session} {
-		if a := c.modern("tools/list", "", inURL(id)); a.Status != http.StatusBadRequest {
-			t.Errorf("with -require-claim: %d %s", a.Status, a.Body)
-		}
-	}
+	inURL(scoped)(end)
+	check(t, "status of DELETE", c.do(end).Status, 400)
+	old := connectSSE(t, p.URL, inURL(scoped), inHeader(p.code("/other")))
+	check(t, "a GET with another code begins a session that sees", old.sees(), seesOther)
+	checkSees(t, "the session in the URL", scoped, presentNothing, seesProj)
+	p.restart([]*testClient{c}, "-require-claim")
+	check(t, "an open session, with claims required", c.sees(inURL(open)), "400")
+	check(t, "a scoped session, with claims required", c.sees(inURL(scoped)), "400")
 }
 
-// TestOldSSEKeepsItsClaim gives the address of an HTTP+SSE session to the holder of another code, who must not
-// move the session, whether or not its own claim has ended.
+// TestOldSSEKeepsItsClaim presents other codes at the address of an HTTP+SSE
+// session, which must not move, whether or not its own claim has ended.
 func TestOldSSEKeepsItsClaim(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
-	c := connectSSE(t, d.URL, inQuery(proj.Code.Reveal()))
+	p := startProjects(t)
+	code, other := p.code("/proj"), p.code("/other")
+	c := connectSSE(t, p.URL, inQuery(code))
 	refused := func(when string) {
 		t.Helper()
 		for name, present := range map[string]func(*http.Request){
-			"header": inHeader(other.Code.Reveal()),
-			"URL":    func(r *http.Request) { r.URL.RawQuery += "&claim=" + other.Code.Reveal() },
-			"bearer": inAuthorization("Bearer " + other.Code.Reveal()),
+			"header": inHeader(other),
+			"URL":    func(r *http.Request) { r.URL.RawQuery += "&claim=" + other },
+			"bearer": inAuthorization("Bearer " + other),
 		} {
 			for _, method := range []string{http.MethodPost, http.MethodDelete} {
 				req := c.request(method, initializeAs(oldestProtocol))
 				present(req)
-				if a := c.do(req); a.Status != http.StatusBadRequest || a.failure() != errKeepsClaim.Error() {
-					t.Errorf("%s: %s with a code in the %s: %d %s", when, method, name, a.Status, a.Body)
-				}
+				a := c.do(req)
+				check(t, when+": status of "+method+" with a code in the "+name, a.Status, 400)
+				check(t, when+": "+method+" with a code in the "+name, a.failure(), errKeepsClaim.Error())
 			}
 		}
 	}
 	refused("with its claim")
-	if got := c.sees(); got != strings.Join(projTools, " ") {
-		t.Errorf("it sees %q", got)
-	}
-	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
-		t.Fatal(err)
-	}
+	check(t, "it sees", c.sees(), seesProj)
+	p.revoke(code)
 	refused("after its claim's end")
-	if got := c.sees(); got != "" {
-		t.Errorf("after its claim's end it sees %q", got)
-	}
+	check(t, "after its claim's end it sees", c.sees(), seesNone)
 }
 
-// TestBodyAfterTheEnd has a session end while the body of a request of it comes in.
+// TestBodyAfterTheEnd ends a session while the body of one of its requests comes in.
 func TestBodyAfterTheEnd(t *testing.T) {
 	t.Parallel()
-	dir := twoProjects(t)
-	c := connect(t, startDaemon(t, dir).URL)
-	c.awaitTools(allTools...)
+	c := startProjects(t).session(presentNothing)
 	read, write := io.Pipe()
 	req := c.request(http.MethodPost, "")
 	req.Body, req.ContentLength = read, -1
@@ -776,12 +628,8 @@ func TestBodyAfterTheEnd(t *testing.T) {
 	go func() { answered <- c.do(req) }()
 	message := c.message("tools/list", "")
 	io.WriteString(write, message[:10])
-	if a := c.do(c.request(http.MethodDelete, "")); a.Status != http.StatusNoContent {
-		t.Fatalf("DELETE: %d %s", a.Status, a.Body)
-	}
+	c.end()
 	io.WriteString(write, message[10:])
 	write.Close()
-	if a := <-answered; a.Status != http.StatusNotFound {
-		t.Errorf("a request of the session that has ended: %d %s", a.Status, a.Body)
-	}
+	check(t, "status", (<-answered).Status, 404)
 }
