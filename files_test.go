@@ -1,0 +1,404 @@
+// Tests of files.go: the token that writers of claims.json take turns with, while they
+// are raced, stopped and killed. Such a writer is this test binary again, running
+// TestClaimsChild. With USHER_SLOW=1 the tests run at full size.
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// holdElsewhere makes the token one that a writer of another host has.
+func holdElsewhere(t *testing.T, token *writeToken) {
+	t.Helper()
+	setTokens(t, token, fmt.Sprintf("held.%d.elsewhere.7.1", time.Now().UnixMilli()))
+}
+
+// setTokens makes these the files of the token's folder.
+func setTokens(t *testing.T, token *writeToken, names ...string) {
+	t.Helper()
+	must(t, errors.Join(os.RemoveAll(token.dir), os.MkdirAll(token.dir, 0o700)))
+	for _, name := range names {
+		must(t, os.WriteFile(filepath.Join(token.dir, name), nil, 0o600))
+	}
+}
+
+func TestTakingTheToken(t *testing.T) {
+	token := newWriteToken("")
+	held := func(age time.Duration, host string, pid int) string {
+		return fmt.Sprintf("held.%d.%s.%d.1", time.Now().Add(-age).UnixMilli(), host, pid)
+	}
+	dead := deadPID(t)
+	here, me := token.host, os.Getpid()
+	for _, tt := range []struct {
+		name   string
+		tokens []string
+		want   string // in the error; "" where it can be had
+	}{
+		{"free", []string{"free"}, ""},
+		{"free beside what is no token", []string{"free", ".DS_Store"}, ""},
+		{"none", nil, ""},
+		{"none, and what is no token", []string{".DS_Store"}, `has been ""`},
+		{"alive here", []string{held(0, here, me)}, fmt.Sprintf("%s.%d", here, me)},
+		{"dead here", []string{held(0, here, dead)}, ""},
+		{"elsewhere", []string{held(0, "elsewhere", dead)}, "elsewhere." + strconv.Itoa(dead)},
+		{"elsewhere, old", []string{held(31*time.Second, "elsewhere", 7)}, ""},
+		{"alive here, old", []string{held(31*time.Second, here, me)}, ""},
+		{"elsewhere, a little ahead", []string{held(-20*time.Second, "elsewhere", 7)}, "elsewhere"},
+		{"elsewhere, from the future", []string{held(-40*time.Second, "elsewhere", 7)}, ""},
+		{"of no known form", []string{"held.by.me"}, ""},
+		{"two, both to be had", []string{"free", held(0, here, dead)}, "free held"},
+		{"two, one in use", []string{"free", held(0, "elsewhere", 7)}, "elsewhere"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			s := testStore(t, newDataDir(t))
+			s.token.timeout = 300 * time.Millisecond
+			setTokens(t, s.token, tt.tokens...)
+			_, err := s.Create(t.Context(), "/w", "", time.Hour)
+			if tt.want == "" {
+				must(t, err)
+				got := slices.DeleteFunc(folderNames(t, s.token.dir), func(n string) bool { return n == ".DS_Store" })
+				if !slices.Equal(got, []string{"free"}) {
+					t.Errorf("token folder holds %q", got)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want %q", err, tt.want)
+			}
+			if got := folderNames(t, s.token.dir); len(got) != len(tt.tokens) {
+				t.Errorf("token folder holds %q", got)
+			}
+		})
+	}
+}
+
+// deadPID returns the id of a process that has ended.
+func deadPID(t *testing.T) int {
+	cmd := exec.Command(os.Args[0], "-test.run=^$")
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
+	must(t, cmd.Run())
+	return cmd.Process.Pid
+}
+
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	s := testStore(t, newDataDir(t))
+	holdElsewhere(t, s.token)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := s.Create(ctx, "/w", "", time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestHostName(t *testing.T) {
+	if host := newWriteToken("").host; strings.ContainsAny(host, "./\\") || host == "" {
+		t.Errorf("host %q", host)
+	}
+}
+
+// A deletion at any step up to the last look, and one after the rename, stands.
+func TestDeletionIsNotUndone(t *testing.T) {
+	for _, step := range []string{"taken", "swept", "written", "checked", "ended"} {
+		t.Run(step, func(t *testing.T) {
+			dir := newDataDir(t)
+			path := writeClaimsFile(t, dir, "["+claimA+"]")
+			s := testStore(t, dir)
+			var once sync.Once
+			s.token.step = func(at string) {
+				if at == step {
+					once.Do(func() { os.Remove(path) })
+				}
+			}
+			made := mustCreate(t, s)
+			wantActive(t, s, "AAAAAA", false)
+			wantActive(t, s, made.Code, step != "ended")
+		})
+	}
+	t.Run("another put in its place", func(t *testing.T) {
+		dir := newDataDir(t)
+		s := testStore(t, dir)
+		var once sync.Once
+		s.token.step = func(at string) {
+			if at == "written" {
+				once.Do(func() { writeClaimsFile(t, dir, "["+claimA+"]") })
+			}
+		}
+		made := mustCreate(t, s)
+		check(t, "codes in the file", fileCodes(t, dir), map[Code]bool{made.Code: true, "AAAAAA": true})
+	})
+}
+
+// childEnv tells TestClaimsChild what to do: data folder, how many claims to
+// create, the age at which a token is old, and the step at which to stop once.
+const childEnv = "USHER_TEST_CLAIMS_CHILD"
+
+// TestClaimsChild is a process of the tests below. It prints every code that it
+// created, and at the step named says so and waits for a line on stdin.
+func TestClaimsChild(t *testing.T) {
+	job := strings.Split(os.Getenv(childEnv), "\n")
+	if len(job) != 4 {
+		t.Skip("not a child")
+	}
+	s := openClaims(job[0], nil)
+	defer s.Close()
+	count, err1 := strconv.Atoi(job[1])
+	stale, err2 := time.ParseDuration(job[2])
+	must(t, errors.Join(err1, err2))
+	s.token.stale = stale
+	var once sync.Once
+	s.token.step = func(at string) {
+		if at == job[3] {
+			once.Do(func() {
+				fmt.Println("at", at)
+				bufio.NewReader(os.Stdin).ReadString('\n')
+			})
+		}
+	}
+	for range count {
+		c, err := s.Create(t.Context(), "/w/child", "child", time.Hour)
+		if err != nil {
+			fmt.Println("failed", err)
+			os.Exit(1)
+		}
+		fmt.Println("code", c.Code.Reveal())
+	}
+}
+
+// claimsChild is a running TestClaimsChild.
+type claimsChild struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	lines *bufio.Scanner
+}
+
+func startClaimsChild(t *testing.T, dir string, count int, stale time.Duration, step string) *claimsChild {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestClaimsChild$")
+	// A race-enabled process lingers for a second at its end unless told not to.
+	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0",
+		fmt.Sprintf("%s=%s\n%d\n%s\n%s", childEnv, dir, count, stale, step))
+	cmd.Stderr = os.Stderr
+	stdin, err1 := cmd.StdinPipe()
+	stdout, err2 := cmd.StdoutPipe()
+	must(t, errors.Join(err1, err2, cmd.Start()))
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return &claimsChild{cmd, stdin, bufio.NewScanner(stdout)}
+}
+
+// next returns the child's next line that begins with word, without it; false at
+// its end.
+func (c *claimsChild) next(word string) (string, bool) {
+	for c.lines.Scan() {
+		if rest, ok := strings.CutPrefix(c.lines.Text(), word+" "); ok {
+			return rest, true
+		}
+		if strings.HasPrefix(c.lines.Text(), "failed") {
+			fmt.Fprintln(os.Stderr, "child:", c.lines.Text())
+		}
+	}
+	return "", false
+}
+
+func (c *claimsChild) codes() []Code {
+	var codes []Code
+	for code, ok := c.next("code"); ok; code, ok = c.next("code") {
+		codes = append(codes, Code(code))
+	}
+	return codes
+}
+
+func TestProcessesAtOnce(t *testing.T) {
+	processes, each := slowTests(12, 64), slowTests(10, 20)
+	dir := newDataDir(t)
+	printed := make([][]Code, processes)
+	var all sync.WaitGroup
+	for n := range printed {
+		child := startClaimsChild(t, dir, each, 30*time.Second, "")
+		all.Go(func() {
+			printed[n] = child.codes()
+			child.cmd.Wait()
+		})
+	}
+	all.Wait()
+	s := testStore(t, dir)
+	for _, codes := range printed {
+		for _, code := range codes {
+			wantActive(t, s, code, true)
+		}
+	}
+	check(t, "records", len(fileCodes(t, dir)), processes*each)
+	check(t, "printed codes", len(slices.Concat(printed...)), processes*each)
+	wantTidy(t, dir)
+}
+
+func TestKilledAtRandom(t *testing.T) {
+	t.Parallel()
+	const crowd = 3 // writers at a time, one of whom is killed
+	dir := newDataDir(t)
+	s := testStore(t, dir)
+	var printed []Code
+	total := 0
+	rounds := slowTests(20, 220)
+	for range rounds {
+		// Two writers go on and end by themselves; the third is killed.
+		var others sync.WaitGroup
+		var codes [crowd][]Code
+		for n := range crowd - 1 {
+			child := startClaimsChild(t, dir, 2, 30*time.Second, "")
+			others.Go(func() { codes[n] = child.codes() })
+		}
+		victim := startClaimsChild(t, dir, 1000, 30*time.Second, "")
+		first, ok := victim.next("code")
+		if !ok {
+			t.Fatal("the writer created nothing")
+		}
+		kill := time.AfterFunc(rand.N(8*time.Millisecond), func() { victim.cmd.Process.Kill() })
+		codes[crowd-1] = append(victim.codes(), Code(first))
+		kill.Stop()
+		victim.cmd.Wait()
+		others.Wait()
+		mustCreate(t, s)
+		printed = append(printed, slices.Concat(codes[:]...)...)
+		total += len(slices.Concat(codes[:]...))
+		got := fileCodes(t, dir)
+		for _, code := range printed {
+			if !got[code] {
+				t.Fatal("a printed code is missing")
+			}
+		}
+		if len(printed) > 200 { // begin a new file: a long one is slow to write
+			os.Remove(filepath.Join(dir, "claims.json"))
+			printed = nil
+		}
+	}
+	t.Logf("%d kills, %d codes printed", rounds, total)
+}
+
+func TestKilledAtEachStep(t *testing.T) {
+	for _, step := range []string{"taken", "swept", "written", "checked", "renaming", "ended"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			dir := newDataDir(t)
+			s := testStore(t, dir)
+			mustCreate(t, s)
+			victim := startClaimsChild(t, dir, 1, 30*time.Second, step)
+			if _, ok := victim.next("at"); !ok {
+				t.Fatal("the writer did not come to that step")
+			}
+			victim.cmd.Process.Kill()
+			victim.cmd.Wait()
+			want := 1
+			if step == "ended" {
+				want = 2
+			}
+			check(t, "claims in the file", len(fileCodes(t, dir)), want)
+			mustCreate(t, s)
+			check(t, "claims in the file then", len(fileCodes(t, dir)), want+1)
+			wantTidy(t, dir)
+		})
+	}
+}
+
+func TestKilledWhilePreparing(t *testing.T) {
+	dir := newDataDir(t)
+	s := testStore(t, dir)
+	must(t, os.MkdirAll(s.token.dir+".tmp."+s.token.newName(), 0o700))
+	mustCreate(t, s)
+	wantTidy(t, dir)
+}
+
+// A writer that is stopped for longer than a token lasts, between any two steps,
+// loses nobody's record when it goes on, its own included.
+func TestStoppedWriter(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("no way to stop a process")
+	}
+	stop, cont := syscall.Signal(19), syscall.Signal(18) // SIGSTOP, SIGCONT
+	if runtime.GOOS == "darwin" {
+		stop, cont = 17, 19
+	}
+	stale := time.Duration(slowTests(300, 30_500)) * time.Millisecond
+	for _, step := range []string{"taken", "swept", "written", "checked", "renaming", "ended"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			dir := newDataDir(t)
+			s := testStore(t, dir)
+			s.token.stale, s.token.timeout = min(stale, 30*time.Second), 2*stale
+			before := mustCreate(t, s)
+			child := startClaimsChild(t, dir, 1, s.token.stale, step)
+			if _, ok := child.next("at"); !ok {
+				t.Fatal("the writer did not come to that step")
+			}
+			must(t, child.cmd.Process.Signal(stop))
+			want := map[Code]bool{before.Code: true}
+			for range 3 {
+				want[mustCreate(t, s).Code] = true
+			}
+			_, err := s.Revoke(t.Context(), before.Code)
+			must(t, err)
+			delete(want, before.Code)
+			io.WriteString(child.stdin, "\n")
+			must(t, child.cmd.Process.Signal(cont))
+			codes := child.codes()
+			if len(codes) != 1 {
+				t.Fatalf("the stopped writer created %d claims", len(codes))
+			}
+			want[codes[0]] = true
+			check(t, "codes in the file", fileCodes(t, dir), want)
+			child.cmd.Wait()
+			wantTidy(t, dir)
+		})
+	}
+}
+
+// A writer whose token was taken over writes nothing and starts over, but not for
+// ever.
+func TestTokenLost(t *testing.T) {
+	dir := newDataDir(t)
+	s, thief := testStore(t, dir), testStore(t, dir)
+	thief.token.stale = -time.Second // every token is old
+	written, thefts := 0, 1
+	s.token.step = func(step string) {
+		if step != "written" {
+			return
+		}
+		if written++; written <= thefts {
+			mustCreate(t, thief)
+		}
+	}
+	mustCreate(t, s)
+	if claims := len(fileCodes(t, dir)); claims != 2 || written != 2 {
+		t.Errorf("%d claims after %d tries", claims, written)
+	}
+	written, thefts = 0, tokenTries
+	_, err := s.Create(t.Context(), "/w", "", time.Hour)
+	if claims := len(fileCodes(t, dir)); !errors.Is(err, errStartOver) || written != tokenTries || claims != 2+tokenTries {
+		t.Errorf("%d claims after %d tries: %v", claims, written, err)
+	}
+}
+
+// slowTests returns full if USHER_SLOW is set, else quick.
+func slowTests(quick, full int) int {
+	if os.Getenv("USHER_SLOW") != "" {
+		return full
+	}
+	return quick
+}
