@@ -143,8 +143,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 			return a.runCommand(ctx, c, args[1:])
 		}
 	}
-	near := nearest(args[0], words)
-	meant := didYouMean(cmp.Or(claimAliases[near], near))
+	meant := didYouMean(args[0], words, claimAliases)
 	a.warnf("unknown command %q%s (usher help lists them)", args[0], meant)
 	return 2
 }
@@ -220,66 +219,41 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 			args = args[1:]
 		}
 		if err := fs.Set(name, value); err != nil {
-			return nil, fmt.Errorf("-%s %q: %w", name, value, explainFlag(f, err))
+			if _, ok := f.Value.(flag.Getter); ok { // of package flag, whose error is "parse error"
+				err = errors.New("want a number, for a duration with its unit, such as 5m")
+			}
+			return nil, fmt.Errorf("-%s %q: %w", name, value, err)
 		}
 	}
 	return rest, nil
 }
 
-// unknownFlag returns the error for a flag that fs lacks, which is flag.ErrHelp for -h.
+// unknownFlag returns the error for a flag that fs lacks: flag.ErrHelp for -h.
 func unknownFlag(fs *flag.FlagSet, name string) error {
 	if name == "h" || name == "help" {
 		return flag.ErrHelp
 	}
 	var names []string
-	fs.VisitAll(func(f *flag.Flag) { names = append(names, f.Name) })
-	meant := nearest(name, append(names, "port"))
-	switch {
-	case meant != "port" && meant != "":
-		meant = "-" + meant
-	case meant == "port" && fs.Lookup("addr") != nil:
-		meant = "-addr 127.0.0.1:3001"
-	default:
-		meant = ""
-	}
-	return fmt.Errorf("unknown flag -%s%s", name, didYouMean(meant))
+	fs.VisitAll(func(f *flag.Flag) { names = append(names, "-"+f.Name) })
+	meant := didYouMean("-"+name, names, map[string]string{"-port": "-addr 127.0.0.1:3001"})
+	return fmt.Errorf("unknown flag -%s%s", name, meant)
 }
 
-// explainFlag returns the error of a flag's value. Those of package flag's own types
-// don't say what to write.
-func explainFlag(f *flag.Flag, err error) error {
-	own, ok := f.Value.(flag.Getter)
-	if !ok {
-		return err
-	}
-	switch own.Get().(type) {
-	case time.Duration:
-		return errors.New("want a duration with its unit, such as 5m")
-	case bool:
-		return errors.New("want true or false")
-	default:
-		return errors.New("want a number")
-	}
-}
-
-// nearest returns the word that typed was probably meant to be, or "".
-func nearest(typed string, words []string) (best string) {
+// didYouMean returns the end of an error about a mistyped word: the word or alias that was
+// probably meant. An alias is a word to say for another one.
+func didYouMean(typed string, words []string, aliases map[string]string) string {
+	best := ""
 	fewest := len(typed)/3 + 2
-	for _, word := range words {
+	for _, word := range append(sortedKeys(aliases), words...) {
 		if n := distance(typed, word); n < fewest {
 			fewest = n
 			best = word
 		}
 	}
-	return best
-}
-
-// didYouMean returns the end of an error about a mistyped word. It is "" if word is.
-func didYouMean(word string) string {
-	if word == "" {
+	if best == "" {
 		return ""
 	}
-	return ": did you mean " + sanitize(word) + "?"
+	return ": did you mean " + sanitize(cmp.Or(aliases[best], best)) + "?"
 }
 
 // distance counts the letters to retype to change one word into another: those between
@@ -642,7 +616,7 @@ func findMethod(view *View, label, method string) (*Item, error) {
 			}
 			names = append(names, tool.Method.Name)
 		}
-		hint = cmp.Or(didYouMean(nearest(method, names)), ": it has "+strings.Join(names, ", "))
+		hint = cmp.Or(didYouMean(method, names, nil), ": it has "+strings.Join(names, ", "))
 		if len(names) == 0 {
 			hint = ": " + strings.Join(m.Problems, "; ")
 		}
@@ -660,7 +634,7 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 	known := sortedKeys(objectIn(schema, "properties"))
 	for _, f := range arguments {
 		if len(known) > 0 && schema["additionalProperties"] == nil && !slices.Contains(known, f.key) {
-			a.warnf("call: the method has no parameter %q%s", f.key, didYouMean(nearest(f.key, known)))
+			a.warnf("call: the method has no parameter %q%s", f.key, didYouMean(f.key, known, nil))
 		}
 	}
 	notify := func(_ string, params json.RawMessage) {
@@ -713,8 +687,8 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
-		meant := cmp.Or(claimAliases[nearest(args[0], sortedKeys(claimAliases))], "-scope "+args[0])
-		return usageErrorf("want no argument, list, or revoke CODE…, not %q%s", args[0], didYouMean(meant))
+		meant := cmp.Or(didYouMean(args[0], nil, claimAliases), ": did you mean -scope "+args[0]+"?")
+		return usageErrorf("want no argument, list, or revoke CODE…, not %q%s", args[0], meant)
 	}
 }
 

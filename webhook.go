@@ -95,11 +95,8 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	err := h.receive(w, d)
 	if err != nil && !d.authenticated { // no other status, which would show what exists
-		return &httpError{
-			Status: http.StatusUnauthorized,
-			Msg:    "the webhook secret is missing or wrong: send it as " + secretHeader,
-			Err:    err,
-		}
+		return httpErrorf(http.StatusUnauthorized,
+			"the webhook secret is missing or wrong: send it as %s", secretHeader).because(err)
 	}
 	if err != nil {
 		return err
@@ -274,9 +271,9 @@ func callError(ctx context.Context, err error) error {
 	}
 	if rpc.Code == codeInvalidParams {
 		refused := errors.New("the module refused the parameters")
-		return &httpError{Status: http.StatusBadRequest, Msg: rpc.Message, Err: refused}
+		return httpErrorf(http.StatusBadRequest, "%s", rpc.Message).because(refused)
 	}
-	return &httpError{Status: http.StatusInternalServerError, Msg: rpc.Message, Err: errFailed}
+	return httpErrorf(http.StatusInternalServerError, "%s", rpc.Message).because(errFailed)
 }
 
 // parseArguments returns the arguments for the delivery's method: the fields of the
@@ -284,7 +281,7 @@ func callError(ctx context.Context, err error) error {
 func (d *delivery) parseArguments() (json.RawMessage, error) {
 	list, err := parameters(d.kind, d.boundary, d.body, d.tool.Method)
 	if err != nil {
-		return nil, &httpError{Status: http.StatusBadRequest, Msg: err.Error()}
+		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
 	arguments := append(withoutWebhook(list), member{webhookParam, d.meta()}).encode()
 	if d.tool.ChecksArguments() {
@@ -334,9 +331,9 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 	case len(words) != 3:
 		return nil, errors.New("@signature: want a scheme and a variable, " +
 			"such as @signature github GITHUB_WEBHOOK_SECRET")
-	case signatureSchemes[words[1]] == nil:
+	case !slices.Contains(signatureSchemes, words[1]):
 		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s",
-			words[1], strings.Join(sortedKeys(signatureSchemes), ", "))
+			words[1], strings.Join(signatureSchemes, ", "))
 	case !isSecretVariable(words[2]):
 		return nil, fmt.Errorf("@signature: %s: want a variable whose name ends in "+
 			"_WEBHOOK_SECRET or _SIGNING_SECRET", words[2])
@@ -363,11 +360,8 @@ func (h *Webhooks) signatureRule(m *Method) (*signatureRule, error) {
 	}
 	rule, err := parseSignature(m.Signature, h.getenv)
 	if err != nil {
-		return nil, &httpError{
-			Status: http.StatusServiceUnavailable,
-			Msg:    "this webhook can't check signatures: see usher modules",
-			Err:    err,
-		}
+		return nil, httpErrorf(http.StatusServiceUnavailable,
+			"this webhook can't check signatures: see usher modules").because(err)
 	}
 	return rule, nil
 }
@@ -389,7 +383,7 @@ func (h *Webhooks) verify(d *delivery, m *Method) error {
 		return nil
 	}
 	if err := rule.verify(d.request.Header, d.body, d.received); err != nil {
-		return &httpError{Status: http.StatusUnauthorized, Msg: errSignature.Error(), Err: err}
+		return httpErrorf(http.StatusUnauthorized, "%v", errSignature).because(err)
 	}
 	d.authenticated = true
 	return nil
@@ -398,14 +392,16 @@ func (h *Webhooks) verify(d *delivery, m *Method) error {
 // verify verifies the signature of a body. Its errors wrap errSignature and say for the
 // log what is wrong.
 func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
-	given := signatureSchemes[r.scheme](h, now)
+	given := r.given(h)
 	switch {
 	case strings.Join(given.signatures, "") == "":
 		return fmt.Errorf("%w: no signature in the headers of %s", errSignature, r.scheme)
 	case signatureSize(h) > maxSignatureHeaders:
 		return fmt.Errorf("%w: its headers are too large", errSignature)
-	case given.stale != nil:
-		return given.stale
+	case r.scheme != "github":
+		if err := checkRecent(given.stamp, now); err != nil {
+			return err
+		}
 	}
 	mac := hmac.New(sha256.New, r.key)
 	io.WriteString(mac, given.prefix)
@@ -429,57 +425,46 @@ func signatureSize(h http.Header) (size int) {
 	return size
 }
 
+// signatureSchemes are the schemes of @signature.
+var signatureSchemes = []string{"github", "slack", "standard", "stripe"}
+
 // givenSignature is what the headers of a request contain. One of the signatures must
 // be version, followed by the encoded HMAC-SHA256 of prefix and body.
 type givenSignature struct {
+	stamp      string // Unix seconds; "" for GitHub's, which has none
 	prefix     string
-	stale      error // if the timestamp is not recent; nil if the scheme has none
-	signatures []string
 	version    string
+	signatures []string // several while keys are rolled
 	encode     func([]byte) string
 }
 
-// signatureSchemes read the headers of each scheme, as its provider documents them.
-var signatureSchemes = map[string]func(h http.Header, now time.Time) givenSignature{
-	"github": func(h http.Header, _ time.Time) givenSignature {
-		return givenSignature{
-			signatures: h.Values("X-Hub-Signature-256"),
-			version:    "sha256=",
-			encode:     hex.EncodeToString,
-		}
-	},
-	"slack": func(h http.Header, now time.Time) givenSignature {
-		stamp := h.Get("X-Slack-Request-Timestamp")
-		return givenSignature{
-			prefix:     "v0:" + stamp + ":",
-			stale:      checkRecent(stamp, now),
-			signatures: h.Values("X-Slack-Signature"),
-			version:    "v0=",
-			encode:     hex.EncodeToString,
-		}
-	},
-	"stripe": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
+// given reads the headers of a request, as the provider of the scheme documents them.
+func (r *signatureRule) given(h http.Header) givenSignature {
+	g := givenSignature{encode: hex.EncodeToString}
+	switch r.scheme {
+	case "github":
+		g.version = "sha256="
+		g.signatures = h.Values("X-Hub-Signature-256")
+	case "slack":
+		g.stamp = h.Get("X-Slack-Request-Timestamp")
+		g.prefix = "v0:" + g.stamp + ":"
+		g.version = "v0="
+		g.signatures = h.Values("X-Slack-Signature")
+	case "standard":
+		get := func(name string) string { return cmp.Or(h.Get("Webhook-"+name), h.Get("Svix-"+name)) }
+		g.stamp = get("Timestamp")
+		g.prefix = get("Id") + "." + g.stamp + "."
+		g.version = "v1,"
+		g.signatures = strings.Fields(get("Signature"))
+		g.encode = base64.StdEncoding.EncodeToString
+	case "stripe":
 		list := strings.NewReplacer(" ", "", ",", "&").Replace(h.Get("Stripe-Signature"))
 		items, _ := url.ParseQuery(list)
-		stamp := items.Get("t")
-		return givenSignature{
-			prefix:     stamp + ".",
-			stale:      checkRecent(stamp, now),
-			signatures: items["v1"],
-			encode:     hex.EncodeToString,
-		}
-	},
-	"standard": func(h http.Header, now time.Time) givenSignature { // several v1 while keys are rolled
-		get := func(name string) string { return cmp.Or(h.Get("Webhook-"+name), h.Get("Svix-"+name)) }
-		stamp := get("Timestamp")
-		return givenSignature{
-			prefix:     get("Id") + "." + stamp + ".",
-			stale:      checkRecent(stamp, now),
-			signatures: strings.Fields(get("Signature")),
-			version:    "v1,",
-			encode:     base64.StdEncoding.EncodeToString,
-		}
-	},
+		g.stamp = items.Get("t")
+		g.prefix = g.stamp + "."
+		g.signatures = items["v1"]
+	}
+	return g
 }
 
 // checkRecent returns an error unless a timestamp in Unix seconds is near now.
@@ -637,7 +622,7 @@ func answerOf(result json.RawMessage) (webhookAnswer, error) {
 	body := json.RawMessage(strings.TrimSpace(text))
 	switch {
 	case string(field(result, "isError")) == "true":
-		return webhookAnswer{}, &httpError{Status: http.StatusInternalServerError, Msg: text, Err: errFailed}
+		return webhookAnswer{}, httpErrorf(http.StatusInternalServerError, "%s", text).because(errFailed)
 	case text == "":
 		return webhookAnswer{Status: http.StatusNoContent}, nil
 	case !json.Valid(body) || body[0] != '{' && body[0] != '[':
@@ -669,12 +654,8 @@ func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
 		}
 	}
 	if err != nil {
-		const what = "the method's _response is not an HTTP answer"
-		return a, &httpError{
-			Status: http.StatusBadGateway,
-			Msg:    what + ": " + err.Error(),
-			Err:    errors.New(what),
-		}
+		what := errors.New("the method's _response is not an HTTP answer")
+		return a, httpErrorf(http.StatusBadGateway, "%v: %v", what, err).because(what)
 	}
 	return a, nil
 }
