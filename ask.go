@@ -1,10 +1,9 @@
-// Asking clients: how what a module asks in the middle of a call, such as the
-// user's input, reaches the client that made the call. A client with a session is
-// sent a request, and answers it. One without can't be sent anything: its call is
-// suspended, its request is answered with what is asked, and its next request
-// brings the answers and goes on with the call (MCP 2026-07-28,
-// basic/patterns/mrtr). Whom a module's request is for, the worker has found out;
-// this file knows no module and no transport.
+// Asking clients. A module may ask for something during a call, such as the user's input.
+// The request must reach the client that made the call. A client with a session is sent
+// the request, and answers it. A client without a session can't be sent anything: its
+// call is suspended, and its request is answered with the module's questions. The
+// client's next request contains the answers and continues the call (MCP 2026-07-28,
+// basic/patterns/mrtr). Which client a module's request is for is decided in worker.go.
 
 package main
 
@@ -20,31 +19,32 @@ import (
 )
 
 const (
-	suspendTimeout  = 5 * time.Minute // for a client to come back
-	recheckInterval = 2 * time.Second // between looks whether a suspended call's claim still holds
+	suspendTimeout  = 5 * time.Minute // for a client to return
+	recheckInterval = 2 * time.Second // between checks of a suspended call's claim
 )
 
-// Why a client that has a session does not answer.
+// The reasons why a client with a session does not answer.
 var (
 	errUnheard = rpcErrorf(codeInternal, "the client has no stream open on which it could be asked")
-	errGone    = rpcErrorf(codeInternal, "the client has gone away")
+	errGone    = rpcErrorf(codeInternal, "the client has disconnected")
 )
 
-// pendingRequests are the requests to one client that wait for its answers. The
-// zero value is ready for use. Safe for concurrent use.
+// pendingRequests are the requests to one client that have not been answered. The zero
+// value is ready for use. Safe for concurrent use.
 type pendingRequests struct {
-	inflight[chan *Message] // by our ids
+	byID inflight[chan *Message]
 }
 
-// ask sends a request to the client and waits for its answer. send reports
-// whether a message has gone out to where it may be read.
+// ask sends a request to the client and waits for its answer. send reports whether a
+// message may arrive.
 func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, method string, params json.RawMessage) (json.RawMessage, error) {
-	id := quote("usher-" + rand.Text()) // no count: an answer may come after a restart, to what was asked before
+	// The id is random, as an answer may arrive after a restart of the daemon.
+	id := quote("usher-" + rand.Text())
 	answer := make(chan *Message, 1)
-	if err := p.add(string(id), answer); err != nil {
+	if err := p.byID.add(string(id), answer); err != nil {
 		return nil, errGone
 	}
-	defer p.remove(string(id))
+	defer p.byID.remove(string(id))
 	if !send(encodeRequest(id, method, params)) {
 		return nil, errUnheard
 	}
@@ -55,115 +55,148 @@ func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, metho
 		}
 		return msg.Result, nil
 	case <-ctx.Done():
-		send(encodeRequest(nil, "notifications/cancelled", object{{"requestId", id}}.encode()))
+		cancelled := object{{"requestId", id}}
+		send(encodeRequest(nil, "notifications/cancelled", cancelled.encode()))
 		return nil, context.Cause(ctx)
 	}
 }
 
-// answer gives the client's answer to whoever asked.
+// answer delivers the client's answer.
 func (p *pendingRequests) answer(msg *Message) {
-	if answer, ok := p.remove(string(msg.ID)); ok {
+	if answer, ok := p.byID.remove(string(msg.ID)); ok {
 		answer <- msg
 	}
 }
 
-// fail ends all requests to the client: no answer can come any more.
+// fail ends all requests to a client that can't answer any more.
 func (p *pendingRequests) fail() {
-	for _, answer := range p.close(errGone) {
+	for _, answer := range p.byID.close(errGone) {
 		answer <- &Message{Err: errGone}
 	}
 }
 
-// suspendedCalls are the calls of clients without sessions that may wait for their
-// clients to come back. Safe for concurrent use.
+// suspendedCalls are the calls of clients without sessions that may have to wait for
+// their clients to return. Safe for concurrent use.
 type suspendedCalls struct {
-	ctx context.Context // ends when calls are to
-	wg  sync.WaitGroup  // calls under way, suspended or not
+	ctx     context.Context // ends the calls
+	running sync.WaitGroup  // all calls, suspended or not
+	asking  quota           // calls in which the module asked something, by principal
 
 	mu    sync.Mutex
-	calls map[string]*suspendedCall // by the state under which they go on, once
+	calls map[string]*suspendedCall // by the state that continues them; each state is used once
 }
 
 func newSuspendedCalls(ctx context.Context) *suspendedCalls {
 	return &suspendedCalls{ctx: ctx, calls: make(map[string]*suspendedCall)}
 }
 
-// suspendedCall is one call of a client without a session, for as long as it
-// takes, over as many requests as it takes.
+// suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	all     *suspendedCalls
-	caller  Caller   // of the first request
-	binding [32]byte // what all its requests must have in common
+	request request  // a copy of the client's first request; its caller asks through the call
+	binding [32]byte // hash of what all requests of the call must agree in
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
-	wake    chan struct{} // 1-buffered: something is asked
+	wake    chan struct{} // 1-buffered: the module asked something
 	done    chan struct{} // closed when result and err are set
 	result  json.RawMessage
 	err     error
 
 	// Guarded by all.mu.
-	notify    func(method string, params json.RawMessage) // of the request under way; nil while suspended
-	asked     int                                         // questions so far
+	current   *request // in progress; nil while the call is suspended
+	asked     int      // number of questions so far
+	counted   bool     // in all.asking
 	questions []*inputRequest
 }
 
-// inputRequest is what a module asked and has no answer to.
+// inputRequest is a question of a module that has not been answered.
 type inputRequest struct {
 	key, method string
 	params      json.RawMessage
 	answer      chan json.RawMessage // 1-buffered
 }
 
-// Why a suspended call does not go on.
+// The reasons why a suspended call does not continue.
 var (
-	errNotResumed    = rpcErrorf(codeInternal, "the client did not come back with the answer")
-	errUsedState     = rpcErrorf(codeInvalidParams, "requestState: it was used already, or its call has ended: make the call anew, without it")
-	errOtherState    = rpcErrorf(codeInvalidParams, "requestState: it belongs to another call, another claim or other capabilities: make the call anew, without it")
-	errManySuspended = rpcErrorf(codeInternal, "too many calls are waiting for client input (%d)", maxSuspended)
+	errNotResumed = rpcErrorf(codeInternal, "the client did not return with an answer within %v", suspendTimeout)
+	errUsedState  = rpcErrorf(codeInvalidParams,
+		"requestState was already used, or its call has ended: call again, without it")
+	errOtherState = rpcErrorf(codeInvalidParams,
+		"requestState belongs to another call, claim or set of capabilities: call again, without it")
+	errManySuspended = rpcErrorf(codeInternal,
+		"too many calls wait for input from their clients (limit %d): answer some, or wait", maxSuspended)
 )
 
-// do answers one request of a call: it makes the call, or goes on with the one
-// whose state the params bring, until that ends or asks something. method and
-// params are what all requests of one call must have in common.
-func (k *suspendedCalls) do(ctx context.Context, caller Caller, method string, params object, call func(context.Context, Caller) (json.RawMessage, error)) (json.RawMessage, error) {
-	var own map[string]any // printed with its keys in order, as a client may write the same thing in two ways
-	_ = json.Unmarshal(params.without("_meta", "inputResponses", "requestState").encode(), &own)
-	binding := sha256.Sum256(fmt.Appendf(nil, "%q %q %d %#v", caller.Principal, method, caller.Caps, own))
-	if state := params.get("requestState"); state != nil {
-		c, err := k.resume(state, binding, params.get("inputResponses"), caller.Notify)
+// call answers one request of a call. It starts the call, or continues the call whose
+// state the params contain, and returns when the call ends or asks something.
+func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage, error) {
+	// A client may write the same params in two ways. Maps are printed with sorted keys.
+	var own map[string]any
+	_ = json.Unmarshal(r.params.without("_meta", "inputResponses", "requestState").encode(), &own)
+	text := fmt.Appendf(nil, "%q %q %d %#v", r.caller.Principal, r.name, r.caller.Caps, own)
+	binding := sha256.Sum256(text)
+	if r.params.get("requestState") != nil {
+		c, err := k.resume(r, binding)
 		if err != nil {
 			return nil, err
 		}
 		return c.next(ctx)
 	}
-	c := &suspendedCall{all: k, caller: caller, binding: binding, notify: caller.Notify, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	c := &suspendedCall{
+		all:     k,
+		request: *r,
+		binding: binding,
+		current: r,
+		wake:    make(chan struct{}, 1),
+		done:    make(chan struct{}),
+	}
+	c.request.caller.Notify = c.notify
+	c.request.caller.Ask = c.ask
+	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
 	c.ctx, c.cancel = context.WithCancelCause(k.ctx)
-	caller.Notify, caller.Ask = c.pass, c.ask
-	k.wg.Go(func() {
-		c.result, c.err = call(c.ctx, caller)
-		c.cancel(nil)
-		close(c.done)
-	})
+	k.running.Go(c.run)
 	return c.next(ctx)
 }
 
-// pass gives a notification to the request that waits, if one does.
-func (c *suspendedCall) pass(method string, params json.RawMessage) {
+// run makes the call.
+func (c *suspendedCall) run() {
+	defer close(c.done)
+	defer c.cancel(nil)
+	defer catch(c.request.server.log, &c.err)
+	c.result, c.err = c.request.forward(c.ctx)
 	c.all.mu.Lock()
-	notify := c.notify
-	c.all.mu.Unlock()
-	if notify != nil {
-		notify(method, params)
+	defer c.all.mu.Unlock()
+	if c.counted {
+		c.all.asking.release(c.request.caller.Principal, 1)
 	}
 }
 
-// ask is what the module asks of the client.
+// notify passes a notification to the request in progress, if there is one. Progress is
+// reported under that request's own token, and only if it has one.
+func (c *suspendedCall) notify(method string, params json.RawMessage) {
+	c.all.mu.Lock()
+	current := c.current
+	c.all.mu.Unlock()
+	if current == nil {
+		return
+	}
+	if method == "notifications/progress" {
+		token := field(current.params.get("_meta"), "progressToken")
+		if token == nil || string(token) == "null" {
+			return
+		}
+		params = withMember(params, "progressToken", token)
+	}
+	current.caller.Notify(method, params)
+}
+
+// ask asks the client a question of the module, and waits for the answer.
 func (c *suspendedCall) ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
 	if params == nil {
 		params = json.RawMessage(`{}`)
 	}
 	q := &inputRequest{method: method, params: params, answer: make(chan json.RawMessage, 1)}
-	if err := c.all.add(c, q); err != nil {
+	if err := c.add(q); err != nil {
 		return nil, err
 	}
 	wake(c.wake)
@@ -171,30 +204,24 @@ func (c *suspendedCall) ask(ctx context.Context, method string, params json.RawM
 	case answer := <-q.answer:
 		return answer, nil
 	case <-c.ctx.Done():
+		return nil, errNotInCall
 	case <-ctx.Done():
 	}
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	c.questions = slices.DeleteFunc(c.questions, func(other *inputRequest) bool { return other == q })
-	if c.ctx.Err() != nil {
-		return nil, errNotInCall
-	}
 	return nil, context.Cause(ctx)
 }
 
-// add enters a question of a call, unless too many calls of its principal have
-// some.
-func (k *suspendedCalls) add(c *suspendedCall, q *inputRequest) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	others := 0
-	for _, other := range k.calls {
-		if other != c && other.caller.Principal == c.caller.Principal {
-			others++
+// add adds a question, unless too many calls of the principal have asked something.
+func (c *suspendedCall) add(q *inputRequest) error {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	if !c.counted {
+		_, c.counted = c.all.asking.reserve(c.request.caller.Principal, 1, maxSuspended)
+		if !c.counted {
+			return errManySuspended
 		}
-	}
-	if others >= maxSuspended {
-		return errManySuspended
 	}
 	c.asked++
 	q.key = fmt.Sprint("ask-", c.asked)
@@ -202,8 +229,8 @@ func (k *suspendedCalls) add(c *suspendedCall, q *inputRequest) error {
 	return nil
 }
 
-// next waits for the call's end, or for something that it asks. A client that
-// goes away meanwhile cancels the call.
+// next waits until the call ends or asks something. If ctx ends, because the client has
+// gone away, next cancels the call.
 func (c *suspendedCall) next(ctx context.Context) (json.RawMessage, error) {
 	for {
 		select {
@@ -221,8 +248,8 @@ func (c *suspendedCall) next(ctx context.Context) (json.RawMessage, error) {
 	}
 }
 
-// suspend is the answer that says what is asked for, with a state under which the
-// call goes on; nil when nothing is asked any more.
+// suspend returns the result with the module's questions and the state that continues
+// the call. It returns nil if the module withdrew its questions.
 func (c *suspendedCall) suspend() json.RawMessage {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
@@ -231,25 +258,31 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	}
 	var requests object
 	for _, q := range c.questions {
-		requests = append(requests, member{q.key, object{{"method", quote(q.method)}, {"params", q.params}}.encode()})
+		question := object{{"method", quote(q.method)}, {"params", q.params}}
+		requests = append(requests, member{q.key, question.encode()})
 	}
 	state := rand.Text()
-	c.all.calls[state], c.notify = c, nil
+	c.all.calls[state] = c
+	c.current = nil
 	c.watch(state, time.Now().Add(suspendTimeout))
-	return object{{"resultType", quote(resultInput)}, {"inputRequests", requests.encode()}, {"requestState", quote(state)}}.encode()
+	return object{
+		{"resultType", quote(resultInput)},
+		{"inputRequests", requests.encode()},
+		{"requestState", quote(state)},
+	}.encode()
 }
 
-// watch ends the call if it is still suspended under a state at a time, or as soon
-// as its caller's access has ended. The state is worth nothing then.
+// watch ends the call if it is still suspended under a state at a time, or as soon as
+// its caller's access has ended. The state becomes invalid then.
 func (c *suspendedCall) watch(state string, until time.Time) {
 	time.AfterFunc(min(recheckInterval, time.Until(until)), func() {
-		authorized := c.caller.authorized()
+		authorized := c.request.caller.authorized()
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()
 		switch {
-		case c.all.calls[state] == nil: // it has gone on
+		case c.all.calls[state] == nil: // the call continued
 			return
-		case c.ctx.Err() != nil: // it has ended
+		case c.ctx.Err() != nil: // the call ended
 		case !authorized:
 			c.cancel(errNoScope)
 		case !time.Now().Before(until):
@@ -262,10 +295,10 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 	})
 }
 
-// resume finds the call of a state, gives it the answers that are some, and makes
-// the state worthless.
-func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses json.RawMessage, notify func(string, json.RawMessage)) (*suspendedCall, error) {
-	state, _ := unquote(raw)
+// resume returns the suspended call whose state a request contains, and delivers the
+// answers. The state becomes invalid.
+func (k *suspendedCalls) resume(r *request, binding [32]byte) (*suspendedCall, error) {
+	state := r.params.text("requestState")
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.calls[state]
@@ -276,7 +309,8 @@ func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses
 		return nil, errOtherState
 	}
 	delete(k.calls, state)
-	c.notify = notify
+	c.current = r
+	responses := r.params.get("inputResponses")
 	c.questions = slices.DeleteFunc(c.questions, func(q *inputRequest) bool {
 		answer := field(responses, q.key)
 		if isObject(answer) {
@@ -285,7 +319,7 @@ func (k *suspendedCalls) resume(raw json.RawMessage, binding [32]byte, responses
 		return isObject(answer)
 	})
 	if len(c.questions) > 0 {
-		wake(c.wake) // what is missing is asked for again
+		wake(c.wake) // ask again for the missing answers
 	}
 	return c, nil
 }

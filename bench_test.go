@@ -55,8 +55,14 @@ func benchServer(b *testing.B, modules []*Module) (http.Handler, http.Header) {
 	data, _, code := benchClaims(b, 1)
 	gate, _ := testGate(b, data, false)
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
-	s := &Server{gate: gate, bodies: newBodyReader(1 << 20), log: log, started: time.Now(), suspended: newSuspendedCalls(b.Context()),
-		stopping: b.Context(), stopped: b.Context(), modules: fixedRegistry(newCatalog(modules))}
+	s := newServer(serverConfig{
+		modules:  fixedRegistry(newCatalog(modules)),
+		gate:     gate,
+		bodies:   newBodyReader(1 << 20),
+		log:      log,
+		stopping: b.Context(),
+		stopped:  b.Context(),
+	})
 	mux := http.NewServeMux()
 	s.routes(mux)
 	return mux, benchSession(b, gate, code)

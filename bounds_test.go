@@ -32,38 +32,49 @@ import (
 // user's input.
 var oddMeta = fmt.Sprintf(`"_meta":{%q:%q,%q:{"elicitation":{}}}`, metaProtocol, statelessProtocol, metaClientCaps)
 
-// A principal's sessions are kept in memory up to a number, at which idle ones make
-// room. One that is in use, or was just opened, has one value however many others
-// there are, and others' are left alone.
+// TestSessionsInMemory opens more sessions of a principal than are kept in memory. Idle
+// ones are forgotten, the least recently used first; sessions of others are not.
 func TestSessionsInMemory(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		var s sessionTable
-		open := func(principal string) *Session {
-			return s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()), principal)
+	s := newSessionTable()
+	open := func(principal string) *Session {
+		return s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()), principal)
+	}
+	used := open("a claim")
+	used.join(&outbox{})
+	touched := open("a claim")
+	idle := open("a claim")
+	moved := open("a claim")
+	other := open("another")
+	s.open(moved.token, "another")
+	for range maxSessionsOf {
+		open("a claim")
+		if s.open(touched.token, "a claim") != touched {
+			t.Fatal("two values for one session")
 		}
-		used, other := open("a claim"), open("another")
-		used.join(&outbox{})
-		for range maxSessionsOf {
-			open("a claim")
+	}
+	for name, session := range map[string]*Session{
+		"a session with a stream":               used,
+		"a session in use":                      touched,
+		"another principal's session":           other,
+		"a session that moved to another claim": moved,
+	} {
+		if s.live[session.token.ID] != session {
+			t.Errorf("%s was forgotten", name)
 		}
-		if n := len(s.live); n != maxSessionsOf+2 {
-			t.Errorf("%d sessions are kept of %d that were just opened", n, maxSessionsOf+2)
-		}
-		pass(sessionGrace + 1)
-		for range maxSessionsOf / 2 {
-			lately := open("a claim")
-			if s.open(lately.sessionToken, "a claim") != lately {
-				t.Fatal("two values for one session")
-			}
-		}
-		if s.live[used.ID] != used || s.live[other.ID] != other {
-			t.Error("another one than an idle one of this principal made room")
-		}
-		if n := len(s.live); n > maxSessionsOf+maxSessionsOf/4 { // those that were just opened come on top
-			t.Errorf("%d sessions are kept", n)
-		}
-	})
+	}
+	if s.live[idle.token.ID] != nil {
+		t.Error("the session that was idle for longest is kept")
+	}
+	if n := s.own["a claim"].Len(); n != maxSessionsOf {
+		t.Errorf("%d sessions are kept, want %d", n, maxSessionsOf)
+	}
+	for _, session := range s.live {
+		s.end(session.token)
+	}
+	if len(s.live) > 0 || len(s.own) > 0 {
+		t.Errorf("after all have ended, %d sessions of %d principals are kept", len(s.live), len(s.own))
+	}
 }
 
 // A module is told what it lacks, not what is there.
@@ -565,7 +576,7 @@ func TestPanics(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		var out output
-		c, batches := b.open(protocols[0]), b.open(batchProtocol)
+		c := b.open(protocols[0])
 		log := slog.New(slog.NewTextHandler(&out, nil))
 		good := b.server.modules
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
@@ -573,7 +584,6 @@ func TestPanics(t *testing.T) {
 		for what, ask := range map[string]func() string{
 			"a list":                 func() string { return c.ask("tools/list", "").Body },
 			"a call":                 func() string { return c.call("m_m", "").Body },
-			"a batch":                func() string { return batches.post(`[{"jsonrpc":"2.0","id":1,"method":"tools/list"}]`).Body },
 			"a call without session": func() string { return b.modern("tools/call", `{"name":"m_m"}`).Body },
 			"a webhook": func() string {
 				w := httptest.NewRecorder()
@@ -704,7 +714,7 @@ func TestRequestsInBytes(t *testing.T) {
 			synctest.Wait() // in order
 		}
 		for i, x := range under {
-			if _, text := x.got(); strings.Contains(text, "being answered for you") != (i >= fit) {
+			if _, text := x.got(); strings.Contains(text, "too many requests in flight") != (i >= fit) {
 				t.Errorf("request %d of %d that fit: %s", i+1, fit, text)
 			}
 		}
@@ -738,7 +748,7 @@ func TestCrashesAreForgotten(t *testing.T) {
 		}
 	})
 	for _, name := range []string{"a", strings.Repeat("a", 10_000)} {
-		s, err := statelessSession(json.RawMessage(fmt.Sprintf(`{"_meta":{%s,%s,%q:{"name":%q}}}`, metaCaps, metaNow, metaClientInfo, name)), Principal{})
+		s, err := newStatelessSession(objectOf(fmt.Sprintf(`{"_meta":{%s,%s,%q:{"name":%q}}}`, metaCaps, metaNow, metaClientInfo, name)), Principal{})
 		if err != nil || len(s.affinity) > 100 {
 			t.Errorf("%d bytes: %v", len(s.affinity), err)
 		}

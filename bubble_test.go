@@ -65,9 +65,15 @@ func (b *bubble) start(t *testing.T) {
 	m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) { return b.worker(owner), nil })
 	catalog := newCatalog([]*Module{m})
 	stopping, stop := context.WithCancel(context.Background())
-	b.server = &Server{gate: newGate(claims, stored, false, log), bodies: newBodyReader(1 << 20), log: log,
-		started: time.Now(), suspended: newSuspendedCalls(stopping), stopping: stopping, stopped: stopping,
-		modules: fixedRegistry(catalog)}
+	stopped, cancelCalls := context.WithCancel(context.Background())
+	b.server = newServer(serverConfig{
+		modules:  fixedRegistry(catalog),
+		gate:     newGate(claims, stored, false, log),
+		bodies:   newBodyReader(1 << 20),
+		log:      log,
+		stopping: stopping,
+		stopped:  stopped,
+	})
 	mux := http.NewServeMux()
 	b.server.routes(mux)
 	conns := make(pipes)
@@ -83,10 +89,12 @@ func (b *bubble) start(t *testing.T) {
 		http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 	t.Cleanup(func() {
 		stop()
+		time.AfterFunc(time.Second, cancelCalls)
 		if err := web.Shutdown(context.Background()); err != nil {
 			t.Error(err)
 		}
-		b.server.suspended.wg.Wait()
+		<-stopped.Done()
+		b.server.suspended.running.Wait()
 		m.pool.close()
 		all.Wait()
 		claims.Close()

@@ -323,15 +323,8 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 	config := declareRegistryFlags(fs, a.stderr)
 	return func(ctx context.Context, dirs []string) error {
 		return a.withRegistry(dirs, *config, func(r *Registry) error {
-			s := &Server{
-				modules:  r,
-				gate:     fixedGate(scopeAll()),
-				log:      config.Log,
-				started:  time.Now(),
-				stopping: ctx,
-				stopped:  ctx,
-			}
-			return s.ServeStdio(ctx, a.stdin, a.stdout.to)
+			c := serverConfig{modules: r, gate: fixedGate(scopeAll()), log: config.Log}
+			return serveStdio(ctx, c, a.stdin, a.stdout.to)
 		})
 	}
 }

@@ -236,7 +236,7 @@ func (f *fakeServer) handle(msg *Message) {
 		if answer != nil {
 			answer <- msg
 		}
-	case f.has("modern") && msg.isRequest() && (msg.Method == "initialize" || !isStateless(msg.Params)):
+	case f.has("modern") && msg.isRequest() && (msg.Method == "initialize" || !isStateless(objectOf(string(msg.Params)))):
 		e := rpcErrorf(codeUnsupportedVersion, "want "+statelessProtocol)
 		e.Data = json.RawMessage(`{"supported":["` + statelessProtocol + `"]}`)
 		f.send(encodeError(msg.ID, e))

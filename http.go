@@ -99,7 +99,6 @@ const (
 	maxInFlightBytes = 32 << 20 // bytes of requests in flight per principal; each counts for at least maxInFlightBytes/maxInFlight
 	maxStreams       = 16       // notification streams per session
 	maxStreamsOf     = 256      // notification streams per principal
-	maxBatch         = 100      // messages of one batch
 	maxWanted        = 256      // resources that one session is subscribed to
 	maxWantedBytes   = 32 << 10 // bytes of the URIs of these resources per session
 

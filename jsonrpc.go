@@ -66,46 +66,29 @@ type Message struct {
 	Params json.RawMessage // an object, or nil
 	Result json.RawMessage
 	Err    *rpcError
+	size   int // bytes received
 }
 
 func (m *Message) isRequest() bool      { return m.Method != "" && m.ID != nil }
 func (m *Message) isNotification() bool { return m.Method != "" && m.ID == nil }
 
 // parseMessage parses one message. Errors are *rpcError: codeParse for invalid JSON,
-// codeInvalidRequest for an invalid message. In the second case, the returned message
-// contains the id, if it is usable.
+// codeInvalidRequest for an invalid message. Even then the returned message is not nil,
+// and contains the id, if it is usable.
 func parseMessage(raw []byte) (*Message, error) {
 	if err := checkJSON(raw, "the message"); err != nil {
-		return nil, err
+		return &Message{}, err
 	}
-	return parseValidMessage(raw)
-}
-
-// checkJSON returns an error unless raw is one valid JSON value in valid UTF-8, which
-// json.Valid does not check. The error's text begins with what. encoding/json limits
-// nesting to 10,000.
-func checkJSON(raw []byte, what string) error {
-	switch {
-	case !utf8.Valid(raw):
-		return rpcErrorf(codeParse, "%s is not valid UTF-8", what)
-	case json.Valid(raw):
-		return nil
-	case len(bytes.TrimSpace(raw)) == 0:
-		return rpcErrorf(codeParse, "%s is empty", what)
-	}
-	reason := json.Unmarshal(raw, new(json.RawMessage))
-	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
-}
-
-// parseValidMessage is parseMessage for JSON that was checked already.
-func parseValidMessage(raw []byte) (*Message, error) {
 	o, ok := members(raw)
+	if !ok && bytes.TrimSpace(raw)[0] == '[' {
+		return &Message{}, rpcErrorf(codeInvalidRequest, "batches are not supported: send each message by itself")
+	}
 	if !ok {
 		return &Message{}, rpcErrorf(codeInvalidRequest, "a message must be a JSON object")
 	}
 	method := o.get("method")
 	id := o.get("id")
-	m := &Message{Params: o.get("params"), Result: o.get("result")}
+	m := &Message{Params: o.get("params"), Result: o.get("result"), size: len(raw)}
 	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
 		m.ID = id
 	} else if id != nil && (method != nil || m.Result != nil) {
@@ -131,6 +114,22 @@ func parseValidMessage(raw []byte) (*Message, error) {
 	}
 	m.Result = nil
 	return m, nil
+}
+
+// checkJSON returns an error unless raw is one valid JSON value in valid UTF-8, which
+// json.Valid does not check. The error's text begins with what. encoding/json limits
+// nesting to 10,000.
+func checkJSON(raw []byte, what string) error {
+	switch {
+	case !utf8.Valid(raw):
+		return rpcErrorf(codeParse, "%s is not valid UTF-8", what)
+	case json.Valid(raw):
+		return nil
+	case len(bytes.TrimSpace(raw)) == 0:
+		return rpcErrorf(codeParse, "%s is empty", what)
+	}
+	reason := json.Unmarshal(raw, new(json.RawMessage))
+	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
 }
 
 // parseRPCError parses an error member as far as possible: a peer that sends a malformed

@@ -58,22 +58,21 @@ type connection struct {
 // client accepts one, with the first that is sent before the answer. Safe for
 // concurrent use.
 type outbox struct {
-	limit int                // bytes that may wait behind the message being written
-	keep  func() *keptStream // begins what the stream can be resumed by; nil where it can't be
+	limit int         // bytes that may wait behind the message being written
+	kept  *keptStream // nil if the stream can't be resumed
 
 	mu    sync.Mutex
 	conn  *connection // nil once the client has gone
-	kept  *keptStream // nil while there is no stream that can be resumed
 	begun bool        // it is a stream
 	ended bool        // no more messages are taken
 	queue []frame
 	bytes int // of queue
 }
 
-// newOutbox is an outbox whose stream begins with what its client missed of
-// another one.
-func newOutbox(conn *connection, keep func() *keptStream, missed ...frame) *outbox {
-	o := &outbox{limit: maxOutbox, keep: keep, conn: conn}
+// newOutbox returns an outbox. If kept is not nil, the client can resume its stream.
+// missed contains events of an earlier stream to replay first.
+func newOutbox(conn *connection, kept *keptStream, missed ...frame) *outbox {
+	o := &outbox{limit: maxOutbox, kept: kept, conn: conn}
 	o.queueLocked(missed...) // nobody else knows it yet
 	return o
 }
@@ -93,8 +92,7 @@ func (o *outbox) startLocked() bool {
 		return o.begun
 	}
 	o.begun = true
-	if o.keep != nil {
-		o.kept = o.keep()
+	if o.kept != nil {
 		o.kept.buffer.streams.Store(o.kept.session+o.kept.id, o)
 		if o.kept.resumableFromStart {
 			o.queueLocked(frame{id: o.kept.eventID(0)})

@@ -133,14 +133,15 @@ func TestGuessingOnThePage(t *testing.T) {
 	data := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		g, _ := testGate(t, data, true)
-		mux := http.NewServeMux()
-		(&Server{gate: g, log: slog.New(slog.DiscardHandler)}).routes(mux)
+		log := slog.New(slog.DiscardHandler)
+		server := newServer(serverConfig{gate: g, log: log, stopped: t.Context()})
+		d := &daemon{flags: &serveFlags{}, log: log, server: server}
 		start := time.Now()
 		for _, code := range unknownCodes(guessBudget + 2) {
 			w := httptest.NewRecorder()
 			r := httptest.NewRequest(http.MethodGet, "/?claim="+code, nil)
 			r.Header.Set("Accept", pageAccept)
-			if mux.ServeHTTP(w, r); w.Code != 400 || !strings.Contains(w.Body.String(), codeIsNone) {
+			if d.servePage(w, r); w.Code != 400 || !strings.Contains(w.Body.String(), codeIsNone) {
 				t.Fatalf("%d %s", w.Code, w.Body)
 			}
 		}

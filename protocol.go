@@ -1,8 +1,8 @@
-// MCP: what its revisions say, and what they say differently. Up to 2025-11-25 a
-// client says once who it is, in initialize; from 2026-07-28 on each request says
-// it, in _meta, and each result its type. Here are the words of both, the table of
-// methods, and messages are put from one form into the other. These are functions
-// of messages alone: this file knows no client and no module.
+// MCP's revisions: their constants, and how they differ. Up to 2025-11-25 a client
+// identifies itself once, in initialize. From 2026-07-28 on, each request identifies the
+// client in _meta, and each result states its type. The functions here convert messages
+// between the two forms, and check capabilities and headers. They depend on nothing but
+// the message.
 
 package main
 
@@ -11,45 +11,44 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"math"
 	"net/http"
 	"runtime/debug"
 	"slices"
 	"strings"
 )
 
-// statelessProtocol is the revision without sessions: each of its requests is
-// judged on its own. Those with sessions follow in protocols, newest first.
-// oldestProtocol came before streamable HTTP, over which it is spoken too:
-// sseProtocol stands for it in the ids of HTTP+SSE sessions, which live as long as
-// their streams. batchProtocol is the one version that has batches.
+// statelessProtocol is the revision without sessions. The revisions with sessions are in
+// protocols, newest first. oldestProtocol predates streamable HTTP, but clients speak it
+// there too. sseProtocol replaces oldestProtocol in the ids of HTTP+SSE sessions, which
+// end with their streams.
 const (
 	statelessProtocol = "2026-07-28"
-	batchProtocol     = "2025-03-26"
 	oldestProtocol    = "2024-11-05"
 	sseProtocol       = oldestProtocol + "+sse"
 )
 
-var protocols = []string{"2025-11-25", "2025-06-18", batchProtocol, oldestProtocol}
+var protocols = []string{"2025-11-25", "2025-06-18", "2025-03-26", oldestProtocol}
 
-// spoken is all revisions, newest first.
+// spoken returns all supported revisions, newest first.
 func spoken() []string { return append([]string{statelessProtocol}, protocols...) }
 
-// hasSessions reports whether a version is spoken here with sessions.
+// hasSessions reports whether version is a supported revision with sessions.
 func hasSessions(version string) bool { return slices.Contains(protocols, version) }
 
-// The headers of MCP over HTTP, and usher's own for a claim code.
+// The headers of MCP over HTTP, and usher's own header for a claim code.
 const (
 	sessionHeader  = "Mcp-Session-Id"
 	protocolHeader = "Mcp-Protocol-Version"
 	methodHeader   = "Mcp-Method"
 	nameHeader     = "Mcp-Name"
-	paramHeader    = "Mcp-Param-" // and the name that a tool's schema gives
+	paramHeader    = "Mcp-Param-" // followed by the name that a tool's schema gives
 	eventHeader    = "Last-Event-ID"
 	claimHeader    = "Mcp-Claim-Code"
 )
 
-// The keys of _meta (MCP 2026-07-28, basic/index, "_meta"), and ours: which call
-// a message of one of our shims belongs to.
+// The keys of _meta (MCP 2026-07-28, basic/index, "_meta"). metaCall is usher's own: in
+// a message of one of usher's shims, it names the call that the message belongs to.
 const (
 	metaProtocol     = "io.modelcontextprotocol/protocolVersion"
 	metaClientInfo   = "io.modelcontextprotocol/clientInfo"
@@ -60,8 +59,8 @@ const (
 	metaCall         = "usher/call"
 )
 
-// The error codes of MCP (2026-07-28, basic/index, "Error Codes"), codeNoResource
-// of the revisions before it (2025-11-25, server/resources, "Error Handling").
+// The error codes of MCP (2026-07-28, basic/index, "Error Codes"). Only the revisions
+// before it have codeNoResource (2025-11-25, server/resources, "Error Handling").
 const (
 	codeNoResource         = -32002
 	codeHeaderMismatch     = -32020
@@ -69,12 +68,14 @@ const (
 	codeUnsupportedVersion = -32022
 )
 
-// logLevels are the severities of log messages, least first (MCP,
+// logLevels are the severities of log messages, least severe first (MCP,
 // server/utilities/logging).
-var logLevels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
+var logLevels = []string{
+	"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
+}
 
-// clientCaps is what a client declared it can be asked for, as bits. They are
-// part of session ids: a new one goes at the end.
+// clientCaps is a set of capabilities: what a client declared that it can be asked for.
+// Session ids contain these bits, so new capabilities must be added at the end.
 type clientCaps uint16
 
 const (
@@ -87,8 +88,8 @@ const (
 	allCaps = 1<<iota - 1
 )
 
-// capabilityForms is where each capability stands in what a client declares: under
-// a key, and, for some, a part of what is there; and what people call it.
+// capabilityForms lists where a client's declaration contains each capability: under key
+// and, if part is not empty, under part inside that. name is for error messages.
 var capabilityForms = []struct {
 	bit             clientCaps
 	key, part, name string
@@ -101,7 +102,7 @@ var capabilityForms = []struct {
 	{capSamplingContext, "sampling", "context", "sampling with context"},
 }
 
-// parseClientCaps reads a client's capabilities.
+// parseClientCaps reads the capabilities that a client declares.
 func parseClientCaps(raw json.RawMessage) clientCaps {
 	var caps clientCaps
 	for _, c := range capabilityForms {
@@ -111,12 +112,12 @@ func parseClientCaps(raw json.RawMessage) clientCaps {
 		}
 	}
 	if field(raw, "elicitation") != nil && caps&capElicitURL == 0 {
-		caps |= capElicitForm // {} is form (client/elicitation, "Capabilities")
+		caps |= capElicitForm // {} means form (client/elicitation, "Capabilities")
 	}
 	return caps
 }
 
-// encode is the capabilities in the form in which clients declare them.
+// encode returns the capabilities in the form in which clients declare them.
 func (c clientCaps) encode() json.RawMessage {
 	var list object
 	for _, f := range capabilityForms {
@@ -124,7 +125,8 @@ func (c clientCaps) encode() json.RawMessage {
 			continue
 		}
 		parts, _ := members(list.get(f.key))
-		if f.part != "" && (f.bit != capElicitForm || c&capElicitURL != 0) { // form alone as revisions before 2025-11-25 know it
+		// Revisions before 2025-11-25 know no parts of elicitation: {} is form alone.
+		if f.part != "" && (f.bit != capElicitForm || c&capElicitURL != 0) {
 			parts = parts.set(f.part, json.RawMessage(`{}`))
 		}
 		list = list.set(f.key, parts.encode())
@@ -132,30 +134,38 @@ func (c clientCaps) encode() json.RawMessage {
 	return list.encode()
 }
 
-func (c clientCaps) String() []string {
+// String returns the names of the capabilities, for error messages.
+func (c clientCaps) String() string {
 	var names []string
 	for _, f := range capabilityForms {
 		if c&f.bit != 0 {
 			names = append(names, f.name)
 		}
 	}
-	return names
+	return strings.Join(names, ", ")
 }
 
-// needsOf returns the capabilities that a client must have declared to be asked
-// this, and false for a method that no client answers.
-func needsOf(method string, params json.RawMessage) (clientCaps, bool) {
-	needs := map[string]clientCaps{"roots/list": capRoots, "sampling/createMessage": capSampling, "elicitation/create": capElicitForm}[method]
-	if needs == capSampling && field(params, "tools") != nil {
-		needs |= capSamplingTools
+// needsOf returns the capabilities that a client needs to answer a request. It returns
+// false for a method that clients don't answer.
+func needsOf(method string, params json.RawMessage) (needs clientCaps, ok bool) {
+	switch method {
+	case "roots/list":
+		return capRoots, true
+	case "sampling/createMessage":
+		if field(params, "tools") != nil {
+			return capSampling | capSamplingTools, true
+		}
+		return capSampling, true
+	case "elicitation/create":
+		if stringField(params, "mode") == "url" {
+			return capElicitURL, true
+		}
+		return capElicitForm, true
 	}
-	if needs == capElicitForm && stringField(params, "mode") == "url" {
-		needs = capElicitURL
-	}
-	return needs, needs != 0
+	return 0, false
 }
 
-// missingCapability is the error for a client's request that needs capabilities
+// missingCapability returns the error for a client's request that needs capabilities
 // which the client did not declare.
 func missingCapability(lacked clientCaps) *rpcError {
 	e := errMissingCaps(lacked)
@@ -164,35 +174,40 @@ func missingCapability(lacked clientCaps) *rpcError {
 	return e
 }
 
-// errMissingCaps is the error for a module's request to a client that has not declared these
-// capabilities: the one that the client itself would have answered with.
+// errMissingCaps returns the error for a module's request to a client that has not
+// declared these capabilities: the error that the client itself would have answered.
 func errMissingCaps(lacked clientCaps) *rpcError {
 	code := codeNoMethod
 	if lacked&capElicitURL != 0 {
 		code = codeInvalidParams // client/elicitation, "Error Handling"
 	}
-	return rpcErrorf(code, "this needs a client that can be asked for %s", strings.Join(lacked.String(), ", "))
+	return rpcErrorf(code, "this tool asks its client for %v, which this client does not support", lacked)
 }
 
-// errNoClient is the error for a module's request in a call that no client made: that of
-// a webhook, or of usher call.
+// errNoClient returns the error for a module's request during a call that no client
+// made: a webhook delivery, or usher call.
 func errNoClient(needs clientCaps) *rpcError {
-	return rpcErrorf(codeNoMethod, "this needs a client that can be asked for %s, which a webhook and usher call are not: call it as a tool, from an MCP client", strings.Join(needs.String(), ", "))
+	return rpcErrorf(codeNoMethod,
+		"this tool asks its client for %v, which webhooks and usher call can't answer: "+
+			"call it from an MCP client", needs)
 }
 
 // parseParams returns the params of a client's request, without members that a module
-// could take for those that usher reads or sets, such as a second "arguments" or a
+// could take for members that usher reads or sets, such as a second "arguments" or a
 // "Name". With them, a client could set webhookParam, call another tool than the log
-// says, or use the progress token of another call.
+// reports, or use the progress token of another call.
 func parseParams(raw json.RawMessage) object {
 	params, _ := members(raw)
-	params = params.withoutLookalikes("name", "arguments", "uri", "ref", "_meta", "inputResponses", "requestState")
+	params = params.withoutLookalikes(
+		"name", "arguments", "uri", "ref", "_meta", "inputResponses", "requestState")
 	for _, within := range []struct {
 		key   string
 		known []string
 	}{
 		{"ref", []string{"type", "name", "uri"}},
-		{"_meta", []string{"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel}},
+		{"_meta", []string{
+			"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel,
+		}},
 	} {
 		value, _ := members(params.get(within.key))
 		if clean := value.withoutLookalikes(within.known...); len(clean) < len(value) {
@@ -202,20 +217,19 @@ func parseParams(raw json.RawMessage) object {
 	return params
 }
 
-// isStateless reports whether a request says of itself that it is of a revision
-// without sessions.
-func isStateless(params json.RawMessage) bool {
-	return field(field(params, "_meta"), metaProtocol) != nil
+// isStateless reports whether a request's params name its revision, which only a request
+// without a session does.
+func isStateless(params object) bool {
+	return field(params.get("_meta"), metaProtocol) != nil
 }
 
 // withMeta returns params with a key of their _meta set.
 func withMeta(params object, key string, value json.RawMessage) object {
-	meta, _ := members(params.get("_meta"))
-	return params.set("_meta", meta.set(key, value).encode())
+	return params.set("_meta", withMember(params.get("_meta"), key, value))
 }
 
-// statefulParams converts the params of a sessionless request, whose _meta identifies
-// the client, for a peer that has sessions.
+// statefulParams converts the params of a stateless request, whose _meta identifies the
+// client, for a peer that has sessions.
 func statefulParams(params object) object {
 	meta, _ := members(params.get("_meta"))
 	meta = meta.without(metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel)
@@ -223,8 +237,8 @@ func statefulParams(params object) object {
 }
 
 // statelessParams converts a request's params for a peer without sessions. caps are the
-// capabilities that the client declared, level is the lowest severity of log messages
-// that it wants, or "" for none.
+// capabilities that the client declared. level is the lowest severity of log messages
+// that the client wants, or "" for no messages.
 func statelessParams(params object, caps clientCaps, level string) object {
 	meta, _ := members(params.get("_meta"))
 	meta = meta.set(metaProtocol, quote(statelessProtocol))
@@ -236,7 +250,7 @@ func statelessParams(params object, caps clientCaps, level string) object {
 	return params.set("_meta", meta.encode())
 }
 
-// usherInfo is what usher says of itself, to its clients and to modules alike.
+// usherInfo returns usher's name and version, for its clients and its modules.
 func usherInfo() json.RawMessage {
 	return object{{"name", quote("usher")}, {"version", quote(version())}}.encode()
 }
@@ -247,30 +261,31 @@ const (
 	resultInput    = "input_required"
 )
 
-// statelessResult is the result of a method for a client without sessions: with
-// the members that each result has there. It may not be kept for others than who
-// asked.
-func statelessResult(method string, result json.RawMessage) json.RawMessage {
+// statelessResult converts a result for a client without sessions, by adding the members
+// that every result has there. life is how many milliseconds the client may cache a
+// complete result, or "" if the method's results have no such member. Only this client
+// may cache it.
+func statelessResult(result json.RawMessage, life string) json.RawMessage {
 	list, _ := members(result)
 	if list.get("resultType") == nil {
 		list = list.set("resultType", quote(resultComplete))
 	}
-	if life := mcpMethods[method].life; life != "" && stringField(list.encode(), "resultType") == resultComplete {
+	if life != "" && list.text("resultType") == resultComplete {
 		list = list.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
 	}
-	if meta := list.get("_meta"); field(meta, metaServerInfo) == nil {
-		list = list.set("_meta", withMember(meta, metaServerInfo, usherInfo()))
+	if field(list.get("_meta"), metaServerInfo) == nil {
+		list = withMeta(list, metaServerInfo, usherInfo())
 	}
 	return list.encode()
 }
 
-// statefulResult is a result of a stateless module for a client that has sessions.
+// statefulResult converts a result of a stateless module for a client with sessions.
 func statefulResult(result json.RawMessage) json.RawMessage {
 	return dropMembers(result, "resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
 }
 
-// statelessError is an error of a request for a client without sessions: without
-// the code that its revision has taken back.
+// statelessError converts an error for a client without sessions, whose revision has
+// withdrawn codeNoResource.
 func statelessError(err error) error {
 	if e, ok := errors.AsType[*rpcError](err); ok && e.Code == codeNoResource {
 		return &rpcError{Code: codeInvalidParams, Message: e.Message, Data: e.Data}
@@ -278,27 +293,28 @@ func statelessError(err error) error {
 	return err
 }
 
-// rpcStatus is the HTTP status for an error code. From MCP 2026-07-28 on
-// (basic/transports/streamable-http) every error response has it, before that only
-// those to what is no message.
+// rpcStatus returns the HTTP status for an error code. From MCP 2026-07-28 on
+// (basic/transports/streamable-http) every error response has that status. In earlier
+// revisions only the refusal of a malformed message has it.
 func rpcStatus(code int) int {
 	switch code {
 	case codeNoMethod:
 		return http.StatusNotFound
-	case codeParse, codeInvalidRequest, codeInvalidParams, codeHeaderMismatch, codeMissingCapability, codeUnsupportedVersion:
+	case codeParse, codeInvalidRequest, codeInvalidParams,
+		codeHeaderMismatch, codeMissingCapability, codeUnsupportedVersion:
 		return http.StatusBadRequest
 	default:
 		return http.StatusOK
 	}
 }
 
-// parseInitialize reads what a client says of itself in its first request. A
-// version that usher does not speak is answered with the newest that it does
-// (MCP, basic/lifecycle, "Version Negotiation").
+// parseInitialize reads the params of a session's first request. If the client asks for
+// an unsupported version, parseInitialize returns the newest with sessions (MCP,
+// basic/lifecycle, "Version Negotiation").
 func parseInitialize(params object) (protocol string, caps clientCaps, err error) {
 	protocol, ok := unquote(params.get("protocolVersion"))
 	if !ok {
-		return "", 0, rpcErrorf(codeInvalidParams, "initialize needs a string \"protocolVersion\"")
+		return "", 0, rpcErrorf(codeInvalidParams, `initialize needs a string "protocolVersion"`)
 	}
 	if !hasSessions(protocol) {
 		protocol = protocols[0]
@@ -306,15 +322,14 @@ func parseInitialize(params object) (protocol string, caps clientCaps, err error
 	return protocol, parseClientCaps(params.get("capabilities")), nil
 }
 
-// isStatelessPOST reports whether a POST is of the revision without sessions: it
-// names a version that has none, or one that is not known here, or its message
-// says who asks.
-func isStatelessPOST(h http.Header, msg *Message) bool {
+// isStatelessPOST reports whether a POST is of the revision without sessions: its header
+// names a version that has none or is unknown, or its params name their revision.
+func isStatelessPOST(h http.Header, params object) bool {
 	version := h.Get(protocolHeader)
-	return version != "" && !hasSessions(version) || isStateless(msg.Params)
+	return version != "" && !hasSessions(version) || isStateless(params)
 }
 
-// checkMeta checks that a request says who asks.
+// checkMeta returns an error if a stateless request's _meta does not identify the client.
 func checkMeta(meta json.RawMessage) error {
 	if _, ok := unquote(field(meta, metaProtocol)); !ok {
 		return rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
@@ -325,26 +340,64 @@ func checkMeta(meta json.RawMessage) error {
 	return nil
 }
 
+// checkVersion returns an error for any version but the one without sessions.
 func checkVersion(version string) error {
 	if version == statelessProtocol {
 		return nil
 	}
-	e := rpcErrorf(codeUnsupportedVersion, "protocol version %q is not spoken in this way: want %s, or begin with initialize", clipText(version, 50), statelessProtocol)
+	e := rpcErrorf(codeUnsupportedVersion,
+		"protocol version %q needs a session: send initialize, or use %s",
+		clipText(version, 50), statelessProtocol)
 	e.Data = object{{"supported", marshal(spoken())}, {"requested", quote(version)}}.encode()
 	return e
 }
 
-// decodeHeader is a header's value, which may be in the form for what is not
-// plain ASCII.
+// checkHeader returns an error unless a header repeats a value of the body.
+func checkHeader(h http.Header, header, key string, value json.RawMessage) error {
+	absent := value == nil || string(value) == "null"
+	if absent && len(h.Values(header)) == 0 {
+		return nil
+	}
+	got, err := decodeHeader(h, header)
+	if err != nil {
+		return err
+	}
+	text, isText := unquote(value)
+	switch {
+	case absent:
+	case isText && got == text:
+		return nil
+	case !isText && (got == string(value) || sameNumber(got, value)):
+		return nil
+	}
+	return rpcErrorf(codeHeaderMismatch, "header %s is %q, but the body's %q is %s: send the same value",
+		header, clipText(got, 200), key, cmp.Or(clipText(string(value), 200), "missing"))
+}
+
+// sameNumber reports whether a header and a value are the same number. It returns false
+// for numbers that a float64 may not represent exactly.
+func sameNumber(header string, value json.RawMessage) bool {
+	var x, y float64
+	if json.Unmarshal([]byte(header), &x) != nil || json.Unmarshal(value, &y) != nil {
+		return false
+	}
+	return x == y && math.Abs(x) < 1<<53
+}
+
+// decodeHeader returns a header's value. It decodes the base64 form that clients use for
+// text other than plain ASCII.
 func decodeHeader(h http.Header, name string) (string, error) {
 	values := h.Values(name)
 	if len(values) == 0 {
 		return "", rpcErrorf(codeHeaderMismatch, "the header %s is missing", name)
 	}
-	bad := rpcErrorf(codeHeaderMismatch, "the header %s is malformed: want plain ASCII, or =?base64?…?= with standard padded base64 of UTF-8", name)
+	malformed := rpcErrorf(codeHeaderMismatch,
+		"the header %s is malformed: want plain ASCII, or =?base64?…?= with standard padded base64 of UTF-8",
+		name)
 	value := values[0]
-	if len(values) > 1 || strings.ContainsFunc(value, func(c rune) bool { return c < ' ' && c != '\t' || c > '~' }) {
-		return "", bad
+	notPlain := func(c rune) bool { return c < ' ' && c != '\t' || c > '~' }
+	if len(values) > 1 || strings.ContainsFunc(value, notPlain) {
+		return "", malformed
 	}
 	encoded, begins := strings.CutPrefix(value, "=?base64?")
 	encoded, ends := strings.CutSuffix(encoded, "?=")
@@ -353,14 +406,14 @@ func decodeHeader(h http.Header, name string) (string, error) {
 	}
 	text, err := base64.StdEncoding.Strict().DecodeString(encoded)
 	if err != nil {
-		return "", bad
+		return "", malformed
 	}
 	return string(text), nil
 }
 
-// version is this program's version, from what the go command stamped it with;
-// "devel" where it did not.
+// version returns this program's version as recorded by the go command, or "devel" if
+// there is none.
 func version() string {
-	info, _ := debug.ReadBuildInfo() // there is one, as usher is a module
+	info, _ := debug.ReadBuildInfo() // never missing, as usher is a module
 	return strings.Trim(cmp.Or(info.Main.Version, "(devel)"), "()")
 }

@@ -347,18 +347,14 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		timeout:          d.flags.webhookTimeout,
 		slots:            make(chan struct{}, d.flags.webhookLimit),
 	}
-	d.server = &Server{
-		modules:     d.registry,
-		gate:        gate,
-		bodies:      bodies,
-		log:         d.log,
-		started:     time.Now(),
-		suspended:   newSuspendedCalls(stopped),
-		stopping:    ctx,
-		stopped:     stopped,
-		publicURL:   d.flags.publicURL,
-		webhookPath: d.webhooks.pathOf,
-	}
+	d.server = newServer(serverConfig{
+		modules:  d.registry,
+		gate:     gate,
+		bodies:   bodies,
+		log:      d.log,
+		stopping: ctx,
+		stopped:  stopped,
+	})
 	web := &http.Server{
 		Handler:           d.handler(),
 		ReadHeaderTimeout: headerTimeout,
@@ -377,7 +373,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	cancel()
 	parts.Wait()
 	d.handlers.Lock()
-	d.server.suspended.wg.Wait()
+	d.server.suspended.running.Wait()
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}
@@ -422,6 +418,8 @@ func (d *daemon) handler() http.Handler {
 		case !d.admits(origins, w, r, isHook):
 		case isHook:
 			hooks(w, r)
+		case wantsPage(r):
+			d.servePage(w, r)
 		default:
 			mux.ServeHTTP(w, r)
 		}
@@ -601,50 +599,67 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("page").Funcs(template.FuncMap{"about": about}).Parse(pageText))
 })
 
-// pageContent is what the page for people says.
+// pageContent is what the page for people shows.
 type pageContent struct {
-	Refused    string // why no modules are shown; "" where they are
-	View       *View  // of who asks; nil where that was refused
-	Webhook    func(*Item) string
-	Coded      bool // clients have to present a code
+	Refused    string             // why no modules are shown, or ""
+	View       *View              // the requester's own; nil if refused
+	Webhook    func(*Item) string // returns a tool's webhook path, or ""; called by the template
+	Coded      bool               // clients must present a code
 	URL, Nonce string
 }
 
-// servePage answers a browser with the modules of who asks, as any client is: by
-// the same view.
-func (s *Server) servePage(w http.ResponseWriter, r *http.Request) {
+// wantsPage reports whether a browser requests the page at the MCP endpoint.
+func wantsPage(r *http.Request) bool {
+	return r.Method == http.MethodGet && (r.URL.Path == "/" || r.URL.Path == "/mcp") &&
+		parseAccept(r.Header.Values("Accept")).html
+}
+
+// servePage shows a browser the modules in the requester's own view.
+func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 	refuse := func(w http.ResponseWriter, e *httpError) {
-		s.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
+		d.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
 	}
-	handle(s.log, refuse, func(w http.ResponseWriter, r *http.Request) error {
-		from, give, err := s.admitGET(w, r)
+	handle(d.log, refuse, func(w http.ResponseWriter, r *http.Request) error {
+		from, release, err := d.server.admitGET(r)
 		if err != nil {
 			return err
 		}
-		defer give()
-		scope, err := s.gate.Scope(from.principal)
-		if err = cmp.Or(from.badCode, err); err != nil {
+		defer release()
+		scope, err := d.server.gate.Scope(from.principal)
+		if from.badCode != nil {
+			err = from.badCode
+		}
+		if err != nil {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
-		s.modules.WaitReady(r.Context(), scope)
-		s.writePage(w, r, http.StatusOK, pageContent{View: s.modules.View(scope), Webhook: s.webhookPath, Coded: from.principal != Principal{}})
+		d.registry.WaitReady(r.Context(), scope)
+		d.writePage(w, r, http.StatusOK, pageContent{
+			View:    d.registry.View(scope),
+			Webhook: d.webhooks.pathOf,
+			Coded:   from.principal.hasClaim(),
+		})
 		return nil
 	})(w, r)
 }
 
-// writePage writes the page. It names no code, and has no script; its style is
-// known by a word that nobody can guess.
-func (s *Server) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
-	scheme := map[bool]string{true: "https://", false: "http://"}[r.TLS != nil]
-	p.URL, p.Nonce = cmp.Or(s.publicURL, scheme+r.Host+"/"), rand.Text()
+// writePage writes the page. The page contains no claim code and no script; its inline
+// style carries a CSP nonce.
+func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
+	scheme := "http://"
+	if r.TLS != nil {
+		scheme = "https://"
+	}
+	p.URL = cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
+	p.Nonce = rand.Text()
 	var page bytes.Buffer
-	_ = pageTemplate().Execute(&page, p) // into memory it can't fail
+	_ = pageTemplate().Execute(&page, p) // can't fail, as it writes to memory
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; "+
+		"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	_ = writeBody(w, page.Bytes()) // a reader who is gone is no one to tell
+	_ = writeBody(w, page.Bytes()) // a browser that has gone away needs no error
 }

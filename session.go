@@ -1,18 +1,14 @@
-// Sessions: what clients are answered and told, for every transport and revision
-// alike. A request reaches modules only through the View of its caller's scope,
-// and whether the caller still has the access that it had is asked in one place.
-// Here too is what is kept in memory of clients while they are connected: which
-// lists they have seen, and which resources they want to hear of. Whether a session
-// goes on, and which claim it has, is in scope.go. This file knows no HTTP, no
-// registry and no process.
+// Sessions in memory: what usher knows about clients while they are connected, such as
+// their streams, the lists that they have seen and the resources that they subscribed
+// to. sealed.go decides whether a session exists and which claim it has.
 
 package main
 
 import (
+	"container/list"
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -20,57 +16,104 @@ import (
 	"time"
 )
 
-// handleNotification acts on what a client sends that is no request.
+// Session is one client's session. While a session is in use, there is one Session for
+// it. A request of a client without sessions has a Session of its own, which ends with
+// the request. Safe for concurrent use.
+type Session struct {
+	token        *sessionToken
+	era          eras            // of its client: withSessions or withoutSessions
+	affinity     string          // see Caller.Affinity
+	subscription json.RawMessage // id of the subscriptions/listen that it serves; nil for none
+	calls        inflight[context.CancelCauseFunc]
+	asked        pendingRequests
+	profile      atomic.Pointer[clientProfile] // the value is never changed
+	duplex       atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
+
+	// Guarded by sessionTable.mu.
+	principal string        // that the session counts for
+	place     *list.Element // in the list of that principal
+
+	mu       sync.Mutex
+	streams  []*outbox         // open notification streams, oldest first
+	lastSeen map[string]string // by announcedLists: the fingerprint that the client knows
+	ended    bool
+
+	// subscribing is locked while a module is asked, so it may be locked for long.
+	subscribing   sync.Mutex
+	subscriptions map[string]interest // by URI
+}
+
+// clientProfile is what a session's client states about itself.
+type clientProfile struct {
+	protocol string // as negotiated
+	caps     clientCaps
+	level    string // lowest severity of log messages that it wants; "" if not stated
+}
+
+// newSession returns a session that is in no table.
+func newSession(t *sessionToken) *Session {
+	s := &Session{
+		token:         t,
+		era:           withSessions,
+		affinity:      t.ID,
+		lastSeen:      make(map[string]string),
+		subscriptions: make(map[string]interest),
+	}
+	s.profile.Store(&clientProfile{protocol: t.Protocol, caps: t.Caps})
+	return s
+}
+
+// newStatelessSession returns the session of one request without a session, made by a
+// principal. The request's _meta identifies the client.
+func newStatelessSession(params object, p Principal) (*Session, error) {
+	meta := params.get("_meta")
+	if err := checkMeta(meta); err != nil {
+		return nil, err
+	}
+	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
+		return nil, err
+	}
+	caps := parseClientCaps(field(meta, metaClientCaps))
+	level := stringField(meta, metaLogLevel)
+	if field(meta, metaLogLevel) != nil && !slices.Contains(logLevels, level) {
+		return nil, rpcErrorf(codeInvalidParams, "%s: use one of %s", metaLogLevel, strings.Join(logLevels, ", "))
+	}
+	s := newSession(newSessionToken(statelessProtocol, caps, p, time.Now()))
+	s.era = withoutSessions
+	s.profile.Store(&clientProfile{protocol: statelessProtocol, caps: caps, level: level})
+	info := field(meta, metaClientInfo) // hashed, as it may be long
+	s.affinity = hashOf(p.Key(), stringField(info, "name"), stringField(info, "version"))
+	return s, nil
+}
+
+// handleNotification handles a client's message that is not a request.
 func (s *Session) handleNotification(msg *Message) {
 	switch {
 	case !msg.isNotification():
 		s.asked.answer(msg)
-	case msg.Method == "notifications/cancelled": // of the others usher needs none
+	case msg.Method == "notifications/cancelled": // usher needs no other
 		if cancel, ok := s.calls.remove(string(field(msg.Params, "requestId"))); ok {
 			cancel(errCancelled)
 		}
 	}
 }
 
-// Session is one client's session. There is one value for a session while
-// something of it is under way. A request of a client without sessions has one of
-// its own, which ends with it.
-type Session struct {
-	*sessionToken
-	lastUse      time.Time                         // of its table, which guards it, and principal
-	principal    string                            // whose it counts as
-	stateless    bool                              // it stands for one request of a client without sessions
-	affinity     string                            // whose process of a hosted server serves it
-	subscription json.RawMessage                   // id of the subscriptions/listen that it stands for
-	calls        inflight[context.CancelCauseFunc] // requests being answered, by id
-	asked        pendingRequests                   // requests to the client, by our id
-	profile      atomic.Pointer[clientProfile]     // replaced as a whole
-	take         atomic.Pointer[func([]byte) bool] // takes the messages of an HTTP+SSE session; false once its stream has ended
-
-	mu       sync.Mutex
-	streams  []*outbox         // open notification streams, oldest first
-	lastSeen map[string]string // fingerprints of the lists that the client knows, of announcedLists
-	ended    bool
-
-	subscribing   sync.Mutex
-	subscriptions map[string]interest // resources whose changes it wants to hear of, by URI
+// wants reports whether the client wants a notification. A client that has not stated a
+// log level gets all log messages, or none if it has no sessions (MCP 2026-07-28,
+// server/utilities/logging).
+func (s *Session) wants(method string, params json.RawMessage) bool {
+	if method != "notifications/message" {
+		return true
+	}
+	lowest := s.profile.Load().level
+	if lowest == "" {
+		return s.era == withSessions
+	}
+	severity := slices.Index(logLevels, stringField(params, "level"))
+	return severity < 0 || severity >= slices.Index(logLevels, lowest)
 }
 
-// newSession is a session with nothing under way.
-func newSession(t *sessionToken) *Session {
-	s := &Session{sessionToken: t, affinity: t.ID, lastSeen: make(map[string]string), subscriptions: make(map[string]interest)}
-	s.profile.Store(&clientProfile{protocol: t.Protocol, caps: t.Caps})
-	return s
-}
-
-// clientProfile is what the client of a session says of itself.
-type clientProfile struct {
-	protocol string // as negotiated
-	caps     clientCaps
-	level    string // least severity of log messages that it wants; "" where it has not said
-}
-
-// join adds a notification stream, unless there are too many or the session has
+// join adds a notification stream. It returns false if the session has too many or has
 // ended.
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
@@ -82,7 +125,7 @@ func (s *Session) join(out *outbox) bool {
 	return true
 }
 
-// leave takes a stream off. With the last one, no module is listened to any more.
+// leave removes a stream. With the last stream, the subscriptions at modules end too.
 func (s *Session) leave(out *outbox) {
 	s.mu.Lock()
 	s.streams = slices.DeleteFunc(s.streams, func(other *outbox) bool { return other == out })
@@ -98,9 +141,9 @@ func (s *Session) leave(out *outbox) {
 	}
 }
 
-// primary is the stream that messages go out on; nil for none. A message goes out
-// on one only (MCP, basic/transports, "Multiple Connections"), and the newest is
-// the likeliest to be heard.
+// primary returns the stream for messages to the client, or nil. Each message goes to
+// one stream only (MCP, basic/transports, "Multiple Connections"). The newest is the
+// most likely to have a reader.
 func (s *Session) primary() *outbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,115 +153,160 @@ func (s *Session) primary() *outbox {
 	return s.streams[len(s.streams)-1]
 }
 
-// send sends a message on the session's stream, if there is one.
+// send sends a message on the session's stream. It reports whether the message may
+// arrive.
 func (s *Session) send(msg []byte) bool {
 	out := s.primary()
 	return out != nil && out.send(msg)
 }
 
-// notify is send for a notification that the client listens for.
+// notify sends a notification on the session's stream, if there is one.
 func (s *Session) notify(method string, params object) {
 	if s.subscription != nil {
 		params = withMeta(params, metaSubscription, s.subscription)
 	}
-	if params == nil {
-		s.send(encodeRequest(nil, method, nil))
-		return
+	var raw json.RawMessage
+	if params != nil {
+		raw = params.encode()
 	}
-	s.send(encodeRequest(nil, method, params.encode()))
+	s.send(encodeRequest(nil, method, raw))
 }
 
-// connected reports whether the session has a notification stream open.
+// connected reports whether the session has a notification stream.
 func (s *Session) connected() bool { return s.primary() != nil }
 
-// sessionTable is the sessions that something is under way for, or was lately.
-// Where a principal has too many, idle ones are forgotten: their log levels and
-// subscriptions are lost, and which lists they have seen. The zero value is empty.
-// Safe for concurrent use.
-type sessionTable struct {
-	mu   sync.Mutex
-	live map[string]*Session // by the token's ID
-}
+// busy reports whether the session can't be forgotten: it has a stream or a request.
+func (s *Session) busy() bool { return s.connected() || s.calls.size() > 0 }
 
-// sessionGrace is how long a session is not idle after its last request began.
-const sessionGrace = 10 * time.Second
-
-// open returns the session of a token.
-func (t *sessionTable) open(token *sessionToken, principal string) *Session {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	session := t.live[token.ID]
-	if session == nil {
-		count := 1
-		maps.DeleteFunc(t.live, func(_ string, s *Session) bool {
-			if s.principal == principal {
-				count++
-			}
-			return s.principal == principal && count > maxSessionsOf && time.Since(s.lastUse) > sessionGrace && s.calls.size() == 0 && !s.connected()
-		})
-		session = newSession(token)
-		if t.live == nil {
-			t.live = make(map[string]*Session)
-		}
-		t.live[token.ID] = session
-	}
-	session.lastUse, session.principal = time.Now(), principal
-	return session
-}
-
-// end takes a session away that has ended, and cancels what is under way in it.
-func (t *sessionTable) end(token *sessionToken) {
-	t.mu.Lock()
-	session := t.live[token.ID]
-	delete(t.live, token.ID)
-	t.mu.Unlock()
-	if session == nil {
-		return
-	}
-	session.mu.Lock()
-	session.ended = true
-	streams := slices.Clone(session.streams) // which leave as they end
-	session.mu.Unlock()
+// end ends the session's streams and cancels its requests.
+func (s *Session) end() {
+	s.mu.Lock()
+	s.ended = true
+	streams := slices.Clone(s.streams) // they leave when they end
+	s.mu.Unlock()
 	for _, out := range streams {
 		out.end()
 	}
-	for _, cancel := range session.calls.close(errNoSession) {
+	for _, cancel := range s.calls.close(errNoSession) {
 		cancel(errNoSession)
 	}
-	session.asked.fail()
+	s.asked.fail()
 }
 
-// announce tells a session on one of its streams which lists in its view have
-// changed, and keeps its subscriptions, within ctx: subscribing has that to wait
-// for. It is to be called again when changed is closed, and from time to time. The
-// error is that of the session's scope.
+// sessionTable contains the sessions that are in use or were used recently. If a
+// principal has more than maxSessionsOf, its least recently used idle sessions are
+// forgotten: their log levels, subscriptions, and which lists they have seen. Safe for
+// concurrent use.
+type sessionTable struct {
+	mu   sync.Mutex
+	live map[string]*Session   // by token ID
+	own  map[string]*list.List // of *Session, by principal; most recently used last
+}
+
+func newSessionTable() *sessionTable {
+	return &sessionTable{live: make(map[string]*Session), own: make(map[string]*list.List)}
+}
+
+// open returns the session of a token, which is used by a principal now.
+func (t *sessionTable) open(token *sessionToken, principal string) *Session {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.live[token.ID]
+	if s == nil {
+		s = newSession(token)
+	} else {
+		t.removeLocked(s)
+	}
+	own := t.own[principal]
+	if own == nil {
+		own = list.New()
+		t.own[principal] = own
+	}
+	s.principal = principal
+	s.place = own.PushBack(s)
+	t.live[token.ID] = s
+	t.forgetLocked(own)
+	return s
+}
+
+// forgetLocked forgets idle sessions of a principal that has too many. It looks at a few
+// only: busy sessions become the most recently used, so later calls find idle ones.
+func (t *sessionTable) forgetLocked(own *list.List) {
+	const most = 16
+	for range most {
+		if own.Len() <= maxSessionsOf {
+			return
+		}
+		oldest := own.Front().Value.(*Session)
+		if oldest.busy() {
+			own.MoveToBack(oldest.place)
+		} else {
+			t.removeLocked(oldest)
+		}
+	}
+}
+
+// removeLocked removes a session that is in the table.
+func (t *sessionTable) removeLocked(s *Session) {
+	delete(t.live, s.token.ID)
+	own := t.own[s.principal]
+	own.Remove(s.place)
+	if own.Len() == 0 {
+		delete(t.own, s.principal)
+	}
+}
+
+// end removes a session that has ended, and ends what is in progress in it.
+func (t *sessionTable) end(token *sessionToken) {
+	t.mu.Lock()
+	s := t.live[token.ID]
+	if s != nil {
+		t.removeLocked(s)
+	}
+	t.mu.Unlock()
+	if s != nil {
+		s.end()
+	}
+}
+
+// announce notifies a session, on its stream out, of the lists in its view that have
+// changed, and renews its subscriptions. It must be called again when changed is closed,
+// and regularly. It asks modules in a goroutine that the caller must wait for with
+// subscribing, and that ends with ctx. The error is that of the session's scope.
 func (s *Server) announce(ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup) (changed <-chan struct{}, err error) {
 	changed = s.modules.Changed()
 	scope, err := s.scope(session)
 	if err != nil && !errors.Is(err, errEnded) || session.primary() != out {
-		return changed, err // nothing is known to have changed, or it is told elsewhere
+		return changed, err // either nothing is known to have changed, or another stream announces it
 	}
 	view := s.modules.View(scope)
 	for _, list := range session.unseenChanges(view, s.started) {
 		session.notify("notifications/"+list+"/list_changed", nil)
 	}
-	if session.subscribing.TryLock() { // or it is being done, maybe by a module that hangs
+	if session.subscribing.TryLock() { // else a module is still being asked
 		subscribing.Go(func() {
 			defer session.subscribing.Unlock()
 			defer catch(s.log, new(error))
-			for uri := range session.subscriptions {
-				scope, _ := s.scope(session) // now: the claim may have ended meanwhile
-				if err := s.keepSubscription(ctx, session, s.modules.View(scope).Lookup("resources", uri), uri); err != nil {
-					s.log.Debug("a subscription to a resource failed", "why", err) // tried again at the next change
-				}
-			}
+			s.renewSubscriptions(ctx, session)
 		})
 	}
 	return changed, err
 }
 
-// markSeen notes which list the client was given. One with a stream open is told of
-// each change there, whether or not it has asked meanwhile.
+// renewSubscriptions renews a session's subscriptions. The caller holds
+// session.subscribing.
+func (s *Server) renewSubscriptions(ctx context.Context, session *Session) {
+	for uri := range session.subscriptions {
+		scope, _ := s.scope(session) // asked each time, as the claim may end meanwhile
+		item := s.modules.View(scope).Lookup("resources", uri)
+		if err := s.keepSubscription(ctx, session, item, uri); err != nil {
+			s.log.Debug("subscribing to a resource failed", "why", err) // retried at the next change
+		}
+	}
+}
+
+// markSeen records that the client was given a list. A session with an open stream is
+// notified of every change anyway.
 func (s *Session) markSeen(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,17 +315,17 @@ func (s *Session) markSeen(what string, view *View) {
 	}
 }
 
-// unseenChanges returns the lists that have changed since the client last saw them,
-// and marks them as seen. A client that has not asked for a list yet is not told of
-// it; but nobody knows what one has seen that is older than the daemon: it gets
-// every list once.
+// unseenChanges returns the lists that have changed since the client last saw them, and
+// marks them as seen. Lists that the client never asked for are left out. But a session
+// older than the daemon may have seen anything, so it is notified of every list once.
 func (s *Session) unseenChanges(view *View, started time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var changed []string
 	for _, list := range announcedLists {
-		before, now := s.lastSeen[list], view.Fingerprint(list)
-		if before != now && (before != "" || s.Issued.Before(started)) {
+		before := s.lastSeen[list]
+		now := view.Fingerprint(list)
+		if before != now && (before != "" || s.token.Issued.Before(started)) {
 			changed = append(changed, list)
 			s.lastSeen[list] = now
 		}
@@ -245,26 +333,55 @@ func (s *Session) unseenChanges(view *View, started time.Time) []string {
 	return changed
 }
 
-// interest is how a session hears of the changes of a resource that it has
-// subscribed to. The zero value is that it does not just now.
+// readFilter reads what the client of a subscriptions/listen wants to be notified of: of
+// lists, which count as seen in view, and of resources. It returns the part of the
+// filter that usher honours.
+func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured object, err error) {
+	for _, list := range announcedLists {
+		key := list + "ListChanged"
+		if value := field(filter, key); string(value) == "true" {
+			s.markSeen(list, view)
+			honoured = append(honoured, member{key, value})
+		}
+	}
+	const key = "resourceSubscriptions"
+	var uris []string
+	if value := field(filter, key); value != nil && json.Unmarshal(value, &uris) != nil {
+		return nil, rpcErrorf(codeInvalidParams, "%s must be a list of strings", key)
+	}
+	uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Lookup("resources", uri) == nil })
+	if tooMany(uris) {
+		return nil, errManyWanted
+	}
+	for _, uri := range uris { // without the lock, as no other goroutine has the session yet
+		s.subscriptions[uri] = interest{}
+	}
+	if len(uris) > 0 {
+		honoured = append(honoured, member{key, marshal(uris)})
+	}
+	return honoured, nil
+}
+
+// interest is a session's subscription to a resource. The zero value is one that no
+// module knows of at the moment.
 type interest struct {
-	of *Item // as the module is listened to
+	of *Item // of the module that was asked
 	at *subscription
 }
 
-// subscribeTimeout is how long a module may take to answer that it tells of a
-// resource's changes.
+// subscribeTimeout is how long a module may take to answer a subscription.
 const subscribeTimeout = 10 * time.Second
 
-var errManyWanted = rpcErrorf(codeInvalidParams, "too many resources are subscribed to (%d at most, with URIs of %s in all): unsubscribe from some", maxWanted, formatSize(maxWantedBytes))
+var errManyWanted = rpcErrorf(codeInvalidParams,
+	"too many subscribed resources (limit %d, with URIs of %s together): unsubscribe from some",
+	maxWanted, formatSize(maxWantedBytes))
 
-// tooMany reports whether one session may not subscribe to all of these.
-func tooMany(uris []string, more ...string) bool {
-	uris = append(uris, more...)
+// tooMany reports whether these are more resources than a session may subscribe to.
+func tooMany(uris []string) bool {
 	return len(uris) > maxWanted || len(strings.Join(uris, "")) > maxWantedBytes
 }
 
-// unsubscribe undoes subscribe. Unknown URIs are ignored.
+// unsubscribe ends a subscription. Unknown URIs are ignored.
 func (s *Session) unsubscribe(uri string) {
 	s.subscribing.Lock()
 	defer s.subscribing.Unlock()
@@ -272,7 +389,8 @@ func (s *Session) unsubscribe(uri string) {
 	delete(s.subscriptions, uri)
 }
 
-// pauseLocked has no module listened to for a resource, until that is wanted again.
+// pauseLocked ends a subscription at its module, until keepSubscription renews it. The
+// caller holds s.subscribing.
 func (s *Session) pauseLocked(uri string) {
 	if at := s.subscriptions[uri].at; at != nil {
 		at.release()
@@ -280,9 +398,9 @@ func (s *Session) pauseLocked(uri string) {
 	s.subscriptions[uri] = interest{}
 }
 
-// keepSubscription has the module whose resource it is in the session's view by
-// now, and no other, tell of its changes; now is nil where it is nobody's. The
-// session's subscribing is held.
+// keepSubscription subscribes to the module that owns uri in the session's view now, and
+// ends a subscription at any other module. now is nil if no module owns uri. The caller
+// holds session.subscribing.
 func (s *Server) keepSubscription(ctx context.Context, session *Session, now *Item, uri string) error {
 	if in := session.subscriptions[uri]; in.of.Same(now) && in.at.alive() {
 		return nil
@@ -293,7 +411,8 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, now *It
 	}
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	at, err := now.Subscribe(ctx, s.callerOf(session, s.gate.Current(session.sessionToken), session.send), uri, func(params json.RawMessage) {
+	caller := s.callerOf(session, s.gate.Current(session.token), session.send)
+	at, err := now.Subscribe(ctx, caller, uri, func(params json.RawMessage) {
 		scope, err := s.scope(session)
 		if err == nil && s.modules.View(scope).Lookup("resources", uri).Same(now) {
 			update, _ := members(stripCallID(params))
@@ -301,7 +420,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, now *It
 		}
 	})
 	if err == nil {
-		session.subscriptions[uri] = interest{now, at}
+		session.subscriptions[uri] = interest{of: now, at: at}
 	}
 	return err
 }

@@ -39,10 +39,6 @@ func TestSilentCallBecomesAStream(t *testing.T) {
 			c := b.open("2025-03-26")
 			return c.request(http.MethodPost, c.message("tools/call", params))
 		}, true},
-		"a batch": {bothKinds, func(b *bubble) *http.Request {
-			c := b.open("2025-03-26")
-			return c.request(http.MethodPost, "["+c.message("tools/call", params)+"]")
-		}, true},
 		"2026-07-28": {bothKinds, func(b *bubble) *http.Request { return b.modernPOST("1", "tools/call", params) }, true},
 		"2025-11-25, JSON alone": {"application/json", func(b *bubble) *http.Request {
 			c := b.open("2025-11-25")
@@ -206,7 +202,7 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 				switch {
 				case strings.Contains(text, message) != tt.kept:
 					t.Errorf("resumed: %d %q", status, text)
-				case tt.call && !tt.kept && (status != http.StatusGone || !strings.Contains(text, "make the request again")):
+				case tt.call && !tt.kept && (status != http.StatusGone || !strings.Contains(text, "send the request again")):
 					t.Errorf("an answer that is gone: %d %q", status, text)
 				case !tt.call && (status != 200 || strings.Contains(text, id) || !strings.Contains(text, "\nretry: ")):
 					t.Errorf("its next stream: %d %q", status, text)

@@ -1,53 +1,46 @@
-// MCP over HTTP: POST, GET and DELETE of the revisions with sessions and of the one
-// without (MCP, basic/transports), and HTTP+SSE of 2024-11-05. It finds out what a
-// message is and whose, begins and ends requests, and has an outbox carry the
-// answer, which session.go finds. A browser gets a page instead. It knows no module.
+// The transports of MCP: POST, GET and DELETE of streamable HTTP, with and without
+// sessions, HTTP+SSE of 2024-11-05, and stdio (MCP, basic/transports). They find the
+// session of a message, begin and end requests, and send answers through an outbox.
+// Nothing here depends on modules.
 
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
-	"math"
 	"mime"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
 
-// The kinds of streams that can be resumed: the first letter of their ids.
+// The kinds of streams that a client can resume: the first letter of a stream's id.
 const (
-	answerStream = "p" // of the answer to a POST
+	answerStream = "p" // the answer to a POST
 	noticeStream = "g" // of a GET
 )
 
-// routes is the endpoint's routing table: at "/" and, as clients expect, at
-// "/mcp".
+// routes adds the MCP endpoint to mux: "/" and "/mcp", where clients expect it.
 func (s *Server) routes(mux *http.ServeMux) {
 	for _, path := range []string{"/{$}", "/mcp"} {
 		mux.HandleFunc("POST "+path, handle(s.log, writeMCPError, s.servePOST))
-		get := handle(s.log, writeMCPError, s.serveGET)
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) {
-			if parseAccept(r.Header.Values("Accept")).html {
-				s.servePage(w, r)
-			} else {
-				get(w, r)
-			}
-		})
+		mux.HandleFunc("GET "+path, handle(s.log, writeMCPError, s.serveGET))
 		mux.HandleFunc("DELETE "+path, handle(s.log, writeMCPError, s.serveDELETE))
 		mux.HandleFunc(path, handle(s.log, writeMCPError, methodNotAllowed))
 	}
 }
 
-// methodNotAllowed is ServeMux's own answer, in this endpoint's form.
+// methodNotAllowed replaces ServeMux's own answer by a JSON-RPC error.
 func methodNotAllowed(_ http.ResponseWriter, r *http.Request) error {
-	return &httpError{Status: http.StatusMethodNotAllowed, Msg: r.Method + " is not answered here: POST, GET or DELETE", Header: http.Header{"Allow": {"POST, GET, DELETE"}}}
+	e := httpErrorf(http.StatusMethodNotAllowed, "method %s is not allowed here: use POST, GET or DELETE", r.Method)
+	e.Header = http.Header{"Allow": {"POST, GET, DELETE"}}
+	return e
 }
 
 // writeMCPError writes an error as a JSON-RPC error.
@@ -59,20 +52,43 @@ func writeMCPError(w http.ResponseWriter, e *httpError) {
 	writeJSON(w, e.Status, encodeError(e.ID, rpc))
 }
 
+// refusal returns the HTTP error for an *rpcError about the request with this id. It
+// returns other errors unchanged.
+func refusal(id json.RawMessage, err error) error {
+	rpc, ok := errors.AsType[*rpcError](err)
+	if !ok {
+		return err
+	}
+	return &httpError{
+		Status: rpcStatus(rpc.Code),
+		Msg:    rpc.Message,
+		RPC:    rpc,
+		ID:     id,
+	}
+}
+
 // accepts is what a client's Accept header allows.
 type accepts struct {
 	json, stream bool
-	streamFirst  bool // the stream is preferred: it comes first
-	html         bool // a browser asks
+	streamFirst  bool // the stream is listed before JSON
+	html         bool // only browsers ask for it
 }
 
-// parseAccept reads an Accept header. None at all allows anything.
+// parseAccept reads an Accept header. A missing header allows JSON and streams. Quality
+// values count only if they are 0, which excludes a type.
 func parseAccept(values []string) (a accepts) {
-	for part := range strings.SplitSeq(cmp.Or(strings.Join(values, ","), "*/*"), ",") {
-		kind, _, _ := strings.Cut(part, ";")
-		switch strings.ToLower(strings.TrimSpace(kind)) {
+	var excluded []string
+	header := cmp.Or(strings.Join(values, ","), "*/*")
+	for part := range strings.SplitSeq(header, ",") {
+		kind, params, _ := mime.ParseMediaType(part)
+		if quality, err := strconv.ParseFloat(params["q"], 64); err == nil && quality == 0 {
+			excluded = append(excluded, kind)
+			continue
+		}
+		switch kind {
 		case "*/*":
-			a.json, a.stream = true, true
+			a.json = true
+			a.stream = true
 		case "application/json", "application/*":
 			a.json = true
 		case "text/event-stream", "text/*":
@@ -82,89 +98,129 @@ func parseAccept(values []string) (a accepts) {
 			a.html = true
 		}
 	}
+	a.json = a.json && !slices.Contains(excluded, "application/json")
+	a.stream = a.stream && !slices.Contains(excluded, "text/event-stream")
+	a.streamFirst = a.streamFirst && a.stream
 	return a
 }
 
-// servePOST takes one message or batch: requests are answered, anything else is
-// accepted.
+// servePOST receives one message. It answers a request, and accepts any other message.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		return httpErrorf(http.StatusUnsupportedMediaType, "content type %q: want application/json", clipText(r.Header.Get("Content-Type"), 100))
-	}
-	accept := parseAccept(r.Header.Values("Accept"))
-	plain := accept.json && r.Header.Get(methodHeader) != listenMethod || r.URL.Query().Has("sessionId") // HTTP+SSE answers elsewhere
-	if !plain && !accept.stream {
-		return httpErrorf(http.StatusNotAcceptable, "accept %q: want application/json, text/event-stream", clipText(r.Header.Get("Accept"), 100))
+	accept, err := checkPOST(r)
+	if err != nil {
+		return err
 	}
 	from, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
-	body, err := s.bodies.Read(w, r, from.session != nil || from.principal.hasClaim(), from.principal.Key())
+	known := from.session != nil || from.principal.hasClaim()
+	body, err := s.bodies.Read(w, r, known, from.principal.Key())
 	if err != nil {
 		return err
 	}
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		session, err := s.openSession(from)
-		if err != nil {
-			return err
-		}
-		if take := session.take.Load(); take == nil || !(*take)(body) {
-			return errNoSession
-		}
+		return s.postSSE(w, from, body)
+	}
+	msg, err := parseMessage(body)
+	if err != nil {
+		return refusal(msg.ID, err)
+	}
+	params := parseParams(msg.Params)
+	session, id, err := s.sessionOf(r.Header, from, msg, params)
+	if err != nil {
+		return refusal(msg.ID, err)
+	}
+	if id != "" {
+		w.Header().Set(sessionHeader, id)
+	}
+	if !msg.isRequest() {
+		session.handleNotification(msg)
 		w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
-	var session *Session
-	list, batch, err := splitBody(body)
-	if err == nil {
-		session, err = s.sessionOf(w, r, from, list[0], batch)
+	conn := &connection{ctx: r.Context()}
+	if accept.stream {
+		conn.write = sseWriter(w)
 	}
-	if rpc, ok := errors.AsType[*rpcError](err); ok {
-		refusal := &httpError{Status: rpcStatus(rpc.Code), RPC: rpc, Msg: rpc.Message}
-		if !batch && list != nil {
-			refusal.ID = list[0].ID
-		}
-		return refusal
+	ctx := s.stopped
+	var kept *keptStream
+	if session.era == withSessions {
+		kept = s.newKeptStream(answerStream, session)
+	} else {
+		// A stateless request is cancelled when its client disconnects. A client with a
+		// session may return for the answer.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(r.Context(), cancel)()
 	}
-	if err == nil {
-		s.answerPOST(w, r, accept, client{session: session, streams: s.stopping}, list, batch)
-	}
-	return err
+	request := s.newRequest(session, newOutbox(conn, kept), msg, params)
+	request.header = r.Header
+	answerPOST(ctx, w, request, conn, accept.streamFirst)
+	return nil
 }
 
-// sessionOf is the session of a POST, by its first message: for initialize a new
-// one, and without sessions one of its own.
-func (s *Server) sessionOf(w http.ResponseWriter, r *http.Request, from admission, msg inMessage, batch bool) (*Session, error) {
+// checkPOST checks the headers of a POST, and returns what its client accepts.
+func checkPOST(r *http.Request) (accepts, error) {
+	accept := parseAccept(r.Header.Values("Accept"))
+	contentType := r.Header.Get("Content-Type")
+	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
+		return accept, httpErrorf(http.StatusUnsupportedMediaType,
+			"content type %q: want application/json", clipText(contentType, 100))
+	}
+	// The answer to a listen is a stream. HTTP+SSE answers on another connection.
+	plain := accept.json && r.Header.Get(methodHeader) != listenMethod
+	if !plain && !accept.stream && !r.URL.Query().Has("sessionId") {
+		return accept, httpErrorf(http.StatusNotAcceptable,
+			"accept %q: want application/json, text/event-stream", clipText(r.Header.Get("Accept"), 100))
+	}
+	return accept, nil
+}
+
+// errNoSessionID refuses a request that has no session id and needs one.
+var errNoSessionID error = httpErrorf(http.StatusBadRequest,
+	"no %s: send initialize first, and then the session id from its answer", sessionHeader)
+
+// sessionOf returns the session of a POST. For initialize it returns a new session and
+// its id. A stateless message has a session of its own.
+func (s *Server) sessionOf(
+	h http.Header, from admission, msg *Message, params object,
+) (session *Session, id string, err error) {
+	stateless := isStatelessPOST(h, params)
 	switch {
-	case !batch && msg.fault != nil:
-		return nil, msg.fault
-	case !batch && isStatelessPOST(r.Header, msg.Message):
-		if msg.isNotification() { // there is none that means anything here
-			return newSession(&sessionToken{}), cmp.Or(from.badCode, checkVersion(r.Header.Get(protocolHeader)))
-		}
-		if err := cmp.Or(from.badCode, checkStateless(r.Header, msg.Message)); err != nil {
-			return nil, err
-		}
-		return statelessSession(msg.Params, from.principal)
-	case !batch && msg.Method == "initialize" && msg.isRequest():
-		protocol, caps, err := parseInitialize(parseParams(msg.Params))
+	case !stateless && msg.Method == "initialize" && msg.isRequest():
+		protocol, caps, err := parseInitialize(params)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		token, id := s.gate.Create(protocol, caps, from.principal)
-		w.Header().Set(sessionHeader, id)
-		return newSession(token), nil
-	case from.session == nil:
-		return nil, cmp.Or(from.badCode, errNoSessionID)
+		return newSession(token), id, nil
+	case !stateless:
+		session, err = s.openSession(from)
+	case from.badCode != nil:
+		err = from.badCode
+	case msg.isNotification(): // usher needs no notification of this revision
+		session = newSession(&sessionToken{})
+		err = checkVersion(h.Get(protocolHeader))
 	default:
-		return s.openSession(from)
+		err = checkStateless(h, msg, params)
+		if err == nil {
+			session, err = newStatelessSession(params, from.principal)
+		}
 	}
+	return session, "", err
 }
 
-// openSession is the live session of who was admitted with one, which may have
-// ended while the body of the request came in.
+// openSession returns the live session of an admitted request. It fails if the request
+// names no session, or the session ended while the body was being read.
 func (s *Server) openSession(from admission) (*Session, error) {
+	if from.badCode != nil {
+		return nil, from.badCode
+	}
+	if from.session == nil {
+		return nil, errNoSessionID
+	}
 	session := s.sessions.open(from.session, from.principal.Key())
 	if s.gate.Ended(from.session) {
 		s.sessions.end(from.session)
@@ -173,38 +229,51 @@ func (s *Server) openSession(from admission) (*Session, error) {
 	return session, nil
 }
 
-// answerPOST takes messages in and answers the requests among them. That its
-// client goes away cancels a request if there is no session in which the client
-// may come back.
-func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accepts, c client, list []inMessage, batch bool) {
-	conn := &connection{ctx: r.Context()}
-	if accept.stream {
-		conn.write = sseWriter(w)
+// checkStateless validates the headers and _meta of a stateless request. The order of
+// the checks determines the error: missing header, missing field, unsupported version.
+func checkStateless(h http.Header, msg *Message, params object) error {
+	version := h.Get(protocolHeader)
+	if version != statelessProtocol && !isStateless(params) {
+		return checkVersion(version) // there is nothing else to check
 	}
-	stateless := c.session.stateless
-	if stateless {
-		c.leaves = r.Context()
-		c.out = newOutbox(conn, nil)
-		c.check = func(asked *request) error { return checkNames(r.Header, asked) }
-	} else {
-		c.out = newOutbox(conn, s.keptStream(answerStream, c.session))
+	if err := checkHeader(h, methodHeader, "method", quote(msg.Method)); err != nil {
+		return err
 	}
-	answers := s.dispatch(c, list, batch)
-	if answers == nil {
-		w.WriteHeader(http.StatusAccepted)
-		return
+	meta := params.get("_meta")
+	if err := checkMeta(meta); err != nil {
+		return err
 	}
-	if accept.streamFirst && !stateless { // else an error has a status
-		c.out.send(nil)
+	if err := checkHeader(h, protocolHeader, metaProtocol, field(meta, metaProtocol)); err != nil {
+		return err
 	}
-	answer, err := answers()
+	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
+		return err
+	}
+	return checkMethod(msg.Method, withoutSessions)
+}
+
+// answerPOST runs a request, and writes the answer to w or, as a stream, to conn.
+func answerPOST(
+	ctx context.Context, w http.ResponseWriter, r *request, conn *connection, streamFirst bool,
+) {
+	stateless := r.session.era == withoutSessions
+	var result json.RawMessage
+	ctx, err := r.begin(ctx)
+	if err == nil {
+		if streamFirst && !stateless { // a stateless error needs its HTTP status
+			r.out.send(nil)
+		}
+		result, err = r.answer(ctx)
+	}
 	status := http.StatusOK
-	if err != nil && (stateless || batch) {
+	if err != nil && stateless {
 		status = rpcStatus(asRPCError(err).Code)
 	}
-	stream := accept.streamFirst && status == http.StatusOK || answer == nil // a cancelled request is answered by the end of its stream
+	answer := encodeAnswer(r.id, result, err)
+	// The end of the stream answers a cancelled request.
+	stream := answer == nil || streamFirst && status == http.StatusOK
 	switch {
-	case c.out.finish(answer, stream):
+	case r.out.finish(answer, stream):
 		<-conn.done.Done()
 	case answer == nil:
 		w.WriteHeader(http.StatusAccepted)
@@ -213,192 +282,67 @@ func (s *Server) answerPOST(w http.ResponseWriter, r *http.Request, accept accep
 	}
 }
 
-// inMessage is a message that came in, or why it is none.
-type inMessage struct {
-	*Message
-	fault error
-	size  int64 // bytes, which it keeps in memory
-}
-
-// splitBody is the messages of a body or line: one, or those of a batch.
-func splitBody(body []byte) (list []inMessage, batch bool, err error) {
-	if err := checkJSON(body, "the message"); err != nil {
-		return nil, false, err
-	}
-	raws := []json.RawMessage{body}
-	if batch = bytes.TrimSpace(body)[0] == '['; batch {
-		_ = json.Unmarshal(body, &raws) // it is a valid array
-	}
-	if len(raws) == 0 || len(raws) > maxBatch {
-		return nil, batch, rpcErrorf(codeInvalidRequest, "a batch of %d messages: a batch needs at least one message, and has %d at most", len(raws), maxBatch)
-	}
-	for _, raw := range raws {
-		msg, err := parseValidMessage(raw)
-		list = append(list, inMessage{msg, err, int64(len(raw))})
-	}
-	return list, batch, nil
-}
-
-// dispatch takes messages in, whatever the transport: requests begin, in the order
-// in which they came, so that what cancels one finds it. It returns what answers
-// them, the requests of a batch side by side, and a single one without a goroutine
-// more; nil where there is nothing to answer. An answer is nil that nobody wants
-// any more; the error is that of a single request, or of the batch as a whole.
-func (s *Server) dispatch(c client, list []inMessage, batch bool) func() (answer []byte, err error) {
-	if protocol := c.session.profile.Load().protocol; batch && protocol != batchProtocol {
-		err := rpcErrorf(codeInvalidRequest, "protocol version %s has no batches: send one message a request", protocol)
-		return func() ([]byte, error) { return encodeError(nil, err), err }
-	}
-	var taken []func() ([]byte, error)
-	for _, msg := range list {
-		if msg.fault == nil && !msg.isRequest() {
-			c.session.handleNotification(msg.Message)
-			continue
-		}
-		if batch && msg.fault == nil && isStateless(msg.Params) { // nothing would end it with its client
-			msg.fault = rpcErrorf(codeInvalidRequest, "a request of %s can't be part of a batch: send it alone", statelessProtocol)
-		}
-		r, err := s.begin(c, msg)
-		taken = append(taken, func() (answer []byte, _ error) {
-			var result json.RawMessage
-			if err == nil {
-				result, err = r.answer()
-			}
-			switch {
-			case err == nil:
-				answer = encodeResult(msg.ID, result)
-			case !errors.Is(err, errCancelled) && !errors.Is(err, context.Canceled):
-				answer = encodeError(msg.ID, asRPCError(err))
-			}
-			return answer, err
-		})
-	}
-	if len(taken) == 0 {
-		return nil
-	}
-	if !batch {
-		return taken[0]
-	}
-	return func() ([]byte, error) {
-		answers := make([]json.RawMessage, len(taken))
-		var answering sync.WaitGroup
-		for i, answer := range taken {
-			answering.Go(func() { answers[i], _ = answer() })
-		}
-		answering.Wait()
-		answers = slices.DeleteFunc(answers, func(answer json.RawMessage) bool { return answer == nil })
-		if len(answers) == 0 {
-			return nil, nil
-		}
-		return joinItems(answers), nil
+// newKeptStream returns a stream that a session's client can resume while it has the
+// access that it has now.
+func (s *Server) newKeptStream(kind string, session *Session) *keptStream {
+	principal := s.gate.Current(session.token)
+	return &keptStream{
+		buffer:             &s.replay,
+		id:                 kind + newRequestID(),
+		session:            session.token.ID,
+		resumableFromStart: session.profile.Load().protocol == protocols[0],
+		owner:              principal.Key(),
+		authorized:         s.authorized(session, principal),
 	}
 }
 
-// begin enters a request among those being answered; its answer must be called.
-func (s *Server) begin(c client, msg inMessage) (r *request, err error) {
-	if msg.fault != nil {
-		return nil, msg.fault
-	}
-	r = &request{client: c, server: s, calls: &c.session.calls, id: msg.ID, method: msg.Method}
-	r.params = parseParams(msg.Params)
-	if !c.session.stateless && isStateless(msg.Params) { // on a connection that may have a session too
-		if r.session, err = statelessSession(msg.Params, s.gate.Current(c.session.sessionToken)); err != nil {
-			return nil, err
-		}
-	}
-	principal := s.gate.Current(r.session.sessionToken)
-	if mcpMethods[r.method].list == "" {
-		r.caller = s.callerOf(r.session, principal, r.send)
-	}
-	var ok bool
-	weight := max(msg.size, maxInFlightBytes/maxInFlight)
-	if r.give, ok = s.requests.reserve(principal.Key(), weight, maxInFlightBytes); !ok {
-		return nil, rpcErrorf(codeRefused, "%d requests, or some as large, are being answered for you: wait for some of them", maxInFlight)
-	}
-	r.ctx, r.cancel = context.WithCancelCause(s.stopped)
-	if err = r.calls.add(string(r.id), r.cancel); err != nil {
-		r.cancel(nil)
-		r.give()
-		return nil, err
-	}
-	return r, nil
-}
+// errManyStreams refuses a stream of a session or principal that has too many.
+var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
+	"too many streams are open: close one").retryAfter(15)
 
-// statelessSession stands for one request of a principal without a session.
-func statelessSession(params json.RawMessage, p Principal) (*Session, error) {
-	meta := field(params, "_meta")
-	if err := cmp.Or(checkMeta(meta), checkVersion(stringField(meta, metaProtocol))); err != nil {
-		return nil, err
-	}
-	session := newSession(newSessionToken(statelessProtocol, parseClientCaps(field(meta, metaClientCaps)), p, time.Now()))
-	session.stateless = true
-	if field(meta, metaLogLevel) != nil {
-		level := stringField(meta, metaLogLevel)
-		session.profile.Load().level = level // nobody else knows it yet
-		if !slices.Contains(logLevels, level) {
-			return nil, rpcErrorf(codeInvalidParams, "%s: want one of %s", metaLogLevel, strings.Join(logLevels, ", "))
-		}
-	}
-	info := field(meta, metaClientInfo)
-	session.affinity = hashOf(p.Key(), stringField(info, "name"), stringField(info, "version")) // which may be long
-	return session, nil
-}
-
-// keptStream begins what a session's client can resume a stream by: while it has
-// the access that it has now.
-func (s *Server) keptStream(kind string, session *Session) func() *keptStream {
-	principal := s.gate.Current(session.sessionToken)
-	return func() *keptStream {
-		return &keptStream{buffer: &s.replay, id: kind + newRequestID(), session: session.ID, resumableFromStart: session.profile.Load().protocol == protocols[0],
-			owner: principal.Key(), authorized: s.authorized(session, principal)}
-	}
-}
-
-// What a request is refused with that names no session, or whose principal has too
-// many streams.
-var (
-	errNoSessionID error = httpErrorf(http.StatusBadRequest, "no %s: send initialize first, and then the session id from its answer", sessionHeader)
-	errManyStreams error = httpErrorf(http.StatusTooManyRequests, "too many streams are open: close one").retryAfter(15)
-)
-
-// admitGET finds out who a GET is from. The function is to be called at its end.
-func (s *Server) admitGET(w http.ResponseWriter, r *http.Request) (*admission, func(), error) {
+// admitGET decides whether a GET is served, and for which principal. After a success the
+// caller must call release when the request is done.
+func (s *Server) admitGET(r *http.Request) (from admission, release func(), err error) {
 	version := r.Header.Get(protocolHeader)
 	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
-		return nil, nil, methodNotAllowed(w, r) // ServeMux counts HEAD as GET; without sessions there are no such streams
+		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
+		return from, nil, methodNotAllowed(nil, r)
 	}
 	accept := parseAccept(r.Header.Values("Accept"))
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
-		return nil, nil, httpErrorf(http.StatusNotAcceptable, "this is usher's MCP endpoint: a GET must accept text/event-stream; see usher help serve for how to connect a client")
+		return from, nil, httpErrorf(http.StatusNotAcceptable,
+			"this is usher's MCP endpoint: a GET must accept text/event-stream; "+
+				"see usher help serve for how to connect a client")
 	}
-	from, err := s.gate.Admit(r)
+	from, err = s.gate.Admit(r)
 	if err != nil {
-		return nil, nil, err
+		return from, nil, err
 	}
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		return nil, nil, errNoSession // with its stream
+		return from, nil, errNoSession // such a session ends with its stream
 	}
-	give, ok := s.streams.reserve(from.principal.Key(), 1, maxStreamsOf)
+	release, ok := s.streams.reserve(from.principal.Key(), 1, maxStreamsOf)
 	if !ok {
-		err = errManyStreams
+		return from, nil, errManyStreams
 	}
-	return &from, give, err
+	return from, release, nil
 }
 
-// serveGET is a session's notification stream, or the rest of a stream that broke
-// off. Where the request names no session, it begins one of HTTP+SSE.
+// serveGET serves a session's notification stream, or the rest of an interrupted stream.
+// Without a session, it begins an HTTP+SSE session.
 func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
-	from, give, err := s.admitGET(w, r)
+	from, release, err := s.admitGET(r)
 	if err != nil {
 		return err
 	}
-	defer give()
+	defer release()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
 	conn := &connection{ctx: ctx, write: sseWriter(w), end: cancel}
 	if from.session == nil {
-		return s.serveSSE(r.URL.Path, from.principal, conn)
+		s.serveSSE(r.URL.Path, from.principal, conn)
+		return nil
 	}
 	session, out, err := s.openStream(r, from, conn)
 	if err != nil {
@@ -411,128 +355,54 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	return s.serveNotices(session, out, conn)
 }
 
-// openStream is what a GET asks for: the rest of the answer to a request, or the
-// notifications of the session.
-func (s *Server) openStream(r *http.Request, from *admission, conn *connection) (*Session, *outbox, error) {
-	session, err := s.openSession(*from)
+// openStream returns the outbox for a GET: the interrupted answer to a request, or one
+// for the notifications of the session.
+func (s *Server) openStream(r *http.Request, from admission, conn *connection) (*Session, *outbox, error) {
+	session, err := s.openSession(from)
 	if err != nil {
 		return nil, nil, err
 	}
 	stream, n := parseEventID(r.Header.Get(eventHeader))
-	broken := s.replay.find(session.ID, stream)
-	if strings.HasPrefix(stream, answerStream) {
-		if broken == nil || !broken.resume(conn, n) {
-			return nil, nil, httpErrorf(http.StatusGone, "what this stream was about is not kept any more: make the request again")
-		}
-		return session, broken, nil
+	broken := s.replay.find(session.token.ID, stream)
+	if !strings.HasPrefix(stream, answerStream) {
+		missed, _ := s.replay.after(broken, n)
+		kept := s.newKeptStream(noticeStream, session)
+		return session, newOutbox(conn, kept, missed...), nil
 	}
-	missed, _ := s.replay.after(broken, n)
-	return session, newOutbox(conn, s.keptStream(noticeStream, session), missed...), nil
+	if broken == nil || !broken.resume(conn, n) {
+		return nil, nil, httpErrorf(http.StatusGone,
+			"this stream can no longer be resumed: send the request again")
+	}
+	return session, broken, nil
 }
 
-// serveNotices has an outbox be a notification stream of a session, until the
-// connection or the outbox ends.
+// serveNotices serves a session's notification stream until the connection or the outbox
+// ends.
 func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) error {
 	if !session.join(out) {
 		return errManyStreams
 	}
 	defer session.leave(out)
-	if out.send(nil) {
-		var subscribing sync.WaitGroup
-		out.writeLoop(conn, func() <-chan struct{} {
-			changed, _ := s.announce(conn.ctx, session, out, &subscribing)
-			return changed
-		})
-		subscribing.Wait()
+	if !out.send(nil) {
+		return nil
 	}
+	var subscribing sync.WaitGroup
+	defer subscribing.Wait()
+	out.writeLoop(conn, func() <-chan struct{} {
+		changed, _ := s.announce(conn.ctx, session, out, &subscribing)
+		return changed
+	})
 	return nil
 }
 
-// inLine is what came in on a connection: a message or batch, or why there is
-// none. An *rpcError is answered; with any other, the connection has ended.
-type inLine struct {
-	text []byte
-	err  error
-}
-
-// duplexTimeout is how long requests under way may take after the last line.
-const duplexTimeout = 30 * time.Second
-
-// serveDuplex answers a client with one connection for all that goes back and
-// forth, HTTP+SSE or stdio, until its lines end, or the connection does.
-func (s *Server) serveDuplex(session *Session, conn *connection, lines <-chan inLine) (err error) {
-	session.profile.Store(&clientProfile{protocol: oldestProtocol})
-	streams, endStreams := context.WithCancel(s.stopping)
-	defer endStreams()
-	c := client{session: session, out: newOutbox(conn, nil), streams: streams, leaves: conn.ctx}
-	c.out.limit = maxDuplexOutbox
-	var notices, requests sync.WaitGroup
-	notices.Go(func() {
-		defer conn.end()
-		defer catch(s.log, new(error))
-		s.serveNotices(session, c.out, conn)
-	})
-	for err == nil {
-		var line inLine
-		select {
-		case <-conn.ctx.Done():
-			line.err = io.EOF
-		case line = <-lines:
-		}
-		list, batch, fault := splitBody(line.text)
-		err = cmp.Or(line.err, fault)
-		if rpc, ok := errors.AsType[*rpcError](err); ok {
-			c.out.send(encodeError(nil, rpc))
-			err = nil
-		} else if answers := s.dispatch(c, list, batch); answers != nil { // nil for no line
-			requests.Go(func() {
-				answer, _ := answers()
-				c.out.send(answer)
-			})
-		}
-	}
-	session.asked.fail() // nobody can answer any more
-	endStreams()
-	defer time.AfterFunc(duplexTimeout, conn.end).Stop()
-	requests.Wait()
-	c.out.end()
-	notices.Wait()
-	if err == io.EOF {
-		return nil
-	}
-	return err
-}
-
-// serveSSE is the stream of a new HTTP+SSE session, whose client sends what it has
-// to say by POST.
-func (s *Server) serveSSE(path string, p Principal, conn *connection) error {
-	token, id := s.gate.Create(sseProtocol, 0, p)
-	session, lines := s.sessions.open(token, p.Key()), make(chan inLine)
-	defer s.modules.EndAffinity(session.ID)
-	defer s.sessions.end(token) // with its stream, which it would keep in memory
-	take := func(body []byte) bool {
-		select {
-		case lines <- inLine{text: body}:
-			return true
-		case <-conn.ctx.Done():
-			return false
-		}
-	}
-	session.take.Store(&take)
-	// The address is relative, as nobody here knows what stands before it behind a
-	// proxy.
-	conn.write(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)})
-	return s.serveDuplex(session, conn, lines)
-}
-
-// serveDELETE ends a session at its client's wish.
+// serveDELETE ends a session at its client's request.
 func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	from, err := s.gate.Admit(r)
 	if err != nil {
 		return err
 	}
-	if from.session == nil {
-		return cmp.Or(from.badCode, errNoSessionID)
+	if _, err := s.openSession(from); err != nil {
+		return err
 	}
 	if err := s.gate.End(from.session); err != nil && !errors.Is(err, errNoSession) {
 		return err
@@ -543,84 +413,166 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// checkStateless checks what a request says of itself, in the one order that tells
-// a header that is missing from a field that is, and both from a version that is
-// not spoken.
-func checkStateless(h http.Header, msg *Message) error {
-	if version := h.Get(protocolHeader); version != statelessProtocol && !isStateless(msg.Params) {
-		return checkVersion(version) // more it does not tell
-	}
-	meta := field(msg.Params, "_meta")
-	version := field(meta, metaProtocol)
-	return cmp.Or(checkHeader(h, methodHeader, "method", quote(msg.Method)), checkMeta(meta), checkHeader(h, protocolHeader, metaProtocol, version),
-		checkVersion(stringField(meta, metaProtocol)), checkMethod(msg.Method, true))
+// duplex is a connection that carries everything to one client, and for stdio also
+// everything from it. The client of an HTTP+SSE session sends its messages by POST. Safe
+// for concurrent use.
+type duplex struct {
+	server  *Server
+	session *Session
+	conn    *connection
+	out     *outbox
+	ending  chan struct{} // closed with the client's input: streams end
+
+	mu       sync.Mutex
+	closed   bool           // no more messages are received
+	requests sync.WaitGroup // being answered
 }
 
-// checkNames checks the headers that repeat whom a request is for, and the
-// arguments that a tool's schema marks so.
-func checkNames(h http.Header, r *request) error {
-	key := mcpMethods[r.method].named
-	if key == "" {
-		return nil
+// duplexTimeout is how long requests in progress may take once the input has ended.
+const duplexTimeout = 30 * time.Second
+
+func (s *Server) newDuplex(session *Session, conn *connection) *duplex {
+	session.profile.Store(&clientProfile{protocol: oldestProtocol})
+	d := &duplex{
+		server:  s,
+		session: session,
+		conn:    conn,
+		out:     newOutbox(conn, nil),
+		ending:  make(chan struct{}),
 	}
-	if err := checkHeader(h, nameHeader, key, r.params.get(key)); err != nil {
-		return err
+	d.out.limit = maxDuplexOutbox
+	return d
+}
+
+// serve writes to the client until its connection ends, or until input delivers how the
+// client's input ended. It waits for requests in progress, and returns what input
+// delivered.
+func (d *duplex) serve(input <-chan error) (err error) {
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		defer d.conn.end()
+		defer catch(d.server.log, new(error))
+		_ = d.server.serveNotices(d.session, d.out, d.conn) // its only error is for HTTP
+	})
+	select {
+	case err = <-input:
+	case <-d.conn.ctx.Done():
 	}
-	tool, err := r.find()
-	if r.method != "tools/call" || err != nil {
-		return nil // the call is refused
+	d.mu.Lock()
+	d.closed = true
+	d.mu.Unlock()
+	d.session.asked.fail()
+	close(d.ending)
+	defer time.AfterFunc(duplexTimeout, d.conn.end).Stop()
+	d.requests.Wait()
+	d.out.end()
+	writing.Wait()
+	return err
+}
+
+// receive handles a message of the client. It answers a request in a new goroutine. It
+// reports false if the message came too late.
+func (d *duplex) receive(body []byte) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
 	}
-	for name, header := range tool.Method.headerParams {
-		if err := checkHeader(h, paramHeader+header, name, field(r.params.get("arguments"), name)); err != nil {
+	msg, err := parseMessage(body)
+	if err == nil && msg.isRequest() {
+		err = d.begin(msg)
+	} else if err == nil {
+		d.session.handleNotification(msg)
+	}
+	if err != nil {
+		d.out.send(encodeError(msg.ID, asRPCError(err)))
+	}
+	return true
+}
+
+// begin begins a request, and answers it in a new goroutine.
+func (d *duplex) begin(msg *Message) (err error) {
+	params := parseParams(msg.Params)
+	session := d.session
+	if isStateless(params) {
+		session, err = newStatelessSession(params, d.server.gate.Current(session.token))
+		if err != nil {
 			return err
 		}
 	}
-	return nil
-}
-
-// checkHeader checks that a header repeats a value of the body.
-func checkHeader(h http.Header, header, key string, value json.RawMessage) error {
-	absent := value == nil || string(value) == "null"
-	if absent && len(h.Values(header)) == 0 {
-		return nil
-	}
-	said, err := decodeHeader(h, header)
+	r := d.server.newRequest(session, d.out, msg, params)
+	r.calls = &d.session.calls
+	r.streams = d.ending
+	ctx, err := r.begin(d.conn.ctx)
 	if err != nil {
 		return err
 	}
-	text, isText := unquote(value)
-	if !absent && (isText && said == text || !isText && (said == string(value) || sameNumber(said, value))) {
-		return nil
+	d.requests.Go(func() {
+		result, err := r.answer(ctx)
+		d.out.send(encodeAnswer(r.id, result, err))
+	})
+	return nil
+}
+
+// serveSSE serves the stream of a new HTTP+SSE session.
+func (s *Server) serveSSE(path string, p Principal, conn *connection) {
+	token, id := s.gate.Create(sseProtocol, 0, p)
+	session := s.sessions.open(token, p.Key())
+	defer s.modules.EndAffinity(token.ID)
+	defer s.sessions.end(token) // else the table keeps the stream in memory
+	d := s.newDuplex(session, conn)
+	session.duplex.Store(d)
+	// The address is relative, as usher does not know the path that a proxy adds.
+	_ = conn.write(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)})
+	_ = d.serve(nil) // there is no input but the POSTs
+}
+
+// postSSE receives a message of an HTTP+SSE session. The session's stream answers it.
+func (s *Server) postSSE(w http.ResponseWriter, from admission, body []byte) error {
+	session, err := s.openSession(from)
+	if err != nil {
+		return err
 	}
-	return rpcErrorf(codeHeaderMismatch, "the header %s says %q, and the body's %q is %s", header, clipText(said, 200), key, cmp.Or(clipText(string(value), 200), "not there"))
+	d := session.duplex.Load()
+	if d == nil || !d.receive(body) {
+		return errNoSession
+	}
+	w.WriteHeader(http.StatusAccepted)
+	return nil
 }
 
-// sameNumber reports whether a header says a number that floats hold exactly.
-func sameNumber(said string, value json.RawMessage) bool {
-	var x, y float64
-	err := errors.Join(json.Unmarshal([]byte(said), &x), json.Unmarshal(value, &y))
-	return err == nil && x == y && math.Abs(x) < 1<<53
-}
-
-// ServeStdio answers the one client at the other end of in and out, until in ends
-// or ctx does. When it returns, nothing is under way but a read of in that can't
-// be interrupted.
-func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
+// serveStdio answers one client, which writes lines to in and reads lines from out,
+// until in or ctx ends. stopping and stopped of the config are not used. When serveStdio
+// returns, it may still be blocked in a Read of in, which can't be interrupted.
+func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
-	s.suspended = newSuspendedCalls(ctx)
-	lines := make(chan inLine)
-	go func() {
-		for reader := newLineReader(in, maxWorkerLine); ctx.Err() == nil; {
-			text, err := reader.next()
-			select {
-			case lines <- inLine{text, err}:
-			case <-ctx.Done():
-			}
-		}
-	}()
+	defer cancel()
+	c.stopping = ctx
+	c.stopped = ctx
+	s := newServer(c)
 	session := newSession(&sessionToken{ID: "stdio", Issued: s.started})
-	err := s.serveDuplex(session, &connection{ctx: ctx, write: lineWriter(out), end: cancel}, lines)
+	d := s.newDuplex(session, &connection{ctx: ctx, write: lineWriter(out), end: cancel})
+	input := make(chan error, 1)
+	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
+	err := d.serve(input)
 	cancel()
-	s.suspended.wg.Wait()
+	s.suspended.running.Wait()
 	return err
+}
+
+// receiveLines receives messages, one per line, until the lines end or come too late.
+func (d *duplex) receiveLines(lines *lineReader) error {
+	for {
+		line, err := lines.next()
+		switch {
+		case err == errLineTooLong:
+			d.out.send(encodeError(nil, asRPCError(err)))
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return err
+		case !d.receive(line):
+			return nil
+		}
+	}
 }

@@ -1,4 +1,4 @@
-// Fuzz tests of what clients write by hand: event ids, headers, batches, states
+// Fuzz tests of what clients write by hand: event ids, headers, states
 // of parked calls, and what a request says of itself.
 
 package main
@@ -6,7 +6,6 @@ package main
 import (
 	"encoding/base64"
 	"encoding/json"
-	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -61,36 +60,6 @@ func FuzzDecodeHeader(f *testing.F) {
 	})
 }
 
-func FuzzBatch(f *testing.F) {
-	f.Fuzz(func(t *testing.T, body []byte) {
-		list, batch, err := splitBody(body)
-		if err != nil {
-			if code := asRPCError(err).Code; code != codeInvalidRequest && code != codeParse {
-				t.Fatal(err)
-			}
-			return
-		}
-		if len(list) == 0 || len(list) > maxBatch {
-			t.Fatalf("%d messages", len(list))
-		}
-		server := &Server{gate: fixedGate(scopeNone()), log: slog.New(slog.DiscardHandler), stopped: t.Context()}
-		c := client{session: newSession(&sessionToken{ID: "s"}), streams: t.Context()}
-		c.out = newOutbox(&connection{ctx: t.Context()}, nil)
-		for i, m := range list { // methods that there are may need more than this server has
-			if m.fault == nil && m.isRequest() && checkMethod(m.Method, isStateless(m.Params)) == nil {
-				list[i].fault = rpcErrorf(codeInternal, "not here")
-			}
-		}
-		answers := server.dispatch(c, list, batch)
-		if answers == nil {
-			return
-		}
-		if b, _ := answers(); b != nil && !json.Valid(b) {
-			t.Fatalf("the answer is %s", b)
-		}
-	})
-}
-
 func FuzzCheckStateless(f *testing.F) {
 	f.Fuzz(func(t *testing.T, meta, version, method string) {
 		params := json.RawMessage(`{"_meta":` + meta + `}`)
@@ -101,23 +70,24 @@ func FuzzCheckStateless(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q: %v", params, err)
 		}
+		list := parseParams(msg.Params)
 		h := http.Header{protocolHeader: {version}, methodHeader: {method}}
 		if version == "" {
 			h.Del(protocolHeader)
 		}
-		if !isStatelessPOST(h, msg) {
+		if !isStatelessPOST(h, list) {
 			return
 		}
-		err = checkStateless(h, msg)
+		err = checkStateless(h, msg, list)
 		if err == nil {
 			said := field(msg.Params, "_meta")
 			_, object := members(field(said, metaClientCaps))
 			versions := version == statelessProtocol && stringField(said, metaProtocol) == version
-			if !versions || !object || checkMethod(method, true) != nil {
+			if !versions || !object || checkMethod(method, withoutSessions) != nil {
 				t.Fatalf("%s %s %q was let in", meta, version, method)
 			}
-			session, err := statelessSession(msg.Params, Principal{})
-			if err == nil && (!session.stateless || session.Claim != Principal{}) {
+			session, err := newStatelessSession(list, Principal{})
+			if err == nil && (session.era != withoutSessions || session.token.Claim != Principal{}) {
 				t.Fatalf("%s: it has the session %+v", meta, session)
 			}
 			return

@@ -1,5 +1,5 @@
-// The wire of clients with sessions: batches, HTTP+SSE, and streams that can be
-// resumed.
+// The wire of clients with sessions: HTTP+SSE, streams that can be resumed, and batches,
+// which are refused.
 
 package main
 
@@ -11,196 +11,94 @@ import (
 	"os"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 )
 
-// answersOf is a batch of answers by their ids, each of which may be there once;
-// under "" are those that have none.
-func answersOf(t *testing.T, batch string) map[string][]string {
-	t.Helper()
-	var list []json.RawMessage
-	if err := json.Unmarshal([]byte(batch), &list); err != nil {
-		t.Fatalf("no batch: %s", batch)
-	}
-	byID := make(map[string][]string)
-	for _, msg := range list {
-		id := string(field(msg, "id"))
-		byID[id] = append(byID[id], string(msg))
-	}
-	return byID
-}
-
-func TestBatches(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	c := connectAs(t, startDaemon(t, dir).URL, batchProtocol)
-	ping := func(id string) string { return `{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}` }
-	const note, response = `{"jsonrpc":"2.0","method":"notifications/initialized"}`, `{"jsonrpc":"2.0","id":"usher-99","result":{}}`
-	sleep := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":200}}}`
-	for _, tt := range []struct {
-		name, batch string
-		want        map[string][]string // by id: what its answers have in them, in any order
-	}{
-		{"mixed", "[" + ping("1") + "," + note + "," + ping(`"1"`) + "," + response + `,{"jsonrpc":"2.0","id":2,"method":"nope"},{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"a_echo","arguments":{"x":"here"}}}]`,
-			map[string][]string{"1": {`"result":{}`}, `"1"`: {`"result":{}`}, "2": {"-32601"}, "3": {"here"}}},
-		{"the slow before the quick", "[" + sleep + "," + ping("2") + "]", map[string][]string{"1": {"result"}, "2": {"result"}}},
-		{"one", " \n[ " + ping("7") + " ] ", map[string][]string{"7": {"result"}}},
-		{"of what is invalid", `[1,"x",null,[],{},{"jsonrpc":"1.0","id":4,"method":"ping"},{"jsonrpc":"2.0","id":5,"method":7},{"jsonrpc":"2.0","id":null,"method":"ping"},` + ping("6") + `]`,
-			map[string][]string{"": {"-32600", "-32600", "-32600", "-32600", "-32600", "-32600"}, "4": {"-32600"}, "5": {"-32600"}, "6": {"result"}}},
-		{"a request without a session", `[{"jsonrpc":"2.0","id":8,"method":"subscriptions/listen","params":{"notifications":{},"_meta":{` + modernMeta + `}}},` + ping("9") + "]",
-			map[string][]string{"8": {"can't be part of a batch"}, "9": {"result"}}},
-		{"a batch in a batch", "[[" + ping("1") + "]," + ping("2") + "]", map[string][]string{"": {"must be a JSON object"}, "2": {"result"}}},
-		{"an id twice", "[" + sleep + "," + sleep + "]", map[string][]string{"1": {"already being answered", "result"}}},
-		{"as many as there may be", "[" + strings.Repeat(note+",", maxBatch-1) + ping("1") + "]", map[string][]string{"1": {"result"}}},
-	} {
-		a := c.post(tt.batch)
-		got := answersOf(t, a.Body)
-		ok := a.Status == 200 && len(got) == len(tt.want)
-		for id, parts := range tt.want {
-			ok = ok && len(got[id]) == len(parts)
-			for _, part := range parts {
-				ok = ok && strings.Contains(strings.Join(got[id], "\n"), part)
-			}
-		}
-		if !ok {
-			t.Errorf("%s: %d %s", tt.name, a.Status, a.Body)
-		}
-	}
-	for _, tt := range []struct {
-		name, batch string
-		status      int
-		says        string
-	}{
-		{"notifications alone", "[" + note + "," + note + "]", 202, ""},
-		{"answers alone", "[" + response + "]", 202, ""},
-		{"nothing", "[]", 400, "-32600"},
-		{"one too many", "[" + strings.Repeat(note+",", maxBatch) + note + "]", 400, "-32600"},
-		{"half of one", "[" + ping("1") + ",", 400, "-32700"},
-	} {
-		if a := c.post(tt.batch); a.Status != tt.status || !strings.Contains(a.Body, tt.says) || tt.says == "" && a.Body != "" || strings.Contains(a.Body, `"id"`) {
-			t.Errorf("%s: %d %s", tt.name, a.Status, a.Body)
-		}
-	}
-	for _, version := range []string{"2025-06-18", "2025-11-25"} {
-		if a := connectAs(t, c.URL, version).post("[" + ping("1") + "]"); a.Status != 400 || !strings.Contains(a.Body, version+" has no batches") {
-			t.Errorf("%s: %d %s", version, a.Status, a.Body)
-		}
-	}
-	for name, present := range map[string]func(*http.Request){"no session": presentNothing, "no sessions": func(r *http.Request) { r.Header.Set(protocolHeader, statelessProtocol) }} {
-		req := newStateless(t, c.URL).request(http.MethodPost, "["+initializeAs(batchProtocol)+"]")
-		present(req)
-		if a := c.do(req); a.Status != 400 {
-			t.Errorf("%s: %d %s", name, a.Status, a.Body)
-		}
-	}
-}
-
-// TestBatchesWithMore has notifications before the answers, and calls that are
-// cancelled.
-func TestBatchesWithMore(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	d := startDaemon(t, dir)
-	c := connectAs(t, d.URL, batchProtocol)
-	progress := func(id, token string) string {
-		return `{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"a_progress","arguments":{"n":2},"_meta":{"progressToken":` + token + `}}}`
-	}
-	batch := "[" + progress("1", `"a"`) + "," + progress("2", "7") + "]"
-	a := c.post(batch)
-	if len(a.Events) != 5 || strings.Count(a.Body, `"progressToken":"a"`) != 2 || strings.Count(a.Body, `"progressToken":7`) != 2 || len(answersOf(t, string(a.last()))) != 2 {
-		t.Errorf("with progress: %s", a.Body)
-	}
-	req := c.request(http.MethodPost, batch)
-	req.Header.Set("Accept", "application/json")
-	if a := c.do(req); len(answersOf(t, a.Body)) != 2 {
-		t.Errorf("with progress, for who takes no stream: %s", a.Body)
-	}
-	req = c.request(http.MethodPost, "["+progress("1", "1")+"]")
-	req.Header.Set("Accept", "text/event-stream")
-	if a := c.do(req); len(a.Events) != 3 {
-		t.Errorf("for who takes streams alone: %s", a.Body)
-	}
-	for _, tt := range []struct{ beside, accept, want string }{
-		{`,{"jsonrpc":"2.0","id":"other","method":"ping"}`, "application/json, text/event-stream", `[{"jsonrpc":"2.0","id":"other","result":{}}]`},
-		{"", "application/json, text/event-stream", ""},
-		{"", "application/json", ""},
-		{"", "text/event-stream", ""},
-	} {
-		done := make(chan answer, 1)
-		before := strings.Count(d.Log.String(), "fake: sleeping")
-		req := c.request(http.MethodPost, `[{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`+tt.beside+`]`)
-		req.Header.Set("Accept", tt.accept)
-		go func() { done <- c.do(req) }()
-		await(t, "the call to be under way", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") > before })
-		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"slow"}}`)
-		if a := <-done; string(a.last()) != tt.want || a.Status/100 != 2 {
-			t.Errorf("cancelled beside %q, with %s: %d %s", tt.beside, tt.accept, a.Status, a.Body)
-		}
-	}
-	if strings.Contains(d.Log.String(), "superfluous") {
-		t.Errorf("a status was written twice: %s", d.Log.String())
-	}
-}
-
-// TestBatchesOfOthers sends batches by stdio and HTTP+SSE, in versions that have
-// them and that have not.
-func TestBatchesOfOthers(t *testing.T) {
+// TestBatchesAreRefused sends a batch in each version, over each transport. The next
+// message is answered.
+func TestBatchesAreRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	url := startDaemon(t, dir).URL
-	const batch = `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"notifications/initialized"},7,{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"a_echo"}}]`
-	check := func(name, version string, say func(string), next func() string) {
-		say(initializeAs(version))
-		if got := next(); !strings.Contains(got, version) {
-			t.Errorf("%s, %s: %s", name, version, got)
-		}
-		say(batch)
-		got := next()
-		if version != batchProtocol {
-			if !strings.Contains(got, "-32600") || strings.HasPrefix(got, "[") {
-				t.Errorf("%s, %s: a batch: %s", name, version, got)
+	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
+	const batch = "[" + ping + `,{"jsonrpc":"2.0","method":"notifications/initialized"}]`
+	for _, version := range protocols {
+		t.Run(version, func(t *testing.T) {
+			t.Parallel()
+			c := connectAs(t, url, version)
+			for _, body := range []string{batch, " \n[]"} {
+				a := c.post(body)
+				if a.Status != 400 {
+					t.Errorf("%q: status %d, want 400", body, a.Status)
+				}
+				wantRefusedBatch(t, body, a.Body)
 			}
-			return
-		}
-		if byID := answersOf(t, got); len(byID) != 3 || len(byID[""]) != 1 {
-			t.Errorf("%s, %s: a batch: %s", name, version, got)
-		}
-		say(`[]`)
-		if got := next(); !strings.Contains(got, "at least one message") {
-			t.Errorf("%s, %s: an empty batch: %s", name, version, got)
-		}
-		say(`[{"jsonrpc":"2.0","method":"notifications/initialized"}]`) // is not answered
-		say(`{"jsonrpc":"2.0","id":"last","method":"ping"}`)
-		if got := next(); !strings.Contains(got, `"last"`) {
-			t.Errorf("%s, %s: after the batch: %s", name, version, got)
-		}
-	}
-	var wg sync.WaitGroup
-	for _, version := range []string{"2025-03-26", "2025-06-18", "2024-11-05"} {
-		in, out, _ := startStdio(t, dir)
-		old := connectSSE(t, url)
-		wg.Go(func() {
-			check("stdio", version, func(s string) { io.WriteString(in, s+"\n") }, func() string {
+			check := func(name string, send func(string), next func() string) {
+				send(initializeAs(version))
+				next()
+				send(batch)
+				wantRefusedBatch(t, name, next())
+				send(ping)
+				if got := next(); !strings.Contains(got, `"id":7,"result"`) {
+					t.Errorf("%s: after the batch: %s, want the answer to a ping", name, got)
+				}
+			}
+			in, out, _ := startStdio(t, dir)
+			check("stdio", func(s string) { io.WriteString(in, s+"\n") }, func() string {
 				line, err := out.next()
 				if err != nil {
 					t.Error(err)
 				}
 				return string(line)
 			})
-		})
-		wg.Go(func() {
-			check("HTTP+SSE", version, func(s string) {
-				if a := old.post(s); a.Status != 202 {
-					t.Errorf("%s: %d %s", s, a.Status, a.Body)
-				}
-			}, func() string { e, _ := nextEvent(t, old.events); return e.data })
+			old := connectSSE(t, url)
+			check("HTTP+SSE", func(s string) { old.post(s) }, func() string {
+				e, _ := nextEvent(t, old.events)
+				return e.data
+			})
 		})
 	}
-	wg.Wait()
+}
+
+func wantRefusedBatch(t *testing.T, name, got string) {
+	t.Helper()
+	if !strings.Contains(got, `"code":-32600`) || !strings.Contains(got, "batches are not supported") {
+		t.Errorf("%s: %s, want a refusal of batches", name, got)
+	}
+	if strings.Contains(got, `"id"`) {
+		t.Errorf("%s: %s, want no id", name, got)
+	}
+}
+
+// TestCancelledPOST cancels a call whose client accepts JSON, a stream, or both.
+func TestCancelledPOST(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	d := startDaemon(t, dir)
+	c := connectAs(t, d.URL, protocols[0])
+	call := c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
+	id := string(field(json.RawMessage(call), "id"))
+	for _, accept := range []string{bothKinds, "application/json", "text/event-stream"} {
+		done := make(chan answer, 1)
+		before := strings.Count(d.Log.String(), "fake: sleeping")
+		req := c.request(http.MethodPost, call)
+		req.Header.Set("Accept", accept)
+		go func() { done <- c.do(req) }()
+		await(t, "the call to begin", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") > before })
+		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
+		a := <-done
+		if a.Status/100 != 2 {
+			t.Errorf("with %s: status %d, want a success", accept, a.Status)
+		}
+		if len(a.last()) > 0 {
+			t.Errorf("with %s: %s, want no answer", accept, a.Body)
+		}
+	}
+	if strings.Contains(d.Log.String(), "superfluous") {
+		t.Errorf("a status was written twice: %s", d.Log.String())
+	}
 }
 
 func TestOldSSE(t *testing.T) {
