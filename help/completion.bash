@@ -1,5 +1,5 @@
-# Completion of usher's command lines, for bash and zsh. What there is to choose
-# from, usher itself tells.
+# Completion of usher's command lines, for bash and zsh. usher itself lists the
+# choices.
 if [ -n "$ZSH_VERSION" ]; then
   autoload -Uz compinit bashcompinit
   (( $+functions[compdef] )) || compinit
@@ -10,7 +10,7 @@ _usher() {
   [ -n "$ZSH_VERSION" ] && emulate -L ksh
   local word=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]} base='' dir=. list='' i
   local -a args
-  args=() # of the command, without its flags
+  args=() # the command's arguments, without flags
   for ((i = 2; i < COMP_CWORD; i++)); do
     case ${COMP_WORDS[i]} in
     -json | --json) ;;
@@ -38,8 +38,8 @@ _usher() {
       sed -n '/^    "label": "'"${args[0]}"'",$/,/^  }/s/^        "method": "\([A-Za-z0-9_.:/-]*\)".*/\1/p')
     ;;
   esac
-  # compgen expands what is in its list, as in double quotes, so nothing is let into
-  # it that a shell could take for a command: servers choose the names of methods.
+  # compgen expands its list like a text in double quotes. The patterns above admit
+  # nothing that a shell could expand, as servers choose the names of their methods.
   COMPREPLY=($(compgen -W "$list" -- "$word"))
 }
 complete -o default -F _usher usher

@@ -1,8 +1,7 @@
-# Completion of usher's command lines, for fish. What there is to choose from,
-# usher itself tells.
+# Completion of usher's command lines, for fish. usher itself lists the choices.
 function __usher_words
     set -l words (commandline -opc)
-    set -l args # of the command, without its flags
+    set -l args # the command's arguments, without flags
     set -l base
     set -l dir .
     set -l flag
