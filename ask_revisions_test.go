@@ -65,58 +65,6 @@ func askForAll(t *testing.T, c *askClient, module string) {
 	c.forgetAsked()
 }
 
-const (
-	askNodeModule = `export function* ask({ method, params }) { return yield { ask: method, params } }
-`
-	askPythonModule = `from typing import Any
-
-
-def ask(method: str, params: Any):
-    return (yield {"ask": method, "params": params})
-`
-	askGoModule = `//go:build usher
-
-package main
-
-import "encoding/json"
-
-type Params struct {
-	Method string          ` + "`json:\"method\"`" + `
-	Params json.RawMessage ` + "`json:\"params,omitempty\"`" + `
-}
-
-// Ask asks.
-func Ask(p Params, ask func(method string, params any) (json.RawMessage, error)) (json.RawMessage, error) {
-	return ask(p.Method, p.Params)
-}
-`
-)
-
-func TestAskInEachLanguage(t *testing.T) {
-	t.Parallel()
-	for _, tt := range []struct{ program, file, text, tool string }{
-		{"node", "js.usher.mjs", askNodeModule, "js_ask"},
-		{"python3", "py.usher.py", askPythonModule, "py_ask"},
-		{"go", "g.usher.go", askGoModule, "g_ask"},
-	} {
-		t.Run(tt.program, func(t *testing.T) {
-			t.Parallel()
-			need(t, tt.program)
-			dir := t.TempDir()
-			write(t, dir+"/"+tt.file, tt.text)
-			write(t, dir+"/go.mod", "module example.com/ask\n\ngo 1.22\n")
-			d := startDaemon(t, dir)
-			connect(t, d.URL).awaitTools(tt.tool)
-			for _, way := range []string{"2025-11-25", "2026-07-28"} {
-				c := askWays[way](t, d.URL, dir, askAllCaps)
-				c.answer = askAnswer("to " + way)
-				msg := c.call(tt.tool, askFor("form", "x"))
-				checkContains(t, way, resultText(field(msg, "result")), "to "+way)
-			}
-		})
-	}
-}
-
 func TestAskUndeclared(t *testing.T) {
 	t.Parallel()
 	d, _ := startAskers(t, map[string]string{"old": "fixed tools=ask", "new": "modern tools=ask"})

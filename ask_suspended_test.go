@@ -63,19 +63,14 @@ func TestStateIsBound(t *testing.T) {
 	ask := askForms("bound")
 	state := askState(t, c.round("a_ask", ask), 1)
 	for name, bad := range map[string]string{
-		"appended":          state + "A",
-		"padded":            state + "=",
-		"cut short":         state[:len(state)-1],
-		"half":              state[:len(state)/2],
-		"empty":             "",
-		"a newline inside":  state[:9] + "\n" + state[9:],
-		"a newline at end":  state + "\n",
-		"a space before it": " " + state,
-		"twice":             state + state,
+		"appended":         state + "A",
+		"cut short":        state[:len(state)-1],
+		"empty":            "",
+		"a newline at end": state + "\n",
 	} {
 		wantStale(t, name, c.round("a_ask", ask, withState(bad, sayYes)...))
 	}
-	for _, raw := range []string{`7`, `null`, `{"a":"` + state + `"}`, `["` + state + `"]`} {
+	for _, raw := range []string{`7`, `["` + state + `"]`} {
 		more := object{{"requestState", json.RawMessage(raw)}, {"inputResponses", json.RawMessage(sayYes)}}
 		wantStale(t, raw, c.round("a_ask", ask, more...))
 	}

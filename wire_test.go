@@ -1,113 +1,59 @@
-// The wire of clients with sessions: HTTP+SSE, streams that can be resumed, and batches,
-// which are refused.
+// The wire of clients with sessions: HTTP+SSE, streams that can be resumed, and batches, which are refused.
 
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"runtime"
 	"strings"
 	"testing"
 )
 
-// TestBatchesAreRefused sends a batch in each version, over each transport. The next
-// message is answered.
+// TestBatchesAreRefused sends a batch in each version, over each transport. The next message is answered.
 func TestBatchesAreRefused(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
 	url := startDaemon(t, dir).URL
 	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
-	const batch = "[" + ping + `,{"jsonrpc":"2.0","method":"notifications/initialized"}]`
 	for _, version := range protocols {
-		t.Run(version, func(t *testing.T) {
-			t.Parallel()
-			c := connectAs(t, url, version)
-			for _, body := range []string{batch, " \n[]"} {
-				a := c.post(body)
-				if a.Status != 400 {
-					t.Errorf("%q: status %d, want 400", body, a.Status)
-				}
-				wantRefusedBatch(t, body, a.Body)
-			}
-			check := func(name string, send func(string), next func() string) {
-				send(initializeAs(version))
-				next()
-				send(batch)
-				wantRefusedBatch(t, name, next())
-				send(ping)
-				if got := next(); !strings.Contains(got, `"id":7,"result"`) {
-					t.Errorf("%s: after the batch: %s, want the answer to a ping", name, got)
-				}
-			}
-			in, out, _ := startStdio(t, dir)
-			check("stdio", func(s string) { io.WriteString(in, s+"\n") }, func() string {
-				line, err := out.next()
-				if err != nil {
-					t.Error(err)
-				}
-				return string(line)
-			})
-			old := connectSSE(t, url)
-			check("HTTP+SSE", func(s string) { old.post(s) }, func() string {
-				e, _ := nextEvent(t, old.events)
-				return e.data
-			})
+		for _, body := range []string{"[" + ping + "," + ping + "]", " \n[]"} {
+			a := connectAs(t, url, version).post(body)
+			check(t, version+": status", a.Status, 400)
+			checkContains(t, version, a.Body, `"code":-32600`, "batches")
+			checkOmits(t, version, a.Body, `"id"`)
+		}
+	}
+	checkNext := func(t *testing.T, send func(string), next func() string) {
+		send(initializeAs("2025-03-26"))
+		next()
+		send("[" + ping + "]")
+		checkContains(t, "the answer to a batch", next(), `"code":-32600`, "batches")
+		send(ping)
+		checkContains(t, "the answer to a ping", next(), `"id":7,"result"`)
+	}
+	t.Run("stdio", func(t *testing.T) {
+		in, out, _ := startStdio(t, dir)
+		checkNext(t, func(s string) { io.WriteString(in, s+"\n") }, func() string {
+			line, err := out.next()
+			must(t, err)
+			return string(line)
 		})
-	}
-}
-
-func wantRefusedBatch(t *testing.T, name, got string) {
-	t.Helper()
-	if !strings.Contains(got, `"code":-32600`) || !strings.Contains(got, "batches are not supported") {
-		t.Errorf("%s: %s, want a refusal of batches", name, got)
-	}
-	if strings.Contains(got, `"id"`) {
-		t.Errorf("%s: %s, want no id", name, got)
-	}
-}
-
-// TestCancelledPOST cancels a call whose client accepts JSON, a stream, or both.
-func TestCancelledPOST(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	d := startDaemon(t, dir)
-	c := connectAs(t, d.URL, protocols[0])
-	call := c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
-	id := string(field(json.RawMessage(call), "id"))
-	for _, accept := range []string{bothKinds, "application/json", "text/event-stream"} {
-		done := make(chan answer, 1)
-		before := strings.Count(d.Log.String(), "fake: sleeping")
-		req := c.request(http.MethodPost, call)
-		req.Header.Set("Accept", accept)
-		go func() { done <- c.do(req) }()
-		await(t, "the call to begin", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") > before })
-		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
-		a := <-done
-		if a.Status/100 != 2 {
-			t.Errorf("with %s: status %d, want a success", accept, a.Status)
-		}
-		if len(a.last()) > 0 {
-			t.Errorf("with %s: %s, want no answer", accept, a.Body)
-		}
-	}
-	if strings.Contains(d.Log.String(), "superfluous") {
-		t.Errorf("a status was written twice: %s", d.Log.String())
-	}
+	})
+	t.Run("HTTP+SSE", func(t *testing.T) {
+		c := connectSSE(t, url)
+		checkNext(t, func(s string) { c.post(s) }, func() string { return wantEvent(t, c.events).data })
+	})
 }
 
 func TestOldSSE(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir)
-	proj, gone := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/proj")
-	p := proj.Code.Reveal()
-	openStore(t, base).Revoke(t.Context(), gone.Code)
+	d.awaitReady(t)
+	proj := newClaimFor(t, base, dir+"/proj").Code.Reveal()
 	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
 	mcp := func(r *http.Request) { r.URL.Path = "/mcp" }
 	for _, tt := range []struct {
@@ -115,138 +61,108 @@ func TestOldSSE(t *testing.T) {
 		present func(*http.Request)
 		want    string
 	}{
-		{"none", presentNothing, everything},
-		{"none at /mcp", mcp, everything},
-		{"a code in the URL", inQuery(p), some},
-		{"a code in the URL at /mcp", presentAll(inQuery(p), mcp), some},
-		{"a code in the header", inHeader(p), some},
-		{"a code as bearer", inAuthorization("Bearer " + p), some},
+		{"nothing", presentNothing, everything},
+		{"a code in the URL", inQuery(proj), some},
+		{"a code in the URL at /mcp", presentAll(inQuery(proj), mcp), some},
+		{"a code in the header", inHeader(proj), some},
+		{"a code as bearer", inAuthorization("Bearer " + proj), some},
 		{"an unknown code", inQuery("ABCDEF"), everything},
-		{"a malformed code", inQuery("hello"), everything},
-		{"a revoked code", inQuery(gone.Code.Reveal()), everything},
 	} {
-		c := connectSSE(t, d.URL, tt.present)
-		if a := c.post(initializeAs(oldestProtocol)); a.Status != 202 {
-			t.Errorf("initialize: %d %s", a.Status, a.Body)
-		}
-		wantEvent(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
-		if got := c.sees(); got != tt.want {
-			t.Errorf("who presents %s sees %q, want %q", tt.name, got, tt.want)
-		}
-		if got := c.ask("tools/call", `{"name":"b_x"}`); (field(got, "error") == nil) != (tt.want == everything) {
-			t.Errorf("who presents %s calls b_x: %s", tt.name, got)
-		}
-		if tt.name == "none" { // and becomes scoped
-			req := c.request(http.MethodPost, c.message("ping", ""))
-			inHeader(p)(req)
-			c.do(req)
-			wantEvent(t, c.events, "result")
-			if got := c.sees(); got != some {
-				t.Errorf("scoped later: %q", got)
-			}
-		}
+		t.Run(tt.name, func(t *testing.T) {
+			c := connectSSE(t, d.URL, tt.present)
+			c.post(initializeAs(oldestProtocol))
+			wantEvent(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
+			check(t, "tools", c.sees(), tt.want)
+			called := field(c.ask("tools/call", `{"name":"b_x"}`), "error") == nil
+			check(t, "it can call b_x", called, tt.want == everything)
+		})
 	}
+	t.Run("a code in a later request", func(t *testing.T) {
+		c := connectSSE(t, d.URL)
+		req := c.request(http.MethodPost, c.message("ping", ""))
+		inHeader(proj)(req)
+		c.do(req)
+		wantEvent(t, c.events, "result")
+		check(t, "tools", c.sees(), some)
+	})
 }
 
-// TestOldSSEToTheEnd follows two sessions side by side: one whose claim ends,
-// and one that goes.
-func TestOldSSEToTheEnd(t *testing.T) {
+// TestOldSSEAtTheEnd ends the claim of an HTTP+SSE session, and then the daemon.
+func TestOldSSEAtTheEnd(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir)
+	d.awaitReady(t)
 	proj := newClaimFor(t, base, dir+"/proj")
 	scoped, free := connectSSE(t, d.URL, inQuery(proj.Code.Reveal())), connectSSE(t, d.URL)
-	for _, c := range []*sseClient{scoped, free} {
-		c.post(initializeAs(oldestProtocol))
-		wantEvent(t, c.events, `"id":"init"`)
-		c.sees()
-	}
+	scoped.sees()
+	free.sees()
 	writeFake(t, dir+"/other/new.usher", "good tools=x")
 	wantEvent(t, free.events, changedTools)
-	if got := scoped.sees(); got != strings.Join(projTools, " ") {
-		t.Errorf("scoped: %q", got)
-	}
-	openStore(t, base).Revoke(t.Context(), proj.Code)
-	wantEvent(t, scoped.events, changedTools)
-	if got := scoped.sees(); got != "" {
-		t.Errorf("after the end: %q", got)
-	}
-	for method, params := range map[string]string{"tools/call": `{"name":"a_x"}`, "prompts/get": `{"name":"a_x"}`, "resources/read": `{"uri":"a://x"}`,
-		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n","value":""}}`} {
-		if got := scoped.ask(method, params); !strings.Contains(string(got), "has ended") || field(got, "result") != nil {
-			t.Errorf("%s after the end: %s", method, got)
-		}
-	}
+	check(t, "tools after a change outside of the scope", scoped.sees(), strings.Join(projTools, " "))
 
-	slow := func(c *sseClient, id string) {
-		t.Helper()
-		before := strings.Count(d.Log.String(), "fake: sleeping")
-		c.post(`{"jsonrpc":"2.0","id":` + id + `,"method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
-		await(t, "the call to be under way", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") > before })
-	}
-	slow(free, `"s"`)
-	free.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
-	wantEvent(t, free.events, `"id":"s"`, "already being answered")
-	scoped.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`) // not its own
-	free.ask("ping", "")
-	if n := strings.Count(d.Log.String(), "fake: cancelled"); n != 0 {
-		t.Error("another session cancelled the call")
-	}
-	free.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`)
-	await(t, "the module to hear of it", func() bool { return strings.Contains(d.Log.String(), "fake: cancelled") })
-	slow(free, `"t"`)
-	free.hangUp()
-	await(t, "the module to hear that the client is gone", func() bool { return strings.Count(d.Log.String(), "fake: cancelled") == 2 })
-	await(t, "404", func() bool { return free.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`).Status == 404 })
-	for range 2 {
-		get := free.request(http.MethodGet, "")
-		get.Header.Set("Accept", "text/event-stream")
-		if res, _, _ := openStream(t, get); res.StatusCode != 404 {
-			t.Errorf("GET of a session that has ended: %s", res.Status)
-		}
-	}
-	if got := scoped.ask("ping", ""); field(got, "result") == nil {
-		t.Errorf("the other session: %s", got)
+	_, err := openStore(t, base).Revoke(t.Context(), proj.Code)
+	must(t, err)
+	wantEvent(t, scoped.events, changedTools)
+	check(t, "tools after the claim's end", scoped.sees(), "")
+	for method, params := range map[string]string{
+		"tools/call":          `{"name":"a_x"}`,
+		"prompts/get":         `{"name":"a_x"}`,
+		"resources/read":      `{"uri":"a://x"}`,
+		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n","value":""}}`,
+	} {
+		checkContains(t, method+" after the claim's end", string(scoped.ask(method, params)), `"error"`, "has ended")
 	}
 	d.cancel()
-	if list := remainingEvents(t, scoped.events); len(list) != 0 {
-		t.Errorf("at the daemon's stop: %+v", list)
+	check(t, "messages at the daemon's stop", len(remainingEvents(t, scoped.events)), 0)
+}
+
+// TestOldSSECancels cancels a call by a message, by another session, and by hanging up, which ends the session.
+func TestOldSSECancels(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good shared")
+	d := startDaemon(t, dir)
+	c, other := connectSSE(t, d.URL), connectSSE(t, d.URL)
+	cancelled := func() int { return strings.Count(d.Log.String(), "fake: cancelled") }
+	call := func() {
+		t.Helper()
+		before := strings.Count(d.Log.String(), "fake: sleeping")
+		c.post(`{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
+		await(t, "the call to begin", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") > before })
 	}
+	const cancel = `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`
+	call()
+	c.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
+	wantEvent(t, c.events, `"id":"s"`, "already being answered")
+	other.post(cancel)
+	other.ask("ping", "")
+	check(t, "calls that another session cancelled", cancelled(), 0)
+	c.post(cancel)
+	await(t, "the module to hear of it", func() bool { return cancelled() == 1 })
+	call()
+	c.hangUp()
+	await(t, "the module to hear that the client is gone", func() bool { return cancelled() == 2 })
+	await(t, "404", func() bool { return c.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`).Status == 404 })
+	res, _, _ := c.get()
+	check(t, "status of a GET of an ended session", res.StatusCode, 404)
+	checkContains(t, "the other session", string(other.ask("ping", "")), `"result"`)
 }
 
 func TestOldSSENeedsAClaim(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
-	proj := newClaimFor(t, base, dir+"/proj")
+	d.awaitReady(t)
+	proj := inQuery(newClaimFor(t, base, dir+"/proj").Code.Reveal())
 	c := newStateless(t, d.URL)
-	for name, present := range map[string]func(*http.Request){"none": presentNothing, "unknown": inQuery("ABCDEF"), "malformed": inQuery("hello")} {
-		get := c.request(http.MethodGet, "")
-		get.Header.Set("Accept", "text/event-stream")
-		present(get)
-		if res, events, _ := openStream(t, get); res.StatusCode != 400 || len(remainingEvents(t, events)) != 0 {
-			t.Errorf("%s: %s", name, res.Status)
-		}
+	for name, present := range map[string]func(*http.Request){"no code": presentNothing, "unknown": inQuery("ABCDEF")} {
+		res, events, _ := c.get(present)
+		check(t, name+": status", res.StatusCode, 400)
+		check(t, name+": messages", len(remainingEvents(t, events)), 0)
 	}
-	old := connectSSE(t, d.URL, inQuery(proj.Code.Reveal()))
-	if got := old.sees(); got != strings.Join(projTools, " ") {
-		t.Errorf("it sees %q", got)
-	}
-	good, _ := os.ReadFile(base + "/.data/claims.json")
-	write(t, base+"/.data/claims.json", "x")
-	get := c.request(http.MethodGet, "")
-	get.Header.Set("Accept", "text/event-stream")
-	inQuery(proj.Code.Reveal())(get)
-	if res, _, _ := openStream(t, get); res.StatusCode != 503 {
-		t.Errorf("claims that can't be read: %s", res.Status)
-	}
-	if a := old.post(`{"jsonrpc":"2.0","id":1,"method":"ping"}`); a.Status != 503 {
-		t.Errorf("claims that can't be read, under way: %d", a.Status)
-	}
-	write(t, base+"/.data/claims.json", string(good))
-	if got := old.sees(); got != strings.Join(projTools, " ") {
-		t.Errorf("after the repair it sees %q", got)
-	}
+	old := connectSSE(t, d.URL, proj)
+	check(t, "tools", old.sees(), strings.Join(projTools, " "))
 }
 
 // TestOldSSELeavesNothing counts goroutines, so it runs alone.
@@ -260,15 +176,18 @@ func TestOldSSELeavesNothing(t *testing.T) {
 			c := connectSSE(t, d.URL)
 			c.http.Transport = &http.Transport{DisableKeepAlives: true}
 			c.ask("tools/call", `{"name":"a_echo"}`)
-			c.post(`{"jsonrpc":"2.0","id":"s","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
+			c.post(c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`))
 			all = append(all, c)
 		}
-		await(t, "the calls to be under way", func() bool { return strings.Count(d.Log.String(), "fake: sleeping") == 10*times })
+		logged := func(text string) func() bool {
+			return func() bool { return strings.Count(d.Log.String(), text) == 10*times }
+		}
+		await(t, "the calls to begin", logged("fake: sleeping"))
 		for _, c := range all {
 			c.hangUp()
 			remainingEvents(t, c.events)
 		}
-		await(t, "the calls to end", func() bool { return strings.Count(d.Log.String(), "fake: cancelled") == 10*times })
+		await(t, "the calls to end", logged("fake: cancelled"))
 	}
 	visit(1)
 	before := runtime.NumGoroutine()
@@ -276,12 +195,29 @@ func TestOldSSELeavesNothing(t *testing.T) {
 	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+2 })
 }
 
-// heldProgress begins a call that says how far it is, and holds after the second
-// of four times until release is called. It returns what came until then.
+// TestOldSSETakesStatelessMessages sends requests of 2026-07-28 to an HTTP+SSE session, whose address counts.
+func TestOldSSETakesStatelessMessages(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good")
+	url := startDaemon(t, dir).URL
+	for _, header := range []string{protocolHeader + ":", protocolHeader + ": " + statelessProtocol} {
+		c := connectSSE(t, url, func(r *http.Request) { r.Header.Set("Accept", "*/*") })
+		req := c.request(http.MethodPost, c.message("server/discover", `{"_meta":{`+modernMeta+`}}`))
+		setHeaders(req, header)
+		check(t, header+" status", c.do(req).Status, http.StatusAccepted)
+		wantEvent(t, c.events, `"supportedVersions"`)
+		c.post(initializeAs(oldestProtocol))
+		wantEvent(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
+	}
+}
+
+// heldProgress starts a call whose progress pauses after the second of four messages, until release is called. It
+// returns the events until then.
 func (c *testClient) heldProgress(t *testing.T) (first event, got []event, hangUp func()) {
 	t.Helper()
-	req := c.request(http.MethodPost, c.message("tools/call", `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`))
-	_, events, hangUp := openStream(t, req)
+	const params = `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`
+	_, events, hangUp := openStream(t, c.request(http.MethodPost, c.message("tools/call", params)))
 	first = <-events
 	got = append(got, wantEvent(t, events, `"progress":1`), wantEvent(t, events, `"progress":2`))
 	return first, got, hangUp
@@ -291,180 +227,133 @@ func TestResume(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=progress,release,big")
-	d := startDaemon(t, dir)
-	c := connect(t, d.URL)
-	prime, got, hangUp := c.heldProgress(t)
-	if prime.id == "" || prime.retry == "" || !prime.hasData || prime.data != "" || prime.name != "" {
-		t.Errorf("the first event: %+v", prime)
-	}
+	c := connect(t, startDaemon(t, dir).URL)
+	first, got, hangUp := c.heldProgress(t)
+	check(t, "the first event has an id and retry", first.id != "" && first.retry != "" && first.hasData, true)
+	check(t, "data of the first event", first.data, "")
 	hangUp()
-	_, under, _ := c.resume(got[0].id) // in the middle of the call
-	wantEvent(t, under, `"progress":2`)
+	_, events, _ := c.resume(got[0].id) // during the call
+	got[1] = wantEvent(t, events, `"progress":2`)
 	c.call("a_release", "")
-	live, liveIDs := eventTexts(remainingEvents(t, under))
-	if len(live) != 3 || !strings.Contains(live[0], `"progress":3`) || !strings.Contains(live[1], `"progress":4`) || !strings.Contains(live[2], `"result"`) {
-		t.Errorf("resumed while it was under way: %q", live)
-	}
-	ids := append([]string{prime.id, got[0].id, got[1].id}, liveIDs...)
-	texts := append([]string{"", got[0].data, got[1].data}, live...)
-	for range 2 { // as often as one likes
+	got = append(got, remainingEvents(t, events)...)
+	texts, ids := eventTexts(append([]event{first}, got...))
+	check(t, "events", len(ids), 6)
+	checkContains(t, "the rest", strings.Join(texts, "\n"), `"progress":3`, `"progress":4`, `"result"`)
+	for range 2 { // as often as the client likes
 		for i, id := range ids {
 			_, events, _ := c.resume(id)
-			if more, moreIDs := eventTexts(remainingEvents(t, events)); strings.Join(more, "\n") != strings.Join(texts[i+1:], "\n") || strings.Join(moreIDs, " ") != strings.Join(ids[i+1:], " ") {
-				t.Errorf("after event %d there is %q %v", i, more, moreIDs)
-			}
+			more, moreIDs := eventTexts(remainingEvents(t, events))
+			check(t, fmt.Sprint("messages after event ", i), strings.Join(more, "\n"), strings.Join(texts[i+1:], "\n"))
+			check(t, fmt.Sprint("ids after event ", i), strings.Join(moreIDs, " "), strings.Join(ids[i+1:], " "))
 		}
 	}
-	other := connect(t, d.URL)
+	other := connect(t, c.URL)
 	stream, _, _ := strings.Cut(ids[0], "-")
 	for name, tt := range map[string]struct {
 		c  *testClient
 		id string
 	}{
-		"another session's":     {other, ids[0]},
-		"one that never was":    {c, "p0123456789abcdef-0"},
-		"one beyond the end":    {c, stream + "-6"},
-		"one far beyond it":     {c, stream + "-9223372036854775807"},
-		"another's, beyond all": {other, stream + "-6"},
+		"another session's": {other, ids[0]},
+		"unknown":           {c, "p0123456789abcdef-0"},
+		"beyond the end":    {c, stream + "-6"},
+		"far beyond it":     {c, stream + "-9223372036854775807"},
 	} {
-		if res, events, _ := tt.c.resume(tt.id); res.StatusCode != http.StatusGone || len(remainingEvents(t, events)) != 0 {
-			t.Errorf("%s: %s", name, res.Status)
-		}
+		res, events, _ := tt.c.resume(tt.id)
+		check(t, name+": status", res.StatusCode, http.StatusGone)
+		check(t, name+": messages", len(remainingEvents(t, events)), 0)
 	}
-	// What is no id of an answer begins a notification stream like any other.
-	for _, id := range []string{"x", "1", stream, stream + "-", stream + "--1", "g0123456789abcdef-3"} {
+	for _, id := range []string{"x", stream, stream + "--1", "g0123456789abcdef-3"} { // not the id of an answer
 		res, events, hangUp := c.resume(id)
-		if first := <-events; res.StatusCode != 200 || !strings.HasPrefix(first.id, "g") || first.data != "" {
-			t.Errorf("%q: %s %+v", id, res.Status, first)
-		}
+		check(t, id+": status", res.StatusCode, 200)
+		e := <-events
+		check(t, id+": a notification stream begins", strings.HasPrefix(e.id, "g") && e.data == "", true)
 		hangUp()
-		if list := remainingEvents(t, events); len(list) != 0 {
-			t.Errorf("%q: %+v", id, list)
-		}
+		check(t, id+": messages", len(remainingEvents(t, events)), 0)
 	}
-	if a := c.do(c.request(http.MethodDelete, "")); a.Status != 204 {
-		t.Errorf("DELETE: %d", a.Status)
-	}
-	if res, _, _ := c.resume(ids[0]); res.StatusCode != 404 {
-		t.Errorf("after DELETE: %s", res.Status)
-	}
+	c.end()
+	res, _, _ := c.resume(ids[0])
+	check(t, "status after DELETE", res.StatusCode, 404)
 }
 
-// TestResumeWhatIsTooMuch has an answer that is larger than what is kept.
-func TestResumeWhatIsTooMuch(t *testing.T) {
-	t.Parallel()
-	c := oneFake(t)
-	req := c.request(http.MethodPost, c.message("tools/call", fmt.Sprintf(`{"name":"a_big","arguments":{"bytes":%d}}`, maxReplayMessage)))
-	req.Header.Set("Accept", "text/event-stream, application/json")
-	_, events, _ := openStream(t, req)
-	prime := <-events
-	if last := remainingEvents(t, events); len(last) != 1 || len(last[0].data) <= maxReplayMessage {
-		t.Fatalf("%d messages", len(last))
-	}
-	if res, _, _ := c.resume(prime.id); res.StatusCode != http.StatusGone {
-		t.Errorf("%s", res.Status)
-	}
-}
-
-// TestResumeByVersion looks at streams of the versions before.
+// TestResumeByVersion checks that streams of earlier versions begin without an id, and can be resumed all the same.
 func TestResumeByVersion(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=progress,release")
-	d := startDaemon(t, dir)
-	for _, version := range []string{"2025-06-18", "2025-03-26"} {
-		c := connectAs(t, d.URL, version)
-		first, got, hangUp := c.heldProgress(t)
-		if first.id != "" || first.retry != "" || got[0].id == "" {
-			t.Errorf("%s: begins %+v %+v", version, first, got[0])
-		}
-		hangUp()
-		_, events, _ := c.resume(got[1].id)
-		c.call("a_release", "")
-		if list, _ := eventTexts(remainingEvents(t, events)); len(list) != 3 {
-			t.Errorf("%s: resumed: %q", version, list)
-		}
-		_, events, hangUp = c.resume("")
-		if first := <-events; first.id != "" || !first.comment {
-			t.Errorf("%s: its notification stream begins %+v", version, first)
-		}
-		hangUp()
-	}
+	c := connectAs(t, startDaemon(t, dir).URL, "2025-06-18")
+	first, got, hangUp := c.heldProgress(t)
+	check(t, "id and retry of the first event", first.id+first.retry, "")
+	hangUp()
+	_, events, _ := c.resume(got[1].id)
+	c.call("a_release", "")
+	check(t, "messages", len(remainingEvents(t, events)), 3)
+	_, events, _ = c.resume("")
+	first = <-events
+	check(t, "its notification stream begins with a comment", first.id == "" && first.comment, true)
 }
 
-// TestResumeInAScope resumes streams after the claim has changed.
+// TestResumeInAScope resumes streams after a session has moved to another claim, and after its claim's end.
 func TestResumeInAScope(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "good tools=progress,release")
 	d := daemonOptions{base: base}.start(t, dir)
+	d.awaitReady(t)
 	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
 	begin := func() (c *testClient, id string) {
 		c = connectAs(t, d.URL, protocols[0], inHeader(proj.Code.Reveal()))
-		prime, _, hangUp := c.heldProgress(t)
+		first, _, hangUp := c.heldProgress(t)
 		hangUp()
 		c.call("a_release", "")
-		_, events, _ := c.resume(prime.id)
-		if list := remainingEvents(t, events); len(list) != 5 {
-			t.Fatalf("while the claim holds: %+v", list)
-		}
-		return c, prime.id
+		_, events, _ := c.resume(first.id)
+		check(t, "messages while the claim is active", len(remainingEvents(t, events)), 5)
+		return c, first.id
 	}
 	moves, moved := begin()
+	check(t, "tools after the move", listTools(moves, inHeader(other.Code.Reveal())), "b_x")
+	res, _, _ := moves.resume(moved)
+	check(t, "status after the move", res.StatusCode, http.StatusGone)
+
 	ends, ended := begin()
 	ends.tools()
 	_, events, hangUp := ends.resume("")
-	if prime := <-events; !strings.HasPrefix(prime.id, "g") || prime.retry == "" {
-		t.Errorf("its notification stream begins %+v", prime)
-	}
 	writeFake(t, dir+"/proj/new.usher", "good tools=x")
 	first := wantEvent(t, events, changedTools)
 	writeFake(t, dir+"/proj/newer.usher", "good tools=x")
 	second := wantEvent(t, events, changedTools)
 	hangUp()
 	_, events, hangUp = ends.resume(first.id)
-	if e := wantEvent(t, events, changedTools); e.id != second.id {
-		t.Errorf("what it missed came as %+v, want %+v", e, second)
-	}
+	check(t, "the id of what it missed", wantEvent(t, events, changedTools).id, second.id)
 	hangUp()
-	if got := listTools(moves, inHeader(other.Code.Reveal())); got != "b_x" {
-		t.Errorf("moved: %q", got)
-	}
-	if res, _, _ := moves.resume(moved); res.StatusCode != http.StatusGone {
-		t.Errorf("after the session moved: %s", res.Status)
-	}
-	if _, err := openStore(t, base).Revoke(t.Context(), proj.Code); err != nil {
-		t.Fatal(err)
-	}
-	if res, _, _ := ends.resume(ended); res.StatusCode != http.StatusGone {
-		t.Errorf("after the claim's end: %s", res.Status)
-	}
+	_, err := openStore(t, base).Revoke(t.Context(), proj.Code)
+	must(t, err)
+	res, _, _ = ends.resume(ended)
+	check(t, "status after the claim's end", res.StatusCode, http.StatusGone)
 	_, events, _ = ends.resume(first.id)
 	stream, _ := parseEventID(first.id)
-	if prime := <-events; prime.data != "" || strings.HasPrefix(prime.id, stream) {
-		t.Errorf("after the claim's end its stream begins %+v", prime)
-	}
+	e := <-events
+	checkOmits(t, "the first id after the claim's end", e.id, stream)
 	ends.tools()
 	ends.do(ends.request(http.MethodDelete, ""))
-	for _, e := range remainingEvents(t, events) {
-		if strings.HasPrefix(e.id, stream) {
-			t.Errorf("after the claim's end %+v is replayed", e)
-		}
-	}
+	_, ids := eventTexts(remainingEvents(t, events))
+	checkOmits(t, "ids after the claim's end", strings.Join(ids, " "), stream)
 }
 
-// TestReplayBounds keeps as much as there may be, of one principal and of all.
+// TestReplayBounds fills the replay buffer's share of one principal, and the whole buffer.
 func TestReplayBounds(t *testing.T) {
 	t.Parallel()
 	var buffer replayBuffer
 	stream := func(owner string) *keptStream {
 		return &keptStream{buffer: &buffer, id: owner, owner: owner, authorized: func() bool { return true }}
 	}
-	check := func(k *keptStream, n, want int) { // -1: not all of it is kept
+	want := func(k *keptStream, n, want int) { // -1: not all of it is kept
 		t.Helper()
-		if missed, ok := buffer.after(&outbox{kept: k}, n); ok != (want >= 0) || ok && len(missed) != want {
-			t.Errorf("after %d of %s: %d messages, %v; want %d", n, k.id, len(missed), ok, want)
+		missed, ok := buffer.after(&outbox{kept: k}, n)
+		got := len(missed)
+		if !ok {
+			got = -1
 		}
+		check(t, fmt.Sprintf("messages of %s after %d", k.id, n), got, want)
 	}
 	msg := make([]byte, maxReplayMessage)
 	const own, all = maxReplayBytesOf / maxReplayMessage, maxReplayBytes / maxReplayMessage
@@ -473,40 +362,36 @@ func TestReplayBounds(t *testing.T) {
 		buffer.keep(one, msg)
 	}
 	for n, kept := range map[int]int{own + 2: 0, own + 1: 1, 2: own, 1: -1, 0: -1, own + 3: -1} {
-		check(one, n, kept)
+		want(one, n, kept)
 	}
 	var others []*keptStream
 	for i := range all {
 		others = append(others, stream(fmt.Sprint("other ", i)))
 		buffer.keep(others[i], msg)
 	}
-	check(one, own+1, -1) // the oldest, over the bound of all
-	check(others[0], 0, 1)
+	want(one, own+1, -1) // the oldest, over the bound of all
+	want(others[0], 0, 1)
 	others[1].authorized = func() bool { return false }
-	check(others[1], 0, -1)
+	want(others[1], 0, -1)
 	buffer.keep(one, append(msg, 'x'))
-	check(one, own+2, -1) // too long
+	want(one, own+2, -1) // too long
 	few := stream("few")
 	for range maxReplayBytesOf/minKept + 1 {
 		buffer.keep(few, []byte("x"))
 	}
-	check(few, 0, -1) // many short ones
-	check(few, 1, maxReplayBytesOf/minKept)
+	want(few, 0, -1) // many short ones
+	want(few, 1, maxReplayBytesOf/minKept)
 	gone := stream("gone")
 	buffer.streams.Store(gone.id, &outbox{kept: gone})
 	buffer.keep(gone, msg)
 	for i := range 5 * all { // from five principals
 		buffer.keep(others[i%5], msg)
 	}
-	if buffer.find("", gone.id) != nil {
-		t.Error("a stream outlives its last message")
-	}
+	check(t, "a stream outlives its last message", buffer.find("", gone.id) != nil, false)
 	for _, k := range append(others, one, few) {
 		buffer.forget(k)
 	}
-	if len(buffer.kept) != 0 {
-		t.Errorf("after all was forgotten there are %d messages", len(buffer.kept))
-	}
+	check(t, "messages after all was forgotten", len(buffer.kept), 0)
 }
 
 // TestSlowClientIsDropped has a client that reads nothing.
@@ -523,38 +408,12 @@ func TestSlowClientIsDropped(t *testing.T) {
 	out := newOutbox(conn, nil)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
-		if got := out.send(msg); got != want {
-			t.Errorf("message %d: %v", i, got)
-		}
+		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(msg), want)
 		if i == 0 {
 			<-writing
 		}
 	}
-	if out.bytes != 0 {
-		t.Errorf("%d bytes wait for who was dropped", out.bytes)
-	}
+	check(t, "bytes that wait for the dropped client", out.bytes, 0)
 	close(unblock)
 	<-conn.done.Done()
-}
-
-// TestOldSSETakesStatelessMessages has a client of HTTP+SSE begin with what the
-// revision without sessions asks: its session is in the URL, and that counts.
-func TestOldSSETakesStatelessMessages(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	url := startDaemon(t, dir).URL
-	for _, version := range []string{"", statelessProtocol} {
-		c := connectSSE(t, url, func(r *http.Request) { r.Header.Set("Accept", "*/*") })
-		req := c.request(http.MethodPost, `{"jsonrpc":"2.0","id":"d","method":"server/discover","params":{"_meta":{`+modernMeta+`}}}`)
-		if version != "" {
-			req.Header.Set(protocolHeader, version)
-		}
-		if a := c.do(req); a.Status != http.StatusAccepted {
-			t.Errorf("with the version %q: %d %s", version, a.Status, a.Body)
-		}
-		wantEvent(t, c.events, `"id":"d"`, `"supportedVersions"`)
-		c.post(initializeAs(oldestProtocol))
-		wantEvent(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
-	}
 }
