@@ -139,27 +139,6 @@ func BenchmarkView(b *testing.B) {
 	}
 }
 
-// BenchmarkViewBeside looks up in a scope of ten modules, with more outside of
-// it.
-func BenchmarkViewBeside(b *testing.B) {
-	for _, n := range []int{10, 1000} {
-		b.Run(fmt.Sprintf("outside=%d", n), func(b *testing.B) {
-			all := benchModules(b, 10+n)
-			for _, m := range all[10:] {
-				m.Source = strings.Replace(m.Source, "/w/", "/other/", 1)
-			}
-			catalog := newCatalog(all)
-			catalog.View(scopeDir("/w"))
-			b.ReportAllocs()
-			for b.Loop() {
-				if catalog.View(scopeDir("/w")).Lookup("tools", "m0003_handleIt") == nil {
-					b.Fatal("not there")
-				}
-			}
-		})
-	}
-}
-
 // BenchmarkList is tools/list of a scoped session, from the request to its answer.
 func BenchmarkList(b *testing.B) {
 	for _, n := range []int{20, 1000} {
@@ -175,7 +154,8 @@ func BenchmarkList(b *testing.B) {
 func BenchmarkCall(b *testing.B) {
 	m := benchEcho(b)
 	handler, header := benchServer(b, []*Module{m})
-	benchRequests(b, handler, header, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"m_echo","arguments":{"message":"hello"}}}`)
+	const params = `{"name":"m_echo","arguments":{"message":"hello"}}`
+	benchRequests(b, handler, header, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":`+params+`}`)
 }
 
 func benchRequests(b *testing.B, handler http.Handler, header http.Header, body string) {
@@ -221,18 +201,6 @@ func benchEcho(b *testing.B) *Module {
 	})
 	b.Cleanup(m.pool.close)
 	return m
-}
-
-// BenchmarkWorker is the way to a process and back, over pipes in memory.
-func BenchmarkWorker(b *testing.B) {
-	m := benchEcho(b)
-	params := objectOf(`{"name":"echo","arguments":{"message":"hello"}}`)
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := m.pool.call(b.Context(), Caller{Session: "s"}, "tools/call", params, time.Minute); err != nil {
-			b.Fatal(err)
-		}
-	}
 }
 
 func BenchmarkWebhookArguments(b *testing.B) {

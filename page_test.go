@@ -22,112 +22,133 @@ import (
 // pageAccept is what browsers send.
 const pageAccept = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 
-// pageModules is a workspace that plays with HTML, and two modules of one name.
+// pageModules writes a workspace with HTML in its documentation, and two modules of one
+// name.
 func pageModules(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	writeTools(t, dir+"/proj/a.usher", fakeTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`}, fakeTool{Name: "plain", Doc: "</dl><script>document.title='taken'</script><img src=x onerror=alert(1)>{{.Nonce}}."})
+	script := "</dl><script>document.title='taken'</script><img src=x onerror=alert(1)>{{.Nonce}}."
+	writeTools(t, dir+"/proj/a.usher", fakeTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`},
+		fakeTool{Name: "plain", Doc: script})
 	writeTools(t, dir+"/proj/t.usher", fakeTool{Name: "handleTwin"})
 	writeTools(t, dir+"/other/b.usher", fakeTool{Name: "secret", Doc: "Keeps it."})
 	writeTools(t, dir+"/other/t.usher", fakeTool{Name: "handleTwin"})
 	return dir
 }
 
-// getPage asks for the page as a browser does.
+// getPage requests the page as a browser does.
 func getPage(t *testing.T, url, path string, present func(*http.Request)) answer {
 	t.Helper()
-	c := &testClient{t: t, URL: url, http: &http.Client{Timeout: 2 * patience}}
+	c := newClient(t, url)
 	req := c.request(http.MethodGet, "")
 	req.URL.Path = path
-	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"}, "Sec-Fetch-Dest": {"document"}, "Sec-Fetch-Site": {"cross-site"}}
+	req.Header = http.Header{"Accept": {pageAccept}, "Sec-Fetch-Mode": {"navigate"}, "Sec-Fetch-Dest": {"document"},
+		"Sec-Fetch-Site": {"cross-site"}}
 	present(req)
 	return c.do(req)
+}
+
+// What a page shows: everything, the project, or none of the modules.
+type pageView struct{ shows, omits []string }
+
+var (
+	pageOfAll  = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain"}, []string{"YOUR-CODE"}}
+	pageOfProj = pageView{[]string{"a_plain", "t_handleTwin", "webhook/a/handleIt<", "YOUR-CODE"},
+		[]string{"t/handleTwin", "secret", "other"}}
+)
+
+func pageRefusal(says string) pageView {
+	return pageView{[]string{says, "YOUR-CODE"}, []string{"handle", "secret"}}
 }
 
 func TestPage(t *testing.T) {
 	t.Parallel()
 	dir, base := pageModules(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir)
+	d.awaitReady(t)
 	proj, ended := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/proj")
 	openStore(t, base).Revoke(t.Context(), ended.Code)
-	scoped, _ := openSession(t, d.URL, inHeader(proj.Code.Reveal()))
+	code, endedCode := proj.Code.Reveal(), ended.Code.Reveal()
+	scoped, _ := openSession(t, d.URL, inHeader(code))
 	inSession := func(r *http.Request) { r.Header.Set(sessionHeader, scoped.Session) }
-	look := func(d *testDaemon, rows map[string]struct {
+	noSession := func(r *http.Request) { r.Header.Set(sessionHeader, "x") }
+	type row struct {
+		what    string
 		present func(*http.Request)
 		status  int
-		says    string
-	}) {
-		for what, tt := range rows {
+		view    pageView
+	}
+	look := func(rows []row) {
+		for _, row := range rows {
 			for _, path := range []string{"/", "/mcp"} {
-				a := getPage(t, d.URL, path, tt.present)
-				all := strings.Contains(a.Body, "b_secret") && strings.Contains(a.Body, "webhook/other-t/handleTwin")
-				some := strings.Contains(a.Body, "a_plain") && strings.Contains(a.Body, "t_handleTwin") && strings.Contains(a.Body, d.URL+"webhook/a/handleIt<")
-				some = some && !strings.Contains(a.Body, "t/handleTwin") && !strings.Contains(a.Body, "secret") && !strings.Contains(a.Body, "other")
-				none := !strings.Contains(a.Body, "handle") && !strings.Contains(a.Body, "secret")
-				if a.Status != tt.status || !strings.Contains(a.Body, tt.says) || !map[string]bool{"b_secret": all, "a_plain": some}[tt.says] && !none {
-					t.Errorf("%s at %s: %d\n%s", what, path, a.Status, a.Body)
-				}
-				nonce, _, _ := strings.Cut(strings.TrimPrefix(a.Body[strings.Index(a.Body, "nonce="):], `nonce="`), `"`)
-				for name, want := range map[string]string{
-					"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff",
-					"Content-Security-Policy": "default-src 'none'; style-src 'nonce-" + nonce + "'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-				} {
-					if got := a.Header.Get(name); got != want || nonce == "" {
-						t.Errorf("%s at %s: %s: %q", what, path, name, got)
-					}
-				}
-				for _, hidden := range []string{"<script", "<b>", "<img", dir, proj.Code.Reveal(), ended.Code.Reveal()} {
-					if strings.Contains(a.Body, hidden) {
-						t.Errorf("%s at %s: %s is on the page", what, path, hidden)
-					}
-				}
-				if coded := strings.Contains(a.Body, "YOUR-CODE"); coded != (tt.says != "b_secret") {
-					t.Errorf("%s at %s: says how to present a code: %v", what, path, coded)
-				}
+				t.Run(row.what+" at "+path, func(t *testing.T) {
+					a := getPage(t, d.URL, path, row.present)
+					wantStatus(t, "page", a, row.status)
+					checkContains(t, "page", a.Body, row.view.shows...)
+					checkOmits(t, "page", a.Body, row.view.omits...)
+					checkOmits(t, "page", a.Body, "<script", "<b>", "<img", dir, code, endedCode)
+					checkPageHeaders(t, a)
+				})
 			}
 		}
 	}
-	type row = struct {
-		present func(*http.Request)
-		status  int
-		says    string
-	}
-	code := proj.Code.Reveal()
-	look(d, map[string]row{
-		"nobody in particular":       {presentNothing, 200, "b_secret"},
-		"a code that holds":          {inQuery(code), 200, "a_plain"},
-		"a code that holds, dashed":  {inQuery(strings.ToLower(proj.Code.Dashed())), 200, "a_plain"},
-		"a session with a claim":     {inSession, 200, "a_plain"},
-		"a code that has ended":      {inQuery(ended.Code.Reveal()), 400, codeIsNone},
-		"what is no code":            {inQuery("%3Cb%3E"), 400, codeIsNone},
-		"a session that is none":     {func(r *http.Request) { r.Header.Set(sessionHeader, "x") }, 404, "this session is unknown"},
-		"a code in the bearer token": {inAuthorization("Bearer " + code), 200, "a_plain"},
+	look([]row{
+		{"nothing", presentNothing, 200, pageOfAll},
+		{"a valid code", inQuery(code), 200, pageOfProj},
+		{"a valid code, dashed", inQuery(strings.ToLower(proj.Code.Dashed())), 200, pageOfProj},
+		{"a session with a claim", inSession, 200, pageOfProj},
+		{"a revoked code", inQuery(endedCode), 400, pageRefusal(codeIsNone)},
+		{"no code", inQuery("%3Cb%3E"), 400, pageRefusal(codeIsNone)},
+		{"an unknown session", noSession, 404, pageRefusal("this session is unknown")},
+		{"a code as bearer", inAuthorization("Bearer " + code), 200, pageOfProj},
 	})
-	for name, value := range map[string]string{"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null", "Sec-Fetch-Dest": "iframe"} {
-		a := getPage(t, d.URL, "/", func(r *http.Request) {
-			if r.Header.Set(name, value); name == "Host" {
-				r.Host = value
-			}
+	for name, value := range map[string]string{
+		"X-Forwarded-For": "192.0.2.1", "Host": "evil.example", "Origin": "null", "Sec-Fetch-Dest": "iframe",
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := getPage(t, d.URL, "/", func(r *http.Request) {
+				r.Header.Set(name, value)
+				if name == "Host" {
+					r.Host = value
+				}
+			})
+			check(t, "is refused", a.Status >= 400, true)
+			checkOmits(t, "a refusal, which is no page", a.Body, "<")
 		})
-		if a.Status < 400 || strings.Contains(a.Body, "<") {
-			t.Errorf("%s: %d %s", name, a.Status, a.Body)
-		}
 	}
 	d.stop(t)
 	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
-	look(d, map[string]row{
-		"nobody, with -require-claim":              {presentNothing, 400, needsCode},
-		"a code that holds, with -require-claim":   {inQuery(code), 200, "a_plain"},
-		"a code that is none":                      {inQuery("AAAAAA"), 400, codeIsNone},
-		"a session with a claim, of before":        {inSession, 200, "a_plain"},
-		"a code in the header, which holds":        {inHeader(code), 200, "a_plain"},
-		"a code that has ended, in a new daemon":   {inQuery(ended.Code.Reveal()), 400, codeIsNone},
-		"an empty code, which is none, and no row": {inQuery(""), 400, needsCode},
+	d.awaitReady(t)
+	look([]row{
+		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(needsCode)},
+		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj},
+		{"an unknown code, with -require-claim", inQuery("AAAAAA"), 400, pageRefusal(codeIsNone)},
+		{"an earlier session with a claim", inSession, 200, pageOfProj},
+		{"a valid code in the header", inHeader(code), 200, pageOfProj},
+		{"a revoked code, with -require-claim", inQuery(endedCode), 400, pageRefusal(codeIsNone)},
+		{"an empty code", inQuery(""), 400, pageRefusal(needsCode)},
 	})
-	d.hidesCodes(t, code, ended.Code.Reveal())
+	d.hidesCodes(t, code, endedCode)
 }
 
-// Codes on the page are looked up in turns, as any others.
+func checkPageHeaders(t *testing.T, a answer) {
+	t.Helper()
+	_, nonce, _ := strings.Cut(a.Body, `nonce="`)
+	nonce, _, _ = strings.Cut(nonce, `"`)
+	check(t, "has a nonce", nonce != "", true)
+	for name, want := range map[string]string{
+		"Content-Type":           "text/html; charset=utf-8",
+		"Cache-Control":          "no-store",
+		"Referrer-Policy":        "no-referrer",
+		"X-Content-Type-Options": "nosniff",
+		"Content-Security-Policy": "default-src 'none'; style-src 'nonce-" + nonce + "'; img-src data:; base-uri 'none'; " +
+			"form-action 'none'; frame-ancestors 'none'",
+	} {
+		check(t, name, a.Header.Get(name), want)
+	}
+}
+
+// Codes on the page are looked up in turns, like all others.
 func TestGuessingOnThePage(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -141,13 +162,11 @@ func TestGuessingOnThePage(t *testing.T) {
 			w := httptest.NewRecorder()
 			r := httptest.NewRequest(http.MethodGet, "/?claim="+code, nil)
 			r.Header.Set("Accept", pageAccept)
-			if d.servePage(w, r); w.Code != 400 || !strings.Contains(w.Body.String(), codeIsNone) {
-				t.Fatalf("%d %s", w.Code, w.Body)
-			}
+			d.servePage(w, r)
+			check(t, "status", w.Code, 400)
+			checkContains(t, "the page", w.Body.String(), codeIsNone)
 		}
-		if took := time.Since(start); took != turnEvery {
-			t.Errorf("two guesses past the limit took %v, want %v", took, turnEvery)
-		}
+		check(t, "the time that two guesses past the limit take", time.Since(start), turnEvery)
 	})
 }
 
@@ -163,13 +182,9 @@ type browser struct {
 
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
-	path, err := exec.LookPath("chromium")
-	if err != nil && os.Getenv("CI_REQUIRE") != "" {
-		t.Fatal("CI requires chromium")
-	} else if err != nil {
-		t.Skip("needs chromium")
-	}
-	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe", "about:blank")
+	need(t, "chromium")
+	cmd := exec.Command("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+		"--no-first-run", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe", "about:blank")
 	theirIn, in, _ := os.Pipe()
 	out, theirOut, err := os.Pipe()
 	must(t, err)
@@ -184,7 +199,8 @@ func startBrowser(t *testing.T) *browser {
 	})
 	out.SetReadDeadline(time.Now().Add(2 * patience))
 	target := b.do("Target.createTarget", `{"url":"about:blank"}`)
-	b.session = stringField(b.do("Target.attachToTarget", string(object{{"targetId", field(target, "targetId")}, {"flatten", json.RawMessage("true")}}.encode())), "sessionId")
+	attach := object{{"targetId", field(target, "targetId")}, {"flatten", json.RawMessage("true")}}
+	b.session = stringField(b.do("Target.attachToTarget", string(attach.encode())), "sessionId")
 	b.do("Page.enable", `{}`)
 	b.do("Log.enable", `{}`)
 	return b
@@ -232,7 +248,8 @@ func (b *browser) open(url string) {
 // black, what it is made of.
 const measurePage = `(() => {
 	const light = color => {
-		const [r, g, b] = color.match(/[\d.]+/g).map(n => (n /= 255) <= 0.04045 ? n / 12.92 : ((n + 0.055) / 1.055) ** 2.4)
+		const linear = n => n <= 0.04045 ? n / 12.92 : ((n + 0.055) / 1.055) ** 2.4
+		const [r, g, b] = color.match(/[\d.]+/g).map(n => linear(n / 255))
 		return 0.2126 * r + 0.7152 * g + 0.0722 * b
 	}
 	const page = getComputedStyle(document.body).backgroundColor
@@ -242,8 +259,15 @@ const measurePage = `(() => {
 		const [x, y] = [light(own.color), light(back)].sort((x, y) => y - x)
 		return (x + 0.05) / (y + 0.05) < 4.5
 	}).map(e => e.outerHTML)
-	return JSON.stringify({ over: document.documentElement.scrollWidth > innerWidth, dark: light(page) < 0.2, faint, title: document.title,
-		made: document.querySelectorAll('script, img, b, form, iframe').length, text: document.body.innerText.includes('onerror=alert(1)'), size: getComputedStyle(document.body).fontSize })
+	return JSON.stringify({
+		over: document.documentElement.scrollWidth > innerWidth,
+		dark: light(page) < 0.2,
+		faint,
+		title: document.title,
+		made: document.querySelectorAll('script, img, b, form, iframe').length,
+		text: document.body.innerText.includes('onerror=alert(1)'),
+		size: getComputedStyle(document.body).fontSize,
+	})
 })()`
 
 // TestPageInABrowser looks at the page in Chromium. With USHER_SHOTS, a folder, it
@@ -254,21 +278,26 @@ func TestPageInABrowser(t *testing.T) {
 	dir, base := pageModules(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
 	code := newClaimFor(t, base, dir+"/proj").Code.Reveal()
-	for what, tt := range map[string]struct{ path, text string }{"refused": {"", "false"}, "tools": {"?claim=" + code, "true"}} {
+	look := func(t *testing.T, what, path string, width int, scheme string) {
+		b.do("Emulation.setDeviceMetricsOverride",
+			fmt.Sprintf(`{"width":%d,"height":900,"deviceScaleFactor":1,"mobile":%v}`, width, width < 500))
+		b.do("Emulation.setEmulatedMedia",
+			fmt.Sprintf(`{"features":[{"name":"prefers-color-scheme","value":%q}]}`, scheme))
+		b.open(d.URL + path)
+		result := b.do("Runtime.evaluate", string(object{{"expression", quote(measurePage)}}.encode()))
+		const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"text":%v,"size":"16px"}`
+		want := fmt.Sprintf(form, scheme == "dark", path != "")
+		check(t, "the page", stringField(field(result, "result"), "value"), want)
+		if shots := os.Getenv("USHER_SHOTS"); shots != "" {
+			data := stringField(b.do("Page.captureScreenshot", `{"captureBeyondViewport":true}`), "data")
+			png, _ := base64.StdEncoding.DecodeString(data)
+			os.WriteFile(fmt.Sprintf("%s/%s-%d-%s.png", shots, what, width, scheme), png, 0o644)
+		}
+	}
+	for what, path := range map[string]string{"refused": "", "tools": "?claim=" + code} {
 		for _, width := range []int{320, 1280} {
 			for _, scheme := range []string{"light", "dark"} {
-				b.do("Emulation.setDeviceMetricsOverride", fmt.Sprintf(`{"width":%d,"height":900,"deviceScaleFactor":1,"mobile":%v}`, width, width < 500))
-				b.do("Emulation.setEmulatedMedia", fmt.Sprintf(`{"features":[{"name":"prefers-color-scheme","value":%q}]}`, scheme))
-				b.open(d.URL + tt.path)
-				got := stringField(field(b.do("Runtime.evaluate", string(object{{"expression", quote(measurePage)}}.encode())), "result"), "value")
-				want := fmt.Sprintf(`{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"text":%s,"size":"16px"}`, scheme == "dark", tt.text)
-				if got != want {
-					t.Errorf("%s, %d wide, %s:\n got %s\nwant %s", what, width, scheme, got, want)
-				}
-				if shots := os.Getenv("USHER_SHOTS"); shots != "" {
-					png, _ := base64.StdEncoding.DecodeString(stringField(b.do("Page.captureScreenshot", `{"captureBeyondViewport":true}`), "data"))
-					os.WriteFile(fmt.Sprintf("%s/%s-%d-%s.png", shots, what, width, scheme), png, 0o644)
-				}
+				t.Run(fmt.Sprint(what, width, scheme), func(t *testing.T) { look(t, what, path, width, scheme) })
 			}
 		}
 	}
