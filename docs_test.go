@@ -192,10 +192,10 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	setGroup(cmd)
 	must(t, cmd.Start())
 	p.daemon = cmd
-	await(t, "the daemon's address", func() bool { return docPort.MatchString(log.String()) })
+	log.await(t, "the daemon's address", nil, docPort.MatchString)
 	p.stands = append([]string{address, "127.0.0.1:" + docPort.FindStringSubmatch(log.String())[1]}, p.stands...)
 	said := func() string { return p.inPage(strings.TrimRight(out.String(), "\n")) }
-	await(t, "all that serve prints", func() bool { return strings.Contains(said(), "Ctrl-C ends it") })
+	out.await(t, "all that serve prints", nil, func(out string) bool { return strings.Contains(out, "Ctrl-C ends it") })
 	if got := said(); !docMatches(want, got) {
 		t.Errorf("$ %s\n%s\nThe page has:\n%s\nThe log:\n%s", command, got, want, log)
 		return got

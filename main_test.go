@@ -1,5 +1,5 @@
-// What all tests share: the test binary that is usher and its modules too, a
-// daemon to talk to, and a client that talks.
+// TestMain, and helpers of all tests that belong to no subject: waiting, files, programs,
+// commands.
 
 package main
 
@@ -22,8 +22,7 @@ import (
 	"time"
 )
 
-// The test binary is run again as usher, and as the module that a fake's name
-// says, so that tests need no other program.
+// The test binary also runs as usher, and as a fake with the traits in the variable.
 const (
 	runAsUsher = "USHER_TEST_RUN"
 	runAsFake  = "USHER_TEST_FAKE"
@@ -33,20 +32,17 @@ func TestMain(m *testing.M) {
 	if fake := os.Getenv(runAsFake); fake != "" {
 		os.Exit(runFake(fake))
 	}
-	// What os/signal starts once, and never ends, is there before goroutines are
-	// counted.
+	// os/signal starts a goroutine that never ends: start it before tests count them.
 	_, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	stop()
-	// A program with the race detector sleeps a second at its end; those that
-	// the tests start need not.
+	// A program with the race detector sleeps for a second at its end, if not told otherwise.
 	if os.Getenv("GORACE") == "" {
 		os.Setenv("GORACE", "atexit_sleep_ms=0")
 	}
 	if os.Getenv(runAsUsher) != "" || len(os.Args) > 1 && (os.Args[1] == reaperCommand || os.Args[1] == shellCommand) {
 		main()
 	}
-	// Tests wait for processes and clocks more than they compute: on few cores
-	// more of them than cores can run at once.
+	// Tests mostly wait for processes and clocks, so more of them than cores can run at once.
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue && runtime.GOMAXPROCS(0) < 8 {
 		f.Value.Set("8")
@@ -54,7 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// slow marks a test that takes long; CI sets the variable.
+// slow marks a test that only CI runs, which sets the variable.
 func slow(t *testing.T) {
 	t.Helper()
 	if os.Getenv("USHER_SLOW") == "" {
@@ -62,10 +58,18 @@ func slow(t *testing.T) {
 	}
 }
 
+// long marks a test that takes over half a second, which go test -short leaves out.
+func long(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("long: left out by -short")
+	}
+}
+
 // patience is how long anything in a test may take before it has failed.
 const patience = 30 * time.Second
 
-// await waits for what can only be looked at, not waited for.
+// await polls until ok. It is for conditions that no event announces.
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -80,33 +84,66 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// write makes a file, and the folders above it.
+// write writes a file, and makes the folders above it.
 func write(t *testing.T, path, text string) {
 	t.Helper()
 	must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-	// A process that another test starts meanwhile would hold the file open for
-	// writing, and such a file can't be run: "text file busy".
+	// A process that another test starts meanwhile would inherit the open file, and a file
+	// that is open for writing can't be run: "text file busy".
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	must(t, os.WriteFile(path, []byte(text), 0o644))
 }
 
-// output is a writer that can be read while it is written to.
+// output collects what is written to it. It may be read meanwhile.
 type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
+	mu      sync.Mutex
+	b       bytes.Buffer
+	changed chan struct{} // closed by the next write; nil if nobody waits
 }
 
 func (o *output) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.changed != nil {
+		close(o.changed)
+		o.changed = nil
+	}
 	return o.b.Write(p)
 }
 
 func (o *output) String() string {
+	text, _ := o.read()
+	return text
+}
+
+// read returns the text, and a channel that is closed when there is more.
+func (o *output) read() (text string, more <-chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.b.String()
+	if o.changed == nil {
+		o.changed = make(chan struct{})
+	}
+	return o.b.String(), o.changed
+}
+
+// await waits until the text is ok, or until over is closed.
+func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(text string) bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		text, more := o.read()
+		if ok(text) {
+			return
+		}
+		select {
+		case <-more:
+		case <-over:
+			return
+		case <-deadline:
+			t.Fatalf("gave up waiting: %s", what)
+		}
+	}
 }
 
 // setMeta returns the params of a message with a key of their _meta set.
@@ -121,8 +158,7 @@ func objectOf(text string) object {
 	return list
 }
 
-// need finds a program that a test can't do without: the test is skipped where
-// there is none, but not in CI.
+// need skips a test whose program is not installed. In CI the test fails.
 func need(t *testing.T, program string) {
 	t.Helper()
 	if _, err := exec.LookPath(program); err == nil {

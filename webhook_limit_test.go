@@ -32,7 +32,7 @@ func TestWebhookLimit(t *testing.T) {
 		for range n {
 			go func() { answers <- d.deliver(t, "slow/handleHold", `{}`, shown) }()
 		}
-		await(t, "deliveries in flight", func() bool { return strings.Count(d.Log.String(), "fake: began") == total })
+		d.Log.await(t, "deliveries in flight", nil, func(log string) bool { return strings.Count(log, "fake: began") == total })
 	}
 	hold(2, 2)
 	for range 20 {
@@ -116,7 +116,7 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 	}
 	env := map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}
 	d := daemonOptions{env: env}.start(t, dir, "-accept-signatures")
-	await(t, "the known module", func() bool { return strings.Contains(d.Out.String(), "ready   known") })
+	d.Out.await(t, "the known module", nil, func(out string) bool { return strings.Contains(out, "ready   known") })
 	wantStatus(t, "a known module beside it", d.deliver(t, "known/handleIt", `{}`, shown), 200)
 	late := make(chan answer, 1) // arrives while its module is introspected
 	go func() { late <- d.deliver(t, "late/handleIt", `{}`, shown) }()
