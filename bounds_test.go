@@ -1,5 +1,5 @@
-// What a hostile or careless client must not take from others: processes, places,
-// memory, and whom a module asks.
+// What a hostile or careless client must not take from others: processes, slots,
+// memory, and the answers of other clients.
 
 package main
 
@@ -11,16 +11,16 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -31,6 +31,172 @@ import (
 // oddMeta is the _meta of a client without sessions that can be asked for the
 // user's input.
 var oddMeta = fmt.Sprintf(`"_meta":{%q:%q,%q:{"elicitation":{}}}`, metaProtocol, statelessProtocol, metaClientCaps)
+
+// limitCase exceeds a limit per principal over HTTP.
+type limitCase struct {
+	most    int                                          // requests within the limit
+	request func(b *bubble, c *testClient) *http.Request // one of them
+	refusal string                                       // of one more
+	long    bool
+}
+
+// limitCases has a case for each limit that clients can exceed by requests alone.
+var limitCases = map[string]limitCase{
+	"maxInFlight": {most: maxInFlight, request: waitRequest, refusal: "too many requests in flight"},
+	"maxInFlightBytes": {
+		most: maxInFlightBytes / (1_000_000 + 200),
+		request: func(b *bubble, c *testClient) *http.Request {
+			const params = `{"name":"m_wait","arguments":{"seconds":60,"pad":%q}}`
+			return c.request(http.MethodPost, c.message("tools/call", fmt.Sprintf(params, strings.Repeat("x", 1_000_000))))
+		},
+		refusal: "too many requests in flight",
+		long:    true,
+	},
+	"maxStreams": {
+		most:    maxStreams,
+		request: func(_ *bubble, c *testClient) *http.Request { return c.getRequest() },
+		refusal: "too many streams",
+	},
+	"maxStreamsOf": {
+		most:    maxStreamsOf,
+		request: func(b *bubble, c *testClient) *http.Request { return b.sessionLike(c).getRequest() },
+		refusal: "too many streams",
+	},
+	"maxProcsOf": {
+		most:    maxProcsOf,
+		request: func(b *bubble, c *testClient) *http.Request { return waitRequest(b, b.sessionLike(c)) },
+		refusal: "is busy",
+	},
+}
+
+// otherLimits names the test of each other limit, or says why there is none.
+var otherLimits = map[string]string{
+	"maxHeader":           "TestBadRequests",
+	"defaultMaxBody":      "TestBadRequests",
+	"maxBodies":           "TestBodiesHaveOneBudget",
+	"maxBodiesOf":         "TestBodiesHaveOneBudget",
+	"bodyChunk":           "TestWebhookEndlessBody",
+	"maxWrite":            "TestSlowReaders",
+	"maxOutbox":           "TestSlowClientIsDropped",
+	"maxDuplexOutbox":     "TestSlowClientIsDropped",
+	"maxReplayBytes":      "TestReplayBounds",
+	"maxReplayBytesOf":    "TestReplayBounds",
+	"maxReplayMessage":    "TestReplayBounds",
+	"minKept":             "TestReplayBounds",
+	"maxRecordsOf":        "TestRecordsAreBounded",
+	"sessionLogSlack":     "TestSessionLogIsCompacted",
+	"guessBudget":         "TestGuessing",
+	"guessRate":           "TestGuessing",
+	"maxSource":           "TestOddFiles",
+	"maxExecutable":       "a test would read a GiB; it is the check of maxSource with another number",
+	"maxShellOutput":      "TestShellModule",
+	"shellTail":           "TestShellModule",
+	"maxWorkerLine":       "TestPythonHosted",
+	"maxInput":            "TestModuleThatDoesNotRead",
+	"maxAsks":             "TestAskFlood",
+	"maxSuspended":        "TestAskBounds",
+	"maxLoggedLine":       "clips what is shown, and holds up nothing",
+	"tailLines":           "clips what is shown, and holds up nothing",
+	"maxPages":            "fails the list of a module that has no end, for this module alone",
+	"maxProcs":            "TestProcessesAreBounded",
+	"maxRunning":          "TestCallsWaitForTheirTurn",
+	"maxRunningOf":        "TestCallsWaitForTheirTurn",
+	"maxRounds":           "ends a call that its module keeps asking in, for its client alone",
+	"maxIntrospections":   "TestWhoWaitsForModules",
+	"maxToolName":         "is a warning",
+	"maxURI":              "TestResourcesHaveOneOwner",
+	"maxInstructions":     "clips what is shown, and holds up nothing",
+	"maxSessionsOf":       "TestSessionsInMemory",
+	"maxWanted":           "TestListenerWantsTooMuch",
+	"maxWantedBytes":      "TestListenerWantsTooMuch",
+	"defaultWebhookLimit": "TestWebhookLimit",
+	"maxSignatures":       "TestSignatureNearMisses",
+	"maxSignatureHeaders": "TestSignatureNearMisses",
+}
+
+func waitRequest(_ *bubble, c *testClient) *http.Request {
+	return c.request(http.MethodPost, c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`))
+}
+
+// sessionLike begins a session for the principal of another session.
+func (b *bubble) sessionLike(c *testClient) *testClient {
+	b.t.Helper()
+	session := b.open(protocols[0])
+	session.Header = c.Header
+	session.ask("ping", "")
+	return session
+}
+
+// TestLimits exceeds the limits of http.go: one request too many is refused, and
+// another principal's is not. It checks too that no limit is without a test or a
+// reason.
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	for name, tt := range limitCases {
+		t.Run(name, func(t *testing.T) {
+			if tt.long && testing.Short() {
+				t.Skip("long")
+			}
+			inBubble(t, func(t *testing.T, b *bubble) {
+				client := func() *testClient {
+					c := b.open(protocols[0])
+					c.Header.Set(claimHeader, newClaimFor(t, b.base, "/w").Code.Reveal())
+					c.ask("ping", "")
+					return c
+				}
+				var all []*exchange
+				begin := func(c *testClient) (text string) {
+					x := b.begin(tt.request(b, c))
+					all = append(all, x)
+					pass(100 * time.Millisecond)
+					_, text = x.got()
+					return text
+				}
+				greedy, other := client(), client()
+				for range tt.most {
+					checkOmits(t, "a request within the limit", begin(greedy), tt.refusal)
+				}
+				checkContains(t, "one request more", begin(greedy), tt.refusal)
+				checkOmits(t, "another principal's request", begin(other), tt.refusal)
+				for _, x := range all {
+					x.hangUp()
+				}
+				pass(3 * time.Minute)
+				checkOmits(t, "a request after all that", begin(greedy), tt.refusal)
+				all[len(all)-1].hangUp()
+			})
+		})
+	}
+	t.Run("complete", checkLimitsAreTested)
+}
+
+func checkLimitsAreTested(t *testing.T) {
+	source, err := os.ReadFile("http.go")
+	must(t, err)
+	_, table, _ := strings.Cut(string(source), "\nconst (")
+	table, _, _ = strings.Cut(table, "\n)\n")
+	var names, tested []string
+	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += .+? +// `).FindAllStringSubmatch(table, -1) {
+		names = append(names, line[1])
+	}
+	tests := ""
+	files, _ := filepath.Glob("*_test.go")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		must(t, err)
+		tests += string(text)
+	}
+	for name, test := range otherLimits {
+		tested = append(tested, name)
+		if strings.HasPrefix(test, "Test") {
+			checkContains(t, "the tests", tests, "\nfunc "+test+"(")
+		}
+	}
+	tested = slices.AppendSeq(tested, maps.Keys(limitCases))
+	slices.Sort(names)
+	slices.Sort(tested)
+	check(t, "limits that are tested", tested, names)
+}
 
 // TestSessionsInMemory opens more sessions of a principal than are kept in memory. Idle
 // ones are forgotten, the least recently used first; sessions of others are not.
@@ -59,69 +225,47 @@ func TestSessionsInMemory(t *testing.T) {
 		"another principal's session":           other,
 		"a session that moved to another claim": moved,
 	} {
-		if s.live[session.token.ID] != session {
-			t.Errorf("%s was forgotten", name)
-		}
+		check(t, name+" is kept", s.live[session.token.ID] == session, true)
 	}
-	if s.live[idle.token.ID] != nil {
-		t.Error("the session that was idle for longest is kept")
-	}
-	if n := s.own["a claim"].Len(); n != maxSessionsOf {
-		t.Errorf("%d sessions are kept, want %d", n, maxSessionsOf)
-	}
+	check(t, "the session that was idle for longest is kept", s.live[idle.token.ID] != nil, false)
+	check(t, "sessions of the principal", s.own["a claim"].Len(), maxSessionsOf)
 	for _, session := range s.live {
 		s.end(session.token)
 	}
-	if len(s.live) > 0 || len(s.own) > 0 {
-		t.Errorf("after all have ended, %d sessions of %d principals are kept", len(s.live), len(s.own))
-	}
+	check(t, "sessions after all have ended", len(s.live)+len(s.own), 0)
 }
 
-// A module is told what it lacks, not what is there.
-func TestInputThatAClientCanNotGive(t *testing.T) {
-	t.Parallel()
-	wish := json.RawMessage(`{"inputRequests":{"a":{"method":"sampling/createMessage","params":{"tools":[]}}}}`)
-	_, err := answerInput(t.Context(), Caller{Caps: capSampling}, nil, wish)
-	if err == nil || !strings.Contains(err.Error(), "sampling with tools") {
-		t.Errorf("got %v, want what is lacking", err)
-	}
-}
-
-// JSON that is valid and makes no sense is refused, in whatever revision.
+// TestOddRequests sends valid JSON that makes no sense, which is refused.
 func TestOddRequests(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "tools=x")
-	d := startDaemon(t, dir)
-	c := connect(t, d.URL)
-	c.awaitTools("a_x")
-	meta := oddMeta
+	c := oneFake(t)
 	for _, body := range []string{
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":5,` + meta + `}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":null,` + meta + `}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","arguments":null,` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":5,META}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":null,META}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","arguments":null,META}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":5,"name":"a_x"}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`,
 		`{"jsonrpc":"2.0","id":` + strings.Repeat("9", 400) + `,"method":"tools/call"}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x",` + meta + `,"_meta":{}}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"resourceSubscriptions":5},` + meta + `}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":[],` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x",META,"_meta":{}}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"resourceSubscriptions":5},META}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":[],META}}`,
 		`{"jsonrpc":"2.0","id":1,"result":{}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":5,` + meta + `}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":5,` + meta + `}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"ping","params":{` + meta + `}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{` + meta + `}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":5,META}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":5,META}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"ping","params":{META}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{META}}`,
 		`[]`, `[1]`, `5`, `null`, `""`,
 	} {
-		var m struct{ Method string }
-		_ = json.Unmarshal([]byte(body), &m) // some are no objects
-		req := c.request(http.MethodPost, body)
-		req.Header.Set(protocolHeader, statelessProtocol)
-		req.Header.Set(methodHeader, m.Method)
-		req.Header.Set(nameHeader, "a_x")
-		if a := c.do(req); a.Status != http.StatusBadRequest && a.Status != http.StatusNotFound {
-			t.Errorf("%.150s: %d %s", body, a.Status, a.Body)
-		}
+		t.Run(clipText(body, 100), func(t *testing.T) {
+			body := strings.ReplaceAll(body, "META", oddMeta)
+			req := c.request(http.MethodPost, body)
+			req.Header.Set(protocolHeader, statelessProtocol)
+			req.Header.Set(methodHeader, stringField(json.RawMessage(body), "method"))
+			req.Header.Set(nameHeader, "a_x")
+			if a := c.do(req); a.Status != http.StatusBadRequest && a.Status != http.StatusNotFound {
+				t.Errorf("%d %s", a.Status, a.Body)
+			}
+		})
 	}
 }
 
@@ -179,42 +323,28 @@ func TestProcessesAreBounded(t *testing.T) {
 	}
 }
 
-// Processes of sessions come and go with them, and do not crash one another.
+// TestProcessPerSession has each session call a process of its own, which ends
+// with the session, and whose crash no other session notices.
 func TestProcessPerSession(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/own.usher", "good")
 	writeFake(t, dir+"/all.usher", "good shared")
 	d := startDaemon(t, dir)
-	var own, all []string
-	var clients []*testClient
-	for range 3 {
-		c := connect(t, d.URL)
-		c.awaitTools(append(namesOf("all"), namesOf("own")...)...)
-		own = append(own, resultText(c.call("own_pid", "").result()), resultText(c.call("own_pid", "").result()))
-		all = append(all, resultText(c.call("all_pid", "").result()))
-		clients = append(clients, c)
-	}
-	if own[0] != own[1] || own[2] != own[3] || own[0] == own[2] || own[2] == own[4] {
-		t.Errorf("three sessions had the processes %v", own)
-	}
-	if all[0] != all[1] || all[1] != all[2] {
-		t.Errorf("a shared module had the processes %v", all)
-	}
-	if a := clients[0].call("own_crash", ""); !strings.Contains(a.failure(), "crashed") {
-		t.Errorf("crash: %s", a.Body)
-	}
-	if pid := resultText(clients[1].call("own_pid", "").result()); pid != own[2] {
-		t.Errorf("another session's crash made the process %s of %s", pid, own[2])
-	}
-	clients[1].do(clients[1].request(http.MethodDelete, ""))
-	await(t, "the end of a session's process", func() bool {
-		pid, _ := strconv.Atoi(own[2])
-		return !processAlive(pid)
-	})
-	if pid := resultText(clients[2].call("own_pid", "").result()); pid != own[4] {
-		t.Errorf("another session's end made the process %s of %s", pid, own[4])
-	}
+	own := func(c *testClient) string { return resultText(c.call("own_pid", "").result()) }
+	a, b, c := connect(t, d.URL), connect(t, d.URL), connect(t, d.URL)
+	a.awaitTools(append(namesOf("all"), namesOf("own")...)...)
+	ofA, ofB, ofC := own(a), own(b), own(c)
+	check(t, "sessions share a process", ofA == ofB || ofB == ofC || ofA == ofC, false)
+	check(t, "the next call's process", own(a), ofA)
+	shared := resultText(a.call("all_pid", "").result())
+	check(t, "the process of a shared module", resultText(b.call("all_pid", "").result()), shared)
+	checkContains(t, "a crash", a.call("own_crash", "").failure(), "crashed")
+	check(t, "another session's process after the crash", own(b), ofB)
+	b.end()
+	pid, _ := strconv.Atoi(ofB)
+	await(t, "the end of a session's process", func() bool { return !processAlive(pid) })
+	check(t, "another session's process after that", own(c), ofC)
 }
 
 // namesOf is the names of a fake's tools.
@@ -253,29 +383,32 @@ func TestProcessThatDoesNotStart(t *testing.T) {
 	}
 }
 
-// A process that is not used ends: a session's after ten minutes, another when the
-// user says so.
+// TestIdleProcesses has processes that are not used: a session's ends after ten
+// minutes, another if -idle says so.
 func TestIdleProcesses(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		perSession bool
 		idle, ends time.Duration // 0: never
-	}{{true, 0, sessionIdle}, {true, time.Hour, sessionIdle}, {true, time.Minute, time.Minute}, {false, time.Hour, time.Hour}, {false, 0, 0}} {
-		p := mutePool(t, tt.perSession)
-		c, err := p.enter(t.Context(), Caller{Session: "s", Affinity: "k"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.reap(time.Now().Add(24*time.Hour), tt.idle)
-		called := len(p.procs)
-		p.leave(c, true)
-		p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
-		before := len(p.procs)
-		p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)
-		if after := len(p.procs); called != 1 || before != 1 || after == 0 != (tt.ends > 0) {
-			t.Errorf("%+v: %d processes with a call, %d before that time, %d after", tt, called, before, after)
-		}
-		p.close()
+	}{
+		{true, 0, sessionIdle},
+		{true, time.Hour, sessionIdle},
+		{true, time.Minute, time.Minute},
+		{false, time.Hour, time.Hour},
+		{false, 0, 0},
+	} {
+		t.Run(fmt.Sprintf("%+v", tt), func(t *testing.T) {
+			p := mutePool(t, tt.perSession)
+			c, err := p.enter(t.Context(), Caller{Session: "s", Affinity: "k"})
+			must(t, err)
+			p.reap(time.Now().Add(24*time.Hour), tt.idle)
+			check(t, "processes with a call", len(p.procs), 1)
+			p.leave(c, true)
+			p.reap(time.Now().Add(tt.ends-time.Second), tt.idle)
+			check(t, "processes before that time", len(p.procs), 1)
+			p.reap(time.Now().Add(tt.ends+time.Second), tt.idle)
+			check(t, "it has ended after that time", len(p.procs) == 0, tt.ends > 0)
+		})
 	}
 }
 
@@ -462,70 +595,6 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 	}
 }
 
-// However many call a shell method at once, so many processes there are.
-func TestShellCallsAreBounded(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS == "windows" {
-		t.Skip("needs a shell")
-	}
-	dir := t.TempDir()
-	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# Counts those that run beside it.\nmany() { mkdir run.$$; ls -d run.* | wc -l; sleep 0.1; rmdir run.$$; }\n")
-	d := startDaemon(t, dir)
-	clients := []*testClient{connect(t, d.URL), connect(t, d.URL)}
-	clients[0].awaitTools("a_many")
-	var most atomic.Int64
-	var calls sync.WaitGroup
-	for i := range 3 * maxRunningOf {
-		calls.Go(func() {
-			a := clients[i%2].call("a_many", "")
-			n, err := strconv.ParseInt(strings.TrimSpace(resultText(a.result())), 10, 64)
-			if err != nil {
-				t.Errorf("a call: %s", a.Body)
-			}
-			for before := most.Load(); n > before && !most.CompareAndSwap(before, n); before = most.Load() {
-			}
-		})
-	}
-	calls.Wait()
-	if n := most.Load(); n > maxRunningOf {
-		t.Errorf("%d processes at once", n)
-	}
-}
-
-// Calls of a method that goes on for ever have no more threads than calls may run,
-// cancelled or not, and another claim's calls go on beside them.
-func TestCancelledPythonCallsAreBounded(t *testing.T) {
-	t.Parallel()
-	pythonTestVersion(t)
-	dir := t.TempDir()
-	write(t, dir+"/a.usher.py", "import threading, time\n\ndef stay():\n    time.sleep(600)\n\ndef threads() -> int:\n    return threading.active_count()\n")
-	d := startDaemon(t, dir)
-	c, other := connect(t, d.URL), connect(t, d.URL)
-	c.awaitTools("a_stay", "a_threads")
-	other.Header.Set(claimHeader, newClaimFor(t, d.Base, dir).Code.Reveal())
-	threads := func() int {
-		n, _ := strconv.Atoi(resultText(other.call("a_threads", "").result()))
-		return n
-	}
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	for round := range 3 {
-		for id := range maxRunningOf {
-			calls.Go(func() {
-				c.post(fmt.Sprintf(`{"jsonrpc":"2.0","id":"%d of %d","method":"tools/call","params":{"name":"a_stay"}}`, id, round))
-			})
-		}
-		await(t, "as many to run as may", func() bool { return threads() > maxRunningOf })
-		for id := range maxRunningOf {
-			awaitUnderWay(t, c, fmt.Sprintf("%d of %d", id, round))
-			c.post(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"%d of %d"}}`, id, round))
-		}
-	}
-	if n := threads(); n < maxRunningOf || n > maxRunningOf+4 {
-		t.Errorf("%d threads", n)
-	}
-}
-
 // An HTTP+SSE session is over with its stream, and nothing of it stays.
 func TestOldSessionsEndWithTheirStreams(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
@@ -614,122 +683,79 @@ func TestPanics(t *testing.T) {
 	})
 }
 
-// Each call, claim and code that does not hold is a line of the log, which names a
-// claim by its label and tells no code.
+// TestLogTells checks that each call, claim and invalid code is a line of the log,
+// which names a claim by its label and contains no code.
 func TestLogTells(t *testing.T) {
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(allTools...)
-	claim, err := openStore(t, base).Create(t.Context(), dir+"/proj", "a phone", time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, _ := openSession(t, d.URL, inHeader(claim.Code.Reveal()))
+	p := startProjects(t)
+	claim, err := openStore(t, p.Base).Create(t.Context(), p.dir+"/proj", "a phone", time.Hour)
+	must(t, err)
+	c := p.session(inHeader(claim.Code.Reveal()))
 	c.call("a_x", "")
 	c.call("no_such", "")
 	listTools(c, inHeader("ABCDEF"))
-	if _, err := openStore(t, base).Revoke(t.Context(), claim.Code); err != nil {
-		t.Fatal(err)
-	}
+	p.revoke(claim.Code.Reveal())
 	listTools(c, presentNothing)
 	const of = `claim=[0-9a-f]{8} label="a phone"`
+	const call = `msg=call outcome=done session=[A-Z2-7]{8}… took=[0-9.]+[mµ]?s bytes=[0-9]+ module=a method=x ` + of
 	for _, want := range []string{
 		`msg="claim made" ` + of,
 		`msg=session ` + of + ` session=[A-Z2-7]{8}…`,
-		`msg=call outcome=done session=[A-Z2-7]{8}… took=[0-9.]+[mµ]?s bytes=[0-9]+ module=a method=x ` + of,
+		call,
 		`msg=call outcome="unknown tool \\"no_such\\"" .* tool=no_such ` + of,
 		`msg="an invalid claim code was presented" in_session=true scoped=true`,
 		`msg="claim ended" ` + of,
 	} {
 		line := regexp.MustCompile(`(?m)^time=20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\S+ level=[A-Z]+ ` + want + `$`)
-		if n := len(line.FindAllString(d.Log.String(), -1)); n != 1 {
-			t.Errorf("%d lines like %s in:\n%s", n, want, d.Log.String())
+		log := p.Log.String()
+		if n := len(line.FindAllString(log, -1)); n != 1 {
+			t.Errorf("%d lines like %s in:\n%s", n, want, log)
 		}
 	}
-	d.hidesCodes(t, claim.Code.Reveal(), "ABCDEF")
+	p.hidesCodes(t, claim.Code.Reveal(), "ABCDEF")
 }
 
-// Clients that look for a login are told that there is none, each time they connect,
-// which is no line of the log.
+// TestNoLogin checks that clients that look for a login are told that there is
+// none. They look each time they connect, so that is no line of the log.
 func TestNoLogin(t *testing.T) {
 	t.Parallel()
 	d := startDaemon(t, t.TempDir(), "-require-claim")
-	for _, path := range []string{".well-known/oauth-protected-resource", ".well-known/oauth-authorization-server/mcp", "mcp/.well-known/openid-configuration", "register"} {
+	c := newClient(t, d.URL)
+	for _, path := range []string{
+		".well-known/oauth-protected-resource", ".well-known/oauth-authorization-server/mcp",
+		"mcp/.well-known/openid-configuration", "register",
+	} {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
-			req, _ := http.NewRequest(method, d.URL+path, nil)
-			res, err := http.DefaultClient.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			body, _ := io.ReadAll(res.Body)
-			res.Body.Close()
-			if res.StatusCode != http.StatusNotFound || !strings.Contains(string(body), "usher has no login") || !strings.Contains(string(body), claimHeader) {
-				t.Errorf("%s %s: %d %s", method, path, res.StatusCode, body)
-			}
+			req := c.request(method, "")
+			req.URL.Path = "/" + path
+			a := c.do(req)
+			check(t, method+" "+path, a.Status, 404)
+			checkContains(t, method+" "+path, a.Body, "usher has no login", claimHeader)
+			check(t, method+" "+path, a.Header.Get("WWW-Authenticate"), "")
 		}
 	}
-	if strings.Contains(d.Log.String(), "well-known") || strings.Contains(d.Log.String(), "register") {
-		t.Errorf("the log: %s", d.Log.String())
-	}
+	checkOmits(t, "the log", d.Log.String(), "well-known", "register")
 }
 
-// On a disk that is full, who would revoke a claim is told another way to end it.
+// TestRevokeOnAFullDisk revokes a claim on a full disk: usher names another way to
+// end it.
 func TestRevokeOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	base := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "usher-test", base).CombinedOutput(); err != nil {
+	mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "usher-test", base)
+	if out, err := mount.CombinedOutput(); err != nil {
 		t.Skipf("needs a small disk: %s", out)
 	}
-	defer func() {
-		if out, err := exec.Command("umount", base).CombinedOutput(); err != nil {
-			t.Errorf("%s", out)
-		}
-	}()
+	defer func() { must(t, exec.Command("umount", base).Run()) }()
 	claim := newClaimFor(t, base, t.TempDir())
 	file, err := os.Create(base + "/full")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = io.Copy(file, zeros{})
 	file.Close()
-	if !errors.Is(err, syscall.ENOSPC) {
-		t.Fatal(err)
-	}
+	check(t, "the disk is full", errors.Is(err, syscall.ENOSPC), true)
 	_, stderr, code := usher(t, "", "claim", "revoke", "-base", base, claim.Code.Reveal())
-	if code != 1 || !strings.Contains(stderr, "free some space, or delete") || !strings.Contains(stderr, "claims.json") {
-		t.Errorf("status %d: %s", code, stderr)
-	}
-}
-
-// Requests being answered are bounded in bytes too; one always may be.
-func TestRequestsInBytes(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bubble) {
-		c := b.open(protocols[0])
-		large := fmt.Sprintf(`{"name":"m_wait","arguments":{"seconds":60,"pad":%q}}`, strings.Repeat("x", 1_000_000))
-		fit := maxInFlightBytes / len(c.message("tools/call", large))
-		var under []*exchange
-		for range fit + 3 {
-			under = append(under, b.begin(c.request(http.MethodPost, c.message("tools/call", large))))
-			synctest.Wait() // in order
-		}
-		for i, x := range under {
-			if _, text := x.got(); strings.Contains(text, "too many requests in flight") != (i >= fit) {
-				t.Errorf("request %d of %d that fit: %s", i+1, fit, text)
-			}
-		}
-		pass(3 * time.Minute)
-		if _, text := under[0].got(); !strings.Contains(text, "waited") {
-			t.Errorf("it became %s", text)
-		}
-		if _, text := b.begin(c.request(http.MethodPost, c.message("ping", "{}"))).got(); !strings.Contains(text, `"result"`) {
-			t.Errorf("after that: %s", text)
-		}
-		var q quota
-		if _, ok := q.reserve("a", 100, 10); !ok {
-			t.Error("one alone, however large, may not be")
-		}
-	})
+	check(t, "status", code, 1)
+	checkContains(t, "stderr", stderr, "free some space, or delete", "claims.json")
 }
 
 // What clients call themselves is not kept: neither their names nor, for long, that
@@ -880,148 +906,4 @@ func TestNoSubscribingAfterARevoke(t *testing.T) {
 			x.hangUp()
 		}
 	})
-}
-
-// TestFairness has one claim use up all that it can, while another claim's calls of
-// other modules and webhooks go on; afterwards all is as it was.
-func TestFairness(t *testing.T) {
-	slow(t) // and not beside others: it counts goroutines
-	dir, base := t.TempDir(), t.TempDir()
-	writeFake(t, dir+"/proj/all.usher", "shared good")
-	writeFake(t, dir+"/proj/own.usher", "good")
-	writeFake(t, dir+"/proj/asks.usher", "fixed names shared tools=ask")
-	write(t, dir+"/proj/noisy.usher.sh", "#!/bin/sh\n\n# Says much.\nsay() { i=0; while [ $i -lt 2000 ]; do echo 'a line that nobody wants to read' >&2; i=$((i+1)); done; }\n")
-	writeFake(t, dir+"/other/b.usher", "good tools=x")
-	writeFake(t, dir+"/other/w.usher", "good tools=handleIt")
-	d := daemonOptions{base: base}.start(t, dir)
-	connect(t, d.URL).awaitTools(slices.Concat(namesOf("all"), []string{"asks_ask", "b_x", "noisy_say"}, namesOf("own"), []string{"w_handleIt"})...)
-	greedy, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
-	victim, _ := openSession(t, d.URL, inHeader(other.Code.Reveal()))
-	// others makes calls and deliveries, all of which are to succeed, and tells how
-	// long they took.
-	others := func(when string) {
-		var took []time.Duration
-		for range 40 {
-			start := time.Now()
-			if a := victim.call("b_x", `{"n":1}`); a.failure() != "" || a.result() == nil {
-				t.Errorf("%s: a call: %d %s", when, a.Status, a.Body)
-			}
-			if a := d.deliver(t, "w/handleIt", `{"n":1}`); a.Status != http.StatusOK {
-				t.Errorf("%s: a delivery: %d %s", when, a.Status, a.Body)
-			}
-			took = append(took, time.Since(start)/2)
-		}
-		slices.Sort(took)
-		t.Logf("%s: a call or delivery of others takes %v, at worst %v", when, took[len(took)/2], took[len(took)-1])
-	}
-	others("first")
-	others("with nobody else")
-	heap := func() uint64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return m.HeapAlloc
-	}
-	goroutines, live := runtime.NumGoroutine(), heap()
-	fillBodies, stop := useUpAll(t, d, greedy.Code.Reveal())
-	others("while one claim uses up all it can")
-	fillBodies()
-	others("and its bodies do not end")
-	t.Logf("meanwhile %d goroutines of %d, %d MiB of heap of %d, %d MiB of log", runtime.NumGoroutine(), goroutines, heap()>>20, live>>20, len(d.Log.String())>>20)
-	stop()
-	if _, err := openStore(t, base).Revoke(t.Context(), greedy.Code); err != nil { // which ends what waits for input
-		t.Fatal(err)
-	}
-	logged := uint64(len(d.Log.String())) * 3 // which is the test's
-	for deadline := time.Now().Add(time.Minute); runtime.NumGoroutine() > goroutines+50 || heap() > live+logged+16<<20; {
-		if time.Now().After(deadline) {
-			t.Fatalf("a minute later: %d goroutines of %d, %d MiB of heap of %d", runtime.NumGoroutine(), goroutines, heap()>>20, live>>20)
-		}
-		await(t, "a moment", func() bool { return true })
-	}
-	others("afterwards")
-}
-
-// useUpAll has a claim fill what it may have of suspended calls, calls, streams,
-// sessions, processes and lines of the log, until stop. fillBodies has it fill its
-// share of bodies too, which has most of its other requests refused.
-func useUpAll(t *testing.T, d *testDaemon, code string) (fillBodies, stop func()) {
-	ctx, cancel := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 500}}
-	again := func(n int, f func(c *testClient)) {
-		for range n {
-			c, _ := openSession(t, d.URL, inHeader(code))
-			c.http = client
-			all.Go(func() {
-				for ctx.Err() == nil {
-					f(c)
-				}
-			})
-		}
-	}
-	try := func(c *testClient, req *http.Request) {
-		hangsUp, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		c.try(req.WithContext(hangsUp)) // whatever comes of it
-	}
-	call := func(tool, arguments string) func(*testClient) {
-		return func(c *testClient) {
-			try(c, c.request(http.MethodPost, c.message("tools/call", `{"name":"`+tool+`","arguments":`+arguments+`}`)))
-		}
-	}
-	for range maxRunningOf {
-		asker := askModern(t, d.URL, askAllCaps, code)
-		asker.http.http = client
-		asked := asker.http.do(asker.modernRequest(object{{"name", quote("asks_ask")}, {"arguments", marshal(fakeAsk{Asks: []fakeWish{askFor("form", "x")}})}}.encode()))
-		if got := stringField(asked.result(), "resultType"); got != resultInput {
-			t.Fatalf("a call that asks was answered with %d %s", asked.Status, asked.Body)
-		}
-	}
-	again(2*maxRunningOf, call("all_sleep", `{"ms":200}`))
-	again(20, call("own_sleep", `{"ms":200}`))
-	again(5, call("noisy_say", `{}`))
-	again(20, call("all_big", `{"bytes":1000000}`))
-	again(5, func(c *testClient) { // cancelled at once
-		id := c.message("x", "")
-		call("all_sleep", `{"ms":60000}`)(c)
-		try(c, c.request(http.MethodPost, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+id+`}}`))
-	})
-	again(20, func(c *testClient) { // streams
-		get := c.request(http.MethodGet, "")
-		get.Header.Set("Accept", "text/event-stream")
-		try(c, get)
-	})
-	again(2, func(c *testClient) { // sessions
-		made := *c.request(http.MethodPost, initializeAs(protocols[0]))
-		made.Header.Set(claimHeader, code)
-		made.Header.Del(sessionHeader)
-		if res, err := client.Do(made.WithContext(ctx)); err == nil {
-			res.Body.Close()
-			req := c.request(http.MethodDelete, "")
-			req.Header.Set(sessionHeader, res.Header.Get(sessionHeader))
-			try(c, req)
-		}
-	})
-	fillBodies = func() {
-		again(20, func(c *testClient) { // bodies that do not end
-			body := io.MultiReader(io.LimitReader(zeros{}, defaultMaxBody-1), waits{ctx})
-			req := c.request(http.MethodPost, "")
-			req.Body, req.ContentLength = io.NopCloser(body), defaultMaxBody
-			try(c, req)
-		})
-	}
-	return fillBodies, func() {
-		cancel()
-		all.Wait()
-		client.CloseIdleConnections()
-	}
-}
-
-// waits reads nothing until it has ended.
-type waits struct{ context.Context }
-
-func (w waits) Read([]byte) (int, error) {
-	<-w.Done()
-	return 0, io.EOF
 }
