@@ -158,8 +158,8 @@ func (f *serveFlags) setMaxBody(text string) error {
 	return nil
 }
 
-// check refuses flags that make no sense, or that would let anyone in. lookupEnv looks up
-// the secret of webhooks.
+// check refuses flags that make no sense, and flags that would open the daemon to other
+// machines by accident. lookupEnv looks up the secret of webhooks.
 func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	_, port, err := net.SplitHostPort(f.addr)
 	if err != nil {
@@ -228,7 +228,7 @@ type daemon struct {
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
-	handlers sync.RWMutex // read-locked while a request is handled; locked at the end, for good
+	handlers sync.RWMutex // read-locked by each request; locked when the daemon ends
 }
 
 // serve runs a daemon for the modules under dirs until ctx ends.
@@ -372,7 +372,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	err := web.Serve(d.listener)
 	cancel()
 	parts.Wait()
-	d.handlers.Lock()
+	d.handlers.Lock() // waits for requests that Close has cut off, and refuses others
 	d.server.suspended.running.Wait()
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -380,16 +380,18 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	return err
 }
 
-// shutDown ends a server: its connections when they are idle, those that are not after a
-// while. stop ends the calls.
+// shutDown closes a server's connections when they become idle, and the others after
+// twice drainTimeout. stop cancels the calls in flight; shutDown calls it after
+// drainTimeout, and again at the end for calls without a connection, which wait for their
+// clients to return.
 func shutDown(web *http.Server, stop func()) {
 	late := time.AfterFunc(drainTimeout, stop)
 	defer late.Stop()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*drainTimeout)
 	defer cancel()
-	_ = web.Shutdown(ctx) // or else Close
+	_ = web.Shutdown(ctx) // after a timeout, Close ends the rest
 	web.Close()
-	stop() // calls without a connection, which wait for their clients to return
+	stop()
 }
 
 // handler returns the root handler: it assigns a request ID, applies the origin policy
@@ -512,8 +514,8 @@ func (d *daemon) showModule(view *View, m ViewModule) {
 	d.app.printf("  %s   %-20s %s\n", d.app.paint(green, "ready"), m.Label, clipText(tools, 48))
 }
 
-// newlyPending names the modules that are being introspected, except those it has named
-// before. It updates named.
+// newlyPending returns the names of the modules that are being introspected, except those
+// in named, which it updates.
 func newlyPending(r *Registry, named map[string]bool) string {
 	var list []string
 	for _, s := range r.Report() {
