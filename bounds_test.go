@@ -675,7 +675,11 @@ func TestPanics(t *testing.T) {
 		if a := c.call("m_wait", ""); a.failure() != "" {
 			t.Errorf("afterwards: %s", a.Body)
 		}
-		w := newWorker(workerConfig{module: "a", log: log, listChanged: func(*Worker) { panic("in reading") }})
+		w := newWorker(workerConfig{
+			module:      "a",
+			log:         log,
+			listChanged: func(*Worker) { panic("in reading") },
+		})
 		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}` + "\n"))
 		if w.alive() || !strings.Contains(out.String(), "in reading") {
 			t.Errorf("after a panic in reading, the process is alive: %v", w.alive())

@@ -108,7 +108,8 @@ func (s *goSource) declareFunction(fn *ast.FuncDecl) {
 	name := fn.Name.Name
 	place := s.place(fn.Name)
 	if fn.Type.TypeParams != nil {
-		s.problems = append(s.problems, place+": "+name+": a function with type parameters can't be called from outside")
+		s.problems = append(s.problems,
+			place+": "+name+": a function with type parameters can't be called from outside")
 		return
 	}
 	// The comment stays unmodified: its tags mean the same in every language. At run
@@ -241,7 +242,8 @@ func keepBuild(folder, built string) (string, error) {
 
 // runGoBuild runs the go command to build target from a module's text and its generated
 // main. An overlay puts both into the folder of the module's file.
-func runGoBuild(ctx context.Context, path string, src []byte, source *goSource, target string, environ []string) error {
+func runGoBuild(ctx context.Context, path string, src []byte, source *goSource, target string,
+	environ []string) error {
 	dir := filepath.Dir(path)
 	temp := filepath.Dir(target)
 	mainFile := filepath.Join(temp, "main.go")
@@ -280,8 +282,8 @@ func runGoBuild(ctx context.Context, path string, src []byte, source *goSource, 
 	// All messages of the go command are about the module or its imports.
 	lines := goErrorLines(string(output), source.base, temp)
 	if len(lines) == 0 {
-		lines = []string{fmt.Sprintf("%s: a Go module needs the go command (install Go from https://go.dev/dl): %v",
-			source.base, err)}
+		const hint = "%s: a Go module needs the go command (install Go from https://go.dev/dl): %v"
+		lines = []string{fmt.Sprintf(hint, source.base, err)}
 	}
 	return cantBuild(source.base, lines...)
 }
@@ -292,7 +294,8 @@ func goErrorLines(text, base, temp string) []string {
 	var lines []string
 	for line := range strings.Lines(text) {
 		message, indented := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "\t")
-		if message == "" || strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ") {
+		progress := strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ")
+		if message == "" || progress {
 			continue
 		}
 		// The compiler prints the names of the copies, the import reader and cgo those

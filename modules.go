@@ -168,7 +168,8 @@ func (r *Registry) checkContent(d *discovered) error {
 
 // Call runs attempt, which finds something in a view and asks its module. If the module
 // was reloaded between the two, Call runs attempt again, so an edit fails no call.
-func (r *Registry) Call(ctx context.Context, attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
+func (r *Registry) Call(ctx context.Context,
+	attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for {
 		changed := r.Changed()
 		result, err := attempt()
@@ -454,7 +455,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	perSession := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared
 	stateful := !m.Stateless
 	if v.pool == nil || v.pool.perSession != perSession {
-		v.pool = newPool(r.ctx, v.Name, perSession, func(ctx context.Context, owner *Caller) (*Worker, error) {
+		start := func(ctx context.Context, owner *Caller) (*Worker, error) {
 			w, err := r.startProcess(ctx, v, stateful, owner)
 			if err == nil {
 				r.listsChanged(v, w)
@@ -462,7 +463,8 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 				r.finishVersion(v, nil, err)
 			}
 			return w, err
-		})
+		}
+		v.pool = newPool(r.ctx, v.Name, perSession, start)
 	}
 	v.offers = hashOf(string(marshal(m)))
 	module := &Module{

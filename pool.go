@@ -528,7 +528,7 @@ func (w *Worker) subscribe(ctx context.Context, caller Caller, uri string,
 	caller = Caller{Authorized: caller.Authorized}
 	params := object{{"uri", quote(uri)}}
 	sub := &subscription{worker: w, uri: uri, notify: notify}
-	sub.stop = func() { w.requestOnly(Caller{}, "resources/unsubscribe", params) }
+	sub.stop = func() { _ = w.requestOnly(Caller{}, "resources/unsubscribe", params) }
 	w.update(func(s *workerState) { s.subs[sub] = true })
 	var err error
 	if w.info.Stateless {

@@ -79,7 +79,7 @@ func checkModuleName(name string) error {
 // methodRules maps the kind of a file to a sentence on which functions are methods.
 var methodRules = map[Kind]string{
 	kindGo:     "a method is an exported function, such as func Greet(p struct{ Name string }) string",
-	kindPython: "a method is a public function, whose name does not begin with _, at the top level of the file",
+	kindPython: "a method is a function at the top level of the file whose name does not begin with _",
 	kindNode:   "a method is an exported function, or one of a class that is the default export",
 	kindShell:  "a method is a function with a comment on the lines right above it",
 }
@@ -193,15 +193,12 @@ func lookupEnv(environ []string, name string) (value string, set bool) {
 }
 
 // workerEnv returns the environment of a process of the module at source: the daemon's own
-// without its secrets, and extra.
+// without its secrets, and extra. If a name occurs twice, the last entry counts.
 func workerEnv(environ []string, source string, extra []string) []string {
 	if outer, nested := lookupEnv(environ, nestedVar); nested {
 		source = outer + string(os.PathListSeparator) + source
 	}
-	inherited := slices.DeleteFunc(withoutSecrets(environ), func(entry string) bool {
-		return strings.HasPrefix(entry, nestedVar+"=")
-	})
-	return slices.Concat(inherited, extra, []string{nestedVar + "=" + source})
+	return slices.Concat(withoutSecrets(environ), extra, []string{nestedVar + "=" + source})
 }
 
 // checkNesting returns an error if a module below roots started this process. inside is the
@@ -210,8 +207,8 @@ func checkNesting(inside string, roots []string) error {
 	for _, source := range filepath.SplitList(inside) {
 		for _, root := range roots {
 			if scopeDir(root).Contains(source) {
-				return fmt.Errorf("%q contains the module %s that started this usher, and would start itself without end: "+
-					"host another folder", root, filepath.Base(source))
+				return fmt.Errorf("%q contains the module %s that started this usher, "+
+					"and would start itself without end: host another folder", root, filepath.Base(source))
 			}
 		}
 	}
@@ -228,8 +225,8 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 		before := raw[:bad.Offset-1]
 		line := bytes.Count(before, []byte("\n")) + 1
 		column := len(before) - bytes.LastIndexByte(before, '\n')
-		return nil, fmt.Errorf("not valid JSON at line %d, column %d: %w; JSON has no comments, and no comma after the last item",
-			line, column, bad)
+		return nil, fmt.Errorf("not valid JSON at line %d, column %d: %w; "+
+			"JSON has no comments, and no comma after the last item", line, column, bad)
 	}
 	if err := checkJSON(raw, "the file"); err != nil {
 		return nil, err
@@ -260,7 +257,8 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 }
 
 // readEntry reads the fields of a .mcp.json entry. It returns the first error.
-func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(string) (string, bool)) (first error) {
+func (d *discovered) readEntry(raw json.RawMessage, dir string,
+	getenv func(string) (string, bool)) (first error) {
 	list, ok := members(raw)
 	if !ok {
 		return errors.New("the entry is not an object")
@@ -294,7 +292,8 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string, getenv func(stri
 		l.Dir = filepath.Join(dir, l.Dir)
 	}
 	if bareVariable.Match(raw) { // the problem does not quote it, as it may be a secret
-		d.Problems = append(d.Problems, "~/ and $NAME are not expanded, as no shell reads them: write ${HOME}/ and ${NAME}")
+		d.Problems = append(d.Problems,
+			"~/ and $NAME are not expanded, as no shell reads them: write ${HOME}/ and ${NAME}")
 	}
 	if l.Path == "" && first == nil {
 		return errors.New(`no "command": usher hosts only servers that it starts itself; ` +

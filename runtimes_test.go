@@ -137,7 +137,8 @@ func TestMissingPrograms(t *testing.T) {
 func TestWorkerEnv(t *testing.T) {
 	secrets := []string{webhookSecretVar + "=x", "Github_Webhook_Secret=y", "X_SIGNING_SECRET=z"}
 	environ := append([]string{"A=1", nestedVar + "=/m"}, secrets...)
-	check(t, "environment", workerEnv(environ, "/s", []string{"B=2"}), []string{"A=1", "B=2", nestedVar + "=/m:/s"})
+	want := []string{"A=1", nestedVar + "=/m", "B=2", nestedVar + "=/m:/s"} // the last entry counts
+	check(t, "environment", workerEnv(environ, "/s", []string{"B=2"}), want)
 }
 
 // TestFoldersExchangedForLinks exchanges a folder for a link to another folder and

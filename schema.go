@@ -73,7 +73,8 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 	})
 	for name, property := range fields(field(schema, "properties")) {
 		header := stringField(property, "x-mcp-header")
-		scalar := slices.Contains([]string{"string", "integer", "boolean"}, stringField(property, "type"))
+		value := stringField(property, "type")
+		scalar := value == "string" || value == "integer" || value == "boolean"
 		if scalar && headerToken.MatchString(header) { // clients omit tools with wrong headers
 			m.headerParams[name] = header
 		}
@@ -165,18 +166,11 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	return own.encode()
 }
 
-// docTypes maps the names of types in @param to JSON Schema types.
-var docTypes = map[string]string{
-	"string":  "string",
-	"object":  "object",
-	"array":   "array",
-	"integer": "integer",
-	"int":     "integer",
-	"number":  "number",
-	"float":   "number",
-	"boolean": "boolean",
-	"bool":    "boolean",
-}
+// docTypes are the JSON Schema types that @param can name, and docAliases other names.
+var (
+	docTypes   = []string{"string", "object", "array", "integer", "number", "boolean"}
+	docAliases = map[string]string{"int": "integer", "float": "number", "bool": "boolean"}
+)
 
 // docType returns the schema of a type in @param; {} if the type is unknown.
 func docType(s string) json.RawMessage {
@@ -190,30 +184,29 @@ func docType(s string) json.RawMessage {
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
 		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.encode()
 	}
-	if name := docTypes[strings.ToLower(s)]; name != "" {
+	name := strings.ToLower(s)
+	name = cmp.Or(docAliases[name], name)
+	if slices.Contains(docTypes, name) {
 		return object{{"type", quote(name)}}.encode()
 	}
 	return json.RawMessage(`{}`)
 }
 
-// unionPart matches a literal in quotes, or other text without |.
-var unionPart = regexp.MustCompile(`'[^']*'|"(?:[^"\\]|\\.)*"|[^|'"]+`)
+// unionPart matches one part of a union: a literal in quotes, or text without spaces.
+var unionPart = regexp.MustCompile(`'[^']*'|"(?:[^"\\]|\\.)*"|[^|'"\s]+`)
 
 // parseLiterals returns the JSON of the literals in a union such as ('x'|'y'), or nil if s
 // is something else.
 func parseLiterals(s string) (literals []json.RawMessage) {
 	for _, part := range unionPart.FindAllString(strings.Trim(s, "()"), -1) {
-		part = strings.TrimSpace(part)
 		literal := json.RawMessage(part)
-		if part != "" && part[0] == '\'' {
+		if part[0] == '\'' {
 			literal = quote(strings.Trim(part, "'"))
 		}
-		if part != "" && !json.Valid(literal) {
+		if !json.Valid(literal) {
 			return nil
 		}
-		if part != "" {
-			literals = append(literals, literal)
-		}
+		literals = append(literals, literal)
 	}
 	return literals
 }
@@ -363,7 +356,8 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 	}
 	list, _ := members(arguments)
 	kept := slices.DeleteFunc(list, func(f member) bool {
-		return isOptionalNull(c.root, f) && c.value(f.key, objectIn(c.root, "properties")[f.key], f.value) != nil
+		property := objectIn(c.root, "properties")[f.key]
+		return isOptionalNull(c.root, f) && c.value(f.key, property, f.value) != nil
 	})
 	if len(arguments) == 0 || len(kept) < len(list) {
 		arguments = kept.encode()

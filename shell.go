@@ -93,7 +93,8 @@ func runShell(ctx context.Context, path, size string, environ []string,
 }
 
 var (
-	shellLine     = regexp.MustCompile(`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(?:\s+(.*))?$`)
+	shellLine = regexp.MustCompile(
+		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(?:\s+(.*))?$`)
 	shellFunction = regexp.MustCompile(`^(?:function[ \t]+)?([A-Za-z][A-Za-z0-9_]*)[ \t]*\(\)`)
 	shellNumber   = `(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)`
 	shellProgress = regexp.MustCompile(`^::progress ` + shellNumber + `(?: ` + shellNumber + `)?(?: (.*))?$`)
@@ -191,7 +192,8 @@ func echo(words string) string { return "(unset -f echo 2>/dev/null || :; echo "
 // file without a name, because the file at the script's path may have changed. (Windows has
 // no such files.) $BASH_SOURCE, bash's name for the file of a function, is the script's path
 // anyway. The caller must call done.
-func (s *shellServer) command(ctx context.Context, args ...string) (cmd *exec.Cmd, done func() error, err error) {
+func (s *shellServer) command(ctx context.Context, args ...string) (
+	cmd *exec.Cmd, done func() error, err error) {
 	cmd = exec.CommandContext(ctx, s.shell, slices.Concat(s.options, args)...)
 	cmd.Dir = filepath.Dir(s.path)
 	cmd.Env = append(slices.Clip(s.environ), "USHER_SOURCE="+s.path)

@@ -37,7 +37,8 @@ const (
 var (
 	errNotSent = errors.New("the module has ended") // before the call was sent: make it again
 	errTimeout = errors.New("no answer and no progress")
-	errNotMade = rpcErrorf(codeRefused, "its claim has ended or changed, so the call was not made: call again")
+	errNotMade = rpcErrorf(codeRefused,
+		"its claim has ended or changed, so the call was not made: call again")
 )
 
 // processError reports that a process could not be built or started, or that it ended
@@ -67,6 +68,7 @@ type call struct {
 	answer   chan *Message   // 1-buffered, nil if nobody waits; receives nil if the process ends
 	progress chan struct{}   // 1-buffered: the module, or the client it asked, did something
 	lacked   clientCaps      // what the module asked for and the caller lacks; part of workerState
+	failed   error           // why answer receives nil; part of workerState
 }
 
 // ofClient reports whether the call is a client's or a delivery's, and not usher's own.
@@ -103,7 +105,7 @@ type Worker struct {
 type workerState struct {
 	input  []byte   // lines to be written to the process
 	stderr []string // its last lines, at most tailLines
-	level  int      // index in logLevels of the lowest level that the module sends; -1 for not set
+	level  int      // index in logLevels of the lowest level that usher asked for, or their number
 
 	calls        map[string]*call        // in flight, by id
 	maybeRunning map[string]func()       // release of each cancelled call that may still run, by id
@@ -115,15 +117,17 @@ type workerState struct {
 
 	attributionLost bool   // a request was refused, as it may belong to a cancelled call
 	stopping        bool   // usher ends the process, so its end is no crash
-	exited          bool   // the process has ended
-	exit            string // how it ended, for example "exit status 1"
+	exit            string // how the process ended, for example "exit status 1"
+	failure         error  // why calls fail: the process has ended; nil while it runs
 	closed          bool   // done is closed
 }
 
 // update calls change with the worker's state, locked. All uses of the state are in
 // such functions, which must not block. Then it restores the invariants: a process that
 // has ended has no calls, and done is closed once no client is asked either. It calls the
-// released functions after unlocking.
+// released functions after unlocking. They may lock the pool, so only functions that
+// release nothing (stop, stopped, attributionLost, listened) may be called with the pool's
+// lock.
 func (w *Worker) update(change func(s *workerState)) {
 	var released []func()
 	defer func() {
@@ -135,8 +139,9 @@ func (w *Worker) update(change func(s *workerState)) {
 	defer w.mu.Unlock()
 	s := &w.state
 	change(s)
-	if s.exited {
+	if s.failure != nil {
 		for _, c := range s.calls {
+			c.failed = s.failure
 			c.answer <- nil
 		}
 		clear(s.calls)
@@ -167,7 +172,7 @@ func newWorker(config workerConfig) *Worker {
 		queued:       make(chan struct{}, 1),
 		done:         make(chan struct{}),
 		state: workerState{
-			level:        -1,
+			level:        len(logLevels),
 			calls:        make(map[string]*call),
 			maybeRunning: make(map[string]func()),
 			owner:        config.owner,
@@ -246,8 +251,12 @@ func (w *Worker) spawn(l launch, groups *reaper) error {
 func (w *Worker) finish(exit string) {
 	w.cancel()
 	w.update(func(s *workerState) {
-		s.exited = true
+		reason := fmt.Sprintf("module %q crashed (%s); the next call starts it again", w.module, exit)
+		if s.stopping {
+			reason = fmt.Sprintf("module %q was stopped during the call", w.module)
+		}
 		s.exit = exit
+		s.failure = &processError{reason: reason}
 	})
 }
 
@@ -270,16 +279,6 @@ func (w *Worker) alive() bool { return w.ctx.Err() == nil }
 func (w *Worker) attributionLost() (lost bool) {
 	w.update(func(s *workerState) { lost = s.attributionLost })
 	return lost
-}
-
-// exitError returns the error of a call that was in flight when the process ended.
-func (w *Worker) exitError() error {
-	var exit string
-	w.update(func(s *workerState) { exit = s.exit })
-	if w.stopped() {
-		return &processError{reason: fmt.Sprintf("module %q was stopped during the call", w.module)}
-	}
-	return &processError{reason: fmt.Sprintf("module %q crashed (%s); the next call starts it again", w.module, exit)}
 }
 
 // writeStdin writes the queued input, as much as possible in one system call, until the
@@ -448,12 +447,11 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 		return errNotMade
 	}
 	w.update(func(s *workerState) {
-		if err = w.enqueue(s, msg); err != nil {
+		err = w.enqueue(s, msg)
+		if err != nil || c.answer == nil {
 			return
 		}
-		if c.answer != nil {
-			s.calls[c.id] = c
-		}
+		s.calls[c.id] = c
 		switch {
 		case !c.ofClient() || s.owner == nil:
 		case c.caller.Stateless:
@@ -483,10 +481,10 @@ func (w *Worker) nextID() string { return strconv.FormatInt(w.lastID.Add(1), 10)
 
 // request sends a request and waits for its result. It converts the params to the
 // protocol era of the module, and replaces the caller's progress token. It calls release,
-// unless that is nil, once the call no longer runs in the module. If ctx ends, usher cancels the call,
-// and the error is ctx's cause. If the module makes no progress for timeout (0: unlimited)
-// while it waits for no client's answer, the error is errTimeout. Errors that the module
-// answered with are *rpcError.
+// unless that is nil, once the call no longer runs in the module. If ctx ends, usher cancels
+// the call, and the error is ctx's cause. If the module makes no progress for timeout (0:
+// unlimited) while it waits for no client's answer, the error is errTimeout. Errors that the
+// module answered with are *rpcError.
 func (w *Worker) request(ctx context.Context, caller Caller, method string, params object,
 	timeout time.Duration, release func()) (json.RawMessage, error) {
 	c := w.newCall(caller)
@@ -543,21 +541,20 @@ func (w *Worker) followLevel(caller Caller) {
 	if wanted < 0 || w.info.Stateless || field(w.info.Capabilities, "logging") == nil {
 		return
 	}
-	lower := false
-	w.update(func(s *workerState) {
-		lower = s.level < 0 || wanted < s.level
-		if lower {
-			s.level = wanted
-		}
-	})
-	if lower {
-		w.requestOnly(caller, "logging/setLevel", object{{"level", quote(caller.level())}})
+	sends := false
+	w.update(func(s *workerState) { sends = s.level <= wanted })
+	if sends {
+		return
+	}
+	err := w.requestOnly(caller, "logging/setLevel", object{{"level", quote(caller.level())}})
+	if err == nil {
+		w.update(func(s *workerState) { s.level = min(s.level, wanted) })
 	}
 }
 
 // requestOnly sends a request whose answer does not matter.
-func (w *Worker) requestOnly(caller Caller, method string, params object) {
-	_ = w.startCall(&call{id: w.nextID(), caller: caller}, method, params)
+func (w *Worker) requestOnly(caller Caller, method string, params object) error {
+	return w.startCall(&call{id: w.nextID(), caller: caller}, method, params)
 }
 
 // await waits for the answer to a call.
@@ -603,7 +600,7 @@ func (w *Worker) resultOf(c *call, msg *Message) (json.RawMessage, error) {
 	var err error
 	switch {
 	case msg == nil:
-		err = w.exitError()
+		err = c.failed
 	case msg.Err != nil:
 		err = msg.Err
 	default:
@@ -723,12 +720,13 @@ type clientRequest struct {
 
 // Why a request of a module has no answer.
 var (
-	errNoAnswer  = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
-	errNoCaller  = rpcErrorf(codeInternal, "no client to ask: no client's call is in progress")
-	errNotSure   = rpcErrorf(codeInternal, "usher can't tell which client this is for, as this process serves several calls: call again")
+	errNoAnswer = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
+	errNoCaller = rpcErrorf(codeInternal, "no client to ask: no client's call is in progress")
+	errNotSure  = rpcErrorf(codeInternal,
+		"usher can't tell which client this is for, as this process serves several calls: call again")
 	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access to the module")
 	errNotInCall = rpcErrorf(codeInternal, "the call that this is for has ended")
-	errManyAsks  = rpcErrorf(codeInternal, "too many requests to clients wait for answers (limit %d)", maxAsks)
+	errManyAsks  = rpcErrorf(codeInternal, "too many requests to clients are open (limit %d)", maxAsks)
 )
 
 // target returns the caller that a message of the module is for, and the call that it
