@@ -1,6 +1,5 @@
-// A bubble: usher's HTTP side over connections in memory, with a module that is
-// a function, for what takes minutes. Inside testing/synctest no time passes but
-// what a test lets pass.
+// A bubble: usher's HTTP side over connections in memory, with a module that is a function, for tests that take
+// minutes or hours. Inside testing/synctest, time passes only when a test lets it pass.
 
 package main
 
@@ -20,28 +19,26 @@ import (
 	"time"
 )
 
-// bubble is a server that hosts the module m, and a client without a session.
-// The tools of m are:
+// bubble is a server that hosts the module m, and a client without a session. The tools of m are:
 //
-//	wait {seconds}  answers after so long
-//	ask             asks its client, and tells what came back
+//	wait {seconds}  answers after so many seconds
+//	ask             asks its client, and returns the answer
 //	need            the same, but a refusal is its own error
-//	stay            asks, and when it has the answer goes on for ever
+//	stay            asks, and never returns
 type bubble struct {
 	*testClient
-	server *Server
-	m      *Module
-	base   string
-	native bool // m speaks 2026-07-28 alone
-
+	server  *Server
+	m       *Module
+	base    string
+	native  bool    // m supports only 2026-07-28
 	process *Worker // of m, the latest
 
 	mu    sync.Mutex
-	told  []*Message        // all that m was sent
+	sent  []*Message        // all that m was sent
 	tools map[string]string // of its calls, by their ids
 }
 
-// inBubble runs a test in a bubble, which ends with it: with no goroutine left.
+// inBubble runs a test in a bubble. At its end no goroutine may be left.
 func inBubble(t *testing.T, test func(*testing.T, *bubble)) {
 	t.Helper()
 	base := t.TempDir()
@@ -57,17 +54,15 @@ func (b *bubble) start(t *testing.T) {
 	claims := openClaims(b.base+"/.data", nil)
 	log := slog.New(slog.DiscardHandler)
 	stored, err := openSessions(b.base+"/.data", log, time.Now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := module(t, "/w/m.usher:m ask need stay wait")
-	b.m = m
-	m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) { return b.worker(owner), nil })
-	catalog := newCatalog([]*Module{m})
+	must(t, err)
+	b.m = module(t, "/w/m.usher:m ask need stay wait")
+	b.m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) {
+		return b.worker(owner), nil
+	})
 	stopping, stop := context.WithCancel(context.Background())
 	stopped, cancelCalls := context.WithCancel(context.Background())
 	b.server = newServer(serverConfig{
-		modules:  fixedRegistry(catalog),
+		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
 		gate:     newGate(claims, stored, false, log),
 		bodies:   newBodyReader(1 << 20),
 		log:      log,
@@ -78,15 +73,15 @@ func (b *bubble) start(t *testing.T) {
 	b.server.routes(mux)
 	conns := make(pipes)
 	web := &http.Server{Handler: mux}
-	var all sync.WaitGroup
-	all.Go(func() { web.Serve(conns) })
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
-		ours, theirs := net.Pipe()
-		conns <- theirs
-		return ours, nil
+	var serving sync.WaitGroup
+	serving.Go(func() { web.Serve(conns) })
+	transport := &http.Transport{DialContext: conns.dial, DisableKeepAlives: true}
+	b.testClient = &testClient{
+		t:      t,
+		URL:    "http://localhost/",
+		Header: http.Header{},
+		http:   &http.Client{Transport: transport},
 	}
-	b.testClient = &testClient{t: t, URL: "http://localhost/", Header: http.Header{},
-		http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 	t.Cleanup(func() {
 		stop()
 		time.AfterFunc(time.Second, cancelCalls)
@@ -95,8 +90,8 @@ func (b *bubble) start(t *testing.T) {
 		}
 		<-stopped.Done()
 		b.server.suspended.running.Wait()
-		m.pool.close()
-		all.Wait()
+		b.m.pool.close()
+		serving.Wait()
 		claims.Close()
 	})
 }
@@ -122,6 +117,12 @@ func (p pipes) Accept() (net.Conn, error) {
 func (p pipes) Close() error   { close(p); return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
+func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	p <- theirs
+	return ours, nil
+}
+
 // testWorker returns a worker without a process, whose log is discarded.
 func testWorker(module string, owner *Caller) *Worker {
 	return newWorker(workerConfig{
@@ -132,7 +133,7 @@ func testWorker(module string, owner *Caller) *Worker {
 	})
 }
 
-// worker is a process of m, but for there being none.
+// worker returns a Worker of m without a process.
 func (b *bubble) worker(owner *Caller) *Worker {
 	w := testWorker("m", owner)
 	w.info.Stateless = b.native
@@ -152,7 +153,7 @@ func (b *bubble) worker(owner *Caller) *Worker {
 	return w
 }
 
-// play is what m does with one message.
+// play does what m does with one message.
 func (b *bubble) play(w *Worker, line []byte) {
 	msg, err := parseMessage(line)
 	if err != nil {
@@ -161,19 +162,27 @@ func (b *bubble) play(w *Worker, line []byte) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.told = append(b.told, msg)
+	b.sent = append(b.sent, msg)
 	name, id := stringField(msg.Params, "name"), msg.ID
 	switch {
 	case msg.Method == "tools/call" && name == "wait":
 		n, _ := strconv.Atoi(string(field(field(msg.Params, "arguments"), "seconds")))
-		time.AfterFunc(time.Duration(n)*time.Second, func() { w.handle(&Message{ID: id, Result: textResult("waited")}) })
+		time.AfterFunc(time.Duration(n)*time.Second, func() {
+			w.handle(&Message{ID: id, Result: textResult("waited")})
+		})
 	case msg.Method == "tools/call" && b.native:
-		w.handle(&Message{ID: id, Result: json.RawMessage(`{"resultType":"input_required","requestState":"s","inputRequests":{"q":{"method":"elicitation/create","params":{"message":"well?"}}}}`)})
+		const result = `{"resultType":"input_required","requestState":"s","inputRequests":` +
+			`{"q":{"method":"elicitation/create","params":{"message":"well?"}}}}`
+		w.handle(&Message{ID: id, Result: json.RawMessage(result)})
 	case msg.Method == "tools/call":
 		b.tools[string(id)] = name
-		w.handle(&Message{ID: json.RawMessage(`"of ` + string(id) + `"`), Method: "elicitation/create",
-			Params: json.RawMessage(fmt.Sprintf(`{"message":"well?","requestedSchema":{"type":"object","properties":{}},"_meta":{%q:%s}}`, metaCall, id))})
-	case msg.Method == "": // what came back
+		const params = `{"message":"well?","requestedSchema":{"type":"object","properties":{}},"_meta":{%q:%s}}`
+		w.handle(&Message{
+			ID:     json.RawMessage(`"of ` + string(id) + `"`),
+			Method: "elicitation/create",
+			Params: json.RawMessage(fmt.Sprintf(params, metaCall, id)),
+		})
+	case msg.Method == "": // an answer
 		call := strings.Trim(strings.TrimPrefix(string(id), `"of `), `"`)
 		switch tool := b.tools[call]; {
 		case tool == "need" && msg.Err != nil:
@@ -182,24 +191,6 @@ func (b *bubble) play(w *Worker, line []byte) {
 			w.handle(&Message{ID: json.RawMessage(call), Result: textResult(fakeAnswer(msg))})
 		}
 	}
-}
-
-// hears is what m was sent since it was asked last, a line a message: a method's
-// name, or what an answer says.
-func (b *bubble) hears() string {
-	synctest.Wait()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	var lines []string
-	for _, msg := range b.told {
-		if msg.Method == "" {
-			lines = append(lines, fakeAnswer(msg))
-		} else {
-			lines = append(lines, msg.Method)
-		}
-	}
-	b.told = nil
-	return strings.Join(lines, "\n")
 }
 
 // asks has m ask the client in no call that it names.
@@ -216,14 +207,24 @@ func (b *bubble) progress(text string) {
 	b.process.handle(&Message{Method: "notifications/progress", Params: params})
 }
 
-// getRequest makes the request for the session's notification stream.
-func (c *testClient) getRequest() *http.Request {
-	req := c.request(http.MethodGet, "")
-	req.Header.Set("Accept", "text/event-stream")
-	return req
+// hears returns what m was sent since the last time, a line for each message: its method, or what an answer contains.
+func (b *bubble) hears() string {
+	synctest.Wait()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var lines []string
+	for _, msg := range b.sent {
+		if msg.Method == "" {
+			lines = append(lines, fakeAnswer(msg))
+		} else {
+			lines = append(lines, msg.Method)
+		}
+	}
+	b.sent = nil
+	return strings.Join(lines, "\n")
 }
 
-// suspended is how many calls wait for input of clients without sessions.
+// suspended returns how many calls wait for input of clients without sessions.
 func (b *bubble) suspended() int {
 	synctest.Wait()
 	b.server.suspended.mu.Lock()
@@ -235,26 +236,33 @@ func (b *bubble) suspended() int {
 func (b *bubble) open(version string) *testClient {
 	b.t.Helper()
 	c := &testClient{t: b.t, URL: b.URL, Header: http.Header{}, http: b.http}
-	a := c.post(strings.Replace(initializeAs(version), `"capabilities":{}`, `"capabilities":`+askAllCaps, 1))
-	if c.Session = a.Header.Get(sessionHeader); c.Session == "" {
+	a := c.begin(initializeWith(version, askAllCaps), presentNothing)
+	if c.Session == "" {
 		b.t.Fatalf("initialize: %d %s", a.Status, a.Body)
 	}
 	return c
 }
 
-// exchange is a request that was made, and what came back so far.
+// getRequest makes the request for the session's notification stream.
+func (c *testClient) getRequest() *http.Request {
+	req := c.request(http.MethodGet, "")
+	req.Header.Set("Accept", "text/event-stream")
+	return req
+}
+
+// exchange is a request that was made, and what has been read of its answer.
 type exchange struct {
 	hangUp context.CancelFunc
 	done   chan struct{} // closed at its end
 	mu     sync.Mutex
-	status int // 0 before there is one
+	status int // 0 until there is one
 	header http.Header
 	text   string
 }
 
 func (b *bubble) begin(req *http.Request) *exchange { return begin(b.t, b.http, req) }
 
-// begin makes a request, and reads what comes back beside the caller.
+// begin makes a request, and reads its answer in the background.
 func begin(t *testing.T, client *http.Client, req *http.Request) *exchange {
 	ctx, cancel := context.WithCancel(t.Context())
 	x := &exchange{hangUp: cancel, done: make(chan struct{})}
@@ -279,7 +287,7 @@ func begin(t *testing.T, client *http.Client, req *http.Request) *exchange {
 	return x
 }
 
-// got is what came back until now.
+// got returns what has been read so far.
 func (x *exchange) got() (status int, text string) {
 	synctest.Wait()
 	x.mu.Lock()
