@@ -100,6 +100,7 @@ func askStorm(t *testing.T, sessions, rounds int) {
 }
 
 func TestAskManyAtOnce(t *testing.T) {
+	long(t)
 	t.Parallel()
 	askStorm(t, 6, 5)
 }

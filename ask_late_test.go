@@ -36,6 +36,7 @@ func callAndBeAsked(t *testing.T, d *testDaemon, c *askClient, mark string, late
 
 // TestAskEndsCleanly ends calls in each way while their clients are asked. It counts goroutines, so it runs alone.
 func TestAskEndsCleanly(t *testing.T) {
+	long(t)
 	before := runtime.NumGoroutine()
 	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask", "n": "fixed names tools=ask"})
 	var pids []int

@@ -10,6 +10,7 @@ import (
 )
 
 func TestAskAcrossRevisions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, dir := startAskers(t, map[string]string{
 		"old":   "fixed tools=ask",

@@ -156,6 +156,7 @@ func TestRoundsOfACall(t *testing.T) {
 // TestAskAcrossARestart checks that a restart of the daemon ends its suspended calls, and that an answer to a question
 // from before is no answer to a later one.
 func TestAskAcrossARestart(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "fixed tools=ask")

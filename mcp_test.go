@@ -233,6 +233,7 @@ func TestVersionNegotiation(t *testing.T) {
 }
 
 func TestCallsPassThrough(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	for _, tt := range []struct{ name, tool, arguments, want string }{
@@ -414,6 +415,7 @@ func TestSilentClientIsGivenUp(t *testing.T) {
 
 // TestListChanged checks that a session hears of changes on its latest stream alone, and only of those it can see.
 func TestListChanged(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")

@@ -217,6 +217,7 @@ func TestModernRequests(t *testing.T) {
 
 // TestModernParamHeaders compares arguments with the headers that repeat them.
 func TestModernParamHeaders(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=mirror slowstart=1000")
@@ -387,6 +388,7 @@ func TestModernNotifications(t *testing.T) {
 
 // TestModernListeners has listeners with ids of two types hear of changes until the daemon stops.
 func TestModernListeners(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
@@ -436,6 +438,7 @@ func TestModernListeners(t *testing.T) {
 
 // TestModernListenersInAScope follows listeners under a claim until its end.
 func TestModernListenersInAScope(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/proj/r.usher", "good shared tools=touch,crash res=r")

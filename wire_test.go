@@ -89,6 +89,7 @@ func TestOldSSE(t *testing.T) {
 
 // TestOldSSEAtTheEnd ends the claim of an HTTP+SSE session, and then the daemon.
 func TestOldSSEAtTheEnd(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir)
@@ -294,6 +295,7 @@ func TestResumeByVersion(t *testing.T) {
 
 // TestResumeInAScope resumes streams after a session has moved to another claim, and after its claim's end.
 func TestResumeInAScope(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "good tools=progress,release")
