@@ -54,8 +54,8 @@ type registryConfig struct {
 	Watch       bool                   // scan the workspace again and again
 	Frozen      bool                   // host only the modules that the first scan finds, with that content
 
-	// Taken, if not nil, maps the modules below TakenRoots that may be hosted, by
-	// entryKey, to hashes of their content. Frozen sets both.
+	// Taken, if not nil, maps the modules that may be hosted, by entryKey, to hashes of
+	// their content. Frozen sets it. Otherwise it applies to the modules below TakenRoots.
 	Taken      map[string]string
 	TakenRoots []string
 }
@@ -140,7 +140,6 @@ func newRegistry(c registryConfig) (*Registry, error) {
 // freeze allows only the modules that a scan has found, with the content they have now.
 func (r *Registry) freeze(s *scan) {
 	r.Taken = make(map[string]string)
-	r.TakenRoots = r.Roots
 	for i := range s.modules {
 		d := &s.modules[i]
 		if d.Err == nil {
@@ -154,16 +153,14 @@ func (r *Registry) freeze(s *scan) {
 // content.
 func (r *Registry) checkContent(d *discovered) error {
 	below := func(root string) bool { return scopeDir(root).Contains(d.Path) }
-	if r.Taken == nil || !slices.ContainsFunc(r.TakenRoots, below) {
+	if r.Taken == nil || !r.Frozen && !slices.ContainsFunc(r.TakenRoots, below) {
 		return nil
 	}
-	if err := d.readContent(); err != nil {
-		return err
+	err := d.readContent()
+	if err == nil && d.Content != r.Taken[d.key().String()] {
+		err = errChanged
 	}
-	if d.Content != r.Taken[d.key().String()] {
-		return errChanged
-	}
-	return nil
+	return err
 }
 
 // Call runs attempt, which finds something in a view and asks its module. If the module

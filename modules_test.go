@@ -334,6 +334,10 @@ func TestCache(t *testing.T) {
 	if r.readCache(one) == nil || r.readCache(two) != nil {
 		t.Error("what was written is not known, or for another version")
 	}
+	one.Content = "other" // with the same size and times
+	if r.readCache(one) != nil {
+		t.Error("what was written is known for another content")
+	}
 }
 
 // TestThousandModules shows that a start with known modules starts none.

@@ -4,7 +4,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -126,6 +128,30 @@ func TestDroppedModule(t *testing.T) {
 	}
 	out, _, _ = usher(t, "", "modules", "-base", base, dir)
 	checkOmits(t, "usher modules after the restart", out, changed)
+}
+
+// A module that comes into the workspace because a link replaces its folder is refused.
+func TestWorkspaceReplacedByALink(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	workspace := filepath.Join(dir, "workspace")
+	write(t, dir+"/other/evil.usher.py", "")
+	must(t, os.Mkdir(workspace, 0o755))
+	r, err := newRegistry(registryConfig{
+		Roots:    []string{workspace},
+		CacheDir: t.TempDir(),
+		Log:      slog.New(slog.DiscardHandler),
+		Frozen:   true,
+	})
+	must(t, err)
+	defer r.Close()
+	must(t, os.Remove(workspace))
+	must(t, os.Symlink(dir+"/other", workspace))
+	r.rescan()
+	report := r.Report()
+	if len(report) != 1 || !errors.Is(report[0].Err, errChanged) {
+		t.Errorf("got %+v, want one module with the error %v", report, errChanged)
+	}
 }
 
 // TestWatchFlag says when a module is hosted that comes later: -watch, given, is
