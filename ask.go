@@ -37,7 +37,9 @@ type pendingRequests struct {
 
 // ask sends a request to the client and waits for its answer. send reports whether a
 // message may arrive.
-func (p *pendingRequests) ask(ctx context.Context, send func([]byte) bool, method string, params json.RawMessage) (json.RawMessage, error) {
+func (p *pendingRequests) ask(
+	ctx context.Context, send func([]byte) bool, method string, params json.RawMessage,
+) (json.RawMessage, error) {
 	// The id is random, as an answer may arrive after a restart of the daemon.
 	id := quote("usher-" + rand.Text())
 	answer := make(chan *Message, 1)
@@ -118,13 +120,13 @@ type inputRequest struct {
 
 // The reasons why a suspended call does not continue.
 var (
-	errNotResumed = rpcErrorf(codeInternal, "the client did not return with an answer within %v", suspendTimeout)
+	errNotResumed = rpcErrorf(codeInternal, "the client did not return with the answer")
 	errUsedState  = rpcErrorf(codeInvalidParams,
 		"requestState was already used, or its call has ended: call again, without it")
 	errOtherState = rpcErrorf(codeInvalidParams,
-		"requestState belongs to another call, claim or set of capabilities: call again, without it")
+		"requestState belongs to another call, claim or client: call again, without it")
 	errManySuspended = rpcErrorf(codeInternal,
-		"too many calls wait for input from their clients (limit %d): answer some, or wait", maxSuspended)
+		"too many calls wait for their clients (limit %d): answer some", maxSuspended)
 )
 
 // call answers one request of a call. It starts the call, or continues the call whose
@@ -191,7 +193,9 @@ func (c *suspendedCall) notify(method string, params json.RawMessage) {
 }
 
 // ask asks the client a question of the module, and waits for the answer.
-func (c *suspendedCall) ask(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+func (c *suspendedCall) ask(
+	ctx context.Context, method string, params json.RawMessage,
+) (json.RawMessage, error) {
 	if params == nil {
 		params = json.RawMessage(`{}`)
 	}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -310,9 +309,8 @@ func (r *request) ping(context.Context) (json.RawMessage, error) { return noResu
 
 func (r *request) setLevel(context.Context) (json.RawMessage, error) {
 	level := r.params.text("level")
-	if !slices.Contains(logLevels, level) {
-		return nil, rpcErrorf(codeInvalidParams, "unknown level %q: use one of %s",
-			clipText(level, 50), strings.Join(logLevels, ", "))
+	if err := checkLogLevel(level); err != nil {
+		return nil, err
 	}
 	profile := *r.session.profile.Load()
 	profile.level = level
@@ -497,7 +495,8 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	r.session.subscription = r.id
 	r.session.join(r.out)
 	defer r.session.leave(r.out)
-	r.session.notify("notifications/subscriptions/acknowledged", object{{"notifications", honoured.encode()}})
+	acknowledged := object{{"notifications", honoured.encode()}}
+	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
 	var subscribing sync.WaitGroup
 	defer subscribing.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -557,7 +556,9 @@ func (s *Server) callerOf(session *Session, p Principal, send func([]byte) bool)
 		},
 	}
 	if session.era == withSessions {
-		c.Ask = func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error) {
+		c.Ask = func(
+			ctx context.Context, method string, params json.RawMessage,
+		) (json.RawMessage, error) {
 			return session.asked.ask(ctx, send, method, params)
 		}
 	}

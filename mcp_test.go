@@ -116,6 +116,8 @@ func TestBadRequests(t *testing.T) {
 		{name: "another content type", header: "Content-Type: text/plain", status: 415},
 		{name: "no content type", header: "Content-Type:", status: 415},
 		{name: "an Accept of neither", header: "Accept: text/html", status: 406},
+		{name: "an Accept of neither by quality", header: "Accept: text/event-stream; q=0.0, application/json;q=0", status: 406},
+		{name: "an Accept without JSON by quality", header: "Accept: application/json;q=0, text/event-stream;q=0.1", status: 200, says: "data: {"},
 		{name: "no Accept", header: "Accept:", status: 200, says: `"result":{}`},
 		{name: "an Accept of streams alone", header: "Accept: text/event-stream", status: 200, says: "data: {"},
 		{

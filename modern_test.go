@@ -95,7 +95,7 @@ var modernRequests = []modernRequest{
 		name: "an unknown log level",
 		meta: modernMeta + `,"io.modelcontextprotocol/logLevel":"loud"`,
 		code: codeInvalidParams,
-		says: "logLevel",
+		says: "unknown log level",
 	},
 	{
 		name:   "no Mcp-Name",

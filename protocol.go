@@ -74,6 +74,15 @@ var logLevels = []string{
 	"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency",
 }
 
+// checkLogLevel returns an error unless level is one of logLevels.
+func checkLogLevel(level string) error {
+	if slices.Contains(logLevels, level) {
+		return nil
+	}
+	return rpcErrorf(codeInvalidParams, "unknown log level %q: use one of %s",
+		clipText(level, 50), strings.Join(logLevels, ", "))
+}
+
 // clientCaps is a set of capabilities: what a client declared that it can be asked for.
 // Session ids contain these bits, so new capabilities must be added at the end.
 type clientCaps uint16
@@ -181,7 +190,7 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 	if lacked&capElicitURL != 0 {
 		code = codeInvalidParams // client/elicitation, "Error Handling"
 	}
-	return rpcErrorf(code, "this tool asks its client for %v, which this client does not support", lacked)
+	return rpcErrorf(code, "this tool asks its client for %v, which it does not support", lacked)
 }
 
 // errNoClient returns the error for a module's request during a call that no client
@@ -370,7 +379,8 @@ func checkHeader(h http.Header, header, key string, value json.RawMessage) error
 	case !isText && (got == string(value) || sameNumber(got, value)):
 		return nil
 	}
-	return rpcErrorf(codeHeaderMismatch, "header %s is %q, but the body's %q is %s: send the same value",
+	return rpcErrorf(codeHeaderMismatch,
+		"header %s is %q, but the body's %q is %s: send the same value",
 		header, clipText(got, 200), key, cmp.Or(clipText(string(value), 200), "missing"))
 }
 
@@ -389,11 +399,10 @@ func sameNumber(header string, value json.RawMessage) bool {
 func decodeHeader(h http.Header, name string) (string, error) {
 	values := h.Values(name)
 	if len(values) == 0 {
-		return "", rpcErrorf(codeHeaderMismatch, "the header %s is missing", name)
+		return "", rpcErrorf(codeHeaderMismatch, "header %s is missing", name)
 	}
 	malformed := rpcErrorf(codeHeaderMismatch,
-		"the header %s is malformed: want plain ASCII, or =?base64?…?= with standard padded base64 of UTF-8",
-		name)
+		"header %s is malformed: want plain ASCII, or =?base64?…?= with padded base64 of UTF-8", name)
 	value := values[0]
 	notPlain := func(c rune) bool { return c < ' ' && c != '\t' || c > '~' }
 	if len(values) > 1 || strings.ContainsFunc(value, notPlain) {

@@ -75,8 +75,10 @@ func newStatelessSession(params object, p Principal) (*Session, error) {
 	}
 	caps := parseClientCaps(field(meta, metaClientCaps))
 	level := stringField(meta, metaLogLevel)
-	if field(meta, metaLogLevel) != nil && !slices.Contains(logLevels, level) {
-		return nil, rpcErrorf(codeInvalidParams, "%s: use one of %s", metaLogLevel, strings.Join(logLevels, ", "))
+	if field(meta, metaLogLevel) != nil {
+		if err := checkLogLevel(level); err != nil {
+			return nil, err
+		}
 	}
 	s := newSession(newSessionToken(statelessProtocol, caps, p, time.Now()))
 	s.era = withoutSessions
@@ -273,11 +275,13 @@ func (t *sessionTable) end(token *sessionToken) {
 // changed, and renews its subscriptions. It must be called again when changed is closed,
 // and regularly. It asks modules in a goroutine that the caller must wait for with
 // subscribing, and that ends with ctx. The error is that of the session's scope.
-func (s *Server) announce(ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup) (changed <-chan struct{}, err error) {
-	changed = s.modules.Changed()
+func (s *Server) announce(
+	ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup,
+) (<-chan struct{}, error) {
+	changed := s.modules.Changed()
 	scope, err := s.scope(session)
 	if err != nil && !errors.Is(err, errEnded) || session.primary() != out {
-		return changed, err // either nothing is known to have changed, or another stream announces it
+		return changed, err // nothing is known to have changed, or another stream announces it
 	}
 	view := s.modules.View(scope)
 	for _, list := range session.unseenChanges(view, s.started) {

@@ -13,8 +13,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"slices"
-	"strconv"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -38,7 +37,8 @@ func (s *Server) routes(mux *http.ServeMux) {
 
 // methodNotAllowed replaces ServeMux's own answer by a JSON-RPC error.
 func methodNotAllowed(_ http.ResponseWriter, r *http.Request) error {
-	e := httpErrorf(http.StatusMethodNotAllowed, "method %s is not allowed here: use POST, GET or DELETE", r.Method)
+	e := httpErrorf(http.StatusMethodNotAllowed,
+		"method %s is not allowed here: use POST, GET or DELETE", r.Method)
 	e.Header = http.Header{"Allow": {"POST, GET, DELETE"}}
 	return e
 }
@@ -74,18 +74,16 @@ type accepts struct {
 	html         bool // only browsers ask for it
 }
 
-// parseAccept reads an Accept header. A missing header allows JSON and streams. Quality
-// values count only if they are 0, which excludes a type.
+// parseAccept reads an Accept header. A missing header allows JSON and streams. Entries
+// with a quality of 0 are skipped; other qualities don't count.
 func parseAccept(values []string) (a accepts) {
-	var excluded []string
 	header := cmp.Or(strings.Join(values, ","), "*/*")
 	for part := range strings.SplitSeq(header, ",") {
-		kind, params, _ := mime.ParseMediaType(part)
-		if quality, err := strconv.ParseFloat(params["q"], 64); err == nil && quality == 0 {
-			excluded = append(excluded, kind)
+		kind, params, _ := strings.Cut(part, ";")
+		if zeroQuality.MatchString(params) {
 			continue
 		}
-		switch kind {
+		switch strings.ToLower(strings.TrimSpace(kind)) {
 		case "*/*":
 			a.json = true
 			a.stream = true
@@ -98,11 +96,12 @@ func parseAccept(values []string) (a accepts) {
 			a.html = true
 		}
 	}
-	a.json = a.json && !slices.Contains(excluded, "application/json")
-	a.stream = a.stream && !slices.Contains(excluded, "text/event-stream")
-	a.streamFirst = a.streamFirst && a.stream
 	return a
 }
+
+// zeroQuality matches the parameters of a type that the client does not accept (RFC 9110,
+// section 12.4.2).
+var zeroQuality = regexp.MustCompile(`(?i)(^|;)\s*q=0(\.0*)?\s*(;|$)`)
 
 // servePOST receives one message. It answers a request, and accepts any other message.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
@@ -357,7 +356,9 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 
 // openStream returns the outbox for a GET: the interrupted answer to a request, or one
 // for the notifications of the session.
-func (s *Server) openStream(r *http.Request, from admission, conn *connection) (*Session, *outbox, error) {
+func (s *Server) openStream(
+	r *http.Request, from admission, conn *connection,
+) (*Session, *outbox, error) {
 	session, err := s.openSession(from)
 	if err != nil {
 		return nil, nil, err
