@@ -527,7 +527,8 @@ func (s *Server) scope(session *Session) (Scope, error) {
 
 // authorized returns a function that reports whether a session still has the access of
 // a principal that it had. The function must be called at each later use: for
-// notifications, requests to the client and resumed streams.
+// notifications, requests to the client and resumed streams. It is a function for
+// worker.go and outbox.go, which must not depend on the gate.
 func (s *Server) authorized(session *Session, was Principal) func() bool {
 	return func() bool {
 		_, err := s.gate.Scope(was)
@@ -539,7 +540,8 @@ func (s *Server) authorized(session *Session, was Principal) func() bool {
 func (s *Server) starting() bool { return time.Since(s.started) < startupTime }
 
 // callerOf returns the caller of a session's requests, made as principal p. send sends a
-// message to the client, and reports whether it may arrive.
+// message to the client, and reports whether it may arrive. The Caller contains functions
+// because a module's process, which calls them, must not depend on sessions and the gate.
 func (s *Server) callerOf(session *Session, p Principal, send func([]byte) bool) Caller {
 	c := Caller{
 		Session:    session.token.ID,
