@@ -89,7 +89,7 @@ func (r *reaper) start() error {
 	return nil
 }
 
-// runReaper is the reaper process. It returns when stdin ends.
+// runReaper runs the reaper process until stdin ends.
 func runReaper(stdin io.Reader) {
 	groups := make(map[int]bool)
 	lines := bufio.NewScanner(stdin)

@@ -95,7 +95,7 @@ func moduleFile(base string) (name string, kind Kind, ok bool) {
 	return name, kind, found && known
 }
 
-// launch is how to start a module's process.
+// launch describes how to start a module's process.
 type launch struct {
 	Path string   // the program, absolute or found through PATH
 	Args []string // without the program itself
@@ -217,7 +217,7 @@ func checkNesting(inside string, roots []string) error {
 
 // configModules reads a .mcp.json file in the folder dir. It returns the entries, each with
 // how to start it or why it can't be started; getenv resolves the variables in them. The
-// error is that the whole file is invalid.
+// error means that the whole file is invalid.
 func configModules(raw []byte, dir string, getenv func(string) (string, bool)) ([]discovered, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
 	bad, invalid := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
