@@ -120,6 +120,7 @@ func TestAskThousandAtOnce(t *testing.T) {
 // TestAskOfOneOfSeveral has a module that does not name its calls ask in one call while another of the same session
 // ends.
 func TestAskOfOneOfSeveral(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, dir := startAskers(t, map[string]string{"a": "fixed tools=ask"})
 	for _, way := range []string{"2025-11-25", "HTTP+SSE", "stdio"} {
@@ -153,6 +154,7 @@ func TestAskOfOneOfSeveral(t *testing.T) {
 
 // TestAskTellsItsCallerAlone checks that only the caller hears the progress and log messages of a call that asks.
 func TestAskTellsItsCallerAlone(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, dir := startAskers(t, map[string]string{"old": "fixed tools=ask", "named": "fixed names tools=ask"})
 	for _, module := range []string{"named", "old"} {
@@ -247,6 +249,7 @@ func checkHeard(t *testing.T, c *askClient, way string) {
 // TestAskOfASubscription has a module ask when a session subscribes: another session, whose call it has served, must
 // not be asked.
 func TestAskOfASubscription(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, _ := startAskers(t, map[string]string{"a": "good tools=pid res=a wants"})
 	caller := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
@@ -263,6 +266,7 @@ func TestAskOfASubscription(t *testing.T) {
 // TestAskProgressOfARound has a client ask for progress in one round of a call and not in another, or under another
 // token.
 func TestAskProgressOfARound(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
 	c := askModern(t, d.URL, askAllCaps, "")

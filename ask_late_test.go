@@ -101,6 +101,7 @@ func TestAskEndsCleanly(t *testing.T) {
 
 // TestAskResumed has a client's stream break off before the question, and the client come back for it.
 func TestAskResumed(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
@@ -134,6 +135,7 @@ func TestAskResumed(t *testing.T) {
 
 // TestAskWithoutAStream has a client that accepts no stream as an answer: it can be asked only if it listens.
 func TestAskWithoutAStream(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
 	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
@@ -190,6 +192,7 @@ func TestAskLate(t *testing.T) {
 // TestAskOutsideOfCallsAtTheEnd has a module ask the client of its last call after that client's session has lost its
 // scope.
 func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, b *bubble, c *testClient, own Code){
 		"its claim is revoked": func(t *testing.T, b *bubble, _ *testClient, own Code) {

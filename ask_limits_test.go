@@ -8,6 +8,7 @@ import (
 )
 
 func TestAskBounds(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, dir := startAskers(t, map[string]string{
 		"a": "fixed names tools=ask",
@@ -48,6 +49,7 @@ func TestAskBounds(t *testing.T) {
 
 // TestAskFlood has one call ask more than it may at once: some questions are refused, and each gets an answer.
 func TestAskFlood(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, _ := startAskers(t, map[string]string{"a": "fixed names tools=ask"})
 	var flood fakeAsk

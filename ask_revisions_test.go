@@ -67,6 +67,7 @@ func askForAll(t *testing.T, c *askClient, module string) {
 }
 
 func TestAskUndeclared(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, _ := startAskers(t, map[string]string{"old": "fixed tools=ask", "new": "modern tools=ask"})
 	withTools := fakeWish{"sampling/createMessage", json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
@@ -143,6 +144,7 @@ func TestAskUndeclared(t *testing.T) {
 
 // TestAskWithoutAClient checks that callers other than MCP clients are told what to do instead.
 func TestAskWithoutAClient(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, dir := startAskers(t, map[string]string{
 		"old":   "fixed tools=ask,handleAsk",
@@ -169,6 +171,7 @@ func TestAskWithoutAClient(t *testing.T) {
 
 // TestAskBeforeTheFirstCall has a module ask for roots as soon as it is started, as many do.
 func TestAskBeforeTheFirstCall(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, dir := startAskers(t, map[string]string{"a": "fixed roots tools=roots"})
 	for way, connect := range askWays {
@@ -183,6 +186,7 @@ func TestAskBeforeTheFirstCall(t *testing.T) {
 
 // TestAskInEachMethod has modules ask in the middle of each method in which they can, of clients without sessions.
 func TestAskInEachMethod(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d, _ := startAskers(t, map[string]string{
 		"named":  "good names tools=ask res=named wants",

@@ -53,6 +53,7 @@ const sayYes = `{"ask-1":{"action":"accept"}}`
 
 // TestStateIsBound checks that a state is valid only unchanged, for its principal, its client and its params.
 func TestStateIsBound(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "fixed tools=ask,again")

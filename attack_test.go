@@ -39,6 +39,7 @@ func setHeader(name string, values ...string) func(*http.Request) {
 // TestAttacks presents what was never issued, in a scoped session, which is
 // unchanged after each attempt.
 func TestAttacks(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
@@ -85,6 +86,7 @@ func TestAttacks(t *testing.T) {
 // TestForgedSessions presents session ids that this daemon has not issued, or
 // that have ended.
 func TestForgedSessions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	c := p.session(inHeader(p.code("/proj")))
@@ -136,6 +138,7 @@ func TestForgedSessions(t *testing.T) {
 
 // TestForgedNames calls tools out of scope by other names and in other requests.
 func TestForgedNames(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	c := p.session(inHeader(p.code("/proj")))
@@ -165,6 +168,7 @@ func TestForgedNames(t *testing.T) {
 // TestEndedSessionStaysEnded tries to bring a session back whose claim has ended.
 // Each row changes the claims after the row before.
 func TestEndedSessionStaysEnded(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	created := time.Now().Add(-time.Minute).UTC().Round(time.Millisecond)
@@ -216,6 +220,7 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 // TestRevokeAgainstCalls races revokes against calls: once a revoke has returned,
 // or a call was refused, no more calls are let in.
 func TestRevokeAgainstCalls(t *testing.T) {
+	long(t)
 	t.Parallel()
 	rounds := slowTests(40, 400)
 	p := startProjects(t)
@@ -272,6 +277,7 @@ func callUntilRefused(t *testing.T, c *testClient, revoked <-chan struct{}, in, 
 // TestMovesAgainstLists races requests of one session that present different
 // codes: it sees one folder or the other, and never more.
 func TestMovesAgainstLists(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	codes := []string{p.code("/proj"), p.code("/other"), "", "ABCDEF"}
@@ -295,6 +301,7 @@ func TestMovesAgainstLists(t *testing.T) {
 // TestWaitingCallOfAnEndedClaim ends a claim while a call waits for its module to
 // be introspected: the call is never started.
 func TestWaitingCallOfAnEndedClaim(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
@@ -331,6 +338,7 @@ func awaitUnderWay(t *testing.T, c *testClient, id string) {
 // TestStreamsAtTheEnd follows the streams of a scoped session to its claim's end
 // and beyond.
 func TestStreamsAtTheEnd(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
@@ -367,6 +375,7 @@ func TestStreamsAtTheEnd(t *testing.T) {
 
 // TestMovingFolders moves modules, and the folder of a claim.
 func TestMovingFolders(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	free, c := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
@@ -410,6 +419,7 @@ func TestMovingFolders(t *testing.T) {
 // TestRootBecomesALink replaces the folder that the daemon was started on, and
 // that a claim is for, by a link.
 func TestRootBecomesALink(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := twoProjects(t)
 	d := startDaemon(t, dir+"/proj")
@@ -426,6 +436,7 @@ func TestRootBecomesALink(t *testing.T) {
 // TestModuleMovesUnderCalls moves a module into the scope and out of it while it
 // is called: a scoped session is never answered from outside.
 func TestModuleMovesUnderCalls(t *testing.T) {
+	long(t)
 	t.Parallel()
 	rounds := slowTests(2, 40)
 	p := startProjects(t)
@@ -463,6 +474,7 @@ func TestModuleMovesUnderCalls(t *testing.T) {
 // TestStartFailuresNameNoPath makes modules fail to start under a session, whose
 // answers a spy reads.
 func TestStartFailuresNameNoPath(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	proj := dir + "/proj/"
@@ -516,6 +528,7 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 // TestKilledWhileMoving kills the daemon while sessions become scoped: each whose
 // request was answered is scoped in the next daemon, the others at least go on.
 func TestKilledWhileMoving(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := daemonOptions{ownProcess: true}.startProjects(t)
 	code, other := p.code("/proj"), p.code("/other")
@@ -567,6 +580,7 @@ func TestKilledWhileMoving(t *testing.T) {
 // TestSessionInTheURL names a session of streamable HTTP in the URL, as only
 // HTTP+SSE does. It counts for nothing, and so lets nobody in.
 func TestSessionInTheURL(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	open, scoped := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
@@ -590,6 +604,7 @@ func TestSessionInTheURL(t *testing.T) {
 // TestOldSSEKeepsItsClaim presents other codes at the address of an HTTP+SSE
 // session, which must not move, whether or not its own claim has ended.
 func TestOldSSEKeepsItsClaim(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	code, other := p.code("/proj"), p.code("/other")
@@ -619,6 +634,7 @@ func TestOldSSEKeepsItsClaim(t *testing.T) {
 
 // TestBodyAfterTheEnd ends a session while the body of one of its requests comes in.
 func TestBodyAfterTheEnd(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := startProjects(t).session(presentNothing)
 	read, write := io.Pipe()

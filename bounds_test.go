@@ -326,6 +326,7 @@ func TestProcessesAreBounded(t *testing.T) {
 // TestProcessPerSession has each session call a process of its own, which ends
 // with the session, and whose crash no other session notices.
 func TestProcessPerSession(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/own.usher", "good")
@@ -441,6 +442,7 @@ func TestUnreadableAnswers(t *testing.T) {
 
 // A module that does not read holds no more than it may, and a call to it ends.
 func TestModuleThatDoesNotRead(t *testing.T) {
+	long(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := testWorker("a", nil)
@@ -618,6 +620,7 @@ func TestOldSessionsEndWithTheirStreams(t *testing.T) {
 
 // TestPanicInAScan holds that the workspace is watched on after a panic in that.
 func TestPanicInAScan(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, first := t.TempDir(), true
 	var out output
@@ -690,6 +693,7 @@ func TestPanics(t *testing.T) {
 // TestLogTells checks that each call, claim and invalid code is a line of the log,
 // which names a claim by its label and contains no code.
 func TestLogTells(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	claim, err := openStore(t, p.Base).Create(t.Context(), p.dir+"/proj", "a phone", time.Hour)

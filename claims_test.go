@@ -206,6 +206,7 @@ func TestPermissions(t *testing.T) {
 }
 
 func TestUnusableFile(t *testing.T) {
+	long(t)
 	with := func(old, new string) string { return "[" + strings.Replace(claimA, old, new, 1) + "]" }
 	for _, tt := range []struct{ name, content string }{
 		{"empty", ""},
@@ -427,6 +428,7 @@ func TestPurgeThatFails(t *testing.T) {
 // A reader notices every replacement of the file, even by one of the same size
 // and time: a kept inode can't come back.
 func TestLookupSeesEveryReplacement(t *testing.T) {
+	long(t)
 	if runtime.GOOS == "windows" {
 		t.Skip("sizes and times are all there is to see within a tick")
 	}
@@ -450,6 +452,7 @@ func TestLookupSeesEveryReplacement(t *testing.T) {
 }
 
 func TestOtherStoreSeesChangesAtOnce(t *testing.T) {
+	long(t)
 	dir := newDataDir(t)
 	daemon, cli := testStore(t, dir), testStore(t, dir)
 	for range 20 {
@@ -464,6 +467,7 @@ func TestOtherStoreSeesChangesAtOnce(t *testing.T) {
 }
 
 func TestGoroutines(t *testing.T) {
+	long(t)
 	dir := newDataDir(t)
 	stores := []*ClaimStore{testStore(t, dir), testStore(t, dir)}
 	var all sync.WaitGroup

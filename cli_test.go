@@ -60,6 +60,7 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 }
 
 func TestPrinted(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, err := filepath.EvalSymlinks(t.TempDir())
 	must(t, err)
@@ -181,6 +182,7 @@ func TestFlagsAnywhere(t *testing.T) {
 
 // Claims and modules are printed without what could change a terminal.
 func TestPlainOutput(t *testing.T) {
+	long(t)
 	t.Parallel()
 	isPlain := func(what, text string) {
 		if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
@@ -216,6 +218,7 @@ func TestPlainOutput(t *testing.T) {
 }
 
 func TestClaimOfARunningDaemon(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	newClaim := func() string {
@@ -249,6 +252,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 }
 
 func TestRefusedCommands(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	locked := t.TempDir()
@@ -382,6 +386,7 @@ func TestFullDisk(t *testing.T) {
 
 // A revoke of several codes revokes all valid ones, whatever else is named.
 func TestRevokeSeveral(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	a, b, kept := newClaimFor(t, base, dir), newClaimFor(t, base, dir), newClaimFor(t, base, dir)
@@ -418,6 +423,7 @@ func TestPrivateData(t *testing.T) {
 
 // What is printed is what clients can reach.
 func TestPublicURL(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/hooks.usher", "good tools=handleX")
@@ -467,6 +473,7 @@ func TestDaemonRecord(t *testing.T) {
 
 // A call starts no other module.
 func TestCallStartsOneModule(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	for _, path := range []string{"/p/a", "/q/a", "/b", "/q/p-b"} {
@@ -521,6 +528,7 @@ func FuzzParseTTL(f *testing.F) {
 // TestStarters runs the modules that usher new writes in Go and for the shell. The
 // others are run by TestShimStarters.
 func TestStarters(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	for _, ending := range []string{"go", "sh"} {
@@ -532,6 +540,7 @@ func TestStarters(t *testing.T) {
 
 // A command that waits says for what, and that it was interrupted.
 func TestInterrupted(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeFake(t, dir+"/db.usher", "mute")
@@ -551,6 +560,7 @@ func TestInterrupted(t *testing.T) {
 
 // TestBanner reads what usher serve prints for people.
 func TestBanner(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const claim, mcp = "usher claim -scope ", "claude mcp add --transport http usher "
 	const empty = "no module is ready yet; create one: usher new "
@@ -599,6 +609,7 @@ func TestBanner(t *testing.T) {
 
 // TestPrintedCurl runs the lines that usher modules prints for webhooks.
 func TestPrintedCurl(t *testing.T) {
+	long(t)
 	t.Parallel()
 	need(t, "curl")
 	need(t, "python3")
@@ -632,6 +643,7 @@ def handle_signed():
 
 // TestClaimWarns creates claims that give less, or more, than one would think.
 func TestClaimWarns(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	wantUsher(t, 0, "No active claims.", "claim", "list", "-base", base+"/new")
@@ -702,6 +714,7 @@ func TestFormatLeft(t *testing.T) {
 
 // TestCompletion completes command lines in the shells that are here.
 func TestCompletion(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	c := newClaimFor(t, base, dir)

@@ -226,6 +226,7 @@ func (c *claimsChild) codes() []Code {
 }
 
 func TestProcessesAtOnce(t *testing.T) {
+	long(t)
 	processes, each := slowTests(12, 64), slowTests(10, 20)
 	dir := newDataDir(t)
 	printed := make([][]Code, processes)
@@ -250,6 +251,7 @@ func TestProcessesAtOnce(t *testing.T) {
 }
 
 func TestKilledAtRandom(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const crowd = 3 // writers at a time, one of whom is killed
 	dir := newDataDir(t)
@@ -372,6 +374,7 @@ func TestStoppedWriter(t *testing.T) {
 // A writer whose token was taken over writes nothing and starts over, but not for
 // ever.
 func TestTokenLost(t *testing.T) {
+	long(t)
 	dir := newDataDir(t)
 	s, thief := testStore(t, dir), testStore(t, dir)
 	thief.token.stale = -time.Second // every token is old

@@ -144,6 +144,7 @@ func TestUnreadableClaims(t *testing.T) {
 // TestEndOfAClaim ends a claim in each way under a session with a stream and a
 // call under way.
 func TestEndOfAClaim(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for how, end := range map[string]func(*projects, Claim){
 		"revoked": func(p *projects, c Claim) { p.revoke(c.Code.Reveal()) },
@@ -192,6 +193,7 @@ func checkEnded(t *testing.T, c *testClient) {
 // TestScopedSessionIsTold has an unscoped session become scoped: its stream says
 // that its tools have changed.
 func TestScopedSessionIsTold(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	c := p.session(presentNothing)
@@ -202,6 +204,7 @@ func TestScopedSessionIsTold(t *testing.T) {
 }
 
 func TestScopesSurviveRestarts(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	proj := newClaimFor(t, p.Base, p.dir+"/proj")
@@ -270,6 +273,7 @@ func TestSpoiledSessionLog(t *testing.T) {
 }
 
 func TestStampThatCantBeWritten(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	c, code := p.session(presentNothing), p.code("/proj")
@@ -399,6 +403,7 @@ func presentations(p, o, g, x string) []presentation {
 // TestScopeTable is the table of who sees what: what a request presents, for a
 // session in each state.
 func TestScopeTable(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d := startProjects(t)
 	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
@@ -450,6 +455,7 @@ func TestScopeTable(t *testing.T) {
 // TestModernScopeTable is the table of who sees what for requests without a
 // session, before and after the daemon was killed, and if claims are required.
 func TestModernScopeTable(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d := daemonOptions{ownProcess: true}.startProjects(t)
 	c := newStateless(t, d.URL)
@@ -488,6 +494,7 @@ func TestModernScopeTable(t *testing.T) {
 // TestOutOfScopeIsUnknown asks for what is out of scope, and for what does not
 // exist, in a session and without one: the answers are equal, byte by byte.
 func TestOutOfScopeIsUnknown(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/other/rich.usher", "good tools=tell res=rich")
@@ -564,6 +571,7 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 
 // TestWhatIsInAScope asks for modules near the edge of a scope.
 func TestWhatIsInAScope(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	for _, link := range [][2]string{
@@ -805,6 +813,7 @@ func move(t *testing.T, g *Gate, token *sessionToken, p Principal) {
 
 // TestSessionLogKeepsScopes opens the session store across restarts and clocks.
 func TestSessionLogKeepsScopes(t *testing.T) {
+	long(t)
 	t.Parallel()
 	at := func(created time.Time) Principal {
 		return Principal{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
@@ -861,6 +870,7 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 // TestSessionLogIsCompacted moves a session to and fro: the log keeps its last
 // claim, and does not grow with its moves.
 func TestSessionLogIsCompacted(t *testing.T) {
+	long(t)
 	t.Parallel()
 	data := t.TempDir()
 	g, _ := testGate(t, data, false)
@@ -888,6 +898,7 @@ func TestSessionLogIsCompacted(t *testing.T) {
 // TestRecordsAreBounded has a claim end more sessions than are remembered: it can
 // end no more, but another claim can, also after a restart.
 func TestRecordsAreBounded(t *testing.T) {
+	long(t)
 	t.Parallel()
 	data := t.TempDir()
 	g, _ := testGate(t, data, false)
@@ -914,6 +925,7 @@ func TestRecordsAreBounded(t *testing.T) {
 
 // TestClaimsWithoutADate has createdAt missing, or be no date that can be written.
 func TestClaimsWithoutADate(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	for _, created := range []string{

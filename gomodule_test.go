@@ -121,6 +121,7 @@ func goTestCallsModule(t *testing.T) (binary string) {
 }
 
 func TestGoModuleSpeaksMCP(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startBinary(t, goTestCallsModule(t))
 	check(t, "the first line, which an imported package prints", p.next(), "greet init")
@@ -246,6 +247,7 @@ func goTestConcurrency(t *testing.T, p *modulePeer) {
 // TestGoModuleAsks asks clients in the ways that only Go modules do; see
 // TestModuleAsks.
 func TestGoModuleAsks(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startFile(t, "testdata/gomodule/run/asks.usher.go")
 	// Numbers keep their digits, there and back.
@@ -279,6 +281,7 @@ func TestGoModuleAsks(t *testing.T) {
 // TestGoModuleFresh changes what a module is built from, which each build sees;
 // what was built before stays as it is.
 func TestGoModuleFresh(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := goTestTree(t, map[string]string{
 		"go.mod":     goMod,
@@ -326,6 +329,7 @@ func TestGoModuleFresh(t *testing.T) {
 // TestGoModuleNames has two modules in one folder, which don't see each other and
 // need no go.mod.
 func TestGoModuleNames(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const src = goHead + "var shared = 1\n\nfunc Same() int { return shared }\n"
 	dir := goTestTree(t, map[string]string{
@@ -417,6 +421,7 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 // TestGoModuleWorkspace has a module import what its Go module and workspace
 // have. It is built for this machine whatever the environment says.
 func TestGoModuleWorkspace(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := goTestTree(t, map[string]string{
 		"go.work":        "go 1.22\n\nuse (\n\t./app\n\t./lib\n)\n",
@@ -480,6 +485,7 @@ func TestGoModuleConstraint(t *testing.T) {
 // TestGoModuleFields checks that the parameters of a struct are the fields that
 // encoding/json finds in it.
 func TestGoModuleFields(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startFile(t, "testdata/gomodule/run/fields.usher.go")
 	defer p.end()

@@ -233,6 +233,7 @@ func layerOf(file string) int {
 }
 
 func TestLayers(t *testing.T) {
+	long(t)
 	h := readHouse(t)
 	for name := range h.files {
 		if layerOf(name) < 0 {
@@ -250,6 +251,7 @@ func TestLayers(t *testing.T) {
 }
 
 func TestForbiddenNames(t *testing.T) {
+	long(t)
 	h := readHouse(t)
 	for file, words := range forbiddenNames {
 		for _, word := range words {
@@ -271,6 +273,7 @@ func TestForbiddenNames(t *testing.T) {
 }
 
 func TestSizes(t *testing.T) {
+	long(t)
 	h := readHouse(t)
 	var program, tests, shims codeSize
 	scopeLines := 0

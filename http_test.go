@@ -134,6 +134,7 @@ func (b *slowBody) status(t *testing.T) int {
 }
 
 func TestBodiesHaveOneBudget(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const mib = 1 << 20
 	s, _ := bodyServer(t, 12*mib)
@@ -158,6 +159,7 @@ func TestBodiesHaveOneBudget(t *testing.T) {
 }
 
 func TestBodiesOfKnownSendersAreRefusedPastTheBudget(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const mib = 1 << 20
 	s, bodies := bodyServer(t, 14*mib)

@@ -304,6 +304,7 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 // TestShimGolden checks what is read from each file: methods, types and
 // documentation.
 func TestShimGolden(t *testing.T) {
+	long(t)
 	for _, pattern := range []string{"testdata/python/*.py.json", "testdata/node/*s.json"} {
 		files, _ := filepath.Glob(pattern)
 		if len(files) == 0 {
@@ -514,6 +515,7 @@ func TestEditedWhileServed(t *testing.T) {
 
 // TestShimStarters runs the modules that usher new writes.
 func TestShimStarters(t *testing.T) {
+	long(t)
 	for _, ending := range []string{".py", ".js", ".ts"} {
 		t.Run(ending, func(t *testing.T) {
 			needLanguage(t, ending)
@@ -566,6 +568,7 @@ func languages(t *testing.T) (dir string, names []string) {
 }
 
 func TestOneFormInEachLanguage(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, names := languages(t)
 	d := startDaemon(t, dir)
@@ -607,6 +610,7 @@ func TestOneFormInEachLanguage(t *testing.T) {
 // TestOldRequestsAreRefused delivers requests of an earlier time, which only
 // usher itself can make.
 func TestOldRequestsAreRefused(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, names := languages(t)
 	log := slog.New(slog.DiscardHandler)
@@ -633,6 +637,7 @@ func TestOldRequestsAreRefused(t *testing.T) {
 // TestShellExample runs the example that looks at a Git repository, with
 // arguments that a shell could take for commands.
 func TestShellExample(t *testing.T) {
+	long(t)
 	t.Parallel()
 	need(t, "git")
 	d, path, _ := hostFile(t, "examples/site/changes.usher.sh")

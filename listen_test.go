@@ -97,6 +97,7 @@ func subscribeAndCrash(t *testing.T, way string) {
 
 // TestListenerWantsTooMuch exceeds the limits of a list of resources in number and in bytes.
 func TestListenerWantsTooMuch(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/r.usher", "good tools=x res=r")

@@ -39,6 +39,7 @@ type badRequest struct {
 }
 
 func TestBadRequests(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example", "-allow-origin", "https://app.example",
 		"-open", "-open-webhooks")
@@ -198,6 +199,7 @@ func TestBadRequests(t *testing.T) {
 }
 
 func TestPreflight(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t, "-allow-origin", "https://app.example")
 	preflight := func(origin string) answer {
@@ -259,6 +261,7 @@ func TestCallsPassThrough(t *testing.T) {
 
 // TestLookalikes sends params with members that a module in Go would take for usher's own.
 func TestLookalikes(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	for _, params := range []string{
@@ -311,6 +314,7 @@ func TestParseParams(t *testing.T) {
 
 // TestProgress has many sessions wait for progress of one process under the same token.
 func TestProgress(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good shared")
@@ -340,6 +344,7 @@ func TestProgress(t *testing.T) {
 }
 
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good shared")
@@ -358,6 +363,7 @@ func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 }
 
 func TestCancel(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	call := c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
@@ -390,6 +396,7 @@ func TestCancel(t *testing.T) {
 }
 
 func TestCallTimeout(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t, "-call-timeout", "200ms")
 	c.call("a_pid", "")
@@ -488,6 +495,7 @@ func TestStdio(t *testing.T) {
 }
 
 func TestStreamsOfASession(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	for range maxStreams {

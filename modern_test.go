@@ -196,6 +196,7 @@ func (m modernRequest) do(c *testClient) (a answer, status int) {
 }
 
 func TestModernRequests(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x res=r")
@@ -271,6 +272,7 @@ func TestModernParamHeaders(t *testing.T) {
 // TestReadIsOfItsURI reads a resource and names another one in a member that belongs to completion: that resource's
 // module must not get the request.
 func TestReadIsOfItsURI(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/r.usher", "good tools=x res=r")
@@ -284,6 +286,7 @@ func TestReadIsOfItsURI(t *testing.T) {
 }
 
 func TestModernResults(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x,fail res=r")
@@ -347,6 +350,7 @@ func TestModernHasNoSessions(t *testing.T) {
 
 // TestModernNotifications checks what comes before an answer.
 func TestModernNotifications(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	d := c.daemon

@@ -18,6 +18,7 @@ import (
 )
 
 func TestWhatIsSearched(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	outside := t.TempDir()
@@ -46,6 +47,7 @@ func TestWhatIsSearched(t *testing.T) {
 
 // TestHotReload edits the workspace under a stream of calls.
 func TestHotReload(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
@@ -122,6 +124,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 // TestOddFiles has files that must not be read like files, and shows that the
 // others are hosted all the same.
 func TestOddFiles(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
@@ -224,6 +227,7 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 // TestListsThatFail has a server that can't list its prompts: its tools are
 // hosted.
 func TestListsThatFail(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeScript(t, dir+"/a.usher", `"tools":{},"prompts":{}`, "")
@@ -255,6 +259,7 @@ done
 }
 
 func TestConfigFiles(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	exe, err := os.Executable()
@@ -291,6 +296,7 @@ func TestConfigFiles(t *testing.T) {
 }
 
 func TestGoModuleLifeInUsher(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	path := dir + "/m.usher.go"
@@ -342,6 +348,7 @@ func TestCache(t *testing.T) {
 
 // TestThousandModules shows that a start with known modules starts none.
 func TestThousandModules(t *testing.T) {
+	long(t)
 	t.Parallel()
 	n := slowTests(100, 1000)
 	dir, base := t.TempDir(), t.TempDir()

@@ -74,6 +74,7 @@ func nodeTestNpm(t *testing.T, dir string, args ...string) {
 // TestNodeScannerTakesAnything scans pieces and scrambled copies of the files
 // here: reading ends without an error, whatever the text.
 func TestNodeScannerTakesAnything(t *testing.T) {
+	long(t)
 	t.Parallel()
 	nodeTestVersion(t)
 	shim, err := runtimeFiles.ReadFile("runtimes/shim.mjs")
@@ -94,6 +95,7 @@ func TestNodeScannerTakesAnything(t *testing.T) {
 }
 
 func TestNodeCalls(t *testing.T) {
+	long(t)
 	t.Parallel()
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
@@ -151,6 +153,7 @@ func TestNodeCalls(t *testing.T) {
 }
 
 func TestNodeProtocol(t *testing.T) {
+	long(t)
 	t.Parallel()
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
@@ -182,6 +185,7 @@ func TestNodeProtocol(t *testing.T) {
 }
 
 func TestNodeCancel(t *testing.T) {
+	long(t)
 	t.Parallel()
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
@@ -198,6 +202,7 @@ func TestNodeCancel(t *testing.T) {
 }
 
 func TestNodeExit(t *testing.T) {
+	long(t)
 	t.Parallel()
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
@@ -214,6 +219,7 @@ func TestNodeExit(t *testing.T) {
 // TestNodeWithoutPipes has stdin be a file, so that the descriptors can't be moved
 // away: prints don't get between the messages.
 func TestNodeWithoutPipes(t *testing.T) {
+	long(t)
 	t.Parallel()
 	nodeTestVersion(t)
 	in := filepath.Join(t.TempDir(), "in")

@@ -32,6 +32,7 @@ func pythonTestVersion(t *testing.T) (minor int) {
 // TestPythonSyntax checks that what usher ships is Python 3.9, whatever version
 // runs the tests.
 func TestPythonSyntax(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pythonTestVersion(t)
 	const code = "import ast, sys\n" +
@@ -47,6 +48,7 @@ func TestPythonSyntax(t *testing.T) {
 // TestPythonNewAnnotations has annotations that older versions of Python can't
 // evaluate, in a file named after a module that all need.
 func TestPythonNewAnnotations(t *testing.T) {
+	long(t)
 	t.Parallel()
 	minor := pythonTestVersion(t)
 	file := filepath.Join(t.TempDir(), "json.usher.py")
@@ -67,6 +69,7 @@ func TestPythonNewAnnotations(t *testing.T) {
 // comments don't count. They come from the text that usher hands over, even if
 // the file has changed since.
 func TestPythonTagsAbove(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pythonTestVersion(t)
 	const text = "# A remark.\n# @webhook a/b\n#@readonly\n@staticmethod\n" +
@@ -90,6 +93,7 @@ func TestPythonTagsAbove(t *testing.T) {
 }
 
 func TestPythonParameters(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pythonTestVersion(t)
 	p := startShim(t, kindPython, pythonCalls)
@@ -137,6 +141,7 @@ func TestPythonParameters(t *testing.T) {
 }
 
 func TestPythonResults(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pythonTestVersion(t)
 	p := startShim(t, kindPython, pythonCalls)
@@ -197,6 +202,7 @@ func TestPythonResults(t *testing.T) {
 }
 
 func TestPythonProtocol(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pythonTestVersion(t)
 	p := startShim(t, kindPython, pythonCalls)
@@ -231,6 +237,7 @@ func TestPythonProtocol(t *testing.T) {
 }
 
 func TestPythonCancel(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pythonTestVersion(t)
 	p := startShim(t, kindPython, pythonCalls)
@@ -259,6 +266,7 @@ func TestPythonCancel(t *testing.T) {
 }
 
 func TestPythonFailsToLoad(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pythonTestVersion(t)
 	dir := t.TempDir()
@@ -288,6 +296,7 @@ func TestPythonFailsToLoad(t *testing.T) {
 // TestPythonHosted has a module find its neighbors and its own name, and writes
 // nothing beside it.
 func TestPythonHosted(t *testing.T) {
+	long(t)
 	t.Parallel()
 	pythonTestVersion(t)
 	dir := t.TempDir()
@@ -314,6 +323,7 @@ if __name__ == "__main__":
 // TestPythonVirtualEnvironment has a folder's own virtual environment run its
 // modules.
 func TestPythonVirtualEnvironment(t *testing.T) {
+	long(t)
 	t.Parallel()
 	minor := pythonTestVersion(t)
 	dir := t.TempDir()

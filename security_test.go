@@ -64,6 +64,7 @@ func TestSecurityDocument(t *testing.T) {
 // TestDataIsPrivate has a daemon write all that it does into its base folder, under
 // an umask that leaves every mode as it was asked for, and nothing elsewhere.
 func TestDataIsPrivate(t *testing.T) {
+	long(t)
 	if runtime.GOOS == "windows" {
 		t.Skip("no such permissions")
 	}

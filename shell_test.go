@@ -26,6 +26,7 @@ func markProcesses(t *testing.T) (list func() string) {
 }
 
 func TestShellModule(t *testing.T) {
+	long(t)
 	need(t, "bash")
 	processes := markProcesses(t)
 	d, path, _ := hostFile(t, "testdata/shell/s.usher.sh")
@@ -101,6 +102,7 @@ func TestShellFaults(t *testing.T) {
 // function. A reserved word, or a name in a here-document, once ran the caller's
 // argument, or a program on PATH.
 func TestShellNames(t *testing.T) {
+	long(t)
 	t.Parallel()
 	need(t, "sh")
 	script, err := os.ReadFile("testdata/shell/names.usher.sh")
@@ -138,6 +140,7 @@ func TestShellNames(t *testing.T) {
 
 // TestShellOptions checks that options in the first line count.
 func TestShellOptions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	need(t, "bash")
 	const script = "\n\n# Deploys.\n# @param {string} text what\ndeploy() { false; echo DEPLOYED; }\n"

@@ -312,6 +312,7 @@ func signedModule(t *testing.T) (dir string, env map[string]string) {
 }
 
 func TestSignatureOrSecret(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, keys := signedModule(t)
 	base := t.TempDir()
@@ -384,6 +385,7 @@ func TestSignatureOrSecret(t *testing.T) {
 
 // A webhook that can't check what it was told to check is served to no one.
 func TestSignatureUnusable(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	problems := []struct{ doc, said string }{

@@ -31,6 +31,7 @@ back() { touch -r "$1" time && printf '%s' "$2" >"$1" && touch -r time "$1"; }
 // TestDroppedModule has a session with a claim write modules by a tool that it may
 // call: sources, a .mcp.json, a program, and other texts for existing ones.
 func TestDroppedModule(t *testing.T) {
+	long(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("no shell")
@@ -236,6 +237,7 @@ func TestTextIsHandedOver(t *testing.T) {
 // TestHangup closes the terminal of a daemon: that ends the daemon, unless nohup
 // started it.
 func TestHangup(t *testing.T) {
+	long(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("no SIGHUP")

@@ -134,6 +134,7 @@ func firstID(t *testing.T, stream string) string {
 
 // TestStreamThatNobodyReadsIsForgotten resumes streams in time, and too late.
 func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const forgets = 2 * replayLife // streams are checked at intervals
 	for _, tt := range []struct {

@@ -122,6 +122,7 @@ func wantAnswer(t *testing.T, a answer, status int, kind, body string) {
 }
 
 func TestWebhookFailures(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleCrash", Does: "crash"},
@@ -153,6 +154,7 @@ func TestWebhookFailures(t *testing.T) {
 
 // A module that can't start, and one whose calls end sooner than deliveries.
 func TestWebhookCantStart(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleNever", Does: "never"})

@@ -50,6 +50,7 @@ func wantArguments(t *testing.T, a answer, status int, body, want string) {
 }
 
 func TestWebhookBodies(t *testing.T) {
+	long(t)
 	t.Parallel()
 	d := startDaemon(t, bodyModule(t))
 	d.awaitReady(t)

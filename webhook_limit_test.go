@@ -21,6 +21,7 @@ import (
 )
 
 func TestWebhookLimit(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/slow.usher", fakeTool{Name: "handleHold", Does: "hold"}, fakeTool{Name: "release", Does: "release"})
@@ -68,6 +69,7 @@ func TestWebhookLimit(t *testing.T) {
 // Deliveries whose bodies do not arrive occupy no places, and a sender without the
 // secret is answered after the body, whatever is at the path.
 func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
@@ -102,6 +104,7 @@ func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 }
 
 func TestWebhookWhileIntrospected(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/known.usher", fakeTool{Name: "handleIt"})
@@ -145,6 +148,7 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 // Many calls that crash and many that never return leave nothing behind, and do not
 // affect the calls beside them.
 func TestWebhookStorm(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	writeTools(t, dir+"/bad.usher", fakeTool{Name: "handleCrash", Does: "crash"}, fakeTool{Name: "handleNever", Does: "never"})
 	writeTools(t, dir+"/good.usher", fakeTool{Name: "handleIt"})
@@ -203,6 +207,7 @@ func (e endless) Read(p []byte) (int, error) {
 
 // A delivery that is refused whatever its body is refused before its body has arrived.
 func TestWebhookRefusedBeforeItsBody(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},

@@ -10,6 +10,7 @@ import (
 )
 
 func TestWebhookRouting(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	quiet := `{"type":"object","properties":{"_webhook":{"type":"object"},"x":{}},"required":["_webhook"]}`
@@ -81,6 +82,7 @@ func TestWebhookRouting(t *testing.T) {
 }
 
 func TestWebhookConflicts(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "handleOnly"}, fakeTool{Name: "plain"})
@@ -125,6 +127,7 @@ func TestWebhookConflicts(t *testing.T) {
 // A sender without the secret learns nothing from a path, however it is written:
 // neither whether it exists nor its clean form.
 func TestWebhookUncleanPaths(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleX"})
@@ -271,6 +274,7 @@ func TestWebhookCrossSite(t *testing.T) {
 }
 
 func TestWebhookExposure(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, row := range []struct {
 		flags  string

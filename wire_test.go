@@ -13,6 +13,7 @@ import (
 
 // TestBatchesAreRefused sends a batch in each version, over each transport. The next message is answered.
 func TestBatchesAreRefused(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
@@ -49,6 +50,7 @@ func TestBatchesAreRefused(t *testing.T) {
 }
 
 func TestOldSSE(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir)
@@ -120,6 +122,7 @@ func TestOldSSEAtTheEnd(t *testing.T) {
 
 // TestOldSSECancels cancels a call by a message, by another session, and by hanging up, which ends the session.
 func TestOldSSECancels(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good shared")
@@ -151,6 +154,7 @@ func TestOldSSECancels(t *testing.T) {
 }
 
 func TestOldSSENeedsAClaim(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
@@ -168,6 +172,7 @@ func TestOldSSENeedsAClaim(t *testing.T) {
 
 // TestOldSSELeavesNothing counts goroutines, so it runs alone.
 func TestOldSSELeavesNothing(t *testing.T) {
+	long(t)
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good shared")
 	d := startDaemon(t, dir)
@@ -198,6 +203,7 @@ func TestOldSSELeavesNothing(t *testing.T) {
 
 // TestOldSSETakesStatelessMessages sends requests of 2026-07-28 to an HTTP+SSE session, whose address counts.
 func TestOldSSETakesStatelessMessages(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
@@ -225,6 +231,7 @@ func (c *testClient) heldProgress(t *testing.T) (first event, got []event, hangU
 }
 
 func TestResume(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=progress,release,big")
@@ -278,6 +285,7 @@ func TestResume(t *testing.T) {
 
 // TestResumeByVersion checks that streams of earlier versions begin without an id, and can be resumed all the same.
 func TestResumeByVersion(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=progress,release")

@@ -20,6 +20,7 @@ import (
 )
 
 func TestCrashInMidCall(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	for _, tt := range []struct{ how, says string }{
@@ -36,6 +37,7 @@ func TestCrashInMidCall(t *testing.T) {
 }
 
 func TestKillFailsCallsAtOnce(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	pid, _ := strconv.Atoi(resultText(c.call("a_pid", "").result()))
@@ -55,6 +57,7 @@ func TestKillFailsCallsAtOnce(t *testing.T) {
 }
 
 func TestBackOff(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	for range 20 {
@@ -67,6 +70,7 @@ func TestBackOff(t *testing.T) {
 }
 
 func TestFaultyModules(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/noisy.usher", "garbage tools=x")
@@ -118,6 +122,7 @@ func TestSilentModuleIsGivenUp(t *testing.T) {
 }
 
 func TestIdleStop(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t, "-idle", "1ms")
 	first := resultText(c.call("a_pid", "").result())
@@ -131,6 +136,7 @@ func TestIdleStop(t *testing.T) {
 }
 
 func TestSessionsSurviveRestarts(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeFake(t, dir+"/a.usher", "good")
@@ -169,6 +175,7 @@ func marked(t *testing.T, marker string) []string {
 }
 
 func TestNoProcessOutlivesTheDaemon(t *testing.T) {
+	long(t)
 	if runtime.GOOS != "linux" {
 		t.Skip("looks at /proc")
 	}
@@ -285,6 +292,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 // TestOneWayToAProcess checks that only startCall writes requests to a process, and checks
 // the caller's claim immediately before that.
 func TestOneWayToAProcess(t *testing.T) {
+	long(t)
 	h := readHouse(t)
 	allowed := map[string][]string{ // the functions that may name each
 		"workerState.input": {"spawn", "writeStdin", "enqueue"},
