@@ -713,7 +713,6 @@ type clientRequest struct {
 	call      *call  // in which the module asks; nil if only the session is known
 	ctx       context.Context
 	cancel    context.CancelFunc
-	release   func()        // ends its count in workerState.asking
 	done      chan struct{} // closed when the client is no longer asked
 	withdrawn bool          // the module no longer wants the answer; part of workerState
 }
@@ -798,16 +797,14 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	release, ok := s.asking.reserve(caller.Principal, 1, maxAsks)
-	if !ok {
+	if _, ok := s.asking.reserve(caller.Principal, 1, maxAsks); !ok {
 		return nil, errManyAsks
 	}
 	a := &clientRequest{
-		id:      string(msg.ID),
-		caller:  caller,
-		call:    c,
-		release: release,
-		done:    make(chan struct{}),
+		id:     string(msg.ID),
+		caller: caller,
+		call:   c,
+		done:   make(chan struct{}),
 	}
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	s.asks[a] = true
@@ -823,7 +820,7 @@ func (w *Worker) ask(a *clientRequest, msg *Message) {
 	w.update(func(s *workerState) {
 		withdrawn = a.withdrawn
 		delete(s.asks, a)
-		a.release()
+		s.asking.release(a.caller.Principal, 1)
 		for _, c := range s.calls {
 			if a.call == c || a.call == nil {
 				wake(c.progress) // from now on, silence is the module's
