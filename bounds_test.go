@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,7 +46,8 @@ var limitCases = map[string]limitCase{
 		most: maxInFlightBytes / (1_000_000 + 200),
 		request: func(b *bubble, c *testClient) *http.Request {
 			const params = `{"name":"m_wait","arguments":{"seconds":60,"pad":%q}}`
-			return c.request(http.MethodPost, c.message("tools/call", fmt.Sprintf(params, strings.Repeat("x", 1_000_000))))
+			large := fmt.Sprintf(params, strings.Repeat("x", 1_000_000))
+			return c.request(http.MethodPost, c.message("tools/call", large))
 		},
 		refusal: "too many requests in flight",
 		long:    true,
@@ -247,7 +247,8 @@ func TestOddRequests(t *testing.T) {
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`,
 		`{"jsonrpc":"2.0","id":` + strings.Repeat("9", 400) + `,"method":"tools/call"}`,
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x",META,"_meta":{}}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":{"resourceSubscriptions":5},META}}`,
+		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":` +
+			`{"resourceSubscriptions":5},META}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":[],META}}`,
 		`{"jsonrpc":"2.0","id":1,"result":{}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":5,META}}`,
@@ -283,44 +284,39 @@ func mutePool(t *testing.T, perSession bool) *pool {
 	return p
 }
 
-// A module has so many processes, a claim so many of them, and who would have one
-// more is refused at once.
+// TestProcessesAreBounded starts as many processes of a module as it may have, in
+// total and for a claim: one more is refused at once. Idle ones make room.
 func TestProcessesAreBounded(t *testing.T) {
 	t.Parallel()
 	p := mutePool(t, true)
 	var held []*process
-	call := func(affinity, principal string) {
+	enter := func(affinity, principal string) {
 		t.Helper()
 		c, err := p.enter(t.Context(), Caller{Session: affinity, Affinity: affinity, Principal: principal})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		held = append(held, c)
 	}
-	refused := func(principal string) bool {
-		_, err := p.call(t.Context(), Caller{Session: "x", Affinity: "x", Principal: principal}, "tools/call", nil, 0)
-		return errors.Is(err, errBusy)
+	checkRefused := func(what, principal string) {
+		t.Helper()
+		caller := Caller{Session: "x", Affinity: "x", Principal: principal}
+		_, err := p.call(t.Context(), caller, "tools/call", nil, 0)
+		check(t, what+" is refused", errors.Is(err, errBusy), true)
 	}
 	for i := range maxProcsOf {
-		call(fmt.Sprint("a", i), "a claim")
+		enter(fmt.Sprint("a", i), "a claim")
 	}
-	if !refused("a claim") {
-		t.Error("a claim has one process too many")
-	}
+	checkRefused("a process of the claim", "a claim")
 	for i := range maxProcs - maxProcsOf {
-		call(fmt.Sprint("n", i), "") // as many as there is room for
+		enter(fmt.Sprint("n", i), "")
 	}
-	if !refused("another") || !refused("") {
-		t.Error("the module has one process too many")
-	}
+	checkRefused("a process of the module", "another")
+	checkRefused("a process without a claim", "")
 	for _, c := range held {
 		p.leave(c, true)
 	}
-	call("b", "another") // idle ones make room
-	call("c", "a claim")
-	if n := len(p.procs); n != maxProcs {
-		t.Errorf("%d processes", n)
-	}
+	enter("b", "another")
+	enter("c", "a claim")
+	check(t, "processes", len(p.procs), maxProcs)
 }
 
 // TestProcessPerSession has each session call a process of its own, which ends
@@ -358,7 +354,8 @@ func namesOf(module string) []string {
 	return names
 }
 
-// One that does not start is not started for each call.
+// TestProcessThatDoesNotStart calls a module that does not start: not every call
+// starts it.
 func TestProcessThatDoesNotStart(t *testing.T) {
 	t.Parallel()
 	var starts atomic.Int32
@@ -379,9 +376,7 @@ func TestProcessThatDoesNotStart(t *testing.T) {
 		t.Errorf("20 calls made %d starts", n)
 	}
 	p.close()
-	if !p.finished() {
-		t.Error("something is left of it")
-	}
+	check(t, "the pool is finished", p.finished(), true)
 }
 
 // TestIdleProcesses has processes that are not used: a session's ends after ten
@@ -413,61 +408,57 @@ func TestIdleProcesses(t *testing.T) {
 	}
 }
 
-// What a module sends that can't be read fails the call that it answers.
+// TestUnreadableAnswers has a module answer with what can't be read: the call fails.
 func TestUnreadableAnswers(t *testing.T) {
 	t.Parallel()
 	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
-	for _, line := range []string{
-		`{"jsonrpc":"2.0","id":1}`,
-		`{"jsonrpc":"2.0","id":"1","result":{}`,
-		`{"jsonrpc":"2.0","result":{"text":"` + "\xff" + `"},"id":1}`,
-		`{"jsonrpc":"2.0","id":1,"result":` + deep + `}`,
-		`{"jsonrpc":"1.0","id":1,"result":{}}`,
+	for name, line := range map[string]string{
+		"no result":       `{"jsonrpc":"2.0","id":1}`,
+		"half an answer":  `{"jsonrpc":"2.0","id":"1","result":{}`,
+		"no UTF-8":        `{"jsonrpc":"2.0","result":{"text":"` + "\xff" + `"},"id":1}`,
+		"too deep":        `{"jsonrpc":"2.0","id":1,"result":` + deep + `}`,
+		"another JSONRPC": `{"jsonrpc":"1.0","id":1,"result":{}}`,
 	} {
-		w := testWorker("a", nil)
-		read, write := io.Pipe()
-		go w.readStdout(read)
-		go func() {
-			<-w.queued
-			fmt.Fprintln(write, line)
-		}()
-		_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, patience, nil)
-		if err == nil || !strings.Contains(err.Error(), "can't be read") {
-			t.Errorf("%.60q: %v", line, err)
-		}
-		w.cancel()
-		write.Close()
+		t.Run(name, func(t *testing.T) {
+			w := testWorker("a", nil)
+			defer w.cancel()
+			read, write := io.Pipe()
+			defer write.Close()
+			go w.readStdout(read)
+			go func() {
+				<-w.queued
+				fmt.Fprintln(write, line)
+			}()
+			_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, patience, nil)
+			checkContains(t, "error", fmt.Sprint(err), "can't be read")
+		})
 	}
 }
 
-// A module that does not read holds no more than it may, and a call to it ends.
+// TestModuleThatDoesNotRead calls a module that does not read: no more is queued
+// for it than may be, and each call ends.
 func TestModuleThatDoesNotRead(t *testing.T) {
 	long(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := testWorker("a", nil)
-		if _, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute, nil); !errors.Is(err, errTimeout) {
-			t.Errorf("got %v, want that it is silent", err)
-		}
-		big := append(append([]byte(`{"x":"`), bytes.Repeat([]byte("x"), maxInput)...), `"}`...)
+		_, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute, nil)
+		check(t, "a call times out", errors.Is(err, errTimeout), true)
 		w.update(func(s *workerState) { s.input = nil })
-		over := make(chan error, 2)
-		for range cap(over) {
+		big := objectOf(`{"x":"` + strings.Repeat("x", maxInput) + `"}`)
+		errs := make(chan error, 2)
+		for range cap(errs) {
 			go func() {
-				_, err := w.request(t.Context(), Caller{}, "ping", objectOf(string(big)), time.Minute, nil)
-				over <- err
+				_, err := w.request(t.Context(), Caller{}, "ping", big, time.Minute, nil)
+				errs <- err
 			}()
 		}
-		if err := <-over; err == nil || !strings.Contains(err.Error(), "does not read") {
-			t.Errorf("the second: %v", err)
-		}
-		if err := <-over; !errors.Is(err, errTimeout) {
-			t.Errorf("the first: %v", err)
-		}
+		checkContains(t, "the second large call", fmt.Sprint(<-errs), "does not read")
+		check(t, "the first one times out", errors.Is(<-errs, errTimeout), true)
 	})
 }
 
-// Whom a message of a module is for that does not name its call.
+// TestAttribution has a module ask a client without naming the call it asks for.
 func TestAttribution(t *testing.T) {
 	t.Parallel()
 	alice, bob := Caller{Session: "alice"}, Caller{Session: "bob"}
@@ -493,157 +484,148 @@ func TestAttribution(t *testing.T) {
 		{"without a session, one call", &visitor, []Caller{visitor}, false, "visit"},
 		{"without a session, after the first call", &visitor, []Caller{visitor, visitor}, false, errNotSure.Message},
 	} {
-		w := testWorker("a", tt.owner)
-		for i, caller := range tt.calls {
-			c := w.newCall(caller)
-			c.id = fmt.Sprint(i)
-			w.startCall(c, "ping", nil)
-		}
-		w.update(func(s *workerState) { s.maybeRunning["9"] = func() {} })
-		if !tt.cancelled {
-			w.answer(&Message{ID: json.RawMessage("9")})
-		}
-		var caller Caller
-		var err error
-		w.update(func(s *workerState) { caller, _, err = s.target(nil) })
-		got := caller.Session
-		if err != nil {
-			got = err.Error()
-		}
-		if got != tt.want {
-			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
-		}
-		w.cancel()
-	}
-}
-
-// runs is how many calls a process has that it has not been told to cancel.
-func (w *Worker) runs() (n int) {
-	w.update(func(s *workerState) { n = len(s.calls) })
-	return n
-}
-
-// Calls of a module have so many places, a principal so many of them, and who finds
-// none waits for its turn. What was cancelled has its place until it has ended: one
-// of our own shims' says so, another's is given a minute.
-func TestCallsWaitForTheirTurn(t *testing.T) {
-	t.Parallel()
-	for _, own := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			var w *Worker
-			p := newPool(t.Context(), "a", false, func(_ context.Context, owner *Caller) (*Worker, error) {
-				w = testWorker("a", owner)
-				w.answersAll = own
-				context.AfterFunc(w.ctx, func() { w.finish("") })
-				return w, nil
-			})
-			defer p.close()
-			ctx, cancel := context.WithCancel(t.Context())
-			call := func(ctx context.Context, principal string, timeout time.Duration) error {
-				_, err := p.call(ctx, Caller{Session: "s", Principal: principal}, "tools/call", nil, timeout)
-				return err
+		t.Run(tt.name, func(t *testing.T) {
+			w := testWorker("a", tt.owner)
+			defer w.cancel()
+			for i, caller := range tt.calls {
+				c := w.newCall(caller)
+				c.id = fmt.Sprint(i)
+				w.startCall(c, "ping", nil)
 			}
-			for range maxRunningOf {
-				go call(ctx, "a claim", 0)
+			w.update(func(s *workerState) { s.maybeRunning["9"] = func() {} })
+			if !tt.cancelled {
+				w.answer(&Message{ID: json.RawMessage("9")})
 			}
-			synctest.Wait()
-			late := make(chan error)
-			go func() { late <- call(t.Context(), "a claim", time.Second) }()
-			if err := <-late; !errors.Is(err, errBusy) {
-				t.Errorf("one that waits in vain: %v", err)
+			var caller Caller
+			var err error
+			w.update(func(s *workerState) { caller, _, err = s.target(nil) })
+			got := caller.Session
+			if err != nil {
+				got = err.Error()
 			}
-			var order []string
-			for _, name := range []string{"first", "second"} {
-				go func() {
-					defer func() { order = append(order, name) }()
-					call(t.Context(), "a claim", 0)
-				}()
-				synctest.Wait()
-			}
-			go call(t.Context(), "another", 0)
-			synctest.Wait()
-			if n := w.runs(); n != maxRunningOf+1 {
-				t.Errorf("%d calls run, of which %d may be of one claim", n, maxRunningOf)
-			}
-			cancel()
-			synctest.Wait()
-			if n := w.runs(); n != 1 {
-				t.Errorf("%d calls run besides those that were cancelled and have not ended", n)
-			}
-			if own {
-				pass(time.Hour)
-				for id := range maxRunningOf {
-					w.answer(&Message{ID: json.RawMessage(fmt.Sprint(id + 1))})
-					synctest.Wait()
-				}
-			} else {
-				pass(cancelledTime)
-			}
-			synctest.Wait()
-			if n := w.runs(); n != 3 {
-				t.Errorf("%d calls run, and three should", n)
-			}
-			for id := range 3 {
-				w.answer(&Message{ID: json.RawMessage(fmt.Sprint(maxRunningOf + 1 + id)), Result: noResult})
-				synctest.Wait()
-			}
-			if own && fmt.Sprint(order) != "[first second]" { // the others began at once
-				t.Errorf("those that waited ended as %v", order)
-			}
-			if n := len(p.running.used); n != 0 || p.allRunning != 0 {
-				t.Errorf("%d slots of %d principals are not free", p.allRunning, n)
-			}
+			check(t, "asked", got, tt.want)
 		})
 	}
 }
 
-// An HTTP+SSE session is over with its stream, and nothing of it stays.
+// checkRuns checks how many calls a process has that it was not told to cancel.
+func (w *Worker) checkRuns(t *testing.T, what string, want int) {
+	t.Helper()
+	synctest.Wait()
+	w.update(func(s *workerState) { check(t, "running calls "+what, len(s.calls), want) })
+}
+
+// answerCalls has a process answer calls, by their ids.
+func (w *Worker) answerCalls(first, n int, result json.RawMessage) {
+	for id := range n {
+		w.answer(&Message{ID: json.RawMessage(fmt.Sprint(first + id)), Result: result})
+		synctest.Wait()
+	}
+}
+
+// TestCallsWaitForTheirTurn makes more calls of a module than may run for a
+// principal: they wait in order. A cancelled call has its slot until it has ended,
+// which our own shims say; other modules get a minute.
+func TestCallsWaitForTheirTurn(t *testing.T) {
+	t.Parallel()
+	for _, own := range []bool{true, false} {
+		t.Run(fmt.Sprint("own shim: ", own), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { testTurns(t, own) })
+		})
+	}
+}
+
+func testTurns(t *testing.T, own bool) {
+	var w *Worker
+	p := newPool(t.Context(), "a", false, func(_ context.Context, owner *Caller) (*Worker, error) {
+		w = testWorker("a", owner)
+		w.answersAll = own
+		context.AfterFunc(w.ctx, func() { w.finish("") })
+		return w, nil
+	})
+	defer p.close()
+	ctx, cancel := context.WithCancel(t.Context())
+	call := func(ctx context.Context, principal string, timeout time.Duration) error {
+		_, err := p.call(ctx, Caller{Session: "s", Principal: principal}, "tools/call", nil, timeout)
+		return err
+	}
+	for range maxRunningOf {
+		go call(ctx, "a claim", 0)
+	}
+	synctest.Wait()
+	check(t, "a call that waits in vain", errors.Is(call(t.Context(), "a claim", time.Second), errBusy), true)
+	var order []string
+	for _, name := range []string{"first", "second"} {
+		go func() {
+			call(t.Context(), "a claim", 0)
+			order = append(order, name)
+		}()
+		synctest.Wait()
+	}
+	go call(t.Context(), "another", 0)
+	w.checkRuns(t, "beside those that wait", maxRunningOf+1)
+	cancel()
+	w.checkRuns(t, "beside those that were cancelled", 1)
+	if own {
+		pass(time.Hour)
+		w.answerCalls(1, maxRunningOf, nil)
+	} else {
+		pass(cancelledTime)
+	}
+	w.checkRuns(t, "after the end of those that were cancelled", 3)
+	w.answerCalls(maxRunningOf+1, 3, noResult)
+	if own { // the others began at once
+		check(t, "those that waited ended in the order", order, []string{"first", "second"})
+	}
+	check(t, "slots that are taken", p.allRunning+len(p.running.used), 0)
+}
+
+// TestOldSessionsEndWithTheirStreams closes the streams of HTTP+SSE sessions:
+// nothing of the sessions is kept.
 func TestOldSessionsEndWithTheirStreams(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		for range 3 {
-			ctx, hangUp := context.WithCancel(t.Context())
-			get := b.request(http.MethodGet, "").WithContext(ctx)
-			get.Header.Set("Accept", "text/event-stream")
-			res, err := b.http.Do(get)
-			if err != nil || res.StatusCode != http.StatusOK {
-				t.Fatal(res, err)
-			}
-			hangUp()
-			res.Body.Close()
+			x := b.begin(b.getRequest())
+			synctest.Wait()
+			status, _ := x.got()
+			check(t, "status", status, 200)
+			x.hangUp()
 			synctest.Wait()
 		}
-		if n := len(b.server.sessions.live); n != 0 {
-			t.Errorf("%d sessions are kept", n)
-		}
+		check(t, "sessions in memory", len(b.server.sessions.live), 0)
 	})
 }
 
-// TestPanicInAScan holds that the workspace is watched on after a panic in that.
+// TestPanicInAScan has a scan of the workspace panic: the next one happens.
 func TestPanicInAScan(t *testing.T) {
 	long(t)
 	t.Parallel()
 	dir, first := t.TempDir(), true
 	var out output
-	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Environ: os.Environ(), Log: slog.New(slog.NewTextHandler(&out, nil)), Watch: true, Only: func(string) bool {
-		if first {
-			first = false
-			panic("in a scan")
-		}
-		return true
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r, err := newRegistry(registryConfig{
+		Roots:    []string{dir},
+		CacheDir: t.TempDir(),
+		Environ:  os.Environ(),
+		Log:      slog.New(slog.NewTextHandler(&out, nil)),
+		Watch:    true,
+		Only: func(string) bool {
+			if first {
+				first = false
+				panic("in a scan")
+			}
+			return true
+		},
+	})
+	must(t, err)
 	defer r.Close()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	await(t, "the module", func() bool { return len(r.View(scopeAll()).Modules) == 1 })
-	if !strings.Contains(out.String(), "in a scan") {
-		t.Errorf("the log: %s", out.String())
-	}
+	checkContains(t, "the log", out.String(), "in a scan")
 }
 
-// A panic in answering is an error to who asked, one entry in the log, and nothing
-// to anyone else; one in reading what a module says ends that module's process.
+// TestPanics has answers panic: each is an error to its client, one entry in the
+// log, and nothing to anyone else. A panic in reading from a module ends the
+// module's process.
 func TestPanics(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
@@ -652,41 +634,30 @@ func TestPanics(t *testing.T) {
 		log := slog.New(slog.NewTextHandler(&out, nil))
 		good := b.server.modules
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
-		hooks := &Webhooks{modules: b.server.modules, bodies: b.server.bodies, log: log, audience: anyone, slots: make(chan struct{}, 1)}
+		hooks := &Webhooks{modules: b.server.modules, bodies: b.server.bodies, log: log, audience: anyone}
+		hooks.slots = make(chan struct{}, 1)
 		for what, ask := range map[string]func() string{
 			"a list":                 func() string { return c.ask("tools/list", "").Body },
 			"a call":                 func() string { return c.call("m_m", "").Body },
 			"a call without session": func() string { return b.modern("tools/call", `{"name":"m_m"}`).Body },
 			"a webhook": func() string {
 				w := httptest.NewRecorder()
-				handle(log, writeWebhookError, hooks.serve)(w, httptest.NewRequest(http.MethodPost, "/webhook/m/x", nil))
+				req := httptest.NewRequest(http.MethodPost, "/webhook/m/x", nil)
+				handle(log, writeWebhookError, hooks.serve)(w, req)
 				return w.Body.String()
 			},
 		} {
 			before := strings.Count(out.String(), "level=ERROR")
-			if got := ask(); !strings.Contains(got, "internal error: see usher's log") {
-				t.Errorf("%s: %s", what, got)
-			}
-			if n := strings.Count(out.String(), "level=ERROR") - before; n != 1 {
-				t.Errorf("%s: %d entries in the log", what, n)
-			}
+			checkContains(t, what, ask(), "internal error: see usher's log")
+			check(t, what+": entries in the log", strings.Count(out.String(), "level=ERROR")-before, 1)
 		}
-		if !strings.Contains(out.String(), "bounds_test.go") {
-			t.Errorf("the log does not say where it was: %s", out.String())
-		}
+		checkContains(t, "the log", out.String(), "bounds_test.go")
 		b.server.modules = good
-		if a := c.call("m_wait", ""); a.failure() != "" {
-			t.Errorf("afterwards: %s", a.Body)
-		}
-		w := newWorker(workerConfig{
-			module:      "a",
-			log:         log,
-			listChanged: func(*Worker) { panic("in reading") },
-		})
+		check(t, "a call afterwards", c.call("m_wait", "").failure(), "")
+		w := newWorker(workerConfig{module: "a", log: log, listChanged: func(*Worker) { panic("in reading") }})
 		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}` + "\n"))
-		if w.alive() || !strings.Contains(out.String(), "in reading") {
-			t.Errorf("after a panic in reading, the process is alive: %v", w.alive())
-		}
+		check(t, "the process is alive", w.alive(), false)
+		checkContains(t, "the log", out.String(), "in reading")
 	})
 }
 
@@ -766,12 +737,14 @@ func TestRevokeOnAFullDisk(t *testing.T) {
 	checkContains(t, "stderr", stderr, "free some space, or delete", "claims.json")
 }
 
-// What clients call themselves is not kept: neither their names nor, for long, that
-// a process of theirs crashed.
+// TestCrashesAreForgotten has processes of many clients crash: neither the crashes
+// nor the names of clients are kept for long.
 func TestCrashesAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := newPool(t.Context(), "a", true, func(context.Context, *Caller) (*Worker, error) { return nil, errors.New("no") })
+		p := newPool(t.Context(), "a", true, func(context.Context, *Caller) (*Worker, error) {
+			return nil, errors.New("no")
+		})
 		defer p.close()
 		for i := range 1000 {
 			p.call(t.Context(), Caller{Affinity: fmt.Sprint(i)}, "tools/call", nil, 0)
@@ -782,48 +755,54 @@ func TestCrashesAreForgotten(t *testing.T) {
 		}
 	})
 	for _, name := range []string{"a", strings.Repeat("a", 10_000)} {
-		s, err := newStatelessSession(objectOf(fmt.Sprintf(`{"_meta":{%s,%s,%q:{"name":%q}}}`, metaCaps, metaNow, metaClientInfo, name)), Principal{})
-		if err != nil || len(s.affinity) > 100 {
-			t.Errorf("%d bytes: %v", len(s.affinity), err)
-		}
+		meta := fmt.Sprintf(`{"_meta":{%s,%s,%q:{"name":%q}}}`, metaCaps, metaNow, metaClientInfo, name)
+		s, err := newStatelessSession(objectOf(meta), Principal{})
+		must(t, err)
+		check(t, "a long affinity is kept", len(s.affinity) > 100, false)
 	}
 }
 
-// A client can't name the call that a module's requests are for.
+// TestClientsNameNoCalls has a client name the call that a module's requests are
+// for: the module does not see that.
 func TestClientsNameNoCalls(t *testing.T) {
 	t.Parallel()
-	for _, era := range []serverInfo{{}, {Stateless: true}} {
+	for _, info := range []serverInfo{{}, {Stateless: true}} {
 		w := testWorker("a", nil)
-		w.info = era
+		w.info = info
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() {
-			_, err := w.request(ctx, Caller{Session: "s"}, "tools/call", objectOf(`{"name":"x","_meta":{"usher/call":1,"theirs":2,"usher/call":3}}`), 0, nil)
+			params := objectOf(`{"name":"x","_meta":{"usher/call":1,"theirs":2,"usher/call":3}}`)
+			_, err := w.request(ctx, Caller{Session: "s"}, "tools/call", params, 0, nil)
 			ended <- err
 		}()
 		<-w.queued
 		var sent string
 		w.update(func(s *workerState) { sent = string(s.input) })
-		if strings.Contains(sent, metaCall) || !strings.Contains(sent, `"theirs":2`) {
-			t.Errorf("the module gets %s", sent)
-		}
+		checkOmits(t, "the module's input", sent, metaCall)
+		checkContains(t, "the module's input", sent, `"theirs":2`)
 		cancel()
 		<-ended
 		w.cancel()
 	}
 }
 
-// A call that waits when its claim ends is not made, whatever it waits for.
+// subscribable has m tell of changes of its resources, by processes that take so
+// long to start.
+func (b *bubble) subscribable(start time.Duration) {
+	b.m.pool = newPool(b.t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) {
+		pass(start)
+		w := b.worker(owner)
+		w.info.Capabilities = json.RawMessage(`{"resources":{"subscribe":true}}`)
+		return w, nil
+	})
+}
+
+// TestWaitingCallsAfterARevoke ends a claim while calls wait for several things:
+// they are not made.
 func TestWaitingCallsAfterARevoke(t *testing.T) {
 	t.Parallel()
-	slow := func(t *testing.T, b *bubble) {
-		b.m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) {
-			pass(subscribeTimeout / 2)
-			w := b.worker(owner)
-			w.info.Capabilities = json.RawMessage(`{"resources":{"subscribe":true}}`)
-			return w, nil
-		})
-	}
+	slow := func(t *testing.T, b *bubble) { b.subscribable(subscribeTimeout / 2) }
 	native := func(_ *testing.T, b *bubble) { b.native, b.m.Stateless = true, true }
 	const wait, ask = `{"name":"m_wait","arguments":{"seconds":60}}`, `{"name":"m_ask"}`
 	for _, tt := range []struct {
@@ -845,9 +824,7 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 				claim, c := newClaimFor(t, b.base, "/w"), b.open(protocols[0])
 				c.Header.Set(claimHeader, claim.Code.Reveal())
 				c.ask("ping", "")
-				get := c.request(http.MethodGet, "")
-				get.Header.Set("Accept", "text/event-stream")
-				stream := b.begin(get)
+				stream := b.begin(c.getRequest())
 				defer stream.hangUp()
 				synctest.Wait()
 				var calls []*exchange
@@ -855,58 +832,44 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 					calls = append(calls, b.begin(c.request(http.MethodPost, c.message(tt.method, tt.params))))
 					synctest.Wait() // so that they wait in this order
 				}
-				if heard := b.hears(); strings.Count(heard, tt.method) != tt.made {
-					t.Errorf("before the revoke the module hears %q", heard)
-				}
-				if _, err := openStore(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
-					t.Fatal(err)
-				}
+				check(t, "calls before the revoke", strings.Count(b.hears(), tt.method), tt.made)
+				_, err := openStore(t, b.base).Revoke(t.Context(), claim.Code)
+				must(t, err)
 				if tt.params == ask {
 					_, text := calls[0].got()
 					_, question, _ := strings.Cut(text, "data: {")
-					c.post(string(encodeResult(field(json.RawMessage("{"+question), "id"), askAnswer("yes")("elicitation/create", nil))))
+					id := field(json.RawMessage("{"+question), "id")
+					c.post(string(encodeResult(id, askAnswer("yes")("elicitation/create", nil))))
 				}
 				pass(2 * time.Minute)
-				if heard := b.hears(); strings.Contains(heard, tt.method) {
-					t.Errorf("after the revoke the module hears %q", heard)
-				}
+				checkOmits(t, "after the revoke the module hears", b.hears(), tt.method)
 				for i, x := range calls {
 					_, text := x.got()
-					if refused := strings.Contains(text, errNotMade.Message); refused != (i >= tt.made || tt.params == ask) {
-						t.Errorf("call %d: %s", i, text)
-					}
+					refused := strings.Contains(text, errNotMade.Message)
+					check(t, fmt.Sprint("call ", i, " is refused"), refused, i >= tt.made || tt.params == ask)
 				}
 			})
 		})
 	}
 }
 
-// A module that takes long to subscribe to one resource is not asked for the next
-// once the claim has ended, and does not hold up the end of the stream.
+// TestNoSubscribingAfterARevoke has a module take long to subscribe to a resource:
+// it is not asked for the next once the claim has ended, and the stream ends.
 func TestNoSubscribingAfterARevoke(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
 		b.m.Templates = []json.RawMessage{json.RawMessage(`{"uriTemplate":"m://{x}"}`)}
-		b.m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) {
-			w := b.worker(owner)
-			w.info.Capabilities = json.RawMessage(`{"resources":{"subscribe":true}}`)
-			return w, nil
-		})
+		b.subscribable(0)
 		claim := newClaimFor(t, b.base, "/w")
 		req := b.modernPOST("1", listenMethod, `{"notifications":{"resourceSubscriptions":["m://1","m://2","m://3"]}}`)
 		req.Header.Set(claimHeader, claim.Code.Reveal())
 		x := b.begin(req)
 		pass(time.Second)
-		if heard := b.hears(); heard != "resources/subscribe" {
-			t.Errorf("before the revoke the module hears %q", heard)
-		}
-		if _, err := openStore(t, b.base).Revoke(t.Context(), claim.Code); err != nil {
-			t.Fatal(err)
-		}
+		check(t, "before the revoke the module hears", b.hears(), "resources/subscribe")
+		_, err := openStore(t, b.base).Revoke(t.Context(), claim.Code)
+		must(t, err)
 		pass(streamInterval + time.Second)
-		if heard := b.hears(); strings.Contains(heard, "resources/subscribe") {
-			t.Errorf("after the revoke the module hears %q", heard)
-		}
+		checkOmits(t, "after the revoke the module hears", b.hears(), "resources/subscribe")
 		select {
 		case <-x.done:
 		default:
