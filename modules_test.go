@@ -1,10 +1,10 @@
-// The workspace while it changes, and what is remembered of it.
+// The workspace while it changes, and the cache of what modules offer.
 
 package main
 
 import (
-	"bytes"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -17,32 +17,38 @@ import (
 	"time"
 )
 
+// registryOf returns a registry of a folder, which is not scanned.
+func registryOf(t *testing.T, dir string, log io.Writer) *Registry {
+	t.Helper()
+	handler := slog.NewTextHandler(log, nil)
+	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: dir, Log: slog.New(handler)})
+	must(t, err)
+	t.Cleanup(r.Close)
+	return r
+}
+
 func TestWhatIsSearched(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	outside := t.TempDir()
-	writeFake(t, outside+"/far.usher", "good tools=x")
-	writeFake(t, outside+"/folder/unseen.usher", "good tools=x")
-	writeFake(t, dir+"/a.usher", "good tools=x")
-	writeFake(t, dir+"/deep/er/b.usher", "good tools=x")
-	for _, skipped := range []string{".hidden", "node_modules", "vendor"} {
-		writeFake(t, dir+"/"+skipped+"/c.usher", "good tools=x")
+	dir, outside := t.TempDir(), t.TempDir()
+	for _, file := range []string{
+		outside + "/far.usher", outside + "/folder/unseen.usher", dir + "/a.usher", dir + "/deep/er/b.usher",
+		dir + "/.hidden/c.usher", dir + "/node_modules/c.usher", dir + "/vendor/c.usher",
+	} {
+		writeFake(t, file, "good tools=x")
 	}
 	for link, target := range map[string]string{
-		"near.usher": outside + "/far.usher", "linked": outside + "/folder", "again.usher": dir + "/a.usher", "gone.usher": dir + "/nope",
+		"near.usher":  outside + "/far.usher",
+		"linked":      outside + "/folder",
+		"again.usher": dir + "/a.usher",
+		"gone.usher":  dir + "/nope",
 	} {
-		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink(target, filepath.Join(dir, link)))
 	}
-	c := connect(t, startDaemon(t, dir).URL)
-	c.awaitTools("a_x", "again_x", "b_x", "near_x")
-	var out, errs bytes.Buffer
-	run(t.Context(), []string{"modules", "-base", t.TempDir(), "-scope", dir, dir}, nil, &out, &errs, noEnv)
-	if !strings.Contains(out.String(), outside+"/far.usher is not in "+dir) || !strings.Contains(out.String(), "gone.usher\n  not hosted: no such file") {
-		t.Errorf("usher modules -scope:\n%s%s", out.String(), errs.String())
-	}
+	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "again_x", "b_x", "near_x")
+	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), "-scope", dir, dir)
+	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
+		"gone.usher\n  not hosted: no such file")
 }
 
 // TestHotReload edits the workspace under a stream of calls.
@@ -61,68 +67,57 @@ func TestHotReload(t *testing.T) {
 	for i := range 4 {
 		calls.Go(func() {
 			mine := connect(t, d.URL)
-			for n := 0; !stop.Load(); n++ {
-				if a := mine.call("a_x", fmt.Sprintf(`{"n":%d}`, n)); a.failure() != "" || !strings.Contains(a.Body, fmt.Sprintf(`\"n\":%d}`, n)) {
-					t.Errorf("caller %d, call %d: %s", i, n, a.Body)
-					return
-				}
+			for n := 0; !stop.Load() && !t.Failed(); n++ {
+				a := mine.call("a_x", fmt.Sprintf(`{"n":%d}`, n))
+				check(t, fmt.Sprint("failure of caller ", i), a.failure(), "")
+				checkContains(t, fmt.Sprint("answer of caller ", i), a.Body, fmt.Sprintf(`\"n\":%d}`, n))
 			}
 		})
 	}
-	t.Cleanup(func() { stop.Store(true); calls.Wait() })
-
+	t.Cleanup(func() {
+		stop.Store(true)
+		calls.Wait()
+	})
 	writeFake(t, dir+"/a.usher", "good tools=x,y") // edit
 	hear(t, messages, "notifications/tools/list_changed")
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/new.usher", "good tools=x") // add
 	c.awaitTools("a_x", "a_y", "b_x", "new_x")
-	if err := os.Rename(dir+"/new.usher", dir+"/other.usher"); err != nil { // rename
-		t.Fatal(err)
-	}
+	must(t, os.Rename(dir+"/new.usher", dir+"/other.usher"))
 	c.awaitTools("a_x", "a_y", "b_x", "other_x")
-	os.Remove(dir + "/other.usher") // remove
+	must(t, os.Remove(dir+"/other.usher"))
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "dies") // break
-	await(t, "the broken version to be told of", func() bool {
-		return strings.Contains(d.Log.String(), `old_version_kept=true`)
-	})
+	d.awaitLog(t, "old_version_kept=true")
 	c.awaitTools("a_x", "a_y", "b_x")
-	writeFake(t, dir+"/a.usher", "good tools=x,z") // mend
+	writeFake(t, dir+"/a.usher", "good tools=x,z") // repair
 	c.awaitTools("a_x", "a_z", "b_x")
-	stop.Store(true)
-	calls.Wait()
-	for _, line := range []string{`"module added" module=new kind=executable file=new.usher tools=1`, `"module changed" module=a kind=executable file=a.usher tools=2`,
-		`"module failed" module=a kind=executable file=a.usher why=`, `"module removed" module=other kind=executable file=other.usher`} {
-		if !strings.Contains(d.Log.String(), line) {
-			t.Errorf("the log has no line %s:\n%s", line, d.Log.String())
-		}
-	}
+	checkContains(t, "the log", d.Log.String(),
+		`"module added" module=new kind=executable file=new.usher tools=1`,
+		`"module changed" module=a kind=executable file=a.usher tools=2`,
+		`"module failed" module=a kind=executable file=a.usher why=`,
+		`"module removed" module=other kind=executable file=other.usher`)
 }
 
-// TestFailureIsLoggedOnce has a module that can't be started tried again for an
-// hour, after ever longer pauses.
+// TestFailureIsLoggedOnce has a module that can't be started, which is tried again
+// for an hour, after ever longer pauses.
 func TestFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		log := &output{}
-		r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: dir, Log: slog.New(slog.NewTextHandler(log, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
+		r := registryOf(t, dir, log)
 		s := &scan{seen: make(map[entryKey]bool)}
-		s.add(discovered{Name: "m", Kind: kindExecutable, Path: dir + "/m.usher", Source: dir + "/m.usher", Root: dir})
+		path := dir + "/m.usher"
+		s.add(discovered{Name: "m", Kind: kindExecutable, Path: path, Source: path, Root: dir})
 		r.update(s)
 		pass(time.Hour)
-		if got := strings.Count(log.String(), "module failed"); got != 1 {
-			t.Errorf("it is logged %d times:\n%s", got, log.String())
-		}
+		check(t, "times that it is logged", strings.Count(log.String(), "module failed"), 1)
 	})
 }
 
-// TestOddFiles has files that must not be read like files, and shows that the
-// others are hosted all the same.
+// TestOddFiles has files that must not be read like files; others are hosted all
+// the same.
 func TestOddFiles(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -130,44 +125,38 @@ func TestOddFiles(t *testing.T) {
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	for _, name := range []string{"p/.mcp.json", "b.usher.go", "c.usher.py"} {
 		write(t, dir+"/"+name, "")
-		os.Remove(dir + "/" + name)
+		must(t, os.Remove(dir+"/"+name))
 		if err := exec.Command("mkfifo", dir+"/"+name).Run(); err != nil {
 			t.Skip("no FIFOs here")
 		}
 	}
 	for _, name := range []string{"q/.mcp.json", "d.usher.go"} {
 		write(t, dir+"/"+name, "")
-		if err := os.Truncate(dir+"/"+name, 1<<40); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Truncate(dir+"/"+name, 1<<40))
 	}
 	d := startDaemon(t, dir)
 	connect(t, d.URL).awaitTools("a_x")
-	await(t, "what is odd to be told of", func() bool {
-		return strings.Count(d.Log.String(), "it is not a regular file") == 3 && strings.Count(d.Log.String(), "it is larger than 1 MiB") == 2
+	logged := func(text string) int { return strings.Count(d.Log.String(), text) }
+	await(t, "the odd files in the log", func() bool {
+		return logged("it is not a regular file") == 3 && logged("it is larger than 1 MiB") == 2
 	})
 }
 
-// TestWhoWaitsForModules has lists asked for while modules are introspected that
-// take for ever: only those of the scope count, and only at the start.
+// TestWhoWaitsForModules asks for lists while modules are introspected that take for
+// ever: only modules in the scope count, and only at the start.
 func TestWhoWaitsForModules(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: dir, Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
+		r := registryOf(t, dir, io.Discard)
 		for range cap(r.slots) {
 			r.slots <- struct{}{} // so that no introspection begins
 		}
 		waits := func(when string, scope Scope, want time.Duration) {
 			t.Helper()
 			start := time.Now()
-			if r.WaitReady(t.Context(), scope); time.Since(start) != want {
-				t.Errorf("%s: a list waits %v, want %v", when, time.Since(start), want)
-			}
+			r.WaitReady(t.Context(), scope)
+			check(t, "the wait of a list, "+when, time.Since(start), want)
 		}
 		there := func(names ...string) *scan {
 			s := &scan{seen: make(map[entryKey]bool)}
@@ -183,21 +172,16 @@ func TestWhoWaitsForModules(t *testing.T) {
 		waits("for too long", scopeAll(), 0)
 		r.update(there("p", "q"))
 		waits("later", scopeAll(), 0)
-		if !r.Pending(scopeDir("/w/q")) || r.Pending(scopeDir("/w/r")) {
-			t.Error("what is pending does not follow the scope")
-		}
+		check(t, "pending in its folder", r.Pending(scopeDir("/w/q")), true)
+		check(t, "pending in another folder", r.Pending(scopeDir("/w/r")), false)
 	})
 }
 
-// TestIntrospectionOutlivesItsModule has a module go and come back while it is
-// introspected: what the first introspection finds is of the file that is gone.
+// TestIntrospectionOutlivesItsModule removes a module and adds it again while it is
+// introspected: the result of the first introspection does not count.
 func TestIntrospectionOutlivesItsModule(t *testing.T) {
 	t.Parallel()
-	r, err := newRegistry(registryConfig{Roots: []string{t.TempDir()}, CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := registryOf(t, t.TempDir(), io.Discard)
 	r.cancel() // no introspection begins
 	var versions []*moduleVersion
 	for range 2 {
@@ -208,54 +192,46 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 			versions = append(versions, v)
 		}
 		for range removalScans {
-			if len(r.modules) == 0 {
-				t.Error("one scan that misses a file removes the module")
-			}
+			check(t, "modules after a scan that missed the file", len(r.modules), 1)
 			r.update(&scan{})
 		}
 	}
-	if len(r.modules) != 0 || len(versions) != 2 {
-		t.Errorf("%d modules are left of %d", len(r.modules), len(versions))
-	}
+	check(t, "versions", len(versions), 2)
+	check(t, "modules", len(r.modules), 0)
 	r.modules[versions[1].key()] = versions[1]
 	r.buildModule(&moduleVersion{discovered: versions[0].discovered}, &manifest{})
-	if versions[1].module != nil {
-		t.Error("the first version is hosted")
-	}
+	check(t, "the first version is hosted", versions[1].module != nil, false)
 }
 
-// TestListsThatFail has a server that can't list its prompts: its tools are
-// hosted.
+// TestListsThatFail has a server that can't list its prompts: its tools are hosted.
 func TestListsThatFail(t *testing.T) {
 	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeScript(t, dir+"/a.usher", `"tools":{},"prompts":{}`, "")
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x")
-	var out, errs bytes.Buffer
-	run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, nil, &out, &errs, noEnv)
-	if !strings.Contains(out.String(), "note: prompts/list: no prompts today") {
-		t.Errorf("usher modules:\n%s%s", out.String(), errs.String())
-	}
+	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
+	checkContains(t, "usher modules", out, "note: prompts/list: no prompts today")
 }
 
-// writeScript writes a module with one tool, x, which begins with a shell
-// command.
+// writeScript writes a module with one tool, x, which begins with a shell command.
 func writeScript(t *testing.T, path, capabilities, begin string) {
 	t.Helper()
-	write(t, path, "#!/bin/sh\n"+begin+"\n"+`while read -r line; do
-id=${line#*'"id":'}; id=${id%%[,\}]*}
-case $line in
-*'"server/discover"'*) echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32601,"message":"unknown"}}' ;;
-*'"initialize"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},"serverInfo":{"name":"x","version":"1"}}}' ;;
-*'"tools/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}}' ;;
-*'"prompts/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32603,"message":"no prompts today"}}' ;;
-esac
+	write(t, path, "#!/bin/sh\n"+begin+"\n"+`
+result() { echo '{"jsonrpc":"2.0","id":'$id',"result":'"$1"'}'; }
+refuse() { echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":'$1',"message":"'"$2"'"}}'; }
+while read -r line; do
+	id=${line#*'"id":'}; id=${id%%[,\}]*}
+	case $line in
+	*'"server/discover"'*) refuse -32601 unknown ;;
+	*'"initialize"'*) result '{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},
+		"serverInfo":{"name":"x","version":"1"}}' | tr -d '\n\t'; echo ;;
+	*'"tools/list"'*) result '{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}' ;;
+	*'"prompts/list"'*) refuse -32603 "no prompts today" ;;
+	esac
 done
 `)
-	if err := os.Chmod(path, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(path, 0o755))
 }
 
 func TestConfigFiles(t *testing.T) {
@@ -263,36 +239,28 @@ func TestConfigFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	entry := func(tools string) string {
-		return fmt.Sprintf(`{"command":%q,"env":{%q:"good tools=%s"}}`, exe, runAsFake, tools)
+	must(t, err)
+	entry := func(name, tools string) string {
+		return fmt.Sprintf(`%q:{"command":%q,"env":{%q:"good tools=%s"}}`, name, exe, runAsFake, tools)
 	}
 	path := dir + "/" + configName
-	replace := func(text string) {
-		write(t, path+".new", text)
-		if err := os.Rename(path+".new", path); err != nil {
-			t.Fatal(err)
-		}
+	replace := func(entries ...string) {
+		write(t, path+".new", `{"mcpServers":{`+strings.Join(entries, ",")+`}}`)
+		must(t, os.Rename(path+".new", path))
 	}
-	replace(`{"mcpServers":{"one":` + entry("x") + `,"two":` + entry("pid") + `,"bad":{"command":"${NOPE_NOT_SET}"}}}`)
+	replace(entry("one", "x"), entry("two", "pid"))
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("one_x", "two_pid")
-	pid := c.call("two_pid", "").Body
-	replace(`{"mcpServers":{"one":` + entry("x") + `,"two":` + entry("pid") + `,"bad":{"command":"${NOPE_NOT_SET}"},"late":{"command":"${NOPE_NOT_SET}"}}}`)
-	await(t, "the bad entry to be shown", func() bool { return strings.Contains(d.Log.String(), "module=late kind=.mcp.json") })
-	replace(`{"mcpServers":{"one":`) // half an edit
-	await(t, "the file to be told of", func() bool {
-		return strings.Contains(d.Log.String(), ".mcp.json")
-	})
+	pid := resultText(c.call("two_pid", "").result())
+	replace(entry("one", "x"), entry("two", "pid"), `"late":{"command":"${NOPE_NOT_SET}"}`)
+	d.awaitLog(t, "module=late kind=.mcp.json")
+	replace(`"one":{`) // half an edit
+	d.awaitLog(t, "at line 1")
 	c.awaitTools("one_x", "two_pid")
-	replace(`{"mcpServers":{"one":` + entry("y") + `,"two":` + entry("pid") + `}}`)
+	replace(entry("one", "y"), entry("two", "pid"))
 	c.awaitTools("one_y", "two_pid")
-	if again := c.call("two_pid", "").Body; field([]byte(again), "result") == nil || string(field([]byte(again), "result")) != string(field([]byte(pid), "result")) {
-		t.Errorf("an entry that did not change was started again: %s, before %s", again, pid)
-	}
+	check(t, "the process of an unchanged entry", resultText(c.call("two_pid", "").result()), pid)
 }
 
 func TestGoModuleLifeInUsher(t *testing.T) {
@@ -300,7 +268,7 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	path := dir + "/m.usher.go"
-	source := "//go:build usher\n\npackage main\n\nfunc Say() string { return \"%s\" }\n"
+	source := goHead + "func Say() string { return \"%s\" }\n"
 	write(t, path, fmt.Sprintf(source, "one"))
 	d := daemonOptions{base: base}.start(t, dir)
 	c := connect(t, d.URL)
@@ -313,19 +281,17 @@ func TestGoModuleLifeInUsher(t *testing.T) {
 	write(t, path, fmt.Sprintf(source, "two!"))
 	says("two!")
 	write(t, path, strings.Replace(source, "return", "retrun", 1))
-	await(t, "the fault to be told of", func() bool { return strings.Contains(d.Log.String(), "m.usher.go:5") })
+	d.awaitLog(t, "m.usher.go:5")
 	says("two!")
 	d.stop(t)
-	if err := os.RemoveAll(base + "/.data/cache"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(base+"/.data/cache"))
 	write(t, path, fmt.Sprintf(source, "three"))
 	c.URL = daemonOptions{base: base}.start(t, dir).URL
 	c.awaitTools("m_say")
 	says("three")
 }
 
-// TestCache has what is remembered read for another version of a file.
+// TestCache reads the cache for another version of a file.
 func TestCache(t *testing.T) {
 	t.Parallel()
 	r := &Registry{registryConfig: registryConfig{CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}}
@@ -333,47 +299,35 @@ func TestCache(t *testing.T) {
 	two := one
 	two.Version = "2"
 	write(t, r.cachePath(one), "{")
-	if r.readCache(one) != nil {
-		t.Error("half a file was taken")
-	}
+	check(t, "half a file is used", r.readCache(one) != nil, false)
 	write(t, r.cachePath(one), string(marshal(&manifest{Version: one.cacheVersion()})))
-	if r.readCache(one) == nil || r.readCache(two) != nil {
-		t.Error("what was written is not known, or for another version")
-	}
-	one.Content = "other" // with the same size and times
-	if r.readCache(one) != nil {
-		t.Error("what was written is known for another content")
-	}
+	check(t, "it is used for its version", r.readCache(one) != nil, true)
+	check(t, "it is used for another version", r.readCache(two) != nil, false)
 }
 
-// TestThousandModules shows that a start with known modules starts none.
+// TestThousandModules starts a daemon with known modules: it starts none of them.
 func TestThousandModules(t *testing.T) {
 	long(t)
 	t.Parallel()
 	n := slowTests(100, 1000)
-	dir, base := t.TempDir(), t.TempDir()
+	dir, options := t.TempDir(), daemonOptions{base: t.TempDir(), ownProcess: true}
 	trace := dir + "/trace"
 	for i := range n {
-		path := fmt.Sprintf("%s/%d/m%d.usher", dir, i/100, i)
-		writeScript(t, path, `"tools":{}`, "echo >> "+trace)
+		writeScript(t, fmt.Sprintf("%s/%d/m%d.usher", dir, i/100, i), `"tools":{}`, "echo >> "+trace)
 	}
-	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
-	c := connect(t, d.URL)
+	d := options.start(t, dir)
 	deadline := time.Now().Add(10 * time.Minute)
-	for len(c.tools()) < n && time.Now().Before(deadline) {
+	for c := connect(t, d.URL); len(c.tools()) < n; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d tools, want %d", len(c.tools()), n)
+		}
 	}
 	d.stop(t)
 	before, err := os.ReadFile(trace)
-	if err != nil || len(before) < n {
-		t.Fatalf("the first start introspected %d of %d: %v", len(before), n, err)
-	}
-	start := time.Now()
-	c.URL = daemonOptions{base: base, ownProcess: true}.start(t, dir).URL
-	if got := len(c.tools()); got != n {
-		t.Errorf("%d tools, want %d", got, n)
-	}
-	t.Logf("%d modules: listed %v after the start of the process", n, time.Since(start).Round(time.Millisecond))
-	if after, _ := os.ReadFile(trace); len(after) != len(before) {
-		t.Errorf("the second start started %d processes", len(after)-len(before))
-	}
+	must(t, err)
+	check(t, "the first start introspects all", len(before) >= n, true)
+	check(t, "tools at the second start", len(connect(t, options.start(t, dir).URL).tools()), n)
+	after, err := os.ReadFile(trace)
+	must(t, err)
+	check(t, "processes of the second start", len(after)-len(before), 0)
 }

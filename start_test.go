@@ -188,13 +188,15 @@ func TestWatchFlag(t *testing.T) {
 // before its process is there: what runs is what was read.
 func TestTextIsHandedOver(t *testing.T) {
 	t.Parallel()
-	modules := map[string]string{".go": "//go:build usher\n\npackage main\n\nfunc Add() {}\n", ".sh": "# A.\nadd() { :; }\n",
-		".mjs": "export const add = () => 1\n"}
+	modules := map[string]string{
+		".go":  goHead + "func Add() {}\n",
+		".sh":  "# A.\nadd() { :; }\n",
+		".mjs": "export const add = () => 1\n",
+	}
 	for _, file := range hostedFiles {
 		source, err := os.ReadFile(file)
 		must(t, err)
-		ending, text := filepath.Ext(file), string(source)
-		modules[ending] = text
+		modules[filepath.Ext(file)] = string(source)
 	}
 	for ending, text := range modules {
 		t.Run(ending, func(t *testing.T) {
@@ -214,22 +216,18 @@ func TestTextIsHandedOver(t *testing.T) {
 			if err == nil {
 				l, err = l.resolve()
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			write(t, path, "this is no module")
 			l.Env = os.Environ()
 			w := testWorker("m", nil)
-			if err := w.spawn(l, r.reaper); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.spawn(l, r.reaper))
 			defer func() { w.stop(); <-w.done }()
 			if err := w.shakeHands(t.Context(), true); err != nil {
 				t.Fatal(explain(err))
 			}
-			if m, err := readManifest(t.Context(), w, ""); err != nil || len(m.Lists["tools"]) == 0 {
-				t.Errorf("it offers %v, %v", m, err)
-			}
+			m, err := readManifest(t.Context(), w, "")
+			must(t, err)
+			check(t, "it offers tools", len(m.Lists["tools"]) > 0, true)
 		})
 	}
 }
@@ -248,8 +246,6 @@ func TestHangup(t *testing.T) {
 	d.signal(t, syscall.SIGHUP)
 
 	kept := daemonOptions{ownProcess: true, shell: `trap "" HUP`}.start(t, dir) // as nohup does
-	if err := kept.cmd.Process.Signal(syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kept.cmd.Process.Signal(syscall.SIGHUP))
 	connect(t, kept.URL).awaitTools("a_x")
 }

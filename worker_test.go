@@ -23,16 +23,12 @@ func TestCrashInMidCall(t *testing.T) {
 	long(t)
 	t.Parallel()
 	c := oneFake(t)
-	for _, tt := range []struct{ how, says string }{
-		{"crash", `module "a" crashed (signal: killed)`},
-		{"exit", `module "a" crashed (exit status 7)`},
+	for tool, says := range map[string]string{
+		"a_crash": `module "a" crashed (signal: killed)`,
+		"a_exit":  `module "a" crashed (exit status 7)`,
 	} {
-		if a := c.call("a_"+tt.how, ""); !strings.Contains(a.failure(), tt.says) {
-			t.Errorf("%s: %s", tt.how, a.Body)
-		}
-		if a := c.call("a_echo", ""); a.failure() != "" {
-			t.Errorf("after %s: %s", tt.how, a.Body)
-		}
+		checkContains(t, tool, c.call(tool, "").failure(), says)
+		check(t, "a call after "+tool, c.call("a_echo", "").failure(), "")
 	}
 }
 
@@ -42,18 +38,12 @@ func TestKillFailsCallsAtOnce(t *testing.T) {
 	c := oneFake(t)
 	pid, _ := strconv.Atoi(resultText(c.call("a_pid", "").result()))
 	done := make(chan answer, 1)
-	go func() {
-		done <- c.post(`{"jsonrpc":"2.0","id":"slow","method":"tools/call","params":{"name":"a_sleep","arguments":{"ms":60000}}}`)
-	}()
-	await(t, "the call to be in flight", func() bool { return strings.Contains(c.daemon.Log.String(), "fake: sleeping") })
+	go func() { done <- c.call("a_sleep", `{"ms":60000}`) }()
+	c.daemon.awaitLog(t, "fake: sleeping")
 	process, _ := os.FindProcess(pid)
 	process.Kill()
-	if a := <-done; !strings.Contains(a.failure(), "crashed") {
-		t.Errorf("the call under way: %s", a.Body)
-	}
-	if a := c.call("a_echo", ""); a.failure() != "" {
-		t.Errorf("the next call: %s", a.Body)
-	}
+	checkContains(t, "the call under way", (<-done).failure(), "crashed")
+	check(t, "the next call", c.call("a_echo", "").failure(), "")
 }
 
 func TestBackOff(t *testing.T) {
@@ -84,24 +74,17 @@ func TestFaultyModules(t *testing.T) {
 	c.awaitTools("grows_extra1", "grows_x", "noisy_x", "twice_x")
 	for _, tool := range []string{"noisy_x", "twice_x", "grows_x"} {
 		for range 3 {
-			if a := c.call(tool, `{"n":1}`); a.failure() != "" || len(a.Events) != 1 || strings.Contains(a.Body, "second") {
-				t.Errorf("%s: %s", tool, a.Body)
-			}
+			a := c.call(tool, `{"n":1}`)
+			check(t, tool+": failure", a.failure(), "")
+			check(t, tool+": messages", len(a.Events), 1)
+			checkOmits(t, tool, a.Body, "second")
 		}
 	}
-	var out, errs bytes.Buffer
-	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, nil, &out, &errs, noEnv); code != 0 {
-		t.Fatalf("modules: %d %s", code, errs.String())
-	}
-	for _, want := range []string{
+	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
+	checkContains(t, "usher modules", out,
 		"ended at its start (exit status 3): fake: no module named turbo",
 		"not executable: chmod +x plain.usher",
-		`module name "b@d"`,
-	} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("usher modules does not say %q:\n%s", want, out.String())
-		}
-	}
+		`module name "b@d"`)
 }
 
 func TestSilentModuleIsGivenUp(t *testing.T) {
@@ -261,9 +244,8 @@ func TestServeRefuses(t *testing.T) {
 			var out, errs bytes.Buffer
 			args := []string{"serve", "-addr", "127.0.0.1:0", "-base", t.TempDir()}
 			code := run(t.Context(), append(args, strings.Fields(tt.args)...), nil, &out, &errs, lookupIn(tt.env))
-			if code != tt.code || !strings.Contains(errs.String(), tt.says) || !strings.HasPrefix(errs.String(), "usher: serve: ") {
-				t.Errorf("status %d, %s; want %d and %q", code, errs.String(), tt.code, tt.says)
-			}
+			check(t, "status", code, tt.code)
+			checkContains(t, "stderr", errs.String(), "usher: serve: ", tt.says)
 		})
 	}
 }
@@ -282,10 +264,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 	c.http.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	await(t, "all goroutines to end", func() bool {
-		if runtime.NumGoroutine() <= before {
-			return true
-		}
-		return false
+		return runtime.NumGoroutine() <= before
 	})
 }
 
