@@ -1,9 +1,8 @@
-// Outboxes: everything that goes to a client, whatever the transport. An outbox
-// is a queue of messages, bounded in bytes, and one loop that writes them to the
-// client's connection: as server-sent events, or as lines. The answer to a POST
-// stays plain JSON if nothing has to be sent before it. What is sent on streams
-// that a client may resume is kept in the daemon's one replay buffer. This file
-// writes bytes; it knows neither sessions nor modules.
+// Outboxes: everything that is sent to a client, whatever the transport. An outbox is a
+// queue of messages, bounded in bytes, and one loop that writes them to the client's
+// connection, as server-sent events or as lines. The answer to a POST remains plain JSON
+// if nothing has to be sent before it. Messages of streams that a client may resume are
+// also kept in the daemon's one replay buffer. Nothing here depends on sessions or modules.
 
 package main
 
@@ -11,7 +10,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -24,17 +22,17 @@ import (
 
 const (
 	keepAlive      = 15 * time.Second // between comments on a silent stream
-	reconnectDelay = 1 * time.Second  // what a client is told to wait before it resumes a stream
-	replayLife     = 2 * time.Minute  // for which a stream can be resumed after its connection has ended
+	reconnectDelay = 1 * time.Second  // how long a client should wait before it resumes a stream
+	replayLife     = 2 * time.Minute  // how long a stream can be resumed after its connection has ended
 
-	streamInterval = 2 * time.Second        // how often an open stream looks at its session's claim
-	coalesce       = 300 * time.Millisecond // changes this close make one list_changed
+	streamInterval = 2 * time.Second        // between checks of the claim behind an open stream
+	coalesce       = 300 * time.Millisecond // changes within this time make one list_changed
 )
 
-// frame is what is written to a client at once. With an id and no message it
-// tells the client from where to resume (MCP 2025-11-25, basic/transports); with
-// neither it is a comment, which begins a stream, keeps a silent one open through
-// proxies, and finds out whether the client still lives.
+// frame is what one write to a client contains. With an id but no message, it tells the
+// client where it can resume the stream (MCP 2025-11-25, basic/transports). With neither,
+// it is a comment, which begins a stream, keeps a silent stream open through proxies, and
+// detects a client that has gone.
 type frame struct {
 	id    string
 	msg   []byte // one line
@@ -43,50 +41,90 @@ type frame struct {
 
 // connection is what an outbox writes to.
 type connection struct {
-	ctx   context.Context   // ends with it
-	write func(frame) error // nil where the client accepts no stream
-	// end is called when nothing more is written to a stream. Who sets it calls
-	// follow too; else a stream that begins has a goroutine do so.
+	ctx   context.Context   // ends with the connection
+	write func(frame) error // nil if the client accepts no stream
+
+	// end is called when nothing more is written to a stream. Callers that set end must also
+	// call writeLoop. Otherwise starting the stream starts a goroutine that does.
 	end func()
 
-	// Of a stream that was begun on it.
-	wake chan struct{}   // 1-buffered: there is more to write, or nothing will follow
-	done context.Context // ends with what that goroutine writes
+	// For a stream:
+	wake chan struct{} // 1-buffered: there is more to write, or nothing will follow
+	done chan struct{} // closed when that goroutine has finished writing; nil without one
 }
 
-// outbox is the messages to one client, in order. It becomes a stream, where the
-// client accepts one, with the first that is sent before the answer. Safe for
+// outbox contains the messages to one client, in order. If the client accepts a stream, the
+// first message that is sent before the answer turns the answer into one. Safe for
 // concurrent use.
 type outbox struct {
-	limit int         // bytes that may wait behind the message being written
+	limit int         // bytes that may be queued behind the message being written
 	kept  *keptStream // nil if the stream can't be resumed
 
 	mu    sync.Mutex
 	conn  *connection // nil once the client has gone
 	begun bool        // it is a stream
-	ended bool        // no more messages are taken
+	ended bool        // it accepts no more messages
 	queue []frame
-	bytes int // of queue
+	bytes int // in queue
 }
 
-// newOutbox returns an outbox. If kept is not nil, the client can resume its stream.
-// missed contains events of an earlier stream to replay first.
+// newOutbox returns an outbox. If kept is not nil, the client can resume its stream. missed
+// contains events of an earlier stream to replay first.
 func newOutbox(conn *connection, kept *keptStream, missed ...frame) *outbox {
 	o := &outbox{limit: maxOutbox, kept: kept, conn: conn}
-	o.queueLocked(missed...) // nobody else knows it yet
+	o.queueLocked(missed...) // not shared yet
 	return o
 }
 
-func (o *outbox) queueLocked(frames ...frame) {
-	for _, f := range frames {
-		o.bytes += len(f.msg)
-	}
-	o.queue = append(o.queue, frames...)
-	wake(o.conn.wake)
+// send queues a message and reports whether it may arrive. It never waits for the client: a
+// client that reads too slowly is disconnected. If msg is nil, send only begins the stream.
+// If the stream can be resumed, send may read the claims file (keptStream.authorized).
+func (o *outbox) send(msg []byte) bool {
+	f, sent := o.enqueue(msg)
+	o.kept.recheck(f)
+	return sent
 }
 
-// startLocked makes the outbox a stream, if the client accepts one and is there.
-// It reports whether it is one.
+func (o *outbox) enqueue(msg []byte) (f frame, sent bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended || !o.startLocked() {
+		return frame{}, false
+	}
+	if msg == nil {
+		return frame{}, true
+	}
+	return o.sendLocked(msg)
+}
+
+// end accepts no more messages. Queued messages are still written.
+func (o *outbox) end() { o.finish(nil, false) }
+
+// finish is end with a last message, or nil. The message is sent only if the outbox is a
+// stream, or if stream is set and the client accepts one. finish reports whether the outbox
+// is a stream.
+func (o *outbox) finish(last []byte, stream bool) bool {
+	f, isStream := o.close(last, stream)
+	o.kept.recheck(f)
+	return isStream
+}
+
+func (o *outbox) close(last []byte, stream bool) (f frame, isStream bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	isStream = o.begun || stream && o.startLocked()
+	if isStream && last != nil {
+		f, _ = o.sendLocked(last)
+	}
+	o.ended = true
+	if o.conn != nil {
+		wake(o.conn.wake)
+	}
+	return f, isStream
+}
+
+// startLocked makes the outbox a stream, if the client accepts one and is connected. It
+// reports whether the outbox is a stream.
 func (o *outbox) startLocked() bool {
 	if o.begun || o.ended || o.conn.write == nil || o.conn.ctx.Err() != nil {
 		return o.begun
@@ -101,23 +139,16 @@ func (o *outbox) startLocked() bool {
 	o.queueLocked(frame{})
 	o.conn.wake = make(chan struct{}, 1)
 	if o.conn.end == nil {
-		o.conn.done, o.conn.end = context.WithCancel(context.Background())
+		done := make(chan struct{})
+		o.conn.done = done
+		o.conn.end = func() { close(done) }
 		go o.writeLoop(o.conn, nil)
 	}
 	return true
 }
 
-// send queues a message, and reports whether it may arrive. It does not block. A
-// client that does not keep up is dropped. A message that is nil only begins the
-// stream.
-func (o *outbox) send(msg []byte) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return !o.ended && o.startLocked() && (msg == nil || o.sendLocked(msg))
-}
-
-func (o *outbox) sendLocked(msg []byte) bool {
-	f := frame{msg: msg}
+func (o *outbox) sendLocked(msg []byte) (f frame, sent bool) {
+	f = frame{msg: msg}
 	if o.kept != nil {
 		f = o.kept.buffer.keep(o.kept, msg)
 	}
@@ -125,61 +156,43 @@ func (o *outbox) sendLocked(msg []byte) bool {
 		o.disconnectLocked(o.conn)
 	}
 	if o.conn == nil {
-		return o.kept != nil
+		return f, o.kept != nil
 	}
 	o.queueLocked(f)
-	return true
+	return f, true
 }
 
-// end takes no more messages. Those that are queued are still written.
-func (o *outbox) end() { o.finish(nil, false) }
-
-// finish is end with a last message, nil for none. It goes out if the outbox is a
-// stream, or stream has it become one; finish reports that.
-func (o *outbox) finish(last []byte, stream bool) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	isStream := o.begun || stream && o.startLocked()
-	if isStream && last != nil {
-		o.sendLocked(last)
+func (o *outbox) queueLocked(frames ...frame) {
+	for _, f := range frames {
+		o.bytes += len(f.msg)
 	}
-	o.ended = true
-	if o.conn != nil {
-		wake(o.conn.wake)
-	}
-	return isStream
+	o.queue = append(o.queue, frames...)
+	wake(o.conn.wake)
 }
 
-// writeLoop writes what is queued to a connection until the outbox has ended, or the
-// connection has, or another one has taken its place. Meanwhile it calls look, if
-// that is not nil, every streamInterval, and soon after what look returns is closed.
+// writeLoop writes queued messages to a connection until the outbox or the connection ends,
+// or the outbox has another connection. If look is not nil, writeLoop calls it every
+// streamInterval, and soon after the channel that look returned is closed.
 func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{})) {
 	defer conn.end()
 	defer o.disconnect(conn)
-	silent, next := time.NewTicker(keepAlive), time.NewTimer(0)
+	silent := time.NewTicker(keepAlive)
 	defer silent.Stop()
+	next := time.NewTimer(0)
 	defer next.Stop()
 	var changed <-chan struct{}
-	for err := error(nil); err == nil; {
-		o.mu.Lock()
-		waits := len(o.queue) == 0
-		over := o.conn != conn || waits && o.ended
-		var f frame
-		if !over && !waits {
-			f, o.queue[0] = o.queue[0], frame{} // so that the message is not held
-			o.queue = o.queue[1:]
-			o.bytes -= len(f.msg)
-		}
-		o.mu.Unlock()
+	for {
+		var err error
+		f, waiting, over := o.next(conn)
 		switch {
 		case over:
-			err = io.EOF
-		case !waits:
+			return
+		case !waiting:
 			err = conn.write(f)
 		default:
 			select {
 			case <-conn.ctx.Done():
-				err = conn.ctx.Err()
+				return
 			case <-conn.wake:
 			case <-silent.C:
 				err = conn.write(frame{})
@@ -193,62 +206,101 @@ func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{
 				}
 			}
 		}
+		if err != nil {
+			return
+		}
 	}
 }
 
-// disconnect gives a connection up. What was queued for it may be kept for the next one.
+// next takes the next frame off the queue. It reports whether the queue is empty, and
+// whether nothing more is to be written to conn.
+func (o *outbox) next(conn *connection) (f frame, waiting, over bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	waiting = len(o.queue) == 0
+	if o.conn != conn || waiting && o.ended {
+		return frame{}, false, true
+	}
+	if waiting {
+		return frame{}, true, false
+	}
+	f = o.queue[0]
+	o.queue[0] = frame{} // so that the array does not keep the message in memory
+	o.queue = o.queue[1:]
+	o.bytes -= len(f.msg)
+	return f, false, false
+}
+
+// disconnect gives up a connection. Messages queued for it may be in the replay buffer.
 func (o *outbox) disconnect(conn *connection) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.disconnectLocked(conn)
 }
 
-// disconnectLocked is lose for who holds mu.
 func (o *outbox) disconnectLocked(conn *connection) {
 	if conn == nil || o.conn != conn {
 		return
 	}
-	o.conn, o.queue, o.bytes = nil, nil, 0
+	o.conn = nil
+	o.queue = nil
+	o.bytes = 0
 	wake(conn.wake)
 	if o.kept != nil {
 		o.kept.forgetting = time.AfterFunc(replayLife, func() { o.kept.buffer.forget(o.kept) })
 	}
 }
 
-// resume has a connection, which is then to follow, take the place of the one
-// before, and begin after message n. It reports false where not all of that is kept.
+// resume switches the outbox to conn and replays the messages after n. It returns false if
+// some are no longer buffered, or if the client has lost access. The caller must then call
+// writeLoop.
 func (o *outbox) resume(conn *connection, n int) bool {
+	if !o.kept.authorized() {
+		return false
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	missed, ok := o.kept.buffer.after(o, n)
+	missed, ok := o.kept.buffer.collect(o.kept, n)
 	if !ok {
 		return false
 	}
 	o.disconnectLocked(o.conn)
 	o.kept.forgetting.Stop()
-	o.conn, conn.wake = conn, make(chan struct{}, 1)
+	o.conn = conn
+	conn.wake = make(chan struct{}, 1)
 	o.queueLocked(append(missed, frame{})...)
 	return true
 }
 
-// keptStream is how a stream can be resumed.
+// keptStream describes a stream that can be resumed.
 type keptStream struct {
 	buffer             *replayBuffer
 	id                 string
 	session            string
 	resumableFromStart bool // the stream begins with an event that it can be resumed from
-	last               int  // number of the message sent last; the first is 1. The buffer guards it
-	// owner is whose messages they are. While that is not authorized, nothing is
-	// kept, and nothing of what was kept is given.
+	last               int  // number of the last message; the first is 1. Guarded by the buffer's mu
+
+	// owner is the principal the messages belong to. While authorized returns false, messages
+	// are neither buffered nor replayed. It may read the claims file, so it is never called
+	// with a lock held.
 	owner      string
 	authorized func() bool
-	forgetting *time.Timer // since the connection has ended; the outbox guards it
+
+	forgetting *time.Timer // runs since the connection ended. Guarded by the outbox's mu
 }
 
-// eventID is the id of the stream's message n; 0 stands before the first.
+// recheck drops a message from the buffer if the client has lost access. It does nothing
+// if k is nil or f has no id.
+func (k *keptStream) recheck(f frame) {
+	if k != nil && f.id != "" && !k.authorized() {
+		k.buffer.remove(func(m keptMessage) bool { return m.of == k && m.frame.id == f.id })
+	}
+}
+
+// eventID returns the id of the stream's message n. The id of 0 precedes the first message.
 func (k *keptStream) eventID(n int) string { return k.id + "-" + strconv.Itoa(n) }
 
-// parseEventID takes an event id apart. The stream of what is none is "".
+// parseEventID splits an event id. It returns an empty stream if s is malformed.
 func parseEventID(s string) (stream string, n int) {
 	stream, number, _ := strings.Cut(s, "-")
 	n, err := strconv.Atoi(number)
@@ -258,17 +310,17 @@ func parseEventID(s string) (stream string, n int) {
 	return stream, n
 }
 
-// replayBuffer is the messages of all streams that were sent lately, so that a
-// client whose connection broke can have them again (MCP 2025-11-25,
-// basic/transports, "Resumability and Redelivery"). Where there are too many, the
-// oldest go first. The zero value is empty. Safe for concurrent use.
+// replayBuffer contains recent messages of all streams, so that a client whose connection
+// broke can get them again (MCP 2025-11-25, basic/transports, "Resumability and
+// Redelivery"). Beyond its limits, it drops the oldest messages first. The zero value is
+// empty. Safe for concurrent use.
 type replayBuffer struct {
 	streams sync.Map // *outbox by session and id
 
-	mu   sync.Mutex
-	kept []keptMessage  // oldest first
-	size int            // of kept, in bytes
-	own  map[string]int // of these, by owner
+	mu      sync.Mutex
+	kept    []keptMessage // oldest first
+	size    int64         // bytes of kept
+	byOwner quota         // bytes of kept
 }
 
 type keptMessage struct {
@@ -277,84 +329,97 @@ type keptMessage struct {
 	frame frame
 }
 
-// find returns a stream of a session; nil for one that is not known any more.
+// size returns the bytes that the message counts for.
+func (m keptMessage) size() int64 { return int64(max(len(m.frame.msg), minKept)) }
+
+// find returns a stream of a session, or nil if it is no longer known.
 func (b *replayBuffer) find(session, stream string) *outbox {
 	found, _ := b.streams.Load(session + stream)
 	o, _ := found.(*outbox)
 	return o
 }
 
-// keep gives a message its id, and takes it in unless it is too long.
+// after returns the messages of a stream after n. It reports false if some of them are no
+// longer buffered, if the client has lost access, or if o is nil.
+func (b *replayBuffer) after(o *outbox, n int) (missed []frame, ok bool) {
+	if o == nil || !o.kept.authorized() {
+		return nil, false
+	}
+	return b.collect(o.kept, n)
+}
+
+// collect returns the messages of a stream after n, and reports whether they are complete.
+func (b *replayBuffer) collect(k *keptStream, n int) (missed []frame, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range b.kept {
+		if m.of == k && m.n > n {
+			missed = append(missed, m.frame)
+		}
+	}
+	return missed, len(missed) == k.last-n
+}
+
+// keep gives a message its id, and buffers it unless it is too long.
 func (b *replayBuffer) keep(k *keptStream, msg []byte) frame {
-	authorized := k.authorized()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	k.last++
-	f := frame{id: k.eventID(k.last), msg: msg}
-	if !authorized || len(msg) > maxReplayMessage {
-		return f
+	m := keptMessage{k, k.last, frame{id: k.eventID(k.last), msg: msg}}
+	if len(msg) > maxReplayMessage {
+		return m.frame
 	}
-	b.kept = append(b.kept, keptMessage{k, k.last, f})
-	b.countLocked(k.owner, len(msg), 1)
-	for b.size > maxReplayBytes || b.own[k.owner] > maxReplayBytesOf {
-		oldest := 0
-		if b.size <= maxReplayBytes {
-			oldest = slices.IndexFunc(b.kept, func(m keptMessage) bool { return m.of.owner == k.owner })
-		}
-		m := b.kept[oldest]
-		b.countLocked(m.of.owner, len(m.frame.msg), -1)
-		if m.n == m.of.last { // with its last message the stream is forgotten
-			b.streams.Delete(m.of.session + m.of.id)
-		}
-		copy(b.kept[1:], b.kept[:oldest]) // which is none, mostly
-		b.kept[0] = keptMessage{}
-		b.kept = b.kept[1:]
+	for b.size+m.size() > maxReplayBytes {
+		b.evictLocked(0)
 	}
-	return f
+	for b.byOwner.count(k.owner)+m.size() > maxReplayBytesOf {
+		b.evictLocked(slices.IndexFunc(b.kept, func(m keptMessage) bool { return m.of.owner == k.owner }))
+	}
+	b.kept = append(b.kept, m)
+	b.size += m.size()
+	b.byOwner.reserve(k.owner, m.size(), maxReplayBytesOf)
+	return m.frame
+}
+
+// evictLocked drops the message at index i. A stream is forgotten with its last message.
+func (b *replayBuffer) evictLocked(i int) {
+	m := b.kept[i]
+	b.releaseLocked(m)
+	if m.n == m.of.last {
+		b.streams.Delete(m.of.session + m.of.id)
+	}
+	copy(b.kept[1:], b.kept[:i]) // usually nothing: i is 0
+	b.kept[0] = keptMessage{}
+	b.kept = b.kept[1:]
+}
+
+// releaseLocked stops counting a message.
+func (b *replayBuffer) releaseLocked(m keptMessage) {
+	b.size -= m.size()
+	b.byOwner.release(m.of.owner, m.size())
 }
 
 // forget drops a stream and its messages.
 func (b *replayBuffer) forget(k *keptStream) {
 	b.streams.Delete(k.session + k.id)
+	b.remove(func(m keptMessage) bool { return m.of == k })
+}
+
+// remove drops all messages that match.
+func (b *replayBuffer) remove(match func(keptMessage) bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.kept = slices.DeleteFunc(b.kept, func(m keptMessage) bool {
-		if m.of == k {
-			b.countLocked(k.owner, len(m.frame.msg), -1)
+		if !match(m) {
+			return false
 		}
-		return m.of == k
+		b.releaseLocked(m)
+		return true
 	})
 }
 
-// countLocked counts a message of so many bytes that is taken in, 1, or dropped, -1.
-func (b *replayBuffer) countLocked(owner string, bytes, sign int) {
-	if b.own == nil {
-		b.own = make(map[string]int)
-	}
-	b.size += sign * max(bytes, minKept)
-	if b.own[owner] += sign * max(bytes, minKept); b.own[owner] == 0 {
-		delete(b.own, owner)
-	}
-}
-
-// after returns the messages of a stream after n; nil is a stream that is not
-// known. It reports false when some of them are not kept, or nobody may have them.
-func (b *replayBuffer) after(o *outbox, n int) (missed []frame, ok bool) {
-	if o == nil || !o.kept.authorized() {
-		return nil, false
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, m := range b.kept {
-		if m.of == o.kept && m.n > n {
-			missed = append(missed, m.frame)
-		}
-	}
-	return missed, len(missed) == o.kept.last-n
-}
-
-// sseWriter returns what writes frames as server-sent events. The first one
-// commits the HTTP answer to being a stream of them.
+// sseWriter returns a function that writes frames as server-sent events. The first frame
+// makes the HTTP answer a stream of them.
 func sseWriter(w http.ResponseWriter) func(frame) error {
 	return func(f frame) error {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -372,11 +437,14 @@ func sseWriter(w http.ResponseWriter) func(frame) error {
 		default:
 			text.WriteString(":\n\n")
 		}
-		return errors.Join(writeBody(w, text.Bytes()), http.NewResponseController(w).Flush())
+		if err := writeBody(w, text.Bytes()); err != nil {
+			return err
+		}
+		return http.NewResponseController(w).Flush()
 	}
 }
 
-// lineWriter returns what writes messages as lines, and nothing else.
+// lineWriter returns a function that writes messages as lines, and ignores other frames.
 func lineWriter(w io.Writer) func(frame) error {
 	return func(f frame) error {
 		if f.msg == nil {
@@ -387,9 +455,10 @@ func lineWriter(w io.Writer) func(frame) error {
 	}
 }
 
+// writeJSON writes a complete JSON answer.
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1)) // else net/http sends it in chunks
 	w.WriteHeader(status)
-	_ = writeBody(w, append(body, '\n')) // a peer that is gone is no one to tell
+	_ = writeBody(w, append(body, '\n')) // an error means that the client has gone
 }

@@ -273,7 +273,7 @@ func answerPOST(
 	stream := answer == nil || streamFirst && status == http.StatusOK
 	switch {
 	case r.out.finish(answer, stream):
-		<-conn.done.Done()
+		<-conn.done
 	case answer == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:

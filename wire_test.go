@@ -425,5 +425,5 @@ func TestSlowClientIsDropped(t *testing.T) {
 	}
 	check(t, "bytes that wait for the dropped client", out.bytes, 0)
 	close(unblock)
-	<-conn.done.Done()
+	<-conn.done
 }
