@@ -492,8 +492,8 @@ func TestGoModuleFields(t *testing.T) {
 	tools := p.tools()
 	check(t, "tools", len(tools), 9)
 	keys := func(raw json.RawMessage) (list []string) {
-		for key := range fields(raw) {
-			list = append(list, key)
+		for _, m := range fields(raw) {
+			list = append(list, m.key)
 		}
 		return list
 	}

@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -228,26 +227,33 @@ type member struct {
 	value json.RawMessage
 }
 
-// members splits valid JSON that is an object. It reports false for any other value.
+// members splits valid JSON that is an object, repeated keys included. It reports false for
+// any other value. Of invalid JSON, it returns as much as it can read.
 func members(raw json.RawMessage) (object, bool) {
 	if !isObject(raw) {
 		return nil, false
 	}
-	list := make(object, 0, 8)
-	for key, value := range fields(raw) {
-		list = append(list, member{key, value})
+	var list object
+	rest := raw[bytes.IndexByte(raw, '{')+1:]
+	for {
+		end := endOfItem(rest)
+		key, ok := unquote(bytes.TrimSpace(rest[:end]))
+		if !ok || end == len(rest) || rest[end] != ':' {
+			return list, true // at the end of the object
+		}
+		rest = rest[end+1:]
+		end = endOfItem(rest)
+		list = append(list, member{key, slices.Clip(bytes.TrimSpace(rest[:end]))})
+		if end == len(rest) {
+			return list, true
+		}
+		rest = rest[end+1:]
 	}
-	return list, true
 }
 
 // encode returns the object's text.
 func (o object) encode() json.RawMessage {
-	size := 2
-	for _, f := range o {
-		size += len(f.key) + len(f.value) + len(`"":,`)
-	}
-	b := make([]byte, 0, size)
-	b = append(b, '{')
+	b := []byte{'{'}
 	for i, f := range o {
 		if i > 0 {
 			b = append(b, ',')
@@ -317,31 +323,6 @@ func isObject(raw json.RawMessage) bool {
 	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte{'{'})
 }
 
-// fields yields the members of a JSON object, in order, repeated keys included. It yields
-// nothing for other values, and as much as can be read of invalid JSON.
-func fields(raw json.RawMessage) iter.Seq2[string, json.RawMessage] {
-	return func(yield func(string, json.RawMessage) bool) {
-		if !isObject(raw) {
-			return
-		}
-		rest := raw[bytes.IndexByte(raw, '{')+1:]
-		for {
-			end := endOfItem(rest)
-			key, ok := unquote(bytes.TrimSpace(rest[:end]))
-			if !ok || end == len(rest) || rest[end] != ':' {
-				return // at the end of the object
-			}
-			rest = rest[end+1:]
-			end = endOfItem(rest)
-			value := bytes.TrimSpace(rest[:end])
-			if !yield(key, slices.Clip(value)) || end == len(rest) {
-				return
-			}
-			rest = rest[end+1:]
-		}
-	}
-}
-
 // endOfItem returns the index of the end of the key or value that b begins with: a colon,
 // a comma, a closing bracket without its opening one, or the end of b.
 func endOfItem(b []byte) int {
@@ -370,29 +351,32 @@ func endOfItem(b []byte) int {
 	return len(b)
 }
 
+// fields returns the members of a valid JSON object, or nil for any other value.
+func fields(raw json.RawMessage) object {
+	list, _ := members(raw)
+	return list
+}
+
 // field returns a member of a valid JSON object, or nil. If the key repeats, the last
 // member counts.
 func field(raw json.RawMessage, key string) json.RawMessage {
-	list, _ := members(raw)
-	return list.get(key)
+	return fields(raw).get(key)
 }
 
 // stringField returns a member of a valid JSON object if it is a string, else "".
 func stringField(raw json.RawMessage, key string) string {
-	s, _ := unquote(field(raw, key))
-	return s
+	return fields(raw).text(key)
 }
 
 // withMember returns a JSON object with key set to value.
 func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	list, _ := members(raw)
-	return list.set(key, value).encode()
+	return fields(raw).set(key, value).encode()
 }
 
 // dropMembers returns a JSON object without these keys, or raw itself if it has none of
 // them.
 func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
-	list, _ := members(raw)
+	list := fields(raw)
 	if kept := list.without(keys...); len(kept) < len(list) {
 		return kept.encode()
 	}

@@ -465,9 +465,9 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errNoAnswer)
 	defer cancel()
 	var answers object
-	for key, request := range fields(field(result, "inputRequests")) {
-		method := stringField(request, "method")
-		wanted := field(request, "params")
+	for _, request := range fields(field(result, "inputRequests")) {
+		method := stringField(request.value, "method")
+		wanted := field(request.value, "params")
 		if _, err := caller.checkAskable(method, wanted); err != nil {
 			return nil, rpcErrorf(codeInternal, "%v", err)
 		}
@@ -475,7 +475,7 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 		if err != nil {
 			return nil, err
 		}
-		answers = append(answers, member{key, answer})
+		answers = append(answers, member{request.key, answer})
 	}
 	params = params.without("requestState").set("inputResponses", answers.encode())
 	if state := field(result, "requestState"); state != nil {

@@ -71,12 +71,12 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 		_ = json.Unmarshal(schema, &decoded) // if nested too deeply, it accepts any arguments
 		return decoded
 	})
-	for name, property := range fields(field(schema, "properties")) {
-		header := stringField(property, "x-mcp-header")
-		value := stringField(property, "type")
+	for _, property := range fields(field(schema, "properties")) {
+		header := stringField(property.value, "x-mcp-header")
+		value := stringField(property.value, "type")
 		scalar := value == "string" || value == "integer" || value == "boolean"
 		if scalar && headerToken.MatchString(header) { // clients omit tools with wrong headers
-			m.headerParams[name] = header
+			m.headerParams[property.key] = header
 		}
 	}
 	return m, problems, nil
@@ -688,8 +688,8 @@ func isToolResult(value json.RawMessage) bool {
 			return false
 		}
 	}
-	for key := range fields(value) {
-		if !slices.Contains(resultKeys, key) {
+	for _, m := range fields(value) {
+		if !slices.Contains(resultKeys, m.key) {
 			return false
 		}
 	}
