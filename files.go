@@ -167,9 +167,8 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 			}
 		}
 		if time.Since(since) > t.timeout {
-			const advice = "try again, or end that process"
-			return "", fmt.Errorf("the token in %q has been %q (held.TIME.HOST.PROCESS) for %v: %s",
-				t.dir, last, t.timeout, advice)
+			return "", fmt.Errorf("the token in %q has been %q (held.TIME.HOST.PROCESS) for %v: "+
+				"try again, or end that process", t.dir, last, t.timeout)
 		}
 		// The delay is random so that waiting writers don't run in step.
 		if !pauseFor(ctx, delay/2+mathrand.N(delay)) {

@@ -150,12 +150,13 @@ type loggedError struct{ error }
 
 func (e loggedError) Unwrap() error { return e.error }
 
-// handle adapts a handler that returns its error to one that writes the error. Write
-// formats the error as the endpoint does. An error without a status is logged whole and
-// shown as an internal error.
+// errorWriter writes an error in an endpoint's format.
+type errorWriter func(http.ResponseWriter, *httpError)
+
+// handle adapts a handler that returns its error to one that writes the error. An error
+// without a status is logged whole and shown as an internal error.
 func handle(
-	log *slog.Logger, write func(http.ResponseWriter, *httpError),
-	serve func(http.ResponseWriter, *http.Request) error,
+	log *slog.Logger, write errorWriter, serve func(http.ResponseWriter, *http.Request) error,
 ) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		err := func() (err error) {
@@ -177,10 +178,7 @@ func catch(log *slog.Logger, err *error) {
 }
 
 // refuse logs and writes the error of a handler.
-func refuse(
-	log *slog.Logger, write func(http.ResponseWriter, *httpError),
-	w http.ResponseWriter, r *http.Request, err error,
-) {
+func refuse(log *slog.Logger, write errorWriter, w http.ResponseWriter, r *http.Request, err error) {
 	id := w.Header().Get(requestIDHeader)
 	path := clipText(r.URL.Path, 200)
 	e, known := errors.AsType[*httpError](err)
@@ -219,14 +217,13 @@ func (a audience) includes(r *http.Request) bool {
 	return a != nobody
 }
 
+// proxyHeaders are headers that only proxies add, in addition to X-Forwarded-*.
+var proxyHeaders = []string{"Forwarded", "Via", "X-Real-Ip", "Cf-Connecting-Ip"}
+
 // isProxied reports whether a header shows that a proxy forwarded the request.
 func isProxied(h http.Header) bool {
 	for name := range h {
-		switch name {
-		case "Forwarded", "Via", "X-Real-Ip", "Cf-Connecting-Ip":
-			return true
-		}
-		if strings.HasPrefix(name, "X-Forwarded-") {
+		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name) {
 			return true
 		}
 	}
@@ -266,24 +263,16 @@ func (p *originPolicy) admit(r *http.Request) error {
 			"host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
 	}
 	origins := r.Header.Values("Origin")
-	if len(origins) == 0 {
-		return admitWithoutOrigin(r)
+	// A page of another site sends no Origin for a frame, with which it could guess codes. A
+	// link that a person follows is allowed.
+	crossSite := r.Header.Get("Sec-Fetch-Site") == "cross-site"
+	if len(origins) == 0 && crossSite && r.Header.Get("Sec-Fetch-Dest") != "document" {
+		return httpErrorf(http.StatusForbidden, "a web page of another, unnamed site made this request")
 	}
 	for _, origin := range origins {
 		if err := p.admitOrigin(origin); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// admitWithoutOrigin refuses a request that another site's page makes without an Origin,
-// such as for a frame, with which the page could guess codes. A link that a person follows
-// is allowed.
-func admitWithoutOrigin(r *http.Request) error {
-	crossSite := r.Header.Get("Sec-Fetch-Site") == "cross-site"
-	if crossSite && r.Header.Get("Sec-Fetch-Dest") != "document" {
-		return httpErrorf(http.StatusForbidden, "a web page of another, unnamed site made this request")
 	}
 	return nil
 }
@@ -406,8 +395,8 @@ func (b *bodyReader) read(w http.ResponseWriter, r *http.Request, sender string)
 
 var errNoRoom = errors.New("too many requests are being received: try again")
 
-// received counts n more bytes of a body, and drops bodies until all fit. It reports
-// whether reading this body may continue.
+// received counts n more bytes of a body, and drops the slowest bodies until all fit. It
+// reports whether reading this body may continue.
 func (b *bodyReader) received(p *pendingBody, n int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -428,7 +417,12 @@ func (b *bodyReader) received(p *pendingBody, n int64) bool {
 		if ok {
 			b.bySender.release(p.sender, n)
 		}
-		slow := b.slowestLocked(p, !ok)
+		slow := p
+		for other := range b.pending { // if only the sender's share is spent, ok is false
+			if (ok || other.sender == p.sender) && other.rate() < slow.rate() {
+				slow = other
+			}
+		}
 		b.removeLocked(slow)
 		slow.dropped = true
 		slow.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
@@ -436,18 +430,6 @@ func (b *bodyReader) received(p *pendingBody, n int64) bool {
 			return false
 		}
 	}
-}
-
-// slowestLocked returns the slowest pending body, of the same sender as p if sameSender is
-// set, or p if none is slower.
-func (b *bodyReader) slowestLocked(p *pendingBody, sameSender bool) *pendingBody {
-	slow := p
-	for other := range b.pending {
-		if (other.sender == p.sender || !sameSender) && other.rate() < slow.rate() {
-			slow = other
-		}
-	}
-	return slow
 }
 
 // removeLocked stops counting a body.

@@ -80,21 +80,15 @@ func newOutbox(conn *connection, kept *keptStream, missed ...frame) *outbox {
 // client that reads too slowly is disconnected. If msg is nil, send only begins the stream.
 // If the stream can be resumed, send may read the claims file (keptStream.authorized).
 func (o *outbox) send(msg []byte) bool {
-	f, sent := o.enqueue(msg)
+	var f frame
+	o.mu.Lock()
+	sent := !o.ended && o.startLocked()
+	if sent && msg != nil {
+		f, sent = o.sendLocked(msg)
+	}
+	o.mu.Unlock()
 	o.kept.recheck(f)
 	return sent
-}
-
-func (o *outbox) enqueue(msg []byte) (f frame, sent bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.ended || !o.startLocked() {
-		return frame{}, false
-	}
-	if msg == nil {
-		return frame{}, true
-	}
-	return o.sendLocked(msg)
 }
 
 // end accepts no more messages. Queued messages are still written.
@@ -104,15 +98,9 @@ func (o *outbox) end() { o.finish(nil, false) }
 // stream, or if stream is set and the client accepts one. finish reports whether the outbox
 // is a stream.
 func (o *outbox) finish(last []byte, stream bool) bool {
-	f, isStream := o.close(last, stream)
-	o.kept.recheck(f)
-	return isStream
-}
-
-func (o *outbox) close(last []byte, stream bool) (f frame, isStream bool) {
+	var f frame
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	isStream = o.begun || stream && o.startLocked()
+	isStream := o.begun || stream && o.startLocked()
 	if isStream && last != nil {
 		f, _ = o.sendLocked(last)
 	}
@@ -120,7 +108,9 @@ func (o *outbox) close(last []byte, stream bool) (f frame, isStream bool) {
 	if o.conn != nil {
 		wake(o.conn.wake)
 	}
-	return f, isStream
+	o.mu.Unlock()
+	o.kept.recheck(f)
+	return isStream
 }
 
 // startLocked makes the outbox a stream, if the client accepts one and is connected. It
@@ -183,12 +173,12 @@ func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{
 	var changed <-chan struct{}
 	for {
 		var err error
-		f, waiting, over := o.next(conn)
+		f, over := o.next(conn)
 		switch {
 		case over:
 			return
-		case !waiting:
-			err = conn.write(f)
+		case f != nil:
+			err = conn.write(*f)
 		default:
 			select {
 			case <-conn.ctx.Done():
@@ -212,23 +202,19 @@ func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{
 	}
 }
 
-// next takes the next frame off the queue. It reports whether the queue is empty, and
+// next takes the next frame off the queue, or returns nil if the queue is empty. It reports
 // whether nothing more is to be written to conn.
-func (o *outbox) next(conn *connection) (f frame, waiting, over bool) {
+func (o *outbox) next(conn *connection) (f *frame, over bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	waiting = len(o.queue) == 0
-	if o.conn != conn || waiting && o.ended {
-		return frame{}, false, true
+	if o.conn != conn || len(o.queue) == 0 {
+		return nil, o.conn != conn || o.ended
 	}
-	if waiting {
-		return frame{}, true, false
-	}
-	f = o.queue[0]
+	first := o.queue[0]
 	o.queue[0] = frame{} // so that the array does not keep the message in memory
 	o.queue = o.queue[1:]
-	o.bytes -= len(f.msg)
-	return f, false, false
+	o.bytes -= len(first.msg)
+	return &first, false
 }
 
 // disconnect gives up a connection. Messages queued for it may be in the replay buffer.
