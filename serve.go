@@ -178,7 +178,8 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 			webhookSecretVar)
 	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
-			"or serve this machine only, with -addr 127.0.0.1:%s, without -allow-host and -public-url", reachable, mcpFlags, port)
+			"or serve this machine only, with -addr 127.0.0.1:%s, without -allow-host and -public-url",
+			reachable, mcpFlags, port)
 	}
 	return nil
 }

@@ -493,7 +493,8 @@ func parseType(contentType string) (kind, boundary string, err error) {
 	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
 	if err != nil || !isJSON && kind != formType && kind != multipartType {
 		return "", "", httpErrorf(http.StatusUnsupportedMediaType,
-			"content type %q: want application/json, %s or %s", clipText(contentType, 100), formType, multipartType)
+			"content type %q: want application/json, %s or %s",
+			clipText(contentType, 100), formType, multipartType)
 	}
 	return kind, params["boundary"], nil
 }
