@@ -149,6 +149,7 @@ func TestAskWithoutAStream(t *testing.T) {
 // TestAskLate has a module ask after its call was cancelled, when the client may still reach the module and when it may
 // not.
 func TestAskLate(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, way := range []string{"2025-11-25", "HTTP+SSE"} {
 		for name, revoked := range map[string]bool{"its claim is active": false, "its claim is revoked": true} {

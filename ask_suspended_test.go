@@ -261,6 +261,7 @@ func TestAskTimeout(t *testing.T) {
 
 // TestSuspendedCallsEnd has clients go away at different times: the module is told, and nothing is kept of the call.
 func TestSuspendedCallsEnd(t *testing.T) {
+	long(t)
 	t.Parallel()
 	params := func(tool string) string {
 		return `{"name":"m_` + tool + `","arguments":{"seconds":1000},` + withForms + `}`
@@ -357,6 +358,7 @@ func TestSuspendedLeavesNothing(t *testing.T) {
 // TestSuspendedUnderAClaim ends the claim of a suspended call. Other principals with the same folder can't go on with
 // the call.
 func TestSuspendedUnderAClaim(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const params = `{"name":"m_ask",` + withForms + `}`
 	for _, tt := range []struct {

@@ -131,6 +131,7 @@ func (b *bubble) sessionLike(c *testClient) *testClient {
 // another principal's is not. It checks too that no limit is without a test or a
 // reason.
 func TestLimits(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for name, tt := range limitCases {
 		t.Run(name, func(t *testing.T) {
@@ -237,6 +238,7 @@ func TestSessionsInMemory(t *testing.T) {
 
 // TestOddRequests sends valid JSON that makes no sense, which is refused.
 func TestOddRequests(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	for _, body := range []string{

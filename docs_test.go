@@ -58,6 +58,7 @@ type page struct {
 }
 
 func TestDocs(t *testing.T) {
+	long(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
 		t.Skip("the pages are written for sh")

@@ -40,6 +40,7 @@ func setTokens(t *testing.T, token *writeToken, names ...string) {
 }
 
 func TestTakingTheToken(t *testing.T) {
+	long(t)
 	token := newWriteToken("")
 	held := func(age time.Duration, host string, pid int) string {
 		return fmt.Sprintf("held.%d.%s.%d.1", time.Now().Add(-age).UnixMilli(), host, pid)
@@ -295,6 +296,7 @@ func TestKilledAtRandom(t *testing.T) {
 }
 
 func TestKilledAtEachStep(t *testing.T) {
+	long(t)
 	for _, step := range []string{"taken", "swept", "written", "checked", "renaming", "ended"} {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
@@ -330,6 +332,7 @@ func TestKilledWhilePreparing(t *testing.T) {
 // A writer that is stopped for longer than a token lasts, between any two steps,
 // loses nobody's record when it goes on, its own included.
 func TestStoppedWriter(t *testing.T) {
+	long(t)
 	if runtime.GOOS == "windows" {
 		t.Skip("no way to stop a process")
 	}

@@ -107,6 +107,7 @@ func checkSees(t *testing.T, what string, c *testClient, present func(*http.Requ
 }
 
 func TestUnreadableClaims(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
@@ -234,6 +235,7 @@ func TestScopesSurviveRestarts(t *testing.T) {
 // TestSpoiledSessionLog restarts the daemon with its log of sessions changed: the
 // sessions in it go on if only an unfinished line was added, and end otherwise.
 func TestSpoiledSessionLog(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const goesOn, over = seesAll, "404"
 	for name, tt := range map[string]struct {

@@ -344,6 +344,7 @@ func TestGoModuleNames(t *testing.T) {
 }
 
 func TestGoModuleBuildErrors(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for name, row := range map[string]struct{ mod, src, want string }{
 		"types": {goMod, "import \"os\"\n\nfunc A() int { return \"x\" }\n\nfunc B() { f(1, 2) }\nfunc f() {}\n",
@@ -441,6 +442,7 @@ func TestGoModuleWorkspace(t *testing.T) {
 }
 
 func TestGoModuleGolden(t *testing.T) {
+	long(t)
 	t.Parallel()
 	files, _ := filepath.Glob("testdata/gomodule/*.go.txt")
 	if len(files) == 0 {

@@ -19,6 +19,7 @@ import (
 )
 
 func TestProxiedRequests(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.sh", "# Takes it.\nhandleIt() { printf done; }\n")

@@ -326,6 +326,7 @@ func TestShimGolden(t *testing.T) {
 // TestModuleAsks has modules ask the client: by a function in Go, by what
 // generators yield in other languages.
 func TestModuleAsks(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, tt := range []struct {
 		file    string
@@ -441,6 +442,7 @@ func (d *testDaemon) post(t *testing.T, path, kind, body string) string {
 }
 
 func TestHosted(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, file := range hostedFiles {
 		t.Run(filepath.Ext(file), func(t *testing.T) {
@@ -485,6 +487,7 @@ func TestHosted(t *testing.T) {
 // TestEditedWhileServed edits a module that is served: to a new version, to a
 // broken one, and to one that works again.
 func TestEditedWhileServed(t *testing.T) {
+	long(t)
 	t.Parallel()
 	broken := map[string]string{".py": "def broken(:\n", ".js": "export function broken( {"}
 	for _, file := range hostedFiles {

@@ -330,6 +330,7 @@ func TestModernResults(t *testing.T) {
 
 // TestModernHasNoSessions checks that such requests neither use nor get a session, and that there is no stream to open.
 func TestModernHasNoSessions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	c := oneFake(t)
 	for _, session := range []string{"forged", c.Session} {

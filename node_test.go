@@ -272,6 +272,7 @@ export function g({ n = 5, deep = {} }: { n?: number; deep?: { m?: number } }) {
 }
 
 func TestNodeFailsToLoad(t *testing.T) {
+	long(t)
 	t.Parallel()
 	nodeTestVersion(t)
 	dir := t.TempDir()
@@ -372,6 +373,7 @@ func TestNodeOlderVersions(t *testing.T) {
 
 // TestNodeModuleSystems checks that a .js file has the module system that Node gives it.
 func TestNodeModuleSystems(t *testing.T) {
+	long(t)
 	t.Parallel()
 	nodeTestVersion(t)
 	const esModule = "Object.defineProperty(exports, '__esModule', { value: true }); "

@@ -144,6 +144,7 @@ func TestWorkerEnv(t *testing.T) {
 // TestFoldersExchangedForLinks exchanges a folder for a link to another folder and
 // back, while modules are searched and read: no file of the other folder is read.
 func TestFoldersExchangedForLinks(t *testing.T) {
+	long(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		t.Skip("only Linux tells an opened file's own path")

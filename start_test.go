@@ -158,6 +158,7 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 // TestWatchFlag says when a module is hosted that comes later: -watch, given, is
 // heeded.
 func TestWatchFlag(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for flags, want := range map[string]bool{
 		"": true, "-watch=false": false, "-require-claim -watch": true, "-require-claim": false,
@@ -187,6 +188,7 @@ func TestWatchFlag(t *testing.T) {
 // TestTextIsHandedOver has a module's file changed after usher has read it and
 // before its process is there: what runs is what was read.
 func TestTextIsHandedOver(t *testing.T) {
+	long(t)
 	t.Parallel()
 	modules := map[string]string{
 		".go":  goHead + "func Add() {}\n",

@@ -20,6 +20,7 @@ const bothKinds = "application/json, text/event-stream"
 
 // TestSilentCallBecomesAStream has calls whose modules are silent for long.
 func TestSilentCallBecomesAStream(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const params = `{"name":"m_wait","arguments":{"seconds":40}}`
 	for _, version := range []string{"2025-11-25", "2025-03-26", "2026-07-28"} {

@@ -349,6 +349,7 @@ def handleFail():
 }
 
 func TestWebhookOfLanguages(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, row := range hookLanguages {
 		t.Run(row.command, func(t *testing.T) {

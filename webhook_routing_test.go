@@ -231,6 +231,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 }
 
 func TestWebhookCrossSite(t *testing.T) {
+	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"})
