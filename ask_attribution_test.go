@@ -122,10 +122,10 @@ func TestAskThousandAtOnce(t *testing.T) {
 func TestAskOfOneOfSeveral(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, dir := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	d := startFakes(t, "a: fixed tools=ask")
 	for _, way := range []string{"2025-11-25", "HTTP+SSE", "stdio"} {
 		t.Run(way, func(t *testing.T) {
-			c := askWays[way](t, d.URL, dir, askAllCaps)
+			c := askWays[way](t, d.URL, d.Dir, askAllCaps)
 			c.answer = askSilent
 			asked := func(word string) (id json.RawMessage) {
 				t.Helper()
@@ -156,7 +156,7 @@ func TestAskOfOneOfSeveral(t *testing.T) {
 func TestAskTellsItsCallerAlone(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, dir := startAskers(t, map[string]string{"old": "fixed tools=ask", "named": "fixed names tools=ask"})
+	d := startFakes(t, "old: fixed tools=ask", "named: fixed names tools=ask")
 	for _, module := range []string{"named", "old"} {
 		t.Run(module, func(t *testing.T) {
 			idle := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
@@ -164,7 +164,7 @@ func TestAskTellsItsCallerAlone(t *testing.T) {
 			clients := map[string]*askClient{"idle": idle}
 			var calls sync.WaitGroup
 			for _, way := range []string{"2025-11-25", "2025-03-26", "HTTP+SSE", "2026-07-28"} {
-				c := askWays[way](t, d.URL, dir, askAllCaps)
+				c := askWays[way](t, d.URL, d.Dir, askAllCaps)
 				c.level = "info"
 				c.answer = askAnswer(way)
 				if strings.HasPrefix(way, "2025") {
@@ -251,7 +251,7 @@ func checkHeard(t *testing.T, c *askClient, way string) {
 func TestAskOfASubscription(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, _ := startAskers(t, map[string]string{"a": "good tools=pid res=a wants"})
+	d := startFakes(t, "a: good tools=pid res=a wants")
 	caller := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	subscriber := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	caller.listen()
@@ -268,7 +268,7 @@ func TestAskOfASubscription(t *testing.T) {
 func TestAskProgressOfARound(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	d := startFakes(t, "a: fixed tools=ask")
 	c := askModern(t, d.URL, askAllCaps, "")
 	ask := askForms("progress")
 	ask.Tells = true

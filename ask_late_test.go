@@ -3,8 +3,6 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
 	"net/http"
 	"os"
@@ -38,7 +36,7 @@ func callAndBeAsked(t *testing.T, d *testDaemon, c *askClient, mark string, late
 func TestAskEndsCleanly(t *testing.T) {
 	long(t)
 	before := runtime.NumGoroutine()
-	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask", "n": "fixed names tools=ask"})
+	d := startFakes(t, "a: fixed tools=ask", "n: fixed names tools=ask")
 	var pids []int
 	awaitEnd := func(pid int) {
 		await(t, "the end of the module's process", func() bool { return !processAlive(pid) })
@@ -103,32 +101,21 @@ func TestAskEndsCleanly(t *testing.T) {
 func TestAskResumed(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	d := startFakes(t, "a: fixed tools=ask")
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	c.answer = askAnswer("resumed")
-	ctx, hangUp := context.WithCancel(t.Context())
-	body := encodeRequest(json.RawMessage("7"), "tools/call", callParams("a_ask", askForms("resumed")))
-	req := c.http.request(http.MethodPost, string(body)).WithContext(ctx)
-	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
-	res, err := c.http.http.Do(req)
-	must(t, err)
-	line, err := bufio.NewReader(res.Body).ReadString('\n')
-	id, ok := strings.CutPrefix(strings.TrimSpace(line), "id: ")
-	if !ok {
-		t.Fatalf("the stream begins with %q, %v", line, err)
-	}
-	hangUp()
-	res.Body.Close()
-	awaitStep(t, d, "asked", "resumed")
 	answer := make(chan json.RawMessage, 1)
 	c.wait["7"] = answer
-	get := c.http.request(http.MethodGet, "")
-	get.Header.Set(eventHeader, id)
-	get.Header.Set("Accept", "text/event-stream")
-	res, err = c.http.http.Do(get)
-	must(t, err)
-	defer res.Body.Close()
-	c.takeEvents(res.Body)
+	body := encodeRequest(json.RawMessage("7"), "tools/call", callParams("a_ask", askForms("resumed")))
+	req := c.http.request(http.MethodPost, string(body))
+	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
+	_, events, hangUp := openStream(t, req)
+	first := <-events
+	hangUp()
+	awaitStep(t, d, "asked", "resumed")
+	_, events, _ = c.http.resume(first.id)
+	c.take(wantEvent(t, events, "elicitation/create").msg())
+	c.take(wantEvent(t, events, `"result"`).msg())
 	checkGot(t, "the call", c.get(answer), "resumed")
 	check(t, "requests to the client", len(c.asked), 1)
 }
@@ -137,7 +124,7 @@ func TestAskResumed(t *testing.T) {
 func TestAskWithoutAStream(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	d := startFakes(t, "a: fixed tools=ask")
 	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
 	c.http.Header.Set("Accept", "application/json")
 	c.answer = askAnswer("heard")
@@ -155,9 +142,9 @@ func TestAskLate(t *testing.T) {
 		for name, revoked := range map[string]bool{"its claim is active": false, "its claim is revoked": true} {
 			t.Run(way+", "+name, func(t *testing.T) {
 				t.Parallel()
-				d, dir := startAskers(t, map[string]string{"a": "fixed tools=ask"})
-				code := newClaimFor(t, d.Base, dir).Code
-				c := askWays[way](t, d.URL, dir, askAllCaps)
+				d := startFakes(t, "a: fixed tools=ask")
+				code := newClaimFor(t, d.Base, d.Dir).Code
+				c := askWays[way](t, d.URL, d.Dir, askAllCaps)
 				c.http.Header.Set(claimHeader, code.Reveal())
 				c.answer = askAnswer("yes")
 				if way != "HTTP+SSE" {

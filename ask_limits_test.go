@@ -10,11 +10,11 @@ import (
 func TestAskBounds(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, dir := startAskers(t, map[string]string{
-		"a": "fixed names tools=ask",
-		"b": "fixed names tools=ask",
-		"c": "fixed names tools=ask",
-	})
+	d := startFakes(t,
+		"a: fixed names tools=ask",
+		"b: fixed names tools=ask",
+		"c: fixed names tools=ask",
+	)
 	c := askModern(t, d.URL, askAllCaps, "")
 	ask := askForms("bounds")
 	suspend := func(tool string, n int) (states []string) {
@@ -30,7 +30,7 @@ func TestAskBounds(t *testing.T) {
 	suspend("b_ask", maxSuspended-maxRunningOf)
 	tooMany := c.round("c_ask", ask)
 	checkContains(t, "one call too many", tooMany.failure(), "too many calls")
-	other := askModern(t, d.URL, askAllCaps, newClaimFor(t, d.Base, dir).Code.Reveal())
+	other := askModern(t, d.URL, askAllCaps, newClaimFor(t, d.Base, d.Dir).Code.Reveal())
 	askState(t, other.round("a_ask", ask), 1) // another principal
 
 	resume := func(state string) {
@@ -51,7 +51,7 @@ func TestAskBounds(t *testing.T) {
 func TestAskFlood(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, _ := startAskers(t, map[string]string{"a": "fixed names tools=ask"})
+	d := startFakes(t, "a: fixed names tools=ask")
 	var flood fakeAsk
 	for range 5 * maxAsks {
 		flood.Asks = append(flood.Asks, askFor("form", "x"))

@@ -12,14 +12,14 @@ import (
 func TestAskAcrossRevisions(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, dir := startAskers(t, map[string]string{
-		"old":   "fixed tools=ask",
-		"named": "fixed names tools=ask",
-		"new":   "modern tools=ask",
-	})
+	d := startFakes(t,
+		"old: fixed tools=ask",
+		"named: fixed names tools=ask",
+		"new: modern tools=ask",
+	)
 	for way, connect := range askWays {
 		t.Run(way, func(t *testing.T) {
-			c := connect(t, d.URL, dir, askAllCaps)
+			c := connect(t, d.URL, d.Dir, askAllCaps)
 			for _, module := range []string{"old", "named", "new"} {
 				for _, kind := range askKinds {
 					t.Run(module+" asks for "+kind.name, func(t *testing.T) { askForKind(t, c, module, kind) })
@@ -69,7 +69,7 @@ func askForAll(t *testing.T, c *askClient, module string) {
 func TestAskUndeclared(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, _ := startAskers(t, map[string]string{"old": "fixed tools=ask", "new": "modern tools=ask"})
+	d := startFakes(t, "old: fixed tools=ask", "new: modern tools=ask")
 	withTools := fakeWish{"sampling/createMessage", json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
 	for _, tt := range []struct {
 		name     string
@@ -146,17 +146,17 @@ func TestAskUndeclared(t *testing.T) {
 func TestAskWithoutAClient(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, dir := startAskers(t, map[string]string{
-		"old":   "fixed tools=ask,handleAsk",
-		"named": "fixed names tools=ask,handleAsk",
-		"new":   "modern tools=ask,handleAsk",
-	})
+	d := startFakes(t,
+		"old: fixed tools=ask,handleAsk",
+		"named: fixed names tools=ask,handleAsk",
+		"new: modern tools=ask,handleAsk",
+	)
 	ask := askForms("x")
 	ask.Bold = true
 	const want = "from an MCP client"
 	for _, module := range []string{"old", "named", "new"} {
 		t.Run("usher call, "+module, func(t *testing.T) {
-			flags := []string{"call", "-base", t.TempDir(), "-dir", dir}
+			flags := []string{"call", "-base", t.TempDir(), "-dir", d.Dir}
 			_, stderr, status := usher(t, "", append(flags, module, "ask", string(marshal(ask)))...)
 			check(t, "exit status", status, 1)
 			checkContains(t, "stderr", stderr, want)
@@ -173,10 +173,10 @@ func TestAskWithoutAClient(t *testing.T) {
 func TestAskBeforeTheFirstCall(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, dir := startAskers(t, map[string]string{"a": "fixed roots tools=roots"})
+	d := startFakes(t, "a: fixed roots tools=roots")
 	for way, connect := range askWays {
 		t.Run(way, func(t *testing.T) {
-			c := connect(t, d.URL, dir, askAllCaps)
+			c := connect(t, d.URL, d.Dir, askAllCaps)
 			c.answer = askAnswer("some-roots")
 			checkContains(t, "the result", string(c.call("a_roots", struct{}{})), "some-roots")
 			check(t, "requests to the client", len(c.asked), 1)
@@ -188,10 +188,10 @@ func TestAskBeforeTheFirstCall(t *testing.T) {
 func TestAskInEachMethod(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d, _ := startAskers(t, map[string]string{
-		"named":  "good names tools=ask res=named wants",
-		"silent": "good tools=ask res=silent wants",
-	})
+	d := startFakes(t,
+		"named: good names tools=ask res=named wants",
+		"silent: good tools=ask res=silent wants",
+	)
 	c := newStateless(t, d.URL)
 	for _, module := range []string{"named", "silent"} {
 		for _, tt := range []struct{ method, name, other, want string }{

@@ -100,7 +100,7 @@ func TestStateIsBound(t *testing.T) {
 // TestRoundsOfACall answers a call's questions in parts, and by several requests at once.
 func TestRoundsOfACall(t *testing.T) {
 	t.Parallel()
-	d, _ := startAskers(t, map[string]string{"a": "fixed tools=ask"})
+	d := startFakes(t, "a: fixed tools=ask")
 	c := askModern(t, d.URL, askAllCaps, "")
 	ask := fakeAsk{Mark: "rounds", Asks: []fakeWish{askFor("form", "x"), askFor("roots", "x")}}
 	const formAnswer, rootsAnswer = `{"action":"accept","content":{"n":1}}`, `{"roots":[]}`
@@ -326,7 +326,7 @@ func sortedLines(text string) string {
 
 // TestSuspendedLeavesNothing counts goroutines, so it runs alone.
 func TestSuspendedLeavesNothing(t *testing.T) {
-	d, _ := startAskers(t, map[string]string{"a": "fixed names tools=ask"})
+	d := startFakes(t, "a: fixed names tools=ask")
 	calls := 0
 	visit := func() {
 		for range 5 {

@@ -110,18 +110,6 @@ func checkGot(t *testing.T, what string, msg json.RawMessage, wants ...string) {
 	}
 }
 
-// startAskers starts a daemon with fakes, by their names, and waits until it hosts them.
-func startAskers(t *testing.T, fakes map[string]string) (d *testDaemon, dir string) {
-	t.Helper()
-	dir = t.TempDir()
-	for name, traits := range fakes {
-		writeFake(t, dir+"/"+name+".usher", traits)
-	}
-	d = startDaemon(t, dir)
-	d.awaitReady(t)
-	return d, dir
-}
-
 // callParams returns the params of a tools/call.
 func callParams(tool string, arguments any) json.RawMessage {
 	return object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}.encode()

@@ -26,6 +26,7 @@ import (
 type testDaemon struct {
 	URL    string
 	Base   string
+	Dir    string  // of its modules
 	Out    *output // stdout
 	Log    *output // stderr
 	cmd    *exec.Cmd
@@ -66,10 +67,24 @@ func (o daemonOptions) start(t *testing.T, dir string, flags ...string) *testDae
 	return d
 }
 
+// startFakes runs a daemon with fakes, each written "NAME: TRAITS", and waits until it has
+// looked at them.
+func startFakes(t *testing.T, fakes ...string) *testDaemon {
+	t.Helper()
+	dir := t.TempDir()
+	for _, fake := range fakes {
+		name, traits, _ := strings.Cut(fake, ": ")
+		writeFake(t, dir+"/"+name+".usher", traits)
+	}
+	d := startDaemon(t, dir)
+	d.awaitReady(t)
+	return d
+}
+
 // launch is start without waiting.
 func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDaemon {
 	t.Helper()
-	d := &testDaemon{Base: o.base, Out: &output{}, Log: &output{}, done: make(chan struct{})}
+	d := &testDaemon{Base: o.base, Dir: dir, Out: &output{}, Log: &output{}, done: make(chan struct{})}
 	if d.Base == "" {
 		d.Base = t.TempDir()
 	}

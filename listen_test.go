@@ -25,16 +25,15 @@ func TestSubscriptionsOfASession(t *testing.T) {
 }
 
 func subscribeAndCrash(t *testing.T, way string) {
-	dir, base := twoProjects(t), t.TempDir()
-	writeFake(t, dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
-	writeFake(t, dir+"/other/o.usher", "good shared tools=touch res=o")
-	d := daemonOptions{base: base}.start(t, dir)
-	d.awaitReady(t)
-	free := connect(t, d.URL)
+	p := startProjects(t)
+	writeFake(t, p.dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
+	writeFake(t, p.dir+"/other/o.usher", "good shared tools=touch res=o")
+	free := connect(t, p.URL)
+	await(t, "both modules", func() bool { return len(free.tools()) == 8 })
 	touch := func(uri string) string { return free.call("r_touch", `{"uri":"`+uri+`"}`).Body }
-	proj := newClaimFor(t, base, dir+"/proj")
-	c := askWays[way](t, d.URL, dir, askAllCaps)
-	c.http.Header.Set(claimHeader, proj.Code.Reveal())
+	code := p.code("/proj")
+	c := askWays[way](t, p.URL, p.dir, askAllCaps)
+	c.http.Header.Set(claimHeader, code)
 	var reading sync.WaitGroup
 	listen := func() {
 		if way == "HTTP+SSE" {
@@ -77,8 +76,7 @@ func subscribeAndCrash(t *testing.T, way string) {
 		listen()
 		hearUpdate("r://many/3")
 	}
-	_, err := openStore(t, base).Revoke(t.Context(), proj.Code)
-	must(t, err)
+	p.revoke(code)
 	touch("r://many/5") // of which usher is still notified
 	awaitNobody("r://many/5")
 	checkContains(t, "after the claim's end", ask("subscribe", "r://many/5"), "has ended")
@@ -99,10 +97,7 @@ func subscribeAndCrash(t *testing.T, way string) {
 func TestListenerWantsTooMuch(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/r.usher", "good tools=x res=r")
-	d := startDaemon(t, dir)
-	d.awaitReady(t)
+	d := startFakes(t, "r: good tools=x res=r")
 	var many []string
 	for i := range maxWanted + 1 {
 		many = append(many, fmt.Sprint("r://many/", i))

@@ -316,9 +316,7 @@ func TestParseParams(t *testing.T) {
 func TestProgress(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good shared")
-	d := startDaemon(t, dir)
+	d := startFakes(t, "a: good shared")
 	c := connect(t, d.URL)
 	c.awaitTools(namesOf("a")...)
 	var all sync.WaitGroup
@@ -346,9 +344,7 @@ func TestProgress(t *testing.T) {
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good shared")
-	d := startDaemon(t, dir)
+	d := startFakes(t, "a: good shared")
 	one, other := connect(t, d.URL), connect(t, d.URL)
 	say := func() answer { return one.call("a_log", `{"level":"warning","data":"hello"}`) }
 	checkContains(t, "alone", say().Body, "hello", `"result"`)
@@ -426,21 +422,20 @@ func TestSilentClientIsGivenUp(t *testing.T) {
 func TestListChanged(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x")
-	c := connect(t, startDaemon(t, dir).URL)
+	d := startFakes(t, "a: good tools=x")
+	c := connect(t, d.URL)
 	first, hangUp := c.listen()
 	second, _ := c.listen()
 	c.awaitTools("a_x")
-	writeFake(t, dir+"/b.usher", "good tools=y")
+	writeFake(t, d.Dir+"/b.usher", "good tools=y")
 	hear(t, second, changedTools)
 	c.awaitTools("a_x", "b_y")
 	hangUp()
 	for msg := range first {
 		t.Errorf("the older stream was told too: %s", msg)
 	}
-	write(t, dir+"/readme.txt", "of no interest")
-	writeFake(t, dir+"/b.usher", "good tools=y,z")
+	write(t, d.Dir+"/readme.txt", "of no interest")
+	writeFake(t, d.Dir+"/b.usher", "good tools=y,z")
 	hear(t, second, changedTools)
 	c.awaitTools("a_x", "b_y", "b_z")
 }

@@ -198,9 +198,7 @@ func (m modernRequest) do(c *testClient) (a answer, status int) {
 func TestModernRequests(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x res=r")
-	c := newStateless(t, startDaemon(t, dir).URL)
+	c := newStateless(t, startFakes(t, "a: good tools=x res=r").URL)
 	for _, tt := range modernRequests {
 		t.Run(tt.name, func(t *testing.T) {
 			a, status := tt.do(c)
@@ -274,9 +272,7 @@ func TestModernParamHeaders(t *testing.T) {
 func TestReadIsOfItsURI(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/r.usher", "good tools=x res=r")
-	d := startDaemon(t, dir)
+	d := startFakes(t, "r: good tools=x res=r")
 	c := connect(t, d.URL)
 	c.awaitTools("r_x")
 	const params = `{"uri":"file:///etc/passwd","ref":{"type":"ref/resource","uri":"r://one"}}`
@@ -288,9 +284,7 @@ func TestReadIsOfItsURI(t *testing.T) {
 func TestModernResults(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x,fail res=r")
-	c := newStateless(t, startDaemon(t, dir).URL)
+	c := newStateless(t, startFakes(t, "a: good tools=x,fail res=r").URL)
 	const promptRef = `{"type":"ref/prompt","name":"a_say"}`
 	const resourceRef = `{"type":"ref/resource","uri":"r://many/{n}"}`
 	const list, read, never = "list", "read", "never" // how long a client may keep the result
@@ -395,9 +389,7 @@ func TestModernNotifications(t *testing.T) {
 func TestModernListeners(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=x")
-	d := startDaemon(t, dir)
+	d := startFakes(t, "a: good tools=x")
 	c := newStateless(t, d.URL)
 	const bothLists = `"toolsListChanged":true,"promptsListChanged":true`
 	both, _ := c.modernListen(`7`, `{`+bothLists+`,"resources":true,"nope":true}`, `{`+bothLists+`}`)
@@ -417,14 +409,14 @@ func TestModernListeners(t *testing.T) {
 		slices.Sort(got)
 		check(t, step+": lists that "+id+" hears of", got, want)
 	}
-	writeFake(t, dir+"/b.usher", "good tools=y")
+	writeFake(t, d.Dir+"/b.usher", "good tools=y")
 	hearAll("a module is added", `7`, both, "tools")
-	writeFake(t, dir+"/b.usher", "good tools=y,z")
+	writeFake(t, d.Dir+"/b.usher", "good tools=y,z")
 	hearAll("it is edited", `7`, both, "tools")
-	writeFake(t, dir+"/b.usher", "good tools=y,z res=r")
+	writeFake(t, d.Dir+"/b.usher", "good tools=y,z res=r")
 	hearAll("it gets a prompt", `7`, both, "prompts")
 	hearAll("it gets a prompt", `"7"`, prompts, "prompts")
-	os.Remove(dir + "/b.usher")
+	os.Remove(d.Dir + "/b.usher")
 	hearAll("it is removed", `7`, both, "prompts", "tools")
 	hearAll("it is removed", `"7"`, prompts, "prompts")
 	d.cancel()
@@ -445,13 +437,13 @@ func TestModernListeners(t *testing.T) {
 func TestModernListenersInAScope(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	writeFake(t, dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
-	writeFake(t, dir+"/other/o.usher", "good shared tools=touch res=o")
-	d := daemonOptions{base: base}.start(t, dir)
-	c := newStateless(t, d.URL)
-	proj := newClaimFor(t, base, dir+"/proj")
-	scoped := inHeader(proj.Code.Reveal())
+	p := startProjects(t)
+	writeFake(t, p.dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
+	writeFake(t, p.dir+"/other/o.usher", "good shared tools=touch res=o")
+	c := newStateless(t, p.URL)
+	await(t, "both modules", func() bool { return len(strings.Fields(c.sees(presentNothing))) == 8 })
+	code := p.code("/proj")
+	scoped := inHeader(code)
 	const tools = `{"toolsListChanged":true}`
 	lists, _ := c.modernListen(`1`, tools, tools, scoped)
 	wanted := `{"resourceSubscriptions":["r://one","o://one","r://many/3","x://y"]}`
@@ -476,14 +468,13 @@ func TestModernListenersInAScope(t *testing.T) {
 		hearUpdate("2", updates, "r_touch", "r://one")
 	}
 
-	_, err := openStore(t, base).Revoke(t.Context(), proj.Code)
-	must(t, err)
+	p.revoke(code)
 	touch("r_touch", "r://one") // of which usher is still notified
 	wantEvent(t, lists, changedTools, `"`+metaSubscription+`":1`)
 	await(t, "the end of the subscription", func() bool {
 		return strings.Contains(touch("r_touch", "r://one"), "nobody")
 	})
-	writeFake(t, dir+"/proj/new.usher", "good shared tools=x")
+	writeFake(t, p.dir+"/proj/new.usher", "good shared tools=x")
 	for !strings.Contains(wantEvent(t, free).data, changedTools) { // after the updates of o
 	}
 	listen := c.modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped)

@@ -15,13 +15,11 @@ import (
 func TestBatchesAreRefused(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	url := startDaemon(t, dir).URL
+	d := startFakes(t, "a: good")
 	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
 	for _, version := range protocols {
 		for _, body := range []string{"[" + ping + "," + ping + "]", " \n[]"} {
-			a := connectAs(t, url, version).post(body)
+			a := connectAs(t, d.URL, version).post(body)
 			check(t, version+": status", a.Status, 400)
 			checkContains(t, version, a.Body, `"code":-32600`, "batches")
 			checkOmits(t, version, a.Body, `"id"`)
@@ -36,7 +34,7 @@ func TestBatchesAreRefused(t *testing.T) {
 		checkContains(t, "the answer to a ping", next(), `"id":7,"result"`)
 	}
 	t.Run("stdio", func(t *testing.T) {
-		in, out, _ := startStdio(t, dir)
+		in, out, _ := startStdio(t, d.Dir)
 		checkNext(t, func(s string) { io.WriteString(in, s+"\n") }, func() string {
 			line, err := out.next()
 			must(t, err)
@@ -44,7 +42,7 @@ func TestBatchesAreRefused(t *testing.T) {
 		})
 	})
 	t.Run("HTTP+SSE", func(t *testing.T) {
-		c := connectSSE(t, url)
+		c := connectSSE(t, d.URL)
 		checkNext(t, func(s string) { c.post(s) }, func() string { return wantEvent(t, c.events).data })
 	})
 }
@@ -52,40 +50,37 @@ func TestBatchesAreRefused(t *testing.T) {
 func TestOldSSE(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	d.awaitReady(t)
-	proj := newClaimFor(t, base, dir+"/proj").Code.Reveal()
-	everything, some := strings.Join(allTools, " "), strings.Join(projTools, " ")
+	p := startProjects(t)
+	proj := p.code("/proj")
 	mcp := func(r *http.Request) { r.URL.Path = "/mcp" }
 	for _, tt := range []struct {
 		name    string
 		present func(*http.Request)
 		want    string
 	}{
-		{"nothing", presentNothing, everything},
-		{"a code in the URL", inQuery(proj), some},
-		{"a code in the URL at /mcp", presentAll(inQuery(proj), mcp), some},
-		{"a code in the header", inHeader(proj), some},
-		{"a code as bearer", inAuthorization("Bearer " + proj), some},
-		{"an unknown code", inQuery("ABCDEF"), everything},
+		{"nothing", presentNothing, seesAll},
+		{"a code in the URL", inQuery(proj), seesProj},
+		{"a code in the URL at /mcp", presentAll(inQuery(proj), mcp), seesProj},
+		{"a code in the header", inHeader(proj), seesProj},
+		{"a code as bearer", inAuthorization("Bearer " + proj), seesProj},
+		{"an unknown code", inQuery("ABCDEF"), seesAll},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := connectSSE(t, d.URL, tt.present)
+			c := connectSSE(t, p.URL, tt.present)
 			c.post(initializeAs(oldestProtocol))
 			wantEvent(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
 			check(t, "tools", c.sees(), tt.want)
 			called := field(c.ask("tools/call", `{"name":"b_x"}`), "error") == nil
-			check(t, "it can call b_x", called, tt.want == everything)
+			check(t, "it can call b_x", called, tt.want == seesAll)
 		})
 	}
 	t.Run("a code in a later request", func(t *testing.T) {
-		c := connectSSE(t, d.URL)
+		c := connectSSE(t, p.URL)
 		req := c.request(http.MethodPost, c.message("ping", ""))
 		inHeader(proj)(req)
 		c.do(req)
 		wantEvent(t, c.events, "result")
-		check(t, "tools", c.sees(), some)
+		check(t, "tools", c.sees(), seesProj)
 	})
 }
 
@@ -93,19 +88,16 @@ func TestOldSSE(t *testing.T) {
 func TestOldSSEAtTheEnd(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	d.awaitReady(t)
-	proj := newClaimFor(t, base, dir+"/proj")
-	scoped, free := connectSSE(t, d.URL, inQuery(proj.Code.Reveal())), connectSSE(t, d.URL)
+	p := startProjects(t)
+	code := p.code("/proj")
+	scoped, free := connectSSE(t, p.URL, inQuery(code)), connectSSE(t, p.URL)
 	scoped.sees()
 	free.sees()
-	writeFake(t, dir+"/other/new.usher", "good tools=x")
+	writeFake(t, p.dir+"/other/new.usher", "good tools=x")
 	wantEvent(t, free.events, changedTools)
-	check(t, "tools after a change outside of the scope", scoped.sees(), strings.Join(projTools, " "))
+	check(t, "tools after a change outside of the scope", scoped.sees(), seesProj)
 
-	_, err := openStore(t, base).Revoke(t.Context(), proj.Code)
-	must(t, err)
+	p.revoke(code)
 	wantEvent(t, scoped.events, changedTools)
 	check(t, "tools after the claim's end", scoped.sees(), "")
 	for method, params := range map[string]string{
@@ -116,7 +108,7 @@ func TestOldSSEAtTheEnd(t *testing.T) {
 	} {
 		checkContains(t, method+" after the claim's end", string(scoped.ask(method, params)), `"error"`, "has ended")
 	}
-	d.cancel()
+	p.cancel()
 	check(t, "messages at the daemon's stop", len(remainingEvents(t, scoped.events)), 0)
 }
 
@@ -124,9 +116,7 @@ func TestOldSSEAtTheEnd(t *testing.T) {
 func TestOldSSECancels(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good shared")
-	d := startDaemon(t, dir)
+	d := startFakes(t, "a: good shared")
 	c, other := connectSSE(t, d.URL), connectSSE(t, d.URL)
 	cancelled := func() int { return strings.Count(d.Log.String(), "fake: cancelled") }
 	call := func() {
@@ -156,26 +146,20 @@ func TestOldSSECancels(t *testing.T) {
 func TestOldSSENeedsAClaim(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
-	d.awaitReady(t)
-	proj := inQuery(newClaimFor(t, base, dir+"/proj").Code.Reveal())
-	c := newStateless(t, d.URL)
+	p := startProjects(t, "-require-claim")
+	c := newStateless(t, p.URL)
 	for name, present := range map[string]func(*http.Request){"no code": presentNothing, "unknown": inQuery("ABCDEF")} {
 		res, events, _ := c.get(present)
 		check(t, name+": status", res.StatusCode, 400)
 		check(t, name+": messages", len(remainingEvents(t, events)), 0)
 	}
-	old := connectSSE(t, d.URL, proj)
-	check(t, "tools", old.sees(), strings.Join(projTools, " "))
+	check(t, "tools", connectSSE(t, p.URL, inQuery(p.code("/proj"))).sees(), seesProj)
 }
 
 // TestOldSSELeavesNothing counts goroutines, so it runs alone.
 func TestOldSSELeavesNothing(t *testing.T) {
 	long(t)
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good shared")
-	d := startDaemon(t, dir)
+	d := startFakes(t, "a: good shared")
 	visit := func(times int) {
 		var all []*sseClient
 		for range 10 {
@@ -205,9 +189,7 @@ func TestOldSSELeavesNothing(t *testing.T) {
 func TestOldSSETakesStatelessMessages(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	url := startDaemon(t, dir).URL
+	url := startFakes(t, "a: good").URL
 	for _, header := range []string{protocolHeader + ":", protocolHeader + ": " + statelessProtocol} {
 		c := connectSSE(t, url, func(r *http.Request) { r.Header.Set("Accept", "*/*") })
 		req := c.request(http.MethodPost, c.message("server/discover", `{"_meta":{`+modernMeta+`}}`))
@@ -233,9 +215,7 @@ func (c *testClient) heldProgress(t *testing.T) (first event, got []event, hangU
 func TestResume(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=progress,release,big")
-	c := connect(t, startDaemon(t, dir).URL)
+	c := connect(t, startFakes(t, "a: good tools=progress,release,big").URL)
 	first, got, hangUp := c.heldProgress(t)
 	check(t, "the first event has an id and retry", first.id != "" && first.retry != "" && first.hasData, true)
 	check(t, "data of the first event", first.data, "")
@@ -287,9 +267,7 @@ func TestResume(t *testing.T) {
 func TestResumeByVersion(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
-	writeFake(t, dir+"/a.usher", "good tools=progress,release")
-	c := connectAs(t, startDaemon(t, dir).URL, "2025-06-18")
+	c := connectAs(t, startFakes(t, "a: good tools=progress,release").URL, "2025-06-18")
 	first, got, hangUp := c.heldProgress(t)
 	check(t, "id and retry of the first event", first.id+first.retry, "")
 	hangUp()
@@ -305,13 +283,12 @@ func TestResumeByVersion(t *testing.T) {
 func TestResumeInAScope(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir, base := twoProjects(t), t.TempDir()
-	writeFake(t, dir+"/proj/a.usher", "good tools=progress,release")
-	d := daemonOptions{base: base}.start(t, dir)
-	d.awaitReady(t)
-	proj, other := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/other")
+	p := startProjects(t)
+	writeFake(t, p.dir+"/proj/a.usher", "good tools=progress,release")
+	connect(t, p.URL).awaitTools("a_progress", "a_release", "b_x", "c_x")
+	proj := p.code("/proj")
 	begin := func() (c *testClient, id string) {
-		c = connectAs(t, d.URL, protocols[0], inHeader(proj.Code.Reveal()))
+		c = connectAs(t, p.URL, protocols[0], inHeader(proj))
 		first, _, hangUp := c.heldProgress(t)
 		hangUp()
 		c.call("a_release", "")
@@ -320,23 +297,22 @@ func TestResumeInAScope(t *testing.T) {
 		return c, first.id
 	}
 	moves, moved := begin()
-	check(t, "tools after the move", listTools(moves, inHeader(other.Code.Reveal())), "b_x")
+	checkSees(t, "tools after the move", moves, inHeader(p.code("/other")), seesOther)
 	res, _, _ := moves.resume(moved)
 	check(t, "status after the move", res.StatusCode, http.StatusGone)
 
 	ends, ended := begin()
 	ends.tools()
 	_, events, hangUp := ends.resume("")
-	writeFake(t, dir+"/proj/new.usher", "good tools=x")
+	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
 	first := wantEvent(t, events, changedTools)
-	writeFake(t, dir+"/proj/newer.usher", "good tools=x")
+	writeFake(t, p.dir+"/proj/newer.usher", "good tools=x")
 	second := wantEvent(t, events, changedTools)
 	hangUp()
 	_, events, hangUp = ends.resume(first.id)
 	check(t, "the id of what it missed", wantEvent(t, events, changedTools).id, second.id)
 	hangUp()
-	_, err := openStore(t, base).Revoke(t.Context(), proj.Code)
-	must(t, err)
+	p.revoke(proj)
 	res, _, _ = ends.resume(ended)
 	check(t, "status after the claim's end", res.StatusCode, http.StatusGone)
 	_, events, _ = ends.resume(first.id)
