@@ -23,7 +23,6 @@ func TestProxiedRequests(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.sh", "# Takes it.\nhandleIt() { printf done; }\n")
-	const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}`
 	for _, row := range []struct {
 		flags        []string
 		secret       bool

@@ -87,7 +87,9 @@ func TestLineReader(t *testing.T) {
 }
 
 func TestErrorsHaveNoNullID(t *testing.T) {
-	if got := string(encodeError(nil, rpcErrorf(1, "<&>\u2028"))); got != `{"jsonrpc":"2.0","error":{"code":1,"message":"<&>\u2028"}}` {
-		t.Error(got)
+	got := string(encodeError(nil, rpcErrorf(1, "<&>\u2028")))
+	want := `{"jsonrpc":"2.0","error":{"code":1,"message":"<&>\u2028"}}`
+	if got != want {
+		t.Errorf("got %s, want %s", got, want)
 	}
 }
