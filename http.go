@@ -159,13 +159,14 @@ func handle(
 	log *slog.Logger, write errorWriter, serve func(http.ResponseWriter, *http.Request) error,
 ) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		err := func() (err error) {
-			defer catch(log, &err)
-			return serve(w, r)
+		var err error
+		defer func() {
+			if err != nil {
+				refuse(log, write, w, r, err)
+			}
 		}()
-		if err != nil {
-			refuse(log, write, w, r, err)
-		}
+		defer catch(log, &err)
+		err = serve(w, r)
 	}
 }
 

@@ -80,7 +80,8 @@ func parseMessage(raw []byte) (*Message, error) {
 	}
 	o, ok := members(raw)
 	if !ok && bytes.TrimSpace(raw)[0] == '[' {
-		return &Message{}, rpcErrorf(codeInvalidRequest, "batches are not supported: send each message by itself")
+		return &Message{}, rpcErrorf(codeInvalidRequest,
+			"batches are not supported: send each message by itself")
 	}
 	if !ok {
 		return &Message{}, rpcErrorf(codeInvalidRequest, "a message must be a JSON object")
@@ -148,26 +149,21 @@ func parseRPCError(raw json.RawMessage) *rpcError {
 // encode returns the message on one line. It omits an absent id from an error: unlike
 // JSON-RPC, MCP's schema has no null ids.
 func (m *Message) encode() []byte {
-	o := object{{"jsonrpc", json.RawMessage(`"2.0"`)}}
-	add := func(key string, value json.RawMessage) {
-		if value != nil {
-			o = append(o, member{key, oneLine(value)})
-		}
-	}
-	add("id", m.ID)
+	var method, fault json.RawMessage
 	if m.Method != "" {
-		add("method", quote(m.Method))
+		method = quote(m.Method)
 	}
-	add("params", m.Params)
-	add("result", m.Result)
-	if m.Err != nil {
-		e := object{{"code", marshal(m.Err.Code)}, {"message", quote(m.Err.Message)}}
-		if m.Err.Data != nil {
-			e = append(e, member{"data", m.Err.Data})
-		}
-		add("error", e.encode())
+	if e := m.Err; e != nil {
+		fault = object{{"code", marshal(e.Code)}, {"message", quote(e.Message)}, {"data", e.Data}}.encode()
 	}
-	return o.encode()
+	return oneLine(object{
+		{"jsonrpc", json.RawMessage(`"2.0"`)},
+		{"id", m.ID},
+		{"method", method},
+		{"params", m.Params},
+		{"result", m.Result},
+		{"error", fault},
+	}.encode())
 }
 
 // encodeRequest encodes a request, or a notification if id is nil.
@@ -251,18 +247,19 @@ func members(raw json.RawMessage) (object, bool) {
 	}
 }
 
-// encode returns the object's text.
+// encode returns the object's text, without members whose value is nil.
 func (o object) encode() json.RawMessage {
 	b := []byte{'{'}
-	for i, f := range o {
-		if i > 0 {
-			b = append(b, ',')
+	for _, f := range o {
+		if f.value == nil {
+			continue
 		}
 		b = append(b, quote(f.key)...)
 		b = append(b, ':')
 		b = append(b, f.value...)
+		b = append(b, ',')
 	}
-	return append(b, '}')
+	return append(bytes.TrimSuffix(b, []byte{','}), '}')
 }
 
 // get returns the value of key, or nil. If the key repeats, the last value counts, as in

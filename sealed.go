@@ -212,9 +212,9 @@ func (s *sessionStore) appendRecord(t *sessionToken, rec sessionRecord) error {
 	rec.Claim = cmp.Or(rec.Claim, before.Claim, t.Claim) // after the end, requests in flight keep the claim
 	if err := s.write(rec.line()); err != nil {
 		release()
-		cause := fmt.Errorf("writing %q: %w", s.path, err)
-		return httpErrorf(http.StatusServiceUnavailable,
-			"the change could not be saved, so the session is unchanged: try again").because(cause).retryAfter(5)
+		err = fmt.Errorf("writing %q: %w", s.path, err)
+		const text = "the change could not be saved, so the session is unchanged: try again"
+		return httpErrorf(http.StatusServiceUnavailable, text).because(err).retryAfter(5)
 	}
 	s.mu.Lock()
 	s.records[t.ID] = rec
