@@ -38,31 +38,27 @@ type badRequest struct {
 	says   string
 }
 
-func TestBadRequests(t *testing.T) {
-	long(t)
-	t.Parallel()
-	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example", "-allow-origin", "https://app.example",
-		"-open", "-open-webhooks")
-	const ping = `{"jsonrpc":"2.0","id":1,"method":"ping"}`
-	message := func(method, params string) string {
-		return `{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`
-	}
+func rpcText(method, params string) string {
+	return `{"jsonrpc":"2.0","id":1,"method":"` + method + `","params":` + params + `}`
+}
+
+func badRequests() []badRequest {
 	call := func(arguments string) string {
-		return message("tools/call", `{"name":"a_echo","arguments":`+arguments+`}`)
+		return rpcText("tools/call", `{"name":"a_echo","arguments":`+arguments+`}`)
 	}
 	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
 	lines := strings.ReplaceAll(call(`{"x":1}`), ",", ",\n")
-	tests := []badRequest{
+	return []badRequest{
 		{name: "a ping", status: 200, says: `{"jsonrpc":"2.0","id":1,"result":{}}`},
 		{name: "a ping at /mcp", path: "mcp", status: 200, says: `"result":{}`},
 		{name: "malformed JSON", body: `{"jsonrpc":"2.0",`, status: 400, says: `"code":-32700`},
 		{name: "an empty body", body: ` `, status: 400, says: "the message is empty"},
-		{name: "text after the message", body: ping + `x`, status: 400, says: `"code":-32700`},
-		{name: "invalid UTF-8", body: message("pi\xffng", "{}"), status: 400, says: "not valid UTF-8"},
-		{name: "10,000 levels", body: message("ping", `{"x":`+deep+`}`), status: 400, says: `"code":-32700`},
+		{name: "text after the message", body: rpcText("ping", "{}") + "x", status: 400, says: `"code":-32700`},
+		{name: "invalid UTF-8", body: rpcText("pi\xffng", "{}"), status: 400, says: "not valid UTF-8"},
+		{name: "10,000 levels", body: rpcText("ping", `{"x":`+deep+`}`), status: 400, says: `"code":-32700`},
 		{
 			name:   "a body over the limit",
-			body:   message("ping", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`),
+			body:   rpcText("ping", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`),
 			status: 413,
 			says:   "1 MiB (-max-body)",
 		},
@@ -72,7 +68,7 @@ func TestBadRequests(t *testing.T) {
 			status: 400,
 			says:   `"id":1,"error":{"code":-32600`,
 		},
-		{name: "params that are a list", body: message("ping", "[]"), status: 400, says: "params must be an object"},
+		{name: "params that are a list", body: rpcText("ping", "[]"), status: 400, says: "params must be an object"},
 		{
 			name:   "an id that is null",
 			body:   `{"jsonrpc":"2.0","id":null,"method":"ping"}`,
@@ -85,8 +81,7 @@ func TestBadRequests(t *testing.T) {
 			status: 200,
 			says:   `"result":{}`,
 		},
-		{name: "a batch", body: `[` + ping + `]`, status: 400, says: "batches"},
-		{name: "an unknown method", body: message("nope", "{}"), status: 200, says: `"code":-32601`},
+		{name: "an unknown method", body: rpcText("nope", "{}"), status: 200, says: `"code":-32601`},
 		{
 			name:   "a string as id",
 			body:   `{"jsonrpc":"2.0","id":"1","method":"ping"}`,
@@ -97,28 +92,37 @@ func TestBadRequests(t *testing.T) {
 		{name: "an unknown notification", body: `{"jsonrpc":"2.0","method":"notifications/nope"}`, status: 202},
 		{
 			name:   "an unknown tool",
-			body:   message("tools/call", `{"name":"nope"}`),
+			body:   rpcText("tools/call", `{"name":"nope"}`),
 			status: 200,
 			says:   `"code":-32602,"message":"unknown tool \"nope\""`,
 		},
 		{name: "a list as arguments", body: call("[]"), status: 200, says: "arguments must be an object"},
 		{
 			name:   "an unknown log level",
-			body:   message("logging/setLevel", `{"level":"loud"}`),
+			body:   rpcText("logging/setLevel", `{"level":"loud"}`),
 			status: 200,
 			says:   `"code":-32602`,
 		},
 		{
 			name:   "an unknown resource",
-			body:   message("resources/read", `{"uri":"x://y"}`),
+			body:   rpcText("resources/read", `{"uri":"x://y"}`),
 			status: 200,
 			says:   `"code":-32002`,
 		},
 		{name: "another content type", header: "Content-Type: text/plain", status: 415},
 		{name: "no content type", header: "Content-Type:", status: 415},
 		{name: "an Accept of neither", header: "Accept: text/html", status: 406},
-		{name: "an Accept of neither by quality", header: "Accept: text/event-stream; q=0.0, application/json;q=0", status: 406},
-		{name: "an Accept without JSON by quality", header: "Accept: application/json;q=0, text/event-stream;q=0.1", status: 200, says: "data: {"},
+		{
+			name:   "an Accept of neither by quality",
+			header: "Accept: text/event-stream; q=0.0, application/json;q=0",
+			status: 406,
+		},
+		{
+			name:   "an Accept without JSON by quality",
+			header: "Accept: application/json;q=0, text/event-stream;q=0.1",
+			status: 200,
+			says:   "data: {",
+		},
 		{name: "no Accept", header: "Accept:", status: 200, says: `"result":{}`},
 		{name: "an Accept of streams alone", header: "Accept: text/event-stream", status: 200, says: "data: {"},
 		{
@@ -175,13 +179,20 @@ func TestBadRequests(t *testing.T) {
 			says:   "ok",
 		},
 	}
-	for _, tt := range tests {
+}
+
+func TestBadRequests(t *testing.T) {
+	long(t)
+	t.Parallel()
+	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example", "-allow-origin", "https://app.example",
+		"-open", "-open-webhooks")
+	for _, tt := range badRequests() {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.method == "" {
 				tt.method = http.MethodPost
 			}
 			if tt.body == "" {
-				tt.body = ping
+				tt.body = rpcText("ping", "{}")
 			}
 			req := c.request(tt.method, tt.body)
 			req.URL.Path += tt.path
