@@ -194,7 +194,8 @@ func benchEcho(b *testing.B) *Module {
 				if err != nil {
 					panic(err)
 				}
-				fmt.Fprintf(in, `{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"hello"}]}}`+"\n", msg.ID)
+				fmt.Fprintf(in, `{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"hello"}]}}`+"\n",
+					msg.ID)
 			}
 		}()
 		return w, nil

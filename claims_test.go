@@ -87,7 +87,8 @@ func TestParseCode(t *testing.T) {
 		check(t, in, code.Dashed(), "R3K-9QZ")
 	}
 	for _, in := range []string{
-		"", "------", "R3K9Q", "R3K9QZ2", "R3K9Q0", "R3K9QI", "R3K9Qo", "R3K9QL", "R3K\t9QZ", "R3K_9QZ", "R3K9QZ\x00", "R3K9Q\xff",
+		"", "------", "R3K9Q", "R3K9QZ2", "R3K9Q0", "R3K9QI", "R3K9Qo", "R3K9QL", "R3K\t9QZ", "R3K_9QZ", "R3K9QZ\x00",
+		"R3K9Q\xff",
 		"R3K–9QZ",     // an en dash
 		"R3K9Q\u017f", // ſ, whose upper case is S
 		"\u212a3K9QZ", // the Kelvin sign, whose lower case is k
@@ -275,7 +276,8 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		for _, want := range []string{strconv.Quote(filepath.Join(dir, "claims.json")), "move it away", "usher did not change it"} {
+		for _, want := range []string{strconv.Quote(filepath.Join(dir, "claims.json")), "move it away",
+			"usher did not change it"} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %q does not say %s", name, err, want)
 			}
@@ -363,7 +365,8 @@ func TestTimes(t *testing.T) {
 		`1.7952552e12`:                0,
 		`1795255200000.9`:             0,
 	} {
-		c, err := parseClaim(json.RawMessage(`{"code":"AAAAAA","scopeDir":"/w","createdAt":` + in + `,"expiresAt":` + in + `}`))
+		c, err := parseClaim(json.RawMessage(`{"code":"AAAAAA","scopeDir":"/w","createdAt":` + in + `,"expiresAt":` +
+			in + `}`))
 		must(t, err)
 		check(t, in, c.ExpiresAt, want.Add(off))
 		check(t, in, c.CreatedAt, c.ExpiresAt)
@@ -537,7 +540,8 @@ func FuzzParseClaims(f *testing.F) {
 		}
 		for i, c := range claims {
 			a := again.claims[i]
-			if a.Code != c.Code || !a.CreatedAt.Equal(c.CreatedAt) || a.ScopeDir != c.ScopeDir || a.Label != c.Label || !a.ExpiresAt.Equal(c.ExpiresAt) {
+			if a.Code != c.Code || !a.CreatedAt.Equal(c.CreatedAt) || a.ScopeDir != c.ScopeDir || a.Label != c.Label ||
+				!a.ExpiresAt.Equal(c.ExpiresAt) {
 				t.Fatalf("%q became %q", data, out)
 			}
 			if _, ok := parseCode(c.Code.Reveal()); !ok || c.ScopeDir == "" || c.ExpiresAt.IsZero() {

@@ -115,7 +115,8 @@ func TestRevokePrinted(t *testing.T) {
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	c := newClaimFor(t, base, dir+"/proj")
-	golden(t, "revoke", wantUsher(t, 0, "", "claim", "revoke", "-base", base, strings.ToLower(c.Code.Dashed())), dir, base)
+	golden(t, "revoke", wantUsher(t, 0, "", "claim", "revoke", "-base", base, strings.ToLower(c.Code.Dashed())), dir,
+		base)
 	_, errs, code := usher(t, "", "claim", "revoke", c.Code.Reveal(), "-base", base)
 	check(t, "status of a second revoke", code, 1)
 	checkOmits(t, "a second revoke", errs, c.Code.Reveal())
@@ -443,7 +444,8 @@ func TestPublicURL(t *testing.T) {
 		wantStatus(t, host, c.do(req), status)
 	}
 	for _, url := range []string{
-		"", "usher.example", "ftp://usher.example/", "https://", "https://a:b@usher.example/", "https://usher.example/?claim=x",
+		"", "usher.example", "ftp://usher.example/", "https://", "https://a:b@usher.example/",
+		"https://usher.example/?claim=x",
 	} {
 		wantUsher(t, 2, "-public-url", "serve", "-public-url", url, "-base", base)
 	}
@@ -459,7 +461,8 @@ func TestDaemonRecord(t *testing.T) {
 	if readDaemon(base+"/.data").Roots == nil {
 		t.Error("the record does not name the folders")
 	}
-	other := string(marshal(daemonRecord{PID: os.Getppid(), Start: processStartTime(os.Getppid()), URL: "http://127.0.0.1:1/"}))
+	other := string(marshal(daemonRecord{PID: os.Getppid(), Start: processStartTime(os.Getppid()),
+		URL: "http://127.0.0.1:1/"}))
 	write(t, record, other)
 	d.stop(t)
 	text, _ := os.ReadFile(record)
@@ -601,7 +604,8 @@ func TestBanner(t *testing.T) {
 			}
 			if hosts { // a new version is reported
 				writeFake(t, dir+"/db.usher", "good  "+many)
-				d.Out.await(t, "the new version", nil, func(out string) bool { return strings.Count(out, "  ready   db ") == 2 })
+				d.Out.await(t, "the new version", nil,
+					func(out string) bool { return strings.Count(out, "  ready   db ") == 2 })
 			}
 		})
 	}
@@ -704,8 +708,9 @@ func TestFormatLeft(t *testing.T) {
 	const day = 24 * time.Hour
 	for want, d := range map[string]time.Duration{
 		"1s": time.Millisecond, "45s": 45 * time.Second, "30m": 30*time.Minute - time.Millisecond,
-		"29m 59s": 30*time.Minute - time.Second, "1h": time.Hour - time.Millisecond, "1h 30m": 90*time.Minute - time.Second,
-		"24h": day - time.Millisecond, "1d 1h": day + time.Second, "7d": 7*day - time.Millisecond,
+		"29m 59s": 30*time.Minute - time.Second, "1h": time.Hour - time.Millisecond,
+		"1h 30m": 90*time.Minute - time.Second,
+		"24h":    day - time.Millisecond, "1d 1h": day + time.Second, "7d": 7*day - time.Millisecond,
 		"6d 23h": 6*day + 22*time.Hour + time.Minute,
 	} {
 		check(t, d.String(), formatLeft(d), want)

@@ -574,7 +574,8 @@ func (c *testClient) openSSE(present ...func(*http.Request)) *sseClient {
 	}
 	asked := res.Request.URL
 	e := wantEvent(c.t, events)
-	if e.name != "endpoint" || !strings.HasPrefix(e.data, asked.Path+"?sessionId=") || strings.Contains(e.data, "claim") {
+	if e.name != "endpoint" || !strings.HasPrefix(e.data, asked.Path+"?sessionId=") ||
+		strings.Contains(e.data, "claim") {
 		c.t.Fatalf("the first event: %+v", e)
 	}
 	where, err := asked.Parse(e.data)
@@ -727,7 +728,8 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 	c.wait[id] = wait
 	c.mu.Unlock()
 	go func() {
-		if err := c.post(ctx, encodeRequest(json.RawMessage(id), method, rawOrNil(params))); err != nil && ctx.Err() == nil {
+		if err := c.post(ctx, encodeRequest(json.RawMessage(id), method, rawOrNil(params))); err != nil &&
+			ctx.Err() == nil {
 			c.t.Errorf("%s: %v", method, err)
 		}
 	}()

@@ -189,7 +189,8 @@ func (d *testDaemon) hidesCodes(t *testing.T, codes ...string) {
 	t.Helper()
 	text := d.Log.String() + d.Out.String()
 	for _, code := range codes {
-		for _, spelled := range []string{code[:3] + "-" + code[3:], code, code[:4], code[2:], code[1:5], strings.ToLower(code)} {
+		for _, spelled := range []string{code[:3] + "-" + code[3:], code, code[:4], code[2:], code[1:5],
+			strings.ToLower(code)} {
 			onlyDigits := strings.Trim(spelled, "0123456789-") == ""
 			if !onlyDigits && strings.Contains(text, spelled) {
 				t.Errorf("the log names a code, or a part of it: %s", spelled)
@@ -207,7 +208,8 @@ var queryWithCode = regexp.MustCompile(`[?&]claim=[A-Za-z0-9%-].*`)
 func modulesOf(t *testing.T, dir string, env map[string]string) string {
 	t.Helper()
 	var out, log output
-	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log, lookupIn(env)); code != 0 {
+	if code := run(t.Context(), []string{"modules", "-base", t.TempDir(), dir}, strings.NewReader(""), &out, &log,
+		lookupIn(env)); code != 0 {
 		t.Fatalf("usher modules: status %d: %s", code, log.String())
 	}
 	return out.String()

@@ -20,7 +20,8 @@ import (
 const maxReadme = 7 << 10 // bytes
 
 // docLanguages are those of blocks that are not run.
-var docLanguages = []string{"sh", "text", "go", "py", "js", "ts", "json", "toml", "ini", "xml", "yaml", "nginx", "caddy", "dockerfile", "html"}
+var docLanguages = []string{"sh", "text", "go", "py", "js", "ts", "json", "toml", "ini", "xml", "yaml", "nginx",
+	"caddy", "dockerfile", "html"}
 
 var docLink = regexp.MustCompile(`\]\(([^)#]+)(#[^)]*)?\)`)
 
@@ -66,7 +67,8 @@ func TestDocsModuleNames(t *testing.T) {
 	t.Parallel()
 	places := make(map[string][]string) // module name → its files
 	enter := func(place, file string) {
-		if name, _, isModule := strings.Cut(filepath.Base(file), ".usher"); isModule && !slices.Contains(places[name], place+file) {
+		if name, _, isModule := strings.Cut(filepath.Base(file), ".usher"); isModule &&
+			!slices.Contains(places[name], place+file) {
 			places[name] = append(places[name], place+file)
 		}
 	}
@@ -139,11 +141,13 @@ func TestDocsConfigurations(t *testing.T) {
 			exe, err := os.Executable()
 			must(t, err)
 			dir := t.TempDir()
-			made := exec.Command("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", dir+"/key", "-out", dir+"/pem")
+			made := exec.Command("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x",
+				"-keyout", dir+"/key", "-out", dir+"/pem")
 			if out, err := made.CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
-			here := strings.NewReplacer("/usr/local/bin/usher", exe, "/etc/ssl/usher.example.com.", dir+"/", "/var/log", dir)
+			here := strings.NewReplacer("/usr/local/bin/usher", exe, "/etc/ssl/usher.example.com.", dir+"/", "/var/log",
+				dir)
 			text := here.Replace(files[file])
 			if file == "nginx.conf" { // what stands around a server
 				text = "pid DIR/pid; events {} http { access_log off; client_body_temp_path DIR/b; proxy_temp_path DIR/p; " +

@@ -111,7 +111,8 @@ func newPage(t *testing.T) *page {
 	home, err := filepath.EvalSymlinks(t.TempDir())
 	exe, exeErr := os.Executable()
 	p := &page{home: home, dir: home + "/usher", stands: []string{docsHome, home}}
-	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"), os.CopyFS(p.dir+"/testdata", os.DirFS("testdata")))
+	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"),
+		os.CopyFS(p.dir+"/testdata", os.DirFS("testdata")))
 	must(t, err)
 	for _, name := range exampleFiles {
 		text, err := os.ReadFile("examples/" + name)
@@ -121,7 +122,8 @@ func newPage(t *testing.T) *page {
 	write(t, home+"/.curlrc", "silent\nshow-error\n") // as on a terminal, without its meter
 	goEnv, _ := exec.Command("go", "env", "GOCACHE", "GOPATH", "GOMODCACHE").Output()
 	caches := strings.Fields(string(goEnv)) // which would else be below the home folder
-	p.env = append(os.Environ(), "HOME="+home, "USHER_BASE=", runAsUsher+"=1", "PATH="+home+"/bin:"+os.Getenv("PATH"), "NO_COLOR=1",
+	p.env = append(os.Environ(), "HOME="+home, "USHER_BASE=", runAsUsher+"=1", "PATH="+home+"/bin:"+os.Getenv("PATH"),
+		"NO_COLOR=1",
 		"GOCACHE="+caches[0], "GOPATH="+caches[1], "GOMODCACHE="+caches[2])
 	t.Cleanup(p.stopDaemon)
 	return p
@@ -163,7 +165,8 @@ func (p *page) run(t *testing.T, command, want string) string {
 	got := strings.TrimSuffix(string(out), "\n")
 	if code := docCode.FindStringSubmatch(got); code != nil {
 		dashed := code[1] + "-" + code[2]
-		p.stands = append([]string{"R3K-9QZ", dashed, "R3K9QZ", code[1] + code[2], "r3k-9qz", strings.ToLower(dashed)}, p.stands...)
+		p.stands = append([]string{"R3K-9QZ", dashed, "R3K9QZ", code[1] + code[2], "r3k-9qz", strings.ToLower(dashed)},
+			p.stands...)
 	}
 	if got = p.inPage(got); !docMatches(want, got) {
 		t.Errorf("$ %s\n%s\n(%v) The page has:\n%s", command, got, err, want)

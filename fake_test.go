@@ -205,7 +205,8 @@ func (f *fakeServer) setTools() {
 
 // addTool adds a tool that does what its name says.
 func (f *fakeServer) addTool(name string) {
-	tool := fakeTool{Name: name, Doc: "The tool " + name + ".", Does: strings.ToLower(strings.TrimPrefix(name, "handle"))}
+	tool := fakeTool{Name: name, Doc: "The tool " + name + ".",
+		Does: strings.ToLower(strings.TrimPrefix(name, "handle"))}
 	if name == "mirror" {
 		tool.Schema = json.RawMessage(mirrorSchema)
 	}
@@ -236,7 +237,8 @@ func (f *fakeServer) handle(msg *Message) {
 		if answer != nil {
 			answer <- msg
 		}
-	case f.has("modern") && msg.isRequest() && (msg.Method == "initialize" || !isStateless(objectOf(string(msg.Params)))):
+	case f.has("modern") && msg.isRequest() &&
+		(msg.Method == "initialize" || !isStateless(objectOf(string(msg.Params)))):
 		e := rpcErrorf(codeUnsupportedVersion, "want "+statelessProtocol)
 		e.Data = json.RawMessage(`{"supported":["` + statelessProtocol + `"]}`)
 		f.send(encodeError(msg.ID, e))

@@ -396,7 +396,8 @@ func TestTokenLost(t *testing.T) {
 	}
 	written, thefts = 0, tokenTries
 	_, err := s.Create(t.Context(), "/w", "", time.Hour)
-	if claims := len(fileCodes(t, dir)); !errors.Is(err, errStartOver) || written != tokenTries || claims != 2+tokenTries {
+	if claims := len(fileCodes(t, dir)); !errors.Is(err, errStartOver) || written != tokenTries ||
+		claims != 2+tokenTries {
 		t.Errorf("%d claims after %d tries: %v", claims, written, err)
 	}
 }

@@ -89,13 +89,14 @@ func post(t *testing.T, url, message, header string) answer {
 func bodyServer(t *testing.T, limit int64) (*httptest.Server, *bodyReader) {
 	bodies := newBodyReader(limit)
 	write := func(w http.ResponseWriter, e *httpError) { http.Error(w, e.Msg, e.Status) }
-	s := httptest.NewServer(handle(slog.New(slog.DiscardHandler), write, func(w http.ResponseWriter, r *http.Request) error {
-		body, err := bodies.Read(w, r, r.Header.Get("Known") != "", r.Header.Get("Known"))
-		if err == nil {
-			fmt.Fprint(w, len(body))
-		}
-		return err
-	}))
+	s := httptest.NewServer(handle(slog.New(slog.DiscardHandler), write,
+		func(w http.ResponseWriter, r *http.Request) error {
+			body, err := bodies.Read(w, r, r.Header.Get("Known") != "", r.Header.Get("Known"))
+			if err == nil {
+				fmt.Fprint(w, len(body))
+			}
+			return err
+		}))
 	t.Cleanup(s.Close)
 	return s, bodies
 }

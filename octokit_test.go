@@ -39,7 +39,8 @@ type payload struct {
 // of each version of GitHub Enterprise Server.
 func octokitPayloads(t *testing.T) []payload {
 	t.Helper()
-	indexes, err := filepath.Glob(filepath.Join(npmInstall(t, "testdata/webhook"), "node_modules", "@octokit", "webhooks-examples", "*", "index.json"))
+	indexes, err := filepath.Glob(filepath.Join(npmInstall(t, "testdata/webhook"), "node_modules", "@octokit",
+		"webhooks-examples", "*", "index.json"))
 	must(t, err)
 	var list []payload
 	for _, index := range indexes {
@@ -52,7 +53,8 @@ func octokitPayloads(t *testing.T) []payload {
 		must(t, json.Unmarshal(text, &events))
 		for _, e := range events {
 			for i, example := range e.Examples {
-				list = append(list, payload{fmt.Sprintf("%s %s %d", filepath.Base(filepath.Dir(index)), e.Name, i), e.Name, example})
+				list = append(list, payload{fmt.Sprintf("%s %s %d", filepath.Base(filepath.Dir(index)), e.Name, i),
+					e.Name, example})
 			}
 		}
 	}
@@ -67,14 +69,18 @@ func TestWebhookOctokitPayloads(t *testing.T) {
 	list := octokitPayloads(t)
 	t.Parallel()
 	dir := t.TempDir()
-	writeTools(t, dir+"/hub.usher", fakeTool{Name: "handleEvent", Does: "digest", Doc: "@signature github WH_GITHUB_SIGNING_SECRET"}, fakeTool{Name: "runs", Does: "runs"})
+	writeTools(t, dir+"/hub.usher", fakeTool{Name: "handleEvent", Does: "digest",
+		Doc: "@signature github WH_GITHUB_SIGNING_SECRET"}, fakeTool{Name: "runs", Does: "runs"})
 	env := map[string]string{webhookSecretVar: testSecret, "WH_GITHUB_SIGNING_SECRET": "It's a Secret to Everybody"}
 	d := daemonOptions{env: env}.start(t, dir, "-accept-signatures")
 	d.awaitReady(t)
 	headers := func(p payload, kind, body string) []string {
-		return []string{"Content-Type: " + kind, "User-Agent: GitHub-Hookshot/044aadd", "Accept: */*", "X-GitHub-Event: " + p.event,
-			"X-GitHub-Delivery: 72d3162e-cc78-11e3-81ab-4c9367dc0958", "X-GitHub-Hook-ID: 292430182", "X-GitHub-Hook-Installation-Target-ID: 79929171",
-			"X-GitHub-Hook-Installation-Target-Type: repository", "X-Hub-Signature-256: " + gitHubSignature(env["WH_GITHUB_SIGNING_SECRET"], body)}
+		return []string{"Content-Type: " + kind, "User-Agent: GitHub-Hookshot/044aadd", "Accept: */*",
+			"X-GitHub-Event: " + p.event,
+			"X-GitHub-Delivery: 72d3162e-cc78-11e3-81ab-4c9367dc0958", "X-GitHub-Hook-ID: 292430182",
+			"X-GitHub-Hook-Installation-Target-ID: 79929171",
+			"X-GitHub-Hook-Installation-Target-Type: repository",
+			"X-Hub-Signature-256: " + gitHubSignature(env["WH_GITHUB_SIGNING_SECRET"], body)}
 	}
 	jobs, good := make(chan payload), make(chan bool, 2*len(list))
 	var wg sync.WaitGroup
@@ -88,7 +94,8 @@ func TestWebhookOctokitPayloads(t *testing.T) {
 				} {
 					what := fmt.Sprintf("%s as %s", p.name, kind)
 					a, err := d.try("POST", "hub/handleEvent", body, headers(p, kind, body)...)
-					if err != nil || a.Status != 200 || stringField(json.RawMessage(a.Body), "digest") != want || stringField(json.RawMessage(a.Body), "raw") != body {
+					if err != nil || a.Status != 200 || stringField(json.RawMessage(a.Body), "digest") != want ||
+						stringField(json.RawMessage(a.Body), "raw") != body {
 						t.Errorf("%s: %v %d %.300s", what, err, a.Status, a.Body)
 						continue
 					}

@@ -141,7 +141,8 @@ func checkPageHeaders(t *testing.T, a answer) {
 		"Cache-Control":          "no-store",
 		"Referrer-Policy":        "no-referrer",
 		"X-Content-Type-Options": "nosniff",
-		"Content-Security-Policy": "default-src 'none'; style-src 'nonce-" + nonce + "'; img-src data:; base-uri 'none'; " +
+		"Content-Security-Policy": "default-src 'none'; style-src 'nonce-" + nonce +
+			"'; img-src data:; base-uri 'none'; " +
 			"form-action 'none'; frame-ancestors 'none'",
 	} {
 		check(t, name, a.Header.Get(name), want)

@@ -77,16 +77,19 @@ func TestClientsConnect(t *testing.T) {
 	slow(t)
 	r := newRealWorkspace(t, npmInstall(t, "conformance"))
 	for _, name := range []string{"near", "far"} {
-		write(t, filepath.Join(r.workspace, name, name+".usher.sh"), "# Returns the text.\n# @param {string} text what to say\nsay() { printf %s \"$1\"; }\n")
+		write(t, filepath.Join(r.workspace, name, name+".usher.sh"),
+			"# Returns the text.\n# @param {string} text what to say\nsay() { printf %s \"$1\"; }\n")
 	}
 	connect := filepath.Join(r.root, "connect")
-	if out, _, err := runIn(filepath.Join("conformance", "gosdk"), "go", "build", "-o", connect, "./connect"); err != nil {
+	if out, _, err := runIn(filepath.Join("conformance", "gosdk"), "go", "build", "-o", connect,
+		"./connect"); err != nil {
 		t.Fatalf("building the Go clients: %v\n%s", err, out)
 	}
 	d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 	d.awaitReady(t)
 	code := newClaimFor(t, r.base, filepath.Join(r.workspace, "near")).Code.Reveal()
-	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim", code, "--go", connect, "--scratch", r.root)
+	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim", code, "--go", connect,
+		"--scratch", r.root)
 	t.Logf("connect.mjs:\n%s", out)
 	if err != nil {
 		t.Errorf("connect.mjs: %v; the daemon's log:\n%s", err, d.Log)
@@ -208,7 +211,8 @@ func (r *realWorkspace) reset(t *testing.T) {
 	write(t, filepath.Join(r.files, "pixel.png"), string(pixel))
 	write(t, filepath.Join(r.root, "secret.txt"), "nothing for the filesystem server")
 	var out output
-	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace}, strings.NewReader(""), &out, &out, os.LookupEnv); status != 0 {
+	if status := run(t.Context(), []string{"modules", "-base", r.base, r.workspace}, strings.NewReader(""), &out, &out,
+		os.LookupEnv); status != 0 {
 		t.Fatalf("usher modules: status %d\n%s", status, &out)
 	}
 }
@@ -256,7 +260,8 @@ func (r *realWorkspace) config(t *testing.T) string {
 		Env     map[string]string `json:"env,omitempty"`
 	}
 	node := func(name string, args ...string) server {
-		script := filepath.Join(r.installed, "node_modules", "@modelcontextprotocol", "server-"+name, "dist", "index.js")
+		script := filepath.Join(r.installed, "node_modules", "@modelcontextprotocol", "server-"+name, "dist",
+			"index.js")
 		return server{Command: "node", Args: append([]string{script}, args...)}
 	}
 	everything, memory := node("everything", "stdio", r.root), node("memory", r.root)

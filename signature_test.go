@@ -46,7 +46,8 @@ func signed(scheme, key, body string, at time.Time) []string {
 	case "stripe":
 		return []string{"Stripe-Signature: t=" + unix + ",v1=" + hex.EncodeToString(hmacOf(key, unix+"."+body))}
 	case "slack":
-		return []string{"X-Slack-Request-Timestamp: " + unix, "X-Slack-Signature: v0=" + hex.EncodeToString(hmacOf(key, "v0:"+unix+":"+body))}
+		return []string{"X-Slack-Request-Timestamp: " + unix,
+			"X-Slack-Signature: v0=" + hex.EncodeToString(hmacOf(key, "v0:"+unix+":"+body))}
 	case "standard":
 		raw, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(key, "whsec_"))
 		if err != nil {
@@ -103,8 +104,9 @@ func TestSignaturePublishedVectors(t *testing.T) {
 		{"slack", slackBody, 1531420618, []string{"X-Slack-Request-Timestamp: 1531420618",
 			"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
 		// Standard Webhooks, the specification's reference libraries.
-		{"standard", `{"test": 2432232314}`, 1614265330, []string{"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek", "webhook-timestamp: 1614265330",
-			"webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}},
+		{"standard", `{"test": 2432232314}`, 1614265330,
+			[]string{"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek", "webhook-timestamp: 1614265330",
+				"webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}},
 	} {
 		key := signatureKeys[row.scheme]
 		now := time.Unix(row.at, 0)
@@ -118,7 +120,8 @@ func TestSignaturePublishedVectors(t *testing.T) {
 				t.Fatalf("%s: good with byte %d changed", row.scheme, i)
 			}
 		}
-		for _, key := range []string{"", "x", signatureKeys[row.scheme] + "x", strings.ToUpper(signatureKeys[row.scheme])} {
+		for _, key := range []string{"", "x", signatureKeys[row.scheme] + "x",
+			strings.ToUpper(signatureKeys[row.scheme])} {
 			if verifySigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now) == nil {
 				t.Errorf("%s: good with the key %q", row.scheme, key)
 			}
@@ -202,15 +205,16 @@ func TestSignatureNearMisses(t *testing.T) {
 				"the headers of Svix":    svix,
 			},
 			false: {
-				"no id":                        strings.Join(good["standard"][1:], "\n"),
-				"no time":                      good["standard"][0] + "\n" + good["standard"][2],
-				"no signature":                 atStandard,
-				"another version alone":        atStandard + "webhook-signature: v2," + standard,
-				"two with a comma between":     atStandard + other + ",v1," + standard,
-				"cut":                          atStandard + "webhook-signature: v1," + standard[:40],
-				"another id":                   "webhook-id: msg_2\n" + strings.Join(good["standard"][1:], "\n"),
-				"an id that contains the time": "webhook-id: msg_1." + unix + "\nwebhook-timestamp: \n" + good["standard"][2],
-				"Svix without a time":          strings.Replace(svix, "svix-timestamp", "x", 1),
+				"no id":                    strings.Join(good["standard"][1:], "\n"),
+				"no time":                  good["standard"][0] + "\n" + good["standard"][2],
+				"no signature":             atStandard,
+				"another version alone":    atStandard + "webhook-signature: v2," + standard,
+				"two with a comma between": atStandard + other + ",v1," + standard,
+				"cut":                      atStandard + "webhook-signature: v1," + standard[:40],
+				"another id":               "webhook-id: msg_2\n" + strings.Join(good["standard"][1:], "\n"),
+				"an id that contains the time": "webhook-id: msg_1." + unix + "\nwebhook-timestamp: \n" +
+					good["standard"][2],
+				"Svix without a time": strings.Replace(svix, "svix-timestamp", "x", 1),
 			},
 		},
 	} {
@@ -235,8 +239,9 @@ func TestSignatureTimes(t *testing.T) {
 	now := time.Unix(1_700_000_000, 500_000_000)
 	for _, scheme := range []string{"stripe", "slack", "standard"} {
 		for offset, good := range map[time.Duration]bool{
-			0: true, -299 * time.Second: true, 300 * time.Second: true, -301 * time.Second: false, 301 * time.Second: false,
-			24 * time.Hour: false, -now.Sub(time.Unix(0, 0)): false, -now.Sub(time.Unix(-5, 0)): false,
+			0: true, -299 * time.Second: true, 300 * time.Second: true, -301 * time.Second: false,
+			301 * time.Second: false,
+			24 * time.Hour:    false, -now.Sub(time.Unix(0, 0)): false, -now.Sub(time.Unix(-5, 0)): false,
 			290 * 365 * 24 * time.Hour: false,
 		} {
 			headers := signed(scheme, signatureKeys[scheme], "x", now.Add(offset).Truncate(time.Second))
@@ -260,8 +265,9 @@ func TestSignatureErrors(t *testing.T) {
 	for why, headers := range map[string][]string{
 		"no signature in the headers of stripe": {"Stripe-Signature: t=1700000000"},
 		`its timestamp "" is`:                   {"Stripe-Signature: v1=" + strings.Repeat("0", 64)},
-		`"1699999640" is 6m0s off`:              signed("stripe", signatureKeys["stripe"], "x", now.Add(-6*time.Minute)),
-		"the key in KEY_SIGNING_SECRET":         signed("stripe", "other", "x", now),
+		`"1699999640" is 6m0s off`: signed("stripe", signatureKeys["stripe"], "x",
+			now.Add(-6*time.Minute)),
+		"the key in KEY_SIGNING_SECRET": signed("stripe", "other", "x", now),
 	} {
 		err := verifySigned("stripe", signatureKeys["stripe"], headerOf(headers...), []byte("x"), now)
 		checkContains(t, "error", fmt.Sprint(err), why)
@@ -269,7 +275,8 @@ func TestSignatureErrors(t *testing.T) {
 	// Keys of Standard Webhooks are base64, with a prefix or without.
 	key := signatureKeys["standard"]
 	headers := headerOf(signed("standard", key, "x", now)...)
-	check(t, "without its prefix, the key is good", isSigned("standard", strings.TrimPrefix(key, "whsec_"), headers, []byte("x"), now), true)
+	check(t, "without its prefix, the key is good",
+		isSigned("standard", strings.TrimPrefix(key, "whsec_"), headers, []byte("x"), now), true)
 	for _, key := range []string{"whsec_", "whsec_not base64!", "not base64!", "whpk_abc"} {
 		for _, signer := range []string{key, ""} {
 			headers := headerOf("webhook-id: msg_1", "webhook-timestamp: 1700000000",
@@ -282,11 +289,12 @@ func TestSignatureErrors(t *testing.T) {
 
 func TestParseSignature(t *testing.T) {
 	for want, texts := range map[string][]string{ // by a part of the error, "" for none
-		"":                             {"github GITHUB_WEBHOOK_SECRET", "stripe _signing_secret", "standard a_Signing_Secret", "  github \t K_WEBHOOK_SECRET "},
-		"want a scheme and a variable": {"", "github", "github A B"},
+		"": {"github GITHUB_WEBHOOK_SECRET", "stripe _signing_secret",
+			"standard a_Signing_Secret", "  github \t K_WEBHOOK_SECRET "},
+		"want a scheme and a variable":                                 {"", "github", "github A B"},
 		`no scheme "md5": want one of github, slack, standard, stripe`: {"md5 K_WEBHOOK_SECRET"},
-		`no scheme "GitHub"`:                 {"GitHub K_WEBHOOK_SECRET"},
-		"want a variable whose name ends in": {"github K", "github PATH", "github K_SECRET"},
+		`no scheme "GitHub"`:                                           {"GitHub K_WEBHOOK_SECRET"},
+		"want a variable whose name ends in":                           {"github K", "github PATH", "github K_SECRET"},
 	} {
 		for _, text := range texts {
 			t.Run(text, func(t *testing.T) {
@@ -305,7 +313,8 @@ func signedModule(t *testing.T) (dir string, env map[string]string) {
 	for _, scheme := range sortedKeys(signatureKeys) {
 		name := "WH_" + strings.ToUpper(scheme) + "_SIGNING_SECRET"
 		env[name] = signatureKeys[scheme]
-		tools = append(tools, fakeTool{Name: "handle_" + scheme, Doc: "Takes it.\n@signature " + scheme + " " + name + "\nAnd more."})
+		tools = append(tools, fakeTool{Name: "handle_" + scheme,
+			Doc: "Takes it.\n@signature " + scheme + " " + name + "\nAnd more."})
 	}
 	writeTools(t, dir+"/m.usher", tools...)
 	return dir, env
@@ -455,7 +464,8 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 		}
 	}
 	checkError(t, "unsigned", d.deliver(t, "x/handleIt", `{}`, shown), 401) // checked, though no module has the key
-	if a := d.deliver(t, "x/handleIt", `{}`, append(signed("github", testSecret, `{}`, time.Now()), shown)...); a.Status != 200 {
+	if a := d.deliver(t, "x/handleIt", `{}`, append(signed("github", testSecret, `{}`, time.Now()),
+		shown)...); a.Status != 200 {
 		t.Errorf("signed: %d %s", a.Status, a.Body)
 	}
 }
@@ -471,9 +481,11 @@ func TestSignatureOfLibraries(t *testing.T) {
 	script, err := filepath.Abs("testdata/webhook/sign.mjs")
 	must(t, err)
 	for _, scheme := range []string{"stripe", "standard"} {
-		for offset, want := range map[time.Duration]int{0: 200, -4 * time.Minute: 200, 4 * time.Minute: 200, -6 * time.Minute: 401, 6 * time.Minute: 401} {
+		for offset, want := range map[time.Duration]int{0: 200, -4 * time.Minute: 200, 4 * time.Minute: 200,
+			-6 * time.Minute: 401, 6 * time.Minute: 401} {
 			for _, body := range []string{`{}`, `{"id":"evt_1","text":"é ☃ \ud83d\ude00"}`, " {\"a\" :\n1}\n"} {
-				ask := marshal(map[string]any{"scheme": scheme, "key": signatureKeys[scheme], "body": body, "unix": time.Now().Add(offset).Unix()})
+				ask := marshal(map[string]any{"scheme": scheme, "key": signatureKeys[scheme], "body": body,
+					"unix": time.Now().Add(offset).Unix()})
 				cmd := exec.Command("node", script)
 				cmd.Dir, cmd.Stdin = folder, bytes.NewReader(ask)
 				out, err := cmd.Output()
@@ -485,7 +497,8 @@ func TestSignatureOfLibraries(t *testing.T) {
 					t.Fatalf("%s: %v %s", scheme, err, out)
 				}
 				if a := d.deliver(t, "m/handle_"+scheme, body, headers...); a.Status != want {
-					t.Errorf("%s %q signed %v off: %d, want %d: %s %q", scheme, body, offset, a.Status, want, a.Body, headers)
+					t.Errorf("%s %q signed %v off: %d, want %d: %s %q", scheme, body, offset, a.Status, want, a.Body,
+						headers)
 				}
 				if a := d.deliver(t, "m/handle_"+scheme, body+" ", headers...); a.Status != 401 {
 					t.Errorf("%s with a space more: %d", scheme, a.Status)
@@ -511,7 +524,8 @@ func FuzzSignatureHeaders(f *testing.F) {
 			return
 		}
 		h := http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {stamp}, "X-Slack-Request-Timestamp": {stamp},
-			"Webhook-Signature": {signature}, "X-Hub-Signature-256": {signature}, "Stripe-Signature": {signature}, "X-Slack-Signature": {signature}}
+			"Webhook-Signature": {signature}, "X-Hub-Signature-256": {signature}, "Stripe-Signature": {signature},
+			"X-Slack-Signature": {signature}}
 		if isSigned(scheme, signatureKeys[scheme], h, body, now) {
 			t.Errorf("%s: %q is good for %q", scheme, h, body)
 		}

@@ -60,7 +60,8 @@ func TestSoak(t *testing.T) {
 	key, value, _ := strings.Cut(marker, "=")
 	t.Setenv(key, value)
 	s := startSoak(t)
-	fmt.Printf("%8s %8s %8s %10s %9s %11s %8s %8s %9s\n", "minute", "RSS MiB", "heap MiB", "goroutines", "children", "descriptors", "data KiB", "CPU s", "done")
+	fmt.Printf("%8s %8s %8s %10s %9s %11s %8s %8s %9s\n", "minute", "RSS MiB", "heap MiB", "goroutines", "children",
+		"descriptors", "data KiB", "CPU s", "done")
 	var held [][]int // goroutines, children and descriptors of each minute
 	for begin, minute := time.Now(), 1; time.Since(begin) < length; minute++ {
 		t.Run(fmt.Sprint("minute ", minute), func(t *testing.T) { s.load(t, 45*time.Second) })
@@ -79,7 +80,8 @@ func TestSoak(t *testing.T) {
 		}
 	}
 	if log, _ := os.ReadFile(s.Base + "/log"); bytes.Contains(log, []byte("level=ERROR")) {
-		t.Errorf("the log, %d bytes long, has an error: %s", len(log), clipText(string(log[bytes.Index(log, []byte("level=ERROR")):]), 1000))
+		t.Errorf("the log, %d bytes long, has an error: %s", len(log),
+			clipText(string(log[bytes.Index(log, []byte("level=ERROR")):]), 1000))
 	}
 }
 
@@ -150,7 +152,8 @@ func (s *soak) report(t *testing.T, minute int, marker string) []int {
 		done += n
 	}
 	held := []int{runtime.NumGoroutine(), len(marked(t, marker)), len(descriptors)}
-	fmt.Printf("%8d %8.1f %8.1f %10d %9d %11d %8d %8d %9d\n", minute, float64(rss)/1024, float64(memory.HeapAlloc)/(1<<20), held[0], held[1], held[2], size>>10, usage.Utime.Sec+usage.Stime.Sec, done)
+	fmt.Printf("%8d %8.1f %8.1f %10d %9d %11d %8d %8d %9d\n", minute, float64(rss)/1024,
+		float64(memory.HeapAlloc)/(1<<20), held[0], held[1], held[2], size>>10, usage.Utime.Sec+usage.Stime.Sec, done)
 	return held
 }
 
@@ -160,7 +163,8 @@ const soakContact = `{"email":"a@b","message":"hi","copies":3}`
 
 func (s *soak) lists(t *testing.T, n int) {
 	c := connect(t, s.URL)
-	for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list", "nope"} {
+	for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list",
+		"nope"} {
 		c.ask(method, "")
 	}
 	c.end()
@@ -178,7 +182,8 @@ func (s *soak) calls(t *testing.T, n int) {
 		text := c.message("tools/call", `{"name":"`+label+`_pause"}`)
 		answered := make(chan answer, 1)
 		go func() { a, _ := c.try(c.request(http.MethodPost, text)); answered <- a }()
-		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + string(field(json.RawMessage(text), "id")) + `}}`)
+		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` +
+			string(field(json.RawMessage(text), "id")) + `}}`)
 		<-answered
 	}
 }
@@ -204,7 +209,8 @@ func (s *soak) modern(t *testing.T, n int) {
 
 func (s *soak) streams(t *testing.T, n int) {
 	c := s.client
-	_, events, hangUpCall := openStream(t, c.request(http.MethodPost, c.message("tools/call", `{"name":"fake_progress","arguments":{"n":4},"_meta":{"progressToken":"p"}}`)))
+	_, events, hangUpCall := openStream(t, c.request(http.MethodPost,
+		c.message("tools/call", `{"name":"fake_progress","arguments":{"n":4},"_meta":{"progressToken":"p"}}`)))
 	first := <-events
 	hangUpCall()
 	if first.id != "" { // what came after the connection broke
@@ -221,7 +227,8 @@ func (s *soak) subscriptions(t *testing.T, n int) {
 	uri := fmt.Sprintf("r://many/%d", n)
 	c.ask("resources/subscribe", `{"uri":"`+uri+`"}`)
 	listener := newStateless(t, s.URL)
-	events, hangUpListener := listener.modernListen("1", `{"resourceSubscriptions":["`+uri+`"]}`, `{"resourceSubscriptions":["`+uri+`"]}`)
+	events, hangUpListener := listener.modernListen("1", `{"resourceSubscriptions":["`+uri+`"]}`,
+		`{"resourceSubscriptions":["`+uri+`"]}`)
 	defer hangUpListener()
 	told := 0 // the answer to listen comes before the module is listened to
 	await(t, "news of a resource", func() bool {
@@ -256,7 +263,8 @@ func (s *soak) webhooks(t *testing.T, n int) {
 		{path, `{"email":`, "application/json", 400},
 		{"no/such", soakContact, "application/json", 404},
 	} {
-		if a := s.send(t, http.MethodPost, d.path, d.body, "Content-Type: "+d.kind, shown); a.Status != d.status && a.Status != http.StatusServiceUnavailable { // while an edit is looked at
+		if a := s.send(t, http.MethodPost, d.path, d.body, "Content-Type: "+d.kind, shown); a.Status != d.status &&
+			a.Status != http.StatusServiceUnavailable { // while an edit is looked at
 			t.Errorf("%s %s: %d %s", d.path, d.body, a.Status, a.Body)
 		}
 	}

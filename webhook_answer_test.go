@@ -24,7 +24,8 @@ const (
 func TestWebhookAnswers(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Does: "result"}, fakeTool{Name: "handleFault", Does: "fault"})
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Does: "result"},
+		fakeTool{Name: "handleFault", Does: "fault"})
 	d := startDaemon(t, dir)
 	d.awaitReady(t)
 	text := func(s string) string { return string(toolResult(quote(s))) }
@@ -34,7 +35,8 @@ func TestWebhookAnswers(t *testing.T) {
 		status       int
 		kind, body   string
 	}{
-		{"object", object(`{"challenge":"x","n":9007199254740993}`), 200, isJSON, `{"challenge":"x","n":9007199254740993}`},
+		{"object", object(`{"challenge":"x","n":9007199254740993}`), 200, isJSON,
+			`{"challenge":"x","n":9007199254740993}`},
 		{"object without its text", `{"content":[],"structuredContent":{"a":1}}`, 200, isJSON, `{"a":1}`},
 		{"object that is not its text", `{"content":[{"type":"text","text":"for people"}],"structuredContent":{"a":1}}`,
 			200, isJSON, `{"a":1}`},
@@ -50,14 +52,17 @@ func TestWebhookAnswers(t *testing.T) {
 		{"no content", `{}`, 204, "", ""},
 		{"image", `{"content":[{"type":"image","data":"AA==","mimeType":"image/png"}]}`,
 			200, isJSON, `{"type":"image","data":"AA==","mimeType":"image/png"}`},
-		{"no structured content", `{"content":[{"type":"text","text":"a"}],"structuredContent":null}`, 200, isText, "a"},
+		{"no structured content", `{"content":[{"type":"text","text":"a"}],"structuredContent":null}`, 200, isText,
+			"a"},
 		{"failure", `{"content":[{"type":"text","text":"it \"broke\""}],"isError":true}`,
 			500, isJSON, `{"error":"it \"broke\""}` + "\n"},
 		{"failure with a _response", `{"content":[{"type":"text","text":"{\"_response\":{\"status\":200}}"}],"isError":true}`,
 			500, isJSON, `{"error":"{\"_response\":{\"status\":200}}"}` + "\n"},
 		{"_response as text", text(`{"_response":{"status":202,"body":"x"}}`), 202, isText, "x"},
-		{"_response in an array", text(`[{"_response":{"status":201}}]`), 200, isJSON, `[{"_response":{"status":201}}]`},
-		{"_response below", object(`{"a":{"_response":{"status":201}}}`), 200, isJSON, `{"a":{"_response":{"status":201}}}`},
+		{"_response in an array", text(`[{"_response":{"status":201}}]`), 200, isJSON,
+			`[{"_response":{"status":201}}]`},
+		{"_response below", object(`{"a":{"_response":{"status":201}}}`), 200, isJSON,
+			`{"a":{"_response":{"status":201}}}`},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			a := d.deliver(t, "m/handleIt", `{"result":`+row.result+`}`)
@@ -94,9 +99,11 @@ func TestWebhookAnswers(t *testing.T) {
 		`5`, `null`, `{"code":200}`,
 		`{"status":"200"}`, `{"status":199}`, `{"status":101}`, `{"status":600}`, `{"status":200.5}`,
 		`{"status":99999999999999999999}`,
-		`{"headers":["a"]}`, `{"headers":{"a":1}}`, `{"headers":{"a":"x\r\nSet-Cookie: y"}}`, `{"headers":{"a":"x\u0001y"}}`,
+		`{"headers":["a"]}`, `{"headers":{"a":1}}`, `{"headers":{"a":"x\r\nSet-Cookie: y"}}`,
+		`{"headers":{"a":"x\u0001y"}}`,
 		`{"headers":{"a":"x\u007f"}}`, `{"headers":{"a b":"x"}}`, `{"headers":{"a:":"x"}}`, `{"headers":{"a\nb":"x"}}`,
-		`{"headers":{"":"x"}}`, `{"headers":{"transfer-encoding":"chunked"}}`, `{"headers":{"content-length":"1"},"body":"xyz"}`,
+		`{"headers":{"":"x"}}`, `{"headers":{"transfer-encoding":"chunked"}}`,
+		`{"headers":{"content-length":"1"},"body":"xyz"}`,
 	} {
 		t.Run(response, func(t *testing.T) {
 			a := d.deliver(t, "m/handleIt", `{"result":`+object(`{"_response":`+response+`}`)+`}`)
@@ -211,11 +218,14 @@ func TestWebhookLog(t *testing.T) {
 		{"malformed", "POST", "m/handleIt", `{"a":"MARK-body"`, shown, 400, "handleIt", 16},
 		{"wrong type", "POST", "m/handleIt", `{"n":"MARK-body"}`, shown, 400, "handleIt", 17},
 		{"failed", "POST", "m/handleResult", failed, shown, 500, "handleResult", len(failed)},
-		{"refused by the module", "POST", "m/handleFault", `{"code":-32602,"message":"MARK-body"}`, shown, 400, "handleFault", 37},
-		{"bad _response", "POST", "m/handleResult", `{"result":{"structuredContent":{"_response":{"MARK-body":1}}}}`, shown,
+		{"refused by the module", "POST", "m/handleFault", `{"code":-32602,"message":"MARK-body"}`, shown, 400,
+			"handleFault", 37},
+		{"bad _response", "POST", "m/handleResult", `{"result":{"structuredContent":{"_response":{"MARK-body":1}}}}`,
+			shown,
 			502, "handleResult", 62},
 		{"crashed", "POST", "m/handleCrash", `{}`, shown, 502, "handleCrash", 2},
-		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`, "X-Hub-Signature-256: sha256=MARK", 401, "handleSigned", 17},
+		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`, "X-Hub-Signature-256: sha256=MARK", 401,
+			"handleSigned", 17},
 		{"bad key", "POST", "m/handleBadKey", `{"a":"MARK-body"}`, "Webhook-Id: x", 503, "handleBadKey", 0},
 	} {
 		t.Run(row.what, func(t *testing.T) {
@@ -288,7 +298,8 @@ func FuzzWebhookOwnAnswer(f *testing.F) {
 			t.Fatalf("%s: %v %+v", s, err, a)
 		}
 		for name := range a.Headers {
-			if got, want := in.Header.Values(name), w.Header().Get(name); len(got) != 1 || got[0] != strings.Trim(want, " \t") {
+			if got, want := in.Header.Values(name),
+				w.Header().Get(name); len(got) != 1 || got[0] != strings.Trim(want, " \t") {
 				t.Fatalf("%s: header %q came as %q", s, name, got)
 			}
 		}

@@ -82,7 +82,8 @@ func TestWebhookBodies(t *testing.T) {
 	deliver(t, "handleAny", "multipart/form-data", `x`, "well-formed", 400)
 	for _, body := range []string{
 		`{}`, `{"n":9007199254740993,"f":1.10,"e":1e400,"z":-0}`, `{"n":123456789012345678901234567890}`,
-		`{"a":1,"A":2,"a ":3}`, `{"a":1,"a":2}`, `{"é":"\u00e9","t":"\ud83d\ude00\u2028"}`, `{"a":null,"":{"__proto__":1}}`,
+		`{"a":1,"A":2,"a ":3}`, `{"a":1,"a":2}`, `{"é":"\u00e9","t":"\ud83d\ude00\u2028"}`,
+		`{"a":null,"":{"__proto__":1}}`,
 	} {
 		deliver(t, "handleAny", isJSON, body, body, 200)
 	}
@@ -363,7 +364,8 @@ func TestWebhookOfLanguages(t *testing.T) {
 			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
 			a := d.deliver(t, "m/handleIt", body)
 			meta := field(json.RawMessage(a.Body), webhookParam)
-			check(t, "arguments", string(canonical(json.RawMessage(without(a.Body, webhookParam)))), `{"n":7,"name":"é"}`)
+			check(t, "arguments", string(canonical(json.RawMessage(without(a.Body, webhookParam)))),
+				`{"n":7,"name":"é"}`)
 			check(t, "rawBody", stringField(meta, "rawBody"), body)
 			check(t, "method", stringField(meta, "method"), "POST")
 			wantAnswer(t, d.send(t, "POST", "any/path", ""), 201, isText, "POST")
@@ -385,7 +387,8 @@ func TestWebhookOfLanguages(t *testing.T) {
 
 // fuzzMethod returns a method with a parameter of every type that a form may fill in.
 func fuzzMethod(f *testing.F) *Method {
-	m, _, err := parseMethod(object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}.encode(), kindExecutable)
+	m, _, err := parseMethod(object{{"name", quote("handleForm")}, {"inputSchema", formSchema}}.encode(),
+		kindExecutable)
 	must(f, err)
 	return m
 }
@@ -398,7 +401,8 @@ func checkParams(t *testing.T, m *Method, list object) {
 	if err := checkJSON(arguments, "it"); err != nil {
 		t.Fatalf("%v: %q", err, arguments)
 	}
-	if bytes.ContainsAny(encodeRequest(json.RawMessage("1"), "tools/call", object{{"arguments", arguments}}.encode()), "\n\r") {
+	if bytes.ContainsAny(encodeRequest(json.RawMessage("1"), "tools/call", object{{"arguments", arguments}}.encode()),
+		"\n\r") {
 		t.Fatalf("not one line: %q", arguments)
 	}
 	var got map[string]any

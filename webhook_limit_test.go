@@ -24,7 +24,8 @@ func TestWebhookLimit(t *testing.T) {
 	long(t)
 	t.Parallel()
 	dir := t.TempDir()
-	writeTools(t, dir+"/slow.usher", fakeTool{Name: "handleHold", Does: "hold"}, fakeTool{Name: "release", Does: "release"})
+	writeTools(t, dir+"/slow.usher", fakeTool{Name: "handleHold", Does: "hold"},
+		fakeTool{Name: "release", Does: "release"})
 	writeTools(t, dir+"/fast.usher", fakeTool{Name: "handleIt"})
 	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-limit", "3")
 	d.awaitReady(t)
@@ -33,7 +34,8 @@ func TestWebhookLimit(t *testing.T) {
 		for range n {
 			go func() { answers <- d.deliver(t, "slow/handleHold", `{}`, shown) }()
 		}
-		d.Log.await(t, "deliveries in flight", nil, func(log string) bool { return strings.Count(log, "fake: began") == total })
+		d.Log.await(t, "deliveries in flight", nil,
+			func(log string) bool { return strings.Count(log, "fake: began") == total })
 	}
 	hold(2, 2)
 	for range 20 {
@@ -150,7 +152,8 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 func TestWebhookStorm(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
-	writeTools(t, dir+"/bad.usher", fakeTool{Name: "handleCrash", Does: "crash"}, fakeTool{Name: "handleNever", Does: "never"})
+	writeTools(t, dir+"/bad.usher", fakeTool{Name: "handleCrash", Does: "crash"},
+		fakeTool{Name: "handleNever", Does: "never"})
 	writeTools(t, dir+"/good.usher", fakeTool{Name: "handleIt"})
 	before := runtime.NumGoroutine()
 	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-timeout", "20s")
@@ -232,7 +235,8 @@ func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 			must(t, err)
 			defer conn.Close()
 			conn.SetDeadline(time.Now().Add(bodyTimeout / 2))
-			fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 1000\r\n\r\n{", row.first, row.headers)
+			fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 1000\r\n\r\n{", row.first,
+				row.headers)
 			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 			must(t, err)
 			check(t, "status", res.StatusCode, row.status)

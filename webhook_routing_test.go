@@ -41,7 +41,8 @@ func TestWebhookRouting(t *testing.T) {
 	d.awaitReady(t)
 	for status, paths := range map[int][]string{
 		200: {
-			"host/handlePush", "host/handle_it", "host/tagged", "inbox", "a/b/c/d.e~f_g-h/1", "elsewhere/else", "tab/path",
+			"host/handlePush", "host/handle_it", "host/tagged", "inbox", "a/b/c/d.e~f_g-h/1", "elsewhere/else",
+			"tab/path",
 			"first", "shell/path", "host/handlePush?x=1", "host%2FhandlePush", "host/handle%50ush",
 		},
 		204: {"sh/handleShell"},
@@ -49,7 +50,8 @@ func TestWebhookRouting(t *testing.T) {
 			"host/Handle", "host/rehandle", "host/quiet", "host/spoken",
 			"host/short",           // it has another path
 			"host/handleElsewhere", // the tag wins over the prefix
-			"second", "host/handleBad", "host/handleDots", "b", "a/b", "a/../b", "host/handleQuery", "host/handleDouble", "a/b/",
+			"second", "host/handleBad", "host/handleDots", "b", "a/b", "a/../b", "host/handleQuery",
+			"host/handleDouble", "a/b/",
 			"host/handleCode",
 			"conf/handleX", "from/config", // not written for usher
 			"sh/other", "host", "host/", "", "host/handlePush/", "host/handlepush", "HOST/handlePush",
@@ -72,23 +74,29 @@ func TestWebhookRouting(t *testing.T) {
 	list := c.ask("tools/list", "").Body
 	check(t, "descriptions that begin with a tag, which only conf may have", strings.Count(list, `"@webhook`), 1)
 	checkOmits(t, "tools/list", list, `\n@webhook`, webhookParam)
-	checkContains(t, "tools/list", list, `"First line.\nLast line."`, `"Write @webhook some/path to make it one."`, `"Takes it too."`)
+	checkContains(t, "tools/list", list, `"First line.\nLast line."`, `"Write @webhook some/path to make it one."`,
+		`"Takes it too."`)
 	a := c.call("host_quiet", `{"_webhook":{},"_Webhook":1,"x":[9007199254740993]}`)
-	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")), `{"x":[9007199254740993]}`)
+	check(t, "the arguments of an MCP client", string(field(a.result(), "structuredContent")),
+		`{"x":[9007199254740993]}`)
 	checkContains(t, "usher modules", modulesOf(t, dir, nil),
-		"/webhook/host/handlePush -H 'Content-Type: application/json'", "/webhook/inbox ", "/webhook/a/b/c/d.e~f_g-h/1 ",
+		"/webhook/host/handlePush -H 'Content-Type: application/json'", "/webhook/inbox ",
+		"/webhook/a/b/c/d.e~f_g-h/1 ",
 		"/webhook/shell/path ", `handleBad: @webhook "with space"`, `handleDots: @webhook "a/../b"`,
-		`handleQuery: @webhook "a?b"`, `handleDouble: @webhook "a//b"`, `handleEnd: @webhook "a/b/"`, `handleCode: @webhook`)
+		`handleQuery: @webhook "a?b"`, `handleDouble: @webhook "a//b"`, `handleEnd: @webhook "a/b/"`,
+		`handleCode: @webhook`)
 }
 
 func TestWebhookConflicts(t *testing.T) {
 	long(t)
 	t.Parallel()
 	dir := t.TempDir()
-	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "handleOnly"}, fakeTool{Name: "plain"})
+	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "handleOnly"},
+		fakeTool{Name: "plain"})
 	writeTools(t, dir+"/q/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "plain"})
 	writeTools(t, dir+"/one.usher", fakeTool{Name: "a", Doc: "@webhook same/path"})
-	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook same/path"}, fakeTool{Name: "c", Doc: "@webhook one/handleZ"})
+	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook same/path"},
+		fakeTool{Name: "c", Doc: "@webhook one/handleZ"})
 	writeTools(t, dir+"/three.usher", fakeTool{Name: "d", Doc: "@webhook three/handleE"}, fakeTool{Name: "handleE"})
 	d := daemonOptions{env: guarded}.start(t, dir)
 	d.awaitReady(t)
@@ -115,12 +123,14 @@ func TestWebhookConflicts(t *testing.T) {
 	}
 	const note = ": its webhook is not served, as several have the path "
 	checkContains(t, "usher modules", modulesOf(t, dir, nil), "note: a"+note+"same/path: one_a, two_b",
-		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ", "/webhook/q-deploy/handleX ")
+		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ",
+		"/webhook/q-deploy/handleX ")
 	checkContains(t, "the log", d.Log.String(), "a webhook is not served", "path=same/path")
 
 	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook other/path"})
 	await(t, "both to be served again", func() bool {
-		return d.deliver(t, "same/path", `{}`, shown).Status == 200 && d.deliver(t, "other/path", `{}`, shown).Status == 200
+		return d.deliver(t, "same/path", `{}`, shown).Status == 200 &&
+			d.deliver(t, "other/path", `{}`, shown).Status == 200
 	})
 }
 
