@@ -207,7 +207,7 @@ func benchEcho(b *testing.B) *Module {
 func BenchmarkWebhookArguments(b *testing.B) {
 	tool := newCatalog([]*Module{module(b, "/w/m.usher:m handleIt")}).View(scopeAll()).Lookup("tools", "m_handleIt")
 	for _, row := range []struct{ name, contentType, body string }{
-		{"JSON", "application/json", `{"id":"evt_1","type":"payment","amount":1250,"data":{"object":{"id":"in_1","paid":true}}}`},
+		{"JSON", "application/json", `{"id":"evt_1","type":"payment","data":{"object":{"id":"in_1","paid":true}}}`},
 		{"form", formType, "id=evt_1&type=payment&amount=1250"},
 	} {
 		b.Run(row.name, func(b *testing.B) {

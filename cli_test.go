@@ -193,8 +193,10 @@ func TestPlainOutput(t *testing.T) {
 	base := t.TempDir()
 	path := base + "/.data/claims.json"
 	write(t, path, `[
-		{"code":"CCCCCC","scopeDir":"/w/ümläut ünd space","expiresAt":"2099-03-01T00:00:00Z","createdAt":1700000000000,"note":{"kept":1}},
-		{"code":"BBBBBB","scopeDir":"/w/\u001b[31mred\n/w/two\tthree","label":"\u001b]0;title\u0007\r\u202eab","expiresAt":"2099-02-01T00:00:00Z"},
+		{"code":"CCCCCC","scopeDir":"/w/ümläut ünd space",
+			"expiresAt":"2099-03-01T00:00:00Z","createdAt":1700000000000,"note":{"kept":1}},
+		{"code":"BBBBBB","scopeDir":"/w/\u001b[31mred\n/w/two\tthree",
+			"label":"\u001b]0;title\u0007\r\u202eab","expiresAt":"2099-02-01T00:00:00Z"},
 		{"code":"AAAAAA","scopeDir":"/w","label":"over","expiresAt":"2020-01-01T00:00:00Z"}]`)
 	out := wantUsher(t, 0, "CCC-CCC   /w/ümläut ünd space ", "claim", "list", "-base", base)
 	isPlain("usher claim list", out)
@@ -620,7 +622,8 @@ func TestPrintedCurl(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	write(t, dir+"/forms.usher.py", `
 from typing import Literal
-def handle_all(text: str, n: int, x: float, yes: bool, some: list, other: dict, kind: Literal["it's", "b"], left: int = 3):
+def handle_all(text: str, n: int, x: float, yes: bool, some: list, other: dict,
+               kind: Literal["it's", "b"], left: int = 3):
     """Takes everything."""
     return kind
 def handle_signed():

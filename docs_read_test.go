@@ -150,8 +150,9 @@ func TestDocsConfigurations(t *testing.T) {
 				dir)
 			text := here.Replace(files[file])
 			if file == "nginx.conf" { // what stands around a server
-				text = "pid DIR/pid; events {} http { access_log off; client_body_temp_path DIR/b; proxy_temp_path DIR/p; " +
-					"fastcgi_temp_path DIR/f; uwsgi_temp_path DIR/u; scgi_temp_path DIR/s;\n" + text + "}"
+				text = "pid DIR/pid; events {} http { access_log off; client_body_temp_path DIR/b; " +
+					"proxy_temp_path DIR/p; fastcgi_temp_path DIR/f; " +
+					"uwsgi_temp_path DIR/u; scgi_temp_path DIR/s;\n" + text + "}"
 			}
 			text = strings.ReplaceAll(text, "DIR", dir)
 			write(t, dir+"/"+file, text)

@@ -88,9 +88,11 @@ var signatureKeys = map[string]string{
 }
 
 // slackBody is the request of Slack's "Verifying requests from Slack".
-const slackBody = "token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow&channel_id=G8PSS9T3V&channel_name=foobar" +
-	"&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands" +
-	"%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"
+const slackBody = "token=xyzz0WbapA4vBCDEFasx0q6G&team_id=T1DC2JH3J&team_domain=testteamnow" +
+	"&channel_id=G8PSS9T3V&channel_name=foobar" +
+	"&user_id=U2CERLKJA&user_name=roadrunner&command=%2Fwebhook-collect&text=" +
+	"&response_url=https%3A%2F%2Fhooks.slack.com%2Fcommands%2FT1DC2JH3J%2F397700885554%2F96rGlfmibIGlgcZRskXaIFfN" +
+	"&trigger_id=398738663015.47445629121.803a0bc887a14d10d2c447fce8b6703c"
 
 func TestSignaturePublishedVectors(t *testing.T) {
 	for _, row := range []struct {
@@ -99,7 +101,8 @@ func TestSignaturePublishedVectors(t *testing.T) {
 		headers      []string
 	}{
 		// GitHub, "Validating webhook deliveries".
-		{"github", "Hello, World!", 0, []string{"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
+		{"github", "Hello, World!", 0, []string{
+			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
 		// Slack, "Verifying requests from Slack".
 		{"slack", slackBody, 1531420618, []string{"X-Slack-Request-Timestamp: 1531420618",
 			"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
@@ -449,7 +452,8 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 	}
 	dir := t.TempDir()
 	writeConfig(t, dir+"/.mcp.json", "c", "fixed tools=env")
-	write(t, dir+"/s.usher.sh", "# Tells.\n# @param {string} name of the variable\nenv() { [ -n \"$(printenv \"$1\")\" ] && echo true || echo false; }\n")
+	write(t, dir+"/s.usher.sh", "# Tells.\n# @param {string} name of the variable\n"+
+		"env() { [ -n \"$(printenv \"$1\")\" ] && echo true || echo false; }\n")
 	writeTools(t, dir+"/x.usher", fakeTool{Name: "handleIt", Doc: "@signature github WH_ONE_SIGNING_SECRET"},
 		fakeTool{Name: "env", Does: "env"})
 	d := daemonOptions{env: env}.start(t, dir)

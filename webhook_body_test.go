@@ -17,7 +17,8 @@ import (
 // formSchema has a parameter of every type that a form may fill in.
 var formSchema = json.RawMessage(`{"type":"object","properties":{
 	"s":{"type":"string"},"i":{"type":"integer"},"f":{"type":"number"},"b":{"type":"boolean"},
-	"list":{"type":"array"},"o":{"type":"object"},"any":{},"sn":{"type":["number","string"]},"ni":{"type":["integer","null"]}}}`)
+	"list":{"type":"array"},"o":{"type":"object"},"any":{},
+	"sn":{"type":["number","string"]},"ni":{"type":["integer","null"]}}}`)
 
 func bodyModule(t *testing.T) string {
 	dir := t.TempDir()
@@ -198,7 +199,8 @@ func TestWebhookMultipart(t *testing.T) {
 		{"a binary file", "handleAny", []part{{"doc", "a.png", "image/png", "\x89PNG\xff"}},
 			`{"doc":{"filename":"a.png","contentType":"image/png","size":5,"base64":"iVBOR/8="}}`, 200},
 		{"files in an array", "handleForm", []part{{"list", "a", "", "A"}, {"list", "b", "", ""}},
-			`{"list":[{"filename":"a","contentType":"","size":1,"text":"A"},{"filename":"b","contentType":"","size":0,"text":""}]}`, 200},
+			`{"list":[{"filename":"a","contentType":"","size":1,"text":"A"},` +
+				`{"filename":"b","contentType":"","size":0,"text":""}]}`, 200},
 		{"a file for an object", "handleForm", []part{{"o", "a", "x/y", "A"}},
 			`{"o":{"filename":"a","contentType":"x/y","size":1,"text":"A"}}`, 200},
 		{"a file for a text", "handleForm", []part{{"s", "a", "", "A"}}, `"s": want a string, got an object`, 400},

@@ -36,7 +36,8 @@ func TestWebhookRouting(t *testing.T) {
 	)
 	writeConfig(t, dir+"/deep/.mcp.json", "conf",
 		fakeTools(t, fakeTool{Name: "handleX"}, fakeTool{Name: "other", Doc: "@webhook from/config"}))
-	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
+	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n"+
+		"# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
 	d := daemonOptions{env: guarded}.start(t, dir)
 	d.awaitReady(t)
 	for status, paths := range map[int][]string{
