@@ -135,8 +135,8 @@ func TestLimits(t *testing.T) {
 	t.Parallel()
 	for name, tt := range limitCases {
 		t.Run(name, func(t *testing.T) {
-			if tt.long && testing.Short() {
-				t.Skip("long")
+			if tt.long {
+				long(t)
 			}
 			inBubble(t, func(t *testing.T, b *bubble) {
 				client := func() *testClient {

@@ -625,6 +625,7 @@ func TestWhatIsInAScope(t *testing.T) {
 }
 
 func TestRequireClaim(t *testing.T) {
+	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	code, revoked := p.code("/proj"), p.code("/proj")

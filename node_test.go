@@ -314,6 +314,7 @@ func TestNodeFailsToLoad(t *testing.T) {
 }
 
 func TestNodeTypeScript(t *testing.T) {
+	long(t)
 	major, minor := nodeTestVersion(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "m.usher.ts")
