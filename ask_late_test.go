@@ -23,12 +23,18 @@ type askedCall struct {
 // callAndBeAsked makes a call that asks the client. The client does not answer the first question, but later ones.
 func callAndBeAsked(t *testing.T, d *testDaemon, c *askClient, mark string, late bool) askedCall {
 	t.Helper()
-	c.answer = askSilent
+	asked := 0
+	c.answer = func(method string, params json.RawMessage) json.RawMessage {
+		asked++
+		if asked == 1 {
+			return nil
+		}
+		return askAnswer("answered")(method, params)
+	}
 	ask := askForms(mark)
 	ask.Late = late
 	id, answer := c.startCall("a_ask", ask)
 	<-c.asked
-	c.answer = askAnswer("answered")
 	return askedCall{id, answer, awaitStep(t, d, "asked", mark)}
 }
 
