@@ -208,7 +208,7 @@ func TestSessionsInMemory(t *testing.T) {
 		return s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()), principal)
 	}
 	used := open("a claim")
-	used.join(&outbox{})
+	used.join(newOutbox(&connection{ctx: t.Context(), write: lineWriter(io.Discard)}, nil))
 	touched := open("a claim")
 	idle := open("a claim")
 	moved := open("a claim")

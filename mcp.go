@@ -11,7 +11,6 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -494,30 +493,13 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	}
 	r.session.subscription = r.id
 	r.session.join(r.out)
-	defer r.session.leave(r.out)
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
-	var subscribing sync.WaitGroup
-	defer subscribing.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // else a module that hangs delays the end
-	meta := object{{metaSubscription, r.session.subscription}}
-	result := object{{"_meta", meta.encode()}}.encode()
-	for {
-		changed, err := r.server.announce(ctx, r.session, r.out, &subscribing)
-		if errors.Is(err, errEnded) {
-			return result, nil // no request can present another claim for this stream
-		}
-		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		case <-r.streams:
-			return result, nil
-		case <-time.After(streamInterval):
-		case <-changed:
-			pauseFor(ctx, coalesce) // more changes are likely to follow
-		}
+	if err := r.server.follow(ctx, r.session, r.out, r.streams); err != nil {
+		return nil, err
 	}
+	meta := object{{metaSubscription, r.id}}
+	return object{{"_meta", meta.encode()}}.encode(), nil
 }
 
 // scope returns what a session may reach now.

@@ -24,9 +24,6 @@ const (
 	keepAlive      = 15 * time.Second // between comments on a silent stream
 	reconnectDelay = 1 * time.Second  // how long a client should wait before it resumes a stream
 	replayLife     = 2 * time.Minute  // how long a stream can be resumed after its connection has ended
-
-	streamInterval = 2 * time.Second        // between checks of the claim behind an open stream
-	coalesce       = 300 * time.Millisecond // changes within this time make one list_changed
 )
 
 // frame is what one write to a client contains. With an id but no message, it tells the
@@ -44,13 +41,9 @@ type connection struct {
 	ctx   context.Context   // ends with the connection
 	write func(frame) error // nil if the client accepts no stream
 
-	// end is called when nothing more is written to a stream. Callers that set end must also
-	// call writeLoop. Otherwise starting the stream starts a goroutine that does.
-	end func()
-
 	// For a stream:
 	wake chan struct{} // 1-buffered: there is more to write, or nothing will follow
-	done chan struct{} // closed when that goroutine has finished writing; nil without one
+	done chan struct{} // closed when nothing more is written
 }
 
 // outbox contains the messages to one client, in order. If the client accepts a stream, the
@@ -127,14 +120,16 @@ func (o *outbox) startLocked() bool {
 		}
 	}
 	o.queueLocked(frame{})
-	o.conn.wake = make(chan struct{}, 1)
-	if o.conn.end == nil {
-		done := make(chan struct{})
-		o.conn.done = done
-		o.conn.end = func() { close(done) }
-		go o.writeLoop(o.conn, nil)
-	}
+	o.connectLocked(o.conn)
 	return true
+}
+
+// connectLocked makes conn the stream's connection, and starts writing to it.
+func (o *outbox) connectLocked(conn *connection) {
+	o.conn = conn
+	conn.wake = make(chan struct{}, 1)
+	conn.done = make(chan struct{})
+	go o.writeLoop(conn)
 }
 
 func (o *outbox) sendLocked(msg []byte) (f frame, sent bool) {
@@ -161,16 +156,12 @@ func (o *outbox) queueLocked(frames ...frame) {
 }
 
 // writeLoop writes queued messages to a connection until the outbox or the connection ends,
-// or the outbox has another connection. If look is not nil, writeLoop calls it every
-// streamInterval, and soon after the channel that look returned is closed.
-func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{})) {
-	defer conn.end()
+// or the outbox has another connection.
+func (o *outbox) writeLoop(conn *connection) {
+	defer close(conn.done)
 	defer o.disconnect(conn)
 	silent := time.NewTicker(keepAlive)
 	defer silent.Stop()
-	next := time.NewTimer(0)
-	defer next.Stop()
-	var changed <-chan struct{}
 	for {
 		var err error
 		f, over := o.next(conn)
@@ -186,14 +177,6 @@ func (o *outbox) writeLoop(conn *connection, look func() (changed <-chan struct{
 			case <-conn.wake:
 			case <-silent.C:
 				err = conn.write(frame{})
-			case <-changed:
-				changed = nil
-				next.Reset(coalesce)
-			case <-next.C:
-				if look != nil {
-					changed = look()
-					next.Reset(streamInterval)
-				}
 			}
 		}
 		if err != nil {
@@ -238,8 +221,7 @@ func (o *outbox) disconnectLocked(conn *connection) {
 }
 
 // resume switches the outbox to conn and replays the messages after n. It returns false if
-// some are no longer buffered, or if the client has lost access. The caller must then call
-// writeLoop.
+// some are no longer buffered, or if the client has lost access.
 func (o *outbox) resume(conn *connection, n int) bool {
 	if !o.kept.authorized() {
 		return false
@@ -252,8 +234,7 @@ func (o *outbox) resume(conn *connection, n int) bool {
 	}
 	o.disconnectLocked(o.conn)
 	o.kept.forgetting.Stop()
-	o.conn = conn
-	conn.wake = make(chan struct{}, 1)
+	o.connectLocked(conn)
 	o.queueLocked(append(missed, frame{})...)
 	return true
 }

@@ -115,12 +115,12 @@ func (s *Session) wants(method string, params json.RawMessage) bool {
 	return severity < 0 || severity >= slices.Index(logLevels, lowest)
 }
 
-// join adds a notification stream. It returns false if the session has too many or has
-// ended.
+// join begins a notification stream. It returns false if the session has too many or has
+// ended, or the client has gone.
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.streams) >= maxStreams || s.ended {
+	if len(s.streams) >= maxStreams || s.ended || !out.send(nil) {
 		return false
 	}
 	s.streams = append(s.streams, out)
@@ -271,17 +271,50 @@ func (t *sessionTable) end(token *sessionToken) {
 	}
 }
 
+const (
+	streamInterval = 2 * time.Second        // between checks of the claim behind an open stream
+	coalesce       = 300 * time.Millisecond // changes within this time make one list_changed
+)
+
+// follow notifies a session of changes on out, a stream that has joined it and leaves at
+// the end. It returns when end is closed, or a client without sessions has lost its claim.
+// If ctx ends earlier, follow returns the cause.
+func (s *Server) follow(
+	ctx context.Context, session *Session, out *outbox, end <-chan struct{},
+) error {
+	defer session.leave(out)
+	var subscribing sync.WaitGroup
+	defer subscribing.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // else a module that hangs delays the end
+	for {
+		changed := s.modules.Changed()
+		err := s.announce(ctx, session, out, &subscribing)
+		if errors.Is(err, errEnded) && session.era == withoutSessions {
+			return nil // no request can present another claim for this stream
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-end:
+			return nil
+		case <-time.After(streamInterval):
+		case <-changed:
+			pauseFor(ctx, coalesce) // more changes are likely to follow
+		}
+	}
+}
+
 // announce notifies a session, on its stream out, of the lists in its view that have
-// changed, and renews its subscriptions. It must be called again when changed is closed,
-// and regularly. It asks modules in a goroutine that the caller must wait for with
-// subscribing, and that ends with ctx. The error is that of the session's scope.
+// changed, and renews its subscriptions. It asks modules in a goroutine that the caller
+// must wait for with subscribing, and that ends with ctx. The error is that of the
+// session's scope.
 func (s *Server) announce(
 	ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup,
-) (<-chan struct{}, error) {
-	changed := s.modules.Changed()
+) error {
 	scope, err := s.scope(session)
 	if err != nil && !errors.Is(err, errEnded) || session.primary() != out {
-		return changed, err // nothing is known to have changed, or another stream announces it
+		return err // nothing is known to have changed, or another stream announces it
 	}
 	view := s.modules.View(scope)
 	for _, list := range session.unseenChanges(view, s.started) {
@@ -294,7 +327,7 @@ func (s *Server) announce(
 			s.renewSubscriptions(ctx, session)
 		})
 	}
-	return changed, err
+	return err
 }
 
 // renewSubscriptions renews a session's subscriptions. The caller holds

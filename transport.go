@@ -338,43 +338,28 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	conn := &connection{ctx: ctx, write: sseWriter(w), end: cancel}
+	conn := &connection{ctx: ctx, write: sseWriter(w)}
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from.principal, conn)
+		s.serveSSE(r.URL.Path, from.principal, conn, cancel)
 		return nil
 	}
-	session, out, err := s.openStream(r, from, conn)
+	session, err := s.openSession(from)
 	if err != nil {
 		return err
 	}
-	if out.begun { // with the answer to a request
-		out.writeLoop(conn, nil)
-		return nil
-	}
-	return s.serveNotices(session, out, conn)
-}
-
-// openStream returns the outbox for a GET: the interrupted answer to a request, or one
-// for the notifications of the session.
-func (s *Server) openStream(
-	r *http.Request, from admission, conn *connection,
-) (*Session, *outbox, error) {
-	session, err := s.openSession(from)
-	if err != nil {
-		return nil, nil, err
-	}
 	stream, n := parseEventID(r.Header.Get(eventHeader))
 	broken := s.replay.find(session.token.ID, stream)
-	if !strings.HasPrefix(stream, answerStream) {
-		missed, _ := s.replay.after(broken, n)
-		kept := s.newKeptStream(noticeStream, session)
-		return session, newOutbox(conn, kept, missed...), nil
+	if strings.HasPrefix(stream, answerStream) {
+		if broken == nil || !broken.resume(conn, n) {
+			return httpErrorf(http.StatusGone,
+				"this stream can no longer be resumed: send the request again")
+		}
+		<-conn.done
+		return nil
 	}
-	if broken == nil || !broken.resume(conn, n) {
-		return nil, nil, httpErrorf(http.StatusGone,
-			"this stream can no longer be resumed: send the request again")
-	}
-	return session, broken, nil
+	missed, _ := s.replay.after(broken, n)
+	kept := s.newKeptStream(noticeStream, session)
+	return s.serveNotices(session, newOutbox(conn, kept, missed...), conn)
 }
 
 // serveNotices serves a session's notification stream until the connection or the outbox
@@ -383,16 +368,11 @@ func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) e
 	if !session.join(out) {
 		return errManyStreams
 	}
-	defer session.leave(out)
-	if !out.send(nil) {
-		return nil
-	}
-	var subscribing sync.WaitGroup
-	defer subscribing.Wait()
-	out.writeLoop(conn, func() <-chan struct{} {
-		changed, _ := s.announce(conn.ctx, session, out, &subscribing)
-		return changed
-	})
+	defer func() {
+		out.end()
+		<-conn.done
+	}()
+	_ = s.follow(conn.ctx, session, out, conn.done)
 	return nil
 }
 
@@ -421,6 +401,7 @@ type duplex struct {
 	server  *Server
 	session *Session
 	conn    *connection
+	cancel  context.CancelFunc // of the connection
 	out     *outbox
 	ending  chan struct{} // closed with the client's input: streams end
 
@@ -432,12 +413,13 @@ type duplex struct {
 // duplexTimeout is how long requests in progress may take once the input has ended.
 const duplexTimeout = 30 * time.Second
 
-func (s *Server) newDuplex(session *Session, conn *connection) *duplex {
+func (s *Server) newDuplex(session *Session, conn *connection, cancel context.CancelFunc) *duplex {
 	session.profile.Store(&clientProfile{protocol: oldestProtocol})
 	d := &duplex{
 		server:  s,
 		session: session,
 		conn:    conn,
+		cancel:  cancel,
 		out:     newOutbox(conn, nil),
 		ending:  make(chan struct{}),
 	}
@@ -451,7 +433,7 @@ func (s *Server) newDuplex(session *Session, conn *connection) *duplex {
 func (d *duplex) serve(input <-chan error) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
-		defer d.conn.end()
+		defer d.cancel()
 		defer catch(d.server.log, new(error))
 		_ = d.server.serveNotices(d.session, d.out, d.conn) // its only error is for HTTP
 	})
@@ -464,7 +446,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	d.mu.Unlock()
 	d.session.asked.fail()
 	close(d.ending)
-	defer time.AfterFunc(duplexTimeout, d.conn.end).Stop()
+	defer time.AfterFunc(duplexTimeout, d.cancel).Stop()
 	d.requests.Wait()
 	d.out.end()
 	writing.Wait()
@@ -516,12 +498,12 @@ func (d *duplex) begin(msg *Message) (err error) {
 }
 
 // serveSSE serves the stream of a new HTTP+SSE session.
-func (s *Server) serveSSE(path string, p Principal, conn *connection) {
+func (s *Server) serveSSE(path string, p Principal, conn *connection, cancel context.CancelFunc) {
 	token, id := s.gate.Create(sseProtocol, 0, p)
 	session := s.sessions.open(token, p.Key())
 	defer s.modules.EndAffinity(token.ID)
 	defer s.sessions.end(token) // else the table keeps the stream in memory
-	d := s.newDuplex(session, conn)
+	d := s.newDuplex(session, conn, cancel)
 	session.duplex.Store(d)
 	// The address is relative, as usher does not know the path that a proxy adds.
 	_ = conn.write(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)})
@@ -552,7 +534,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.stopped = ctx
 	s := newServer(c)
 	session := newSession(&sessionToken{ID: "stdio", Issued: s.started})
-	d := s.newDuplex(session, &connection{ctx: ctx, write: lineWriter(out), end: cancel})
+	d := s.newDuplex(session, &connection{ctx: ctx, write: lineWriter(out)}, cancel)
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input)
