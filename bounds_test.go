@@ -229,7 +229,7 @@ func TestSessionsInMemory(t *testing.T) {
 		check(t, name+" is kept", s.live[session.token.ID] == session, true)
 	}
 	check(t, "the session that was idle for longest is kept", s.live[idle.token.ID] != nil, false)
-	check(t, "sessions of the principal", s.own["a claim"].Len(), maxSessionsOf)
+	check(t, "sessions of the principal", len(s.own["a claim"]), maxSessionsOf)
 	for _, session := range s.live {
 		s.end(session.token)
 	}

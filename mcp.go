@@ -103,7 +103,7 @@ type request struct {
 	session *Session
 	calls   *inflight[context.CancelCauseFunc] // where the client can cancel the request
 	out     *outbox                            // to the client
-	streams <-chan struct{}                    // closed when the client's streams must end
+	streams context.Context                    // ends when the client's streams must end
 	header  http.Header                        // of a stateless POST, else nil; must agree with params
 	id      json.RawMessage
 	name    string    // of the method
@@ -121,7 +121,7 @@ func (s *Server) newRequest(session *Session, out *outbox, msg *Message, params 
 		session: session,
 		calls:   &session.calls,
 		out:     out,
-		streams: s.stopping.Done(),
+		streams: s.stopping,
 		id:      msg.ID,
 		name:    msg.Method,
 		method:  mcpMethods[msg.Method],
@@ -495,7 +495,7 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	r.session.join(r.out)
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
-	if err := r.server.follow(ctx, r.session, r.out, r.streams); err != nil {
+	if err := r.server.follow(ctx, r.session, r.out, r.streams.Done()); err != nil {
 		return nil, err
 	}
 	meta := object{{metaSubscription, r.id}}

@@ -5,7 +5,6 @@
 package main
 
 import (
-	"container/list"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,9 +28,7 @@ type Session struct {
 	profile      atomic.Pointer[clientProfile] // the value is never changed
 	duplex       atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
 
-	// Guarded by sessionTable.mu.
-	principal string        // that the session counts for
-	place     *list.Element // in the list of that principal
+	principal string // that the session counts for; guarded by sessionTable.mu
 
 	mu       sync.Mutex
 	streams  []*outbox         // open notification streams, oldest first
@@ -202,69 +199,53 @@ func (s *Session) end() {
 type sessionTable struct {
 	mu   sync.Mutex
 	live map[string]*Session   // by token ID
-	own  map[string]*list.List // of *Session, by principal; most recently used last
+	own  map[string][]*Session // by principal; most recently used last
 }
 
 func newSessionTable() *sessionTable {
-	return &sessionTable{live: make(map[string]*Session), own: make(map[string]*list.List)}
+	return &sessionTable{live: make(map[string]*Session), own: make(map[string][]*Session)}
 }
 
 // open returns the session of a token, which is used by a principal now.
 func (t *sessionTable) open(token *sessionToken, principal string) *Session {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.live[token.ID]
+	s := t.removeLocked(token)
 	if s == nil {
 		s = newSession(token)
-	} else {
-		t.removeLocked(s)
-	}
-	own := t.own[principal]
-	if own == nil {
-		own = list.New()
-		t.own[principal] = own
 	}
 	s.principal = principal
-	s.place = own.PushBack(s)
 	t.live[token.ID] = s
-	t.forgetLocked(own)
+	own := append(t.own[principal], s)
+	t.own[principal] = own
+	if len(own) > maxSessionsOf {
+		idle := slices.IndexFunc(own[:maxSessionsOf], func(s *Session) bool { return !s.busy() })
+		if idle >= 0 {
+			t.removeLocked(own[idle].token)
+		}
+	}
 	return s
 }
 
-// forgetLocked forgets idle sessions of a principal that has too many. It looks at a few
-// only: busy sessions become the most recently used, so later calls find idle ones.
-func (t *sessionTable) forgetLocked(own *list.List) {
-	const most = 16
-	for range most {
-		if own.Len() <= maxSessionsOf {
-			return
-		}
-		oldest := own.Front().Value.(*Session)
-		if oldest.busy() {
-			own.MoveToBack(oldest.place)
-		} else {
-			t.removeLocked(oldest)
-		}
+// removeLocked removes a token's session and returns it, or nil if there is none.
+func (t *sessionTable) removeLocked(token *sessionToken) *Session {
+	s := t.live[token.ID]
+	if s == nil {
+		return nil
 	}
-}
-
-// removeLocked removes a session that is in the table.
-func (t *sessionTable) removeLocked(s *Session) {
-	delete(t.live, s.token.ID)
-	own := t.own[s.principal]
-	own.Remove(s.place)
-	if own.Len() == 0 {
+	delete(t.live, token.ID)
+	own := slices.DeleteFunc(t.own[s.principal], func(other *Session) bool { return other == s })
+	t.own[s.principal] = own
+	if len(own) == 0 {
 		delete(t.own, s.principal)
 	}
+	return s
 }
 
 // end removes a session that has ended, and ends what is in progress in it.
 func (t *sessionTable) end(token *sessionToken) {
 	t.mu.Lock()
-	s := t.live[token.ID]
-	if s != nil {
-		t.removeLocked(s)
-	}
+	s := t.removeLocked(token)
 	t.mu.Unlock()
 	if s != nil {
 		s.end()

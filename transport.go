@@ -403,27 +403,31 @@ type duplex struct {
 	conn    *connection
 	cancel  context.CancelFunc // of the connection
 	out     *outbox
-	ending  chan struct{} // closed with the client's input: streams end
+	open    context.Context // ends with the client's input, and with it streams
+	close   context.CancelFunc
 
-	mu       sync.Mutex
-	closed   bool           // no more messages are received
+	mu       sync.Mutex     // locked to begin a request, or to close
 	requests sync.WaitGroup // being answered
 }
 
 // duplexTimeout is how long requests in progress may take once the input has ended.
 const duplexTimeout = 30 * time.Second
 
-func (s *Server) newDuplex(session *Session, conn *connection, cancel context.CancelFunc) *duplex {
+// newDuplex returns a connection on which a session's client is sent first, if anything,
+// before all messages.
+func (s *Server) newDuplex(
+	session *Session, conn *connection, cancel context.CancelFunc, first ...frame,
+) *duplex {
 	session.profile.Store(&clientProfile{protocol: oldestProtocol})
 	d := &duplex{
 		server:  s,
 		session: session,
 		conn:    conn,
 		cancel:  cancel,
-		out:     newOutbox(conn, nil),
-		ending:  make(chan struct{}),
+		out:     newOutbox(conn, nil, first...),
 	}
 	d.out.limit = maxDuplexOutbox
+	d.open, d.close = context.WithCancel(context.Background())
 	return d
 }
 
@@ -442,10 +446,9 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	case <-d.conn.ctx.Done():
 	}
 	d.mu.Lock()
-	d.closed = true
+	d.close()
 	d.mu.Unlock()
 	d.session.asked.fail()
-	close(d.ending)
 	defer time.AfterFunc(duplexTimeout, d.cancel).Stop()
 	d.requests.Wait()
 	d.out.end()
@@ -458,7 +461,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 func (d *duplex) receive(body []byte) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	if d.open.Err() != nil {
 		return false
 	}
 	msg, err := parseMessage(body)
@@ -485,7 +488,7 @@ func (d *duplex) begin(msg *Message) (err error) {
 	}
 	r := d.server.newRequest(session, d.out, msg, params)
 	r.calls = &d.session.calls
-	r.streams = d.ending
+	r.streams = d.open
 	ctx, err := r.begin(d.conn.ctx)
 	if err != nil {
 		return err
@@ -503,10 +506,10 @@ func (s *Server) serveSSE(path string, p Principal, conn *connection, cancel con
 	session := s.sessions.open(token, p.Key())
 	defer s.modules.EndAffinity(token.ID)
 	defer s.sessions.end(token) // else the table keeps the stream in memory
-	d := s.newDuplex(session, conn, cancel)
-	session.duplex.Store(d)
 	// The address is relative, as usher does not know the path that a proxy adds.
-	_ = conn.write(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)})
+	endpoint := frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)}
+	d := s.newDuplex(session, conn, cancel, endpoint)
+	session.duplex.Store(d)
 	_ = d.serve(nil) // there is no input but the POSTs
 }
 
