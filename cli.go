@@ -1,5 +1,5 @@
-// The command line: one table of commands, which dispatch and help both read, a function
-// for each command, and what it prints.
+// The command line: the table of commands, a function for each command, and what it
+// prints.
 //
 // The exit status is 0 for success, 1 for a failure, 2 for a mistake on the command line.
 
@@ -25,14 +25,11 @@ import (
 	"time"
 )
 
-// command is an entry of the table. Its help text is help/NAME.txt.
+// command is an entry of the table. Its manual is help/NAME.txt, which begins with the
+// usage line.
 type command struct {
-	name    string
-	args    string // as the usage line shows them
-	least   int    // arguments, not counting flags
-	most    int
-	summary string
-	setup   func(a *app, fs *flag.FlagSet) runFunc
+	least, most int // arguments, not counting flags
+	setup       func(a *app, fs *flag.FlagSet) runFunc
 }
 
 // runFunc runs a command once its flags are parsed.
@@ -40,133 +37,51 @@ type runFunc func(ctx context.Context, args []string) error
 
 const anyNumber = math.MaxInt
 
-var commands = []command{
-	{
-		name:    "serve",
-		args:    "[flags] [DIR…]",
-		most:    anyNumber,
-		summary: "host the modules under each DIR for MCP clients, over HTTP",
-		setup:   setupServe,
-	},
-	{
-		name:    "stdio",
-		args:    "[flags] [DIR…]",
-		most:    anyNumber,
-		summary: "host modules for the client that starts it, on stdin and stdout",
-		setup:   setupStdio,
-	},
-	{
-		name:    "claim",
-		args:    "[flags] | list [-json] | revoke CODE…",
-		most:    anyNumber,
-		summary: "create, list and revoke codes that let a client see one folder",
-		setup:   setupClaim,
-	},
-	{
-		name:    "modules",
-		args:    "[-json] [-scope DIR | -claim CODE] [DIR…]",
-		most:    anyNumber,
-		summary: "show the modules, their tools, and why files are not hosted",
-		setup:   setupModules,
-	},
-	{
-		name:    "call",
-		args:    "[flags] MODULE METHOD [JSON]",
-		least:   2,
-		most:    3,
-		summary: "call one method from the shell",
-		setup:   setupCall,
-	},
-	{
-		name:    "new",
-		args:    "FILE",
-		least:   1,
-		most:    1,
-		summary: "write a starter module",
-		setup:   setupNew,
-	},
-	{
-		name:    "completion",
-		args:    "SHELL",
-		least:   1,
-		most:    1,
-		summary: "print the completion script for bash, zsh or fish",
-		setup:   setupCompletion,
-	},
-	{
-		name:    "version",
-		summary: "print the version, the commit and the version of Go",
-		setup:   setupVersion,
-	},
-}
-
-// claimAliases are words that people type for parts of usher claim.
-var claimAliases = map[string]string{
-	"list":   "claim list",
-	"ls":     "claim list",
-	"revoke": "claim revoke",
-	"rm":     "claim revoke",
-	"delete": "claim revoke",
+var commands = map[string]command{
+	"serve":      {0, anyNumber, setupServe},
+	"stdio":      {0, anyNumber, setupStdio},
+	"claim":      {0, anyNumber, setupClaim},
+	"modules":    {0, anyNumber, setupModules},
+	"call":       {2, 3, setupCall},
+	"new":        {1, 1, setupNew},
+	"completion": {1, 1, setupCompletion},
+	"version":    {0, 0, setupVersion},
 }
 
 //go:embed help
 var helpTexts embed.FS
 
-// run runs the command that args name and returns the exit status.
-func (a *app) run(ctx context.Context, args []string) int {
-	words := sortedKeys(claimAliases)
-	for _, c := range commands {
-		words = append(words, c.name)
-	}
-	if len(args) == 0 {
-		printOverview(a.stderr)
-		return 2
-	}
-	if strings.HasPrefix(args[0], "-") { // flags may precede the command
-		i := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(words, arg) })
-		if i > 0 {
-			args = slices.Concat(args[i:i+1], args[:i], args[i+1:])
-		}
-	}
-	switch args[0] {
-	case "help", "-h", "-help", "--help":
-		if len(args) == 1 {
-			printOverview(a.stdout)
-			return 0
-		}
-		args = []string{args[1], "-h"}
-	case "-v", "-version", "--version":
-		args = []string{"version"}
-	}
-	for _, c := range commands {
-		if c.name == args[0] {
-			return a.runCommand(ctx, c, args[1:])
-		}
-	}
-	meant := didYouMean(args[0], words, claimAliases)
-	a.warnf("unknown command %q%s (usher help lists them)", args[0], meant)
-	return 2
+// helpText returns the text of a file in the folder help, "" if there is none.
+func helpText(name string) string {
+	text, _ := helpTexts.ReadFile("help/" + name)
+	return string(text)
 }
 
-// runCommand parses the flags of a command, runs it, prints its error, and returns the
-// exit status.
-func (a *app) runCommand(ctx context.Context, c command, args []string) int {
-	fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
-	do := c.setup(a, fs)
-	args, err := parseFlags(fs, args)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		a.printHelp(c, fs)
-		err = nil
-	case err != nil:
-		err = usageError{err}
-	case len(args) < c.least:
-		err = usageErrorf("want %s", c.args)
-	case len(args) > c.most:
-		err = usageErrorf("unexpected argument %q", args[c.most])
-	default:
-		err = do(ctx, args)
+// run runs the command that args name and returns the exit status.
+func (a *app) run(ctx context.Context, args []string) int {
+	if len(args) == 0 {
+		fmt.Fprint(a.stderr, helpText("overview.txt"))
+		return 2
 	}
+	name := args[0]
+	args = args[1:]
+	switch name {
+	case "help", "-h", "-help", "--help":
+		if len(args) == 0 {
+			a.printf("%s", helpText("overview.txt"))
+			return 0
+		}
+		name = args[0]
+		args = []string{"-h"}
+	case "-v", "-version", "--version":
+		name = "version"
+	}
+	c, ok := commands[name]
+	if !ok {
+		a.warnf("unknown command %q (usher help lists them)", name)
+		return 2
+	}
+	err := a.runCommand(ctx, name, c, args)
 	if err == nil && a.stdout.err != nil {
 		err = fmt.Errorf("writing the output: %w", a.stdout.err)
 	}
@@ -176,123 +91,57 @@ func (a *app) runCommand(ctx context.Context, c command, args []string) int {
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
-	a.warnf("%s: %s", c.name, sanitize(strings.ReplaceAll(err.Error(), "\n", "; ")))
+	a.warnf("%s: %s", name, sanitize(strings.ReplaceAll(err.Error(), "\n", "; ")))
 	if _, ok := errors.AsType[usageError](err); !ok {
 		return 1
 	}
-	fmt.Fprintf(a.stderr, "usage: %s\nSee usher help %s.\n", c.usage(), c.name)
+	usage, _, _ := strings.Cut(helpText(name+".txt"), "\n")
+	fmt.Fprintf(a.stderr, "%s\nSee usher help %s.\n", usage, name)
 	return 2
 }
 
-// usage returns the usage line of a command.
-func (c command) usage() string { return strings.TrimSpace("usher " + c.name + " " + c.args) }
+// runCommand parses the flags of a command and runs it, or prints its manual.
+func (a *app) runCommand(ctx context.Context, name string, c command, args []string) error {
+	fs := flag.NewFlagSet(name, flag.ContinueOnError)
+	do := c.setup(a, fs)
+	args, err := parseFlags(fs, args)
+	switch {
+	case errors.Is(err, flag.ErrHelp): // the manual has the flags before the examples
+		text, examples, _ := strings.Cut(helpText(name+".txt"), "For example:")
+		a.printf("%s", text)
+		fs.SetOutput(a.stdout)
+		fs.PrintDefaults()
+		a.printf("\nFor example:%s", examples)
+		return nil
+	case err != nil:
+		const want = "want true or false, a number, or a duration with its unit, such as 5m"
+		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
+	case len(args) < c.least:
+		return usageErrorf("arguments are missing")
+	case len(args) > c.most:
+		return usageErrorf("unexpected argument %q", args[c.most])
+	}
+	return do(ctx, args)
+}
 
 // parseFlags parses flags before, between and after the arguments, and returns the
-// arguments. After "--" there are no flags. (FlagSet.Parse stops at the first argument,
-// and its errors don't say what is wrong with a number.)
+// arguments. After "--" there are no flags.
 func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
+	fs.SetOutput(io.Discard)
 	for len(args) > 0 {
-		arg := args[0]
-		args = args[1:]
-		if arg == "--" {
-			return append(rest, args...), nil
+		if err := fs.Parse(args); err != nil {
+			return nil, err
 		}
-		name, isFlag := strings.CutPrefix(arg, "-")
-		if !isFlag || name == "" {
-			rest = append(rest, arg)
-			continue
+		left := fs.Args()
+		parsed := len(args) - len(left)
+		if parsed > 0 && args[parsed-1] == "--" {
+			return append(rest, left...), nil
 		}
-		name, value, hasValue := strings.Cut(strings.TrimPrefix(name, "-"), "=")
-		f := fs.Lookup(name)
-		if f == nil {
-			return nil, unknownFlag(fs, name)
-		}
-		boolean, ok := f.Value.(interface{ IsBoolFlag() bool })
-		switch {
-		case hasValue:
-		case ok && boolean.IsBoolFlag():
-			value = "true"
-		case len(args) == 0:
-			return nil, fmt.Errorf("flag needs an argument: -%s", name)
-		default:
-			value = args[0]
-			args = args[1:]
-		}
-		if err := fs.Set(name, value); err != nil {
-			if _, ok := f.Value.(flag.Getter); ok { // of package flag, whose error is "parse error"
-				err = errors.New("want a number, for a duration with its unit, such as 5m")
-			}
-			return nil, fmt.Errorf("-%s %q: %w", name, value, err)
-		}
+		n := min(len(left), 1) // Parse stops at an argument
+		rest = append(rest, left[:n]...)
+		args = left[n:]
 	}
 	return rest, nil
-}
-
-// unknownFlag returns the error for a flag that fs lacks: flag.ErrHelp for -h.
-func unknownFlag(fs *flag.FlagSet, name string) error {
-	if name == "h" || name == "help" {
-		return flag.ErrHelp
-	}
-	var names []string
-	fs.VisitAll(func(f *flag.Flag) { names = append(names, "-"+f.Name) })
-	meant := didYouMean("-"+name, names, map[string]string{"-port": "-addr 127.0.0.1:3001"})
-	return fmt.Errorf("unknown flag -%s%s", name, meant)
-}
-
-// didYouMean returns the end of an error about a mistyped word: the word or alias that was
-// probably meant. An alias is a word to say for another one.
-func didYouMean(typed string, words []string, aliases map[string]string) string {
-	best := ""
-	fewest := len(typed)/3 + 2
-	for _, word := range append(sortedKeys(aliases), words...) {
-		if n := distance(typed, word); n < fewest {
-			fewest = n
-			best = word
-		}
-	}
-	if best == "" {
-		return ""
-	}
-	return ": did you mean " + sanitize(cmp.Or(aliases[best], best)) + "?"
-}
-
-// distance counts the letters to retype to change one word into another: those between
-// their common prefix and their common suffix.
-func distance(a, b string) int {
-	for a != "" && b != "" && a[0] == b[0] {
-		a = a[1:]
-		b = b[1:]
-	}
-	for a != "" && b != "" && a[len(a)-1] == b[len(b)-1] {
-		a = a[:len(a)-1]
-		b = b[:len(b)-1]
-	}
-	return max(len(a), len(b))
-}
-
-// printOverview prints the list of commands.
-func printOverview(w io.Writer) {
-	fmt.Fprint(w, "Usher hosts the modules of a workspace as MCP tools.\n\n"+
-		"usage: usher COMMAND [flags] [arguments]\n\n")
-	t := newTable(w)
-	for _, c := range commands {
-		fmt.Fprintf(t, "  %s\t%s\n", c.name, c.summary)
-	}
-	t.Flush()
-	text, _ := helpTexts.ReadFile("help/overview.txt")
-	fmt.Fprintf(w, "\n%s", text)
-}
-
-// printHelp prints the manual of a command: its help text, with the flags before the
-// examples.
-func (a *app) printHelp(c command, fs *flag.FlagSet) {
-	text, _ := helpTexts.ReadFile("help/" + c.name + ".txt")
-	about, examples, _ := strings.Cut(string(text), "For example:\n")
-	summary := strings.ToUpper(c.summary[:1]) + c.summary[1:]
-	a.printf("usage: %s\n\n%s.\n\n%s", c.usage(), summary, about)
-	fs.SetOutput(a.stdout)
-	fs.PrintDefaults()
-	a.printf("\nFor example:\n%s", examples)
 }
 
 func setupVersion(a *app, _ *flag.FlagSet) runFunc {
@@ -526,7 +375,7 @@ func (a *app) printModules(list []moduleLine) {
 func (a *app) printModule(m moduleLine) {
 	title := sanitize(m.Path)
 	if name := cmp.Or(m.Label, m.Name); name != "" {
-		title = fmt.Sprintf("%s (%s)  %s", a.paint(bold, sanitize(name)), m.Kind, title)
+		title = fmt.Sprintf("%s (%s)  %s", sanitize(name), m.Kind, title)
 	}
 	a.printf("%s\n", title)
 	a.printNote("", m.About)
@@ -548,7 +397,7 @@ func (a *app) printModule(m moduleLine) {
 	if m.Hosted {
 		what = "its newest version is not hosted"
 	}
-	a.printNote(a.paint(red, what)+": ", m.Error)
+	a.printNote(what+": ", m.Error)
 }
 
 // printNote prints a text below a module, if there is one.
@@ -609,7 +458,7 @@ func findMethod(view *View, label, method string) (*Item, error) {
 			}
 			names = append(names, tool.Method.Name)
 		}
-		hint = cmp.Or(didYouMean(method, names, nil), ": it has "+strings.Join(names, ", "))
+		hint = ": it has " + strings.Join(names, ", ")
 		if len(names) == 0 {
 			hint = ": " + strings.Join(m.Problems, "; ")
 		}
@@ -627,7 +476,7 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 	known := sortedKeys(objectIn(schema, "properties"))
 	for _, f := range arguments {
 		if len(known) > 0 && schema["additionalProperties"] == nil && !slices.Contains(known, f.key) {
-			a.warnf("call: the method has no parameter %q%s", f.key, didYouMean(f.key, known, nil))
+			a.warnf("call: the method has no parameter %q: it has %s", f.key, strings.Join(known, ", "))
 		}
 	}
 	notify := func(_ string, params json.RawMessage) {
@@ -680,8 +529,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
-		meant := cmp.Or(didYouMean(args[0], nil, claimAliases), ": did you mean -scope "+args[0]+"?")
-		return usageErrorf("want no argument, list, or revoke CODE…, not %q%s", args[0], meant)
+		return usageErrorf("want no argument, list, or revoke CODE…, not %q: use -scope to name a folder", args[0])
 	}
 }
 
@@ -729,7 +577,7 @@ func (a *app) createClaim(ctx context.Context, flags *claimFlags) error {
 // printClaim prints a new claim and how to use it. daemon is the URL of the running
 // daemon, "" if none is running.
 func (a *app) printClaim(c Claim, daemon string) {
-	a.printf("Claim code: %s\n", a.paint(bold, c.Code.Dashed()))
+	a.printf("Claim code: %s\n", c.Code.Dashed())
 	a.printf("Scope:      %s\n", sanitize(c.ScopeDir))
 	a.printf("Expires in: %s\n", formatLeft(time.Until(c.ExpiresAt)))
 	if c.Label != "" {

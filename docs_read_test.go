@@ -105,12 +105,12 @@ func TestDocsFlags(t *testing.T) {
 	t.Parallel()
 	raw, err := os.ReadFile("docs/reference.md")
 	must(t, err)
-	for _, c := range commands {
-		fs := flag.NewFlagSet(c.name, flag.ContinueOnError)
+	for name, c := range commands {
+		fs := flag.NewFlagSet(name, flag.ContinueOnError)
 		c.setup(&app{stderr: io.Discard}, fs)
 		fs.VisitAll(func(f *flag.Flag) {
 			if !regexp.MustCompile("`-" + f.Name + "[ `]").Match(raw) {
-				t.Errorf("docs/reference.md has no -%s, of usher %s", f.Name, c.name)
+				t.Errorf("docs/reference.md has no -%s, of usher %s", f.Name, name)
 			}
 		})
 	}

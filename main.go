@@ -84,7 +84,6 @@ func run(
 		stdout:    &checkedWriter{to: stdout},
 		stderr:    stderr,
 		lookupEnv: lookupEnv,
-		styled:    showsStyles(stdout, lookupEnv),
 	}
 	return a.run(ctx, args)
 }

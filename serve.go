@@ -473,7 +473,7 @@ func (d *daemon) admits(origins *originPolicy, w http.ResponseWriter, r *http.Re
 // show prints the daemon's address, its modules when they become ready and, once all
 // are introspected, what to do next. Modules that can't be hosted are in the log.
 func (d *daemon) show(ctx context.Context) {
-	d.app.printf("usher %s serves MCP at %s\n\n", version(), d.app.paint(bold, d.record.URL))
+	d.app.printf("usher %s serves MCP at %s\n\n", version(), d.record.URL)
 	shown := make(map[string]*Module)
 	named := make(map[string]bool)
 	printOnce := sync.OnceFunc(d.printNextSteps)
@@ -512,7 +512,7 @@ func (d *daemon) showModule(view *View, m ViewModule) {
 		}
 	}
 	tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
-	d.app.printf("  %s   %-20s %s\n", d.app.paint(green, "ready"), m.Label, clipText(tools, 48))
+	d.app.printf("  ready   %-20s %s\n", m.Label, clipText(tools, 48))
 }
 
 // newlyPending returns the names of the modules that are being introspected, except those

@@ -17,7 +17,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -31,7 +30,6 @@ type app struct {
 	stdout    *checkedWriter
 	stderr    io.Writer
 	lookupEnv func(string) (string, bool)
-	styled    bool   // whether stdout shows styles
 	base      string // the -base flag; see dataDir
 	readOnly  bool   // dataDir creates nothing
 }
@@ -183,29 +181,6 @@ func (a *app) print(v any, asJSON bool, asText func()) {
 // newTable returns a writer that aligns columns separated by tabs.
 func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
 
-// The styles of paint.
-const bold, red, green = "1", "31", "32"
-
-// paint adds a style to text, if stdout shows styles.
-func (a *app) paint(style, text string) string {
-	if !a.styled {
-		return text
-	}
-	return "\x1b[" + style + "m" + text + "\x1b[0m"
-}
-
-// showsStyles reports whether out is a terminal, unless its user has set NO_COLOR.
-func showsStyles(out io.Writer, lookupEnv func(string) (string, bool)) bool {
-	noColor, _ := lookupEnv("NO_COLOR")
-	term, _ := lookupEnv("TERM")
-	f, ok := out.(*os.File)
-	if !ok || noColor != "" || term == "dumb" || runtime.GOOS == "windows" {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
-
 // sanitize replaces characters of foreign text that could control the terminal or break
 // a table.
 func sanitize(s string) string {
@@ -219,28 +194,18 @@ func sanitize(s string) string {
 
 // formatLeft formats a duration in its two largest units, rounded up.
 func formatLeft(d time.Duration) string {
-	unit := time.Second
-	names := "ms"
-	perUnit := time.Duration(60)
+	in := func(unit, perUnit time.Duration, format string) string {
+		n := (max(d, 0) + unit - 1) / unit
+		text := strings.TrimPrefix(fmt.Sprintf(format, n/perUnit, n%perUnit), "0m ")
+		return strings.TrimSuffix(text, " 0"+text[len(text)-1:])
+	}
 	switch {
 	case d > 24*time.Hour:
-		unit = time.Hour
-		names = "dh"
-		perUnit = 24
+		return in(time.Hour, 24, "%dd %dh")
 	case d > time.Hour-time.Second:
-		unit = time.Minute
-		names = "hm"
-	}
-	n := (max(d, 0) + unit - 1) / unit
-	large := fmt.Sprintf("%d%c", n/perUnit, names[0])
-	small := fmt.Sprintf("%d%c", n%perUnit, names[1])
-	switch {
-	case n < perUnit:
-		return small
-	case n%perUnit == 0:
-		return large
+		return in(time.Minute, 60, "%dh %dm")
 	default:
-		return large + " " + small
+		return in(time.Second, 60, "%dm %ds")
 	}
 }
 
