@@ -231,7 +231,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			}
 		}
 		return a.withModules(ctx, dirs, registryConfig{}, func(r *Registry, daemon daemonRecord) error {
-			report := moduleReport(r, *scope, daemon, a.getenv)
+			report := a.moduleReport(r, *scope, daemon)
 			a.print(report, *asJSON, func() { a.printModules(report) })
 			return nil
 		})
@@ -283,7 +283,7 @@ type toolLine struct {
 
 // moduleReport returns all modules as they look in a view through scope. Webhooks are
 // those of the daemon.
-func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(string) string) []moduleLine {
+func (a *app) moduleReport(r *Registry, scope Scope, daemon daemonRecord) []moduleLine {
 	list := []moduleLine{}
 	for _, s := range r.Report() {
 		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
@@ -293,7 +293,7 @@ func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(str
 		case s.Module == nil:
 			line.Problems = s.Problems
 		default:
-			line.addModule(s.Module, r.View(scope), r.View(scopeAll()), daemon, getenv)
+			a.addModule(&line, s.Module, r.View(scope), r.View(scopeAll()), daemon)
 		}
 		if s.Err != nil && line.Hidden == "" {
 			line.Error = explain(s.Err)
@@ -303,11 +303,9 @@ func moduleReport(r *Registry, scope Scope, daemon daemonRecord, getenv func(str
 	return list
 }
 
-// addModule adds a hosted module and its tools in view. whole is the unscoped view,
-// which has the paths of webhooks.
-func (l *moduleLine) addModule(
-	m *Module, view, whole *View, daemon daemonRecord, getenv func(string) string,
-) {
+// addModule adds a hosted module and its tools in view to a line. whole is the unscoped
+// view, which has the paths of webhooks.
+func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daemonRecord) {
 	l.Hosted = true
 	l.About = m.About
 	l.Problems = slices.Clone(m.Problems)
@@ -316,7 +314,7 @@ func (l *moduleLine) addModule(
 		hooks[t.Method] = t
 	}
 	url := cmp.Or(daemon.URL, defaultURL)
-	secret := daemon.Secret || getenv(webhookSecretVar) != ""
+	secret := daemon.Secret || a.getenv(webhookSecretVar) != ""
 	for _, t := range view.ToolsOf(m) {
 		l.Label = t.Label
 		hook := hooks[t.Method]
@@ -327,13 +325,13 @@ func (l *moduleLine) addModule(
 				webhookSecretVar + " or -open-webhooks"
 		}
 		l.Tools = append(l.Tools, tool)
-		l.Problems = append(l.Problems, toolProblems(whole, hook, t.Name, getenv)...)
+		l.Problems = append(l.Problems, a.toolProblems(whole, hook, t.Name)...)
 	}
 }
 
 // toolProblems returns what the author of a tool should know. name is the tool's name in
 // the view shown, t the tool in whole, the unscoped view.
-func toolProblems(whole *View, t *Item, name string, getenv func(string) string) []string {
+func (a *app) toolProblems(whole *View, t *Item, name string) []string {
 	var list []string
 	if len(name) > maxToolName {
 		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, "+
@@ -344,7 +342,7 @@ func toolProblems(whole *View, t *Item, name string, getenv func(string) string)
 			t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
 	}
 	if tag := t.Method.Signature; tag != "" {
-		if _, err := parseSignature(tag, getenv); err != nil {
+		if _, err := parseSignature(tag, a.getenv); err != nil {
 			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
 		}
 	}

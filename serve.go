@@ -112,25 +112,17 @@ func (f *serveFlags) addHost(name string) error {
 	return nil
 }
 
+// addOrigin sets -allow-origin. Browsers send an origin without a path.
 func (f *serveFlags) addOrigin(text string) error {
 	u, err := url.Parse(text)
-	why := ""
-	switch {
-	case err != nil:
-		why = "this is not a URL"
-	case u.Scheme == "":
-		why = "the scheme is missing"
-	case u.Host == "":
-		why = "the host is missing"
-	case u.Path != "" || strings.ContainsAny(text, "?#"):
-		why = "an origin has no path, query or fragment"
-	default:
-		f.origins = append(f.origins, strings.ToLower(text))
-		return nil
+	if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" || strings.ContainsAny(text, "?#") {
+		return errors.New("want scheme and host without a path, such as https://example.com")
 	}
-	return errors.New(why + ": want a URL such as https://example.com")
+	f.origins = append(f.origins, strings.ToLower(text))
+	return nil
 }
 
+// setPublicURL sets -public-url.
 func (f *serveFlags) setPublicURL(text string) error {
 	u, err := url.Parse(text)
 	isHTTP := err == nil && (u.Scheme == "http" || u.Scheme == "https")
@@ -229,7 +221,7 @@ type daemon struct {
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
-	handlers sync.RWMutex // read-locked by each request; locked when the daemon ends
+	handlers sync.RWMutex // read-locked by each request; locked for good when the daemon ends
 }
 
 // serve runs a daemon for the modules under dirs until ctx ends.
@@ -267,7 +259,9 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	config.Frozen = flags.frozen()
 	return a.withRegistry(dirs, config, func(r *Registry) error {
 		d.registry = r
-		if err := d.completeRecord(); err != nil {
+		d.record.Roots = r.Roots
+		d.record.Taken = r.Taken
+		if err := d.writeRecord(); err != nil {
 			return err
 		}
 		return d.serve(ctx, newGate(claims, sessions, flags.requireClaim, d.log))
@@ -320,14 +314,6 @@ func (d *daemon) listen() (scheme string, err error) {
 	return "https", nil
 }
 
-// completeRecord adds to the record what the daemon serves: the folders and, if it
-// refuses changes, what the modules' files contain.
-func (d *daemon) completeRecord() error {
-	d.record.Roots = d.registry.Roots
-	d.record.Taken = d.registry.Taken
-	return d.writeRecord()
-}
-
 // serve answers requests until ctx ends. Then the streams end at once, and calls in
 // flight when they are done or after drainTimeout.
 func (d *daemon) serve(ctx context.Context, gate *Gate) error {
@@ -373,7 +359,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	err := web.Serve(d.listener)
 	cancel()
 	parts.Wait()
-	d.handlers.Lock() // waits for requests that Close has cut off, and refuses others
+	d.handlers.Lock() // waits for requests that Close has cut off; later ones are not handled
 	d.server.suspended.running.Wait()
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -405,26 +391,40 @@ func (d *daemon) handler() http.Handler {
 	mux := http.NewServeMux()
 	d.server.routes(mux)
 	mux.HandleFunc("/", handle(d.log, writeMCPError, d.serveNothing))
-	hooks := handle(d.log, writeWebhookError, d.webhooks.serve)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !d.handlers.TryRLock() {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			return
+	mcp := handle(d.log, writeMCPError, func(w http.ResponseWriter, r *http.Request) error {
+		if err := origins.admit(r); err != nil || origins.cors(w, r) {
+			return err
 		}
+		if err := origins.admitMCP(r); err != nil {
+			return err
+		}
+		if wantsPage(r) {
+			d.servePage(w, r)
+		} else {
+			mux.ServeHTTP(w, r)
+		}
+		return nil
+	})
+	hooks := handle(d.log, writeWebhookError, func(w http.ResponseWriter, r *http.Request) error {
+		if err := origins.admit(r); err != nil || origins.cors(w, r) {
+			return err
+		}
+		return d.webhooks.serve(w, r)
+	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d.handlers.RLock()
 		defer d.handlers.RUnlock()
-		defer dropBody(w)
+		defer func() { // net/http drains the body before it replies, which may never arrive
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
+		}()
 		w.Header().Set(requestIDHeader, newRequestID())
-		isHook := isWebhook(r.URL.Path)
 		switch {
 		case r.URL.Path == "/healthz": // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
-		case !d.admits(origins, w, r, isHook):
-		case isHook:
+		case isWebhook(r.URL.Path):
 			hooks(w, r)
-		case wantsPage(r):
-			d.servePage(w, r)
 		default:
-			mux.ServeHTTP(w, r)
+			mcp(w, r)
 		}
 	})
 }
@@ -438,36 +438,10 @@ func (d *daemon) serveNothing(_ http.ResponseWriter, r *http.Request) error {
 	return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
 }
 
-// dropBody limits the time for the rest of a body that the handler did not read: net/http
-// drains the body before it replies, and would wait forever for one that never arrives.
-func dropBody(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
-}
-
 // isWebhook reports whether a path is one of webhooks, or is cleaned to one: the mux
 // would redirect a path with // in it before the secret is checked.
 func isWebhook(at string) bool {
 	return strings.HasPrefix(at, webhookPrefix) || strings.HasPrefix(path.Clean("/"+at)+"/", webhookPrefix)
-}
-
-// admits reports whether a request may be handled, and answers it if not.
-func (d *daemon) admits(origins *originPolicy, w http.ResponseWriter, r *http.Request, isHook bool) bool {
-	err := origins.admit(r)
-	if err == nil && origins.cors(w, r) {
-		return false
-	}
-	if err == nil && !isHook {
-		err = origins.admitMCP(r)
-	}
-	if err == nil {
-		return true
-	}
-	write := writeMCPError
-	if isHook {
-		write = writeWebhookError
-	}
-	refuse(d.log, write, w, r, err)
-	return false
 }
 
 // show prints the daemon's address, its modules when they become ready and, once all
@@ -636,9 +610,10 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
 		d.registry.WaitReady(r.Context(), scope)
+		whole := d.registry.View(scopeAll())
 		d.writePage(w, r, http.StatusOK, pageContent{
 			View:    d.registry.View(scope),
-			Webhook: d.webhooks.pathOf,
+			Webhook: func(t *Item) string { return servedPath(whole, t) },
 			Coded:   from.principal.hasClaim(),
 		})
 		return nil

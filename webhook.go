@@ -185,12 +185,11 @@ func (h *Webhooks) find(ctx context.Context, path string) (*Item, error) {
 	}
 }
 
-// pathOf returns the path at which a tool of any view receives webhooks, or "" if it
-// receives none there.
-func (h *Webhooks) pathOf(t *Item) string {
+// servedPath returns the path at which a tool receives webhooks, or "" if whole, the
+// unscoped view, has no or another method there.
+func servedPath(whole *View, t *Item) string {
 	path := t.HookPath()
-	tool, _ := h.modules.View(scopeAll()).Hook(path)
-	if tool == nil || tool.Method != t.Method {
+	if tool, _ := whole.Hook(path); tool == nil || tool.Method != t.Method {
 		return ""
 	}
 	return path
@@ -230,13 +229,14 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout, -call-timeout)")
 
 // webhookExample returns the URL of a tool's webhook, and a command that delivers there
-// with the required parameters. Both are "" if the tool has no webhook in the view. base
-// is the daemon's URL.
-func webhookExample(view *View, t *Item, base string, secret bool) (at, command string) {
-	if served, _ := view.Hook(t.HookPath()); served != t {
+// with the required parameters. Both are "" if the tool receives no webhooks. whole is
+// the unscoped view, base the daemon's URL.
+func webhookExample(whole *View, t *Item, base string, secret bool) (at, command string) {
+	path := servedPath(whole, t)
+	if path == "" {
 		return "", ""
 	}
-	at = strings.TrimSuffix(base, "/") + webhookPrefix + t.HookPath()
+	at = strings.TrimSuffix(base, "/") + webhookPrefix + path
 	if t.Method.Signature != "" {
 		return at, at + ", signed by its sender"
 	}
