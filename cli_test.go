@@ -524,16 +524,20 @@ func FuzzParseTTL(f *testing.F) {
 	})
 }
 
-// TestStarters runs the modules that usher new writes in Go and for the shell. The
-// others are run by TestShimStarters.
+// TestStarters runs the modules that usher new writes.
 func TestStarters(t *testing.T) {
 	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
-	for _, ending := range []string{"go", "sh"} {
-		wantUsher(t, 0, "", "new", dir+"/hello_"+ending+".usher."+ending)
-		out, errs, _ := usher(t, "", "call", "hello_"+ending, "greet", `{"name":"Ada"}`, "-dir", dir, "-base", base)
-		checkContains(t, ending+": "+errs, out, "Hello, Ada!")
+	for _, ending := range []string{"go", "sh", "py", "js", "ts"} {
+		t.Run(ending, func(t *testing.T) {
+			if ending != "go" && ending != "sh" {
+				needLanguage(t, "."+ending)
+			}
+			wantUsher(t, 0, "", "new", dir+"/hello_"+ending+".usher."+ending)
+			out, errs, _ := usher(t, "", "call", "hello_"+ending, "greet", `{"name":"Ada"}`, "-dir", dir, "-base", base)
+			checkContains(t, errs, out, "Hello, Ada!")
+		})
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"os"
 	"os/exec"
@@ -516,31 +515,6 @@ func TestEditedWhileServed(t *testing.T) {
 	}
 }
 
-// TestShimStarters runs the modules that usher new writes.
-func TestShimStarters(t *testing.T) {
-	long(t)
-	for _, ending := range []string{".py", ".js", ".ts"} {
-		t.Run(ending, func(t *testing.T) {
-			needLanguage(t, ending)
-			dir := t.TempDir()
-			_, stderr, code := usher(t, "", "new", filepath.Join(dir, "hello.usher"+ending))
-			if code != 0 {
-				t.Fatal(stderr)
-			}
-			c := connect(t, startDaemon(t, dir).URL)
-			c.awaitTools("hello_greet")
-			for _, row := range []struct{ arguments, want string }{
-				{`{"name":"Ada"}`, `{"text":"Hello, Ada!","times":1,"greeted":1}`},
-				{`{"name":"Ada","times":2}`, `{"text":"Hello, Ada!","times":2,"greeted":3}`},
-				{`{"name":""}`, "name is empty"},
-				{`{}`, `parameter "name" is required: a string`},
-			} {
-				check(t, row.arguments, resultText(c.call("hello_greet", row.arguments).result()), row.want)
-			}
-		})
-	}
-}
-
 // languages copies the modules of testdata/languages that can run here into a
 // folder, and returns their names.
 func languages(t *testing.T) (dir string, names []string) {
@@ -606,33 +580,6 @@ func TestOneFormInEachLanguage(t *testing.T) {
 			}
 			forged := c.call(name+"_handleContact", `{"email":"a@b","message":"","_webhook":{"timestamp":1}}`)
 			check(t, "a call that sets _webhook", forged.failure(), "")
-		})
-	}
-}
-
-// TestOldRequestsAreRefused delivers requests of an earlier time, which only
-// usher itself can make.
-func TestOldRequestsAreRefused(t *testing.T) {
-	long(t)
-	t.Parallel()
-	dir, names := languages(t)
-	log := slog.New(slog.DiscardHandler)
-	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: t.TempDir(), Environ: os.Environ(), Log: log})
-	must(t, err)
-	defer r.Close()
-	r.WaitAll(t.Context(), patience, scopeAll())
-	for _, name := range names {
-		t.Run(name, func(t *testing.T) {
-			tool := r.View(scopeAll()).Lookup("tools", name+"_handleContact")
-			failureAfter := func(age time.Duration) string {
-				request := fmt.Sprintf(`{"method":"POST","timestamp":%d}`, time.Now().Add(-age).UnixMilli())
-				params := objectOf(`{"arguments":{"email":"a","message":"b","_webhook":` + request + `}}`)
-				result, err := tool.Call(t.Context(), Caller{Session: "test"}, "tools/call", params)
-				must(t, err)
-				return answer{Events: []json.RawMessage{object{{"result", result}}.encode()}}.failure()
-			}
-			check(t, "a recent request", failureAfter(2*time.Second), "")
-			checkContains(t, "an old request", failureAfter(2*time.Minute), "too old")
 		})
 	}
 }
