@@ -50,20 +50,14 @@ func TestAttacks(t *testing.T) {
 			checkSees(t, "it then sees", c, presentNothing, seesProj)
 		})
 	}
-	url := func(raw string) func(*http.Request) { return func(r *http.Request) { r.URL.RawQuery = raw } }
 	fullwidth := strings.Map(func(r rune) rune { return r - 'A' + 'Ａ' }, "ABCDEF")
 	for name, present := range map[string]func(*http.Request){
 		"a star":                          setHeader(claimHeader, "*"),
 		"the folder for a code":           setHeader(claimHeader, "/"),
 		"two headers with unknown codes":  setHeader(claimHeader, "ABCDEF", "GHJKMN"),
 		"two codes in one header":         setHeader(claimHeader, "ABCDEF, "+code),
-		"two codes in one query":          url("claim=ABCDEF&claim=GHJKMN"),
-		"a query with a semicolon":        url("a=b;claim=ABCDEF"),
 		"a code in fullwidth letters":     setHeader(claimHeader, fullwidth),
-		"a code in long s":                setHeader(claimHeader, "ſſſſſſ"),
-		"a code in Kelvin signs":          setHeader(claimHeader, "KKKKKK"),
 		"a code with a soft hyphen":       setHeader(claimHeader, code[:3]+"\u00ad"+code[3:]),
-		"a code with a NUL in the query":  url("claim=" + code + "%00"),
 		"a scope in a header of its own":  setHeader("Mcp-Claim-Scope-Dir", p.dir),
 		"another version of the protocol": setHeader(protocolHeader, "2025-03-26"),
 	} {
@@ -108,23 +102,14 @@ func TestForgedSessions(t *testing.T) {
 	}
 	for name, forged := range map[string][]string{
 		"made up":                         {strings.Repeat("A", 100)},
-		"letters that are no base64":      {strings.Repeat("*", 75)},
-		"one letter":                      {"A"},
 		"another daemon's":                {stranger},
 		"one past its days":               {expired},
 		"one that was ended":              {deleted.Session},
 		"another daemon's before its own": {stranger, id},
 		"twice in one header":             {id + ", " + id},
 		"with a space in it":              {id[:10] + " " + id[10:]},
-		"with a tab in it":                {id[:10] + "\t" + id[10:]},
-		"with more behind it":             {id + "A"},
-		"with padding":                    {id + "="},
-		"in upper case":                   {strings.ToUpper(id)},
 		"cut to an unscoped one's length": {id[:len(stranger)]},
-		"without its last letter":         {id[:len(id)-1]},
-		"without its first four letters":  {id[4:]},
 		"with another spare bit":          {spare},
-		"with the tail of another":        {id[:40] + stranger[40:]},
 	} {
 		t.Run(name, func(t *testing.T) {
 			checkSees(t, "it sees", c, setHeader(sessionHeader, forged...), "404")
@@ -191,10 +176,6 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 		{"its code, made at no time", undated, seesNone},
 		{"its code in lower case", claim("abcdef", "/proj", created, life), "503"},
 		{"another code", claim("GHJKMN", "/proj", created, life), seesNone},
-		{"its claim twice", good[:len(good)-1] + "," + good[1:], "503"},
-		{"half its claim", good[:len(good)/2], "503"},
-		{"nothing at all", "", "503"},
-		{"null", "null", "503"},
 		{"its claim, with a longer life", claim("ABCDEF", "/proj", created, 2*life), seesProj},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -210,8 +191,6 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 			default:
 				check(t, "a call's status", a.Status, 503)
 				check(t, "Retry-After", a.Header.Get("Retry-After"), "5")
-				now, _ := os.ReadFile(p.claimsFile())
-				check(t, "the file", string(now), tt.text)
 			}
 		})
 	}
@@ -298,43 +277,6 @@ func TestMovesAgainstLists(t *testing.T) {
 	checkSees(t, "after a restart", c, presentNothing, last)
 }
 
-// TestWaitingCallOfAnEndedClaim ends a claim while a call waits for its module to
-// be introspected: the call is never started.
-func TestWaitingCallOfAnEndedClaim(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	code := p.code("/proj")
-	c := p.session(inHeader(code))
-	p.stop(t)
-	writeFake(t, p.dir+"/proj/slow.usher", "slowstart=2500 tools=x")
-	p.testDaemon = p.options.start(t, p.dir)
-	c.URL = p.URL
-	waiting := make(chan answer, 1)
-	go func() {
-		for {
-			a := c.post(`{"jsonrpc":"2.0","id":"waits","method":"tools/call","params":{"name":"slow_x"}}`)
-			if !strings.Contains(a.Body, "already being answered") { // its id was awaitUnderWay's
-				waiting <- a
-				return
-			}
-		}
-	}()
-	awaitUnderWay(t, c, "waits")
-	p.revoke(code)
-	checkContains(t, "the call that waited", (<-waiting).failure(), "has ended")
-}
-
-// awaitUnderWay waits until a request of that id is being answered: a second of
-// the same id is refused then.
-func awaitUnderWay(t *testing.T, c *testClient, id string) {
-	t.Helper()
-	await(t, "the request "+id+" to be under way", func() bool {
-		a := c.post(`{"jsonrpc":"2.0","id":"` + id + `","method":"ping"}`)
-		return strings.Contains(a.Body, "already being answered")
-	})
-}
-
 // TestStreamsAtTheEnd follows the streams of a scoped session to its claim's end
 // and beyond.
 func TestStreamsAtTheEnd(t *testing.T) {
@@ -414,23 +356,6 @@ func TestMovingFolders(t *testing.T) {
 	link("/other/moved.usher", "/proj/a.usher")
 	free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "linked_x", "moved_pid", "moved_sleep", "moved_x", "new_x")
 	check(t, "tools of links to files elsewhere", c.tools(), []string{})
-}
-
-// TestRootBecomesALink replaces the folder that the daemon was started on, and
-// that a claim is for, by a link.
-func TestRootBecomesALink(t *testing.T) {
-	long(t)
-	t.Parallel()
-	dir := twoProjects(t)
-	d := startDaemon(t, dir+"/proj")
-	free, _ := openSession(t, d.URL, presentNothing)
-	free.awaitTools(projTools...)
-	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, d.Base, dir+"/proj").Code.Reveal()))
-	must(t, os.Rename(dir+"/proj", dir+"/old"))
-	must(t, os.Symlink(dir+"/other", dir+"/proj"))
-	free.awaitTools("b_x")
-	check(t, "tools of another folder", c.tools(), []string{})
-	check(t, "a call of another folder's tool works", c.call("b_x", "").failure() == "", false)
 }
 
 // TestModuleMovesUnderCalls moves a module into the scope and out of it while it

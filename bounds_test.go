@@ -20,7 +20,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -356,31 +355,6 @@ func namesOf(module string) []string {
 	return names
 }
 
-// TestProcessThatDoesNotStart calls a module that does not start: not every call
-// starts it.
-func TestProcessThatDoesNotStart(t *testing.T) {
-	t.Parallel()
-	var starts atomic.Int32
-	p := newPool(t.Context(), "a", true, func(context.Context, *Caller) (*Worker, error) {
-		starts.Add(1)
-		return nil, errors.New("it does not start")
-	})
-	for range 20 {
-		p.call(t.Context(), Caller{Session: "s", Affinity: "k"}, "tools/call", nil, 0)
-		await(t, "the end of the start", func() bool {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			return len(p.procs) == 0
-		})
-		p.reap(time.Now(), 0)
-	}
-	if n := starts.Load(); n > 3 {
-		t.Errorf("20 calls made %d starts", n)
-	}
-	p.close()
-	check(t, "the pool is finished", p.finished(), true)
-}
-
 // TestIdleProcesses has processes that are not used: a session's ends after ten
 // minutes, another if -idle says so.
 func TestIdleProcesses(t *testing.T) {
@@ -580,22 +554,6 @@ func testTurns(t *testing.T, own bool) {
 		check(t, "those that waited ended in the order", order, []string{"first", "second"})
 	}
 	check(t, "slots that are taken", p.allRunning+len(p.running.used), 0)
-}
-
-// TestOldSessionsEndWithTheirStreams closes the streams of HTTP+SSE sessions:
-// nothing of the sessions is kept.
-func TestOldSessionsEndWithTheirStreams(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *bubble) {
-		for range 3 {
-			x := b.begin(b.getRequest())
-			synctest.Wait()
-			status, _ := x.got()
-			check(t, "status", status, 200)
-			x.hangUp()
-			synctest.Wait()
-		}
-		check(t, "sessions in memory", len(b.server.sessions.live), 0)
-	})
 }
 
 // TestPanicInAScan has a scan of the workspace panic: the next one happens.
@@ -853,30 +811,4 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestNoSubscribingAfterARevoke has a module take long to subscribe to a resource:
-// it is not asked for the next once the claim has ended, and the stream ends.
-func TestNoSubscribingAfterARevoke(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		b.m.Templates = []json.RawMessage{json.RawMessage(`{"uriTemplate":"m://{x}"}`)}
-		b.subscribable(0)
-		claim := newClaimFor(t, b.base, "/w")
-		req := b.modernPOST("1", listenMethod, `{"notifications":{"resourceSubscriptions":["m://1","m://2","m://3"]}}`)
-		req.Header.Set(claimHeader, claim.Code.Reveal())
-		x := b.begin(req)
-		pass(time.Second)
-		check(t, "before the revoke the module hears", b.hears(), "resources/subscribe")
-		_, err := openStore(t, b.base).Revoke(t.Context(), claim.Code)
-		must(t, err)
-		pass(streamInterval + time.Second)
-		checkOmits(t, "after the revoke the module hears", b.hears(), "resources/subscribe")
-		select {
-		case <-x.done:
-		default:
-			t.Error("the stream goes on")
-			x.hangUp()
-		}
-	})
 }

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -242,14 +241,9 @@ func TestSpoiledSessionLog(t *testing.T) {
 		spoil func(log string) (text string, ok bool) // false: no file
 		want  string
 	}{
-		"deleted":       {func(string) (string, bool) { return "", false }, over},
-		"emptied":       {func(string) (string, bool) { return "", true }, over},
-		"another's":     {func(string) (string, bool) { return `{"key":"0000000000000000"}` + "\n", true }, over},
-		"spoiled":       {func(log string) (string, bool) { return log + "x\n", true }, over},
-		"without a key": {func(log string) (string, bool) { return strings.SplitAfterN(log, "\n", 2)[1], true }, over},
-		"unchanged":     {func(log string) (string, bool) { return log, true }, goesOn},
-		"a half line":   {func(log string) (string, bool) { return log + `{"id":"cut o`, true }, goesOn},
-		"NULs":          {func(log string) (string, bool) { return log + strings.Repeat("\x00", 512), true }, goesOn},
+		"deleted":     {func(string) (string, bool) { return "", false }, over},
+		"a half line": {func(log string) (string, bool) { return log + `{"id":"cut o`, true }, goesOn},
+		"NULs":        {func(log string) (string, bool) { return log + strings.Repeat("\x00", 512), true }, goesOn},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -367,38 +361,25 @@ func presentations(p, o, g, x string) []presentation {
 		{"a code as bearer", bearer(p), p, false},
 		{"a code as bearer, the scheme in lower case", inAuthorization("bearer " + p), p, false},
 		{"a code in lower case with a dash", inHeader(dashed), p, false},
-		{"a code in the URL in lower case with a dash", inQuery(dashed), p, false},
 		{"a code with spaces in it", inHeader(" " + p[:2] + " " + p[2:] + " "), p, false},
 		{"another folder's code", inHeader(o), o, false},
 		{"an unknown code", inHeader(unknown), "", true},
-		{"an unknown code in the URL", inQuery(unknown), "", true},
-		{"an unknown code as bearer", bearer(unknown), "", true},
 		{"a revoked code", inHeader(g), "", true},
-		{"a revoked code in the URL", inQuery(g), "", true},
-		{"a revoked code as bearer", bearer(g), "", true},
 		{"an expired code", inHeader(x), "", true},
 		{"no code but the header", inHeader(""), "", false},
 		{"a word", inHeader("hello"), "", true},
 		{"a code and one letter more", inHeader(p + "A"), "", true},
-		{"a code without its last letter", inHeader(p[:5]), "", true},
-		{"a code in quotes", inHeader(`"` + p + `"`), "", true},
 		{"a token as bearer that is no code", bearer("eyJhbGciOiJIUzI1NiJ9.e30.x"), "", false},
 		{"a code as a password", inAuthorization("Basic " + p), "", false},
 		{"a code as authorization without a scheme", inAuthorization(p), "", false},
 		{"a code in the parameter code", url("code=" + p), "", false},
-		{"a code in the parameter CLAIM", url("CLAIM=" + p), "", false},
 		{"a code at /mcp", presentAll(inQuery(p), at("/mcp")), p, false},
 		{"two codes: the header goes before the URL", presentAll(inHeader(p), inQuery(o)), p, false},
-		{"two codes: the header goes before the bearer", presentAll(inHeader(p), bearer(o)), p, false},
 		{"two codes: the URL goes before the bearer", presentAll(inQuery(p), bearer(o)), p, false},
 		{"an unknown code in the header, a valid one in the URL", presentAll(inHeader(unknown), inQuery(p)), "", true},
 		{"an ended code in the header, a valid one as bearer", presentAll(inHeader(g), bearer(p)), "", true},
-		{"a valid code in the header, an ended one in the URL", presentAll(inHeader(p), inQuery(x)), p, false},
-		{"a word in the header, a valid code as bearer", presentAll(inHeader("*"), bearer(p)), "", true},
-		{"an empty header, a valid code in the URL", presentAll(inHeader(""), inQuery(p)), p, false},
 		{"an empty header and URL, a valid code as bearer", presentAll(inHeader(""), inQuery(""), bearer(p)), p, false},
 		{"three codes that are not valid", presentAll(inHeader(g), inQuery(unknown), bearer("GHJKMN")), "", true},
-		{"two that have ended", presentAll(inHeader(g), inQuery(x)), "", true},
 	}
 }
 
@@ -596,16 +577,12 @@ func TestWhatIsInAScope(t *testing.T) {
 		{"the beginning of two names", "/pro", ""},
 		{"a folder in another case", "/PROJ", ""},
 		{"a folder below", "/proj/deep", "d_x lent_x"},
-		{"a folder two below", "/proj/deep/er", "d_x lent_x"},
 		{"a module's file itself", "/other/b.usher", "b_x stolen_x"},
 		{"a module's link into another folder", "/proj/stolen.usher", ""},
 		{"a folder by way of another", "/proj/../other", ""},
-		{"a folder by way of itself", "/./other", ""},
-		{"a folder with a slash twice", "//other", ""},
 		{"a folder by the name of its link", "/alias", ""},
 		{"a linked folder in a folder", "/proj/more", ""},
 		{"a folder that is not there", "/nope", ""},
-		{"a pattern", "/*", ""},
 		{"all", "", all},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -924,26 +901,4 @@ func TestRecordsAreBounded(t *testing.T) {
 			must(t, end(g, Principal{}))
 		})
 	}
-}
-
-// TestClaimsWithoutADate has createdAt missing, or be no date that can be written.
-func TestClaimsWithoutADate(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	for _, created := range []string{
-		``, `"createdAt":0,`, `"createdAt":"0001-01-01T00:00:00Z",`,
-		`"createdAt":"9999-12-31T23:59:59.999999999Z",`, `"createdAt":253402300800000,`,
-	} {
-		t.Run(created, func(t *testing.T) {
-			p.putClaims(`[{"code":"ABCDEF",` + created + `"scopeDir":"` + p.dir + `/proj",` +
-				`"expiresAt":"2099-01-01T00:00:00Z"}]`)
-			present := inHeader("ABCDEF")
-			checkSees(t, "a session that began with it", p.session(present), presentNothing, seesProj)
-			checkSees(t, "a session that presents it later", p.session(presentNothing), present, seesProj)
-		})
-	}
-	log, err := os.ReadFile(p.Base + "/.data/sessions.jsonl")
-	must(t, err)
-	check(t, "the session log has empty records", bytes.Contains(log, []byte("null\n")), false)
 }

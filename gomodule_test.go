@@ -326,23 +326,6 @@ func TestGoModuleFresh(t *testing.T) {
 	check(t, "the tree", folderNames(t, dir), []string{"a.usher.go", "cache", "go.mod", "pkg"})
 }
 
-// TestGoModuleNames has two modules in one folder, which don't see each other and
-// need no go.mod.
-func TestGoModuleNames(t *testing.T) {
-	long(t)
-	t.Parallel()
-	const src = goHead + "var shared = 1\n\nfunc Same() int { return shared }\n"
-	dir := goTestTree(t, map[string]string{
-		"one.usher.go":          src,
-		"deploy_plan9.usher.go": strings.Replace(src, "= 1", "= 2", 1),
-	})
-	for name, want := range map[string]string{"one": "1", "deploy_plan9": "2"} {
-		p := startBinary(t, goTestBuild(t, filepath.Join(dir, name+".usher.go"), filepath.Join(dir, "cache")))
-		check(t, name, p.call("same", "{}"), shownText(want))
-		p.end()
-	}
-}
-
 func TestGoModuleBuildErrors(t *testing.T) {
 	long(t)
 	t.Parallel()

@@ -263,48 +263,6 @@ func TestConfigFiles(t *testing.T) {
 	check(t, "the process of an unchanged entry", resultText(c.call("two_pid", "").result()), pid)
 }
 
-func TestGoModuleLifeInUsher(t *testing.T) {
-	long(t)
-	t.Parallel()
-	dir, base := t.TempDir(), t.TempDir()
-	path := dir + "/m.usher.go"
-	source := goHead + "func Say() string { return \"%s\" }\n"
-	write(t, path, fmt.Sprintf(source, "one"))
-	d := daemonOptions{base: base}.start(t, dir)
-	c := connect(t, d.URL)
-	c.awaitTools("m_say")
-	says := func(want string) {
-		t.Helper()
-		await(t, "the answer "+want, func() bool { return resultText(c.call("m_say", "").result()) == want })
-	}
-	says("one")
-	write(t, path, fmt.Sprintf(source, "two!"))
-	says("two!")
-	write(t, path, strings.Replace(source, "return", "retrun", 1))
-	d.awaitLog(t, "m.usher.go:5")
-	says("two!")
-	d.stop(t)
-	must(t, os.RemoveAll(base+"/.data/cache"))
-	write(t, path, fmt.Sprintf(source, "three"))
-	c.URL = daemonOptions{base: base}.start(t, dir).URL
-	c.awaitTools("m_say")
-	says("three")
-}
-
-// TestCache reads the cache for another version of a file.
-func TestCache(t *testing.T) {
-	t.Parallel()
-	r := &Registry{registryConfig: registryConfig{CacheDir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}}
-	one := discovered{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher", Version: "1"}
-	two := one
-	two.Version = "2"
-	write(t, r.cachePath(one), "{")
-	check(t, "half a file is used", r.readCache(one) != nil, false)
-	write(t, r.cachePath(one), string(marshal(&manifest{Version: one.cacheVersion()})))
-	check(t, "it is used for its version", r.readCache(one) != nil, true)
-	check(t, "it is used for another version", r.readCache(two) != nil, false)
-}
-
 // TestThousandModules starts a daemon with known modules: it starts none of them.
 func TestThousandModules(t *testing.T) {
 	long(t)
