@@ -10,7 +10,6 @@ package main
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -95,8 +94,8 @@ func newSuspendedCalls(ctx context.Context) *suspendedCalls {
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	all     *suspendedCalls
-	request request  // a copy of the client's first request; its caller asks through the call
-	binding [32]byte // hash of what all requests of the call must agree in
+	request request // a copy of the client's first request; its caller asks through the call
+	binding string  // hash of what all requests of the call must agree in
 	ctx     context.Context
 	cancel  context.CancelCauseFunc
 	wake    chan struct{} // 1-buffered: the module asked something
@@ -120,11 +119,8 @@ type inputRequest struct {
 
 // The reasons why a suspended call does not continue.
 var (
-	errNotResumed = rpcErrorf(codeInternal, "the client did not return with the answer")
-	errUsedState  = rpcErrorf(codeInvalidParams,
+	errUsedState = rpcErrorf(codeInvalidParams,
 		"requestState was already used, or its call has ended: call again, without it")
-	errOtherState = rpcErrorf(codeInvalidParams,
-		"requestState belongs to another call, claim or client: call again, without it")
 	errManySuspended = rpcErrorf(codeInternal,
 		"too many calls wait for their clients (limit %d): answer some", maxSuspended)
 )
@@ -135,8 +131,7 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 	// A client may write the same params in two ways. Maps are printed with sorted keys.
 	var own map[string]any
 	_ = json.Unmarshal(r.params.without("_meta", "inputResponses", "requestState").encode(), &own)
-	text := fmt.Appendf(nil, "%q %q %d %#v", r.caller.Principal, r.name, r.caller.Caps, own)
-	binding := sha256.Sum256(text)
+	binding := hashOf(r.caller.Principal, r.name, fmt.Sprintf("%d %#v", r.caller.Caps, own))
 	if r.params.get("requestState") != nil {
 		c, err := k.resume(r, binding)
 		if err != nil {
@@ -290,7 +285,7 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 		case !authorized:
 			c.cancel(errNoScope)
 		case !time.Now().Before(until):
-			c.cancel(errNotResumed)
+			c.cancel(rpcErrorf(codeInternal, "the client did not return with the answer"))
 		default:
 			c.watch(state, until)
 			return
@@ -301,7 +296,7 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 
 // resume returns the suspended call whose state a request contains, and delivers the
 // answers. The state becomes invalid.
-func (k *suspendedCalls) resume(r *request, binding [32]byte) (*suspendedCall, error) {
+func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, error) {
 	state := r.params.text("requestState")
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -310,7 +305,8 @@ func (k *suspendedCalls) resume(r *request, binding [32]byte) (*suspendedCall, e
 		return nil, errUsedState
 	}
 	if c.binding != binding {
-		return nil, errOtherState
+		return nil, rpcErrorf(codeInvalidParams,
+			"requestState belongs to another call, claim or client: call again, without it")
 	}
 	delete(k.calls, state)
 	c.current = r

@@ -60,9 +60,9 @@ type mcpMethod struct {
 type eras int
 
 const (
-	withSessions eras = 1 << iota
-	withoutSessions
-	bothEras = withSessions | withoutSessions
+	stateful eras = 1 << iota
+	stateless
+	bothEras = stateful | stateless
 )
 
 // listenMethod opens the stream of a client without sessions.
@@ -71,11 +71,11 @@ const listenMethod = "subscriptions/listen"
 // mcpMethods is the table of all methods that a client can use. Its columns are the
 // fields of mcpMethod.
 var mcpMethods = map[string]mcpMethod{
-	"initialize":       {(*request).initialize, withSessions, "", "", ""},
-	"ping":             {(*request).ping, withSessions, "", "", ""},
-	"logging/setLevel": {(*request).setLevel, withSessions, "", "", ""},
-	"server/discover":  {(*request).discover, withoutSessions, "", "", "2000"},
-	listenMethod:       {(*request).listen, withoutSessions, "", "", ""},
+	"initialize":       {(*request).initialize, stateful, "", "", ""},
+	"ping":             {(*request).ping, stateful, "", "", ""},
+	"logging/setLevel": {(*request).setLevel, stateful, "", "", ""},
+	"server/discover":  {(*request).discover, stateless, "", "", "2000"},
+	listenMethod:       {(*request).listen, stateless, "", "", ""},
 
 	"tools/list":               {(*request).showList, bothEras, "tools", "", "2000"},
 	"tools/call":               {(*request).callTool, bothEras, "tools", "name", ""},
@@ -84,8 +84,8 @@ var mcpMethods = map[string]mcpMethod{
 	"resources/list":           {(*request).showList, bothEras, "resources", "", "2000"},
 	"resources/templates/list": {(*request).showList, bothEras, "resourceTemplates", "", "2000"},
 	"resources/read":           {(*request).call, bothEras, "resources", "uri", "0"},
-	"resources/subscribe":      {(*request).subscribe, withSessions, "resources", "uri", ""},
-	"resources/unsubscribe":    {(*request).unsubscribe, withSessions, "", "", ""},
+	"resources/subscribe":      {(*request).subscribe, stateful, "resources", "uri", ""},
+	"resources/unsubscribe":    {(*request).unsubscribe, stateful, "", "", ""},
 	"completion/complete":      {(*request).forward, bothEras, "", "", ""},
 }
 
@@ -171,7 +171,7 @@ func (r *request) answer(ctx context.Context) (result json.RawMessage, err error
 			r.waitReady(ctx) // its module may be one that is still being introspected
 		}
 	}
-	if r.session.era == withSessions {
+	if r.session.era == stateful {
 		return r.method.run(r, ctx)
 	}
 	if err := r.checkHeaders(); err != nil {
@@ -263,22 +263,20 @@ func (r *request) initialize(ctx context.Context) (json.RawMessage, error) {
 		return nil, err
 	}
 	r.session.profile.Store(&clientProfile{protocol: protocol, caps: caps})
-	result := object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}
-	return append(result, r.about(ctx)...).encode(), nil
+	return r.about(ctx, object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}), nil
 }
 
 // discover answers what initialize answers, for clients without sessions.
 func (r *request) discover(ctx context.Context) (json.RawMessage, error) {
-	result := object{{"supportedVersions", marshal(spoken())}}
-	return append(result, r.about(ctx)...).encode(), nil
+	return r.about(ctx, object{{"supportedVersions", spoken}}), nil
 }
 
-// about returns what every client learns about usher.
-func (r *request) about(ctx context.Context) object {
-	return object{
-		{"capabilities", serverCapabilities},
-		{"instructions", quote(instructions(r.readyView(ctx)))},
-	}
+// about returns a result with what every client learns about usher added.
+func (r *request) about(ctx context.Context, result object) json.RawMessage {
+	return append(result,
+		member{"capabilities", serverCapabilities},
+		member{"instructions", quote(instructions(r.readyView(ctx)))},
+	).encode()
 }
 
 // serverCapabilities is what usher can do for a client. It does not depend on the hosted
@@ -387,7 +385,7 @@ func (r *request) forward(ctx context.Context) (json.RawMessage, error) {
 
 // call is forward for a method during which the module may ask the client.
 func (r *request) call(ctx context.Context) (json.RawMessage, error) {
-	if r.session.era == withSessions {
+	if r.session.era == stateful {
 		return r.forward(ctx)
 	}
 	item, err := r.find()
@@ -498,8 +496,7 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	if err := r.server.follow(ctx, r.session, r.out, r.streams.Done()); err != nil {
 		return nil, err
 	}
-	meta := object{{metaSubscription, r.id}}
-	return object{{"_meta", meta.encode()}}.encode(), nil
+	return withMeta(nil, metaSubscription, r.id).encode(), nil
 }
 
 // scope returns what a session may reach now.
@@ -529,7 +526,7 @@ func (s *Server) callerOf(session *Session, p Principal, send func([]byte) bool)
 		Session:    session.token.ID,
 		Affinity:   session.affinity,
 		Principal:  p.Key(),
-		Stateless:  session.era == withoutSessions,
+		Stateless:  session.era == stateless,
 		Caps:       session.profile.Load().caps,
 		Level:      func() string { return session.profile.Load().level },
 		Authorized: s.authorized(session, p),
@@ -539,7 +536,7 @@ func (s *Server) callerOf(session *Session, p Principal, send func([]byte) bool)
 			}
 		},
 	}
-	if session.era == withSessions {
+	if session.era == stateful {
 		c.Ask = func(
 			ctx context.Context, method string, params json.RawMessage,
 		) (json.RawMessage, error) {

@@ -38,8 +38,9 @@ type frame struct {
 
 // connection is what an outbox writes to.
 type connection struct {
-	ctx   context.Context   // ends with the connection
-	write func(frame) error // nil if the client accepts no stream
+	ctx    context.Context   // ends with the connection
+	cancel func()            // ends ctx; nil for a POST
+	write  func(frame) error // nil if the client accepts no stream
 
 	// For a stream:
 	wake chan struct{} // 1-buffered: there is more to write, or nothing will follow

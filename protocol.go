@@ -30,8 +30,8 @@ const (
 
 var protocols = []string{"2025-11-25", "2025-06-18", "2025-03-26", oldestProtocol}
 
-// spoken returns all supported revisions, newest first.
-func spoken() []string { return append([]string{statelessProtocol}, protocols...) }
+// spoken lists all supported revisions, newest first.
+var spoken = marshal(append([]string{statelessProtocol}, protocols...))
 
 // hasSessions reports whether version is a supported revision with sessions.
 func hasSessions(version string) bool { return slices.Contains(protocols, version) }
@@ -209,18 +209,15 @@ func parseParams(raw json.RawMessage) object {
 	params, _ := members(raw)
 	params = params.withoutLookalikes(
 		"name", "arguments", "uri", "ref", "_meta", "inputResponses", "requestState")
-	for _, within := range []struct {
-		key   string
-		known []string
-	}{
-		{"ref", []string{"type", "name", "uri"}},
-		{"_meta", []string{
+	for key, known := range map[string][]string{
+		"ref": {"type", "name", "uri"},
+		"_meta": {
 			"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel,
-		}},
+		},
 	} {
-		value, _ := members(params.get(within.key))
-		if clean := value.withoutLookalikes(within.known...); len(clean) < len(value) {
-			params = params.set(within.key, clean.encode())
+		value, _ := members(params.get(key))
+		if clean := value.withoutLookalikes(known...); len(clean) < len(value) {
+			params = params.set(key, clean.encode())
 		}
 	}
 	return params
@@ -250,9 +247,9 @@ func statefulParams(params object) object {
 // that the client wants, or "" for no messages.
 func statelessParams(params object, caps clientCaps, level string) object {
 	meta, _ := members(params.get("_meta"))
-	meta = meta.set(metaProtocol, quote(statelessProtocol))
-	meta = meta.set(metaClientInfo, usherInfo())
-	meta = meta.set(metaClientCaps, caps.encode())
+	meta = meta.set(metaProtocol, quote(statelessProtocol)).
+		set(metaClientInfo, usherInfo()).
+		set(metaClientCaps, caps.encode())
 	if level != "" {
 		meta = meta.set(metaLogLevel, quote(level))
 	}
@@ -297,7 +294,7 @@ func statefulResult(result json.RawMessage) json.RawMessage {
 // withdrawn codeNoResource.
 func statelessError(err error) error {
 	if e, ok := errors.AsType[*rpcError](err); ok && e.Code == codeNoResource {
-		return &rpcError{Code: codeInvalidParams, Message: e.Message, Data: e.Data}
+		return &rpcError{codeInvalidParams, e.Message, e.Data}
 	}
 	return err
 }
@@ -357,7 +354,7 @@ func checkVersion(version string) error {
 	e := rpcErrorf(codeUnsupportedVersion,
 		"protocol version %q needs a session: send initialize, or use %s",
 		clipText(version, 50), statelessProtocol)
-	e.Data = object{{"supported", marshal(spoken())}, {"requested", quote(version)}}.encode()
+	e.Data = object{{"supported", spoken}, {"requested", quote(version)}}.encode()
 	return e
 }
 
@@ -372,11 +369,10 @@ func checkHeader(h http.Header, header, key string, value json.RawMessage) error
 		return err
 	}
 	text, isText := unquote(value)
-	switch {
-	case absent:
-	case isText && got == text:
-		return nil
-	case !isText && (got == string(value) || sameNumber(got, value)):
+	if !isText {
+		text = string(value)
+	}
+	if !absent && (got == text || sameNumber(got, value)) {
 		return nil
 	}
 	return rpcErrorf(codeHeaderMismatch,

@@ -597,11 +597,10 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		d.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
 	}
 	handle(d.log, refuse, func(w http.ResponseWriter, r *http.Request) error {
-		from, release, err := d.server.admitGET(r)
+		from, err := d.server.admitGET(r)
 		if err != nil {
 			return err
 		}
-		defer release()
 		scope, err := d.server.gate.Scope(from.principal)
 		if from.badCode != nil {
 			err = from.badCode

@@ -20,7 +20,7 @@ import (
 // the request. Safe for concurrent use.
 type Session struct {
 	token        *sessionToken
-	era          eras            // of its client: withSessions or withoutSessions
+	era          eras            // of its client: stateful or stateless
 	affinity     string          // see Caller.Affinity
 	subscription json.RawMessage // id of the subscriptions/listen that it serves; nil for none
 	calls        inflight[context.CancelCauseFunc]
@@ -51,7 +51,7 @@ type clientProfile struct {
 func newSession(t *sessionToken) *Session {
 	s := &Session{
 		token:         t,
-		era:           withSessions,
+		era:           stateful,
 		affinity:      t.ID,
 		lastSeen:      make(map[string]string),
 		subscriptions: make(map[string]interest),
@@ -78,7 +78,7 @@ func newStatelessSession(params object, p Principal) (*Session, error) {
 		}
 	}
 	s := newSession(newSessionToken(statelessProtocol, caps, p, time.Now()))
-	s.era = withoutSessions
+	s.era = stateless
 	s.profile.Store(&clientProfile{protocol: statelessProtocol, caps: caps, level: level})
 	info := field(meta, metaClientInfo) // hashed, as it may be long
 	s.affinity = hashOf(p.Key(), stringField(info, "name"), stringField(info, "version"))
@@ -106,7 +106,7 @@ func (s *Session) wants(method string, params json.RawMessage) bool {
 	}
 	lowest := s.profile.Load().level
 	if lowest == "" {
-		return s.era == withSessions
+		return s.era == stateful
 	}
 	severity := slices.Index(logLevels, stringField(params, "level"))
 	return severity < 0 || severity >= slices.Index(logLevels, lowest)
@@ -271,7 +271,7 @@ func (s *Server) follow(
 	for {
 		changed := s.modules.Changed()
 		err := s.announce(ctx, session, out, &subscribing)
-		if errors.Is(err, errEnded) && session.era == withoutSessions {
+		if errors.Is(err, errEnded) && session.era == stateless {
 			return nil // no request can present another claim for this stream
 		}
 		select {

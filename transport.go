@@ -126,12 +126,9 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return refusal(msg.ID, err)
 	}
 	params := parseParams(msg.Params)
-	session, id, err := s.sessionOf(r.Header, from, msg, params)
+	session, err := s.sessionOf(w, r, from, msg, params)
 	if err != nil {
 		return refusal(msg.ID, err)
-	}
-	if id != "" {
-		w.Header().Set(sessionHeader, id)
 	}
 	if !msg.isRequest() {
 		session.handleNotification(msg)
@@ -144,7 +141,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	ctx := s.stopped
 	var kept *keptStream
-	if session.era == withSessions {
+	if session.era == stateful {
 		kept = s.newKeptStream(answerStream, session)
 	} else {
 		// A stateless request is cancelled when its client disconnects. A client with a
@@ -181,34 +178,32 @@ func checkPOST(r *http.Request) (accepts, error) {
 var errNoSessionID error = httpErrorf(http.StatusBadRequest,
 	"no %s: send initialize first, and then the session id from its answer", sessionHeader)
 
-// sessionOf returns the session of a POST. For initialize it returns a new session and
-// its id. A stateless message has a session of its own.
+// sessionOf returns the session of a POST. For initialize it returns a new session, and
+// sets its id in the header of the answer. A stateless message has a session of its own.
 func (s *Server) sessionOf(
-	h http.Header, from admission, msg *Message, params object,
-) (session *Session, id string, err error) {
-	stateless := isStatelessPOST(h, params)
+	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params object,
+) (*Session, error) {
+	old := !isStatelessPOST(r.Header, params)
 	switch {
-	case !stateless && msg.Method == "initialize" && msg.isRequest():
+	case old && msg.Method == "initialize" && msg.isRequest():
 		protocol, caps, err := parseInitialize(params)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		token, id := s.gate.Create(protocol, caps, from.principal)
-		return newSession(token), id, nil
-	case !stateless:
-		session, err = s.openSession(from)
+		w.Header().Set(sessionHeader, id)
+		return newSession(token), nil
+	case old:
+		return s.openSession(from)
 	case from.badCode != nil:
-		err = from.badCode
+		return nil, from.badCode
 	case msg.isNotification(): // usher needs no notification of this revision
-		session = newSession(&sessionToken{})
-		err = checkVersion(h.Get(protocolHeader))
-	default:
-		err = checkStateless(h, msg, params)
-		if err == nil {
-			session, err = newStatelessSession(params, from.principal)
-		}
+		return newSession(&sessionToken{}), checkVersion(r.Header.Get(protocolHeader))
 	}
-	return session, "", err
+	if err := checkStateless(r.Header, msg, params); err != nil {
+		return nil, err
+	}
+	return newStatelessSession(params, from.principal)
 }
 
 // openSession returns the live session of an admitted request. It fails if the request
@@ -248,24 +243,24 @@ func checkStateless(h http.Header, msg *Message, params object) error {
 	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
 		return err
 	}
-	return checkMethod(msg.Method, withoutSessions)
+	return checkMethod(msg.Method, stateless)
 }
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to conn.
 func answerPOST(
 	ctx context.Context, w http.ResponseWriter, r *request, conn *connection, streamFirst bool,
 ) {
-	stateless := r.session.era == withoutSessions
+	old := r.session.era == stateful
 	var result json.RawMessage
 	ctx, err := r.begin(ctx)
 	if err == nil {
-		if streamFirst && !stateless { // a stateless error needs its HTTP status
+		if streamFirst && old { // a stateless error needs its HTTP status
 			r.out.send(nil)
 		}
 		result, err = r.answer(ctx)
 	}
 	status := http.StatusOK
-	if err != nil && stateless {
+	if err != nil && !old {
 		status = rpcStatus(asRPCError(err).Code)
 	}
 	answer := encodeAnswer(r.id, result, err)
@@ -299,48 +294,47 @@ func (s *Server) newKeptStream(kind string, session *Session) *keptStream {
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 	"too many streams are open: close one").retryAfter(15)
 
-// admitGET decides whether a GET is served, and for which principal. After a success the
-// caller must call release when the request is done.
-func (s *Server) admitGET(r *http.Request) (from admission, release func(), err error) {
+// admitGET decides whether a GET is served, and for which principal.
+func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	version := r.Header.Get(protocolHeader)
 	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
 		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
-		return from, nil, methodNotAllowed(nil, r)
+		return from, methodNotAllowed(nil, r)
 	}
 	accept := parseAccept(r.Header.Values("Accept"))
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
-		return from, nil, httpErrorf(http.StatusNotAcceptable,
+		return from, httpErrorf(http.StatusNotAcceptable,
 			"this is usher's MCP endpoint: a GET must accept text/event-stream; "+
 				"see usher help serve for how to connect a client")
 	}
 	from, err = s.gate.Admit(r)
 	if err != nil {
-		return from, nil, err
+		return from, err
 	}
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		return from, nil, errNoSession // such a session ends with its stream
+		return from, errNoSession // such a session ends with its stream
 	}
-	release, ok := s.streams.reserve(from.principal.Key(), 1, maxStreamsOf)
-	if !ok {
-		return from, nil, errManyStreams
-	}
-	return from, release, nil
+	return from, nil
 }
 
 // serveGET serves a session's notification stream, or the rest of an interrupted stream.
 // Without a session, it begins an HTTP+SSE session.
 func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
-	from, release, err := s.admitGET(r)
+	from, err := s.admitGET(r)
 	if err != nil {
 		return err
+	}
+	release, ok := s.streams.reserve(from.principal.Key(), 1, maxStreamsOf)
+	if !ok {
+		return errManyStreams
 	}
 	defer release()
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	conn := &connection{ctx: ctx, write: sseWriter(w)}
+	conn := &connection{ctx: ctx, cancel: cancel, write: sseWriter(w)}
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from.principal, conn, cancel)
+		s.serveSSE(r.URL.Path, from.principal, conn)
 		return nil
 	}
 	session, err := s.openSession(from)
@@ -401,7 +395,6 @@ type duplex struct {
 	server  *Server
 	session *Session
 	conn    *connection
-	cancel  context.CancelFunc // of the connection
 	out     *outbox
 	open    context.Context // ends with the client's input, and with it streams
 	close   context.CancelFunc
@@ -415,15 +408,12 @@ const duplexTimeout = 30 * time.Second
 
 // newDuplex returns a connection on which a session's client is sent first, if anything,
 // before all messages.
-func (s *Server) newDuplex(
-	session *Session, conn *connection, cancel context.CancelFunc, first ...frame,
-) *duplex {
+func (s *Server) newDuplex(session *Session, conn *connection, first ...frame) *duplex {
 	session.profile.Store(&clientProfile{protocol: oldestProtocol})
 	d := &duplex{
 		server:  s,
 		session: session,
 		conn:    conn,
-		cancel:  cancel,
 		out:     newOutbox(conn, nil, first...),
 	}
 	d.out.limit = maxDuplexOutbox
@@ -437,7 +427,7 @@ func (s *Server) newDuplex(
 func (d *duplex) serve(input <-chan error) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
-		defer d.cancel()
+		defer d.conn.cancel()
 		defer catch(d.server.log, new(error))
 		_ = d.server.serveNotices(d.session, d.out, d.conn) // its only error is for HTTP
 	})
@@ -449,7 +439,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	d.close()
 	d.mu.Unlock()
 	d.session.asked.fail()
-	defer time.AfterFunc(duplexTimeout, d.cancel).Stop()
+	defer time.AfterFunc(duplexTimeout, d.conn.cancel).Stop()
 	d.requests.Wait()
 	d.out.end()
 	writing.Wait()
@@ -501,14 +491,14 @@ func (d *duplex) begin(msg *Message) (err error) {
 }
 
 // serveSSE serves the stream of a new HTTP+SSE session.
-func (s *Server) serveSSE(path string, p Principal, conn *connection, cancel context.CancelFunc) {
+func (s *Server) serveSSE(path string, p Principal, conn *connection) {
 	token, id := s.gate.Create(sseProtocol, 0, p)
 	session := s.sessions.open(token, p.Key())
 	defer s.modules.EndAffinity(token.ID)
 	defer s.sessions.end(token) // else the table keeps the stream in memory
 	// The address is relative, as usher does not know the path that a proxy adds.
 	endpoint := frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)}
-	d := s.newDuplex(session, conn, cancel, endpoint)
+	d := s.newDuplex(session, conn, endpoint)
 	session.duplex.Store(d)
 	_ = d.serve(nil) // there is no input but the POSTs
 }
@@ -537,7 +527,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.stopped = ctx
 	s := newServer(c)
 	session := newSession(&sessionToken{ID: "stdio", Issued: s.started})
-	d := s.newDuplex(session, &connection{ctx: ctx, write: lineWriter(out)}, cancel)
+	d := s.newDuplex(session, &connection{ctx: ctx, cancel: cancel, write: lineWriter(out)})
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input)

@@ -83,11 +83,11 @@ func FuzzCheckStateless(f *testing.F) {
 			said := field(msg.Params, "_meta")
 			_, object := members(field(said, metaClientCaps))
 			versions := version == statelessProtocol && stringField(said, metaProtocol) == version
-			if !versions || !object || checkMethod(method, withoutSessions) != nil {
+			if !versions || !object || checkMethod(method, stateless) != nil {
 				t.Fatalf("%s %s %q was let in", meta, version, method)
 			}
 			session, err := newStatelessSession(list, Principal{})
-			if err == nil && (session.era != withoutSessions || session.token.Claim != Principal{}) {
+			if err == nil && (session.era != stateless || session.token.Claim != Principal{}) {
 				t.Fatalf("%s: it has the session %+v", meta, session)
 			}
 			return
