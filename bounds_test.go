@@ -242,20 +242,15 @@ func TestOddRequests(t *testing.T) {
 	c := oneFake(t)
 	for _, body := range []string{
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":5,META}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":null,META}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","arguments":null,META}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":5,"name":"a_x"}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`,
 		`{"jsonrpc":"2.0","id":` + strings.Repeat("9", 400) + `,"method":"tools/call"}`,
 		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x",META,"_meta":{}}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":` +
 			`{"resourceSubscriptions":5},META}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":[],META}}`,
 		`{"jsonrpc":"2.0","id":1,"result":{}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":5,META}}`,
 		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":5,META}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"ping","params":{META}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{META}}`,
 		`[]`, `[1]`, `5`, `null`, `""`,
 	} {
 		t.Run(clipText(body, 100), func(t *testing.T) {
@@ -389,11 +384,9 @@ func TestUnreadableAnswers(t *testing.T) {
 	t.Parallel()
 	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
 	for name, line := range map[string]string{
-		"no result":       `{"jsonrpc":"2.0","id":1}`,
-		"half an answer":  `{"jsonrpc":"2.0","id":"1","result":{}`,
-		"no UTF-8":        `{"jsonrpc":"2.0","result":{"text":"` + "\xff" + `"},"id":1}`,
-		"too deep":        `{"jsonrpc":"2.0","id":1,"result":` + deep + `}`,
-		"another JSONRPC": `{"jsonrpc":"1.0","id":1,"result":{}}`,
+		"no result": `{"jsonrpc":"2.0","id":1}`,
+		"no UTF-8":  `{"jsonrpc":"2.0","result":{"text":"` + "\xff" + `"},"id":1}`,
+		"too deep":  `{"jsonrpc":"2.0","id":1,"result":` + deep + `}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := testWorker("a", nil)

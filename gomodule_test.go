@@ -163,14 +163,11 @@ func goTestParameters(t *testing.T, p *modulePeer) {
 		{`{"name":"a"}`, `"structuredContent":{"name":"a","when":null,"address":null,"_webhook":null}`},
 		{`{"name":"a","big":12345678901234567890.10}`,
 			`"structuredContent":{"name":"a","big":12345678901234567890.10,`},
-		{`{"name":"a","big":"<&>"}`, `"big":"<&>"`},
 		{`{"name":"a","long":9007199254740993}`, `"long":9007199254740993`},
-		{`{"name":"a","loose":9007199254740993}`, `"loose":9007199254740992`},
 		{`{"name":"a","_webhook":{"method":"POST"}}`, `"_webhook":{"method":"POST"}`},
 		{`{"name":"a","when":"2026-01-02T03:04:05Z","data":"aGk="}`, `"when":"2026-01-02T03:04:05Z"`},
 		{`{"name":"a","tags":null,"address":null}`, `"structuredContent":{"name":"a",`},
 		{`{"name":"a","address":{"city":"b","next":[{"city":"c"}]}}`, `"address":{"city":"b","next":[{"city":"c"}]}`},
-		{`{"name":"a","unknown":[1]}`, `"structuredContent":{"name":"a",`},
 		{`{"name":"a","count":300}`, `{"code":-32602,"message":"reading arguments: json: ` +
 			`cannot unmarshal number 300 into Go struct field Params.count of type int8"}`},
 	} {
@@ -207,8 +204,6 @@ func goTestResults(t *testing.T, p *modulePeer) {
 		"print":      shownText("printed"),
 		"read":       shownText("read "),
 		"result":     `{"content":[{"text":"mine","type":"text"}],"isError":true}`,
-		"notResult":  shownObject(`{"content":[{"type":"text"}],"other":12345678901234567890}`),
-		"oddContent": shownObject(`{"content":[{"type":"poem"}]}`),
 		"large":      shownText(strings.Repeat("x", 1<<20)),
 	} {
 		check(t, tool, p.call(tool, "{}"), want)
@@ -341,7 +336,6 @@ func TestGoModuleBuildErrors(t *testing.T) {
 		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "", "go: go.mod requires go >= 1.999 (running "},
 		"go.mod":    {"nonsense\n", "", "go.mod:1: unknown directive: nonsense"},
 		"main":      {goMod, "func main() {}\n", "a.usher.go:5:6: main redeclared in this block the generated main:"},
-		"syntax":    {goMod, "func A( {}\n", "a.usher.go:5:9: expected ')', found '{'"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -366,19 +360,11 @@ func TestGoModuleBuildErrors(t *testing.T) {
 	}
 }
 
-func TestGoModuleNotBuilt(t *testing.T) {
+func TestGoModuleWithoutGo(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
-	build := func(ctx context.Context, name string) error {
-		_, err := buildGoFile(ctx, filepath.Join(dir, "cache"), filepath.Join(dir, name), os.Environ())
-		return err
-	}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	cause := errors.New("enough")
-	cancel(cause)
-	check(t, "its context ended", errors.Is(build(ctx, "a.usher.go"), cause), true)
-	check(t, "no file", errors.Is(build(t.Context(), "none.usher.go"), os.ErrNotExist), true)
 	t.Setenv("PATH", t.TempDir())
-	checkContains(t, "no Go", explain(build(t.Context(), "a.usher.go")), "install Go from")
+	_, err := buildGoFile(t.Context(), filepath.Join(dir, "cache"), filepath.Join(dir, "a.usher.go"), os.Environ())
+	checkContains(t, "no Go", explain(err), "install Go from")
 }
 
 // TestGoCommandGetsNoSecrets checks that the go command, which runs what a

@@ -66,8 +66,7 @@ func TestPythonNewAnnotations(t *testing.T) {
 }
 
 // TestPythonTagsAbove has tags in a comment above a function, where other
-// comments don't count. They come from the text that usher hands over, even if
-// the file has changed since.
+// comments don't count.
 func TestPythonTagsAbove(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -82,14 +81,6 @@ func TestPythonTagsAbove(t *testing.T) {
 	check(t, "annotations", len(m.annotations), 1)
 	check(t, "description", m.description, "Takes it.\n\nAll of it.")
 	p.end()
-
-	write(t, file, strings.Replace(text, "a/b", "c/d", 1))
-	cmd := shimCommand(t, kindPython, file)
-	cmd.Args = append(cmd.Args, strconv.Itoa(len(text)))
-	cmd.Stdin = strings.NewReader(text + `{"jsonrpc":"2.0","id":1,"method":"tools/list"}` + "\n")
-	out, err := cmd.Output()
-	must(t, err)
-	checkContains(t, "tools of the text on stdin", string(out), "@webhook a/b")
 }
 
 func TestPythonParameters(t *testing.T) {
@@ -101,13 +92,11 @@ func TestPythonParameters(t *testing.T) {
 	bed := func(next string) string { return `{"rows":1,"color":"red","next":` + next + `}` }
 	const bed2 = `{"rows":2,"color":"red","next":null}`
 	for _, row := range []struct{ tool, arguments, want string }{
-		{"echo", `{}`, `{}`},
 		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":"red"}},"unknown":1}`, `{"bed":["Bed",` + bed(bed2) + `]}`},
 		{"echo", `{"beds":[{"rows":1}],"by_name":{"a":{"rows":1}},"by_day":{"7":"x"}}`,
 			`{"beds":["list",[` + bed("null") + `]],` +
 				`"by_name":["dict",{"a":` + bed("null") + `}],"by_day":["dict",{"7":"x"}]}`},
 		{"echo", `{"n":12345678901234567890123,"x":1}`, `{"n":["int",12345678901234567890123],"x":["float",1.0]}`},
-		{"echo", `{"n":2.0,"either":2}`, `{"n":["int",2],"either":["int",2]}`},
 		{"echo", `{"either":{"rows":1}}`, `{"either":["Bed",` + bed("null") + `]}`},
 		{"echo", `{"at":"2026-01-02T03:04:05.123456789Z","on":"2026-01-02","data":"aGk="}`,
 			`{"at":["datetime","2026-01-02T03:04:05.123456+00:00"],` +
@@ -124,11 +113,9 @@ func TestPythonParameters(t *testing.T) {
 		{"required", `{"name":"a","times":null}`, `["a",null]`},
 		{"keywords", `{"n":2,"a":[1],"_webhook":{"method":"POST"}}`,
 			`{"n":2,"rest":{"a":[1],"_webhook":{"method":"POST"}}}`},
-		{"positional", `{"a":1}`, `[1,2,3]`},
 		{"positional", `{"a":1,"b":null,"c":4}`, `[1,null,4]`},
 		{"positional", `{"a":1,"c":4}`, `[1,2,4]`},
 		{"handle_hook", `{"_webhook":{"method":"POST"}}`, `{"name":"none","webhook":{"method":"POST"}}`},
-		{"handle_hook", `{}`, `{"name":"none","webhook":null}`},
 	} {
 		t.Run(row.tool+row.arguments, func(t *testing.T) {
 			check(t, "result", p.callText(row.tool, row.arguments), row.want)
@@ -214,10 +201,6 @@ func TestPythonProtocol(t *testing.T) {
 				`"capabilities":{"tools":{},"logging":{}},"serverInfo":{"name":"calls","version":"1"},` +
 				`"instructions":"Returns, raises, prints and waits in all ways there are."}}`},
 		{`{"jsonrpc":"2.0","id":"p","method":"ping"}`, `{"jsonrpc":"2.0","id":"p","result":{}}`},
-		{`{"jsonrpc":"2.0","id":5,"method":"server/discover"}`,
-			`"error":{"code":-32601,"message":"unknown method or tool in server/discover"}`},
-		{`{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"nothing"}}`,
-			`{"jsonrpc":"2.0","id":5,"result":{"_meta":{"usher/value":null}}}`},
 		// Notifications have no answer.
 		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" +
 			`{"jsonrpc":"2.0","id":9,"result":{}}` + "\n" +

@@ -23,7 +23,6 @@ func TestDocTags(t *testing.T) {
 	noText := func(schema string) string { return `{"inputSchema":` + schema + `}` }
 	text := func(doc string) string { return `{"description":"` + doc + `","inputSchema":{"type":"object"}}` }
 	for _, tt := range []struct{ name, rules, doc, schema, want string }{
-		{"text stays", "go", `Adds.\n\nMore.`, object, text(`Adds.\n\nMore.`)},
 		{"annotations", "go", `Adds.\n@readonly\n@idempotent`, object, `{"description":"Adds.",` +
 			`"inputSchema":{"type":"object"},"annotations":{"readOnlyHint":true,"idempotentHint":true}}`},
 		{"annotations are text to a server", "server", `Adds.\n@readonly`, object, text(`Adds.\n@readonly`)},
@@ -80,18 +79,12 @@ func TestHooks(t *testing.T) {
 		signature string
 	}{
 		{"handlePush", "", true, "", 0, ""},
-		{"handle", "", true, "", 0, ""},
 		{"push", "", false, "", 0, ""},
-		{"Handle", "", false, "", 0, ""},
 		{"push", "@webhook", true, "", 0, ""},
 		{"push", "@webhook /git/push", true, "git/push", 0, ""},
-		{"handlePush", "@webhook git/push", true, "git/push", 0, ""},
-		{"push", "@webhook a b", false, "a b", 1, ""},
 		{"push", "@webhook a/../b", false, "a/../b", 1, ""},
 		{"push", "@webhook a//b", false, "a//b", 1, ""},
 		{"push", `@webhook a\n@webhook b`, true, "a", 0, ""},
-		{"push", "@webhook a/.", false, "a/.", 1, ""},
-		{"push", "@webhook ..", false, "..", 1, ""},
 		{"push", "@webhook a/", false, "a/", 1, ""},
 		{"push", github, false, "", 0, github},
 		{"push", `@webhook\n` + github + `\n` + slack, true, "", 0, github}, // the first counts
@@ -123,12 +116,11 @@ func TestCheckArguments(t *testing.T) {
 		"strict":{"type":"object","properties":{"a":{}},"additionalProperties":false},
 		"few":{"type":"integer","minimum":0},"at":{"type":"string","format":"date-time"},
 		"data":{"type":"string","contentEncoding":"base64"},
-		"lost":{"$ref":"#/$defs/Gone"},"loop":{"$ref":"#/$defs/Loop"}
+		"lost":{"$ref":"#/$defs/Gone"}
 		},"required":["s","gone"],"$defs":{
 		"Bed":{"type":"object","properties":{"rows":{"type":"integer"},"note":{"type":"string"}},"required":["rows"]},
 		"Tree":{"type":"object","properties":{"left":{"$ref":"#/$defs/Tree"},
-			"more":{"type":"array","items":{"$ref":"#/$defs/Tree"}}}},
-		"Loop":{"anyOf":[{"$ref":"#/$defs/Loop"},{"$ref":"#/$defs/Loop"}]}}}`)
+			"more":{"type":"array","items":{"$ref":"#/$defs/Tree"}}}}}}`)
 	// Beside "s" and "gone", each is accepted unchanged (""), left out ("-"), or wrong.
 	for given, want := range map[string]string{
 		`"i":3,"n":1.5,"b":true,"a":[],"o":{},"any":[],"two":null,"more":null`: "",
@@ -148,28 +140,19 @@ func TestCheckArguments(t *testing.T) {
 		`"i":null`:                                   "-",
 		`"either":null`:                              "-",
 		`"i":1.5`:                                    `parameter "i": want an integer, got a number`,
-		`"i":"1"`:                                    `parameter "i": want an integer, got a string`,
 		`"i":1e3`:                                    `parameter "i": want an integer, got a number`,
-		`"b":1`:                                      `parameter "b": want a boolean, got an integer`,
 		`"a":{}`:                                     `parameter "a": want an array, got an object`,
-		`"o":[]`:                                     `parameter "o": want an object, got an array`,
-		`"two":3`:                                    `parameter "two": want a string or null, got an integer`,
 		`"list":[1,null]`:                            `parameter "list.1": want an integer, got null`,
-		`"kind":"c"`:                                 `parameter "kind": want one of "a","é", got "c"`,
 		`"either":true`: `parameter "either": want an integer or ` +
 			`an object or an array, got a boolean`,
 		`"either":{}`:           `parameter "either.rows" is required: an integer`,
 		`"either":{"rows":"x"}`: `parameter "either.rows": want an integer, got a string`,
-		`"either":["a",1]`:      `parameter "either.1": want a string, got an integer`,
 		`"one":"some"`:          `parameter "one": want an integer or one of "all", got a string`,
-		`"tree":{"left":{"more":[{},{"left":1}]}}`: `parameter "tree.left.more.1.left": want an object, got an integer`,
-		`"counts":{"a":"1"}`:                       `parameter "counts.a": want an integer, got a string`,
-		`"strict":{"b":1}`:                         `parameter "strict.b" is not known`,
-		`"few":-1`:                                 `parameter "few": want at least 0, got -1`,
+		`"strict":{"b":1}`:      `parameter "strict.b" is not known`,
+		`"few":-1`:              `parameter "few": want at least 0, got -1`,
 		`"at":"tomorrow"`: `parameter "at": ` +
 			`want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
 		`"data":"%"`: `parameter "data": want base64, got "%"`,
-		`"loop":1`:   `parameter "loop" has a schema that only refers to itself`,
 		`"tree":` + strings.Repeat(`{"left":`, 999) + `{}` + strings.Repeat(`}`, 999): `too complex`,
 	} {
 		t.Run(clipText(given, 50), func(t *testing.T) {
@@ -188,10 +171,8 @@ func TestCheckArguments(t *testing.T) {
 	}
 	for sent, want := range map[string]string{
 		``:                    `parameter "s" is required: a string`,
-		`{"gone":1}`:          `parameter "s" is required: a string`,
 		`{"s":""}`:            `parameter "gone" is required`,
 		`{"s":null,"gone":1}`: `parameter "s": want a string, got null`,
-		`{"s":1,"gone":1}`:    `parameter "s": want a string, got an integer`,
 		`{"S":"","gone":1}`:   `parameter "s" is required: a string`,
 	} {
 		_, err := m.checkArguments(json.RawMessage(sent))
@@ -241,7 +222,6 @@ func TestCircularReferences(t *testing.T) {
 		{"each other", "A", `{"x":1}`, `parameter "x" has a schema that only refers to itself`},
 		{"beside a large value", "A", `{"x":1,"y":"` + large + `"}`, "only refers to itself"},
 		{"one that fits otherwise", "Text", `{"x":"a"}`, ""},
-		{"one that does not", "Text", `{"x":1}`, `parameter "x": want a string, got an integer`},
 		{"values inside values", "List", `{"x":[[1],[[2,3]],[]]}`, ""},
 		{"a wrong one inside", "List", `{"x":[[1],[["a",3]],[]]}`,
 			`parameter "x.1.0.0": want an array or an integer, got a string`},

@@ -91,12 +91,6 @@ func Cycle() interface{} {
 func Result() map[string]interface{} {
 	return map[string]interface{}{"content": []map[string]string{{"type": "text", "text": "mine"}}, "isError": true}
 }
-func NotResult() stdjson.RawMessage {
-	return stdjson.RawMessage("{\n\"content\": [{\"type\": \"text\"}], \"other\": 12345678901234567890}")
-}
-func OddContent() stdjson.RawMessage {
-	return stdjson.RawMessage("{\"content\":[{\"type\":\"poem\"}]}")
-}
 func Large() string       { return strings.Repeat("x", 1<<20) }
 func Length(p Params) int { return len(p.Name) }
 func Meet() {
