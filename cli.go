@@ -470,7 +470,7 @@ func findMethod(view *View, label, method string) (*Item, error) {
 // callTool calls a tool and prints its result. It warns of parameters that the method
 // does not have.
 func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
-	schema, _ := tool.Method.schema().(map[string]any)
+	schema := tool.Method.schema()
 	known := sortedKeys(objectIn(schema, "properties"))
 	for _, f := range arguments {
 		if len(known) > 0 && schema["additionalProperties"] == nil && !slices.Contains(known, f.key) {

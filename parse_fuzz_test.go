@@ -321,9 +321,9 @@ func FuzzCheckArguments(f *testing.F) {
 		if invalid || !isObject([]byte(arguments)) {
 			return
 		}
-		var decoded any
-		_ = json.Unmarshal([]byte(schema), &decoded)
-		m := &Method{schema: func() any { return decoded }}
+		var object map[string]any
+		_ = json.Unmarshal([]byte(schema), &object)
+		m := &Method{schema: func() map[string]any { return object }}
 		fit, err := m.checkArguments(json.RawMessage(arguments))
 		if err != nil {
 			if wrong, ok := errors.AsType[*argumentError](err); !ok || wrong.want == "" {
@@ -335,7 +335,6 @@ func FuzzCheckArguments(f *testing.F) {
 		if err != nil || string(again) != string(fit) || !json.Valid(fit) || !isObject(fit) {
 			t.Fatalf("%s took %s, returned %s, and then %s, %v", schema, arguments, fit, again, err)
 		}
-		object, _ := decoded.(map[string]any)
 		for _, name := range textList(object["required"]) {
 			if object["$ref"] == nil && field(fit, name) == nil {
 				t.Fatalf("%s took %s without %q", schema, arguments, name)

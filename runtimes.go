@@ -43,14 +43,6 @@ const (
 // schemas of its methods are known well enough to check calls.
 func (k Kind) singleFile() bool { return k != kindExecutable && k != kindConfig }
 
-// canHaveWebhooks reports whether modules of the kind are written for usher. Only in those
-// the prefix "handle" and the tag @webhook mark a webhook.
-func (k Kind) canHaveWebhooks() bool { return k != kindConfig }
-
-// docAddsParams reports whether @param adds parameters that the schema lacks, because the
-// language declares no types.
-func (k Kind) docAddsParams() bool { return k == kindNode || k == kindShell }
-
 // moduleEndings maps the end of a file's name after ".usher" to the module's kind.
 var moduleEndings = map[string]Kind{
 	"":     kindExecutable,

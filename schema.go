@@ -30,8 +30,8 @@ type Method struct {
 
 	docTags
 
-	definition object     // of the MCP tool, without its name
-	schema     func() any // of the arguments, decoded at the first call
+	definition object                // of the MCP tool, without its name
+	schema     func() map[string]any // of the arguments, decoded at the first call
 
 	// headerParams are the parameters that a request repeats in a header
 	// Mcp-Param-HEADER, by their names (MCP 2026-07-28,
@@ -52,13 +52,13 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 	if !ok || m.Name == "" {
 		return nil, nil, errors.New("a tool without a name")
 	}
-	m.IsHook = m.IsHook || kind.canHaveWebhooks() && strings.HasPrefix(m.Name, "handle")
+	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
 	var problems []string
 	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
 		m.IsHook = false // rather than somewhere else
 		problems = append(problems, fmt.Sprintf("%s: %v", m.Name, err))
 	}
-	schema := cleanSchema(field(definition, "inputSchema"), m.params, kind.docAddsParams())
+	schema := cleanSchema(field(definition, "inputSchema"), m.params, kind)
 	m.definition = list.without("name", "description", "inputSchema")
 	if m.description != "" {
 		m.definition = append(m.definition, member{"description", quote(m.description)})
@@ -67,14 +67,14 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 	if len(m.annotations) > 0 {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
-	m.schema = sync.OnceValue(func() (decoded any) {
+	m.schema = sync.OnceValue(func() (decoded map[string]any) {
 		_ = json.Unmarshal(schema, &decoded) // if nested too deeply, it accepts any arguments
 		return decoded
 	})
 	for _, property := range fields(field(schema, "properties")) {
 		header := stringField(property.value, "x-mcp-header")
 		value := stringField(property.value, "type")
-		scalar := value == "string" || value == "integer" || value == "boolean"
+		scalar := slices.Contains([]string{"string", "integer", "boolean"}, value)
 		if scalar && headerToken.MatchString(header) { // clients omit tools with wrong headers
 			m.headerParams[property.key] = header
 		}
@@ -111,8 +111,9 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 }
 
 // cleanSchema returns the schema without webhookParam and with the documentation of the
-// parameters. If add is true, it adds documented parameters that the schema lacks.
-func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMessage {
+// parameters. It adds documented parameters that the schema lacks if the language declares
+// no types.
+func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMessage {
 	list, ok := members(schema)
 	if !ok {
 		list = object{{"type", json.RawMessage(`"object"`)}}
@@ -122,6 +123,7 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, add bool) json.RawMess
 	var required []string
 	_ = json.Unmarshal(field(schema, "required"), &required) // if invalid, none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
+	add := kind == kindNode || kind == kindShell
 	for _, d := range docs {
 		own := props.get(d.name)
 		if d.name == webhookParam || own == nil && !add {
@@ -249,6 +251,9 @@ var misplacedTag = regexp.MustCompile(`\S\s+@(webhook|signature)(\s|$)`)
 // parseDoc parses the documentation of a method of a module of a kind. Each tag begins a
 // line; other lines that begin with @ are text.
 func parseDoc(doc string, kind Kind) docTags {
+	if kind == kindConfig { // it is not written for usher
+		return docTags{description: strings.TrimSpace(doc)}
+	}
 	var t docTags
 	var text []string
 	wraps := false // the line before was @param's, and an indented line continues it
@@ -265,10 +270,10 @@ func parseDoc(doc string, kind Kind) docTags {
 		tag, _, _ := strings.Cut(strings.Join(strings.Fields(trimmed), " "), " ")
 		rest := strings.TrimSpace(trimmed[len(tag):])
 		switch {
-		case kind.canHaveWebhooks() && tag == "@webhook":
+		case tag == "@webhook":
 			t.IsHook = true
 			t.Hook = cmp.Or(t.Hook, strings.TrimPrefix(rest, "/"))
-		case kind.canHaveWebhooks() && tag == "@signature":
+		case tag == "@signature":
 			t.Signature = cmp.Or(t.Signature, trimmed) // the first counts
 		case kind.singleFile() && annotationTags[tag] != "":
 			t.annotations = t.annotations.set(annotationTags[tag], json.RawMessage("true"))
@@ -280,7 +285,7 @@ func parseDoc(doc string, kind Kind) docTags {
 			}
 		default:
 			text = append(text, line)
-			if kind.canHaveWebhooks() && misplacedTag.MatchString(line) {
+			if misplacedTag.MatchString(line) {
 				t.Signature = cmp.Or(t.Signature, trimmed)
 			}
 		}
@@ -349,11 +354,7 @@ func (e *argumentError) Error() string {
 // schema. It returns them without optional parameters that are null but can't be; those
 // count as omitted. The error names the first parameter that does not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
-	c := argumentCheck{
-		root:      m.schema(),
-		left:      32*len(arguments) + 1<<16,
-		following: make(map[followedRef]bool),
-	}
+	c := argumentCheck{root: m.schema(), left: 32*len(arguments) + 1<<16}
 	list, _ := members(arguments)
 	kept := slices.DeleteFunc(list, func(f member) bool {
 		property := objectIn(c.root, "properties")[f.key]
@@ -370,10 +371,9 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 
 // isOptionalNull reports whether a member of an object is null, and a property that is not
 // required.
-func isOptionalNull(schema any, f member) bool {
-	decoded, _ := schema.(map[string]any)
+func isOptionalNull(schema map[string]any, f member) bool {
 	_, declared := objectIn(schema, "properties")[f.key]
-	return declared && string(f.value) == "null" && !slices.Contains(textList(decoded["required"]), f.key)
+	return declared && string(f.value) == "null" && !slices.Contains(textList(schema["required"]), f.key)
 }
 
 // exampleValues are values to begin with, by JSON Schema type.
@@ -387,7 +387,7 @@ var exampleValues = map[string]any{
 
 // exampleArguments returns arguments with a value for each required parameter.
 func (m *Method) exampleArguments() json.RawMessage {
-	schema, _ := m.schema().(map[string]any)
+	schema := m.schema()
 	arguments := make(map[string]any)
 	for _, name := range textList(schema["required"]) {
 		property := objectIn(objectIn(schema, "properties"), name)
@@ -403,33 +403,24 @@ func (m *Method) exampleArguments() json.RawMessage {
 }
 
 // objectIn returns the member key of a decoded schema, or nil if it is not an object.
-func objectIn(schema any, key string) map[string]any {
-	outer, _ := schema.(map[string]any)
-	inner, _ := outer[key].(map[string]any)
+func objectIn(schema map[string]any, key string) map[string]any {
+	inner, _ := schema[key].(map[string]any)
 	return inner
 }
 
 const (
 	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
 	maxWantedText = 1_000  // bytes of an error's list of alternatives
-	refersToSelf  = "has a schema that only refers to itself"
 )
 
 // argumentCheck checks the arguments of one call. Schemas are decoded by encoding/json; a
 // schema that is not an object accepts any value. A path is the keys that lead to a value,
-// joined by dots. Because of left, following and depth, a check always terminates.
+// joined by dots. Because of left and depth, a check always terminates, even if a $ref leads
+// to itself.
 type argumentCheck struct {
-	root      any
-	left      int // bytes to be read before giving up; alternatives could take forever
-	depth     int // of nested calls of value
-	following map[followedRef]bool
-}
-
-// followedRef is a $ref that is being followed for one value. The value's length
-// identifies the value, because a value is longer than any value inside it.
-type followedRef struct {
-	ref    string
-	length int
+	root  map[string]any
+	left  int // bytes to be read before giving up; alternatives could take forever
+	depth int // of nested calls of value
 }
 
 // value checks the value at path against a schema.
@@ -448,7 +439,8 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 		return nil
 	}
 	if ref, ok := s["$ref"].(string); ok {
-		return c.reference(path, ref, value)
+		name := strings.TrimPrefix(ref, "#/$defs/")
+		return c.value(path, objectIn(c.root, "$defs")[name], value)
 	}
 	types := textList(s["type"])
 	got := jsonType(value)
@@ -463,9 +455,7 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 	case "object":
 		return c.object(path, s, value)
 	case "array":
-		var items []json.RawMessage
-		_ = json.Unmarshal(value, &items)
-		for i, item := range items {
+		for i, item := range items(value) {
 			if wrong := c.value(below(path, strconv.Itoa(i)), s["items"], item); wrong != nil {
 				return wrong
 			}
@@ -476,18 +466,6 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 		return &argumentError{path, want, clipText(string(value), 100)}
 	}
 	return nil
-}
-
-// reference checks the value at path against the schema that a $ref names. A $ref
-// that leads to itself fits no value.
-func (c *argumentCheck) reference(path, ref string, value json.RawMessage) *argumentError {
-	followed := followedRef{ref, len(value)}
-	if c.following[followed] {
-		return &argumentError{path, refersToSelf, ""}
-	}
-	c.following[followed] = true
-	defer delete(c.following, followed)
-	return c.value(path, objectIn(c.root, "$defs")[strings.TrimPrefix(ref, "#/$defs/")], value)
 }
 
 // below returns the path of the member key of the value at path.
@@ -507,11 +485,9 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 			return nil
 		case c.left < 0:
 			return wrong // too complex: the other alternatives can't be checked either
-		case furthest == nil || furthest.want == refersToSelf || len(wrong.path) > len(furthest.path):
+		case furthest == nil || len(wrong.path) > len(furthest.path):
 			furthest = wrong
-		case furthest.path != path || wrong.path != path || wrong.want == refersToSelf:
-			// One error is enough.
-		case !strings.Contains(furthest.want, wrong.want):
+		case furthest.path == path && !strings.Contains(furthest.want, wrong.want):
 			furthest.want = clipText(furthest.want+" or "+wrong.want, maxWantedText)
 		}
 	}
@@ -550,9 +526,6 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 // scalarWanted returns a description of the values that a schema accepts, or "" if it accepts
 // value, which has the right type and is neither an object nor an array.
 func scalarWanted(s map[string]any, value json.RawMessage) string {
-	if s["enum"] == nil && s["minimum"] == nil && s["format"] == nil && s["contentEncoding"] == nil {
-		return ""
-	}
 	var decoded any
 	_ = json.Unmarshal(value, &decoded) // nil if a number is too large
 	text, _ := decoded.(string)
@@ -631,8 +604,7 @@ func withoutWebhook(list object) object {
 
 // failure returns the result of a tool call that failed.
 func failure(text string) json.RawMessage {
-	b := append([]byte(`{"content":[{"type":"text","text":`), quote(text)...)
-	return append(b, `}],"isError":true}`...)
+	return fmt.Appendf(nil, `{"content":[{"type":"text","text":%s}],"isError":true}`, quote(text))
 }
 
 // valueKey is the member of _meta with the value that a method returned, in the answers of
@@ -663,9 +635,9 @@ func toolResult(value json.RawMessage) json.RawMessage {
 	if value[0] != '"' {
 		text = quote(string(value))
 	}
-	result := slices.Concat([]byte(`{"content":[{"type":"text","text":`), text, []byte(`}]`))
+	result := fmt.Appendf(nil, `{"content":[{"type":"text","text":%s}]`, text)
 	if value[0] == '{' {
-		result = slices.Concat(result, []byte(`,"structuredContent":`), value)
+		result = fmt.Appendf(result, `,"structuredContent":%s`, value)
 	}
 	return append(result, '}')
 }
@@ -678,22 +650,12 @@ var (
 // isToolResult reports whether an object is the result of an MCP tool: its content is a list
 // of known types, and all its keys are those of a result.
 func isToolResult(value json.RawMessage) bool {
-	var content []json.RawMessage
-	err := json.Unmarshal(field(value, "content"), &content)
-	if err != nil || content == nil {
-		return false
+	content := items(field(value, "content"))
+	isUnknown := func(block json.RawMessage) bool {
+		return !slices.Contains(contentTypes, stringField(block, "type"))
 	}
-	for _, block := range content {
-		if !slices.Contains(contentTypes, stringField(block, "type")) {
-			return false
-		}
-	}
-	for _, m := range fields(value) {
-		if !slices.Contains(resultKeys, m.key) {
-			return false
-		}
-	}
-	return true
+	return content != nil && !slices.ContainsFunc(content, isUnknown) &&
+		len(fields(value).without(resultKeys...)) == 0
 }
 
 // resultText returns a tool's result for people: its structured content or, if it has none,
@@ -702,15 +664,19 @@ func resultText(result json.RawMessage) string {
 	if structured := field(result, "structuredContent"); structured != nil && string(structured) != "null" {
 		return string(structured)
 	}
-	var parts []json.RawMessage
-	_ = json.Unmarshal(field(result, "content"), &parts) // if invalid, none
 	var texts []string
-	for _, part := range parts {
-		if stringField(part, "type") == "text" {
-			texts = append(texts, stringField(part, "text"))
-		} else {
-			texts = append(texts, string(part))
+	for _, block := range items(field(result, "content")) {
+		text, ok := unquote(field(block, "text"))
+		if !ok {
+			text = string(block)
 		}
+		texts = append(texts, text)
 	}
 	return strings.Join(texts, "\n")
+}
+
+// items returns the items of a JSON array, or nil for any other value.
+func items(raw json.RawMessage) (list []json.RawMessage) {
+	_ = json.Unmarshal(raw, &list)
+	return list
 }
