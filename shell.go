@@ -9,10 +9,8 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -36,9 +34,8 @@ const (
 // shellMethod is the tool for a function of a script. The daemon finds the parameters in the
 // description, which is the comment above the function.
 type shellMethod struct {
-	Name        string         `json:"name"`
-	Description string         `json:"description"`
-	InputSchema map[string]any `json:"inputSchema"`
+	Name        string `json:"name"`
+	Description string `json:"description"`
 }
 
 // shellServer serves one script over stdin and stdout.
@@ -68,24 +65,21 @@ func runShell(ctx context.Context, path, size string, environ []string,
 	groups := &reaper{environ: environ}
 	defer groups.Close()
 	s := &shellServer{
-		path:     path,
-		script:   "/dev/fd/3",
-		methods:  []shellMethod{},
-		problems: []string{},
-		environ:  environ,
-		groups:   groups,
-		out:      stdout,
-		stderr:   stderr,
+		path:    path,
+		script:  "/dev/fd/3",
+		methods: []shellMethod{},
+		environ: environ,
+		groups:  groups,
+		out:     stdout,
+		stderr:  stderr,
 	}
 	if runtime.GOOS == "windows" {
 		s.script = path
 	}
 	n, _ := strconv.ParseInt(size, 10, 64) // usher wrote it
 	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
-	err := s.read(ctx, string(s.text))
-	if err != nil {
-		why := strings.ReplaceAll(errText(err), s.script+": ", "")
-		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), why)
+	if err := s.read(ctx, string(s.text)); err != nil {
+		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), errText(err))
 		return 1
 	}
 	s.serve(ctx, stdin)
@@ -129,42 +123,30 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 		}
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
-			s.methods = append(s.methods, shellMethod{m[1], doc, map[string]any{"type": "object"}})
+			s.methods = append(s.methods, shellMethod{m[1], doc})
 		} else if s.about == "" && len(s.methods) == 0 {
 			s.about = doc
 		}
 		comment = nil
 	}
-	cmd, done, err := s.command(ctx, "-n", s.script)
+	_, _, err := s.run(ctx, nil, nil, "-n", s.script)
+	if err == nil && len(s.methods) > 0 {
+		err = s.keepFunctions(ctx)
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("reading the script: %w", err)
 	}
-	defer done()
-	if output, err := cmd.CombinedOutput(); err != nil {
-		return errors.New(cmp.Or(strings.TrimSpace(string(output)), err.Error()))
-	}
-	return s.keepFunctions(ctx)
+	return nil
 }
 
 // keepFunctions removes the methods that the shell does not report as functions after
 // it has read the script: reserved words, for example, and text in a here-document.
 func (s *shellServer) keepFunctions(ctx context.Context) error {
-	if len(s.methods) == 0 {
-		return nil
-	}
 	program := ". '" + s.script + "' >&2"
 	for _, m := range s.methods {
 		program += " && " + ifFunction(m.Name, echo(m.Name), ":")
 	}
-	cmd, done, err := s.command(ctx, "-c", program, s.path)
-	if err != nil {
-		return err
-	}
-	defer done()
-	out, _, err := s.run(ctx, cmd, nil)
-	if err != nil {
-		return fmt.Errorf("reading the script: %s ended with %s", filepath.Base(s.shell), errText(err))
-	}
+	out, _, err := s.run(ctx, nil, nil, "-c", program, s.path)
 	reported := strings.Fields(string(out))
 	s.methods = slices.DeleteFunc(s.methods, func(m shellMethod) bool {
 		if slices.Contains(reported, m.Name) && !slices.Contains(notMethods, m.Name) {
@@ -174,7 +156,7 @@ func (s *shellServer) keepFunctions(ctx context.Context) error {
 			"rename it, or remove the comment above it", m.Name, filepath.Base(s.shell)))
 		return true
 	})
-	return nil
+	return err
 }
 
 // ifFunction returns a shell command that runs then if the shell reports name as a
@@ -191,23 +173,22 @@ func echo(words string) string { return "(unset -f echo 2>/dev/null || :; echo "
 // command returns a command that runs the shell. The script's text is at s.script, an open
 // file without a name, because the file at the script's path may have changed. (Windows has
 // no such files.) $BASH_SOURCE, bash's name for the file of a function, is the script's path
-// anyway. The caller must call done.
-func (s *shellServer) command(ctx context.Context, args ...string) (
-	cmd *exec.Cmd, done func() error, err error) {
-	cmd = exec.CommandContext(ctx, s.shell, slices.Concat(s.options, args)...)
+// anyway. The caller must close the file.
+func (s *shellServer) command(ctx context.Context, args []string) (*exec.Cmd, error) {
+	cmd := exec.CommandContext(ctx, s.shell, slices.Concat(s.options, args)...)
 	cmd.Dir = filepath.Dir(s.path)
 	cmd.Env = append(slices.Clip(s.environ), "USHER_SOURCE="+s.path)
 	if runtime.GOOS == "windows" {
-		return cmd, func() error { return nil }, nil
+		return cmd, nil
 	}
 	f, err := os.CreateTemp("", "usher-")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	os.Remove(f.Name())
 	cmd.ExtraFiles = []*os.File{f}
 	_, err = f.WriteAt(bytes.ReplaceAll(s.text, []byte("BASH_SOURCE"), []byte("USHER_SOURCE")), 0)
-	return cmd, f.Close, err
+	return cmd, err
 }
 
 // serve answers requests until stdin ends, and then ends the calls under way.
@@ -226,7 +207,7 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 		}
 		switch msg.Method {
 		case "initialize":
-			s.send(encodeResult(msg.ID, s.info().encode()))
+			s.send(encodeResult(msg.ID, s.info()))
 		case "tools/list":
 			s.send(encodeResult(msg.ID, object{{"tools", marshal(s.methods)}}.encode()))
 		case "tools/call":
@@ -253,16 +234,17 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 }
 
 // info returns the result of initialize.
-func (s *shellServer) info() object {
-	problems := object{{"problems", marshal(s.problems)}}
-	experimental := object{{"usher/problems", problems.encode()}}
-	capabilities := object{{"tools", json.RawMessage("{}")}, {"experimental", experimental.encode()}}
-	return object{
-		{"protocolVersion", quote(protocols[0])},
-		{"serverInfo", usherInfo()},
-		{"capabilities", capabilities.encode()},
-		{"instructions", quote(s.about)},
-	}
+func (s *shellServer) info() json.RawMessage {
+	problems := map[string][]string{"problems": s.problems}
+	return marshal(map[string]any{
+		"protocolVersion": protocols[0],
+		"serverInfo":      usherInfo(),
+		"instructions":    s.about,
+		"capabilities": map[string]any{
+			"tools":        struct{}{},
+			"experimental": map[string]any{"usher/problems": problems},
+		},
+	})
 }
 
 // send writes a message to usher.
@@ -295,13 +277,8 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 		}
 		args = append(args, text) // $1, $2, … as documented
 	}
-	cmd, done, err := s.command(ctx, args...)
-	if err != nil {
-		return failure("handing the script to the shell: " + errText(err))
-	}
-	defer done()
-	cmd.Stdin = bytes.NewReader(arguments)
-	out, lastLines, err := s.run(ctx, cmd, field(field(params, "_meta"), "progressToken"))
+	token := field(field(params, "_meta"), "progressToken")
+	out, lastLines, err := s.run(ctx, arguments, token, args...)
 	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
 	value := json.RawMessage(text)
 	switch {
@@ -319,29 +296,33 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	return toolResult(quote(text))
 }
 
-// run runs a command in a process group of its own until it ends. It returns the output, cut
+// run runs the shell in a process group of its own until it ends. It returns the output, cut
 // one byte past the limit, and the last lines of stderr. Background processes of the
-// command continue, unless ctx ended.
-func (s *shellServer) run(ctx context.Context, cmd *exec.Cmd,
-	progressToken json.RawMessage) (output []byte, lastLines []string, err error) {
+// shell continue, unless ctx ended.
+func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMessage,
+	args ...string) (output []byte, lastLines []string, err error) {
+	cmd, err := s.command(ctx, args)
+	if err != nil {
+		return nil, nil, err
+	}
 	outRead, outWrite, err := os.Pipe()
 	if err != nil {
 		return nil, nil, err
 	}
 	errRead, errWrite, err := os.Pipe()
 	if err != nil {
-		outRead.Close()
-		outWrite.Close()
-		return nil, nil, err
+		return nil, nil, err // no file can be opened: the garbage collector closes the others
 	}
 	setGroup(cmd)
 	cmd.Cancel = func() error { return terminateGroup(cmd.Process.Pid) }
 	cmd.WaitDelay = shellExitTimeout
+	cmd.Stdin = bytes.NewReader(input)
 	cmd.Stdout = outWrite
 	cmd.Stderr = errWrite
 	err = cmd.Start()
-	outWrite.Close()
-	errWrite.Close()
+	for _, f := range append(cmd.ExtraFiles, outWrite, errWrite) {
+		f.Close()
+	}
 	var read sync.WaitGroup
 	read.Go(func() {
 		output, _ = io.ReadAll(io.LimitReader(outRead, maxShellOutput+1))
