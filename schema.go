@@ -194,17 +194,11 @@ func docType(s string) json.RawMessage {
 	return json.RawMessage(`{}`)
 }
 
-// unionPart matches one part of a union: a literal in quotes, or text without spaces.
-var unionPart = regexp.MustCompile(`'[^']*'|"(?:[^"\\]|\\.)*"|[^|'"\s]+`)
-
 // parseLiterals returns the JSON of the literals in a union such as ('x'|'y'), or nil if s
 // is something else.
 func parseLiterals(s string) (literals []json.RawMessage) {
-	for _, part := range unionPart.FindAllString(strings.Trim(s, "()"), -1) {
-		literal := json.RawMessage(part)
-		if part[0] == '\'' {
-			literal = quote(strings.Trim(part, "'"))
-		}
+	for part := range strings.SplitSeq(strings.Trim(s, "()"), "|") {
+		literal := []byte(strings.ReplaceAll(strings.TrimSpace(part), "'", `"`))
 		if !json.Valid(literal) {
 			return nil
 		}
