@@ -107,9 +107,9 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &output{}
 		r := registryOf(t, dir, log)
-		s := &scan{seen: make(map[entryKey]bool)}
+		s := &scan{seen: make(map[entryKey]bool), root: dir}
 		path := dir + "/m.usher"
-		s.add(discovered{Name: "m", Kind: kindExecutable, Path: path, Source: path, Root: dir})
+		s.add(path, path, discovered{Name: "m", Kind: kindExecutable})
 		r.update(s)
 		pass(time.Hour)
 		check(t, "times that it is logged", strings.Count(log.String(), "module failed"), 1)
@@ -161,7 +161,7 @@ func TestWhoWaitsForModules(t *testing.T) {
 		there := func(names ...string) *scan {
 			s := &scan{seen: make(map[entryKey]bool)}
 			for _, name := range names {
-				s.add(discovered{Name: name, Kind: kindExecutable, Source: "/w/" + name + "/m.usher"})
+				s.add("", "/w/"+name+"/m.usher", discovered{Name: name, Kind: kindExecutable})
 			}
 			return s
 		}
@@ -186,7 +186,7 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 	var versions []*moduleVersion
 	for range 2 {
 		there := &scan{seen: make(map[entryKey]bool)}
-		there.add(discovered{Name: "a", Kind: kindExecutable, Source: "/nowhere/a.usher"})
+		there.add("", "/nowhere/a.usher", discovered{Name: "a", Kind: kindExecutable})
 		r.update(there)
 		for _, v := range r.modules {
 			versions = append(versions, v)

@@ -214,11 +214,9 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
 	bad, invalid := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
 	if invalid && bad.Offset > 0 {
-		before := raw[:bad.Offset-1]
-		line := bytes.Count(before, []byte("\n")) + 1
-		column := len(before) - bytes.LastIndexByte(before, '\n')
-		return nil, fmt.Errorf("not valid JSON at line %d, column %d: %w; "+
-			"JSON has no comments, and no comma after the last item", line, column, bad)
+		line := bytes.Count(raw[:bad.Offset-1], []byte("\n")) + 1
+		return nil, fmt.Errorf("not valid JSON at line %d: %w; "+
+			"JSON has no comments, and no comma after the last item", line, bad)
 	}
 	if err := checkJSON(raw, "the file"); err != nil {
 		return nil, err
@@ -312,7 +310,7 @@ func readField(f member, into any, getenv func(string) (string, bool)) error {
 // may see them.
 func (l launch) resolve() (launch, error) {
 	program, rest, _ := strings.Cut(l.Path, " ")
-	if strings.ContainsAny(l.Path, `/`+string(filepath.Separator)) && !filepath.IsAbs(l.Path) {
+	if filepath.Base(l.Path) != l.Path && !filepath.IsAbs(l.Path) {
 		l.Path = filepath.Join(l.Dir, l.Path)
 	}
 	path, err := exec.LookPath(l.Path)
@@ -459,7 +457,7 @@ var errMoved = errors.New("its file is no longer where it was")
 // not exist, has assumes that this is temporary.
 func (s *scan) fail(path string, err error) {
 	reason := errText(err)
-	s.add(discovered{Path: path, Source: path, Root: s.root, Version: reason, Err: errors.New(reason)})
+	s.add(path, path, discovered{Version: reason, Err: errors.New(reason)})
 	if !errors.Is(err, fs.ErrNotExist) {
 		s.unreadable = append(s.unreadable, path)
 	}
@@ -467,7 +465,11 @@ func (s *scan) fail(path string, err error) {
 
 // file adds a file with the name of a module, or the entries of a .mcp.json file.
 func (s *scan) file(path, name string, kind Kind) {
-	source, info, err := locate(path)
+	source, err := filepath.EvalSymlinks(path)
+	var info fs.FileInfo
+	if err == nil {
+		info, err = os.Lstat(source)
+	}
 	switch {
 	case err != nil:
 		s.fail(path, err)
@@ -482,38 +484,25 @@ func (s *scan) file(path, name string, kind Kind) {
 	if fault == nil {
 		fault = checkFile(info, kind)
 	}
-	s.add(discovered{
+	s.add(path, source, discovered{
 		Name:    name,
 		Kind:    kind,
-		Path:    path,
-		Source:  source,
-		Root:    s.root,
 		Version: fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode()),
 		Err:     fault,
 	})
 }
 
-// locate returns the path of a file, symlinks resolved, and what it is.
-func locate(path string) (source string, info fs.FileInfo, err error) {
-	info, err = os.Lstat(path)
-	if err != nil || info.Mode()&fs.ModeSymlink == 0 {
-		return path, info, err
-	}
-	if source, err = filepath.EvalSymlinks(path); err == nil {
-		info, err = os.Lstat(source)
-	}
-	return source, info, err
-}
-
 // checkFile returns an error if a file can't be a module of a kind.
 func checkFile(info fs.FileInfo, kind Kind) error {
+	limit := int64(maxSource)
+	if kind == kindExecutable {
+		limit = maxExecutable
+	}
 	switch {
 	case !info.Mode().IsRegular():
 		return errors.New("it is not a regular file")
-	case kind != kindExecutable && info.Size() > maxSource:
-		return fmt.Errorf("it is larger than %s", formatSize(maxSource))
-	case info.Size() > maxExecutable:
-		return fmt.Errorf("it is larger than %s", formatSize(maxExecutable))
+	case info.Size() > limit:
+		return fmt.Errorf("it is larger than %s", formatSize(limit))
 	case kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0:
 		return fmt.Errorf("the file is not executable: chmod +x %s", info.Name())
 	}
@@ -537,10 +526,7 @@ func (s *scan) config(path, source string, info fs.FileInfo) {
 		s.fail(path, err)
 	}
 	for _, d := range list {
-		d.Path = path
-		d.Source = source
-		d.Root = s.root
-		s.add(d)
+		s.add(path, source, d)
 	}
 }
 
@@ -571,7 +557,10 @@ func readSource(source string, kind Kind) (text []byte, hash string, err error) 
 }
 
 // add adds a module. A module that is found in several ways is added once.
-func (s *scan) add(d discovered) {
+func (s *scan) add(path, source string, d discovered) {
+	d.Path = path
+	d.Source = source
+	d.Root = s.root
 	if !s.seen[d.key()] {
 		s.seen[d.key()] = true
 		s.modules = append(s.modules, d)

@@ -106,10 +106,10 @@ func TestParseConfigErrors(t *testing.T) {
 		`{"mcpServers":[]}`:               `"mcpServers"`,
 		`{"mcpservers":{}}`:               `"mcpServers"`,
 		`{"servers":{}}`:                  `VS Code's "servers" must be renamed`,
-		`{"mcpServers":{}`:                "at line 1, column 16",
-		"{\n // no\n}":                    "at line 2, column 2: invalid character '/'",
+		`{"mcpServers":{}`:                "at line 1: ",
+		"{\n // no\n}":                    "at line 2: invalid character '/'",
 		"{ // no\n}":                      "JSON has no comments",
-		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3, column 1: ",
+		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3: ",
 	} {
 		_, err := configModules([]byte(raw), "/w", func(string) (string, bool) { return "", false })
 		checkContains(t, raw, fmt.Sprint(err), want)
