@@ -10,7 +10,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	_ "embed"
@@ -36,6 +35,7 @@ var goMainText string
 
 // goSource is the content of a module's file that its syntax alone reveals.
 type goSource struct {
+	text      []byte            // of the file
 	base      string            // the file's name
 	about     string            // the package comment
 	functions []string          // the exported ones, in order, as literals of usher__method
@@ -56,7 +56,7 @@ func cantBuild(base string, lines ...string) error {
 // for a file that is not Go or not a module. All other errors are left to the compiler.
 // Positions contain base and no absolute path, as sessions may see messages.
 func parseGoModule(base string, src []byte) (*goSource, error) {
-	s := &goSource{base: base, comments: map[string]string{}, positions: token.NewFileSet()}
+	s := &goSource{text: src, base: base, comments: map[string]string{}, positions: token.NewFileSet()}
 	file, err := parser.ParseFile(s.positions, base, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
 		return nil, cantBuild(base, err.Error()) // the first error, and how many there are
@@ -207,7 +207,7 @@ func buildGoModule(ctx context.Context, folder, path string, src []byte, environ
 	if runtime.GOOS == "windows" {
 		target += ".exe"
 	}
-	if err := runGoBuild(ctx, path, src, source, target, environ); err != nil {
+	if err := source.build(ctx, filepath.Dir(path), target, environ); err != nil {
 		return "", err
 	}
 	return keepBuild(folder, target)
@@ -225,9 +225,10 @@ func keepBuild(folder, built string) (string, error) {
 	if err := os.Chmod(built, 0o700); err != nil {
 		return "", err
 	}
-	err = os.Rename(built, binary)
-	if _, missing := os.Stat(binary); missing != nil { // Windows can't replace a running program
-		return "", cmp.Or(err, missing)
+	if err := os.Rename(built, binary); err != nil {
+		if _, missing := os.Stat(binary); missing != nil { // Windows can't replace a running program
+			return "", err
+		}
 	}
 	now := time.Now()
 	_ = os.Chtimes(binary, now, now) // it is in use
@@ -240,22 +241,20 @@ func keepBuild(folder, built string) (string, error) {
 	return binary, nil
 }
 
-// runGoBuild runs the go command to build target from a module's text and its generated
-// main. An overlay puts both into the folder of the module's file.
-func runGoBuild(ctx context.Context, path string, src []byte, source *goSource, target string,
-	environ []string) error {
-	dir := filepath.Dir(path)
+// build runs the go command in dir, the folder of the module's file, to build target from
+// the module's text and its generated main. An overlay puts both into dir.
+func (s *goSource) build(ctx context.Context, dir, target string, environ []string) error {
 	temp := filepath.Dir(target)
-	mainFile := filepath.Join(temp, "main.go")
-	moduleFile := filepath.Join(temp, source.base)
+	mainFile := filepath.Join(temp, "the generated main") // as in messages
+	moduleFile := filepath.Join(temp, s.base)
 	overlayFile := filepath.Join(temp, "overlay.json")
 	overlay := map[string]any{"Replace": map[string]string{
 		filepath.Join(dir, goMainName):   mainFile,
 		filepath.Join(dir, goModuleName): moduleFile,
 	}}
 	for file, text := range map[string][]byte{
-		mainFile:    []byte(source.generateMain()),
-		moduleFile:  src,
+		mainFile:    []byte(s.generateMain()),
+		moduleFile:  s.text,
 		overlayFile: marshal(overlay),
 	} {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
@@ -280,12 +279,12 @@ func runGoBuild(ctx context.Context, path string, src []byte, source *goSource, 
 		return context.Cause(ctx)
 	}
 	// All messages of the go command are about the module or its imports.
-	lines := goErrorLines(string(output), source.base, temp)
+	lines := goErrorLines(string(output), s.base, temp)
 	if len(lines) == 0 {
-		const hint = "%s: a Go module needs the go command (install Go from https://go.dev/dl): %v"
-		lines = []string{fmt.Sprintf(hint, source.base, err)}
+		lines = []string{fmt.Sprintf("%s: a Go module needs the go command "+
+			"(install Go from https://go.dev/dl): %v", s.base, err)}
 	}
-	return cantBuild(source.base, lines...)
+	return cantBuild(s.base, lines...)
 }
 
 // goErrorLines returns the messages of the go command, one per line, with the name of the
@@ -303,9 +302,6 @@ func goErrorLines(text, base, temp string) []string {
 		message = strings.ReplaceAll(message, goModuleName, base)
 		if _, rest, ok := strings.Cut(message, filepath.Base(temp)+string(filepath.Separator)); ok {
 			message = rest
-			if rest, ok = strings.CutPrefix(rest, "main.go"); ok {
-				message = "the generated main" + rest
-			}
 		}
 		message = strings.TrimPrefix(message, "."+string(filepath.Separator))
 		// Further indented lines contain the types of a call that does not fit, or the
