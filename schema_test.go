@@ -48,6 +48,8 @@ func TestDocTags(t *testing.T) {
 			noText(`{"type":"object","properties":{"p":{"enum":["of TypeScript"]},` +
 				`"kind":{"enum":["x","y"],"default":"x","description":"which"},` +
 				`"n":{"type":"array","items":{"enum":[1,2]}},"s":{}},"required":["n","s"]}`)},
+		{"literals that contain | accept any value", "shell", `@param {'a|b'|'c'|3} k which`, object,
+			noText(`{"type":"object","properties":{"k":{"description":"which"}},"required":["k"]}`)},
 		{"other tags are text", "go", `@returns nothing\nmail me@example.com`, object,
 			text(`@returns nothing\nmail me@example.com`)},
 	} {
