@@ -354,15 +354,8 @@ func (a *app) printModules(list []moduleLine) {
 	if len(list) == 0 {
 		a.printf("No modules here. Create one: usher new hello.usher.go\n")
 	}
-	var visible, hidden []moduleLine
-	for _, m := range list {
-		if m.Hidden == "" {
-			visible = append(visible, m)
-		} else {
-			hidden = append(hidden, m)
-		}
-	}
-	for i, m := range append(visible, hidden...) {
+	slices.SortStableFunc(list, func(m, n moduleLine) int { return strings.Compare(m.Hidden, n.Hidden) })
+	for i, m := range list {
 		if i > 0 {
 			a.printf("\n")
 		}
@@ -581,11 +574,10 @@ func (a *app) printClaim(c Claim, daemon string) {
 	if c.Label != "" {
 		a.printf("Label:      %s\n", sanitize(c.Label))
 	}
-	url := cmp.Or(daemon, defaultURL)
-	header := claimHeader + ": " + c.Code.Reveal()
-	a.printf("\nSet this header on the MCP client's connection:\n  %s\n", header)
-	a.printf("\nFor example:\n  claude mcp add --transport http usher %s --header %q\n", url, header)
-	a.printf("A client that can't set headers: %s?claim=%s\n", url, c.Code.Reveal())
+	a.printf("\nSet this header on the MCP client's connection:\n  %[1]s: %[2]s\n\n"+
+		"For example:\n  claude mcp add --transport http usher %[3]s --header \"%[1]s: %[2]s\"\n"+
+		"A client that can't set headers: %[3]s?claim=%[2]s\n",
+		claimHeader, c.Code.Reveal(), cmp.Or(daemon, defaultURL))
 	if daemon == "" {
 		a.printf("\nNo usher serves this base folder at the moment: start one with usher serve.\n")
 	}

@@ -292,31 +292,31 @@ func (d *delivery) parseArguments() (json.RawMessage, error) {
 
 // meta returns what a method receives under webhookParam.
 func (d *delivery) meta() json.RawMessage {
-	headers := object{{"host", quote(d.request.Host)}}
+	headers := map[string]string{"host": d.request.Host}
 	for name, values := range d.request.Header {
 		if name != secretHeader {
-			headers = append(headers, member{strings.ToLower(name), quote(strings.Join(values, ", "))})
+			headers[strings.ToLower(name)] = strings.Join(values, ", ")
 		}
 	}
-	query := object{}
+	query := make(map[string]string)
 	for name, values := range d.request.URL.Query() {
-		query = append(query, member{name, quote(values[0])})
+		query[name] = values[0]
 	}
-	meta := object{
-		{"method", quote(d.request.Method)},
-		{"headers", headers.encode()},
-		{"query", query.encode()},
-		{"timestamp", marshal(d.received.UnixMilli())},
+	meta := map[string]any{
+		"method":    d.request.Method,
+		"headers":   headers,
+		"query":     query,
+		"timestamp": d.received.UnixMilli(),
 	}
 	if utf8.Valid(d.body) {
-		meta = append(meta, member{"rawBody", quote(string(d.body))})
+		meta["rawBody"] = string(d.body)
 	}
-	return meta.encode()
+	return marshal(meta)
 }
 
 // signatureRule is how deliveries to a method must be signed, by its @signature tag.
 type signatureRule struct {
-	scheme   string // a key of signatureSchemes
+	scheme   string // one of signatureSchemes
 	variable string // the environment variable of the key
 	key      []byte // of the HMAC
 }
@@ -339,18 +339,18 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 			"_WEBHOOK_SECRET or _SIGNING_SECRET", words[2])
 	}
 	text := getenv(words[2])
-	rule := &signatureRule{scheme: words[1], variable: words[2], key: []byte(text)}
 	if text == "" {
-		return nil, fmt.Errorf("@signature: %s is not set", rule.variable)
+		return nil, fmt.Errorf("@signature: %s is not set", words[2])
 	}
-	if rule.scheme == "standard" {
-		key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
+	key := []byte(text)
+	if words[1] == "standard" {
+		var err error
+		key, err = base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
 		if err != nil || len(key) == 0 {
-			return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", rule.variable)
+			return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", words[2])
 		}
-		rule.key = key
 	}
-	return rule, nil
+	return &signatureRule{scheme: words[1], variable: words[2], key: key}, nil
 }
 
 // signatureRule returns the rule of a method, or nil if it has no @signature tag.
@@ -570,18 +570,17 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 func fileValue(file *multipart.FileHeader) json.RawMessage {
 	reader, _ := file.Open() // from memory: it can't fail
 	content, _ := io.ReadAll(reader)
-	encoding := "text"
-	text := string(content)
-	if !utf8.Valid(content) {
-		encoding = "base64"
-		text = base64.StdEncoding.EncodeToString(content)
+	value := map[string]any{
+		"filename":    file.Filename,
+		"contentType": file.Header.Get("Content-Type"),
+		"size":        file.Size,
 	}
-	return object{
-		{"filename", quote(file.Filename)},
-		{"contentType", quote(file.Header.Get("Content-Type"))},
-		{"size", marshal(file.Size)},
-		{encoding, quote(text)},
-	}.encode()
+	if utf8.Valid(content) {
+		value["text"] = string(content)
+	} else {
+		value["base64"] = content
+	}
+	return marshal(value)
 }
 
 // fieldValue converts a form's text to the number or boolean that the schema requires.
