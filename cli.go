@@ -144,6 +144,7 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	return rest, nil
 }
 
+// setupVersion returns the command that prints the version.
 func setupVersion(a *app, _ *flag.FlagSet) runFunc {
 	return func(context.Context, []string) error {
 		commit := ""
@@ -159,6 +160,7 @@ func setupVersion(a *app, _ *flag.FlagSet) runFunc {
 	}
 }
 
+// setupServe returns the command that runs a daemon.
 func setupServe(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	flags := declareServeFlags(fs, a.stderr)
@@ -167,6 +169,7 @@ func setupServe(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
+// setupStdio returns the command that serves the client on stdin and stdout.
 func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	config := declareRegistryFlags(fs, a.stderr)
@@ -203,6 +206,7 @@ func (a *app) withModules(
 	})
 }
 
+// setupModules returns the command that prints the modules.
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
@@ -273,6 +277,7 @@ type moduleLine struct {
 	Problems []string   `json:"problems,omitempty"`
 }
 
+// toolLine is a tool of a moduleLine.
 type toolLine struct {
 	Name    string `json:"name"`
 	Method  string `json:"method"`
@@ -313,13 +318,12 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 	for _, t := range whole.ToolsOf(m) {
 		hooks[t.Method] = t
 	}
-	url := cmp.Or(daemon.URL, defaultURL)
 	secret := daemon.Secret || a.getenv(webhookSecretVar) != ""
 	for _, t := range view.ToolsOf(m) {
 		l.Label = t.Label
 		hook := hooks[t.Method]
 		tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
-		tool.Webhook, tool.command = webhookExample(whole, hook, url, secret)
+		tool.Webhook, tool.command = webhookExample(whole, hook, cmp.Or(daemon.URL, defaultURL), secret)
 		if daemon.WebhooksOff {
 			tool.command = tool.Webhook + ", off: usher serve needs " +
 				webhookSecretVar + " or -open-webhooks"
@@ -341,10 +345,8 @@ func (a *app) toolProblems(whole *View, t *Item, name string) []string {
 		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s",
 			t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
 	}
-	if tag := t.Method.Signature; tag != "" {
-		if _, err := parseSignature(tag, a.getenv); err != nil {
-			list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
-		}
+	if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
+		list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
 	}
 	return list
 }
@@ -363,12 +365,12 @@ func (a *app) printModules(list []moduleLine) {
 	}
 }
 
+// printModule prints a module, its tools and what is wrong with it.
 func (a *app) printModule(m moduleLine) {
-	title := sanitize(m.Path)
 	if name := cmp.Or(m.Label, m.Name); name != "" {
-		title = fmt.Sprintf("%s (%s)  %s", sanitize(name), m.Kind, title)
+		a.printf("%s (%s)  ", sanitize(name), m.Kind)
 	}
-	a.printf("%s\n", title)
+	a.printf("%s\n", sanitize(m.Path))
 	a.printNote("", m.About)
 	t := newTable(a.stdout)
 	for _, tool := range m.Tools {
@@ -400,6 +402,7 @@ func (a *app) printNote(what, text string) {
 	}
 }
 
+// setupCall returns the command that calls one method.
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	dir := fs.String("dir", ".", "look for the module under `DIR`")
@@ -491,32 +494,29 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 	return nil
 }
 
-// claimFlags are the flags of usher claim.
-type claimFlags struct {
-	scope  string
-	label  string
-	ttl    time.Duration
-	asJSON bool
-}
-
-// setupClaim is three commands. The first argument says which.
+// setupClaim returns the command that creates, lists or revokes claims, by its first
+// argument.
 func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
-	flags := &claimFlags{ttl: 24 * time.Hour}
-	fs.StringVar(&flags.scope, "scope", ".", "the claim grants `DIR` and everything below it")
-	fs.StringVar(&flags.label, "label", "", "a `TEXT` to recognize the claim by")
-	fs.BoolVar(&flags.asJSON, "json", false, "print the stored record as JSON; list prints an array of them")
+	scope := fs.String("scope", ".", "the claim grants `DIR` and everything below it")
+	label := fs.String("label", "", "a `TEXT` to recognize the claim by")
+	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
+	ttl := 24 * time.Hour
 	usage := "how long the claim is valid: `D` is such as 30m, 1h30m, 7d (default 24h)"
 	fs.Func("ttl", usage, func(text string) (err error) {
-		flags.ttl, err = parseTTL(text)
+		ttl, err = parseTTL(text)
 		return err
 	})
 	return func(ctx context.Context, args []string) error {
 		switch {
 		case len(args) == 0:
-			return a.createClaim(ctx, flags)
+			dir, err := resolveDir(*scope)
+			if err != nil {
+				return usageErrorf("-scope %q: %v", *scope, err)
+			}
+			return a.createClaim(ctx, dir, *label, ttl, *asJSON)
 		case args[0] == "list" && len(args) == 1:
-			return a.listClaims(ctx, flags.asJSON)
+			return a.listClaims(ctx, *asJSON)
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
@@ -524,20 +524,18 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
-func (a *app) createClaim(ctx context.Context, flags *claimFlags) error {
-	dir, err := resolveDir(flags.scope)
-	if err != nil {
-		return usageErrorf("-scope %q: %v", flags.scope, err)
-	}
+// createClaim creates a claim for dir and prints it. It warns if the code shows more, or
+// less, than one would think.
+func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Duration, asJSON bool) error {
 	data, err := a.dataDir()
 	if err != nil {
 		return err
 	}
 	daemon := readDaemon(data)
 	err = a.withClaims(func(claims *ClaimStore) error {
-		c, err := claims.Create(ctx, dir, flags.label, flags.ttl)
+		c, err := claims.Create(ctx, dir, label, ttl)
 		if err == nil {
-			a.print(c, flags.asJSON, func() { a.printClaim(c, daemon.URL) })
+			a.print(c, asJSON, func() { a.printClaim(c, daemon.URL) })
 		}
 		return err
 	})
@@ -550,8 +548,8 @@ func (a *app) createClaim(ctx context.Context, flags *claimFlags) error {
 	}
 	overlaps := func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }
 	if daemon.Roots != nil && !slices.ContainsFunc(daemon.Roots, overlaps) {
-		served := sanitize(strings.Join(daemon.Roots, ", "))
-		a.warnf("claim: the running daemon serves only %s: this code shows nothing", served)
+		a.warnf("claim: the running daemon serves only %s: this code shows nothing",
+			sanitize(strings.Join(daemon.Roots, ", ")))
 	}
 	found := make(chan bool, 1)
 	go func() { found <- len(scanFolders([]string{dir}, nil).modules) > 0 }()
@@ -583,6 +581,7 @@ func (a *app) printClaim(c Claim, daemon string) {
 	}
 }
 
+// listClaims prints the active claims. It creates no data folder.
 func (a *app) listClaims(ctx context.Context, asJSON bool) error {
 	a.readOnly = true
 	return a.withClaims(func(claims *ClaimStore) error {
@@ -594,6 +593,7 @@ func (a *app) listClaims(ctx context.Context, asJSON bool) error {
 	})
 }
 
+// printClaims prints a table of claims.
 func (a *app) printClaims(list []Claim) {
 	if len(list) == 0 {
 		a.printf("No active claims. Create one: usher claim -scope DIR\n")
@@ -635,6 +635,7 @@ func (a *app) revokeClaims(ctx context.Context, args []string) error {
 	})
 }
 
+// setupCompletion returns the command that prints a completion script.
 func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
 	return func(_ context.Context, args []string) error {
 		shell := args[0]
@@ -650,6 +651,7 @@ func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
 	}
 }
 
+// setupNew returns the command that writes a starter module.
 func setupNew(a *app, _ *flag.FlagSet) runFunc {
 	return func(_ context.Context, args []string) error {
 		path := args[0]

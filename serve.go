@@ -76,6 +76,7 @@ type serveFlags struct {
 	tlsKey           string // path
 }
 
+// declareServeFlags declares the flags of usher serve, except -base.
 func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	f := &serveFlags{registry: declareRegistryFlags(fs, stderr), maxBody: defaultMaxBody}
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
@@ -104,6 +105,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	return f
 }
 
+// addHost sets -allow-host.
 func (f *serveFlags) addHost(name string) error {
 	if name == "" || strings.ContainsAny(name, "/: ") {
 		return errors.New("want a host name without scheme and port, such as usher.example.com")
@@ -133,6 +135,7 @@ func (f *serveFlags) setPublicURL(text string) error {
 	return f.addHost(u.Hostname())
 }
 
+// setMaxBody sets -max-body: a number of bytes, or of KiB, MiB or GiB.
 func (f *serveFlags) setMaxBody(text string) error {
 	number := text
 	shift := 0
@@ -321,7 +324,6 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
 	stop := func() { cancelCalls(errStopping) }
-	defer stop()
 	bodies := newBodyReader(d.flags.maxBody)
 	d.webhooks = &Webhooks{
 		modules:          d.registry,
@@ -525,9 +527,6 @@ func (d *daemon) printNextSteps() {
 	case d.flags.acceptSignatures:
 		hooks += " or a verified signature"
 	}
-	if d.secret == "" && d.flags.acceptSignatures {
-		hooks += ".\nWithout a secret -accept-signatures has no effect"
-	}
 	d.app.printf("\nSee all modules, with a command to try each webhook:\n  usher modules %q\n\n%s.\n\n"+
 		"Ctrl-C ends it. Calls and logs follow.\n\n", root, hooks)
 }
@@ -563,6 +562,7 @@ func readDaemon(dataDir string) (d daemonRecord) {
 	return d
 }
 
+// writeRecord writes the daemon's record to its file.
 func (d *daemon) writeRecord() error {
 	return replaceFile(filepath.Join(d.data, recordName), marshal(d.record))
 }

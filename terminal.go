@@ -56,6 +56,7 @@ func (a *app) getenv(name string) string {
 // printed.
 type usageError struct{ error }
 
+// usageErrorf returns a formatted usageError.
 func usageErrorf(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }

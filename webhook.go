@@ -321,9 +321,12 @@ type signatureRule struct {
 	key      []byte // of the HMAC
 }
 
-// parseSignature parses a @signature tag and reads its key from the environment. A
-// method whose tag has an error must not be served.
+// parseSignature parses a @signature tag and reads its key from the environment. It
+// returns nil for no tag. A method whose tag has an error must not be served.
 func parseSignature(tag string, getenv func(string) string) (*signatureRule, error) {
+	if tag == "" {
+		return nil, nil
+	}
 	words := strings.Fields(tag)
 	switch {
 	case len(words) == 0 || words[0] != "@signature":
@@ -355,9 +358,6 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 
 // signatureRule returns the rule of a method, or nil if it has no @signature tag.
 func (h *Webhooks) signatureRule(m *Method) (*signatureRule, error) {
-	if m.Signature == "" {
-		return nil, nil
-	}
 	rule, err := parseSignature(m.Signature, h.getenv)
 	if err != nil {
 		return nil, httpErrorf(http.StatusServiceUnavailable,
