@@ -447,25 +447,23 @@ func (r *request) logCall(took time.Duration, result json.RawMessage, err error)
 // such resource. If the session has no stream, the module is asked once there is one.
 func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 	return r.server.modules.Call(ctx, func() (json.RawMessage, error) {
-		uri := r.params.text("uri")
 		session := r.session
 		session.subscribing.Lock()
 		defer session.subscribing.Unlock()
-		item, err := r.find()
+		_, err := r.find()
 		if err != nil {
 			return nil, err
 		}
-		if _, known := session.subscriptions[uri]; !known {
-			if uris := append(sortedKeys(session.subscriptions), uri); tooMany(uris) {
-				return nil, errManyWanted
-			}
+		uri := r.params.text("uri")
+		wanted := session.subscriptions
+		wanted[uri] = wanted[uri] // adds the URI if it is new
+		if tooMany(sortedKeys(wanted)) {
+			err = errManyWanted
+		} else if session.connected() {
+			err = r.server.keepSubscription(ctx, session, uri)
 		}
-		if !session.connected() {
-			session.subscriptions[uri] = interest{}
-			return noResult, nil
-		}
-		if err := r.server.keepSubscription(ctx, session, item, uri); err != nil {
-			delete(session.subscriptions, uri)
+		if err != nil {
+			delete(wanted, uri)
 			return nil, err
 		}
 		return noResult, nil

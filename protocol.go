@@ -98,17 +98,17 @@ const (
 )
 
 // capabilityForms lists where a client's declaration contains each capability: under key
-// and, if part is not empty, under part inside that. name is for error messages.
+// and, if part is not empty, under part inside that.
 var capabilityForms = []struct {
-	bit             clientCaps
-	key, part, name string
+	bit       clientCaps
+	key, part string
 }{
-	{capRoots, "roots", "", "roots"},
-	{capSampling, "sampling", "", "sampling"},
-	{capElicitForm, "elicitation", "form", "elicitation"},
-	{capElicitURL, "elicitation", "url", "elicitation by URL"},
-	{capSamplingTools, "sampling", "tools", "sampling with tools"},
-	{capSamplingContext, "sampling", "context", "sampling with context"},
+	{capRoots, "roots", ""},
+	{capSampling, "sampling", ""},
+	{capElicitForm, "elicitation", "form"},
+	{capElicitURL, "elicitation", "url"},
+	{capSamplingTools, "sampling", "tools"},
+	{capSamplingContext, "sampling", "context"},
 }
 
 // parseClientCaps reads the capabilities that a client declares.
@@ -143,12 +143,12 @@ func (c clientCaps) encode() json.RawMessage {
 	return list.encode()
 }
 
-// String returns the names of the capabilities, for error messages.
+// String returns the capabilities for error messages, such as "roots, sampling.tools".
 func (c clientCaps) String() string {
 	var names []string
 	for _, f := range capabilityForms {
 		if c&f.bit != 0 {
-			names = append(names, f.name)
+			names = append(names, strings.TrimSuffix(f.key+"."+f.part, "."))
 		}
 	}
 	return strings.Join(names, ", ")

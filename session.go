@@ -305,23 +305,16 @@ func (s *Server) announce(
 		subscribing.Go(func() {
 			defer session.subscribing.Unlock()
 			defer catch(s.log, new(error))
-			s.renewSubscriptions(ctx, session)
+			for uri := range session.subscriptions {
+				if err := s.keepSubscription(ctx, session, uri); err != nil {
+					s.log.Debug("subscribing to a resource failed", "why", err) // retried at the next change
+				}
+			}
 		})
 	}
 	return err
 }
 
-// renewSubscriptions renews a session's subscriptions. The caller holds
-// session.subscribing.
-func (s *Server) renewSubscriptions(ctx context.Context, session *Session) {
-	for uri := range session.subscriptions {
-		scope, _ := s.scope(session) // asked each time, as the claim may end meanwhile
-		item := s.modules.View(scope).Lookup("resources", uri)
-		if err := s.keepSubscription(ctx, session, item, uri); err != nil {
-			s.log.Debug("subscribing to a resource failed", "why", err) // retried at the next change
-		}
-	}
-}
 
 // markSeen records that the client was given a list. A session with an open stream is
 // notified of every change anyway.
@@ -417,9 +410,13 @@ func (s *Session) pauseLocked(uri string) {
 }
 
 // keepSubscription subscribes to the module that owns uri in the session's view now, and
-// ends a subscription at any other module. now is nil if no module owns uri. The caller
-// holds session.subscribing.
-func (s *Server) keepSubscription(ctx context.Context, session *Session, now *Item, uri string) error {
+// ends a subscription at any other module. The caller holds session.subscribing.
+func (s *Server) keepSubscription(ctx context.Context, session *Session, uri string) error {
+	owner := func() *Item { // changes when the claim ends
+		scope, _ := s.scope(session) // reaches nothing if there is an error
+		return s.modules.View(scope).Lookup("resources", uri)
+	}
+	now := owner()
 	if in := session.subscriptions[uri]; in.of.Same(now) && in.at.alive() {
 		return nil
 	}
@@ -431,8 +428,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, now *It
 	defer cancel()
 	caller := s.callerOf(session, s.gate.Current(session.token), session.send)
 	at, err := now.Subscribe(ctx, caller, uri, func(params json.RawMessage) {
-		scope, err := s.scope(session)
-		if err == nil && s.modules.View(scope).Lookup("resources", uri).Same(now) {
+		if owner().Same(now) {
 			update, _ := members(stripCallID(params))
 			session.notify("notifications/resources/updated", update)
 		}
