@@ -112,9 +112,8 @@ type suspendedCall struct {
 
 // inputRequest is a question of a module that has not been answered.
 type inputRequest struct {
-	key, method string
-	params      json.RawMessage
-	answer      chan json.RawMessage // 1-buffered
+	member                      // of inputRequests
+	answer chan json.RawMessage // 1-buffered
 }
 
 // The reasons why a suspended call does not continue.
@@ -194,7 +193,8 @@ func (c *suspendedCall) ask(
 	if params == nil {
 		params = json.RawMessage(`{}`)
 	}
-	q := &inputRequest{method: method, params: params, answer: make(chan json.RawMessage, 1)}
+	q := &inputRequest{answer: make(chan json.RawMessage, 1)}
+	q.value = object{{"method", quote(method)}, {"params", params}}.encode()
 	if err := c.add(q); err != nil {
 		return nil, err
 	}
@@ -257,8 +257,7 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	}
 	var requests object
 	for _, q := range c.questions {
-		question := object{{"method", quote(q.method)}, {"params", q.params}}
-		requests = append(requests, member{q.key, question.encode()})
+		requests = append(requests, q.member)
 	}
 	state := rand.Text()
 	c.all.calls[state] = c

@@ -110,9 +110,9 @@ type request struct {
 	method  mcpMethod // zero if unknown
 	params  object
 	caller  Caller
-	item    *Item // last found; nil for none
-	cancel  context.CancelCauseFunc
-	size    int64 // bytes that count in Server.requests
+	item    *Item  // last found; nil for none
+	size    int64  // bytes that count in Server.requests
+	end     func() // undoes begin
 }
 
 func (s *Server) newRequest(session *Session, out *outbox, msg *Message, params object) *request {
@@ -140,20 +140,19 @@ func (r *request) begin(ctx context.Context) (context.Context, error) {
 		return nil, rpcErrorf(codeRefused,
 			"too many requests in flight (limit %d): wait for some to finish", maxInFlight)
 	}
-	ctx, r.cancel = context.WithCancelCause(ctx)
-	if err := r.calls.add(string(r.id), r.cancel); err != nil {
-		r.cancel(nil)
+	ctx, cancel := context.WithCancelCause(ctx)
+	id := string(r.id)
+	if err := r.calls.add(id, cancel); err != nil {
+		cancel(nil)
 		release()
 		return nil, err
 	}
+	r.end = func() {
+		r.calls.remove(id)
+		release()
+		cancel(nil)
+	}
 	return ctx, nil
-}
-
-// end undoes begin.
-func (r *request) end() {
-	r.calls.remove(string(r.id))
-	r.server.requests.release(r.caller.Principal, r.size)
-	r.cancel(nil)
 }
 
 // answer runs the request's method and ends the request. It returns result or error in
@@ -459,7 +458,7 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 		wanted[uri] = wanted[uri] // adds the URI if it is new
 		if tooMany(sortedKeys(wanted)) {
 			err = errManyWanted
-		} else if session.connected() {
+		} else if session.primary() != nil {
 			err = r.server.keepSubscription(ctx, session, uri)
 		}
 		if err != nil {

@@ -171,11 +171,8 @@ func (s *Session) notify(method string, params object) {
 	s.send(encodeRequest(nil, method, raw))
 }
 
-// connected reports whether the session has a notification stream.
-func (s *Session) connected() bool { return s.primary() != nil }
-
 // busy reports whether the session can't be forgotten: it has a stream or a request.
-func (s *Session) busy() bool { return s.connected() || s.calls.size() > 0 }
+func (s *Session) busy() bool { return s.primary() != nil || s.calls.size() > 0 }
 
 // end ends the session's streams and cancels its requests.
 func (s *Session) end() {
@@ -314,7 +311,6 @@ func (s *Server) announce(
 	}
 	return err
 }
-
 
 // markSeen records that the client was given a list. A session with an open stream is
 // notified of every change anyway.
