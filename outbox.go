@@ -74,14 +74,12 @@ func newOutbox(conn *connection, kept *keptStream, missed ...frame) *outbox {
 // client that reads too slowly is disconnected. If msg is nil, send only begins the stream.
 // If the stream can be resumed, send may read the claims file (keptStream.authorized).
 func (o *outbox) send(msg []byte) bool {
-	var f frame
 	o.mu.Lock()
-	sent := !o.ended && o.startLocked()
-	if sent && msg != nil {
-		f, sent = o.sendLocked(msg)
-	}
+	sent := !o.ended && o.startLocked() && o.sendLocked(msg)
 	o.mu.Unlock()
-	o.kept.recheck(f)
+	if sent {
+		o.kept.recheck()
+	}
 	return sent
 }
 
@@ -92,18 +90,19 @@ func (o *outbox) end() { o.finish(nil, false) }
 // stream, or if stream is set and the client accepts one. finish reports whether the outbox
 // is a stream.
 func (o *outbox) finish(last []byte, stream bool) bool {
-	var f frame
 	o.mu.Lock()
 	isStream := o.begun || stream && o.startLocked()
-	if isStream && last != nil {
-		f, _ = o.sendLocked(last)
+	if isStream {
+		o.sendLocked(last)
 	}
 	o.ended = true
 	if o.conn != nil {
 		wake(o.conn.wake)
 	}
 	o.mu.Unlock()
-	o.kept.recheck(f)
+	if isStream && last != nil {
+		o.kept.recheck()
+	}
 	return isStream
 }
 
@@ -115,8 +114,8 @@ func (o *outbox) startLocked() bool {
 	}
 	o.begun = true
 	if o.kept != nil {
-		o.kept.buffer.streams.Store(o.kept.session+o.kept.id, o)
-		if o.kept.resumableFromStart {
+		o.kept.buffer.streams.Store(o.kept.key(), o)
+		if o.kept.primed {
 			o.queueLocked(frame{id: o.kept.eventID(0)})
 		}
 	}
@@ -133,19 +132,23 @@ func (o *outbox) connectLocked(conn *connection) {
 	go o.writeLoop(conn)
 }
 
-func (o *outbox) sendLocked(msg []byte) (f frame, sent bool) {
-	f = frame{msg: msg}
+// sendLocked queues a message, or nothing if it is nil, and reports whether it may arrive.
+func (o *outbox) sendLocked(msg []byte) bool {
+	if msg == nil {
+		return true
+	}
+	f := frame{msg: msg}
 	if o.kept != nil {
 		f = o.kept.buffer.keep(o.kept, msg)
 	}
-	if o.conn != nil && o.bytes > 0 && o.bytes+len(msg) > o.limit {
+	if o.bytes > 0 && o.bytes+len(msg) > o.limit {
 		o.disconnectLocked(o.conn)
 	}
 	if o.conn == nil {
-		return f, o.kept != nil
+		return o.kept != nil
 	}
 	o.queueLocked(f)
-	return f, true
+	return true
 }
 
 func (o *outbox) queueLocked(frames ...frame) {
@@ -217,19 +220,16 @@ func (o *outbox) disconnectLocked(conn *connection) {
 	o.bytes = 0
 	wake(conn.wake)
 	if o.kept != nil {
-		o.kept.forgetting = time.AfterFunc(replayLife, func() { o.kept.buffer.forget(o.kept) })
+		o.kept.forgetting = time.AfterFunc(replayLife, o.kept.forget)
 	}
 }
 
 // resume switches the outbox to conn and replays the messages after n. It returns false if
-// some are no longer buffered, or if the client has lost access.
+// some of them are no longer buffered.
 func (o *outbox) resume(conn *connection, n int) bool {
-	if !o.kept.authorized() {
-		return false
-	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	missed, ok := o.kept.buffer.collect(o.kept, n)
+	missed, ok := o.kept.after(n)
 	if !ok {
 		return false
 	}
@@ -242,11 +242,11 @@ func (o *outbox) resume(conn *connection, n int) bool {
 
 // keptStream describes a stream that can be resumed.
 type keptStream struct {
-	buffer             *replayBuffer
-	id                 string
-	session            string
-	resumableFromStart bool // the stream begins with an event that it can be resumed from
-	last               int  // number of the last message; the first is 1. Guarded by the buffer's mu
+	buffer  *replayBuffer
+	id      string
+	session string
+	primed  bool // the stream begins with an event that it can be resumed from
+	last    int  // number of the last message; the first is 1. Guarded by the buffer's mu
 
 	// owner is the principal the messages belong to. While authorized returns false, messages
 	// are neither buffered nor replayed. It may read the claims file, so it is never called
@@ -257,13 +257,41 @@ type keptStream struct {
 	forgetting *time.Timer // runs since the connection ended. Guarded by the outbox's mu
 }
 
-// recheck drops a message from the buffer if the client has lost access. It does nothing
-// if k is nil or f has no id.
-func (k *keptStream) recheck(f frame) {
-	if k != nil && f.id != "" && !k.authorized() {
-		k.buffer.remove(func(m keptMessage) bool { return m.of == k && m.frame.id == f.id })
+// recheck forgets the stream if the client has lost access. It does nothing if k is nil.
+func (k *keptStream) recheck() {
+	if k != nil && !k.authorized() {
+		k.forget()
 	}
 }
+
+// forget drops the stream and its messages.
+func (k *keptStream) forget() {
+	b := k.buffer
+	b.streams.Delete(k.key())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.kept = slices.DeleteFunc(b.kept, func(m keptMessage) bool {
+		if m.of == k {
+			b.releaseLocked(m)
+		}
+		return m.of == k
+	})
+}
+
+// after returns the messages after n, and reports whether they are all still buffered.
+func (k *keptStream) after(n int) (missed []frame, ok bool) {
+	k.buffer.mu.Lock()
+	defer k.buffer.mu.Unlock()
+	for _, m := range k.buffer.kept {
+		if m.of == k && m.n > n {
+			missed = append(missed, m.frame)
+		}
+	}
+	return missed, len(missed) == k.last-n
+}
+
+// key identifies the stream among those of all sessions.
+func (k *keptStream) key() string { return k.session + k.id }
 
 // eventID returns the id of the stream's message n. The id of 0 precedes the first message.
 func (k *keptStream) eventID(n int) string { return k.id + "-" + strconv.Itoa(n) }
@@ -283,7 +311,7 @@ func parseEventID(s string) (stream string, n int) {
 // Redelivery"). Beyond its limits, it drops the oldest messages first. The zero value is
 // empty. Safe for concurrent use.
 type replayBuffer struct {
-	streams sync.Map // *outbox by session and id
+	streams sync.Map // *outbox by key of its keptStream
 
 	mu      sync.Mutex
 	kept    []keptMessage // oldest first
@@ -300,32 +328,15 @@ type keptMessage struct {
 // size returns the bytes that the message counts for.
 func (m keptMessage) size() int64 { return int64(max(len(m.frame.msg), minKept)) }
 
-// find returns a stream of a session, or nil if it is no longer known.
+// find returns a stream of a session, or nil if it is no longer known or if the client has
+// lost access.
 func (b *replayBuffer) find(session, stream string) *outbox {
 	found, _ := b.streams.Load(session + stream)
-	o, _ := found.(*outbox)
+	o, ok := found.(*outbox)
+	if !ok || !o.kept.authorized() {
+		return nil
+	}
 	return o
-}
-
-// after returns the messages of a stream after n. It reports false if some of them are no
-// longer buffered, if the client has lost access, or if o is nil.
-func (b *replayBuffer) after(o *outbox, n int) (missed []frame, ok bool) {
-	if o == nil || !o.kept.authorized() {
-		return nil, false
-	}
-	return b.collect(o.kept, n)
-}
-
-// collect returns the messages of a stream after n, and reports whether they are complete.
-func (b *replayBuffer) collect(k *keptStream, n int) (missed []frame, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, m := range b.kept {
-		if m.of == k && m.n > n {
-			missed = append(missed, m.frame)
-		}
-	}
-	return missed, len(missed) == k.last-n
 }
 
 // keep gives a message its id, and buffers it unless it is too long.
@@ -354,7 +365,7 @@ func (b *replayBuffer) evictLocked(i int) {
 	m := b.kept[i]
 	b.releaseLocked(m)
 	if m.n == m.of.last {
-		b.streams.Delete(m.of.session + m.of.id)
+		b.streams.Delete(m.of.key())
 	}
 	copy(b.kept[1:], b.kept[:i]) // usually nothing: i is 0
 	b.kept[0] = keptMessage{}
@@ -367,32 +378,14 @@ func (b *replayBuffer) releaseLocked(m keptMessage) {
 	b.byOwner.release(m.of.owner, m.size())
 }
 
-// forget drops a stream and its messages.
-func (b *replayBuffer) forget(k *keptStream) {
-	b.streams.Delete(k.session + k.id)
-	b.remove(func(m keptMessage) bool { return m.of == k })
-}
-
-// remove drops all messages that match.
-func (b *replayBuffer) remove(match func(keptMessage) bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.kept = slices.DeleteFunc(b.kept, func(m keptMessage) bool {
-		if !match(m) {
-			return false
-		}
-		b.releaseLocked(m)
-		return true
-	})
-}
-
 // sseWriter returns a function that writes frames as server-sent events. The first frame
 // makes the HTTP answer a stream of them.
 func sseWriter(w http.ResponseWriter) func(frame) error {
 	return func(f frame) error {
-		w.Header().Set("Content-Type", "text/event-stream")
-		w.Header().Set("Cache-Control", "no-store")
-		w.Header().Set("X-Accel-Buffering", "no")
+		h := w.Header()
+		h.Set("Content-Type", "text/event-stream")
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Accel-Buffering", "no")
 		var text bytes.Buffer
 		if f.id != "" {
 			fmt.Fprintf(&text, "id: %s\n", f.id)

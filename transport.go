@@ -281,12 +281,12 @@ func answerPOST(
 func (s *Server) newKeptStream(kind string, session *Session) *keptStream {
 	principal := s.gate.Current(session.token)
 	return &keptStream{
-		buffer:             &s.replay,
-		id:                 kind + newRequestID(),
-		session:            session.token.ID,
-		resumableFromStart: session.profile.Load().protocol == protocols[0],
-		owner:              principal.Key(),
-		authorized:         s.authorized(session, principal),
+		buffer:     &s.replay,
+		id:         kind + newRequestID(),
+		session:    session.token.ID,
+		primed:     session.profile.Load().protocol == protocols[0],
+		owner:      principal.Key(),
+		authorized: s.authorized(session, principal),
 	}
 }
 
@@ -351,7 +351,10 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		<-conn.done
 		return nil
 	}
-	missed, _ := s.replay.after(broken, n)
+	var missed []frame
+	if broken != nil {
+		missed, _ = broken.kept.after(n)
+	}
 	kept := s.newKeptStream(noticeStream, session)
 	return s.serveNotices(session, newOutbox(conn, kept, missed...), conn)
 }

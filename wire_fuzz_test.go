@@ -27,7 +27,7 @@ func FuzzParseEventID(f *testing.F) {
 		if n < 0 || !strings.HasPrefix(s, id+"-") {
 			t.Fatalf("%q is message %d of %q", s, n, id)
 		}
-		missed, ok := buffer.after(&outbox{kept: kept}, n)
+		missed, ok := kept.after(n)
 		if ok != (n <= 2) || ok && len(missed) != 2-n {
 			t.Fatalf("after %d there are %d", n, len(missed))
 		}

@@ -334,7 +334,7 @@ func TestReplayBounds(t *testing.T) {
 	}
 	want := func(k *keptStream, n, want int) { // -1: not all of it is kept
 		t.Helper()
-		missed, ok := buffer.after(&outbox{kept: k}, n)
+		missed, ok := k.after(n)
 		got := len(missed)
 		if !ok {
 			got = -1
@@ -357,8 +357,10 @@ func TestReplayBounds(t *testing.T) {
 	}
 	want(one, own+1, -1) // the oldest, over the bound of all
 	want(others[0], 0, 1)
+	buffer.streams.Store(others[1].key(), &outbox{kept: others[1]})
+	check(t, "a stream is found", buffer.find("", others[1].id) != nil, true)
 	others[1].authorized = func() bool { return false }
-	want(others[1], 0, -1)
+	check(t, "a stream of an ended claim is found", buffer.find("", others[1].id) != nil, false)
 	buffer.keep(one, append(msg, 'x'))
 	want(one, own+2, -1) // too long
 	few := stream("few")
@@ -368,14 +370,14 @@ func TestReplayBounds(t *testing.T) {
 	want(few, 0, -1) // many short ones
 	want(few, 1, maxReplayBytesOf/minKept)
 	gone := stream("gone")
-	buffer.streams.Store(gone.id, &outbox{kept: gone})
+	buffer.streams.Store(gone.key(), &outbox{kept: gone})
 	buffer.keep(gone, msg)
 	for i := range 5 * all { // from five principals
 		buffer.keep(others[i%5], msg)
 	}
 	check(t, "a stream outlives its last message", buffer.find("", gone.id) != nil, false)
 	for _, k := range append(others, one, few) {
-		buffer.forget(k)
+		k.forget()
 	}
 	check(t, "messages after all was forgotten", len(buffer.kept), 0)
 }
