@@ -79,41 +79,38 @@ func parseMessage(raw []byte) (*Message, error) {
 		return &Message{}, err
 	}
 	o, ok := members(raw)
-	if !ok && bytes.TrimSpace(raw)[0] == '[' {
-		return &Message{}, rpcErrorf(codeInvalidRequest,
-			"batches are not supported: send each message by itself")
-	}
 	if !ok {
-		return &Message{}, rpcErrorf(codeInvalidRequest, "a message must be a JSON object")
+		return &Message{}, rpcErrorf(codeInvalidRequest,
+			"a message must be a JSON object: batches are not supported")
 	}
-	method := o.get("method")
-	id := o.get("id")
-	m := &Message{Params: o.get("params"), Result: o.get("result"), size: len(raw)}
-	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
-		m.ID = id
-	} else if id != nil && (method != nil || m.Result != nil) {
-		return m, rpcErrorf(codeInvalidRequest, "id must be a string or an integer")
-	}
-	if string(o.get("jsonrpc")) != `"2.0"` {
-		return m, rpcErrorf(codeInvalidRequest, `jsonrpc must be "2.0"`)
-	}
-	if method == nil {
+	m := &Message{Method: o.text("method"), Params: o.get("params"), size: len(raw)}
+	hasMethod := o.get("method") != nil
+	if !hasMethod {
+		m.Result = o.get("result")
 		if e := o.get("error"); e != nil {
 			m.Err = parseRPCError(e)
-		} else if m.Result == nil {
-			return m, rpcErrorf(codeInvalidRequest, "a message needs a method, a result or an error")
 		}
+	}
+	id := o.get("id")
+	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
+		m.ID = id
+	}
+	var fault string
+	switch {
+	case id != nil && m.ID == nil && (hasMethod || m.Result != nil):
+		fault = "id must be a string or an integer"
+	case o.text("jsonrpc") != "2.0":
+		fault = `jsonrpc must be "2.0"`
+	case !hasMethod && m.Result == nil && m.Err == nil:
+		fault = "a message needs a method, a result or an error"
+	case hasMethod && m.Method == "":
+		fault = "method must be a non-empty string"
+	case hasMethod && m.Params != nil && m.Params[0] != '{':
+		fault = "params must be an object"
+	default:
 		return m, nil
 	}
-	m.Method, ok = unquote(method)
-	if !ok || m.Method == "" {
-		return m, rpcErrorf(codeInvalidRequest, "method must be a non-empty string")
-	}
-	if m.Params != nil && m.Params[0] != '{' {
-		return m, rpcErrorf(codeInvalidRequest, "params must be an object")
-	}
-	m.Result = nil
-	return m, nil
+	return m, rpcErrorf(codeInvalidRequest, "%s", fault)
 }
 
 // checkJSON returns an error unless raw is one valid JSON value in valid UTF-8, which
@@ -125,8 +122,6 @@ func checkJSON(raw []byte, what string) error {
 		return rpcErrorf(codeParse, "%s is not valid UTF-8", what)
 	case json.Valid(raw):
 		return nil
-	case len(bytes.TrimSpace(raw)) == 0:
-		return rpcErrorf(codeParse, "%s is empty", what)
 	}
 	reason := json.Unmarshal(raw, new(json.RawMessage))
 	return rpcErrorf(codeParse, "%s is not valid JSON: %v", what, reason)
@@ -157,7 +152,7 @@ func (m *Message) encode() []byte {
 		fault = object{{"code", marshal(e.Code)}, {"message", quote(e.Message)}, {"data", e.Data}}.encode()
 	}
 	return oneLine(object{
-		{"jsonrpc", json.RawMessage(`"2.0"`)},
+		{"jsonrpc", quote("2.0")},
 		{"id", m.ID},
 		{"method", method},
 		{"params", m.Params},
@@ -172,7 +167,7 @@ func encodeRequest(id json.RawMessage, method string, params json.RawMessage) []
 }
 
 // encodeResult encodes a successful response.
-func encodeResult(id json.RawMessage, result json.RawMessage) []byte {
+func encodeResult(id, result json.RawMessage) []byte {
 	return (&Message{ID: id, Result: result}).encode()
 }
 
@@ -282,12 +277,12 @@ func (o object) text(key string) string {
 // set returns the object with key set to value: in place if the key exists, else at the
 // end.
 func (o object) set(key string, value json.RawMessage) object {
+	rest := o.without(key)
 	i := slices.IndexFunc(o, func(f member) bool { return f.key == key })
 	if i < 0 {
-		return append(slices.Clip(o), member{key, value})
+		i = len(rest)
 	}
-	out := append(slices.Clone(o[:i]), member{key, value})
-	return append(out, o[i+1:].without(key)...)
+	return slices.Insert(rest, i, member{key, value})
 }
 
 // without returns the object without these keys.
@@ -297,21 +292,16 @@ func (o object) without(keys ...string) object {
 
 // withoutLookalikes returns the object without members that a decoder could confuse with
 // the known keys: repeats, of which the last remains, and keys that differ only in case,
-// which encoding/json accepts.
+// which encoding/json accepts. The known keys come last.
 func (o object) withoutLookalikes(known ...string) object {
-	var kept object
-	seen := make(map[string]bool)
-	for _, f := range slices.Backward(o) {
-		i := slices.IndexFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })
-		if i >= 0 && (f.key != known[i] || seen[f.key]) {
-			continue
+	kept := slices.DeleteFunc(slices.Clone(o), func(f member) bool {
+		return slices.ContainsFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })
+	})
+	for _, key := range known {
+		if value := o.get(key); value != nil {
+			kept = append(kept, member{key, value})
 		}
-		if i >= 0 {
-			seen[f.key] = true
-		}
-		kept = append(kept, f)
 	}
-	slices.Reverse(kept)
 	return kept
 }
 
@@ -383,13 +373,11 @@ func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
 // joinItems returns a JSON array of the items.
 func joinItems(items []json.RawMessage) json.RawMessage {
 	b := []byte{'['}
-	for i, item := range items {
-		if i > 0 {
-			b = append(b, ',')
-		}
+	for _, item := range items {
 		b = append(b, item...)
+		b = append(b, ',')
 	}
-	return append(b, ']')
+	return append(bytes.TrimSuffix(b, []byte{','}), ']')
 }
 
 // sortedKeys returns the keys of a map in order.

@@ -52,7 +52,7 @@ func badRequests() []badRequest {
 		{name: "a ping", status: 200, says: `{"jsonrpc":"2.0","id":1,"result":{}}`},
 		{name: "a ping at /mcp", path: "mcp", status: 200, says: `"result":{}`},
 		{name: "malformed JSON", body: `{"jsonrpc":"2.0",`, status: 400, says: `"code":-32700`},
-		{name: "an empty body", body: ` `, status: 400, says: "the message is empty"},
+		{name: "an empty body", body: ` `, status: 400, says: "not valid JSON"},
 		{name: "text after the message", body: rpcText("ping", "{}") + "x", status: 400, says: `"code":-32700`},
 		{name: "invalid UTF-8", body: rpcText("pi\xffng", "{}"), status: 400, says: "not valid UTF-8"},
 		{name: "10,000 levels", body: rpcText("ping", `{"x":`+deep+`}`), status: 400, says: `"code":-32700`},

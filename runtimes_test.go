@@ -101,7 +101,7 @@ func TestParseConfig(t *testing.T) {
 
 func TestParseConfigErrors(t *testing.T) {
 	for raw, want := range map[string]string{
-		``:                                "is empty",
+		``:                                "unexpected end",
 		`[]`:                              `"mcpServers"`,
 		`{"mcpServers":[]}`:               `"mcpServers"`,
 		`{"mcpservers":{}}`:               `"mcpServers"`,
