@@ -8,7 +8,6 @@ package main
 import (
 	"cmp"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,7 +27,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 )
 
 // The limits of usher: every size and count that bounds something, by the file that
@@ -212,10 +210,7 @@ const (
 // includes reports whether a request is from the audience. A proxied request may come from
 // anywhere, even if the daemon listens on loopback only.
 func (a audience) includes(r *http.Request) bool {
-	if isProxied(r.Header) {
-		return a == anyone
-	}
-	return a != nobody
+	return a == anyone || a == thisMachine && !isProxied(r.Header)
 }
 
 // proxyHeaders are headers that only proxies add, in addition to X-Forwarded-*.
@@ -281,9 +276,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 // admitOrigin refuses the origin of a page that is neither allowed nor from this machine.
 func (p *originPolicy) admitOrigin(origin string) error {
 	if origin == "null" { // any local file or sandboxed page can send it
-		return httpErrorf(http.StatusForbidden,
-			`origin "null" (a local file or a sandboxed page) is not allowed: `+
-				"serve the page over HTTP and pass its origin with -allow-origin")
+		return httpErrorf(http.StatusForbidden, `origin "null" is not allowed: serve the page over HTTP`)
 	}
 	u, err := url.Parse(origin)
 	if err == nil && isLoopback(u.Hostname()) || slices.Contains(p.origins, strings.ToLower(origin)) {
@@ -361,17 +354,16 @@ func (b *bodyReader) Read(
 	}
 	w.Header().Set("Connection", "close") // the rest of the body is not read
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
-	refusal := httpErrorf(http.StatusBadRequest, "the body could not be read")
 	switch {
+	case err == errNoRoom:
+		return nil, err
 	case tooLarge:
-		refusal = httpErrorf(http.StatusRequestEntityTooLarge,
+		return nil, httpErrorf(http.StatusRequestEntityTooLarge,
 			"the body is larger than %s (-max-body)", formatSize(b.limit))
-	case errors.Is(err, errNoRoom):
-		refusal = httpErrorf(http.StatusServiceUnavailable, "%v", errNoRoom).retryAfter(5)
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		refusal = httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
+		return nil, httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
 	}
-	return nil, refusal.because(err)
+	return nil, httpErrorf(http.StatusBadRequest, "the body could not be read").because(err)
 }
 
 func (b *bodyReader) read(w http.ResponseWriter, r *http.Request, sender string) ([]byte, error) {
@@ -394,7 +386,9 @@ func (b *bodyReader) read(w http.ResponseWriter, r *http.Request, sender string)
 	return body, err
 }
 
-var errNoRoom = errors.New("too many requests are being received: try again")
+// errNoRoom refuses a body that makes room for others, or finds none.
+var errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
+	"too many requests are being received: try again").retryAfter(5)
 
 // received counts n more bytes of a body, and drops the slowest bodies until all fit. It
 // reports whether reading this body may continue.
@@ -409,14 +403,14 @@ func (b *bodyReader) received(p *pendingBody, n int64) bool {
 	}
 	b.pending[p] = true
 	for {
-		_, ok := b.bySender.reserve(p.sender, n, max(maxBodiesOf, b.limit))
+		release, ok := b.bySender.reserve(p.sender, n, max(maxBodiesOf, b.limit))
 		if ok && b.all+n <= max(maxBodies, b.limit) {
 			p.size += n
 			b.all += n
 			return true
 		}
 		if ok {
-			b.bySender.release(p.sender, n)
+			release()
 		}
 		slow := p
 		for other := range b.pending { // if only the sender's share is spent, ok is false
@@ -534,7 +528,7 @@ func writeBody(w http.ResponseWriter, b []byte) error {
 // that different lists of parts have different hashes.
 func hashOf(parts ...string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
-	return hex.EncodeToString(sum[:16])
+	return fmt.Sprintf("%x", sum[:16])
 }
 
 // errText returns an error's text without the path, which the caller names anyway.
@@ -550,10 +544,7 @@ func clipText(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
+	return strings.ToValidUTF8(s[:n], "") + "…"
 }
 
 // formatSize formats a number of bytes for people, in the units that flags accept.

@@ -81,7 +81,7 @@ type sessionStore struct {
 
 	writing   sync.Mutex // held to write the file, so that memory and file change in the same order; locked before mu
 	size      int64      // of the file
-	compacted int64      // the file's size after the last compaction
+	compactAt int64      // size beyond which the file is compacted
 	counts    quota      // records per claim that the session had before its first record, or at the last compaction
 }
 
@@ -95,7 +95,7 @@ func openSessions(dataDir string, log *slog.Logger, now func() time.Time) (*sess
 		}
 		s.key = make([]byte, 32)
 		rand.Read(s.key) // never fails
-		s.records = make(map[string]sessionRecord)
+		clear(s.records)
 	}
 	block, _ := aes.NewCipher(s.key) // fails only for keys of other lengths
 	s.cipher, _ = cipher.NewGCMWithRandomNonce(block)
@@ -113,11 +113,11 @@ func openSessions(dataDir string, log *slog.Logger, now func() time.Time) (*sess
 // written when the daemon was killed, before the request was answered. Any other fault
 // makes the whole log unusable.
 func (s *sessionStore) read() error {
+	s.records = make(map[string]sessionRecord)
 	text, err := os.ReadFile(s.path)
 	if err != nil {
 		return err
 	}
-	s.records = make(map[string]sessionRecord)
 	for line := range bytes.Lines(text[:bytes.LastIndexByte(text, '\n')+1]) {
 		var rec sessionRecord
 		err := json.Unmarshal(line, &rec)
@@ -154,7 +154,7 @@ func (s *sessionStore) compact() error {
 		return err
 	}
 	s.size = int64(len(text))
-	s.compacted = s.size
+	s.compactAt = 2*s.size + sessionLogSlack
 	return nil
 }
 
@@ -212,14 +212,14 @@ func (s *sessionStore) appendRecord(t *sessionToken, rec sessionRecord) error {
 	rec.Claim = cmp.Or(rec.Claim, before.Claim, t.Claim) // after the end, requests in flight keep the claim
 	if err := s.write(rec.line()); err != nil {
 		release()
-		err = fmt.Errorf("writing %q: %w", s.path, err)
-		const text = "the change could not be saved, so the session is unchanged: try again"
-		return httpErrorf(http.StatusServiceUnavailable, text).because(err).retryAfter(5)
+		return httpErrorf(http.StatusServiceUnavailable,
+			"the session is unchanged, because its log could not be written: try again").
+			because(err).retryAfter(5)
 	}
 	s.mu.Lock()
 	s.records[t.ID] = rec
 	s.mu.Unlock()
-	if s.size > 2*s.compacted+sessionLogSlack {
+	if s.size > s.compactAt {
 		_ = s.compact() // the record is saved anyway; if the log can't be written, the next append fails
 	}
 	return nil
@@ -238,7 +238,8 @@ func (s *sessionStore) write(line []byte) error {
 		err = file.Sync()
 	}
 	if err != nil { // half a line followed by others would make the log unusable
-		return errors.Join(err, file.Truncate(s.size))
+		_ = file.Truncate(s.size)
+		return err
 	}
 	s.size += int64(len(line))
 	return nil
