@@ -45,8 +45,8 @@ type Method struct {
 func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, error) {
 	list, ok := members(definition)
 	m := &Method{
-		Name:         stringField(definition, "name"),
-		docTags:      parseDoc(stringField(definition, "description"), kind),
+		Name:         list.text("name"),
+		docTags:      parseDoc(list.text("description"), kind),
 		headerParams: make(map[string]string),
 	}
 	if !ok || m.Name == "" {
@@ -58,7 +58,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 		m.IsHook = false // rather than somewhere else
 		problems = append(problems, fmt.Sprintf("%s: %v", m.Name, err))
 	}
-	schema := cleanSchema(field(definition, "inputSchema"), m.params, kind)
+	schema := cleanSchema(list.get("inputSchema"), m.params, kind)
 	m.definition = list.without("name", "description", "inputSchema")
 	if m.description != "" {
 		m.definition = append(m.definition, member{"description", quote(m.description)})
@@ -98,8 +98,8 @@ func checkHookPath(hook string) error {
 // paramTypes returns the types of a top-level parameter: nil if there is no such parameter,
 // empty if it can have any type.
 func (m *Method) paramTypes(name string) []string {
-	property, ok := objectIn(m.schema(), "properties")[name].(map[string]any)
-	if !ok {
+	property := objectIn(objectIn(m.schema(), "properties"), name)
+	if property == nil {
 		return nil
 	}
 	return append([]string{}, textList(property["type"])...)
@@ -118,10 +118,9 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 	if !ok {
 		list = object{{"type", json.RawMessage(`"object"`)}}
 	}
-	props, _ := members(field(schema, "properties"))
-	props = props.without(webhookParam)
+	props := fields(list.get("properties")).without(webhookParam)
 	var required []string
-	_ = json.Unmarshal(field(schema, "required"), &required) // if invalid, none
+	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	add := kind == kindNode || kind == kindShell
 	for _, d := range docs {
@@ -134,10 +133,10 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 			required = append(required, d.name)
 		}
 	}
-	if len(props) > 0 || field(schema, "properties") != nil {
+	if len(props) > 0 || list.get("properties") != nil {
 		list = list.set("properties", props.encode())
 	}
-	if len(required) > 0 || field(schema, "required") != nil {
+	if len(required) > 0 || list.get("required") != nil {
 		list = list.set("required", marshal(append([]string{}, required...)))
 	}
 	return list.encode()
@@ -151,15 +150,14 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 		return schema // true or false
 	}
 	kind := docType(d.kind)
-	hasType := func(key string) bool { return field(schema, key) != nil }
+	hasType := func(key string) bool { return own.get(key) != nil }
 	if !slices.ContainsFunc([]string{"type", "$ref", "anyOf", "enum"}, hasType) {
-		documentedType, _ := members(kind)
-		own = append(documentedType, own...)
+		own = append(fields(kind), own...)
 	}
-	if stringField(schema, "type") == "number" && stringField(kind, "type") == "integer" {
+	if own.text("type") == "number" && stringField(kind, "type") == "integer" {
 		own = own.set("type", json.RawMessage(`"integer"`)) // TypeScript has only number
 	}
-	if d.defaultValue != nil && field(schema, "default") == nil {
+	if d.defaultValue != nil && own.get("default") == nil {
 		own = own.set("default", d.defaultValue)
 	}
 	if d.text != "" {
@@ -328,7 +326,7 @@ func firstSentence(text string) string {
 	if end := sentenceEnd.FindStringIndex(text); end != nil {
 		text = text[:end[0]+1]
 	}
-	return strings.ToValidUTF8(clipText(text, 200), "")
+	return clipText(text, 200)
 }
 
 // ---- The check of arguments
@@ -373,6 +371,7 @@ func isOptionalNull(schema map[string]any, f member) bool {
 // exampleValues are values to begin with, by JSON Schema type.
 var exampleValues = map[string]any{
 	"string":  "text",
+	"object":  struct{}{},
 	"array":   []any{},
 	"boolean": true,
 	"integer": 1,
@@ -385,10 +384,8 @@ func (m *Method) exampleArguments() json.RawMessage {
 	arguments := make(map[string]any)
 	for _, name := range textList(schema["required"]) {
 		property := objectIn(objectIn(schema, "properties"), name)
-		arguments[name] = struct{}{}
-		if types := textList(property["type"]); len(types) > 0 && exampleValues[types[0]] != nil {
-			arguments[name] = exampleValues[types[0]]
-		}
+		types := append(textList(property["type"]), "object")
+		arguments[name] = exampleValues[types[0]]
 		if enum, _ := property["enum"].([]any); len(enum) > 0 {
 			arguments[name] = enum[0]
 		}

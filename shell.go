@@ -62,17 +62,16 @@ type shellServer struct {
 // of functions are ended.
 func runShell(ctx context.Context, path, size string, environ []string,
 	stdin io.Reader, stdout, stderr io.Writer) int {
-	groups := &reaper{environ: environ}
-	defer groups.Close()
 	s := &shellServer{
 		path:    path,
 		script:  "/dev/fd/3",
 		methods: []shellMethod{},
 		environ: environ,
-		groups:  groups,
+		groups:  &reaper{environ: environ},
 		out:     stdout,
 		stderr:  stderr,
 	}
+	defer s.groups.Close()
 	if runtime.GOOS == "windows" {
 		s.script = path
 	}
