@@ -219,7 +219,7 @@ func TestAskTimeout(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
 				b.native, b.m.Stateless = tt.modern, tt.modern
-				b.m.callTimeout = askTimeout / 2 // it is not the module that is slow
+				b.m.pool.timeout = askTimeout / 2 // it is not the module that is slow
 				c := b.open("2025-11-25")
 				x := b.begin(c.request(http.MethodPost, c.message("tools/call", `{"name":"`+tt.tool+`"}`)))
 				pass(askTimeout - time.Nanosecond)

@@ -7,7 +7,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -176,7 +175,7 @@ func benchRequests(b *testing.B, handler http.Handler, header http.Header, body 
 func benchEcho(b *testing.B) *Module {
 	b.Helper()
 	m := module(b, "/w/m.usher:m echo")
-	m.pool = newPool(b.Context(), "m", false, func(context.Context, *Caller) (*Worker, error) {
+	m.pool = newPool("m", false, 0, func(*Caller) (*Worker, error) {
 		w := testWorker("m", nil)
 		out, stdin := io.Pipe()
 		stdout, in := io.Pipe()

@@ -268,7 +268,7 @@ func TestOddRequests(t *testing.T) {
 
 // mutePool is a pool whose processes answer nothing.
 func mutePool(t *testing.T, perSession bool) *pool {
-	p := newPool(t.Context(), "a", perSession, func(_ context.Context, owner *Caller) (*Worker, error) {
+	p := newPool("a", perSession, 0, func(owner *Caller) (*Worker, error) {
 		w := testWorker("a", owner)
 		go func() {
 			<-w.ctx.Done()
@@ -295,7 +295,7 @@ func TestProcessesAreBounded(t *testing.T) {
 	checkRefused := func(what, principal string) {
 		t.Helper()
 		caller := Caller{Session: "x", Affinity: "x", Principal: principal}
-		_, err := p.call(t.Context(), caller, "tools/call", nil, 0)
+		_, err := p.call(t.Context(), caller, "tools/call", nil)
 		check(t, what+" is refused", errors.Is(err, errBusy), true)
 	}
 	for i := range maxProcsOf {
@@ -506,7 +506,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 
 func testTurns(t *testing.T, own bool) {
 	var w *Worker
-	p := newPool(t.Context(), "a", false, func(_ context.Context, owner *Caller) (*Worker, error) {
+	p := newPool("a", false, 0, func(owner *Caller) (*Worker, error) {
 		w = testWorker("a", owner)
 		w.answersAll = own
 		context.AfterFunc(w.ctx, func() { w.finish("") })
@@ -514,24 +514,26 @@ func testTurns(t *testing.T, own bool) {
 	})
 	defer p.close()
 	ctx, cancel := context.WithCancel(t.Context())
-	call := func(ctx context.Context, principal string, timeout time.Duration) error {
-		_, err := p.call(ctx, Caller{Session: "s", Principal: principal}, "tools/call", nil, timeout)
+	call := func(ctx context.Context, principal string) error {
+		_, err := p.call(ctx, Caller{Session: "s", Principal: principal}, "tools/call", nil)
 		return err
 	}
 	for range maxRunningOf {
-		go call(ctx, "a claim", 0)
+		go call(ctx, "a claim")
 	}
 	synctest.Wait()
-	check(t, "a call that waits in vain", errors.Is(call(t.Context(), "a claim", time.Second), errBusy), true)
+	p.timeout = time.Second
+	check(t, "a call that waits in vain", errors.Is(call(t.Context(), "a claim"), errBusy), true)
+	p.timeout = 0
 	var order []string
 	for _, name := range []string{"first", "second"} {
 		go func() {
-			call(t.Context(), "a claim", 0)
+			call(t.Context(), "a claim")
 			order = append(order, name)
 		}()
 		synctest.Wait()
 	}
-	go call(t.Context(), "another", 0)
+	go call(t.Context(), "another")
 	w.checkRuns(t, "beside those that wait", maxRunningOf+1)
 	cancel()
 	w.checkRuns(t, "beside those that were cancelled", 1)
@@ -546,7 +548,7 @@ func testTurns(t *testing.T, own bool) {
 	if own { // the others began at once
 		check(t, "those that waited ended in the order", order, []string{"first", "second"})
 	}
-	check(t, "slots that are taken", p.allRunning+len(p.running.used), 0)
+	check(t, "slots that are taken", p.slots.used+len(p.slots.usedBy.used), 0)
 }
 
 // TestPanicInAScan has a scan of the workspace panic: the next one happens.
@@ -695,12 +697,12 @@ func TestRevokeOnAFullDisk(t *testing.T) {
 func TestCrashesAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := newPool(t.Context(), "a", true, func(context.Context, *Caller) (*Worker, error) {
+		p := newPool("a", true, 0, func(*Caller) (*Worker, error) {
 			return nil, errors.New("no")
 		})
 		defer p.close()
 		for i := range 1000 {
-			p.call(t.Context(), Caller{Affinity: fmt.Sprint(i)}, "tools/call", nil, 0)
+			p.call(t.Context(), Caller{Affinity: fmt.Sprint(i)}, "tools/call", nil)
 			pass(time.Second)
 		}
 		if n := len(p.crashed); n < 50 || n > 100 {
@@ -743,7 +745,7 @@ func TestClientsNameNoCalls(t *testing.T) {
 // subscribable has m tell of changes of its resources, by processes that take so
 // long to start.
 func (b *bubble) subscribable(start time.Duration) {
-	b.m.pool = newPool(b.t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) {
+	b.m.pool = newPool("m", true, 0, func(owner *Caller) (*Worker, error) {
 		pass(start)
 		w := b.worker(owner)
 		w.info.Capabilities = json.RawMessage(`{"resources":{"subscribe":true}}`)

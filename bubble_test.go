@@ -56,7 +56,7 @@ func (b *bubble) start(t *testing.T) {
 	stored, err := openSessions(b.base+"/.data", log, time.Now)
 	must(t, err)
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
-	b.m.pool = newPool(t.Context(), "m", true, func(_ context.Context, owner *Caller) (*Worker, error) {
+	b.m.pool = newPool("m", true, 0, func(owner *Caller) (*Worker, error) {
 		return b.worker(owner), nil
 	})
 	stopping, stop := context.WithCancel(context.Background())

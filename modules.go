@@ -452,8 +452,8 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	perSession := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared
 	stateful := !m.Stateless
 	if v.pool == nil || v.pool.perSession != perSession {
-		start := func(ctx context.Context, owner *Caller) (*Worker, error) {
-			w, err := r.startProcess(ctx, v, stateful, owner)
+		start := func(owner *Caller) (*Worker, error) {
+			w, err := r.startProcess(r.ctx, v, stateful, owner)
 			if err == nil {
 				r.listsChanged(v, w)
 			} else if errors.Is(err, errChanged) { // no scan may find that, as times can be set
@@ -461,22 +461,21 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 			}
 			return w, err
 		}
-		v.pool = newPool(r.ctx, v.Name, perSession, start)
+		v.pool = newPool(v.Name, perSession, r.CallTimeout, start)
 	}
 	v.offers = hashOf(string(marshal(m)))
 	module := &Module{
-		Name:        v.Name,
-		Kind:        v.Kind,
-		Source:      v.Source,
-		Root:        v.Root,
-		About:       m.About,
-		Problems:    slices.Concat(v.Problems, m.Problems),
-		Stateless:   m.Stateless,
-		Prompts:     m.Lists["prompts"],
-		Resources:   m.Lists["resources"],
-		Templates:   m.Lists["resourceTemplates"],
-		pool:        v.pool,
-		callTimeout: r.CallTimeout,
+		Name:      v.Name,
+		Kind:      v.Kind,
+		Source:    v.Source,
+		Root:      v.Root,
+		About:     m.About,
+		Problems:  slices.Concat(v.Problems, m.Problems),
+		Stateless: m.Stateless,
+		Prompts:   m.Lists["prompts"],
+		Resources: m.Lists["resources"],
+		Templates: m.Lists["resourceTemplates"],
+		pool:      v.pool,
 	}
 	module.addMethods(m.Lists["tools"])
 	r.finishVersion(v, module, nil)

@@ -92,30 +92,24 @@ var (
 // pool is all processes of one module. Safe for concurrent use.
 type pool struct {
 	name       string
-	perSession bool            // one process for each affinity, and not one for all callers
-	ctx        context.Context // ends with the registry
-	// start starts a process. owner is the caller that a process for one affinity is
-	// started for; nil for a shared process.
-	start func(ctx context.Context, owner *Caller) (*Worker, error)
-	wg    sync.WaitGroup // goroutines of processes
+	perSession bool // one process for each affinity, and not one for all callers
+	start      startFunc
+	timeout    time.Duration // how long a call may be silent, and wait for a slot; 0 is unlimited
+	slots      slots
+	wg         sync.WaitGroup // goroutines of processes
 
-	mu         sync.Mutex          // guards the fields below
-	running    quota               // calls that may still run in the module, by principal
-	allRunning int                 // the same, for all principals
-	waiting    []*slotWait         // calls that wait for a slot, in order
-	procs      map[string]*process // those that accept calls, by affinity; the shared one under ""
-	owned      quota               // the same, by principal
-	ending     map[*process]bool   // those that accept no calls, and have not ended yet
-	crashed    map[string]*process // the last one that crashed, by affinity, until a call succeeds
-	retired    bool                // there are no new calls
-	closed     bool                // calls under way fail, too
+	mu      sync.Mutex          // guards the fields below
+	procs   map[string]*process // those that accept calls, by affinity; the shared one under ""
+	owned   quota               // the same, by principal
+	ending  map[*process]bool   // those that accept no calls, and have not ended yet
+	crashed map[string]*process // the last one that crashed, by affinity, until a call succeeds
+	retired bool                // there are no new calls
+	closed  bool                // calls under way fail, too
 }
 
-// slotWait is a call that waits for a slot.
-type slotWait struct {
-	principal string
-	granted   chan struct{} // closed when the call has its slot
-}
+// startFunc starts a process. owner is the caller that a process for one affinity is
+// started for; nil for a shared process.
+type startFunc func(owner *Caller) (*Worker, error)
 
 // process is one process of a module, from before its start. The pool's mu guards its
 // fields; worker and err are constant once ready is closed.
@@ -133,12 +127,11 @@ type process struct {
 }
 
 // newPool returns a pool without processes. See the fields for the parameters.
-func newPool(ctx context.Context, name string, perSession bool,
-	start func(ctx context.Context, owner *Caller) (*Worker, error)) *pool {
+func newPool(name string, perSession bool, timeout time.Duration, start startFunc) *pool {
 	return &pool{
 		name:       name,
 		perSession: perSession,
-		ctx:        ctx,
+		timeout:    timeout,
 		start:      start,
 		procs:      make(map[string]*process),
 		ending:     make(map[*process]bool),
@@ -149,10 +142,9 @@ func newPool(ctx context.Context, name string, perSession bool,
 // call makes one request of the module; see Worker.request. If a stateless module answers
 // that it needs input, call asks a caller with a session for it. If the error is
 // errRetired, the pool was retired and nothing was done.
-func (p *pool) call(ctx context.Context, caller Caller, method string, params object,
-	timeout time.Duration) (json.RawMessage, error) {
+func (p *pool) call(ctx context.Context, caller Caller, method string, params object) (json.RawMessage, error) {
 	for range maxRounds {
-		result, err := p.callOnce(ctx, caller, method, params, timeout)
+		result, err := p.callOnce(ctx, caller, method, params)
 		if errors.Is(err, errNotSent) {
 			continue
 		}
@@ -168,72 +160,24 @@ func (p *pool) call(ctx context.Context, caller Caller, method string, params ob
 }
 
 // callOnce makes one request, when there is a slot and a process for it.
-func (p *pool) callOnce(ctx context.Context, caller Caller, method string, params object,
-	timeout time.Duration) (json.RawMessage, error) {
-	if err := p.acquireSlot(ctx, caller.Principal, timeout); err != nil {
+func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
+	params object) (json.RawMessage, error) {
+	busy := fmt.Errorf("module %q %w", p.name, errBusy)
+	waiting, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
+	release, err := p.slots.acquire(waiting, caller.Principal)
+	cancel()
+	if err != nil {
 		return nil, err
 	}
-	release := func() { p.releaseSlot(caller.Principal) }
 	c, err := p.enter(ctx, caller)
 	if err != nil {
 		release()
 		return nil, err
 	}
-	result, err := c.worker.request(ctx, caller, method, params, timeout, release)
+	result, err := c.worker.request(ctx, caller, method, params, p.timeout, release)
 	_, ended := errors.AsType[*processError](err)
 	p.leave(c, !ended && !errors.Is(err, errNotSent))
 	return result, err
-}
-
-// acquireSlot waits for a slot among the running calls of the module and of the principal,
-// first come, first served, for at most timeout (0: unlimited).
-func (p *pool) acquireSlot(ctx context.Context, principal string, timeout time.Duration) (err error) {
-	w := &slotWait{principal: principal, granted: make(chan struct{})}
-	p.mu.Lock()
-	p.waiting = append(p.waiting, w)
-	p.grantSlots()
-	p.mu.Unlock()
-	select {
-	case <-w.granted:
-		return nil
-	case <-time.After(cmp.Or(timeout, math.MaxInt64)):
-		err = fmt.Errorf("module %q %w", p.name, errBusy)
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i := slices.Index(p.waiting, w)
-	if i < 0 {
-		return nil // it was granted meanwhile
-	}
-	p.waiting = slices.Delete(p.waiting, i, i+1)
-	return err
-}
-
-// grantSlots gives the free slots to the calls that have waited longest. A principal that
-// uses up its share does not hold up others. The caller holds p.mu.
-func (p *pool) grantSlots() {
-	p.waiting = slices.DeleteFunc(p.waiting, func(w *slotWait) bool {
-		if p.allRunning == maxRunning {
-			return false
-		}
-		_, ok := p.running.reserve(w.principal, 1, maxRunningOf)
-		if ok {
-			p.allRunning++
-			close(w.granted)
-		}
-		return ok
-	})
-}
-
-// releaseSlot frees the slot of a call that no longer runs.
-func (p *pool) releaseSlot(principal string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.running.release(principal, 1)
-	p.allRunning--
-	p.grantSlots()
 }
 
 // enter returns the process for a caller, and starts it if there is none. The process is
@@ -332,7 +276,7 @@ func (p *pool) run(c *process, caller Caller) {
 	if p.perSession {
 		owner = &caller
 	}
-	w, err := p.start(p.ctx, owner)
+	w, err := p.start(owner)
 	p.mu.Lock()
 	c.worker = w
 	c.err = err
@@ -456,6 +400,64 @@ func (p *pool) finished() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.retired && len(p.ending) == 0
+}
+
+// slots limits the calls that may run in a module, in total and for each principal. Safe
+// for concurrent use.
+type slots struct {
+	mu      sync.Mutex // guards the fields below
+	used    int
+	usedBy  quota
+	waiting []*slot // in order
+}
+
+// slot is permission for a call to run, or the wait for it.
+type slot struct {
+	principal string
+	granted   chan struct{} // closed when the call may run
+}
+
+// acquire waits for a slot, first come, first served, until ctx ends. The error is ctx's
+// cause. The caller must call release once, which does not block.
+func (s *slots) acquire(ctx context.Context, principal string) (release func(), err error) {
+	w := &slot{principal, make(chan struct{})}
+	s.update(func() { s.waiting = append(s.waiting, w) })
+	select {
+	case <-w.granted:
+	case <-ctx.Done():
+		s.update(func() {
+			if i := slices.Index(s.waiting, w); i >= 0 { // it was not granted meanwhile
+				s.waiting = slices.Delete(s.waiting, i, i+1)
+				err = context.Cause(ctx)
+			}
+		})
+	}
+	release = func() {
+		s.update(func() {
+			s.used--
+			s.usedBy.release(principal, 1)
+		})
+	}
+	return release, err
+}
+
+// update makes a change, and gives the free slots to the calls that have waited longest. A
+// principal that uses up its share does not hold up others.
+func (s *slots) update(change func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change()
+	s.waiting = slices.DeleteFunc(s.waiting, func(w *slot) bool {
+		if s.used == maxRunning {
+			return false
+		}
+		_, ok := s.usedBy.reserve(w.principal, 1, maxRunningOf)
+		if ok {
+			s.used++
+			close(w.granted)
+		}
+		return ok
+	})
 }
 
 // answerInput asks the caller for the input that a result asks for, and returns params with

@@ -24,7 +24,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 )
 
 // Module is a unit of functionality, a source file or an entry of a .mcp.json file, and
@@ -43,8 +42,7 @@ type Module struct {
 	Resources []json.RawMessage // MCP definitions, unmodified
 	Templates []json.RawMessage // MCP definitions of resource templates, unmodified
 
-	pool        *pool
-	callTimeout time.Duration // how long a call may be silent; 0: no limit
+	pool *pool
 }
 
 // Catalog is an immutable set of modules. Safe for concurrent use.
@@ -315,7 +313,7 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 		}
 		params = params.set("arguments", arguments)
 	}
-	result, err := i.module.pool.call(ctx, from, method, params, i.module.callTimeout)
+	result, err := i.module.pool.call(ctx, from, method, params)
 	if err == nil && checked {
 		result = methodResult(result)
 	}

@@ -109,7 +109,6 @@ type workerState struct {
 
 	calls        map[string]*call        // in flight, by id
 	maybeRunning map[string]func()       // release of each cancelled call that may still run, by id
-	released     []func()                // to be called as soon as the state is unlocked
 	owner        *Caller                 // the latest caller of a process for one affinity
 	asks         map[*clientRequest]bool // requests of the module that clients are asked
 	asking       quota                   // the same, by principal
@@ -124,17 +123,9 @@ type workerState struct {
 
 // update calls change with the worker's state, locked. All uses of the state are in
 // such functions, which must not block. Then it restores the invariants: a process that
-// has ended has no calls, and done is closed once no client is asked either. It calls the
-// released functions after unlocking. They may lock the pool, so only functions that
-// release nothing (stop, stopped, attributionLost, listened) may be called with the pool's
-// lock.
+// has ended has no calls, and done is closed once no client is asked either. The caller may
+// hold the pool's lock.
 func (w *Worker) update(change func(s *workerState)) {
-	var released []func()
-	defer func() {
-		for _, release := range released {
-			release()
-		}
-	}()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := &w.state
@@ -153,15 +144,13 @@ func (w *Worker) update(change func(s *workerState)) {
 			close(w.done)
 		}
 	}
-	released = s.released
-	s.released = nil
 }
 
 // endCancelled records that a cancelled call no longer runs, if there is one.
 func (s *workerState) endCancelled(id string) {
 	if release := s.maybeRunning[id]; release != nil {
 		delete(s.maybeRunning, id)
-		s.released = append(s.released, release)
+		release()
 	}
 }
 
@@ -630,7 +619,7 @@ func (w *Worker) endCall(c *call, cancelled error) {
 		if running {
 			s.maybeRunning[c.id] = c.release
 		} else {
-			s.released = append(s.released, c.release)
+			c.release()
 		}
 		for a := range s.asks {
 			if a.call == c {
