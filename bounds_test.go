@@ -721,9 +721,9 @@ func TestCrashesAreForgotten(t *testing.T) {
 // for: the module does not see that.
 func TestClientsNameNoCalls(t *testing.T) {
 	t.Parallel()
-	for _, info := range []serverInfo{{}, {Stateless: true}} {
+	for _, stateless := range []bool{false, true} {
 		w := testWorker("a", nil)
-		w.info = info
+		w.stateless = stateless
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() {
@@ -748,7 +748,7 @@ func (b *bubble) subscribable(start time.Duration) {
 	b.m.pool = newPool("m", true, 0, func(owner *Caller) (*Worker, error) {
 		pass(start)
 		w := b.worker(owner)
-		w.info.Capabilities = json.RawMessage(`{"resources":{"subscribe":true}}`)
+		w.info = json.RawMessage(`{"capabilities":{"resources":{"subscribe":true}}}`)
 		return w, nil
 	})
 }

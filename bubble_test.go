@@ -136,7 +136,7 @@ func testWorker(module string, owner *Caller) *Worker {
 // worker returns a Worker of m without a process.
 func (b *bubble) worker(owner *Caller) *Worker {
 	w := testWorker("m", owner)
-	w.info.Stateless = b.native
+	w.stateless = b.native
 	b.process = w
 	read, stdin := io.Pipe()
 	go w.writeStdin(stdin)

@@ -290,13 +290,12 @@ func (r *Registry) update(s *scan) {
 // startVersion replaces a module's version by a new one. The module of the old version stays
 // until the new version has its own.
 func (r *Registry) startVersion(d discovered) {
-	v := &moduleVersion{changed: make(chan struct{}, 1)}
-	v.ctx, v.cancel = context.WithCancel(r.ctx)
-	var refused error
-	if d.Err == nil {
+	refused := d.Err
+	if refused == nil {
 		refused = r.checkContent(&d)
 	}
-	v.discovered = d
+	v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1)}
+	v.ctx, v.cancel = context.WithCancel(r.ctx)
 	known := r.readCache(d)
 	r.mu.Lock()
 	if last := r.modules[d.key()]; last != nil {
@@ -307,8 +306,6 @@ func (r *Registry) startVersion(d discovered) {
 	r.publishSoon() // so that everything that waits on Changed sees that the module is pending
 	r.mu.Unlock()
 	switch {
-	case d.Err != nil:
-		r.finishVersion(v, nil, d.Err)
 	case refused != nil:
 		r.finishVersion(v, nil, refused)
 	case known != nil:
@@ -393,7 +390,7 @@ func (r *Registry) revise(v *moduleVersion) {
 	for pauseFor(v.ctx, revisionInterval) {
 		select {
 		case <-v.changed:
-			m, err := readManifest(v.ctx, v.newest.Load(), v.cacheVersion())
+			m, err := v.readManifest(v.newest.Load())
 			if err == nil && hashOf(string(marshal(m))) != v.offers {
 				r.offer(v, m)
 			}
@@ -518,14 +515,14 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 		w.stop()
 		<-w.done
 	})
-	m, err := readManifest(v.ctx, w, v.cacheVersion())
+	m, err := v.readManifest(w)
 	// Some servers register the rest of their tools only once they know their
 	// client, and announce that.
 	settled := time.After(settleTime)
-	for err == nil && bytes.Contains(w.info.Capabilities, []byte(`"listChanged"`)) {
+	for err == nil && bytes.Contains(w.info, []byte(`"listChanged"`)) {
 		select {
 		case <-v.changed:
-			m, err = readManifest(v.ctx, w, v.cacheVersion())
+			m, err = v.readManifest(w)
 		case <-settled:
 			return m, nil
 		}
@@ -541,17 +538,17 @@ var listMethods = map[string]string{
 	"resourceTemplates": "resources/templates/list",
 }
 
-// readManifest asks a process for everything that it offers. If it can't list its prompts
+// readManifest asks a process for everything that the version offers. If it can't list its prompts
 // or resources, that is a problem of the module, which is hosted with its tools.
-func readManifest(ctx context.Context, w *Worker, version string) (*manifest, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
+	ctx, cancel := context.WithTimeout(v.ctx, startTimeout)
 	defer cancel()
-	extensions := field(w.info.Capabilities, "experimental")
+	extensions := w.capability("experimental")
 	m := &manifest{
-		Version:   version,
+		Version:   v.cacheVersion(),
 		Lists:     make(map[string][]json.RawMessage),
-		About:     firstSentence(w.info.Instructions),
-		Stateless: w.info.Stateless,
+		About:     firstSentence(stringField(w.info, "instructions")),
+		Stateless: w.stateless,
 		Shared:    field(extensions, "usher/shared") != nil,
 	}
 	// The functions that usher's own runtimes can't offer.
@@ -577,7 +574,7 @@ func readManifest(ctx context.Context, w *Worker, version string) (*manifest, er
 // key "tools", for example. The list of a module without the capability is empty.
 func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessage, error) {
 	capability, _, _ := strings.Cut(method, "/")
-	if field(w.info.Capabilities, capability) == nil {
+	if w.capability(capability) == nil {
 		return nil, nil
 	}
 	var all []json.RawMessage
@@ -607,14 +604,6 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	owner *Caller) (w *Worker, err error) {
 	defer catch(r.Log, &err)
 	d := v.discovered
-	l, err := r.launch(ctx, d)
-	if err == nil {
-		l, err = l.resolve()
-	}
-	if err != nil {
-		return nil, cantStart(d.Name, err)
-	}
-	l.Env = workerEnv(r.Environ, d.Source, d.Launch.Env)
 	w = newWorker(workerConfig{
 		module:      d.Name,
 		log:         r.Log,
@@ -622,7 +611,15 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		answersAll:  d.Kind.singleFile(),
 		listChanged: func(w *Worker) { r.listsChanged(v, w) },
 	})
-	if err := w.spawn(l, r.reaper); err != nil {
+	l, err := r.launch(ctx, d)
+	if err == nil {
+		l, err = l.resolve()
+	}
+	if err == nil {
+		l.Env = workerEnv(r.Environ, d.Source, d.Launch.Env)
+		err = w.spawn(l, r.reaper)
+	}
+	if err != nil {
 		return nil, cantStart(d.Name, err)
 	}
 	if err := w.shakeHands(ctx, stateful); err != nil {

@@ -523,7 +523,7 @@ func (w *Worker) listen(caller Caller, filter object) (stop func(), err error) {
 // released or the process ends. It calls notify for each.
 func (w *Worker) subscribe(ctx context.Context, caller Caller, uri string,
 	notify func(params json.RawMessage)) (*subscription, error) {
-	if string(field(field(w.info.Capabilities, "resources"), "subscribe")) != "true" {
+	if string(field(w.capability("resources"), "subscribe")) != "true" {
 		return nil, rpcErrorf(codeNoMethod, "module %q does not report changes of its resources", w.module)
 	}
 	// The request is usher's own, for as long as the caller is authorized.
@@ -533,7 +533,7 @@ func (w *Worker) subscribe(ctx context.Context, caller Caller, uri string,
 	sub.stop = func() { _ = w.requestOnly(Caller{}, "resources/unsubscribe", params) }
 	w.update(func(s *workerState) { s.subs[sub] = true })
 	var err error
-	if w.info.Stateless {
+	if w.stateless {
 		uris := joinItems([]json.RawMessage{quote(uri)})
 		sub.stop, err = w.listen(caller, object{{"resourceSubscriptions", uris}})
 	} else {
@@ -557,7 +557,7 @@ func (sub *subscription) release() {
 			wanted = wanted || other.uri == sub.uri
 		}
 	})
-	if !wanted || w.info.Stateless {
+	if !wanted || w.stateless {
 		sub.stop()
 	}
 }

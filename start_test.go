@@ -227,7 +227,7 @@ func TestTextIsHandedOver(t *testing.T) {
 			if err := w.shakeHands(t.Context(), true); err != nil {
 				t.Fatal(explain(err))
 			}
-			m, err := readManifest(t.Context(), w, "")
+			m, err := (&moduleVersion{ctx: t.Context()}).readManifest(w)
 			must(t, err)
 			check(t, "it offers tools", len(m.Lists["tools"]) > 0, true)
 		})

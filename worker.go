@@ -52,13 +52,6 @@ type processError struct {
 func (e *processError) Error() string { return e.reason }
 func (e *processError) Unwrap() error { return e.cause }
 
-// serverInfo is the module's description of itself in the handshake.
-type serverInfo struct {
-	Stateless    bool            // it speaks statelessProtocol
-	Capabilities json.RawMessage // an object
-	Instructions string
-}
-
 // call is one request to a module.
 type call struct {
 	id       string
@@ -90,12 +83,13 @@ type workerConfig struct {
 // Worker is one process of a module. Its methods are safe for concurrent use.
 type Worker struct {
 	workerConfig
-	info   serverInfo         // set by the handshake, before any client's call
-	ctx    context.Context    // ends when the process must end, or has ended
-	cancel context.CancelFunc // ends ctx
-	queued chan struct{}      // 1-buffered: state.input is not empty
-	done   chan struct{}      // closed when the process has ended and no client is asked any more
-	lastID atomic.Int64       // of a request to the process
+	stateless bool               // it speaks statelessProtocol; constant after the handshake
+	info      json.RawMessage    // the module's description of itself in the handshake; constant after it
+	ctx       context.Context    // ends when the process must end, or has ended
+	cancel    context.CancelFunc // ends ctx
+	queued    chan struct{}      // 1-buffered: state.input is not empty
+	done      chan struct{}      // closed when the process has ended and no client is asked any more
+	lastID    atomic.Int64       // of a request to the process
 
 	mu    sync.Mutex
 	state workerState // only update may use it
@@ -259,6 +253,11 @@ func (w *Worker) stop() {
 func (w *Worker) stopped() (stopped bool) {
 	w.update(func(s *workerState) { stopped = s.stopping })
 	return stopped
+}
+
+// capability returns the module's declaration of a capability, or nil.
+func (w *Worker) capability(name string) json.RawMessage {
+	return field(field(w.info, "capabilities"), name)
 }
 
 // alive reports whether calls can still be made.
@@ -512,11 +511,11 @@ func (c *call) replaceToken(params object) object {
 // adapt converts the params of a request to the protocol era of the module.
 func (w *Worker) adapt(caller Caller, params object) object {
 	switch {
-	case w.info.Stateless && caller.Session == "":
+	case w.stateless && caller.Session == "":
 		return statelessParams(params, allCaps, "")
-	case w.info.Stateless && !caller.Stateless:
+	case w.stateless && !caller.Stateless:
 		return statelessParams(params, caller.Caps, caller.level())
-	case !w.info.Stateless && caller.Stateless:
+	case !w.stateless && caller.Stateless:
 		return statefulParams(params)
 	default:
 		return params
@@ -527,7 +526,7 @@ func (w *Worker) adapt(caller Caller, params object) object {
 // unless it sends them already. usher does not pass them on to callers that want less.
 func (w *Worker) followLevel(caller Caller) {
 	wanted := slices.Index(logLevels, caller.level())
-	if wanted < 0 || w.info.Stateless || field(w.info.Capabilities, "logging") == nil {
+	if wanted < 0 || w.stateless || w.capability("logging") == nil {
 		return
 	}
 	sends := false
@@ -595,7 +594,7 @@ func (w *Worker) resultOf(c *call, msg *Message) (json.RawMessage, error) {
 	default:
 		result = msg.Result
 	}
-	converts := w.info.Stateless && !c.caller.Stateless && c.ofClient()
+	converts := w.stateless && !c.caller.Stateless && c.ofClient()
 	if converts && stringField(result, "resultType") != resultInput {
 		result = statefulResult(result)
 	}
@@ -906,11 +905,8 @@ func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 	if err != nil || !slices.Contains(versions, statelessProtocol) {
 		return false, err
 	}
-	w.info = serverInfo{
-		Stateless:    true,
-		Capabilities: field(result, "capabilities"),
-		Instructions: stringField(result, "instructions"),
-	}
+	w.stateless = true
+	w.info = result
 	all := json.RawMessage("true")
 	_, err = w.listen(Caller{}, object{
 		{"toolsListChanged", all},
@@ -932,10 +928,7 @@ func (w *Worker) initialize(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.info = serverInfo{
-		Capabilities: field(result, "capabilities"),
-		Instructions: stringField(result, "instructions"),
-	}
+	w.info = result
 	w.notify("notifications/initialized", nil)
 	return nil
 }
