@@ -3,8 +3,8 @@
 // Catalog, which is replaced when something changes. Sessions and requests get only views
 // of it.
 //
-// Each version of a module's file has at most one goroutine (introspectUntilDone or
-// revise), which does the slow work for it. Registry.mu is never held while a file is
+// Each version of a module's file that can be hosted has one goroutine (introspectUntilDone),
+// which does the slow work for it. Registry.mu is never held while a file is
 // read, a list is parsed or a process starts.
 
 package main
@@ -32,7 +32,7 @@ const (
 	pollShare = 20 // scans may take 1/pollShare of the time
 
 	publishDelay     = 50 * time.Millisecond  // from a change to the catalog that shows it
-	revisionInterval = time.Second            // between two readings of one module's lists
+	revisionInterval = time.Second            // at least, between two readings of one module's lists
 	retryInterval    = 30 * time.Second       // before a failed introspection is repeated; doubles
 	maxRetryInterval = 10 * time.Minute       // up to this
 	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
@@ -87,8 +87,8 @@ type moduleVersion struct {
 	changed chan struct{} // 1-buffered: newest may offer something new
 	newest  atomic.Pointer[Worker]
 
-	revising atomic.Bool // introspectUntilDone or revise runs, and owns the next two fields
-
+	// Only one goroutine at a time uses the next two fields: startVersion, then
+	// introspectUntilDone.
 	offers string // a hash of the manifest; "" if there is none yet
 	pool   *pool  // made with the first manifest
 
@@ -207,7 +207,8 @@ func (r *Registry) Pending(scope Scope) bool {
 // WaitAll waits until no module inside a scope is pending, for at most timeout, and
 // reports whether that is so.
 func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Scope) bool {
-	expired := time.After(timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
 	for {
 		changed := r.Changed()
 		if !r.Pending(scope) {
@@ -215,8 +216,6 @@ func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Sco
 		}
 		select {
 		case <-changed:
-		case <-expired:
-			return false
 		case <-ctx.Done():
 			return false
 		}
@@ -310,8 +309,8 @@ func (r *Registry) startVersion(d discovered) {
 		r.finishVersion(v, nil, refused)
 	case known != nil:
 		r.buildModule(v, known)
+		r.running.Go(func() { r.revise(v) })
 	default:
-		v.revising.Store(true)
 		r.running.Go(func() { r.introspectUntilDone(v) })
 	}
 }
@@ -361,17 +360,15 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 // replaced. Then it follows list changes: see revise.
 func (r *Registry) introspectUntilDone(v *moduleVersion) {
 	defer catch(r.Log, new(error))
-	pause := retryInterval
-	m, err := r.introspect(v)
-	for err != nil && v.ctx.Err() == nil {
+	for pause := retryInterval; v.ctx.Err() == nil; pause = min(2*pause, maxRetryInterval) {
+		m, err := r.introspect(v)
+		if err == nil {
+			r.offer(v, m)
+			r.revise(v)
+			return
+		}
 		r.finishVersion(v, nil, err)
 		pauseFor(v.ctx, pause)
-		pause = min(2*pause, maxRetryInterval)
-		m, err = r.introspect(v)
-	}
-	if v.ctx.Err() == nil {
-		r.offer(v, m)
-		r.revise(v)
 	}
 }
 
@@ -383,34 +380,28 @@ func (r *Registry) offer(v *moduleVersion, m *manifest) {
 	}
 }
 
-// revise reads the lists of a version again when a process announces a change. It returns
-// when none has for a while: an idle module has no goroutine.
+// revise reads the lists of a version again when a process announces a change, until the
+// version is replaced.
 func (r *Registry) revise(v *moduleVersion) {
 	defer catch(r.Log, new(error))
-	for pauseFor(v.ctx, revisionInterval) {
+	for v.ctx.Err() == nil {
 		select {
 		case <-v.changed:
+			pauseFor(v.ctx, revisionInterval) // more changes are likely to follow
 			m, err := v.readManifest(v.newest.Load())
 			if err == nil && hashOf(string(marshal(m))) != v.offers {
 				r.offer(v, m)
 			}
-		default:
-			v.revising.Store(false)
-			if len(v.changed) == 0 || !v.revising.CompareAndSwap(false, true) {
-				return
-			}
+		case <-v.ctx.Done():
 		}
 	}
 }
 
 // listsChanged requests a reading of the lists of w, instead of any earlier process of the
 // version.
-func (r *Registry) listsChanged(v *moduleVersion, w *Worker) {
+func (v *moduleVersion) listsChanged(w *Worker) {
 	v.newest.Store(w)
 	wake(v.changed)
-	if v.revising.CompareAndSwap(false, true) {
-		r.running.Go(func() { r.revise(v) })
-	}
 }
 
 // finishVersion records the outcome for a version: its module, or why it can't be hosted. On
@@ -452,7 +443,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 		start := func(owner *Caller) (*Worker, error) {
 			w, err := r.startProcess(r.ctx, v, stateful, owner)
 			if err == nil {
-				r.listsChanged(v, w)
+				v.listsChanged(w)
 			} else if errors.Is(err, errChanged) { // no scan may find that, as times can be set
 				r.finishVersion(v, nil, err)
 			}
@@ -609,7 +600,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		log:         r.Log,
 		owner:       owner,
 		answersAll:  d.Kind.singleFile(),
-		listChanged: func(w *Worker) { r.listsChanged(v, w) },
+		listChanged: v.listsChanged,
 	})
 	l, err := r.launch(ctx, d)
 	if err == nil {
@@ -741,11 +732,7 @@ func (r *Registry) cachePath(d discovered) string {
 // cacheVersion returns a hash that changes with the file, with usher, and with cacheFormat.
 // It includes the content, if that is known, as the times of a file can be set.
 func (d discovered) cacheVersion() string {
-	parts := []string{version(), cacheFormat, d.Version}
-	if d.Kind != kindConfig { // whose Version is its content
-		parts = append(parts, d.Content)
-	}
-	return hashOf(parts...)
+	return hashOf(version(), cacheFormat, d.Version, d.Content)
 }
 
 // readCache returns the cached manifest of this version of a module, or nil.

@@ -100,7 +100,6 @@ type pool struct {
 
 	mu      sync.Mutex          // guards the fields below
 	procs   map[string]*process // those that accept calls, by affinity; the shared one under ""
-	owned   quota               // the same, by principal
 	ending  map[*process]bool   // those that accept no calls, and have not ended yet
 	crashed map[string]*process // the last one that crashed, by affinity, until a call succeeds
 	retired bool                // there are no new calls
@@ -221,7 +220,6 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		}
 		c = &process{affinity: affinity, principal: caller.Principal, ready: make(chan struct{})}
 		p.procs[affinity] = c
-		p.owned.reserve(c.principal, 1, maxProcs)
 		p.wg.Go(func() { p.run(c, caller) })
 	}
 	c.active++
@@ -260,7 +258,6 @@ func (p *pool) leave(c *process, succeeded bool) {
 func (p *pool) end(c *process) {
 	if p.procs[c.affinity] == c {
 		delete(p.procs, c.affinity)
-		p.owned.release(c.principal, 1)
 		p.ending[c] = true
 	}
 	if c.worker != nil && (c.active == 0 || p.closed) {
@@ -321,27 +318,18 @@ func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.work
 // one: one of the same principal, else the one that is idle longest. Processes that are
 // ending have a limit of their own. The caller holds p.mu.
 func (p *pool) makeRoom(principal string) bool {
-	if len(p.ending) >= maxProcs {
-		return false
+	all := slices.Collect(maps.Values(p.procs))
+	others := func(c *process) bool { return c.principal != principal }
+	own := slices.DeleteFunc(slices.Clone(all), others)
+	full := principal != "" && len(own) >= maxProcsOf
+	if len(all) < maxProcs && !full {
+		return len(p.ending) < maxProcs
 	}
-	full := principal != "" && p.owned.count(principal) >= maxProcsOf
-	if len(p.procs) < maxProcs && !full {
-		return true
+	idle := slices.DeleteFunc(own, (*process).busy)
+	if len(idle) == 0 && !full {
+		idle = slices.DeleteFunc(all, (*process).busy)
 	}
-	var idle, ownIdle []*process
-	for _, c := range p.procs {
-		switch {
-		case c.busy():
-		case c.principal == principal:
-			ownIdle = append(ownIdle, c)
-		case !full:
-			idle = append(idle, c)
-		}
-	}
-	if len(ownIdle) > 0 {
-		idle = ownIdle
-	}
-	if len(idle) == 0 {
+	if len(idle) == 0 || len(p.ending) >= maxProcs {
 		return false
 	}
 	p.end(slices.MinFunc(idle, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))

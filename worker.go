@@ -104,7 +104,7 @@ type workerState struct {
 	calls        map[string]*call        // in flight, by id
 	maybeRunning map[string]func()       // release of each cancelled call that may still run, by id
 	owner        *Caller                 // the latest caller of a process for one affinity
-	asks         map[*clientRequest]bool // requests of the module that clients are asked
+	asks         map[*clientRequest]bool // whether the module still wants each answer of a client
 	asking       quota                   // the same, by principal
 	subs         map[*subscription]bool  // resources whose changes the module reports
 
@@ -575,8 +575,8 @@ func (w *Worker) await(ctx context.Context, c *call, timeout time.Duration) (*Me
 func (w *Worker) waitsForClient(c *call) (waits bool) {
 	w.update(func(s *workerState) {
 		waits = len(c.progress) > 0
-		for a := range s.asks {
-			waits = waits || !a.withdrawn && (a.call == c || a.call == nil)
+		for a, wanted := range s.asks {
+			waits = waits || wanted && (a.call == c || a.call == nil)
 		}
 	})
 	return waits
@@ -696,13 +696,12 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 
 // clientRequest is a request of the module that waits for a client's answer.
 type clientRequest struct {
-	id        string // the module's own
-	caller    Caller // to ask
-	call      *call  // in which the module asks; nil if only the session is known
-	ctx       context.Context
-	cancel    context.CancelFunc
-	done      chan struct{} // closed when the client is no longer asked
-	withdrawn bool          // the module no longer wants the answer; part of workerState
+	*Message
+	caller Caller // to ask
+	call   *call  // in which the module asks; nil if only the session is known
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the client is no longer asked
 }
 
 // Why a request of a module has no answer.
@@ -769,7 +768,7 @@ func (w *Worker) handleRequest(msg *Message) {
 		w.reply(msg.ID, nil, err)
 		return
 	}
-	go w.ask(a, msg) // update waits for it before it closes done
+	go w.ask(a) // update waits for it before it closes done
 }
 
 // newAsk finds the client that a request is for, and adds the request to those that wait.
@@ -789,10 +788,10 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 		return nil, errManyAsks
 	}
 	a := &clientRequest{
-		id:     string(msg.ID),
-		caller: caller,
-		call:   c,
-		done:   make(chan struct{}),
+		Message: msg,
+		caller:  caller,
+		call:    c,
+		done:    make(chan struct{}),
 	}
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	s.asks[a] = true
@@ -800,13 +799,13 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 }
 
 // ask asks the client and answers the module, unless the module has withdrawn its request.
-func (w *Worker) ask(a *clientRequest, msg *Message) {
+func (w *Worker) ask(a *clientRequest) {
 	defer close(a.done)
 	defer a.cancel()
-	result, err := w.askClient(a, msg)
-	withdrawn := false
+	result, err := w.askClient(a)
+	wanted := false
 	w.update(func(s *workerState) {
-		withdrawn = a.withdrawn
+		wanted = s.asks[a]
 		delete(s.asks, a)
 		s.asking.release(a.caller.Principal, 1)
 		for _, c := range s.calls {
@@ -815,18 +814,18 @@ func (w *Worker) ask(a *clientRequest, msg *Message) {
 			}
 		}
 	})
-	if !withdrawn {
-		w.reply(msg.ID, result, err)
+	if wanted {
+		w.reply(a.ID, result, err)
 	}
 }
 
 // askClient asks the client and returns its answer.
-func (w *Worker) askClient(a *clientRequest, msg *Message) (result json.RawMessage, err error) {
+func (w *Worker) askClient(a *clientRequest) (result json.RawMessage, err error) {
 	defer catch(w.log, &err)
 	if a.call == nil && !a.caller.authorized() {
 		return nil, errNoScope
 	}
-	result, err = a.caller.Ask(a.ctx, msg.Method, stripCallID(msg.Params))
+	result, err = a.caller.Ask(a.ctx, a.Method, stripCallID(a.Params))
 	if errors.Is(err, context.Canceled) {
 		err = errNotInCall
 	}
@@ -837,8 +836,8 @@ func (w *Worker) askClient(a *clientRequest, msg *Message) (result json.RawMessa
 func (w *Worker) withdrawAsk(id json.RawMessage) {
 	w.update(func(s *workerState) {
 		for a := range s.asks {
-			if a.id == string(id) {
-				a.withdrawn = true
+			if string(a.ID) == string(id) {
+				s.asks[a] = false
 				a.cancel()
 			}
 		}
