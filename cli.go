@@ -315,11 +315,11 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 	l.About = m.About
 	l.Problems = slices.Clone(m.Problems)
 	hooks := make(map[*Method]*Item)
-	for _, t := range whole.ToolsOf(m) {
+	for _, t := range whole.ToolsOf[m] {
 		hooks[t.Method] = t
 	}
 	secret := daemon.Secret || a.getenv(webhookSecretVar) != ""
-	for _, t := range view.ToolsOf(m) {
+	for _, t := range view.ToolsOf[m] {
 		l.Label = t.Label
 		hook := hooks[t.Method]
 		tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
@@ -341,9 +341,9 @@ func (a *app) toolProblems(whole *View, t *Item, name string) []string {
 		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, "+
 			"which some clients refuse")
 	}
-	if _, others := whole.Hook(t.HookPath()); len(others) > 0 {
+	if _, others := whole.Hook(t.HookPath); len(others) > 0 {
 		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s",
-			t.Method.Name, t.HookPath(), strings.Join(others, ", ")))
+			t.Method.Name, t.HookPath, strings.Join(others, ", ")))
 	}
 	if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
 		list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
@@ -446,7 +446,7 @@ func findMethod(view *View, label, method string) (*Item, error) {
 			continue
 		}
 		var names []string
-		for _, tool := range view.ToolsOf(m.Module) {
+		for _, tool := range view.ToolsOf[m.Module] {
 			if tool.Method.Name == method {
 				return tool, nil
 			}

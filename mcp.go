@@ -318,7 +318,7 @@ func (r *request) setLevel(context.Context) (json.RawMessage, error) {
 func (r *request) showList(ctx context.Context) (json.RawMessage, error) {
 	view := r.readyView(ctx)
 	r.session.markSeen(r.method.list, view)
-	return view.ListJSON(r.method.list), nil
+	return view.Lists[r.method.list], nil
 }
 
 // target returns the list that contains the item that the request names, and its name.

@@ -104,10 +104,10 @@ type moduleVersion struct {
 type manifest struct {
 	Version   string                       `json:"version"` // see cacheVersion
 	Lists     map[string][]json.RawMessage `json:"lists"`   // by "tools", "prompts", "resources", "resourceTemplates"
-	About     string                       `json:"about,omitempty"`
-	Problems  []string                     `json:"problems,omitempty"`
-	Stateless bool                         `json:"stateless,omitempty"`
-	Shared    bool                         `json:"shared,omitempty"` // it declares that one process serves all callers
+	About     string                       `json:"about"`
+	Problems  []string                     `json:"problems"`
+	Stateless bool                         `json:"stateless"`
+	Shared    bool                         `json:"shared"` // it declares that one process serves all callers
 }
 
 // newRegistry scans the workspace once and returns with the modules that the cache knows.
@@ -347,7 +347,7 @@ func (r *Registry) compare(s *scan) []discovered {
 // the next catalog: see Registry.Call. The caller holds r.mu.
 func (r *Registry) replace(v *moduleVersion, m *Module) {
 	if old := v.module; old != nil && (m == nil || m.pool != old.pool) {
-		old.pool.retire()
+		old.pool.retire(false)
 	}
 	if m != nil && !slices.Contains(r.pools, m.pool) {
 		r.pools = append(r.pools, m.pool)
@@ -590,7 +590,8 @@ func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessag
 }
 
 // startProcess starts a process of a version. stateful says that the module is known to
-// have sessions; owner is the caller that a process for one affinity is started for.
+// have sessions; owner is the caller that a process for one affinity is started for. The
+// error is a *processError. If there was no process, its reason contains no path.
 func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful bool,
 	owner *Caller) (w *Worker, err error) {
 	defer catch(r.Log, &err)
@@ -610,13 +611,20 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		l.Env = workerEnv(r.Environ, d.Source, d.Launch.Env)
 		err = w.spawn(l, r.reaper)
 	}
-	if err != nil {
-		return nil, cantStart(d.Name, err)
+	if err == nil {
+		err = w.shakeHands(ctx, stateful)
 	}
-	if err := w.shakeHands(ctx, stateful); err != nil {
+	if err == nil {
+		return w, nil
+	}
+	if _, ok := errors.AsType[*processError](err); ok {
 		return nil, err
 	}
-	return w, nil
+	return nil, &processError{
+		reason:  fmt.Sprintf("module %q can't start: %s", d.Name, errText(err)),
+		details: []string{err.Error()},
+		cause:   err,
+	}
 }
 
 // launch returns how to start a process of a module. usher's own programs get the source
@@ -644,32 +652,17 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 	return l, err
 }
 
-// cantStart returns the processError for an error before there was a process. Its reason
-// contains no path.
-func cantStart(module string, err error) error {
-	if failed, ok := errors.AsType[*processError](err); ok {
-		return failed
-	}
-	return &processError{
-		reason:  fmt.Sprintf("module %q can't start: %s", module, errText(err)),
-		details: []string{err.Error()},
-		cause:   err,
-	}
-}
-
 // explain returns the text of an error for people at this machine: with the last words of a
 // process that did not start, or the compiler's.
 func explain(err error) string {
 	text := err.Error()
-	failed, ok := errors.AsType[*processError](err)
-	if !ok {
-		return text
+	if failed, ok := errors.AsType[*processError](err); ok {
+		details := strings.Join(failed.details, "\n")
+		if !strings.HasSuffix(text, details) {
+			text += ": " + details
+		}
 	}
-	details := strings.Join(failed.details, "\n")
-	if strings.HasSuffix(text, details) {
-		return text
-	}
-	return text + ": " + details
+	return text
 }
 
 // publishSoon schedules one publication for all changes of a moment: at a first start a

@@ -121,8 +121,8 @@ type process struct {
 	active    int   // calls under way
 	lastUse   time.Time
 
-	crashes   int       // of this affinity in a row, this one included
-	notBefore time.Time // after its crash: when the next one may be started
+	wait      time.Duration // after its crash: how long none is started
+	notBefore time.Time     // the end of that
 }
 
 // newPool returns a pool without processes. See the fields for the parameters.
@@ -291,13 +291,10 @@ func (p *pool) run(c *process, caller Caller) {
 	defer p.mu.Unlock()
 	if crashed {
 		p.forgetCrashes()
-		c.crashes = 1
-		c.notBefore = time.Now()
 		if last := p.crashed[c.affinity]; last != nil {
-			c.crashes += last.crashes
-			wait := 250 * time.Millisecond << min(c.crashes, 10)
-			c.notBefore = c.notBefore.Add(min(wait, 30*time.Second))
+			c.wait = min(max(time.Second, 2*last.wait), 30*time.Second)
 		}
+		c.notBefore = time.Now().Add(c.wait)
 		p.crashed[c.affinity] = c
 	}
 	p.end(c)
@@ -345,17 +342,15 @@ func (p *pool) stopFor(affinity string) {
 	}
 }
 
-// retire refuses new calls, and ends the processes after the calls under way.
-func (p *pool) retire() { p.endAll(false) }
-
 // close ends the processes, with calls under way, and waits for their end.
 func (p *pool) close() {
-	p.endAll(true)
+	p.retire(true)
 	p.wg.Wait()
 }
 
-// endAll ends all processes, with calls under way if now is true.
-func (p *pool) endAll(now bool) {
+// retire refuses new calls, and ends the processes: after the calls under way, or with them
+// if now is true.
+func (p *pool) retire(now bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retired = true
@@ -476,22 +471,11 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 
 // ---- Subscriptions to resources
 
-// subscribe subscribes to a resource in the caller's process; see Worker.subscribe.
-func (p *pool) subscribe(ctx context.Context, caller Caller, uri string,
-	notify func(params json.RawMessage)) (*subscription, error) {
-	c, err := p.enter(ctx, caller)
-	if err != nil {
-		return nil, err
-	}
-	defer p.leave(c, false)
-	return c.worker.subscribe(ctx, caller, uri, notify)
-}
-
 // subscription is the report of one process of the changes of a resource.
 type subscription struct {
 	worker *Worker
 	uri    string
-	notify func(params json.RawMessage)
+	notify func(method string, params json.RawMessage)
 	stop   func() // ends the module's reports
 }
 
@@ -507,20 +491,24 @@ func (w *Worker) listen(caller Caller, filter object) (stop func(), err error) {
 	return stop, w.startCall(c, "subscriptions/listen", statelessParams(params, allCaps, ""))
 }
 
-// subscribe asks the module to report changes of a resource, until the subscription is
-// released or the process ends. It calls notify for each.
-func (w *Worker) subscribe(ctx context.Context, caller Caller, uri string,
-	notify func(params json.RawMessage)) (*subscription, error) {
-	if string(field(w.capability("resources"), "subscribe")) != "true" {
-		return nil, rpcErrorf(codeNoMethod, "module %q does not report changes of its resources", w.module)
+// subscribe asks the module to report changes of a resource, in the caller's process, until
+// the subscription is released or the process ends. The reports go to caller.Notify.
+func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subscription, error) {
+	c, err := p.enter(ctx, caller)
+	if err != nil {
+		return nil, err
 	}
-	// The request is usher's own, for as long as the caller is authorized.
-	caller = Caller{Authorized: caller.Authorized}
+	defer p.leave(c, false)
+	w := c.worker
+	if string(field(w.capability("resources"), "subscribe")) != "true" {
+		return nil, rpcErrorf(codeNoMethod, "module %q does not report changes of its resources", p.name)
+	}
 	params := object{{"uri", quote(uri)}}
-	sub := &subscription{worker: w, uri: uri, notify: notify}
+	sub := &subscription{worker: w, uri: uri, notify: caller.Notify}
 	sub.stop = func() { _ = w.requestOnly(Caller{}, "resources/unsubscribe", params) }
 	w.update(func(s *workerState) { s.subs[sub] = true })
-	var err error
+	// The request is usher's own, for as long as the caller is authorized.
+	caller = Caller{Authorized: caller.Authorized}
 	if w.stateless {
 		uris := joinItems([]json.RawMessage{quote(uri)})
 		sub.stop, err = w.listen(caller, object{{"resourceSubscriptions", uris}})
@@ -552,14 +540,14 @@ func (sub *subscription) release() {
 
 // updated notifies the subscribers of a resource that has changed: that resource, or one
 // above it (MCP, server/resources, "Subscriptions").
-func (w *Worker) updated(params json.RawMessage) {
+func (w *Worker) updated(method string, params json.RawMessage) {
 	uri := stringField(params, "uri")
 	var subs []*subscription
 	w.update(func(s *workerState) { subs = slices.Collect(maps.Keys(s.subs)) })
 	for _, sub := range subs {
 		rest, below := strings.CutPrefix(uri, sub.uri)
 		if below && (rest == "" || rest[0] == '/' || strings.HasSuffix(sub.uri, "/")) {
-			sub.notify(params)
+			sub.notify(method, params)
 		}
 	}
 }

@@ -64,14 +64,13 @@ func (r *reaper) Close() {
 
 // start starts the reaper process. The caller holds r.mu.
 func (r *reaper) start() error {
-	exe, err := os.Executable()
-	if err != nil {
-		return err
-	}
 	// The file may have been replaced or removed since (by an update, by go run); on
 	// Linux the running program has this name, too.
-	if _, err := os.Stat("/proc/self/exe"); err == nil {
-		exe = "/proc/self/exe"
+	exe := "/proc/self/exe"
+	if _, err := os.Stat(exe); err != nil {
+		if exe, err = os.Executable(); err != nil {
+			return err
+		}
 	}
 	cmd := exec.Command(exe, reaperCommand)
 	cmd.Stderr = os.Stderr

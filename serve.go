@@ -480,11 +480,11 @@ func (d *daemon) show(ctx context.Context) {
 // showModule prints a module that is ready, and logs webhooks that are not served.
 func (d *daemon) showModule(view *View, m ViewModule) {
 	var names []string
-	for _, t := range view.ToolsOf(m.Module) {
+	for _, t := range view.ToolsOf[m.Module] {
 		names = append(names, t.Name)
-		if _, others := view.Hook(t.HookPath()); len(others) > 0 {
+		if _, others := view.Hook(t.HookPath); len(others) > 0 {
 			d.log.Warn("a webhook is not served, as several have its path",
-				"tool", t.Name, "path", t.HookPath(), "several", others)
+				"tool", t.Name, "path", t.HookPath, "several", others)
 		}
 	}
 	tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")

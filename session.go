@@ -318,7 +318,7 @@ func (s *Session) markSeen(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.Contains(announcedLists, what) && (len(s.streams) == 0 || s.lastSeen[what] == "") {
-		s.lastSeen[what] = view.Fingerprint(what)
+		s.lastSeen[what] = view.Fingerprints[what]
 	}
 }
 
@@ -331,7 +331,7 @@ func (s *Session) unseenChanges(view *View, started time.Time) []string {
 	var changed []string
 	for _, list := range announcedLists {
 		before := s.lastSeen[list]
-		now := view.Fingerprint(list)
+		now := view.Fingerprints[list]
 		if before != now && (before != "" || s.token.Issued.Before(started)) {
 			changed = append(changed, list)
 			s.lastSeen[list] = now
@@ -423,12 +423,13 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, uri str
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
 	caller := s.callerOf(session, s.gate.Current(session.token), session.send)
-	at, err := now.Subscribe(ctx, caller, uri, func(params json.RawMessage) {
+	caller.Notify = func(method string, params json.RawMessage) {
 		if owner().Same(now) {
 			update, _ := members(stripCallID(params))
-			session.notify("notifications/resources/updated", update)
+			session.notify(method, update)
 		}
-	})
+	}
+	at, err := now.Subscribe(ctx, caller, uri)
 	if err == nil {
 		session.subscriptions[uri] = interest{of: now, at: at}
 	}

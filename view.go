@@ -77,13 +77,18 @@ type View struct {
 	Modules []ViewModule // sorted by label
 	Tools   []*Item      // sorted by name
 
-	toolsOf      map[*Module][]*Item         // in the module's own order
-	items        map[string]map[string]*Item // by list, and by name or URI
-	ambiguous    map[string][]*Item          // the tools that would have a name that belongs to none
-	templates    []*Item                     // longest prefix first
-	webhooks     map[string][]*Item          // the tools that would have a path; see Hook
-	lists        map[string]json.RawMessage  // the result of each list request, on one line
-	fingerprints map[string]string           // of announcedLists
+	// ToolsOf maps the view's modules to their tools, in the modules' own order.
+	ToolsOf map[*Module][]*Item
+	// Lists maps "tools", "prompts", "resources" and "resourceTemplates" to the results of
+	// the list requests, on one line.
+	Lists map[string]json.RawMessage
+	// Fingerprints maps announcedLists to hashes of them.
+	Fingerprints map[string]string
+
+	items     map[string]map[string]*Item // by list, and by name or URI
+	ambiguous map[string][]*Item          // the tools that would have a name that belongs to none
+	templates []*Item                     // longest prefix first
+	webhooks  map[string][]*Item          // the tools that would have a path; see Hook
 }
 
 // ViewModule is a module and its label in a view.
@@ -100,8 +105,10 @@ type Item struct {
 	Name   string
 	Label  string  // of the module in the view
 	Method *Method // of a tool
+	// HookPath is the path below /webhook/ for the tool's method, or "" for a method that
+	// receives no webhooks, or whose name can't be part of a URL.
+	HookPath string
 
-	hookPath   string          // of a tool, see HookPath
 	ownName    string          // the module's own name for a tool or prompt
 	definition json.RawMessage // of a prompt
 	module     *Module
@@ -110,11 +117,11 @@ type Item struct {
 // newView is the only function that selects modules by scope.
 func newView(all []*Module, scope Scope) *View {
 	v := &View{
-		toolsOf:      make(map[*Module][]*Item),
+		ToolsOf:      make(map[*Module][]*Item),
 		items:        make(map[string]map[string]*Item),
 		webhooks:     make(map[string][]*Item),
-		lists:        make(map[string]json.RawMessage),
-		fingerprints: make(map[string]string),
+		Lists:        make(map[string]json.RawMessage),
+		Fingerprints: make(map[string]string),
 	}
 	inside := slices.DeleteFunc(slices.Clone(all), func(m *Module) bool {
 		return !scope.Contains(m.Source)
@@ -135,7 +142,7 @@ func (v *View) addToolsAndPrompts() {
 		for _, method := range m.Methods {
 			tool := &Item{Label: m.Label, Method: method, ownName: method.Name, module: m.Module}
 			v.Tools = append(v.Tools, tool)
-			v.toolsOf[m.Module] = append(v.toolsOf[m.Module], tool)
+			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
 		}
 		for _, raw := range m.Prompts {
@@ -173,7 +180,7 @@ func (v *View) addWebhook(t *Item) {
 	if !t.Method.IsHook || checkHookPath(path) != nil {
 		return
 	}
-	t.hookPath = path
+	t.HookPath = path
 	v.webhooks[path] = append(v.webhooks[path], t)
 	if t.Method.Hook == "" && t.Label != t.module.Name {
 		bare := t.module.Name + "/" + t.Method.Name
@@ -213,22 +220,12 @@ func (v *View) addResources(modules []*Module) {
 // announced list.
 func (v *View) addList(what, announced string, items []json.RawMessage) {
 	list := oneLine(object{{what, joinItems(items)}}.encode())
-	v.lists[what] = list
-	v.fingerprints[announced] = hashOf(v.fingerprints[announced], string(list))
+	v.Lists[what] = list
+	v.Fingerprints[announced] = hashOf(v.Fingerprints[announced], string(list))
 }
-
-// ListJSON returns the result of a list request, on one line: for "tools", "prompts",
-// "resources" or "resourceTemplates".
-func (v *View) ListJSON(what string) json.RawMessage { return v.lists[what] }
 
 // announcedLists are the lists whose changes clients are notified of.
 var announcedLists = []string{"tools", "prompts", "resources"}
-
-// Fingerprint returns a hash of one of announcedLists.
-func (v *View) Fingerprint(list string) string { return v.fingerprints[list] }
-
-// ToolsOf returns the tools of one of the view's modules, in the module's own order.
-func (v *View) ToolsOf(m *Module) []*Item { return v.toolsOf[m] }
 
 // Lookup returns an item of a list: a tool or prompt by its name, or a resource by its URI.
 // If no module lists the URI, Lookup returns the template with the longest matching prefix.
@@ -265,23 +262,19 @@ func (v *View) Alternatives(name string) []string {
 // names of the tools.
 func (v *View) Hook(path string) (tool *Item, alternatives []string) {
 	claimants := v.webhooks[path]
-	if len(claimants) == 1 && claimants[0].hookPath == path {
+	if len(claimants) == 1 && claimants[0].HookPath == path {
 		return claimants[0], nil
 	}
 	for _, t := range claimants {
-		if t.hookPath == path {
+		if t.HookPath == path {
 			alternatives = append(alternatives, t.Name)
 		} else {
-			alternatives = append(alternatives, t.hookPath)
+			alternatives = append(alternatives, t.HookPath)
 		}
 	}
 	slices.Sort(alternatives)
 	return nil, alternatives
 }
-
-// HookPath returns the path below /webhook/ for the tool's method. It returns "" for a
-// method that receives no webhooks, or whose name can't be part of a URL.
-func (i *Item) HookPath() string { return i.hookPath }
 
 // Stateless reports whether the module speaks a revision without sessions.
 func (i *Item) Stateless() bool { return i.module.Stateless }
@@ -320,12 +313,10 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 	return result, err
 }
 
-// Subscribe asks the module of a resource to call notify when the resource changes, until
-// the subscription is released or the module's process ends.
-func (i *Item) Subscribe(
-	ctx context.Context, caller Caller, uri string, notify func(params json.RawMessage),
-) (*subscription, error) {
-	return i.module.pool.subscribe(ctx, caller, uri, notify)
+// Subscribe asks the module of a resource to notify the caller when the resource changes,
+// until the subscription is released or the module's process ends.
+func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string) (*subscription, error) {
+	return i.module.pool.subscribe(ctx, caller, uri)
 }
 
 // nameItems names items LABEL_NAME. A name belongs to no item if several would have it, or
@@ -347,7 +338,7 @@ func nameItems(items []*Item) map[string][]*Item {
 	}
 	for _, item := range items {
 		if name := item.Name; wanted[name] > 1 || hashedName.MatchString(name) {
-			item.Name = name + "_" + nameHash(item.module.Source, item.module.Name, item.ownName)
+			item.Name = name + "_" + hashOf(item.module.Source, item.module.Name, item.ownName)[:12]
 			ambiguous[name] = append(ambiguous[name], item)
 		}
 	}
@@ -356,9 +347,6 @@ func nameItems(items []*Item) map[string][]*Item {
 
 // hashedName matches a name with a hash suffix.
 var hashedName = regexp.MustCompile(`_[0-9a-f]{12}$`)
-
-// nameHash returns 12 hexadecimal digits that distinguish items with the same name.
-func nameHash(parts ...string) string { return hashOf(parts...)[:12] }
 
 // notPlain matches characters that tool names must not contain.
 var notPlain = regexp.MustCompile(`[^A-Za-z0-9_-]`)
@@ -388,7 +376,7 @@ func labels(modules []*Module, scope Scope) []string {
 		if named[m.Name] == 1 {
 			continue
 		}
-		list[i] += "-" + nameHash(m.Source, m.Name)
+		list[i] += "-" + hashOf(m.Source, m.Name)[:12]
 		for _, label := range slices.Backward(possibleLabels(m, scope)) { // longest first
 			if shared[label] == 1 {
 				list[i] = label

@@ -176,11 +176,11 @@ func TestViewsDifferInWhatTheyList(t *testing.T) {
 	a, b := module(t, "/w/p/a.usher:a x"), module(t, "/w/q/b.usher:b x")
 	whole, same := newCatalog([]*Module{a, b}).View(scopeAll()), newCatalog([]*Module{b, a}).View(scopeDir("/w"))
 	part := newCatalog([]*Module{a, b}).View(scopeDir("/w/p"))
-	check(t, "fingerprint of an equal list", same.Fingerprint("tools"), whole.Fingerprint("tools"))
-	if whole.Fingerprint("tools") == part.Fingerprint("tools") {
+	check(t, "fingerprint of an equal list", same.Fingerprints["tools"], whole.Fingerprints["tools"])
+	if whole.Fingerprints["tools"] == part.Fingerprints["tools"] {
 		t.Error("different lists have one fingerprint")
 	}
-	check(t, "an empty list", string(newCatalog(nil).View(scopeAll()).ListJSON("tools")), `{"tools":[]}`)
+	check(t, "an empty list", string(newCatalog(nil).View(scopeAll()).Lists["tools"]), `{"tools":[]}`)
 }
 
 func TestResourcesHaveOneOwner(t *testing.T) {

@@ -188,7 +188,7 @@ func (h *Webhooks) find(ctx context.Context, path string) (*Item, error) {
 // servedPath returns the path at which a tool receives webhooks, or "" if whole, the
 // unscoped view, has no or another method there.
 func servedPath(whole *View, t *Item) string {
-	path := t.HookPath()
+	path := t.HookPath
 	if tool, _ := whole.Hook(path); tool == nil || tool.Method != t.Method {
 		return ""
 	}

@@ -61,7 +61,6 @@ type call struct {
 	answer   chan *Message   // 1-buffered, nil if nobody waits; receives nil if the process ends
 	progress chan struct{}   // 1-buffered: the module, or the client it asked, did something
 	lacked   clientCaps      // what the module asked for and the caller lacks; part of workerState
-	failed   error           // why answer receives nil; part of workerState
 }
 
 // ofClient reports whether the call is a client's or a delivery's, and not usher's own.
@@ -126,7 +125,6 @@ func (w *Worker) update(change func(s *workerState)) {
 	change(s)
 	if s.failure != nil {
 		for _, c := range s.calls {
-			c.failed = s.failure
 			c.answer <- nil
 		}
 		clear(s.calls)
@@ -378,7 +376,7 @@ func (w *Worker) handle(msg *Message) {
 	case msg.Method == "notifications/message", msg.Method == "notifications/elicitation/complete":
 		w.passOn(msg.Method, msg.Params)
 	case msg.Method == "notifications/resources/updated":
-		w.updated(msg.Params)
+		w.updated(msg.Method, msg.Params)
 	case msg.Method == "notifications/cancelled":
 		w.withdrawAsk(field(msg.Params, "requestId"))
 	default:
@@ -456,16 +454,13 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 // newCall returns a call of the caller, which waits for the answer.
 func (w *Worker) newCall(caller Caller) *call {
 	return &call{
-		id:       w.nextID(),
+		id:       strconv.FormatInt(w.lastID.Add(1), 10),
 		caller:   caller,
 		release:  func() {},
 		answer:   make(chan *Message, 1),
 		progress: make(chan struct{}, 1),
 	}
 }
-
-// nextID returns the id of a request to the module.
-func (w *Worker) nextID() string { return strconv.FormatInt(w.lastID.Add(1), 10) }
 
 // request sends a request and waits for its result. It converts the params to the
 // protocol era of the module, and replaces the caller's progress token. It calls release,
@@ -542,7 +537,9 @@ func (w *Worker) followLevel(caller Caller) {
 
 // requestOnly sends a request whose answer does not matter.
 func (w *Worker) requestOnly(caller Caller, method string, params object) error {
-	return w.startCall(&call{id: w.nextID(), caller: caller}, method, params)
+	c := w.newCall(caller)
+	c.answer = nil
+	return w.startCall(c, method, params)
 }
 
 // await waits for the answer to a call.
@@ -583,24 +580,21 @@ func (w *Worker) waitsForClient(c *call) (waits bool) {
 }
 
 // resultOf returns the result in the answer to a call, in the caller's protocol era.
-func (w *Worker) resultOf(c *call, msg *Message) (json.RawMessage, error) {
-	var result json.RawMessage
-	var err error
-	switch {
-	case msg == nil:
-		err = c.failed
-	case msg.Err != nil:
+func (w *Worker) resultOf(c *call, msg *Message) (result json.RawMessage, err error) {
+	if msg == nil {
+		msg = &Message{}
+		w.update(func(s *workerState) { err = s.failure })
+	} else if msg.Err != nil {
 		err = msg.Err
-	default:
-		result = msg.Result
 	}
+	failed := err != nil || string(field(msg.Result, "isError")) == "true"
+	if failed && c.caller.Stateless && c.lacked != 0 {
+		return nil, missingCapability(c.lacked)
+	}
+	result = msg.Result
 	converts := w.stateless && !c.caller.Stateless && c.ofClient()
 	if converts && stringField(result, "resultType") != resultInput {
 		result = statefulResult(result)
-	}
-	failed := err != nil || string(field(result, "isError")) == "true"
-	if failed && c.caller.Stateless && c.lacked != 0 {
-		return nil, missingCapability(c.lacked)
 	}
 	return result, err
 }
