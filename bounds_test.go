@@ -775,7 +775,9 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 			t.Parallel()
 			inBubble(t, func(t *testing.T, b *bubble) {
 				tt.prepare(t, b)
-				b.m.Templates = []json.RawMessage{json.RawMessage(`{"uriTemplate":"m://{x}"}`)}
+				b.m.Lists = map[string][]json.RawMessage{
+					"resourceTemplates": {json.RawMessage(`{"uriTemplate":"m://{x}"}`)},
+				}
 				claim, c := newClaimFor(t, b.base, "/w"), b.open(protocols[0])
 				c.Header.Set(claimHeader, claim.Code.Reveal())
 				c.ask("ping", "")

@@ -460,9 +460,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 		About:     m.About,
 		Problems:  slices.Concat(v.Problems, m.Problems),
 		Stateless: m.Stateless,
-		Prompts:   m.Lists["prompts"],
-		Resources: m.Lists["resources"],
-		Templates: m.Lists["resourceTemplates"],
+		Lists:     m.Lists,
 		pool:      v.pool,
 	}
 	module.addMethods(m.Lists["tools"])

@@ -38,9 +38,9 @@ type Module struct {
 	Problems  []string // with its methods and lists, for its author
 	Stateless bool     // it speaks a revision without sessions
 
-	Prompts   []json.RawMessage // MCP definitions, unmodified
-	Resources []json.RawMessage // MCP definitions, unmodified
-	Templates []json.RawMessage // MCP definitions of resource templates, unmodified
+	// Lists are the module's own MCP definitions, by "prompts", "resources" and
+	// "resourceTemplates".
+	Lists map[string][]json.RawMessage
 
 	pool *pool
 }
@@ -145,7 +145,7 @@ func (v *View) addToolsAndPrompts() {
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
 		}
-		for _, raw := range m.Prompts {
+		for _, raw := range m.Lists["prompts"] {
 			name := stringField(raw, "name")
 			prompts = append(prompts, &Item{Label: m.Label, ownName: name, definition: raw, module: m.Module})
 		}
@@ -195,14 +195,14 @@ func (v *View) addResources(modules []*Module) {
 	var resources, templates []json.RawMessage
 	byURI := make(map[string]*Item)
 	for _, m := range modules {
-		for _, raw := range m.Resources {
+		for _, raw := range m.Lists["resources"] {
 			uri := stringField(raw, "uri")
 			if byURI[uri] == nil {
 				byURI[uri] = &Item{Name: uri, module: m}
 				resources = append(resources, raw)
 			}
 		}
-		for _, raw := range m.Templates {
+		for _, raw := range m.Lists["resourceTemplates"] {
 			if text := stringField(raw, "uriTemplate"); text != "" {
 				prefix, _, _ := strings.Cut(text, "{")
 				v.templates = append(v.templates, &Item{Name: prefix, module: m})

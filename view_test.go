@@ -191,10 +191,14 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 		return list
 	}
 	a, b := module(t, "/w/a.usher:a"), module(t, "/w/b.usher:b")
-	a.Resources = list(`{"uri":"x://1","name":"a"}`)
-	a.Templates = list(`{"uriTemplate":"x://{any}"}`)
-	b.Resources = list(`{"uri":"x://1","name":"b"}`, `{"uri":"x://2","name":"b"}`)
-	b.Templates = list(`{"uriTemplate":"x://t/{id}/data"}`, `{"uriTemplate":"f:///{+path}"}`)
+	a.Lists = map[string][]json.RawMessage{
+		"resources":         list(`{"uri":"x://1","name":"a"}`),
+		"resourceTemplates": list(`{"uriTemplate":"x://{any}"}`),
+	}
+	b.Lists = map[string][]json.RawMessage{
+		"resources":         list(`{"uri":"x://1","name":"b"}`, `{"uri":"x://2","name":"b"}`),
+		"resourceTemplates": list(`{"uriTemplate":"x://t/{id}/data"}`, `{"uriTemplate":"f:///{+path}"}`),
+	}
 	owner := func(scope Scope, uri string) string {
 		item := newCatalog([]*Module{b, a}).View(scope).Lookup("resources", uri)
 		if item == nil {

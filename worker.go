@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"slices"
@@ -364,23 +366,27 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 
 // handle handles one message of the process.
 func (w *Worker) handle(msg *Message) {
-	switch {
-	case msg.Method == "":
-		w.answer(msg)
-	case msg.isRequest():
+	if msg.isRequest() {
 		w.handleRequest(msg)
-	case strings.HasSuffix(msg.Method, "/list_changed"):
-		w.listChanged(w)
-	case msg.Method == "notifications/progress":
+		return
+	}
+	switch msg.Method {
+	case "":
+		w.answer(msg)
+	case "notifications/progress":
 		w.passProgress(msg.Params)
-	case msg.Method == "notifications/message", msg.Method == "notifications/elicitation/complete":
+	case "notifications/message", "notifications/elicitation/complete":
 		w.passOn(msg.Method, msg.Params)
-	case msg.Method == "notifications/resources/updated":
+	case "notifications/resources/updated":
 		w.updated(msg.Method, msg.Params)
-	case msg.Method == "notifications/cancelled":
+	case "notifications/cancelled":
 		w.withdrawAsk(field(msg.Params, "requestId"))
 	default:
-		w.log.Debug("a notification was dropped", "method", msg.Method)
+		if strings.HasSuffix(msg.Method, "/list_changed") {
+			w.listChanged(w)
+		} else {
+			w.log.Debug("a notification was dropped", "method", msg.Method)
+		}
 	}
 }
 
@@ -544,12 +550,9 @@ func (w *Worker) requestOnly(caller Caller, method string, params object) error 
 
 // await waits for the answer to a call.
 func (w *Worker) await(ctx context.Context, c *call, timeout time.Duration) (*Message, error) {
+	timeout = cmp.Or(timeout, math.MaxInt64)
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
-	silent := timer.C
-	if timeout <= 0 {
-		silent = nil
-	}
 	for {
 		select {
 		case <-c.progress:
@@ -558,7 +561,7 @@ func (w *Worker) await(ctx context.Context, c *call, timeout time.Duration) (*Me
 			return msg, nil
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-silent:
+		case <-timer.C:
 			if !w.waitsForClient(c) {
 				return nil, fmt.Errorf("module %q: %w within %v", w.module, errTimeout, timeout)
 			}
