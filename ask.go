@@ -106,7 +106,7 @@ type suspendedCall struct {
 	// Guarded by all.mu.
 	current   *request // in progress; nil while the call is suspended
 	asked     int      // number of questions so far
-	counted   bool     // in all.asking
+	release   func()   // of all.asking; nil until the module asks something
 	questions []*inputRequest
 }
 
@@ -115,14 +115,6 @@ type inputRequest struct {
 	member                      // of inputRequests
 	answer chan json.RawMessage // 1-buffered
 }
-
-// The reasons why a suspended call does not continue.
-var (
-	errUsedState = rpcErrorf(codeInvalidParams,
-		"requestState was already used, or its call has ended: call again, without it")
-	errManySuspended = rpcErrorf(codeInternal,
-		"too many calls wait for their clients (limit %d): answer some", maxSuspended)
-)
 
 // call answers one request of a call. It starts the call, or continues the call whose
 // state the params contain, and returns when the call ends or asks something.
@@ -162,8 +154,8 @@ func (c *suspendedCall) run() {
 	c.result, c.err = c.request.forward(c.ctx)
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	if c.counted {
-		c.all.asking.release(c.request.caller.Principal, 1)
+	if c.release != nil {
+		c.release()
 	}
 }
 
@@ -216,11 +208,13 @@ func (c *suspendedCall) ask(
 func (c *suspendedCall) add(q *inputRequest) error {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	if !c.counted {
-		_, c.counted = c.all.asking.reserve(c.request.caller.Principal, 1, maxSuspended)
-		if !c.counted {
-			return errManySuspended
+	if c.release == nil {
+		release, ok := c.all.asking.reserve(c.request.caller.Principal, 1, maxSuspended)
+		if !ok {
+			return rpcErrorf(codeInternal,
+				"too many calls wait for their clients (limit %d): answer some", maxSuspended)
 		}
+		c.release = release
 	}
 	c.asked++
 	q.key = fmt.Sprint("ask-", c.asked)
@@ -301,7 +295,8 @@ func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, err
 	defer k.mu.Unlock()
 	c := k.calls[state]
 	if c == nil || c.ctx.Err() != nil {
-		return nil, errUsedState
+		return nil, rpcErrorf(codeInvalidParams,
+			"requestState was already used, or its call has ended: call again, without it")
 	}
 	if c.binding != binding {
 		return nil, rpcErrorf(codeInvalidParams,
