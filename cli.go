@@ -426,7 +426,8 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		}
 		config := registryConfig{
 			CallTimeout: *timeout,
-			Only:        func(name string) bool { return strings.Contains(args[0], name) }, // as a label may be longer
+			// A label may be longer than the module's name.
+			Only: func(name string) bool { return strings.Contains(args[0], name) },
 		}
 		return a.withModules(ctx, []string{*dir}, config, func(r *Registry, _ daemonRecord) error {
 			tool, err := findMethod(r.View(*scope), args[0], args[1])
@@ -520,7 +521,8 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
-		return usageErrorf("want no argument, list, or revoke CODE…, not %q: use -scope to name a folder", args[0])
+		return usageErrorf(
+			"want no argument, list, or revoke CODE…, not %q: use -scope to name a folder", args[0])
 	}
 }
 

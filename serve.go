@@ -546,7 +546,7 @@ type daemonRecord struct {
 	RequireClaim bool              `json:"requireClaim"`
 	Secret       bool              `json:"secret"`          // webhooks need it
 	WebhooksOff  bool              `json:"webhooksOff"`     // see printNextSteps
-	Taken        map[string]string `json:"taken,omitempty"` // the content of its modules, if it refuses changes
+	Taken        map[string]string `json:"taken,omitempty"` // content of its modules, if frozen
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the

@@ -198,7 +198,7 @@ func servedPath(whole *View, t *Item) string {
 // call calls the method of a delivery. Each attempt looks the method up again: if it
 // has changed, the delivery is verified and parsed again.
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
-	ctx, cancel := context.WithTimeoutCause(d.request.Context(), h.timeout, errDeliveryTimeout)
+	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
 	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: "webhook"}
 	result, err := h.modules.Call(ctx, func() (json.RawMessage, error) {
@@ -225,8 +225,6 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	}
 	return answerOf(result)
 }
-
-var errDeliveryTimeout = errors.New("the method did not answer in time (-webhook-timeout, -call-timeout)")
 
 // webhookExample returns the URL of a tool's webhook, and a command that delivers there
 // with the required parameters. Both are "" if the tool receives no webhooks. whole is
@@ -262,8 +260,9 @@ func callError(ctx context.Context, err error) error {
 	if argument, ok := errors.AsType[*argumentError](err); ok {
 		return httpErrorf(http.StatusBadRequest, "%v", argument)
 	}
-	if errors.Is(context.Cause(ctx), errDeliveryTimeout) || errors.Is(err, errTimeout) {
-		return httpErrorf(http.StatusGatewayTimeout, "%v", errDeliveryTimeout)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
+		return httpErrorf(http.StatusGatewayTimeout,
+			"the method did not answer in time (-webhook-timeout, -call-timeout)")
 	}
 	rpc, ok := errors.AsType[*rpcError](err)
 	if !ok {
