@@ -114,7 +114,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		a.printf("\nFor example:%s", examples)
 		return nil
 	case err != nil:
-		const want = "want true or false, a number, or a duration with its unit, such as 5m"
+		const want = "want a number, a duration such as 5m, or true or false"
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
 	case len(args) < c.least:
 		return usageErrorf("arguments are missing")

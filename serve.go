@@ -276,7 +276,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 func (d *daemon) claimBase(string) error {
 	if other := readDaemon(d.data); other.PID != 0 {
 		return fmt.Errorf("another usher serves this base folder already (process %d, %s): "+
-			"use that one, or give this one a base folder of its own with -base", other.PID, other.URL)
+			"use that one, or name another base folder with -base", other.PID, other.URL)
 	}
 	scheme, err := d.listen()
 	if err != nil {
