@@ -231,7 +231,7 @@ func TestServeRefuses(t *testing.T) {
 		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
 		{"a size of zero", "-max-body 0", nil, 2, "KiB"},
 		{"a duration that is none", "-call-timeout soon", nil, 2, "call-timeout"},
-		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2, "has no path"},
+		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2, "without a path"},
 		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
 		{"half a certificate", "-tls-cert x", nil, 1, "certificate"},
 		{"a certificate that is not there", "-tls-cert " + file + " -tls-key " + file, nil, 1, "certificate"},
