@@ -527,8 +527,8 @@ var listMethods = map[string]string{
 	"resourceTemplates": "resources/templates/list",
 }
 
-// readManifest asks a process for everything that the version offers. If it can't list its prompts
-// or resources, that is a problem of the module, which is hosted with its tools.
+// readManifest asks a process for everything that the version offers. If it can't list its
+// prompts or resources, that is a problem of the module, which is hosted with its tools.
 func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(v.ctx, startTimeout)
 	defer cancel()

@@ -141,7 +141,8 @@ func newPool(name string, perSession bool, timeout time.Duration, start startFun
 // call makes one request of the module; see Worker.request. If a stateless module answers
 // that it needs input, call asks a caller with a session for it. If the error is
 // errRetired, the pool was retired and nothing was done.
-func (p *pool) call(ctx context.Context, caller Caller, method string, params object) (json.RawMessage, error) {
+func (p *pool) call(ctx context.Context, caller Caller, method string,
+	params object) (json.RawMessage, error) {
 	for range maxRounds {
 		result, err := p.callOnce(ctx, caller, method, params)
 		if errors.Is(err, errNotSent) {
