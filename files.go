@@ -335,14 +335,11 @@ func openRegular(path string) (*os.File, error) {
 		return nil, err
 	}
 	info, err := file.Stat()
-	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("not a regular file")
+	if err == nil && info.Mode().IsRegular() {
+		return file, nil
 	}
-	if err != nil {
-		file.Close()
-		return nil, err
-	}
-	return file, nil
+	file.Close()
+	return nil, cmp.Or(err, errors.New("not a regular file"))
 }
 
 // pauseFor waits for d, and reports whether ctx has not ended.

@@ -179,14 +179,13 @@ func catch(log *slog.Logger, err *error) {
 // refuse logs and writes the error of a handler.
 func refuse(log *slog.Logger, write errorWriter, w http.ResponseWriter, r *http.Request, err error) {
 	id := w.Header().Get(requestIDHeader)
-	path := clipText(r.URL.Path, 200)
+	log = log.With("path", clipText(r.URL.Path, 200), "request", id)
 	e, known := errors.AsType[*httpError](err)
 	if !known {
-		log.Error("internal error", "path", path, "request", id, "err", err)
+		log.Error("internal error", "err", err)
 		e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
 	} else if _, logged := errors.AsType[loggedError](err); !logged {
-		why := cmp.Or(e.Err, error(e))
-		log.Info("refused", "status", e.Status, "path", path, "request", id, "why", why)
+		log.Info("refused", "status", e.Status, "why", cmp.Or(e.Err, error(e)))
 	}
 	maps.Copy(w.Header(), e.Header)
 	write(w, e)

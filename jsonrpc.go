@@ -117,10 +117,10 @@ func parseMessage(raw []byte) (*Message, error) {
 // json.Valid does not check. The error's text begins with what. encoding/json limits
 // nesting to 10,000.
 func checkJSON(raw []byte, what string) error {
-	switch {
-	case !utf8.Valid(raw):
+	if !utf8.Valid(raw) {
 		return rpcErrorf(codeParse, "%s is not valid UTF-8", what)
-	case json.Valid(raw):
+	}
+	if json.Valid(raw) {
 		return nil
 	}
 	reason := json.Unmarshal(raw, new(json.RawMessage))
