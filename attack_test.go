@@ -352,7 +352,7 @@ func TestMovingFolders(t *testing.T) {
 	rename("/proj/a.usher", "/other/moved.usher")
 	link("/other/moved.usher", "/proj/a.usher")
 	free.awaitTools("a_pid", "a_sleep", "a_x", "b_x", "c_x", "linked_x", "moved_pid", "moved_sleep", "moved_x", "new_x")
-	check(t, "tools of links to files elsewhere", c.tools(), []string{})
+	c.awaitTools() // links to files elsewhere are outside
 }
 
 // TestModuleMovesUnderCalls moves a module into the scope and out of it while it

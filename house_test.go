@@ -32,7 +32,8 @@ var layers = []struct {
 	}},
 	{"core", []string{"claims.go", "sealed.go", "scope.go"}},
 	{"modules", []string{
-		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "worker.go", "reaper.go", "pool.go", "view.go", "modules.go",
+		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "worker.go", "reaper.go", "pool.go",
+		"view.go", "modules.go",
 	}},
 	{"MCP", []string{"mcp.go", "session.go", "ask.go", "transport.go"}},
 	{"webhook", []string{"webhook.go"}},
