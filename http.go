@@ -39,13 +39,13 @@ const (
 	maxHeader      = 64 << 10 // bytes of one request's headers
 	defaultMaxBody = 4 << 20  // bytes of one request's body (-max-body)
 	maxBodies      = 64 << 20 // bytes received of all bodies being read; at least -max-body
-	maxBodiesOf    = 16 << 20 // share of maxBodies per principal, for all webhook senders with the secret, and for all unauthenticated senders; at least -max-body
-	bodyChunk      = 64 << 10 // bytes of a body that must arrive within bodyTimeout; larger bodies make room for others first
+	maxBodiesOf    = 16 << 20 // bytes of maxBodies per principal (webhook senders are two: see bodyReader)
+	bodyChunk      = 64 << 10 // bytes of a body that must arrive within bodyTimeout
 	maxWrite       = 64 << 10 // bytes of an answer that the client must accept within writeTimeout
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
-	maxDuplexOutbox  = 32 << 20 // bytes queued for one client on stdio or HTTP+SSE, where one connection carries everything
+	maxDuplexOutbox  = 32 << 20 // bytes queued for one client on stdio or HTTP+SSE
 	maxReplayBytes   = 16 << 20 // bytes in the replay buffer, for all streams
 	maxReplayBytesOf = 4 << 20  // bytes in the replay buffer per principal
 	maxReplayMessage = 1 << 20  // bytes of one message in the replay buffer
@@ -53,8 +53,8 @@ const (
 
 	// sealed.go, scope.go: the log of sessions; invalid codes, with -require-claim.
 	maxRecordsOf    = 20_000   // sessions in the log (ended, or moved to another claim) per principal
-	sessionLogSlack = 64 << 10 // bytes that the log may grow by, in addition to doubling, before it is compacted
-	guessBudget     = 60       // different invalid codes per minute that are looked up at once, for the whole daemon
+	sessionLogSlack = 64 << 10 // bytes that the log may grow by, beyond doubling
+	guessBudget     = 60       // different invalid codes per minute looked up at once, for the whole daemon
 	guessRate       = 10       // lookups per second after that, for the whole daemon
 
 	// gomodule.go, runtimes.go: files of the workspace.
@@ -76,13 +76,13 @@ const (
 	// pool.go: the processes of one module.
 	maxProcs     = 16 // processes of one module
 	maxProcsOf   = 4  // processes of one module per claim
-	maxRunning   = 64 // running calls of one module, including cancelled calls that have not ended; more calls wait
+	maxRunning   = 64 // running calls of one module, cancelled ones included; more calls wait
 	maxRunningOf = 32 // running calls of one module per principal, and for all webhooks
 	maxRounds    = 32 // times that one call may ask for input
 
 	// modules.go, view.go: the registry and its tool names.
 	maxIntrospections = 8                        // modules being introspected at once
-	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name; longer names are hosted with a warning
+	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
 
 	// mcp.go: requests and lists.
 	maxURI          = 8 << 10 // bytes of one resource URI from a client
@@ -94,7 +94,7 @@ const (
 	// session.go, transport.go: sessions and their streams.
 	maxSessionsOf    = 1000     // sessions in memory per principal; the oldest idle ones are forgotten
 	maxInFlight      = 256      // requests in flight per principal
-	maxInFlightBytes = 32 << 20 // bytes of requests in flight per principal; each counts for at least maxInFlightBytes/maxInFlight
+	maxInFlightBytes = 32 << 20 // bytes of requests in flight per principal
 	maxStreams       = 16       // notification streams per session
 	maxStreamsOf     = 256      // notification streams per principal
 	maxWanted        = 256      // resources that one session is subscribed to
