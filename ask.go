@@ -87,6 +87,7 @@ type suspendedCalls struct {
 	calls map[string]*suspendedCall // by the state that continues them; each state is used once
 }
 
+// newSuspendedCalls returns an empty table. The end of ctx ends its calls.
 func newSuspendedCalls(ctx context.Context) *suspendedCalls {
 	return &suspendedCalls{ctx: ctx, calls: make(map[string]*suspendedCall)}
 }

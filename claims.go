@@ -465,10 +465,10 @@ func (s *ClaimStore) logChanges(before, after *claimsFile) {
 // claims.
 type claimsChange func(old *claimsFile, now time.Time) ([]Claim, error)
 
-// purge is the change that removes expired records.
+// purge removes expired records. It is a change for update.
 func purge(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil }
 
-// update is the only way to modify the file. Holding the write token, it reads the file,
+// update modifies the file; nothing else does. Holding the write token, it reads the file,
 // calls change, and writes the claims that change returns. It may call change several
 // times.
 func (s *ClaimStore) update(ctx context.Context, change claimsChange) error {

@@ -322,7 +322,7 @@ func writeFile(target, temp string, data []byte, ready func() error) error {
 	return syncFolder(filepath.Dir(target))
 }
 
-// replaceFile is writeFile for files that need no token.
+// replaceFile replaces a file that needs no token.
 func replaceFile(path string, data []byte) error {
 	return writeFile(path, path+".new."+rand.Text(), data, func() error { return nil })
 }

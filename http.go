@@ -365,6 +365,7 @@ func (b *bodyReader) Read(
 	return nil, httpErrorf(http.StatusBadRequest, "the body could not be read").because(err)
 }
 
+// read reads a body that counts for sender.
 func (b *bodyReader) read(w http.ResponseWriter, r *http.Request, sender string) ([]byte, error) {
 	if r.ContentLength > b.limit {
 		return nil, &http.MaxBytesError{Limit: b.limit}

@@ -185,7 +185,7 @@ func oneLine(raw json.RawMessage) json.RawMessage {
 	return b.Bytes()
 }
 
-// marshal is json.Marshal without HTML escapes, for values that can't fail.
+// marshal encodes a value that can't fail, without the HTML escapes of json.Marshal.
 func marshal(v any) json.RawMessage {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)

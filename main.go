@@ -63,7 +63,7 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.LookupEnv))
 }
 
-// run is the whole program: it runs the command that args name and returns the exit
+// run runs the command that args name and returns the exit
 // status. Tests call it in-process. lookupEnv looks up an environment variable.
 func run(
 	ctx context.Context,

@@ -35,6 +35,7 @@ type Server struct {
 	streams   quota // open notification streams, by principal
 }
 
+// newServer returns a server without sessions.
 func newServer(c serverConfig) *Server {
 	return &Server{
 		serverConfig: c,
@@ -115,6 +116,8 @@ type request struct {
 	end     func() // undoes begin
 }
 
+// newRequest returns the request of a message in a session. Its messages and its answer
+// go to out.
 func (s *Server) newRequest(session *Session, out *outbox, msg *Message, params object) *request {
 	r := &request{
 		server:  s,
@@ -301,8 +304,10 @@ func instructions(view *View) string {
 	return strings.Join(lines, "\n")
 }
 
+// ping answers that usher is alive.
 func (r *request) ping(context.Context) (json.RawMessage, error) { return noResult, nil }
 
+// setLevel sets the lowest level of log messages that the session wants.
 func (r *request) setLevel(context.Context) (json.RawMessage, error) {
 	level := r.params.text("level")
 	if err := checkLogLevel(level); err != nil {
@@ -382,7 +387,7 @@ func (r *request) forward(ctx context.Context) (json.RawMessage, error) {
 	return result, err
 }
 
-// call is forward for a method during which the module may ask the client.
+// call forwards a request during which the module may ask the client.
 func (r *request) call(ctx context.Context) (json.RawMessage, error) {
 	if r.session.era == stateful {
 		return r.forward(ctx)
@@ -397,7 +402,7 @@ func (r *request) call(ctx context.Context) (json.RawMessage, error) {
 	return r.server.suspended.call(ctx, r)
 }
 
-// callTool is call for a tool. An error that is not the module's own becomes a result, so
+// callTool calls a tool. An error that is not the module's own becomes a result, so
 // that a model can correct itself.
 func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 	if arguments := r.params.get("arguments"); arguments != nil {
@@ -469,6 +474,7 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 	})
 }
 
+// unsubscribe ends the session's subscription to a resource. Unknown URIs are ignored.
 func (r *request) unsubscribe(context.Context) (json.RawMessage, error) {
 	r.session.unsubscribe(r.params.text("uri"))
 	return noResult, nil

@@ -86,7 +86,7 @@ func (o *outbox) send(msg []byte) bool {
 // end accepts no more messages. Queued messages are still written.
 func (o *outbox) end() { o.finish(nil, false) }
 
-// finish is end with a last message, or nil. The message is sent only if the outbox is a
+// finish ends the outbox with a last message, or nil for none. The message is sent only if the outbox is a
 // stream, or if stream is set and the client accepts one. finish reports whether the outbox
 // is a stream.
 func (o *outbox) finish(last []byte, stream bool) bool {
@@ -151,6 +151,7 @@ func (o *outbox) sendLocked(msg []byte) bool {
 	return true
 }
 
+// queueLocked queues frames and wakes the writer. The caller holds o.mu.
 func (o *outbox) queueLocked(frames ...frame) {
 	for _, f := range frames {
 		o.bytes += len(f.msg)
@@ -211,6 +212,7 @@ func (o *outbox) disconnect(conn *connection) {
 	o.disconnectLocked(conn)
 }
 
+// disconnectLocked gives up a connection. The caller holds o.mu.
 func (o *outbox) disconnectLocked(conn *connection) {
 	if conn == nil || o.conn != conn {
 		return

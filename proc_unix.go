@@ -27,6 +27,7 @@ func terminateGroup(pgid int) error { return signalGroup(pgid, syscall.SIGTERM) 
 // killGroup ends every process of the group. It returns no error if the group is empty.
 func killGroup(pgid int) error { return signalGroup(pgid, syscall.SIGKILL) }
 
+// signalGroup sends a signal to each process of a group.
 func signalGroup(pgid int, sig syscall.Signal) error {
 	if pgid <= 1 {
 		return errors.New("no process group")
@@ -88,7 +89,7 @@ func checkPrivate(folder string) error {
 	return nil
 }
 
-// renameFile is os.Rename. Like isShared, it differs on Windows.
+// renameFile calls os.Rename. Like isShared, it differs on Windows.
 func renameFile(from, to string) error { return os.Rename(from, to) }
 func isShared(error) bool              { return false }
 

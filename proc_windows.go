@@ -50,7 +50,7 @@ func processStartTime(pid int) string {
 	return strconv.FormatInt(made.Nanoseconds(), 10)
 }
 
-// renameFile is os.Rename, retried for a second: it fails while another process, such as a
+// renameFile calls os.Rename, and retries for a second: it fails while another process, such as a
 // virus scanner, has the file open.
 func renameFile(from, to string) error {
 	err := os.Rename(from, to)

@@ -113,7 +113,7 @@ const (
 	denyUnreadable                  // HTTP 503: the claims can't be read at the moment
 )
 
-// decide is the table of who reaches what (SECURITY.md, "Who sees what"). No row widens a
+// decide looks a request up in the table of who sees what (SECURITY.md, "Who sees what"). No row widens a
 // session's access because something failed.
 func decide(f accessFacts) decision {
 	switch {
@@ -430,6 +430,7 @@ type guessTurns struct {
 	next  time.Time          // the next free turn
 }
 
+// newGuessTurns returns turns that have not begun.
 func newGuessTurns() *guessTurns {
 	return &guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}
 }

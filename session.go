@@ -199,6 +199,7 @@ type sessionTable struct {
 	own  map[string][]*Session // by principal; most recently used last
 }
 
+// newSessionTable returns an empty table.
 func newSessionTable() *sessionTable {
 	return &sessionTable{live: make(map[string]*Session), own: make(map[string][]*Session)}
 }

@@ -114,7 +114,7 @@ type Item struct {
 	module     *Module
 }
 
-// newView is the only function that selects modules by scope.
+// newView selects the modules inside a scope. No other function does.
 func newView(all []*Module, scope Scope) *View {
 	v := &View{
 		ToolsOf:      make(map[*Module][]*Item),
