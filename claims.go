@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -42,11 +43,14 @@ const (
 // Codes may be compared with ==.
 type Code string
 
+// codeSeparators removes what people write between the characters of a code.
+var codeSeparators = strings.NewReplacer("-", "", " ", "")
+
 // parseCode normalizes input from a person or a client: it drops dashes and spaces and
 // converts ASCII letters to upper case. (Unicode rules would turn ſ into S.) It reports
 // false if the result is not a code.
 func parseCode(s string) (Code, bool) {
-	folded := strings.NewReplacer("-", "", " ", "").Replace(s)
+	folded := codeSeparators.Replace(s)
 	if len(folded) != codeLength || !consistsOf(folded, codeAlphabet+strings.ToLower(codeAlphabet)) {
 		return "", false
 	}
@@ -89,14 +93,18 @@ type Claim struct {
 	raw json.RawMessage
 }
 
-// processKey keys the hashes that identify claims while this process runs.
-var processKey = rand.Text()
+// logKey keys the hashes that identify claims in the log of this process.
+var logKey = rand.Text()
+
+// keySeed keys the hashes that count claims while this process runs.
+var keySeed = maphash.MakeSeed()
 
 // Key returns a keyed hash of what identifies the claim permanently: code, creation time
 // and scope. The code alone is not enough, because it may be drawn again after the claim
-// has ended. The code can't be computed from the hash, whose key never leaves the process.
+// has ended. The hash and its key never leave the process.
 func (c Claim) Key() string {
-	return hashOf(processKey, c.Code.Reveal(), c.created, c.ScopeDir)
+	hash := maphash.Comparable(keySeed, [3]string{c.Code.Reveal(), c.created, c.ScopeDir})
+	return strconv.FormatUint(hash, 16)
 }
 
 // Active reports whether the claim has not expired at now.
@@ -111,7 +119,10 @@ func (c Claim) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "claim %q", c.Label)
 
 // logAttrs returns log attributes that identify the claim: its label, and a short keyed
 // hash, because no part of a code is ever logged.
-func (c Claim) logAttrs() []any { return []any{"claim", c.Key()[:8], "label", c.Label} }
+func (c Claim) logAttrs() []any {
+	hash := hashOf(logKey, c.Code.Reveal(), c.created, c.ScopeDir)
+	return []any{"claim", hash[:8], "label", c.Label}
+}
 
 // parseClaim parses one record, which must be valid JSON. It does not decode into a
 // struct, because encoding/json would accept a key "CODE" for "code". Errors quote nothing

@@ -82,7 +82,12 @@ func (p Principal) Key() string {
 	if !p.hasClaim() {
 		return ""
 	}
-	return Claim{Code: p.Code, created: p.CreatedAt, ScopeDir: p.ScopeDir}.Key()
+	return p.asClaim().Key()
+}
+
+// asClaim returns a claim with the fields that identify the principal's.
+func (p Principal) asClaim() Claim {
+	return Claim{Code: p.Code, created: p.CreatedAt, ScopeDir: p.ScopeDir}
 }
 
 // LogValue and Format disclose nothing: a principal contains a code.
@@ -383,8 +388,10 @@ func (g *Gate) Name(p Principal) []any {
 	if !p.hasClaim() {
 		return nil
 	}
+	named := p.asClaim()
 	c, _ := g.claim(p)
-	return []any{"claim", p.Key()[:8], "label", c.Label}
+	named.Label = c.Label
+	return named.logAttrs()
 }
 
 // logScoped logs which claim a session has.
