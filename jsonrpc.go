@@ -194,8 +194,16 @@ func marshal(v any) json.RawMessage {
 	return bytes.TrimRight(buf.Bytes(), "\n")
 }
 
-// quote returns s as a JSON string.
-func quote(s string) json.RawMessage { return marshal(s) }
+// quote returns s as a JSON string. Most strings need no escapes.
+func quote(s string) json.RawMessage {
+	if strings.ContainsFunc(s, needsEscape) {
+		return marshal(s)
+	}
+	return json.RawMessage(`"` + s + `"`)
+}
+
+// needsEscape reports whether a character may differ in a JSON string.
+func needsEscape(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
 
 // unquote parses a JSON string.
 func unquote(raw json.RawMessage) (string, bool) {
@@ -224,7 +232,7 @@ func members(raw json.RawMessage) (object, bool) {
 	if !isObject(raw) {
 		return nil, false
 	}
-	var list object
+	list := make(object, 0, 8)
 	rest := raw[bytes.IndexByte(raw, '{')+1:]
 	for {
 		end := endOfItem(rest)
@@ -244,7 +252,11 @@ func members(raw json.RawMessage) (object, bool) {
 
 // encode returns the object's text, without members whose value is nil.
 func (o object) encode() json.RawMessage {
-	b := []byte{'{'}
+	size := 2
+	for _, f := range o {
+		size += len(f.key) + len(f.value) + len(`"":,`)
+	}
+	b := append(make([]byte, 0, size), '{')
 	for _, f := range o {
 		if f.value == nil {
 			continue
