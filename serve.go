@@ -24,6 +24,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,6 +36,9 @@ const (
 	restTimeout   = time.Second      // for the rest of a body that is not read
 	idleTimeout   = 2 * time.Minute  // of a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls in flight when the daemon stops
+
+	gcPercent = 400     // heap growth between two collections, in percent
+	gcLimit   = 1 << 30 // bytes of memory, beyond which collections are more frequent
 )
 
 // declareRegistryFlags declares the flags that serve and stdio share. The log goes to
@@ -320,6 +324,9 @@ func (d *daemon) listen() (scheme string, err error) {
 // serve answers requests until ctx ends. Then the streams end at once, and calls in
 // flight when they are done or after drainTimeout.
 func (d *daemon) serve(ctx context.Context, gate *Gate) error {
+	// The heap is a few MiB. By default it would be collected many times per second.
+	debug.SetGCPercent(gcPercent)
+	debug.SetMemoryLimit(gcLimit)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
