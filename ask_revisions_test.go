@@ -169,7 +169,7 @@ func TestAskWithoutAClient(t *testing.T) {
 	}
 }
 
-// TestAskBeforeTheFirstCall has a module ask for roots as soon as it is started, as many do.
+// TestAskBeforeTheFirstCall checks a module that asks for roots as soon as it starts, as many do.
 func TestAskBeforeTheFirstCall(t *testing.T) {
 	long(t)
 	t.Parallel()

@@ -24,7 +24,7 @@ func askState(t *testing.T, a answer, n int) string {
 	return state
 }
 
-// withState returns the members of a request that goes on with a call.
+// withState returns the members of a request that continues a call.
 func withState(state, responses string) object {
 	more := object{{"requestState", quote(state)}}
 	if responses != "" {
@@ -33,7 +33,7 @@ func withState(state, responses string) object {
 	return more
 }
 
-// goOn returns params of a request that goes on with a call.
+// goOn returns the params of a request that continues a call.
 func goOn(params, state, responses string) string {
 	list, _ := members(json.RawMessage(params))
 	return string(append(list, withState(state, responses)...).encode())
@@ -132,7 +132,7 @@ func TestRoundsOfACall(t *testing.T) {
 	second := askState(t, c.round("a_ask", ask, withState(state, part)...), 1)
 	wantStale(t, "the state of the round before", c.round("a_ask", ask, withState(state, part)...))
 
-	// The same arguments, written differently, by several requests at once: one of these goes on with the call.
+	// The same arguments, written differently, by several requests at once: one of these requests continues the call.
 	spaced := json.RawMessage(` { "asks" : ` + string(marshal(ask.Asks)) + ` , "mark" : "rounds" } `)
 	rest := withState(second, `{"`+form+`":`+formAnswer+`}`)
 	answers := make(chan answer, 8)
@@ -259,7 +259,7 @@ func TestAskTimeout(t *testing.T) {
 	})
 }
 
-// TestSuspendedCallsEnd has clients go away at different times: the module is told, and nothing is kept of the call.
+// TestSuspendedCallsEnd disconnects clients at different times: the module is notified, and the call is forgotten.
 func TestSuspendedCallsEnd(t *testing.T) {
 	long(t)
 	t.Parallel()

@@ -79,7 +79,7 @@ type sessionStore struct {
 	mu      sync.RWMutex
 	records map[string]sessionRecord // by session
 
-	writing   sync.Mutex // held to write the file, so that memory and file change in the same order; locked before mu
+	writing   sync.Mutex // held to change the file and records in one order; locked before mu
 	size      int64      // of the file
 	compactAt int64      // size beyond which the file is compacted
 	counts    quota      // records per claim that the session had before its first record, or at the last compaction

@@ -27,8 +27,8 @@ import (
 
 const (
 	startTimeout  = 30 * time.Second       // for the handshake
-	probeTimeout  = 3 * time.Second        // for the answer to server/discover, which older servers don't know
-	stdinTimeout  = 1 * time.Second        // for a process to end after its stdin closed; clients give usher 2 s
+	probeTimeout  = 3 * time.Second        // for the answer to server/discover
+	stdinTimeout  = 1 * time.Second        // for a process to end after its stdin closed
 	exitTimeout   = 2 * time.Second        // for a process to end after TERM
 	outputTimeout = 500 * time.Millisecond // for reading the output of a process that has ended
 	askTimeout    = 10 * time.Minute       // for a client's answer, often a person's
@@ -47,7 +47,7 @@ var (
 // during a call.
 type processError struct {
 	reason  string   // fit for clients
-	details []string // the last lines of stderr, or the compiler's; not for clients, as they may contain paths
+	details []string // last lines of stderr or the compiler; not for clients: may contain paths
 	cause   error    // nil for none
 }
 
