@@ -198,7 +198,7 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 func TestRevokeAgainstCalls(t *testing.T) {
 	long(t)
 	t.Parallel()
-	rounds := slowTests(40, 400)
+	rounds := slowTests(40, 120)
 	p := startProjects(t)
 	var in, out atomic.Int64
 	for round := range rounds {

@@ -259,7 +259,7 @@ func TestKilledAtRandom(t *testing.T) {
 	s := testStore(t, dir)
 	var printed []Code
 	total := 0
-	rounds := slowTests(20, 220)
+	rounds := slowTests(20, 60)
 	for range rounds {
 		// Two writers go on and end by themselves; the third is killed.
 		var others sync.WaitGroup
