@@ -27,6 +27,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -55,6 +56,7 @@ type page struct {
 	env       []string  // of the commands
 	stands    []string  // what stands in the page, followed by what it is in this run, and so on
 	daemon    *exec.Cmd // nil while there is none
+	tree      tree      // of the daemon
 }
 
 func TestDocs(t *testing.T) {
@@ -193,8 +195,9 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	cmd := p.command(docAddr.ReplaceAllString(command, "-addr $1:0"))
 	out, log := &output{}, &output{}
 	cmd.Stdout, cmd.Stderr = out, log
-	setGroup(cmd)
-	must(t, cmd.Start())
+	var err error
+	p.tree, err = startTree(cmd)
+	must(t, err)
 	p.daemon = cmd
 	log.await(t, "the daemon's address", nil, docPort.MatchString)
 	p.stands = append([]string{address, "127.0.0.1:" + docPort.FindStringSubmatch(log.String())[1]}, p.stands...)
@@ -209,7 +212,7 @@ func (p *page) serve(t *testing.T, command, want string) string {
 
 func (p *page) stopDaemon() {
 	if p.daemon != nil {
-		terminateGroup(p.daemon.Process.Pid)
+		signalTrees(map[tree]bool{p.tree: true}, syscall.SIGTERM)
 		p.daemon.Wait()
 		p.daemon = nil
 	}

@@ -101,7 +101,7 @@ const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","
 //	tools=a,b       its tools, each of which does what its name says, handle left out
 //	toolsIn=FILE    its tools, as JSON
 //	await=ADDRESS   answers initialize when nothing listens there any longer
-//	child           starts a grandchild that sleeps
+//	child           starts grandchildren that sleep, all but one outside of its group
 //	deaf            ignores TERM and the end of stdin
 //	dies            ends at once, with a word on stderr
 //	fixed           does not declare that its tools may change
@@ -160,6 +160,8 @@ func runFake(traits string) int {
 	f.setTools()
 	if f.has("child") {
 		exec.Command("sleep", "1000").Start()
+		exec.Command("timeout", "1000", "sleep", "1000").Start()
+		startInGroup(exec.Command("sleep", "1000"))
 	}
 	if f.has("deaf") {
 		ignoreTerm()

@@ -181,16 +181,22 @@ const (
 	goModuleName = "usher__module.go"
 )
 
-// keepBuilds is the time for which an unused binary is kept.
-const keepBuilds = 24 * time.Hour
+const (
+	buildTimeout = 2 * time.Minute // for one go build
+	keepBuilds   = 24 * time.Hour  // for which an unused binary is kept
+)
 
 // buildGoModule builds the module with the text src at path, an absolute path without links,
 // and returns the path of the binary in folder. The binary's name is a hash of its content,
 // so that the binary never changes. A build is quick if nothing has changed, as the go
 // command caches; nothing is written beside the module. environ is the go command's. The
-// error is a *processError if the module is at fault, and ctx's cause if ctx ended the
-// build. Safe for concurrent use, also by several processes.
-func buildGoModule(ctx context.Context, folder, path string, src []byte, environ []string) (string, error) {
+// error is a *processError if the module is at fault or the build takes too long, and ctx's
+// cause if ctx ended the build. Safe for concurrent use, also by several processes.
+func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []byte,
+	environ []string) (string, error) {
+	slow := cantBuild(filepath.Base(path), fmt.Sprintf("go build did not end within %v", buildTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
+	defer cancel()
 	source, err := parseGoModule(filepath.Base(path), src)
 	if err != nil {
 		return "", err
@@ -207,7 +213,7 @@ func buildGoModule(ctx context.Context, folder, path string, src []byte, environ
 	if runtime.GOOS == "windows" {
 		target += ".exe"
 	}
-	if err := source.build(ctx, filepath.Dir(path), target, environ); err != nil {
+	if err := source.build(ctx, r, filepath.Dir(path), target, environ); err != nil {
 		return "", err
 	}
 	return keepBuild(folder, target)
@@ -243,7 +249,7 @@ func keepBuild(folder, built string) (string, error) {
 
 // build runs the go command in dir, the folder of the module's file, to build target from
 // the module's text and its generated main. An overlay puts both into dir.
-func (s *goSource) build(ctx context.Context, dir, target string, environ []string) error {
+func (s *goSource) build(ctx context.Context, r *reaper, dir, target string, environ []string) error {
 	temp := filepath.Dir(target)
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	moduleFile := filepath.Join(temp, s.base)
@@ -263,15 +269,19 @@ func (s *goSource) build(ctx context.Context, dir, target string, environ []stri
 	}
 	// No -tags: named files are built whatever their constraints are, and the tag must
 	// not reach other packages.
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-overlay", overlayFile,
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-overlay", overlayFile,
 		"-o", target, goMainName, goModuleName)
 	cmd.Dir = dir
 	// The binary runs on this machine, even if the environment cross-compiles.
 	cmd.Env = append(slices.Clip(environ), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
-	setGroup(cmd)
-	cmd.Cancel = func() error { return killGroup(cmd.Process.Pid) } // the compilers too
-	cmd.WaitDelay = 2 * time.Second
-	output, err := cmd.CombinedOutput()
+	var output bytes.Buffer
+	cmd.Stdout = &output
+	cmd.Stderr = &output
+	cmd.WaitDelay = exitTimeout // if a process that left the tree keeps them open
+	c, err := r.start(cmd)
+	if err == nil {
+		err = c.wait(ctx, 0)
+	}
 	switch {
 	case err == nil:
 		return nil
@@ -279,7 +289,7 @@ func (s *goSource) build(ctx context.Context, dir, target string, environ []stri
 		return context.Cause(ctx)
 	}
 	// All messages of the go command are about the module or its imports.
-	lines := goErrorLines(string(output), s.base, temp)
+	lines := goErrorLines(output.String(), s.base, temp)
 	if len(lines) == 0 {
 		lines = []string{fmt.Sprintf("%s: a Go module needs the go command "+
 			"(install Go from https://go.dev/dl): %v", s.base, err)}

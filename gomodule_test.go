@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"go/parser"
 	"go/token"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,7 +44,9 @@ func buildGoFile(ctx context.Context, folder, path string, environ []string) (st
 	if err != nil {
 		return "", err
 	}
-	return buildGoModule(ctx, folder, path, src, environ)
+	r := newReaper(nil, slog.New(slog.DiscardHandler))
+	defer r.Close()
+	return buildGoModule(ctx, r, folder, path, src, environ)
 }
 
 // goTestBuild builds a module with the environment of this process.

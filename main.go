@@ -31,7 +31,7 @@
 //	          gomodule.go     Go source files as modules
 //	          shell.go        shell scripts as modules
 //	          worker.go       one process of a module
-//	          reaper.go       ends module processes if the daemon is killed
+//	          reaper.go       processes and their end, also if the daemon is killed
 //	          pool.go         the processes of a module
 //	          view.go         the modules inside one scope, and their names there
 //	          modules.go      the registry: watching, introspecting and caching modules

@@ -116,7 +116,7 @@ func newRegistry(c registryConfig) (*Registry, error) {
 	r := &Registry{
 		registryConfig: c,
 		started:        time.Now(),
-		reaper:         &reaper{environ: c.Environ},
+		reaper:         newReaper(c.Environ, c.Log),
 		slots:          make(chan struct{}, maxIntrospections),
 		modules:        make(map[entryKey]*moduleVersion),
 		changed:        make(chan struct{}),
@@ -639,7 +639,7 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 	case d.Kind == kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
 		environ := workerEnv(r.Environ, d.Source, nil)
-		program, err := buildGoModule(ctx, folder, d.Source, text, environ)
+		program, err := buildGoModule(ctx, r.reaper, folder, d.Source, text, environ)
 		return launch{Path: program, Dir: filepath.Dir(d.Source)}, err
 	}
 	l, err := launchFile(d.Kind, d.Source, r.CacheDir)

@@ -1,8 +1,8 @@
 //go:build linux || darwin
 
-// Process groups on Linux and macOS: functions that put a child process into a group of its
-// own, end the group, and identify a process for longer than its pid does. worker.go and
-// reaper.go decide which group ends, and when.
+// Processes on Linux and macOS: functions that start a process with a tree of its own, send
+// signals to the tree, and identify a process for longer than its pid does. reaper.go
+// decides which tree ends, and when.
 
 package main
 
@@ -16,36 +16,91 @@ import (
 	"syscall"
 )
 
-// setGroup makes cmd the leader of a new process group when it starts.
-func setGroup(cmd *exec.Cmd) {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+// tree is a process that usher has started as the leader of a session, and the processes
+// that it started in turn. A process that calls setsid leaves the tree.
+type tree struct {
+	pid   int    // of the leader, and the id of the session
+	start string // start time of the leader; "" on macOS
 }
 
-// terminateGroup asks every process of the group to end.
-func terminateGroup(pgid int) error { return signalGroup(pgid, syscall.SIGTERM) }
+// reapTrees says that trees outlive usher, unless the reaper ends them.
+const reapTrees = true
 
-// killGroup ends every process of the group. It returns no error if the group is empty.
-func killGroup(pgid int) error { return signalGroup(pgid, syscall.SIGKILL) }
-
-// signalGroup sends a signal to each process of a group.
-func signalGroup(pgid int, sig syscall.Signal) error {
-	if pgid <= 1 {
-		return errors.New("no process group")
+// startTree starts cmd as the leader of a new tree, without a terminal.
+func startTree(cmd *exec.Cmd) (tree, error) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return tree{}, err
 	}
-	if err := syscall.Kill(-pgid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return err
+	return tree{cmd.Process.Pid, processStat(cmd.Process.Pid).start}, nil
+}
+
+// signalTrees sends a signal to every process of the trees, or none if sig is 0. It returns
+// the trees that have a process. On Linux, /proc shows the processes that have left the
+// leader's group, as timeout does; on macOS, such processes are not found.
+func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool) {
+	living = make(map[tree]bool)
+	sessions := make(map[int]tree)
+	for t := range trees {
+		leader := processStat(t.pid)
+		if leader.start != "" && leader.start != t.start {
+			continue // none is left: another process has the leader's id
+		}
+		sessions[t.pid] = t
+		if err := syscall.Kill(-t.pid, sig); err == nil && t.start == "" {
+			living[t] = true
+		}
 	}
-	return nil
+	list, _ := os.ReadDir("/proc")
+	for _, entry := range list {
+		pid, _ := strconv.Atoi(entry.Name())
+		stat := processStat(pid)
+		t, ok := sessions[stat.session]
+		if !ok || stat.dead {
+			continue
+		}
+		living[t] = true
+		if stat.group != t.pid {
+			_ = syscall.Kill(pid, sig)
+		}
+	}
+	return living
 }
 
-// groupAlive reports whether a process of the group exists.
-func groupAlive(pgid int) bool {
-	return pgid > 1 && !errors.Is(syscall.Kill(-pgid, 0), syscall.ESRCH)
+// closeTree does nothing: see proc_windows.go.
+func closeTree(tree) {}
+
+// stat is what Linux tells about a process. It is zero if there is no such process.
+type stat struct {
+	dead           bool // a zombie
+	group, session int
+	start          string // in clock ticks since the boot
 }
 
-// processAlive reports whether a process with this id exists, of any user.
+// processStat returns the fields of /proc/PID/stat that usher needs. It returns none on macOS.
+func processStat(pid int) (s stat) {
+	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return s
+	}
+	// The command's name, in parentheses, may contain any characters. Fields 3 and up of
+	// proc_pid_stat(5) follow it.
+	text := string(raw)
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) < 20 {
+		return s
+	}
+	s.dead = fields[0] == "Z" || fields[0] == "X"
+	s.group, _ = strconv.Atoi(fields[2])
+	s.session, _ = strconv.Atoi(fields[3])
+	s.start = fields[19]
+	return s
+}
+
+// processAlive reports whether a process with this id exists, of any user. A zombie does not
+// count.
 func processAlive(pid int) bool {
-	if pid <= 0 {
+	if pid <= 0 || processStat(pid).dead {
 		return false
 	}
 	err := syscall.Kill(pid, 0)
@@ -57,21 +112,11 @@ func processAlive(pid int) bool {
 // process does not exist or is a zombie, and on macOS.
 func processStartTime(pid int) string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
+	s := processStat(pid)
+	if err != nil || s.start == "" || s.dead {
 		return ""
 	}
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return ""
-	}
-	// The command's name, in parentheses, may contain any characters. Fields 3 and up of
-	// proc_pid_stat(5) follow it; field 22 is the start time.
-	text := string(stat)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
-		return ""
-	}
-	return strings.TrimSpace(string(boot)) + "." + fields[19]
+	return strings.TrimSpace(string(boot)) + "." + s.start
 }
 
 // checkPrivate returns an error if users other than this one own or can write to a folder.

@@ -1,4 +1,5 @@
-// Process groups on Windows: the functions of proc_unix.go, as far as Windows supports them.
+// Processes on Windows: the functions of proc_unix.go. A tree is a job object, which Windows
+// ends with usher itself, however that ends.
 
 package main
 
@@ -9,31 +10,67 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+	"unsafe"
 )
 
-// setGroup makes cmd the root of a new process group when it starts.
-func setGroup(cmd *exec.Cmd) {
+var kernel32 = syscall.NewLazyDLL("kernel32.dll")
+
+// tree is a process that usher has started, and the processes that it started in turn. Those
+// that it starts in the microseconds before it is assigned to the job are not in the tree.
+type tree struct {
+	pid   int
+	start string // always ""
+	job   uintptr
+}
+
+// reapTrees is false, as trees end with usher.
+const reapTrees = false
+
+// startTree starts cmd in a new job.
+func startTree(cmd *exec.Cmd) (tree, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
+	if err := cmd.Start(); err != nil {
+		return tree{}, err
+	}
+	job, _, _ := kernel32.NewProc("CreateJobObjectW").Call(0, 0)
+	// JOBOBJECT_EXTENDED_LIMIT_INFORMATION on 64 bits, with KILL_ON_JOB_CLOSE
+	limits := [18]uint64{2: 0x2000}
+	kernel32.NewProc("SetInformationJobObject").Call(job, 9, uintptr(unsafe.Pointer(&limits)),
+		unsafe.Sizeof(limits))
+	err := cmd.Process.WithHandle(func(process uintptr) {
+		kernel32.NewProc("AssignProcessToJobObject").Call(job, process)
+	})
+	return tree{pid: cmd.Process.Pid, job: job}, err
 }
 
-// terminateGroup ends the group: Windows has no signal for console programs without a
-// console.
-func terminateGroup(pgid int) error { return killGroup(pgid) }
-
-// killGroup ends the process and its descendants.
-func killGroup(pgid int) error {
-	return exec.Command("taskkill", "/T", "/F", "/PID", strconv.Itoa(pgid)).Run()
+// signalTrees ends every process of the trees, unless sig is 0: Windows has no signal for
+// console programs without a console. It returns the trees that have a process.
+func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool) {
+	living = make(map[tree]bool)
+	for t := range trees {
+		if sig != 0 {
+			kernel32.NewProc("TerminateJobObject").Call(t.job, 1)
+		}
+		var counts [12]uint32 // JOBOBJECT_BASIC_ACCOUNTING_INFORMATION
+		kernel32.NewProc("QueryInformationJobObject").Call(t.job, 1,
+			uintptr(unsafe.Pointer(&counts)), unsafe.Sizeof(counts), 0)
+		if counts[10] > 0 { // active processes
+			living[t] = true
+		}
+	}
+	return living
 }
 
-// groupAlive reports whether the group's first process exists: Windows can't list the others.
-func groupAlive(pgid int) bool { return processAlive(pgid) }
+// closeTree forgets a tree, and ends it.
+func closeTree(t tree) { _ = syscall.CloseHandle(syscall.Handle(t.job)) }
 
 // processAlive reports whether a process with this id exists.
 func processAlive(pid int) bool { return processStartTime(pid) != "" }
 
 // processStartTime returns when the running process pid started; see proc_unix.go.
 func processStartTime(pid int) string {
-	h, err := syscall.OpenProcess(syscall.PROCESS_QUERY_INFORMATION, false, uint32(pid))
+	const queryLimitedInformation = 0x1000 // which also services grant
+	h, err := syscall.OpenProcess(queryLimitedInformation, false, uint32(pid))
 	if err != nil {
 		return ""
 	}

@@ -1,107 +1,242 @@
-// The reaper. It is a small process, usher again, that outlives a killed daemon just long
-// enough to end the process groups that the daemon left. The two are connected by a pipe
-// with lines "+ PGID" and "- PGID". When the pipe ends, the reaper kills every group that
-// is still on its list.
+// Processes that usher starts, and their end. A child is one such process with its tree. The
+// reaper is usher again, in a process that outlives a killed daemon just long enough to end
+// the trees that the daemon left. The two are connected by a pipe with lines
+// "+ PID START" and "- PID START", one for each tree that begins or has ended.
 
 package main
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
-	"strconv"
-	"strings"
 	"sync"
+	"syscall"
+	"time"
 )
+
+const (
+	exitTimeout = 2 * time.Second // for processes to end after TERM
+	killTimeout = 5 * time.Second // for processes to end after KILL
+)
+
+// errStuck reports a process that does not end, as usher may not end another user's.
+var errStuck = errors.New("it can't be killed")
+
+// child is a process that usher has started, with its tree.
+type child struct {
+	tree
+	reaper *reaper
+	exited chan struct{} // closed when the process has ended
+	err    error         // of cmd.Wait; constant once exited is closed
+	ending sync.Once
+}
+
+// wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, it
+// gives the process some time, and then ends the tree. The error is errStuck if the process
+// can't be killed.
+func (c *child) wait(ctx context.Context, grace time.Duration) error {
+	select {
+	case <-c.exited:
+	case <-ctx.Done():
+		select {
+		case <-c.exited:
+		case <-time.After(grace):
+		}
+	}
+	if ctx.Err() != nil {
+		c.end()
+	}
+	select {
+	case <-c.exited:
+		return c.err
+	default:
+		return errStuck
+	}
+}
+
+// end ends what is left of the tree, and waits for its end: see endTrees.
+func (c *child) end() {
+	c.ending.Do(func() {
+		if left := endTrees(map[tree]bool{c.tree: true}); len(left) > 0 {
+			c.reaper.log.Error("a process can't be killed, so usher leaves it behind", "session", c.pid)
+		}
+		c.reaper.mu.Lock()
+		defer c.reaper.mu.Unlock()
+		c.reaper.forget(c.tree)
+	})
+}
+
+// endTrees sends TERM to all processes of the trees, and later KILL. It returns the trees
+// that have a process even then.
+func endTrees(trees map[tree]bool) (left map[tree]bool) {
+	left = signalTrees(trees, syscall.SIGTERM)
+	left = awaitTrees(left, 0, exitTimeout)
+	return awaitTrees(left, syscall.SIGKILL, killTimeout)
+}
+
+// awaitTrees waits until the trees have no process, and returns those that still have
+// one after a while. It sends a signal each time it looks, as processes may start others.
+func awaitTrees(trees map[tree]bool, sig syscall.Signal, timeout time.Duration) map[tree]bool {
+	deadline := time.Now().Add(timeout)
+	pause := time.Millisecond
+	for len(trees) > 0 && time.Now().Before(deadline) {
+		time.Sleep(pause)
+		trees = signalTrees(trees, sig)
+		pause = min(2*pause, 100*time.Millisecond)
+	}
+	return trees
+}
 
 // reaperCommand is the first argument of the reaper process. Users don't give it.
 const reaperCommand = "__reaper"
 
-// reaper tells the reaper process which groups to end if this process is killed. The first
-// add starts the reaper process. Safe for concurrent use.
+// reaper starts processes, and tells the reaper process which trees to end if this process
+// is killed. Safe for concurrent use.
 type reaper struct {
-	environ []string // of this process
+	environ []string // of the reaper process
+	log     *slog.Logger
+	running sync.WaitGroup // goroutines that wait for the reaper process
 
-	mu   sync.Mutex     // guards the fields below
-	cmd  *exec.Cmd      // nil if it is not running
-	pipe io.WriteCloser // to its stdin
+	mu       sync.Mutex // guards the fields below
+	children map[tree]*child
+	pipe     io.WriteCloser // to the reaper process; nil if there is none
+	closed   bool
 }
 
-// add adds a process group to the list.
-func (r *reaper) add(pgid int) error {
+// newReaper returns a reaper. Its first child starts the reaper process.
+func newReaper(environ []string, log *slog.Logger) *reaper {
+	return &reaper{environ: withoutSecrets(environ), log: log, children: make(map[tree]*child)}
+}
+
+// start starts a process, and the reaper process before it.
+func (r *reaper) start(cmd *exec.Cmd) (*child, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.cmd == nil {
-		if err := r.start(); err != nil {
-			return fmt.Errorf("starting the reaper: %w", err)
+	if r.pipe == nil && reapTrees {
+		r.launch()
+	}
+	t, err := startTree(cmd)
+	if err != nil {
+		return nil, err
+	}
+	c := &child{tree: t, reaper: r, exited: make(chan struct{})}
+	r.children[t] = c
+	r.tell("+", t)
+	go func() { // it ends with the process, which end waits for if that can be killed
+		c.err = cmd.Wait()
+		close(c.exited)
+	}()
+	return c, nil
+}
+
+// tell tells the reaper process about a tree. The caller holds r.mu.
+func (r *reaper) tell(sign string, t tree) {
+	if r.pipe != nil {
+		fmt.Fprintln(r.pipe, sign, t.pid, t.start) // if it fails, keep starts another one
+	}
+}
+
+// forget takes a tree off the list, as its id may be used again. The caller holds r.mu.
+func (r *reaper) forget(t tree) {
+	if r.children[t] != nil {
+		delete(r.children, t)
+		r.tell("-", t)
+		closeTree(t)
+	}
+}
+
+// forgetEnded forgets the trees that have no process left.
+func (r *reaper) forgetEnded() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ended := make(map[tree]bool)
+	for t, c := range r.children {
+		select {
+		case <-c.exited:
+			ended[t] = true
+		default:
 		}
 	}
-	_, err := fmt.Fprintf(r.pipe, "+ %d\n", pgid)
-	return err
-}
-
-// remove removes a group that has ended from the list: its id may be used again.
-func (r *reaper) remove(pgid int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.cmd != nil {
-		fmt.Fprintf(r.pipe, "- %d\n", pgid)
+	if len(ended) == 0 {
+		return
+	}
+	living := signalTrees(ended, 0)
+	for t := range ended {
+		if !living[t] {
+			r.forget(t)
+		}
 	}
 }
 
-// Close ends the reaper process and waits for it.
+// Close ends the reaper process and all trees that are left, and waits for them.
 func (r *reaper) Close() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.cmd != nil {
+	r.closed = true
+	if r.pipe != nil {
 		r.pipe.Close()
-		r.cmd.Wait()
-		r.cmd = nil
 	}
+	r.mu.Unlock()
+	r.running.Wait()
 }
 
-// start starts the reaper process. The caller holds r.mu.
-func (r *reaper) start() error {
+// launch starts the reaper process, and tells it all trees. The caller holds r.mu.
+func (r *reaper) launch() {
 	// The file may have been replaced or removed since (by an update, by go run); on
 	// Linux the running program has this name, too.
 	exe := "/proc/self/exe"
-	if _, err := os.Stat(exe); err != nil {
-		if exe, err = os.Executable(); err != nil {
-			return err
-		}
+	var err error
+	if _, missing := os.Stat(exe); missing != nil {
+		exe, err = os.Executable()
 	}
 	cmd := exec.Command(exe, reaperCommand)
 	cmd.Stderr = os.Stderr
-	cmd.Env = withoutSecrets(r.environ)
-	setGroup(cmd) // a Ctrl-C in the terminal must not reach it
-	pipe, err := cmd.StdinPipe()
+	cmd.Env = r.environ
+	pipe, _ := cmd.StdinPipe()
+	if err == nil {
+		_, err = startTree(cmd) // a Ctrl-C in the terminal must not reach it
+	}
 	if err != nil {
-		return err
+		r.log.Warn("no reaper: if usher is killed, modules' processes may continue", "err", err)
+		return
 	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	r.cmd = cmd
 	r.pipe = pipe
-	return nil
+	for t := range r.children {
+		r.tell("+", t)
+	}
+	started := time.Now()
+	r.running.Go(func() {
+		_ = cmd.Wait()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.pipe = nil
+		if r.closed {
+			return
+		}
+		r.log.Warn("the reaper was killed")
+		if time.Since(started) > time.Second { // else the next child starts it
+			r.launch()
+		}
+	})
 }
 
 // runReaper runs the reaper process until stdin ends.
 func runReaper(stdin io.Reader) {
-	groups := make(map[int]bool)
+	trees := make(map[tree]bool)
 	lines := bufio.NewScanner(stdin)
 	for lines.Scan() {
-		sign, id, _ := strings.Cut(lines.Text(), " ")
-		pgid, _ := strconv.Atoi(id) // there is no group 0
+		var sign string
+		var t tree
+		fmt.Sscan(lines.Text(), &sign, &t.pid, &t.start)
 		if sign == "+" {
-			groups[pgid] = true
+			trees[t] = true
 		} else {
-			delete(groups, pgid)
+			delete(trees, t)
 		}
 	}
-	for pgid := range groups {
-		killGroup(pgid)
-	}
+	endTrees(trees)
 }

@@ -501,6 +501,8 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 	switch {
 	case !info.Mode().IsRegular():
 		return errors.New("it is not a regular file")
+	case kind == kindShell && runtime.GOOS == "windows":
+		return errors.New("usher runs no shell modules on Windows: write it in another language")
 	case info.Size() > limit:
 		return fmt.Errorf("it is larger than %s", formatSize(limit))
 	case kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0:

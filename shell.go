@@ -13,11 +13,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	shellExitTimeout   = 2 * time.Second        // for a function to end after TERM
+	shellScript        = "/dev/fd/3"            // where the shell reads the script's text
 	shellOutputTimeout = 500 * time.Millisecond // for reading a function's output after its end
-	shellGroupInterval = time.Second            // between checks whether a function's background processes have ended
+	shellTreeInterval  = time.Second            // between checks whether functions' background processes have ended
 )
 
 // shellMethod is the tool for a function of a script. The daemon finds the parameters in the
@@ -42,14 +42,13 @@ type shellMethod struct {
 type shellServer struct {
 	path     string   // of the script, absolute
 	text     []byte   // of the script, whose file is not read
-	script   string   // the path where the shell reads the script
 	shell    string   // the program
 	options  []string // of the shell, from the script's first line
 	about    string
 	methods  []shellMethod
 	problems []string // why other functions are not offered
 	environ  []string // of the functions
-	groups   *reaper  // each call has a process group
+	reaper   *reaper  // starts a process for each call
 	stderr   io.Writer
 	calls    sync.Map // context.CancelFunc by request id
 
@@ -64,17 +63,13 @@ func runShell(ctx context.Context, path, size string, environ []string,
 	stdin io.Reader, stdout, stderr io.Writer) int {
 	s := &shellServer{
 		path:    path,
-		script:  "/dev/fd/3",
 		methods: []shellMethod{},
 		environ: environ,
-		groups:  &reaper{environ: environ},
+		reaper:  newReaper(environ, slog.New(slog.NewTextHandler(stderr, nil))),
 		out:     stdout,
 		stderr:  stderr,
 	}
-	defer s.groups.Close()
-	if runtime.GOOS == "windows" {
-		s.script = path
-	}
+	defer s.reaper.Close()
 	n, _ := strconv.ParseInt(size, 10, 64) // usher wrote it
 	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
 	if err := s.read(ctx, string(s.text)); err != nil {
@@ -128,7 +123,7 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 		}
 		comment = nil
 	}
-	_, _, err := s.run(ctx, nil, nil, "-n", s.script)
+	_, _, err := s.run(ctx, nil, nil, "-n", shellScript)
 	if err == nil && len(s.methods) > 0 {
 		err = s.keepFunctions(ctx)
 	}
@@ -141,7 +136,7 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 // keepFunctions removes the methods that the shell does not report as functions after
 // it has read the script: reserved words, for example, and text in a here-document.
 func (s *shellServer) keepFunctions(ctx context.Context) error {
-	program := ". '" + s.script + "' >&2"
+	program := ". '" + shellScript + "' >&2"
 	for _, m := range s.methods {
 		program += " && " + ifFunction(m.Name, echo(m.Name), ":")
 	}
@@ -169,17 +164,14 @@ func ifFunction(name, then, otherwise string) string {
 // echo returns a shell command that prints words, even if the script has a function echo.
 func echo(words string) string { return "(unset -f echo 2>/dev/null || :; echo " + words + ")" }
 
-// command returns a command that runs the shell. The script's text is at s.script, an open
-// file without a name, because the file at the script's path may have changed. (Windows has
-// no such files.) $BASH_SOURCE, bash's name for the file of a function, is the script's path
-// anyway. The caller must close the file.
-func (s *shellServer) command(ctx context.Context, args []string) (*exec.Cmd, error) {
-	cmd := exec.CommandContext(ctx, s.shell, slices.Concat(s.options, args)...)
+// command returns a command that runs the shell. The script's text is at shellScript, an open
+// file without a name, because the file at the script's path may have changed.
+// $BASH_SOURCE, bash's name for the file of a function, is the script's path anyway. The
+// caller must close the file.
+func (s *shellServer) command(args []string) (*exec.Cmd, error) {
+	cmd := exec.Command(s.shell, slices.Concat(s.options, args)...)
 	cmd.Dir = filepath.Dir(s.path)
 	cmd.Env = append(slices.Clip(s.environ), "USHER_SOURCE="+s.path)
-	if runtime.GOOS == "windows" {
-		return cmd, nil
-	}
 	f, err := os.CreateTemp("", "usher-")
 	if err != nil {
 		return nil, err
@@ -194,6 +186,11 @@ func (s *shellServer) command(ctx context.Context, args []string) (*exec.Cmd, er
 func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 	ctx, cancel := context.WithCancel(ctx)
 	var calls sync.WaitGroup
+	calls.Go(func() {
+		for pauseFor(ctx, shellTreeInterval) {
+			s.reaper.forgetEnded()
+		}
+	})
 	lines := newLineReader(stdin, maxWorkerLine)
 	for {
 		line, err := lines.next()
@@ -266,7 +263,7 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	// the name keep the shell from reading it as a reserved word or an alias. The
 	// script may define the function in some calls only.
 	unknown := echo("the script defines no function "+name) + " >&2; exit 127"
-	program := ". '" + s.script + "' && " + ifFunction(name, `"`+name+`" "$@"`, unknown)
+	program := ". '" + shellScript + "' && " + ifFunction(name, `"`+name+`" "$@"`, unknown)
 	args := []string{"-c", program, s.path}
 	for _, p := range parseDoc(s.methods[i].Description, kindShell).params {
 		value := field(arguments, p.name)
@@ -295,12 +292,12 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 	return toolResult(quote(text))
 }
 
-// run runs the shell in a process group of its own until it ends. It returns the output, cut
-// one byte past the limit, and the last lines of stderr. Background processes of the
-// shell continue, unless ctx ended.
+// run runs the shell in a process tree of its own until it ends. It returns the output, cut
+// one byte past the limit, and the last lines of stderr. When ctx ends, run ends the tree
+// and waits for that; else background processes of the shell continue.
 func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMessage,
 	args ...string) (output []byte, lastLines []string, err error) {
-	cmd, err := s.command(ctx, args)
+	cmd, err := s.command(args)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -312,13 +309,11 @@ func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMess
 	if err != nil {
 		return nil, nil, err // no file can be opened: the garbage collector closes the others
 	}
-	setGroup(cmd)
-	cmd.Cancel = func() error { return terminateGroup(cmd.Process.Pid) }
-	cmd.WaitDelay = shellExitTimeout
+	cmd.WaitDelay = shellOutputTimeout // if a background process keeps stdin open
 	cmd.Stdin = bytes.NewReader(input)
 	cmd.Stdout = outWrite
 	cmd.Stderr = errWrite
-	err = cmd.Start()
+	c, err := s.reaper.start(cmd)
 	for _, f := range append(cmd.ExtraFiles, outWrite, errWrite) {
 		f.Close()
 	}
@@ -331,12 +326,7 @@ func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMess
 	})
 	read.Go(func() { lastLines = s.readStderr(errRead, progressToken) })
 	if err == nil {
-		s.groups.add(cmd.Process.Pid)
-		err = cmd.Wait()
-		if ctx.Err() != nil {
-			killGroup(cmd.Process.Pid) // what TERM has not ended
-		}
-		go s.watchGroup(cmd.Process.Pid)
+		err = c.wait(ctx, 0)
 	}
 	// Background processes may keep the pipes open, and write to them.
 	for _, pipe := range []*os.File{outRead, errRead} {
@@ -346,15 +336,6 @@ func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMess
 	go drainPipe(outRead, io.Discard)
 	go drainPipe(errRead, s.stderr)
 	return output, lastLines, err
-}
-
-// watchGroup removes a process group from the reaper's list when none of its processes is
-// left: the group's id may be used again.
-func (s *shellServer) watchGroup(pgid int) {
-	for groupAlive(pgid) {
-		time.Sleep(shellGroupInterval)
-	}
-	s.groups.remove(pgid)
 }
 
 // drainPipe reads a pipe until all writers have closed it.
@@ -374,7 +355,7 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 			return lastLines
 		}
 		line := strings.ToValidUTF8(string(raw), "\uFFFD")
-		line = strings.ReplaceAll(line, s.script, filepath.Base(s.path))
+		line = strings.ReplaceAll(line, shellScript, filepath.Base(s.path))
 		if m := shellProgress.FindStringSubmatch(line); m != nil {
 			params := object{
 				{"progressToken", progressToken},

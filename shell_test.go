@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,8 +14,8 @@ import (
 	"testing"
 )
 
-// markProcesses marks the processes that the test starts from here on. The
-// function that it returns lists their command lines.
+// markProcesses marks the processes that the test starts from here on, and what they
+// start. The function that it returns lists their ids and command lines.
 func markProcesses(t *testing.T) (list func() string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
@@ -22,7 +23,18 @@ func markProcesses(t *testing.T) (list func() string) {
 	}
 	key, value := "USHER_TEST_MARK", t.TempDir()
 	t.Setenv(key, value)
-	return func() string { return strings.Join(marked(t, key+"="+value), "\n") }
+	return func() string {
+		var list []string
+		dirs, _ := filepath.Glob("/proc/[0-9]*")
+		for _, dir := range dirs {
+			environ, err := os.ReadFile(dir + "/environ")
+			cmdline, _ := os.ReadFile(dir + "/cmdline")
+			if err == nil && len(cmdline) > 0 && bytes.Contains(environ, []byte(key+"="+value)) {
+				list = append(list, filepath.Base(dir)+" "+strings.ReplaceAll(string(cmdline), "\x00", " "))
+			}
+		}
+		return strings.Join(list, "\n")
+	}
 }
 
 func TestShellModule(t *testing.T) {

@@ -56,9 +56,7 @@ func TestSoak(t *testing.T) {
 	if err != nil {
 		t.Skip("takes as long as USHER_SOAK says")
 	}
-	marker := fmt.Sprintf("USHER_TEST_MARK=%d", os.Getpid())
-	key, value, _ := strings.Cut(marker, "=")
-	t.Setenv(key, value)
+	processes := markProcesses(t)
 	s := startSoak(t)
 	fmt.Printf("%8s %8s %8s %10s %9s %11s %8s %8s %9s\n", "minute", "RSS MiB", "heap MiB", "goroutines", "children",
 		"descriptors", "data KiB", "CPU s", "done")
@@ -68,7 +66,7 @@ func TestSoak(t *testing.T) {
 		http.DefaultClient.CloseIdleConnections()
 		<-time.After(10 * time.Second)
 		runtime.GC()
-		held = append(held, s.report(t, minute, marker))
+		held = append(held, s.report(minute, processes()))
 	}
 	third := len(held) / 3
 	for i, what := range []string{"goroutines", "children", "descriptors"} {
@@ -131,7 +129,7 @@ func (s *soak) load(t *testing.T, length time.Duration) {
 }
 
 // report prints what the daemon and its clients, which are one process, hold.
-func (s *soak) report(t *testing.T, minute int, marker string) []int {
+func (s *soak) report(minute int, processes string) []int {
 	var memory runtime.MemStats
 	runtime.ReadMemStats(&memory)
 	var rss int
@@ -151,7 +149,7 @@ func (s *soak) report(t *testing.T, minute int, marker string) []int {
 	for _, n := range s.count {
 		done += n
 	}
-	held := []int{runtime.NumGoroutine(), len(marked(t, marker)), len(descriptors)}
+	held := []int{runtime.NumGoroutine(), strings.Count(processes, "\n"), len(descriptors)}
 	fmt.Printf("%8d %8.1f %8.1f %10d %9d %11d %8d %8d %9d\n", minute, float64(rss)/1024,
 		float64(memory.HeapAlloc)/(1<<20), held[0], held[1], held[2], size>>10, usage.Utime.Sec+usage.Stime.Sec, done)
 	return held

@@ -211,7 +211,7 @@ func TestTextIsHandedOver(t *testing.T) {
 			write(t, path, text)
 			r := &Registry{
 				registryConfig: registryConfig{CacheDir: t.TempDir(), Environ: os.Environ()},
-				reaper:         &reaper{},
+				reaper:         newReaper(nil, slog.New(slog.DiscardHandler)),
 			}
 			defer r.reaper.Close()
 			l, err := r.launch(t.Context(), scanFolders([]string{dir}, nil).modules[0])

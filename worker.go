@@ -29,7 +29,6 @@ const (
 	startTimeout  = 30 * time.Second       // for the handshake
 	probeTimeout  = 3 * time.Second        // for the answer to server/discover
 	stdinTimeout  = 1 * time.Second        // for a process to end after its stdin closed
-	exitTimeout   = 2 * time.Second        // for a process to end after TERM
 	outputTimeout = 500 * time.Millisecond // for reading the output of a process that has ended
 	askTimeout    = 10 * time.Minute       // for a client's answer, often a person's
 	cancelledTime = time.Minute            // after which a cancelled call that is not answered counts as ended
@@ -89,7 +88,7 @@ type Worker struct {
 	ctx       context.Context    // ends when the process must end, or has ended
 	cancel    context.CancelFunc // ends ctx
 	queued    chan struct{}      // 1-buffered: state.input is not empty
-	done      chan struct{}      // closed when the process has ended and no client is asked any more
+	done      chan struct{}      // closed when the process and its tree have ended and no client is asked any more
 	lastID    atomic.Int64       // of a request to the process
 
 	mu    sync.Mutex
@@ -112,14 +111,15 @@ type workerState struct {
 	attributionLost bool   // a request was refused, as it may belong to a cancelled call
 	stopping        bool   // usher ends the process, so its end is no crash
 	exit            string // how the process ended, for example "exit status 1"
+	running         bool   // processes of its tree may be left
 	failure         error  // why calls fail: the process has ended; nil while it runs
 	closed          bool   // done is closed
 }
 
 // update calls change with the worker's state, locked. All uses of the state are in
 // such functions, which must not block. Then it restores the invariants: a process that
-// has ended has no calls, and done is closed once no client is asked either. The caller may
-// hold the pool's lock.
+// has ended has no calls, and done is closed once its tree has ended and no client is asked
+// either. The caller may hold the pool's lock.
 func (w *Worker) update(change func(s *workerState)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -133,7 +133,7 @@ func (w *Worker) update(change func(s *workerState)) {
 		for id := range s.maybeRunning {
 			s.endCancelled(id)
 		}
-		if len(s.asks) == 0 && !s.closed {
+		if len(s.asks) == 0 && !s.running && !s.closed {
 			s.closed = true
 			close(w.done)
 		}
@@ -173,17 +173,10 @@ func newWorker(config workerConfig) *Worker {
 // spawn starts the process, and the goroutines that serve it until it ends. When w.ctx
 // ends, the process is ended in the order of the MCP specification for stdio: stdin is
 // closed, then TERM, then KILL (basic/lifecycle, "Shutdown").
-func (w *Worker) spawn(l launch, groups *reaper) error {
-	cmd := exec.CommandContext(w.ctx, l.Path, l.Args...)
+func (w *Worker) spawn(l launch, r *reaper) error {
+	cmd := exec.Command(l.Path, l.Args...)
 	cmd.Dir = l.Dir
 	cmd.Env = l.Env
-	setGroup(cmd)
-	var term *time.Timer
-	cmd.Cancel = func() error { // writeStdin closes stdin
-		term = time.AfterFunc(stdinTimeout, func() { terminateGroup(cmd.Process.Pid) })
-		return nil
-	}
-	cmd.WaitDelay = stdinTimeout + exitTimeout
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -198,34 +191,33 @@ func (w *Worker) spawn(l launch, groups *reaper) error {
 		outputs = append(outputs, read)
 		*end = write
 	}
-	if err := cmd.Start(); err != nil {
+	c, err := r.start(cmd)
+	if err != nil {
 		return err
 	}
-	if err := groups.add(cmd.Process.Pid); err != nil {
-		w.log.Warn("no reaper: if usher is killed, this module's processes may continue", "err", err)
-	}
-	w.update(func(s *workerState) { s.input = l.Input })
-	var readers, writer sync.WaitGroup
+	w.update(func(s *workerState) {
+		s.input = l.Input
+		s.running = true
+	})
+	var readers, others sync.WaitGroup
 	readers.Go(func() { w.readStdout(outputs[0]) })
 	readers.Go(func() { w.readStderr(outputs[1]) })
-	writer.Go(func() { w.writeStdin(stdin) })
+	others.Go(func() { w.writeStdin(stdin) })
 	go func() {
-		_ = cmd.Wait() // ProcessState says more
-		if term != nil {
-			term.Stop()
-		}
+		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
 		w.cancel()
-		_ = killGroup(cmd.Process.Pid) // what is left of it
-		groups.remove(cmd.Process.Pid)
-		for _, f := range outputs { // a process that left the group may keep them open
+		others.Go(c.end)
+		for _, f := range outputs { // a process that left the tree may keep them open
 			f.SetReadDeadline(time.Now().Add(outputTimeout))
 		}
 		readers.Wait()
 		for _, f := range outputs {
 			f.Close()
 		}
-		writer.Wait()
-		w.finish(cmd.ProcessState.String())
+		w.finish(cmp.Or(err, errors.New("exit status 0")).Error())
+		stdin.Close() // a process that can't be killed may not read it
+		others.Wait()
+		w.update(func(s *workerState) { s.running = false })
 	}()
 	return nil
 }

@@ -5,11 +5,14 @@ package main
 
 import (
 	"bytes"
-	"fmt"
+	"context"
+	"errors"
 	"go/ast"
+	"log/slog"
 	"net/http"
 	"os"
-	"path/filepath"
+	"os/exec"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -141,32 +144,19 @@ func TestSessionsSurviveRestarts(t *testing.T) {
 	}
 }
 
-// marked is the processes whose environment names the marker: those that a
-// daemon started, and what they started.
-func marked(t *testing.T, marker string) []string {
-	t.Helper()
-	var list []string
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		environ, err := os.ReadFile(dir + "/environ")
-		cmdline, _ := os.ReadFile(dir + "/cmdline")
-		if err == nil && len(cmdline) > 0 && bytes.Contains(environ, []byte(marker)) {
-			list = append(list, strings.ReplaceAll(string(cmdline), "\x00", " "))
-		}
-	}
-	return list
-}
-
+// TestNoProcessOutlivesTheDaemon ends a daemon while modules and a build run, whose
+// processes do not all stay in their group.
 func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 	long(t)
-	if runtime.GOOS != "linux" {
-		t.Skip("looks at /proc")
-	}
-	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		t.Run(end.String(), func(t *testing.T) {
-			marker := fmt.Sprintf("USHER_TEST_MARK=%d-%d", os.Getpid(), time.Now().UnixNano())
-			key, value, _ := strings.Cut(marker, "=")
-			t.Setenv(key, value)
+	bin := t.TempDir()
+	write(t, bin+"/go", "#!/bin/sh\nexec timeout 1000 sleep 1000\n")
+	must(t, os.Chmod(bin+"/go", 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	for name, end := range map[string]syscall.Signal{
+		"by TERM": syscall.SIGTERM, "by KILL": syscall.SIGKILL, "by KILL, after its reaper": syscall.SIGKILL,
+	} {
+		t.Run(name, func(t *testing.T) {
+			processes := markProcesses(t)
 			dir := t.TempDir()
 			writeFake(t, dir+"/child.usher", "child tools=x")
 			deaf := "child tools=x"
@@ -178,14 +168,44 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 			c := connect(t, d.URL)
 			c.awaitTools("child_x", "deaf_x")
 			c.call("child_x", "")
-			c.call("deaf_x", "")
-			if n := len(marked(t, marker)); n < 5 {
-				t.Fatalf("only %d processes run: %v", n, marked(t, marker))
+			if strings.Contains(name, "reaper") {
+				line := regexp.MustCompile(`(?m)^(\d+) .* ` + reaperCommand).FindStringSubmatch(processes())
+				pid, _ := strconv.Atoi(line[1])
+				process, _ := os.FindProcess(pid)
+				must(t, process.Kill())
+				d.awaitLog(t, "the reaper was killed")
 			}
+			c.call("deaf_x", "")
+			write(t, dir+"/built.usher.go", goHead)
+			await(t, "the build", func() bool { return strings.Count(processes(), "timeout") == 3 })
+			await(t, "the reaper", func() bool { return strings.Contains(processes(), reaperCommand) })
 			d.signal(t, end)
-			await(t, "all processes to end", func() bool { return len(marked(t, marker)) == 0 })
+			await(t, "all processes to end", func() bool { return processes() == "" })
 		})
 	}
+}
+
+// TestTrees checks that a zombie is dead, that a tree is not confused with another whose
+// leader had the same id, and that usher gives up on a process that can't be killed.
+func TestTrees(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("looks at /proc")
+	}
+	cmd := exec.Command("sleep", "1000")
+	running, err := startTree(cmd)
+	must(t, err)
+	trees, ended := map[tree]bool{running: true}, tree{pid: running.pid, start: "1"}
+	check(t, "an ended tree lives", len(signalTrees(map[tree]bool{ended: true}, syscall.SIGKILL)), 0)
+	check(t, "a running tree lives", len(signalTrees(trees, 0)), 1)
+	check(t, "the process is alive", processAlive(running.pid), true)
+	check(t, "trees that can't be ended", len(endTrees(trees)), 0)
+	check(t, "the zombie is alive", processAlive(running.pid), false)
+	cmd.Wait()
+	stuck := &child{tree: ended, reaper: newReaper(nil, slog.New(slog.DiscardHandler)), exited: make(chan struct{})}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	check(t, "usher gives up", errors.Is(stuck.wait(ctx, 0), errStuck), true)
 }
 
 func TestOneDaemonPerBase(t *testing.T) {
