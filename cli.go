@@ -22,6 +22,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -42,7 +43,7 @@ var commands = map[string]command{
 	"stdio":      {0, anyNumber, setupStdio},
 	"claim":      {0, anyNumber, setupClaim},
 	"modules":    {0, anyNumber, setupModules},
-	"call":       {2, 3, setupCall},
+	"call":       {1, 3, setupCall},
 	"new":        {1, 1, setupNew},
 	"completion": {1, 1, setupCompletion},
 	"version":    {0, 0, setupVersion},
@@ -189,7 +190,7 @@ func (a *app) withModules(
 ) error {
 	data, _ := a.dataDir() // withRegistry reports an error
 	daemon := readDaemon(data)
-	c.Log = slog.New(slog.DiscardHandler)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	c.Taken = daemon.Taken
 	c.TakenRoots = daemon.Roots
 	return a.withRegistry(dirs, c, func(r *Registry) error {
@@ -402,17 +403,20 @@ func (a *app) printNote(what, text string) {
 	}
 }
 
-// setupCall returns the command that calls one method.
+// setupCall returns the command that calls one method. While the call runs, it prints what
+// the module prints to stderr.
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	dir := fs.String("dir", ".", "look for the module under `DIR`")
 	scope := declareScope(fs, "call as a session scoped to `DIR`")
 	timeout := fs.Duration("call-timeout", 5*time.Minute,
 		"give up after `DURATION` without an answer or progress")
-	return func(ctx context.Context, args []string) error {
+	return func(ctx context.Context, words []string) error {
 		raw := []byte("{}")
-		if len(args) == 3 {
-			raw = []byte(args[2])
+		last := words[len(words)-1]
+		if len(words) == 3 || len(words) == 2 && (last == "-" || strings.HasPrefix(last, "{")) {
+			words = words[:len(words)-1]
+			raw = []byte(last)
 		}
 		if string(raw) == "-" {
 			var err error
@@ -424,44 +428,66 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		if err != nil {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
+		var calling atomic.Bool // before, usher introspects the module, which may print the same
 		config := registryConfig{
 			CallTimeout: *timeout,
-			// A label may be longer than the module's name.
-			Only: func(name string) bool { return strings.Contains(args[0], name) },
+			// A label may be longer than the module's name, and a tool's name is.
+			Only: func(name string) bool { return strings.Contains(words[0], name) },
+			Log: slog.New(recordHandler{handle: func(_ slog.Record, values map[string]string) {
+				for line := range strings.Lines(values["line"]) {
+					if calling.Load() {
+						fmt.Fprintln(a.stderr, sanitize(strings.TrimSuffix(line, "\n")))
+					}
+				}
+			}}),
 		}
 		return a.withModules(ctx, []string{*dir}, config, func(r *Registry, _ daemonRecord) error {
-			tool, err := findMethod(r.View(*scope), args[0], args[1])
+			tool, err := findTool(r, *scope, words)
 			if err != nil {
 				return err
 			}
+			calling.Store(true)
 			return a.callTool(ctx, tool, withoutWebhook(arguments))
 		})
 	}
 }
 
-// findMethod returns the tool of a method. label is the module's label in the view.
-func findMethod(view *View, label, method string) (*Item, error) {
-	hint := ": usher modules shows which are, and why others are not"
-	for _, m := range view.Modules {
-		if m.Label != label {
-			continue
-		}
-		var names []string
-		for _, tool := range view.ToolsOf[m.Module] {
-			if tool.Method.Name == method {
-				return tool, nil
-			}
-			names = append(names, tool.Method.Name)
-		}
-		hint = ": it has " + strings.Join(names, ", ")
-		if len(names) == 0 {
-			hint = ": " + strings.Join(m.Problems, "; ")
+// findTool returns the tool that words name: by its name, or by a module's label and a
+// method. The error lists what they may mean, and why modules are not hosted.
+func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
+	view := r.View(scope)
+	for _, t := range view.Tools {
+		isMethod := len(words) == 2 && t.Label == words[0] && t.Method.Name == words[1]
+		if isMethod || len(words) == 1 && t.Name == words[0] {
+			return t, nil
 		}
 	}
-	if tool := view.Lookup("tools", label); tool != nil {
-		hint = fmt.Sprintf(": MODULE METHOD would be %s %s", tool.Label, tool.Method.Name)
+	parts := func(name string) string { return "_" + strings.ReplaceAll(name, "-", "_") + "_" }
+	var hints []string
+	for _, s := range r.Report() {
+		hint := "is outside of the scope"
+		switch {
+		case s.Name != "" && !strings.Contains(parts(words[0]), parts(s.Name)):
+			continue // an entry without a name is a file that can't be read
+		case !scope.Contains(s.Source):
+		case s.Err != nil:
+			hint = "is not hosted: " + explain(s.Err)
+		default:
+			hint = "has " + cmp.Or(toolNames(view, s.Module), strings.Join(s.Module.Problems, "; "))
+		}
+		hints = append(hints, s.file()+" "+hint)
 	}
-	return nil, fmt.Errorf("no module %q with a method %q is hosted here%s", label, method, hint)
+	return nil, fmt.Errorf("no tool %s is here: %s", strings.Join(words, "_"),
+		cmp.Or(strings.Join(hints, "; "), "usher modules lists those that are"))
+}
+
+// toolNames returns the names of a module's tools in a view.
+func toolNames(view *View, m *Module) string {
+	var names []string
+	for _, t := range view.ToolsOf[m] {
+		names = append(names, t.Name)
+	}
+	return strings.Join(names, ", ")
 }
 
 // callTool calls a tool and prints its result. It warns of parameters that the method
@@ -476,7 +502,8 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 	}
 	notify := func(_ string, params json.RawMessage) {
 		text := cmp.Or(
-			stringField(params, "message"), string(field(params, "data")), string(field(params, "progress")))
+			stringField(params, "message"), stringField(params, "data"),
+			string(field(params, "data")), string(field(params, "progress")))
 		a.warnf("%s", sanitize(text))
 	}
 	caller := Caller{Session: "call", Affinity: "call", Notify: notify}

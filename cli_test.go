@@ -269,6 +269,8 @@ func TestRefusedCommands(t *testing.T) {
 	write(t, corrupt+"/.data/claims.json", `{"version":9}`)
 	writeFake(t, dir+"/a.usher", "good tools=fail,x")
 	write(t, dir+"/none.usher.sh", "f() { echo; }\n")
+	write(t, dir+"/p/m.usher.sh", "# F.\nf() { echo; }\n")
+	write(t, dir+"/q/m.usher.sh", "# F.\nf() { echo; }\n")
 	folders := strings.NewReplacer("DANGLING", dangling, "LOCKED", locked, "UNREADABLE", unreadable,
 		"CORRUPT", corrupt, "FILE", file, "BASE", base, "DIR", dir)
 	for _, tt := range []struct {
@@ -284,9 +286,9 @@ func TestRefusedCommands(t *testing.T) {
 		{"serve -addr :4000", 2, "with -addr 127.0.0.1:4000"},
 		{"serve -idle 5", 2, "such as 5m"},
 		{"call a x name=Ada -dir DIR", 2, `'{"name":"Ada"}'`},
-		{"call a_x {} -dir DIR", 1, "MODULE METHOD would be a x"},
-		{"call a nothing -dir DIR", 1, "it has fail, x"},
-		{"call none x -dir DIR", 1, "it has no methods"},
+		{"call a_x [] -dir DIR", 1, "no tool a_x_[] is here: a.usher has a_fail, a_x"},
+		{"call a -dir DIR", 1, "a.usher has a_fail, a_x"},
+		{"call none x -dir DIR", 1, "none.usher.sh has it has no methods"},
 		{"serve -allow-host x.example", 2, "without -allow-host"},
 		{"completion tcsh", 2, "want bash, zsh or fish"},
 		{"help nope", 2, `unknown command "nope"`},
@@ -321,10 +323,11 @@ func TestRefusedCommands(t *testing.T) {
 		{"call", 2, "arguments are missing"},
 		{"call a x [] -dir DIR", 2, "want an object"},
 		{"call a x {", 2, "want an object"},
-		{"call b x -dir DIR", 1, `no module "b" with a method "x"`},
+		{"call b x -dir DIR", 1, "no tool b_x is here: "},
 		{"call a fail -dir DIR", 1, "it did not work"},
-		{"call a fail -dir DIR -scope BASE", 1, `no module "a"`},
-		{"call file x -dir DIR", 1, `no module "file"`},
+		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside of the scope"},
+		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
+		{"call file x -dir DIR", 1, `file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
 		{"call a x - -dir DIR", 2, "JSON"},
 		{"call a x {} {}", 2, "unexpected argument"},
 		{"new", 2, "arguments are missing"},
@@ -363,6 +366,22 @@ func TestRefusedCommands(t *testing.T) {
 	wantUsher(t, 2, "Begin with:")
 	out, _, _ := usher(t, `{"n":1}`, "call", "a", "x", "-", "-dir", dir, "-base", base)
 	checkContains(t, "arguments from stdin", out, `"arguments":{"n":1}`)
+	wantUsher(t, 0, `"arguments":{"n":2}`, "call", "a_x", `{"n":2}`, "-dir", dir, "-base", base)
+}
+
+// usher call prints what the module prints, and where an error comes from.
+func TestCallExplains(t *testing.T) {
+	long(t)
+	dir, err := filepath.Abs("testdata/call")
+	must(t, err)
+	for _, file := range folderNames(t, dir) {
+		t.Run(file, func(t *testing.T) {
+			needLanguage(t, file)
+			name, _, _ := strings.Cut(file, ".")
+			_, errs, _ := usher(t, "", "call", name, "f", "-dir", dir, "-base", t.TempDir())
+			golden(t, "call-"+name, building.ReplaceAllString(errs, ""), dir)
+		})
+	}
 }
 
 // Output that can't be written is a failure.
@@ -531,9 +550,7 @@ func TestStarters(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	for _, ending := range []string{"go", "sh", "py", "js", "ts"} {
 		t.Run(ending, func(t *testing.T) {
-			if ending != "go" && ending != "sh" {
-				needLanguage(t, "."+ending)
-			}
+			needLanguage(t, "."+ending)
 			wantUsher(t, 0, "", "new", dir+"/hello_"+ending+".usher."+ending)
 			out, errs, _ := usher(t, "", "call", "hello_"+ending, "greet", `{"name":"Ada"}`, "-dir", dir, "-base", base)
 			checkContains(t, errs, out, "Hello, Ada!")

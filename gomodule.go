@@ -73,6 +73,9 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 	for _, decl := range file.Decls {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
+			if decl.Recv == nil && decl.Name.Name == "main" {
+				return nil, cantBuild(base, s.place(decl.Name)+": usher generates func main, so remove it")
+			}
 			if decl.Recv == nil && decl.Name.IsExported() {
 				s.declareFunction(decl)
 			}
@@ -254,13 +257,15 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string, env
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	moduleFile := filepath.Join(temp, s.base)
 	overlayFile := filepath.Join(temp, "overlay.json")
+	// Compilers and stacks show this name and lines of the file, instead of the copy's.
+	text := append([]byte("//line "+s.base+":1:1\n"), s.text...)
 	overlay := map[string]any{"Replace": map[string]string{
 		filepath.Join(dir, goMainName):   mainFile,
 		filepath.Join(dir, goModuleName): moduleFile,
 	}}
 	for file, text := range map[string][]byte{
 		mainFile:    []byte(s.generateMain()),
-		moduleFile:  s.text,
+		moduleFile:  text,
 		overlayFile: marshal(overlay),
 	} {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
@@ -289,7 +294,7 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string, env
 		return context.Cause(ctx)
 	}
 	// All messages of the go command are about the module or its imports.
-	lines := goErrorLines(output.String(), s.base, temp)
+	lines := goErrorLines(output.String())
 	if len(lines) == 0 {
 		lines = []string{fmt.Sprintf("%s: a Go module needs the go command "+
 			"(install Go from https://go.dev/dl): %v", s.base, err)}
@@ -297,21 +302,14 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string, env
 	return cantBuild(s.base, lines...)
 }
 
-// goErrorLines returns the messages of the go command, one per line, with the name of the
-// module's own file.
-func goErrorLines(text, base, temp string) []string {
+// goErrorLines returns the messages of the go command, one per line.
+func goErrorLines(text string) []string {
 	var lines []string
 	for line := range strings.Lines(text) {
 		message, indented := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "\t")
 		progress := strings.HasPrefix(message, "# ") || strings.HasPrefix(message, "go: downloading ")
 		if message == "" || progress {
 			continue
-		}
-		// The compiler prints the names of the copies, the import reader and cgo those
-		// in the overlay.
-		message = strings.ReplaceAll(message, goModuleName, base)
-		if _, rest, ok := strings.Cut(message, filepath.Base(temp)+string(filepath.Separator)); ok {
-			message = rest
 		}
 		message = strings.TrimPrefix(message, "."+string(filepath.Separator))
 		// Further indented lines contain the types of a call that does not fit, or the

@@ -158,7 +158,7 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 		checkContains(t, "after the end", rest, `"context canceled"`)
 	}
 	checkContains(t, "the log", p.stderr.String(), "set at init", "init without", "kept hello", "to stdout", "again",
-		"panic in panic: at the disco", "main.Panic(")
+		"panic in panic: at the disco\v    at main.Panic (")
 }
 
 func goTestParameters(t *testing.T, p *modulePeer) {
@@ -338,7 +338,7 @@ func TestGoModuleBuildErrors(t *testing.T) {
 		"package":   {goMod, "import _ \"example.com/tree/bad\"\n", "bad/bad.go:3:9: undefined: x"},
 		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "", "go: go.mod requires go >= 1.999 (running "},
 		"go.mod":    {"nonsense\n", "", "go.mod:1: unknown directive: nonsense"},
-		"main":      {goMod, "func main() {}\n", "a.usher.go:5:6: main redeclared in this block the generated main:"},
+		"main":      {goMod, "func main() {}\n", "a.usher.go:5: usher generates func main, so remove it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

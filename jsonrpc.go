@@ -410,7 +410,7 @@ func newLineReader(r io.Reader, limit int) *lineReader {
 	return &lineReader{bufio.NewReaderSize(r, 64<<10), limit}
 }
 
-// next returns the next line that is not blank, without white space around it. The caller
+// next returns the next line that is not blank, without white space at its end. The caller
 // owns the bytes. A last line without a newline counts.
 func (l *lineReader) next() ([]byte, error) {
 	var line []byte
@@ -428,7 +428,7 @@ func (l *lineReader) next() ([]byte, error) {
 		if tooLong {
 			return nil, errLineTooLong
 		}
-		line = bytes.TrimSpace(line)
+		line = bytes.TrimRight(line, " \t\r\n")
 		if len(line) > 0 {
 			return line, nil
 		}

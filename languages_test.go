@@ -273,6 +273,10 @@ func needProgram(t *testing.T, what string) {
 func needLanguage(t *testing.T, file string) Kind {
 	t.Helper()
 	switch filepath.Ext(file) {
+	case ".go":
+		return kindGo
+	case ".sh":
+		return kindShell
 	case ".py":
 		pythonTestVersion(t)
 		return kindPython
@@ -333,7 +337,7 @@ func TestModuleAsks(t *testing.T) {
 		refused string    // params that this language's modules can't ask with
 	}{
 		{"testdata/gomodule/run/asks.usher.go",
-			[2]string{`context canceled\"`, "async context canceled"}, `{"_meta":[]}`},
+			[2]string{`context canceled\"`, "async context canceled"}, `[]`},
 		{"testdata/python/asks.usher.py", [2]string{"GeneratorExit", "async GeneratorExit"}, `null`},
 		{"testdata/node/asks.usher.js", [2]string{`returned\"`, "returned async"}, `null`},
 	} {

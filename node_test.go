@@ -148,7 +148,7 @@ func TestNodeCalls(t *testing.T) {
 	}
 	check(t, "output after the end", p.end(), "")
 	checkContains(t, "stderr", p.stderr.String(), "printed while loading", "by console.log\n", "by process.stdout\n",
-		"by an import of stdout\n", "by its number", "by a child\n", "RangeError: no <way>\n    at ",
+		"by an import of stdout\n", "by its number", "by a child\n", "RangeError: no <way>\v    at ",
 		"uncaught: Error: after the answer")
 }
 

@@ -203,9 +203,7 @@ func TestTextIsHandedOver(t *testing.T) {
 	for ending, text := range modules {
 		t.Run(ending, func(t *testing.T) {
 			t.Parallel()
-			if ending != ".go" && ending != ".sh" {
-				needLanguage(t, ending)
-			}
+			needLanguage(t, ending)
 			dir := t.TempDir()
 			path := filepath.Join(dir, "m.usher"+ending)
 			write(t, path, text)

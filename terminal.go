@@ -9,14 +9,17 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -179,6 +182,41 @@ func (a *app) print(v any, asJSON bool, asText func()) {
 	_ = enc.Encode(v) // as with printf
 }
 
+// recordHandler is a slog.Handler that passes each record on, with its values by key.
+type recordHandler struct {
+	handle func(r slog.Record, values map[string]string)
+	attrs  []slog.Attr // of all records
+}
+
+// Enabled implements slog.Handler.
+func (h recordHandler) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelInfo
+}
+
+// WithGroup implements slog.Handler. usher uses no groups.
+func (h recordHandler) WithGroup(string) slog.Handler { return h }
+
+// WithAttrs implements slog.Handler.
+func (h recordHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	h.attrs = slices.Concat(h.attrs, attrs)
+	return h
+}
+
+// Handle implements slog.Handler.
+func (h recordHandler) Handle(_ context.Context, r slog.Record) error {
+	values := make(map[string]string)
+	add := func(a slog.Attr) bool {
+		values[a.Key] = a.Value.String()
+		return true
+	}
+	for _, a := range h.attrs {
+		add(a)
+	}
+	r.Attrs(add)
+	h.handle(r, values)
+	return nil
+}
+
 // newTable returns a writer that aligns columns separated by tabs.
 func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
 
@@ -186,8 +224,11 @@ func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 
 // a table.
 func sanitize(s string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
+		switch {
+		case unicode.IsPrint(r):
 			return r
+		case r == '\t':
+			return ' '
 		}
 		return unicode.ReplacementChar
 	}, s)

@@ -285,7 +285,8 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	}
 }
 
-// readStderr logs each line that the process writes to stderr.
+// readStderr logs each line that the process writes to stderr. In a vertical tab, which
+// usher's own runtimes write within a traceback, a record has a new line.
 func (w *Worker) readStderr(stderr io.Reader) {
 	defer catch(w.log, new(error))
 	lines := newLineReader(stderr, maxLoggedLine)
@@ -296,8 +297,9 @@ func (w *Worker) readStderr(stderr io.Reader) {
 		} else if err != nil {
 			return
 		}
-		w.log.Info("module output", "line", string(line))
-		w.remember(string(line))
+		text := strings.ReplaceAll(string(line), "\v", "\n")
+		w.log.Info("module output", "line", text)
+		w.remember(text)
 	}
 }
 

@@ -70,9 +70,9 @@ function readInput(size) {
   return bytes
 }
 
-// log writes a line to stderr, which is usher's log.
+// log writes a record to stderr, which is usher's log. usher turns each \v into a new line.
 function log(text) {
-  process.stderr.write(text + '\n')
+  process.stderr.write(text.replaceAll('\n', '\v') + '\n')
 }
 
 // write sends one line, all of it before it returns, because the module may end the
@@ -349,10 +349,11 @@ function messageOf(err) {
   }
 }
 
-// stackOf returns a thrown value with its stack, for the log.
+// stackOf returns a thrown value with its stack, for the log. It cuts off the calls of
+// this file and of Node that led to the method.
 function stackOf(err) {
   try {
-    return String(err?.stack ?? inspect(err))
+    return String(err?.stack ?? inspect(err)).replace(/\n +at [^\n]*(shim\.mjs|\(node:)[^]*/, '')
   } catch {
     return messageOf(err)
   }
@@ -385,9 +386,7 @@ async function load() {
   }
   const loaded = isModule ? await loadModule(code, typed && !strips) : loadCommon(code)
   about = source.about
-  const found = findMethods(loaded, isModule, source)
-  if (found.size === 0) log(`${base} exports no functions, so it has no methods`)
-  return found
+  return findMethods(loaded, isModule, source)
 }
 
 // safely returns the result of f, or logs that it failed. If the source can't be read,

@@ -278,7 +278,7 @@ def convert_fields(fields, given):
         try:
             values[f.name] = f.type.convert(given[f.name])
         except Exception as e:
-            raise ValueError(f'parameter "{f.name}": {message_of(e)}') from e
+            raise ValueError(f'parameter "{f.name}": {message_of(e)}') from None
     return values
 
 
@@ -486,8 +486,18 @@ def hints_of(thing):
 
 
 def log(text):
-    """Writes a line to usher's log."""
-    print(text, file=sys.stderr)
+    """Writes a record to usher's log. usher turns each \\v into a new line."""
+    print(text.replace("\n", "\v"), file=sys.stderr)
+
+
+def trace_of(e):
+    """Returns the traceback of an exception, without the frames of this file."""
+    trace = link = traceback.TracebackException.from_exception(e, limit=-20)
+    while link:
+        own = [frame for frame in link.stack if frame.filename != __file__]
+        link.stack = traceback.StackSummary.from_list(own)
+        link = link.__cause__ or link.__context__
+    return "".join(trace.format()).rstrip()
 
 
 # ---- Docstrings
@@ -825,10 +835,7 @@ class Call:
         """Logs the exception with its stack, and answers with its message."""
         if isinstance(e, asyncio.CancelledError) and self.ended:
             return
-        stack = e.__traceback__
-        while stack and stack.tb_frame.f_code.co_filename == __file__ and stack.tb_next:
-            stack = stack.tb_next
-        traceback.print_exception(type(e), e, stack)
+        log(trace_of(e))
         self.answer(failure(message_of(e)))
 
     def answer(self, result):

@@ -1,0 +1,5 @@
+export async function f() {
+  console.log('printed')
+  await null
+  undefined.x
+}

@@ -1,0 +1,5 @@
+# Fails.
+f() {
+	echo printed >&2
+	return 3
+}
