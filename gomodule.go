@@ -38,7 +38,7 @@ type goSource struct {
 	text      []byte            // of the file
 	base      string            // the file's name
 	about     string            // the package comment
-	functions []string          // the exported ones, in order, as literals of usher__method
+	functions []string          // the exported ones, in order, as literals of usher_method
 	problems  []string          // such as "x.usher.go:12: HandleX: why it can't be hosted"
 	comments  map[string]string // of a type, by "main.Address", and of its second field, "main.Address.1"
 
@@ -119,7 +119,7 @@ func (s *goSource) declareFunction(fn *ast.FuncDecl) {
 	// time the main checks that the parameters and results are those of a method.
 	doc := strings.TrimSuffix(fn.Doc.Text(), "\n")
 	s.functions = append(s.functions, fmt.Sprintf(
-		"{name: %q, function: %q, place: %q, doc: %q, f: usher__reflect.ValueOf(%s)}",
+		"{name: %q, function: %q, place: %q, doc: %q, f: usher_reflect.ValueOf(%s)}",
 		goMethodName(name), name, place, doc, name))
 	s.describe("main."+name, fn.Type.Params) // a parameter may be a struct without a name
 }
@@ -166,13 +166,13 @@ func goMethodName(fn string) string {
 func (s *goSource) generateMain() string {
 	name, _, _ := strings.Cut(s.base, ".usher")
 	return goMainText + fmt.Sprintf(`
-const usher__module, usher__about = %q, %q
+const usher_module, usher_about = %q, %q
 
-var usher__problems = %#v
+var usher_problems = %#v
 
-var usher__comments = %#v
+var usher_comments = %#v
 
-var usher__functions = []*usher__method{%s}
+var usher_functions = []*usher_method{%s}
 `, name, s.about, s.problems, s.comments, strings.Join(s.functions, ", "))
 }
 
