@@ -557,7 +557,7 @@ func TestPanicInAScan(t *testing.T) {
 	t.Parallel()
 	dir, first := t.TempDir(), true
 	var out output
-	r, err := newRegistry(registryConfig{
+	r := newRegistry(registryConfig{
 		Roots:    []string{dir},
 		CacheDir: t.TempDir(),
 		Environ:  os.Environ(),
@@ -571,7 +571,6 @@ func TestPanicInAScan(t *testing.T) {
 			return true
 		},
 	})
-	must(t, err)
 	defer r.Close()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	await(t, "the module", func() bool { return len(r.View(scopeAll()).Modules) == 1 })

@@ -44,6 +44,7 @@ var commands = map[string]command{
 	"claim":      {0, anyNumber, setupClaim},
 	"modules":    {0, anyNumber, setupModules},
 	"call":       {1, 3, setupCall},
+	"approve":    {0, anyNumber, setupApprove},
 	"new":        {1, 1, setupNew},
 	"completion": {1, 1, setupCompletion},
 	"version":    {0, 0, setupVersion},
@@ -191,8 +192,10 @@ func (a *app) withModules(
 	data, _ := a.dataDir() // withRegistry reports an error
 	daemon := readDaemon(data)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
-	c.Taken = daemon.Taken
-	c.TakenRoots = daemon.Roots
+	if daemon.RequireApproval {
+		c.Approved = filepath.Join(data, approvedName)
+		c.ApprovedRoots = daemon.Roots
+	}
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		named := make(map[string]bool)
 		for !r.WaitAll(ctx, time.Second, scopeAll()) {
@@ -662,6 +665,40 @@ func (a *app) revokeClaims(ctx context.Context, args []string) error {
 		}
 		return failed
 	})
+}
+
+// setupApprove returns the command that approves new and changed modules.
+func setupApprove(a *app, fs *flag.FlagSet) runFunc {
+	a.declareBase(fs)
+	return func(ctx context.Context, paths []string) (err error) {
+		for i, path := range paths {
+			if paths[i], err = resolvePath(path); err != nil {
+				return usageErrorf("PATH %q: %s", path, errText(err))
+			}
+		}
+		data, err := a.dataDir()
+		if err != nil {
+			return err
+		}
+		daemon := readDaemon(data)
+		if !daemon.RequireApproval {
+			return errors.New("no daemon that needs it runs: start usher serve -require-claim")
+		}
+		if len(paths) == 0 {
+			paths = daemon.Roots
+		}
+		news, err := approve(ctx, data, daemon.Roots, paths)
+		if err != nil {
+			return err
+		}
+		for _, d := range news {
+			a.printf("Approved %s (%s)  %s\n", sanitize(d.Name), d.Kind, sanitize(d.Path))
+		}
+		if len(news) == 0 {
+			a.printf("Nothing is new or changed there, in the folders of the running daemon.\n")
+		}
+		return nil
+	}
 }
 
 // setupCompletion returns the command that prints a completion script.

@@ -76,6 +76,7 @@ func TestPrinted(t *testing.T) {
 		{"help-claim", "claim revoke -h"},
 		{"help-modules", "help modules"},
 		{"help-call", "call --help"},
+		{"help-approve", "help approve"},
 		{"help-new", "help new"},
 		{"help-stdio", "help stdio"},
 		{"help-completion", "help completion"},
@@ -465,28 +466,6 @@ func TestPublicURL(t *testing.T) {
 		wantUsher(t, 2, "-public-url", "serve", "-public-url", url, "-base", base)
 	}
 	wantUsher(t, 2, "-require-claim", "serve", "-public-url", public, "-base", t.TempDir())
-}
-
-// A daemon that ends removes its own record, and no other's.
-func TestDaemonRecord(t *testing.T) {
-	t.Parallel()
-	dir, base := t.TempDir(), t.TempDir()
-	record := base + "/.data/daemon.json"
-	d := daemonOptions{base: base}.start(t, dir)
-	if readDaemon(base+"/.data").Roots == nil {
-		t.Error("the record does not name the folders")
-	}
-	other := string(marshal(daemonRecord{PID: os.Getppid(), Start: processStartTime(os.Getppid()),
-		URL: "http://127.0.0.1:1/"}))
-	write(t, record, other)
-	d.stop(t)
-	text, _ := os.ReadFile(record)
-	check(t, "another's record", string(text), other)
-	must(t, os.Remove(record))
-	daemonOptions{base: base}.start(t, dir).stop(t)
-	if _, err := os.Stat(record); err == nil {
-		t.Error("a daemon that has ended left its record")
-	}
 }
 
 // A call starts no other module.

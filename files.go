@@ -76,6 +76,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	mathrand "math/rand/v2"
 	"os"
@@ -322,15 +323,37 @@ func writeFile(target, temp string, data []byte, ready func() error) error {
 	return syncFolder(filepath.Dir(target))
 }
 
-// replaceFile replaces a file that needs no token.
+// replaceFile replaces a file that needs no token, and creates its folder if necessary.
 func replaceFile(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
 	return writeFile(path, path+".new."+rand.Text(), data, func() error { return nil })
+}
+
+// renameFile calls os.Rename, on Windows until no other process has the file open.
+func renameFile(from, to string) error {
+	return whileShared(func() error { return os.Rename(from, to) })
+}
+
+// whileShared calls do until it succeeds, for a second at most, as long as its error is
+// that another process has the file open (on Windows) or locked.
+func whileShared(do func() error) error {
+	err := do()
+	for n := 0; n < 100 && isShared(err); n++ {
+		time.Sleep(10 * time.Millisecond)
+		err = do()
+	}
+	return err
 }
 
 // openRegular opens a regular file for reading. It returns an error for any other file, such
 // as a pipe, without waiting.
-func openRegular(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+func openRegular(path string) (file *os.File, err error) {
+	err = whileShared(func() (err error) {
+		file, err = os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -340,6 +363,16 @@ func openRegular(path string) (*os.File, error) {
 	}
 	file.Close()
 	return nil, cmp.Or(err, errors.New("not a regular file"))
+}
+
+// readRegular reads a regular file, without waiting.
+func readRegular(path string) ([]byte, error) {
+	f, err := openRegular(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
 }
 
 // pauseFor waits for d, and reports whether ctx has not ended.

@@ -1,7 +1,8 @@
 // The registry. It finds the modules of the workspace, watches their files, asks each
 // module what it offers, caches the answers between starts, and publishes everything as a
 // Catalog, which is replaced when something changes. Sessions and requests get only views
-// of it.
+// of it. If modules need an approval, the registry runs only content that the owner has
+// approved.
 //
 // Each version of a module's file that can be hosted has one goroutine (introspectUntilDone),
 // which does the slow work for it. Registry.mu is never held while a file is
@@ -16,6 +17,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -52,12 +54,9 @@ type registryConfig struct {
 	Log         *slog.Logger
 	Only        func(name string) bool // selects the modules to host; nil selects all
 	Watch       bool                   // scan the workspace again and again
-	Frozen      bool                   // host only the modules that the first scan finds, with that content
 
-	// Taken, if not nil, maps the modules that may be hosted, by entryKey, to hashes of
-	// their content. Frozen sets it. Otherwise it applies to the modules below TakenRoots.
-	Taken      map[string]string
-	TakenRoots []string
+	Approved      string   // the path of the record of approved modules; "" if all modules may run
+	ApprovedRoots []string // the folders whose modules need an approval; nil means all
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -97,6 +96,7 @@ type moduleVersion struct {
 	err       error   // why this version is not hosted
 	settled   bool    // it has been introspected, or can't be hosted
 	published bool    // and the catalog shows that
+	refused   bool    // it is invalid or not approved
 	missing   int     // scans in a row that did not find the file
 }
 
@@ -112,7 +112,7 @@ type manifest struct {
 
 // newRegistry scans the workspace once and returns with the modules that the cache knows.
 // The others are introspected in the background. Close ends everything that it started.
-func newRegistry(c registryConfig) (*Registry, error) {
+func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
 		started:        time.Now(),
@@ -121,46 +121,13 @@ func newRegistry(c registryConfig) (*Registry, error) {
 		modules:        make(map[entryKey]*moduleVersion),
 		changed:        make(chan struct{}),
 	}
-	if err := os.MkdirAll(filepath.Join(r.CacheDir, "modules"), 0o700); err != nil {
-		return nil, fmt.Errorf("preparing the cache: %w", err)
-	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	s := scanFolders(r.Roots, r.Environ)
-	if r.Frozen {
-		r.freeze(s)
-	}
-	r.update(s)
+	r.update(scanFolders(r.Roots, r.Environ))
 	r.publish()
 	if r.Watch {
 		r.running.Go(r.watch)
 	}
-	return r, nil
-}
-
-// freeze allows only the modules that a scan has found, with the content they have now.
-func (r *Registry) freeze(s *scan) {
-	r.Taken = make(map[string]string)
-	for i := range s.modules {
-		d := &s.modules[i]
-		if d.Err == nil {
-			d.Err = d.readContent()
-			r.Taken[d.key().String()] = d.Content
-		}
-	}
-}
-
-// checkContent returns errChanged if a module is not one that may be hosted, or has other
-// content.
-func (r *Registry) checkContent(d *discovered) error {
-	below := func(root string) bool { return scopeDir(root).Contains(d.Path) }
-	if r.Taken == nil || !r.Frozen && !slices.ContainsFunc(r.TakenRoots, below) {
-		return nil
-	}
-	err := d.readContent()
-	if err == nil && d.Content != r.Taken[d.key().String()] {
-		err = errChanged
-	}
-	return err
+	return r
 }
 
 // Call runs attempt, which finds something in a view and asks its module. If the module
@@ -281,19 +248,20 @@ func (r *Registry) Close() {
 
 // update hosts what a scan has found.
 func (r *Registry) update(s *scan) {
-	for _, d := range r.compare(s) {
-		r.startVersion(d)
+	check := r.approval()
+	for _, d := range r.compare(s, check) {
+		refused := d.Err
+		if refused == nil && r.Approved != "" {
+			refused = d.readContent()
+		}
+		r.startVersion(d, cmp.Or(refused, check(d)))
 	}
 }
 
 // startVersion replaces a module's version by a new one. The module of the old version stays
-// until the new version has its own.
-func (r *Registry) startVersion(d discovered) {
-	refused := d.Err
-	if refused == nil {
-		refused = r.checkContent(&d)
-	}
-	v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1)}
+// until the new version has its own. refused is why the new version can't be hosted.
+func (r *Registry) startVersion(d discovered, refused error) {
+	v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1), refused: refused != nil}
 	v.ctx, v.cancel = context.WithCancel(r.ctx)
 	known := r.readCache(d)
 	r.mu.Lock()
@@ -315,10 +283,11 @@ func (r *Registry) startVersion(d discovered) {
 	}
 }
 
-// compare returns the modules that are new or have changed since the last scan, and removes
-// the modules that are gone. Editors replace a file by removing it for a moment, so one
-// scan that misses a file does not count.
-func (r *Registry) compare(s *scan) []discovered {
+// compare returns the modules that are new or have changed since the last scan, by
+// themselves or in what check, an approval, says about them. It removes the modules that are
+// gone. Editors replace a file by removing it for a moment, so one scan that misses a file
+// does not count.
+func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key, v := range r.modules {
@@ -338,7 +307,9 @@ func (r *Registry) compare(s *scan) []discovered {
 	}
 	return slices.DeleteFunc(s.modules, func(d discovered) bool {
 		v := r.modules[d.key()]
-		return v != nil && v.Version == d.Version || r.Only != nil && !r.Only(d.Name)
+		same := v != nil && v.Version == d.Version &&
+			v.refused == (v.Err != nil || check(v.discovered) != nil)
+		return same || r.Only != nil && !r.Only(d.Name)
 	})
 }
 
@@ -444,7 +415,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 			w, err := r.startProcess(r.ctx, v, stateful, owner)
 			if err == nil {
 				v.listsChanged(w)
-			} else if errors.Is(err, errChanged) { // no scan may find that, as times can be set
+			} else if errors.Is(err, errUnapproved) { // no scan may find that, as times can be set
 				r.finishVersion(v, nil, err)
 			}
 			return w, err
@@ -625,17 +596,25 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	}
 }
 
-// launch returns how to start a process of a module. usher's own programs get the source
-// text as launch has read it, and do not open the file again.
+// launch returns how to start a process of a module, if its content, as launch reads it, is
+// approved or needs no approval. usher's own programs get the source text as launch has read
+// it, and do not open the file again.
 func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 	text, content, err := readSource(d.Source, d.Kind)
+	switch {
+	case d.Kind != kindConfig:
+		d.Content = content
+	case err == nil && r.Approved != "":
+		d, err = d.reread(r.Environ)
+	}
+	if err == nil {
+		err = r.approval()(d)
+	}
 	switch {
 	case err != nil:
 		return launch{}, err
 	case d.Kind == kindConfig:
 		return d.Launch, nil
-	case d.Content != "" && d.Content != content:
-		return launch{}, errChanged
 	case d.Kind == kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
 		environ := workerEnv(r.Environ, d.Source, nil)
@@ -709,6 +688,86 @@ func (r *Registry) Report() (list []Status) {
 		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Name, b.Name))
 	})
 	return list
+}
+
+// ---- Approval
+
+// approvedName is the file in the data folder that records the approved modules.
+const approvedName = "approved.json"
+
+// approvals maps hosted DIRs to the modules that are approved below them: by entryKey, to
+// the SHA-256 of the module's file or entry.
+type approvals map[string]map[string]string
+
+// readApprovals reads the record. If there is none, nothing is approved.
+func readApprovals(path string) (list approvals, err error) {
+	raw, err := readRegular(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return approvals{}, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &list)
+	}
+	if err != nil || list == nil {
+		return nil, fmt.Errorf("%q approves nothing, as it is broken (%v): "+
+			"restore it, or delete it and approve the modules again", path, err)
+	}
+	return list, nil
+}
+
+// approval reads the record. It returns a function that returns errUnapproved for a module
+// that runs only with approved content, and has other content.
+func (r *Registry) approval() func(discovered) error {
+	list, _ := readApprovals(r.Approved) // usher approve shows the error
+	return func(d discovered) error {
+		below := func(root string) bool { return scopeDir(root).Contains(d.Path) }
+		if r.Approved == "" || r.ApprovedRoots != nil && !slices.ContainsFunc(r.ApprovedRoots, below) {
+			return nil
+		}
+		for _, modules := range list {
+			if d.Content != "" && modules[d.key().String()] == d.Content {
+				return nil
+			}
+		}
+		return errUnapproved
+	}
+}
+
+// approve records the modules below roots, hosted DIRs, that are also below one of paths,
+// with the content they have now. It returns those that were new or had changed.
+func approve(ctx context.Context, dataDir string, roots, paths []string) (news []discovered, err error) {
+	var found []discovered
+	for _, d := range scanFolders(roots, os.Environ()).modules {
+		below := func(path string) bool {
+			return scopeDir(path).Contains(d.Path) || scopeDir(path).Contains(d.Source)
+		}
+		if d.Name != "" && slices.ContainsFunc(paths, below) && d.readContent() == nil {
+			found = append(found, d)
+		}
+	}
+	path := filepath.Join(dataDir, approvedName)
+	token := newWriteToken(dataDir)
+	err = token.do(ctx, func(held string) error {
+		list, err := readApprovals(path)
+		if err != nil {
+			return err
+		}
+		for _, root := range roots {
+			if list[root] == nil {
+				list[root] = make(map[string]string)
+			}
+		}
+		news = nil
+		for _, d := range found {
+			key := d.key().String()
+			if modules := list[d.Root]; modules != nil && modules[key] != d.Content {
+				modules[key] = d.Content
+				news = append(news, d)
+			}
+		}
+		return token.replace(held, path, marshal(list), func() error { return nil })
+	})
+	return news, err
 }
 
 // cacheFormat must change when the meaning of a cached manifest changes.

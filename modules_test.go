@@ -21,8 +21,7 @@ import (
 func registryOf(t *testing.T, dir string, log io.Writer) *Registry {
 	t.Helper()
 	handler := slog.NewTextHandler(log, nil)
-	r, err := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: dir, Log: slog.New(handler)})
-	must(t, err)
+	r := newRegistry(registryConfig{Roots: []string{dir}, CacheDir: dir, Log: slog.New(handler)})
 	t.Cleanup(r.Close)
 	return r
 }

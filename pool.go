@@ -84,9 +84,9 @@ var (
 	// errRetired reports that a newer version of the module replaced it before the call
 	// was made: look the module up again.
 	errRetired = errors.New("the module was reloaded")
-	// errChanged reports that the module is not what it was when usher started.
-	errChanged = errors.New("new or changed since usher started: restart usher serve to run it")
-	errBusy    = errors.New("is busy: too many calls are running; try again")
+	// errUnapproved reports that the module's content needs an approval and has none.
+	errUnapproved = errors.New("not approved: read it, then run usher approve")
+	errBusy       = errors.New("is busy: too many calls are running; try again")
 )
 
 // pool is all processes of one module. Safe for concurrent use.
@@ -283,7 +283,7 @@ func (p *pool) run(c *process, caller Caller) {
 	}
 	p.mu.Unlock()
 	close(c.ready)
-	crashed := err != nil && !errors.Is(err, errChanged)
+	crashed := err != nil && !errors.Is(err, errUnapproved)
 	if err == nil {
 		<-w.done
 		crashed = !w.stopped()

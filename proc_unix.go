@@ -134,9 +134,21 @@ func checkPrivate(folder string) error {
 	return nil
 }
 
-// renameFile calls os.Rename. Like isShared, it differs on Windows.
-func renameFile(from, to string) error { return os.Rename(from, to) }
-func isShared(error) bool              { return false }
+// lockFile creates a file if necessary, and locks it until it is closed or the process ends.
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// isShared reports whether an operation failed because another process has locked the file.
+func isShared(err error) bool { return errors.Is(err, syscall.EWOULDBLOCK) }
 
 // syncFolder makes a rename durable. It returns no error if the file system does not support
 // that.

@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"strconv"
 	"syscall"
-	"time"
 	"unsafe"
 )
 
@@ -87,18 +86,22 @@ func processStartTime(pid int) string {
 	return strconv.FormatInt(made.Nanoseconds(), 10)
 }
 
-// renameFile calls os.Rename, and retries for a second: it fails while another process, such as a
-// virus scanner, has the file open.
-func renameFile(from, to string) error {
-	err := os.Rename(from, to)
-	for n := 0; n < 100 && isShared(err); n++ {
-		time.Sleep(10 * time.Millisecond)
-		err = os.Rename(from, to)
+// lockFile creates a file if necessary, and opens it for this process alone.
+func lockFile(path string) (*os.File, error) {
+	name, err := syscall.UTF16PtrFromString(path)
+	if err != nil {
+		return nil, err
 	}
-	return err
+	h, err := syscall.CreateFile(name, syscall.GENERIC_WRITE, 0, nil, syscall.OPEN_ALWAYS,
+		syscall.FILE_ATTRIBUTE_NORMAL, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(h), path), nil
 }
 
-// isShared reports whether an operation failed because another process has the file open.
+// isShared reports whether an operation failed because another process, such as a virus
+// scanner, has the file open.
 func isShared(err error) bool {
 	const sharingViolation = syscall.Errno(32)
 	return errors.Is(err, os.ErrPermission) || errors.Is(err, sharingViolation)

@@ -234,7 +234,7 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 		d := discovered{
 			Name:    server.key,
 			Kind:    kindConfig,
-			Content: hashOf(string(oneLine(server.value))),
+			Content: fmt.Sprintf("%x", sha256.Sum256(oneLine(server.value))),
 			Err:     checkModuleName(server.key),
 		}
 		if d.Err == nil {
@@ -381,7 +381,7 @@ type discovered struct {
 	Root     string // the hosted DIR that it was found below
 	Launch   launch // of a .mcp.json entry
 	Version  string // changes when the file, or the entry, does
-	Content  string // a hash of the content; "" for a file that may contain anything
+	Content  string // the SHA-256 of the file or entry; "" if it is not known
 	Problems []string
 	Err      error // why it can't be hosted
 }
@@ -400,6 +400,18 @@ func (d *discovered) readContent() (err error) {
 		_, d.Content, err = readSource(d.Source, d.Kind)
 	}
 	return err
+}
+
+// reread returns the entry of a .mcp.json file as it is now.
+func (d discovered) reread(environ []string) (discovered, error) {
+	s := &scan{seen: make(map[entryKey]bool), environ: environ, root: d.Root}
+	s.file(d.Path, "", kindConfig)
+	for _, found := range s.modules {
+		if found.key() == d.key() {
+			return found, found.Err
+		}
+	}
+	return d, errMoved
 }
 
 // scan is one scan of the workspace. A file may be elsewhere than it was found, if somebody

@@ -25,6 +25,7 @@ import (
 	"path"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -71,6 +72,7 @@ type serveFlags struct {
 	requireClaim     bool     // of MCP clients
 	open             bool     // to all MCP clients
 	watch            *bool    // nil if the flag is not given
+	approve          bool     // the modules that the start finds
 	openWebhooks     bool
 	acceptSignatures bool
 	maxBody          int64 // bytes
@@ -94,6 +96,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		f.watch = &watch
 		return err
 	})
+	fs.BoolVar(&f.approve, "approve", false, "approve the modules that usher finds when it starts")
 	fs.BoolVar(&f.open, "open", false,
 		"serve all modules, without a claim, to anyone who can reach the address")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false,
@@ -207,8 +210,8 @@ func (f *serveFlags) webhookAudience() audience {
 	}
 }
 
-// frozen reports whether changes of modules are refused.
-func (f *serveFlags) frozen() bool {
+// needsApproval reports whether only approved modules run.
+func (f *serveFlags) needsApproval() bool {
 	if f.watch != nil {
 		return !*f.watch
 	}
@@ -236,6 +239,10 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err := flags.check(a.lookupEnv); err != nil {
 		return err
 	}
+	roots, err := resolveRoots(dirs)
+	if err != nil {
+		return err
+	}
 	data, err := a.dataDir()
 	if err != nil {
 		return err
@@ -247,15 +254,16 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		secret: a.getenv(webhookSecretVar),
 		data:   data,
 	}
-	if err := newWriteToken(data).do(ctx, d.claimBase); err != nil {
+	lock, err := d.lockBase()
+	if err != nil {
 		return err
 	}
-	defer func() {
-		if readDaemon(data).PID == os.Getpid() { // else another daemon has started, as the record was deleted
-			os.Remove(filepath.Join(data, recordName))
-		}
-	}()
+	defer lock.Close() // last, when the record is gone
+	if err := d.announce(roots); err != nil {
+		return err
+	}
 	defer d.listener.Close()
+	defer os.Remove(filepath.Join(data, recordName))
 	claims := openClaims(data, d.log)
 	defer claims.Close()
 	sessions, err := openSessions(data, d.log, time.Now)
@@ -263,25 +271,55 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	config := *flags.registry
-	config.Frozen = flags.frozen()
-	return a.withRegistry(dirs, config, func(r *Registry) error {
-		d.registry = r
-		d.record.Roots = r.Roots
-		d.record.Taken = r.Taken
-		if err := d.writeRecord(); err != nil {
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(data, approvedName)
+		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
 			return err
 		}
+	}
+	return a.withRegistry(dirs, config, func(r *Registry) error {
+		d.registry = r
 		return d.serve(ctx, newGate(claims, sessions, flags.requireClaim, d.log))
 	})
 }
 
-// claimBase opens the address and makes this process the daemon of its base folder,
-// unless another one runs. The caller has the write token.
-func (d *daemon) claimBase(string) error {
-	if other := readDaemon(d.data); other.PID != 0 {
-		return fmt.Errorf("another usher serves this base folder already (process %d, %s): "+
+// lockBase makes this process the daemon of its base folder, until the lock is closed. It
+// waits a little, as readDaemon takes the lock for an instant.
+func (d *daemon) lockBase() (lock *os.File, err error) {
+	err = whileShared(func() (err error) {
+		lock, err = lockFile(filepath.Join(d.data, lockName))
+		return err
+	})
+	if isShared(err) {
+		other := readDaemon(d.data)
+		err = fmt.Errorf("another usher serves this base folder already (process %d, %s): "+
 			"use that one, or name another base folder with -base", other.PID, other.URL)
 	}
+	return lock, err
+}
+
+// approveFirst approves the modules below folders that have no record of approved modules,
+// or with -approve below all.
+func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) error {
+	list, err := readApprovals(path)
+	if err != nil {
+		return err
+	}
+	roots = slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
+		_, recorded := list[root]
+		return recorded && !d.flags.approve
+	})
+	if len(roots) == 0 {
+		return nil
+	}
+	news, err := approve(ctx, d.data, roots, roots)
+	d.app.printf("Approved all modules below %s (%d). New and changed ones need: usher approve\n",
+		sanitize(strings.Join(roots, ", ")), len(news))
+	return err
+}
+
+// announce opens the address, and writes the daemon's record for the other commands.
+func (d *daemon) announce(roots []string) error {
 	scheme, err := d.listen()
 	if err != nil {
 		return err
@@ -291,14 +329,15 @@ func (d *daemon) claimBase(string) error {
 		addr.IP = net.IPv4(127, 0, 0, 1) // which clients on this machine can reach
 	}
 	d.record = daemonRecord{
-		PID:          os.Getpid(),
-		Start:        processStartTime(os.Getpid()),
-		URL:          cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/"),
-		RequireClaim: d.flags.requireClaim,
-		Secret:       d.secret != "",
-		WebhooksOff:  d.secret == "" && d.flags.webhookAudience() == nobody,
+		PID:             os.Getpid(),
+		URL:             cmp.Or(d.flags.publicURL, scheme+"://"+addr.String()+"/"),
+		Roots:           roots,
+		RequireClaim:    d.flags.requireClaim,
+		RequireApproval: d.flags.needsApproval(),
+		Secret:          d.secret != "",
+		WebhooksOff:     d.secret == "" && d.flags.webhookAudience() == nobody,
 	}
-	return d.writeRecord()
+	return replaceFile(filepath.Join(d.data, recordName), marshal(d.record))
 }
 
 // listen opens the address, and returns the scheme of its URL.
@@ -453,12 +492,13 @@ func isWebhook(at string) bool {
 	return strings.HasPrefix(at, webhookPrefix) || strings.HasPrefix(path.Clean("/"+at)+"/", webhookPrefix)
 }
 
-// show prints the daemon's address, its modules when they become ready and, once all
-// are introspected, what to do next. Modules that can't be hosted are in the log.
+// show prints the daemon's address, its modules when they become ready or fail and, once
+// all are introspected, what to do next.
 func (d *daemon) show(ctx context.Context) {
 	d.app.printf("usher %s serves MCP at %s\n\n", version(), d.record.URL)
 	shown := make(map[string]*Module)
 	named := make(map[string]bool)
+	failed := make(map[entryKey]string)
 	printOnce := sync.OnceFunc(d.printNextSteps)
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
@@ -473,6 +513,7 @@ func (d *daemon) show(ctx context.Context) {
 				d.showModule(view, m)
 			}
 		}
+		d.showFailed(failed)
 		if !ready {
 			continue
 		}
@@ -496,6 +537,18 @@ func (d *daemon) showModule(view *View, m ViewModule) {
 	}
 	tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
 	d.app.printf("  ready   %-20s %s\n", m.Label, clipText(tools, 48))
+}
+
+// showFailed prints the modules that can't be hosted, except the versions in shown, which
+// it updates.
+func (d *daemon) showFailed(shown map[entryKey]string) {
+	for _, s := range d.registry.Report() {
+		if s.Err != nil && shown[s.key()] != s.Version {
+			shown[s.key()] = s.Version
+			why, _, _ := strings.Cut(explain(s.Err), "\n")
+			d.app.printf("  failed  %-20s %s\n", sanitize(cmp.Or(s.Name, s.file())), sanitize(why))
+		}
+	}
 }
 
 // newlyPending returns the names of the modules that are being introspected, except those
@@ -541,37 +594,36 @@ func (d *daemon) printNextSteps() {
 // defaultURL is the URL of a daemon with the default flags.
 const defaultURL = "http://127.0.0.1:3000/"
 
-// recordName is the file in the data folder with the record of its daemon.
-const recordName = "daemon.json"
+// In the data folder, lockName is the file that its daemon has locked as long as it runs,
+// and recordName the daemon's record.
+const (
+	lockName   = "daemon.lock"
+	recordName = "daemon.json"
+)
 
 // daemonRecord describes a running daemon to the other commands.
 type daemonRecord struct {
-	PID          int               `json:"pid"`
-	Start        string            `json:"start"` // see processStartTime
-	URL          string            `json:"url"`   // by which clients reach it
-	Roots        []string          `json:"roots"` // the folders that it serves; nil while it starts
-	RequireClaim bool              `json:"requireClaim"`
-	Secret       bool              `json:"secret"`          // webhooks need it
-	WebhooksOff  bool              `json:"webhooksOff"`     // see printNextSteps
-	Taken        map[string]string `json:"taken,omitempty"` // content of its modules, if frozen
+	PID             int      `json:"pid"`
+	URL             string   `json:"url"`   // by which clients reach it
+	Roots           []string `json:"roots"` // the folders that it serves
+	RequireClaim    bool     `json:"requireClaim"`
+	RequireApproval bool     `json:"requireApproval"`
+	Secret          bool     `json:"secret"`      // webhooks need it
+	WebhooksOff     bool     `json:"webhooksOff"` // see printNextSteps
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the
 // zero value if none runs.
 func readDaemon(dataDir string) (d daemonRecord) {
-	raw, err := os.ReadFile(filepath.Join(dataDir, recordName))
+	raw, err := readRegular(filepath.Join(dataDir, recordName))
 	if err != nil || json.Unmarshal(raw, &d) != nil {
 		return daemonRecord{}
 	}
-	if !processAlive(d.PID) || d.Start != "" && d.Start != processStartTime(d.PID) {
-		return daemonRecord{}
+	if lock, err := lockFile(filepath.Join(dataDir, lockName)); err == nil {
+		lock.Close()
+		return daemonRecord{} // the daemon was killed
 	}
 	return d
-}
-
-// writeRecord writes the daemon's record to its file.
-func (d *daemon) writeRecord() error {
-	return replaceFile(filepath.Join(d.data, recordName), marshal(d.record))
 }
 
 //go:embed help/page.html

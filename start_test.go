@@ -48,7 +48,13 @@ func TestDroppedModule(t *testing.T) {
 	write(t, dir+"/time.usher.sh", script("old"))
 	write(t, dir+"/idle.usher.sh", script("old"))
 	write(t, dir+"/built.usher.go", source("old"))
-	old := []string{"built_say", "file_x", "idle_say", "run_say", "time_say", "tool_back", "tool_put"}
+	exe, err := os.Executable()
+	must(t, err)
+	server := func(tools string) string {
+		return fmt.Sprintf(`{"mcpServers":{"srv":{"command":%q,"env":{%q:"good tools=%s"}}}}`, exe, runAsFake, tools)
+	}
+	write(t, dir+"/.mcp.json", server("x"))
+	old := []string{"built_say", "file_x", "idle_say", "run_say", "srv_x", "time_say", "tool_back", "tool_put"}
 	d := daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
 	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
 	c.awaitTools(old...)
@@ -75,8 +81,9 @@ func TestDroppedModule(t *testing.T) {
 	put("put", "idle.usher.sh", evil+script("new"), "644")
 	put("put", "file.usher", evil, "755")
 	put("put", "built.usher.go", source("new"), "644")
+	put("put", ".mcp.json", server("x,y"), "644")
 	put("back", "time.usher.sh", script("new"), "")
-	changed := errChanged.Error()
+	changed := errUnapproved.Error()
 	for _, module := range []string{
 		"evil kind=shell file=evil.usher.sh",
 		"evil kind=python file=evil.usher.py",
@@ -86,49 +93,63 @@ func TestDroppedModule(t *testing.T) {
 		"idle kind=shell file=idle.usher.sh",
 		"file kind=executable file=file.usher",
 		"built kind=go file=built.usher.go",
+		"srv kind=.mcp.json file=.mcp.json",
 	} {
 		line := fmt.Sprintf(`"module failed" module=%s why=%q`, module, changed)
 		await(t, line, func() bool { return strings.Contains(d.Log.String(), line) })
 	}
 	says("run_say", "old") // its process runs
-	for _, tool := range []string{"idle_say", "file_x", "time_say", "built_say"} {
+	for _, tool := range []string{"idle_say", "file_x", "time_say", "built_say", "srv_x"} {
 		module, _, _ := strings.Cut(tool, "_")
 		for range 3 { // a refusal is no crash, so no call has to wait
 			says(tool, fmt.Sprintf("module %q can't start: %s", module, changed))
 		}
 	}
-	if n := strings.Count(d.Log.String(), "module failed"); n != 9 {
-		t.Errorf("the log has %d lines of refused modules, want 9:\n%s", n, d.Log.String())
+	if n := strings.Count(d.Log.String(), "module failed"); n != 10 {
+		t.Errorf("the log has %d lines of refused modules, want 10:\n%s", n, d.Log.String())
 	}
 	c.awaitTools(old...)
 	out, _, _ := usher(t, "", "modules", "-base", base, dir)
-	if strings.Count(out, "not hosted: "+changed) != 9 {
+	if strings.Count(out, "not hosted: "+changed) != 10 {
 		t.Errorf("usher modules:\n%s", out)
 	}
 	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "evil", "say")
 	checkContains(t, "usher call", out+stderr, "no module")
-	if _, err := os.Stat(ran); err == nil {
-		t.Fatal("what was written was run")
-	}
 
 	write(t, dir+"/idle.usher.sh", script("old"))
 	await(t, "the module with its old text", func() bool {
 		return strings.TrimSpace(resultText(c.call("idle_say", "").result())) == "old"
 	})
 
-	put("put", "file.usher", evil, "644") // no longer executable
+	d.stop(t) // a restart approves nothing
+	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
+	c, _ = openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
+	c.awaitTools("idle_say", "tool_back", "tool_put")
+	if _, err := os.Stat(ran); err == nil {
+		t.Fatal("what was written was run")
+	}
+	wantUsher(t, 0, "Approved run (shell)  "+dir+"/run", "approve", "-base", base, dir+"/run.usher.sh")
+	c.awaitTools("idle_say", "run_say", "tool_back", "tool_put")
+	says("run_say", "new")
+	os.Remove(dir + "/file.usher")
 	os.Remove(dir + "/evil.usher")
 	os.Remove(dir + "/evil.usher.py")
 	os.Remove(dir + "/sub/.mcp.json")
-	d.stop(t)
-	d = daemonOptions{base: base, ownProcess: true}.start(t, dir, "-require-claim")
-	c, _ = openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
-	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "time_say", "tool_back", "tool_put")
-	for _, tool := range []string{"run_say", "time_say", "evil_say", "built_say"} {
-		await(t, tool, func() bool { return strings.TrimSpace(resultText(c.call(tool, "").result())) == "new" })
+	out = wantUsher(t, 0, "", "approve", "-base", base)
+	check(t, "approved modules", strings.Count(out, "Approved "), 4)
+	c.awaitTools("built_say", "evil_say", "idle_say", "run_say", "srv_x", "srv_y", "time_say", "tool_back", "tool_put")
+	for _, tool := range []string{"time_say", "evil_say", "built_say"} {
+		says(tool, "new")
 	}
-	out, _, _ = usher(t, "", "modules", "-base", base, dir)
-	checkOmits(t, "usher modules after the restart", out, changed)
+	write(t, base+"/.data/"+approvedName, "{") // approves nothing
+	await(t, "a refusal", func() bool { return strings.Contains(c.call("idle_say", "").failure(), changed) })
+	wantUsher(t, 1, "restore it", "approve", "-base", base)
+	d.stop(t)
+	_, said := serveStatus(t, nil, "-base", base, "-require-claim")
+	checkContains(t, "a start with a broken record", said, "restore it")
+	write(t, base+"/.data/"+approvedName, fmt.Sprintf("{%q:{}}", dir))
+	d = daemonOptions{base: base}.start(t, dir, "-require-claim", "-approve")
+	checkContains(t, "a start that approves", d.Out.String(), "Approved all modules below "+dir+" (7).")
 }
 
 // A module that comes into the workspace because a link replaces its folder is refused.
@@ -138,20 +159,19 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	workspace := filepath.Join(dir, "workspace")
 	write(t, dir+"/other/evil.usher.py", "")
 	must(t, os.Mkdir(workspace, 0o755))
-	r, err := newRegistry(registryConfig{
+	r := newRegistry(registryConfig{
 		Roots:    []string{workspace},
 		CacheDir: t.TempDir(),
 		Log:      slog.New(slog.DiscardHandler),
-		Frozen:   true,
+		Approved: dir + "/" + approvedName,
 	})
-	must(t, err)
 	defer r.Close()
 	must(t, os.Remove(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
 	r.rescan()
 	report := r.Report()
-	if len(report) != 1 || !errors.Is(report[0].Err, errChanged) {
-		t.Errorf("got %+v, want one module with the error %v", report, errChanged)
+	if len(report) != 1 || !errors.Is(report[0].Err, errUnapproved) {
+		t.Errorf("got %+v, want one module with the error %v", report, errUnapproved)
 	}
 }
 
@@ -208,7 +228,7 @@ func TestTextIsHandedOver(t *testing.T) {
 			path := filepath.Join(dir, "m.usher"+ending)
 			write(t, path, text)
 			r := &Registry{
-				registryConfig: registryConfig{CacheDir: t.TempDir(), Environ: os.Environ()},
+				registryConfig: registryConfig{CacheDir: dir + "/.deleted", Environ: os.Environ()},
 				reaper:         newReaper(nil, slog.New(slog.DiscardHandler)),
 			}
 			defer r.reaper.Close()

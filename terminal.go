@@ -113,26 +113,40 @@ func resolveDir(dir string) (string, error) {
 	if !info.IsDir() {
 		return "", errors.New("not a folder")
 	}
-	path, err := filepath.Abs(dir)
+	return resolvePath(dir)
+}
+
+// resolvePath makes a path absolute, with symlinks resolved.
+func resolvePath(path string) (string, error) {
+	path, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
 	return filepath.EvalSymlinks(path)
 }
 
-// withRegistry calls do with a registry of the modules under dirs, or under the current
-// folder if there are none. The registry is closed when do returns. c has the rest of
-// its configuration.
-func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
+// resolveRoots resolves the DIR arguments of a command; without any, the current folder.
+func resolveRoots(dirs []string) (roots []string, err error) {
 	if len(dirs) == 0 {
 		dirs = []string{"."}
 	}
 	for _, dir := range dirs {
 		root, err := resolveDir(dir)
 		if err != nil {
-			return usageErrorf("DIR %q: %v", dir, err)
+			return nil, usageErrorf("DIR %q: %v", dir, err)
 		}
-		c.Roots = append(c.Roots, root)
+		roots = append(roots, root)
+	}
+	return roots, nil
+}
+
+// withRegistry calls do with a registry of the modules under dirs; see resolveRoots. The
+// registry is closed when do returns. c has the rest of its configuration.
+func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) error) error {
+	var err error
+	c.Roots, err = resolveRoots(dirs)
+	if err != nil {
+		return err
 	}
 	data, err := a.dataDir()
 	if err != nil {
@@ -143,10 +157,7 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	}
 	c.CacheDir = filepath.Join(data, "cache")
 	c.Environ = os.Environ()
-	r, err := newRegistry(c)
-	if err != nil {
-		return err
-	}
+	r := newRegistry(c)
 	defer r.Close()
 	return do(r)
 }

@@ -219,8 +219,17 @@ func TestOneDaemonPerBase(t *testing.T) {
 	if said := second.Log.String(); !strings.Contains(said, d.URL) || !strings.Contains(said, "-base") {
 		t.Errorf("a second daemon does not name the first and -base: %s", said)
 	}
-	if a := connect(t, d.URL).ask("ping", ""); a.Status != http.StatusOK {
-		t.Errorf("the first one after that: %d", a.Status)
+	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), http.StatusOK)
+	data := base + "/.data"
+	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
+	d.signal(t, os.Kill)
+	raw, err := os.ReadFile(data + "/" + recordName)
+	must(t, err)
+	checkContains(t, "the record that it left", string(raw), d.URL)
+	check(t, "the daemon that runs then", readDaemon(data).URL, "")
+	daemonOptions{base: base}.start(t, dir).stop(t)
+	if _, err := os.Stat(data + "/" + recordName); err == nil {
+		t.Error("a daemon that has ended left its record")
 	}
 }
 
