@@ -16,7 +16,7 @@ import (
 // askState returns the state of an answer, which must ask for n things.
 func askState(t *testing.T, a answer, n int) string {
 	t.Helper()
-	requests, _ := members(field(a.result(), "inputRequests"))
+	requests := members(field(a.result(), "inputRequests"))
 	state := stringField(a.result(), "requestState")
 	if a.Status != 200 || stringField(a.result(), "resultType") != resultInput || len(requests) != n || state == "" {
 		t.Fatalf("want %d questions: %d %s", n, a.Status, a.Body)
@@ -35,7 +35,7 @@ func withState(state, responses string) object {
 
 // goOn returns the params of a request that continues a call.
 func goOn(params, state, responses string) string {
-	list, _ := members(json.RawMessage(params))
+	list := members(json.RawMessage(params))
 	return string(append(list, withState(state, responses)...).encode())
 }
 
@@ -111,7 +111,7 @@ func TestRoundsOfACall(t *testing.T) {
 	await(t, "both questions", func() bool {
 		previous := state
 		state, requests = stringField(a.result(), "requestState"), field(a.result(), "inputRequests")
-		if list, _ := members(requests); len(list) == 2 {
+		if list := members(requests); len(list) == 2 {
 			return true
 		}
 		a = c.round("a_ask", ask, withState(state, "")...)

@@ -128,8 +128,8 @@ func (c Claim) logAttrs() []any {
 // struct, because encoding/json would accept a key "CODE" for "code". Errors quote nothing
 // of the record, which contains a secret.
 func parseClaim(raw json.RawMessage) (Claim, error) {
-	record, ok := members(raw)
-	if !ok {
+	record := members(raw)
+	if record == nil {
 		return Claim{}, errors.New("not an object")
 	}
 	c := Claim{

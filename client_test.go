@@ -309,8 +309,8 @@ const modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
 // members of the params' own _meta.
 func (c *testClient) modernPOST(id, method, params string) *http.Request {
 	c.t.Helper()
-	own, _ := members(field(rawOrNil(params), "_meta"))
-	meta, _ := members(json.RawMessage("{" + modernMeta + "}"))
+	own := members(field(rawOrNil(params), "_meta"))
+	meta := members(json.RawMessage("{" + modernMeta + "}"))
 	for _, f := range own {
 		meta = meta.set(f.key, f.value)
 	}
@@ -785,7 +785,7 @@ func (c *askClient) modern(params json.RawMessage) json.RawMessage {
 
 // answered is params with answers to what a result asks.
 func (c *askClient) answered(params, result json.RawMessage) json.RawMessage {
-	requests, _ := members(field(result, "inputRequests"))
+	requests := members(field(result, "inputRequests"))
 	var responses object
 	for _, r := range requests {
 		c.asked <- r.value
@@ -824,7 +824,7 @@ func (c *askClient) callModern(tool string, arguments any) json.RawMessage {
 		if stringField(a.result(), "resultType") != resultInput {
 			return a.last()
 		}
-		more, _ = members(c.answered(nil, a.result()))
+		more = members(c.answered(nil, a.result()))
 	}
 	c.t.Error("asked without end")
 	return nil

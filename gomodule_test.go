@@ -466,7 +466,7 @@ func TestGoModuleFields(t *testing.T) {
 	tools := p.tools()
 	check(t, "tools", len(tools), 9)
 	keys := func(raw json.RawMessage) (list []string) {
-		for _, m := range fields(raw) {
+		for _, m := range members(raw) {
 			list = append(list, m.key)
 		}
 		return list

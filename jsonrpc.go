@@ -78,8 +78,8 @@ func parseMessage(raw []byte) (*Message, error) {
 	if err := checkJSON(raw, "the message"); err != nil {
 		return &Message{}, err
 	}
-	o, ok := members(raw)
-	if !ok {
+	o := members(raw)
+	if o == nil {
 		return &Message{}, rpcErrorf(codeInvalidRequest,
 			"a message must be a JSON object: batches are not supported")
 	}
@@ -194,12 +194,17 @@ func marshal(v any) json.RawMessage {
 	return bytes.TrimRight(buf.Bytes(), "\n")
 }
 
-// quote returns s as a JSON string. Most strings need no escapes.
-func quote(s string) json.RawMessage {
+// quote returns s as a JSON string.
+func quote(s string) json.RawMessage { return appendQuoted(make([]byte, 0, len(s)+2), s) }
+
+// appendQuoted appends s as a JSON string. Most strings need no escapes.
+func appendQuoted(b []byte, s string) []byte {
 	if strings.ContainsFunc(s, needsEscape) {
-		return marshal(s)
+		return append(b, marshal(s)...)
 	}
-	return json.RawMessage(`"` + s + `"`)
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
 }
 
 // needsEscape reports whether a character may differ in a JSON string.
@@ -226,28 +231,45 @@ type member struct {
 	value json.RawMessage
 }
 
-// members splits valid JSON that is an object, repeated keys included. It reports false for
+// members splits valid JSON that is an object, repeated keys included. It returns nil for
 // any other value. Of invalid JSON, it returns as much as it can read.
-func members(raw json.RawMessage) (object, bool) {
+func members(raw json.RawMessage) object {
 	if !isObject(raw) {
-		return nil, false
+		return nil
 	}
 	list := make(object, 0, 8)
-	rest := raw[bytes.IndexByte(raw, '{')+1:]
-	for {
-		end := endOfItem(rest)
-		key, ok := unquote(bytes.TrimSpace(rest[:end]))
-		if !ok || end == len(rest) || rest[end] != ':' {
-			return list, true // at the end of the object
-		}
-		rest = rest[end+1:]
-		end = endOfItem(rest)
-		list = append(list, member{key, slices.Clip(bytes.TrimSpace(rest[:end]))})
-		if end == len(rest) {
-			return list, true
-		}
-		rest = rest[end+1:]
+	for key, value, rest := cutMember(inside(raw)); key != nil; key, value, rest = cutMember(rest) {
+		text, _ := unquote(key)
+		list = append(list, member{text, value})
 	}
+	return list
+}
+
+// inside returns the text after the opening brace of valid JSON that is an object, or nil
+// for any other value.
+func inside(raw json.RawMessage) json.RawMessage {
+	text, ok := bytes.CutPrefix(bytes.TrimSpace(raw), []byte{'{'})
+	if !ok {
+		return nil
+	}
+	return text
+}
+
+// isObject reports whether valid JSON is an object.
+func isObject(raw json.RawMessage) bool { return inside(raw) != nil }
+
+// cutMember splits the text after an opening brace or a comma into the quoted key and the
+// value of the next member, and the text after them. The key is nil at the end of the object.
+func cutMember(text json.RawMessage) (key, value, rest json.RawMessage) {
+	end := endOfItem(text)
+	if end == len(text) || text[end] != ':' {
+		return nil, nil, nil
+	}
+	key = bytes.TrimSpace(text[:end])
+	text = text[end+1:]
+	end = endOfItem(text)
+	value = slices.Clip(bytes.TrimSpace(text[:end]))
+	return key, value, text[min(end+1, len(text)):]
 }
 
 // encode returns the object's text, without members whose value is nil.
@@ -261,7 +283,7 @@ func (o object) encode() json.RawMessage {
 		if f.value == nil {
 			continue
 		}
-		b = append(b, quote(f.key)...)
+		b = appendQuoted(b, f.key)
 		b = append(b, ':')
 		b = append(b, f.value...)
 		b = append(b, ',')
@@ -299,27 +321,27 @@ func (o object) set(key string, value json.RawMessage) object {
 
 // without returns the object without these keys.
 func (o object) without(keys ...string) object {
-	return slices.DeleteFunc(slices.Clone(o), func(f member) bool { return slices.Contains(keys, f.key) })
-}
-
-// withoutLookalikes returns the object without members that a decoder could confuse with
-// the known keys: repeats, of which the last remains, and keys that differ only in case,
-// which encoding/json accepts. The known keys come last.
-func (o object) withoutLookalikes(known ...string) object {
-	kept := slices.DeleteFunc(slices.Clone(o), func(f member) bool {
-		return slices.ContainsFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })
-	})
-	for _, key := range known {
-		if value := o.get(key); value != nil {
-			kept = append(kept, member{key, value})
+	kept := make(object, 0, len(o)+1) // with room for set
+	for _, f := range o {
+		if !slices.Contains(keys, f.key) {
+			kept = append(kept, f)
 		}
 	}
 	return kept
 }
 
-// isObject reports whether valid JSON is an object.
-func isObject(raw json.RawMessage) bool {
-	return bytes.HasPrefix(bytes.TrimSpace(raw), []byte{'{'})
+// withoutLookalikes returns the object without members that a decoder could confuse with
+// the known keys: repeats, of which the last remains, and keys that differ only in case,
+// which encoding/json accepts.
+func (o object) withoutLookalikes(known ...string) object {
+	kept := make(object, 0, len(o))
+	for i, f := range o {
+		like := slices.IndexFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })
+		if like < 0 || known[like] == f.key && o[i+1:].get(f.key) == nil {
+			kept = append(kept, f)
+		}
+	}
+	return kept
 }
 
 // endOfItem returns the index of the end of the key or value that b begins with: a colon,
@@ -350,32 +372,41 @@ func endOfItem(b []byte) int {
 	return len(b)
 }
 
-// fields returns the members of a valid JSON object, or nil for any other value.
-func fields(raw json.RawMessage) object {
-	list, _ := members(raw)
-	return list
-}
-
 // field returns a member of a valid JSON object, or nil. If the key repeats, the last
 // member counts.
-func field(raw json.RawMessage, key string) json.RawMessage {
-	return fields(raw).get(key)
+func field(raw json.RawMessage, key string) (last json.RawMessage) {
+	for k, value, rest := cutMember(inside(raw)); k != nil; k, value, rest = cutMember(rest) {
+		if isQuoted(k, key) {
+			last = value
+		}
+	}
+	return last
+}
+
+// isQuoted reports whether raw, a JSON string, is s.
+func isQuoted(raw json.RawMessage, s string) bool {
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return string(bytes.Trim(raw, `"`)) == s
+	}
+	text, _ := unquote(raw)
+	return text == s
 }
 
 // stringField returns a member of a valid JSON object if it is a string, else "".
 func stringField(raw json.RawMessage, key string) string {
-	return fields(raw).text(key)
+	s, _ := unquote(field(raw, key))
+	return s
 }
 
 // withMember returns a JSON object with key set to value.
 func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	return fields(raw).set(key, value).encode()
+	return members(raw).set(key, value).encode()
 }
 
 // dropMembers returns a JSON object without these keys, or raw itself if it has none of
 // them.
 func dropMembers(raw json.RawMessage, keys ...string) json.RawMessage {
-	list := fields(raw)
+	list := members(raw)
 	if kept := list.without(keys...); len(kept) < len(list) {
 		return kept.encode()
 	}

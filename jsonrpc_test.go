@@ -20,15 +20,16 @@ func FuzzMembers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		if checkJSON(raw, "it") != nil {
 			members(slices.Clip(raw)) // of text that is none it need only return
+			field(raw, "a")
 			return
 		}
 		var want map[string]json.RawMessage
 		isObject := json.Unmarshal(raw, &want) == nil && want != nil
-		list, ok := members(raw)
-		if ok != isObject {
+		list := members(raw)
+		if ok := list != nil; ok != isObject {
 			t.Fatalf("%q: an object: %v, want %v", raw, ok, isObject)
 		}
-		if !ok {
+		if !isObject {
 			return
 		}
 		got := map[string]json.RawMessage{}
@@ -36,8 +37,8 @@ func FuzzMembers(f *testing.F) {
 			got[m.key] = m.value
 		}
 		for key, value := range want {
-			if !bytes.Equal(got[key], value) {
-				t.Errorf("%q: %q is %q, want %q", raw, key, got[key], value)
+			if !bytes.Equal(got[key], value) || !bytes.Equal(field(raw, key), value) {
+				t.Errorf("%q: %q is %q, its field %q, want %q", raw, key, got[key], field(raw, key), value)
 			}
 		}
 		if len(got) != len(want) || !json.Valid(list.encode()) {

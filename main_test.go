@@ -148,13 +148,13 @@ func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(
 
 // setMeta returns the params of a message with a key of their _meta set.
 func setMeta(params json.RawMessage, key string, value json.RawMessage) json.RawMessage {
-	list, _ := members(params)
+	list := members(params)
 	return withMeta(list, key, value).encode()
 }
 
 // objectOf returns the members of a JSON object.
 func objectOf(text string) object {
-	list, _ := members(json.RawMessage(text))
+	list := members(json.RawMessage(text))
 	return list
 }
 
@@ -205,6 +205,6 @@ var masks = []struct {
 
 // without is a JSON object without one of its members.
 func without(raw, key string) string {
-	list, _ := members(json.RawMessage(raw))
+	list := members(json.RawMessage(raw))
 	return string(slices.DeleteFunc(list, func(f member) bool { return f.key == key }).encode())
 }

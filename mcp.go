@@ -331,7 +331,7 @@ func (r *request) target() (list, name string, err error) {
 	if r.method.named != "" {
 		return r.method.list, r.params.text(r.method.named), nil
 	}
-	ref, _ := members(r.params.get("ref")) // of completion/complete
+	ref := members(r.params.get("ref")) // of completion/complete
 	switch kind := ref.text("type"); kind {
 	case "ref/prompt":
 		return "prompts", ref.text("name"), nil
@@ -406,8 +406,8 @@ func (r *request) call(ctx context.Context) (json.RawMessage, error) {
 // that a model can correct itself.
 func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 	if arguments := r.params.get("arguments"); arguments != nil {
-		list, ok := members(arguments)
-		if !ok {
+		list := members(arguments)
+		if list == nil {
 			return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
 		}
 		if kept := withoutWebhook(list); len(kept) < len(list) {

@@ -311,7 +311,7 @@ func TestLookalikes(t *testing.T) {
 func TestParseParams(t *testing.T) {
 	for params, want := range map[string]string{
 		``:                                         `{}`,
-		`{"name": "x", "X":1, "x":2, "x":3}`:       `{"X":1,"x":2,"x":3,"name":"x"}`,
+		`{"name": "x", "X":1, "x":2, "x":3}`:       `{"name":"x","X":1,"x":2,"x":3}`,
 		`{"n":12345678901234567890,"URI":"b"}`:     `{"n":12345678901234567890}`,
 		`{"uri":"a","x":1,"uri":"b","Uri":"c"}`:    `{"x":1,"uri":"b"}`,
 		`{"ref":{"name":"a","Name":"b"},"Ref":{}}`: `{"ref":{"name":"a"}}`,

@@ -133,7 +133,7 @@ func (c clientCaps) encode() json.RawMessage {
 		if c&f.bit == 0 {
 			continue
 		}
-		parts, _ := members(list.get(f.key))
+		parts := members(list.get(f.key))
 		// Revisions before 2025-11-25 know no parts of elicitation: {} is form alone.
 		if f.part != "" && (f.bit != capElicitForm || c&capElicitURL != 0) {
 			parts = parts.set(f.part, json.RawMessage(`{}`))
@@ -206,21 +206,21 @@ func errNoClient(needs clientCaps) *rpcError {
 // "Name". With them, a client could set webhookParam, call another tool than the log
 // reports, or use the progress token of another call.
 func parseParams(raw json.RawMessage) object {
-	params, _ := members(raw)
-	params = params.withoutLookalikes(
+	params := members(raw).withoutLookalikes(
 		"name", "arguments", "uri", "ref", "_meta", "inputResponses", "requestState")
-	for key, known := range map[string][]string{
-		"ref": {"type", "name", "uri"},
-		"_meta": {
-			"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel,
-		},
-	} {
-		value, _ := members(params.get(key))
+	for key, known := range innerParams {
+		value := members(params.get(key))
 		if clean := value.withoutLookalikes(known...); len(clean) < len(value) {
 			params = params.set(key, clean.encode())
 		}
 	}
 	return params
+}
+
+// innerParams are the members of params whose own members usher reads or sets.
+var innerParams = map[string][]string{
+	"ref":   {"type", "name", "uri"},
+	"_meta": {"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel},
 }
 
 // isStateless reports whether a request's params name its revision, which only a request
@@ -237,7 +237,7 @@ func withMeta(params object, key string, value json.RawMessage) object {
 // statefulParams converts the params of a stateless request, whose _meta identifies the
 // client, for a peer that has sessions.
 func statefulParams(params object) object {
-	meta, _ := members(params.get("_meta"))
+	meta := members(params.get("_meta"))
 	meta = meta.without(metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel)
 	return params.without("inputResponses", "requestState").set("_meta", meta.encode())
 }
@@ -246,7 +246,7 @@ func statefulParams(params object) object {
 // capabilities that the client declared. level is the lowest severity of log messages
 // that the client wants, or "" for no messages.
 func statelessParams(params object, caps clientCaps, level string) object {
-	meta, _ := members(params.get("_meta"))
+	meta := members(params.get("_meta"))
 	meta = meta.set(metaProtocol, quote(statelessProtocol)).
 		set(metaClientInfo, usherInfo()).
 		set(metaClientCaps, caps.encode())
@@ -272,7 +272,7 @@ const (
 // complete result, or "" if the method's results have no such member. Only this client
 // may cache it.
 func statelessResult(result json.RawMessage, life string) json.RawMessage {
-	list, _ := members(result)
+	list := members(result)
 	if list.get("resultType") == nil {
 		list = list.set("resultType", quote(resultComplete))
 	}

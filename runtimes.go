@@ -221,8 +221,8 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 	if err := checkJSON(raw, "the file"); err != nil {
 		return nil, err
 	}
-	servers, ok := members(field(raw, "mcpServers"))
-	if !ok {
+	servers := members(field(raw, "mcpServers"))
+	if servers == nil {
 		return nil, errors.New(`no "mcpServers" object (VS Code's "servers" must be renamed)`)
 	}
 	list := make([]discovered, 0, len(servers))
@@ -249,8 +249,8 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 // readEntry reads the fields of a .mcp.json entry. It returns the first error.
 func (d *discovered) readEntry(raw json.RawMessage, dir string,
 	getenv func(string) (string, bool)) (first error) {
-	list, ok := members(raw)
-	if !ok {
+	list := members(raw)
+	if list == nil {
 		return errors.New("the entry is not an object")
 	}
 	l := &d.Launch

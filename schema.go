@@ -43,13 +43,13 @@ type Method struct {
 // the description, and removes them. The strings are problems of a method that can be
 // hosted anyway.
 func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, error) {
-	list, ok := members(definition)
+	list := members(definition)
 	m := &Method{
 		Name:         list.text("name"),
 		docTags:      parseDoc(list.text("description"), kind),
 		headerParams: make(map[string]string),
 	}
-	if !ok || m.Name == "" {
+	if m.Name == "" {
 		return nil, nil, errors.New("a tool without a name")
 	}
 	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
@@ -71,7 +71,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 		_ = json.Unmarshal(schema, &decoded) // if nested too deeply, it accepts any arguments
 		return decoded
 	})
-	for _, property := range fields(field(schema, "properties")) {
+	for _, property := range members(field(schema, "properties")) {
 		header := stringField(property.value, "x-mcp-header")
 		value := stringField(property.value, "type")
 		scalar := slices.Contains([]string{"string", "integer", "boolean"}, value)
@@ -114,11 +114,11 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 // parameters. It adds documented parameters that the schema lacks if the language declares
 // no types.
 func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMessage {
-	list, ok := members(schema)
-	if !ok {
+	list := members(schema)
+	if list == nil {
 		list = object{{"type", json.RawMessage(`"object"`)}}
 	}
-	props := fields(list.get("properties")).without(webhookParam)
+	props := members(list.get("properties")).without(webhookParam)
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
@@ -145,14 +145,14 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 // documented returns a parameter's schema, nil for none, with its documentation: the text,
 // the default, and the type unless the schema has one.
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
-	own, ok := members(schema)
-	if !ok && schema != nil {
+	own := members(schema)
+	if own == nil && schema != nil {
 		return schema // true or false
 	}
 	kind := docType(d.kind)
 	hasType := func(key string) bool { return own.get(key) != nil }
 	if !slices.ContainsFunc([]string{"type", "$ref", "anyOf", "enum"}, hasType) {
-		own = append(fields(kind), own...)
+		own = append(members(kind), own...)
 	}
 	if own.text("type") == "number" && stringField(kind, "type") == "integer" {
 		own = own.set("type", json.RawMessage(`"integer"`)) // TypeScript has only number
@@ -347,7 +347,7 @@ func (e *argumentError) Error() string {
 // count as omitted. The error names the first parameter that does not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
 	c := argumentCheck{root: m.schema(), left: 32*len(arguments) + 1<<16}
-	list, _ := members(arguments)
+	list := members(arguments)
 	kept := slices.DeleteFunc(list, func(f member) bool {
 		property := objectIn(c.root, "properties")[f.key]
 		return isOptionalNull(c.root, f) && c.value(f.key, property, f.value) != nil
@@ -487,7 +487,7 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 
 // object checks the members of an object, missing ones first.
 func (c *argumentCheck) object(path string, s map[string]any, value json.RawMessage) *argumentError {
-	list, _ := members(value)
+	list := members(value)
 	properties := objectIn(s, "properties")
 	for _, name := range textList(s["required"]) {
 		if list.get(name) != nil {
@@ -514,9 +514,15 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 	return nil
 }
 
+// checkedKeys are the keys of a schema that scalarWanted checks.
+var checkedKeys = []string{"enum", "minimum", "format", "contentEncoding"}
+
 // scalarWanted returns a description of the values that a schema accepts, or "" if it accepts
 // value, which has the right type and is neither an object nor an array.
 func scalarWanted(s map[string]any, value json.RawMessage) string {
+	if !slices.ContainsFunc(checkedKeys, func(key string) bool { return s[key] != nil }) {
+		return ""
+	}
 	var decoded any
 	_ = json.Unmarshal(value, &decoded) // nil if a number is too large
 	text, _ := decoded.(string)
@@ -646,7 +652,7 @@ func isToolResult(value json.RawMessage) bool {
 		return !slices.Contains(contentTypes, stringField(block, "type"))
 	}
 	return content != nil && !slices.ContainsFunc(content, isUnknown) &&
-		len(fields(value).without(resultKeys...)) == 0
+		len(members(value).without(resultKeys...)) == 0
 }
 
 // resultText returns a tool's result for people: its structured content or, if it has none,

@@ -426,7 +426,7 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, uri str
 	caller := s.callerOf(session, s.gate.Current(session.token), session.send)
 	caller.Notify = func(method string, params json.RawMessage) {
 		if owner().Same(now) {
-			update, _ := members(stripCallID(params))
+			update := members(stripCallID(params))
 			session.notify(method, update)
 		}
 	}

@@ -526,8 +526,8 @@ func jsonObject(body []byte) (object, error) {
 	if err := checkJSON(body, "the body"); err != nil {
 		return nil, err
 	}
-	list, ok := members(oneLine(body))
-	if !ok {
+	list := members(oneLine(body))
+	if list == nil {
 		return nil, errors.New("the body must be a JSON object")
 	}
 	return list, nil

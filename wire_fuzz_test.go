@@ -81,7 +81,7 @@ func FuzzCheckStateless(f *testing.F) {
 		err = checkStateless(h, msg, list)
 		if err == nil {
 			said := field(msg.Params, "_meta")
-			_, object := members(field(said, metaClientCaps))
+			object := isObject(field(said, metaClientCaps))
 			versions := version == statelessProtocol && stringField(said, metaProtocol) == version
 			if !versions || !object || checkMethod(method, stateless) != nil {
 				t.Fatalf("%s %s %q was let in", meta, version, method)

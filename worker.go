@@ -495,7 +495,7 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 // repeat, and progress counts against the time-out even if the caller wants to hear of
 // none. It removes the id of a call, as clients must not name one.
 func (c *call) replaceToken(params object) object {
-	meta, _ := members(params.get("_meta"))
+	meta := members(params.get("_meta"))
 	if token := meta.get("progressToken"); string(token) != "null" {
 		c.token = token
 	}
