@@ -119,9 +119,9 @@ func (c Claim) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "claim %q", c.Label)
 
 // logAttrs returns log attributes that identify the claim: its label, and a short keyed
 // hash, because no part of a code is ever logged.
-func (c Claim) logAttrs() []any {
+func (c Claim) logAttrs() slog.Attr {
 	hash := hashOf(logKey, c.Code.Reveal(), c.created, c.ScopeDir)
-	return []any{"claim", hash[:8], "label", c.Label}
+	return slog.GroupAttrs("", slog.String("claim", hash[:8]), slog.String("label", c.Label))
 }
 
 // parseClaim parses one record, which must be valid JSON. It does not decode into a
@@ -422,6 +422,10 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 	return c, c.Active(now), nil
 }
 
+// lastRead returns the claim with this code, active or expired, in the file as it was last
+// read, or the zero Claim.
+func (s *ClaimStore) lastRead(code Code) Claim { return s.current.Load().byCode[code] }
+
 // refresh returns the file as it is now. It reads the file only if the file has changed,
 // and then logs the difference.
 func (s *ClaimStore) refresh() (*claimsFile, error) {
@@ -462,12 +466,12 @@ func (s *ClaimStore) reread(info fs.FileInfo) (before, after *claimsFile, err er
 func (s *ClaimStore) logChanges(before, after *claimsFile) {
 	for code, c := range before.byCode {
 		if after.byCode[code].Key() != c.Key() {
-			s.log.Info("claim ended", c.logAttrs()...)
+			s.log.Info("claim ended", c.logAttrs())
 		}
 	}
 	for code, c := range after.byCode {
 		if before.byCode[code].Key() != c.Key() && c.CreatedAt.After(s.opened) {
-			s.log.Info("claim made", c.logAttrs()...)
+			s.log.Info("claim made", c.logAttrs())
 		}
 	}
 }

@@ -432,19 +432,18 @@ func (r *request) logCall(took time.Duration, result json.RawMessage, err error)
 	} else if string(field(result, "isError")) == "true" {
 		outcome = "failed"
 	}
-	args := []any{
-		"outcome", outcome,
-		"session", clipText(r.session.token.ID, 8),
-		"took", took.Round(10 * time.Microsecond),
-		"bytes", len(result),
-	}
+	called := slog.GroupAttrs("", slog.String("tool", clipText(r.params.text("name"), 100)))
 	if r.item != nil {
-		args = append(args, "module", r.item.Label, "method", r.item.ownName)
-	} else {
-		args = append(args, "tool", clipText(r.params.text("name"), 100))
+		called = slog.Group("", "module", r.item.Label, "method", r.item.ownName)
 	}
 	gate := r.server.gate
-	r.server.log.Info("call", append(args, gate.Name(gate.Current(r.session.token))...)...)
+	r.server.log.Info("call",
+		"outcome", outcome,
+		"session", clipText(r.session.token.ID, 8),
+		"took", took.Round(10*time.Microsecond),
+		"bytes", len(result),
+		called,
+		gate.Name(gate.Current(r.session.token)))
 }
 
 // subscribe subscribes the session to a resource. The error is the module's if it has no

@@ -382,22 +382,24 @@ func (g *Gate) Current(t *sessionToken) Principal {
 	return cmp.Or(g.sessions.recordOf(t.ID).Claim, t.Claim)
 }
 
-// Name returns log attributes that identify a principal's claim: a short keyed hash, and its
-// label while it is active. It returns nil if there is no claim.
-func (g *Gate) Name(p Principal) []any {
+// Name returns log attributes that identify a principal's claim: a short keyed hash and, if
+// claims.json had the claim when it was last read, its label. It returns the zero Attr, which is
+// not logged, if there is no claim.
+func (g *Gate) Name(p Principal) slog.Attr {
 	if !p.hasClaim() {
-		return nil
+		return slog.Attr{}
 	}
-	named := p.asClaim()
-	c, _ := g.claim(p)
-	named.Label = c.Label
-	return named.logAttrs()
+	c := g.claims.lastRead(p.Code)
+	if principalOf(c) != p {
+		c = p.asClaim()
+	}
+	return c.logAttrs()
 }
 
 // logScoped logs which claim a session has.
 func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
 	if p.hasClaim() {
-		g.log.Info(what, append(g.Name(p), "session", clipText(t.ID, 8))...)
+		g.log.Info(what, g.Name(p), "session", clipText(t.ID, 8))
 	}
 }
 
