@@ -19,6 +19,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 )
@@ -45,6 +46,22 @@ func newSessionToken(protocol string, caps clientCaps, p Principal, now time.Tim
 		Protocol: protocol,
 		Caps:     caps,
 		Claim:    p,
+	}
+}
+
+// parseToken parses a token that usher has sealed. It runs for each request, so it does
+// without reflection.
+func parseToken(text json.RawMessage) *sessionToken {
+	token := members(text)
+	claim := members(token.get("claim"))
+	issued, _ := time.Parse(time.RFC3339, token.text("issued"))
+	caps, _ := strconv.Atoi(string(token.get("caps")))
+	return &sessionToken{
+		ID:       token.text("id"),
+		Issued:   issued,
+		Protocol: token.text("protocol"),
+		Caps:     clientCaps(caps),
+		Claim:    Principal{Code(claim.text("code")), claim.text("createdAt"), claim.text("claimScopeDir")},
 	}
 }
 
@@ -158,15 +175,18 @@ func (s *sessionStore) compact() error {
 	return nil
 }
 
+// idEncoding is how session ids are written.
+var idEncoding = base64.RawURLEncoding.Strict()
+
 // seal returns a session's id.
 func (s *sessionStore) seal(t *sessionToken) string {
-	return base64.RawURLEncoding.EncodeToString(s.cipher.Seal(nil, nil, marshal(t), nil))
+	return idEncoding.EncodeToString(s.cipher.Seal(nil, nil, marshal(t), nil))
 }
 
 // open returns the token of a session id. It reports false for everything that this store
 // did not seal, for an expired id, and for a session that has ended.
 func (s *sessionStore) open(id string) (*sessionToken, bool) {
-	sealed, err := base64.RawURLEncoding.Strict().DecodeString(id)
+	sealed, err := idEncoding.DecodeString(id)
 	if err != nil {
 		return nil, false
 	}
@@ -174,11 +194,8 @@ func (s *sessionStore) open(id string) (*sessionToken, bool) {
 	if err != nil {
 		return nil, false
 	}
-	var token sessionToken
-	if json.Unmarshal(text, &token) != nil || s.now().Sub(token.Issued) >= sessionLife {
-		return nil, false
-	}
-	return &token, !s.recordOf(token.ID).Ended
+	token := parseToken(text)
+	return token, s.now().Sub(token.Issued) < sessionLife && !s.recordOf(token.ID).Ended
 }
 
 // recordOf returns a session's record, or the zero value if there is none.
