@@ -162,10 +162,10 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 // callOnce makes one request, when there is a slot and a process for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	params object) (json.RawMessage, error) {
-	busy := fmt.Errorf("module %q %w", p.name, errBusy)
-	waiting, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
-	release, err := p.slots.acquire(waiting, caller.Principal)
-	cancel()
+	release, err := p.slots.acquire(ctx, caller.Principal, p.timeout)
+	if errors.Is(err, errBusy) {
+		err = fmt.Errorf("module %q %w", p.name, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -401,11 +401,32 @@ type slot struct {
 	granted   chan struct{} // closed when the call may run
 }
 
-// acquire waits for a slot, first come, first served, until ctx ends. The error is ctx's
-// cause. The caller must call release once, which does not block.
-func (s *slots) acquire(ctx context.Context, principal string) (release func(), err error) {
+// acquire waits for a slot, first come, first served, for at most timeout (0: unlimited),
+// until ctx ends. The error is errBusy or ctx's cause. The caller must call release once,
+// which does not block.
+func (s *slots) acquire(
+	ctx context.Context, principal string, timeout time.Duration,
+) (release func(), err error) {
 	w := &slot{principal, make(chan struct{})}
 	s.update(func() { s.waiting = append(s.waiting, w) })
+	select {
+	case <-w.granted:
+	default:
+		err = s.await(ctx, w, timeout)
+	}
+	release = func() {
+		s.update(func() {
+			s.used--
+			s.usedBy.release(principal, 1)
+		})
+	}
+	return release, err
+}
+
+// await waits for a slot as acquire does.
+func (s *slots) await(ctx context.Context, w *slot, timeout time.Duration) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(timeout, math.MaxInt64), errBusy)
+	defer cancel()
 	select {
 	case <-w.granted:
 	case <-ctx.Done():
@@ -416,13 +437,7 @@ func (s *slots) acquire(ctx context.Context, principal string) (release func(), 
 			}
 		})
 	}
-	release = func() {
-		s.update(func() {
-			s.used--
-			s.usedBy.release(principal, 1)
-		})
-	}
-	return release, err
+	return err
 }
 
 // update makes a change, and gives the free slots to the calls that have waited longest. A
@@ -451,7 +466,7 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errNoAnswer)
 	defer cancel()
 	var answers object
-	for _, request := range fields(field(result, "inputRequests")) {
+	for _, request := range members(field(result, "inputRequests")) {
 		method := stringField(request.value, "method")
 		wanted := field(request.value, "params")
 		if _, err := caller.checkAskable(method, wanted); err != nil {
