@@ -8,6 +8,7 @@ package main
 import (
 	"cmp"
 	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -527,8 +528,12 @@ func writeBody(w http.ResponseWriter, b []byte) error {
 // hashOf returns a hash of the parts, in 32 hexadecimal digits. It quotes the parts, so
 // that different lists of parts have different hashes.
 func hashOf(parts ...string) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
-	return fmt.Sprintf("%x", sum[:16])
+	var text []byte
+	for _, part := range parts {
+		text = strconv.AppendQuote(text, part)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16])
 }
 
 // errText returns an error's text without the path, which the caller names anyway.
