@@ -394,7 +394,7 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 		others := old.active(now)
 		return slices.DeleteFunc(others, func(c Claim) bool { return c.Code == code }), nil
 	})
-	if errors.Is(err, syscall.ENOSPC) {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		err = fmt.Errorf("%w: free some space, or delete %q, which ends all claims", err, s.path)
 	}
 	return revoked, err

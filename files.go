@@ -15,8 +15,8 @@
 //     succeeds, whether that name is "free" or the held name of a writer that crashed.
 //  2. A writer may take the token from its owner if the owner's process is gone, or if the
 //     token is older than 30 s or from the future. This judgement may be wrong: the owner
-//     may be stopped, a clock may have jumped, a pid may belong to another container. It
-//     only decides which writer waits. The rest of the proof does not depend on it.
+//     may be stopped, a clock may have jumped, two hosts may have one name. It only
+//     decides which writer waits. The rest of the proof does not depend on it.
 //  3. The new holder first removes all temporary files in the data folder whose names
 //     contain a held name. Only holders create such files, so these belong to writers that
 //     have lost the token. (It may also remove a folder that another process is preparing,
@@ -109,14 +109,17 @@ type writeToken struct {
 	step    func(string)  // called at each step of a write; tests stop there
 }
 
-// newWriteToken returns the token of a data folder, which need not exist yet.
+// newWriteToken returns the token of a data folder, which need not exist yet. On Linux, a
+// held name's host includes the pid namespace: the pids of another container mean nothing
+// here, even if it has the same host name.
 func newWriteToken(dataDir string) *writeToken {
 	host, _ := os.Hostname()
 	host = strings.NewReplacer(".", "-", "/", "-", `\`, "-").Replace(cmp.Or(host, "unknown"))
+	namespace, _ := os.Readlink("/proc/self/ns/pid") // such as pid:[4026531836]
 	return &writeToken{
 		dataDir: dataDir,
 		dir:     filepath.Join(dataDir, "claims.lock"),
-		host:    host[:min(len(host), 64)],
+		host:    host[:min(len(host), 64)] + strings.Trim(namespace, "pid:[]"),
 		stale:   30 * time.Second,
 		timeout: 10 * time.Second,
 		step:    func(string) {},
@@ -167,6 +170,9 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 				return "", err
 			}
 		}
+		if time.Since(since) > t.timeout && last == "" {
+			return "", fmt.Errorf("%q contains no token: remove it and try again", t.dir)
+		}
 		if time.Since(since) > t.timeout {
 			return "", fmt.Errorf("the token in %q has been %q (held.TIME.HOST.PROCESS) for %v: "+
 				"try again, or end that process", t.dir, last, t.timeout)
@@ -209,11 +215,14 @@ func (t *writeToken) replace(held, path string, data []byte, unchanged func() er
 		t.step("renaming")
 		return nil
 	})
-	t.step("ended")
 	if errors.Is(err, fs.ErrNotExist) {
 		return errStartOver // the token is gone, or the next holder has swept the temporary file
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	t.step("ended")
+	return syncFolder(filepath.Dir(path))
 }
 
 // tokens lists the tokens in the folder, which it creates if necessary. There is one,
@@ -297,12 +306,13 @@ func (t *writeToken) sweep() error {
 	return nil
 }
 
-// writeFile writes and syncs a temporary file, calls ready, renames the file to target and
-// syncs the folder. Other processes see the old file or the complete new one, and a power
-// failure leaves one of them. Only the owner can read the file.
+// writeFile writes and syncs a temporary file, calls ready and renames the file to target.
+// Other processes see the old file or the complete new one, and a power failure leaves one
+// of them; it leaves the new one if the caller has synced the folder. Only the owner can
+// read the file.
 func writeFile(target, temp string, data []byte, ready func() error) error {
 	defer os.Remove(temp) // fails after the rename
-	f, err := os.OpenFile(temp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -317,10 +327,7 @@ func writeFile(target, temp string, data []byte, ready func() error) error {
 	if err := ready(); err != nil {
 		return err
 	}
-	if err := renameFile(temp, target); err != nil {
-		return err
-	}
-	return syncFolder(filepath.Dir(target))
+	return renameFile(temp, target)
 }
 
 // replaceFile replaces a file that needs no token, and creates its folder if necessary.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -55,9 +56,11 @@ func TestTakingTheToken(t *testing.T) {
 		{"free", []string{"free"}, ""},
 		{"free beside what is no token", []string{"free", ".DS_Store"}, ""},
 		{"none", nil, ""},
-		{"none, and what is no token", []string{".DS_Store"}, `has been ""`},
+		{"none, and what is no token", []string{".DS_Store"}, "contains no token: remove it"},
 		{"alive here", []string{held(0, here, me)}, fmt.Sprintf("%s.%d", here, me)},
 		{"dead here", []string{held(0, here, dead)}, ""},
+		{"a zombie here", []string{held(0, here, zombiePID(t))}, ""},
+		{"of this host, in another pid namespace", []string{held(0, strings.TrimRight(here, "0123456789"), dead)}, "held"},
 		{"elsewhere", []string{held(0, "elsewhere", dead)}, "elsewhere." + strconv.Itoa(dead)},
 		{"elsewhere, old", []string{held(31*time.Second, "elsewhere", 7)}, ""},
 		{"alive here, old", []string{held(31*time.Second, here, me)}, ""},
@@ -99,6 +102,20 @@ func deadPID(t *testing.T) int {
 	return cmd.Process.Pid
 }
 
+// zombiePID returns the id of a process that has ended, but that nobody has waited for.
+func zombiePID(t *testing.T) int {
+	if runtime.GOOS != "linux" {
+		return deadPID(t)
+	}
+	cmd := exec.Command("true")
+	out, err := cmd.StdoutPipe()
+	must(t, errors.Join(err, cmd.Start()))
+	t.Cleanup(func() { cmd.Wait() })
+	io.Copy(io.Discard, out)
+	await(t, "the end of a process", func() bool { return processStartTime(cmd.Process.Pid) == "" })
+	return cmd.Process.Pid
+}
+
 func TestWaitingEndsWithTheContext(t *testing.T) {
 	s := testStore(t, newDataDir(t))
 	holdElsewhere(t, s.token)
@@ -113,6 +130,22 @@ func TestHostName(t *testing.T) {
 	if host := newWriteToken("").host; strings.ContainsAny(host, "./\\") || host == "" {
 		t.Errorf("host %q", host)
 	}
+}
+
+// A folder that can't be synced after the rename fails the write, which is not repeated.
+func TestUnsyncedFolder(t *testing.T) {
+	dir := newDataDir(t)
+	s := testStore(t, dir)
+	writes := 0
+	s.token.step = func(step string) {
+		if step == "ended" {
+			writes++
+			must(t, os.Rename(dir, dir+".moved"))
+		}
+	}
+	_, err := s.Create(t.Context(), "/w", "", time.Hour)
+	check(t, "the write fails", errors.Is(err, fs.ErrNotExist), true)
+	check(t, "writes", writes, 1)
 }
 
 // A deletion at any step up to the last look, and one after the rename, stands.
