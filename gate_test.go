@@ -806,6 +806,8 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 		later Principal     // what it moves to
 		ahead time.Duration // how far the clock was ahead when it began
 		after time.Duration // how much later the store is opened again
+		jump  time.Duration // how far the clock is ahead at an additional start before that
+		ends  bool          // it ends at last
 		want  Principal
 		gone  bool
 	}{
@@ -820,6 +822,9 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 		{name: "one past its days", later: claim, after: sessionLife, gone: true},
 		{name: "one from a clock that was ahead, scoped after the clock was corrected",
 			later: claim, ahead: 60 * day, after: sessionLife + hour, want: claim},
+		{name: "one that was scoped later, before a start with a clock ahead", later: claim, jump: 31 * day, gone: true},
+		{name: "one that ended, before a start with a clock ahead", ends: true, jump: 31 * day, gone: true},
+		{name: "an unscoped one, before a start with a clock ahead", jump: 31 * day},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			data, start := t.TempDir(), time.Now()
@@ -834,13 +839,23 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 			if (tt.later != Principal{}) {
 				move(t, g, token, tt.later)
 			}
+			if tt.ends {
+				must(t, g.End(token))
+			}
+			now = start.Add(tt.jump)
+			g = open()
+			_, ok := g.sessions.open(id)
+			check(t, "it is open while the clock is ahead", tt.jump > 0 && ok, false)
 			now = start.Add(tt.after)
 			for range 2 { // each start compacts
 				g = open()
-				token, ok := g.sessions.open(id)
+				_, ok := g.sessions.open(id)
 				check(t, "it has ended", !ok, tt.gone)
 				if ok {
 					check(t, "its principal", g.Current(token), tt.want)
+				} else if tt.jump > 0 {
+					_, err := g.Scope(g.Current(token))
+					check(t, "its streams see nothing", err == errEnded || tt.ends, true)
 				}
 			}
 		})
@@ -875,30 +890,41 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	check(t, "a session that has ended goes on after a restart", ok, false)
 }
 
-// TestRecordsAreBounded has a claim end more sessions than are remembered: it can
-// end no more, but another claim can, also after a restart.
+// TestRecordsAreBounded has a claim end more sessions than are remembered: it can end no
+// more, but another claim can. Of those without a claim, the oldest ends are forgotten.
 func TestRecordsAreBounded(t *testing.T) {
 	long(t)
 	t.Parallel()
 	data := t.TempDir()
 	g, _ := testGate(t, data, false)
 	own, other := Principal{Code: "ABCDEF"}, Principal{Code: "GHJKMN"}
-	end := func(g *Gate, p Principal) error {
+	create := func(g *Gate, p Principal) *sessionToken {
 		token, _ := g.Create(protocols[0], 0, p)
-		return g.End(token)
+		return token
 	}
+	end := func(g *Gate, p Principal) error { return g.End(create(g, p)) }
 	must(t, end(g, own))
+	first, last := create(g, Principal{}), create(g, Principal{})
+	must(t, g.End(first))
 	for i := range maxRecordsOf - 1 {
-		id := strconv.Itoa(i)
-		g.sessions.records[id] = sessionRecord{ID: id, Issued: time.Now(), Ended: true, Claim: own}
+		for _, p := range []Principal{own, {}} {
+			id := strconv.Itoa(i) + p.Code.Reveal()
+			g.sessions.records[id] = sessionRecord{ID: id, Issued: last.Issued, Ended: true, Claim: p}
+			g.sessions.counts.reserve(p.Key(), 1, maxRecordsOf)
+		}
 	}
-	must(t, g.sessions.compact())
+	must(t, g.End(last))
+	check(t, "the first of too many without a claim has ended", g.Ended(first), false)
+	check(t, "the last one has ended", g.Ended(last), true)
 	again, _ := testGate(t, data, false)
 	for name, g := range map[string]*Gate{"before a restart": g, "after it": again} {
 		t.Run(name, func(t *testing.T) {
 			check(t, "one too many is refused", end(g, own) == errManyRecords, true)
+			_, err := g.present(admission{session: create(g, Principal{})}, own)
+			check(t, "a move to the claim is refused", err == errManyRecords, true)
 			must(t, end(g, other))
 			must(t, end(g, Principal{}))
+			move(t, g, create(g, Principal{}), other)
 		})
 	}
 }

@@ -34,7 +34,7 @@ func FuzzSessionID(f *testing.F) {
 	must(f, err)
 	f.Add("", "2025-11-25", uint16(3), "R3K9QZ", "/w", 0, byte('A'))
 	f.Add("AAAA", "2024-11-05", uint16(0), "", "", 40, byte('='))
-	f.Add("%0A", "", uint16(9), "222222", "/", -1, byte('\n'))
+	f.Add("\n", "", uint16(9), "222222", "/", -1, byte('\n'))
 	f.Fuzz(func(t *testing.T, stranger, protocol string, caps uint16, code, dir string, at int, char byte) {
 		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
 			return
@@ -51,8 +51,7 @@ func FuzzSessionID(f *testing.F) {
 		oneCharacter := id[:at] + string(char) + id[at+1:]
 		cases := []string{stranger, stranger + id, id + stranger, id[:at], oneCharacter, id[at:] + id[:at]}
 		for _, forged := range cases {
-			// Go's base64 passes over ends of lines: with them it is the same id.
-			if _, ok := store.open(forged); ok && strings.NewReplacer("\r", "", "\n", "").Replace(forged) != id {
+			if _, ok := store.open(forged); ok && forged != id {
 				t.Fatalf("%q opens, %q was sealed", forged, id)
 			}
 		}

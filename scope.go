@@ -379,7 +379,7 @@ func (g *Gate) Scope(p Principal) (Scope, error) {
 // Current returns the principal that a session belongs to now. For the placeholder token
 // of a request without a session, it returns the principal the token was created with.
 func (g *Gate) Current(t *sessionToken) Principal {
-	return cmp.Or(g.sessions.recordOf(t.ID).Claim, t.Claim)
+	return cmp.Or(g.sessions.recordOf(t).Claim, t.Claim)
 }
 
 // Name returns log attributes that identify a principal's claim: a short keyed hash and, if
@@ -412,7 +412,7 @@ func (g *Gate) Create(protocol string, caps clientCaps, p Principal) (*sessionTo
 }
 
 // Ended reports whether a session has ended, perhaps since its request was admitted.
-func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.recordOf(t.ID).Ended }
+func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.recordOf(t).Ended }
 
 // End ends a session permanently and saves that before it returns. The error is
 // errNoSession if the session has ended already, or an *httpError; then the session

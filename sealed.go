@@ -19,7 +19,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -69,7 +71,7 @@ func parseToken(text json.RawMessage) *sessionToken {
 type sessionRecord struct {
 	Key    []byte    `json:"key,omitempty"` // in the first line, which contains nothing else
 	ID     string    `json:"id,omitempty"`
-	Issued time.Time `json:"issued,omitzero"` // as in the session's id: both expire together
+	Issued time.Time `json:"issued,omitzero"` // as in the session's id; in the first line, see sessionStore.oldest
 	Claim  Principal `json:"claim,omitzero"`  // that the session has since
 	Ended  bool      `json:"ended,omitempty"`
 }
@@ -95,11 +97,14 @@ type sessionStore struct {
 
 	mu      sync.RWMutex
 	records map[string]sessionRecord // by session
+	// oldest is later than the issue of each expired session whose record was dropped. Ids
+	// issued before are refused, even if the clock was wrong when they expired.
+	oldest time.Time
 
 	writing   sync.Mutex // held to change the file and records in one order; locked before mu
 	size      int64      // of the file
 	compactAt int64      // size beyond which the file is compacted
-	counts    quota      // records per claim that the session had before its first record, or at the last compaction
+	counts    quota      // records per claim that the session had since its first record, or at the last compaction
 }
 
 // openSessions opens the store in dataDir. If the log can't be used, it begins a new log
@@ -141,6 +146,7 @@ func (s *sessionStore) read() error {
 		switch {
 		case err == nil && s.key == nil && len(rec.Key) == 32:
 			s.key = rec.Key
+			s.oldest = rec.Issued
 		case err == nil && s.key != nil && rec.ID != "" && (rec.Ended || rec.Claim.hasClaim()):
 			s.records[rec.ID] = rec
 		default:
@@ -154,20 +160,33 @@ func (s *sessionStore) read() error {
 }
 
 // compact rewrites the log without lines that a later line of the same session replaces,
-// and without lines of expired sessions.
+// and without lines of expired sessions. It also forgets the oldest ends of sessions that
+// never had a claim, if there are many: such a session may continue, as any client that
+// is admitted without a claim may begin one.
 func (s *sessionStore) compact() error {
-	text := sessionRecord{Key: s.key}.line()
 	s.mu.Lock()
-	maps.DeleteFunc(s.records, func(_ string, rec sessionRecord) bool {
-		return s.now().Sub(rec.Issued) >= sessionLife
+	records := slices.SortedFunc(maps.Values(s.records), func(a, b sessionRecord) int {
+		return b.Issued.Compare(a.Issued) // newest first
 	})
 	s.counts = quota{}
-	for _, rec := range s.records {
-		text = append(text, rec.line()...)
-		s.counts.reserve(rec.Claim.Key(), 1, maxRecordsOf)
+	var lines []byte
+	for _, rec := range records {
+		key := rec.Claim.Key()
+		expired := s.now().Sub(rec.Issued) >= sessionLife
+		if expired && !rec.Issued.Before(s.oldest) {
+			s.oldest = rec.Issued.Add(1)
+		}
+		if expired || key == "" && s.counts.count(key) >= maxRecordsOf/2 {
+			delete(s.records, rec.ID)
+			continue
+		}
+		s.counts.reserve(key, 1, maxRecordsOf)
+		lines = append(lines, rec.line()...)
 	}
+	text := append(sessionRecord{Key: s.key, Issued: s.oldest}.line(), lines...)
 	s.mu.Unlock()
-	if err := replaceFile(s.path, text); err != nil {
+	// A random name could leave a copy of the key and of codes behind for ever.
+	if err := replaceBy(s.path+".new", s.path, text); err != nil {
 		return err
 	}
 	s.size = int64(len(text))
@@ -187,7 +206,7 @@ func (s *sessionStore) seal(t *sessionToken) string {
 // did not seal, for an expired id, and for a session that has ended.
 func (s *sessionStore) open(id string) (*sessionToken, bool) {
 	sealed, err := idEncoding.DecodeString(id)
-	if err != nil {
+	if err != nil || strings.ContainsAny(id, "\r\n") { // which base64 ignores: an id has one spelling
 		return nil, false
 	}
 	text, err := s.cipher.Open(nil, nil, sealed, nil)
@@ -195,14 +214,18 @@ func (s *sessionStore) open(id string) (*sessionToken, bool) {
 		return nil, false
 	}
 	token := parseToken(text)
-	return token, s.now().Sub(token.Issued) < sessionLife && !s.recordOf(token.ID).Ended
+	return token, s.now().Sub(token.Issued) < sessionLife && !s.recordOf(token).Ended
 }
 
-// recordOf returns a session's record, or the zero value if there is none.
-func (s *sessionStore) recordOf(id string) sessionRecord {
+// recordOf returns a session's record, or the zero value if there is none. A session whose
+// record may have been dropped has ended, with a claim that does not exist.
+func (s *sessionStore) recordOf(t *sessionToken) sessionRecord {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.records[id]
+	if t.Issued.Before(s.oldest) {
+		return sessionRecord{Claim: Principal{Code: codeRedacted}, Ended: true}
+	}
+	return s.records[t.ID]
 }
 
 // appendRecord appends a session's record to the log and syncs it. Only then does the
@@ -212,21 +235,24 @@ func (s *sessionStore) recordOf(id string) sessionRecord {
 func (s *sessionStore) appendRecord(t *sessionToken, rec sessionRecord) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
-	before := s.recordOf(t.ID)
+	before := s.recordOf(t)
 	if before.Ended {
 		return errNoSession
-	}
-	release := func() {}
-	if before.ID == "" {
-		var ok bool
-		release, ok = s.counts.reserve(t.Claim.Key(), 1, maxRecordsOf)
-		if !ok {
-			return errManyRecords
-		}
 	}
 	rec.ID = t.ID
 	rec.Issued = t.Issued
 	rec.Claim = cmp.Or(rec.Claim, before.Claim, t.Claim) // after the end, requests in flight keep the claim
+	release := func() {}
+	if key := rec.Claim.Key(); before.ID == "" {
+		if key == "" && s.counts.count(key) >= maxRecordsOf {
+			_ = s.compact() // makes room, even if the log can't be written
+		}
+		var ok bool
+		release, ok = s.counts.reserve(key, 1, maxRecordsOf)
+		if !ok {
+			return errManyRecords
+		}
+	}
 	if err := s.write(rec.line()); err != nil {
 		release()
 		return httpErrorf(http.StatusServiceUnavailable,
