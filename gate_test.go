@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -740,11 +741,19 @@ func TestGuessersShareATurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		turns := newGuessTurns()
-		for _, code := range unknownCodes(guessBudget) {
-			turns.failed(Code(code))
-		}
+		check(t, "a valid code", turns.await(t.Context(), "VALIDX", 0) && !turns.done("VALIDX", false), true)
 		var waiting sync.WaitGroup
 		start := time.Now()
+		var atOnce atomic.Int64
+		for _, code := range unknownCodes(2 * guessBudget) { // all at once: none has been looked up
+			waiting.Go(func() {
+				if turns.await(t.Context(), Code(code), 0) {
+					atOnce.Add(1)
+				}
+			})
+		}
+		waiting.Wait()
+		check(t, "codes of a burst that are looked up at once", atOnce.Load(), guessBudget+1)
 		for n := range 50 {
 			for _, code := range []Code{"ABCDEF", "GHJKMN", "PQRSTU"} {
 				waiting.Go(func() {

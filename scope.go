@@ -289,17 +289,14 @@ func (g *Gate) lookUp(ctx context.Context, code Code, own Principal) (Principal,
 		return Principal{}, httpErrorf(http.StatusTooManyRequests, tooManyCodes).retryAfter(10)
 	}
 	c, ok, err := g.claims.Lookup(code)
-	if err != nil {
-		return Principal{}, err
-	}
-	if ok {
-		return principalOf(c), nil
-	}
-	if g.require && g.turns.failed(code) {
+	if g.require && g.turns.done(code, err == nil && !ok) {
 		g.log.Warn("someone may be guessing claim codes: codes are looked up in turns from now on",
 			"different", guessBudget)
 	}
-	return Principal{}, nil
+	if err != nil || !ok {
+		return Principal{}, err
+	}
+	return principalOf(c), nil
 }
 
 // present admits a request that presents a valid code. Its session moves to that claim,
@@ -433,10 +430,11 @@ const (
 // help. Waiting requests with the same code share a turn. Valid, unused, ended and
 // never issued codes wait alike, so the wait discloses nothing. Safe for concurrent use.
 type guessTurns struct {
-	mu    sync.Mutex
-	tried map[Code]time.Time // when an invalid code was last looked up, within guessSpan
-	turns map[Code]time.Time // the next turn of each code that waits
-	next  time.Time          // the next free turn
+	mu     sync.Mutex
+	tried  map[Code]time.Time // when a code was last looked up, within guessSpan: invalid, or not known yet
+	warned bool               // since len(tried) was below guessBudget
+	turns  map[Code]time.Time // the next turn of each code that waits
+	next   time.Time          // the next free turn
 }
 
 // newGuessTurns returns turns that have not begun.
@@ -444,13 +442,19 @@ func newGuessTurns() *guessTurns {
 	return &guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}
 }
 
-// failed records that a code is invalid. It reports whether the turns begin with it.
-func (t *guessTurns) failed(code Code) bool {
+// done records whether a code that was looked up is invalid. It reports whether the turns
+// begin with it.
+func (t *guessTurns) done(code Code, invalid bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	before := len(t.tried)
+	if !invalid {
+		delete(t.tried, code)
+		return false
+	}
 	t.tried[code] = time.Now()
-	return before < guessBudget && len(t.tried) == guessBudget
+	begin := !t.warned && len(t.tried) >= guessBudget
+	t.warned = t.warned || begin
+	return begin
 }
 
 // await waits for the turn in which code may be looked up. It reports false if the turn is
@@ -469,6 +473,8 @@ func (t *guessTurns) nextTurn(code Code, patience time.Duration) time.Duration {
 	maps.DeleteFunc(t.tried, func(_ Code, at time.Time) bool { return now.Sub(at) >= guessSpan })
 	maps.DeleteFunc(t.turns, func(_ Code, at time.Time) bool { return !at.After(now) })
 	if len(t.tried) < guessBudget {
+		t.tried[code] = now // until done: a burst must not exceed the budget
+		t.warned = false
 		return 0
 	}
 	if at, shared := t.turns[code]; shared {
