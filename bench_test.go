@@ -75,10 +75,10 @@ func benchSession(b *testing.B, gate *Gate, code string) http.Header {
 	r := httptest.NewRequest("POST", "/", nil)
 	r.Header = header
 	from, err := gate.Admit(r)
-	if err != nil || !from.principal.hasClaim() {
+	if err != nil || !from.claim.exists() {
 		b.Fatalf("admitted with no claim: %v", err)
 	}
-	_, id := gate.Create("2025-11-25", 0, from.principal)
+	_, id := gate.Create("2025-11-25", 0, from)
 	header.Set(sessionHeader, id)
 	return header
 }
@@ -115,8 +115,8 @@ func BenchmarkClaimsReread(b *testing.B) {
 				}
 				b.StartTimer()
 				known, _ := parseCode(code)
-				if _, ok, err := store.Lookup(known); !ok || err != nil {
-					b.Fatal(ok, err)
+				if c, err := store.Lookup(known); !c.exists() || err != nil {
+					b.Fatal(c.exists(), err)
 				}
 			}
 		})

@@ -623,19 +623,31 @@ func TestLogTells(t *testing.T) {
 	p := startProjects(t)
 	claim, err := openStore(t, p.Base).Create(t.Context(), p.dir+"/proj", "a phone", time.Hour)
 	must(t, err)
+	writeFake(t, p.dir+"/proj/rich.usher", "good tools=tell res=rich")
 	c := p.session(inHeader(claim.Code.Reveal()))
+	c.awaitTools("a_pid", "a_sleep", "a_x", "rich_tell")
 	c.call("a_x", "")
 	c.call("no_such", "")
+	c.ask("prompts/get", `{"name":"no_such"}`)
+	c.ask("prompts/get", `{"name":"rich_say"}`)
+	c.ask("resources/read", `{"uri":"rich://one"}`)
+	c.ask("resources/subscribe", `{"uri":"rich://one"}`)
+	c.ask("completion/complete", `{"ref":{"type":"ref/prompt","name":"rich_say"},"argument":{"name":"x","value":""}}`)
 	listTools(c, inHeader("ABCDEF"))
 	p.revoke(claim.Code.Reveal())
 	listTools(c, presentNothing)
 	const of = `claim=[0-9a-f]{8} label="a phone"`
-	const call = `msg=call outcome=done session=[A-Z2-7]{8}… took=[0-9.]+[mµ]?s bytes=[0-9]+ module=a method=x ` + of
+	const how = ` took=[0-9.]+[mµ]?s bytes=[0-9]+ session=[A-Z2-7]{8}… ` + of
 	for _, want := range []string{
 		`msg="claim made" ` + of,
 		`msg=session ` + of + ` session=[A-Z2-7]{8}…`,
-		call,
-		`msg=call outcome="unknown tool \\"no_such\\"" .* tool=no_such ` + of,
+		`msg=call request=tools/call module=a method=x outcome=done` + how,
+		`msg=call request=tools/call method=no_such outcome="unknown tool \\"no_such\\""` + how,
+		`msg=call request=prompts/get method=no_such outcome="unknown prompt \\"no_such\\""` + how,
+		`msg=call request=prompts/get module=rich method=say outcome=done` + how,
+		`msg=call request=resources/read module=rich method=rich://one outcome=done` + how,
+		`msg=call request=resources/subscribe module=rich method=rich://one outcome=done` + how,
+		`msg=call request=completion/complete module=rich method=say outcome=done` + how,
 		`msg="an invalid claim code was presented" in_session=true scoped=true`,
 		`msg="claim ended" ` + of,
 	} {

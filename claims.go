@@ -77,16 +77,22 @@ func (c Code) Dashed() string { return string(c[:3]) + "-" + string(c[3:]) }
 func (c Code) LogValue() slog.Value       { return slog.StringValue(codeRedacted) }
 func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 
+// claimID identifies a claim permanently. The code alone is not enough, because it may be
+// drawn again after the claim has ended. The zero value stands for no claim. IDs may be
+// compared with ==.
+type claimID struct {
+	Code     Code   `json:"code"`
+	Created  string `json:"createdAt"` // RFC 3339 in UTC, so that == compares instants
+	ScopeDir string `json:"claimScopeDir"`
+}
+
 // Claim is one record of claims.json. Claims are immutable, so copies may be shared
-// between goroutines.
+// between goroutines. ScopeDir is as stored: absolute; usher claim resolved its symlinks.
 type Claim struct {
-	Code      Code
-	ScopeDir  string    // as stored: absolute; usher claim resolved its symlinks
+	claimID
 	CreatedAt time.Time // UTC; zero if the record has none
 	ExpiresAt time.Time // UTC; the claim has ended from this instant on
 	Label     string    // may be ""
-
-	created string // CreatedAt, in RFC 3339
 
 	// raw is the record as stored in the file. Records are only added and removed, never
 	// changed, so fields of other versions survive.
@@ -99,13 +105,21 @@ var logKey = rand.Text()
 // keySeed keys the hashes that count claims while this process runs.
 var keySeed = maphash.MakeSeed()
 
-// Key returns a keyed hash of what identifies the claim permanently: code, creation time
-// and scope. The code alone is not enough, because it may be drawn again after the claim
-// has ended. The hash and its key never leave the process.
-func (c Claim) Key() string {
-	hash := maphash.Comparable(keySeed, [3]string{c.Code.Reveal(), c.created, c.ScopeDir})
-	return strconv.FormatUint(hash, 16)
+// exists reports whether the id is that of a claim, active or ended.
+func (id claimID) exists() bool { return id != claimID{} }
+
+// Key returns a keyed hash of the id, or "" for no claim. The hash and its key never leave
+// the process.
+func (id claimID) Key() string {
+	if !id.exists() {
+		return ""
+	}
+	return strconv.FormatUint(maphash.Comparable(keySeed, id), 16)
 }
+
+// LogValue and Format disclose nothing of an id or a Claim, which contain a code.
+func (id claimID) LogValue() slog.Value       { return slog.StringValue(codeRedacted) }
+func (id claimID) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 
 // Active reports whether the claim has not expired at now.
 func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
@@ -113,14 +127,14 @@ func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
 // MarshalJSON returns the stored record, including the code.
 func (c Claim) MarshalJSON() ([]byte, error) { return c.raw, nil }
 
-// LogValue and Format show the label, but neither the code nor the raw record.
-func (c Claim) LogValue() slog.Value       { return slog.GroupValue(slog.String("label", c.Label)) }
-func (c Claim) Format(f fmt.State, _ rune) { fmt.Fprintf(f, "claim %q", c.Label) }
-
 // logAttrs returns log attributes that identify the claim: its label, and a short keyed
-// hash, because no part of a code is ever logged.
+// hash, because no part of a code is ever logged. For no claim it returns the zero Attr,
+// which is not logged.
 func (c Claim) logAttrs() slog.Attr {
-	hash := hashOf(logKey, c.Code.Reveal(), c.created, c.ScopeDir)
+	if !c.exists() {
+		return slog.Attr{}
+	}
+	hash := hashOf(logKey, c.Code.Reveal(), c.Created, c.ScopeDir)
 	return slog.GroupAttrs("", slog.String("claim", hash[:8]), slog.String("label", c.Label))
 }
 
@@ -132,16 +146,13 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 	if record == nil {
 		return Claim{}, errors.New("not an object")
 	}
-	c := Claim{
-		Code:     Code(record.text("code")),
-		ScopeDir: record.text("scopeDir"),
-		Label:    record.text("label"),
-		raw:      raw,
-	}
+	c := Claim{Label: record.text("label"), raw: raw}
+	c.Code = Code(record.text("code"))
+	c.ScopeDir = record.text("scopeDir")
 	var createdOK, expiresOK bool
 	c.CreatedAt, createdOK = parseClaimTime(record.get("createdAt"))
 	c.ExpiresAt, expiresOK = parseClaimTime(record.get("expiresAt"))
-	c.created = c.CreatedAt.Format(time.RFC3339Nano)
+	c.Created = c.CreatedAt.Format(time.RFC3339Nano)
 	folded, codeOK := parseCode(c.Code.Reveal())
 	switch {
 	case !codeOK || folded != c.Code: // only input is folded: in the file, a code has one spelling
@@ -400,17 +411,17 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 	return revoked, err
 }
 
-// Lookup returns the active claim with this code, if there is one in the file now. It
-// costs a stat and a map lookup, so that every request can call it. An expired record is
+// Lookup returns the active claim with this code, or the zero Claim if there is none in the
+// file now. It costs a stat and a map lookup, so that every request can call it. An expired record is
 // no claim from the instant of its expiry on. The first lookup that finds an expired
 // record starts its removal, in another goroutine. If the file can't be used, the next
 // lookup tries again.
-func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
+func (s *ClaimStore) Lookup(code Code) (Claim, error) {
 	file, err := s.refresh()
 	if err != nil {
-		return Claim{}, false, err
+		return Claim{}, err
 	}
-	now := time.Now()
+	now := time.Now() // after the stat, which may take long
 	if file.expired(now) && file.purging.CompareAndSwap(false, true) {
 		s.purges.Go(func() {
 			if err := s.update(context.Background(), purge); err != nil {
@@ -418,13 +429,11 @@ func (s *ClaimStore) Lookup(code Code) (Claim, bool, error) {
 			}
 		})
 	}
-	c := file.byCode[code] // if there is none, the zero Claim, which is not active
-	return c, c.Active(now), nil
+	if c := file.byCode[code]; c.Active(now) {
+		return c, nil
+	}
+	return Claim{}, nil
 }
-
-// lastRead returns the claim with this code, active or expired, in the file as it was last
-// read, or the zero Claim.
-func (s *ClaimStore) lastRead(code Code) Claim { return s.current.Load().byCode[code] }
 
 // refresh returns the file as it is now. It reads the file only if the file has changed,
 // and then logs the difference.
@@ -465,12 +474,12 @@ func (s *ClaimStore) reread(info fs.FileInfo) (before, after *claimsFile, err er
 // logChanges logs the claims that have ended, and those made since the store was opened.
 func (s *ClaimStore) logChanges(before, after *claimsFile) {
 	for code, c := range before.byCode {
-		if after.byCode[code].Key() != c.Key() {
+		if after.byCode[code].claimID != c.claimID {
 			s.log.Info("claim ended", c.logAttrs())
 		}
 	}
 	for code, c := range after.byCode {
-		if before.byCode[code].Key() != c.Key() && c.CreatedAt.After(s.opened) {
+		if before.byCode[code].claimID != c.claimID && c.CreatedAt.After(s.opened) {
 			s.log.Info("claim made", c.logAttrs())
 		}
 	}

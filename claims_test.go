@@ -55,9 +55,9 @@ func mustCreate(t testing.TB, s *ClaimStore) Claim {
 // wantActive checks whether a code is that of an active claim.
 func wantActive(t testing.TB, s *ClaimStore, code Code, want bool) {
 	t.Helper()
-	_, ok, err := s.Lookup(code)
+	c, err := s.Lookup(code)
 	must(t, err)
-	check(t, code.Reveal()+" is valid", ok, want)
+	check(t, code.Reveal()+" is valid", c.Code == code, want)
 }
 
 // fileCodes returns the codes in the file, which must be readable.
@@ -179,9 +179,7 @@ func TestReadersMakeNothing(t *testing.T) {
 	if list, err := s.List(t.Context()); list == nil || len(list) != 0 || err != nil {
 		t.Errorf("List() = %v, %v", list, err)
 	}
-	if _, ok, err := s.Lookup("AAAAAA"); ok || err != nil {
-		t.Errorf("Lookup() = %v, %v", ok, err)
-	}
+	wantActive(t, s, "AAAAAA", false)
 	if _, err := os.Stat(filepath.Dir(dir)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("reading made the folder: %v", err)
 	}
@@ -268,7 +266,7 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 		"Create": func() error { _, err := s.Create(t.Context(), "/w", "", time.Hour); return err },
 		"List":   func() error { _, err := s.List(t.Context()); return err },
 		"Revoke": func() error { _, err := s.Revoke(t.Context(), code); return err },
-		"Lookup": func() error { _, _, err := s.Lookup(code); return err },
+		"Lookup": func() error { _, err := s.Lookup(code); return err },
 	}
 	for name, call := range calls {
 		err := call()
@@ -318,7 +316,7 @@ func TestFileThatIsNone(t *testing.T) {
 		s := testStore(t, dir)
 		for range 3 {
 			path := writeClaimsFile(t, dir, "[")
-			if _, _, err := s.Lookup("AAAAAA"); !errors.Is(err, errClaimsUnreadable) {
+			if _, err := s.Lookup("AAAAAA"); !errors.Is(err, errClaimsUnreadable) {
 				t.Fatal(err)
 			}
 			writeClaimsFile(t, dir, "["+claimA+"]")
@@ -460,9 +458,9 @@ func TestOtherStoreSeesChangesAtOnce(t *testing.T) {
 	daemon, cli := testStore(t, dir), testStore(t, dir)
 	for range 20 {
 		c := mustCreate(t, cli)
-		got, _, err := daemon.Lookup(c.Code)
+		got, err := daemon.Lookup(c.Code)
 		must(t, err)
-		check(t, "the same claim", principalOf(got) == principalOf(c), true)
+		check(t, "the same claim", got.claimID == c.claimID, true)
 		_, err = cli.Revoke(t.Context(), c.Code)
 		must(t, err)
 		wantActive(t, daemon, c.Code, false)
@@ -481,13 +479,13 @@ func TestGoroutines(t *testing.T) {
 				keep, err1 := s.Create(t.Context(), "/w", "", time.Hour)
 				drop, err2 := s.Create(t.Context(), "/w", "", time.Hour)
 				_, err3 := s.Revoke(t.Context(), drop.Code)
-				_, dropped, err4 := reader.Lookup(drop.Code)
-				_, kept, err5 := reader.Lookup(keep.Code)
+				dropped, err4 := reader.Lookup(drop.Code)
+				kept, err5 := reader.Lookup(keep.Code)
 				if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 					t.Error(err)
 				}
-				check(t, "a revoked code is valid", dropped, false)
-				check(t, "a created code is valid", kept, true)
+				check(t, "a revoked code is valid", dropped.exists(), false)
+				check(t, "a created code is valid", kept.exists(), true)
 			}
 		})
 	}

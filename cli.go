@@ -227,8 +227,8 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 		}
 		if code != "" {
 			err := a.withClaims(func(claims *ClaimStore) error {
-				c, ok, err := claims.Lookup(code)
-				if err == nil && !ok {
+				c, err := claims.Lookup(code)
+				if err == nil && !c.exists() {
 					err = errNoClaim
 				}
 				*scope = scopeDir(c.ScopeDir)

@@ -335,7 +335,17 @@ func replaceFile(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	return writeFile(path, path+".new."+rand.Text(), data, func() error { return nil })
+	return replaceBy(path+".new."+rand.Text(), path, data)
+}
+
+// replaceBy replaces a file by way of the temporary file temp, which no other process may use
+// at the same time. It overwrites what a process that was killed left there.
+func replaceBy(temp, path string, data []byte) error {
+	err := writeFile(path, temp, data, func() error { return nil })
+	if err == nil {
+		err = syncFolder(filepath.Dir(path))
+	}
+	return err
 }
 
 // renameFile calls os.Rename, on Windows until no other process has the file open.

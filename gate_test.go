@@ -687,7 +687,7 @@ func TestGuessing(t *testing.T) {
 		must(t, err)
 		moved, err := store.Create(t.Context(), "/w/other", "", time.Hour)
 		must(t, err)
-		_, id := g.Create(protocols[0], 0, principalOf(good))
+		_, id := g.Create(protocols[0], 0, admission{claim: good})
 		atOnce := func(status int) guessOutcome { return guessOutcome{status, 0} }
 		codes := unknownCodes(300)
 		for range 3 * guessBudget { // as a client does whose claim has ended
@@ -719,7 +719,7 @@ func TestGuessing(t *testing.T) {
 		synctest.Wait()
 		<-time.After(time.Second / 2)
 		check(t, "another code, in a session, with no turn free", guess(t, g, moved.Code.Reveal(), id), atOnce(200))
-		check(t, "the session has not moved", g.Current(mustOpen(t, g, id)), principalOf(good))
+		check(t, "the session has not moved", g.Current(mustOpen(t, g, id)), good.claimID)
 		guesses.Wait()
 		turns := int(turnWait/turnEvery) + 1
 		if served := counts[400] + counts[200]; served > turns {
@@ -731,7 +731,7 @@ func TestGuessing(t *testing.T) {
 		<-time.After(guessSpan)
 		check(t, "a guess a minute later", guess(t, g, codes[299]), atOnce(400))
 		check(t, "a session that moves", guess(t, g, moved.Code.Reveal(), id), atOnce(200))
-		check(t, "where it moved", g.Current(mustOpen(t, g, id)), principalOf(moved))
+		check(t, "where it moved", g.Current(mustOpen(t, g, id)), moved.claimID)
 	})
 }
 
@@ -796,7 +796,7 @@ func mustOpen(t *testing.T, g *Gate, id string) *sessionToken {
 // move moves a session to another principal.
 func move(t *testing.T, g *Gate, token *sessionToken, p Principal) {
 	t.Helper()
-	_, err := g.present(admission{session: token, principal: g.Current(token)}, p)
+	_, err := g.present(admission{session: token, claim: Claim{claimID: g.Current(token)}}, Claim{claimID: p})
 	must(t, err)
 }
 
@@ -843,7 +843,7 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 				return g
 			}
 			g := open()
-			token, id := g.Create(protocols[0], 0, tt.born)
+			token, id := g.Create(protocols[0], 0, admission{claim: Claim{claimID: tt.born}})
 			now = start
 			if (tt.later != Principal{}) {
 				move(t, g, token, tt.later)
@@ -878,7 +878,7 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	g, _ := testGate(t, data, false)
-	_, id := g.Create(protocols[0], 0, Principal{})
+	_, id := g.Create(protocols[0], 0, admission{})
 	for n := range 1500 {
 		move(t, g, mustOpen(t, g, id), Principal{"ABCDEF", "2026-01-01T00:00:00Z", fmt.Sprint("/w/", n)})
 	}
@@ -887,7 +887,7 @@ func TestSessionLogIsCompacted(t *testing.T) {
 	if info.Size() > 2*sessionLogSlack {
 		t.Errorf("the log has %d bytes", info.Size())
 	}
-	ended, endedID := g.Create(protocols[0], 0, Principal{})
+	ended, endedID := g.Create(protocols[0], 0, admission{})
 	p := Principal{"ABCDEF", "2026-01-01T00:00:00Z", "/w/proj"}
 	move(t, g, ended, p)
 	must(t, g.End(ended))
@@ -908,7 +908,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	g, _ := testGate(t, data, false)
 	own, other := Principal{Code: "ABCDEF"}, Principal{Code: "GHJKMN"}
 	create := func(g *Gate, p Principal) *sessionToken {
-		token, _ := g.Create(protocols[0], 0, p)
+		token, _ := g.Create(protocols[0], 0, admission{claim: Claim{claimID: p}})
 		return token
 	}
 	end := func(g *Gate, p Principal) error { return g.End(create(g, p)) }
@@ -929,7 +929,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	for name, g := range map[string]*Gate{"before a restart": g, "after it": again} {
 		t.Run(name, func(t *testing.T) {
 			check(t, "one too many is refused", end(g, own) == errManyRecords, true)
-			_, err := g.present(admission{session: create(g, Principal{})}, own)
+			_, err := g.present(admission{session: create(g, Principal{})}, Claim{claimID: own})
 			check(t, "a move to the claim is refused", err == errManyRecords, true)
 			must(t, end(g, other))
 			must(t, end(g, Principal{}))

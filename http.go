@@ -43,6 +43,7 @@ const (
 	maxBodiesOf    = 16 << 20 // bytes of maxBodies per principal (webhook senders are two: see bodyReader)
 	bodyChunk      = 64 << 10 // bytes of a body that must arrive within bodyTimeout
 	maxWrite       = 64 << 10 // bytes of an answer that the client must accept within writeTimeout
+	maxLogged      = 200      // bytes of one value in the log that a client chose
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written

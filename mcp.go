@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -110,6 +111,7 @@ type request struct {
 	name    string    // of the method
 	method  mcpMethod // zero if unknown
 	params  object
+	from    admission
 	caller  Caller
 	item    *Item  // last found; nil for none
 	size    int64  // bytes that count in Server.requests
@@ -118,9 +120,12 @@ type request struct {
 
 // newRequest returns the request of a message in a session. Its messages and its answer
 // go to out.
-func (s *Server) newRequest(session *Session, out *outbox, msg *Message, params object) *request {
+func (s *Server) newRequest(
+	session *Session, from admission, out *outbox, msg *Message, params object,
+) *request {
 	r := &request{
 		server:  s,
+		from:    from,
 		session: session,
 		calls:   &session.calls,
 		out:     out,
@@ -131,7 +136,7 @@ func (s *Server) newRequest(session *Session, out *outbox, msg *Message, params 
 		params:  params,
 		size:    max(int64(msg.size), maxInFlightBytes/maxInFlight),
 	}
-	r.caller = s.callerOf(session, s.gate.Current(session.token), r.send)
+	r.caller = s.callerOf(session, from.claim.claimID, r.send)
 	return r
 }
 
@@ -173,17 +178,20 @@ func (r *request) answer(ctx context.Context) (result json.RawMessage, err error
 			r.waitReady(ctx) // its module may be one that is still being introspected
 		}
 	}
-	if r.session.era == stateful {
-		return r.method.run(r, ctx)
-	}
 	if err := r.checkHeaders(); err != nil {
 		return nil, err
 	}
+	start := time.Now()
 	result, err = r.method.run(r, ctx)
-	if err != nil {
+	r.log(time.Since(start), result, err)
+	switch {
+	case r.session.era == stateful:
+		return result, err
+	case err != nil:
 		return nil, statelessError(err)
+	default:
+		return statelessResult(result, r.method.life), nil
 	}
-	return statelessResult(result, r.method.life), nil
 }
 
 // encodeAnswer returns the answer to a request, or nil if the request was cancelled:
@@ -203,7 +211,7 @@ func encodeAnswer(id, result json.RawMessage, err error) []byte {
 // of the item that the request is for, and the arguments that a tool's schema marks so.
 func (r *request) checkHeaders() error {
 	key := r.method.named
-	if key == "" || r.header == nil {
+	if key == "" || r.header == nil || r.session.era == stateful {
 		return nil
 	}
 	if err := checkHeader(r.header, nameHeader, key, r.params.get(key)); err != nil {
@@ -232,7 +240,7 @@ func (r *request) send(msg []byte) bool {
 // use, as a claim may end at any time. With an error, which is for the client, the view
 // is empty.
 func (r *request) view() (*View, error) {
-	scope, err := r.server.scope(r.session)
+	scope, err := r.server.gate.ScopeOf(r.from)
 	if err != nil {
 		err = rpcErrorf(codeRefused, "%v", err)
 	}
@@ -250,7 +258,7 @@ func (r *request) readyView(ctx context.Context) *View {
 // waitReady waits for modules in the caller's scope that are being introspected.
 func (r *request) waitReady(ctx context.Context) {
 	if r.server.starting() {
-		scope, _ := r.server.scope(r.session) // reaches nothing if there is an error
+		scope, _ := r.server.gate.ScopeOf(r.from) // reaches nothing if there is an error
 		r.server.modules.WaitReady(ctx, scope)
 	}
 }
@@ -414,36 +422,39 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 			r.params = r.params.set("arguments", kept.encode())
 		}
 	}
-	start := time.Now()
 	result, err := r.call(ctx)
 	if _, own := errors.AsType[*rpcError](err); err != nil && !own && ctx.Err() == nil {
-		result = failure(err.Error())
-		err = nil
+		return failure(err.Error()), nil
 	}
-	r.logCall(time.Since(start), result, err)
 	return result, err
 }
 
-// logCall logs a tool call and how it ended.
-func (r *request) logCall(took time.Duration, result json.RawMessage, err error) {
+// log logs a request for an item of a module, and how it ended.
+func (r *request) log(took time.Duration, result json.RawMessage, err error) {
+	if r.method.named == "" && r.item == nil {
+		return
+	}
 	outcome := "done"
 	if err != nil {
-		outcome = clipText(err.Error(), 300)
+		outcome = clipText(err.Error(), maxLogged)
 	} else if string(field(result, "isError")) == "true" {
 		outcome = "failed"
 	}
-	called := slog.GroupAttrs("", slog.String("tool", clipText(r.params.text("name"), 100)))
+	_, name, _ := r.target()
+	module := slog.Attr{}
 	if r.item != nil {
-		called = slog.Group("", "module", r.item.Label, "method", r.item.ownName)
+		module = slog.String("module", r.item.Label)
+		name = cmp.Or(r.item.ownName, name)
 	}
-	gate := r.server.gate
 	r.server.log.Info("call",
+		"request", r.name,
+		module,
+		"method", clipText(name, maxLogged),
 		"outcome", outcome,
-		"session", clipText(r.session.token.ID, 8),
 		"took", took.Round(10*time.Microsecond),
 		"bytes", len(result),
-		called,
-		gate.Name(gate.Current(r.session.token)))
+		"session", clipText(r.session.token.ID, 8),
+		r.from.claim.logAttrs())
 }
 
 // subscribe subscribes the session to a resource. The error is the module's if it has no

@@ -19,8 +19,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -61,38 +59,9 @@ func (s Scope) Contains(source string) bool {
 }
 
 // Principal identifies the claim that a request belongs to. The zero value stands for
-// everyone without a claim. A principal identifies its claim permanently: if a record in
-// claims.json differs in any of the three fields, the principal's claim has ended.
-// Principals may be compared with ==. Gate.Scope reports whether the claim is active.
-type Principal struct {
-	Code      Code   `json:"code"`
-	CreatedAt string `json:"createdAt"` // RFC 3339 in UTC, so that == compares instants
-	ScopeDir  string `json:"claimScopeDir"`
-}
-
-// principalOf returns the principal of a claim.
-func principalOf(c Claim) Principal { return Principal{c.Code, c.created, c.ScopeDir} }
-
-// hasClaim reports whether the principal has a claim, active or ended.
-func (p Principal) hasClaim() bool { return p != Principal{} }
-
-// Key returns a key to count and group callers by: a keyed hash for each claim, and "" for
-// all callers without one. It is valid until usher exits.
-func (p Principal) Key() string {
-	if !p.hasClaim() {
-		return ""
-	}
-	return p.asClaim().Key()
-}
-
-// asClaim returns a claim with the fields that identify the principal's.
-func (p Principal) asClaim() Claim {
-	return Claim{Code: p.Code, created: p.CreatedAt, ScopeDir: p.ScopeDir}
-}
-
-// LogValue and Format disclose nothing: a principal contains a code.
-func (p Principal) LogValue() slog.Value       { return slog.StringValue("principal") }
-func (p Principal) Format(f fmt.State, _ rune) { io.WriteString(f, "principal") }
+// everyone without a claim. If a record in claims.json differs in any of the three fields,
+// the principal's claim has ended. Gate.Scope reports whether the claim is active.
+type Principal = claimID
 
 // accessFacts are all the facts that decide the access of a request.
 type accessFacts struct {
@@ -190,18 +159,25 @@ func fixedGate(scope Scope) *Gate { return &Gate{fixed: scope, sessions: &sessio
 
 // admission is the result of Gate.Admit for a request.
 type admission struct {
-	session   *sessionToken // nil: the request names none
-	principal Principal     // after a move to another claim, which has been saved
+	session *sessionToken // nil: the request names none
+	claim   Claim         // the principal's, after a move, which has been saved; if ended, only its id
 	// badCode is set if the request names no session and presents an invalid code. The
 	// request may begin a session without a claim; otherwise this error is its answer.
 	badCode error
+
+	scope Scope     // what the principal could reach when it was admitted
+	ended error     // errEnded if its claim had ended
+	since time.Time // before the claims were checked
 }
+
+// admissionLife is how long an admission says what its request may reach.
+const admissionLife = 10 * time.Millisecond
 
 // Admit finds out a request's session and principal, by its headers and URL alone, before
 // its body is read. It may wait some seconds for a turn (guessTurns). The error is the
 // answer to a request that is not admitted.
 func (g *Gate) Admit(r *http.Request) (admission, error) {
-	var a admission
+	a := admission{since: time.Now()}
 	if id, inURL := presentedSession(r); id != "" {
 		token, ok := g.sessions.open(id)
 		if !ok {
@@ -210,10 +186,10 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 		// A URL names only sessions of HTTP+SSE. Any other id in a URL is ignored.
 		if !inURL || token.Protocol == sseProtocol {
 			a.session = token
-			a.principal = g.Current(token)
+			a.claim.claimID = g.Current(token)
 		}
 	}
-	facts, presented, err := g.findFacts(r, a)
+	facts, presented, err := g.findFacts(r, &a)
 	if err != nil && !facts.unreadable {
 		return a, err
 	}
@@ -228,8 +204,15 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 		return a, httpErrorf(http.StatusBadRequest, needsCode)
 	case allowPresented:
 		return g.present(a, presented)
+	case allowOwn:
+		a.scope = scopeDir(a.claim.ScopeDir)
+	case denyEnded:
+		a.ended = errEnded
 	case allowInitialize:
 		a.badCode = httpErrorf(http.StatusBadRequest, codeIsNone)
+		a.scope = scopeAll()
+	case allowAll:
+		a.scope = scopeAll()
 	}
 	if facts.presents {
 		g.log.Warn("an invalid claim code was presented",
@@ -238,80 +221,79 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	return a, nil
 }
 
-// findFacts returns the facts about a request from the session and principal of a, and the
-// principal whose code it presents. If facts.unreadable is set, the error is the reason;
-// any other error refuses the request.
-func (g *Gate) findFacts(r *http.Request, a admission) (accessFacts, Principal, error) {
+// findFacts returns the facts about a request from the session and claim of a, which it
+// completes, and the claim whose code the request presents. If facts.unreadable is set, the error
+// is the reason; any other error refuses the request.
+func (g *Gate) findFacts(r *http.Request, a *admission) (accessFacts, Claim, error) {
 	code, presents := presentedCode(r)
 	facts := accessFacts{
 		session:  a.session != nil,
-		scoped:   a.principal.hasClaim(),
+		scoped:   a.claim.exists(),
 		presents: presents,
 		require:  g.require,
 	}
-	var own Principal // the session's, while its claim is active
+	var own Claim // the session's, while it is active
 	if facts.scoped {
-		_, err := g.claim(a.principal)
+		c, err := g.claim(a.claim.claimID)
 		if errors.Is(err, errClaimsUnreadable) {
 			facts.unreadable = true
-			return facts, Principal{}, err
+			return facts, Claim{}, err
 		}
 		if err == nil {
 			facts.active = true
-			own = a.principal
+			a.claim = c
+			own = c
 		}
 	}
 	presented, err := g.lookUp(r.Context(), code, own)
 	facts.unreadable = errors.Is(err, errClaimsUnreadable)
-	facts.valid = presented.hasClaim()
+	facts.valid = presented.exists()
 	return facts, presented, err
 }
 
-// lookUp returns the principal of the active claim with this code, or the zero Principal
-// if there is none or code is "". If the daemon requires claims, it waits for a turn. A
-// session with an active claim, own, never waits: its own code needs no turn, and without
-// a free turn, another code counts as invalid.
-func (g *Gate) lookUp(ctx context.Context, code Code, own Principal) (Principal, error) {
-	if code == "" {
-		return Principal{}, nil
-	}
-	if code == own.Code {
+// lookUp returns the active claim with this code, or the zero Claim if there is none or
+// code is "". If the daemon requires claims, it waits for a turn. A session with an active
+// claim, own, never waits: its own code needs no turn, and without a free turn, another
+// code counts as invalid.
+func (g *Gate) lookUp(ctx context.Context, code Code, own Claim) (Claim, error) {
+	if code == own.Code { // maybe ""
 		return own, nil
 	}
+	if code == "" {
+		return Claim{}, nil
+	}
 	patience := turnWait
-	if own.hasClaim() {
+	if own.exists() {
 		patience = 0
 	}
 	if g.require && !g.turns.await(ctx, code, patience) {
-		if own.hasClaim() {
-			return Principal{}, nil
+		if own.exists() {
+			return Claim{}, nil
 		}
-		return Principal{}, httpErrorf(http.StatusTooManyRequests, tooManyCodes).retryAfter(10)
+		return Claim{}, httpErrorf(http.StatusTooManyRequests, tooManyCodes).retryAfter(10)
 	}
-	c, ok, err := g.claims.Lookup(code)
-	if g.require && g.turns.done(code, err == nil && !ok) {
+	c, err := g.claims.Lookup(code)
+	if g.require && g.turns.done(code, err == nil && !c.exists()) {
 		g.log.Warn("someone may be guessing claim codes: codes are looked up in turns from now on",
 			"different", guessBudget)
 	}
-	if err != nil || !ok {
-		return Principal{}, err
-	}
-	return principalOf(c), nil
+	return c, err
 }
 
-// present admits a request that presents a valid code. Its session moves to that claim,
-// which is saved before anything is done.
-func (g *Gate) present(a admission, p Principal) (admission, error) {
-	if a.session != nil && a.principal != p {
-		if a.principal.hasClaim() && a.session.Protocol == sseProtocol {
+// present admits a request that presents the code of a claim. Its session moves to that
+// claim, which is saved before anything is done.
+func (g *Gate) present(a admission, c Claim) (admission, error) {
+	if a.session != nil && a.claim.claimID != c.claimID {
+		if a.claim.exists() && a.session.Protocol == sseProtocol {
 			return a, errKeepsClaim
 		}
-		if err := g.sessions.appendRecord(a.session, sessionRecord{Claim: p}); err != nil {
+		if err := g.sessions.appendRecord(a.session, sessionRecord{Claim: c.claimID}); err != nil {
 			return a, err
 		}
-		g.logScoped("session scoped", a.session, p)
+		g.logScoped("session scoped", a.session, c)
 	}
-	a.principal = p
+	a.claim = c
+	a.scope = scopeDir(c.ScopeDir)
 	return a, nil
 }
 
@@ -345,11 +327,20 @@ func presentedSession(r *http.Request) (id string, inURL bool) {
 // claim returns the active claim of a principal. The error is errEnded, including for
 // principals without a claim, or matches errClaimsUnreadable.
 func (g *Gate) claim(p Principal) (Claim, error) {
-	c, ok, err := g.claims.Lookup(p.Code)
-	if err == nil && (!ok || principalOf(c) != p) {
+	c, err := g.claims.Lookup(p.Code)
+	if err == nil && (!p.exists() || c.claimID != p) {
 		return Claim{}, errEnded
 	}
 	return c, err
+}
+
+// ScopeOf returns what an admitted request may reach: what it could reach when it was
+// admitted, if that was just now, or else as Scope does.
+func (g *Gate) ScopeOf(a admission) (Scope, error) {
+	if time.Since(a.since) < admissionLife {
+		return a.scope, a.ended
+	}
+	return g.Scope(a.claim.claimID)
 }
 
 // Scope returns what a principal may reach now. Callers ask at each use and do not keep
@@ -360,7 +351,7 @@ func (g *Gate) Scope(p Principal) (Scope, error) {
 	if g.claims == nil {
 		return g.fixed, nil
 	}
-	if !p.hasClaim() && !g.require {
+	if !p.exists() && !g.require {
 		return scopeAll(), nil
 	}
 	c, err := g.claim(p)
@@ -379,32 +370,18 @@ func (g *Gate) Current(t *sessionToken) Principal {
 	return cmp.Or(g.sessions.recordOf(t).Claim, t.Claim)
 }
 
-// Name returns log attributes that identify a principal's claim: a short keyed hash and, if
-// claims.json had the claim when it was last read, its label. It returns the zero Attr, which is
-// not logged, if there is no claim.
-func (g *Gate) Name(p Principal) slog.Attr {
-	if !p.hasClaim() {
-		return slog.Attr{}
-	}
-	c := g.claims.lastRead(p.Code)
-	if principalOf(c) != p {
-		c = p.asClaim()
-	}
-	return c.logAttrs()
-}
-
 // logScoped logs which claim a session has.
-func (g *Gate) logScoped(what string, t *sessionToken, p Principal) {
-	if p.hasClaim() {
-		g.log.Info(what, g.Name(p), "session", clipText(t.ID, 8))
+func (g *Gate) logScoped(what string, t *sessionToken, c Claim) {
+	if c.exists() {
+		g.log.Info(what, c.logAttrs(), "session", clipText(t.ID, 8))
 	}
 }
 
-// Create makes a session of a principal and returns its token and id. No state is stored:
-// the id contains everything.
-func (g *Gate) Create(protocol string, caps clientCaps, p Principal) (*sessionToken, string) {
-	t := newSessionToken(protocol, caps, p, g.sessions.now())
-	g.logScoped("session", t, p)
+// Create makes a session for an admitted initialize, and returns its token and id. No state
+// is stored: the id contains everything.
+func (g *Gate) Create(protocol string, caps clientCaps, from admission) (*sessionToken, string) {
+	t := newSessionToken(protocol, caps, from.claim.claimID, g.sessions.now())
+	g.logScoped("session", t, from.claim)
 	return t, g.sessions.seal(t)
 }
 

@@ -147,7 +147,7 @@ func (s *sessionStore) read() error {
 		case err == nil && s.key == nil && len(rec.Key) == 32:
 			s.key = rec.Key
 			s.oldest = rec.Issued
-		case err == nil && s.key != nil && rec.ID != "" && (rec.Ended || rec.Claim.hasClaim()):
+		case err == nil && s.key != nil && rec.ID != "" && (rec.Ended || rec.Claim.exists()):
 			s.records[rec.ID] = rec
 		default:
 			return errors.New("it has a line that is not a session record")

@@ -660,7 +660,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return err
 		}
-		scope, err := d.server.gate.Scope(from.principal)
+		scope, err := d.server.gate.ScopeOf(from)
 		if from.badCode != nil {
 			err = from.badCode
 		}
@@ -672,7 +672,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		d.writePage(w, r, http.StatusOK, pageContent{
 			View:    d.registry.View(scope),
 			Webhook: func(t *Item) string { return servedPath(whole, t) },
-			Coded:   from.principal.hasClaim(),
+			Coded:   from.claim.exists(),
 		})
 		return nil
 	})(w, r)

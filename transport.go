@@ -113,8 +113,8 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	known := from.session != nil || from.principal.hasClaim()
-	body, err := s.bodies.Read(w, r, known, from.principal.Key())
+	known := from.session != nil || from.claim.exists()
+	body, err := s.bodies.Read(w, r, known, from.claim.Key())
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		defer cancel()
 		defer context.AfterFunc(r.Context(), cancel)()
 	}
-	request := s.newRequest(session, newOutbox(conn, kept), msg, params)
+	request := s.newRequest(session, from, newOutbox(conn, kept), msg, params)
 	request.header = r.Header
 	answerPOST(ctx, w, request, conn, accept.streamFirst)
 	return nil
@@ -190,7 +190,7 @@ func (s *Server) sessionOf(
 		if err != nil {
 			return nil, err
 		}
-		token, id := s.gate.Create(protocol, caps, from.principal)
+		token, id := s.gate.Create(protocol, caps, from)
 		w.Header().Set(sessionHeader, id)
 		return newSession(token), nil
 	case old:
@@ -203,7 +203,7 @@ func (s *Server) sessionOf(
 	if err := checkStateless(r.Header, msg, params); err != nil {
 		return nil, err
 	}
-	return newStatelessSession(params, from.principal)
+	return newStatelessSession(params, from.claim.claimID)
 }
 
 // openSession returns the live session of an admitted request. It fails if the request
@@ -215,7 +215,7 @@ func (s *Server) openSession(from admission) (*Session, error) {
 	if from.session == nil {
 		return nil, errNoSessionID
 	}
-	session := s.sessions.open(from.session, from.principal.Key())
+	session := s.sessions.open(from.session, from.claim.Key())
 	if s.gate.Ended(from.session) {
 		s.sessions.end(from.session)
 		return nil, errNoSession
@@ -324,7 +324,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	release, ok := s.streams.reserve(from.principal.Key(), 1, maxStreamsOf)
+	release, ok := s.streams.reserve(from.claim.Key(), 1, maxStreamsOf)
 	if !ok {
 		return errManyStreams
 	}
@@ -334,7 +334,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	defer context.AfterFunc(s.stopping, cancel)()
 	conn := &connection{ctx: ctx, cancel: cancel, write: sseWriter(w)}
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from.principal, conn)
+		s.serveSSE(r.URL.Path, from, conn)
 		return nil
 	}
 	session, err := s.openSession(from)
@@ -449,9 +449,9 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	return err
 }
 
-// receive handles a message of the client. It answers a request in a new goroutine. It
+// receive handles an admitted message of the client. It answers a request in a new goroutine. It
 // reports false if the message came too late.
-func (d *duplex) receive(body []byte) bool {
+func (d *duplex) receive(from admission, body []byte) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.open.Err() != nil {
@@ -459,7 +459,7 @@ func (d *duplex) receive(body []byte) bool {
 	}
 	msg, err := parseMessage(body)
 	if err == nil && msg.isRequest() {
-		err = d.begin(msg)
+		err = d.begin(from, msg)
 	} else if err == nil {
 		d.session.handleNotification(msg)
 	}
@@ -470,16 +470,16 @@ func (d *duplex) receive(body []byte) bool {
 }
 
 // begin begins a request, and answers it in a new goroutine.
-func (d *duplex) begin(msg *Message) (err error) {
+func (d *duplex) begin(from admission, msg *Message) (err error) {
 	params := parseParams(msg.Params)
 	session := d.session
 	if isStateless(params) {
-		session, err = newStatelessSession(params, d.server.gate.Current(session.token))
+		session, err = newStatelessSession(params, from.claim.claimID)
 		if err != nil {
 			return err
 		}
 	}
-	r := d.server.newRequest(session, d.out, msg, params)
+	r := d.server.newRequest(session, from, d.out, msg, params)
 	r.calls = &d.session.calls
 	r.streams = d.open
 	ctx, err := r.begin(d.conn.ctx)
@@ -494,9 +494,9 @@ func (d *duplex) begin(msg *Message) (err error) {
 }
 
 // serveSSE serves the stream of a new HTTP+SSE session.
-func (s *Server) serveSSE(path string, p Principal, conn *connection) {
-	token, id := s.gate.Create(sseProtocol, 0, p)
-	session := s.sessions.open(token, p.Key())
+func (s *Server) serveSSE(path string, from admission, conn *connection) {
+	token, id := s.gate.Create(sseProtocol, 0, from)
+	session := s.sessions.open(token, from.claim.Key())
 	defer s.modules.EndAffinity(token.ID)
 	defer s.sessions.end(token) // else the table keeps the stream in memory
 	// The address is relative, as usher does not know the path that a proxy adds.
@@ -513,7 +513,7 @@ func (s *Server) postSSE(w http.ResponseWriter, from admission, body []byte) err
 		return err
 	}
 	d := session.duplex.Load()
-	if d == nil || !d.receive(body) {
+	if d == nil || !d.receive(from, body) {
 		return errNoSession
 	}
 	w.WriteHeader(http.StatusAccepted)
@@ -550,7 +550,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 			return nil
 		case err != nil:
 			return err
-		case !d.receive(line):
+		case !d.receive(admission{}, line):
 			return nil
 		}
 	}

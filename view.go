@@ -129,9 +129,9 @@ func newView(all []*Module, scope Scope) *View {
 	for i, label := range labels(inside, scope) {
 		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
 	}
+	v.addResources()
 	slices.SortStableFunc(v.Modules, func(a, b ViewModule) int { return strings.Compare(a.Label, b.Label) })
 	v.addToolsAndPrompts()
-	v.addResources(inside)
 	return v
 }
 
@@ -188,24 +188,24 @@ func (v *View) addWebhook(t *Item) {
 	}
 }
 
-// addResources adds the resources and templates of modules, which are sorted. If two
-// modules offer the same URI, the first module has it, and the other's is not listed. The
+// addResources adds the modules' resources and templates. The modules are still sorted by
+// source. If two modules offer the same URI, the first module has it, and the other's is not listed. The
 // first module also has priority between templates with the same prefix.
-func (v *View) addResources(modules []*Module) {
+func (v *View) addResources() {
 	var resources, templates []json.RawMessage
 	byURI := make(map[string]*Item)
-	for _, m := range modules {
+	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
 			uri := stringField(raw, "uri")
 			if byURI[uri] == nil {
-				byURI[uri] = &Item{Name: uri, module: m}
+				byURI[uri] = &Item{Name: uri, Label: m.Label, module: m.Module}
 				resources = append(resources, raw)
 			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
 			if text := stringField(raw, "uriTemplate"); text != "" {
 				prefix, _, _ := strings.Cut(text, "{")
-				v.templates = append(v.templates, &Item{Name: prefix, module: m})
+				v.templates = append(v.templates, &Item{Name: prefix, Label: m.Label, module: m.Module})
 				templates = append(templates, raw)
 			}
 		}
