@@ -145,6 +145,14 @@ func (e *httpError) because(cause error) *httpError {
 	return e
 }
 
+// why returns the innermost reason of the error, for the log.
+func (e *httpError) why() string {
+	for inner, ok := e, true; ok; inner, ok = errors.AsType[*httpError](e.Err) {
+		e = inner
+	}
+	return clipText(cmp.Or(e.Err, error(e)).Error(), maxLogged)
+}
+
 // loggedError marks an error that the handler has logged.
 type loggedError struct{ error }
 
@@ -181,13 +189,13 @@ func catch(log *slog.Logger, err *error) {
 // refuse logs and writes the error of a handler.
 func refuse(log *slog.Logger, write errorWriter, w http.ResponseWriter, r *http.Request, err error) {
 	id := w.Header().Get(requestIDHeader)
-	log = log.With("path", clipText(r.URL.Path, 200), "request", id)
+	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", id)
 	e, known := errors.AsType[*httpError](err)
 	if !known {
 		log.Error("internal error", "err", err)
 		e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
 	} else if _, logged := errors.AsType[loggedError](err); !logged {
-		log.Info("refused", "status", e.Status, "why", cmp.Or(e.Err, error(e)))
+		log.Info("refused", "status", e.Status, "why", e.why())
 	}
 	maps.Copy(w.Header(), e.Header)
 	write(w, e)

@@ -185,7 +185,7 @@ func (s *sessionStore) compact() error {
 	}
 	text := append(sessionRecord{Key: s.key, Issued: s.oldest}.line(), lines...)
 	s.mu.Unlock()
-	// A random name could leave a copy of the key and of codes behind for ever.
+	// A random name would leave copies of the key and of codes behind after kill -9.
 	if err := replaceBy(s.path+".new", s.path, text); err != nil {
 		return err
 	}

@@ -343,21 +343,30 @@ func TestSignatureOrSecret(t *testing.T) {
 			d.awaitReady(t)
 			ran := 0
 			for _, scheme := range sortedKeys(signatureKeys) {
-				for what, headers := range map[string][]string{
+				for how, headers := range map[string][]string{
 					"well":     sign(scheme, body, time.Now()),
 					"badly":    sign(scheme, body+" ", time.Now()),
 					"long ago": sign(scheme, body, time.Now().Add(-time.Hour)),
 					"not":      nil,
 				} {
-					if scheme == "github" && what == "long ago" {
+					if scheme == "github" && how == "long ago" {
 						continue // its signatures have no time
 					}
 					for _, shows := range []string{"X-Nothing: x", shown, shown + "x"} {
-						what := fmt.Sprintf("%s, signed %s, showing %q", scheme, what, shows)
+						what := fmt.Sprintf("%s, signed %s, showing %q", scheme, how, shows)
 						a := d.deliver(t, "m/handle_"+scheme, body, append(slices.Clone(headers), shows)...)
 						// The secret never replaces a signature.
-						if !strings.Contains(what, "well") || row.secret && !row.accept && shows != shown {
+						unknown := row.secret && shows != shown && (how == "not" || !row.accept)
+						if how != "well" || unknown {
 							checkError(t, what, a, 401)
+							_, line, _ := strings.Cut(d.Log.String(), "id="+a.Header.Get(requestIDHeader))
+							line, _, _ = strings.Cut(line, "\n")
+							why := map[string]string{"badly": "does not match", "long ago": "its timestamp", "not": "no signature"}[how]
+							if unknown {
+								why = "neither secret nor signature"
+							}
+							method := "handle_" + scheme
+							checkContains(t, what+": the log", line, "path=m/"+method, "module=m", "method="+method, why, "status=401")
 							continue
 						}
 						ran++

@@ -77,16 +77,20 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	}
 	err := h.deliver(w, d)
 	took := time.Since(d.received).Round(10 * time.Microsecond)
-	args := []any{"id", d.id, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr}
+	if d.tool == nil { // refused before it was looked for
+		d.tool, _ = h.modules.View(scopeAll()).Hook(d.path)
+	}
+	args := []any{"id", d.id, "path", clipText(d.path, maxLogged)}
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
 	if e, ok := errors.AsType[*httpError](err); ok {
 		d.status = e.Status
-		args = append(args, "why", cmp.Or(e.Err, error(e)))
+		args = append(args, "why", e.why())
 		err = loggedError{err}
 	}
-	h.log.Info("delivery", append(args, "status", d.status)...)
+	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr)
+	h.log.Info("delivery", args...)
 	return err
 }
 
@@ -258,7 +262,8 @@ func callError(ctx context.Context, err error) error {
 		return answer
 	}
 	if argument, ok := errors.AsType[*argumentError](err); ok {
-		return httpErrorf(http.StatusBadRequest, "%v", argument)
+		logged := fmt.Errorf("parameter %q does not fit", argument.path) // without what was sent
+		return httpErrorf(http.StatusBadRequest, "%v", argument).because(logged)
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
 		return httpErrorf(http.StatusGatewayTimeout,

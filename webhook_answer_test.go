@@ -190,7 +190,7 @@ func TestWebhookCantStart(t *testing.T) {
 func TestWebhookLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"}}}`)
+	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"},"e":{"enum":["a"]}}}`)
 	writeTools(t, dir+"/m.usher",
 		fakeTool{Name: "handleIt", Schema: number},
 		fakeTool{Name: "handleResult", Does: "result"},
@@ -213,11 +213,12 @@ func TestWebhookLog(t *testing.T) {
 		bytes                            int    // that were read
 	}{
 		{"good", "POST", "m/handleIt?q=MARK-query", `{"a":"MARK-body"}`, shown, 200, "handleIt", 17},
-		{"wrong secret", "POST", "m/handleIt", `{"a":"MARK-body"}`, secretHeader + ": MARK-wrong", 401, "", 0},
-		{"other method", "GET", "m/handleIt?q=MARK-query", ``, shown, 405, "", 0},
+		{"wrong secret", "POST", "m/handleIt", `{"a":"MARK-body"}`, secretHeader + ": MARK-wrong", 401, "handleIt", 0},
+		{"other method", "GET", "m/handleIt?q=MARK-query", ``, shown, 405, "handleIt", 0},
 		{"unknown", "POST", "m/x?q=MARK-query", `{"a":"MARK-body"}`, shown, 404, "", 0},
 		{"malformed", "POST", "m/handleIt", `{"a":"MARK-body"`, shown, 400, "handleIt", 16},
 		{"wrong type", "POST", "m/handleIt", `{"n":"MARK-body"}`, shown, 400, "handleIt", 17},
+		{"wrong choice", "POST", "m/handleIt", `{"e":"MARK-body"}`, shown, 400, "handleIt", 17},
 		{"failed", "POST", "m/handleResult", failed, shown, 500, "handleResult", len(failed)},
 		{"refused by the module", "POST", "m/handleFault", `{"code":-32602,"message":"MARK-body"}`, shown, 400,
 			"handleFault", 37},
@@ -246,9 +247,9 @@ func TestWebhookLog(t *testing.T) {
 			}
 			check(t, "lines of the log", len(lines), 1)
 			var got struct {
-				Msg, Module, Method, Remote string
-				Status, Bytes               int
-				Took                        *float64
+				Msg, Path, Module, Method, Remote, Why string
+				Status, Bytes                          int
+				Took                                   *float64
 			}
 			must(t, json.Unmarshal([]byte(lines[0]), &got))
 			module := ""
@@ -257,6 +258,9 @@ func TestWebhookLog(t *testing.T) {
 			}
 			check(t, "msg", got.Msg, "delivery")
 			check(t, "status", got.Status, row.status)
+			path, _, _ := strings.Cut(row.path, "?")
+			check(t, "path", got.Path, path)
+			check(t, "the reason is missing", got.Why == "" && got.Status != 200, false)
 			check(t, "module", got.Module, module)
 			check(t, "method", got.Method, row.tool)
 			check(t, "bytes", got.Bytes, row.bytes)
