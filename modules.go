@@ -71,6 +71,8 @@ type Registry struct {
 	running sync.WaitGroup
 	slots   chan struct{} // one for each introspection under way
 
+	updating sync.Mutex // held while versions are compared with files and replaced
+
 	mu      sync.Mutex                  // guards the fields below
 	modules map[entryKey]*moduleVersion // the latest versions; only scans add and remove them
 	pools   []*pool                     // those that may still have a process
@@ -131,7 +133,8 @@ func newRegistry(c registryConfig) *Registry {
 }
 
 // Call runs attempt, which finds something in a view and asks its module. If the module
-// was reloaded between the two, Call runs attempt again, so an edit fails no call.
+// was reloaded between the two, or its file has changed, Call runs attempt again once the
+// new version is ready. So an edit fails no call, and the next call meets the edit.
 func (r *Registry) Call(ctx context.Context,
 	attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for {
@@ -248,6 +251,8 @@ func (r *Registry) Close() {
 
 // update hosts what a scan has found.
 func (r *Registry) update(s *scan) {
+	r.updating.Lock()
+	defer r.updating.Unlock()
 	check := r.approval()
 	for _, d := range r.compare(s, check) {
 		refused := d.Err
@@ -280,6 +285,53 @@ func (r *Registry) startVersion(d discovered, refused error) {
 		r.running.Go(func() { r.revise(v) })
 	default:
 		r.running.Go(func() { r.introspectUntilDone(v) })
+	}
+}
+
+// checkCurrent returns nil if a file has not changed since its version v was found. Else it
+// starts the new version, unless a scan has done that, and waits until that version is
+// ready. Then it returns errRetired, or why the new version can't be hosted.
+func (r *Registry) checkCurrent(ctx context.Context, v *moduleVersion) error {
+	info, err := os.Lstat(v.Source)
+	if err != nil || fileVersion(info) == v.Version { // scans notice that a file is gone
+		return nil
+	}
+	r.refresh(v.discovered)
+	for {
+		changed := r.Changed()
+		r.mu.Lock()
+		last := r.modules[v.key()]
+		ready := last == nil || last.published
+		r.mu.Unlock()
+		switch {
+		case ready && last == v: // the file has changed back
+			return nil
+		case ready && last != nil && last.err != nil:
+			return fmt.Errorf("the file of module %q has changed: %w", v.Name, last.err)
+		case ready:
+			return errRetired
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// refresh scans one file, and starts the version that it finds there if that is new.
+func (r *Registry) refresh(d discovered) {
+	r.updating.Lock()
+	defer r.updating.Unlock()
+	s := &scan{seen: make(map[entryKey]bool), root: d.Root}
+	s.file(d.Path, d.Name, d.Kind)
+	for _, found := range s.modules {
+		r.mu.Lock()
+		last := r.modules[found.key()]
+		r.mu.Unlock()
+		if found.key() == d.key() && last != nil && last.Version != found.Version {
+			r.startVersion(found, found.Err)
+		}
 	}
 }
 
@@ -435,6 +487,9 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 		pool:      v.pool,
 	}
 	module.addMethods(m.Lists["tools"])
+	if r.Watch && r.Approved == "" && v.Kind != kindConfig {
+		module.checkCurrent = func(ctx context.Context) error { return r.checkCurrent(ctx, v) }
+	}
 	r.finishVersion(v, module, nil)
 }
 

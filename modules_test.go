@@ -73,10 +73,11 @@ func TestHotReload(t *testing.T) {
 			}
 		})
 	}
-	t.Cleanup(func() {
+	end := func() {
 		stop.Store(true)
 		calls.Wait()
-	})
+	}
+	t.Cleanup(end)
 	writeFake(t, dir+"/a.usher", "good tools=x,y") // edit
 	hear(t, messages, "notifications/tools/list_changed")
 	c.awaitTools("a_x", "a_y", "b_x")
@@ -86,7 +87,9 @@ func TestHotReload(t *testing.T) {
 	c.awaitTools("a_x", "a_y", "b_x", "other_x")
 	must(t, os.Remove(dir+"/other.usher"))
 	c.awaitTools("a_x", "a_y", "b_x")
+	end()
 	writeFake(t, dir+"/a.usher", "dies") // break
+	checkContains(t, "a call of the broken version", c.call("a_x", "").failure(), `the file of module "a" has changed: `)
 	d.awaitLog(t, "old_version_kept=true")
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "good tools=x,z") // repair

@@ -499,9 +499,14 @@ func (s *scan) file(path, name string, kind Kind) {
 	s.add(path, source, discovered{
 		Name:    name,
 		Kind:    kind,
-		Version: fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode()),
+		Version: fileVersion(info),
 		Err:     fault,
 	})
+}
+
+// fileVersion returns a text that changes when a file does.
+func fileVersion(info fs.FileInfo) string {
+	return fmt.Sprint(info.Size(), info.ModTime().UnixNano(), info.Mode())
 }
 
 // checkFile returns an error if a file can't be a module of a kind.

@@ -43,6 +43,10 @@ type Module struct {
 	Lists map[string][]json.RawMessage
 
 	pool *pool
+	// checkCurrent returns errRetired if a newer version of the source file has replaced the
+	// module, and waits until that version is ready; other errors say why it can't be hosted.
+	// It is nil if changes of the file are not followed.
+	checkCurrent func(context.Context) error
 }
 
 // Catalog is an immutable set of modules. Safe for concurrent use.
@@ -289,8 +293,14 @@ func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.
 
 // Call sends a request about the item to its module, with the module's own name for it in
 // params. The error is an *argumentError if the arguments are invalid. It is errRetired if
-// the module was replaced after the view was made; then nothing was done.
+// the module was replaced after the view was made, or its file has changed; then nothing was
+// done.
 func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (json.RawMessage, error) {
+	if i.module.checkCurrent != nil {
+		if err := i.module.checkCurrent(ctx); err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case i.ownName == "": // a URI is the module's own
 	case method == "completion/complete":
