@@ -13,6 +13,7 @@ import (
 func TestRelease(t *testing.T) {
 	slow(t)
 	need(t, "git")
+	t.Parallel()
 	first, second := t.TempDir(), t.TempDir()
 	run := func(dir string, line ...string) (string, error) {
 		cmd := exec.Command(line[0], line[1:]...)
