@@ -62,9 +62,7 @@ func benchServer(b *testing.B, modules []*Module) (http.Handler, http.Header) {
 		stopping: b.Context(),
 		stopped:  b.Context(),
 	})
-	mux := http.NewServeMux()
-	s.routes(mux)
-	return mux, benchSession(b, gate, code)
+	return handle(log, writeMCPError, s.serve), benchSession(b, gate, code)
 }
 
 // benchSession is the headers of a request in a session with a claim.
