@@ -267,25 +267,27 @@ func (r *request) waitReady(ctx context.Context) {
 var noResult = json.RawMessage(`{}`)
 
 // initialize answers a session's first request.
-func (r *request) initialize(ctx context.Context) (json.RawMessage, error) {
+func (r *request) initialize(context.Context) (json.RawMessage, error) {
 	protocol, caps, err := parseInitialize(r.params)
 	if err != nil {
 		return nil, err
 	}
 	r.session.profile.Store(&clientProfile{protocol: protocol, caps: caps})
-	return r.about(ctx, object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}), nil
+	return r.about(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}), nil
 }
 
 // discover answers what initialize answers, for clients without sessions.
-func (r *request) discover(ctx context.Context) (json.RawMessage, error) {
-	return r.about(ctx, object{{"supportedVersions", spoken}}), nil
+func (r *request) discover(context.Context) (json.RawMessage, error) {
+	return r.about(object{{"supportedVersions", spoken}}), nil
 }
 
-// about returns a result with what every client learns about usher added.
-func (r *request) about(ctx context.Context, result object) json.RawMessage {
+// about returns a result with what every client learns about usher added. It does not wait
+// for modules, as some clients give up soon: the instructions name those that are ready.
+func (r *request) about(result object) json.RawMessage {
+	view, _ := r.view()
 	return append(result,
 		member{"capabilities", serverCapabilities},
-		member{"instructions", quote(instructions(r.readyView(ctx)))},
+		member{"instructions", quote(instructions(view))},
 	).encode()
 }
 

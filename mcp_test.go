@@ -233,6 +233,7 @@ func TestPreflight(t *testing.T) {
 func TestVersionNegotiation(t *testing.T) {
 	t.Parallel()
 	c := oneFake(t)
+	c.tools() // the instructions name the modules that are ready
 	for asked, want := range map[string]string{
 		"2025-11-25": "2025-11-25",
 		"2025-03-26": "2025-03-26",

@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -69,7 +70,8 @@ type Registry struct {
 	ctx     context.Context // ends with the registry
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-	slots   chan struct{} // one for each introspection under way
+	slots   chan struct{} // one for each introspection under way that needs no build
+	builds  chan struct{} // one for each introspection under way that begins with a build
 
 	updating sync.Mutex // held while versions are compared with files and replaced
 
@@ -120,6 +122,7 @@ func newRegistry(c registryConfig) *Registry {
 		started:        time.Now(),
 		reaper:         newReaper(c.Environ, c.Log),
 		slots:          make(chan struct{}, maxIntrospections),
+		builds:         make(chan struct{}, max(1, runtime.NumCPU()/2)),
 		modules:        make(map[entryKey]*moduleVersion),
 		changed:        make(chan struct{}),
 	}
@@ -516,9 +519,13 @@ func (m *Module) addMethods(tools []json.RawMessage) {
 
 // introspect starts a module to read its lists, and ends it.
 func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
+	slots := r.slots
+	if v.Kind == kindGo {
+		slots = r.builds
+	}
 	select {
-	case r.slots <- struct{}{}:
-		defer func() { <-r.slots }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 	case <-v.ctx.Done():
 		return nil, v.ctx.Err()
 	}
