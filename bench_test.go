@@ -62,7 +62,9 @@ func benchServer(b *testing.B, modules []*Module) (http.Handler, http.Header) {
 		stopping: b.Context(),
 		stopped:  b.Context(),
 	})
-	return handle(log, writeMCPError, s.serve), benchSession(b, gate, code)
+	mux := http.NewServeMux()
+	s.routes(mux)
+	return mux, benchSession(b, gate, code)
 }
 
 // benchSession is the headers of a request in a session with a claim.

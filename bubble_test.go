@@ -69,8 +69,10 @@ func (b *bubble) start(t *testing.T) {
 		stopping: stopping,
 		stopped:  stopped,
 	})
+	mux := http.NewServeMux()
+	b.server.routes(mux)
 	conns := make(pipes)
-	web := &http.Server{Handler: handle(log, writeMCPError, b.server.serve)}
+	web := &http.Server{Handler: mux}
 	var serving sync.WaitGroup
 	serving.Go(func() { web.Serve(conns) })
 	transport := &http.Transport{DialContext: conns.dial, DisableKeepAlives: true}

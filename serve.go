@@ -22,6 +22,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
@@ -435,6 +436,9 @@ func (d *daemon) handler() http.Handler {
 	if d.flags.open || d.flags.requireClaim {
 		origins.mcp = anyone
 	}
+	mux := http.NewServeMux()
+	d.server.routes(mux)
+	mux.HandleFunc("/", handle(d.log, writeMCPError, d.serveNothing))
 	mcp := handle(d.log, writeMCPError, func(w http.ResponseWriter, r *http.Request) error {
 		if err := origins.admit(r); err != nil || origins.cors(w, r) {
 			return err
@@ -442,14 +446,12 @@ func (d *daemon) handler() http.Handler {
 		if err := origins.admitMCP(r); err != nil {
 			return err
 		}
-		switch {
-		case r.URL.Path != "/" && r.URL.Path != "/mcp": // where clients expect the endpoint
-			return d.serveNothing(r)
-		case wantsPage(r):
+		if wantsPage(r) {
 			d.servePage(w, r)
-			return nil
+		} else {
+			mux.ServeHTTP(w, r)
 		}
-		return d.server.serve(w, r)
+		return nil
 	})
 	hooks := handle(d.log, writeWebhookError, func(w http.ResponseWriter, r *http.Request) error {
 		if err := origins.admit(r); err != nil || origins.cors(w, r) {
@@ -467,7 +469,7 @@ func (d *daemon) handler() http.Handler {
 		switch {
 		case r.URL.Path == "/healthz": // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
-		case strings.HasPrefix(r.URL.Path, webhookPrefix):
+		case isWebhook(r.URL.Path):
 			hooks(w, r)
 		default:
 			mcp(w, r)
@@ -476,12 +478,18 @@ func (d *daemon) handler() http.Handler {
 }
 
 // serveNothing answers requests for unknown paths.
-func (d *daemon) serveNothing(r *http.Request) error {
+func (d *daemon) serveNothing(_ http.ResponseWriter, r *http.Request) error {
 	if strings.Contains(r.URL.Path, "/.well-known/o") || r.URL.Path == "/register" {
 		d.log.Debug("a client looks for a login", "path", r.URL.Path)
 		return loggedError{httpErrorf(http.StatusNotFound, "usher has no login: %s", howToPresent)}
 	}
 	return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
+}
+
+// isWebhook reports whether a path is one of webhooks, or is cleaned to one: the mux
+// would redirect a path with // in it before the secret is checked.
+func isWebhook(at string) bool {
+	return strings.HasPrefix(at, webhookPrefix) || strings.HasPrefix(path.Clean("/"+at)+"/", webhookPrefix)
 }
 
 // show prints the daemon's address, its modules when they become ready or fail and, once
@@ -636,9 +644,10 @@ type pageContent struct {
 	URL, Nonce string
 }
 
-// wantsPage reports whether a request for the MCP endpoint is a browser's for the page.
+// wantsPage reports whether a browser requests the page at the MCP endpoint.
 func wantsPage(r *http.Request) bool {
-	return r.Method == http.MethodGet && parseAccept(r.Header.Values("Accept")).html
+	return r.Method == http.MethodGet && (r.URL.Path == "/" || r.URL.Path == "/mcp") &&
+		parseAccept(r.Header.Values("Accept")).html
 }
 
 // servePage shows a browser the modules in the requester's own view.

@@ -25,24 +25,22 @@ const (
 	noticeStream = "g" // of a GET
 )
 
-// serve answers a request for the MCP endpoint.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
-	switch r.Method {
-	case http.MethodPost:
-		return s.servePOST(w, r)
-	case http.MethodGet:
-		return s.serveGET(w, r)
-	case http.MethodDelete:
-		return s.serveDELETE(w, r)
+// routes adds the MCP endpoint to mux: "/" and "/mcp", where clients expect it.
+func (s *Server) routes(mux *http.ServeMux) {
+	for _, path := range []string{"/{$}", "/mcp"} {
+		mux.HandleFunc("POST "+path, handle(s.log, writeMCPError, s.servePOST))
+		mux.HandleFunc("GET "+path, handle(s.log, writeMCPError, s.serveGET))
+		mux.HandleFunc("DELETE "+path, handle(s.log, writeMCPError, s.serveDELETE))
+		mux.HandleFunc(path, handle(s.log, writeMCPError, methodNotAllowed))
 	}
-	return errMethod
 }
 
-// errMethod refuses a request with another method.
-var errMethod error = &httpError{
-	Status: http.StatusMethodNotAllowed,
-	Msg:    "this method is not allowed here: use POST, GET or DELETE",
-	Header: http.Header{"Allow": {"POST, GET, DELETE"}},
+// methodNotAllowed replaces ServeMux's own answer by a JSON-RPC error.
+func methodNotAllowed(_ http.ResponseWriter, r *http.Request) error {
+	e := httpErrorf(http.StatusMethodNotAllowed,
+		"method %s is not allowed here: use POST, GET or DELETE", r.Method)
+	e.Header = http.Header{"Allow": {"POST, GET, DELETE"}}
+	return e
 }
 
 // writeMCPError writes an error as a JSON-RPC error.
@@ -299,8 +297,9 @@ var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 // admitGET decides whether a GET is served, and for which principal.
 func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	version := r.Header.Get(protocolHeader)
-	if version != "" && !hasSessions(version) {
-		return from, errMethod // stateless revisions have no GET
+	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
+		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
+		return from, methodNotAllowed(nil, r)
 	}
 	accept := parseAccept(r.Header.Values("Accept"))
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
