@@ -61,11 +61,6 @@ var limitCases = map[string]limitCase{
 		request: func(b *bubble, c *testClient) *http.Request { return b.sessionLike(c).getRequest() },
 		refusal: "too many streams",
 	},
-	"maxProcsOf": {
-		most:    maxProcsOf,
-		request: func(b *bubble, c *testClient) *http.Request { return waitRequest(b, b.sessionLike(c)) },
-		refusal: "is busy",
-	},
 }
 
 // otherLimits names the test of each other limit, or says why there is none.
@@ -98,6 +93,7 @@ var otherLimits = map[string]string{
 	"tailLines":           "clips what is shown, and holds up nothing",
 	"maxPages":            "fails the list of a module that has no end, for this module alone",
 	"maxProcs":            "TestProcessesAreBounded",
+	"maxProcsOf":          "TestProcessesAreBounded",
 	"maxRunning":          "TestCallsWaitForTheirTurn",
 	"maxRunningOf":        "TestCallsWaitForTheirTurn",
 	"maxRounds":           "ends a call that its module keeps asking in, for its client alone",
@@ -270,49 +266,59 @@ func TestOddRequests(t *testing.T) {
 func mutePool(t *testing.T, perSession bool) *pool {
 	p := newPool("a", perSession, 0, func(owner *Caller) (*Worker, error) {
 		w := testWorker("a", owner)
-		go func() {
-			<-w.ctx.Done()
-			w.finish("")
-		}()
+		context.AfterFunc(w.ctx, func() { time.AfterFunc(time.Millisecond, func() { w.finish("") }) })
 		return w, nil
 	})
 	t.Cleanup(p.close)
 	return p
 }
 
-// TestProcessesAreBounded starts as many processes of a module as it may have, in
-// total and for a claim: one more is refused at once. Idle ones make room.
+// TestProcessesAreBounded starts as many processes of a module as it may have, in total and
+// for a principal: one more waits until one is idle, and has ended.
 func TestProcessesAreBounded(t *testing.T) {
 	t.Parallel()
-	p := mutePool(t, true)
-	var held []*process
-	enter := func(affinity, principal string) {
-		t.Helper()
-		c, err := p.enter(t.Context(), Caller{Session: affinity, Affinity: affinity, Principal: principal})
-		must(t, err)
-		held = append(held, c)
-	}
-	checkRefused := func(what, principal string) {
-		t.Helper()
-		caller := Caller{Session: "x", Affinity: "x", Principal: principal}
-		_, err := p.call(t.Context(), caller, "tools/call", nil)
-		check(t, what+" is refused", errors.Is(err, errBusy), true)
-	}
-	for i := range maxProcsOf {
-		enter(fmt.Sprint("a", i), "a claim")
-	}
-	checkRefused("a process of the claim", "a claim")
-	for i := range maxProcs - maxProcsOf {
-		enter(fmt.Sprint("n", i), "")
-	}
-	checkRefused("a process of the module", "another")
-	checkRefused("a process without a claim", "")
-	for _, c := range held {
-		p.leave(c, true)
-	}
-	enter("b", "another")
-	enter("c", "a claim")
-	check(t, "processes", len(p.procs), maxProcs)
+	synctest.Test(t, func(t *testing.T) {
+		p := mutePool(t, true)
+		started := make(map[string]*process)
+		enter := func(affinity, principal string) {
+			go func() {
+				c, err := p.enter(t.Context(), Caller{Session: affinity, Affinity: affinity, Principal: principal})
+				if err == nil {
+					started[affinity] = c
+				}
+			}()
+			synctest.Wait()
+		}
+		leave := func(affinity string) {
+			p.leave(started[affinity], true)
+			delete(started, affinity)
+			pass(time.Second)
+			synctest.Wait()
+		}
+		for i := range maxProcsOf + 1 {
+			enter(fmt.Sprint("a", i), "a claim")
+			enter(fmt.Sprint("n", i), "")
+			enter(fmt.Sprint("b", i), "another")
+		}
+		check(t, "processes of three principals", len(started), 3*maxProcsOf)
+		enter("b5", "another")
+		leave("n0")
+		check(t, "the principal's next one has started", started["n4"] != nil, true)
+		leave("a0")
+		check(t, "another principal's still waits", started["b4"] != nil, false)
+		leave("b0")
+		check(t, "the first that waited has started", started["b4"] != nil && started["b5"] == nil, true)
+		for i := range maxProcs {
+			enter(fmt.Sprint("c", i), fmt.Sprint("claim ", i/maxProcsOf))
+		}
+		check(t, "processes", len(p.procs)-len(p.waiting), maxProcs)
+		p.timeout = time.Second
+		_, err := p.call(t.Context(), Caller{Session: "late", Affinity: "late"}, "tools/call", nil)
+		check(t, "a call waits in vain", errors.Is(err, errBusy) && p.procs["late"] == nil, true)
+		p.retire(false)
+		check(t, "processes that wait in a retired pool", len(p.waiting), 0)
+		p.close()
+	})
 }
 
 // TestProcessPerSession has each session call a process of its own, which ends
@@ -461,7 +467,7 @@ func TestAttribution(t *testing.T) {
 				c.id = fmt.Sprint(i)
 				w.startCall(c, "ping", nil)
 			}
-			w.update(func(s *workerState) { s.maybeRunning["9"] = func() {} })
+			w.update(func(s *workerState) { s.maybeRunning["9"] = nil })
 			if !tt.cancelled {
 				w.answer(&Message{ID: json.RawMessage("9")})
 			}
@@ -492,30 +498,32 @@ func (w *Worker) answerCalls(first, n int, result json.RawMessage) {
 	}
 }
 
-// TestCallsWaitForTheirTurn makes more calls of a module than may run for a
-// principal: they wait in order. A cancelled call has its slot until it has ended,
-// which our own shims say; other modules get a minute.
+// TestCallsWaitForTheirTurn makes more calls of a module than may run for a principal: they
+// wait in order. A cancelled call counts for its principal until it is answered or a minute
+// has passed, and one that waits for its client counts for nobody.
 func TestCallsWaitForTheirTurn(t *testing.T) {
 	t.Parallel()
-	for _, own := range []bool{true, false} {
-		t.Run(fmt.Sprint("own shim: ", own), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { testTurns(t, own) })
+	for _, answered := range []bool{true, false} {
+		t.Run(fmt.Sprint("cancelled calls are answered: ", answered), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { testTurns(t, answered) })
 		})
 	}
 }
 
-func testTurns(t *testing.T, own bool) {
+func testTurns(t *testing.T, answered bool) {
 	var w *Worker
 	p := newPool("a", false, 0, func(owner *Caller) (*Worker, error) {
 		w = testWorker("a", owner)
-		w.answersAll = own
 		context.AfterFunc(w.ctx, func() { w.finish("") })
 		return w, nil
 	})
 	defer p.close()
 	ctx, cancel := context.WithCancel(t.Context())
+	replies := make(chan json.RawMessage)
 	call := func(ctx context.Context, principal string) error {
-		_, err := p.call(ctx, Caller{Session: "s", Principal: principal}, "tools/call", nil)
+		ask := func(context.Context, string, json.RawMessage) (json.RawMessage, error) { return <-replies, nil }
+		caller := Caller{Session: "s", Principal: principal, Caps: allCaps, Ask: ask}
+		_, err := p.call(ctx, caller, "tools/call", nil)
 		return err
 	}
 	for range maxRunningOf {
@@ -535,20 +543,60 @@ func testTurns(t *testing.T, own bool) {
 	}
 	go call(t.Context(), "another")
 	w.checkRuns(t, "beside those that wait", maxRunningOf+1)
+	params := json.RawMessage(`{"_meta":{"usher/call":1}}`)
+	w.handle(&Message{ID: json.RawMessage("1"), Method: "roots/list", Params: params})
+	w.checkRuns(t, "beside one that waits for its client", maxRunningOf+2)
+	replies <- noResult
+	synctest.Wait()
+	w.update(func(s *workerState) { check(t, "its client's answer waits for a slot", len(s.asks), 1) })
 	cancel()
-	w.checkRuns(t, "beside those that were cancelled", 1)
-	if own {
-		pass(time.Hour)
+	w.checkRuns(t, "beside those that were cancelled", 2)
+	check(t, "calls that run for the module", p.slots.used, 2)
+	if answered {
 		w.answerCalls(1, maxRunningOf, nil)
 	} else {
 		pass(cancelledTime)
 	}
 	w.checkRuns(t, "after the end of those that were cancelled", 3)
 	w.answerCalls(maxRunningOf+1, 3, noResult)
-	if own { // the others began at once
+	if answered { // else the others began at once
 		check(t, "those that waited ended in the order", order, []string{"first", "second"})
 	}
-	check(t, "slots that are taken", p.slots.used+len(p.slots.usedBy.used), 0)
+	check(t, "slots that are taken", p.slots.used+len(p.slots.usedBy.used)+len(p.slots.waiting), 0)
+}
+
+// TestPing cancels a call of a module that answers pings, and of one that does not, which
+// usher ends.
+func TestPing(t *testing.T) {
+	t.Parallel()
+	for _, answers := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			w := testWorker("a", nil)
+			w.answersPing = true
+			context.AfterFunc(w.ctx, func() { w.finish("killed") })
+			errs := make(chan error)
+			go func() {
+				_, err := w.request(t.Context(), Caller{Session: "other"}, "tools/call", nil, 0, nil)
+				errs <- err
+			}()
+			synctest.Wait()
+			for range 3 {
+				_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, time.Second, nil)
+				check(t, "a call times out", errors.Is(err, errTimeout), true)
+			}
+			var sent string
+			w.update(func(s *workerState) { sent = string(s.input) })
+			check(t, "pings", strings.Count(sent, `"method":"ping"`), 1)
+			if answers {
+				w.answer(&Message{ID: json.RawMessage("3"), Result: noResult})
+			}
+			pass(pingTimeout)
+			synctest.Wait()
+			check(t, "the process is alive", w.alive(), answers)
+			w.cancel()
+			checkContains(t, "the other call", fmt.Sprint(<-errs), "crashed (killed)")
+		})
+	}
 }
 
 // TestPanicInAScan has a scan of the workspace panic: the next one happens.

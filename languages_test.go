@@ -487,6 +487,43 @@ func TestHosted(t *testing.T) {
 	}
 }
 
+// TestStuckModules calls methods that never end. usher ends a process that can't do anything
+// else meanwhile, and no other one.
+func TestStuckModules(t *testing.T) {
+	t.Parallel()
+	slow(t) // for pingTimeout
+	dir := t.TempDir()
+	modules := map[string]string{
+		"busygo.usher.go":  goHead + "func Spin() { for {} }\nfunc Fine() int { return 1 }\n",
+		"busypy.usher.py":  "def spin():\n  while True: pass\ndef fine(): return 1\n",
+		"busysh.usher.sh":  "# Spins.\nspin() { while :; do :; done; }\n# Fine.\nfine() { echo 1; }\n",
+		"stuckjs.usher.js": "export const spin = () => { for (;;); }\nexport const fine = () => 1\n",
+		"stuckpy.usher.py": "import re\ndef spin(): re.match('^(a+)+$', 'a' * 40 + 'b')\ndef fine(): return 1\n",
+	}
+	var want []string
+	for _, file := range sortedKeys(modules) {
+		write(t, dir+"/"+file, modules[file])
+		name, _, _ := strings.Cut(file, ".")
+		want = append(want, name+"_fine", name+"_spin")
+	}
+	d := startDaemon(t, dir, "-call-timeout", "1s")
+	c := connect(t, d.URL)
+	c.awaitTools(want...)
+	awaitFine := func(tool string) {
+		await(t, tool, func() bool { return strings.TrimSpace(resultText(c.call(tool, "").result())) == "1" })
+	}
+	for i := 0; i < len(want); i += 2 {
+		awaitFine(want[i]) // its process has started
+		checkContains(t, want[i+1], c.call(want[i+1], "").failure(), "no answer")
+	}
+	for i := len(want) - 2; i >= 0; i -= 2 { // the stuck ones first, which takes as long as their pings
+		awaitFine(want[i])
+		module, _, _ := strings.Cut(want[i], "_")
+		ended := strings.Contains(d.Log.String(), `does not answer a ping, so usher ends its process" module=`+module+"\n")
+		check(t, module+" was ended", ended, strings.HasPrefix(module, "stuck"))
+	}
+}
+
 // TestEditedWhileServed edits a module that is served: to a new version, to a
 // broken one, and to one that works again.
 func TestEditedWhileServed(t *testing.T) {

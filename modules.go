@@ -631,7 +631,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		module:      d.Name,
 		log:         r.Log,
 		owner:       owner,
-		answersAll:  d.Kind.singleFile(),
+		answersPing: d.Kind.singleFile(),
 		listChanged: v.listsChanged,
 	})
 	l, err := r.launch(ctx, d)

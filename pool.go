@@ -86,7 +86,7 @@ var (
 	errRetired = errors.New("the module was reloaded")
 	// errUnapproved reports that the module's content needs an approval and has none.
 	errUnapproved = errors.New("not approved: read it, then run usher approve")
-	errBusy       = errors.New("is busy: too many calls are running; try again")
+	errBusy       = errors.New("is busy or still starting: try again")
 )
 
 // pool is all processes of one module. Safe for concurrent use.
@@ -94,12 +94,13 @@ type pool struct {
 	name       string
 	perSession bool // one process for each affinity, and not one for all callers
 	start      startFunc
-	timeout    time.Duration // how long a call may be silent, and wait for a slot; 0 is unlimited
+	timeout    time.Duration // how long a call may be silent, and wait before it is made; 0 is unlimited
 	slots      slots
 	wg         sync.WaitGroup // goroutines of processes
 
 	mu      sync.Mutex          // guards the fields below
 	procs   map[string]*process // those that accept calls, by affinity; the shared one under ""
+	waiting []*process          // those of procs that wait for others to end, in order
 	ending  map[*process]bool   // those that accept no calls, and have not ended yet
 	crashed map[string]*process // the last one that crashed, by affinity, until a call succeeds
 	retired bool                // there are no new calls
@@ -113,13 +114,14 @@ type startFunc func(owner *Caller) (*Worker, error)
 // process is one process of a module, from before its start. The pool's mu guards its
 // fields; worker and err are constant once ready is closed.
 type process struct {
-	affinity  string
-	principal string        // it counts as that principal's
-	ready     chan struct{} // closed when worker or err is set
-	worker    *Worker
-	err       error // why it could not be started
-	active    int   // calls under way
-	lastUse   time.Time
+	affinity string
+	caller   Caller // its first, whose principal it counts for; zero if it is shared
+	started  bool
+	ready    chan struct{} // closed when worker or err is set
+	worker   *Worker
+	err      error // why it could not be started
+	active   int   // calls under way
+	lastUse  time.Time
 
 	wait      time.Duration // after its crash: how long none is started
 	notBefore time.Time     // the end of that
@@ -162,19 +164,17 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 // callOnce makes one request, when there is a slot and a process for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	params object) (json.RawMessage, error) {
-	release, err := p.slots.acquire(ctx, caller.Principal, p.timeout)
-	if errors.Is(err, errBusy) {
-		err = fmt.Errorf("module %q %w", p.name, err)
+	slot := &slot{slots: &p.slots, principal: caller.Principal}
+	var c *process
+	err := p.await(ctx, slot.grant())
+	if err == nil {
+		c, err = p.enter(ctx, caller)
 	}
 	if err != nil {
+		slot.release()
 		return nil, err
 	}
-	c, err := p.enter(ctx, caller)
-	if err != nil {
-		release()
-		return nil, err
-	}
-	result, err := c.worker.request(ctx, caller, method, params, p.timeout, release)
+	result, err := c.worker.request(ctx, caller, method, params, p.timeout, slot)
 	_, ended := errors.AsType[*processError](err)
 	p.leave(c, !ended && !errors.Is(err, errNotSent))
 	return result, err
@@ -187,17 +187,32 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case <-c.ready:
+	if err = p.await(ctx, c.ready); err == nil {
 		err = c.err
-	case <-ctx.Done():
-		err = context.Cause(ctx)
 	}
 	if err != nil {
 		p.leave(c, false)
 		return nil, err
 	}
 	return c, nil
+}
+
+// await waits until done is closed, for at most p.timeout.
+func (p *pool) await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	default: // only a call that has to wait costs a timer
+	}
+	busy := fmt.Errorf("module %q %w", p.name, errBusy)
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
+	defer cancel()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // pick returns the process for a caller, which may not have started yet.
@@ -207,37 +222,59 @@ func (p *pool) pick(caller Caller) (*process, error) {
 	if p.retired {
 		return nil, errRetired
 	}
-	affinity := ""
-	if p.perSession {
-		affinity = caller.Affinity
+	if !p.perSession {
+		caller = Caller{}
 	}
+	affinity := caller.Affinity
 	c := p.procs[affinity]
 	if c == nil || c.worker != nil && !c.worker.alive() {
 		if c != nil {
 			p.end(c)
 		}
-		if err := p.checkStart(affinity, caller.Principal); err != nil {
-			return nil, err
+		if last := p.crashed[affinity]; last != nil && time.Now().Before(last.notBefore) {
+			wait := time.Until(last.notBefore).Round(100 * time.Millisecond)
+			return nil, fmt.Errorf("module %q keeps crashing: try again in %v", p.name, wait)
 		}
-		c = &process{affinity: affinity, principal: caller.Principal, ready: make(chan struct{})}
+		c = &process{affinity: affinity, caller: caller, ready: make(chan struct{})}
 		p.procs[affinity] = c
-		p.wg.Go(func() { p.run(c, caller) })
+		p.waiting = append(p.waiting, c)
+		p.startWaiting()
 	}
 	c.active++
 	return c, nil
 }
 
-// checkStart refuses to start a process if the last ones have crashed just now, or if
-// there are too many. The caller holds p.mu.
-func (p *pool) checkStart(affinity, principal string) error {
-	if last := p.crashed[affinity]; last != nil && time.Now().Before(last.notBefore) {
-		wait := time.Until(last.notBefore).Round(100 * time.Millisecond)
-		return fmt.Errorf("module %q keeps crashing: try again in %v", p.name, wait)
-	}
-	if p.perSession && !p.makeRoom(principal) {
-		return fmt.Errorf("module %q %w", p.name, errBusy)
-	}
-	return nil
+// startWaiting starts the processes that wait, in order, if there may be one more. If not,
+// it ends an idle process: of the same principal, if there is one, else the one that is idle
+// longest. A process counts until it has ended. The caller holds p.mu.
+func (p *pool) startWaiting() {
+	p.waiting = slices.DeleteFunc(p.waiting, func(c *process) bool {
+		all := slices.AppendSeq(slices.Collect(maps.Keys(p.ending)), maps.Values(p.procs))
+		all = slices.DeleteFunc(all, func(o *process) bool { return !o.started })
+		own := slices.DeleteFunc(slices.Clone(all), func(o *process) bool {
+			return o.caller.Principal != c.caller.Principal
+		})
+		full := len(own) >= maxProcsOf
+		if len(all) < maxProcs && !full {
+			c.started = true
+			p.wg.Go(func() { p.run(c) })
+			return true
+		}
+		if full {
+			all = own
+		}
+		if slices.ContainsFunc(all, func(o *process) bool { return p.ending[o] }) {
+			return false // it makes room
+		}
+		idle := slices.DeleteFunc(slices.Clone(own), (*process).busy)
+		if len(idle) == 0 {
+			idle = slices.DeleteFunc(all, (*process).busy)
+		}
+		if len(idle) > 0 {
+			p.end(slices.MinFunc(idle, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
+		}
+		return false
+	})
 }
 
 // leave ends a call. If a call succeeded, the process does not keep crashing.
@@ -249,9 +286,10 @@ func (p *pool) leave(c *process, succeeded bool) {
 	if succeeded {
 		delete(p.crashed, c.affinity)
 	}
-	if p.ending[c] || p.perSession && c.active == 0 && c.worker != nil && c.worker.attributionLost() {
+	if p.ending[c] || c.active == 0 && (!c.started || c.worker != nil && c.worker.attributionLost()) {
 		p.end(c)
 	}
+	p.startWaiting()
 }
 
 // end stops new calls of a process, and the process after the calls under way. The caller
@@ -259,7 +297,13 @@ func (p *pool) leave(c *process, succeeded bool) {
 func (p *pool) end(c *process) {
 	if p.procs[c.affinity] == c {
 		delete(p.procs, c.affinity)
-		p.ending[c] = true
+		if c.started {
+			p.ending[c] = true
+		} else {
+			p.waiting = slices.DeleteFunc(p.waiting, func(o *process) bool { return o == c })
+			c.err = errRetired
+			close(c.ready)
+		}
 	}
 	if c.worker != nil && (c.active == 0 || p.closed) {
 		c.worker.stop()
@@ -269,10 +313,10 @@ func (p *pool) end(c *process) {
 // run starts a process, and returns when it has ended. After the first crash, or failed
 // start, of an affinity the next process may start at once; from then on the wait
 // doubles, up to half a minute.
-func (p *pool) run(c *process, caller Caller) {
+func (p *pool) run(c *process) {
 	var owner *Caller
 	if p.perSession {
-		owner = &caller
+		owner = &c.caller
 	}
 	w, err := p.start(owner)
 	p.mu.Lock()
@@ -300,6 +344,7 @@ func (p *pool) run(c *process, caller Caller) {
 	}
 	p.end(c)
 	delete(p.ending, c)
+	p.startWaiting()
 }
 
 // forgetCrashes forgets crashes after a while. The caller holds p.mu.
@@ -312,33 +357,11 @@ func (p *pool) forgetCrashes() {
 // busy reports whether the process has calls, or reports changes of resources.
 func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.worker.listened() }
 
-// makeRoom reports whether there may be one more process, and if not, tries to end an idle
-// one: one of the same principal, else the one that is idle longest. Processes that are
-// ending have a limit of their own. The caller holds p.mu.
-func (p *pool) makeRoom(principal string) bool {
-	all := slices.Collect(maps.Values(p.procs))
-	others := func(c *process) bool { return c.principal != principal }
-	own := slices.DeleteFunc(slices.Clone(all), others)
-	full := principal != "" && len(own) >= maxProcsOf
-	if len(all) < maxProcs && !full {
-		return len(p.ending) < maxProcs
-	}
-	idle := slices.DeleteFunc(own, (*process).busy)
-	if len(idle) == 0 && !full {
-		idle = slices.DeleteFunc(all, (*process).busy)
-	}
-	if len(idle) == 0 || len(p.ending) >= maxProcs {
-		return false
-	}
-	p.end(slices.MinFunc(idle, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
-	return true
-}
-
 // stopFor ends the process of one affinity, after the calls under way.
 func (p *pool) stopFor(affinity string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c := p.procs[affinity]; c != nil && p.perSession {
+	if c := p.procs[affinity]; c != nil && c.started && p.perSession {
 		p.end(c)
 	}
 }
@@ -372,6 +395,7 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.forgetCrashes()
+	p.startWaiting()
 	for _, c := range p.procs {
 		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
 			p.end(c)
@@ -395,49 +419,70 @@ type slots struct {
 	waiting []*slot // in order
 }
 
-// slot is permission for a call to run, or the wait for it.
+// slot lets one call run. usher's own calls have a nil slot. slots.mu guards the fields
+// from granted on.
 type slot struct {
+	slots     *slots
 	principal string
-	granted   chan struct{} // closed when the call may run
+	granted   chan struct{} // closed when the call may run; nil if it does not want to
+	running   bool          // it counts for the module
+	counted   bool          // it counts for the principal
+	ended     bool
 }
 
-// acquire waits for a slot, first come, first served, for at most timeout (0: unlimited),
-// until ctx ends. The error is errBusy or ctx's cause. The caller must call release once,
-// which does not block.
-func (s *slots) acquire(
-	ctx context.Context, principal string, timeout time.Duration,
-) (release func(), err error) {
-	w := &slot{principal, make(chan struct{})}
-	s.update(func() { s.waiting = append(s.waiting, w) })
-	select {
-	case <-w.granted:
-	default:
-		err = s.await(ctx, w, timeout)
+// grant returns a channel that is closed when the call may run, first come, first served,
+// or has ended. The caller must call release.
+func (c *slot) grant() <-chan struct{} {
+	granted := make(chan struct{})
+	if c == nil {
+		close(granted)
+		return granted
 	}
-	release = func() {
-		s.update(func() {
+	c.slots.update(func() {
+		switch {
+		case c.ended:
+			close(granted)
+		case c.granted == nil:
+			c.granted = granted
+			c.slots.waiting = append(c.slots.waiting, c)
+		default:
+			granted = c.granted
+		}
+	})
+	return granted
+}
+
+// pause frees the slot of a call that waits for its client, until grant.
+func (c *slot) pause() { c.free(false, false) }
+
+// cancel frees the slot of a cancelled call, which counts for its principal until release.
+func (c *slot) cancel() { c.free(true, true) }
+
+// release frees the slot for good.
+func (c *slot) release() { c.free(false, true) }
+
+// free frees the slot for the module, and unless counted for the principal. It does not block.
+func (c *slot) free(counted, ended bool) {
+	if c == nil {
+		return
+	}
+	s := c.slots
+	s.update(func() {
+		if c.running {
 			s.used--
-			s.usedBy.release(principal, 1)
-		})
-	}
-	return release, err
-}
-
-// await waits for a slot as acquire does.
-func (s *slots) await(ctx context.Context, w *slot, timeout time.Duration) (err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(timeout, math.MaxInt64), errBusy)
-	defer cancel()
-	select {
-	case <-w.granted:
-	case <-ctx.Done():
-		s.update(func() {
-			if i := slices.Index(s.waiting, w); i >= 0 { // it was not granted meanwhile
-				s.waiting = slices.Delete(s.waiting, i, i+1)
-				err = context.Cause(ctx)
-			}
-		})
-	}
-	return err
+		} else if c.granted != nil {
+			close(c.granted)
+		}
+		if counted && !c.counted {
+			s.usedBy.reserve(c.principal, 1, math.MaxInt64)
+		} else if c.counted && !counted {
+			s.usedBy.release(c.principal, 1)
+		}
+		c.granted = nil
+		c.running = false
+		c.counted = counted
+		c.ended = c.ended || ended
+	})
 }
 
 // update makes a change, and gives the free slots to the calls that have waited longest. A
@@ -446,14 +491,16 @@ func (s *slots) update(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change()
-	s.waiting = slices.DeleteFunc(s.waiting, func(w *slot) bool {
-		if s.used == maxRunning {
-			return false
+	s.waiting = slices.DeleteFunc(s.waiting, func(c *slot) bool {
+		if c.granted == nil || s.used == maxRunning {
+			return c.granted == nil
 		}
-		_, ok := s.usedBy.reserve(w.principal, 1, maxRunningOf)
+		_, ok := s.usedBy.reserve(c.principal, 1, maxRunningOf)
 		if ok {
 			s.used++
-			close(w.granted)
+			c.running = true
+			c.counted = true
+			close(c.granted)
 		}
 		return ok
 	})

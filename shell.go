@@ -219,6 +219,8 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 			if cancel, ok := s.calls.Load(string(field(msg.Params, "requestId"))); ok {
 				cancel.(context.CancelFunc)()
 			}
+		case "ping":
+			s.send(encodeResult(msg.ID, json.RawMessage(`{}`)))
 		default:
 			if msg.isRequest() {
 				s.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "unknown method %q", msg.Method)))

@@ -31,7 +31,8 @@ const (
 	stdinTimeout  = 1 * time.Second        // for a process to end after its stdin closed
 	outputTimeout = 500 * time.Millisecond // for reading the output of a process that has ended
 	askTimeout    = 10 * time.Minute       // for a client's answer, often a person's
-	cancelledTime = time.Minute            // after which a cancelled call that is not answered counts as ended
+	cancelledTime = time.Minute            // for which a cancelled call counts that is not answered
+	pingTimeout   = 10 * time.Second       // for the answer to a ping
 )
 
 // Why a call has no answer.
@@ -57,11 +58,12 @@ func (e *processError) Unwrap() error { return e.cause }
 type call struct {
 	id       string
 	caller   Caller
-	release  func()          // frees the slot of the call, once the call no longer runs
+	slot     *slot           // which is freed once the call no longer runs
 	token    json.RawMessage // the caller's own progress token; nil for none
 	answer   chan *Message   // 1-buffered, nil if nobody waits; receives nil if the process ends
 	progress chan struct{}   // 1-buffered: the module, or the client it asked, did something
 	lacked   clientCaps      // what the module asked for and the caller lacks; part of workerState
+	asks     int             // for which the slot is free; part of workerState
 }
 
 // ofClient reports whether the call is a client's or a delivery's, and not usher's own.
@@ -69,12 +71,10 @@ func (c *call) ofClient() bool { return c.caller.Session != "" }
 
 // workerConfig is the part of a Worker that does not change.
 type workerConfig struct {
-	module string
-	log    *slog.Logger
-	owner  *Caller // the first caller of a process for one affinity; nil for a shared process
-	// answersAll says that the module answers cancelled calls too, when they have
-	// ended. usher's own shims do; MCP does not require it.
-	answersAll bool
+	module      string
+	log         *slog.Logger
+	owner       *Caller // the first caller of a process for one affinity; nil for a shared process
+	answersPing bool    // while calls run, as usher's own shims do
 	// listChanged is called when the module offers something else, by the goroutine
 	// that reads the module's output.
 	listChanged func(w *Worker)
@@ -102,7 +102,9 @@ type workerState struct {
 	level  int      // index in logLevels of the lowest level that usher asked for, or their number
 
 	calls        map[string]*call        // in flight, by id
-	maybeRunning map[string]func()       // release of each cancelled call that may still run, by id
+	maybeRunning map[string]*slot        // of the cancelled calls that may still run, by id
+	unanswered   bool                    // a cancelled call was not answered in time
+	pingID       string                  // of the latest ping
 	owner        *Caller                 // the latest caller of a process for one affinity
 	asks         map[*clientRequest]bool // whether the module still wants each answer of a client
 	asking       quota                   // the same, by principal
@@ -142,10 +144,8 @@ func (w *Worker) update(change func(s *workerState)) {
 
 // endCancelled records that a cancelled call no longer runs, if there is one.
 func (s *workerState) endCancelled(id string) {
-	if release := s.maybeRunning[id]; release != nil {
-		delete(s.maybeRunning, id)
-		release()
-	}
+	s.maybeRunning[id].release()
+	delete(s.maybeRunning, id)
 }
 
 // newWorker returns a worker that has no process yet.
@@ -157,7 +157,7 @@ func newWorker(config workerConfig) *Worker {
 		state: workerState{
 			level:        len(logLevels),
 			calls:        make(map[string]*call),
-			maybeRunning: make(map[string]func()),
+			maybeRunning: make(map[string]*slot),
 			owner:        config.owner,
 			asks:         make(map[*clientRequest]bool),
 			subs:         make(map[*subscription]bool),
@@ -456,24 +456,21 @@ func (w *Worker) newCall(caller Caller) *call {
 	return &call{
 		id:       strconv.FormatInt(w.lastID.Add(1), 10),
 		caller:   caller,
-		release:  func() {},
 		answer:   make(chan *Message, 1),
 		progress: make(chan struct{}, 1),
 	}
 }
 
 // request sends a request and waits for its result. It converts the params to the
-// protocol era of the module, and replaces the caller's progress token. It calls release,
-// unless that is nil, once the call no longer runs in the module. If ctx ends, usher cancels
-// the call, and the error is ctx's cause. If the module makes no progress for timeout (0:
+// protocol era of the module, and replaces the caller's progress token. It releases the slot
+// once the call no longer runs in the module. If ctx ends, usher cancels the call, and the
+// error is ctx's cause. If the module makes no progress for timeout (0:
 // unlimited) while it waits for no client's answer, the error is errTimeout. Errors that the
 // module answered with are *rpcError.
 func (w *Worker) request(ctx context.Context, caller Caller, method string, params object,
-	timeout time.Duration, release func()) (json.RawMessage, error) {
+	timeout time.Duration, slot *slot) (json.RawMessage, error) {
 	c := w.newCall(caller)
-	if release != nil {
-		c.release = release
-	}
+	c.slot = slot
 	params = w.adapt(caller, params)
 	if c.ofClient() {
 		params = c.replaceToken(params)
@@ -607,9 +604,10 @@ func (w *Worker) endCall(c *call, cancelled error) {
 		running = s.calls[c.id] == c && cancelled != nil && c.ofClient()
 		delete(s.calls, c.id)
 		if running {
-			s.maybeRunning[c.id] = c.release
+			s.maybeRunning[c.id] = c.slot
+			c.slot.cancel()
 		} else {
-			c.release()
+			c.slot.release()
 		}
 		for a := range s.asks {
 			if a.call == c {
@@ -624,13 +622,45 @@ func (w *Worker) endCall(c *call, cancelled error) {
 	if cancelled == nil {
 		return
 	}
-	if running && !w.answersAll {
-		time.AfterFunc(cancelledTime, func() {
-			w.update(func(s *workerState) { s.endCancelled(c.id) })
-		})
-	}
 	reason := quote(cancelled.Error())
 	w.notify("notifications/cancelled", object{{"requestId", json.RawMessage(c.id)}, {"reason", reason}})
+	if !running {
+		return
+	}
+	time.AfterFunc(cancelledTime, func() {
+		w.update(func(s *workerState) {
+			_, unanswered := s.maybeRunning[c.id]
+			s.unanswered = s.unanswered || unanswered
+			s.endCancelled(c.id)
+		})
+	})
+	if w.answersPing {
+		w.ping()
+	}
+}
+
+// ping ends the process, as if it had crashed, unless it answers a ping in time. So one
+// call that never ends does not take the module from everyone.
+func (w *Worker) ping() {
+	c := w.newCall(Caller{})
+	again := false
+	w.update(func(s *workerState) {
+		again = s.calls[s.pingID] != nil
+		if !again {
+			s.pingID = c.id
+		}
+	})
+	if again || w.startCall(c, "ping", nil) != nil {
+		return
+	}
+	time.AfterFunc(pingTimeout, func() {
+		silent := false
+		w.update(func(s *workerState) { silent = s.calls[c.id] != nil })
+		if silent {
+			w.log.Error("the module does not answer a ping, so usher ends its process")
+			w.cancel()
+		}
+	})
 }
 
 // answer passes an answer on to its call, or records that a cancelled call has ended.
@@ -690,6 +720,7 @@ type clientRequest struct {
 	*Message
 	caller Caller // to ask
 	call   *call  // in which the module asks; nil if only the session is known
+	waits  *call  // whose slot is free: call or, if that is nil, one of the session
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the client is no longer asked
@@ -718,15 +749,16 @@ func (s *workerState) target(params json.RawMessage) (Caller, *call, error) {
 	}
 	calls := slices.Collect(maps.Values(s.calls))
 	calls = slices.DeleteFunc(calls, func(c *call) bool { return !c.ofClient() })
+	cancelled := len(s.maybeRunning) > 0 || s.unanswered
 	switch {
-	case len(calls) == 1 && len(s.maybeRunning) == 0:
+	case len(calls) == 1 && !cancelled:
 		return calls[0].caller, calls[0], nil
 	case s.owner != nil && (len(calls) == 0 || !s.owner.Stateless):
 		return *s.owner, nil, nil
-	case len(calls) == 0 && len(s.maybeRunning) == 0:
+	case len(calls) == 0 && !cancelled:
 		return Caller{}, nil, errNoCaller
 	default:
-		s.attributionLost = len(s.maybeRunning) > 0
+		s.attributionLost = cancelled
 		return Caller{}, nil, errNotSure
 	}
 }
@@ -782,8 +814,19 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 		Message: msg,
 		caller:  caller,
 		call:    c,
+		waits:   c,
 		done:    make(chan struct{}),
 	}
+	for _, other := range s.calls {
+		if a.waits == nil && other.ofClient() && other.asks == 0 {
+			a.waits = other
+		}
+	}
+	if a.waits == nil {
+		a.waits = &call{}
+	}
+	a.waits.asks++
+	a.waits.slot.pause()
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	s.asks[a] = true
 	return a, nil
@@ -794,8 +837,14 @@ func (w *Worker) ask(a *clientRequest) {
 	defer close(a.done)
 	defer a.cancel()
 	result, err := w.askClient(a)
+	select {
+	case <-a.waits.slot.grant():
+	case <-a.ctx.Done():
+		err = context.Cause(a.ctx)
+	}
 	wanted := false
 	w.update(func(s *workerState) {
+		a.waits.asks--
 		wanted = s.asks[a]
 		delete(s.asks, a)
 		s.asking.release(a.caller.Principal, 1)
