@@ -336,13 +336,14 @@ var installHints = map[string]string{
 // bareVariable matches text in JSON that a shell would expand.
 var bareVariable = regexp.MustCompile(`"~/|\$[A-Za-z_]`)
 
-// foreignVariable matches a variable in the form of other programs, in JSON.
-var foreignVariable = regexp.MustCompile(`\$\{(env|input):[^}"]*\}`)
+// foreignVariable matches a variable that a client asks its user for, in JSON.
+var foreignVariable = regexp.MustCompile(`\$\{input:[^}"]*\}`)
 
-// variable matches ${VAR} and ${VAR:-default} in JSON.
-var variable = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)(:-(?:[^}"\\]|\\.)*)?\}`)
+// variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON.
+var variable = regexp.MustCompile(`\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(:-(?:[^}"\\]|\\.)*)?\}`)
 
-// expandVariables replaces ${VAR} and ${VAR:-default} in the strings of valid JSON.
+// expandVariables replaces ${VAR}, ${env:VAR} and ${VAR:-default} in the strings of valid
+// JSON.
 func expandVariables(raw string, getenv func(string) (string, bool)) (out string, err error) {
 	if foreign := foreignVariable.FindString(raw); foreign != "" {
 		return "", fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}, "+

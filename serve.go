@@ -29,6 +29,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -228,6 +229,7 @@ type daemon struct {
 
 	record   daemonRecord
 	listener net.Listener
+	lastCert atomic.Pointer[tls.Certificate] // that could be loaded; nil without TLS
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
@@ -349,15 +351,31 @@ func (d *daemon) listen() (scheme string, err error) {
 	if d.flags.tlsCert == "" && d.flags.tlsKey == "" {
 		return "http", nil
 	}
-	cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
-	if err != nil {
+	if _, err := d.certificate(nil); err != nil {
 		return "", fmt.Errorf("loading the certificate: %w", err)
 	}
 	d.listener = tls.NewListener(d.listener, &tls.Config{
-		Certificates: []tls.Certificate{cert},
-		NextProtos:   []string{"h2", "http/1.1"},
+		GetCertificate: d.certificate,
+		NextProtos:     []string{"h2", "http/1.1"},
 	})
 	return "https", nil
+}
+
+// certificate returns the certificate for a new connection. It reads the files each time,
+// which takes less time than the handshake. If it can't, as when a renewal has replaced
+// only one of the files, it returns the previous certificate.
+func (d *daemon) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
+	if err == nil {
+		d.lastCert.Store(&cert)
+		return &cert, nil
+	}
+	last := d.lastCert.Load()
+	if last == nil {
+		return nil, err
+	}
+	d.log.Warn("using the previous certificate", "why", err)
+	return last, nil
 }
 
 // serve answers requests until ctx ends. Then the streams end at once, and calls in

@@ -103,6 +103,12 @@ func TestSignaturePublishedVectors(t *testing.T) {
 		// GitHub, "Validating webhook deliveries".
 		{"github", "Hello, World!", 0, []string{
 			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
+		// Bitbucket, "Manage webhooks".
+		{"github", "Hello World!", 0, []string{
+			"X-Hub-Signature: sha256=a4771c39fbe90f317c7824e83ddef3caae9cb3d976c214ace1f2937e133263c9"}},
+		// Gitea and Forgejo send GitHub's SHA-1 too.
+		{"github", "Hello, World!", 0, []string{"X-Hub-Signature: sha1=01dc10d0c83e72ed246219cdd91669667fe2ca59",
+			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
 		// Slack, "Verifying requests from Slack".
 		{"slack", slackBody, 1531420618, []string{"X-Slack-Request-Timestamp: 1531420618",
 			"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
@@ -162,7 +168,7 @@ func TestSignatureNearMisses(t *testing.T) {
 			false: {
 				"no prefix":              "X-Hub-Signature-256: " + gitHub,
 				"the prefix in capitals": "X-Hub-Signature-256: SHA256=" + gitHub,
-				"the older header":       "X-Hub-Signature: sha256=" + gitHub,
+				"the older header":       "X-Hub-Signature: sha1=" + gitHub,
 				"cut by one":             hub + gitHub[:63],
 				"not hexadecimal":        hub + gitHub[:63] + "g",
 				"in capitals":            hub + strings.ToUpper(gitHub),

@@ -422,7 +422,8 @@ func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error 
 // signatureSize returns the size of all signature headers of a request, in bytes.
 func signatureSize(h http.Header) (size int) {
 	for _, name := range []string{
-		"X-Hub-Signature-256", "X-Slack-Signature", "Stripe-Signature", "Webhook-Signature", "Svix-Signature",
+		"X-Hub-Signature-256", "X-Hub-Signature", "X-Slack-Signature", "Stripe-Signature",
+		"Webhook-Signature", "Svix-Signature",
 	} {
 		size += len(strings.Join(h.Values(name), ""))
 	}
@@ -448,7 +449,8 @@ func (r *signatureRule) given(h http.Header) givenSignature {
 	switch r.scheme {
 	case "github":
 		g.version = "sha256="
-		g.signatures = h.Values("X-Hub-Signature-256")
+		// Bitbucket uses the header in which GitHub sends a SHA-1.
+		g.signatures = slices.Concat(h.Values("X-Hub-Signature-256"), h.Values("X-Hub-Signature"))
 	case "slack":
 		g.stamp = h.Get("X-Slack-Request-Timestamp")
 		g.prefix = "v0:" + g.stamp + ":"

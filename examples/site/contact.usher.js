@@ -12,7 +12,9 @@ const inbox = 'messages.jsonl' // a module runs in its own folder
  * @param {string} text the message
  */
 export async function handleMessage({ email, text }) {
-  if (!/^\S+@\S+$/.test(email)) throw new Error('email is not an address')
+  if (!/^\S+@\S+$/.test(email)) { // the visitor sees this text; a thrown error would be a 500
+    return { _response: { status: 400, body: `${email} is not an email address. Go back and correct it.` } }
+  }
   const at = new Date().toISOString()
   await appendFile(inbox, JSON.stringify({ at, email, text: text.slice(0, 5000) }) + '\n')
   return { thanks: email }
