@@ -143,6 +143,12 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 	c.request.caller.Ask = c.ask
 	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
 	c.ctx, c.cancel = context.WithCancelCause(k.ctx)
+	held, err := r.held.open(r.held.received)
+	if err != nil {
+		held.end()
+		return nil, err
+	}
+	c.request.held = held
 	k.running.Go(c.run)
 	return c.next(ctx)
 }
@@ -150,6 +156,7 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 // run makes the call.
 func (c *suspendedCall) run() {
 	defer close(c.done)
+	defer c.request.held.end()
 	defer c.cancel(nil)
 	defer catch(c.request.server.log, &c.err)
 	c.result, c.err = c.request.forward(c.ctx)

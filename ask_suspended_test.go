@@ -338,7 +338,7 @@ func TestSuspendedLeavesNothing(t *testing.T) {
 			state := askState(t, c.round("a_ask", ask), 1)
 			c.http.http.CloseIdleConnections() // a suspended call uses no connection
 			params := goOn(string(callParams("a_ask", ask)), state, sayYes)
-			x := begin(t, c.http.http, c.modernRequest(json.RawMessage(params)))
+			x := begin(t, c.http.http, c.modernRequest(json.RawMessage(params)), false)
 			awaitStep(t, d, "answered", mark)
 			x.hangUp()
 			<-x.done

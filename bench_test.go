@@ -57,7 +57,7 @@ func benchServer(b *testing.B, modules []*Module) (http.Handler, http.Header) {
 	s := newServer(serverConfig{
 		modules:  fixedRegistry(newCatalog(modules)),
 		gate:     gate,
-		bodies:   newBodyReader(1 << 20),
+		memory:   newMemory(1 << 20),
 		log:      log,
 		stopping: b.Context(),
 		stopped:  b.Context(),
@@ -219,24 +219,6 @@ func BenchmarkWebhookArguments(b *testing.B) {
 				if _, err := d.parseArguments(); err != nil {
 					b.Fatal(err)
 				}
-			}
-		})
-	}
-}
-
-// BenchmarkReplayKeep keeps a message where there is room for n as long.
-func BenchmarkReplayKeep(b *testing.B) {
-	for _, n := range []int{10, 1000} {
-		b.Run(fmt.Sprintf("kept=%d", n), func(b *testing.B) {
-			var buffer replayBuffer
-			kept := &keptStream{buffer: &buffer, id: "s", authorized: func() bool { return true }}
-			msg := make([]byte, maxReplayBytesOf/n)
-			for range n + 1 {
-				buffer.keep(kept, msg)
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				buffer.keep(kept, msg)
 			}
 		})
 	}

@@ -35,21 +35,22 @@ type limitCase struct {
 	most    int                                          // requests within the limit
 	request func(b *bubble, c *testClient) *http.Request // one of them
 	refusal string                                       // of one more
-	long    bool
+	unread  bool                                         // the answers of those within the limit are not read
 }
 
 // limitCases has a case for each limit that clients can exceed by requests alone.
 var limitCases = map[string]limitCase{
-	"maxInFlight": {most: maxInFlight, request: waitRequest, refusal: "too many requests in flight"},
-	"maxInFlightBytes": {
-		most: maxInFlightBytes / (1_000_000 + 200),
-		request: func(b *bubble, c *testClient) *http.Request {
-			const params = `{"name":"m_wait","arguments":{"seconds":60,"pad":%q}}`
-			large := fmt.Sprintf(params, strings.Repeat("x", 1_000_000))
-			return c.request(http.MethodPost, c.message("tools/call", large))
-		},
+	"maxInFlight": {
+		most:    maxInFlight,
+		request: echoRequest(10_000),
 		refusal: "too many requests in flight",
-		long:    true,
+		unread:  true,
+	},
+	"maxHeldOf": {
+		most:    maxHeldOf / 2_000_000, // body and answer
+		request: echoRequest(1_000_000),
+		refusal: "left unread",
+		unread:  true,
 	},
 	"maxStreams": {
 		most:    maxStreams,
@@ -67,16 +68,14 @@ var limitCases = map[string]limitCase{
 var otherLimits = map[string]string{
 	"maxHeader":           "TestBadRequests",
 	"defaultMaxBody":      "TestBadRequests",
-	"maxBodies":           "TestBodiesHaveOneBudget",
-	"maxBodiesOf":         "TestBodiesHaveOneBudget",
+	"maxHeldUnknown":      "TestBodiesMakeRoom",
+	"maxHeld":             "TestBodiesMakeRoom",
+	"minHeldShare":        "TestBodiesMakeRoom",
+	"minHeld":             "TestReplayBounds",
 	"bodyChunk":           "TestWebhookEndlessBody",
 	"maxWrite":            "TestSlowReaders",
 	"maxOutbox":           "TestSlowClientIsDropped",
-	"maxDuplexOutbox":     "TestSlowClientIsDropped",
-	"maxReplayBytes":      "TestReplayBounds",
-	"maxReplayBytesOf":    "TestReplayBounds",
 	"maxReplayMessage":    "TestReplayBounds",
-	"minKept":             "TestReplayBounds",
 	"maxRecordsOf":        "TestRecordsAreBounded",
 	"sessionLogSlack":     "TestSessionLogIsCompacted",
 	"guessBudget":         "TestGuessing",
@@ -113,6 +112,14 @@ func waitRequest(_ *bubble, c *testClient) *http.Request {
 	return c.request(http.MethodPost, c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`))
 }
 
+// echoRequest makes a ping whose id, which its answer repeats, has n bytes.
+func echoRequest(n int) func(*bubble, *testClient) *http.Request {
+	return func(b *bubble, c *testClient) *http.Request {
+		id := quote(fmt.Sprintf("%0*s", n, c.message("", "")))
+		return c.request(http.MethodPost, string(encodeRequest(id, "ping", nil)))
+	}
+}
+
 // sessionLike begins a session for the principal of another session.
 func (b *bubble) sessionLike(c *testClient) *testClient {
 	b.t.Helper()
@@ -130,9 +137,6 @@ func TestLimits(t *testing.T) {
 	t.Parallel()
 	for name, tt := range limitCases {
 		t.Run(name, func(t *testing.T) {
-			if tt.long {
-				long(t)
-			}
 			inBubble(t, func(t *testing.T, b *bubble) {
 				client := func() *testClient {
 					c := b.open(protocols[0])
@@ -141,24 +145,27 @@ func TestLimits(t *testing.T) {
 					return c
 				}
 				var all []*exchange
-				begin := func(c *testClient) (text string) {
+				begin := func(c *testClient, unread bool) (text string) {
+					b.unread = unread
 					x := b.begin(tt.request(b, c))
 					all = append(all, x)
-					pass(100 * time.Millisecond)
 					_, text = x.got()
 					return text
 				}
 				greedy, other := client(), client()
 				for range tt.most {
-					checkOmits(t, "a request within the limit", begin(greedy), tt.refusal)
+					checkOmits(t, "a request within the limit", begin(greedy, tt.unread), tt.refusal)
 				}
-				checkContains(t, "one request more", begin(greedy), tt.refusal)
-				checkOmits(t, "another principal's request", begin(other), tt.refusal)
+				checkContains(t, "one request more", begin(greedy, false), tt.refusal)
+				checkOmits(t, "another principal's request", begin(other, false), tt.refusal)
+				start := time.Now()
+				check(t, "another principal's call", other.call("m_wait", "").failure(), "")
+				check(t, "how long it waited", time.Since(start), 0)
 				for _, x := range all {
 					x.hangUp()
 				}
 				pass(3 * time.Minute)
-				checkOmits(t, "a request after all that", begin(greedy), tt.refusal)
+				checkOmits(t, "a request after all that", begin(greedy, false), tt.refusal)
 				all[len(all)-1].hangUp()
 			})
 		})
@@ -203,7 +210,8 @@ func TestSessionsInMemory(t *testing.T) {
 		return s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()), principal)
 	}
 	used := open("a claim")
-	used.join(newOutbox(&connection{ctx: t.Context(), write: lineWriter(io.Discard)}, nil))
+	conn := &connection{ctx: t.Context(), write: lineWriter(io.Discard)}
+	used.join(newOutbox(account{memory: newMemory(0)}, conn, nil))
 	touched := open("a claim")
 	idle := open("a claim")
 	moved := open("a claim")
@@ -636,7 +644,7 @@ func TestPanics(t *testing.T) {
 		log := slog.New(slog.NewTextHandler(&out, nil))
 		good := b.server.modules
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
-		hooks := &Webhooks{modules: b.server.modules, bodies: b.server.bodies, log: log, audience: anyone}
+		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log, audience: anyone}
 		hooks.slots = make(chan struct{}, 1)
 		for what, ask := range map[string]func() string{
 			"a list":                 func() string { return c.ask("tools/list", "").Body },

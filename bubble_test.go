@@ -31,6 +31,7 @@ type bubble struct {
 	m       *Module
 	base    string
 	native  bool    // m supports only 2026-07-28
+	unread  bool    // the bodies of answers are not read
 	process *Worker // of m, the latest
 
 	mu    sync.Mutex
@@ -64,7 +65,7 @@ func (b *bubble) start(t *testing.T) {
 	b.server = newServer(serverConfig{
 		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
 		gate:     newGate(claims, stored, false, log),
-		bodies:   newBodyReader(1 << 20),
+		memory:   newMemory(1 << 20),
 		log:      log,
 		stopping: stopping,
 		stopped:  stopped,
@@ -260,10 +261,10 @@ type exchange struct {
 	text   string
 }
 
-func (b *bubble) begin(req *http.Request) *exchange { return begin(b.t, b.http, req) }
+func (b *bubble) begin(req *http.Request) *exchange { return begin(b.t, b.http, req, b.unread) }
 
 // begin makes a request, and reads its answer in the background.
-func begin(t *testing.T, client *http.Client, req *http.Request) *exchange {
+func begin(t *testing.T, client *http.Client, req *http.Request, unread bool) *exchange {
 	ctx, cancel := context.WithCancel(t.Context())
 	x := &exchange{hangUp: cancel, done: make(chan struct{})}
 	go func() {
@@ -276,6 +277,10 @@ func begin(t *testing.T, client *http.Client, req *http.Request) *exchange {
 		x.mu.Lock()
 		x.status, x.header = res.StatusCode, res.Header
 		x.mu.Unlock()
+		if unread {
+			<-ctx.Done()
+			return
+		}
 		for part := make([]byte, 4096); err == nil; {
 			var n int
 			n, err = res.Body.Read(part)

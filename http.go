@@ -37,21 +37,20 @@ import (
 // declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
-	maxHeader      = 64 << 10 // bytes of one request's headers
-	defaultMaxBody = 4 << 20  // bytes of one request's body (-max-body)
-	maxBodies      = 64 << 20 // bytes received of all bodies being read; at least -max-body
-	maxBodiesOf    = 16 << 20 // bytes of maxBodies per principal (webhook senders are two: see bodyReader)
-	bodyChunk      = 64 << 10 // bytes of a body that must arrive within bodyTimeout
-	maxWrite       = 64 << 10 // bytes of an answer that the client must accept within writeTimeout
-	maxLogged      = 200      // bytes of one value in the log that a client chose
+	maxHeader      = 64 << 10  // bytes of one request's headers
+	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
+	maxHeldOf      = 64 << 20  // bytes held per principal (webhook senders are one): see memory; at least two bodies
+	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
+	maxHeld        = 512 << 20 // bytes held for all principals
+	minHeldShare   = 1 << 20   // bytes that a principal may hold even if maxHeld is spent
+	minHeld        = 8 << 10   // bytes that a smaller request, or message for replay, counts for
+	bodyChunk      = 64 << 10  // bytes of a body that must arrive within bodyTimeout
+	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
+	maxLogged      = 200       // bytes of one value in the log that a client chose
 
 	// outbox.go: messages to clients.
-	maxOutbox        = 4 << 20  // bytes queued in one outbox, behind the message being written
-	maxDuplexOutbox  = 32 << 20 // bytes queued for one client on stdio or HTTP+SSE
-	maxReplayBytes   = 16 << 20 // bytes in the replay buffer, for all streams
-	maxReplayBytesOf = 4 << 20  // bytes in the replay buffer per principal
-	maxReplayMessage = 1 << 20  // bytes of one message in the replay buffer
-	minKept          = 4 << 10  // bytes that a shorter message counts for in the replay buffer
+	maxOutbox        = 4 << 20 // bytes queued in one outbox, behind the message being written
+	maxReplayMessage = 1 << 20 // bytes of one message in the replay buffer, which has half of maxHeldOf and maxHeld
 
 	// sealed.go, scope.go: the log of sessions; invalid codes, with -require-claim.
 	maxRecordsOf    = 20_000   // sessions in the log (ended, or moved to another claim) per principal
@@ -94,13 +93,12 @@ const (
 	maxSuspended = 64 // suspended calls per principal
 
 	// session.go, transport.go: sessions and their streams.
-	maxSessionsOf    = 1000     // sessions in memory per principal; the oldest idle ones are forgotten
-	maxInFlight      = 256      // requests in flight per principal
-	maxInFlightBytes = 32 << 20 // bytes of requests in flight per principal
-	maxStreams       = 16       // notification streams per session
-	maxStreamsOf     = 256      // notification streams per principal
-	maxWanted        = 256      // resources that one session is subscribed to
-	maxWantedBytes   = 32 << 10 // bytes of the URIs of these resources per session
+	maxSessionsOf  = 1000     // sessions in memory per principal; the oldest idle ones are forgotten
+	maxInFlight    = 256      // requests in flight per principal, until their answers are written
+	maxStreams     = 16       // notification streams per session
+	maxStreamsOf   = 256      // notification streams per principal, listens included
+	maxWanted      = 256      // resources that one session is subscribed to
+	maxWantedBytes = 32 << 10 // bytes of the URIs of these resources per session
 
 	// webhook.go: deliveries.
 	defaultWebhookLimit = 256     // deliveries in flight (-webhook-limit)
@@ -328,157 +326,195 @@ func isLoopback(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") && consistsOf(host, plain)
 }
 
-// bodyReader reads request bodies, within a limit for each body, for each sender and for
-// all bodies being read. Safe for concurrent use.
-type bodyReader struct {
-	limit int64 // bytes of one body
+// memory limits the bytes that are held for principals: those of a request from the first
+// byte of its body until the last byte of its answer has been written, messages that a
+// client has not read, and messages that it may read again. Safe for concurrent use.
+type memory struct {
+	maxBody int64 // bytes of one body
+	bytes   quota
 
-	mu       sync.Mutex
-	pending  map[*pendingBody]bool
-	all      int64 // bytes received of all pending bodies
-	bySender quota // bytes received of pending bodies
+	mu     sync.Mutex
+	bodies map[*reservation]bool // being received from unknown senders
 }
 
-// unauthenticated is the one sender that all unauthenticated requests count for.
+// unauthenticated is the one principal of all senders of webhooks without the secret.
 const unauthenticated = "?"
 
-// newBodyReader returns a reader of bodies of at most limit bytes.
-func newBodyReader(limit int64) *bodyReader {
-	return &bodyReader{limit: limit, pending: make(map[*pendingBody]bool)}
+// newMemory returns a memory for requests whose bodies have at most maxBody bytes.
+func newMemory(maxBody int64) *memory {
+	return &memory{maxBody: maxBody, bodies: make(map[*reservation]bool)}
 }
 
-// Read reads a whole body. It reads nothing of a body with an announced length over the
-// limit. Each sender may use a share of the total. If known is false, the request is
-// unauthenticated and sender is ignored. Errors are *httpError. Reading a body to its end
-// also lets net/http notice that the client disconnects.
-func (b *bodyReader) Read(
-	w http.ResponseWriter, r *http.Request, known bool, sender string,
-) ([]byte, error) {
-	if !known {
-		sender = unauthenticated
+// account is what a principal may use of a memory.
+type account struct {
+	memory    *memory
+	principal string
+}
+
+// reserve counts n more bytes, and reports whether there was room for them. The caller
+// must release them.
+func (a account) reserve(n int64) bool {
+	a.memory.mu.Lock()
+	defer a.memory.mu.Unlock()
+	return a.reserveLocked(n)
+}
+
+// reserveLocked is reserve for a caller that holds the memory's mu. The slowest bodies of
+// unknown senders make room: of the principal's own, or of all if all is spent.
+func (a account) reserveLocked(n int64) bool {
+	m := a.memory
+	limit := max(maxHeldOf, 2*m.maxBody)
+	if a.principal == unauthenticated {
+		limit = max(maxHeldUnknown, m.maxBody)
 	}
-	body, err := b.read(w, r, sender)
+	for !m.bytes.add(a.principal, n, limit, max(maxHeld, limit)) {
+		own := m.bytes.count(a.principal)+n > limit
+		var slowest *reservation
+		for r := range m.bodies {
+			if (!own || r.principal == a.principal) && (slowest == nil || r.rate() < slowest.rate()) {
+				slowest = r
+			}
+		}
+		if slowest == nil {
+			return false
+		}
+		delete(m.bodies, slowest)
+		slowest.dropped = true
+		slowest.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
+		slowest.freeLocked()
+	}
+	return true
+}
+
+// release counts n bytes less.
+func (a account) release(n int64) { a.memory.bytes.release(a.principal, n) }
+
+// errNoRoom refuses a request that makes room for others, or finds none. errNoRoomToAnswer
+// replaces an answer.
+var (
+	errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
+		"too much is being received, answered or left unread: try again").retryAfter(5)
+	errNoRoomToAnswer error = httpErrorf(http.StatusInternalServerError,
+		"the answer is ready, but finds no room beside others that are left unread")
+)
+
+// reservation is what one request uses of a memory. Safe for concurrent use, except Read.
+type reservation struct {
+	account
+	body     io.Reader
+	control  *http.ResponseController // some tests don't support deadlines
+	since    time.Time
+	received int64 // bytes of the body
+
+	// Guarded by the memory's mu:
+	bytes   int64 // counted
+	unknown bool  // its body is being received, and may be dropped to make room
+	dropped bool
+}
+
+// open counts n bytes of a request. The caller must end the reservation, also after an
+// error.
+func (a account) open(n int64) (*reservation, error) {
+	r := &reservation{account: a}
+	return r, r.grow(minHeld + n)
+}
+
+// receive reads the body of a request of a principal. It reads nothing of a body with an
+// announced length over the limit. The body of an unknown sender may be dropped to make
+// room. The caller must end the reservation. Errors are *httpError. Reading a body to its
+// end also lets net/http notice that the client disconnects.
+func (a account) receive(
+	w http.ResponseWriter, r *http.Request, unknown bool,
+) (body []byte, held *reservation, err error) {
+	limit := a.memory.maxBody
+	held = &reservation{
+		account: a,
+		body:    http.MaxBytesReader(w, r.Body, limit),
+		control: http.NewResponseController(w),
+		since:   time.Now(),
+		unknown: unknown,
+	}
+	if r.ContentLength > limit {
+		err = &http.MaxBytesError{Limit: limit}
+	} else if err = held.grow(minHeld); err == nil {
+		held.control.SetReadDeadline(held.since.Add(bodyTimeout))
+		body, err = io.ReadAll(held)
+		held.control.SetReadDeadline(time.Time{})
+		held.keep()
+	}
 	if err == nil {
-		return body, nil
+		return body, held, nil
 	}
+	held.end()
 	w.Header().Set("Connection", "close") // the rest of the body is not read
 	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
 	case err == errNoRoom:
-		return nil, err
 	case tooLarge:
-		return nil, httpErrorf(http.StatusRequestEntityTooLarge,
-			"the body is larger than %s (-max-body)", formatSize(b.limit))
+		err = httpErrorf(http.StatusRequestEntityTooLarge,
+			"the body is larger than %s (-max-body)", formatSize(limit))
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
+		err = httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
+	default:
+		err = httpErrorf(http.StatusBadRequest, "the body could not be read").because(err)
 	}
-	return nil, httpErrorf(http.StatusBadRequest, "the body could not be read").because(err)
-}
-
-// read reads a body that counts for sender.
-func (b *bodyReader) read(w http.ResponseWriter, r *http.Request, sender string) ([]byte, error) {
-	if r.ContentLength > b.limit {
-		return nil, &http.MaxBytesError{Limit: b.limit}
-	}
-	p := &pendingBody{
-		control: http.NewResponseController(w),
-		reader:  b,
-		from:    http.MaxBytesReader(w, r.Body, b.limit),
-		sender:  sender,
-		since:   time.Now(),
-	}
-	p.control.SetReadDeadline(p.since.Add(bodyTimeout))
-	body, err := io.ReadAll(p)
-	b.mu.Lock()
-	b.removeLocked(p)
-	b.mu.Unlock()
-	p.control.SetReadDeadline(time.Time{})
-	return body, err
-}
-
-// errNoRoom refuses a body that makes room for others, or finds none.
-var errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
-	"too many requests are being received: try again").retryAfter(5)
-
-// received counts n more bytes of a body, and drops the slowest bodies until all fit. It
-// reports whether reading this body may continue.
-func (b *bodyReader) received(p *pendingBody, n int64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if p.dropped {
-		return false
-	}
-	if (p.size+n)/bodyChunk > p.size/bodyChunk {
-		p.control.SetReadDeadline(time.Now().Add(bodyTimeout))
-	}
-	b.pending[p] = true
-	for {
-		release, ok := b.bySender.reserve(p.sender, n, max(maxBodiesOf, b.limit))
-		if ok && b.all+n <= max(maxBodies, b.limit) {
-			p.size += n
-			b.all += n
-			return true
-		}
-		if ok {
-			release()
-		}
-		slow := p
-		for other := range b.pending { // if only the sender's share is spent, ok is false
-			if (ok || other.sender == p.sender) && other.rate() < slow.rate() {
-				slow = other
-			}
-		}
-		b.removeLocked(slow)
-		slow.dropped = true
-		slow.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
-		if slow == p {
-			return false
-		}
-	}
-}
-
-// removeLocked stops counting a body.
-func (b *bodyReader) removeLocked(p *pendingBody) {
-	if !b.pending[p] {
-		return
-	}
-	delete(b.pending, p)
-	b.all -= p.size
-	b.bySender.release(p.sender, p.size)
-	p.size = 0
-}
-
-// pendingBody is a body being read. The reader's mu guards size and dropped.
-type pendingBody struct {
-	control *http.ResponseController // some tests don't support deadlines
-	reader  *bodyReader
-	from    io.Reader
-	sender  string
-	since   time.Time
-	size    int64 // bytes received
-	dropped bool  // to make room for other bodies
+	return nil, nil, err
 }
 
 // Read reads more of the body, unless the body was dropped.
-func (p *pendingBody) Read(buf []byte) (int, error) {
-	n, err := p.from.Read(buf)
-	if err == io.EOF && p.size == 0 { // the whole body arrived with the first read: no need to count it
-		return n, err
+func (r *reservation) Read(buf []byte) (int, error) {
+	n, err := r.body.Read(buf)
+	before := r.received
+	r.received += int64(n)
+	if before/bodyChunk < r.received/bodyChunk {
+		r.control.SetReadDeadline(time.Now().Add(bodyTimeout))
 	}
-	if !p.reader.received(p, int64(n)) {
-		return n, errNoRoom
+	if full := r.grow(int64(n)); full != nil {
+		return n, full
 	}
 	return n, err
 }
 
-// rate returns how fast a body arrives, in bytes per nanosecond. Only unauthenticated
-// bodies over bodyChunk may be dropped to make room, slowest first. All others have an
-// infinite rate, so their own request fails instead.
-func (p *pendingBody) rate() float64 {
-	if p.sender != unauthenticated || p.size <= bodyChunk {
-		return math.Inf(1)
+// rate returns how fast a body arrives, in bytes per nanosecond. The caller holds the
+// memory's mu.
+func (r *reservation) rate() float64 { return float64(r.bytes) / float64(time.Since(r.since)) }
+
+// grow counts n more bytes for the request, or returns errNoRoom.
+func (r *reservation) grow(n int64) error {
+	r.memory.mu.Lock()
+	defer r.memory.mu.Unlock()
+	if r.unknown {
+		r.memory.bodies[r] = true
 	}
-	return float64(p.size) / float64(time.Since(p.since))
+	if r.dropped || !r.reserveLocked(n) {
+		return errNoRoom
+	}
+	r.bytes += n
+	if r.dropped { // it has made room for itself
+		return errNoRoom
+	}
+	return nil
+}
+
+// keep says that the body has been received and can no longer be dropped.
+func (r *reservation) keep() {
+	r.memory.mu.Lock()
+	defer r.memory.mu.Unlock()
+	r.unknown = false
+	delete(r.memory.bodies, r)
+}
+
+// end ends the reservation.
+func (r *reservation) end() {
+	r.memory.mu.Lock()
+	defer r.memory.mu.Unlock()
+	r.freeLocked()
+}
+
+// freeLocked releases what is counted. The caller holds the memory's mu.
+func (r *reservation) freeLocked() {
+	r.release(r.bytes)
+	r.bytes = 0
 }
 
 // quota counts what principals use: bytes or things, as its user decides. It forgets a
@@ -486,31 +522,45 @@ func (p *pendingBody) rate() float64 {
 type quota struct {
 	mu   sync.Mutex
 	used map[string]int64 // by principal
+	all  int64
 }
 
 // reserve counts n more for a principal, unless its total would exceed limit. A
 // principal that uses nothing may reserve any n. The caller must call release once.
 func (q *quota) reserve(principal string, n, limit int64) (release func(), ok bool) {
+	if !q.add(principal, n, limit, math.MaxInt64) {
+		return nil, false
+	}
+	return func() { q.release(principal, n) }, true
+}
+
+// add counts n more for a principal, unless its total would exceed limit, or that of all
+// principals all, which does not apply to a principal that uses at most minHeldShare.
+func (q *quota) add(principal string, n, limit, all int64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	used := q.used[principal]
-	if used > 0 && used+n > limit {
-		return nil, false
+	if used > 0 && used+n > limit || q.all > all-n && used+n > minHeldShare {
+		return false
 	}
 	if q.used == nil {
 		q.used = make(map[string]int64)
 	}
 	q.used[principal] = used + n
-	return func() { q.release(principal, n) }, true
+	q.all += n
+	return true
 }
 
 // release counts n less for a principal.
 func (q *quota) release(principal string, n int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.used[principal] -= n
-	if q.used[principal] == 0 {
+	q.all -= n
+	left := q.used[principal] - n
+	if left == 0 {
 		delete(q.used, principal)
+	} else {
+		q.used[principal] = left
 	}
 }
 

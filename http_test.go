@@ -6,13 +6,13 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -85,20 +85,22 @@ func post(t *testing.T, url, message, header string) answer {
 	return answer{Status: res.StatusCode, Body: string(text)}
 }
 
-// bodyServer answers with how much it read, and knows who says so.
-func bodyServer(t *testing.T, limit int64) (*httptest.Server, *bodyReader) {
-	bodies := newBodyReader(limit)
+// bodyServer answers with how much it read, for the principal in a header.
+func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
+	m := newMemory(limit)
 	write := func(w http.ResponseWriter, e *httpError) { http.Error(w, e.Msg, e.Status) }
 	s := httptest.NewServer(handle(slog.New(slog.DiscardHandler), write,
 		func(w http.ResponseWriter, r *http.Request) error {
-			body, err := bodies.Read(w, r, r.Header.Get("Known") != "", r.Header.Get("Known"))
+			known := r.Header.Get("Known")
+			body, held, err := account{m, cmp.Or(known, unauthenticated)}.receive(w, r, known == "")
 			if err == nil {
+				held.end()
 				fmt.Fprint(w, len(body))
 			}
 			return err
 		}))
 	t.Cleanup(s.Close)
-	return s, bodies
+	return s, m
 }
 
 // slowBody announces a body, sends a part of it, and waits for the server to
@@ -134,57 +136,34 @@ func (b *slowBody) status(t *testing.T) int {
 	return res.StatusCode
 }
 
-func TestBodiesHaveOneBudget(t *testing.T) {
+// TestBodiesMakeRoom fills the memory with bodies of unauthenticated senders that don't end: the slowest makes room
+// for another of its kind, and all of them for principals that fill the memory. Everyone keeps a small part.
+func TestBodiesMakeRoom(t *testing.T) {
 	long(t)
 	t.Parallel()
-	const mib = 1 << 20
-	s, _ := bodyServer(t, 12*mib)
-	small := sendBody(t, s, "", 100, 50) // the slowest of all
-	first := sendBody(t, s, "", 10*mib, 6*mib)
-	second := sendBody(t, s, "", 10*mib, 9*mib)
-	known := sendBody(t, s, "Known: yes\r\n", 11*mib, 10*mib)
-	third := sendBody(t, s, "", 4*mib, 4*mib) // there is no room for all three
-	io.CopyN(first, zeros{}, 4*mib)
-	io.CopyN(second, zeros{}, mib)
-	if n := first.status(t) + second.status(t) + third.status(t); n != 503+503+200 && n != 503+200+200 {
-		t.Errorf("the statuses of three senders are %d in all", n)
+	const size = 4 << 20
+	s, m := bodyServer(t, size)
+	slowest := sendBody(t, s, "", 1000, 500)
+	var stalled []*slowBody
+	for n := range int64(maxHeldUnknown/size - 1) {
+		stalled = append(stalled, sendBody(t, s, "", size, size-1))
+		await(t, "a body to arrive", func() bool { return m.bytes.count(unauthenticated) >= (n+1)*(size-1) })
 	}
-	io.CopyN(small, zeros{}, 50)
-	if n := small.status(t); n != 200 {
-		t.Errorf("a small body: %d", n)
+	check(t, "the last that fits", sendBody(t, s, "", size, size).status(t), 200)
+	check(t, "the slowest", slowest.status(t), 503)
+	for n := range maxHeld / maxHeldOf {
+		own := account{m, fmt.Sprint(n)}
+		check(t, "a principal has its share", own.reserve(maxHeldOf), true)
+		left := m.bytes.count(unauthenticated)
+		check(t, "a principal has more", own.reserve(1), false)
+		check(t, "bytes of others after that", m.bytes.count(unauthenticated), left)
 	}
-	io.CopyN(known, zeros{}, mib)
-	if n := known.status(t); n != 200 {
-		t.Errorf("a sender who is known: %d", n)
+	for _, b := range stalled {
+		check(t, "a body beside full principals", b.status(t), 503)
 	}
-}
-
-func TestBodiesOfKnownSendersAreRefusedPastTheBudget(t *testing.T) {
-	long(t)
-	t.Parallel()
-	const mib = 1 << 20
-	s, bodies := bodyServer(t, 14*mib)
-	var held []*slowBody
-	for i := range maxBodies / (14 * mib) {
-		held = append(held, sendBody(t, s, fmt.Sprintf("Known: %d\r\n", i), 14*mib, 13*mib))
-		await(t, "a body to arrive", func() bool {
-			return bodies.bySender.count(strconv.Itoa(i)) == 13*mib
-		})
-		if n := sendBody(t, s, fmt.Sprintf("Known: %d\r\n", i), 4*mib, 4*mib).status(t); n != 503 {
-			t.Errorf("past what one sender may hold: %d", n)
-		}
-	}
-	if n := sendBody(t, s, "Known: another\r\n", 14*mib, 14*mib).status(t); n != 503 {
-		t.Errorf("past the budget: %d", n)
-	}
-	if n := sendBody(t, s, "Known: another\r\n", 2*mib, 2*mib).status(t); n != 200 {
-		t.Errorf("another, while there is room: %d", n)
-	}
-	for _, b := range held {
-		io.CopyN(b, zeros{}, mib)
-		if n := b.status(t); n != 200 {
-			t.Errorf("who was there: %d", n)
-		}
+	for _, known := range []string{"Known: another\r\n", ""} {
+		check(t, "a small body, "+known, sendBody(t, s, known, minHeldShare-minHeld, minHeldShare-minHeld).status(t), 200)
+		check(t, "a large body, "+known, sendBody(t, s, known, size, size).status(t), 503)
 	}
 }
 

@@ -65,7 +65,6 @@ type Message struct {
 	Params json.RawMessage // an object, or nil
 	Result json.RawMessage
 	Err    *rpcError
-	size   int // bytes received
 }
 
 func (m *Message) isRequest() bool      { return m.Method != "" && m.ID != nil }
@@ -83,7 +82,7 @@ func parseMessage(raw []byte) (*Message, error) {
 		return &Message{}, rpcErrorf(codeInvalidRequest,
 			"a message must be a JSON object: batches are not supported")
 	}
-	m := &Message{Method: o.text("method"), Params: o.get("params"), size: len(raw)}
+	m := &Message{Method: o.text("method"), Params: o.get("params")}
 	hasMethod := o.get("method") != nil
 	if !hasMethod {
 		m.Result = o.get("result")

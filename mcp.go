@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -19,7 +20,7 @@ import (
 type serverConfig struct {
 	modules  *Registry
 	gate     *Gate
-	bodies   *bodyReader // of HTTP requests; nil for stdio
+	memory   *memory
 	log      *slog.Logger
 	stopping context.Context // ends when the daemon begins to stop: streams end
 	stopped  context.Context // ends when the daemon stops waiting: calls are cancelled
@@ -31,9 +32,9 @@ type Server struct {
 	started   time.Time
 	sessions  *sessionTable
 	suspended *suspendedCalls // calls that wait for their clients to return
-	replay    replayBuffer
-	requests  quota // being answered, by principal, in bytes
-	streams   quota // open notification streams, by principal
+	replay    sync.Map        // see keptStream.known
+	requests  quota           // being answered, by principal
+	streams   quota           // open notification streams, by principal
 }
 
 // newServer returns a server without sessions.
@@ -113,9 +114,9 @@ type request struct {
 	params  object
 	from    admission
 	caller  Caller
-	item    *Item  // last found; nil for none
-	size    int64  // bytes that count in Server.requests
-	end     func() // undoes begin
+	item    *Item        // last found; nil for none
+	held    *reservation // set by the transport
+	end     func()       // undoes begin
 }
 
 // newRequest returns the request of a message in a session. Its messages and its answer
@@ -134,16 +135,16 @@ func (s *Server) newRequest(
 		name:    msg.Method,
 		method:  mcpMethods[msg.Method],
 		params:  params,
-		size:    max(int64(msg.size), maxInFlightBytes/maxInFlight),
 	}
 	r.caller = s.callerOf(session, from.claim.claimID, r.send)
 	return r
 }
 
 // begin counts the request and enters it where its client can cancel it. It returns the
-// context to answer it in. After a success, the caller must call answer.
+// context to answer it in. After a success, the caller must call answer, and end when the
+// answer has been written.
 func (r *request) begin(ctx context.Context) (context.Context, error) {
-	release, ok := r.server.requests.reserve(r.caller.Principal, r.size, maxInFlightBytes)
+	release, ok := r.server.requests.reserve(r.held.principal, 1, maxInFlight)
 	if !ok {
 		return nil, rpcErrorf(codeRefused,
 			"too many requests in flight (limit %d): wait for some to finish", maxInFlight)
@@ -163,10 +164,9 @@ func (r *request) begin(ctx context.Context) (context.Context, error) {
 	return ctx, nil
 }
 
-// answer runs the request's method and ends the request. It returns result or error in
-// the form of the client's revision. The error is context.Cause(ctx) if ctx ended.
+// answer runs the request's method. It returns result or error in the form of the
+// client's revision. The error is context.Cause(ctx) if ctx ended.
 func (r *request) answer(ctx context.Context) (result json.RawMessage, err error) {
-	defer r.end()
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
 	defer time.AfterFunc(keepAlive, func() { r.out.send(nil) }).Stop()

@@ -2,7 +2,7 @@
 // queue of messages, bounded in bytes, and one loop that writes them to the client's
 // connection, as server-sent events or as lines. The answer to a POST remains plain JSON
 // if nothing has to be sent before it. Messages of streams that a client may resume are
-// also kept in the daemon's one replay buffer. Nothing here depends on sessions or modules.
+// also kept for a while. Nothing here depends on sessions or modules.
 
 package main
 
@@ -36,6 +36,9 @@ type frame struct {
 	event string // the kind of event; "" for a message
 }
 
+// size returns the bytes that a frame counts for while it is kept.
+func (f frame) size() int64 { return int64(len(f.msg) + minHeld) }
+
 // connection is what an outbox writes to.
 type connection struct {
 	ctx    context.Context   // ends with the connection
@@ -51,21 +54,21 @@ type connection struct {
 // first message that is sent before the answer turns the answer into one. Safe for
 // concurrent use.
 type outbox struct {
-	limit int         // bytes that may be queued behind the message being written
-	kept  *keptStream // nil if the stream can't be resumed
+	held account     // its messages count for, until they are written
+	kept *keptStream // nil if the stream can't be resumed
 
 	mu    sync.Mutex
 	conn  *connection // nil once the client has gone
 	begun bool        // it is a stream
 	ended bool        // it accepts no more messages
 	queue []frame
-	bytes int // in queue
+	bytes int64 // in queue
 }
 
-// newOutbox returns an outbox. If kept is not nil, the client can resume its stream. missed
-// contains events of an earlier stream to replay first.
-func newOutbox(conn *connection, kept *keptStream, missed ...frame) *outbox {
-	o := &outbox{limit: maxOutbox, kept: kept, conn: conn}
+// newOutbox returns an outbox whose messages count for held. If kept is not nil, the client
+// can resume its stream. missed contains events of an earlier stream to replay first.
+func newOutbox(held account, conn *connection, kept *keptStream, missed ...frame) *outbox {
+	o := &outbox{held: held, kept: kept, conn: conn}
 	o.queueLocked(missed...) // not shared yet
 	return o
 }
@@ -77,8 +80,8 @@ func (o *outbox) send(msg []byte) bool {
 	o.mu.Lock()
 	sent := !o.ended && o.startLocked() && o.sendLocked(msg)
 	o.mu.Unlock()
-	if sent {
-		o.kept.recheck()
+	if sent && msg != nil {
+		o.recheck()
 	}
 	return sent
 }
@@ -99,9 +102,10 @@ func (o *outbox) finish(last []byte, stream bool) bool {
 	if o.conn != nil {
 		wake(o.conn.wake)
 	}
+	o.expireLocked()
 	o.mu.Unlock()
 	if isStream && last != nil {
-		o.kept.recheck()
+		o.recheck()
 	}
 	return isStream
 }
@@ -109,12 +113,12 @@ func (o *outbox) finish(last []byte, stream bool) bool {
 // startLocked makes the outbox a stream, if the client accepts one and is connected. It
 // reports whether the outbox is a stream.
 func (o *outbox) startLocked() bool {
-	if o.begun || o.ended || o.conn.write == nil || o.conn.ctx.Err() != nil {
+	if o.begun || o.ended || o.conn == nil || o.conn.write == nil || o.conn.ctx.Err() != nil {
 		return o.begun
 	}
 	o.begun = true
 	if o.kept != nil {
-		o.kept.buffer.streams.Store(o.kept.key(), o)
+		o.kept.known.Store(o.kept.key(), o)
 		if o.kept.primed {
 			o.queueLocked(frame{id: o.kept.eventID(0)})
 		}
@@ -139,25 +143,29 @@ func (o *outbox) sendLocked(msg []byte) bool {
 	}
 	f := frame{msg: msg}
 	if o.kept != nil {
-		f = o.kept.buffer.keep(o.kept, msg)
+		f = o.keepLocked(msg)
 	}
-	if o.bytes > 0 && o.bytes+len(msg) > o.limit {
+	if o.bytes > 0 && o.bytes+int64(len(msg)) > maxOutbox {
 		o.disconnectLocked(o.conn)
 	}
-	if o.conn == nil {
-		return o.kept != nil
-	}
-	o.queueLocked(f)
-	return true
+	return o.conn != nil && o.queueLocked(f) || o.kept != nil
 }
 
-// queueLocked queues frames and wakes the writer. The caller holds o.mu.
-func (o *outbox) queueLocked(frames ...frame) {
+// queueLocked queues frames and wakes the writer. If there is no room for them, it
+// disconnects the client and returns false. The caller holds o.mu.
+func (o *outbox) queueLocked(frames ...frame) bool {
+	var n int64
 	for _, f := range frames {
-		o.bytes += len(f.msg)
+		n += int64(len(f.msg))
 	}
+	if n > 0 && !o.held.reserve(n) {
+		o.disconnectLocked(o.conn)
+		return false
+	}
+	o.bytes += n
 	o.queue = append(o.queue, frames...)
 	wake(o.conn.wake)
+	return true
 }
 
 // writeLoop writes queued messages to a connection until the outbox or the connection ends,
@@ -175,6 +183,7 @@ func (o *outbox) writeLoop(conn *connection) {
 			return
 		case f != nil:
 			err = conn.write(*f)
+			o.held.release(int64(len(f.msg)))
 		default:
 			select {
 			case <-conn.ctx.Done():
@@ -201,7 +210,7 @@ func (o *outbox) next(conn *connection) (f *frame, over bool) {
 	first := o.queue[0]
 	o.queue[0] = frame{} // so that the array does not keep the message in memory
 	o.queue = o.queue[1:]
-	o.bytes -= len(first.msg)
+	o.bytes -= int64(len(first.msg))
 	return &first, false
 }
 
@@ -217,13 +226,12 @@ func (o *outbox) disconnectLocked(conn *connection) {
 	if conn == nil || o.conn != conn {
 		return
 	}
+	o.held.release(o.bytes)
 	o.conn = nil
 	o.queue = nil
 	o.bytes = 0
 	wake(conn.wake)
-	if o.kept != nil {
-		o.kept.forgetting = time.AfterFunc(replayLife, o.kept.forget)
-	}
+	o.expireLocked()
 }
 
 // resume switches the outbox to conn and replays the messages after n. It returns false if
@@ -231,65 +239,114 @@ func (o *outbox) disconnectLocked(conn *connection) {
 func (o *outbox) resume(conn *connection, n int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	missed, ok := o.kept.after(n)
+	missed, ok := o.afterLocked(n)
 	if !ok {
 		return false
 	}
 	o.disconnectLocked(o.conn)
+	if o.kept.forgotten { // the stream has ended, and nothing of it was missed
+		return false
+	}
 	o.kept.forgetting.Stop()
+	o.kept.forgetting = nil
 	o.connectLocked(conn)
-	o.queueLocked(append(missed, frame{})...)
-	return true
+	return o.queueLocked(append(slices.Clip(missed), frame{})...)
 }
 
-// keptStream describes a stream that can be resumed.
+// keptStream is a stream that can be resumed (MCP 2025-11-25, basic/transports,
+// "Resumability and Redelivery"). Its outbox's mu guards the fields without a comment.
 type keptStream struct {
-	buffer  *replayBuffer
-	id      string
-	session string
-	primed  bool // the stream begins with an event that it can be resumed from
-	last    int  // number of the last message; the first is 1. Guarded by the buffer's mu
+	known   *sync.Map // *outbox by keptStream.key, of all that can be resumed
+	id      string    // constant
+	session string    // constant
+	primed  bool      // constant: the stream begins with an event that it can be resumed from
 
-	// owner is the principal the messages belong to. While authorized returns false, messages
-	// are neither buffered nor replayed. It may read the claims file, so it is never called
-	// with a lock held.
-	owner      string
+	// While authorized returns false, messages are neither kept nor replayed. It may read the
+	// claims file, so it is never called with a lock held.
 	authorized func() bool
 
-	forgetting *time.Timer // runs since the connection ended. Guarded by the outbox's mu
+	messages   []frame     // the latest, as far as there is room for them
+	last       int         // number of the last message; the first is 1
+	forgetting *time.Timer // runs since the connection ended; nil while there is one
+	forgotten  bool
 }
 
-// recheck forgets the stream if the client has lost access. It does nothing if k is nil.
-func (k *keptStream) recheck() {
-	if k != nil && !k.authorized() {
-		k.forget()
+// recheck forgets the stream, if there is one and the client has lost access.
+func (o *outbox) recheck() {
+	if o.kept != nil && !o.kept.authorized() {
+		o.forget()
 	}
 }
 
-// forget drops the stream and its messages.
-func (k *keptStream) forget() {
-	b := k.buffer
-	b.streams.Delete(k.key())
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.kept = slices.DeleteFunc(b.kept, func(m keptMessage) bool {
-		if m.of == k {
-			b.releaseLocked(m)
-		}
-		return m.of == k
-	})
+// forget drops the stream's messages and keeps no more.
+func (o *outbox) forget() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.forgetLocked()
 }
 
-// after returns the messages after n, and reports whether they are all still buffered.
-func (k *keptStream) after(n int) (missed []frame, ok bool) {
-	k.buffer.mu.Lock()
-	defer k.buffer.mu.Unlock()
-	for _, m := range k.buffer.kept {
-		if m.of == k && m.n > n {
-			missed = append(missed, m.frame)
-		}
+// forgetLocked is forget for a caller that holds o.mu.
+func (o *outbox) forgetLocked() {
+	o.kept.known.Delete(o.kept.key())
+	o.kept.forgotten = true
+	o.dropLocked()
+	if o.kept.forgetting != nil {
+		o.kept.forgetting.Stop()
 	}
-	return missed, len(missed) == k.last-n
+}
+
+// dropLocked drops the messages that are kept. The caller holds o.mu.
+func (o *outbox) dropLocked() {
+	for _, f := range o.kept.messages {
+		o.held.release(f.size())
+	}
+	o.kept.messages = nil
+}
+
+// expireLocked lets the stream of a client that has gone be resumed for replayLife, unless
+// it has ended and nothing of it is kept. The caller holds o.mu.
+func (o *outbox) expireLocked() {
+	switch k := o.kept; {
+	case k == nil || o.conn != nil || k.forgotten:
+	case o.ended && k.messages == nil:
+		o.forgetLocked()
+	case k.forgetting == nil:
+		k.forgetting = time.AfterFunc(replayLife, o.forget)
+	}
+}
+
+// keepLocked gives a message its id, and keeps it unless it is too long. Replay uses at
+// most half of what may be held, so that requests find room. If there is none, no earlier
+// message is of use either, as a client must not miss one. The caller holds o.mu.
+func (o *outbox) keepLocked(msg []byte) frame {
+	k := o.kept
+	k.last++
+	f := frame{id: k.eventID(k.last), msg: msg}
+	bytes := &o.held.memory.bytes
+	switch {
+	case k.forgotten:
+	case len(msg) <= maxReplayMessage && bytes.add(o.held.principal, f.size(), maxHeldOf/2, maxHeld/2):
+		k.messages = append(k.messages, f)
+	default:
+		o.dropLocked()
+	}
+	return f
+}
+
+// after returns the messages after n, and reports whether they are all still kept.
+func (o *outbox) after(n int) (missed []frame, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.afterLocked(n)
+}
+
+// afterLocked is after for a caller that holds o.mu.
+func (o *outbox) afterLocked(n int) (missed []frame, ok bool) {
+	first := o.kept.last - len(o.kept.messages)
+	if n > o.kept.last {
+		return nil, false
+	}
+	return o.kept.messages[max(0, n-first):], n >= first
 }
 
 // key identifies the stream among those of all sessions.
@@ -308,76 +365,15 @@ func parseEventID(s string) (stream string, n int) {
 	return stream, n
 }
 
-// replayBuffer contains recent messages of all streams, so that a client whose connection
-// broke can get them again (MCP 2025-11-25, basic/transports, "Resumability and
-// Redelivery"). Beyond its limits, it drops the oldest messages first. The zero value is
-// empty. Safe for concurrent use.
-type replayBuffer struct {
-	streams sync.Map // *outbox by key of its keptStream
-
-	mu      sync.Mutex
-	kept    []keptMessage // oldest first
-	size    int64         // bytes of kept
-	byOwner quota         // bytes of kept
-}
-
-type keptMessage struct {
-	of    *keptStream
-	n     int
-	frame frame
-}
-
-// size returns the bytes that the message counts for.
-func (m keptMessage) size() int64 { return int64(max(len(m.frame.msg), minKept)) }
-
-// find returns a stream of a session, or nil if it is no longer known or if the client has
-// lost access.
-func (b *replayBuffer) find(session, stream string) *outbox {
-	found, _ := b.streams.Load(session + stream)
+// findStream returns a stream of a session among known, or nil if there is none or if the
+// client has lost access.
+func findStream(known *sync.Map, session, stream string) *outbox {
+	found, _ := known.Load(session + stream)
 	o, ok := found.(*outbox)
 	if !ok || !o.kept.authorized() {
 		return nil
 	}
 	return o
-}
-
-// keep gives a message its id, and buffers it unless it is too long.
-func (b *replayBuffer) keep(k *keptStream, msg []byte) frame {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	k.last++
-	m := keptMessage{k, k.last, frame{id: k.eventID(k.last), msg: msg}}
-	if len(msg) > maxReplayMessage {
-		return m.frame
-	}
-	for b.size+m.size() > maxReplayBytes {
-		b.evictLocked(0)
-	}
-	for b.byOwner.count(k.owner)+m.size() > maxReplayBytesOf {
-		b.evictLocked(slices.IndexFunc(b.kept, func(m keptMessage) bool { return m.of.owner == k.owner }))
-	}
-	b.kept = append(b.kept, m)
-	b.size += m.size()
-	b.byOwner.reserve(k.owner, m.size(), maxReplayBytesOf)
-	return m.frame
-}
-
-// evictLocked drops the message at index i. A stream is forgotten with its last message.
-func (b *replayBuffer) evictLocked(i int) {
-	m := b.kept[i]
-	b.releaseLocked(m)
-	if m.n == m.of.last {
-		b.streams.Delete(m.of.key())
-	}
-	copy(b.kept[1:], b.kept[:i]) // usually nothing: i is 0
-	b.kept[0] = keptMessage{}
-	b.kept = b.kept[1:]
-}
-
-// releaseLocked stops counting a message.
-func (b *replayBuffer) releaseLocked(m keptMessage) {
-	b.size -= m.size()
-	b.byOwner.release(m.of.owner, m.size())
 }
 
 // sseWriter returns a function that writes frames as server-sent events. The first frame

@@ -388,10 +388,10 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
 	stop := func() { cancelCalls(errStopping) }
-	bodies := newBodyReader(d.flags.maxBody)
+	memory := newMemory(d.flags.maxBody)
 	d.webhooks = &Webhooks{
 		modules:          d.registry,
-		bodies:           bodies,
+		memory:           memory,
 		log:              d.log,
 		getenv:           d.app.getenv,
 		secret:           d.secret,
@@ -403,7 +403,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	d.server = newServer(serverConfig{
 		modules:  d.registry,
 		gate:     gate,
-		bodies:   bodies,
+		memory:   memory,
 		log:      d.log,
 		stopping: ctx,
 		stopped:  stopped,

@@ -113,11 +113,12 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	known := from.session != nil || from.claim.exists()
-	body, err := s.bodies.Read(w, r, known, from.claim.Key())
+	unknown := from.session == nil && !from.claim.exists()
+	body, held, err := s.account(from).receive(w, r, unknown)
 	if err != nil {
 		return err
 	}
+	defer held.end()
 	if from.session != nil && from.session.Protocol == sseProtocol {
 		return s.postSSE(w, from, body)
 	}
@@ -151,7 +152,8 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		defer cancel()
 		defer context.AfterFunc(r.Context(), cancel)()
 	}
-	request := s.newRequest(session, from, newOutbox(conn, kept), msg, params)
+	request := s.newRequest(session, from, newOutbox(held.account, conn, kept), msg, params)
+	request.held = held
 	request.header = r.Header
 	answerPOST(ctx, w, request, conn, accept.streamFirst)
 	return nil
@@ -215,7 +217,7 @@ func (s *Server) openSession(from admission) (*Session, error) {
 	if from.session == nil {
 		return nil, errNoSessionID
 	}
-	session := s.sessions.open(from.session, from.claim.Key())
+	session := s.sessions.open(from.session, s.account(from).principal)
 	if s.gate.Ended(from.session) {
 		s.sessions.end(from.session)
 		return nil, errNoSession
@@ -254,6 +256,7 @@ func answerPOST(
 	var result json.RawMessage
 	ctx, err := r.begin(ctx)
 	if err == nil {
+		defer r.end()
 		if streamFirst && old { // a stateless error needs its HTTP status
 			r.out.send(nil)
 		}
@@ -272,21 +275,32 @@ func answerPOST(
 	case answer == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:
+		if r.held.grow(int64(len(answer))) != nil {
+			status = http.StatusInternalServerError
+			answer = encodeError(r.id, asRPCError(errNoRoomToAnswer))
+		}
 		writeJSON(w, status, answer)
 	}
+}
+
+// account returns what the principal of a request may use. All claims that have ended are
+// one principal, so that none keeps anything of its own.
+func (s *Server) account(from admission) account {
+	if from.ended != nil {
+		return account{s.memory, "ended"}
+	}
+	return account{s.memory, from.claim.Key()}
 }
 
 // newKeptStream returns a stream that a session's client can resume while it has the
 // access that it has now.
 func (s *Server) newKeptStream(kind string, session *Session) *keptStream {
-	principal := s.gate.Current(session.token)
 	return &keptStream{
-		buffer:     &s.replay,
+		known:      &s.replay,
 		id:         kind + newRequestID(),
 		session:    session.token.ID,
 		primed:     session.profile.Load().protocol == protocols[0],
-		owner:      principal.Key(),
-		authorized: s.authorized(session, principal),
+		authorized: s.authorized(session, s.gate.Current(session.token)),
 	}
 }
 
@@ -324,7 +338,8 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	release, ok := s.streams.reserve(from.claim.Key(), 1, maxStreamsOf)
+	held := s.account(from)
+	release, ok := s.streams.reserve(held.principal, 1, maxStreamsOf)
 	if !ok {
 		return errManyStreams
 	}
@@ -334,7 +349,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	defer context.AfterFunc(s.stopping, cancel)()
 	conn := &connection{ctx: ctx, cancel: cancel, write: sseWriter(w)}
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from, conn)
+		s.serveSSE(r.URL.Path, from, held, conn)
 		return nil
 	}
 	session, err := s.openSession(from)
@@ -342,7 +357,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	stream, n := parseEventID(r.Header.Get(eventHeader))
-	broken := s.replay.find(session.token.ID, stream)
+	broken := findStream(&s.replay, session.token.ID, stream)
 	if strings.HasPrefix(stream, answerStream) {
 		if broken == nil || !broken.resume(conn, n) {
 			return httpErrorf(http.StatusGone,
@@ -353,10 +368,10 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	}
 	var missed []frame
 	if broken != nil {
-		missed, _ = broken.kept.after(n)
+		missed, _ = broken.after(n)
 	}
 	kept := s.newKeptStream(noticeStream, session)
-	return s.serveNotices(session, newOutbox(conn, kept, missed...), conn)
+	return s.serveNotices(session, newOutbox(held, conn, kept, missed...), conn)
 }
 
 // serveNotices serves a session's notification stream until the connection or the outbox
@@ -410,16 +425,17 @@ type duplex struct {
 const duplexTimeout = 30 * time.Second
 
 // newDuplex returns a connection on which a session's client is sent first, if anything,
-// before all messages.
-func (s *Server) newDuplex(session *Session, conn *connection, first ...frame) *duplex {
+// before all messages. They count for held.
+func (s *Server) newDuplex(
+	session *Session, held account, conn *connection, first ...frame,
+) *duplex {
 	session.profile.Store(&clientProfile{protocol: oldestProtocol})
 	d := &duplex{
 		server:  s,
 		session: session,
 		conn:    conn,
-		out:     newOutbox(conn, nil, first...),
+		out:     newOutbox(held, conn, nil, first...),
 	}
-	d.out.limit = maxDuplexOutbox
 	d.open, d.close = context.WithCancel(context.Background())
 	return d
 }
@@ -459,7 +475,7 @@ func (d *duplex) receive(from admission, body []byte) bool {
 	}
 	msg, err := parseMessage(body)
 	if err == nil && msg.isRequest() {
-		err = d.begin(from, msg)
+		err = d.begin(from, msg, len(body))
 	} else if err == nil {
 		d.session.handleNotification(msg)
 	}
@@ -469,8 +485,8 @@ func (d *duplex) receive(from admission, body []byte) bool {
 	return true
 }
 
-// begin begins a request, and answers it in a new goroutine.
-func (d *duplex) begin(from admission, msg *Message) (err error) {
+// begin begins a request of a size in bytes, and answers it in a new goroutine.
+func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params := parseParams(msg.Params)
 	session := d.session
 	if isStateless(params) {
@@ -479,14 +495,22 @@ func (d *duplex) begin(from admission, msg *Message) (err error) {
 			return err
 		}
 	}
+	held, err := d.out.held.open(int64(size))
 	r := d.server.newRequest(session, from, d.out, msg, params)
+	r.held = held
 	r.calls = &d.session.calls
 	r.streams = d.open
-	ctx, err := r.begin(d.conn.ctx)
+	ctx := d.conn.ctx
+	if err == nil {
+		ctx, err = r.begin(ctx)
+	}
 	if err != nil {
+		held.end()
 		return err
 	}
 	d.requests.Go(func() {
+		defer held.end()
+		defer r.end()
 		result, err := r.answer(ctx)
 		d.out.send(encodeAnswer(r.id, result, err))
 	})
@@ -494,14 +518,14 @@ func (d *duplex) begin(from admission, msg *Message) (err error) {
 }
 
 // serveSSE serves the stream of a new HTTP+SSE session.
-func (s *Server) serveSSE(path string, from admission, conn *connection) {
+func (s *Server) serveSSE(path string, from admission, held account, conn *connection) {
 	token, id := s.gate.Create(sseProtocol, 0, from)
-	session := s.sessions.open(token, from.claim.Key())
+	session := s.sessions.open(token, held.principal)
 	defer s.modules.EndAffinity(token.ID)
 	defer s.sessions.end(token) // else the table keeps the stream in memory
 	// The address is relative, as usher does not know the path that a proxy adds.
 	endpoint := frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)}
-	d := s.newDuplex(session, conn, endpoint)
+	d := s.newDuplex(session, held, conn, endpoint)
 	session.duplex.Store(d)
 	_ = d.serve(nil) // there is no input but the POSTs
 }
@@ -528,9 +552,11 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	defer cancel()
 	c.stopping = ctx
 	c.stopped = ctx
+	c.memory = newMemory(defaultMaxBody)
 	s := newServer(c)
 	session := newSession(&sessionToken{ID: "stdio", Issued: s.started})
-	d := s.newDuplex(session, &connection{ctx: ctx, cancel: cancel, write: lineWriter(out)})
+	conn := &connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
+	d := s.newDuplex(session, account{memory: s.memory}, conn)
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input)

@@ -33,6 +33,7 @@ import (
 const (
 	webhookPrefix      = "/webhook/"        // begins the paths of webhooks
 	secretHeader       = "X-Webhook-Secret" // contains the secret of a sender
+	webhookSender      = "webhook"          // the principal of all deliveries with the secret
 	signatureTolerance = 5 * time.Minute    // by which a signed timestamp may be off, either way
 )
 
@@ -40,7 +41,7 @@ const (
 // concurrent use.
 type Webhooks struct {
 	modules *Registry
-	bodies  *bodyReader
+	memory  *memory
 	log     *slog.Logger
 	getenv  func(string) string // for the keys of signatures
 
@@ -61,6 +62,7 @@ type delivery struct {
 	kind          string // of the body: see parseType
 	boundary      string
 	body          []byte
+	held          *reservation    // of body and arguments; nil until body is set
 	tool          *Item           // whose method is called; nil until it is found
 	arguments     json.RawMessage // for tool; nil until they are parsed
 	status        int             // of the answer
@@ -76,6 +78,9 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 		received: time.Now(),
 	}
 	err := h.deliver(w, d)
+	if d.held != nil {
+		d.held.end()
+	}
 	took := time.Since(d.received).Round(10 * time.Microsecond)
 	if d.tool == nil { // refused before it was looked for
 		d.tool, _ = h.modules.View(scopeAll()).Hook(d.path)
@@ -98,7 +103,7 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 // error, it has written nothing.
 func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	err := h.receive(w, d)
-	if err != nil && !d.authenticated { // no other status, which would show what exists
+	if err != nil && err != errNoRoom && !d.authenticated { // no other status, which would show what exists
 		return httpErrorf(http.StatusUnauthorized,
 			"the webhook secret is missing or wrong: send it as %s", secretHeader).because(err)
 	}
@@ -115,6 +120,9 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	answer, err := h.call(d)
 	if err != nil {
 		return err
+	}
+	if d.held.grow(int64(len(answer.Body))) != nil {
+		return errNoRoomToAnswer
 	}
 	d.status = answer.Status
 	answer.write(w)
@@ -155,7 +163,12 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	if typeErr != nil && d.authenticated {
 		return typeErr
 	}
-	d.body, err = h.bodies.Read(w, r, d.authenticated && h.secret != "", "webhook")
+	sender := unauthenticated
+	if d.authenticated && h.secret != "" {
+		sender = webhookSender
+	}
+	unknown := sender == unauthenticated
+	d.body, d.held, err = account{h.memory, sender}.receive(w, r, unknown)
 	if err != nil {
 		return err
 	}
@@ -204,7 +217,7 @@ func servedPath(whole *View, t *Item) string {
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: "webhook"}
+	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: webhookSender}
 	result, err := h.modules.Call(ctx, func() (json.RawMessage, error) {
 		tool, err := h.find(ctx, d.path)
 		if err != nil {
@@ -219,6 +232,9 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 		d.tool = tool
 		if d.arguments == nil {
 			if d.arguments, err = d.parseArguments(); err != nil {
+				return nil, err
+			}
+			if err := d.held.grow(int64(len(d.arguments))); err != nil {
 				return nil, err
 			}
 		}

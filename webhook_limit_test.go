@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime"
 	"strconv"
@@ -190,6 +192,40 @@ func TestWebhookStorm(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 	d.stop(t)
 	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+2 })
+}
+
+// TestWebhookWithoutRoom has deliveries find no room, for their bodies or for what they become: they can be repeated.
+func TestWebhookWithoutRoom(t *testing.T) {
+	t.Parallel()
+	m := module(t, "/w/m.usher:m handleIt")
+	m.Methods[0].Signature = "@signature github K_SIGNING_SECRET"
+	body := `{"x":"` + strings.Repeat("x", 5000) + `"}`
+	for _, row := range []struct {
+		name, principal string
+		left            int64
+		header          string
+	}{
+		{"a body to be verified", unauthenticated, maxHeldOf - maxHeldUnknown + minHeld, ""},
+		{"a body", webhookSender, minHeld, shown},
+		{"arguments", webhookSender, minHeld + 6000, shown},
+	} {
+		h := &Webhooks{
+			modules:          fixedRegistry(newCatalog([]*Module{m})),
+			memory:           newMemory(1 << 20),
+			log:              slog.New(slog.DiscardHandler),
+			getenv:           func(string) string { return "k" },
+			secret:           testSecret,
+			acceptSignatures: true,
+			slots:            make(chan struct{}, 1),
+		}
+		h.memory.bytes.add(row.principal, maxHeldOf-row.left, maxHeldOf, maxHeld)
+		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/webhook/m/handleIt", strings.NewReader(body))
+		setHeaders(r, row.header+"\nX-Hub-Signature-256: "+gitHubSignature("k", body))
+		handle(h.log, writeWebhookError, h.serve)(w, r)
+		check(t, row.name+": status", w.Code, 503)
+		check(t, row.name+": Retry-After", w.Header().Get("Retry-After"), "5")
+		check(t, row.name+": bytes in the end", h.memory.bytes.count(row.principal), maxHeldOf-row.left)
+	}
 }
 
 // endless is a body that arrives in small pieces and never ends, until over is closed.

@@ -13,10 +13,10 @@ import (
 )
 
 func FuzzParseEventID(f *testing.F) {
-	var buffer replayBuffer
-	kept := &keptStream{buffer: &buffer, id: "p1", authorized: func() bool { return true }}
-	buffer.keep(kept, []byte("1"))
-	buffer.keep(kept, []byte("2"))
+	kept := &keptStream{id: "p1"}
+	o := newOutbox(account{memory: newMemory(0)}, &connection{}, kept)
+	o.keepLocked([]byte("1"))
+	o.keepLocked([]byte("2"))
 	f.Add(kept.eventID(0))
 	f.Add(kept.eventID(2))
 	f.Fuzz(func(t *testing.T, s string) {
@@ -27,7 +27,7 @@ func FuzzParseEventID(f *testing.F) {
 		if n < 0 || !strings.HasPrefix(s, id+"-") {
 			t.Fatalf("%q is message %d of %q", s, n, id)
 		}
-		missed, ok := kept.after(n)
+		missed, ok := o.after(n)
 		if ok != (n <= 2) || ok && len(missed) != 2-n {
 			t.Fatalf("after %d there are %d", n, len(missed))
 		}

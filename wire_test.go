@@ -7,8 +7,11 @@ import (
 	"io"
 	"net/http"
 	"runtime"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 )
 
 // TestBatchesAreRefused sends a batch in each version, over each transport. The next message is answered.
@@ -325,61 +328,80 @@ func TestResumeInAScope(t *testing.T) {
 	checkOmits(t, "ids after the claim's end", strings.Join(ids, " "), stream)
 }
 
-// TestReplayBounds fills the replay buffer's share of one principal, and the whole buffer.
+// TestReplayBounds fills what replay may use of the memory.
 func TestReplayBounds(t *testing.T) {
 	t.Parallel()
-	var buffer replayBuffer
-	stream := func(owner string) *keptStream {
-		return &keptStream{buffer: &buffer, id: owner, owner: owner, authorized: func() bool { return true }}
+	m := newMemory(0)
+	stream := func() *outbox {
+		k := &keptStream{known: &sync.Map{}, authorized: func() bool { return true }}
+		return newOutbox(account{m, "one"}, &connection{}, k)
 	}
-	want := func(k *keptStream, n, want int) { // -1: not all of it is kept
+	want := func(o *outbox, n, want int) { // -1: not all of it is kept
 		t.Helper()
-		missed, ok := k.after(n)
+		missed, ok := o.after(n)
 		got := len(missed)
 		if !ok {
 			got = -1
 		}
-		check(t, fmt.Sprintf("messages of %s after %d", k.id, n), got, want)
+		check(t, fmt.Sprintf("messages after %d", n), got, want)
 	}
 	msg := make([]byte, maxReplayMessage)
-	const own, all = maxReplayBytesOf / maxReplayMessage, maxReplayBytes / maxReplayMessage
-	one := stream("one")
-	for range own + 2 {
-		buffer.keep(one, msg)
+	first, second := stream(), stream()
+	first.keepLocked(append(msg, 'x')) // too long
+	const most = maxHeldOf / 2 / (maxReplayMessage + minHeld)
+	for range most {
+		first.keepLocked(msg)
 	}
-	for n, kept := range map[int]int{own + 2: 0, own + 1: 1, 2: own, 1: -1, 0: -1, own + 3: -1} {
-		want(one, n, kept)
+	for n, kept := range map[int]int{most + 2: -1, most + 1: 0, 2: most - 1, 1: most, 0: -1} {
+		want(first, n, kept)
 	}
-	var others []*keptStream
-	for i := range all {
-		others = append(others, stream(fmt.Sprint("other ", i)))
-		buffer.keep(others[i], msg)
+	check(t, "the principal's requests have room", first.held.reserve(maxHeldOf/2), true)
+	first.held.release(maxHeldOf / 2)
+	second.keepLocked(msg)
+	want(second, 0, -1)
+	first.forget()
+	for range maxHeldOf / 2 / minHeld {
+		second.keepLocked([]byte("x"))
 	}
-	want(one, own+1, -1) // the oldest, over the bound of all
-	want(others[0], 0, 1)
-	buffer.streams.Store(others[1].key(), &outbox{kept: others[1]})
-	check(t, "a stream is found", buffer.find("", others[1].id) != nil, true)
-	others[1].authorized = func() bool { return false }
-	check(t, "a stream of an ended claim is found", buffer.find("", others[1].id) != nil, false)
-	buffer.keep(one, append(msg, 'x'))
-	want(one, own+2, -1) // too long
-	few := stream("few")
-	for range maxReplayBytesOf/minKept + 1 {
-		buffer.keep(few, []byte("x"))
-	}
-	want(few, 0, -1) // many short ones
-	want(few, 1, maxReplayBytesOf/minKept)
-	gone := stream("gone")
-	buffer.streams.Store(gone.key(), &outbox{kept: gone})
-	buffer.keep(gone, msg)
-	for i := range 5 * all { // from five principals
-		buffer.keep(others[i%5], msg)
-	}
-	check(t, "a stream outlives its last message", buffer.find("", gone.id) != nil, false)
-	for _, k := range append(others, one, few) {
-		k.forget()
-	}
-	check(t, "messages after all was forgotten", len(buffer.kept), 0)
+	want(second, 1, -1) // many short ones
+	second.forget()
+	check(t, "bytes in the end", m.bytes.all, 0)
+}
+
+// TestStreamsLeaveNothing has clients hang up: a stream that has ended and of which nothing is kept is forgotten at
+// once, the others after a while.
+func TestStreamsLeaveNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(0)
+		var known sync.Map
+		begin := func(id string) *outbox {
+			conn := &connection{ctx: t.Context(), write: func(frame) error { return io.EOF }}
+			k := &keptStream{known: &known, id: id, authorized: func() bool { return true }}
+			o := newOutbox(account{memory: m}, conn, k)
+			o.send(nil)
+			<-conn.done
+			return o
+		}
+		checkKnown := func(what, want string) {
+			t.Helper()
+			var ids []string
+			known.Range(func(id, _ any) bool {
+				ids = append(ids, id.(string))
+				return true
+			})
+			slices.Sort(ids)
+			check(t, "streams "+what, strings.Join(ids, " "), want)
+		}
+		begin("waits")
+		begin("empty").end()
+		begin("full").finish([]byte("x"), true)
+		begin("long").finish(make([]byte, maxReplayMessage+1), true)
+		checkKnown("at once", "full waits")
+		pass(replayLife + 1)
+		checkKnown("after a while", "")
+		check(t, "bytes", m.bytes.all, 0)
+	})
 }
 
 // TestSlowClientIsDropped has a client that reads nothing.
@@ -393,7 +415,8 @@ func TestSlowClientIsDropped(t *testing.T) {
 		}
 		return nil
 	}}
-	out := newOutbox(conn, nil)
+	held := account{memory: newMemory(0)}
+	out := newOutbox(held, conn, nil)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
 		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(msg), want)
@@ -402,6 +425,8 @@ func TestSlowClientIsDropped(t *testing.T) {
 		}
 	}
 	check(t, "bytes that wait for the dropped client", out.bytes, 0)
+	check(t, "bytes being written", held.memory.bytes.all, maxOutbox+1)
 	close(unblock)
 	<-conn.done
+	check(t, "bytes in the end", held.memory.bytes.all, 0)
 }
