@@ -88,6 +88,7 @@ var otherLimits = map[string]string{
 	"maxInput":            "TestModuleThatDoesNotRead",
 	"maxAsks":             "TestAskFlood",
 	"maxSuspended":        "TestAskBounds",
+	"maxLogged":           "clips what is shown, and holds up nothing",
 	"maxLoggedLine":       "clips what is shown, and holds up nothing",
 	"tailLines":           "clips what is shown, and holds up nothing",
 	"maxPages":            "fails the list of a module that has no end, for this module alone",
