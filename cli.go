@@ -496,6 +496,9 @@ func toolNames(view *View, m *Module) string {
 // callTool calls a tool and prints its result. It warns of parameters that the method
 // does not have.
 func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
+	for _, problem := range tool.module.Problems {
+		a.warnf("note: %s", sanitize(problem))
+	}
 	schema := tool.Method.schema()
 	known := sortedKeys(objectIn(schema, "properties"))
 	for _, f := range arguments {

@@ -312,6 +312,9 @@ func goErrorLines(text string) []string {
 			continue
 		}
 		message = strings.TrimPrefix(message, "."+string(filepath.Separator))
+		if _, name, found := strings.Cut(message, ": undefined: "); found && !strings.Contains(name, ".") {
+			message += " (a module sees no other file of its folder)"
+		}
 		// Further indented lines contain the types of a call that does not fit, or the
 		// command that would help.
 		if indented && len(lines) > 0 {

@@ -171,8 +171,7 @@ func goTestParameters(t *testing.T, p *modulePeer) {
 		{`{"name":"a","when":"2026-01-02T03:04:05Z","data":"aGk="}`, `"when":"2026-01-02T03:04:05Z"`},
 		{`{"name":"a","tags":null,"address":null}`, `"structuredContent":{"name":"a",`},
 		{`{"name":"a","address":{"city":"b","next":[{"city":"c"}]}}`, `"address":{"city":"b","next":[{"city":"c"}]}`},
-		{`{"name":"a","count":300}`, `{"code":-32602,"message":"reading arguments: json: ` +
-			`cannot unmarshal number 300 into Go struct field Params.count of type int8"}`},
+		{`{"name":"a","count":300}`, `{"code":-32602,"message":"parameter \"count\": want int8, got number 300"}`},
 	} {
 		for _, tool := range []string{"echo", "echoValue"} {
 			checkContains(t, tool+row.arguments, p.call(tool, row.arguments), row.want)
@@ -338,6 +337,7 @@ func TestGoModuleBuildErrors(t *testing.T) {
 		"package":   {goMod, "import _ \"example.com/tree/bad\"\n", "bad/bad.go:3:9: undefined: x"},
 		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "", "go: go.mod requires go >= 1.999 (running "},
 		"go.mod":    {"nonsense\n", "", "go.mod:1: unknown directive: nonsense"},
+		"helper":    {goMod, "func F() { help() }\n", "undefined: help (a module sees no other file of its folder)"},
 		"main":      {goMod, "func main() {}\n", "a.usher.go:5: usher generates func main, so remove it"},
 	} {
 		t.Run(name, func(t *testing.T) {

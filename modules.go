@@ -640,7 +640,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	}
 	if err == nil {
 		l.Env = workerEnv(r.Environ, d.Source, d.Launch.Env)
-		err = w.spawn(l, r.reaper)
+		err = startError(w.spawn(l, r.reaper))
 	}
 	if err == nil {
 		err = w.shakeHands(ctx, stateful)

@@ -44,10 +44,15 @@ func TestWhatIsSearched(t *testing.T) {
 	} {
 		must(t, os.Symlink(target, filepath.Join(dir, link)))
 	}
+	for name, text := range map[string]string{"no_line.usher": "exit", "crlf.usher": "#!/bin/sh\r\n", "x.usher.rb": ""} {
+		write(t, dir+"/"+name, text)
+		must(t, os.Chmod(dir+"/"+name, 0o755))
+	}
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "again_x", "b_x", "near_x")
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), "-scope", dir, dir)
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
-		"gone.usher\n  not hosted: no such file")
+		"gone.usher\n  not hosted: no such file", "no_line\" can't start: its first line must be one such as #!/bin/sh\n",
+		"crlf\" can't start: the program that its first line names", "usher hosts no .rb files")
 }
 
 // TestHotReload edits the workspace under a stream of calls.

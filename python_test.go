@@ -111,6 +111,8 @@ func TestPythonParameters(t *testing.T) {
 		{"echo", `{"by_day":{"x":"y"}}`, `parameter "by_day": invalid literal for int() with base 10: 'x'`},
 		{"echo", `{"on":"2026-01-99"}`, `parameter "on": day is out of range for month`},
 		{"required", `{"name":"a","times":null}`, `["a",null]`},
+		{"price", `{"of":0.10}`, `0.1`},
+		{"price", `{"of":"0.10"}`, `0.10`},
 		{"keywords", `{"n":2,"a":[1],"_webhook":{"method":"POST"}}`,
 			`{"n":2,"rest":{"a":[1],"_webhook":{"method":"POST"}}}`},
 		{"positional", `{"a":1,"b":null,"c":4}`, `[1,null,4]`},

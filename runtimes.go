@@ -20,6 +20,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // runtimeFiles are the shims and starters of the languages.
@@ -223,7 +224,8 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 	}
 	servers := members(field(raw, "mcpServers"))
 	if servers == nil {
-		return nil, errors.New(`no "mcpServers" object (VS Code's "servers" must be renamed)`)
+		return nil, errors.New(`want an object such as {"mcpServers": {"NAME": {"command": "…"}}}, ` +
+			`to which VS Code's "servers" must be renamed`)
 	}
 	list := make([]discovered, 0, len(servers))
 	for _, server := range servers {
@@ -326,11 +328,25 @@ func (l launch) resolve() (launch, error) {
 	return l, fmt.Errorf("command %q: %s%s", name, errText(errors.Unwrap(err)), hint)
 }
 
+// startError explains errors of the system for a program that is there.
+func startError(err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOEXEC):
+		return errors.New("its first line must be one such as #!/bin/sh")
+	case errors.Is(err, fs.ErrNotExist):
+		return errors.New("the program that its first line names, or its working directory, " +
+			"does not exist (a Windows line end is part of the name)")
+	}
+	return err
+}
+
 // installHints are what to do if a program that many modules need is missing.
 var installHints = map[string]string{
-	"python3": ": install Python 3, or make a .venv beside the module",
-	"node":    ": install Node.js, 22.13 or newer",
-	"npx":     ": install Node.js, 22.13 or newer",
+	"python3": ": install Python 3.9 or newer, or make a .venv beside the module",
+	"python":  ": use python3, or install Python 3",
+	"node":    ": install Node.js, 20.6 or newer; TypeScript needs 22.13",
+	"npx":     ": install Node.js",
+	"uvx":     ": install uv",
 }
 
 // bareVariable matches text in JSON that a shell would expand.
@@ -455,11 +471,19 @@ func (s *scan) folder(path string) {
 		switch {
 		case entry.IsDir() && !unsearched.MatchString(name):
 			s.folder(at)
-		case isModule && !entry.IsDir():
+		case entry.IsDir():
+		case isModule:
 			s.file(at, module, kind)
+		case foreignModule.MatchString(name):
+			s.add(at, at, discovered{Err: fmt.Errorf(
+				"usher hosts no %s files: usher help serve lists the endings", filepath.Ext(name))})
 		}
 	}
 }
+
+// foreignModule matches the name of a module in another language. It does not match copies
+// that editors make.
+var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
 
 // unsearched matches the names of folders that are not searched.
 var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)

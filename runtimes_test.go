@@ -104,7 +104,7 @@ func TestParseConfig(t *testing.T) {
 func TestParseConfigErrors(t *testing.T) {
 	for raw, want := range map[string]string{
 		``:                                "unexpected end",
-		`[]`:                              `"mcpServers"`,
+		`[]`:                              `want an object such as {"mcpServers": `,
 		`{"mcpServers":[]}`:               `"mcpServers"`,
 		`{"mcpservers":{}}`:               `"mcpServers"`,
 		`{"servers":{}}`:                  `VS Code's "servers" must be renamed`,
@@ -122,7 +122,7 @@ func TestMissingPrograms(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	const missing = ": executable file not found in $PATH"
 	for program, want := range map[string]string{
-		"python3": `command "python3"` + missing + `: install Python 3, or make a .venv beside the module`,
+		"python3": `command "python3"` + missing + `: install Python 3.9 or newer, or make a .venv beside the module`,
 		"npx -y @scope/foo": `command "npx": no such file or directory: "command" is only the program: ` +
 			`put -y @scope/foo into "args"`,
 		"gone":        `command "gone"` + missing,

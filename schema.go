@@ -437,7 +437,8 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 	got := jsonType(value)
 	fits := slices.Contains(types, got) || got == "integer" && slices.Contains(types, "number")
 	if len(types) > 0 && !fits {
-		return &argumentError{path, withArticles(types), withArticles([]string{got})}
+		want := cmp.Or(scalarWanted(s, nil), withArticles(types))
+		return &argumentError{path, want, withArticles([]string{got})}
 	}
 	if wrong := c.alternatives(path, s, value); wrong != nil {
 		return wrong
@@ -463,12 +464,16 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. If none does, the
-// error is that of the alternative that fits furthest into the value, or names the types of
-// all that are equally far.
+// error is that of the alternative that fits furthest into the value, or names what all want
+// that are equally far. An alternative that wants another constant, such as a kind of
+// "circle", was not meant if one of the others fits further.
 func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
 	var furthest *argumentError
+	wasMeant := func(wrong *argumentError) bool {
+		return wrong.path == path || strings.IndexAny(wrong.want, `"tf`) != 0 // as true and false begin
+	}
 	for _, one := range slices.Concat(anyOf, oneOf) {
 		wrong := c.value(path, one, value)
 		switch {
@@ -476,29 +481,22 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 			return nil
 		case c.left < 0:
 			return wrong // too complex: the other alternatives can't be checked either
-		case furthest == nil || len(wrong.path) > len(furthest.path):
+		case furthest == nil || wasMeant(wrong) && !wasMeant(furthest):
 			furthest = wrong
-		case furthest.path == path && !strings.Contains(furthest.want, wrong.want):
+		case wasMeant(wrong) != wasMeant(furthest):
+		case len(wrong.path) > len(furthest.path):
+			furthest = wrong
+		case furthest.path == wrong.path && !strings.Contains(furthest.want, wrong.want):
 			furthest.want = clipText(furthest.want+" or "+wrong.want, maxWantedText)
 		}
 	}
 	return furthest
 }
 
-// object checks the members of an object, missing ones first.
+// object checks the members of an object, missing ones last.
 func (c *argumentCheck) object(path string, s map[string]any, value json.RawMessage) *argumentError {
 	list := members(value)
 	properties := objectIn(s, "properties")
-	for _, name := range textList(s["required"]) {
-		if list.get(name) != nil {
-			continue
-		}
-		wrong := &argumentError{below(path, name), "is required", ""}
-		if types := textList(objectIn(properties, name)["type"]); types != nil {
-			wrong.want += ": " + withArticles(types)
-		}
-		return wrong
-	}
 	for _, f := range list {
 		property, declared := properties[f.key]
 		if !declared && f.key != webhookParam {
@@ -510,6 +508,16 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 		if wrong := c.value(below(path, f.key), property, f.value); wrong != nil && !isOptionalNull(s, f) {
 			return wrong
 		}
+	}
+	for _, name := range textList(s["required"]) {
+		if list.get(name) != nil {
+			continue
+		}
+		wrong := &argumentError{below(path, name), "is required", ""}
+		if types := textList(objectIn(properties, name)["type"]); types != nil {
+			wrong.want += ": " + withArticles(types)
+		}
+		return wrong
 	}
 	return nil
 }
@@ -528,7 +536,8 @@ func scalarWanted(s map[string]any, value json.RawMessage) string {
 	text, _ := decoded.(string)
 	number, isNumber := decoded.(float64)
 	if enum, ok := s["enum"].([]any); ok && !slices.Contains(enum, decoded) {
-		return "one of " + strings.Trim(string(marshal(enum)), "[]")
+		several := strings.Repeat("one of ", min(1, len(enum)-1))
+		return several + strings.Trim(string(marshal(enum)), "[]")
 	}
 	if minimum, ok := s["minimum"].(float64); ok && isNumber && number < minimum {
 		return fmt.Sprintf("at least %v", minimum)

@@ -115,7 +115,9 @@ func TestCheckArguments(t *testing.T) {
 		"strict":{"type":"object","properties":{"a":{}},"additionalProperties":false},
 		"few":{"type":"integer","minimum":0},"at":{"type":"string","format":"date-time"},
 		"data":{"type":"string","contentEncoding":"base64"},
-		"lost":{"$ref":"#/$defs/Gone"}
+		"lost":{"$ref":"#/$defs/Gone"},"shape":{"anyOf":[
+			{"type":"object","properties":{"kind":{"type":"string","enum":["circle"]}},"required":["kind","radius"]},
+			{"type":"object","properties":{"kind":{"enum":["box"]},"at":{"type":"array"}},"required":["kind","size"]}]}
 		},"required":["s","gone"],"$defs":{
 		"Bed":{"type":"object","properties":{"rows":{"type":"integer"},"note":{"type":"string"}},"required":["rows"]},
 		"Tree":{"type":"object","properties":{"left":{"$ref":"#/$defs/Tree"},
@@ -144,11 +146,17 @@ func TestCheckArguments(t *testing.T) {
 		`"list":[1,null]`:                            `parameter "list.1": want an integer, got null`,
 		`"either":true`: `parameter "either": want an integer or ` +
 			`an object or an array, got a boolean`,
-		`"either":{}`:           `parameter "either.rows" is required: an integer`,
-		`"either":{"rows":"x"}`: `parameter "either.rows": want an integer, got a string`,
-		`"one":"some"`:          `parameter "one": want an integer or one of "all", got a string`,
-		`"strict":{"b":1}`:      `parameter "strict.b" is not known`,
-		`"few":-1`:              `parameter "few": want at least 0, got -1`,
+		`"either":{}`:                    `parameter "either.rows" is required: an integer`,
+		`"either":{"rows":"x"}`:          `parameter "either.rows": want an integer, got a string`,
+		`"one":"some"`:                   `parameter "one": want an integer or "all", got a string`,
+		`"kind":1`:                       `parameter "kind": want one of "a","é", got an integer`,
+		`"shape":{}`:                     `parameter "shape.kind" is required`,
+		`"shape":{"kind":"x"}`:           `parameter "shape.kind": want "circle" or "box", got "x"`,
+		`"shape":{"at":[],"kind":"box"}`: `parameter "shape.size" is required`,
+		`"shape":{"at":1,"kind":"box"}`:  `parameter "shape.at": want an array, got an integer`,
+		`"shape":{"kind":"circle"}`:      `parameter "shape.radius" is required`,
+		`"strict":{"b":1}`:               `parameter "strict.b" is not known`,
+		`"few":-1`:                       `parameter "few": want at least 0, got -1`,
 		`"at":"tomorrow"`: `parameter "at": ` +
 			`want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
 		`"data":"%"`: `parameter "data": want base64, got "%"`,

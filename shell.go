@@ -72,6 +72,7 @@ func runShell(ctx context.Context, path, size string, environ []string,
 	defer s.reaper.Close()
 	n, _ := strconv.ParseInt(size, 10, 64) // usher wrote it
 	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
+	s.text = bytes.ReplaceAll(s.text, []byte("\r\n"), []byte("\n")) // shells take \r for a character
 	if err := s.read(ctx, string(s.text)); err != nil {
 		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), errText(err))
 		return 1
@@ -83,7 +84,7 @@ func runShell(ctx context.Context, path, size string, environ []string,
 var (
 	shellLine = regexp.MustCompile(
 		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(?:\s+(.*))?$`)
-	shellFunction = regexp.MustCompile(`^(?:function[ \t]+)?([A-Za-z][A-Za-z0-9_]*)[ \t]*\(\)`)
+	shellFunction = regexp.MustCompile(`^(?:function[ \t]+([A-Za-z][\w-]*)|([A-Za-z][\w-]*)[ \t]*\(\))`)
 	shellNumber   = `(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)`
 	shellProgress = regexp.MustCompile(`^::progress ` + shellNumber + `(?: ` + shellNumber + `)?(?: (.*))?$`)
 )
@@ -110,14 +111,14 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 	}
 	var comment []string
 	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\r\n")
+		line = strings.TrimSuffix(line, "\n")
 		if rest, ok := strings.CutPrefix(line, "#"); ok {
 			comment = append(comment, strings.TrimPrefix(rest, " "))
 			continue
 		}
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
-			s.methods = append(s.methods, shellMethod{m[1], doc})
+			s.methods = append(s.methods, shellMethod{m[1] + m[2], doc})
 		} else if s.about == "" && len(s.methods) == 0 {
 			s.about = doc
 		}
@@ -272,6 +273,9 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 		text, ok := unquote(value)
 		if !ok { // other values are JSON, and omitted ones ""
 			text = strings.TrimPrefix(string(oneLine(value)), "null")
+		}
+		if strings.Contains(text, "\x00") {
+			return failure(fmt.Sprintf("parameter %q contains U+0000, which no argument can", p.name))
 		}
 		args = append(args, text) // $1, $2, … as documented
 	}

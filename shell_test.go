@@ -62,7 +62,7 @@ func TestShellModule(t *testing.T) {
 		{"all memory", "hog", ``, `"isError":true`},
 		{"an argument that is too long", "args", `{"a":"` + strings.Repeat("x", 200_000) + `"}`,
 			"argument list too long"},
-		{"a NUL", "args", `{"a":"x\u0000y"}`, "invalid argument"},
+		{"a NUL", "args", `{"a":"x\u0000y"}`, `parameter "a" contains U+0000`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			result := c.call("s_"+tt.tool, tt.arguments).result()
@@ -119,7 +119,8 @@ func TestShellNames(t *testing.T) {
 	need(t, "sh")
 	script, err := os.ReadFile("testdata/shell/names.usher.sh")
 	must(t, err)
-	const reserved = "\n# Runs it.\n# @param {string} text what\nfunction time() { printf '%s' \"$1\"; }\n"
+	const reserved = "\n# Runs it.\n# @param {string} text what\nfunction time() { printf '%s' \"$1\"; }\n" +
+		"# Says it.\nfunction say-so {\n:\n}\n"
 	functions := []string{"say", "test", "touch", "echo"}
 	for shell, more := range map[string]string{"sh": "", "dash": "", "bash": reserved, "zsh": reserved, "ksh": ""} {
 		t.Run(shell, func(t *testing.T) {
@@ -133,6 +134,7 @@ func TestShellNames(t *testing.T) {
 				hosted := strings.Contains(out, `"method": "`+name+`"`)
 				check(t, name+" is hosted", hosted, slices.Contains(functions, name))
 			}
+			check(t, "say-so is hosted", strings.Contains(out, `"method": "say-so"`), more != "")
 			checkContains(t, "problems", out, "mkdir: "+shell+" can't call")
 			for _, tt := range []struct{ name, text, want string }{
 				{"say", "a", "said a"},
@@ -166,7 +168,11 @@ func TestShellOptions(t *testing.T) {
 		"#!/usr/bin/env -S bash -euo pipefail": "deploy ended with exit status 1",
 	} {
 		dir := t.TempDir()
-		write(t, dir+"/m.usher.sh", first+script)
+		text := first + script
+		if strings.HasSuffix(first, "\r") { // so do all lines
+			text = strings.ReplaceAll(text, "\n", "\r\n")
+		}
+		write(t, dir+"/m.usher.sh", text)
 		out, stderr, _ := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, "m", "deploy", `{"text":""}`)
 		checkContains(t, first, out+stderr, want)
 	}

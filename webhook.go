@@ -533,7 +533,7 @@ func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 	switch {
 	case kind == multipartType:
 		form, err = multipart.NewReader(bytes.NewReader(body), boundary).ReadForm(int64(len(body)))
-	case kind == formType && jsonErr != nil: // curl -d sends JSON as a form, too
+	case kind == formType && bytes.TrimSpace(body)[0] != '{': // curl -d sends JSON as a form, too
 		form.Value, err = url.ParseQuery(string(body))
 	default:
 		return list, jsonErr

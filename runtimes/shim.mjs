@@ -111,6 +111,7 @@ const waiting = []
 // parts has the beginning of an incomplete line.
 let parts = []
 let about = '' // the module's description
+const problems = new Set() // with the functions, for their author
 
 // onUncaught logs an error that nobody catches, and fails the call that it belongs to,
 // which might wait forever otherwise. The process goes on, for the sake of other calls.
@@ -165,7 +166,11 @@ function reply(method, params) {
     case 'initialize':
       return {
         protocolVersion: params.protocolVersion,
-        capabilities: { tools: {}, logging: {} },
+        capabilities: {
+          tools: {},
+          logging: {},
+          experimental: { 'usher/problems': { problems: [...problems] } },
+        },
         serverInfo: { name, version: '1' },
         instructions: about.replace(/^\s*@.*$/gm, ''), // usher uses the first sentence
       }
@@ -473,6 +478,9 @@ function loadFailure(err) {
     line = syntaxErrorLine()
     if (!line) elsewhere ||= ' (in a file that it imports)'
   }
+  if (message.endsWith('strip-only mode')) {
+    elsewhere = ' (Node only removes types: use a union of strings, or plain fields)'
+  }
   const label = err instanceof Error ? `${err.name}: ` : ''
   return `${base}${line ? ':' + line : ''}: ${label}${message}${elsewhere}`
 }
@@ -506,6 +514,7 @@ function findMethods(loaded, isModule, source) {
   function add(name, run, holder, entry) {
     if (typeof run !== 'function' || isClass(run) || found.has(name)) return
     if (name === '' || name.startsWith('_') || entry?.hidden) return
+    if (run.length > 1) addPositional(name)
     const known = entry && source.resolve(entry)
     const plain = { name, inputSchema: { type: 'object' } }
     const tool = safely(() => source.tool(name, known)) ?? plain
@@ -528,7 +537,7 @@ function findMethods(loaded, isModule, source) {
       if (whole.name && whole.name !== 'default') {
         add(whole.name, whole, undefined, entry)
       } else {
-        log('the default export is a function without a name: give it one to host it')
+        problems.add('the default export is a function without a name: give it one')
       }
     } else if (kind(whole) === 'object') {
       for (const name of Object.keys(whole)) {
@@ -537,10 +546,8 @@ function findMethods(loaded, isModule, source) {
     }
   }
 
-  // Compilers to CommonJS mark what was an ES module.
-  const names = loaded.default?.__esModule && !isModule ? loaded.default : loaded
-  if (isModule || names !== loaded) {
-    const { default: whole, ...named } = names
+  if (isModule) {
+    const { default: whole, ...named } = loaded
     for (const [name, value] of Object.entries(named)) {
       add(name, value, undefined, source.declaration(name))
     }
@@ -549,6 +556,11 @@ function findMethods(loaded, isModule, source) {
     addWhole(loaded.default, source.exported.get('module.exports'))
   }
   return new Map([...found].sort(([, a], [, b]) => a.at - b.at))
+}
+
+// addPositional adds the problem of a function that can't work as a method.
+function addPositional(name) {
+  problems.add(`${name}: a method gets one object: declare ${name}({ … })`)
 }
 
 function isClass(f) {
@@ -968,7 +980,7 @@ class Source {
   // description and applies them.
   tool(name, entry) {
     const lines = paramLines(entry?.doc ?? '')
-    const { schema, param } = this.input(entry?.params, lines)
+    const { schema, param } = this.input(name, entry?.params, lines)
     // usher knows the members of the object that the method takes, and not what the
     // method calls it: "@param params.x" becomes "@param x".
     const kept = []
@@ -985,7 +997,7 @@ class Source {
 
   // input returns the schema of the object that a method takes, from the type and the
   // pattern of its first parameter, and the name of that parameter.
-  input(params, lines) {
+  input(name, params, lines) {
     if (!params) return { schema: { type: 'object' } }
     let [i, end] = params
     if (this.is(i, 'this') && this.is(i + 1, ':')) i = this.skipType(i + 2) + 1
@@ -1004,7 +1016,10 @@ class Source {
     if (typed) schema = this.type(at + 1)
     else if (root?.type && root.name === param) schema = this.typeIn(root.type)
     schema = { ...this.written(schema) }
-    if (schema.type !== 'object') schema = { type: 'object' }
+    if (schema.type !== 'object') {
+      if (typeof schema.type === 'string') addPositional(name)
+      schema = { type: 'object' }
+    }
     delete schema.description // the tool has one
     if (fields) addFields(schema, fields, typed, lines)
     delete schema.properties?._webhook

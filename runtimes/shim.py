@@ -74,11 +74,6 @@ def to_json_value(value):
         return str(value)
     if isinstance(value, (bytes, bytearray)):
         return base64.b64encode(value).decode()
-    if isinstance(value, abc.Set):
-        try:
-            return sorted(value)  # so that equal sets give equal answers
-        except TypeError:
-            return list(value)
     if hasattr(value, "tolist"):  # arrays and numbers of numpy
         return value.tolist()
     if hasattr(value, "keys") and hasattr(value, "__getitem__"):  # such as sqlite3.Row
@@ -219,7 +214,9 @@ TYPES = {
     datetime.date: string_type(datetime.date.fromisoformat, format="date"),
     datetime.time: string_type(parse_time, format="time"),
     uuid.UUID: string_type(uuid.UUID, format="uuid"),
-    decimal.Decimal: string_type(decimal.Decimal),
+    decimal.Decimal: Type(
+        {"type": ["number", "string"]}, lambda value: decimal.Decimal(str(value))
+    ),
     pathlib.Path: string_type(pathlib.Path),
 }
 
@@ -401,10 +398,7 @@ class TypeBuilder:
         A class that contains itself becomes a definition, which is referred to. Every
         other class is written out wherever it's used.
         """
-        name = cls.__name__
-        known = [*self.open, *self.converters]
-        if any(other.__name__ == name and other is not cls for other in known):
-            name = f"{cls.__module__}.{cls.__qualname__}"
+        name = cls.__qualname__
         reference = Type(
             {"$ref": "#/$defs/" + name}, lambda value: self.converters[cls](value)
         )

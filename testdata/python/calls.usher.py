@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import datetime
+import decimal
 import enum
 import functools
 import os
@@ -50,6 +51,10 @@ def echo(
 
 def required(name: str, times: Optional[int]):
     return [name, times]
+
+
+def price(of: decimal.Decimal):
+    return repr(of)[9:-2]
 
 
 def keywords(n: int = 1, **rest):
