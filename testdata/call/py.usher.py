@@ -3,7 +3,6 @@ print("printed at the top level")
 
 def f():
     print("printed")
-    yield {"log": "a word"}
     g()
 
 

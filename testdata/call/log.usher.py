@@ -1,0 +1,2 @@
+def f():
+    yield {"log": "a word"}
