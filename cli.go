@@ -84,7 +84,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 		return 2
 	}
 	err := a.runCommand(ctx, name, c, args)
-	if err == nil && a.stdout.err != nil {
+	if a.stdout.err != nil {
 		err = fmt.Errorf("writing the output: %w", a.stdout.err)
 	}
 	if err == nil {
@@ -239,9 +239,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			}
 		}
 		return a.withModules(ctx, dirs, registryConfig{}, func(r *Registry, daemon daemonRecord) error {
-			report := a.moduleReport(r, *scope, daemon)
-			a.print(report, *asJSON, func() { a.printModules(report) })
-			return nil
+			return a.print("modules", a.moduleReport(r, *scope, daemon), *asJSON)
 		})
 	}
 }
@@ -287,11 +285,11 @@ type toolLine struct {
 	Method  string `json:"method"`
 	About   string `json:"about,omitempty"`
 	Webhook string `json:"webhook,omitempty"` // its URL
-	command string // that delivers there
+	Command string `json:"-"`                 // that delivers there
 }
 
-// moduleReport returns all modules as they look in a view through scope. Webhooks are
-// those of the daemon.
+// moduleReport returns all modules as they look in a view through scope, those in scope
+// first. Webhooks are those of the daemon.
 func (a *app) moduleReport(r *Registry, scope Scope, daemon daemonRecord) []moduleLine {
 	list := []moduleLine{}
 	for _, s := range r.Report() {
@@ -309,6 +307,7 @@ func (a *app) moduleReport(r *Registry, scope Scope, daemon daemonRecord) []modu
 		}
 		list = append(list, line)
 	}
+	slices.SortStableFunc(list, func(m, n moduleLine) int { return strings.Compare(m.Hidden, n.Hidden) })
 	return list
 }
 
@@ -327,9 +326,9 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 		l.Label = t.Label
 		hook := hooks[t.Method]
 		tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
-		tool.Webhook, tool.command = webhookExample(whole, hook, cmp.Or(daemon.URL, defaultURL), secret)
+		tool.Webhook, tool.Command = webhookExample(whole, hook, cmp.Or(daemon.URL, defaultURL), secret)
 		if daemon.WebhooksOff {
-			tool.command = tool.Webhook + ", off: usher serve needs " +
+			tool.Command = tool.Webhook + ", off: usher serve needs " +
 				webhookSecretVar + " or -open-webhooks"
 		}
 		l.Tools = append(l.Tools, tool)
@@ -353,57 +352,6 @@ func (a *app) toolProblems(whole *View, t *Item, name string) []string {
 		list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
 	}
 	return list
-}
-
-// printModules prints modules, those in scope first.
-func (a *app) printModules(list []moduleLine) {
-	if len(list) == 0 {
-		a.printf("No modules here. Create one: usher new hello.usher.go\n")
-	}
-	slices.SortStableFunc(list, func(m, n moduleLine) int { return strings.Compare(m.Hidden, n.Hidden) })
-	for i, m := range list {
-		if i > 0 {
-			a.printf("\n")
-		}
-		a.printModule(m)
-	}
-}
-
-// printModule prints a module, its tools and what is wrong with it.
-func (a *app) printModule(m moduleLine) {
-	if name := cmp.Or(m.Label, m.Name); name != "" {
-		a.printf("%s (%s)  ", sanitize(name), m.Kind)
-	}
-	a.printf("%s\n", sanitize(m.Path))
-	a.printNote("", m.About)
-	t := newTable(a.stdout)
-	for _, tool := range m.Tools {
-		fmt.Fprintln(t, strings.TrimSuffix("    "+tool.Name+"\t"+sanitize(tool.About), "\t"))
-	}
-	t.Flush()
-	for _, tool := range m.Tools {
-		if tool.Webhook != "" {
-			a.printf("    webhook: %s\n", tool.command)
-		}
-	}
-	for _, p := range m.Problems {
-		a.printNote("note: ", p)
-	}
-	a.printNote("hidden: ", m.Hidden)
-	what := "not hosted"
-	if m.Hosted {
-		what = "its newest version is not hosted"
-	}
-	a.printNote(what+": ", m.Error)
-}
-
-// printNote prints a text below a module, if there is one.
-func (a *app) printNote(what, text string) {
-	before := "  " + what
-	for line := range strings.Lines(text) {
-		a.printf("%s%s\n", before, sanitize(strings.TrimSuffix(line, "\n")))
-		before = "      "
-	}
 }
 
 // setupCall returns the command that calls one method. While the call runs, it prints what
@@ -559,6 +507,12 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
+// newClaim is a claim as printed when it has been created.
+type newClaim struct {
+	Claim
+	URL string // of the running daemon; "" if none is running
+}
+
 // createClaim creates a claim for dir and prints it. It warns if the code shows more, or
 // less, than one would think.
 func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Duration, asJSON bool) error {
@@ -569,10 +523,10 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 	daemon := readDaemon(data)
 	err = a.withClaims(func(claims *ClaimStore) error {
 		c, err := claims.Create(ctx, dir, label, ttl)
-		if err == nil {
-			a.print(c, asJSON, func() { a.printClaim(c, daemon.URL) })
+		if err != nil {
+			return err
 		}
-		return err
+		return a.print("claim", newClaim{c, daemon.URL}, asJSON)
 	})
 	if err != nil {
 		return err
@@ -586,34 +540,10 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		a.warnf("claim: the running daemon serves only %s: this code shows nothing",
 			sanitize(strings.Join(daemon.Roots, ", ")))
 	}
-	found := make(chan bool, 1)
-	go func() { found <- len(scanFolders([]string{dir}, nil).modules) > 0 }()
-	select {
-	case some := <-found:
-		if !some {
-			a.warnf("claim: no module is under %s: until there is one, the code shows nothing", sanitize(dir))
-		}
-	case <-time.After(2 * time.Second): // dir may be a whole disk
+	if len(scanFolders([]string{dir}, nil).modules) == 0 {
+		a.warnf("claim: no module is under %s: until there is one, the code shows nothing", sanitize(dir))
 	}
 	return nil
-}
-
-// printClaim prints a new claim and how to use it. daemon is the URL of the running
-// daemon, "" if none is running.
-func (a *app) printClaim(c Claim, daemon string) {
-	a.printf("Claim code: %s\n", c.Code.Dashed())
-	a.printf("Scope:      %s\n", sanitize(c.ScopeDir))
-	a.printf("Expires in: %s\n", formatLeft(time.Until(c.ExpiresAt)))
-	if c.Label != "" {
-		a.printf("Label:      %s\n", sanitize(c.Label))
-	}
-	a.printf("\nSet this header on the MCP client's connection:\n  %[1]s: %[2]s\n\n"+
-		"For example:\n  claude mcp add --transport http usher %[3]s --header \"%[1]s: %[2]s\"\n"+
-		"A client that can't set headers: %[3]s?claim=%[2]s\n",
-		claimHeader, c.Code.Reveal(), cmp.Or(daemon, defaultURL))
-	if daemon == "" {
-		a.printf("\nNo usher serves this base folder at the moment: start one with usher serve.\n")
-	}
 }
 
 // listClaims prints the active claims. It creates no data folder.
@@ -622,31 +552,10 @@ func (a *app) listClaims(ctx context.Context, asJSON bool) error {
 	return a.withClaims(func(claims *ClaimStore) error {
 		list, err := claims.List(ctx)
 		if list != nil || err == nil {
-			a.print(append([]Claim{}, list...), asJSON, func() { a.printClaims(list) })
+			err = cmp.Or(err, a.print("claims", append([]Claim{}, list...), asJSON))
 		}
 		return err // it may be that expired claims could not be removed
 	})
-}
-
-// printClaims prints a table of claims.
-func (a *app) printClaims(list []Claim) {
-	if len(list) == 0 {
-		a.printf("No active claims. Create one: usher claim -scope DIR\n")
-		return
-	}
-	t := newTable(a.stdout)
-	fmt.Fprintln(t, "CODE\tSCOPE\tEXPIRES IN\tCREATED\tLABEL")
-	for _, c := range list {
-		cells := []string{
-			c.Code.Dashed(),
-			sanitize(c.ScopeDir),
-			formatLeft(time.Until(c.ExpiresAt)),
-			c.CreatedAt.Local().Format("2006-01-02 15:04"),
-			sanitize(c.Label),
-		}
-		fmt.Fprintln(t, strings.TrimSuffix(strings.Join(cells, "\t"), "\t"))
-	}
-	t.Flush()
 }
 
 // revokeClaims removes the claims with these codes. An error for one code does not stop

@@ -10,6 +10,7 @@ package main
 import (
 	"cmp"
 	"context"
+	_ "embed"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -23,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+	"text/template"
 	"time"
 	"unicode"
 )
@@ -181,16 +183,31 @@ func (a *app) warnf(format string, args ...any) {
 	fmt.Fprintf(a.stderr, "usher: "+format+"\n", args...)
 }
 
-// print prints v as JSON, or else calls asText.
-func (a *app) print(v any, asJSON bool, asText func()) {
-	if !asJSON {
-		asText()
-		return
+//go:embed help/output.tmpl
+var outputText string
+
+// print prints v as JSON, or else by a template of help/output.tmpl.
+func (a *app) print(name string, v any, asJSON bool) error {
+	if asJSON {
+		enc := json.NewEncoder(a.stdout)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent("", "  ")
+		return enc.Encode(v)
 	}
-	enc := json.NewEncoder(a.stdout)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(v) // as with printf
+	output := template.New(name).Funcs(template.FuncMap{
+		"clean": sanitize,
+		"left":  func(at time.Time) string { return formatLeft(time.Until(at)) },
+		"note": func(text string) string {
+			lines := strings.Split(text, "\n")
+			for i, line := range lines {
+				lines[i] = sanitize(line)
+			}
+			return strings.Join(lines, "\n      ")
+		},
+	})
+	table := tabwriter.NewWriter(a.stdout, 0, 0, 3, ' ', 0)
+	defer table.Flush()
+	return template.Must(output.Parse(outputText)).ExecuteTemplate(table, name, v)
 }
 
 // recordHandler is a slog.Handler that passes each record on, with its values by key.
@@ -227,9 +244,6 @@ func (h recordHandler) Handle(_ context.Context, r slog.Record) error {
 	h.handle(r, values)
 	return nil
 }
-
-// newTable returns a writer that aligns columns separated by tabs.
-func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
 
 // sanitize replaces characters of foreign text that could control the terminal or break
 // a table.
