@@ -240,7 +240,7 @@ func (r *request) send(msg []byte) bool {
 // use, as a claim may end at any time. With an error, which is for the client, the view
 // is empty.
 func (r *request) view() (*View, error) {
-	scope, err := r.server.gate.ScopeOf(r.from)
+	scope, err := r.server.gate.Scope(r.from.claim.claimID)
 	if err != nil {
 		err = rpcErrorf(codeRefused, "%v", err)
 	}
@@ -258,7 +258,7 @@ func (r *request) readyView(ctx context.Context) *View {
 // waitReady waits for modules in the caller's scope that are being introspected.
 func (r *request) waitReady(ctx context.Context) {
 	if r.server.starting() {
-		scope, _ := r.server.gate.ScopeOf(r.from) // reaches nothing if there is an error
+		scope, _ := r.server.gate.Scope(r.from.claim.claimID) // reaches nothing if there is an error
 		r.server.modules.WaitReady(ctx, scope)
 	}
 }

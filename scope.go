@@ -165,19 +165,14 @@ type admission struct {
 	// request may begin a session without a claim; otherwise this error is its answer.
 	badCode error
 
-	scope Scope     // what the principal could reach when it was admitted
-	ended error     // errEnded if its claim had ended
-	since time.Time // before the claims were checked
+	ended error // errEnded if the claim had ended
 }
-
-// admissionLife is how long an admission says what its request may reach.
-const admissionLife = 10 * time.Millisecond
 
 // Admit finds out a request's session and principal, by its headers and URL alone, before
 // its body is read. It may wait some seconds for a turn (guessTurns). The error is the
 // answer to a request that is not admitted.
 func (g *Gate) Admit(r *http.Request) (admission, error) {
-	a := admission{since: time.Now()}
+	var a admission
 	if id, inURL := presentedSession(r); id != "" {
 		token, ok := g.sessions.open(id)
 		if !ok {
@@ -204,15 +199,10 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 		return a, httpErrorf(http.StatusBadRequest, needsCode)
 	case allowPresented:
 		return g.present(a, presented)
-	case allowOwn:
-		a.scope = scopeDir(a.claim.ScopeDir)
 	case denyEnded:
 		a.ended = errEnded
 	case allowInitialize:
 		a.badCode = httpErrorf(http.StatusBadRequest, codeIsNone)
-		a.scope = scopeAll()
-	case allowAll:
-		a.scope = scopeAll()
 	}
 	if facts.presents {
 		g.log.Warn("an invalid claim code was presented",
@@ -293,7 +283,6 @@ func (g *Gate) present(a admission, c Claim) (admission, error) {
 		g.logScoped("session scoped", a.session, c)
 	}
 	a.claim = c
-	a.scope = scopeDir(c.ScopeDir)
 	return a, nil
 }
 
@@ -332,15 +321,6 @@ func (g *Gate) claim(p Principal) (Claim, error) {
 		return Claim{}, errEnded
 	}
 	return c, err
-}
-
-// ScopeOf returns what an admitted request may reach: what it could reach when it was
-// admitted, if that was just now, or else as Scope does.
-func (g *Gate) ScopeOf(a admission) (Scope, error) {
-	if time.Since(a.since) < admissionLife {
-		return a.scope, a.ended
-	}
-	return g.Scope(a.claim.claimID)
 }
 
 // Scope returns what a principal may reach now. Callers ask at each use and do not keep

@@ -678,7 +678,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return err
 		}
-		scope, err := d.server.gate.ScopeOf(from)
+		scope, err := d.server.gate.Scope(from.claim.claimID)
 		if from.badCode != nil {
 			err = from.badCode
 		}
