@@ -421,14 +421,21 @@ func TestPrivateData(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("a folder's mode says nothing")
 	}
-	for _, folder := range []string{"", "/.data"} {
-		base := t.TempDir()
+	for _, folder := range []string{"", "/.data", "/.."} {
+		base := t.TempDir() + "/base"
 		newClaimFor(t, base, base)
 		claim := []string{"claim", "-base", base, "-scope", base}
 		for _, mode := range []os.FileMode{0o722, 0o770} {
 			must(t, os.Chmod(base+folder, mode))
 			wantUsher(t, 1, "chmod go-w", claim...)
 		}
+		sticky, status := os.ModeSticky|0o777, 1
+		if folder == "/.." {
+			status = 0
+		}
+		must(t, os.Chmod(base+folder, sticky))
+		_, _, code := usher(t, "", claim...)
+		check(t, "status with a sticky "+folder, code, status)
 		must(t, os.Chmod(base+folder, 0o755))
 		out, _, _ := usher(t, "", claim...)
 		checkContains(t, "usher claim", out, "Claim code: ")

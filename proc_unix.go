@@ -107,28 +107,19 @@ func processAlive(pid int) bool {
 	return err == nil || errors.Is(err, syscall.EPERM)
 }
 
-// processStartTime returns a text without spaces for the time at which process pid started.
-// It distinguishes processes with the same pid, even across reboots. It returns "" if the
-// process does not exist or is a zombie, and on macOS.
-func processStartTime(pid int) string {
-	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	s := processStat(pid)
-	if err != nil || s.start == "" || s.dead {
-		return ""
-	}
-	return strings.TrimSpace(string(boot)) + "." + s.start
-}
-
-// checkPrivate returns an error if users other than this one own or can write to a folder.
-func checkPrivate(folder string) error {
+// checkPrivate returns an error if users other than this one and root own a folder or can
+// write to it. They may write to a folder with the sticky bit if sticky is true.
+func checkPrivate(folder string, sticky bool) error {
 	info, err := os.Stat(folder)
 	if err != nil {
 		return err
 	}
-	if owner, ok := info.Sys().(*syscall.Stat_t); ok && int(owner.Uid) != os.Geteuid() {
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if ok && owner.Uid != 0 && int(owner.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to another user", folder)
 	}
-	if info.Mode().Perm()&0o022 != 0 {
+	sticky = sticky && info.Mode()&os.ModeSticky != 0
+	if info.Mode()&0o022 != 0 && !sticky {
 		return fmt.Errorf("other users can write into %s: run chmod go-w on it", folder)
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"strconv"
 	"syscall"
 	"unsafe"
 )
@@ -64,26 +63,16 @@ func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool)
 func closeTree(t tree) { _ = syscall.CloseHandle(syscall.Handle(t.job)) }
 
 // processAlive reports whether a process with this id exists.
-func processAlive(pid int) bool { return processStartTime(pid) != "" }
-
-// processStartTime returns when the running process pid started; see proc_unix.go.
-func processStartTime(pid int) string {
+func processAlive(pid int) bool {
 	const queryLimitedInformation = 0x1000 // which also services grant
 	h, err := syscall.OpenProcess(queryLimitedInformation, false, uint32(pid))
 	if err != nil {
-		return ""
+		return false
 	}
 	defer syscall.CloseHandle(h)
 	const stillActive = 259
 	var code uint32
-	var made, exited, kernel, user syscall.Filetime
-	if syscall.GetExitCodeProcess(h, &code) != nil || code != stillActive {
-		return ""
-	}
-	if syscall.GetProcessTimes(h, &made, &exited, &kernel, &user) != nil {
-		return ""
-	}
-	return strconv.FormatInt(made.Nanoseconds(), 10)
+	return syscall.GetExitCodeProcess(h, &code) == nil && code == stillActive
 }
 
 // lockFile creates a file if necessary, and opens it for this process alone.
@@ -111,4 +100,4 @@ func isShared(err error) bool {
 func syncFolder(string) error { return nil }
 
 // checkPrivate accepts every folder: on Windows, a folder's mode does not show who can write.
-func checkPrivate(string) error { return nil }
+func checkPrivate(string, bool) error { return nil }

@@ -114,7 +114,7 @@ func TestDroppedModule(t *testing.T) {
 		t.Errorf("usher modules:\n%s", out)
 	}
 	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "evil", "say")
-	checkContains(t, "usher call", out+stderr, "no module")
+	checkContains(t, "usher call", out+stderr, "evil.usher.py is not hosted: "+changed)
 
 	write(t, dir+"/idle.usher.sh", script("old"))
 	await(t, "the module with its old text", func() bool {

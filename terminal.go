@@ -72,7 +72,7 @@ func (a *app) declareBase(fs *flag.FlagSet) {
 }
 
 // dataDir returns {base}/.data, and creates it unless a is readOnly. It refuses a folder
-// that another user can write to, as that user could create claims.
+// that another user could change or replace, as that user could create claims.
 func (a *app) dataDir() (string, error) {
 	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
 	if base == "" {
@@ -84,7 +84,7 @@ func (a *app) dataDir() (string, error) {
 	}
 	dir, err := filepath.Abs(filepath.Join(base, ".data"))
 	if err == nil {
-		err = a.prepare(dir)
+		dir, err = a.prepare(dir)
 	}
 	if err != nil {
 		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
@@ -92,18 +92,24 @@ func (a *app) dataDir() (string, error) {
 	return dir, nil
 }
 
-// prepare creates and checks the data folder and the base folder above it.
-func (a *app) prepare(dir string) error {
+// prepare creates and resolves the data folder. It checks the folder and all folders above
+// it, by the rule of sshd: others may write only to those above the base folder that have
+// the sticky bit.
+func (a *app) prepare(dir string) (string, error) {
 	if _, err := os.Stat(dir); a.readOnly && errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return dir, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
+		return "", err
 	}
-	if err := checkPrivate(filepath.Dir(dir)); err != nil {
-		return err
+	dir, err := filepath.EvalSymlinks(dir)
+	for at := dir; err == nil; at = filepath.Dir(at) {
+		err = checkPrivate(at, len(at) < len(filepath.Dir(dir)))
+		if at == filepath.Dir(at) {
+			break
+		}
 	}
-	return checkPrivate(dir)
+	return dir, err
 }
 
 // resolveDir makes a folder's path absolute, with symlinks resolved.
