@@ -91,7 +91,7 @@ var otherLimits = map[string]string{
 	"maxLogged":           "clips what is shown, and holds up nothing",
 	"maxLoggedLine":       "clips what is shown, and holds up nothing",
 	"tailLines":           "clips what is shown, and holds up nothing",
-	"maxPages":            "fails the list of a module that has no end, for this module alone",
+	"maxList":             "TestListsThatFail",
 	"maxProcs":            "TestProcessesAreBounded",
 	"maxProcsOf":          "TestProcessesAreBounded",
 	"maxRunning":          "TestCallsWaitForTheirTurn",

@@ -72,7 +72,7 @@ const (
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
 	maxLoggedLine = 4 << 10  // bytes logged of one stray line
 	tailLines     = 8        // lines of stderr in the error of one failed start
-	maxPages      = 1000     // pages of one list of a module
+	maxList       = 16 << 20 // bytes of one list of a module
 
 	// pool.go: the processes of one module.
 	maxProcs     = 16 // processes of one module

@@ -114,6 +114,9 @@ type manifest struct {
 	Shared    bool                         `json:"shared"` // it declares that one process serves all callers
 }
 
+// hash returns a hash of the manifest.
+func (m *manifest) hash() string { return hashOf(string(marshal(m))) }
+
 // newRegistry scans the workspace once and returns with the modules that the cache knows.
 // The others are introspected in the background. Close ends everything that it started.
 func newRegistry(c registryConfig) *Registry {
@@ -407,7 +410,8 @@ func (r *Registry) offer(v *moduleVersion, m *manifest) {
 }
 
 // revise reads the lists of a version again when a process announces a change, until the
-// version is replaced.
+// version is replaced. If that is a session's own process, and its lists have changed, revise
+// offers the lists of a new process: names in the process of one claim are not for others.
 func (r *Registry) revise(v *moduleVersion) {
 	defer catch(r.Log, new(error))
 	for v.ctx.Err() == nil {
@@ -415,7 +419,10 @@ func (r *Registry) revise(v *moduleVersion) {
 		case <-v.changed:
 			pauseFor(v.ctx, revisionInterval) // more changes are likely to follow
 			m, err := v.readManifest(v.newest.Load())
-			if err == nil && hashOf(string(marshal(m))) != v.offers {
+			if err == nil && m.hash() != v.offers && v.pool.perSession {
+				m, err = r.introspect(v)
+			}
+			if err == nil && m.hash() != v.offers {
 				r.offer(v, m)
 			}
 		case <-v.ctx.Done():
@@ -477,7 +484,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 		}
 		v.pool = newPool(v.Name, perSession, r.CallTimeout, start)
 	}
-	v.offers = hashOf(string(marshal(m)))
+	v.offers = m.hash()
 	module := &Module{
 		Name:      v.Name,
 		Kind:      v.Kind,
@@ -586,10 +593,29 @@ func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 			m.Problems = append(m.Problems, err.Error())
 		}
 		for _, item := range items {
-			m.Lists[key] = append(m.Lists[key], oneLine(item))
+			if err := checkDefinition(key, item); err != nil {
+				m.Problems = append(m.Problems, err.Error())
+			} else {
+				m.Lists[key] = append(m.Lists[key], oneLine(item))
+			}
 		}
 	}
 	return m, nil
+}
+
+// checkDefinition returns an error if MCP's schema forbids a definition in the list under
+// key: clients would refuse the whole list.
+func checkDefinition(key string, item json.RawMessage) error {
+	required := map[string]string{"resources": "uri", "resourceTemplates": "uriTemplate"}
+	name := stringField(item, "name")
+	schema := field(item, "inputSchema")
+	switch {
+	case name == "" || required[key] != "" && stringField(item, required[key]) == "":
+		return fmt.Errorf("%s: a definition without name or %s is left out", listMethods[key], required[key])
+	case key == "tools" && stringField(schema, "type") != "object":
+		return fmt.Errorf(`tools/list: %s is left out, as its inputSchema is not of "type": "object"`, name)
+	}
+	return nil
 }
 
 // list returns a whole list of the module, read page by page: method is "tools/list" and
@@ -601,11 +627,12 @@ func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessag
 	}
 	var all []json.RawMessage
 	params := object{}
-	for range maxPages {
+	for size := 0; size < maxList; {
 		result, err := w.request(ctx, Caller{}, method, params, 0, nil)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", method, err)
 		}
+		size += len(result)
 		var page []json.RawMessage
 		if items := field(result, key); items != nil && json.Unmarshal(items, &page) != nil {
 			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
@@ -617,7 +644,7 @@ func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessag
 		}
 		params = object{{"cursor", cursor}}
 	}
-	return nil, fmt.Errorf("%s: no end after %d pages", method, maxPages)
+	return nil, rpcErrorf(codeInternal, "%s: the list is larger than %s", method, formatSize(maxList))
 }
 
 // startProcess starts a process of a version. stateful says that the module is known to
@@ -833,7 +860,7 @@ func approve(ctx context.Context, dataDir string, roots, paths []string) (news [
 }
 
 // cacheFormat must change when the meaning of a cached manifest changes.
-const cacheFormat = "5"
+const cacheFormat = "6"
 
 // cachePath returns the file that caches what a module offers, so that a restart need not
 // start known modules. It may be deleted at any time.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -210,15 +211,45 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 	check(t, "the first version is hosted", versions[1].module != nil, false)
 }
 
-// TestListsThatFail has a server that can't list its prompts: its tools are hosted.
+// TestListsThatFail has servers that can't list their prompts, and one with a tool that
+// MCP forbids: their other tools are hosted.
 func TestListsThatFail(t *testing.T) {
 	long(t)
 	t.Parallel()
 	dir := t.TempDir()
 	writeScript(t, dir+"/a.usher", `"tools":{},"prompts":{}`, "")
-	connect(t, startDaemon(t, dir).URL).awaitTools("a_x")
+	writeScript(t, dir+"/b.usher", `"tools":{},"prompts":{}`, `prompts=endless
+page=$(head -c 999999 /dev/zero | tr '\0' x)
+endless() { result '{"prompts":[],"x":"'$page'","nextCursor":"c"}'; }`)
+	writeFake(t, dir+"/c.usher", "good toolsIn="+dir+"/tools")
+	write(t, dir+"/tools", `[{"Name":"bad","Schema":{"type":"array"}},{"Name":"x"}]`)
+	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "b_x", "c_x")
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
-	checkContains(t, "usher modules", out, "note: prompts/list: no prompts today")
+	checkContains(t, "usher modules", out, "note: prompts/list: no prompts today",
+		"note: prompts/list: the list is larger than 16 MiB", "note: tools/list: bad is left out")
+	for list, item := range map[string]string{
+		"tools": `{"inputSchema":{"type":"object"}}`, "resources": `{"name":"a"}`,
+		"prompts": `{}`, "resourceTemplates": `{"uriTemplate":"x://{a}"}`,
+	} {
+		check(t, list+" may have "+item, checkDefinition(list, json.RawMessage(item)) == nil, false)
+	}
+}
+
+// TestListsOfASession has processes add a tool: that of a session adds it for nobody, but
+// usher looks again at what a new process has.
+func TestListsOfASession(t *testing.T) {
+	long(t)
+	t.Parallel()
+	dir := t.TempDir()
+	tools := func(more string) { write(t, dir+"/tools", `[{"Name":"grow","Does":"grow"}`+more+"]") }
+	tools("")
+	writeFake(t, dir+"/own.usher", "good toolsIn="+dir+"/tools")
+	writeFake(t, dir+"/shared.usher", "good shared tools=grow")
+	c := connect(t, startDaemon(t, dir).URL)
+	c.awaitTools("own_grow", "shared_grow")
+	tools(`,{"Name":"late"}`)
+	check(t, "failure", c.call("own_grow", "").failure()+c.call("shared_grow", "").failure(), "")
+	c.awaitTools("own_grow", "own_late", "shared_extra1", "shared_grow")
 }
 
 // writeScript writes a module with one tool, x, which begins with a shell command.
@@ -234,7 +265,7 @@ while read -r line; do
 	*'"initialize"'*) result '{"protocolVersion":"2025-11-25","capabilities":{`+capabilities+`},
 		"serverInfo":{"name":"x","version":"1"}}' | tr -d '\n\t'; echo ;;
 	*'"tools/list"'*) result '{"tools":[{"name":"x","inputSchema":{"type":"object"}}]}' ;;
-	*'"prompts/list"'*) refuse -32603 "no prompts today" ;;
+	*'"prompts/list"'*) ${prompts:-refuse -32603} "no prompts today" ;;
 	esac
 done
 `)
