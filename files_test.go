@@ -112,7 +112,7 @@ func zombiePID(t *testing.T) int {
 	must(t, errors.Join(err, cmd.Start()))
 	t.Cleanup(func() { cmd.Wait() })
 	io.Copy(io.Discard, out)
-	await(t, "the end of a process", func() bool { return processStartTime(cmd.Process.Pid) == "" })
+	await(t, "the end of a process", func() bool { return !processAlive(cmd.Process.Pid) })
 	return cmd.Process.Pid
 }
 

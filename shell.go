@@ -34,8 +34,9 @@ const (
 // shellMethod is the tool for a function of a script. The daemon finds the parameters in the
 // description, which is the comment above the function.
 type shellMethod struct {
-	Name        string `json:"name"`
-	Description string `json:"description"`
+	Name        string            `json:"name"`
+	Description string            `json:"description"`
+	InputSchema map[string]string `json:"inputSchema"`
 }
 
 // shellServer serves one script over stdin and stdout.
@@ -118,7 +119,8 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 		}
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
-			s.methods = append(s.methods, shellMethod{m[1] + m[2], doc})
+			schema := map[string]string{"type": "object"}
+			s.methods = append(s.methods, shellMethod{m[1] + m[2], doc, schema})
 		} else if s.about == "" && len(s.methods) == 0 {
 			s.about = doc
 		}
