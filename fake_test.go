@@ -334,7 +334,7 @@ func (f *fakeServer) list() json.RawMessage {
 	tools := []json.RawMessage{}
 	for _, tool := range f.tools {
 		schema := tool.Schema
-		if schema == nil {
+		if schema == nil || string(schema) == "null" {
 			schema = json.RawMessage(`{"type":"object"}`)
 		}
 		text := object{{"name", quote(tool.Name)}, {"description", quote(tool.Doc)}, {"inputSchema", schema}}
