@@ -394,14 +394,26 @@ func TestIdleProcesses(t *testing.T) {
 	}
 }
 
-// TestUnreadableAnswers has a module answer with what can't be read: the call fails.
+// TestUnreadableAnswers has a module answer one of two calls with what can't be read: only that
+// call fails. If its id can't be read either, the call waits, or both fail.
 func TestUnreadableAnswers(t *testing.T) {
 	t.Parallel()
 	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
-	for name, line := range map[string]string{
-		"no result": `{"jsonrpc":"2.0","id":1}`,
-		"no UTF-8":  `{"jsonrpc":"2.0","result":{"text":"` + "\xff" + `"},"id":1}`,
-		"too deep":  `{"jsonrpc":"2.0","id":1,"result":` + deep + `}`,
+	large := strings.Repeat("x,", maxWorkerLine/2)
+	for name, tt := range map[string]struct{ line, want string }{
+		"no result":             {`{"jsonrpc":"2.0","id":2}`, "can't be read"},
+		"no UTF-8":              {`{"jsonrpc":"2.0","result":{"text":"` + "\xff" + `"},"id":2}`, "can't be read"},
+		"too deep":              {`{"jsonrpc":"2.0","id":2,"result":` + deep + `}`, "can't be read"},
+		"a fraction":            {`{"jsonrpc":"2.0","id":2.0,"result":{}}`, "can't be read"},
+		"a batch":               {`[{"jsonrpc":"2.0","id":2,"result":{}}]`, "can't be read"},
+		"a word before it":      {`done: {"id":2,"result":{}}`, "can't be read"},
+		"a text":                {`{"jsonrpc":"2.0","id":"2","result":{}}`, "<nil>"},
+		"members that are null": {`{"jsonrpc":"2.0","id":2,"method":null,"error":null,"result":{}}`, "<nil>"},
+		"a word with an id":     {`user: {"id":2}`, errTimeout.Error()},
+		"too long":              {`{"jsonrpc":"2.0","id":2,"result":"` + large, "larger than 64 MiB"},
+		"too long, no answer":   {`{"jsonrpc":"2.0","method":"x","params":"` + large, errTimeout.Error()},
+		"too long, no id":       {`{"jsonrpc":"2.0","result":"` + large, "larger than 64 MiB"},
+		"too long, half an id":  {`{"result":"` + strings.Repeat("x", 1005) + `","id":10,"x":"` + large, "larger than 64 MiB"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := testWorker("a", nil)
@@ -409,12 +421,21 @@ func TestUnreadableAnswers(t *testing.T) {
 			read, write := io.Pipe()
 			defer write.Close()
 			go w.readStdout(read)
+			other := w.newCall(Caller{Session: "other"})
+			must(t, w.startCall(other, "tools/call", nil))
+			<-w.queued
 			go func() {
 				<-w.queued
-				fmt.Fprintln(write, line)
+				fmt.Fprintln(write, tt.line)
 			}()
-			_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, patience, nil)
-			checkContains(t, "error", fmt.Sprint(err), "can't be read")
+			timeout := patience
+			if tt.want == errTimeout.Error() {
+				timeout = 100 * time.Millisecond
+			}
+			_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, timeout, nil)
+			checkContains(t, "error", fmt.Sprint(err), tt.want)
+			both := strings.HasSuffix(name, " id") && strings.HasPrefix(name, "too long")
+			check(t, "the other call failed", len(other.answer) == 1, both)
 		})
 	}
 }

@@ -83,10 +83,10 @@ func parseMessage(raw []byte) (*Message, error) {
 			"a message must be a JSON object: batches are not supported")
 	}
 	m := &Message{Method: o.text("method"), Params: o.get("params")}
-	hasMethod := o.get("method") != nil
+	hasMethod := !isNull(o.get("method"))
 	if !hasMethod {
 		m.Result = o.get("result")
-		if e := o.get("error"); e != nil {
+		if e := o.get("error"); !isNull(e) {
 			m.Err = parseRPCError(e)
 		}
 	}
@@ -111,6 +111,9 @@ func parseMessage(raw []byte) (*Message, error) {
 	}
 	return m, rpcErrorf(codeInvalidRequest, "%s", fault)
 }
+
+// isNull reports whether a member is absent or null.
+func isNull(raw json.RawMessage) bool { return raw == nil || string(raw) == "null" }
 
 // checkJSON returns an error unless raw is one valid JSON value in valid UTF-8, which
 // json.Valid does not check. The error's text begins with what. encoding/json limits
@@ -425,8 +428,8 @@ func joinItems(items []json.RawMessage) json.RawMessage {
 // sortedKeys returns the keys of a map in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// errLineTooLong is returned once by a lineReader for a line over its limit. The line is
-// skipped; reading can continue.
+// errLineTooLong is returned once by a lineReader for a line over its limit, with the first
+// maxLineStart bytes of the line. The rest is skipped; reading can continue.
 var errLineTooLong error = rpcErrorf(codeInvalidRequest, "the line is too long")
 
 // lineReader reads lines with a limit on their length. It must not be used concurrently.
@@ -443,20 +446,22 @@ func newLineReader(r io.Reader, limit int) *lineReader {
 // next returns the next line that is not blank, without white space at its end. The caller
 // owns the bytes. A last line without a newline counts.
 func (l *lineReader) next() ([]byte, error) {
-	var line []byte
-	tooLong := false
+	const maxLineStart = 1 << 10
+	var line, start []byte
 	for {
 		part, err := l.r.ReadSlice('\n')
 		line = append(line, part...)
 		if len(line) > l.limit+1 {
+			if start == nil {
+				start = bytes.Clone(line[:min(len(line), maxLineStart)])
+			}
 			line = line[:0]
-			tooLong = true
 		}
 		if err == bufio.ErrBufferFull {
 			continue
 		}
-		if tooLong {
-			return nil, errLineTooLong
+		if start != nil {
+			return start, errLineTooLong
 		}
 		line = bytes.TrimRight(line, " \t\r\n")
 		if len(line) > 0 {

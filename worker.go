@@ -6,6 +6,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -339,22 +340,30 @@ func (w *Worker) readStdout(stdout io.Reader) {
 	}
 }
 
-// dropUnreadable fails the call whose id is on a line that is not a message. The id on a
-// line over the limit, which is nil, is unknown, so that all calls in flight fail.
+// dropUnreadable fails the call whose answer is on a line that is not a message. If a line
+// over the limit, of which line is the beginning, shows no id, all calls in flight fail.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	shown := clipText(string(line), maxLoggedLine)
 	w.log.Warn("a line on the module's stdout is not a JSON-RPC message", "line", shown, "err", why)
 	w.remember("not MCP, on stdout: " + shown)
 	problem := rpcErrorf(codeInternal, "the module's answer can't be read: %v", why)
-	ids := []string{strings.Trim(string(field(line, "id")), `"`)}
-	if line == nil {
+	tooLong := errors.Is(why, errLineTooLong)
+	if tooLong {
 		problem = rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine))
-		w.update(func(s *workerState) { ids = sortedKeys(s.calls) })
-	} else if field(line, "method") != nil {
-		return
+		line = line[:bytes.LastIndexByte(line, ',')+1] // an id after that may be cut off
 	}
-	for _, id := range ids {
-		w.answer(&Message{ID: json.RawMessage(id), Err: problem})
+	answer := members(line[max(0, bytes.IndexByte(line, '{')):]) // a word may precede it
+	id := answer.get("id")
+	switch {
+	case !isNull(answer.get("method")):
+	case id != nil && len(answer.without("jsonrpc", "result", "error")) < len(answer):
+		w.answer(&Message{ID: id, Err: problem})
+	case tooLong:
+		var ids []string
+		w.update(func(s *workerState) { ids = sortedKeys(s.calls) })
+		for _, id := range ids {
+			w.answer(&Message{ID: json.RawMessage(id), Err: problem})
+		}
 	}
 }
 
@@ -666,7 +675,11 @@ func (w *Worker) ping() {
 // answer passes an answer on to its call, or records that a cancelled call has ended.
 func (w *Worker) answer(msg *Message) {
 	w.update(func(s *workerState) {
-		id := string(msg.ID)
+		// Some modules turn the number into text or a fraction.
+		id := strings.Trim(string(msg.ID), `"`)
+		if n, err := strconv.ParseFloat(id, 64); err == nil {
+			id = strconv.FormatFloat(n, 'f', -1, 64)
+		}
 		if c := s.calls[id]; c != nil {
 			delete(s.calls, id)
 			c.answer <- msg
