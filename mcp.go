@@ -295,6 +295,7 @@ func (r *request) about(result object) json.RawMessage {
 // modules, which come and go.
 var serverCapabilities = oneLine(json.RawMessage(`{
 	"completions": {},
+	"extensions": {"io.modelcontextprotocol/ui": {}},
 	"logging": {},
 	"prompts": {"listChanged": true},
 	"resources": {"listChanged": true, "subscribe": true},

@@ -94,6 +94,7 @@ const (
 	capElicitURL
 	capSamplingTools
 	capSamplingContext
+	capApps
 	allCaps = 1<<iota - 1
 )
 
@@ -109,6 +110,7 @@ var capabilityForms = []struct {
 	{capElicitURL, "elicitation", "url"},
 	{capSamplingTools, "sampling", "tools"},
 	{capSamplingContext, "sampling", "context"},
+	{capApps, "extensions", "io.modelcontextprotocol/ui"},
 }
 
 // parseClientCaps reads the capabilities that a client declares.
@@ -136,7 +138,11 @@ func (c clientCaps) encode() json.RawMessage {
 		parts := members(list.get(f.key))
 		// Revisions before 2025-11-25 know no parts of elicitation: {} is form alone.
 		if f.part != "" && (f.bit != capElicitForm || c&capElicitURL != 0) {
-			parts = parts.set(f.part, json.RawMessage(`{}`))
+			settings := `{}`
+			if f.bit == capApps {
+				settings = `{"mimeTypes":["text/html;profile=mcp-app"]}`
+			}
+			parts = parts.set(f.part, json.RawMessage(settings))
 		}
 		list = list.set(f.key, parts.encode())
 	}

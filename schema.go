@@ -110,6 +110,11 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 	return append(object{{"name", quote(name)}}, m.definition...).encode()
 }
 
+// appURI returns the URI of the page that MCP Apps shows for the tool, or "".
+func (m *Method) appURI() string {
+	return stringField(field(m.definition.get("_meta"), "ui"), "resourceUri")
+}
+
 // cleanSchema returns the schema without webhookParam and with the documentation of the
 // parameters. It adds documented parameters that the schema lacks if the language declares
 // no types.

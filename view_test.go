@@ -246,3 +246,19 @@ func TestScopeContains(t *testing.T) {
 		check(t, fmt.Sprintf("%+v contains %q", tt.scope, tt.source), tt.scope.Contains(tt.source), tt.want)
 	}
 }
+
+// TestToolPages looks up the page that MCP Apps shows for a tool. No list has to have it.
+func TestToolPages(t *testing.T) {
+	m := module(t, "/w/proj/a.usher:a")
+	method, _, err := parseMethod(json.RawMessage(`{"name":"x","_meta":{"ui":{"resourceUri":"ui://page"}}}`), m.Kind)
+	must(t, err)
+	m.Methods = append(m.Methods, method)
+	catalog := newCatalog([]*Module{m, module(t, "/w/other/b.usher:b tool")})
+	for scope, want := range map[Scope]bool{scopeAll(): true, scopeDir("/w/proj"): true, scopeDir("/w/other"): false} {
+		page := catalog.View(scope).Lookup("resources", "ui://page")
+		check(t, fmt.Sprint(scope, " has the page"), page != nil && page.module == m, want)
+		check(t, "an empty URI is none", catalog.View(scope).Lookup("resources", "") == nil, true)
+	}
+	const declared = `{"extensions":{"io.modelcontextprotocol/ui":{"mimeTypes":["text/html;profile=mcp-app"]}}}`
+	check(t, "capabilities", string(parseClientCaps(json.RawMessage(declared)).encode()), declared)
+}
