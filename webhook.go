@@ -386,9 +386,6 @@ func (h *Webhooks) signatureRule(m *Method) (*signatureRule, error) {
 	return rule, nil
 }
 
-// errSignature is all that a sender learns: more detail would help only a forger.
-var errSignature = errors.New("the signature is missing, wrong or too old")
-
 // verify verifies the signature of a delivery, if the method has a rule for it. A
 // verified signature authenticates the sender.
 func (h *Webhooks) verify(d *delivery, m *Method) error {
@@ -403,21 +400,21 @@ func (h *Webhooks) verify(d *delivery, m *Method) error {
 		return nil
 	}
 	if err := rule.verify(d.request.Header, d.body, d.received); err != nil {
-		return httpErrorf(http.StatusUnauthorized, "%v", errSignature).because(err)
+		// More detail would help only a forger.
+		return httpErrorf(http.StatusUnauthorized, "the signature is missing, wrong or too old").because(err)
 	}
 	d.authenticated = true
 	return nil
 }
 
-// verify verifies the signature of a body. Its errors wrap errSignature and say for the
-// log what is wrong.
+// verify verifies the signature of a body. Its errors are for the log.
 func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
 	given := r.given(h)
 	switch {
 	case strings.Join(given.signatures, "") == "":
-		return fmt.Errorf("%w: no signature in the headers of %s", errSignature, r.scheme)
+		return fmt.Errorf("no signature in the headers of %s", r.scheme)
 	case signatureSize(h) > maxSignatureHeaders:
-		return fmt.Errorf("%w: its headers are too large", errSignature)
+		return errors.New("the headers of the signature are too large")
 	case r.scheme != "github":
 		if err := checkRecent(given.stamp, now); err != nil {
 			return err
@@ -432,7 +429,7 @@ func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error 
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: it does not match this body and the key in %s", errSignature, r.variable)
+	return fmt.Errorf("the signature does not match this body and the key in %s", r.variable)
 }
 
 // signatureSize returns the size of all signature headers of a request, in bytes.
@@ -494,8 +491,7 @@ func checkRecent(stamp string, now time.Time) error {
 	n, err := strconv.ParseInt(stamp, 10, 64)
 	off := now.Sub(time.Unix(n, 0)).Abs()
 	if err != nil || off > signatureTolerance {
-		return fmt.Errorf("%w: its timestamp %q is %v off",
-			errSignature, clipText(stamp, 20), off.Round(time.Second))
+		return fmt.Errorf("the signature's timestamp %q is %v off", clipText(stamp, 20), off.Round(time.Second))
 	}
 	return nil
 }
@@ -705,13 +701,11 @@ func (a webhookAnswer) write(w http.ResponseWriter) {
 	for name, value := range a.Headers {
 		w.Header().Set(name, value)
 	}
-	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(a.Status)
 	_ = writeBody(w, body) // an error means that the sender has gone
 }
 
 // writeWebhookError writes an error as {"error": …}.
 func writeWebhookError(w http.ResponseWriter, e *httpError) {
-	w.Header().Set("X-Content-Type-Options", "nosniff")
 	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.encode())
 }
