@@ -334,6 +334,9 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 		l.Tools = append(l.Tools, tool)
 		l.Problems = append(l.Problems, a.toolProblems(whole, hook, t.Name)...)
 	}
+	if l.Label != "" && l.Label != m.Name {
+		l.Problems = append(l.Problems, "another module has its name, so its tools begin with "+l.Label)
+	}
 }
 
 // toolProblems returns what the author of a tool should know. name is the tool's name in

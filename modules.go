@@ -49,6 +49,7 @@ const (
 type registryConfig struct {
 	Roots       []string // absolute, symlinks resolved
 	CacheDir    string
+	NameKey     string        // of the hashes in names
 	Environ     []string      // of the modules, as NAME=value, with the secrets that they don't get
 	CallTimeout time.Duration // how long a call may be silent; 0 is unlimited
 	Idle        time.Duration // after which an unused process is stopped; 0 is never
@@ -490,6 +491,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 		Kind:      v.Kind,
 		Source:    v.Source,
 		Root:      v.Root,
+		ID:        r.id(v),
 		About:     m.About,
 		Problems:  slices.Concat(v.Problems, m.Problems),
 		Stateless: m.Stateless,
@@ -502,6 +504,9 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	}
 	r.finishVersion(v, module, nil)
 }
+
+// id returns the ID of the module of a version.
+func (r *Registry) id(v *moduleVersion) string { return hashOf(r.NameKey, v.Source, v.Name) }
 
 // addMethods adds methods, from the definitions of tools, and what is wrong with them.
 func (m *Module) addMethods(tools []json.RawMessage) {
@@ -748,9 +753,11 @@ func (r *Registry) publish() {
 	r.due = false
 	var modules []*Module
 	for _, v := range r.modules {
-		if v.module != nil {
-			modules = append(modules, v.module)
+		m := v.module
+		if m == nil {
+			m = &Module{Name: v.Name, Source: v.Source, Root: v.Root, ID: r.id(v), Absent: true}
 		}
+		modules = append(modules, m)
 		v.published = v.settled
 	}
 	r.catalog.Store(newCatalog(modules))

@@ -33,6 +33,8 @@ type Module struct {
 	Kind      Kind
 	Source    string // absolute, symlinks resolved; scopes are compared with it
 	Root      string // the hosted DIR that contains it
+	ID        string // a keyed hash of Source and Name, for names: nobody can guess paths by it
+	Absent    bool   // it can't be hosted at the moment, and only has its share in names
 	About     string // one sentence, "" for none
 	Methods   []*Method
 	Problems  []string // with its methods and lists, for its author
@@ -131,7 +133,9 @@ func newView(all []*Module, scope Scope) *View {
 		return !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
-		v.Modules = append(v.Modules, ViewModule{label, inside[i]})
+		if !inside[i].Absent {
+			v.Modules = append(v.Modules, ViewModule{label, inside[i]})
+		}
 	}
 	v.addResources()
 	slices.SortStableFunc(v.Modules, func(a, b ViewModule) int { return strings.Compare(a.Label, b.Label) })
@@ -351,7 +355,7 @@ func nameItems(items []*Item) map[string][]*Item {
 	}
 	for _, item := range items {
 		if name := item.Name; wanted[name] > 1 || hashedName.MatchString(name) {
-			item.Name = name + "_" + hashOf(item.module.Source, item.module.Name, item.ownName)[:12]
+			item.Name = name + "_" + hashOf(item.module.ID, item.ownName)[:12]
 			ambiguous[name] = append(ambiguous[name], item)
 		}
 	}
@@ -367,31 +371,20 @@ var notPlain = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 // plainName replaces characters that tool names must not contain.
 func plainName(s string) string { return notPlain.ReplaceAllString(s, "_") }
 
-// labels returns the labels of a view's modules: their own names. Modules that share a name
-// get the shortest run of parent folders that distinguishes them before it, or else a hash
-// suffix.
+// labels returns the labels of a view's modules: of the possible labels of each the shortest
+// that no other module of its name could have, or else one with a hash suffix.
 func labels(modules []*Module, scope Scope) []string {
-	named := make(map[string]int)
+	shared := make(map[[2]string]int) // how many modules of a name could have a label
 	for _, m := range modules {
-		named[m.Name]++
-	}
-	shared := make(map[string]int) // how many modules could have a label
-	for _, m := range modules {
-		if named[m.Name] > 1 {
-			for _, label := range possibleLabels(m, scope) {
-				shared[label]++
-			}
+		for _, label := range possibleLabels(m, scope) {
+			shared[[2]string{m.Name, label}]++
 		}
 	}
 	list := make([]string, len(modules))
 	for i, m := range modules {
-		list[i] = m.Name
-		if named[m.Name] == 1 {
-			continue
-		}
-		list[i] += "-" + hashOf(m.Source, m.Name)[:12]
-		for _, label := range slices.Backward(possibleLabels(m, scope)) { // longest first
-			if shared[label] == 1 {
+		list[i] = m.Name + "-" + hashOf(m.ID)[:12]
+		for _, label := range slices.Backward(possibleLabels(m, scope)) {
+			if shared[[2]string{m.Name, label}] == 1 {
 				list[i] = label
 			}
 		}
@@ -399,20 +392,21 @@ func labels(modules []*Module, scope Scope) []string {
 	return list
 }
 
-// possibleLabels returns a module's name with one parent folder before it, with two, and so
-// on. The topmost folder is the scope's own or, in the view of everything, the hosted DIR.
-// A file outside that folder, which was reached by a link, has no such labels.
+// possibleLabels returns a module's name alone, with one parent folder before it, with two,
+// and so on, and then each of these with the file's ending. The topmost folder is the
+// scope's own or, in the view of everything, the hosted DIR. No folder is that of a file
+// outside, which was reached by a link.
 func possibleLabels(m *Module, scope Scope) []string {
+	list := []string{m.Name}
 	top := cmp.Or(scope.dir, m.Root)
-	if !scopeDir(top).Contains(m.Source) {
-		return nil
+	if scopeDir(top).Contains(m.Source) {
+		below, _ := filepath.Rel(filepath.Dir(top), filepath.Dir(m.Source)) // no error: it is below
+		for _, folder := range slices.Backward(strings.Split(filepath.ToSlash(below), "/")) {
+			list = append(list, plainName(folder)+"-"+list[len(list)-1])
+		}
 	}
-	below, _ := filepath.Rel(filepath.Dir(top), filepath.Dir(m.Source)) // no error: it is below
-	var list []string
-	label := m.Name
-	for _, folder := range slices.Backward(strings.Split(filepath.ToSlash(below), "/")) {
-		label = plainName(folder) + "-" + label
-		list = append(list, label)
+	for _, label := range list {
+		list = append(list, label+"-"+plainName(strings.TrimPrefix(filepath.Ext(m.Source), ".")))
 	}
 	return list
 }

@@ -12,13 +12,14 @@ import (
 	"testing"
 )
 
-// module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A
-// tool "m@webhook" has that path in its documentation.
+// module makes a module out of "PATH:NAME tool tool", below the hosted DIR /w. A "!" before
+// it is an absent module; a tool "m@webhook" has that path in its documentation.
 func module(t testing.TB, text string) *Module {
 	t.Helper()
-	words := strings.Fields(text)
+	words := strings.Fields(strings.TrimPrefix(text, "!"))
 	source, name, _ := strings.Cut(words[0], ":")
-	m := &Module{Name: name, Kind: kindExecutable, Source: source, Root: "/w"}
+	m := &Module{Name: name, Kind: kindExecutable, Source: source, Root: "/w", ID: words[0]}
+	m.Absent = text[0] == '!'
 	if strings.HasSuffix(source, configName) {
 		m.Kind = kindConfig
 	}
@@ -80,7 +81,11 @@ func TestToolNames(t *testing.T) {
 		{"folders that are one when joined",
 			[]string{"/w/a-b/d.usher:d x", "/w/a/b/d.usher:d x", "/w/q/b/d.usher:d x"},
 			[]string{"d-#_x", "d-#_x", "q-b-d_x"}},
-		{"two files of one folder", []string{"/w/p/d.usher:d x", "/w/p/d.usher.go:d x"}, []string{"d-#_x", "d-#_x"}},
+		{"two files of one folder", []string{"/w/p/d.usher.py:d x", "/w/p/d.usher.go:d x"}, []string{"d-go_x", "d-py_x"}},
+		{"two files of one folder, and one of another",
+			[]string{"/w/p/d.usher.py:d x", "/w/p/d.usher.go:d x", "/w/q/d.usher.go:d x"},
+			[]string{"d-py_x", "p-d-go_x", "q-d_x"}},
+		{"one that can't be hosted", []string{"/w/p/d.usher:d x", "!/w/q/d.usher:d x"}, []string{"p-d_x"}},
 		{"a_b and c, a and b_c", []string{"/w/a.usher:a b_c", "/w/a_b.usher:a_b c"}, []string{"a_b_c_#", "a_b_c_#"}},
 		{"x.y and x_y of one server", []string{"/w/a.usher:a x.y x_y z"}, []string{"a_x_y_#", "a_x_y_#", "a_z"}},
 		{"a module that is called as a longer name",
@@ -146,7 +151,7 @@ func TestWebhookPaths(t *testing.T) {
 		{"a name that another asks for", []string{"/w/a.usher:a handleX", "/w/b.usher:b y@a/handleX"},
 			"a/handleX", "a_handleX b_y"},
 		{"two files of one folder", []string{"/w/d.usher:d handleX", "/w/d.usher.go:d handleX"},
-			"d/handleX", "d-#/handleX d-#/handleX"},
+			"d/handleX", "d-go/handleX d-usher/handleX"},
 		{"an entry of a .mcp.json", []string{"/w/.mcp.json:a handleX"}, "a/handleX", ""},
 		{"a path that one asks for", []string{"/w/.mcp.json:a y@path"}, "path", ""},
 		{"a name that can't stand in a URL", []string{"/w/a.usher:a handle$(X)"}, "a/handle$(X)", ""},
