@@ -499,61 +499,6 @@ func TestKilledWhileMoving(t *testing.T) {
 	see("after SIGTERM")
 }
 
-// TestSessionInTheURL names a session of streamable HTTP in the URL, as only
-// HTTP+SSE does. It counts for nothing, and so lets nobody in.
-func TestSessionInTheURL(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	open, scoped := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
-	inURL := func(c *testClient) func(*http.Request) {
-		return func(r *http.Request) { r.URL.RawQuery = "sessionId=" + c.Session }
-	}
-	c := newStateless(t, p.URL)
-	check(t, "an invalid code beside an open session", c.sees(presentAll(inURL(open), inHeader("ZZZZZZ"))), "400")
-	check(t, "no code beside a scoped session", c.sees(inURL(scoped)), seesAll)
-	end := c.request(http.MethodDelete, "")
-	inURL(scoped)(end)
-	check(t, "status of DELETE", c.do(end).Status, 400)
-	old := connectSSE(t, p.URL, inURL(scoped), inHeader(p.code("/other")))
-	check(t, "a GET with another code begins a session that sees", old.sees(), seesOther)
-	checkSees(t, "the session in the URL", scoped, presentNothing, seesProj)
-	p.restart([]*testClient{c}, "-require-claim")
-	check(t, "an open session, with claims required", c.sees(inURL(open)), "400")
-	check(t, "a scoped session, with claims required", c.sees(inURL(scoped)), "400")
-}
-
-// TestOldSSEKeepsItsClaim presents other codes at the address of an HTTP+SSE
-// session, which must not move, whether or not its own claim has ended.
-func TestOldSSEKeepsItsClaim(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	code, other := p.code("/proj"), p.code("/other")
-	c := connectSSE(t, p.URL, inQuery(code))
-	refused := func(when string) {
-		t.Helper()
-		for name, present := range map[string]func(*http.Request){
-			"header": inHeader(other),
-			"URL":    func(r *http.Request) { r.URL.RawQuery += "&claim=" + other },
-			"bearer": inAuthorization("Bearer " + other),
-		} {
-			for _, method := range []string{http.MethodPost, http.MethodDelete} {
-				req := c.request(method, initializeAs(oldestProtocol))
-				present(req)
-				a := c.do(req)
-				check(t, when+": status of "+method+" with a code in the "+name, a.Status, 400)
-				check(t, when+": "+method+" with a code in the "+name, a.failure(), errKeepsClaim.Error())
-			}
-		}
-	}
-	refused("with its claim")
-	check(t, "it sees", c.sees(), seesProj)
-	p.revoke(code)
-	refused("after its claim's end")
-	check(t, "after its claim's end it sees", c.sees(), seesNone)
-}
-
 // TestBodyAfterTheEnd ends a session while the body of one of its requests comes in.
 func TestBodyAfterTheEnd(t *testing.T) {
 	long(t)

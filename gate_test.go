@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -111,33 +112,16 @@ func TestUnreadableClaims(t *testing.T) {
 	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
-	present := inHeader(code)
-	free, scoped := p.session(presentNothing), p.session(present)
-	raw, err := os.ReadFile(p.claimsFile())
-	must(t, err)
-	good := string(raw)
-	for name, text := range map[string]string{"empty": "", "another's": `{"version":9}`, "half": good[:20]} {
-		t.Run(name, func(t *testing.T) {
-			write(t, p.claimsFile(), text)
-			checkSees(t, "a scoped session", scoped, presentNothing, "503")
-			checkSees(t, "an unscoped session that presents a code", free, present, "503")
-			checkSees(t, "an unscoped session", free, presentNothing, seesAll)
-			_, a := openSession(t, p.URL, present)
-			check(t, "status of a new session with a code", a.Status, 503)
-			checkOmits(t, "its refusal", a.Body, p.Base)
-			alone := newStateless(t, p.URL)
-			check(t, "without a session, a code", alone.sees(present), "503")
-			check(t, "without a session, an unknown code", alone.sees(inQuery("ABCDEF")), "503")
-			check(t, "without a session, a word", alone.sees(inHeader("hello")), "400")
-			check(t, "without a session, no code", alone.sees(presentNothing), seesAll)
-			now, _ := os.ReadFile(p.claimsFile())
-			check(t, "the file", string(now), text)
-		})
-	}
+	scoped := p.session(inHeader(code))
+	write(t, p.claimsFile(), "")
+	checkSees(t, "a scoped session", scoped, presentNothing, "503")
+	_, a := openSession(t, p.URL, inHeader(code))
+	check(t, "status of a new session with a code", a.Status, 503)
+	checkOmits(t, "its refusal", a.Body, p.Base)
+	text, _ := os.ReadFile(p.claimsFile())
+	check(t, "the file", string(text), "")
 	checkContains(t, "the log", p.Log.String(), "claims.json", "move it away or restore it")
 	p.hidesCodes(t, code)
-	write(t, p.claimsFile(), good)
-	checkSees(t, "after the repair", scoped, presentNothing, seesProj)
 	os.Remove(p.claimsFile())
 	checkSees(t, "without the file", scoped, presentNothing, seesNone)
 }
@@ -202,34 +186,6 @@ func TestScopedSessionIsTold(t *testing.T) {
 	messages, _ := c.listen()
 	checkSees(t, "scoped", c, inHeader(p.code("/proj")), seesProj)
 	hear(t, messages, "notifications/tools/list_changed")
-}
-
-func TestScopesSurviveRestarts(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	proj := newClaimFor(t, p.Base, p.dir+"/proj")
-	inProj, other := inHeader(proj.Code.Reveal()), p.code("/other")
-	born, later, moved := p.session(inProj), p.session(presentNothing), p.session(inProj)
-	ended, free := p.session(inHeader(other)), p.session(presentNothing)
-	listTools(later, inProj)
-	listTools(moved, inHeader(other))
-	clients := []*testClient{born, later, moved, ended, free}
-	p.restart(clients)
-	checkSees(t, "scoped from the start", born, presentNothing, seesProj)
-	checkSees(t, "scoped later", later, presentNothing, seesProj)
-	checkSees(t, "moved", moved, presentNothing, seesOther)
-	checkSees(t, "unscoped", free, presentNothing, seesAll)
-	p.stop(t)
-	p.revoke(other)
-	p.restart(clients)
-	checkSees(t, "revoked while the daemon was down", ended, presentNothing, seesNone)
-	checkSees(t, "moved to what was revoked", moved, presentNothing, seesNone)
-
-	p.putClaims("[" + p.claimRecord(proj.Code.Reveal(), "", time.Now().UTC(), time.Hour) + "]")
-	checkSees(t, "its code is another claim's", born, presentNothing, seesNone)
-	p.putClaims("[" + p.claimRecord(proj.Code.Reveal(), "", proj.CreatedAt, time.Hour) + "]")
-	checkSees(t, "its record was widened by hand", born, presentNothing, seesNone)
 }
 
 // TestSpoiledSessionLog restarts the daemon with its log of sessions changed: the
@@ -384,64 +340,39 @@ func presentations(p, o, g, x string) []presentation {
 	}
 }
 
-// TestScopeTable is the table of who sees what: what a request presents, for a
-// session in each state.
+// TestScopeTable presents codes in each way, for a new session and for one of another claim.
+// TestModel checks sessions in each state.
 func TestScopeTable(t *testing.T) {
 	long(t)
 	t.Parallel()
 	d := startProjects(t)
 	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
-	rows := presentations(p, o, g, x)
 	lists := map[string]string{p: seesProj, o: seesOther}
-	states := []struct {
-		name    string
-		born    func(*http.Request) // how the session began; nil: by the row's presentation
-		without string              // what it sees when no valid code is presented
-	}{
-		{"a new session", nil, seesAll},
-		{"an unscoped session", presentNothing, seesAll},
-		{"a scoped session", inHeader(p), seesProj},
-		{"a session of another claim", inHeader(o), seesOther},
-		{"a session whose claim has ended", inHeader(g), seesNone},
-	}
-	sessions := make(map[string]*testClient)
-	for _, state := range states[1:] {
-		for _, row := range rows {
-			sessions[state.name+row.name] = d.session(state.born)
-		}
-	}
 	d.revoke(g)
 	expire(t, d.Base, Code(x))
-	for _, state := range states {
-		for _, row := range rows {
-			t.Run(state.name+"/"+row.name, func(t *testing.T) {
-				want := state.without
-				if row.counts != "" {
-					want = lists[row.counts]
-				}
-				c := sessions[state.name+row.name]
-				if c == nil {
-					var a answer
-					c, a = openSession(t, d.URL, row.present)
-					about := stringField(a.result(), "instructions")
-					check(t, "the instructions name c", strings.Contains(about, "- c:"), want == seesAll)
-					checkContains(t, "instructions", about, "- ")
-				} else {
-					checkSees(t, "it sees", c, row.present, want)
-				}
-				checkSees(t, "it then sees", c, presentNothing, want)
-			})
-		}
+	for _, row := range presentations(p, o, g, x) {
+		t.Run(row.name, func(t *testing.T) {
+			c, a := openSession(t, d.URL, row.present)
+			want := cmp.Or(lists[row.counts], seesAll)
+			about := stringField(a.result(), "instructions")
+			check(t, "the instructions name c", strings.Contains(about, "- c:"), want == seesAll)
+			checkContains(t, "instructions", about, "- ")
+			checkSees(t, "it sees", c, presentNothing, want)
+			scoped := d.session(inHeader(o))
+			want = cmp.Or(lists[row.counts], seesOther)
+			checkSees(t, "a scoped session sees", scoped, row.present, want)
+			checkSees(t, "it then sees", scoped, presentNothing, want)
+		})
 	}
 	d.hidesCodes(t, p, o, g, x, "ABCDEF")
 }
 
-// TestModernScopeTable is the table of who sees what for requests without a
-// session, before and after the daemon was killed, and if claims are required.
+// TestModernScopeTable is the table of who sees what for requests without a session, also
+// if claims are required.
 func TestModernScopeTable(t *testing.T) {
 	long(t)
 	t.Parallel()
-	d := daemonOptions{ownProcess: true}.startProjects(t)
+	d := startProjects(t)
 	c := newStateless(t, d.URL)
 	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
 	check(t, "the claim to be revoked", c.sees(inHeader(g)), "c_x") // and the other was never used
@@ -465,11 +396,7 @@ func TestModernScopeTable(t *testing.T) {
 			})
 		}
 	}
-	look("first", false)
-	look("again", false)
-	d.cmd.Process.Kill()
-	d.restart([]*testClient{c})
-	look("after the daemon was killed", false)
+	look("with no claim required", false)
 	d.restart([]*testClient{c}, "-require-claim")
 	look("with claims required", true)
 	d.hidesCodes(t, p, o, g, x)
@@ -608,15 +535,11 @@ func TestRequireClaim(t *testing.T) {
 	p := startProjects(t)
 	code, revoked := p.code("/proj"), p.code("/proj")
 	p.revoke(revoked)
-	before, scopedBefore := p.session(presentNothing), p.session(inHeader(code))
-	p.restart([]*testClient{before, scopedBefore}, "-require-claim")
-	checkSees(t, "an unscoped session from before", before, presentNothing, "400")
+	before := p.session(presentNothing)
+	p.restart([]*testClient{before}, "-require-claim")
 	for _, method := range []string{http.MethodGet, http.MethodDelete} {
-		check(t, "its "+method, before.do(before.request(method, "")).Status, 400)
+		check(t, method+" of a session from before", before.do(before.request(method, "")).Status, 400)
 	}
-	checkSees(t, "the same session with a code", before, inHeader(code), seesProj)
-	checkSees(t, "a scoped session from before", scopedBefore, presentNothing, seesProj)
-	checkSees(t, "a new session with a valid code", p.session(inHeader(code)), presentNothing, seesProj)
 	const noCode, badCode = "a claim code is required", "unknown or has ended"
 	for name, tt := range map[string]struct {
 		present func(*http.Request)
