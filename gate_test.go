@@ -754,9 +754,9 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 		{name: "one past its days", later: claim, after: sessionLife, gone: true},
 		{name: "one from a clock that was ahead, scoped after the clock was corrected",
 			later: claim, ahead: 60 * day, after: sessionLife + hour, want: claim},
-		{name: "one that was scoped later, before a start with a clock ahead", later: claim, jump: 31 * day, gone: true},
-		{name: "one that ended, before a start with a clock ahead", ends: true, jump: 31 * day, gone: true},
-		{name: "an unscoped one, before a start with a clock ahead", jump: 31 * day},
+		{name: "one that was scoped later, before a clock was ahead", later: claim, jump: 31 * day, gone: true},
+		{name: "one that ended, before a clock was ahead", ends: true, jump: 31 * day, gone: true},
+		{name: "an unscoped one, before a clock was ahead", jump: 31 * day},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			data, start := t.TempDir(), time.Now()

@@ -411,7 +411,8 @@ func (w *walk) end(s *walkSession, p showing) {
 
 // changeClaims makes, ends or restores a claim, or makes the claims unreadable.
 func (w *walk) changeClaims() {
-	claim := &modelClaim{pickOne(w, modelCodes[:4]), pickOne(w, modelFolders), time.Now().UTC().Format(time.RFC3339Nano)}
+	now := time.Now().UTC().Format(time.RFC3339Nano)
+	claim := &modelClaim{pickOne(w, modelCodes[:4]), pickOne(w, modelFolders), now}
 	expired := ""
 	w.unreadable = false
 	n := w.random.IntN(10)

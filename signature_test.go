@@ -337,6 +337,7 @@ func TestSignatureOrSecret(t *testing.T) {
 	sign := func(scheme, body string, at time.Time) []string {
 		return signed(scheme, signatureKeys[scheme], body, at)
 	}
+	reasons := map[string]string{"badly": "does not match", "long ago": "timestamp", "not": "no signature"}
 	for _, row := range []struct{ secret, accept bool }{{false, false}, {false, true}, {true, false}, {true, true}} {
 		t.Run(fmt.Sprintf("secret %v, -accept-signatures %v", row.secret, row.accept), func(t *testing.T) {
 			env := maps.Clone(keys)
@@ -366,12 +367,12 @@ func TestSignatureOrSecret(t *testing.T) {
 							checkError(t, what, a, 401)
 							_, line, _ := strings.Cut(d.Log.String(), "id="+a.Header.Get(requestIDHeader))
 							line, _, _ = strings.Cut(line, "\n")
-							why := map[string]string{"badly": "does not match", "long ago": "timestamp", "not": "no signature"}[how]
+							why := reasons[how]
 							if unknown {
 								why = "neither secret nor signature"
 							}
-							method := "handle_" + scheme
-							checkContains(t, what+": the log", line, "path=m/"+method, "module=m", "method="+method, why, "status=401")
+							to := "path=m/handle_" + scheme + " module=m method=handle_" + scheme
+							checkContains(t, what+": the log", line, to, why, "status=401")
 							continue
 						}
 						ran++
