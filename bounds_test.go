@@ -202,6 +202,41 @@ func checkLimitsAreTested(t *testing.T) {
 	check(t, "limits that are tested", tested, names)
 }
 
+// TestListsAreShared has a client ask for a long list again and again, and not read the answers: they count once.
+func TestListsAreShared(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		prompt := `{"name":"p","description":"` + strings.Repeat("x", 1<<20) + `"}`
+		b.m.Lists = map[string][]json.RawMessage{"prompts": {json.RawMessage(prompt)}}
+		c := b.open(protocols[0])
+		list := func(accept string) *http.Request {
+			req := c.request(http.MethodPost, c.message("prompts/list", ""))
+			req.Header.Set("Accept", accept)
+			return req
+		}
+		for name, req := range map[string]*http.Request{
+			"JSON":                      list("application/json"),
+			"a stream":                  list("text/event-stream"),
+			"without a session":         b.modernPOST("1", "prompts/list", ""),
+			"a stream without sessions": b.modernPOST("1", "prompts/list", ""),
+		} {
+			if strings.HasPrefix(name, "a stream") {
+				req.Header.Set("Accept", "text/event-stream")
+			}
+			listed := c.do(req).result()
+			check(t, name+": its length", len(field(listed, "prompts")) > len(prompt), true)
+			check(t, name+": it has a type", stringField(listed, "resultType") != "", req.Header.Get(protocolHeader) != "")
+		}
+		b.unread = true
+		for range 100 {
+			defer b.begin(list("application/json")).hangUp()
+		}
+		synctest.Wait()
+		check(t, "requests", b.server.requests.count(""), 100)
+		check(t, "bytes are few", b.server.memory.bytes.all < 1<<20, true)
+	})
+}
+
 // TestSessionsInMemory opens more sessions of a principal than are kept in memory. Idle
 // ones are forgotten, the least recently used first; sessions of others are not.
 func TestSessionsInMemory(t *testing.T) {

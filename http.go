@@ -571,14 +571,16 @@ func (q *quota) count(principal string) int64 {
 	return q.used[principal]
 }
 
-// writeBody writes b in parts, each with a deadline. Without deadlines, a write to a client
-// that vanished would never end once the buffers are full.
-func writeBody(w http.ResponseWriter, b []byte) error {
+// writeBody writes parts in chunks, each with a deadline. Without deadlines, a write to a
+// client that vanished would never end once the buffers are full.
+func writeBody(w http.ResponseWriter, parts ...[]byte) error {
 	control := http.NewResponseController(w)
-	for part := range slices.Chunk(b, maxWrite) {
-		_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // some tests don't support it
-		if _, err := w.Write(part); err != nil {
-			return err
+	for _, part := range parts {
+		for chunk := range slices.Chunk(part, maxWrite) {
+			_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // some tests don't support it
+			if _, err := w.Write(chunk); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -115,6 +116,7 @@ type request struct {
 	from    admission
 	caller  Caller
 	item    *Item        // last found; nil for none
+	list    []byte       // part of the result, as in a frame; nil for none
 	held    *reservation // set by the transport
 	end     func()       // undoes begin
 }
@@ -169,7 +171,7 @@ func (r *request) begin(ctx context.Context) (context.Context, error) {
 func (r *request) answer(ctx context.Context) (result json.RawMessage, err error) {
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
-	defer time.AfterFunc(keepAlive, func() { r.out.send(nil) }).Stop()
+	defer time.AfterFunc(keepAlive, func() { r.out.send(frame{}) }).Stop()
 	if err := checkMethod(r.name, r.session.era); err != nil {
 		return nil, err
 	}
@@ -194,16 +196,22 @@ func (r *request) answer(ctx context.Context) (result json.RawMessage, err error
 	}
 }
 
-// encodeAnswer returns the answer to a request, or nil if the request was cancelled:
+// encodeAnswer returns the answer to the request, with no message if it was cancelled:
 // then nobody waits for an answer (MCP, basic/utilities/cancellation).
-func encodeAnswer(id, result json.RawMessage, err error) []byte {
+func (r *request) encodeAnswer(result json.RawMessage, err error) frame {
 	switch {
+	case err == nil && r.list != nil:
+		head := bytes.TrimSuffix(encodeResult(r.id, result), []byte("}}"))
+		if !bytes.HasSuffix(head, []byte("{")) {
+			head = append(head, ',')
+		}
+		return frame{msg: head, list: r.list}
 	case err == nil:
-		return encodeResult(id, result)
+		return frame{msg: encodeResult(r.id, result)}
 	case errors.Is(err, errCancelled) || errors.Is(err, context.Canceled):
-		return nil
+		return frame{}
 	default:
-		return encodeError(id, asRPCError(err))
+		return frame{msg: encodeError(r.id, asRPCError(err))}
 	}
 }
 
@@ -233,7 +241,7 @@ func (r *request) checkHeaders() error {
 // send sends a message that belongs to the request: before its answer, or, once the
 // answer is written, on the session's stream if the client still has the same access.
 func (r *request) send(msg []byte) bool {
-	return r.out.send(msg) || r.caller.authorized() && r.session.send(msg)
+	return r.out.send(frame{msg: msg}) || r.caller.authorized() && r.session.send(msg)
 }
 
 // view returns the modules that the request may reach now. It must be called at each
@@ -334,7 +342,12 @@ func (r *request) setLevel(context.Context) (json.RawMessage, error) {
 func (r *request) showList(ctx context.Context) (json.RawMessage, error) {
 	view := r.readyView(ctx)
 	r.session.markSeen(r.method.list, view)
-	return view.Lists[r.method.list], nil
+	list := view.Lists[r.method.list]
+	if len(list) > maxWrite {
+		r.list = list
+		return noResult, nil
+	}
+	return list, nil
 }
 
 // target returns the list that contains the item that the request names, and its name.

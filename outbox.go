@@ -33,7 +33,16 @@ const (
 type frame struct {
 	id    string
 	msg   []byte // one line
+	list  []byte // an object that many messages share: msg lacks its members and "}" at the end
 	event string // the kind of event; "" for a message
+}
+
+// parts returns the message, which tail follows.
+func (f frame) parts(tail string) [][]byte {
+	if f.list == nil {
+		return [][]byte{append(f.msg, tail...)}
+	}
+	return [][]byte{f.msg, f.list[1:], []byte("}" + tail)}
 }
 
 // size returns the bytes that a frame counts for while it is kept.
@@ -74,25 +83,25 @@ func newOutbox(held account, conn *connection, kept *keptStream, missed ...frame
 }
 
 // send queues a message and reports whether it may arrive. It never waits for the client: a
-// client that reads too slowly is disconnected. If msg is nil, send only begins the stream.
-// If the stream can be resumed, send may read the claims file (keptStream.authorized).
-func (o *outbox) send(msg []byte) bool {
+// client that reads too slowly is disconnected. Without a message, send only begins the
+// stream. If it can be resumed, send may read the claims file (keptStream.authorized).
+func (o *outbox) send(f frame) bool {
 	o.mu.Lock()
-	sent := !o.ended && o.startLocked() && o.sendLocked(msg)
+	sent := !o.ended && o.startLocked() && o.sendLocked(f)
 	o.mu.Unlock()
-	if sent && msg != nil {
+	if sent && f.msg != nil {
 		o.recheck()
 	}
 	return sent
 }
 
 // end accepts no more messages. Queued messages are still written.
-func (o *outbox) end() { o.finish(nil, false) }
+func (o *outbox) end() { o.finish(frame{}, false) }
 
-// finish ends the outbox with a last message, or nil for none. The message is sent only if the outbox is a
+// finish ends the outbox with a last message, if there is one. The message is sent only if the outbox is a
 // stream, or if stream is set and the client accepts one. finish reports whether the outbox
 // is a stream.
-func (o *outbox) finish(last []byte, stream bool) bool {
+func (o *outbox) finish(last frame, stream bool) bool {
 	o.mu.Lock()
 	isStream := o.begun || stream && o.startLocked()
 	if isStream {
@@ -104,7 +113,7 @@ func (o *outbox) finish(last []byte, stream bool) bool {
 	}
 	o.expireLocked()
 	o.mu.Unlock()
-	if isStream && last != nil {
+	if isStream && last.msg != nil {
 		o.recheck()
 	}
 	return isStream
@@ -136,16 +145,15 @@ func (o *outbox) connectLocked(conn *connection) {
 	go o.writeLoop(conn)
 }
 
-// sendLocked queues a message, or nothing if it is nil, and reports whether it may arrive.
-func (o *outbox) sendLocked(msg []byte) bool {
-	if msg == nil {
+// sendLocked queues a message, or nothing if there is none, and reports whether it may arrive.
+func (o *outbox) sendLocked(f frame) bool {
+	if f.msg == nil {
 		return true
 	}
-	f := frame{msg: msg}
 	if o.kept != nil {
-		f = o.keepLocked(msg)
+		f = o.keepLocked(f)
 	}
-	if o.bytes > 0 && o.bytes+int64(len(msg)) > maxOutbox {
+	if o.bytes > 0 && o.bytes+int64(len(f.msg)) > maxOutbox {
 		o.disconnectLocked(o.conn)
 	}
 	return o.conn != nil && o.queueLocked(f) || o.kept != nil
@@ -318,14 +326,15 @@ func (o *outbox) expireLocked() {
 // keepLocked gives a message its id, and keeps it unless it is too long. Replay uses at
 // most half of what may be held, so that requests find room. If there is none, no earlier
 // message is of use either, as a client must not miss one. The caller holds o.mu.
-func (o *outbox) keepLocked(msg []byte) frame {
+func (o *outbox) keepLocked(f frame) frame {
 	k := o.kept
 	k.last++
-	f := frame{id: k.eventID(k.last), msg: msg}
+	f.id = k.eventID(k.last)
+	f.msg = slices.Clip(f.msg) // it may be written to several connections at once
 	bytes := &o.held.memory.bytes
 	switch {
 	case k.forgotten:
-	case len(msg) <= maxReplayMessage && bytes.add(o.held.principal, f.size(), maxHeldOf/2, maxHeld/2):
+	case len(f.msg) <= maxReplayMessage && bytes.add(o.held.principal, f.size(), maxHeldOf/2, maxHeld/2):
 		k.messages = append(k.messages, f)
 	default:
 		o.dropLocked()
@@ -385,18 +394,20 @@ func sseWriter(w http.ResponseWriter) func(frame) error {
 		h.Set("Cache-Control", "no-store")
 		h.Set("X-Accel-Buffering", "no")
 		var text bytes.Buffer
+		var parts [][]byte
 		if f.id != "" {
 			fmt.Fprintf(&text, "id: %s\n", f.id)
 		}
 		switch {
 		case f.msg != nil:
-			fmt.Fprintf(&text, "event: %s\ndata: %s\n\n", cmp.Or(f.event, "message"), f.msg)
+			fmt.Fprintf(&text, "event: %s\ndata: ", cmp.Or(f.event, "message"))
+			parts = f.parts("\n\n")
 		case f.id != "":
 			fmt.Fprintf(&text, "retry: %d\ndata: \n\n", reconnectDelay.Milliseconds())
 		default:
 			text.WriteString(":\n\n")
 		}
-		if err := writeBody(w, text.Bytes()); err != nil {
+		if err := writeBody(w, slices.Insert(parts, 0, text.Bytes())...); err != nil {
 			return err
 		}
 		return http.NewResponseController(w).Flush()
@@ -409,15 +420,24 @@ func lineWriter(w io.Writer) func(frame) error {
 		if f.msg == nil {
 			return nil
 		}
-		_, err := w.Write(append(f.msg, '\n'))
-		return err
+		for _, part := range f.parts("\n") {
+			if _, err := w.Write(part); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 }
 
 // writeJSON writes a complete JSON answer.
-func writeJSON(w http.ResponseWriter, status int, body []byte) {
+func writeJSON(w http.ResponseWriter, status int, answer frame) {
+	size := 0
+	parts := answer.parts("\n")
+	for _, part := range parts {
+		size += len(part)
+	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1)) // else net/http sends it in chunks
+	w.Header().Set("Content-Length", strconv.Itoa(size)) // else net/http sends it in chunks
 	w.WriteHeader(status)
-	_ = writeBody(w, append(body, '\n')) // an error means that the client has gone
+	_ = writeBody(w, parts...) // an error means that the client has gone
 }

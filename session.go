@@ -117,7 +117,7 @@ func (s *Session) wants(method string, params json.RawMessage) bool {
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.streams) >= maxStreams || s.ended || !out.send(nil) {
+	if len(s.streams) >= maxStreams || s.ended || !out.send(frame{}) {
 		return false
 	}
 	s.streams = append(s.streams, out)
@@ -156,7 +156,7 @@ func (s *Session) primary() *outbox {
 // arrive.
 func (s *Session) send(msg []byte) bool {
 	out := s.primary()
-	return out != nil && out.send(msg)
+	return out != nil && out.send(frame{msg: msg})
 }
 
 // notify sends a notification on the session's stream, if there is one.

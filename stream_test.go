@@ -200,7 +200,7 @@ func TestSlowReaders(t *testing.T) {
 	t.Parallel()
 	long := []byte(`"` + strings.Repeat("x", 1<<20) + `"`)
 	for name, answer := range map[string]http.HandlerFunc{
-		"JSON":      func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, slices.Clone(long)) },
+		"JSON":      func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, 200, frame{msg: slices.Clone(long)}) },
 		"a stream":  func(w http.ResponseWriter, _ *http.Request) { sseWriter(w)(frame{msg: long}) },
 		"a webhook": func(w http.ResponseWriter, _ *http.Request) { writeBody(w, long) },
 	} {

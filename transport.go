@@ -49,7 +49,7 @@ func writeMCPError(w http.ResponseWriter, e *httpError) {
 	if rpc == nil {
 		rpc = &rpcError{Code: codeRefused, Message: e.Msg}
 	}
-	writeJSON(w, e.Status, encodeError(e.ID, rpc))
+	writeJSON(w, e.Status, frame{msg: encodeError(e.ID, rpc)})
 }
 
 // refusal returns the HTTP error for an *rpcError about the request with this id. It
@@ -258,7 +258,7 @@ func answerPOST(
 	if err == nil {
 		defer r.end()
 		if streamFirst && old { // a stateless error needs its HTTP status
-			r.out.send(nil)
+			r.out.send(frame{})
 		}
 		result, err = r.answer(ctx)
 	}
@@ -266,18 +266,18 @@ func answerPOST(
 	if err != nil && !old {
 		status = rpcStatus(asRPCError(err).Code)
 	}
-	answer := encodeAnswer(r.id, result, err)
+	answer := r.encodeAnswer(result, err)
 	// The end of the stream answers a cancelled request.
-	stream := answer == nil || streamFirst && status == http.StatusOK
+	stream := answer.msg == nil || streamFirst && status == http.StatusOK
 	switch {
 	case r.out.finish(answer, stream):
 		<-conn.done
-	case answer == nil:
+	case answer.msg == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:
-		if r.held.grow(int64(len(answer))) != nil {
+		if r.held.grow(int64(len(answer.msg))) != nil {
 			status = http.StatusInternalServerError
-			answer = encodeError(r.id, asRPCError(errNoRoomToAnswer))
+			answer = r.encodeAnswer(nil, errNoRoomToAnswer)
 		}
 		writeJSON(w, status, answer)
 	}
@@ -480,7 +480,7 @@ func (d *duplex) receive(from admission, body []byte) bool {
 		d.session.handleNotification(msg)
 	}
 	if err != nil {
-		d.out.send(encodeError(msg.ID, asRPCError(err)))
+		d.out.send(frame{msg: encodeError(msg.ID, asRPCError(err))})
 	}
 	return true
 }
@@ -512,7 +512,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 		defer held.end()
 		defer r.end()
 		result, err := r.answer(ctx)
-		d.out.send(encodeAnswer(r.id, result, err))
+		d.out.send(r.encodeAnswer(result, err))
 	})
 	return nil
 }
@@ -571,7 +571,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 		line, err := lines.next()
 		switch {
 		case err == errLineTooLong:
-			d.out.send(encodeError(nil, asRPCError(err)))
+			d.out.send(frame{msg: encodeError(nil, asRPCError(err))})
 		case err == io.EOF:
 			return nil
 		case err != nil:

@@ -707,5 +707,5 @@ func (a webhookAnswer) write(w http.ResponseWriter) {
 
 // writeWebhookError writes an error as {"error": …}.
 func writeWebhookError(w http.ResponseWriter, e *httpError) {
-	writeJSON(w, e.Status, object{{"error", quote(e.Msg)}}.encode())
+	writeJSON(w, e.Status, frame{msg: object{{"error", quote(e.Msg)}}.encode()})
 }

@@ -15,8 +15,8 @@ import (
 func FuzzParseEventID(f *testing.F) {
 	kept := &keptStream{id: "p1"}
 	o := newOutbox(account{memory: newMemory(0)}, &connection{}, kept)
-	o.keepLocked([]byte("1"))
-	o.keepLocked([]byte("2"))
+	o.keepLocked(frame{msg: []byte("1")})
+	o.keepLocked(frame{msg: []byte("2")})
 	f.Add(kept.eventID(0))
 	f.Add(kept.eventID(2))
 	f.Fuzz(func(t *testing.T, s string) {

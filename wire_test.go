@@ -347,21 +347,21 @@ func TestReplayBounds(t *testing.T) {
 	}
 	msg := make([]byte, maxReplayMessage)
 	first, second := stream(), stream()
-	first.keepLocked(append(msg, 'x')) // too long
+	first.keepLocked(frame{msg: append(msg, 'x')}) // too long
 	const most = maxHeldOf / 2 / (maxReplayMessage + minHeld)
 	for range most {
-		first.keepLocked(msg)
+		first.keepLocked(frame{msg: msg})
 	}
 	for n, kept := range map[int]int{most + 2: -1, most + 1: 0, 2: most - 1, 1: most, 0: -1} {
 		want(first, n, kept)
 	}
 	check(t, "the principal's requests have room", first.held.reserve(maxHeldOf/2), true)
 	first.held.release(maxHeldOf / 2)
-	second.keepLocked(msg)
+	second.keepLocked(frame{msg: msg})
 	want(second, 0, -1)
 	first.forget()
 	for range maxHeldOf / 2 / minHeld {
-		second.keepLocked([]byte("x"))
+		second.keepLocked(frame{msg: []byte("x")})
 	}
 	want(second, 1, -1) // many short ones
 	second.forget()
@@ -379,7 +379,7 @@ func TestStreamsLeaveNothing(t *testing.T) {
 			conn := &connection{ctx: t.Context(), write: func(frame) error { return io.EOF }}
 			k := &keptStream{known: &known, id: id, authorized: func() bool { return true }}
 			o := newOutbox(account{memory: m}, conn, k)
-			o.send(nil)
+			o.send(frame{})
 			<-conn.done
 			return o
 		}
@@ -395,8 +395,8 @@ func TestStreamsLeaveNothing(t *testing.T) {
 		}
 		begin("waits")
 		begin("empty").end()
-		begin("full").finish([]byte("x"), true)
-		begin("long").finish(make([]byte, maxReplayMessage+1), true)
+		begin("full").finish(frame{msg: []byte("x")}, true)
+		begin("long").finish(frame{msg: make([]byte, maxReplayMessage+1)}, true)
 		checkKnown("at once", "full waits")
 		pass(replayLife + 1)
 		checkKnown("after a while", "")
@@ -419,7 +419,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 	out := newOutbox(held, conn, nil)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
-		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(msg), want)
+		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(frame{msg: msg}), want)
 		if i == 0 {
 			<-writing
 		}
