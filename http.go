@@ -22,6 +22,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"os/exec"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -597,10 +598,13 @@ func hashOf(parts ...string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// errText returns an error's text without the path, which the caller names anyway.
+// errText returns an error's text without paths, which the caller names if it may.
 func errText(err error) string {
-	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return p.Err.Error()
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		switch e.(type) {
+		case *fs.PathError, *os.LinkError, *exec.Error:
+			err = errors.Unwrap(e)
+		}
 	}
 	return err.Error()
 }

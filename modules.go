@@ -671,7 +671,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		l, err = l.resolve()
 	}
 	if err == nil {
-		l.Env = workerEnv(r.Environ, d.Source, d.Launch.Env)
+		l.Env = append(workerEnv(r.Environ, d.Source, d.Launch.Env), "PWD="+l.Dir)
 		err = startError(w.spawn(l, r.reaper))
 	}
 	if err == nil {

@@ -296,8 +296,11 @@ func TestConfigFiles(t *testing.T) {
 	replace(`"one":{`) // half an edit
 	d.awaitLog(t, "at line 1")
 	c.awaitTools("one_x", "two_pid")
-	replace(entry("one", "y"), entry("two", "pid"))
-	c.awaitTools("one_y", "two_pid")
+	must(t, os.Mkdir(dir+"/sub", 0o755))
+	in := fmt.Sprintf(`"three":{"command":%q,"env":{%q:"good tools=env"},"cwd":"sub"}`, exe, runAsFake)
+	replace(entry("one", "y"), entry("two", "pid"), in)
+	c.awaitTools("one_y", "three_env", "two_pid")
+	check(t, "PWD", resultText(c.call("three_env", `{"name":"PWD"}`).result()), "true "+dir+"/sub")
 	check(t, "the process of an unchanged entry", resultText(c.call("two_pid", "").result()), pid)
 }
 

@@ -53,8 +53,8 @@ type pageView struct{ shows, omits []string }
 
 var (
 	pageOfAll  = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain"}, []string{"YOUR-CODE"}}
-	pageOfProj = pageView{[]string{"a_plain", "t_handleTwin", "webhook/a/handleIt<", "YOUR-CODE"},
-		[]string{"t/handleTwin", "secret", "other"}}
+	pageOfProj = pageView{[]string{"a_plain", "t_handleTwin", "webhook/a/handleIt<", "webhook/t/handleTwin<", "YOUR-CODE"},
+		[]string{"secret", "other"}}
 )
 
 func pageRefusal(says string) pageView {

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -47,6 +48,7 @@ func (k Kind) singleFile() bool { return k != kindExecutable && k != kindConfig 
 // moduleEndings maps the end of a file's name after ".usher" to the module's kind.
 var moduleEndings = map[string]Kind{
 	"":     kindExecutable,
+	".exe": kindExecutable,
 	".go":  kindGo,
 	".py":  kindPython,
 	".sh":  kindShell,
@@ -188,16 +190,18 @@ func lookupEnv(environ []string, name string) (value string, set bool) {
 // workerEnv returns the environment of a process of the module at source: the daemon's own
 // without its secrets, and extra. If a name occurs twice, the last entry counts.
 func workerEnv(environ []string, source string, extra []string) []string {
+	inside := url.QueryEscape(source) // without blanks
 	if outer, nested := lookupEnv(environ, nestedVar); nested {
-		source = outer + string(os.PathListSeparator) + source
+		inside = outer + " " + inside
 	}
-	return slices.Concat(withoutSecrets(environ), extra, []string{nestedVar + "=" + source})
+	return slices.Concat(withoutSecrets(environ), extra, []string{nestedVar + "=" + inside})
 }
 
 // checkNesting returns an error if a module below roots started this process. inside is the
 // value of nestedVar.
 func checkNesting(inside string, roots []string) error {
-	for _, source := range filepath.SplitList(inside) {
+	for _, escaped := range strings.Fields(inside) {
+		source, _ := url.QueryUnescape(escaped)
 		for _, root := range roots {
 			if scopeDir(root).Contains(source) {
 				return fmt.Errorf("%q contains the module %s that started this usher, "+
@@ -325,7 +329,7 @@ func (l launch) resolve() (launch, error) {
 	if rest != "" {
 		hint = fmt.Sprintf(`: "command" is only the program: put %s into "args"`, rest)
 	}
-	return l, fmt.Errorf("command %q: %s%s", name, errText(errors.Unwrap(err)), hint)
+	return l, fmt.Errorf("command %q: %s%s", name, errText(err), hint)
 }
 
 // startError explains errors of the system for a program that is there.

@@ -18,7 +18,7 @@ func TestModuleFiles(t *testing.T) {
 		"a.usher.go": "a go", "a.usher.py": "a python", "a.usher.ts": "a node", "a.usher.mjs": "a node",
 		"a.usher.sh": "a shell", "a.usher": "a executable", "a-b_1.usher.go": "a-b_1 go",
 		"a.usher.rb": "", "a.go": "", "usher.go": "", "a.usher.go.bak": "", "a.usher~": "",
-		"a.b.usher": "a.b executable",
+		"a.b.usher": "a.b executable", "a.usher.exe": "a executable",
 	} {
 		name, kind, ok := moduleFile(file)
 		got := ""
@@ -134,13 +134,28 @@ func TestMissingPrograms(t *testing.T) {
 		}
 		check(t, program, err.Error(), want)
 	}
+	links := &os.LinkError{Op: "rename", Old: "/w/a", New: "/w/b", Err: fs.ErrNotExist}
+	check(t, "links without paths", errText(fmt.Errorf("%w", links)), fs.ErrNotExist.Error())
 }
 
 func TestWorkerEnv(t *testing.T) {
 	secrets := []string{webhookSecretVar + "=x", "Github_Webhook_Secret=y", "X_SIGNING_SECRET=z"}
-	environ := append([]string{"A=1", nestedVar + "=/m"}, secrets...)
-	want := []string{"A=1", nestedVar + "=/m", "B=2", nestedVar + "=/m:/s"} // the last entry counts
-	check(t, "environment", workerEnv(environ, "/s", []string{"B=2"}), want)
+	environ := append([]string{"A=1", nestedVar + "=%2Fm"}, secrets...)
+	want := []string{"A=1", nestedVar + "=%2Fm", "B=2", nestedVar + "=%2Fm %2Fs+p%3A"} // the last entry counts
+	check(t, "environment", workerEnv(environ, "/s p:", []string{"B=2"}), want)
+	check(t, "nesting is noticed", checkNesting("%2Fm %2Fs+p%3A%2Fx", []string{"/s p:"}) != nil, true)
+}
+
+// A file is not read on a path with a link, even if it has the right name.
+func TestReadBelowALink(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	write(t, dir+"/real/m.usher.py", "")
+	must(t, os.Symlink("real", dir+"/link"))
+	_, _, err = readSource(dir+"/real/m.usher.py", kindPython)
+	must(t, err)
+	_, _, err = readSource(dir+"/link/m.usher.py", kindPython)
+	check(t, "the file is refused", errors.Is(err, errMoved), true)
 }
 
 // TestFoldersExchangedForLinks exchanges a folder for a link to another folder and

@@ -128,13 +128,21 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
 	add := kind == kindNode || kind == kindShell
+	index := make(map[string]int) // of a property
+	for i, p := range props {
+		index[p.key] = i
+	}
 	for _, d := range docs {
-		own := props.get(d.name)
-		if d.name == webhookParam || own == nil && !add {
+		i, own := index[d.name]
+		if own {
+			props[i].value = documented(props[i].value, d)
+		}
+		if own || !add || d.name == webhookParam {
 			continue
 		}
-		props = props.set(d.name, documented(own, d))
-		if own == nil && !d.optional {
+		index[d.name] = len(props)
+		props = append(props, member{d.name, documented(nil, d)})
+		if !d.optional {
 			required = append(required, d.name)
 		}
 	}

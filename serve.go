@@ -687,10 +687,10 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
 		d.registry.WaitReady(r.Context(), scope)
-		whole := d.registry.View(scopeAll())
+		view := d.registry.View(scope)
 		d.writePage(w, r, http.StatusOK, pageContent{
-			View:    d.registry.View(scope),
-			Webhook: func(t *Item) string { return servedPath(whole, t) },
+			View:    view,
+			Webhook: func(t *Item) string { return servedPath(view, t) }, // others are not to be noticed
 			Coded:   from.claim.exists(),
 		})
 		return nil

@@ -167,6 +167,9 @@ func ifFunction(name, then, otherwise string) string {
 // echo returns a shell command that prints words, even if the script has a function echo.
 func echo(words string) string { return "(unset -f echo 2>/dev/null || :; echo " + words + ")" }
 
+// bashSource matches a use of $BASH_SOURCE.
+var bashSource = regexp.MustCompile(`(\$\{?)BASH_SOURCE\b`)
+
 // command returns a command that runs the shell. The script's text is at shellScript, an open
 // file without a name, because the file at the script's path may have changed.
 // $BASH_SOURCE, bash's name for the file of a function, is the script's path anyway. The
@@ -181,7 +184,7 @@ func (s *shellServer) command(args []string) (*exec.Cmd, error) {
 	}
 	os.Remove(f.Name())
 	cmd.ExtraFiles = []*os.File{f}
-	_, err = f.WriteAt(bytes.ReplaceAll(s.text, []byte("BASH_SOURCE"), []byte("USHER_SOURCE")), 0)
+	_, err = f.WriteAt(bashSource.ReplaceAll(s.text, []byte("${1}USHER_SOURCE")), 0)
 	return cmd, err
 }
 

@@ -43,7 +43,7 @@ func TestShellModule(t *testing.T) {
 	processes := markProcesses(t)
 	d, path, _ := hostFile(t, "testdata/shell/s.usher.sh")
 	c := connect(t, d.URL)
-	await(t, "the module", func() bool { return len(c.tools()) == 14 })
+	await(t, "the module", func() bool { return len(c.tools()) == 15 })
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"arguments in order", "args", `{"c":true,"a":"x y","b":{"k":[1]}}`, `[./s.usher.sh][x y][{"k":[1]}][true]`},
 		{"those left out are empty", "args", `{"a":""}`, `[./s.usher.sh][][][]`},
@@ -53,6 +53,7 @@ func TestShellModule(t *testing.T) {
 		{"all of them on stdin", "whole", `{"a":"é\n","n":9007199254740993}`, `{"a":"é\n","n":9007199254740993}`},
 		{"an object keeps its digits", "object", ``, `"structuredContent":{"a":12345678901234567890}`},
 		{"a result of MCP's own form", "result", ``, `"type":"image"`},
+		{"its file", "file", ``, "BASH_SOURCE s.usher.sh"},
 		{"nothing", "nothing", ``, `{"content":[]}`},
 		{"what is no UTF-8", "noise", ``, "\uFFFD{"},
 		{"the last lines of a failure", "fail", ``, "5\n6\n7\n8\n9"},

@@ -202,11 +202,11 @@ func (h *Webhooks) find(ctx context.Context, path string) (*Item, error) {
 	}
 }
 
-// servedPath returns the path at which a tool receives webhooks, or "" if whole, the
-// unscoped view, has no or another method there.
-func servedPath(whole *View, t *Item) string {
+// servedPath returns the path at which a tool receives webhooks, or "" if view has no or
+// another method there. Deliveries go by the unscoped view.
+func servedPath(view *View, t *Item) string {
 	path := t.HookPath
-	if tool, _ := whole.Hook(path); tool == nil || tool.Method != t.Method {
+	if tool, _ := view.Hook(path); tool == nil || tool.Method != t.Method {
 		return ""
 	}
 	return path

@@ -26,6 +26,9 @@ object() { printf '{\n"a": 12345678901234567890\n}\n'; }
 # Gives a result of MCP's own form.
 result() { echo '{"content":[{"type":"image","data":"","mimeType":"image/png"}],"isError":false}'; }
 
+# Names its file.
+file() { echo 'BASH_SOURCE' "${BASH_SOURCE##*/}"; }
+
 # Gives nothing.
 nothing() { :; }
 
