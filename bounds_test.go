@@ -475,6 +475,49 @@ func TestUnreadableAnswers(t *testing.T) {
 	}
 }
 
+// TestModuleSaysTooMuch has a module announce lists before its handshake, ask twice under one
+// id, and report a resource that one session follows in two ways.
+func TestModuleSaysTooMuch(t *testing.T) {
+	t.Parallel()
+	w := testWorker("a", nil)
+	defer w.cancel()
+	changes, notified := 0, make(map[string]int)
+	w.listChanged = func(*Worker) { changes++ }
+	for _, ready := range []bool{false, true} {
+		w.update(func(s *workerState) { s.ready = ready })
+		w.handle(&Message{Method: "notifications/tools/list_changed"})
+	}
+	check(t, "list changes", changes, 1)
+	for session, uris := range map[string][]string{
+		"alice": {"m://", "m://x", "m://y"}, "bob": {"m://x"}, "carol": {"m://y"},
+	} {
+		notify := func(string, json.RawMessage) { notified[session]++ }
+		for _, uri := range uris {
+			sub := &subscription{worker: w, caller: Caller{Session: session, Notify: notify}, uri: uri}
+			w.update(func(s *workerState) { s.subs[sub] = true })
+		}
+	}
+	w.handle(&Message{Method: "notifications/resources/updated", Params: json.RawMessage(`{"uri":"m://x"}`)})
+	check(t, "notifications", notified, map[string]int{"alice": 1, "bob": 1})
+	asked := make(chan string, 9)
+	alice := Caller{Session: "alice", Caps: allCaps}
+	alice.Ask = func(ctx context.Context, method string, _ json.RawMessage) (json.RawMessage, error) {
+		asked <- method
+		<-ctx.Done()
+		return nil, context.Cause(ctx)
+	}
+	must(t, w.startCall(w.newCall(alice), "tools/call", nil))
+	for range 3 {
+		w.handle(&Message{ID: json.RawMessage("7"), Method: "roots/list"})
+	}
+	check(t, "asked", <-asked, "roots/list")
+	var open int
+	var sent string
+	w.update(func(s *workerState) { open, sent = len(s.asks), string(s.input) })
+	check(t, "open requests", open, 1)
+	check(t, "refused requests", strings.Count(sent, "a request with the id 7 is open"), 2)
+}
+
 // TestModuleThatDoesNotRead calls a module that does not read: no more is queued
 // for it than may be, and each call ends.
 func TestModuleThatDoesNotRead(t *testing.T) {
@@ -722,6 +765,7 @@ func TestPanics(t *testing.T) {
 		b.server.modules = good
 		check(t, "a call afterwards", c.call("m_wait", "").failure(), "")
 		w := newWorker(workerConfig{module: "a", log: log, listChanged: func(*Worker) { panic("in reading") }})
+		w.update(func(s *workerState) { s.ready = true })
 		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}` + "\n"))
 		check(t, "the process is alive", w.alive(), false)
 		checkContains(t, "the log", out.String(), "in reading")

@@ -64,8 +64,8 @@ const (
 	maxExecutable = 1 << 30 // bytes of one executable module
 
 	// shell.go: shell modules.
-	maxShellOutput = 32 << 20 // bytes of one call's result
-	shellTail      = 5        // lines of stderr in the error of one failed call
+	maxShellOutput = 4 << 20 // bytes of one call's result
+	shellTail      = 5       // lines of stderr in the error of one failed call
 
 	// worker.go: one process of a module.
 	maxWorkerLine = 64 << 20 // bytes of one message from a process

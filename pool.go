@@ -537,8 +537,8 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 // subscription is the report of one process of the changes of a resource.
 type subscription struct {
 	worker *Worker
+	caller Caller
 	uri    string
-	notify func(method string, params json.RawMessage)
 	stop   func() // ends the module's reports
 }
 
@@ -567,7 +567,7 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 		return nil, rpcErrorf(codeNoMethod, "module %q does not report changes of its resources", p.name)
 	}
 	params := object{{"uri", quote(uri)}}
-	sub := &subscription{worker: w, uri: uri, notify: caller.Notify}
+	sub := &subscription{worker: w, caller: caller, uri: uri}
 	sub.stop = func() { _ = w.requestOnly(Caller{}, "resources/unsubscribe", params) }
 	w.update(func(s *workerState) { s.subs[sub] = true })
 	// The request is usher's own, for as long as the caller is authorized.
@@ -601,16 +601,19 @@ func (sub *subscription) release() {
 	}
 }
 
-// updated notifies the subscribers of a resource that has changed: that resource, or one
-// above it (MCP, server/resources, "Subscriptions").
+// updated notifies the subscribers of a resource that has changed, or of one above it (MCP,
+// server/resources, "Subscriptions"), once for each session.
 func (w *Worker) updated(method string, params json.RawMessage) {
 	uri := stringField(params, "uri")
 	var subs []*subscription
 	w.update(func(s *workerState) { subs = slices.Collect(maps.Keys(s.subs)) })
+	notified := make(map[string]bool)
 	for _, sub := range subs {
 		rest, below := strings.CutPrefix(uri, sub.uri)
-		if below && (rest == "" || rest[0] == '/' || strings.HasSuffix(sub.uri, "/")) {
-			sub.notify(method, params)
+		below = below && (rest == "" || rest[0] == '/' || strings.HasSuffix(sub.uri, "/"))
+		if below && !notified[sub.caller.Session] {
+			notified[sub.caller.Session] = true
+			sub.caller.Notify(method, params)
 		}
 	}
 }

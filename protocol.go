@@ -248,6 +248,19 @@ func statefulParams(params object) object {
 	return params.without("inputResponses", "requestState").set("_meta", meta.encode())
 }
 
+// stripCallID returns params without the id of the call, which is not for clients.
+func stripCallID(params json.RawMessage) json.RawMessage {
+	meta := field(params, "_meta")
+	if field(meta, metaCall) == nil {
+		return params
+	}
+	meta = dropMembers(meta, metaCall)
+	if string(meta) == "{}" {
+		return dropMembers(params, "_meta")
+	}
+	return withMember(params, "_meta", meta)
+}
+
 // statelessParams converts a request's params for a peer without sessions. caps are the
 // capabilities that the client declared. level is the lowest severity of log messages
 // that the client wants, or "" for no messages.

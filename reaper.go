@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	exitTimeout = 2 * time.Second // for processes to end after TERM
-	killTimeout = 5 * time.Second // for processes to end after KILL
+	exitTimeout   = 2 * time.Second        // for processes to end after TERM
+	killTimeout   = 5 * time.Second        // for processes to end after KILL
+	outputTimeout = 500 * time.Millisecond // for reading the output of a process that has ended
 )
 
 // errStuck reports a process that does not end, as usher may not end another user's.
@@ -30,10 +31,11 @@ var errStuck = errors.New("it can't be killed")
 // child is a process that usher has started, with its tree.
 type child struct {
 	tree
-	reaper *reaper
-	exited chan struct{} // closed when the process has ended
-	err    error         // of cmd.Wait; constant once exited is closed
-	ending sync.Once
+	reaper  *reaper
+	outputs []*os.File    // stdout and stderr of startPiped, which the reader must close
+	exited  chan struct{} // closed when the process has ended
+	err     error         // of cmd.Wait; constant once exited is closed
+	ending  sync.Once
 }
 
 // wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, it
@@ -132,6 +134,33 @@ func (r *reaper) start(cmd *exec.Cmd) (*child, error) {
 		close(c.exited)
 	}()
 	return c, nil
+}
+
+// startPiped starts a process whose stdout and stderr are to be read.
+func (r *reaper) startPiped(cmd *exec.Cmd) (*child, error) {
+	var outputs []*os.File
+	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
+		read, write, err := os.Pipe()
+		if err != nil {
+			return nil, err // the garbage collector closes the other
+		}
+		defer write.Close()
+		outputs = append(outputs, read)
+		*end = write
+	}
+	c, err := r.start(cmd)
+	if err == nil {
+		c.outputs = outputs
+	}
+	return c, err
+}
+
+// stopReading lets the readers of the outputs end soon, even if processes that continue
+// keep the pipes open.
+func (c *child) stopReading() {
+	for _, f := range c.outputs {
+		f.SetReadDeadline(time.Now().Add(outputTimeout))
+	}
 }
 
 // tell tells the reaper process about a tree. The caller holds r.mu.

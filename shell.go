@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,9 +27,8 @@ import (
 )
 
 const (
-	shellScript        = "/dev/fd/3"            // where the shell reads the script's text
-	shellOutputTimeout = 500 * time.Millisecond // for reading a function's output after its end
-	shellTreeInterval  = time.Second            // between checks whether functions' background processes have ended
+	shellScript       = "/dev/fd/3" // where the shell reads the script's text
+	shellTreeInterval = time.Second // between checks whether functions' background processes have ended
 )
 
 // shellMethod is the tool for a function of a script. The daemon finds the parameters in the
@@ -217,9 +217,7 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 			s.calls.Store(string(msg.ID), cancel)
 			calls.Go(func() {
 				defer cancel()
-				result := s.call(ctx, msg.Params)
-				s.calls.Delete(string(msg.ID))
-				s.send(encodeResult(msg.ID, result)) // even if cancelled: usher counts running calls
+				s.call(ctx, msg)
 			})
 		case "notifications/cancelled":
 			if cancel, ok := s.calls.Load(string(field(msg.Params, "requestId"))); ok {
@@ -258,15 +256,30 @@ func (s *shellServer) send(msg []byte) {
 	s.out.Write(append(msg, '\n')) // if usher is gone, stdin has ended too
 }
 
-// call runs one function in a process of its own. The result is its output: an object if it
-// is one, else text.
-func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.RawMessage {
-	name := stringField(params, "name")
+// call runs one function in a process of its own, and answers the request even if it was
+// cancelled, as usher counts running calls.
+func (s *shellServer) call(ctx context.Context, msg *Message) {
+	var output []byte
+	var lastLines []string
+	name := stringField(msg.Params, "name")
+	arguments := field(msg.Params, "arguments")
+	token := field(field(msg.Params, "_meta"), "progressToken")
+	args, err := s.commandLine(name, arguments)
+	if err == nil {
+		output, lastLines, err = s.run(ctx, arguments, token, args...)
+	}
+	s.calls.Delete(string(msg.ID))
+	s.mu.Lock() // one result at a time, as it takes several times the memory of the output
+	defer s.mu.Unlock()
+	s.out.Write(append(encodeResult(msg.ID, shellResult(name, output, lastLines, err)), '\n'))
+}
+
+// commandLine returns the arguments of the shell for a call of a function.
+func (s *shellServer) commandLine(name string, arguments json.RawMessage) ([]string, error) {
 	i := slices.IndexFunc(s.methods, func(m shellMethod) bool { return m.Name == name })
 	if i < 0 {
-		return failure(fmt.Sprintf("no method %q", name))
+		return nil, fmt.Errorf("no method %q", name)
 	}
-	arguments := field(params, "arguments")
 	// $0 is the script, so that a module can find files beside it. The quotes around
 	// the name keep the shell from reading it as a reserved word or an alias. The
 	// script may define the function in some calls only.
@@ -280,21 +293,28 @@ func (s *shellServer) call(ctx context.Context, params json.RawMessage) json.Raw
 			text = strings.TrimPrefix(string(oneLine(value)), "null")
 		}
 		if strings.Contains(text, "\x00") {
-			return failure(fmt.Sprintf("parameter %q contains U+0000, which no argument can", p.name))
+			return nil, fmt.Errorf("parameter %q contains U+0000, which no argument can", p.name)
 		}
 		args = append(args, text) // $1, $2, … as documented
 	}
-	token := field(field(params, "_meta"), "progressToken")
-	out, lastLines, err := s.run(ctx, arguments, token, args...)
-	text := strings.ToValidUTF8(strings.TrimRight(string(out), "\n"), "\uFFFD")
+	return args, nil
+}
+
+// shellResult returns the result of a call of a function: its output, as an object if it is
+// one, else as text.
+func shellResult(name string, output []byte, lastLines []string, err error) json.RawMessage {
+	_, ended := errors.AsType[*exec.ExitError](err)
+	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
 	value := json.RawMessage(text)
 	switch {
-	case len(out) > maxShellOutput:
+	case len(output) > maxShellOutput:
 		return failure(fmt.Sprintf("the result is larger than %s", formatSize(maxShellOutput)))
-	case err != nil && len(lastLines) > 0:
+	case ended && len(lastLines) > 0:
 		return failure(strings.Join(lastLines, "\n"))
+	case ended:
+		return failure(fmt.Sprintf("%s ended with %s", name, err))
 	case err != nil:
-		return failure(fmt.Sprintf("%s ended with %s", name, errText(err)))
+		return failure(errText(err))
 	case text == "":
 		return toolResult(nil)
 	case json.Valid(value) && isObject(value):
@@ -312,40 +332,27 @@ func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMess
 	if err != nil {
 		return nil, nil, err
 	}
-	outRead, outWrite, err := os.Pipe()
+	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
+	cmd.Stdin = bytes.NewReader(input)
+	c, err := s.reaper.startPiped(cmd)
+	cmd.ExtraFiles[0].Close()
 	if err != nil {
 		return nil, nil, err
 	}
-	errRead, errWrite, err := os.Pipe()
-	if err != nil {
-		return nil, nil, err // no file can be opened: the garbage collector closes the others
-	}
-	cmd.WaitDelay = shellOutputTimeout // if a background process keeps stdin open
-	cmd.Stdin = bytes.NewReader(input)
-	cmd.Stdout = outWrite
-	cmd.Stderr = errWrite
-	c, err := s.reaper.start(cmd)
-	for _, f := range append(cmd.ExtraFiles, outWrite, errWrite) {
-		f.Close()
-	}
 	var read sync.WaitGroup
 	read.Go(func() {
-		output, _ = io.ReadAll(io.LimitReader(outRead, maxShellOutput+1))
+		output, _ = io.ReadAll(io.LimitReader(c.outputs[0], maxShellOutput+1))
 		if len(output) > maxShellOutput {
-			outRead.Close() // this ends the function
+			c.outputs[0].Close() // this ends the function
 		}
 	})
-	read.Go(func() { lastLines = s.readStderr(errRead, progressToken) })
-	if err == nil {
-		err = c.wait(ctx, 0)
-	}
-	// Background processes may keep the pipes open, and write to them.
-	for _, pipe := range []*os.File{outRead, errRead} {
-		pipe.SetReadDeadline(time.Now().Add(shellOutputTimeout))
-	}
+	read.Go(func() { lastLines = s.readStderr(c.outputs[1], progressToken) })
+	err = c.wait(ctx, 0)
+	c.stopReading()
 	read.Wait()
-	go drainPipe(outRead, io.Discard)
-	go drainPipe(errRead, s.stderr)
+	// Background processes may keep the pipes open, and write to them.
+	go drainPipe(c.outputs[0], io.Discard)
+	go drainPipe(c.outputs[1], s.stderr)
 	return output, lastLines, err
 }
 

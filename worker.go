@@ -16,7 +16,6 @@ import (
 	"log/slog"
 	"maps"
 	"math"
-	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -27,13 +26,12 @@ import (
 )
 
 const (
-	startTimeout  = 30 * time.Second       // for the handshake
-	probeTimeout  = 3 * time.Second        // for the answer to server/discover
-	stdinTimeout  = 1 * time.Second        // for a process to end after its stdin closed
-	outputTimeout = 500 * time.Millisecond // for reading the output of a process that has ended
-	askTimeout    = 10 * time.Minute       // for a client's answer, often a person's
-	cancelledTime = time.Minute            // for which a cancelled call counts that is not answered
-	pingTimeout   = 10 * time.Second       // for the answer to a ping
+	startTimeout  = 30 * time.Second // for the handshake
+	probeTimeout  = 3 * time.Second  // for the answer to server/discover
+	stdinTimeout  = 1 * time.Second  // for a process to end after its stdin closed
+	askTimeout    = 10 * time.Minute // for a client's answer, often a person's
+	cancelledTime = time.Minute      // for which a cancelled call counts that is not answered
+	pingTimeout   = 10 * time.Second // for the answer to a ping
 )
 
 // Why a call has no answer.
@@ -102,6 +100,7 @@ type workerState struct {
 	stderr []string // its last lines, at most tailLines
 	level  int      // index in logLevels of the lowest level that usher asked for, or their number
 
+	ready        bool                    // the handshake has succeeded
 	calls        map[string]*call        // in flight, by id
 	maybeRunning map[string]*slot        // of the cancelled calls that may still run, by id
 	unanswered   bool                    // a cancelled call was not answered in time
@@ -182,17 +181,7 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 	if err != nil {
 		return err
 	}
-	var outputs []*os.File // stdout and stderr, which usher reads a little longer than the process runs
-	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
-		read, write, err := os.Pipe()
-		if err != nil {
-			return err
-		}
-		defer write.Close()
-		outputs = append(outputs, read)
-		*end = write
-	}
-	c, err := r.start(cmd)
+	c, err := r.startPiped(cmd)
 	if err != nil {
 		return err
 	}
@@ -201,18 +190,16 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 		s.running = true
 	})
 	var readers, others sync.WaitGroup
-	readers.Go(func() { w.readStdout(outputs[0]) })
-	readers.Go(func() { w.readStderr(outputs[1]) })
+	readers.Go(func() { w.readStdout(c.outputs[0]) })
+	readers.Go(func() { w.readStderr(c.outputs[1]) })
 	others.Go(func() { w.writeStdin(stdin) })
 	go func() {
 		err := c.wait(w.ctx, stdinTimeout) // writeStdin closes stdin
 		w.cancel()
 		others.Go(c.end)
-		for _, f := range outputs { // a process that left the tree may keep them open
-			f.SetReadDeadline(time.Now().Add(outputTimeout))
-		}
+		c.stopReading()
 		readers.Wait()
-		for _, f := range outputs {
+		for _, f := range c.outputs {
 			f.Close()
 		}
 		w.finish(cmp.Or(err, errors.New("exit status 0")).Error())
@@ -385,10 +372,10 @@ func (w *Worker) handle(msg *Message) {
 	case "notifications/cancelled":
 		w.withdrawAsk(field(msg.Params, "requestId"))
 	default:
-		if strings.HasSuffix(msg.Method, "/list_changed") {
+		ready := false // else its lists have not been read
+		w.update(func(s *workerState) { ready = s.ready })
+		if strings.HasSuffix(msg.Method, "/list_changed") && ready {
 			w.listChanged(w)
-		} else {
-			w.log.Debug("a notification was dropped", "method", msg.Method)
 		}
 	}
 }
@@ -776,19 +763,6 @@ func (s *workerState) target(params json.RawMessage) (Caller, *call, error) {
 	}
 }
 
-// stripCallID returns params without the id of the call, which is not for clients.
-func stripCallID(params json.RawMessage) json.RawMessage {
-	meta := field(params, "_meta")
-	if field(meta, metaCall) == nil {
-		return params
-	}
-	meta = dropMembers(meta, metaCall)
-	if string(meta) == "{}" {
-		return dropMembers(params, "_meta")
-	}
-	return withMember(params, "_meta", meta)
-}
-
 // handleRequest answers a request of the module. It finds the client before the next
 // message of the module is read, which may end the call.
 func (w *Worker) handleRequest(msg *Message) {
@@ -819,6 +793,11 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	}
 	if err != nil {
 		return nil, err
+	}
+	for other := range s.asks {
+		if string(other.ID) == string(msg.ID) {
+			return nil, rpcErrorf(codeInvalidRequest, "a request with the id %s is open", msg.ID)
+		}
 	}
 	if _, ok := s.asking.reserve(caller.Principal, 1, maxAsks); !ok {
 		return nil, errManyAsks
@@ -908,6 +887,7 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	defer cancel()
 	err := w.handshake(ctx, stateful)
 	if err == nil {
+		w.update(func(s *workerState) { s.ready = true })
 		return nil
 	}
 	w.stop()
