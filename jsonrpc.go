@@ -82,34 +82,25 @@ func parseMessage(raw []byte) (*Message, error) {
 		return &Message{}, rpcErrorf(codeInvalidRequest,
 			"a message must be a JSON object: batches are not supported")
 	}
-	m := &Message{Method: o.text("method"), Params: o.get("params")}
-	hasMethod := !isNull(o.get("method"))
-	if !hasMethod {
-		m.Result = o.get("result")
-		if e := o.get("error"); !isNull(e) {
-			m.Err = parseRPCError(e)
-		}
+	m := &Message{Method: o.text("method"), Params: o.get("params"), Result: o.get("result")}
+	if e := o.get("error"); !isNull(e) {
+		m.Err = parseRPCError(e)
 	}
 	id := o.get("id")
 	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
 		m.ID = id
 	}
-	var fault string
 	switch {
-	case id != nil && m.ID == nil && (hasMethod || m.Result != nil):
-		fault = "id must be a string or an integer"
+	case id != nil && m.ID == nil && m.Err == nil:
+		return m, rpcErrorf(codeInvalidRequest, "id must be a string or an integer")
 	case o.text("jsonrpc") != "2.0":
-		fault = `jsonrpc must be "2.0"`
-	case !hasMethod && m.Result == nil && m.Err == nil:
-		fault = "a message needs a method, a result or an error"
-	case hasMethod && m.Method == "":
-		fault = "method must be a non-empty string"
-	case hasMethod && m.Params != nil && m.Params[0] != '{':
-		fault = "params must be an object"
-	default:
-		return m, nil
+		return m, rpcErrorf(codeInvalidRequest, `jsonrpc must be "2.0"`)
+	case m.Method == "" && m.Result == nil && m.Err == nil:
+		return m, rpcErrorf(codeInvalidRequest, "a message needs a method, a result or an error")
+	case m.Params != nil && m.Params[0] != '{':
+		return m, rpcErrorf(codeInvalidRequest, "params must be an object")
 	}
-	return m, rpcErrorf(codeInvalidRequest, "%s", fault)
+	return m, nil
 }
 
 // isNull reports whether a member is absent or null.
@@ -174,7 +165,9 @@ func encodeResult(id, result json.RawMessage) []byte {
 }
 
 // encodeError encodes an error response.
-func encodeError(id json.RawMessage, e *rpcError) []byte { return (&Message{ID: id, Err: e}).encode() }
+func encodeError(id json.RawMessage, err error) []byte {
+	return (&Message{ID: id, Err: asRPCError(err)}).encode()
+}
 
 // oneLine returns raw on one line, because a pretty-printed body would break framing. JSON
 // strings contain no line breaks, so only white space is removed.

@@ -211,7 +211,7 @@ func (r *request) encodeAnswer(result json.RawMessage, err error) frame {
 	case errors.Is(err, errCancelled) || errors.Is(err, context.Canceled):
 		return frame{}
 	default:
-		return frame{msg: encodeError(r.id, asRPCError(err))}
+		return frame{msg: encodeError(r.id, err)}
 	}
 }
 

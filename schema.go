@@ -59,11 +59,10 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 		problems = append(problems, fmt.Sprintf("%s: %v", m.Name, err))
 	}
 	schema := cleanSchema(list.get("inputSchema"), m.params, kind)
-	m.definition = list.without("name", "description", "inputSchema")
-	if m.description != "" {
-		m.definition = append(m.definition, member{"description", quote(m.description)})
+	m.definition = list.without("name").set("description", quote(m.description)).set("inputSchema", schema)
+	if m.description == "" {
+		m.definition = m.definition.without("description")
 	}
-	m.definition = append(m.definition, member{"inputSchema", schema})
 	if len(m.annotations) > 0 {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
@@ -159,9 +158,6 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 // the default, and the type unless the schema has one.
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
-	if own == nil && schema != nil {
-		return schema // true or false
-	}
 	kind := docType(d.kind)
 	hasType := func(key string) bool { return own.get(key) != nil }
 	if !slices.ContainsFunc([]string{"type", "$ref", "anyOf", "enum"}, hasType) {
@@ -179,11 +175,8 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	return own.encode()
 }
 
-// docTypes are the JSON Schema types that @param can name, and docAliases other names.
-var (
-	docTypes   = []string{"string", "object", "array", "integer", "number", "boolean"}
-	docAliases = map[string]string{"int": "integer", "float": "number", "bool": "boolean"}
-)
+// docTypes are the JSON Schema types that @param can name.
+var docTypes = []string{"string", "object", "array", "integer", "number", "boolean"}
 
 // docType returns the schema of a type in @param; {} if the type is unknown.
 func docType(s string) json.RawMessage {
@@ -191,15 +184,10 @@ func docType(s string) json.RawMessage {
 	if literals := parseLiterals(s); literals != nil {
 		return object{{"enum", joinItems(literals)}}.encode()
 	}
-	if inner, ok := strings.CutPrefix(s, "Array<"); ok {
-		s = strings.TrimSuffix(inner, ">") + "[]"
-	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
 		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.encode()
 	}
-	name := strings.ToLower(s)
-	name = cmp.Or(docAliases[name], name)
-	if slices.Contains(docTypes, name) {
+	if name := strings.ToLower(s); slices.Contains(docTypes, name) {
 		return object{{"type", quote(name)}}.encode()
 	}
 	return json.RawMessage(`{}`)

@@ -480,7 +480,7 @@ func (d *duplex) receive(from admission, body []byte) bool {
 		d.session.handleNotification(msg)
 	}
 	if err != nil {
-		d.out.send(frame{msg: encodeError(msg.ID, asRPCError(err))})
+		d.out.send(frame{msg: encodeError(msg.ID, err)})
 	}
 	return true
 }
@@ -571,7 +571,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 		line, err := lines.next()
 		switch {
 		case err == errLineTooLong:
-			d.out.send(frame{msg: encodeError(nil, asRPCError(err))})
+			d.out.send(frame{msg: encodeError(nil, err)})
 		case err == io.EOF:
 			return nil
 		case err != nil:

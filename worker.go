@@ -414,7 +414,7 @@ func (w *Worker) notify(method string, params object) {
 // reply answers a request of the module, with err unless that is nil.
 func (w *Worker) reply(id, result json.RawMessage, err error) {
 	if err != nil {
-		w.send(encodeError(id, asRPCError(err)))
+		w.send(encodeError(id, err))
 		return
 	}
 	w.send(encodeResult(id, result))
