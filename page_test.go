@@ -33,6 +33,7 @@ func pageModules(t *testing.T) (dir string) {
 	writeTools(t, dir+"/proj/t.usher", fakeTool{Name: "handleTwin"})
 	writeTools(t, dir+"/other/b.usher", fakeTool{Name: "secret", Doc: "Keeps it."})
 	writeTools(t, dir+"/other/t.usher", fakeTool{Name: "handleTwin"})
+	write(t, dir+"/other/broken.usher", "not an executable")
 	return dir
 }
 
@@ -52,13 +53,16 @@ func getPage(t *testing.T, url, path string, present func(*http.Request)) answer
 type pageView struct{ shows, omits []string }
 
 var (
-	pageOfAll  = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain"}, []string{"YOUR-CODE"}}
-	pageOfProj = pageView{[]string{"a_plain", "t_handleTwin", "webhook/a/handleIt<", "webhook/t/handleTwin<", "YOUR-CODE"},
-		[]string{"secret", "other"}}
+	pageOfAll = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain", "other/broken.usher"},
+		[]string{"YOUR-CODE", "<form"}}
+	pageOfGuest = pageView{pageOfAll.shows[:3], []string{"broken", "<form"}}
+	pageOfProj  = pageView{[]string{"a_plain", "t_handleTwin", "webhook/a/handleIt<", "webhook/t/handleTwin<",
+		"YOUR-CODE"}, []string{"secret", "other", "broken"}}
 )
 
 func pageRefusal(says string) pageView {
-	return pageView{[]string{says, "YOUR-CODE"}, []string{"handle", "secret"}}
+	says = strings.TrimSuffix(says, ": "+howToPresent)
+	return pageView{[]string{says, "YOUR-CODE", `name="claim"`}, []string{"handle", "secret", "other", "broken"}}
 }
 
 func TestPage(t *testing.T) {
@@ -117,6 +121,10 @@ func TestPage(t *testing.T) {
 		})
 	}
 	d.stop(t)
+	d = daemonOptions{base: base}.start(t, dir, "-open")
+	d.awaitReady(t)
+	look([]row{{"nothing, with -open", presentNothing, 200, pageOfGuest}})
+	d.stop(t)
 	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
 	d.awaitReady(t)
 	look([]row{
@@ -143,7 +151,7 @@ func checkPageHeaders(t *testing.T, a answer) {
 		"X-Content-Type-Options": "nosniff",
 		"Content-Security-Policy": "default-src 'none'; style-src 'nonce-" + nonce +
 			"'; img-src data:; base-uri 'none'; " +
-			"form-action 'none'; frame-ancestors 'none'",
+			"form-action 'self'; frame-ancestors 'none'",
 	} {
 		check(t, name, a.Header.Get(name), want)
 	}
@@ -165,7 +173,7 @@ func TestGuessingOnThePage(t *testing.T) {
 			r.Header.Set("Accept", pageAccept)
 			d.servePage(w, r)
 			check(t, "status", w.Code, 400)
-			checkContains(t, "the page", w.Body.String(), codeIsNone)
+			checkContains(t, "the page", w.Body.String(), "the presented claim code is unknown or has ended.")
 		}
 		check(t, "the time that two guesses past the limit take", time.Since(start), turnEvery)
 	})
@@ -265,7 +273,8 @@ const measurePage = `(() => {
 		dark: light(page) < 0.2,
 		faint,
 		title: document.title,
-		made: document.querySelectorAll('script, img, b, form, iframe').length,
+		made: document.querySelectorAll('script, img, b, iframe').length,
+		broken: [...document.querySelectorAll('pre span')].filter(e => e.getClientRects().length > 1).length,
 		text: document.body.innerText.includes('onerror=alert(1)'),
 		size: getComputedStyle(document.body).fontSize,
 	})
@@ -286,7 +295,7 @@ func TestPageInABrowser(t *testing.T) {
 			fmt.Sprintf(`{"features":[{"name":"prefers-color-scheme","value":%q}]}`, scheme))
 		b.open(d.URL + path)
 		result := b.do("Runtime.evaluate", string(object{{"expression", quote(measurePage)}}.encode()))
-		const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"text":%v,"size":"16px"}`
+		const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"broken":0,"text":%v,"size":"16px"}`
 		want := fmt.Sprintf(form, scheme == "dark", path != "")
 		check(t, "the page", stringField(field(result, "result"), "value"), want)
 		if shots := os.Getenv("USHER_SHOTS"); shots != "" {

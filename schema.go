@@ -109,6 +109,19 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 	return append(object{{"name", quote(name)}}, m.definition...).encode()
 }
 
+// parameterNames returns the names of the tool's parameters, for people.
+func (m *Method) parameterNames() string {
+	required := textList(m.schema()["required"])
+	var names []string
+	for _, p := range members(field(m.definition.get("inputSchema"), "properties")) {
+		if !slices.Contains(required, p.key) {
+			p.key += " (optional)"
+		}
+		names = append(names, p.key)
+	}
+	return strings.Join(names, ", ")
+}
+
 // appURI returns the URI of the page that MCP Apps shows for the tool, or "".
 func (m *Method) appURI() string {
 	return stringField(field(m.definition.get("_meta"), "ui"), "resourceUri")

@@ -650,8 +650,11 @@ var pageText string
 
 // pageTemplate is read at the first request for the page: few processes ever see one.
 var pageTemplate = sync.OnceValue(func() *template.Template {
-	about := func(t *Item) string { return firstSentence(t.Method.description) }
-	return template.Must(template.New("page").Funcs(template.FuncMap{"about": about}).Parse(pageText))
+	functions := template.FuncMap{
+		"about":  func(t *Item) string { return firstSentence(t.Method.description) },
+		"params": func(t *Item) string { return t.Method.parameterNames() },
+	}
+	return template.Must(template.New("page").Funcs(functions).Parse(pageText))
 })
 
 // pageContent is what the page for people shows.
@@ -659,6 +662,7 @@ type pageContent struct {
 	Refused    string             // why no modules are shown, or ""
 	View       *View              // the requester's own; nil if refused
 	Webhook    func(*Item) string // returns a tool's webhook path, or ""; called by the template
+	Failed     [][2]string        // modules that are not hosted, and why; only for the owner
 	Coded      bool               // clients must present a code
 	URL, Nonce string
 }
@@ -672,7 +676,8 @@ func wantsPage(r *http.Request) bool {
 // servePage shows a browser the modules in the requester's own view.
 func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 	refuse := func(w http.ResponseWriter, e *httpError) {
-		d.writePage(w, r, e.Status, pageContent{Refused: e.Msg, Coded: true})
+		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
+		d.writePage(w, r, e.Status, pageContent{Refused: reason, Coded: true})
 	}
 	handle(d.log, refuse, func(w http.ResponseWriter, r *http.Request) error {
 		from, err := d.server.admitGET(r)
@@ -688,13 +693,27 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		}
 		d.registry.WaitReady(r.Context(), scope)
 		view := d.registry.View(scope)
-		d.writePage(w, r, http.StatusOK, pageContent{
+		p := pageContent{
 			View:    view,
 			Webhook: func(t *Item) string { return servedPath(view, t) }, // others are not to be noticed
 			Coded:   from.claim.exists(),
-		})
+		}
+		if !p.Coded && !d.flags.open { // then the requester is at this machine
+			p.Failed = failures(d.registry.Report())
+		}
+		d.writePage(w, r, http.StatusOK, p)
 		return nil
 	})(w, r)
+}
+
+// failures returns the files of the modules that are not hosted, each with the reason.
+func failures(report []Status) (list [][2]string) {
+	for _, s := range report {
+		if s.Err != nil {
+			list = append(list, [2]string{s.file(), explain(s.Err)})
+		}
+	}
+	return list
 }
 
 // writePage writes the page. The page contains no claim code and no script; its inline
@@ -711,7 +730,7 @@ func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; "+
-		"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		"img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "no-referrer")
 	w.WriteHeader(status)
