@@ -791,7 +791,7 @@ func (r *Registry) Report() (list []Status) {
 // approvedName is the file in the data folder that records the approved modules.
 const approvedName = "approved.json"
 
-// approvals maps hosted DIRs to the modules that are approved below them: by entryKey, to
+// approvals maps hosted DIRs to the modules that are approved below them: by approvalKey, to
 // the SHA-256 of the module's file or entry.
 type approvals map[string]map[string]string
 
@@ -821,7 +821,7 @@ func (r *Registry) approval() func(discovered) error {
 			return nil
 		}
 		for _, modules := range list {
-			if d.Content != "" && modules[d.key().String()] == d.Content {
+			if d.Content != "" && modules[d.approvalKey()] == d.Content {
 				return nil
 			}
 		}
@@ -855,7 +855,7 @@ func approve(ctx context.Context, dataDir string, roots, paths []string) (news [
 		}
 		news = nil
 		for _, d := range found {
-			key := d.key().String()
+			key := d.approvalKey()
 			if modules := list[d.Root]; modules != nil && modules[key] != d.Content {
 				modules[key] = d.Content
 				news = append(news, d)

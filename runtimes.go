@@ -246,7 +246,7 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 		if d.Err == nil {
 			d.Err = d.readEntry(server.value, dir, getenv)
 		}
-		d.Version = hashOf(string(marshal(d.Launch)))
+		d.Version = hashOf(string(marshal(d.Launch)), d.Content)
 		list = append(list, d)
 	}
 	return list, nil
@@ -391,8 +391,6 @@ func expandVariables(raw string, getenv func(string) (string, bool)) (out string
 // entryKey identifies a module over time.
 type entryKey struct{ source, name string }
 
-func (k entryKey) String() string { return k.source + "#" + k.name }
-
 // discovered is a module as a scan finds it.
 type discovered struct {
 	Name     string // "" for a file or folder that can't be read
@@ -408,6 +406,10 @@ type discovered struct {
 }
 
 func (d discovered) key() entryKey { return entryKey{d.Source, d.Name} }
+
+// approvalKey identifies a module in the record of approved modules. A link can give a file
+// another kind.
+func (d discovered) approvalKey() string { return fmt.Sprintf("%s#%s (%s)", d.Source, d.Name, d.Kind) }
 
 // file returns the path below the hosted DIR, for the log.
 func (d discovered) file() string {

@@ -339,7 +339,8 @@ func (d *daemon) announce(roots []string) error {
 		Secret:          d.secret != "",
 		WebhooksOff:     d.secret == "" && d.flags.webhookAudience() == nobody,
 	}
-	return replaceFile(filepath.Join(d.data, recordName), marshal(d.record))
+	path := filepath.Join(d.data, recordName)
+	return replaceBy(path+".new", path, marshal(d.record))
 }
 
 // listen opens the address, and returns the scheme of its URL.

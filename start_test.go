@@ -175,6 +175,30 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	}
 }
 
+// A link runs an approved file as another kind of module, which is not approved.
+func TestApprovedFileOfAnotherKind(t *testing.T) {
+	t.Parallel()
+	dir, data := t.TempDir(), t.TempDir()
+	write(t, dir+"/z/a.usher.sh", "# Says it.\nsay() { :; }\n")
+	must(t, os.Chmod(dir+"/z/a.usher.sh", 0o755))
+	refused := func() bool {
+		r := newRegistry(registryConfig{
+			Roots:    []string{dir},
+			CacheDir: t.TempDir(),
+			Log:      slog.New(slog.DiscardHandler),
+			Approved: data + "/" + approvedName,
+		})
+		defer r.Close()
+		return errors.Is(r.Report()[0].Err, errUnapproved)
+	}
+	news, err := approve(t.Context(), data, []string{dir}, []string{dir})
+	must(t, err)
+	check(t, "approved modules", len(news), 1)
+	check(t, "the file is refused", refused(), false)
+	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755), os.Symlink("../z/a.usher.sh", dir+"/b/a.usher")))
+	check(t, "the link is refused", refused(), true)
+}
+
 // TestWatchFlag says when a module is hosted that comes later: -watch, given, is
 // heeded.
 func TestWatchFlag(t *testing.T) {
