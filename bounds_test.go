@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -66,6 +68,7 @@ var limitCases = map[string]limitCase{
 
 // otherLimits names the test of each other limit, or says why there is none.
 var otherLimits = map[string]string{
+	"maxConns":            "TestConnectionsAreBounded",
 	"maxHeader":           "TestBadRequests",
 	"defaultMaxBody":      "TestBadRequests",
 	"maxHeldUnknown":      "TestBodiesMakeRoom",
@@ -200,6 +203,94 @@ func checkLimitsAreTested(t *testing.T) {
 	slices.Sort(names)
 	slices.Sort(tested)
 	check(t, "limits that are tested", tested, names)
+}
+
+// dial opens a connection, sends a request unless it is empty, and reads the answer if it is to be read.
+func (b *bubble) dial(request string, read bool) net.Conn {
+	conn, err := b.conns.dial(b.t.Context(), "", "")
+	must(b.t, err)
+	io.WriteString(conn, request)
+	if read {
+		_, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		must(b.t, err)
+	}
+	synctest.Wait()
+	return conn
+}
+
+// checkOpen checks whether the server has closed a connection.
+func checkOpen(t *testing.T, what string, conn net.Conn, want bool) {
+	t.Helper()
+	conn.SetReadDeadline(time.Now().Add(time.Millisecond))
+	_, err := io.Copy(io.Discard, conn)
+	check(t, what+" is open", errors.Is(err, os.ErrDeadlineExceeded), want)
+}
+
+const probe = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+// TestConnectionsAreBounded has a client that shows nothing open connections, more than it may have and more than
+// there may be: idle ones make room, then the oldest. Others stay, and newcomers are served.
+func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ files, most int }{
+		{3 * maxConns, maxConns},
+		{500, 250},
+		{1, 199}, // a stream is in the total
+	} {
+		t.Run(fmt.Sprint(tt.files, " files"), func(t *testing.T) {
+			base := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				b := &bubble{base: base, tools: make(map[string]string), files: tt.files}
+				b.start(t)
+				stream := b.begin(b.open(protocols[0]).getRequest())
+				older := b.dial("", false)
+				pass(time.Second)
+				idle := b.dial(probe, true)
+				for range tt.most - 2 {
+					defer b.dial("", false).Close()
+				}
+				checkOpen(t, "an idle connection", idle, true)
+				defer b.dial("", false).Close()
+				checkOpen(t, "an idle connection beside too many", idle, false)
+				checkOpen(t, "an older one", older, true)
+				defer b.dial("", false).Close()
+				checkOpen(t, "an older one beside too many", older, false)
+				start := time.Now()
+				check(t, "a newcomer's call", b.open(protocols[0]).call("m_wait", "").failure(), "")
+				check(t, "how long it waited", time.Since(start), 0)
+				status, _ := stream.got()
+				check(t, "status of the stream", status, 200)
+				select {
+				case <-stream.done:
+					t.Error("the stream has ended")
+				default:
+				}
+				stream.hangUp()
+			})
+		})
+	}
+}
+
+// TestEveryAnswerHasADeadline has clients that don't read their answers: their connections end.
+func TestEveryAnswerHasADeadline(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		const notification = `{"jsonrpc":"2.0","method":"notifications/initialized"}`
+		for name, request := range map[string]string{
+			"a probe":                 probe,
+			"a path with two slashes": "GET //mcp?claim=R3K9QZ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+			"a notification": fmt.Sprintf("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
+				"%s: %s\r\nContent-Length: %d\r\n\r\n%s", sessionHeader, b.open(protocols[0]).Session,
+				len(notification), notification),
+			"a preflight": "OPTIONS / HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n" +
+				"Access-Control-Request-Method: POST\r\n\r\n",
+		} {
+			conn := b.dial(request, false)
+			pass(writeTimeout + time.Second)
+			checkOpen(t, name+": a connection whose answer is not read", conn, false)
+			checkOpen(t, name+": a connection whose answer was read", b.dial(request, true), true)
+		}
+	})
 }
 
 // TestListsAreShared has a client ask for a long list again and again, and not read the answers: they count once.

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -28,6 +29,8 @@ import (
 type bubble struct {
 	*testClient
 	server  *Server
+	conns   pipes
+	files   int // that the server may open; 0 for many
 	m       *Module
 	base    string
 	native  bool    // m supports only 2026-07-28
@@ -70,13 +73,13 @@ func (b *bubble) start(t *testing.T) {
 		stopping: stopping,
 		stopped:  stopped,
 	})
-	mux := http.NewServeMux()
-	b.server.routes(mux)
-	conns := make(pipes)
-	web := &http.Server{Handler: mux}
+	d := &daemon{flags: &serveFlags{}, log: log, server: b.server, registry: b.server.modules}
+	b.conns = make(pipes)
+	web := &http.Server{Handler: d.handler()}
+	limitConnections(web, cmp.Or(b.files, 1<<20))
 	var serving sync.WaitGroup
-	serving.Go(func() { web.Serve(conns) })
-	transport := &http.Transport{DialContext: conns.dial, DisableKeepAlives: true}
+	serving.Go(func() { web.Serve(b.conns) })
+	transport := &http.Transport{DialContext: b.conns.dial, DisableKeepAlives: true}
 	b.testClient = &testClient{
 		t:      t,
 		URL:    "http://localhost/",

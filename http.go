@@ -7,7 +7,9 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -18,6 +20,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -38,7 +41,8 @@ import (
 // declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
-	maxHeader      = 64 << 10  // bytes of one request's headers
+	maxConns       = 1000      // connections whose clients have shown nothing; at most half of the open files
+	maxHeader      = 16 << 10  // bytes of one request's headers
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
 	maxHeldOf      = 64 << 20  // bytes held per principal (webhook senders are one): see memory; at least two bodies
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
@@ -327,6 +331,88 @@ func isLoopback(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost") && consistsOf(host, plain)
 }
 
+// connections closes connections when there are too many. Safe for concurrent use.
+type connections struct {
+	most int // of clients that have shown nothing valid in their request
+	all  int // in total
+
+	mu   sync.Mutex
+	open map[net.Conn]connInfo
+}
+
+// connInfo is what a connection does.
+type connInfo struct {
+	state http.ConnState
+	since time.Time
+	known bool // the client has shown something valid in its request
+}
+
+// limitConnections limits the connections of a server. files is how many files the process
+// may open: some remain for the claims file and for new processes.
+func limitConnections(web *http.Server, files int) {
+	c := &connections{
+		most: max(200, min(maxConns, files/2)),
+		all:  max(200, files/4*3),
+		open: make(map[net.Conn]connInfo),
+	}
+	web.ConnState = c.set
+	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
+		return context.WithValue(ctx, connsKey{}, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if _, open := c.open[conn]; open {
+				c.open[conn] = connInfo{known: true}
+			}
+		})
+	}
+}
+
+// connsKey is the key of a function in a request's context: see markKnown.
+type connsKey struct{}
+
+// markKnown notes that the client of a request has shown something valid.
+func markKnown(r *http.Request) {
+	if mark, ok := r.Context().Value(connsKey{}).(func()); ok {
+		mark()
+	}
+}
+
+// set notes what a connection does. If there are too many, it closes an idle one, else a
+// new one, else one with a request, the longest idle or oldest first.
+func (c *connections) set(conn net.Conn, state http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if state == http.StateClosed {
+		delete(c.open, conn)
+		return
+	}
+	c.open[conn] = connInfo{state: state, since: time.Now()}
+	if state != http.StateNew || len(c.open) <= c.most {
+		return
+	}
+	unknown := 0
+	victim := conn
+	for other, info := range c.open {
+		if info.known {
+			continue
+		}
+		unknown++
+		v := c.open[victim]
+		rank := cmp.Compare((info.state+1)%3, (v.state+1)%3)
+		if rank < 0 || rank == 0 && info.since.Before(v.since) {
+			victim = other
+		}
+	}
+	if unknown <= c.most && len(c.open) <= c.all {
+		return
+	}
+	delete(c.open, victim)
+	if secure, ok := victim.(*tls.Conn); ok {
+		victim = secure.NetConn() // its own Close may wait for the client
+	}
+	victim.Close()
+}
+
 // memory limits the bytes that are held for principals: those of a request from the first
 // byte of its body until the last byte of its answer has been written, messages that a
 // client has not read, and messages that it may read again. Safe for concurrent use.
@@ -434,6 +520,9 @@ func (a account) receive(
 		control: http.NewResponseController(w),
 		since:   time.Now(),
 		unknown: unknown,
+	}
+	if !unknown {
+		markKnown(r)
 	}
 	if r.ContentLength > limit {
 		err = &http.MaxBytesError{Limit: limit}

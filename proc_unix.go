@@ -155,3 +155,10 @@ func syncFolder(dir string) error {
 	}
 	return err
 }
+
+// openFilesLimit returns how many files this process may have open.
+func openFilesLimit() int {
+	var limit syscall.Rlimit
+	_ = syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) // can't fail
+	return int(min(limit.Cur, 1<<20))
+}

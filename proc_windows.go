@@ -101,3 +101,6 @@ func syncFolder(string) error { return nil }
 
 // checkPrivate accepts every folder: on Windows, a folder's mode does not show who can write.
 func checkPrivate(string, bool) error { return nil }
+
+// openFilesLimit returns how many files this process may have open: Windows has no limit.
+func openFilesLimit() int { return 1 << 20 }

@@ -414,8 +414,10 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
+		HTTP2:             &http.HTTP2Config{MaxReceiveBufferPerStream: bodyChunk},
 		ErrorLog:          slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),
 	}
+	limitConnections(web, openFilesLimit())
 	var parts sync.WaitGroup
 	parts.Go(func() { d.show(ctx) })
 	parts.Go(func() {
@@ -465,6 +467,9 @@ func (d *daemon) handler() http.Handler {
 		if err := origins.admitMCP(r); err != nil {
 			return err
 		}
+		if r.URL.Path != path.Clean(r.URL.Path) { // the mux would redirect it, with a code in its query
+			return d.serveNothing(w, r)
+		}
 		if wantsPage(r) {
 			d.servePage(w, r)
 		} else {
@@ -479,10 +484,14 @@ func (d *daemon) handler() http.Handler {
 		return d.webhooks.serve(w, r)
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		d.handlers.RLock()
+		if !d.handlers.TryRLock() {
+			panic(http.ErrAbortHandler) // the daemon has ended
+		}
 		defer d.handlers.RUnlock()
-		defer func() { // net/http drains the body before it replies, which may never arrive
-			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restTimeout))
+		defer func() { // net/http drains the body before it replies, and writes the rest of the answer
+			control := http.NewResponseController(w)
+			_ = control.SetReadDeadline(time.Now().Add(restTimeout))
+			_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
 		}()
 		w.Header().Set(requestIDHeader, newRequestID())
 		w.Header().Set("X-Content-Type-Options", "nosniff")

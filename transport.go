@@ -338,6 +338,9 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if from.session != nil || from.claim.exists() {
+		markKnown(r)
+	}
 	held := s.account(from)
 	release, ok := s.streams.reserve(held.principal, 1, maxStreamsOf)
 	if !ok {
