@@ -285,7 +285,11 @@ type toolLine struct {
 	Method  string `json:"method"`
 	About   string `json:"about,omitempty"`
 	Webhook string `json:"webhook,omitempty"` // its URL
-	Command string `json:"-"`                 // that delivers there
+
+	// For the command that delivers there: whether webhooks are off, whether the sender signs
+	// them or needs the secret, and the arguments.
+	Off, Signed, Secret bool   `json:"-"`
+	Example             string `json:"-"`
 }
 
 // moduleReport returns all modules as they look in a view through scope, those in scope
@@ -321,15 +325,20 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 	for _, t := range whole.ToolsOf[m] {
 		hooks[t.Method] = t
 	}
-	secret := daemon.Secret || a.getenv(webhookSecretVar) != ""
 	for _, t := range view.ToolsOf[m] {
 		l.Label = t.Label
 		hook := hooks[t.Method]
-		tool := toolLine{Name: t.Name, Method: t.Method.Name, About: firstSentence(t.Method.description)}
-		tool.Webhook, tool.Command = webhookExample(whole, hook, cmp.Or(daemon.URL, defaultURL), secret)
-		if daemon.WebhooksOff {
-			tool.Command = tool.Webhook + ", off: usher serve needs " +
-				webhookSecretVar + " or -open-webhooks"
+		tool := toolLine{
+			Name:    t.Name,
+			Method:  t.Method.Name,
+			About:   t.Method.About(),
+			Off:     daemon.WebhooksOff,
+			Signed:  t.Method.Signature != "",
+			Secret:  daemon.Secret || a.getenv(webhookSecretVar) != "",
+			Example: strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`), // for shells
+		}
+		if path := whole.WebhookPath(hook); path != "" {
+			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + strings.TrimPrefix(webhookPrefix+path, "/")
 		}
 		l.Tools = append(l.Tools, tool)
 		l.Problems = append(l.Problems, a.toolProblems(whole, hook, t.Name)...)

@@ -109,8 +109,8 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 	return append(object{{"name", quote(name)}}, m.definition...).encode()
 }
 
-// parameterNames returns the names of the tool's parameters, for people.
-func (m *Method) parameterNames() string {
+// Parameters returns the names of the tool's parameters, for people.
+func (m *Method) Parameters() string {
 	required := textList(m.schema()["required"])
 	var names []string
 	for _, p := range members(field(m.definition.get("inputSchema"), "properties")) {
@@ -333,6 +333,9 @@ func parseParam(tag string) (paramDoc, bool) {
 var headings = regexp.MustCompile(`^(\s*#.*(\n|$))*`)
 
 var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
+
+// About returns the first sentence of the method's description.
+func (m *Method) About() string { return firstSentence(m.description) }
 
 // firstSentence returns the first sentence of a text after its headings, on one line.
 func firstSentence(text string) string {

@@ -660,20 +660,15 @@ var pageText string
 
 // pageTemplate is read at the first request for the page: few processes ever see one.
 var pageTemplate = sync.OnceValue(func() *template.Template {
-	functions := template.FuncMap{
-		"about":  func(t *Item) string { return firstSentence(t.Method.description) },
-		"params": func(t *Item) string { return t.Method.parameterNames() },
-	}
-	return template.Must(template.New("page").Funcs(functions).Parse(pageText))
+	return template.Must(template.New("page").Parse(pageText))
 })
 
 // pageContent is what the page for people shows.
 type pageContent struct {
-	Refused    string             // why no modules are shown, or ""
-	View       *View              // the requester's own; nil if refused
-	Webhook    func(*Item) string // returns a tool's webhook path, or ""; called by the template
-	Failed     [][2]string        // modules that are not hosted, and why; only for the owner
-	Coded      bool               // clients must present a code
+	Refused    string      // why no modules are shown, or ""
+	View       *View       // the requester's own; nil if refused. Webhooks outside of it are not shown.
+	Failed     [][2]string // modules that are not hosted, and why; only for the owner
+	Coded      bool        // clients must present a code
 	URL, Nonce string
 }
 
@@ -702,12 +697,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
 		d.registry.WaitReady(r.Context(), scope)
-		view := d.registry.View(scope)
-		p := pageContent{
-			View:    view,
-			Webhook: func(t *Item) string { return servedPath(view, t) }, // others are not to be noticed
-			Coded:   from.claim.exists(),
-		}
+		p := pageContent{View: d.registry.View(scope), Coded: from.claim.exists()}
 		if !p.Coded && !d.flags.open { // then the requester is at this machine
 			p.Failed = failures(d.registry.Report())
 		}

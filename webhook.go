@@ -202,14 +202,13 @@ func (h *Webhooks) find(ctx context.Context, path string) (*Item, error) {
 	}
 }
 
-// servedPath returns the path at which a tool receives webhooks, or "" if view has no or
-// another method there. Deliveries go by the unscoped view.
-func servedPath(view *View, t *Item) string {
-	path := t.HookPath
-	if tool, _ := view.Hook(path); tool == nil || tool.Method != t.Method {
+// WebhookPath returns the path below webhookPrefix at which a tool receives webhooks, or "" if
+// the view has no or another method there.
+func (v *View) WebhookPath(t *Item) string {
+	if tool, _ := v.Hook(t.HookPath); tool == nil || tool.Method != t.Method {
 		return ""
 	}
-	return path
+	return t.HookPath
 }
 
 // call calls the method of a delivery. Each attempt looks the method up again: if it
@@ -244,28 +243,6 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 		return webhookAnswer{}, callError(ctx, err)
 	}
 	return answerOf(result)
-}
-
-// webhookExample returns the URL of a tool's webhook, and a command that delivers there
-// with the required parameters. Both are "" if the tool receives no webhooks. whole is
-// the unscoped view, base the daemon's URL.
-func webhookExample(whole *View, t *Item, base string, secret bool) (at, command string) {
-	path := servedPath(whole, t)
-	if path == "" {
-		return "", ""
-	}
-	at = strings.TrimSuffix(base, "/") + webhookPrefix + path
-	if t.Method.Signature != "" {
-		return at, at + ", signed by its sender"
-	}
-	header := ""
-	if secret {
-		header = fmt.Sprintf(` -H "%s: $%s"`, secretHeader, webhookSecretVar)
-	}
-	// A quote would end the argument in a shell.
-	arguments := strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`)
-	command = fmt.Sprintf("curl %s%s -H 'Content-Type: application/json' -d '%s'", at, header, arguments)
-	return at, command
 }
 
 // errFailed replaces a method's own message in the log, as that may repeat what was
