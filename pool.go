@@ -286,7 +286,7 @@ func (p *pool) leave(c *process, succeeded bool) {
 	if succeeded {
 		delete(p.crashed, c.affinity)
 	}
-	if p.ending[c] || c.active == 0 && (!c.started || c.worker != nil && c.worker.attributionLost()) {
+	if p.ending[c] || c.active == 0 && (!c.started || c.worker != nil && c.worker.snapshot().attributionLost) {
 		p.end(c)
 	}
 	p.startWaiting()
@@ -330,7 +330,7 @@ func (p *pool) run(c *process) {
 	crashed := err != nil && !errors.Is(err, errUnapproved)
 	if err == nil {
 		<-w.done
-		crashed = !w.stopped()
+		crashed = !w.snapshot().stopping
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -51,6 +51,9 @@ func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool)
 			living[t] = true
 		}
 	}
+	if len(sessions) == 0 {
+		return living
+	}
 	list, _ := os.ReadDir("/proc")
 	for _, entry := range list {
 		pid, _ := strconv.Atoi(entry.Name())

@@ -77,21 +77,18 @@ func (c *child) end() {
 // that have a process even then.
 func endTrees(trees map[tree]bool) (left map[tree]bool) {
 	left = signalTrees(trees, syscall.SIGTERM)
-	left = awaitTrees(left, 0, exitTimeout)
-	return awaitTrees(left, syscall.SIGKILL, killTimeout)
-}
-
-// awaitTrees waits until the trees have no process, and returns those that still have
-// one after a while. It sends a signal each time it looks, as processes may start others.
-func awaitTrees(trees map[tree]bool, sig syscall.Signal, timeout time.Duration) map[tree]bool {
-	deadline := time.Now().Add(timeout)
+	var again syscall.Signal // KILL is sent several times, as processes may start others
+	start := time.Now()
 	pause := time.Millisecond
-	for len(trees) > 0 && time.Now().Before(deadline) {
+	for len(left) > 0 && time.Since(start) < exitTimeout+killTimeout {
 		time.Sleep(pause)
-		trees = signalTrees(trees, sig)
 		pause = min(2*pause, 100*time.Millisecond)
+		if time.Since(start) > exitTimeout {
+			again = syscall.SIGKILL
+		}
+		left = signalTrees(left, again)
 	}
-	return trees
+	return left
 }
 
 // reaperCommand is the first argument of the reaper process. Users don't give it.
@@ -104,15 +101,15 @@ type reaper struct {
 	log     *slog.Logger
 	running sync.WaitGroup // goroutines that wait for the reaper process
 
-	mu       sync.Mutex // guards the fields below
-	children map[tree]*child
-	pipe     io.WriteCloser // to the reaper process; nil if there is none
-	closed   bool
+	mu     sync.Mutex     // guards the fields below
+	trees  map[tree]bool  // that may have a process
+	pipe   io.WriteCloser // to the reaper process; nil if there is none
+	closed bool
 }
 
 // newReaper returns a reaper. Its first child starts the reaper process.
 func newReaper(environ []string, log *slog.Logger) *reaper {
-	return &reaper{environ: withoutSecrets(environ), log: log, children: make(map[tree]*child)}
+	return &reaper{environ: withoutSecrets(environ), log: log, trees: make(map[tree]bool)}
 }
 
 // start starts a process, and the reaper process before it.
@@ -127,7 +124,7 @@ func (r *reaper) start(cmd *exec.Cmd) (*child, error) {
 		return nil, err
 	}
 	c := &child{tree: t, reaper: r, exited: make(chan struct{})}
-	r.children[t] = c
+	r.trees[t] = true
 	r.tell("+", t)
 	go func() { // it ends with the process, which end waits for if that can be killed
 		c.err = cmd.Wait()
@@ -172,8 +169,8 @@ func (r *reaper) tell(sign string, t tree) {
 
 // forget takes a tree off the list, as its id may be used again. The caller holds r.mu.
 func (r *reaper) forget(t tree) {
-	if r.children[t] != nil {
-		delete(r.children, t)
+	if r.trees[t] {
+		delete(r.trees, t)
 		r.tell("-", t)
 		closeTree(t)
 	}
@@ -183,19 +180,8 @@ func (r *reaper) forget(t tree) {
 func (r *reaper) forgetEnded() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ended := make(map[tree]bool)
-	for t, c := range r.children {
-		select {
-		case <-c.exited:
-			ended[t] = true
-		default:
-		}
-	}
-	if len(ended) == 0 {
-		return
-	}
-	living := signalTrees(ended, 0)
-	for t := range ended {
+	living := signalTrees(r.trees, 0)
+	for t := range r.trees {
 		if !living[t] {
 			r.forget(t)
 		}
@@ -234,7 +220,7 @@ func (r *reaper) launch() {
 		return
 	}
 	r.pipe = pipe
-	for t := range r.children {
+	for t := range r.trees {
 		r.tell("+", t)
 	}
 	started := time.Now()

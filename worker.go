@@ -89,6 +89,7 @@ type Worker struct {
 	queued    chan struct{}      // 1-buffered: state.input is not empty
 	done      chan struct{}      // closed when the process and its tree have ended and no client is asked any more
 	lastID    atomic.Int64       // of a request to the process
+	asking    quota              // requests to clients that are open, by principal
 
 	mu    sync.Mutex
 	state workerState // only update may use it
@@ -100,15 +101,14 @@ type workerState struct {
 	stderr []string // its last lines, at most tailLines
 	level  int      // index in logLevels of the lowest level that usher asked for, or their number
 
-	ready        bool                    // the handshake has succeeded
-	calls        map[string]*call        // in flight, by id
-	maybeRunning map[string]*slot        // of the cancelled calls that may still run, by id
-	unanswered   bool                    // a cancelled call was not answered in time
-	pingID       string                  // of the latest ping
-	owner        *Caller                 // the latest caller of a process for one affinity
-	asks         map[*clientRequest]bool // whether the module still wants each answer of a client
-	asking       quota                   // the same, by principal
-	subs         map[*subscription]bool  // resources whose changes the module reports
+	ready        bool                      // the handshake has succeeded
+	calls        map[string]*call          // in flight, by id
+	maybeRunning map[string]*slot          // of the cancelled calls that may still run, by id
+	unanswered   bool                      // a cancelled call was not answered in time
+	pingID       string                    // of the latest ping
+	owner        *Caller                   // the latest caller of a process for one affinity
+	asks         map[string]*clientRequest // open requests to clients, by id
+	subs         map[*subscription]bool    // resources whose changes the module reports
 
 	attributionLost bool   // a request was refused, as it may belong to a cancelled call
 	stopping        bool   // usher ends the process, so its end is no crash
@@ -159,7 +159,7 @@ func newWorker(config workerConfig) *Worker {
 			calls:        make(map[string]*call),
 			maybeRunning: make(map[string]*slot),
 			owner:        config.owner,
-			asks:         make(map[*clientRequest]bool),
+			asks:         make(map[string]*clientRequest),
 			subs:         make(map[*subscription]bool),
 		},
 	}
@@ -229,10 +229,10 @@ func (w *Worker) stop() {
 	w.cancel()
 }
 
-// stopped reports whether usher has ended the process.
-func (w *Worker) stopped() (stopped bool) {
-	w.update(func(s *workerState) { stopped = s.stopping })
-	return stopped
+// snapshot returns the state. The caller must not use its maps.
+func (w *Worker) snapshot() (copied workerState) {
+	w.update(func(s *workerState) { copied = *s })
+	return copied
 }
 
 // capability returns the module's declaration of a capability, or nil.
@@ -242,12 +242,6 @@ func (w *Worker) capability(name string) json.RawMessage {
 
 // alive reports whether calls can still be made.
 func (w *Worker) alive() bool { return w.ctx.Err() == nil }
-
-// attributionLost reports whether the process can no longer ask its clients.
-func (w *Worker) attributionLost() (lost bool) {
-	w.update(func(s *workerState) { lost = s.attributionLost })
-	return lost
-}
 
 // writeStdin writes the queued input, as much as possible in one system call, until the
 // process must end and nothing is queued. (A cancellation may be.)
@@ -372,9 +366,7 @@ func (w *Worker) handle(msg *Message) {
 	case "notifications/cancelled":
 		w.withdrawAsk(field(msg.Params, "requestId"))
 	default:
-		ready := false // else its lists have not been read
-		w.update(func(s *workerState) { ready = s.ready })
-		if strings.HasSuffix(msg.Method, "/list_changed") && ready {
+		if strings.HasSuffix(msg.Method, "/list_changed") && w.snapshot().ready {
 			w.listChanged(w)
 		}
 	}
@@ -517,9 +509,7 @@ func (w *Worker) followLevel(caller Caller) {
 	if wanted < 0 || w.stateless || w.capability("logging") == nil {
 		return
 	}
-	sends := false
-	w.update(func(s *workerState) { sends = s.level <= wanted })
-	if sends {
+	if w.snapshot().level <= wanted {
 		return
 	}
 	err := w.requestOnly(caller, "logging/setLevel", object{{"level", quote(caller.level())}})
@@ -562,8 +552,8 @@ func (w *Worker) await(ctx context.Context, c *call, timeout time.Duration) (*Me
 func (w *Worker) waitsForClient(c *call) (waits bool) {
 	w.update(func(s *workerState) {
 		waits = len(c.progress) > 0
-		for a, wanted := range s.asks {
-			waits = waits || wanted && (a.call == c || a.call == nil)
+		for _, a := range s.asks {
+			waits = waits || !a.withdrawn && (a.call == c || a.call == nil)
 		}
 	})
 	return waits
@@ -573,7 +563,7 @@ func (w *Worker) waitsForClient(c *call) (waits bool) {
 func (w *Worker) resultOf(c *call, msg *Message) (result json.RawMessage, err error) {
 	if msg == nil {
 		msg = &Message{}
-		w.update(func(s *workerState) { err = s.failure })
+		err = w.snapshot().failure
 	} else if msg.Err != nil {
 		err = msg.Err
 	}
@@ -605,7 +595,7 @@ func (w *Worker) endCall(c *call, cancelled error) {
 		} else {
 			c.slot.release()
 		}
-		for a := range s.asks {
+		for _, a := range s.asks {
 			if a.call == c {
 				asks = append(asks, a)
 			}
@@ -724,6 +714,8 @@ type clientRequest struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the client is no longer asked
+
+	withdrawn bool // the module does not want the answer; part of workerState
 }
 
 // Why a request of a module has no answer.
@@ -749,7 +741,7 @@ func (s *workerState) target(params json.RawMessage) (Caller, *call, error) {
 	}
 	calls := slices.Collect(maps.Values(s.calls))
 	calls = slices.DeleteFunc(calls, func(c *call) bool { return !c.ofClient() })
-	cancelled := len(s.maybeRunning) > 0 || s.unanswered
+	cancelled := s.cancelled()
 	switch {
 	case len(calls) == 1 && !cancelled:
 		return calls[0].caller, calls[0], nil
@@ -757,11 +749,12 @@ func (s *workerState) target(params json.RawMessage) (Caller, *call, error) {
 		return *s.owner, nil, nil
 	case len(calls) == 0 && !cancelled:
 		return Caller{}, nil, errNoCaller
-	default:
-		s.attributionLost = cancelled
-		return Caller{}, nil, errNotSure
 	}
+	return Caller{}, nil, errNotSure
 }
+
+// cancelled reports whether a cancelled call may still run.
+func (s *workerState) cancelled() bool { return len(s.maybeRunning) > 0 || s.unanswered }
 
 // handleRequest answers a request of the module. It finds the client before the next
 // message of the module is read, which may end the call.
@@ -785,6 +778,7 @@ func (w *Worker) handleRequest(msg *Message) {
 func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	caller, c, err := s.target(msg.Params)
 	if err != nil {
+		s.attributionLost = err == errNotSure && s.cancelled()
 		return nil, err
 	}
 	lacked, err := caller.checkAskable(msg.Method, msg.Params)
@@ -794,12 +788,10 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	for other := range s.asks {
-		if string(other.ID) == string(msg.ID) {
-			return nil, rpcErrorf(codeInvalidRequest, "a request with the id %s is open", msg.ID)
-		}
+	if s.asks[string(msg.ID)] != nil {
+		return nil, rpcErrorf(codeInvalidRequest, "a request with the id %s is open", msg.ID)
 	}
-	if _, ok := s.asking.reserve(caller.Principal, 1, maxAsks); !ok {
+	if _, ok := w.asking.reserve(caller.Principal, 1, maxAsks); !ok {
 		return nil, errManyAsks
 	}
 	a := &clientRequest{
@@ -820,7 +812,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	a.waits.asks++
 	a.waits.slot.pause()
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
-	s.asks[a] = true
+	s.asks[string(a.ID)] = a
 	return a, nil
 }
 
@@ -834,19 +826,19 @@ func (w *Worker) ask(a *clientRequest) {
 	case <-a.ctx.Done():
 		err = context.Cause(a.ctx)
 	}
-	wanted := false
+	w.asking.release(a.caller.Principal, 1)
+	withdrawn := false
 	w.update(func(s *workerState) {
 		a.waits.asks--
-		wanted = s.asks[a]
-		delete(s.asks, a)
-		s.asking.release(a.caller.Principal, 1)
+		withdrawn = a.withdrawn
+		delete(s.asks, string(a.ID))
 		for _, c := range s.calls {
 			if a.call == c || a.call == nil {
 				wake(c.progress) // from now on, silence is the module's
 			}
 		}
 	})
-	if wanted {
+	if !withdrawn {
 		w.reply(a.ID, result, err)
 	}
 }
@@ -867,11 +859,9 @@ func (w *Worker) askClient(a *clientRequest) (result json.RawMessage, err error)
 // withdrawAsk cancels a request to a client that the module has cancelled.
 func (w *Worker) withdrawAsk(id json.RawMessage) {
 	w.update(func(s *workerState) {
-		for a := range s.asks {
-			if string(a.ID) == string(id) {
-				s.asks[a] = false
-				a.cancel()
-			}
+		if a := s.asks[string(id)]; a != nil {
+			a.withdrawn = true
+			a.cancel()
 		}
 	})
 }
@@ -892,14 +882,12 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	}
 	w.stop()
 	<-w.done
-	failed := &processError{reason: fmt.Sprintf("module %q can't start: %v", w.module, err)}
-	w.update(func(s *workerState) {
-		failed.details = s.stderr
-		if !s.stopping {
-			failed.reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, s.exit)
-		}
-	})
-	return failed
+	s := w.snapshot()
+	reason := fmt.Sprintf("module %q can't start: %v", w.module, err)
+	if !s.stopping {
+		reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, s.exit)
+	}
+	return &processError{reason: reason, details: s.stderr}
 }
 
 // handshake detects the protocol era of the module, unless it is known. A module that does
