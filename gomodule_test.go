@@ -363,6 +363,18 @@ func TestGoModuleBuildErrors(t *testing.T) {
 	}
 }
 
+// TestBuildTimeout builds a module whose go.mod never ends.
+func TestBuildTimeout(t *testing.T) {
+	t.Parallel()
+	slow(t) // for buildTimeout
+	dir := goTestTree(t, map[string]string{"x.usher.go": goHead})
+	if err := exec.Command("mkfifo", dir+"/go.mod").Run(); err != nil {
+		t.Skip(err)
+	}
+	_, err := buildGoFile(t.Context(), t.TempDir(), dir+"/x.usher.go", os.Environ())
+	checkContains(t, "error", explain(err), "go build did not end within 2m0s")
+}
+
 func TestGoModuleWithoutGo(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	t.Setenv("PATH", t.TempDir())

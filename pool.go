@@ -161,17 +161,17 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 	return nil, rpcErrorf(codeInternal, "module %q asks for input again and again", p.name)
 }
 
-// callOnce makes one request, when there is a slot and a process for it.
+// callOnce makes one request, when there is a process and a slot for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	params object) (json.RawMessage, error) {
-	slot := &slot{slots: &p.slots, principal: caller.Principal}
-	var c *process
-	err := p.await(ctx, slot.grant())
-	if err == nil {
-		c, err = p.enter(ctx, caller)
-	}
+	c, err := p.enter(ctx, caller)
 	if err != nil {
+		return nil, err
+	}
+	slot := &slot{slots: &p.slots, principal: caller.Principal}
+	if err := p.await(ctx, slot.grant()); err != nil {
 		slot.release()
+		p.leave(c, false)
 		return nil, err
 	}
 	result, err := c.worker.request(ctx, caller, method, params, p.timeout, slot)

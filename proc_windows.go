@@ -41,22 +41,13 @@ func startTree(cmd *exec.Cmd) (tree, error) {
 	return tree{pid: cmd.Process.Pid, job: job}, err
 }
 
-// signalTrees ends every process of the trees, unless sig is 0: Windows has no signal for
-// console programs without a console. It returns the trees that have a process.
-func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool) {
-	living = make(map[tree]bool)
+// signalTrees ends every process of the trees: Windows has no signal for console programs
+// without a console. It returns none, as no process can ignore that.
+func signalTrees(trees map[tree]bool, _ syscall.Signal) (living map[tree]bool) {
 	for t := range trees {
-		if sig != 0 {
-			kernel32.NewProc("TerminateJobObject").Call(t.job, 1)
-		}
-		var counts [12]uint32 // JOBOBJECT_BASIC_ACCOUNTING_INFORMATION
-		kernel32.NewProc("QueryInformationJobObject").Call(t.job, 1,
-			uintptr(unsafe.Pointer(&counts)), unsafe.Sizeof(counts), 0)
-		if counts[10] > 0 { // active processes
-			living[t] = true
-		}
+		kernel32.NewProc("TerminateJobObject").Call(t.job, 1)
 	}
-	return living
+	return nil
 }
 
 // closeTree forgets a tree, and ends it.

@@ -8,7 +8,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -25,9 +24,6 @@ const (
 	outputTimeout = 500 * time.Millisecond // for reading the output of a process that has ended
 )
 
-// errStuck reports a process that does not end, as usher may not end another user's.
-var errStuck = errors.New("it can't be killed")
-
 // child is a process that usher has started, with its tree.
 type child struct {
 	tree
@@ -39,8 +35,8 @@ type child struct {
 }
 
 // wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, it
-// gives the process some time, and then ends the tree. The error is errStuck if the process
-// can't be killed.
+// gives the process some time, and then ends the tree. The error is ctx's if the process
+// can't be killed, as another user's can't.
 func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	select {
 	case <-c.exited:
@@ -57,7 +53,7 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	case <-c.exited:
 		return c.err
 	default:
-		return errStuck
+		return ctx.Err()
 	}
 }
 

@@ -105,7 +105,6 @@ type workerState struct {
 	calls        map[string]*call          // in flight, by id
 	maybeRunning map[string]*slot          // of the cancelled calls that may still run, by id
 	unanswered   bool                      // a cancelled call was not answered in time
-	pingID       string                    // of the latest ping
 	owner        *Caller                   // the latest caller of a process for one affinity
 	asks         map[string]*clientRequest // open requests to clients, by id
 	subs         map[*subscription]bool    // resources whose changes the module reports
@@ -292,7 +291,8 @@ func (w *Worker) remember(line string) {
 	})
 }
 
-// readStdout handles the messages of the process until it closes its stdout.
+// readStdout handles the messages of the process until it closes its stdout. A process
+// without a stdout is of no use, even if it continues. Its callers see a crash.
 func (w *Worker) readStdout(stdout io.Reader) {
 	defer w.cancel()
 	defer catch(w.log, new(error))
@@ -300,7 +300,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 	for {
 		line, err := lines.next()
 		if err != nil && !errors.Is(err, errLineTooLong) {
-			break
+			return
 		}
 		var msg *Message
 		if err == nil {
@@ -311,13 +311,6 @@ func (w *Worker) readStdout(stdout io.Reader) {
 			continue
 		}
 		w.handle(msg)
-	}
-	// A process without a stdout is of no use, even if it continues. Its callers see
-	// a crash.
-	select {
-	case <-w.ctx.Done():
-	case <-time.After(outputTimeout):
-		w.log.Warn("the module closed its stdout, so usher ends it")
 	}
 }
 
@@ -629,14 +622,7 @@ func (w *Worker) endCall(c *call, cancelled error) {
 // call that never ends does not take the module from everyone.
 func (w *Worker) ping() {
 	c := w.newCall(Caller{})
-	again := false
-	w.update(func(s *workerState) {
-		again = s.calls[s.pingID] != nil
-		if !again {
-			s.pingID = c.id
-		}
-	})
-	if again || w.startCall(c, "ping", nil) != nil {
+	if w.startCall(c, "ping", nil) != nil {
 		return
 	}
 	time.AfterFunc(pingTimeout, func() {
