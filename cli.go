@@ -176,6 +176,7 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	config := declareRegistryFlags(fs, a.stderr)
 	return func(ctx context.Context, dirs []string) error {
+		config.Log = cmp.Or(config.Log, slog.New(slog.NewTextHandler(a.stderr, nil)))
 		return a.withRegistry(dirs, *config, func(r *Registry) error {
 			c := serverConfig{modules: r, gate: fixedGate(scopeAll()), log: config.Log}
 			return serveStdio(ctx, c, a.stdin, a.stdout.to)
@@ -203,11 +204,24 @@ func (a *app) withModules(
 				return ctx.Err()
 			}
 			if names := newlyPending(r, named); names != "" {
-				a.warnf("building %s…", names)
+				a.warnf("waiting for %s…", names)
 			}
 		}
 		return do(r, daemon)
 	})
+}
+
+// newlyPending returns the names of the modules that are being introspected, except those
+// in named, which it updates.
+func newlyPending(r *Registry, named map[string]bool) string {
+	var list []string
+	for _, s := range r.Report() {
+		if s.Pending && !named[s.Name] {
+			list = append(list, sanitize(s.Name))
+		}
+		named[s.Name] = s.Pending
+	}
+	return clipText(strings.Join(list, ", "), 60)
 }
 
 // setupModules returns the command that prints the modules.

@@ -123,7 +123,7 @@ func TestRevokePrinted(t *testing.T) {
 }
 
 // building matches what commands say while they wait for a module.
-var building = regexp.MustCompile(`(?m)^usher: building .*…\n`)
+var building = regexp.MustCompile(`(?m)^usher: waiting for .*…\n`)
 
 // wantUsher runs a command, checks its status, and that stdout or, if it fails, stderr
 // contains a text. It returns stdout.
@@ -216,7 +216,6 @@ func TestPlainOutput(t *testing.T) {
 	d.awaitReady(t)
 	out, errs, _ := usher(t, "", "modules", "-base", base, dir)
 	isPlain("usher modules", out+errs)
-	isPlain("usher serve", d.Out.String())
 	checkContains(t, "usher modules", out, "�[2J screen.")
 }
 
@@ -455,11 +454,10 @@ func TestPublicURL(t *testing.T) {
 	d := daemonOptions{base: base}.start(t, dir, "-public-url", strings.TrimSuffix(public, "/"), "-require-claim")
 	d.awaitReady(t)
 	check(t, "the URL of serve", d.URL, public)
-	checkContains(t, "usher serve", d.Out.String(), "Webhooks are off")
 	wantUsher(t, 0, public, "claim", "-scope", dir, "-base", base)
 	wantUsher(t, 0, public+"webhook/hooks/handleX", "modules", dir, "-base", base)
 	_, address, _ := strings.Cut(d.Log.String(), "address=")
-	address, _, _ = strings.Cut(address, "\n")
+	address, _, _ = strings.Cut(address, " ")
 	for host, status := range map[string]int{"usher.example": 400, "other.example": 403} {
 		c := newClient(t, "http://"+address)
 		req := c.request(http.MethodPost, `{"jsonrpc":"2.0","id":1,"method":"ping"}`)
@@ -569,60 +567,11 @@ func TestInterrupted(t *testing.T) {
 		go func() {
 			exit <- run(ctx, append(args, "-base", base), strings.NewReader(""), out, errs, noEnv)
 		}()
-		errs.await(t, "the word", nil, func(said string) bool { return strings.Contains(said, "building db…\n") })
+		errs.await(t, "the word", nil, func(said string) bool { return strings.Contains(said, "waiting for db…\n") })
 		interrupt()
 		check(t, name+": status", <-exit, 1)
 		check(t, name+": stdout", out.String(), "")
-		check(t, name+": stderr", errs.String(), "usher: building db…\nusher: "+name+": interrupted\n")
-	}
-}
-
-// TestBanner reads what usher serve prints for people.
-func TestBanner(t *testing.T) {
-	long(t)
-	t.Parallel()
-	const claim, mcp = "usher claim -scope ", "claude mcp add --transport http usher "
-	const empty = "no module is ready yet; create one: usher new "
-	for _, tt := range []struct {
-		flags, secret string
-		says, omits   []string
-	}{
-		{"", "", []string{mcp + "http", "Webhooks need no secret"}, []string{claim, empty}},
-		{"-accept-signatures", "s", []string{empty, "X-Webhook-Secret or a verified signature."}, nil},
-		{"-require-claim -watch", "", []string{claim, "Webhooks are off"}, []string{mcp}},
-	} {
-		t.Run(tt.flags+tt.secret, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			many := "tools=x," + strings.Repeat("y", 90)
-			hosts := !slices.Contains(tt.says, empty)
-			if hosts {
-				writeFake(t, dir+"/a_name_of_20_letters.usher", "good tools=x")
-				writeFake(t, dir+"/db.usher", "good slowstart=1500 "+many)
-				tt.says = append(tt.says, "db…\n", "  ready   db                   db_x, ",
-					"  ready   a_name_of_20_letters a_name_of_20_letters_x\n")
-			}
-			env := map[string]string{}
-			if tt.secret != "" {
-				env[webhookSecretVar] = tt.secret
-			}
-			d := daemonOptions{env: env}.start(t, dir, strings.Fields(tt.flags)...)
-			d.awaitReady(t)
-			out := d.Out.String()
-			checkContains(t, "the banner", out, tt.says...)
-			checkOmits(t, "the banner", out, tt.omits...)
-			for line := range strings.Lines(strings.ReplaceAll(out, dir, "")) {
-				line = strings.TrimSuffix(line, "\n")
-				if strings.TrimRight(line, " ") != line || utf8.RuneCountInString(line) > 80 {
-					t.Errorf("a line that ends in blanks, or of over 80 columns: %q", line)
-				}
-			}
-			if hosts { // a new version is reported
-				writeFake(t, dir+"/db.usher", "good  "+many)
-				d.Out.await(t, "the new version", nil,
-					func(out string) bool { return strings.Count(out, "  ready   db ") == 2 })
-			}
-		})
+		check(t, name+": stderr", errs.String(), "usher: waiting for db…\nusher: "+name+": interrupted\n")
 	}
 }
 

@@ -42,7 +42,8 @@ type daemonOptions struct {
 	env        map[string]string // of the daemon itself; modules have the test's
 	ownProcess bool              // for tests that kill it; it has the test's environment
 	shell      string            // a command of sh that runs before it, in its own process
-	log        io.Writer         // where its log goes, if not to Log
+	log        io.Writer         // gets its log, except the beginning, which is in Log
+	terminal   *os.File          // its stdout and stderr, instead of Out and Log
 }
 
 // startDaemon runs usher serve in this process, and waits until it listens. It ends
@@ -55,17 +56,20 @@ func startDaemon(t *testing.T, dir string, flags ...string) *testDaemon {
 func (o daemonOptions) start(t *testing.T, dir string, flags ...string) *testDaemon {
 	t.Helper()
 	d := o.launch(t, dir, flags...)
-	d.Out.await(t, "the daemon's address", d.done, func(text string) bool {
-		_, rest, _ := strings.Cut(text, " serves MCP at ")
-		url, _, ok := strings.Cut(rest, "\n")
-		d.URL = url
-		return ok
+	d.Log.await(t, "the daemon's address", d.done, func(text string) bool {
+		if url := listening.FindStringSubmatch(text); url != nil {
+			d.URL = url[1]
+		}
+		return d.URL != ""
 	})
 	if d.URL == "" {
 		t.Fatalf("the daemon ended with status %d: %s", d.wait(t), d.Log)
 	}
 	return d
 }
+
+// listening matches the record with a daemon's address.
+var listening = regexp.MustCompile(`listening.*url[=":]+([^"\s]+)`)
 
 // startFakes runs a daemon with fakes, each written "NAME: TRAITS", and waits until it has
 // looked at them.
@@ -88,18 +92,20 @@ func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDa
 	if d.Base == "" {
 		d.Base = t.TempDir()
 	}
-	var log io.Writer = d.Log
-	if o.log != nil {
-		log = o.log
-	}
+	d.Log.rest = o.log
 	args := slices.Concat([]string{"serve", "-addr", "127.0.0.1:0", "-base", d.Base}, flags, []string{dir})
 	if o.ownProcess {
-		o.startProcess(t, d, log, args)
+		o.startProcess(t, d, args)
 	} else {
 		ctx, cancel := context.WithCancel(context.Background())
 		d.cancel = cancel
+		var out, log io.Writer = d.Out, d.Log
+		if o.terminal != nil {
+			out = o.terminal
+			log = o.terminal
+		}
 		go func() {
-			d.status = run(ctx, args, strings.NewReader(""), d.Out, log, lookupIn(o.env))
+			d.status = run(ctx, args, strings.NewReader(""), out, log, lookupIn(o.env))
 			close(d.done)
 		}()
 	}
@@ -107,7 +113,7 @@ func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDa
 	return d
 }
 
-func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, log io.Writer, args []string) {
+func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, args []string) {
 	t.Helper()
 	exe, err := os.Executable()
 	must(t, err)
@@ -116,7 +122,7 @@ func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, log io.Writer, 
 		d.cmd = exec.Command("sh", append([]string{"-c", o.shell + `; exec "$0" "$@"`, exe}, args...)...)
 	}
 	d.cmd.Env = append(os.Environ(), runAsUsher+"=1")
-	d.cmd.Stdout, d.cmd.Stderr = d.Out, log
+	d.cmd.Stdout, d.cmd.Stderr = d.Out, d.Log
 	must(t, d.cmd.Start())
 	d.cancel = func() { d.cmd.Process.Signal(os.Interrupt) }
 	go func() {
@@ -139,8 +145,8 @@ func noEnv(string) (string, bool) { return "", false }
 // awaitReady waits until the daemon has looked at all modules, or has ended.
 func (d *testDaemon) awaitReady(t *testing.T) {
 	t.Helper()
-	d.Out.await(t, "the daemon to have looked at its modules", d.done, func(text string) bool {
-		return strings.Contains(text, "Ctrl-C ends it.")
+	d.Log.await(t, "the daemon to have looked at its modules", d.done, func(text string) bool {
+		return strings.Contains(text, "modules are ready")
 	})
 }
 

@@ -193,8 +193,9 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	}
 	address := "127.0.0.1:" + docAddr.FindStringSubmatch(command)[2]
 	cmd := p.command(docAddr.ReplaceAllString(command, "-addr $1:0"))
-	out, log := &output{}, &output{}
-	cmd.Stdout, cmd.Stderr = out, log
+	terminal, out := openTerminal(t)
+	log := &output{}
+	cmd.Stdout, cmd.Stderr = terminal, log
 	var err error
 	p.tree, err = startTree(cmd)
 	must(t, err)
@@ -202,7 +203,11 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	log.await(t, "the daemon's address", nil, docPort.MatchString)
 	p.stands = append([]string{address, "127.0.0.1:" + docPort.FindStringSubmatch(log.String())[1]}, p.stands...)
 	said := func() string { return p.inPage(strings.TrimRight(out.String(), "\n")) }
-	out.await(t, "all that serve prints", nil, func(out string) bool { return strings.Contains(out, "Ctrl-C ends it") })
+	log.await(t, "all modules", nil, func(log string) bool { return strings.Contains(log, "modules are ready") })
+	added := strings.Count(log.String(), "module added")
+	out.await(t, "all that serve prints", nil, func(out string) bool {
+		return strings.Contains(out, "Ctrl-C ends it") && strings.Count(out, "\n  ready ") == added
+	})
 	if got := said(); !docMatches(want, got) {
 		t.Errorf("$ %s\n%s\nThe page has:\n%s\nThe log:\n%s", command, got, want, log)
 		return got
@@ -222,7 +227,7 @@ var (
 	docAddr   = regexp.MustCompile(`-addr (\S*):(\d+)`)
 	docPort   = regexp.MustCompile(`address=\S*:(\d+)`)
 	docCode   = regexp.MustCompile(`(?:Claim code: |"code": ")([2-9A-HJKMNP-Z]{3})-?([2-9A-HJKMNP-Z]{3})`)
-	docPasses = regexp.MustCompile(`(?m)^(usher:| ) building .*…
+	docPasses = regexp.MustCompile(`(?m)^(usher: waiting for|  building|  starting) .*
 `)  // what takes over a second
 	docGaps = regexp.MustCompile(` {2,}`)
 )
@@ -255,7 +260,7 @@ func docMatches(want, got string) bool {
 			}
 		}
 		slices.Sort(ready)
-		return strings.Join(append(ready, rest...), "\n")
+		return strings.Join(append(ready, slices.Compact(rest)...), "\n") // modules may follow a blank line
 	}
 	form := regexp.QuoteMeta(comparable(want))
 	form = regexp.MustCompile(`(?m)^…\n`).ReplaceAllString(form, `(?:.*\n)*?`)

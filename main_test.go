@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -100,6 +101,7 @@ type output struct {
 	mu      sync.Mutex
 	b       bytes.Buffer
 	changed chan struct{} // closed by the next write; nil if nobody waits
+	rest    io.Writer     // gets what comes after the first 64 KiB; nil for b
 }
 
 func (o *output) Write(p []byte) (int, error) {
@@ -108,6 +110,9 @@ func (o *output) Write(p []byte) (int, error) {
 	if o.changed != nil {
 		close(o.changed)
 		o.changed = nil
+	}
+	if o.rest != nil && o.b.Len() > 1<<16 {
+		return o.rest.Write(p)
 	}
 	return o.b.Write(p)
 }

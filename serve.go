@@ -43,16 +43,17 @@ const (
 	gcLimit   = 1 << 30 // bytes of memory, beyond which collections are more frequent
 )
 
-// declareRegistryFlags declares the flags that serve and stdio share. The log goes to
-// stderr.
+// declareRegistryFlags declares the flags that serve and stdio share. Without -log, the
+// configuration has no log.
 func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
-	c := &registryConfig{Watch: true, Log: slog.New(slog.NewTextHandler(stderr, nil))}
+	c := &registryConfig{Watch: true}
 	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute,
 		"end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
-	fs.Func("log", "the log's `FORM`, text or json (default text)", func(form string) error {
+	fs.Func("log", "write records to stderr, in `FORM` text or json", func(form string) error {
 		switch form {
 		case "text":
+			c.Log = slog.New(slog.NewTextHandler(stderr, nil))
 		case "json":
 			c.Log = slog.New(slog.NewJSONHandler(stderr, nil))
 		default:
@@ -224,8 +225,9 @@ type daemon struct {
 	app    *app
 	flags  *serveFlags
 	log    *slog.Logger
-	secret string // of webhooks; "" for none
-	data   string // the data folder
+	out    io.Writer // what people read while the daemon runs; discards it without a terminal
+	secret string    // of webhooks; "" for none
+	data   string    // the data folder
 
 	record   daemonRecord
 	listener net.Listener
@@ -253,8 +255,12 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		app:    a,
 		flags:  flags,
 		log:    flags.registry.Log,
+		out:    io.Discard,
 		secret: a.getenv(webhookSecretVar),
 		data:   data,
+	}
+	if d.log == nil {
+		d.log = d.openLog()
 	}
 	lock, err := d.lockBase()
 	if err != nil {
@@ -273,6 +279,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	config := *flags.registry
+	config.Log = d.log
 	if flags.needsApproval() {
 		config.Approved = filepath.Join(data, approvedName)
 		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
@@ -315,8 +322,8 @@ func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) 
 		return nil
 	}
 	news, err := approve(ctx, d.data, roots, roots)
-	d.app.printf("Approved all modules below %s (%d). New and changed ones need: usher approve\n",
-		sanitize(strings.Join(roots, ", ")), len(news))
+	d.log.Info("approved all modules; new and changed ones need usher approve",
+		"below", strings.Join(roots, ", "), "modules", len(news))
 	return err
 }
 
@@ -340,7 +347,11 @@ func (d *daemon) announce(roots []string) error {
 		WebhooksOff:     d.secret == "" && d.flags.webhookAudience() == nobody,
 	}
 	path := filepath.Join(d.data, recordName)
-	return replaceBy(path+".new", path, marshal(d.record))
+	if err := replaceBy(path+".new", path, marshal(d.record)); err != nil {
+		return err
+	}
+	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL)
+	return nil
 }
 
 // listen opens the address, and returns the scheme of its URL.
@@ -424,7 +435,6 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		<-ctx.Done()
 		shutDown(web, stop)
 	})
-	d.log.Info("listening", "address", d.listener.Addr().String())
 	err := web.Serve(d.listener)
 	cancel()
 	parts.Wait()
@@ -521,32 +531,76 @@ func isWebhook(at string) bool {
 	return strings.HasPrefix(at, webhookPrefix) || strings.HasPrefix(path.Clean("/"+at)+"/", webhookPrefix)
 }
 
-// show prints the daemon's address, its modules when they become ready or fail and, once
-// all are introspected, what to do next.
+// openLog opens the log of a daemon without -log. On a terminal it consists of lines for
+// people, which show completes. Elsewhere, and in a stderr that is none, it is records.
+func (d *daemon) openLog() *slog.Logger {
+	records := slog.NewTextHandler(d.app.stderr, nil)
+	if !isTerminal(d.app.stdout.to) {
+		return slog.New(records)
+	}
+	d.out = d.app.stdout
+	lines := recordHandler{handle: d.showRecord}
+	if isTerminal(d.app.stderr) {
+		return slog.New(lines)
+	}
+	return slog.New(slog.NewMultiHandler(lines, records))
+}
+
+var (
+	// shownElsewhere are the messages of records that show replaces on a terminal.
+	shownElsewhere = []string{
+		"listening", "modules are ready", "module added", "module changed", "module failed",
+		"a file or folder can't be read",
+	}
+	// shownKeys are the values of a record that a terminal shows, in their order.
+	shownKeys = []string{
+		"module", "method", "tool", "path", "line", "data", "status", "outcome", "why", "err",
+		"took", "label", "below",
+	}
+)
+
+// showRecord prints a record of the log as a line for people.
+func (d *daemon) showRecord(r slog.Record, values map[string]string) {
+	if slices.Contains(shownElsewhere, r.Message) {
+		return
+	}
+	text := r.Time.Format(time.TimeOnly) + "  " + r.Message
+	for _, key := range shownKeys {
+		separator := "  "
+		for line := range strings.Lines(values[key]) {
+			text += separator + sanitize(strings.TrimSuffix(line, "\n"))
+			separator = "\n    "
+		}
+	}
+	fmt.Fprintln(d.out, text)
+}
+
+// show prints the daemon's address, each module when its state changes and, with the first
+// module that is ready, what to do next.
 func (d *daemon) show(ctx context.Context) {
-	d.app.printf("usher %s serves MCP at %s\n\n", version(), d.record.URL)
-	shown := make(map[string]*Module)
-	named := make(map[string]bool)
-	failed := make(map[entryKey]string)
-	printOnce := sync.OnceFunc(d.printNextSteps)
+	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
+	shown := make(map[entryKey]string)
+	showNextSteps := sync.OnceFunc(d.showNextSteps)
+	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready") })
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
-		ready := d.registry.WaitAll(ctx, time.Second, scopeAll())
-		if building := newlyPending(d.registry, named); building != "" && !ready {
-			d.app.printf("  building %s…\n", building)
-		}
+		settled := d.registry.WaitAll(ctx, time.Second, scopeAll())
 		view := d.registry.View(scopeAll()) // after WaitAll: if that is true, the view has all modules
-		for _, m := range view.Modules {
-			if shown[m.Label] != m.Module {
-				shown[m.Label] = m.Module
-				d.showModule(view, m)
+		for _, s := range d.registry.Report() {
+			line := d.describe(view, s)
+			if state := s.Version + line; shown[s.key()] != state {
+				shown[s.key()] = state
+				fmt.Fprint(d.out, line)
+				d.warnOfHooks(view, s.Module)
 			}
 		}
-		d.showFailed(failed)
-		if !ready {
+		if settled || len(view.Modules) > 0 {
+			showNextSteps()
+		}
+		if !settled {
 			continue
 		}
-		printOnce()
+		logReady()
 		select {
 		case <-ctx.Done():
 		case <-changed:
@@ -554,56 +608,62 @@ func (d *daemon) show(ctx context.Context) {
 	}
 }
 
-// showModule prints a module that is ready, and logs webhooks that are not served.
-func (d *daemon) showModule(view *View, m ViewModule) {
-	var names []string
-	for _, t := range view.ToolsOf[m.Module] {
-		names = append(names, t.Name)
+// describe returns a line with the state of a module.
+func (d *daemon) describe(view *View, s Status) string {
+	state := "ready"
+	name := cmp.Or(s.Name, s.file())
+	text := ""
+	switch {
+	case s.Err != nil:
+		state = "failed"
+		text = strings.TrimPrefix(explain(s.Err), fmt.Sprintf("module %q ", s.Name))
+		text, _, _ = strings.Cut(text, "\n")
+		text = sanitize(text) + fmt.Sprintf("\n%11sfor more: usher modules%s %q", "", d.base(), filepath.Dir(s.Path))
+	case s.Pending && s.Kind == kindGo:
+		state = "building"
+	case s.Pending:
+		state = "starting"
+	default:
+		for _, t := range view.ToolsOf[s.Module] {
+			name = t.Label
+		}
+		text = clipText(cmp.Or(toolNames(view, s.Module), "no tools"), 47)
+		if len(s.Module.Problems) > 0 {
+			text = clipText(text, 26) + " (see usher modules)"
+		}
+	}
+	return strings.TrimRight(fmt.Sprintf("  %-9s%-20s %s", state, sanitize(name), text), " ") + "\n"
+}
+
+// warnOfHooks logs the webhooks of a module, which may be nil, that are not served.
+func (d *daemon) warnOfHooks(view *View, m *Module) {
+	for _, t := range view.ToolsOf[m] {
 		if _, others := view.Hook(t.HookPath); len(others) > 0 {
 			d.log.Warn("a webhook is not served, as several have its path",
 				"tool", t.Name, "path", t.HookPath, "several", others)
 		}
 	}
-	tools := cmp.Or(strings.Join(names, ", "), "no tools: usher modules says more")
-	d.app.printf("  ready   %-20s %s\n", m.Label, clipText(tools, 48))
 }
 
-// showFailed prints the modules that can't be hosted, except the versions in shown, which
-// it updates.
-func (d *daemon) showFailed(shown map[entryKey]string) {
-	for _, s := range d.registry.Report() {
-		if s.Err != nil && shown[s.key()] != s.Version {
-			shown[s.key()] = s.Version
-			why, _, _ := strings.Cut(explain(s.Err), "\n")
-			d.app.printf("  failed  %-20s %s\n", sanitize(cmp.Or(s.Name, s.file())), sanitize(why))
-		}
+// base returns the flag -base for commands that people type, "" if they need none.
+func (d *daemon) base() string {
+	if cmp.Or(d.app.base, d.app.getenv("USHER_BASE")) == "" {
+		return ""
 	}
+	return fmt.Sprintf(" -base %q", filepath.Dir(d.data))
 }
 
-// newlyPending returns the names of the modules that are being introspected, except those
-// in named, which it updates.
-func newlyPending(r *Registry, named map[string]bool) string {
-	var list []string
-	for _, s := range r.Report() {
-		if s.Pending && !named[s.Name] {
-			list = append(list, sanitize(s.Name))
-		}
-		named[s.Name] = s.Pending
-	}
-	return clipText(strings.Join(list, ", "), 60)
-}
-
-// printNextSteps prints how to connect a client and deliver a webhook.
-func (d *daemon) printNextSteps() {
+// showNextSteps prints how to connect a client and deliver a webhook.
+func (d *daemon) showNextSteps() {
 	root := d.registry.Roots[0]
 	if len(d.registry.View(scopeAll()).Modules) == 0 {
-		d.app.printf("  no module is ready yet; create one: usher new %q\n",
+		fmt.Fprintf(d.out, "  no module is ready yet; create one: usher new %q\n",
 			filepath.Join(root, "hello.usher.go"))
 	}
+	connect := "Connect a client:\n  claude mcp add --transport http usher " + d.record.URL
 	if d.flags.requireClaim {
-		d.app.printf("\nCreate a code for a client, which must present it:\n  usher claim -scope %q\n", root)
-	} else {
-		d.app.printf("\nConnect a client:\n  claude mcp add --transport http usher %s\n", d.record.URL)
+		connect = fmt.Sprintf("Create a code for a client, which must present it:\n"+
+			"  usher claim%s -scope %q", d.base(), root)
 	}
 	hooks := "Webhooks need the header " + secretHeader
 	switch {
@@ -616,8 +676,9 @@ func (d *daemon) printNextSteps() {
 	case d.flags.acceptSignatures:
 		hooks += " or a verified signature"
 	}
-	d.app.printf("\nSee all modules, with a command to try each webhook:\n  usher modules %q\n\n%s.\n\n"+
-		"Ctrl-C ends it. Calls and logs follow.\n\n", root, hooks)
+	fmt.Fprintf(d.out, "\n%s\n\nSee all modules, with a command to try each webhook:\n"+
+		"  usher modules%s %q\n\n%s.\n\nCtrl-C ends it. Calls and logs follow.\n\n",
+		connect, d.base(), root, hooks)
 }
 
 // defaultURL is the URL of a daemon with the default flags.

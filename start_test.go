@@ -149,7 +149,7 @@ func TestDroppedModule(t *testing.T) {
 	checkContains(t, "a start with a broken record", said, "restore it")
 	write(t, base+"/.data/"+approvedName, fmt.Sprintf("{%q:{}}", dir))
 	d = daemonOptions{base: base}.start(t, dir, "-require-claim", "-approve")
-	checkContains(t, "a start that approves", d.Out.String(), "Approved all modules below "+dir+" (7).")
+	d.awaitLog(t, `usher approve" below=`+dir+" modules=7\n")
 }
 
 // A module that comes into the workspace because a link replaces its folder is refused.

@@ -24,6 +24,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"text/template"
 	"time"
@@ -43,10 +44,14 @@ type app struct {
 // checkedWriter remembers the first error of a writer.
 type checkedWriter struct {
 	to  io.Writer
+	mu  sync.Mutex // held while writing
 	err error
 }
 
+// Write is safe for concurrent use.
 func (w *checkedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	n, err := w.to.Write(p)
 	w.err = cmp.Or(w.err, err)
 	return n, err
@@ -231,6 +236,17 @@ func (a *app) print(name string, v any, asJSON bool) error {
 	return template.Must(output.Parse(outputText)).ExecuteTemplate(table, name, v)
 }
 
+// isTerminal reports whether a writer is a terminal.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	null, _ := os.Stat(os.DevNull) // also a character device
+	return err == nil && info.Mode()&os.ModeCharDevice != 0 && !os.SameFile(info, null)
+}
+
 // recordHandler is a slog.Handler that passes each record on, with its values by key.
 type recordHandler struct {
 	handle func(r slog.Record, values map[string]string)
@@ -254,8 +270,16 @@ func (h recordHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 // Handle implements slog.Handler.
 func (h recordHandler) Handle(_ context.Context, r slog.Record) error {
 	values := make(map[string]string)
-	add := func(a slog.Attr) bool {
-		values[a.Key] = a.Value.String()
+	var add func(a slog.Attr) bool
+	add = func(a slog.Attr) bool {
+		value := a.Value.Resolve()
+		if value.Kind() != slog.KindGroup {
+			values[a.Key] = value.String()
+			return true
+		}
+		for _, inner := range value.Group() {
+			add(inner)
+		}
 		return true
 	}
 	for _, a := range h.attrs {

@@ -110,8 +110,9 @@ func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 func TestWebhookWhileIntrospected(t *testing.T) {
 	long(t)
 	t.Parallel()
-	dir := t.TempDir()
+	dir, base := t.TempDir(), t.TempDir()
 	writeTools(t, dir+"/known.usher", fakeTool{Name: "handleIt"})
+	wantUsher(t, 0, "", "modules", "-base", base, dir)
 	gates := map[string]net.Listener{} // closed when the module of this name may start
 	for _, name := range []string{"late", "later"} {
 		gate, err := net.Listen("tcp", "127.0.0.1:0")
@@ -122,8 +123,7 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 			fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"})
 	}
 	env := map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}
-	d := daemonOptions{env: env}.start(t, dir, "-accept-signatures")
-	d.Out.await(t, "the known module", nil, func(out string) bool { return strings.Contains(out, "ready   known") })
+	d := daemonOptions{base: base, env: env}.start(t, dir, "-accept-signatures")
 	wantStatus(t, "a known module beside it", d.deliver(t, "known/handleIt", `{}`, shown), 200)
 	late := make(chan answer, 1) // arrives while its module is introspected
 	go func() { late <- d.deliver(t, "late/handleIt", `{}`, shown) }()

@@ -27,8 +27,8 @@ type server struct {
 }
 
 // start runs a program until the bench ends, and waits until ready gives its
-// URL. What it prints goes to files.
-func (b *bench) start(name string, ready func(stdout string) string, argv ...string) (*server, error) {
+// URL. What it prints goes to files; ready gets stdout followed by stderr.
+func (b *bench) start(name string, ready func(said string) string, argv ...string) (*server, error) {
 	s := &server{name: name, cmd: exec.Command(argv[0], argv[1:]...)}
 	out, err := os.Create(filepath.Join(b.dir, name+".out"))
 	if err != nil {
@@ -64,7 +64,11 @@ func (b *bench) start(name string, ready func(stdout string) string, argv ...str
 		if err != nil {
 			return nil, err
 		}
-		s.url = ready(string(said))
+		log, err := os.ReadFile(logs.Name())
+		if err != nil {
+			return nil, err
+		}
+		s.url = ready(string(said) + string(log))
 		s.took = time.Since(begin)
 		if s.took > startPatience {
 			s.stop()
@@ -131,11 +135,12 @@ func (s *server) rss() float64 {
 
 // startPeer runs one of the peers, which is this program again.
 func (b *bench) startPeer(name string, args ...string) *server {
-	return b.started(b.start(unique(name), func(out string) string {
-		url, ok := strings.CutPrefix(strings.TrimSpace(out), "ready ")
+	return b.started(b.start(unique(name), func(said string) string {
+		url, ok := strings.CutPrefix(said, "ready ")
 		if !ok {
 			return ""
 		}
+		url, _, _ = strings.Cut(url, "\n")
 		return url
 	}, append([]string{b.self, "peer", name}, args...)...))
 }
@@ -146,11 +151,14 @@ func (b *bench) startUsher(name, workspace, base string) *server {
 	if base == "" {
 		base = filepath.Join(b.dir, unique("base"))
 	}
-	s := b.started(b.start(unique(name), func(out string) string {
-		if !strings.Contains(out, "\nConnect a client") {
-			return ""
+	s := b.started(b.start(unique(name), func(said string) string {
+		_, url, _ := strings.Cut(said, " url=")
+		if !strings.Contains(said, "modules are ready") { // versions before 0.1.0 print a banner
+			if !strings.Contains(said, "\nConnect a client") {
+				return ""
+			}
+			_, url, _ = strings.Cut(said, " serves MCP at ")
 		}
-		_, url, _ := strings.Cut(out, " serves MCP at ")
 		url, _, _ = strings.Cut(url, "\n")
 		return url
 	}, b.usher, "serve", "-addr", "127.0.0.1:0", "-base", base, workspace))

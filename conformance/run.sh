@@ -50,11 +50,12 @@ serve() {
   daemons+=($!)
   for ((i = 0; i < 600; i++)); do
     kill -0 $! 2>/dev/null || { cat "$log.log" && exit 1; }
-    ! grep -q '^Connect a client' "$log.out" || break
+    ! grep -q 'modules are ready' "$log.log" || break
     sleep 0.1
   done
-  url=$(sed -n '1s/.* serves MCP at //p' "$log.out")
-  [ "$(grep -c '^  ready ' "$log.out")" = $modules ] || { fail modules && grep '^  failed' "$log.out" || true; }
+  url=$(sed -n 's/.* msg=listening .* url=//p' "$log.log")
+  [ "$(grep -c 'msg="module added"' "$log.log")" = $modules ] ||
+    { fail modules && grep 'msg="module failed"' "$log.log" || true; }
 }
 
 # required LABEL URL REVISION runs a requirement set. Its exit status is of no

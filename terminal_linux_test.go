@@ -1,0 +1,101 @@
+// What usher serve prints on a terminal.
+
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"unicode/utf8"
+	"unsafe"
+)
+
+// openTerminal opens a terminal, and collects what is written to it.
+func openTerminal(t *testing.T) (terminal *os.File, out *output) {
+	t.Helper()
+	controller, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	must(t, err)
+	var n, unlocked uint32
+	for request, value := range map[uintptr]*uint32{syscall.TIOCGPTN: &n, syscall.TIOCSPTLCK: &unlocked} {
+		_, _, errno := syscall.Syscall(syscall.SYS_IOCTL, controller.Fd(), request, uintptr(unsafe.Pointer(value)))
+		check(t, "errno", errno, 0)
+	}
+	terminal, err = os.OpenFile(fmt.Sprint("/dev/pts/", n), os.O_RDWR|syscall.O_NOCTTY, 0)
+	must(t, err)
+	out = &output{}
+	go func() { // until the terminal is closed
+		for lines := bufio.NewScanner(controller); lines.Scan(); {
+			fmt.Fprintln(out, strings.TrimSuffix(lines.Text(), "\r"))
+		}
+	}()
+	t.Cleanup(func() { terminal.Close() })
+	return terminal, out
+}
+
+func TestBanner(t *testing.T) {
+	long(t)
+	t.Parallel()
+	const claim, mcp = "usher claim -base ", "claude mcp add --transport http usher "
+	const empty = "no module is ready yet; create one: usher new "
+	for _, tt := range []struct {
+		flags, secret string
+		says, omits   []string
+	}{
+		{"", "", []string{mcp + "http", "Webhooks need no secret"}, []string{claim, empty, "level="}},
+		{"-accept-signatures", "s", []string{empty, "X-Webhook-Secret or a verified signature."}, nil},
+		{"-require-claim -watch", "", []string{claim, "Webhooks are off"}, []string{mcp}},
+	} {
+		t.Run(tt.flags+tt.secret, func(t *testing.T) {
+			t.Parallel()
+			dir, base := t.TempDir(), t.TempDir()
+			many := "tools=x," + strings.Repeat("y", 90)
+			hosts := !slices.Contains(tt.says, empty)
+			if hosts {
+				writeFake(t, dir+"/a_name_of_20_letters.usher", "good tools=x")
+				writeFake(t, dir+"/db.usher", "good slowstart=1500 "+many)
+				write(t, dir+"/f.usher.go", "package f\n")
+				tt.says = append(tt.says, "  starting db\n", "  ready    a_name_of_20_letters a_name_of_20_letters_x\n",
+					"  failed   f                    can't be built: f.usher.go:1: package f: a module is package main\n"+
+						"           for more: usher modules -base \"\" \"\"\n", "usher modules -base \"\" \"\"\n\nWebhooks")
+			}
+			terminal, shown := openTerminal(t)
+			o := daemonOptions{base: base, env: map[string]string{}, terminal: terminal}
+			if tt.secret != "" {
+				o.env[webhookSecretVar] = tt.secret
+			}
+			d := o.launch(t, dir, strings.Fields(tt.flags)...)
+			await := func(text string, count int) {
+				t.Helper()
+				shown.await(t, text, d.done, func(out string) bool { return strings.Count(out, text) == count })
+			}
+			await("Ctrl-C ends it.", 1)
+			if hosts {
+				await("  ready    db                   db_x, db_y", 1)
+				if before, _, _ := strings.Cut(shown.String(), "  ready    db "); !strings.Contains(before, "Ctrl-C") {
+					t.Error("the next steps come after the last module")
+				}
+				writeFake(t, dir+"/db.usher", "good  "+many) // a new version is reported
+				await("  ready    db ", 2)
+			}
+			out := strings.NewReplacer(dir, "", base, "").Replace(shown.String())
+			checkContains(t, "the banner", out, tt.says...)
+			checkOmits(t, "the banner", out, tt.omits...)
+			for line := range strings.Lines(out) {
+				line = strings.TrimSuffix(line, "\n")
+				wide := utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "  failed ")
+				if strings.TrimRight(line, " ") != line || wide {
+					t.Errorf("a line that ends in blanks, or of over 80 columns: %q", line)
+				}
+			}
+			if tt.flags == "" {
+				url, _, _ := strings.Cut(out[strings.Index(out, "http"):], "\n")
+				connect(t, url).call("a_name_of_20_letters_x", "")
+				await("  call  a_name_of_20_letters  x  done  ", 1)
+			}
+		})
+	}
+}
