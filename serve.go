@@ -350,7 +350,8 @@ func (d *daemon) announce(roots []string) error {
 	if err := replaceBy(path+".new", path, marshal(d.record)); err != nil {
 		return err
 	}
-	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL)
+	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL,
+		"webhooks", strings.ReplaceAll(d.whoSendsWebhooks(), "\n", " "))
 	return nil
 }
 
@@ -564,7 +565,7 @@ func (d *daemon) showRecord(r slog.Record, values map[string]string) {
 	if slices.Contains(shownElsewhere, r.Message) {
 		return
 	}
-	text := r.Time.Format(time.TimeOnly) + "  " + r.Message
+	text := r.Time.Format(time.TimeOnly) + "  " + strings.TrimPrefix(r.Message, "module ")
 	for _, key := range shownKeys {
 		separator := "  "
 		for line := range strings.Lines(values[key]) {
@@ -618,7 +619,8 @@ func (d *daemon) describe(view *View, s Status) string {
 		state = "failed"
 		text = strings.TrimPrefix(explain(s.Err), fmt.Sprintf("module %q ", s.Name))
 		text, _, _ = strings.Cut(text, "\n")
-		text = sanitize(text) + fmt.Sprintf("\n%11sfor more: usher modules%s %q", "", d.base(), filepath.Dir(s.Path))
+		more := fmt.Sprintf("for more: usher modules%s %q", d.base(), filepath.Dir(s.Path))
+		text = sanitize(text) + "\n           " + more
 	case s.Pending && s.Kind == kindGo:
 		state = "building"
 	case s.Pending:
@@ -665,20 +667,25 @@ func (d *daemon) showNextSteps() {
 		connect = fmt.Sprintf("Create a code for a client, which must present it:\n"+
 			"  usher claim%s -scope %q", d.base(), root)
 	}
-	hooks := "Webhooks need the header " + secretHeader
+	fmt.Fprintf(d.out, "\n%s\n\nSee all modules, with a command to try each webhook:\n"+
+		"  usher modules%s %q\n\n%s.\n\nCtrl-C ends it. Calls and logs follow.\n\n",
+		connect, d.base(), root, d.whoSendsWebhooks())
+}
+
+// whoSendsWebhooks returns a sentence on what senders of webhooks need.
+func (d *daemon) whoSendsWebhooks() string {
 	switch {
 	case d.record.WebhooksOff:
-		hooks = fmt.Sprintf("Webhooks are off (%s): set %s\n"+
+		return fmt.Sprintf("Webhooks are off (%s): set %s\n"+
 			"in the environment of usher serve, or use -open-webhooks",
 			cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
 	case d.secret == "":
-		hooks = "Webhooks need no secret, as " + webhookSecretVar + " is not set"
+		return "Webhooks need no secret, as " + webhookSecretVar + " is not set"
 	case d.flags.acceptSignatures:
-		hooks += " or a verified signature"
+		return "Webhooks need the header " + secretHeader + " or a verified signature"
+	default:
+		return "Webhooks need the header " + secretHeader
 	}
-	fmt.Fprintf(d.out, "\n%s\n\nSee all modules, with a command to try each webhook:\n"+
-		"  usher modules%s %q\n\n%s.\n\nCtrl-C ends it. Calls and logs follow.\n\n",
-		connect, d.base(), root, hooks)
 }
 
 // defaultURL is the URL of a daemon with the default flags.
@@ -699,7 +706,7 @@ type daemonRecord struct {
 	RequireClaim    bool     `json:"requireClaim"`
 	RequireApproval bool     `json:"requireApproval"`
 	Secret          bool     `json:"secret"`      // webhooks need it
-	WebhooksOff     bool     `json:"webhooksOff"` // see printNextSteps
+	WebhooksOff     bool     `json:"webhooksOff"` // see whoSendsWebhooks
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the

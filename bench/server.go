@@ -159,8 +159,7 @@ func (b *bench) startUsher(name, workspace, base string) *server {
 			}
 			_, url, _ = strings.Cut(said, " serves MCP at ")
 		}
-		url, _, _ = strings.Cut(url, "\n")
-		return url
+		return strings.Fields(url)[0]
 	}, b.usher, "serve", "-addr", "127.0.0.1:0", "-base", base, workspace))
 	s.base = base
 	return s

@@ -53,7 +53,7 @@ serve() {
     ! grep -q 'modules are ready' "$log.log" || break
     sleep 0.1
   done
-  url=$(sed -n 's/.* msg=listening .* url=//p' "$log.log")
+  url=$(sed -n 's/.* msg=listening .* url=\([^ ]*\).*/\1/p' "$log.log")
   [ "$(grep -c 'msg="module added"' "$log.log")" = $modules ] ||
     { fail modules && grep 'msg="module failed"' "$log.log" || true; }
 }
