@@ -143,17 +143,26 @@ func newRegistry(c registryConfig) *Registry {
 // was reloaded between the two, or its file has changed, Call runs attempt again once the
 // new version is ready. So an edit fails no call, and the next call meets the edit.
 func (r *Registry) Call(ctx context.Context,
-	attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
+	attempt func() (json.RawMessage, error)) (result json.RawMessage, err error) {
+	ended := r.await(ctx, func() bool {
+		result, err = attempt()
+		return !errors.Is(err, errRetired)
+	})
+	return result, cmp.Or(ended, err)
+}
+
+// await calls done, and calls it again when the catalog is replaced, until it returns true.
+// The error is ctx's cause.
+func (r *Registry) await(ctx context.Context, done func() bool) error {
 	for {
 		changed := r.Changed()
-		result, err := attempt()
-		if !errors.Is(err, errRetired) {
-			return result, err
+		if done() {
+			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 }
@@ -186,17 +195,7 @@ func (r *Registry) Pending(scope Scope) bool {
 func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Scope) bool {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for {
-		changed := r.Changed()
-		if !r.Pending(scope) {
-			return true
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return false
-		}
-	}
+	return r.await(ctx, func() bool { return !r.Pending(scope) }) == nil
 }
 
 // WaitReady waits for pending modules inside a scope, but only in the time after the
@@ -304,41 +303,33 @@ func (r *Registry) checkCurrent(ctx context.Context, v *moduleVersion) error {
 		return nil
 	}
 	r.refresh(v.discovered)
-	for {
-		changed := r.Changed()
+	var outcome error
+	ended := r.await(ctx, func() bool {
 		r.mu.Lock()
+		defer r.mu.Unlock()
 		last := r.modules[v.key()]
-		ready := last == nil || last.published
-		r.mu.Unlock()
+		outcome = errRetired
 		switch {
-		case ready && last == v: // the file has changed back
-			return nil
-		case ready && last != nil && last.err != nil:
-			return fmt.Errorf("the file of module %q has changed: %w", v.Name, last.err)
-		case ready:
-			return errRetired
+		case last == v: // the file has changed back
+			outcome = nil
+		case last != nil && last.err != nil:
+			outcome = fmt.Errorf("the file of module %q has changed: %w", v.Name, last.err)
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+		return last == nil || last.published
+	})
+	return cmp.Or(ended, outcome)
 }
 
 // refresh scans one file, and starts the version that it finds there if that is new.
 func (r *Registry) refresh(d discovered) {
 	r.updating.Lock()
 	defer r.updating.Unlock()
-	s := &scan{seen: make(map[entryKey]bool), root: d.Root}
-	s.file(d.Path, d.Name, d.Kind)
-	for _, found := range s.modules {
-		r.mu.Lock()
-		last := r.modules[found.key()]
-		r.mu.Unlock()
-		if found.key() == d.key() && last != nil && last.Version != found.Version {
-			r.startVersion(found, found.Err)
-		}
+	found := d.reread(r.Environ)
+	r.mu.Lock()
+	last := r.modules[d.key()]
+	r.mu.Unlock()
+	if last != nil && last.Version != found.Version {
+		r.startVersion(found, found.Err)
 	}
 }
 
@@ -699,7 +690,8 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 	case d.Kind != kindConfig:
 		d.Content = content
 	case err == nil && r.Approved != "":
-		d, err = d.reread(r.Environ)
+		d = d.reread(r.Environ)
+		err = d.Err
 	}
 	if err == nil {
 		err = r.approval()(d)

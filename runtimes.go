@@ -425,16 +425,17 @@ func (d *discovered) readContent() (err error) {
 	return err
 }
 
-// reread returns the entry of a .mcp.json file as it is now.
-func (d discovered) reread(environ []string) (discovered, error) {
+// reread returns the module as its file has it now.
+func (d discovered) reread(environ []string) discovered {
 	s := &scan{seen: make(map[entryKey]bool), environ: environ, root: d.Root}
-	s.file(d.Path, "", kindConfig)
+	s.file(d.Path, d.Name, d.Kind)
 	for _, found := range s.modules {
 		if found.key() == d.key() {
-			return found, found.Err
+			return found
 		}
 	}
-	return d, errMoved
+	d.Err = errMoved
+	return d
 }
 
 // scan is one scan of the workspace. A file may be elsewhere than it was found, if somebody
