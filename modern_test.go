@@ -53,7 +53,7 @@ var modernRequests = []modernRequest{
 		says: `"supported":["2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"],` +
 			`"requested":"2030-01-01"`,
 	},
-	{name: "no Mcp-Method", header: "Mcp-Method:", meta: "-", code: -32020, says: "Mcp-Method is missing"},
+	{name: "no Mcp-Method", header: "Mcp-Method:", meta: "-", code: -32020, says: `Mcp-Method is \"\"`},
 	{
 		name:   "another Mcp-Method",
 		header: "Mcp-Method: tools/call",
@@ -69,7 +69,7 @@ var modernRequests = []modernRequest{
 		says:   "clientCapabilities",
 	},
 	{name: "_meta without the client's name", meta: metaNow + "," + metaCaps},
-	{name: "no version in the header", header: noVersion, code: codeHeaderMismatch, says: "is missing"},
+	{name: "no version in the header", header: noVersion, code: codeHeaderMismatch, says: `is \"\"`},
 	{name: "an older version in the header", header: olderVersion, code: codeHeaderMismatch},
 	{name: "a later version in _meta", meta: metaLater + "," + metaCaps, code: codeHeaderMismatch},
 	{
@@ -103,7 +103,7 @@ var modernRequests = []modernRequest{
 		method: "tools/call",
 		params: callParamsOfX,
 		code:   codeHeaderMismatch,
-		says:   "Mcp-Name is missing",
+		says:   `Mcp-Name is \"\"`,
 	},
 	{
 		name:   "Mcp-Name in upper case",
@@ -124,7 +124,7 @@ var modernRequests = []modernRequest{
 		method: "tools/call",
 		params: callParamsOfX,
 		code:   codeHeaderMismatch,
-		says:   "malformed",
+		says:   "with padded base64",
 	},
 	{
 		name:   "Mcp-Name beyond ASCII",
@@ -132,7 +132,7 @@ var modernRequests = []modernRequest{
 		method: "tools/call",
 		params: `"name":"a_é"`,
 		code:   codeHeaderMismatch,
-		says:   "malformed",
+		says:   "with padded base64",
 	},
 	{
 		name:   "another Mcp-Name for a resource",

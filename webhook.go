@@ -500,7 +500,6 @@ func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil, nil
 	}
-	list, jsonErr := jsonObject(body)
 	form := &multipart.Form{}
 	var err error
 	switch {
@@ -509,7 +508,7 @@ func parameters(kind, boundary string, body []byte, m *Method) (object, error) {
 	case kind == formType && bytes.TrimSpace(body)[0] != '{': // curl -d sends JSON as a form, too
 		form.Value, err = url.ParseQuery(string(body))
 	default:
-		return list, jsonErr
+		return jsonObject(body)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the body is not a well-formed %s", kind)
