@@ -657,19 +657,13 @@ func (d *daemon) base() string {
 
 // showNextSteps prints how to connect a client and deliver a webhook.
 func (d *daemon) showNextSteps() {
-	root := d.registry.Roots[0]
-	if len(d.registry.View(scopeAll()).Modules) == 0 {
-		fmt.Fprintf(d.out, "  no module is ready yet; create one: usher new %q\n",
-			filepath.Join(root, "hello.usher.go"))
-	}
-	connect := "Connect a client:\n  claude mcp add --transport http usher " + d.record.URL
-	if d.flags.requireClaim {
-		connect = fmt.Sprintf("Create a code for a client, which must present it:\n"+
-			"  usher claim%s -scope %q", d.base(), root)
-	}
-	fmt.Fprintf(d.out, "\n%s\n\nSee all modules, with a command to try each webhook:\n"+
-		"  usher modules%s %q\n\n%s.\n\nCtrl-C ends it. Calls and logs follow.\n\n",
-		connect, d.base(), root, d.whoSendsWebhooks())
+	writeText(d.out, "next", map[string]any{
+		"Empty":    len(d.registry.View(scopeAll()).Modules) == 0,
+		"Root":     d.registry.Roots[0],
+		"Base":     d.base(),
+		"Record":   d.record,
+		"Webhooks": d.whoSendsWebhooks(),
+	})
 }
 
 // whoSendsWebhooks returns a sentence on what senders of webhooks need.

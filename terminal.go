@@ -220,6 +220,11 @@ func (a *app) print(name string, v any, asJSON bool) error {
 		enc.SetIndent("", "  ")
 		return enc.Encode(v)
 	}
+	return writeText(a.stdout, name, v)
+}
+
+// writeText writes v by a template of help/output.tmpl.
+func writeText(w io.Writer, name string, v any) error {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
 		"left":  func(at time.Time) string { return formatLeft(time.Until(at)) },
@@ -231,7 +236,7 @@ func (a *app) print(name string, v any, asJSON bool) error {
 			return strings.Join(lines, "\n      ")
 		},
 	})
-	table := tabwriter.NewWriter(a.stdout, 0, 0, 3, ' ', 0)
+	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	defer table.Flush()
 	return template.Must(output.Parse(outputText)).ExecuteTemplate(table, name, v)
 }
