@@ -17,12 +17,14 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -71,7 +73,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	case "help", "-h", "-help", "--help":
 		if len(args) == 0 {
 			a.printf("%s", helpText("overview.txt"))
-			return 0
+			return a.status(ctx, name, nil)
 		}
 		name = args[0]
 		args = []string{"-h"}
@@ -83,8 +85,12 @@ func (a *app) run(ctx context.Context, args []string) int {
 		a.warnf("unknown command %q (usher help lists them)", name)
 		return 2
 	}
-	err := a.runCommand(ctx, name, c, args)
-	if a.stdout.err != nil {
+	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
+}
+
+// status prints the error of a command, if there is one, and returns the exit status.
+func (a *app) status(ctx context.Context, name string, err error) int {
+	if err == nil && a.stdout.err != nil {
 		err = fmt.Errorf("writing the output: %w", a.stdout.err)
 	}
 	if err == nil {
@@ -167,6 +173,7 @@ func setupServe(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	flags := declareServeFlags(fs, a.stderr)
 	return func(ctx context.Context, dirs []string) error {
+		surviveClosedPipes()
 		return serve(ctx, a, flags, dirs)
 	}
 }
@@ -177,12 +184,18 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 	config := declareRegistryFlags(fs, a.stderr)
 	return func(ctx context.Context, dirs []string) error {
 		config.Log = cmp.Or(config.Log, slog.New(slog.NewTextHandler(a.stderr, nil)))
+		surviveClosedPipes()
 		return a.withRegistry(dirs, *config, func(r *Registry) error {
 			c := serverConfig{modules: r, gate: fixedGate(scopeAll()), log: config.Log}
 			return serveStdio(ctx, c, a.stdin, a.stdout.to)
 		})
 	}
 }
+
+// surviveClosedPipes makes writes to a closed stdout or stderr fail. Otherwise the end of a
+// program that reads them, such as tee, would end usher. (Unlike signal.Ignore, it does not
+// change the signal for modules.)
+func surviveClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // withModules calls do with a registry of the modules under dirs, once all are
 // introspected, and with the record of the running daemon. Modules that this daemon
@@ -228,6 +241,7 @@ func newlyPending(r *Registry, named map[string]bool) string {
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
+	cached := fs.Bool("cached", false, "start no module, and show the tools of earlier starts")
 	scope := declareScope(fs, "show what a session scoped to `DIR` sees, and what it does not see")
 	var code Code
 	usage := "show what a client that presents `CODE` sees, and what it does not see"
@@ -252,7 +266,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 				return err
 			}
 		}
-		return a.withModules(ctx, dirs, registryConfig{}, func(r *Registry, daemon daemonRecord) error {
+		return a.withModules(ctx, dirs, registryConfig{CachedOnly: *cached}, func(r *Registry, daemon daemonRecord) error {
 			return a.print("modules", a.moduleReport(r, *scope, daemon), *asJSON)
 		})
 	}
@@ -552,7 +566,11 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		if err != nil {
 			return err
 		}
-		return a.print("claim", newClaim{c, daemon.URL}, asJSON)
+		err = a.print("claim", newClaim{c, daemon.URL}, asJSON)
+		if a.stdout.err != nil {
+			err = fmt.Errorf("the claim was created, but not printed (see usher claim list): %w", a.stdout.err)
+		}
+		return err
 	})
 	if err != nil {
 		return err

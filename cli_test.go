@@ -391,12 +391,56 @@ func TestFullDisk(t *testing.T) {
 	full.CloseWithError(syscall.ENOSPC)
 	base := t.TempDir()
 	for _, command := range []string{
-		"version", "help claim", "claim -json -scope . -base " + base, "claim list -base " + base,
+		"version", "help", "help claim", "claim -json -scope . -base " + base, "claim -base " + base,
+		"claim list -base " + base,
 	} {
 		var errs strings.Builder
 		code := run(t.Context(), strings.Fields(command), strings.NewReader(""), full, &errs, noEnv)
 		check(t, command+": status", code, 1)
-		checkContains(t, command, errs.String(), "writing the output: ")
+		want := "writing the output: "
+		if strings.HasPrefix(command, "claim -") {
+			want = "the claim was created, but not printed (see usher claim list): "
+		}
+		checkContains(t, command, errs.String(), want)
+	}
+}
+
+// A reader of its output that goes away does not end usher: it ends in order, later.
+func TestClosedPipe(t *testing.T) {
+	long(t)
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	exe, err := os.Executable()
+	must(t, err)
+	for _, command := range []string{"serve -addr 127.0.0.1:0", "stdio"} {
+		r, w, err := os.Pipe()
+		must(t, err)
+		r.Close()
+		cmd := exec.Command(exe, append(strings.Fields(command), "-base", base, dir)...)
+		cmd.Env = append(os.Environ(), runAsUsher+"=1")
+		cmd.Stderr = w
+		in, err := cmd.StdinPipe()
+		must(t, err)
+		out, err := cmd.StdoutPipe()
+		must(t, err)
+		must(t, cmd.Start())
+		if command == "stdio" {
+			const call = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x"}}`
+			io.WriteString(in, initialize+"\n"+call+"\n")
+			lines := newLineReader(out, 1<<20)
+			_, err1 := lines.next()
+			_, err2 := lines.next()
+			must(t, err1)
+			must(t, err2)
+		} else {
+			await(t, "the daemon", func() bool { return readDaemon(base+"/.data").Roots != nil })
+			out.Close()
+		}
+		in.Close()
+		cmd.Process.Signal(os.Interrupt)
+		cmd.Wait()
+		check(t, command+": its end", cmd.ProcessState.Exited(), true)
+		w.Close()
 	}
 }
 
@@ -680,6 +724,9 @@ func TestCompletion(t *testing.T) {
 			`usher completion fish | source; complete -C "$argv" | string replace -r '\t.*' ''; true`},
 	}
 	fill := strings.NewReplacer("BASE", base, "DIR", dir)
+	usher(t, "", "modules", "-base", base, dir) // caches the tools
+	write(t, dir+"/mark.usher", "#!/bin/sh\ntouch "+base+"/ran\n")
+	must(t, os.Chmod(dir+"/mark.usher", 0o755))
 	for shell, command := range shells {
 		t.Run(shell, func(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil && shell != "bash" {
@@ -712,7 +759,7 @@ func TestCompletion(t *testing.T) {
 				check(t, line, strings.Join(words, " "), want)
 			}
 			if _, err := os.Stat(base + "/ran"); err == nil {
-				t.Error("the name of a tool was run")
+				t.Error("a module, or the name of a tool, was run")
 			}
 		})
 	}

@@ -55,6 +55,7 @@ type registryConfig struct {
 	Idle        time.Duration // after which an unused process is stopped; 0 is never
 	Log         *slog.Logger
 	Only        func(name string) bool // selects the modules to host; nil selects all
+	CachedOnly  bool                   // host only modules whose lists are cached, and start none for its lists
 	Watch       bool                   // scan the workspace again and again
 
 	Approved      string   // the path of the record of approved modules; "" if all modules may run
@@ -286,6 +287,8 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	switch {
 	case refused != nil:
 		r.finishVersion(v, nil, refused)
+	case known == nil && r.CachedOnly:
+		r.finishVersion(v, nil, errors.New("not in the cache: usher modules starts it"))
 	case known != nil:
 		r.buildModule(v, known)
 		r.running.Go(func() { r.revise(v) })

@@ -1,5 +1,5 @@
 # Completion of usher's command lines, for bash and zsh. usher itself lists the
-# choices.
+# choices, and starts no module.
 if [ -n "$ZSH_VERSION" ]; then
   autoload -Uz compinit bashcompinit
   (( $+functions[compdef] )) || compinit
@@ -31,10 +31,10 @@ _usher() {
     [ "${args[0]}" = revoke ] && list=$(usher claim list -base "$base" 2>/dev/null | sed -n 's/^\([0-9A-Z]*-[0-9A-Z]*\) .*/\1/p')
     ;;
   *:call:0)
-    list=$(usher modules -json -base "$base" "$dir" 2>/dev/null | sed -n 's/^    "label": "\([A-Za-z0-9_-]*\)",$/\1/p')
+    list=$(usher modules -cached -json -base "$base" "$dir" 2>/dev/null | sed -n 's/^    "label": "\([A-Za-z0-9_-]*\)",$/\1/p')
     ;;
   *:call:1)
-    list=$(usher modules -json -base "$base" "$dir" 2>/dev/null |
+    list=$(usher modules -cached -json -base "$base" "$dir" 2>/dev/null |
       sed -n '/^    "label": "'"${args[0]}"'",$/,/^  }/s/^        "method": "\([A-Za-z0-9_.:/-]*\)".*/\1/p')
     ;;
   esac

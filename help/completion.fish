@@ -1,4 +1,4 @@
-# Completion of usher's command lines, for fish. usher itself lists the choices.
+# Completion of usher's command lines, for fish. usher itself lists the choices, and starts no module.
 function __usher_words
     set -l words (commandline -opc)
     set -l args # the command's arguments, without flags
@@ -41,9 +41,9 @@ function __usher_words
         case 'claim:*:revoke'
             usher claim list $base 2>/dev/null | string match -rg '^([0-9A-Z]+-[0-9A-Z]+) '
         case 'call:0:'
-            usher modules -json $base $dir 2>/dev/null | string match -rg '^    "label": "([A-Za-z0-9_-]+)",$'
+            usher modules -cached -json $base $dir 2>/dev/null | string match -rg '^    "label": "([A-Za-z0-9_-]+)",$'
         case 'call:1:*'
-            usher modules -json $base $dir 2>/dev/null |
+            usher modules -cached -json $base $dir 2>/dev/null |
                 sed -n '/^    "label": "'$args[1]'",$/,/^  }/s/^        "method": "\([A-Za-z0-9_.:/-]*\)".*/\1/p'
         case '*'
             __fish_complete_path (commandline -ct)
