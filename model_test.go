@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -125,7 +124,7 @@ func TestModel(t *testing.T) {
 	for tool, folder := range modelTools {
 		writeFake(t, dir+folder+tool[:1]+".usher", "good shared tools=x")
 	}
-	options := daemonOptions{base: t.TempDir(), ownProcess: true, log: io.Discard}
+	options := daemonOptions{base: t.TempDir(), ownProcess: true}
 	w := &walk{
 		projects: &projects{t: t, options: options, dir: dir},
 		model:    model{active: make(map[string]*modelClaim)},
@@ -452,14 +451,16 @@ func (w *walk) changeClaims() {
 
 // killDaemon kills the daemon and starts it again, maybe with other flags.
 func (w *walk) killDaemon() {
-	old := w.URL
-	w.cmd.Process.Kill()
+	killed := w.testDaemon
+	killed.cmd.Process.Kill()
 	w.require = !w.require
 	w.restart(nil, fmt.Sprint("-require-claim=", w.require))
+	checkOmits(w.t, "the log", killed.Log.String(), modelCodes...)
+	killed.Log = &output{} // the test keeps all daemons to its end
 	for _, s := range w.sessions {
 		s.close()
 		s.event = ""
-		s.URL = strings.Replace(s.URL, old, w.URL, 1)
+		s.URL = strings.Replace(s.URL, killed.URL, w.URL, 1)
 	}
 	w.recent = append(w.recent, fmt.Sprint("kill -9; claims are required: ", w.require))
 }
