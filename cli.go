@@ -512,7 +512,11 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 	if string(field(result, "isError")) == "true" {
 		return errors.New(resultText(result))
 	}
-	a.printf("%s\n", resultText(result))
+	text := resultText(result)
+	if isTerminal(a.stdout.to) {
+		text = sanitizeLines(text, "\n")
+	}
+	a.printf("%s\n", text)
 	return nil
 }
 

@@ -444,6 +444,21 @@ func TestClosedPipe(t *testing.T) {
 	}
 }
 
+// A result that could control a terminal is printed unchanged only elsewhere.
+func TestControlCharacters(t *testing.T) {
+	long(t)
+	t.Parallel()
+	need(t, "sh")
+	dir, base := t.TempDir(), t.TempDir()
+	write(t, dir+"/m.usher.sh", "# Clears the screen.\nclear() { printf '\\033[2J a\\n\\tb'; }\n")
+	args := []string{"call", "-base", base, "-dir", dir, "m", "clear"}
+	out, _, _ := usher(t, "", args...)
+	check(t, "the result", out, "\033[2J a\n\tb\n")
+	terminal, shown := openTerminal(t)
+	run(t.Context(), args, strings.NewReader(""), terminal, io.Discard, noEnv)
+	shown.await(t, "the result", nil, func(text string) bool { return strings.Contains(text, "\uFFFD[2J a\n b") })
+}
+
 // A revoke of several codes revokes all valid ones, whatever else is named.
 func TestRevokeSeveral(t *testing.T) {
 	long(t)

@@ -228,13 +228,7 @@ func writeText(w io.Writer, name string, v any) error {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
 		"left":  func(at time.Time) string { return formatLeft(time.Until(at)) },
-		"note": func(text string) string {
-			lines := strings.Split(text, "\n")
-			for i, line := range lines {
-				lines[i] = sanitize(line)
-			}
-			return strings.Join(lines, "\n      ")
-		},
+		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
 	})
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	defer table.Flush()
@@ -307,6 +301,15 @@ func sanitize(s string) string {
 		}
 		return unicode.ReplacementChar
 	}, s)
+}
+
+// sanitizeLines sanitizes each line of a text, and joins the lines by separator.
+func sanitizeLines(text, separator string) string {
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		lines[i] = sanitize(line)
+	}
+	return strings.Join(lines, separator)
 }
 
 // formatLeft formats a duration in its two largest units, rounded up.
