@@ -58,8 +58,8 @@ func (c Caller) checkAskable(method string, params json.RawMessage) (lacked clie
 	switch {
 	case !known:
 		err = rpcErrorf(codeNoMethod, "no client answers %s", clipText(method, 100))
-	case c.Ask == nil:
-		err = errNoClient(needs)
+	case c.Ask == nil: // no MCP client, or one that is not asked in this way
+		err = errMissingCaps(needs)
 	case lacked != 0:
 		err = errMissingCaps(lacked)
 	}

@@ -196,15 +196,8 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 	if lacked&capElicitURL != 0 {
 		code = codeInvalidParams // client/elicitation, "Error Handling"
 	}
-	return rpcErrorf(code, "this tool asks its client for %v, which it does not support", lacked)
-}
-
-// errNoClient returns the error for a module's request during a call that no client
-// made: a webhook delivery, or usher call.
-func errNoClient(needs clientCaps) *rpcError {
-	return rpcErrorf(codeNoMethod,
-		"this tool asks its client for %v, which webhooks and usher call can't answer: "+
-			"call it from an MCP client", needs)
+	return rpcErrorf(code, "this tool asks its client for %v, "+
+		"which this one does not support: call it from an MCP client that does", lacked)
 }
 
 // parseParams returns the params of a client's request, without members that a module
