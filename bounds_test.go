@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -414,19 +415,23 @@ func TestProcessesAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := mutePool(t, true)
-		started := make(map[string]*process)
+		var started sync.Map // of *process, by affinity
+		has := func(affinity string) bool {
+			_, ok := started.Load(affinity)
+			return ok
+		}
 		enter := func(affinity, principal string) {
 			go func() {
 				c, err := p.enter(t.Context(), Caller{Session: affinity, Affinity: affinity, Principal: principal})
 				if err == nil {
-					started[affinity] = c
+					started.Store(affinity, c)
 				}
 			}()
 			synctest.Wait()
 		}
 		leave := func(affinity string) {
-			p.leave(started[affinity], true)
-			delete(started, affinity)
+			c, _ := started.LoadAndDelete(affinity)
+			p.leave(c.(*process), true)
 			pass(time.Second)
 			synctest.Wait()
 		}
@@ -435,14 +440,14 @@ func TestProcessesAreBounded(t *testing.T) {
 			enter(fmt.Sprint("n", i), "")
 			enter(fmt.Sprint("b", i), "another")
 		}
-		check(t, "processes of three principals", len(started), 3*maxProcsOf)
+		check(t, "processes of three principals", len(p.procs)-len(p.waiting), 3*maxProcsOf)
 		enter("b5", "another")
 		leave("n0")
-		check(t, "the principal's next one has started", started["n4"] != nil, true)
+		check(t, "the principal's next one has started", has("n4"), true)
 		leave("a0")
-		check(t, "another principal's still waits", started["b4"] != nil, false)
+		check(t, "another principal's still waits", has("b4"), false)
 		leave("b0")
-		check(t, "the first that waited has started", started["b4"] != nil && started["b5"] == nil, true)
+		check(t, "the first that waited has started", has("b4") && !has("b5"), true)
 		for i := range maxProcs {
 			enter(fmt.Sprint("c", i), fmt.Sprint("claim ", i/maxProcsOf))
 		}
@@ -736,7 +741,7 @@ func testTurns(t *testing.T, answered bool) {
 	for _, name := range []string{"first", "second"} {
 		go func() {
 			call(t.Context(), "a claim")
-			order = append(order, name)
+			w.update(func(*workerState) { order = append(order, name) })
 		}()
 		synctest.Wait()
 	}
@@ -758,6 +763,8 @@ func testTurns(t *testing.T, answered bool) {
 	}
 	w.checkRuns(t, "after the end of those that were cancelled", 3)
 	w.answerCalls(maxRunningOf+1, 3, noResult)
+	synctest.Wait()
+	w.snapshot()
 	if answered { // else the others began at once
 		check(t, "those that waited ended in the order", order, []string{"first", "second"})
 	}
