@@ -286,7 +286,8 @@ func (p *pool) leave(c *process, succeeded bool) {
 	if succeeded {
 		delete(p.crashed, c.affinity)
 	}
-	if p.ending[c] || c.active == 0 && (!c.started || c.worker != nil && c.worker.snapshot().attributionLost) {
+	useless := !c.started || c.worker != nil && c.worker.snapshot().attributionLost
+	if p.ending[c] || c.active == 0 && useless {
 		p.end(c)
 	}
 	p.startWaiting()

@@ -52,7 +52,7 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	select {
 	case <-c.exited:
 		return c.err
-	default:
+	case <-time.After(outputTimeout): // it takes a moment, as cmd.Wait may have to read
 		return ctx.Err()
 	}
 }
@@ -159,7 +159,7 @@ func (c *child) stopReading() {
 // tell tells the reaper process about a tree. The caller holds r.mu.
 func (r *reaper) tell(sign string, t tree) {
 	if r.pipe != nil {
-		fmt.Fprintln(r.pipe, sign, t.pid, t.start) // if it fails, keep starts another one
+		fmt.Fprintln(r.pipe, sign, t.pid, t.start) // if it fails, launch starts another one
 	}
 }
 
