@@ -267,8 +267,20 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last, when the record is gone
+	config := *flags.registry
+	config.Log = d.log
+	var approved []any
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(data, approvedName)
+		if approved, err = d.approveFirst(ctx, config.Approved, roots); err != nil {
+			return err
+		}
+	}
 	if err := d.announce(roots); err != nil {
 		return err
+	}
+	if approved != nil { // the first record contains the address
+		d.log.Info("approved all modules; new and changed ones need usher approve", approved...)
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(data, recordName))
@@ -277,14 +289,6 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	sessions, err := openSessions(data, d.log, time.Now)
 	if err != nil {
 		return err
-	}
-	config := *flags.registry
-	config.Log = d.log
-	if flags.needsApproval() {
-		config.Approved = filepath.Join(data, approvedName)
-		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
-			return err
-		}
 	}
 	return a.withRegistry(dirs, config, func(r *Registry) error {
 		d.registry = r
@@ -308,23 +312,21 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 }
 
 // approveFirst approves the modules below folders that have no record of approved modules,
-// or with -approve below all.
-func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) error {
+// or with -approve below all. It returns what the log says of that; nil for nothing.
+func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
 	list, err := readApprovals(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	roots = slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
 		_, recorded := list[root]
 		return recorded && !d.flags.approve
 	})
 	if len(roots) == 0 {
-		return nil
+		return nil, nil
 	}
 	news, err := approve(ctx, d.data, roots, roots)
-	d.log.Info("approved all modules; new and changed ones need usher approve",
-		"below", strings.Join(roots, ", "), "modules", len(news))
-	return err
+	return []any{"below", strings.Join(roots, ", "), "modules", len(news)}, err
 }
 
 // announce opens the address, and writes the daemon's record for the other commands.
