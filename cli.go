@@ -211,28 +211,24 @@ func (a *app) withModules(
 		c.ApprovedRoots = daemon.Roots
 	}
 	return a.withRegistry(dirs, c, func(r *Registry) error {
-		named := make(map[string]bool)
-		for !r.WaitAll(ctx, time.Second, scopeAll()) {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if names := newlyPending(r, named); names != "" {
-				a.warnf("waiting for %s…", names)
-			}
+		if !r.WaitAll(ctx, time.Second, scopeAll()) && ctx.Err() == nil {
+			a.warnf("waiting for %s…", pendingNames(r))
+			r.WaitAll(ctx, math.MaxInt64, scopeAll())
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
 		}
 		return do(r, daemon)
 	})
 }
 
-// newlyPending returns the names of the modules that are being introspected, except those
-// in named, which it updates.
-func newlyPending(r *Registry, named map[string]bool) string {
+// pendingNames returns the names of the modules that are being introspected.
+func pendingNames(r *Registry) string {
 	var list []string
 	for _, s := range r.Report() {
-		if s.Pending && !named[s.Name] {
+		if s.Pending {
 			list = append(list, sanitize(s.Name))
 		}
-		named[s.Name] = s.Pending
 	}
 	return clipText(strings.Join(list, ", "), 60)
 }
@@ -424,13 +420,11 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			CallTimeout: *timeout,
 			// A label may be longer than the module's name, and a tool's name is.
 			Only: func(name string) bool { return strings.Contains(words[0], name) },
-			Log: slog.New(recordHandler{handle: func(_ slog.Record, values map[string]string) {
-				for line := range strings.Lines(values["line"]) {
-					if calling.Load() {
-						fmt.Fprintln(a.stderr, sanitize(strings.TrimSuffix(line, "\n")))
-					}
+			Log: newRecordLog(func(record object) {
+				if line := record.text("line"); line != "" && calling.Load() {
+					fmt.Fprintln(a.stderr, sanitizeLines(line, "\n"))
 				}
-			}}),
+			}),
 		}
 		return a.withModules(ctx, []string{*dir}, config, func(r *Registry, _ daemonRecord) error {
 			tool, err := findTool(r, *scope, words)

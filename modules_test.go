@@ -52,8 +52,8 @@ func TestWhatIsSearched(t *testing.T) {
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "again_x", "b_x", "near_x")
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), "-scope", dir, dir)
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
-		"gone.usher\n  not hosted: no such file", "no_line\" can't start: its first line must be one such as #!/bin/sh\n",
-		"crlf\" can't start: the program that its first line names", "usher hosts no .rb files")
+		"gone.usher\n  not hosted: no such file", "no_line\" can't start: it must begin with a line such as #!/bin/sh\n",
+		"crlf\" can't start: its working directory, or the program in its first", "usher hosts no such files")
 }
 
 // TestHotReload edits the workspace under a stream of calls.

@@ -336,10 +336,10 @@ func (l launch) resolve() (launch, error) {
 func startError(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOEXEC):
-		return errors.New("its first line must be one such as #!/bin/sh")
+		return errors.New("it must begin with a line such as #!/bin/sh")
 	case errors.Is(err, fs.ErrNotExist):
-		return errors.New("the program that its first line names, or its working directory, " +
-			"does not exist (a Windows line end is part of the name)")
+		return errors.New("its working directory, or the program in its first line, " +
+			"does not exist (or the line has a Windows end)")
 	}
 	return err
 }
@@ -482,8 +482,7 @@ func (s *scan) folder(path string) {
 		case isModule:
 			s.file(at, module, kind)
 		case foreignModule.MatchString(name):
-			s.add(at, at, discovered{Err: fmt.Errorf(
-				"usher hosts no %s files: usher help serve lists the endings", filepath.Ext(name))})
+			s.add(at, at, discovered{Err: errors.New("usher hosts no such files: see usher help serve")})
 		}
 	}
 }

@@ -483,13 +483,16 @@ func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".
 // alternatives checks a value against anyOf or oneOf: one of them must fit. If none does, the
 // error is that of the alternative that fits furthest into the value, or names what all want
 // that are equally far. An alternative that wants another constant, such as a kind of
-// "circle", was not meant if one of the others fits further.
+// "circle", fits least.
 func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
 	var furthest *argumentError
-	wasMeant := func(wrong *argumentError) bool {
-		return wrong.path == path || strings.IndexAny(wrong.want, `"tf`) != 0 // as true and false begin
+	fit := func(wrong *argumentError) int {
+		if wrong.path != path && strings.IndexAny(wrong.want, `"tf`) == 0 { // also true and false
+			return 0
+		}
+		return len(wrong.path)
 	}
 	for _, one := range slices.Concat(anyOf, oneOf) {
 		wrong := c.value(path, one, value)
@@ -498,10 +501,7 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 			return nil
 		case c.left < 0:
 			return wrong // too complex: the other alternatives can't be checked either
-		case furthest == nil || wasMeant(wrong) && !wasMeant(furthest):
-			furthest = wrong
-		case wasMeant(wrong) != wasMeant(furthest):
-		case len(wrong.path) > len(furthest.path):
+		case furthest == nil || fit(wrong) > fit(furthest):
 			furthest = wrong
 		case furthest.path == wrong.path && !strings.Contains(furthest.want, wrong.want):
 			furthest.want = clipText(furthest.want+" or "+wrong.want, maxWantedText)

@@ -542,37 +542,26 @@ func (d *daemon) openLog() *slog.Logger {
 		return slog.New(records)
 	}
 	d.out = d.app.stdout
-	lines := recordHandler{handle: d.showRecord}
+	lines := newRecordLog(d.showRecord)
 	if isTerminal(d.app.stderr) {
-		return slog.New(lines)
+		return lines
 	}
-	return slog.New(slog.NewMultiHandler(lines, records))
+	return slog.New(slog.NewMultiHandler(lines.Handler(), records))
 }
 
-var (
-	// shownElsewhere are the messages of records that show replaces on a terminal.
-	shownElsewhere = []string{
-		"listening", "modules are ready", "module added", "module changed", "module failed",
-		"a file or folder can't be read",
-	}
-	// shownKeys are the values of a record that a terminal shows, in their order.
-	shownKeys = []string{
-		"module", "method", "tool", "path", "line", "data", "status", "outcome", "why", "err",
-		"took", "label", "below",
-	}
-)
+// shownKeys are the values of a record that a terminal shows.
+const shownKeys = "msg module method tool path line data status outcome why err took label below"
 
-// showRecord prints a record of the log as a line for people.
-func (d *daemon) showRecord(r slog.Record, values map[string]string) {
-	if slices.Contains(shownElsewhere, r.Message) {
+// showRecord prints a record of the log as a line for people. It leaves out the records of
+// files and of the URL, which show prints.
+func (d *daemon) showRecord(record object) {
+	if record.get("file") != nil || record.get("url") != nil {
 		return
 	}
-	text := r.Time.Format(time.TimeOnly) + "  " + strings.TrimPrefix(r.Message, "module ")
-	for _, key := range shownKeys {
-		separator := "  "
-		for line := range strings.Lines(values[key]) {
-			text += separator + sanitize(strings.TrimSuffix(line, "\n"))
-			separator = "\n    "
+	text := time.Now().Format(time.TimeOnly)
+	for _, key := range strings.Fields(shownKeys) {
+		if value := record.text(key); value != "" {
+			text += "  " + sanitizeLines(value, "\n    ")
 		}
 	}
 	fmt.Fprintln(d.out, text)
@@ -619,22 +608,23 @@ func (d *daemon) describe(view *View, s Status) string {
 	switch {
 	case s.Err != nil:
 		state = "failed"
-		text = strings.TrimPrefix(explain(s.Err), fmt.Sprintf("module %q ", s.Name))
-		text, _, _ = strings.Cut(text, "\n")
-		more := fmt.Sprintf("for more: usher modules%s %q", d.base(), filepath.Dir(s.Path))
-		text = sanitize(text) + "\n           " + more
+		why, _, _ := strings.Cut(explain(s.Err), "\n")
+		why = strings.TrimPrefix(why, fmt.Sprintf("module %q ", s.Name))
+		text = fmt.Sprintf("%s\n           for more: usher modules%s %q",
+			sanitize(why), d.base(), filepath.Dir(s.Path))
 	case s.Pending && s.Kind == kindGo:
 		state = "building"
-	case s.Pending:
+	case s.Pending || s.Module == nil:
 		state = "starting"
 	default:
 		for _, t := range view.ToolsOf[s.Module] {
 			name = t.Label
 		}
-		text = clipText(cmp.Or(toolNames(view, s.Module), "no tools"), 47)
+		text = cmp.Or(toolNames(view, s.Module), "no tools")
 		if len(s.Module.Problems) > 0 {
-			text = clipText(text, 26) + " (see usher modules)"
+			text = "(usher modules has notes) " + text
 		}
+		text = clipText(text, 47)
 	}
 	return strings.TrimRight(fmt.Sprintf("  %-9s%-20s %s", state, sanitize(name), text), " ") + "\n"
 }

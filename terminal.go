@@ -9,7 +9,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"crypto/rand"
 	_ "embed"
 	"encoding/json"
@@ -21,7 +20,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -246,47 +244,18 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0 && !os.SameFile(info, null)
 }
 
-// recordHandler is a slog.Handler that passes each record on, with its values by key.
-type recordHandler struct {
-	handle func(r slog.Record, values map[string]string)
-	attrs  []slog.Attr // of all records
+// newRecordLog returns a log that calls handle with each record, as strings by key.
+func newRecordLog(handle func(record object)) *slog.Logger {
+	asText := func(_ []string, a slog.Attr) slog.Attr { return slog.String(a.Key, a.Value.String()) }
+	return slog.New(slog.NewJSONHandler(recordWriter(handle), &slog.HandlerOptions{ReplaceAttr: asText}))
 }
 
-// Enabled implements slog.Handler.
-func (h recordHandler) Enabled(_ context.Context, level slog.Level) bool {
-	return level >= slog.LevelInfo
-}
+// recordWriter calls a function with each JSON object that is written to it.
+type recordWriter func(record object)
 
-// WithGroup implements slog.Handler. usher uses no groups.
-func (h recordHandler) WithGroup(string) slog.Handler { return h }
-
-// WithAttrs implements slog.Handler.
-func (h recordHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	h.attrs = slices.Concat(h.attrs, attrs)
-	return h
-}
-
-// Handle implements slog.Handler.
-func (h recordHandler) Handle(_ context.Context, r slog.Record) error {
-	values := make(map[string]string)
-	var add func(a slog.Attr) bool
-	add = func(a slog.Attr) bool {
-		value := a.Value.Resolve()
-		if value.Kind() != slog.KindGroup {
-			values[a.Key] = value.String()
-			return true
-		}
-		for _, inner := range value.Group() {
-			add(inner)
-		}
-		return true
-	}
-	for _, a := range h.attrs {
-		add(a)
-	}
-	r.Attrs(add)
-	h.handle(r, values)
-	return nil
+func (w recordWriter) Write(record []byte) (int, error) {
+	w(members(record))
+	return len(record), nil
 }
 
 // sanitize replaces characters of foreign text that could control the terminal or break
