@@ -573,7 +573,7 @@ func (d *daemon) show(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
 	shown := make(map[entryKey]string)
 	showNextSteps := sync.OnceFunc(d.showNextSteps)
-	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready") })
+	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready", "url", d.record.URL) })
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
 		settled := d.registry.WaitAll(ctx, time.Second, scopeAll())
