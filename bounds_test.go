@@ -317,7 +317,8 @@ func TestListsAreShared(t *testing.T) {
 			}
 			listed := c.do(req).result()
 			check(t, name+": its length", len(field(listed, "prompts")) > len(prompt), true)
-			check(t, name+": it has a type", stringField(listed, "resultType") != "", req.Header.Get(protocolHeader) != "")
+			modern := req.Header.Get(protocolHeader) != ""
+			check(t, name+": it has a type", stringField(listed, "resultType") != "", modern)
 		}
 		b.unread = true
 		for range 100 {

@@ -162,7 +162,8 @@ func TestBodiesMakeRoom(t *testing.T) {
 		check(t, "a body beside full principals", b.status(t), 503)
 	}
 	for _, known := range []string{"Known: another\r\n", ""} {
-		check(t, "a small body, "+known, sendBody(t, s, known, minHeldShare-minHeld, minHeldShare-minHeld).status(t), 200)
+		small := sendBody(t, s, known, minHeldShare-minHeld, minHeldShare-minHeld)
+		check(t, "a small body, "+known, small.status(t), 200)
 		check(t, "a large body, "+known, sendBody(t, s, known, size, size).status(t), 503)
 	}
 }

@@ -45,7 +45,9 @@ func TestWhatIsSearched(t *testing.T) {
 	} {
 		must(t, os.Symlink(target, filepath.Join(dir, link)))
 	}
-	for name, text := range map[string]string{"no_line.usher": "exit", "crlf.usher": "#!/bin/sh\r\n", "x.usher.rb": ""} {
+	for name, text := range map[string]string{
+		"no_line.usher": "exit", "crlf.usher": "#!/bin/sh\r\n", "x.usher.rb": "",
+	} {
 		write(t, dir+"/"+name, text)
 		must(t, os.Chmod(dir+"/"+name, 0o755))
 	}
@@ -95,7 +97,8 @@ func TestHotReload(t *testing.T) {
 	c.awaitTools("a_x", "a_y", "b_x")
 	end()
 	writeFake(t, dir+"/a.usher", "dies") // break
-	checkContains(t, "a call of the broken version", c.call("a_x", "").failure(), `the file of module "a" has changed: `)
+	failure := c.call("a_x", "").failure()
+	checkContains(t, "a call of the broken version", failure, `the file of module "a" has changed: `)
 	d.awaitLog(t, "old_version_kept=true")
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "good tools=x,z") // repair

@@ -58,10 +58,13 @@ func TestBanner(t *testing.T) {
 				writeFake(t, dir+"/a_name_of_20_letters.usher", "good tools=x")
 				writeFake(t, dir+"/db.usher", "good slowstart=1500 "+many)
 				write(t, dir+"/f.usher.go", "package f\n")
-				tt.says = append(tt.says, "  starting db\n",
+				tt.says = append(tt.says,
+					"  starting db\n",
 					"  ready    a_name_of_20_letters a_name_of_20_letters_x\n",
-					"  failed   f                    can't be built: f.usher.go:1: package f: a module is package main\n"+
-						"           for more: usher modules -base \"\" \"\"\n", "usher modules -base \"\" \"\"\n\nWebhooks")
+					"  failed   f                    can't be built: "+
+						"f.usher.go:1: package f: a module is package main\n"+
+						"           for more: usher modules -base \"\" \"\"\n",
+					"usher modules -base \"\" \"\"\n\nWebhooks")
 			}
 			terminal, shown := openTerminal(t)
 			o := daemonOptions{base: base, env: map[string]string{}, terminal: terminal}

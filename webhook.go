@@ -468,7 +468,8 @@ func checkRecent(stamp string, now time.Time) error {
 	n, err := strconv.ParseInt(stamp, 10, 64)
 	off := now.Sub(time.Unix(n, 0)).Abs()
 	if err != nil || off > signatureTolerance {
-		return fmt.Errorf("the signature's timestamp %q is %v off", clipText(stamp, 20), off.Round(time.Second))
+		return fmt.Errorf("the signature's timestamp %q is %v off",
+			clipText(stamp, 20), off.Round(time.Second))
 	}
 	return nil
 }
