@@ -262,7 +262,8 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 				return err
 			}
 		}
-		return a.withModules(ctx, dirs, registryConfig{CachedOnly: *cached}, func(r *Registry, daemon daemonRecord) error {
+		config := registryConfig{CachedOnly: *cached}
+		return a.withModules(ctx, dirs, config, func(r *Registry, daemon daemonRecord) error {
 			return a.print("modules", a.moduleReport(r, *scope, daemon), *asJSON)
 		})
 	}
