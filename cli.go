@@ -567,7 +567,7 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		}
 		err = a.print("claim", newClaim{c, daemon.URL}, asJSON)
 		if a.stdout.err != nil {
-			err = fmt.Errorf("the claim was created, but not printed (see usher claim list): %w", a.stdout.err)
+			err = fmt.Errorf("the claim exists, but was not printed (see usher claim list): %w", a.stdout.err)
 		}
 		return err
 	})

@@ -399,7 +399,7 @@ func TestFullDisk(t *testing.T) {
 		check(t, command+": status", code, 1)
 		want := "writing the output: "
 		if strings.HasPrefix(command, "claim -") {
-			want = "the claim was created, but not printed (see usher claim list): "
+			want = "the claim exists, but was not printed (see usher claim list): "
 		}
 		checkContains(t, command, errs.String(), want)
 	}
