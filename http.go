@@ -75,7 +75,7 @@ const (
 	maxWorkerLine = 64 << 20 // bytes of one message from a process
 	maxInput      = 16 << 20 // bytes queued for one process, behind the message being written
 	maxAsks       = 64       // unanswered asks of one process to clients of one principal
-	maxLoggedLine = 4 << 10  // bytes logged of one stray line
+	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback
 	tailLines     = 8        // lines of stderr in the error of one failed start
 	maxList       = 16 << 20 // bytes of one list of a module
 

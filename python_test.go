@@ -279,7 +279,7 @@ func TestPythonFailsToLoad(t *testing.T) {
 }
 
 // TestPythonHosted has a module find its neighbors and its own name, and writes
-// nothing beside it.
+// nothing beside it. A traceback is one record of the log.
 func TestPythonHosted(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -289,6 +289,7 @@ func TestPythonHosted(t *testing.T) {
 import neighbor
 
 def large(): return "x" * (64 << 20)
+def small(): return {}["x"]
 
 def where():
     here = os.listdir(".") == os.listdir(os.path.dirname(__file__))
@@ -298,8 +299,11 @@ if __name__ == "__main__":
     raise SystemExit("is not run")
 `)
 	write(t, filepath.Join(dir, "neighbor.py"), "X = 5\n")
-	c := connect(t, startDaemon(t, dir).URL)
-	c.awaitTools("m_large", "m_where")
+	d := startDaemon(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("m_large", "m_small", "m_where")
+	check(t, "small", c.call("m_small", "").failure(), "KeyError: 'x'")
+	d.awaitLog(t, `line="Traceback (most recent call last):\n  File \"`+dir+`/m.usher.py\", line 5, in small\n`)
 	check(t, "where", resultText(c.call("m_where", "").result()), `["m.usher.py","m",true,5]`)
 	check(t, "large", c.call("m_large", "").failure(), "the module's answer is larger than 64 MiB")
 	check(t, "files", folderNames(t, dir), []string{"m.usher.py", "neighbor.py"})
