@@ -579,12 +579,9 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 			"a client without a valid code gets everything")
 	}
 	overlaps := func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }
-	if daemon.Roots != nil && !slices.ContainsFunc(daemon.Roots, overlaps) {
-		a.warnf("claim: the running daemon serves only %s: this code shows nothing",
-			sanitize(strings.Join(daemon.Roots, ", ")))
-	}
-	if len(scanFolders([]string{dir}, nil).modules) == 0 {
-		a.warnf("claim: no module is under %s: until there is one, the code shows nothing", sanitize(dir))
+	served := daemon.Roots == nil || slices.ContainsFunc(daemon.Roots, overlaps)
+	if !served || len(scanFolders([]string{dir}, nil).modules) == 0 {
+		a.warnf("claim: no module under %s is served: until one is, the code shows nothing", sanitize(dir))
 	}
 	return nil
 }
@@ -594,10 +591,11 @@ func (a *app) listClaims(ctx context.Context, asJSON bool) error {
 	a.readOnly = true
 	return a.withClaims(func(claims *ClaimStore) error {
 		list, err := claims.List(ctx)
-		if list != nil || err == nil {
-			err = cmp.Or(err, a.print("claims", append([]Claim{}, list...), asJSON))
+		if list == nil && err != nil {
+			return err
 		}
-		return err // it may be that expired claims could not be removed
+		printed := a.print("claims", append([]Claim{}, list...), asJSON)
+		return cmp.Or(err, printed) // it may be that expired claims could not be removed
 	})
 }
 

@@ -688,7 +688,7 @@ func TestClaimWarns(t *testing.T) {
 			check(t, flag+": status", code, 0)
 			const open = "no -require-claim: a client without a valid code gets everything"
 			check(t, flag+": warns of -open", strings.Contains(errs, open), warns)
-			check(t, flag+": warns of a folder that is not served", strings.Contains(errs, "serves only "), !served)
+			check(t, flag+": warns of a folder that is not served", strings.Contains(errs, " is served"), !served)
 		}
 		wantUsher(t, 0, "", "call", "a", "pid", "-dir", dir+"/proj", "-base", base)
 		d.stop(t)
