@@ -143,12 +143,12 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 	c.request.caller.Ask = c.ask
 	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
 	c.ctx, c.cancel = context.WithCancelCause(k.ctx)
-	held, err := r.held.open(r.held.received)
+	held, err := r.caller.Held.open(r.caller.Held.received)
 	if err != nil {
 		held.end()
 		return nil, err
 	}
-	c.request.held = held
+	c.request.caller.Held = held
 	k.running.Go(c.run)
 	return c.next(ctx)
 }
@@ -156,7 +156,7 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 // run makes the call.
 func (c *suspendedCall) run() {
 	defer close(c.done)
-	defer c.request.held.end()
+	defer c.request.caller.Held.end()
 	defer c.cancel(nil)
 	defer catch(c.request.server.log, &c.err)
 	c.result, c.err = c.request.forward(c.ctx)
@@ -203,8 +203,10 @@ func (c *suspendedCall) ask(
 	case answer := <-q.answer:
 		return answer, nil
 	case <-c.ctx.Done():
-		return nil, errNotInCall
 	case <-ctx.Done():
+	}
+	if c.ctx.Err() != nil { // which also ends ctx
+		return nil, errNotInCall
 	}
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()

@@ -76,6 +76,7 @@ var otherLimits = map[string]string{
 	"maxHeld":             "TestBodiesMakeRoom",
 	"minHeldShare":        "TestBodiesMakeRoom",
 	"minHeld":             "TestReplayBounds",
+	"largeBody":           "TestLargeBodies",
 	"bodyChunk":           "TestWebhookEndlessBody",
 	"maxWrite":            "TestSlowReaders",
 	"maxOutbox":           "TestSlowClientIsDropped",
@@ -291,6 +292,39 @@ func TestEveryAnswerHasADeadline(t *testing.T) {
 			checkOpen(t, name+": a connection whose answer is not read", conn, false)
 			checkOpen(t, name+": a connection whose answer was read", b.dial(request, true), true)
 		}
+	})
+}
+
+// TestLargeBodies sends large bodies while one of the same principal is being parsed: they wait, and nobody else.
+func TestLargeBodies(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		one, other := b.open(protocols[0]), b.open(protocols[0])
+		other.Header.Set(claimHeader, newClaimFor(t, b.base, "/w").Code.Reveal())
+		parsed, over := make(chan bool), make(chan bool)
+		held, err := account{memory: b.server.memory}.open(largeBody + 1)
+		must(t, err)
+		go func() {
+			held.parse(func() { <-parsed })
+			close(over)
+		}()
+		synctest.Wait()
+		large := b.begin(echoRequest(largeBody+1)(b, one))
+		for name, x := range map[string]*exchange{
+			"a small body":        b.begin(echoRequest(100)(b, one)),
+			"another principal's": b.begin(echoRequest(largeBody+1)(b, other)),
+		} {
+			status, _ := x.got()
+			check(t, name+": status", status, 200)
+		}
+		status, _ := large.got()
+		check(t, "a large body meanwhile: status", status, 0)
+		close(parsed)
+		<-over
+		<-large.done
+		status, _ = large.got()
+		check(t, "a large body afterwards: status", status, 200)
+		held.end()
 	})
 }
 

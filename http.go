@@ -49,6 +49,7 @@ const (
 	maxHeld        = 512 << 20 // bytes held for all principals
 	minHeldShare   = 1 << 20   // bytes that a principal may hold even if maxHeld is spent
 	minHeld        = 8 << 10   // bytes that a smaller request, or message for replay, counts for
+	largeBody      = 256 << 10 // bytes of a body beyond which one is parsed at a time per principal
 	bodyChunk      = 64 << 10  // bytes of a body that must arrive within bodyTimeout
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
 	maxLogged      = 200       // bytes of one value in the log that a client chose
@@ -420,8 +421,10 @@ type memory struct {
 	maxBody int64 // bytes of one body
 	bytes   quota
 
-	mu     sync.Mutex
-	bodies map[*reservation]bool // being received from unknown senders
+	mu      sync.Mutex
+	bodies  map[*reservation]bool // being received from unknown senders
+	parsing map[string]bool       // principals of which a large body is being parsed
+	parsed  sync.Cond             // one has been parsed
 }
 
 // unauthenticated is the one principal of all senders of webhooks without the secret.
@@ -429,7 +432,13 @@ const unauthenticated = "?"
 
 // newMemory returns a memory for requests whose bodies have at most maxBody bytes.
 func newMemory(maxBody int64) *memory {
-	return &memory{maxBody: maxBody, bodies: make(map[*reservation]bool)}
+	m := &memory{
+		maxBody: maxBody,
+		bodies:  make(map[*reservation]bool),
+		parsing: make(map[string]bool),
+	}
+	m.parsed.L = &m.mu
+	return m
 }
 
 // account is what a principal may use of a memory.
@@ -488,11 +497,11 @@ var (
 // reservation is what one request uses of a memory. Safe for concurrent use, except Read.
 type reservation struct {
 	account
-	body     io.Reader
-	control  *http.ResponseController // some tests don't support deadlines
-	since    time.Time
-	received int64 // bytes of the body
-
+	body      io.Reader
+	control   *http.ResponseController // some tests don't support deadlines
+	since     time.Time
+	received  int64 // bytes of the body
+	announced int64 // counted in advance, so that one of several large bodies finds room
 	// Guarded by the memory's mu:
 	bytes   int64 // counted
 	unknown bool  // its body is being received, and may be dropped to make room
@@ -502,7 +511,7 @@ type reservation struct {
 // open counts n bytes of a request. The caller must end the reservation, also after an
 // error.
 func (a account) open(n int64) (*reservation, error) {
-	r := &reservation{account: a}
+	r := &reservation{account: a, received: n}
 	return r, r.grow(minHeld + n)
 }
 
@@ -523,10 +532,11 @@ func (a account) receive(
 	}
 	if !unknown {
 		markKnown(r)
+		held.announced = max(0, r.ContentLength)
 	}
 	if r.ContentLength > limit {
 		err = &http.MaxBytesError{Limit: limit}
-	} else if err = held.grow(minHeld); err == nil {
+	} else if err = held.grow(minHeld + held.announced); err == nil {
 		held.control.SetReadDeadline(held.since.Add(bodyTimeout))
 		body, err = io.ReadAll(held)
 		held.control.SetReadDeadline(time.Time{})
@@ -559,10 +569,31 @@ func (r *reservation) Read(buf []byte) (int, error) {
 	if before/bodyChunk < r.received/bodyChunk {
 		r.control.SetReadDeadline(time.Now().Add(bodyTimeout))
 	}
-	if full := r.grow(int64(n)); full != nil {
+	if full := r.grow(max(0, r.received-max(before, r.announced))); full != nil {
 		return n, full
 	}
 	return n, err
+}
+
+// parse runs f, which parses the body or what was made of it. Of a principal's large
+// bodies, one is parsed at a time, as others would have to wait for a processor.
+func (r *reservation) parse(f func()) {
+	if r != nil && r.received > largeBody {
+		m := r.memory
+		m.mu.Lock()
+		for m.parsing[r.principal] {
+			m.parsed.Wait()
+		}
+		m.parsing[r.principal] = true
+		m.mu.Unlock()
+		defer func() {
+			m.mu.Lock()
+			delete(m.parsing, r.principal)
+			m.mu.Unlock()
+			m.parsed.Broadcast()
+		}()
+	}
+	f()
 }
 
 // rate returns how fast a body arrives, in bytes per nanosecond. The caller holds the

@@ -115,10 +115,9 @@ type request struct {
 	params  object
 	from    admission
 	caller  Caller
-	item    *Item        // last found; nil for none
-	list    []byte       // part of the result, as in a frame; nil for none
-	held    *reservation // set by the transport
-	end     func()       // undoes begin
+	item    *Item  // last found; nil for none
+	list    []byte // part of the result, as in a frame; nil for none
+	end     func() // undoes begin
 }
 
 // newRequest returns the request of a message in a session. Its messages and its answer
@@ -146,7 +145,7 @@ func (s *Server) newRequest(
 // context to answer it in. After a success, the caller must call answer, and end when the
 // answer has been written.
 func (r *request) begin(ctx context.Context) (context.Context, error) {
-	release, ok := r.server.requests.reserve(r.held.principal, 1, maxInFlight)
+	release, ok := r.server.requests.reserve(r.caller.Held.principal, 1, maxInFlight)
 	if !ok {
 		return nil, rpcErrorf(codeRefused,
 			"too many requests in flight (limit %d): wait for some to finish", maxInFlight)
@@ -430,12 +429,17 @@ func (r *request) call(ctx context.Context) (json.RawMessage, error) {
 // that a model can correct itself.
 func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 	if arguments := r.params.get("arguments"); arguments != nil {
-		list := members(arguments)
-		if list == nil {
-			return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
-		}
-		if kept := withoutWebhook(list); len(kept) < len(list) {
-			r.params = r.params.set("arguments", kept.encode())
+		var err error
+		r.caller.Held.parse(func() {
+			list := members(arguments)
+			if list == nil {
+				err = rpcErrorf(codeInvalidParams, "arguments must be an object")
+			} else if kept := withoutWebhook(list); len(kept) < len(list) {
+				r.params = r.params.set("arguments", kept.encode())
+			}
+		})
+		if err != nil {
+			return nil, err
 		}
 	}
 	result, err := r.call(ctx)

@@ -31,6 +31,7 @@ type Caller struct {
 	// Principal is the key that limits are counted by: a claim, or "" for all callers
 	// without a claim.
 	Principal string
+	Held      *reservation  // of what the caller sent; nil for usher itself
 	Stateless bool          // the params are of the protocol version without sessions
 	Caps      clientCaps    // what the caller can be asked for
 	Level     func() string // the lowest level of log messages it wants; "" if it has set none

@@ -120,13 +120,17 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer held.end()
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		return s.postSSE(w, from, body)
+		return s.postSSE(w, from, body, held)
 	}
-	msg, err := parseMessage(body)
+	var msg *Message
+	var params object
+	held.parse(func() {
+		msg, err = parseMessage(body)
+		params = parseParams(msg.Params)
+	})
 	if err != nil {
 		return refusal(msg.ID, err)
 	}
-	params := parseParams(msg.Params)
 	session, err := s.sessionOf(w, r, from, msg, params)
 	if err != nil {
 		return refusal(msg.ID, err)
@@ -153,7 +157,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		defer context.AfterFunc(r.Context(), cancel)()
 	}
 	request := s.newRequest(session, from, newOutbox(held.account, conn, kept), msg, params)
-	request.held = held
+	request.caller.Held = held
 	request.header = r.Header
 	answerPOST(ctx, w, request, conn, accept.streamFirst)
 	return nil
@@ -275,7 +279,7 @@ func answerPOST(
 	case answer.msg == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:
-		if r.held.grow(int64(len(answer.msg))) != nil {
+		if r.caller.Held.grow(int64(len(answer.msg))) != nil {
 			status = http.StatusInternalServerError
 			answer = r.encodeAnswer(nil, errNoRoomToAnswer)
 		}
@@ -500,7 +504,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	}
 	held, err := d.out.held.open(int64(size))
 	r := d.server.newRequest(session, from, d.out, msg, params)
-	r.held = held
+	r.caller.Held = held
 	r.calls = &d.session.calls
 	r.streams = d.open
 	ctx := d.conn.ctx
@@ -534,13 +538,19 @@ func (s *Server) serveSSE(path string, from admission, held account, conn *conne
 }
 
 // postSSE receives a message of an HTTP+SSE session. The session's stream answers it.
-func (s *Server) postSSE(w http.ResponseWriter, from admission, body []byte) error {
+func (s *Server) postSSE(
+	w http.ResponseWriter, from admission, body []byte, held *reservation,
+) error {
 	session, err := s.openSession(from)
 	if err != nil {
 		return err
 	}
 	d := session.duplex.Load()
-	if d == nil || !d.receive(from, body) {
+	ok := d != nil
+	if ok {
+		held.parse(func() { ok = d.receive(from, body) })
+	}
+	if !ok {
 		return errNoSession
 	}
 	w.WriteHeader(http.StatusAccepted)

@@ -216,7 +216,7 @@ func (v *View) WebhookPath(t *Item) string {
 func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: webhookSender}
+	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: webhookSender, Held: d.held}
 	result, err := h.modules.Call(ctx, func() (json.RawMessage, error) {
 		tool, err := h.find(ctx, d.path)
 		if err != nil {
@@ -230,7 +230,8 @@ func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
 		}
 		d.tool = tool
 		if d.arguments == nil {
-			if d.arguments, err = d.parseArguments(); err != nil {
+			d.held.parse(func() { d.arguments, err = d.parseArguments() })
+			if err != nil {
 				return nil, err
 			}
 			if err := d.held.grow(int64(len(d.arguments))); err != nil {
