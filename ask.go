@@ -203,10 +203,8 @@ func (c *suspendedCall) ask(
 	case answer := <-q.answer:
 		return answer, nil
 	case <-c.ctx.Done():
-	case <-ctx.Done():
-	}
-	if c.ctx.Err() != nil { // which also ends ctx
 		return nil, errNotInCall
+	case <-ctx.Done():
 	}
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()

@@ -810,7 +810,9 @@ func (w *Worker) ask(a *clientRequest) {
 	select {
 	case <-a.waits.slot.grant():
 	case <-a.ctx.Done():
-		err = context.Cause(a.ctx)
+		if err == nil {
+			err = errNotInCall
+		}
 	}
 	w.asking.release(a.caller.Principal, 1)
 	withdrawn := false
