@@ -54,7 +54,8 @@ func TestWhatIsSearched(t *testing.T) {
 	connect(t, startDaemon(t, dir).URL).awaitTools("a_x", "again_x", "b_x", "near_x")
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), "-scope", dir, dir)
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
-		"gone.usher\n  not hosted: no such file", "no_line\" can't start: it must begin with a line such as #!/bin/sh\n",
+		"gone.usher\n  not hosted: no such file",
+		"no_line\" can't start: it must begin with a line such as #!/bin/sh\n",
 		"crlf\" can't start: its working directory, or the program in its first", "usher hosts no such files")
 }
 
