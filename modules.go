@@ -302,25 +302,34 @@ func (r *Registry) startVersion(d discovered, refused error) {
 // ready. Then it returns errRetired, or why the new version can't be hosted.
 func (r *Registry) checkCurrent(ctx context.Context, v *moduleVersion) error {
 	info, err := os.Lstat(v.Source)
-	if err != nil || fileVersion(info) == v.Version { // scans notice that a file is gone
-		return nil
-	}
-	r.refresh(v.discovered)
-	var outcome error
-	ended := r.await(ctx, func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		last := r.modules[v.key()]
-		outcome = errRetired
+	for err == nil && fileVersion(info) != v.Version {
+		r.refresh(v.discovered)
+		var last *moduleVersion
+		var failed error
+		ended := r.await(ctx, func() bool {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			last = r.modules[v.key()]
+			if last == nil {
+				return true
+			}
+			failed = last.err
+			return last.published
+		})
 		switch {
+		case ended != nil:
+			return ended
 		case last == v: // the file has changed back
-			outcome = nil
-		case last != nil && last.err != nil:
-			outcome = fmt.Errorf("the file of module %q has changed: %w", v.Name, last.err)
+			return nil
+		case failed == nil:
+			return errRetired
 		}
-		return last == nil || last.published
-	})
-	return cmp.Or(ended, outcome)
+		info, err = os.Lstat(v.Source)
+		if err != nil || fileVersion(info) == last.Version { // else it was only half written
+			return fmt.Errorf("the file of module %q has changed: %w", v.Name, failed)
+		}
+	}
+	return nil // scans notice that a file is gone
 }
 
 // refresh scans one file, and starts the version that it finds there if that is new.
@@ -331,7 +340,7 @@ func (r *Registry) refresh(d discovered) {
 	r.mu.Lock()
 	last := r.modules[d.key()]
 	r.mu.Unlock()
-	if last != nil && last.Version != found.Version {
+	if last != nil && last.Version != found.Version && found.Err != errMoved {
 		r.startVersion(found, found.Err)
 	}
 }
