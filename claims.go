@@ -494,30 +494,26 @@ func purge(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(
 
 // update modifies the file; nothing else does. Holding the write token, it reads the file,
 // calls change, and writes the claims that change returns. It may call change several
-// times.
+// times, if the token or the file changes meanwhile.
 func (s *ClaimStore) update(ctx context.Context, change claimsChange) error {
-	return s.token.do(ctx, func(held string) error { return s.rewrite(held, change) })
-}
-
-// rewrite makes one attempt at an update, with the token of that name. It returns
-// errStartOver, having written nothing, if the token or the file changed meanwhile.
-func (s *ClaimStore) rewrite(held string, change claimsChange) error {
-	old, err := readClaims(s.path)
-	if err != nil {
-		return err
-	}
-	defer old.file.Close() // after the rename: until then, its inode identifies the file that was read
-	claims, err := change(old, time.Now())
-	if err != nil {
-		return err
-	}
-	var data bytes.Buffer
-	_ = json.Indent(&data, marshal(claims), "", "  ") // never fails for valid JSON
-	return s.token.replace(held, s.path, data.Bytes(), func() error {
-		info, err := statClaims(s.path)
-		if err == nil && !old.matches(info) {
-			return errStartOver
+	return s.token.do(ctx, func(held string) error {
+		old, err := readClaims(s.path)
+		if err != nil {
+			return err
 		}
-		return err
+		defer old.file.Close() // after the rename: until then, its inode identifies the file that was read
+		claims, err := change(old, time.Now())
+		if err != nil {
+			return err
+		}
+		var data bytes.Buffer
+		_ = json.Indent(&data, marshal(claims), "", "  ") // never fails for valid JSON
+		return s.token.replace(held, s.path, data.Bytes(), func() error {
+			info, err := statClaims(s.path)
+			if err == nil && !old.matches(info) {
+				return errStartOver
+			}
+			return err
+		})
 	})
 }

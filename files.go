@@ -62,6 +62,8 @@
 //     writers may then have a token each, although the check of claims.json before the
 //     rename still counts. Later writers fail, naming both tokens, until someone removes
 //     the folder claims.lock.
+//   - A folder that can't be synced after the rename. The write then fails, although the new
+//     file is in place.
 //   - A pid that is reused within 30 s of a crash. Writers then fail until the token is
 //     30 s old.
 //   - Order: waiting writers get the token in random order.

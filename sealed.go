@@ -242,22 +242,20 @@ func (s *sessionStore) appendRecord(t *sessionToken, rec sessionRecord) error {
 	rec.ID = t.ID
 	rec.Issued = t.Issued
 	rec.Claim = cmp.Or(rec.Claim, before.Claim, t.Claim) // after the end, requests in flight keep the claim
-	release := func() {}
-	if key := rec.Claim.Key(); before.ID == "" {
-		if key == "" && s.counts.count(key) >= maxRecordsOf {
-			_ = s.compact() // makes room, even if the log can't be written
-		}
-		var ok bool
-		release, ok = s.counts.reserve(key, 1, maxRecordsOf)
-		if !ok {
+	key := rec.Claim.Key()
+	if before.ID == "" && s.counts.count(key) >= maxRecordsOf {
+		if key != "" {
 			return errManyRecords
 		}
+		_ = s.compact() // makes room, even if the log can't be written
 	}
 	if err := s.write(rec.line()); err != nil {
-		release()
 		return httpErrorf(http.StatusServiceUnavailable,
 			"the session is unchanged, because its log could not be written: try again").
 			because(err).retryAfter(5)
+	}
+	if before.ID == "" {
+		s.counts.reserve(key, 1, maxRecordsOf)
 	}
 	s.mu.Lock()
 	s.records[t.ID] = rec
