@@ -90,6 +90,7 @@ const (
 	// modules.go, view.go: the registry and its tool names.
 	maxIntrospections = 8                        // modules being introspected at once
 	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
+	maxViews          = 1000                     // views in memory, each for one scope
 
 	// mcp.go: requests and lists.
 	maxURI          = 8 << 10 // bytes of one resource URI from a client

@@ -68,11 +68,14 @@ func newCatalog(modules []*Module) *Catalog {
 }
 
 // View returns the part of the catalog that scope contains. It is built at the first
-// request and kept as long as the catalog.
+// request, and kept while there are at most maxViews.
 func (c *Catalog) View(scope Scope) *View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.views[scope] == nil {
+		if len(c.views) >= maxViews { // most are of claims that have ended
+			clear(c.views)
+		}
 		c.views[scope] = newView(c.modules, scope)
 	}
 	return c.views[scope]

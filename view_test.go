@@ -178,6 +178,14 @@ func TestNamesTellNothingAboveTheScope(t *testing.T) {
 	checkOmits(t, "webhooks", strings.Join(others, " "), "secret")
 }
 
+func TestViewsAreForgotten(t *testing.T) {
+	c := newCatalog(nil)
+	for n := range 2 * maxViews {
+		c.View(scopeDir(fmt.Sprint("/w/", n)))
+	}
+	check(t, "too many views are kept", len(c.views) > maxViews, false)
+}
+
 func TestViewsDifferInWhatTheyList(t *testing.T) {
 	a, b := module(t, "/w/p/a.usher:a x"), module(t, "/w/q/b.usher:b x")
 	whole, same := newCatalog([]*Module{a, b}).View(scopeAll()), newCatalog([]*Module{b, a}).View(scopeDir("/w"))
