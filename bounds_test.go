@@ -107,8 +107,7 @@ var otherLimits = map[string]string{
 	"maxURI":              "TestResourcesHaveOneOwner",
 	"maxInstructions":     "clips what is shown, and holds up nothing",
 	"maxSessionsOf":       "TestSessionsInMemory",
-	"maxWanted":           "TestListenerWantsTooMuch",
-	"maxWantedBytes":      "TestListenerWantsTooMuch",
+	"maxWantedOf":         "TestWantedResources",
 	"defaultWebhookLimit": "TestWebhookLimit",
 	"maxSignatures":       "TestSignatureNearMisses",
 	"maxSignatureHeaders": "TestSignatureNearMisses",
@@ -369,6 +368,7 @@ func TestListsAreShared(t *testing.T) {
 func TestSessionsInMemory(t *testing.T) {
 	t.Parallel()
 	s := newSessionTable()
+	s.own["many others"] = make([]*Session, 2*maxSessionsOf) // nil: a look at one of them panics
 	open := func(principal string) *Session {
 		return s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()), principal)
 	}
@@ -396,10 +396,105 @@ func TestSessionsInMemory(t *testing.T) {
 	}
 	check(t, "the session that was idle for longest is kept", s.live[idle.token.ID] != nil, false)
 	check(t, "sessions of the principal", len(s.own["a claim"]), maxSessionsOf)
+	s.forget("a claim")
+	check(t, "sessions in use of a claim that has ended", len(s.own[endedClaims]), 1)
+	check(t, "all its sessions", len(s.live), 3)
 	for _, session := range s.live {
 		s.end(session.token)
 	}
-	check(t, "sessions after all have ended", len(s.live)+len(s.own), 0)
+	check(t, "sessions after all have ended", len(s.live)+len(s.own), 1)
+}
+
+// TestEndedClaimsKeepNothing ends claims while their sessions are idle or in use. What they use later counts together.
+func TestEndedClaimsKeepNothing(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		var clients []*testClient
+		for range 2 {
+			claim, c := newClaimFor(t, b.base, "/w"), b.open(protocols[0])
+			c.Header.Set(claimHeader, claim.Code.Reveal())
+			c.ask("ping", "")
+			b.sessionLike(c)
+			defer b.begin(c.getRequest()).hangUp()
+			synctest.Wait()
+			check(t, "sessions of the claim", len(b.server.sessions.own[claim.Key()]), 2)
+			_, err := openStore(t, b.base).Revoke(t.Context(), claim.Code)
+			must(t, err)
+			pass(2 * streamInterval)
+			check(t, "sessions after its end", len(b.server.sessions.own[claim.Key()]), 0)
+			c.Header.Del(claimHeader)
+			clients = append(clients, c)
+		}
+		check(t, "sessions in use", len(b.server.sessions.own[endedClaims]), 2)
+		b.unread = true
+		for _, c := range clients {
+			defer b.begin(echoRequest(10_000)(b, c)).hangUp()
+		}
+		synctest.Wait()
+		check(t, "their requests", b.server.requests.count(endedClaims), 2)
+	})
+}
+
+// TestCancelledIDIsUsedAgain begins a request with the id of one that was cancelled and has not ended.
+func TestCancelledIDIsUsedAgain(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		held := account{memory: b.server.memory}
+		session := newSession(&sessionToken{})
+		msg := &Message{ID: json.RawMessage("1"), Method: "ping"}
+		begin := func() *request {
+			r := b.server.newRequest(session, admission{}, newOutbox(held, &connection{}, nil), msg, nil)
+			r.caller.Held = &reservation{account: held}
+			_, err := r.begin(t.Context())
+			must(t, err)
+			return r
+		}
+		first := begin()
+		session.handleNotification(&Message{
+			Method: "notifications/cancelled",
+			Params: json.RawMessage(`{"requestId":1}`),
+		})
+		second := begin()
+		first.end()
+		check(t, "requests that can be cancelled", session.calls.size(), 1)
+		second.end()
+		check(t, "requests in the end", session.calls.size(), 0)
+	})
+}
+
+// TestWantedResources subscribes the sessions of one principal to too many resources.
+func TestWantedResources(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.m.Lists = map[string][]json.RawMessage{
+			"resourceTemplates": {json.RawMessage(`{"uriTemplate":"m://{x}"}`)},
+		}
+		one, two, other := b.open(protocols[0]), b.open(protocols[0]), b.open(protocols[0])
+		other.Header.Set(claimHeader, newClaimFor(t, b.base, "/w").Code.Reveal())
+		ask := func(c *testClient, method string, n int) string {
+			return c.ask("resources/"+method, fmt.Sprintf(`{"uri":"m://%d"}`, n)).failure()
+		}
+		for n := range maxWantedOf {
+			check(t, "a subscription", ask(one, "subscribe", n), "")
+		}
+		checkContains(t, "one more of another session", ask(two, "subscribe", 0), "too many subscribed")
+		params := `{"notifications":{"resourceSubscriptions":["m://1"]}}`
+		checkContains(t, "one more without a session", b.modern(listenMethod, params).failure(), "too many subscribed")
+		check(t, "another principal's", ask(other, "subscribe", 0), "")
+		ask(one, "unsubscribe", 1)
+		check(t, "one after an end", ask(two, "subscribe", 0), "")
+		one.end()
+		check(t, "one after a session's end", ask(two, "subscribe", 1), "")
+		check(t, "what is counted", b.server.sessions.wanted.count(""), 2)
+		x := b.begin(b.modernPOST("1", listenMethod, params))
+		x.got()
+		check(t, "with a listener", b.server.sessions.wanted.count(""), 3)
+		check(t, "streams", b.server.streams.count(""), 1)
+		x.hangUp()
+		<-x.done
+		synctest.Wait()
+		check(t, "after the listener", b.server.sessions.wanted.count("")+b.server.streams.count(""), 2)
+	})
 }
 
 // TestOddRequests sends valid JSON that makes no sense, which is refused.

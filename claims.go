@@ -320,7 +320,8 @@ type ClaimStore struct {
 	log    *slog.Logger
 	opened time.Time
 	token  *writeToken
-	purges sync.WaitGroup // purges in progress
+	purges sync.WaitGroup   // purges in progress
+	onEnd  func(key string) // called when a lookup finds that a claim has ended; nil for nothing
 
 	reading sync.Mutex                 // held while the file is read, so that no older content replaces a newer one
 	current atomic.Pointer[claimsFile] // as last read; changed only while reading is held
@@ -476,6 +477,9 @@ func (s *ClaimStore) logChanges(before, after *claimsFile) {
 	for code, c := range before.byCode {
 		if after.byCode[code].claimID != c.claimID {
 			s.log.Info("claim ended", c.logAttrs())
+			if s.onEnd != nil {
+				s.onEnd(c.Key())
+			}
 		}
 	}
 	for code, c := range after.byCode {

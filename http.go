@@ -100,12 +100,11 @@ const (
 	maxSuspended = 64 // suspended calls per principal
 
 	// session.go, transport.go: sessions and their streams.
-	maxSessionsOf  = 1000     // sessions in memory per principal; the oldest idle ones are forgotten
-	maxInFlight    = 256      // requests in flight per principal, until their answers are written
-	maxStreams     = 16       // notification streams per session
-	maxStreamsOf   = 256      // notification streams per principal, listens included
-	maxWanted      = 256      // resources that one session is subscribed to
-	maxWantedBytes = 32 << 10 // bytes of the URIs of these resources per session
+	maxSessionsOf = 1000 // sessions in memory per principal; the oldest idle ones are forgotten
+	maxInFlight   = 256  // requests in flight per principal, until their answers are written
+	maxStreams    = 16   // notification streams per session
+	maxStreamsOf  = 256  // notification streams per principal, listens included
+	maxWantedOf   = 1000 // resources that the sessions of one principal are notified of
 
 	// webhook.go: deliveries.
 	defaultWebhookLimit = 256     // deliveries in flight (-webhook-limit)
@@ -656,35 +655,29 @@ func (q *quota) reserve(principal string, n, limit int64) (release func(), ok bo
 	return func() { q.release(principal, n) }, true
 }
 
-// add counts n more for a principal, unless its total would exceed limit, or that of all
-// principals all, which does not apply to a principal that uses at most minHeldShare.
+// add counts n more for a principal, or less if n is negative, unless its total would
+// exceed limit, or that of all principals all, which does not apply to a principal that
+// uses at most minHeldShare.
 func (q *quota) add(principal string, n, limit, all int64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	used := q.used[principal]
-	if used > 0 && used+n > limit || q.all > all-n && used+n > minHeldShare {
+	used := q.used[principal] + n
+	if n > 0 && (used > n && used > limit || q.all+n > all && used > minHeldShare) {
 		return false
 	}
 	if q.used == nil {
 		q.used = make(map[string]int64)
 	}
-	q.used[principal] = used + n
 	q.all += n
+	q.used[principal] = used
+	if used == 0 {
+		delete(q.used, principal)
+	}
 	return true
 }
 
 // release counts n less for a principal.
-func (q *quota) release(principal string, n int64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.all -= n
-	left := q.used[principal] - n
-	if left == 0 {
-		delete(q.used, principal)
-	} else {
-		q.used[principal] = left
-	}
-}
+func (q *quota) release(principal string, n int64) { q.add(principal, -n, 0, 0) }
 
 // count returns what a principal uses.
 func (q *quota) count(principal string) int64 {

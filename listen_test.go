@@ -4,10 +4,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -90,22 +88,5 @@ func subscribeAndCrash(t *testing.T, way string) {
 	defer c.mu.Unlock()
 	for _, msg := range c.heard {
 		checkOmits(t, "what it heard", string(msg), "r://many/4", "r://many/5")
-	}
-}
-
-// TestListenerWantsTooMuch exceeds the limits of a list of resources in number and in bytes.
-func TestListenerWantsTooMuch(t *testing.T) {
-	long(t)
-	t.Parallel()
-	d := startFakes(t, "r: good tools=x res=r")
-	var many []string
-	for i := range maxWanted + 1 {
-		many = append(many, fmt.Sprint("r://many/", i))
-	}
-	long := slices.Repeat([]string{"r://many/" + strings.Repeat("x", maxURI-9)}, maxWantedBytes/maxURI+1)
-	for name, uris := range map[string][]string{"many URIs": many, "long URIs": long} {
-		filter := object{{"resourceSubscriptions", marshal(uris)}}.encode()
-		params := string(object{{"notifications", json.RawMessage(filter)}}.encode())
-		check(t, name+": status", newStateless(t, d.URL).modern(listenMethod, params).Status, http.StatusBadRequest)
 	}
 }

@@ -40,12 +40,16 @@ type Server struct {
 
 // newServer returns a server without sessions.
 func newServer(c serverConfig) *Server {
-	return &Server{
+	s := &Server{
 		serverConfig: c,
 		started:      time.Now(),
 		sessions:     newSessionTable(),
 		suspended:    newSuspendedCalls(c.stopped),
 	}
+	if c.gate.claims != nil {
+		c.gate.claims.onEnd = s.sessions.forget
+	}
+	return s
 }
 
 // mcpMethod is what usher knows about a method.
@@ -145,10 +149,16 @@ func (s *Server) newRequest(
 // context to answer it in. After a success, the caller must call answer, and end when the
 // answer has been written.
 func (r *request) begin(ctx context.Context) (context.Context, error) {
-	release, ok := r.server.requests.reserve(r.caller.Held.principal, 1, maxInFlight)
+	counted := &r.server.requests
+	limit := int64(maxInFlight)
+	if r.name == listenMethod {
+		counted = &r.server.streams
+		limit = maxStreamsOf
+	}
+	release, ok := counted.reserve(r.caller.Held.principal, 1, limit)
 	if !ok {
 		return nil, rpcErrorf(codeRefused,
-			"too many requests in flight (limit %d): wait for some to finish", maxInFlight)
+			"too many requests in flight, or too many streams (limit %d): wait for some to finish", limit)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	id := string(r.id)
@@ -158,7 +168,9 @@ func (r *request) begin(ctx context.Context) (context.Context, error) {
 		return nil, err
 	}
 	r.end = func() {
-		r.calls.remove(id)
+		if context.Cause(ctx) != errCancelled { // else id may be another request's already
+			r.calls.remove(id)
+		}
 		release()
 		cancel(nil)
 	}
@@ -489,15 +501,17 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 			return nil, err
 		}
 		uri := r.params.text("uri")
-		wanted := session.subscriptions
-		wanted[uri] = wanted[uri] // adds the URI if it is new
-		if tooMany(sortedKeys(wanted)) {
-			err = errManyWanted
-		} else if session.primary() != nil {
+		if _, subscribed := session.subscriptions[uri]; !subscribed {
+			if !r.server.sessions.want(session, 1) {
+				return nil, errManyWanted
+			}
+			session.subscriptions[uri] = interest{}
+		}
+		if session.primary() != nil {
 			err = r.server.keepSubscription(ctx, session, uri)
 		}
 		if err != nil {
-			delete(wanted, uri)
+			r.server.unsubscribeLocked(session, uri)
 			return nil, err
 		}
 		return noResult, nil
@@ -506,7 +520,9 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 
 // unsubscribe ends the session's subscription to a resource. Unknown URIs are ignored.
 func (r *request) unsubscribe(context.Context) (json.RawMessage, error) {
-	r.session.unsubscribe(r.params.text("uri"))
+	r.session.subscribing.Lock()
+	defer r.session.subscribing.Unlock()
+	r.server.unsubscribeLocked(r.session, r.params.text("uri"))
 	return noResult, nil
 }
 
@@ -522,6 +538,12 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.session.principal = r.caller.Held.principal
+	wanted := int64(len(r.session.subscriptions))
+	if !r.server.sessions.want(r.session, wanted) {
+		return nil, errManyWanted
+	}
+	defer r.server.sessions.want(r.session, -wanted)
 	r.session.subscription = r.id
 	r.session.join(r.out)
 	acknowledged := object{{"notifications", honoured.encode()}}

@@ -8,8 +8,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,7 +28,9 @@ type Session struct {
 	profile      atomic.Pointer[clientProfile] // the value is never changed
 	duplex       atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
 
-	principal string // that the session counts for; guarded by sessionTable.mu
+	// Guarded by sessionTable.mu:
+	principal string // that the session counts for
+	wanted    int64  // resources that the client is notified of
 
 	mu       sync.Mutex
 	streams  []*outbox         // open notification streams, oldest first
@@ -194,9 +196,10 @@ func (s *Session) end() {
 // forgotten: their log levels, subscriptions, and which lists they have seen. Safe for
 // concurrent use.
 type sessionTable struct {
-	mu   sync.Mutex
-	live map[string]*Session   // by token ID
-	own  map[string][]*Session // by principal; most recently used last
+	mu     sync.Mutex
+	live   map[string]*Session   // by token ID
+	own    map[string][]*Session // by principal; most recently used last
+	wanted quota                 // of sessions, by principal
 }
 
 // newSessionTable returns an empty table.
@@ -212,17 +215,22 @@ func (t *sessionTable) open(token *sessionToken, principal string) *Session {
 	if s == nil {
 		s = newSession(token)
 	}
-	s.principal = principal
-	t.live[token.ID] = s
-	own := append(t.own[principal], s)
-	t.own[principal] = own
-	if len(own) > maxSessionsOf {
+	t.addLocked(s, principal)
+	if own := t.own[principal]; len(own) > maxSessionsOf {
 		idle := slices.IndexFunc(own[:maxSessionsOf], func(s *Session) bool { return !s.busy() })
 		if idle >= 0 {
 			t.removeLocked(own[idle].token)
 		}
 	}
 	return s
+}
+
+// addLocked adds a session for a principal.
+func (t *sessionTable) addLocked(s *Session, principal string) {
+	s.principal = principal
+	t.live[s.token.ID] = s
+	t.own[principal] = append(t.own[principal], s)
+	t.wanted.add(principal, s.wanted, math.MaxInt64, math.MaxInt64)
 }
 
 // removeLocked removes a token's session and returns it, or nil if there is none.
@@ -237,7 +245,34 @@ func (t *sessionTable) removeLocked(token *sessionToken) *Session {
 	if len(own) == 0 {
 		delete(t.own, s.principal)
 	}
+	t.wanted.release(s.principal, s.wanted)
 	return s
+}
+
+// forget removes the sessions of a principal whose claim has ended. Those in use count for
+// endedClaims from now on.
+func (t *sessionTable) forget(principal string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range slices.Clone(t.own[principal]) {
+		t.removeLocked(s.token)
+		if s.busy() {
+			t.addLocked(s, endedClaims)
+		}
+	}
+}
+
+// want counts n more resources that a session's client is notified of, or less if n is
+// negative. It returns false if there are too many, or if the session was removed.
+func (t *sessionTable) want(s *Session, n int64) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	removed := s.era == stateful && t.live[s.token.ID] != s
+	if removed || !t.wanted.add(s.principal, n, maxWantedOf, math.MaxInt64) {
+		return false
+	}
+	s.wanted += n
+	return true
 }
 
 // end removes a session that has ended, and ends what is in progress in it.
@@ -358,9 +393,6 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 		return nil, rpcErrorf(codeInvalidParams, "%s must be a list of strings", key)
 	}
 	uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Lookup("resources", uri) == nil })
-	if tooMany(uris) {
-		return nil, errManyWanted
-	}
 	for _, uri := range uris { // without the lock, as no other goroutine has the session yet
 		s.subscriptions[uri] = interest{}
 	}
@@ -381,20 +413,15 @@ type interest struct {
 const subscribeTimeout = 10 * time.Second
 
 var errManyWanted = rpcErrorf(codeInvalidParams,
-	"too many subscribed resources (limit %d, with URIs of %s together): unsubscribe from some",
-	maxWanted, formatSize(maxWantedBytes))
+	"too many subscribed resources (limit %d): unsubscribe from some", maxWantedOf)
 
-// tooMany reports whether these are more resources than a session may subscribe to.
-func tooMany(uris []string) bool {
-	return len(uris) > maxWanted || len(strings.Join(uris, "")) > maxWantedBytes
-}
-
-// unsubscribe ends a subscription. Unknown URIs are ignored.
-func (s *Session) unsubscribe(uri string) {
-	s.subscribing.Lock()
-	defer s.subscribing.Unlock()
-	s.pauseLocked(uri)
-	delete(s.subscriptions, uri)
+// unsubscribeLocked ends a subscription. The caller holds session.subscribing.
+func (s *Server) unsubscribeLocked(session *Session, uri string) {
+	if _, subscribed := session.subscriptions[uri]; subscribed {
+		session.pauseLocked(uri)
+		delete(session.subscriptions, uri)
+		s.sessions.want(session, -1)
+	}
 }
 
 // pauseLocked ends a subscription at its module, until keepSubscription renews it. The

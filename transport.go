@@ -287,11 +287,14 @@ func answerPOST(
 	}
 }
 
-// account returns what the principal of a request may use. All claims that have ended are
-// one principal, so that none keeps anything of its own.
+// endedClaims is the one principal of all claims that have ended: none keeps anything of
+// its own.
+const endedClaims = "ended"
+
+// account returns what the principal of a request may use.
 func (s *Server) account(from admission) account {
 	if from.ended != nil {
-		return account{s.memory, "ended"}
+		return account{s.memory, endedClaims}
 	}
 	return account{s.memory, from.claim.Key()}
 }
@@ -567,7 +570,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.stopped = ctx
 	c.memory = newMemory(defaultMaxBody)
 	s := newServer(c)
-	session := newSession(&sessionToken{ID: "stdio", Issued: s.started})
+	session := s.sessions.open(&sessionToken{ID: "stdio", Issued: s.started}, "")
 	conn := &connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
 	d := s.newDuplex(session, account{memory: s.memory}, conn)
 	input := make(chan error, 1)
