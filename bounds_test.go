@@ -104,6 +104,7 @@ var otherLimits = map[string]string{
 	"maxRounds":           "ends a call that its module keeps asking in, for its client alone",
 	"maxIntrospections":   "TestWhoWaitsForModules",
 	"maxToolName":         "is a warning",
+	"maxViews":            "TestViewsAreForgotten",
 	"maxURI":              "TestResourcesHaveOneOwner",
 	"maxInstructions":     "clips what is shown, and holds up nothing",
 	"maxSessionsOf":       "TestSessionsInMemory",
