@@ -218,7 +218,7 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 // TestListsThatFail has servers that can't list their prompts, and one with a tool that
 // MCP forbids: their other tools are hosted.
 func TestListsThatFail(t *testing.T) {
-	long(t)
+	slow(t) // for a list of maxList bytes from a shell
 	t.Parallel()
 	dir := t.TempDir()
 	writeScript(t, dir+"/a.usher", `"tools":{},"prompts":{}`, "")
