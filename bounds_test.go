@@ -207,7 +207,8 @@ func checkLimitsAreTested(t *testing.T) {
 	check(t, "limits that are tested", tested, names)
 }
 
-// dial opens a connection, sends a request unless it is empty, and reads the answer if it is to be read.
+// dial opens a connection and sends a request, unless it is empty. If read is set, dial
+// reads the answer.
 func (b *bubble) dial(request string, read bool) net.Conn {
 	conn, err := b.conns.dial(b.t.Context(), "", "")
 	must(b.t, err)
@@ -295,7 +296,7 @@ func TestEveryAnswerHasADeadline(t *testing.T) {
 	})
 }
 
-// TestLargeBodies sends large bodies while one of the same principal is being parsed: they wait, and nobody else.
+// TestLargeBodies sends large bodies while one of the same principal is parsed. Only this principal waits.
 func TestLargeBodies(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, b *bubble) {
@@ -835,7 +836,7 @@ func (w *Worker) answerCalls(first, n int, result json.RawMessage) {
 
 // TestCallsWaitForTheirTurn makes more calls of a module than may run for a principal: they
 // wait in order. A cancelled call counts for its principal until it is answered or a minute
-// has passed, and one that waits for its client counts for nobody.
+// has passed, and one that waits for its client does not count.
 func TestCallsWaitForTheirTurn(t *testing.T) {
 	t.Parallel()
 	for _, answered := range []bool{true, false} {

@@ -323,7 +323,7 @@ type ClaimStore struct {
 	purges sync.WaitGroup   // purges in progress
 	onEnd  func(key string) // called when a lookup finds that a claim has ended; nil for nothing
 
-	reading sync.Mutex                 // held while the file is read, so that no older content replaces a newer one
+	reading sync.Mutex                 // held while the file is read: older content must not replace newer
 	current atomic.Pointer[claimsFile] // as last read; changed only while reading is held
 }
 

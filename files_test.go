@@ -102,7 +102,7 @@ func deadPID(t *testing.T) int {
 	return cmd.Process.Pid
 }
 
-// zombiePID returns the id of a process that has ended, but that nobody has waited for.
+// zombiePID returns the id of an ended process whose parent has not called wait.
 func zombiePID(t *testing.T) int {
 	if runtime.GOOS != "linux" {
 		return deadPID(t)

@@ -44,7 +44,7 @@ const (
 	maxConns       = 1000      // connections whose clients have shown nothing; at most half of the open files
 	maxHeader      = 16 << 10  // bytes of one request's headers
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
-	maxHeldOf      = 64 << 20  // bytes held per principal (webhook senders are one): see memory; at least two bodies
+	maxHeldOf      = 64 << 20  // bytes held per principal; webhook senders are one. At least two bodies
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
 	maxHeld        = 512 << 20 // bytes held for all principals
 	minHeldShare   = 1 << 20   // bytes that a principal may hold even if maxHeld is spent
@@ -56,7 +56,7 @@ const (
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20 // bytes queued in one outbox, behind the message being written
-	maxReplayMessage = 1 << 20 // bytes of one message in the replay buffer, which has half of maxHeldOf and maxHeld
+	maxReplayMessage = 1 << 20 // bytes of one message for replay, which has half of maxHeldOf and maxHeld
 
 	// sealed.go, scope.go: the log of sessions; invalid codes, with -require-claim.
 	maxRecordsOf    = 20_000   // sessions in the log (ended, or moved to another claim) per principal

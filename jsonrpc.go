@@ -31,7 +31,7 @@ const (
 	codeNoMethod       = -32601
 	codeInvalidParams  = -32602
 	codeInternal       = -32603
-	codeRefused        = 1000 // refused by a transport or session; MCP 2026-07-28 reserves -32000 and its neighbours
+	codeRefused        = 1000 // refused by a transport or session; MCP reserves -32000 and its neighbours
 )
 
 // rpcError is the error member of a response. As a Go error, it may be shown to the peer

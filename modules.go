@@ -55,7 +55,7 @@ type registryConfig struct {
 	Idle        time.Duration // after which an unused process is stopped; 0 is never
 	Log         *slog.Logger
 	Only        func(name string) bool // selects the modules to host; nil selects all
-	CachedOnly  bool                   // host only modules whose lists are cached, and start none for its lists
+	CachedOnly  bool                   // host only modules with cached lists; start none
 	Watch       bool                   // scan the workspace again and again
 
 	Approved      string   // the path of the record of approved modules; "" if all modules may run
@@ -109,7 +109,7 @@ type moduleVersion struct {
 // manifest is everything that a module offers. It is cached.
 type manifest struct {
 	Version   string                       `json:"version"` // see cacheVersion
-	Lists     map[string][]json.RawMessage `json:"lists"`   // by "tools", "prompts", "resources", "resourceTemplates"
+	Lists     map[string][]json.RawMessage `json:"lists"`   // by the keys of listMethods
 	About     string                       `json:"about"`
 	Problems  []string                     `json:"problems"`
 	Stateless bool                         `json:"stateless"`

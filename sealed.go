@@ -71,7 +71,7 @@ func parseToken(text json.RawMessage) *sessionToken {
 type sessionRecord struct {
 	Key    []byte    `json:"key,omitempty"` // in the first line, which contains nothing else
 	ID     string    `json:"id,omitempty"`
-	Issued time.Time `json:"issued,omitzero"` // as in the session's id; in the first line, see sessionStore.oldest
+	Issued time.Time `json:"issued,omitzero"` // as in the session's id; first line: see sessionStore.oldest
 	Claim  Principal `json:"claim,omitzero"`  // that the session has since
 	Ended  bool      `json:"ended,omitempty"`
 }
@@ -104,7 +104,7 @@ type sessionStore struct {
 	writing   sync.Mutex // held to change the file and records in one order; locked before mu
 	size      int64      // of the file
 	compactAt int64      // size beyond which the file is compacted
-	counts    quota      // records per claim that the session had since its first record, or at the last compaction
+	counts    quota      // records per claim: the session's at its first record or last compaction
 }
 
 // openSessions opens the store in dataDir. If the log can't be used, it begins a new log

@@ -155,7 +155,8 @@ func (v *View) addToolsAndPrompts() {
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
-			if uri := method.appURI(); uri != "" && v.items["resources"][uri] == nil { // it need not be listed
+			// The page need not be listed.
+			if uri := method.appURI(); uri != "" && v.items["resources"][uri] == nil {
 				v.items["resources"][uri] = &Item{Name: uri, Label: m.Label, module: m.Module}
 			}
 		}

@@ -87,7 +87,7 @@ type Worker struct {
 	ctx       context.Context    // ends when the process must end, or has ended
 	cancel    context.CancelFunc // ends ctx
 	queued    chan struct{}      // 1-buffered: state.input is not empty
-	done      chan struct{}      // closed when the process and its tree have ended and no client is asked any more
+	done      chan struct{}      // closed when the process tree has ended and no client is being asked
 	lastID    atomic.Int64       // of a request to the process
 	asking    quota              // requests to clients that are open, by principal
 
