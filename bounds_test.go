@@ -948,7 +948,6 @@ func TestPanicInAScan(t *testing.T) {
 	r := newRegistry(registryConfig{
 		Roots:    []string{dir},
 		CacheDir: t.TempDir(),
-		Environ:  os.Environ(),
 		Log:      slog.New(slog.NewTextHandler(&out, nil)),
 		Watch:    true,
 		Only: func(string) bool {

@@ -580,7 +580,7 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 	}
 	overlaps := func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }
 	served := daemon.Roots == nil || slices.ContainsFunc(daemon.Roots, overlaps)
-	if !served || len(scanFolders([]string{dir}, nil).modules) == 0 {
+	if !served || len(scanFolders([]string{dir}).modules) == 0 {
 		a.warnf("claim: no module under %s is served: until one is, the code shows nothing", sanitize(dir))
 	}
 	return nil

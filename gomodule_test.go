@@ -44,7 +44,7 @@ func buildGoFile(ctx context.Context, folder, path string, environ []string) (st
 	if err != nil {
 		return "", err
 	}
-	r := newReaper(nil, slog.New(slog.DiscardHandler))
+	r := newReaper(slog.New(slog.DiscardHandler))
 	defer r.Close()
 	return buildGoModule(ctx, r, folder, path, src, environ)
 }

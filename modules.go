@@ -49,8 +49,6 @@ const (
 type registryConfig struct {
 	Roots       []string // absolute, symlinks resolved
 	CacheDir    string
-	NameKey     string        // of the hashes in names
-	Environ     []string      // of the modules, as NAME=value, with the secrets that they don't get
 	CallTimeout time.Duration // how long a call may be silent; 0 is unlimited
 	Idle        time.Duration // after which an unused process is stopped; 0 is never
 	Log         *slog.Logger
@@ -125,14 +123,14 @@ func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
 		started:        time.Now(),
-		reaper:         newReaper(c.Environ, c.Log),
+		reaper:         newReaper(c.Log),
 		slots:          make(chan struct{}, maxIntrospections),
 		builds:         make(chan struct{}, max(1, runtime.NumCPU()/2)),
 		modules:        make(map[entryKey]*moduleVersion),
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
-	r.update(scanFolders(r.Roots, r.Environ))
+	r.update(scanFolders(r.Roots))
 	r.publish()
 	if r.Watch {
 		r.running.Go(r.watch)
@@ -235,7 +233,7 @@ func (r *Registry) watch() {
 // have no process left.
 func (r *Registry) rescan() {
 	defer catch(r.Log, new(error))
-	r.update(scanFolders(r.Roots, r.Environ))
+	r.update(scanFolders(r.Roots))
 	for _, p := range r.allPools() {
 		p.reap(time.Now(), r.Idle)
 	}
@@ -336,7 +334,7 @@ func (r *Registry) checkCurrent(ctx context.Context, v *moduleVersion) error {
 func (r *Registry) refresh(d discovered) {
 	r.updating.Lock()
 	defer r.updating.Unlock()
-	found := d.reread(r.Environ)
+	found := d.reread()
 	r.mu.Lock()
 	last := r.modules[d.key()]
 	r.mu.Unlock()
@@ -494,7 +492,6 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 		Kind:      v.Kind,
 		Source:    v.Source,
 		Root:      v.Root,
-		ID:        r.id(v),
 		About:     m.About,
 		Problems:  slices.Concat(v.Problems, m.Problems),
 		Stateless: m.Stateless,
@@ -507,9 +504,6 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	}
 	r.finishVersion(v, module, nil)
 }
-
-// id returns the ID of the module of a version.
-func (r *Registry) id(v *moduleVersion) string { return hashOf(r.NameKey, v.Source, v.Name) }
 
 // addMethods adds methods, from the definitions of tools, and what is wrong with them.
 func (m *Module) addMethods(tools []json.RawMessage) {
@@ -674,7 +668,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		l, err = l.resolve()
 	}
 	if err == nil {
-		l.Env = append(workerEnv(r.Environ, d.Source, d.Launch.Env), "PWD="+l.Dir)
+		l.Env = append(workerEnv(d.Source, d.Launch.Env), "PWD="+l.Dir)
 		err = startError(w.spawn(l, r.reaper))
 	}
 	if err == nil {
@@ -702,7 +696,7 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 	case d.Kind != kindConfig:
 		d.Content = content
 	case err == nil && r.Approved != "":
-		d = d.reread(r.Environ)
+		d = d.reread()
 		err = d.Err
 	}
 	if err == nil {
@@ -715,8 +709,7 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 		return d.Launch, nil
 	case d.Kind == kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
-		environ := workerEnv(r.Environ, d.Source, nil)
-		program, err := buildGoModule(ctx, r.reaper, folder, d.Source, text, environ)
+		program, err := buildGoModule(ctx, r.reaper, folder, d.Source, text, workerEnv(d.Source, nil))
 		return launch{Path: program, Dir: filepath.Dir(d.Source)}, err
 	}
 	l, err := launchFile(d.Kind, d.Source, r.CacheDir)
@@ -759,7 +752,7 @@ func (r *Registry) publish() {
 	for _, v := range r.modules {
 		m := v.module
 		if m == nil {
-			m = &Module{Name: v.Name, Source: v.Source, Root: v.Root, ID: r.id(v), Absent: true}
+			m = &Module{Name: v.Name, Source: v.Source, Root: v.Root, Absent: true}
 		}
 		modules = append(modules, m)
 		v.published = v.settled
@@ -837,7 +830,7 @@ func (r *Registry) approval() func(discovered) error {
 // with the content they have now. It returns those that were new or had changed.
 func approve(ctx context.Context, dataDir string, roots, paths []string) (news []discovered, err error) {
 	var found []discovered
-	for _, d := range scanFolders(roots, os.Environ()).modules {
+	for _, d := range scanFolders(roots).modules {
 		below := func(path string) bool {
 			return scopeDir(path).Contains(d.Path) || scopeDir(path).Contains(d.Source)
 		}

@@ -93,7 +93,6 @@ const reaperCommand = "__reaper"
 // reaper starts processes, and tells the reaper process which trees to end if this process
 // is killed. Safe for concurrent use.
 type reaper struct {
-	environ []string // of the reaper process
 	log     *slog.Logger
 	running sync.WaitGroup // goroutines that wait for the reaper process
 
@@ -104,8 +103,8 @@ type reaper struct {
 }
 
 // newReaper returns a reaper. Its first child starts the reaper process.
-func newReaper(environ []string, log *slog.Logger) *reaper {
-	return &reaper{environ: withoutSecrets(environ), log: log, trees: make(map[tree]bool)}
+func newReaper(log *slog.Logger) *reaper {
+	return &reaper{log: log, trees: make(map[tree]bool)}
 }
 
 // start starts a process, and the reaper process before it.
@@ -206,7 +205,7 @@ func (r *reaper) launch() {
 	}
 	cmd := exec.Command(exe, reaperCommand)
 	cmd.Stderr = os.Stderr
-	cmd.Env = r.environ
+	cmd.Env = environWithoutSecrets()
 	pipe, _ := cmd.StdinPipe()
 	if err == nil {
 		_, err = startTree(cmd) // a Ctrl-C in the terminal must not reach it

@@ -168,33 +168,19 @@ func isSecretVariable(name string) bool {
 	return strings.HasSuffix(name, "_WEBHOOK_SECRET") || strings.HasSuffix(name, "_SIGNING_SECRET")
 }
 
-// withoutSecrets returns an environment without the secrets of webhooks.
-func withoutSecrets(environ []string) []string {
-	return slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
+// environWithoutSecrets returns usher's own environment without the secrets of webhooks.
+func environWithoutSecrets() []string {
+	return slices.DeleteFunc(os.Environ(), func(entry string) bool {
 		name, _, _ := strings.Cut(entry, "=")
 		return isSecretVariable(name)
 	})
 }
 
-// lookupEnv returns the value of a variable in an environment, as os.LookupEnv does.
-func lookupEnv(environ []string, name string) (value string, set bool) {
-	for _, entry := range slices.Backward(environ) { // the last one counts
-		key, value, _ := strings.Cut(entry, "=")
-		if key == name || runtime.GOOS == "windows" && strings.EqualFold(key, name) {
-			return value, true
-		}
-	}
-	return "", false
-}
-
 // workerEnv returns the environment of a process of the module at source: the daemon's own
 // without its secrets, and extra. If a name occurs twice, the last entry counts.
-func workerEnv(environ []string, source string, extra []string) []string {
-	inside := url.QueryEscape(source) // without blanks
-	if outer, nested := lookupEnv(environ, nestedVar); nested {
-		inside = outer + " " + inside
-	}
-	return slices.Concat(withoutSecrets(environ), extra, []string{nestedVar + "=" + inside})
+func workerEnv(source string, extra []string) []string {
+	inside := os.Getenv(nestedVar) + " " + url.QueryEscape(source) // which has no blanks
+	return slices.Concat(environWithoutSecrets(), extra, []string{nestedVar + "=" + inside})
 }
 
 // checkNesting returns an error if a module below roots started this process. inside is the
@@ -426,8 +412,8 @@ func (d *discovered) readContent() (err error) {
 }
 
 // reread returns the module as its file has it now.
-func (d discovered) reread(environ []string) discovered {
-	s := &scan{seen: make(map[entryKey]bool), environ: environ, root: d.Root}
+func (d discovered) reread() discovered {
+	s := &scan{seen: make(map[entryKey]bool), root: d.Root}
 	s.file(d.Path, d.Name, d.Kind)
 	for _, found := range s.modules {
 		if found.key() == d.key() {
@@ -446,12 +432,11 @@ type scan struct {
 	seen       map[entryKey]bool
 	unreadable []string // paths of files and folders
 	root       string   // the hosted DIR that is being searched
-	environ    []string // for the variables in .mcp.json files
 }
 
 // scanFolders searches folders, and the folders below them, for modules.
-func scanFolders(roots, environ []string) *scan {
-	s := &scan{seen: make(map[entryKey]bool), environ: environ}
+func scanFolders(roots []string) *scan {
+	s := &scan{seen: make(map[entryKey]bool)}
 	for _, root := range roots {
 		// A folder above it may have become a link since the start, and scopes are
 		// compared with the real paths of files.
@@ -569,8 +554,7 @@ func (s *scan) config(path, source string, info fs.FileInfo) {
 	}
 	var list []discovered
 	if err == nil {
-		getenv := func(name string) (string, bool) { return lookupEnv(s.environ, name) }
-		list, err = configModules(raw, filepath.Dir(source), getenv)
+		list, err = configModules(raw, filepath.Dir(source), os.LookupEnv)
 	}
 	if err != nil {
 		s.fail(path, err)

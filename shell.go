@@ -66,7 +66,7 @@ func runShell(ctx context.Context, path, size string, environ []string,
 		path:    path,
 		methods: []shellMethod{},
 		environ: environ,
-		reaper:  newReaper(environ, slog.New(slog.NewTextHandler(stderr, nil))),
+		reaper:  newReaper(slog.New(slog.NewTextHandler(stderr, nil))),
 		out:     stdout,
 		stderr:  stderr,
 	}

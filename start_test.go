@@ -253,11 +253,11 @@ func TestTextIsHandedOver(t *testing.T) {
 			path := filepath.Join(dir, "m.usher"+ending)
 			write(t, path, text)
 			r := &Registry{
-				registryConfig: registryConfig{CacheDir: dir + "/.deleted", Environ: os.Environ()},
-				reaper:         newReaper(nil, slog.New(slog.DiscardHandler)),
+				registryConfig: registryConfig{CacheDir: dir + "/.deleted"},
+				reaper:         newReaper(slog.New(slog.DiscardHandler)),
 			}
 			defer r.reaper.Close()
-			l, err := r.launch(t.Context(), scanFolders([]string{dir}, nil).modules[0])
+			l, err := r.launch(t.Context(), scanFolders([]string{dir}).modules[0])
 			if err == nil {
 				l, err = l.resolve()
 			}

@@ -9,7 +9,6 @@ package main
 
 import (
 	"cmp"
-	"crypto/rand"
 	_ "embed"
 	"encoding/json"
 	"errors"
@@ -167,25 +166,10 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	if err := checkNesting(a.getenv(nestedVar), c.Roots); err != nil {
 		return err
 	}
-	c.NameKey, err = nameKey(filepath.Join(data, "names.key"))
-	if err != nil {
-		return err
-	}
 	c.CacheDir = filepath.Join(data, "cache")
-	c.Environ = os.Environ()
 	r := newRegistry(c)
 	defer r.Close()
 	return do(r)
-}
-
-// nameKey reads the key of the hashes in names from a file, which it creates if necessary.
-func nameKey(path string) (string, error) {
-	key, err := readRegular(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		key = []byte(rand.Text())
-		err = replaceFile(path, key)
-	}
-	return string(key), err
 }
 
 // withClaims calls do with the claim store of the base folder.

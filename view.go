@@ -33,7 +33,6 @@ type Module struct {
 	Kind      Kind
 	Source    string // absolute, symlinks resolved; scopes are compared with it
 	Root      string // the hosted DIR that contains it
-	ID        string // a keyed hash of Source and Name, for names: nobody can guess paths by it
 	Absent    bool   // it can't be hosted at the moment, and only has its share in names
 	About     string // one sentence, "" for none
 	Methods   []*Method
@@ -361,7 +360,7 @@ func nameItems(items []*Item) map[string][]*Item {
 	}
 	for _, item := range items {
 		if name := item.Name; wanted[name] > 1 || hashedName.MatchString(name) {
-			item.Name = name + "_" + hashOf(item.module.ID, item.ownName)[:12]
+			item.Name = name + "_" + hashOf(item.module.Name, item.Label, item.ownName)[:12]
 			ambiguous[name] = append(ambiguous[name], item)
 		}
 	}
@@ -378,7 +377,8 @@ var notPlain = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 func plainName(s string) string { return notPlain.ReplaceAllString(s, "_") }
 
 // labels returns the labels of a view's modules: of the possible labels of each the shortest
-// that no other module of its name could have, or else one with a hash suffix.
+// that no other module of its name could have, or else one with a hash of the path below the
+// scope: nobody can guess the folders above by it.
 func labels(modules []*Module, scope Scope) []string {
 	shared := make(map[[2]string]int) // how many modules of a name could have a label
 	for _, m := range modules {
@@ -388,7 +388,7 @@ func labels(modules []*Module, scope Scope) []string {
 	}
 	list := make([]string, len(modules))
 	for i, m := range modules {
-		list[i] = m.Name + "-" + hashOf(m.ID)[:12]
+		list[i] = m.Name + "-" + hashOf(strings.TrimPrefix(m.Source, scope.dir))[:12]
 		for _, label := range slices.Backward(possibleLabels(m, scope)) {
 			if shared[[2]string{m.Name, label}] == 1 {
 				list[i] = label

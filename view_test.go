@@ -18,7 +18,7 @@ func module(t testing.TB, text string) *Module {
 	t.Helper()
 	words := strings.Fields(strings.TrimPrefix(text, "!"))
 	source, name, _ := strings.Cut(words[0], ":")
-	m := &Module{Name: name, Kind: kindExecutable, Source: source, Root: "/w", ID: words[0]}
+	m := &Module{Name: name, Kind: kindExecutable, Source: source, Root: "/w"}
 	m.Absent = text[0] == '!'
 	if strings.HasSuffix(source, configName) {
 		m.Kind = kindConfig
@@ -176,6 +176,11 @@ func TestNamesTellNothingAboveTheScope(t *testing.T) {
 	check(t, "tools", viewNames(view), []string{"d-#_handleX", "p-p-d_handleX"})
 	_, others := view.Hook("d/handleX")
 	checkOmits(t, "webhooks", strings.Join(others, " "), "secret")
+	for i, m := range modules {
+		modules[i] = strings.Replace(m, "secret", "moved", 1)
+	}
+	moved := viewOf(t, scopeDir("/w/moved/p"), modules...)
+	check(t, "a name with a hash", moved.Tools[0].Name, view.Tools[0].Name)
 }
 
 func TestViewsAreForgotten(t *testing.T) {

@@ -202,7 +202,7 @@ func TestTrees(t *testing.T) {
 	check(t, "trees that can't be ended", len(endTrees(trees)), 0)
 	check(t, "the zombie is alive", processAlive(running.pid), false)
 	cmd.Wait()
-	stuck := &child{tree: ended, reaper: newReaper(nil, slog.New(slog.DiscardHandler)), exited: make(chan struct{})}
+	stuck := &child{tree: ended, reaper: newReaper(slog.New(slog.DiscardHandler)), exited: make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	check(t, "usher gives up", errors.Is(stuck.wait(ctx, 0), context.Canceled), true)
