@@ -63,7 +63,6 @@ func fakeTools(t *testing.T, tools ...fakeTool) string {
 //	big {bytes}     returns as many bytes
 //	count           counts its calls
 //	crash, exit     ends the process, by a signal or with a status
-//	digest          returns the digest of its arguments without _webhook
 //	echo            returns its params as text, as does each word not listed here
 //	env {name}      returns whether there is such a variable, and its value
 //	error           answers with an error of its own
@@ -485,10 +484,6 @@ func (c *fakeCall) result() json.RawMessage {
 	case "env":
 		v, ok := os.LookupEnv(stringField(c.args, "name"))
 		return textResult(fmt.Sprint(ok, " ", v))
-	case "digest":
-		rawBody := stringField(field(c.args, webhookParam), "rawBody")
-		hash := digest([]byte(without(string(c.args), webhookParam)))
-		return toolResult(marshal(map[string]string{"digest": hash, "raw": rawBody}))
 	case "runs", "count":
 		f.mu.Lock()
 		defer f.mu.Unlock()
