@@ -12,8 +12,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -121,32 +119,6 @@ func TestForgedSessions(t *testing.T) {
 	checkSees(t, "the first of two counts", c, setHeader(sessionHeader, id, stranger), seesProj)
 }
 
-// TestForgedNames calls tools out of scope by other names and in other requests.
-func TestForgedNames(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	c := p.session(inHeader(p.code("/proj")))
-	for _, name := range []string{
-		"b_x", "c_x", "other-b_x", "../other/b_x", "other/b_x", "projX_x", "proj-a_x", "proj_a_x", "A_X", "a_X", " a_x",
-		"a_x ", "a_x\u0000", "a_x\u0000b_x", "a_x/../../other/b_x", "", "x", "_x", "a", "*", "a_*", "mcp__usher__b_x",
-		"../../other/b.usher",
-	} {
-		if a := c.call(name, ""); a.failure() == "" {
-			t.Errorf("the tool %q: %s", name, a.Body)
-		}
-	}
-	for _, params := range []string{
-		`{"name":"a_x","name":"b_x"}`,
-		`{"name":"b_x","Name":"a_x"}`,
-		`{"name":"b\u005fx"}`,
-	} {
-		if a := c.post(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":` + params + `}`); a.failure() == "" {
-			t.Errorf("%s: %d %s", params, a.Status, a.Body)
-		}
-	}
-}
-
 // TestEndedSessionStaysEnded tries to bring a session back whose claim has ended.
 // Each row changes the claims after the row before.
 func TestEndedSessionStaysEnded(t *testing.T) {
@@ -193,63 +165,6 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 	}
 }
 
-// TestRevokeAgainstCalls races revokes against calls: once a revoke has returned,
-// or a call was refused, no more calls are let in.
-func TestRevokeAgainstCalls(t *testing.T) {
-	long(t)
-	t.Parallel()
-	rounds := slowTests(40, 120)
-	p := startProjects(t)
-	var in, out atomic.Int64
-	for round := range rounds {
-		code := p.code("/proj")
-		c := p.session(inHeader(code))
-		revoked := make(chan struct{})
-		var all sync.WaitGroup
-		all.Go(func() {
-			defer close(revoked)
-			if round%4 == 3 {
-				os.Remove(p.claimsFile())
-				return
-			}
-			openStore(t, p.Base).Revoke(t.Context(), Code(code))
-		})
-		for range 4 {
-			all.Go(func() { callUntilRefused(t, c, revoked, &in, &out) })
-		}
-		all.Wait()
-	}
-	check(t, "calls before and after the ends", in.Load() > 0 && out.Load() > 0, true)
-}
-
-// callUntilRefused makes calls in a session whose claim is revoked meanwhile, and
-// counts those let in and those refused.
-func callUntilRefused(t *testing.T, c *testClient, revoked <-chan struct{}, in, out *atomic.Int64) {
-	ended := false
-	for range 8 {
-		select {
-		case <-revoked:
-			ended = true
-		default:
-		}
-		a := c.call("a_x", "")
-		if a.failure() == "" {
-			check(t, "let in after the end", ended, false)
-			in.Add(1)
-		} else {
-			checkContains(t, "the refusal", a.failure(), "has ended")
-			ended = true
-			out.Add(1)
-		}
-		if got := listTools(c, presentNothing); got != seesNone && (ended || got != seesProj) {
-			t.Errorf("it sees %q", got)
-		}
-		if b := c.call("b_x", ""); b.failure() == "" {
-			t.Errorf("out of scope: %s", b.Body)
-		}
-	}
-}
-
 // TestMovesAgainstLists races requests of one session that present different
 // codes: it sees one folder or the other, and never more.
 func TestMovesAgainstLists(t *testing.T) {
@@ -274,31 +189,32 @@ func TestMovesAgainstLists(t *testing.T) {
 	checkSees(t, "after a restart", c, presentNothing, last)
 }
 
-// TestStreamsAtTheEnd follows the streams of a scoped session to its claim's end
-// and beyond.
+// TestStreamsAtTheEnd follows the streams of a session from its first claim to the claim's expiry and beyond.
 func TestStreamsAtTheEnd(t *testing.T) {
 	long(t)
 	t.Parallel()
 	p := startProjects(t)
-	code := p.code("/proj")
-	c := p.session(inHeader(code))
-	c.awaitTools(projTools...)
+	claim := newClaimFor(t, p.Base, p.dir+"/proj")
+	code := claim.Code.Reveal()
+	c := p.session(presentNothing)
+	c.awaitTools(allTools...)
 	first, _ := c.listen()
 	second, _ := c.listen()
-	const changed = "notifications/tools/list_changed"
+	checkSees(t, "with a claim", c, inHeader(code), seesProj)
+	hear(t, second, changedTools)
 	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
-	hear(t, second, changed)
+	hear(t, second, changedTools)
 	c.awaitTools("a_pid", "a_sleep", "a_x", "new_x")
-	p.revoke(code)
-	hear(t, second, changed)
+	p.putClaims("[" + p.claimRecord(code, "/proj", claim.CreatedAt, time.Second) + "]")
+	hear(t, second, changedTools)
 	// From here on it hears nothing, whatever happens in the workspace.
 	free := p.session(presentNothing)
 	free.tools()
 	control, _ := free.listen()
 	writeFake(t, p.dir+"/proj/newer.usher", "good tools=x")
 	writeFake(t, p.dir+"/other/newer.usher", "good tools=x")
-	hear(t, control, changed)
-	checkSees(t, "after the end", c, presentNothing, seesNone)
+	hear(t, control, changedTools)
+	checkEnded(t, c)
 	c.Header.Set(eventHeader, "1")
 	third, _ := c.listen() // a new stream replays nothing
 	free.call("a_x", "")
@@ -310,6 +226,25 @@ func TestStreamsAtTheEnd(t *testing.T) {
 	}
 	checkSees(t, "after DELETE", c, presentNothing, "404")
 	checkSees(t, "after DELETE, with a code", c, inHeader(p.code("")), "404")
+}
+
+// checkEnded checks what a session whose claim has ended gets.
+func checkEnded(t *testing.T, c *testClient) {
+	t.Helper()
+	for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"} {
+		checkContains(t, method, c.ask(method, "").Body, ":[]}")
+	}
+	for method, params := range map[string]string{
+		"tools/call":          `{"name":"a_x"}`,
+		"prompts/get":         `{"name":"a_x"}`,
+		"resources/read":      `{"uri":"a://x"}`,
+		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n","value":""}}`,
+	} {
+		a := c.ask(method, params)
+		check(t, "status of "+method, a.Status, 200)
+		checkContains(t, method, a.failure(), "claim of this session has ended")
+	}
+	check(t, "ping", c.ask("ping", "").failure(), "")
 }
 
 // TestMovingFolders moves modules, and the folder of a claim.
@@ -355,44 +290,6 @@ func TestMovingFolders(t *testing.T) {
 	c.awaitTools() // links to files elsewhere are outside
 }
 
-// TestModuleMovesUnderCalls moves a module into the scope and out of it while it
-// is called: a scoped session is never answered from outside.
-func TestModuleMovesUnderCalls(t *testing.T) {
-	long(t)
-	t.Parallel()
-	rounds := slowTests(2, 40)
-	p := startProjects(t)
-	const says = "#!/bin/sh\n# Where says which folder it was started in.\nwhere() { echo \"${PWD##*/}\"; }\n"
-	write(t, p.dir+"/proj/m.usher.sh", says)
-	free, c := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
-	where := func(c *testClient) string {
-		a := c.call("m_where", "")
-		if a.failure() != "" { // the file may move in mid-start
-			return ""
-		}
-		return strings.TrimSpace(resultText(a.result()))
-	}
-	await(t, "the module", func() bool { return where(free) == "proj" })
-	answered := make(map[string]bool)
-	var calls sync.WaitGroup
-	var stop atomic.Bool
-	calls.Go(func() {
-		for !stop.Load() {
-			answered[where(c)] = true
-		}
-	})
-	at, to := "/proj", "/other"
-	for range rounds {
-		must(t, os.Rename(p.dir+at+"/m.usher.sh", p.dir+to+"/m.usher.sh"))
-		at, to = to, at
-		await(t, "the move to be seen", func() bool { return where(free) == at[1:] })
-	}
-	stop.Store(true)
-	calls.Wait()
-	delete(answered, "")
-	check(t, "folders that answered the scoped session", answered, map[string]bool{"proj": true})
-}
-
 // TestStartFailuresNameNoPath makes modules fail to start under a session, whose
 // answers a spy reads.
 func TestStartFailuresNameNoPath(t *testing.T) {
@@ -416,16 +313,6 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 	write(t, proj+".mcp.json", `{"mcpServers":{"entry":{"command":"./entry.sh"}}}`)
 	writeFake(t, proj+"entry.sh", "good tools=x")
 	spoil["entry"] = func() { os.Remove(proj + "entry.sh") }
-	if _, err := exec.LookPath("node"); err == nil {
-		write(t, proj+"q.usher.mjs", "/** X. */\nexport function x() { return 1 }\n")
-		spoil["q"] = func() {
-			shims, _ := filepath.Glob(base + "/.data/cache/*-shim.mjs")
-			for _, shim := range shims {
-				os.Remove(shim)
-				os.MkdirAll(shim+"/in the way", 0o700)
-			}
-		}
-	}
 	want := slices.Clone(allTools)
 	for name := range spoil {
 		want = append(want, name+"_x")
@@ -496,6 +383,8 @@ func TestKilledWhileMoving(t *testing.T) {
 	see("after kill -9")
 	check(t, "status after SIGTERM", p.signal(t, syscall.SIGTERM), 0)
 	p.restart(clients)
+	messages, _ := born.listen()
+	hear(t, messages, changedTools) // which the daemon before may not have sent
 	see("after SIGTERM")
 }
 

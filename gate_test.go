@@ -126,102 +126,27 @@ func TestUnreadableClaims(t *testing.T) {
 	checkSees(t, "without the file", scoped, presentNothing, seesNone)
 }
 
-// TestEndOfAClaim ends a claim in each way under a session with a stream and a
-// call under way.
-func TestEndOfAClaim(t *testing.T) {
-	long(t)
-	t.Parallel()
-	for how, end := range map[string]func(*projects, Claim){
-		"revoked": func(p *projects, c Claim) { p.revoke(c.Code.Reveal()) },
-		"expired": func(p *projects, c Claim) {
-			p.putClaims("[" + p.claimRecord(c.Code.Reveal(), "/proj", c.CreatedAt, time.Second) + "]")
-		},
-		"deleted": func(p *projects, _ Claim) { must(p.t, os.Remove(p.claimsFile())) },
-	} {
-		t.Run(how, func(t *testing.T) {
-			t.Parallel()
-			p := startProjects(t)
-			claim := newClaimFor(t, p.Base, p.dir+"/proj")
-			c := p.session(inHeader(claim.Code.Reveal()))
-			c.awaitTools(projTools...)
-			messages, _ := c.listen()
-			under := make(chan answer, 1)
-			go func() { under <- c.call("a_sleep", `{"ms":2500}`) }()
-			p.awaitLog(t, "fake: sleeping")
-			end(p, claim)
-			spy{t}.look(string(hear(t, messages, "notifications/tools/list_changed")))
-			checkEnded(t, c)
-			check(t, "the call under way", (<-under).failure(), "")
-		})
-	}
-}
-
-// checkEnded checks what a session whose claim has ended gets.
-func checkEnded(t *testing.T, c *testClient) {
-	t.Helper()
-	for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"} {
-		checkContains(t, method, c.ask(method, "").Body, ":[]}")
-	}
-	for method, params := range map[string]string{
-		"tools/call":          `{"name":"a_x"}`,
-		"prompts/get":         `{"name":"a_x"}`,
-		"resources/read":      `{"uri":"a://x"}`,
-		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n","value":""}}`,
-	} {
-		a := c.ask(method, params)
-		check(t, "status of "+method, a.Status, 200)
-		checkContains(t, method, a.failure(), "claim of this session has ended")
-	}
-	check(t, "ping", c.ask("ping", "").failure(), "")
-}
-
-// TestScopedSessionIsTold has an unscoped session become scoped: its stream says
-// that its tools have changed.
-func TestScopedSessionIsTold(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	c := p.session(presentNothing)
-	c.awaitTools(allTools...)
-	messages, _ := c.listen()
-	checkSees(t, "scoped", c, inHeader(p.code("/proj")), seesProj)
-	hear(t, messages, "notifications/tools/list_changed")
-}
-
-// TestSpoiledSessionLog restarts the daemon with its log of sessions changed: the
-// sessions in it go on if only an unfinished line was added, and end otherwise.
+// TestSpoiledSessionLog opens a store whose log was changed: its sessions continue if only an
+// unfinished line was added, and end otherwise.
 func TestSpoiledSessionLog(t *testing.T) {
-	long(t)
-	t.Parallel()
-	const goesOn, over = seesAll, "404"
-	for name, tt := range map[string]struct {
-		spoil func(log string) (text string, ok bool) // false: no file
-		want  string
-	}{
-		"deleted":     {func(string) (string, bool) { return "", false }, over},
-		"a half line": {func(log string) (string, bool) { return log + `{"id":"cut o`, true }, goesOn},
-		"NULs":        {func(log string) (string, bool) { return log + strings.Repeat("\x00", 512), true }, goesOn},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := startProjects(t)
-			c, scoped := p.session(presentNothing), p.session(presentNothing)
-			listTools(scoped, inHeader(p.code("/other")))
-			p.stop(t)
-			path := p.Base + "/.data/sessions.jsonl"
-			raw, err := os.ReadFile(path)
-			must(t, err)
-			must(t, os.Remove(path))
-			if text, ok := tt.spoil(string(raw)); ok {
-				write(t, path, text)
-			}
-			p.restart([]*testClient{c, scoped})
-			checkSees(t, "an unscoped session", c, presentNothing, tt.want)
-			if tt.want == goesOn {
-				tt.want = seesOther
-			}
-			checkSees(t, "a session scoped by it", scoped, presentNothing, tt.want)
-		})
+	for added, kept := range map[string]bool{"": false, `{"id":"cut o`: true, strings.Repeat("\x00", 512): true} {
+		data, moved := t.TempDir(), Principal{"ABCDEF", "", "/w/proj"}
+		path := data + "/sessions.jsonl"
+		g, _ := testGate(t, data, false)
+		token, id := g.Create(protocols[0], 0, admission{})
+		move(t, g, token, moved)
+		log, err := os.ReadFile(path)
+		must(t, err)
+		must(t, os.Remove(path))
+		if added != "" { // else the log is missing
+			write(t, path, string(log)+added)
+		}
+		again, _ := testGate(t, data, false)
+		token, ok := again.sessions.open(id)
+		check(t, fmt.Sprintf("a session continues with %.20q added", added), ok, kept)
+		if ok {
+			check(t, "its principal", again.Current(token), moved)
+		}
 	}
 }
 
@@ -389,9 +314,22 @@ func TestModernScopeTable(t *testing.T) {
 				check(t, "it sees", c.sees(row.present), want)
 				a := c.modern("tools/call", `{"name":"c_x"}`, row.present)
 				check(t, "it calls c_x", a.failure() == "", want == seesAll)
+				refusals := []answer{a}
+				if require { // a session is refused too
+					_, a := openSession(t, d.URL, row.present)
+					refusals = append(refusals, a)
+				}
+				says := "a claim code is required"
 				if row.refused {
-					check(t, "status of a call", a.Status, 400)
-					checkContains(t, "a call", a.failure(), "unknown or has ended", claimHeader)
+					says = "unknown or has ended"
+				}
+				for _, a := range refusals {
+					if want == "400" {
+						check(t, "status of a refusal", a.Status, 400)
+						checkContains(t, "a refusal", a.failure(), says, claimHeader)
+						check(t, "its session", a.Header.Get(sessionHeader), "")
+						check(t, "its challenge", a.Header.Get("WWW-Authenticate"), "")
+					}
 				}
 			})
 		}
@@ -527,43 +465,6 @@ func TestWhatIsInAScope(t *testing.T) {
 	check(t, "the folder of a claim", list.claims[0].ScopeDir, p.dir+"/proj")
 	linked := p.session(inHeader(list.claims[0].Code.Reveal()))
 	checkSees(t, "a claim for a linked folder", linked, presentNothing, inside)
-}
-
-func TestRequireClaim(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	code, revoked := p.code("/proj"), p.code("/proj")
-	p.revoke(revoked)
-	before := p.session(presentNothing)
-	p.restart([]*testClient{before}, "-require-claim")
-	for _, method := range []string{http.MethodGet, http.MethodDelete} {
-		check(t, method+" of a session from before", before.do(before.request(method, "")).Status, 400)
-	}
-	const noCode, badCode = "a claim code is required", "unknown or has ended"
-	for name, tt := range map[string]struct {
-		present func(*http.Request)
-		says    string
-	}{
-		"no code":                 {presentNothing, noCode},
-		"an empty code":           {presentAll(inHeader(""), inQuery("")), noCode},
-		"a token that is no code": {inAuthorization("Bearer x.y.z"), noCode},
-		"a word":                  {inHeader("hello"), badCode},
-		"an unknown code":         {inQuery("AAAAAA"), badCode},
-		"a revoked code":          {inHeader(revoked), badCode},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, initialized := openSession(t, p.URL, tt.present)
-			modern := newStateless(t, p.URL).modern("tools/list", "", tt.present)
-			for _, a := range []answer{initialized, modern} {
-				check(t, "status", a.Status, 400)
-				checkContains(t, "refusal", a.failure(), tt.says, claimHeader)
-				check(t, "session", a.Header.Get(sessionHeader), "")
-				check(t, "challenge", a.Header.Get("WWW-Authenticate"), "")
-			}
-		})
-	}
-	p.hidesCodes(t, code, revoked, "AAAAAA")
 }
 
 // unknownCodes returns n codes that, with overwhelming likelihood, were never

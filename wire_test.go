@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -50,50 +49,14 @@ func TestBatchesAreRefused(t *testing.T) {
 	})
 }
 
-func TestOldSSE(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	proj := p.code("/proj")
-	mcp := func(r *http.Request) { r.URL.Path = "/mcp" }
-	for _, tt := range []struct {
-		name    string
-		present func(*http.Request)
-		want    string
-	}{
-		{"nothing", presentNothing, seesAll},
-		{"a code in the URL", inQuery(proj), seesProj},
-		{"a code in the URL at /mcp", presentAll(inQuery(proj), mcp), seesProj},
-		{"a code in the header", inHeader(proj), seesProj},
-		{"a code as bearer", inAuthorization("Bearer " + proj), seesProj},
-		{"an unknown code", inQuery("ABCDEF"), seesAll},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			c := connectSSE(t, p.URL, tt.present)
-			c.post(initializeAs(oldestProtocol))
-			wantEvent(t, c.events, `"id":"init"`, `"protocolVersion":"2024-11-05"`)
-			check(t, "tools", c.sees(), tt.want)
-			called := field(c.ask("tools/call", `{"name":"b_x"}`), "error") == nil
-			check(t, "it can call b_x", called, tt.want == seesAll)
-		})
-	}
-	t.Run("a code in a later request", func(t *testing.T) {
-		c := connectSSE(t, p.URL)
-		req := c.request(http.MethodPost, c.message("ping", ""))
-		inHeader(proj)(req)
-		c.do(req)
-		wantEvent(t, c.events, "result")
-		check(t, "tools", c.sees(), seesProj)
-	})
-}
-
 // TestOldSSEAtTheEnd ends the claim of an HTTP+SSE session, and then the daemon.
 func TestOldSSEAtTheEnd(t *testing.T) {
 	long(t)
 	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
-	scoped, free := connectSSE(t, p.URL, inQuery(code)), connectSSE(t, p.URL)
+	atMCP := func(r *http.Request) { r.URL.Path = "/mcp" }
+	scoped, free := connectSSE(t, p.URL, inQuery(code), atMCP), connectSSE(t, p.URL)
 	scoped.sees()
 	free.sees()
 	writeFake(t, p.dir+"/other/new.usher", "good tools=x")
@@ -103,14 +66,6 @@ func TestOldSSEAtTheEnd(t *testing.T) {
 	p.revoke(code)
 	wantEvent(t, scoped.events, changedTools)
 	check(t, "tools after the claim's end", scoped.sees(), "")
-	for method, params := range map[string]string{
-		"tools/call":          `{"name":"a_x"}`,
-		"prompts/get":         `{"name":"a_x"}`,
-		"resources/read":      `{"uri":"a://x"}`,
-		"completion/complete": `{"ref":{"type":"ref/prompt","name":"a_x"},"argument":{"name":"n","value":""}}`,
-	} {
-		checkContains(t, method+" after the claim's end", string(scoped.ask(method, params)), `"error"`, "has ended")
-	}
 	p.cancel()
 	check(t, "messages at the daemon's stop", len(remainingEvents(t, scoped.events)), 0)
 }
@@ -144,48 +99,6 @@ func TestOldSSECancels(t *testing.T) {
 	res, _, _ := c.get()
 	check(t, "status of a GET of an ended session", res.StatusCode, 404)
 	checkContains(t, "the other session", string(other.ask("ping", "")), `"result"`)
-}
-
-func TestOldSSENeedsAClaim(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t, "-require-claim")
-	c := newStateless(t, p.URL)
-	for name, present := range map[string]func(*http.Request){"no code": presentNothing, "unknown": inQuery("ABCDEF")} {
-		res, events, _ := c.get(present)
-		check(t, name+": status", res.StatusCode, 400)
-		check(t, name+": messages", len(remainingEvents(t, events)), 0)
-	}
-	check(t, "tools", connectSSE(t, p.URL, inQuery(p.code("/proj"))).sees(), seesProj)
-}
-
-// TestOldSSELeavesNothing counts goroutines, so it runs alone.
-func TestOldSSELeavesNothing(t *testing.T) {
-	long(t)
-	d := startFakes(t, "a: good shared")
-	visit := func(times int) {
-		var all []*sseClient
-		for range 10 {
-			c := connectSSE(t, d.URL)
-			c.http.Transport = &http.Transport{DisableKeepAlives: true}
-			c.ask("tools/call", `{"name":"a_echo"}`)
-			c.post(c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`))
-			all = append(all, c)
-		}
-		logged := func(text string) func() bool {
-			return func() bool { return strings.Count(d.Log.String(), text) == 10*times }
-		}
-		await(t, "the calls to begin", logged("fake: sleeping"))
-		for _, c := range all {
-			c.hangUp()
-			remainingEvents(t, c.events)
-		}
-		await(t, "the calls to end", logged("fake: cancelled"))
-	}
-	visit(1)
-	before := runtime.NumGoroutine()
-	visit(2)
-	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+2 })
 }
 
 // TestOldSSETakesStatelessMessages sends requests of 2026-07-28 to an HTTP+SSE session, whose address counts.
@@ -282,7 +195,7 @@ func TestResumeByVersion(t *testing.T) {
 	check(t, "its notification stream begins with a comment", first.id == "" && first.comment, true)
 }
 
-// TestResumeInAScope resumes streams after a session has moved to another claim, and after its claim's end.
+// TestResumeInAScope resumes streams before and after the end of a claim.
 func TestResumeInAScope(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -290,40 +203,31 @@ func TestResumeInAScope(t *testing.T) {
 	writeFake(t, p.dir+"/proj/a.usher", "good tools=progress,release")
 	connect(t, p.URL).awaitTools("a_progress", "a_release", "b_x", "c_x")
 	proj := p.code("/proj")
-	begin := func() (c *testClient, id string) {
-		c = connectAs(t, p.URL, protocols[0], inHeader(proj))
-		first, _, hangUp := c.heldProgress(t)
-		hangUp()
-		c.call("a_release", "")
-		_, events, _ := c.resume(first.id)
-		check(t, "messages while the claim is active", len(remainingEvents(t, events)), 5)
-		return c, first.id
-	}
-	moves, moved := begin()
-	checkSees(t, "tools after the move", moves, inHeader(p.code("/other")), seesOther)
-	res, _, _ := moves.resume(moved)
-	check(t, "status after the move", res.StatusCode, http.StatusGone)
-
-	ends, ended := begin()
-	ends.tools()
-	_, events, hangUp := ends.resume("")
+	c := connectAs(t, p.URL, protocols[0], inHeader(proj))
+	call, _, hangUp := c.heldProgress(t)
+	hangUp()
+	c.call("a_release", "")
+	_, events, _ := c.resume(call.id)
+	check(t, "messages while the claim is active", len(remainingEvents(t, events)), 5)
+	c.tools()
+	_, events, hangUp = c.resume("")
 	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
 	first := wantEvent(t, events, changedTools)
 	writeFake(t, p.dir+"/proj/newer.usher", "good tools=x")
 	second := wantEvent(t, events, changedTools)
 	hangUp()
-	_, events, hangUp = ends.resume(first.id)
+	_, events, hangUp = c.resume(first.id)
 	check(t, "the id of what it missed", wantEvent(t, events, changedTools).id, second.id)
 	hangUp()
 	p.revoke(proj)
-	res, _, _ = ends.resume(ended)
+	res, _, _ := c.resume(call.id)
 	check(t, "status after the claim's end", res.StatusCode, http.StatusGone)
-	_, events, _ = ends.resume(first.id)
+	_, events, _ = c.resume(first.id)
 	stream, _ := parseEventID(first.id)
 	e := <-events
 	checkOmits(t, "the first id after the claim's end", e.id, stream)
-	ends.tools()
-	ends.do(ends.request(http.MethodDelete, ""))
+	c.tools()
+	c.do(c.request(http.MethodDelete, ""))
 	_, ids := eventTexts(remainingEvents(t, events))
 	checkOmits(t, "ids after the claim's end", strings.Join(ids, " "), stream)
 }
