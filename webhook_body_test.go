@@ -257,109 +257,17 @@ func TestWebhookMeta(t *testing.T) {
 	}
 }
 
-// hookLanguages has the same webhooks in all languages: one that returns its
-// parameters, one with a path and an answer of its own, one that is signed, one that
-// fails.
-var hookLanguages = []struct{ command, file, text string }{
-	{"go", "m.usher.go", `//go:build usher
-
-package main
-
-import (
-	"encoding/json"
-	"errors"
-)
-
-type params struct {
-	Name string          ` + "`json:\"name\"`" + `
-	N    int             ` + "`json:\"n,omitempty\"`" + `
-	Hook json.RawMessage ` + "`json:\"_webhook,omitempty\"`" + `
-}
-
-// HandleIt takes it.
-func HandleIt(p params) params { return p }
-
-type hook struct {
-	Hook struct {
-		Method string ` + "`json:\"method\"`" + `
-	} ` + "`json:\"_webhook\"`" + `
-}
-
-// Other takes it too.
-//
-// @webhook any/path
-func Other(p hook) any {
-	return map[string]any{"_response": map[string]any{"status": 201, "body": p.Hook.Method}}
-}
-
-// @signature github WH_KEY_SIGNING_SECRET
-func HandleSigned() int { return 1 }
-
-// HandleFail fails.
-func HandleFail() error { return errors.New("no more") }
-`},
-	{"sh", "m.usher.sh", `# Takes it.
-handleIt() { cat; }
-
-# Takes it too.
-#
-# @webhook any/path
-other() { printf '{"_response":{"status":201,"body":"POST"}}'; }
-
-# @signature github WH_KEY_SIGNING_SECRET
-handleSigned() { printf 1; }
-
-# Fails.
-handleFail() { echo 'no more' >&2; return 3; }
-`},
-	{"node", "m.usher.mjs", `/** Takes it. */
-export function handleIt(params) { return params; }
-
-/**
- * Takes it too.
- * @webhook any/path
- */
-export function other({ _webhook }) { return { _response: { status: 201, body: _webhook.method } }; }
-
-/** @signature github WH_KEY_SIGNING_SECRET */
-export function handleSigned() { return 1; }
-
-/** Fails. */
-export function handleFail() { throw new Error("no more"); }
-`},
-	{"python3", "m.usher.py", `def handleIt(name: str, n: int = 0, _webhook=None):
-    """Takes it."""
-    return {"name": name, "n": n, "_webhook": _webhook}
-
-
-def other(_webhook=None):
-    """Takes it too.
-
-    @webhook any/path
-    """
-    return {"_response": {"status": 201, "body": _webhook["method"]}}
-
-
-def handleSigned():
-    """@signature github WH_KEY_SIGNING_SECRET"""
-    return 1
-
-
-def handleFail():
-    """Fails."""
-    raise ValueError("no more")
-`},
-}
-
+// TestWebhookOfLanguages delivers to the same webhooks in each language: one that returns its parameters, one with a
+// path and an answer of its own, one that is signed, one that fails.
 func TestWebhookOfLanguages(t *testing.T) {
 	long(t)
 	t.Parallel()
-	for _, row := range hookLanguages {
-		t.Run(row.command, func(t *testing.T) {
+	for _, name := range folderNames(t, "testdata/hooks") {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			need(t, row.command)
+			needLanguage(t, name)
 			dir := t.TempDir()
-			write(t, dir+"/"+row.file, row.text)
+			copyFiles(t, "testdata/hooks", dir, name)
 			env := map[string]string{"WH_KEY_SIGNING_SECRET": "k"}
 			d := daemonOptions{env: env}.start(t, dir, "-webhook-timeout", "60s")
 			d.awaitReady(t)
