@@ -3,17 +3,13 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // oneFake serves a workspace with one module, "a", that is a good fake.
@@ -56,94 +52,41 @@ func badRequests() []badRequest {
 		{name: "text after the message", body: rpcText("ping", "{}") + "x", status: 400, says: `"code":-32700`},
 		{name: "invalid UTF-8", body: rpcText("pi\xffng", "{}"), status: 400, says: "not valid UTF-8"},
 		{name: "10,000 levels", body: rpcText("ping", `{"x":`+deep+`}`), status: 400, says: `"code":-32700`},
-		{
-			name:   "a body over the limit",
-			body:   rpcText("ping", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`),
-			status: 413,
-			says:   "1 MiB (-max-body)",
-		},
-		{
-			name:   "no JSON-RPC version",
-			body:   `{"id":1,"method":"ping"}`,
-			status: 400,
-			says:   `"id":1,"error":{"code":-32600`,
-		},
+		{name: "a body over the limit", body: rpcText("ping", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`), status: 413,
+			says: "1 MiB (-max-body)"},
+		{name: "no JSON-RPC version", body: `{"id":1,"method":"ping"}`, status: 400,
+			says: `"id":1,"error":{"code":-32600`},
 		{name: "params that are a list", body: rpcText("ping", "[]"), status: 400, says: "params must be an object"},
-		{
-			name:   "an id that is null",
-			body:   `{"jsonrpc":"2.0","id":null,"method":"ping"}`,
-			status: 400,
-			says:   "id must be",
-		},
-		{
-			name:   "a key in another case",
-			body:   `{"jsonrpc":"2.0","id":1,"method":"ping","METHOD":"nope"}`,
-			status: 200,
-			says:   `"result":{}`,
-		},
+		{name: "an id that is null", body: `{"jsonrpc":"2.0","id":null,"method":"ping"}`, status: 400,
+			says: "id must be"},
+		{name: "a key in another case", body: `{"jsonrpc":"2.0","id":1,"method":"ping","METHOD":"nope"}`,
+			status: 200, says: `"result":{}`},
 		{name: "an unknown method", body: rpcText("nope", "{}"), status: 200, says: `"code":-32601`},
-		{
-			name:   "a string as id",
-			body:   `{"jsonrpc":"2.0","id":"1","method":"ping"}`,
-			status: 200,
-			says:   `"id":"1"`,
-		},
+		{name: "a string as id", body: `{"jsonrpc":"2.0","id":"1","method":"ping"}`, status: 200, says: `"id":"1"`},
 		{name: "a message in several lines", body: lines, status: 200, says: `{\"x\":1}`},
 		{name: "an unknown notification", body: `{"jsonrpc":"2.0","method":"notifications/nope"}`, status: 202},
-		{
-			name:   "an unknown tool",
-			body:   rpcText("tools/call", `{"name":"nope"}`),
-			status: 200,
-			says:   `"code":-32602,"message":"unknown tool \"nope\""`,
-		},
+		{name: "an unknown tool", body: rpcText("tools/call", `{"name":"nope"}`), status: 200,
+			says: `"code":-32602,"message":"unknown tool \"nope\""`},
 		{name: "a list as arguments", body: call("[]"), status: 200, says: "arguments must be an object"},
-		{
-			name:   "an unknown log level",
-			body:   rpcText("logging/setLevel", `{"level":"loud"}`),
-			status: 200,
-			says:   `"code":-32602`,
-		},
-		{
-			name:   "an unknown resource",
-			body:   rpcText("resources/read", `{"uri":"x://y"}`),
-			status: 200,
-			says:   `"code":-32002`,
-		},
+		{name: "an unknown log level", body: rpcText("logging/setLevel", `{"level":"loud"}`), status: 200,
+			says: `"code":-32602`},
+		{name: "an unknown resource", body: rpcText("resources/read", `{"uri":"x://y"}`), status: 200,
+			says: `"code":-32002`},
 		{name: "another content type", header: "Content-Type: text/plain", status: 415},
 		{name: "no content type", header: "Content-Type:", status: 415},
 		{name: "an Accept of neither", header: "Accept: text/html", status: 406},
-		{
-			name:   "an Accept of neither by quality",
-			header: "Accept: text/event-stream; q=0.0, application/json;q=0",
-			status: 406,
-		},
-		{
-			name:   "an Accept without JSON by quality",
-			header: "Accept: application/json;q=0, text/event-stream;q=0.1",
-			status: 200,
-			says:   "data: {",
-		},
+		{name: "an Accept of neither by quality", header: "Accept: text/event-stream; q=0.0, application/json;q=0",
+			status: 406},
+		{name: "an Accept without JSON by quality", header: "Accept: application/json;q=0, text/event-stream;q=0.1",
+			status: 200, says: "data: {"},
 		{name: "no Accept", header: "Accept:", status: 200, says: `"result":{}`},
 		{name: "an Accept of streams alone", header: "Accept: text/event-stream", status: 200, says: "data: {"},
-		{
-			name:   "an Accept with streams first",
-			header: "Accept: text/event-stream, application/json",
-			status: 200,
-			says:   "event: message\ndata: {",
-		},
-		{
-			name:   "an unknown version",
-			header: "MCP-Protocol-Version: 1999-01-01",
-			status: 400,
-			says:   "1999-01-01",
-		},
+		{name: "an Accept with streams first", header: "Accept: text/event-stream, application/json", status: 200,
+			says: "event: message\ndata: {"},
+		{name: "an unknown version", header: "MCP-Protocol-Version: 1999-01-01", status: 400, says: "1999-01-01"},
 		{name: "no session", header: "Mcp-Session-Id:", status: 400, says: "send initialize first"},
-		{
-			name:   "a forged session",
-			header: "Mcp-Session-Id: " + strings.Repeat("A", 75),
-			status: 404,
-			says:   "send initialize again",
-		},
+		{name: "a forged session", header: "Mcp-Session-Id: " + strings.Repeat("A", 75), status: 404,
+			says: "send initialize again"},
 		{name: "a foreign Host", header: "Host: evil.example", status: 403, says: "-allow-host evil.example"},
 		{name: "a Host that was allowed", header: "Host: usher.example:8443", status: 200},
 		{name: "a Host that is an address", header: "Host: 10.1.2.3:3000", status: 200},
@@ -151,12 +94,8 @@ func badRequests() []badRequest {
 		{name: "a Host that only begins so", header: "Host: localhost.evil.example", status: 403},
 		{name: "a Host that a shell would run", header: "Host: $(id).localhost", status: 403},
 		{name: "a Host under localhost", header: "Host: my-app.localhost:3000", status: 200},
-		{
-			name:   "a foreign Origin",
-			header: "Origin: https://evil.example",
-			status: 403,
-			says:   "-allow-origin https://evil.example",
-		},
+		{name: "a foreign Origin", header: "Origin: https://evil.example", status: 403,
+			says: "-allow-origin https://evil.example"},
 		{name: "an Origin of null", header: "Origin: null", status: 403},
 		{name: "an unreadable Origin", header: "Origin: ://", status: 403},
 		{name: "an Origin that was allowed", header: "Origin: https://app.example", status: 200},
@@ -164,20 +103,20 @@ func badRequests() []badRequest {
 		{name: "an Origin that only looks allowed", header: "Origin: https://app.example.evil.example", status: 403},
 		{name: "another site's form", header: "Sec-Fetch-Site: cross-site", status: 403},
 		{name: "another site's picture", method: "GET", header: "Sec-Fetch-Site: cross-site", status: 403},
+		{name: "a GET of the revision without sessions", method: "GET", header: "MCP-Protocol-Version: 2026-07-28",
+			status: 405},
+		{name: "a notification of that revision", header: "MCP-Protocol-Version: 2026-07-28",
+			body: `{"jsonrpc":"2.0","method":"notifications/x"}`, status: 202},
+		{name: "a response of that revision", header: "MCP-Protocol-Version: 2026-07-28",
+			body: `{"jsonrpc":"2.0","id":1,"result":{}}`, status: 400},
 		{name: "PUT", method: "PUT", status: 405, says: "POST, GET or DELETE"},
 		{name: "HEAD", method: "HEAD", status: 405},
 		{name: "an unknown path", path: "nope", status: 404, says: `"error"`},
 		{name: "a GET without Accept", method: "GET", header: "Accept:", status: 406},
 		{name: "a browser's GET", method: "GET", header: "Accept: text/html,*/*;q=0.8", status: 200},
 		{name: "a huge header", header: "X-Big: " + strings.Repeat("x", 200<<10), status: 431},
-		{
-			name:   "health, with any Host",
-			method: "GET",
-			path:   "healthz",
-			header: "Host: probe.example",
-			status: 200,
-			says:   "ok",
-		},
+		{name: "health, with any Host", method: "GET", path: "healthz", header: "Host: probe.example", status: 200,
+			says: "ok"},
 	}
 }
 
@@ -257,11 +196,8 @@ func TestCallsPassThrough(t *testing.T) {
 		{"unknown fields", "a_echo", `{"x":{"y":[1,{"z":null}]}}`, `{\"x\":{\"y\":[1,{\"z\":null}]}}`},
 		{"_webhook is left out", "a_echo", `{"_webhook":{"method":"POST"},"x":1}`, `\"arguments\":{\"x\":1}`},
 		{"no arguments", "a_echo", ``, `{\"name\":\"echo\",`},
-		{
-			name: "a module's own error",
-			tool: "a_error",
-			want: `"error":{"code":-32099,"message":"an error of its own","data":{"n":9007199254740993}}`,
-		},
+		{name: "a module's own error", tool: "a_error",
+			want: `"error":{"code":-32099,"message":"an error of its own","data":{"n":9007199254740993}}`},
 		{"a failure is a result", "a_fail", ``, `"isError":true`},
 		{"the webhook secret is left out", "a_env", `{"name":"SERVICE_WEBHOOK_SECRET"}`, `"text":"false "`},
 	} {
@@ -283,7 +219,7 @@ func TestLookalikes(t *testing.T) {
 		`{"name":"a_echo","arguments":{"x":1,"_webhooK":{},"_Webhook":{}}}`,
 		`{"name":"a_fail","name":"a_echo","Name":"fail","NAME":"fail","nam\u0065":"a_echo"}`,
 		`{"name":"a_echo","_meta":{},"_Meta":{"progressToken":9}}`,
-		`{"name":"a_echo","_meta":{"progressToken":9,"ProgressToken":9,"progresstoken":9,"Usher/call":9},"_META":{}}`,
+		`{"name":"a_echo","_meta":{"progressToken":9,"ProgressToken":9,"usher/call":9,"Usher/call":9},"_META":{}}`,
 		`{"_meta":{"progressToken":9},"name":"a_echo","_meta":{"x":1,"usher/Call":9}}`,
 	} {
 		t.Run(params, func(t *testing.T) {
@@ -413,57 +349,6 @@ func TestCallTimeout(t *testing.T) {
 	checkContains(t, "the next call", c.call("a_echo", "").Body, `"result"`)
 }
 
-func TestSilentClientIsGivenUp(t *testing.T) {
-	t.Parallel()
-	slow(t) // for bodyTimeout
-	c := oneFake(t)
-	u, err := url.Parse(c.URL)
-	must(t, err)
-	conn, err := net.Dial("tcp", u.Host)
-	must(t, err)
-	defer conn.Close()
-	io.WriteString(conn, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"+
-		"Content-Length: 1000\r\n\r\n{")
-	conn.SetReadDeadline(time.Now().Add(2 * bodyTimeout))
-	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-	must(t, err)
-	check(t, "status of a body that never ends", res.StatusCode, http.StatusRequestTimeout)
-}
-
-// TestListChanged checks that a session hears of changes on its latest stream alone, and only of those it can see.
-func TestListChanged(t *testing.T) {
-	long(t)
-	t.Parallel()
-	d := startFakes(t, "a: good tools=x")
-	c := connect(t, d.URL)
-	first, hangUp := c.listen()
-	second, _ := c.listen()
-	c.awaitTools("a_x")
-	writeFake(t, d.Dir+"/b.usher", "good tools=y")
-	hear(t, second, changedTools)
-	c.awaitTools("a_x", "b_y")
-	hangUp()
-	for msg := range first {
-		t.Errorf("the older stream was told too: %s", msg)
-	}
-	write(t, d.Dir+"/readme.txt", "of no interest")
-	writeFake(t, d.Dir+"/b.usher", "good tools=y,z")
-	hear(t, second, changedTools)
-	c.awaitTools("a_x", "b_y", "b_z")
-}
-
-// TestDeleteOutlivesARestart checks that a session that its client ended stays ended.
-func TestDeleteOutlivesARestart(t *testing.T) {
-	t.Parallel()
-	base := t.TempDir()
-	d := daemonOptions{base: base}.start(t, t.TempDir())
-	c := connect(t, d.URL)
-	c.end()
-	d.stop(t)
-	c.URL = daemonOptions{base: base}.start(t, t.TempDir()).URL
-	check(t, "status", c.ask("ping", "").Status, http.StatusNotFound)
-}
-
 func TestStdio(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -499,16 +384,4 @@ func TestStdio(t *testing.T) {
 	code := <-exit
 	check(t, "exit status", code, 0)
 	exit <- code
-}
-
-func TestStreamsOfASession(t *testing.T) {
-	long(t)
-	t.Parallel()
-	c := oneFake(t)
-	for range maxStreams {
-		c.listen()
-	}
-	a := c.do(c.request(http.MethodGet, ""))
-	check(t, "status of one stream too many", a.Status, http.StatusTooManyRequests)
-	check(t, "it has Retry-After", a.Header.Get("Retry-After") != "", true)
 }

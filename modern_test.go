@@ -54,114 +54,49 @@ var modernRequests = []modernRequest{
 			`"requested":"2030-01-01"`,
 	},
 	{name: "no Mcp-Method", header: "Mcp-Method:", meta: "-", code: -32020, says: `Mcp-Method is \"\"`},
-	{
-		name:   "another Mcp-Method",
-		header: "Mcp-Method: tools/call",
-		code:   codeHeaderMismatch,
-		says:   `the body's \"method\" is \"tools/list\"`,
-	},
+	{name: "another Mcp-Method", header: "Mcp-Method: tools/call", code: codeHeaderMismatch,
+		says: `the body's \"method\" is \"tools/list\"`},
 	{name: "no _meta", meta: "-", code: codeInvalidParams, says: "protocolVersion"},
-	{
-		name:   "_meta without capabilities",
-		header: laterVersion,
-		meta:   metaNow,
-		code:   codeInvalidParams,
-		says:   "clientCapabilities",
-	},
+	{name: "_meta without capabilities", header: laterVersion, meta: metaNow, code: codeInvalidParams,
+		says: "clientCapabilities"},
 	{name: "_meta without the client's name", meta: metaNow + "," + metaCaps},
 	{name: "no version in the header", header: noVersion, code: codeHeaderMismatch, says: `is \"\"`},
 	{name: "an older version in the header", header: olderVersion, code: codeHeaderMismatch},
 	{name: "a later version in _meta", meta: metaLater + "," + metaCaps, code: codeHeaderMismatch},
-	{
-		name:   "a later version in both",
-		header: laterVersion,
-		method: "nope",
-		meta:   metaLater + "," + metaCaps,
-		code:   codeUnsupportedVersion,
-		says:   `"requested":"2030-01-01"`,
-	},
-	{
-		name:   "an older version in both",
-		header: olderVersion,
-		meta:   metaOld + "," + metaCaps,
-		code:   codeUnsupportedVersion,
-		says:   `"requested":"2025-11-25"`,
-	},
+	{name: "a later version in both", header: laterVersion, method: "nope", meta: metaLater + "," + metaCaps,
+		code: codeUnsupportedVersion, says: `"requested":"2030-01-01"`},
+	{name: "an older version in both", header: olderVersion, meta: metaOld + "," + metaCaps,
+		code: codeUnsupportedVersion, says: `"requested":"2025-11-25"`},
 	{name: "an unknown method", method: "nope", code: codeNoMethod},
 	{name: "initialize", method: "initialize", params: `"protocolVersion":"2025-11-25"`, code: codeNoMethod},
 	{name: "ping", method: "ping", code: codeNoMethod},
 	{name: "a subscription", method: "resources/subscribe", params: `"uri":"r://one"`, code: codeNoMethod},
+	{name: "an unknown log level", meta: modernMeta + `,"io.modelcontextprotocol/logLevel":"loud"`,
+		code: codeInvalidParams, says: "unknown log level"},
+	{name: "no Mcp-Name", header: "Mcp-Name:", method: "tools/call", params: callParamsOfX, code: codeHeaderMismatch,
+		says: `Mcp-Name is \"\"`},
+	{name: "Mcp-Name in upper case", header: "Mcp-Name: A_X", method: "tools/call", params: callParamsOfX,
+		code: codeHeaderMismatch},
+	{name: "Mcp-Name in base64", header: "Mcp-Name: =?base64?YV94?=", method: "tools/call", params: callParamsOfX},
+	{name: "Mcp-Name in base64 without padding", header: "Mcp-Name: =?base64?YV9?=", method: "tools/call",
+		params: callParamsOfX, code: codeHeaderMismatch, says: "with padded base64"},
+	{name: "Mcp-Name beyond ASCII", header: "Mcp-Name: a_é", method: "tools/call", params: `"name":"a_é"`,
+		code: codeHeaderMismatch, says: "with padded base64"},
+	{name: "another Mcp-Name for a resource", header: "Mcp-Name: r://two", method: "resources/read",
+		params: `"uri":"r://one"`, code: codeHeaderMismatch},
+	{name: "an unknown tool", method: "tools/call", params: `"name":"a_nope"`, code: codeInvalidParams,
+		says: "unknown tool"},
+	{name: "an unknown resource", method: "resources/read", params: `"uri":"r://nope"`, code: codeInvalidParams,
+		says: `"uri":"r://nope"`},
 	{
-		name: "an unknown log level",
-		meta: modernMeta + `,"io.modelcontextprotocol/logLevel":"loud"`,
-		code: codeInvalidParams,
-		says: "unknown log level",
-	},
-	{
-		name:   "no Mcp-Name",
-		header: "Mcp-Name:",
-		method: "tools/call",
-		params: callParamsOfX,
-		code:   codeHeaderMismatch,
-		says:   `Mcp-Name is \"\"`,
-	},
-	{
-		name:   "Mcp-Name in upper case",
-		header: "Mcp-Name: A_X",
-		method: "tools/call",
-		params: callParamsOfX,
-		code:   codeHeaderMismatch,
-	},
-	{
-		name:   "Mcp-Name in base64",
-		header: "Mcp-Name: =?base64?YV94?=",
-		method: "tools/call",
-		params: callParamsOfX,
-	},
-	{
-		name:   "Mcp-Name in base64 without padding",
-		header: "Mcp-Name: =?base64?YV9?=",
-		method: "tools/call",
-		params: callParamsOfX,
-		code:   codeHeaderMismatch,
-		says:   "with padded base64",
-	},
-	{
-		name:   "Mcp-Name beyond ASCII",
-		header: "Mcp-Name: a_é",
-		method: "tools/call",
-		params: `"name":"a_é"`,
-		code:   codeHeaderMismatch,
-		says:   "with padded base64",
-	},
-	{
-		name:   "another Mcp-Name for a resource",
-		header: "Mcp-Name: r://two",
+		name:   "an unknown resource, beside another one's reference", // that one's module must not get the request
 		method: "resources/read",
-		params: `"uri":"r://one"`,
-		code:   codeHeaderMismatch,
-	},
-	{
-		name:   "an unknown tool",
-		method: "tools/call",
-		params: `"name":"a_nope"`,
+		params: `"uri":"x://nope","ref":{"type":"ref/resource","uri":"r://one"}`,
 		code:   codeInvalidParams,
-		says:   "unknown tool",
+		says:   `unknown resource \"x://nope\"`,
 	},
-	{
-		name:   "an unknown resource",
-		method: "resources/read",
-		params: `"uri":"r://nope"`,
-		code:   codeInvalidParams,
-		says:   `"uri":"r://nope"`,
-	},
-	{
-		name:   "a listener that accepts no stream",
-		header: "Accept: application/json",
-		method: "subscriptions/listen",
-		params: `"notifications":{}`,
-		code:   codeRefused,
-	},
+	{name: "a listener that accepts no stream", header: "Accept: application/json", method: "subscriptions/listen",
+		params: `"notifications":{}`, code: codeRefused},
 }
 
 // do makes the request. Its status follows from its code.
@@ -267,20 +202,6 @@ func TestModernParamHeaders(t *testing.T) {
 	})
 }
 
-// TestReadIsOfItsURI reads a resource and names another one in a member that belongs to completion: that resource's
-// module must not get the request.
-func TestReadIsOfItsURI(t *testing.T) {
-	long(t)
-	t.Parallel()
-	d := startFakes(t, "r: good tools=x res=r")
-	c := connect(t, d.URL)
-	c.awaitTools("r_x")
-	const params = `{"uri":"file:///etc/passwd","ref":{"type":"ref/resource","uri":"r://one"}}`
-	const want = `unknown resource \"file:///etc/passwd\"`
-	checkContains(t, "2025-11-25", c.ask("resources/read", params).Body, want)
-	checkContains(t, "2026-07-28", newStateless(t, d.URL).modern("resources/read", params).Body, want)
-}
-
 func TestModernResults(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -320,27 +241,6 @@ func TestModernResults(t *testing.T) {
 			check(t, "session", a.Header.Get(sessionHeader), "")
 		})
 	}
-}
-
-// TestModernHasNoSessions checks that such requests neither use nor get a session, and that there is no stream to open.
-func TestModernHasNoSessions(t *testing.T) {
-	long(t)
-	t.Parallel()
-	c := oneFake(t)
-	for _, session := range []string{"forged", c.Session} {
-		inSession := func(r *http.Request) { r.Header.Set(sessionHeader, session) }
-		a := newStateless(t, c.URL).modern("tools/list", "", inSession)
-		check(t, "status with a session", a.Status, 200)
-		check(t, "session", a.Header.Get(sessionHeader), "")
-	}
-	send := func(method, body string) int {
-		req := c.request(method, body)
-		req.Header.Set(protocolHeader, statelessProtocol)
-		return c.do(req).Status
-	}
-	check(t, "status of a GET", send(http.MethodGet, ""), 405)
-	check(t, "status of a notification", send(http.MethodPost, `{"jsonrpc":"2.0","method":"notifications/x"}`), 202)
-	check(t, "status of a response", send(http.MethodPost, `{"jsonrpc":"2.0","id":1,"result":{}}`), 400)
 }
 
 // TestModernNotifications checks what comes before an answer.
