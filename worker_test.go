@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"go/ast"
 	"log/slog"
 	"net/http"
@@ -19,35 +20,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
-
-func TestCrashInMidCall(t *testing.T) {
-	long(t)
-	t.Parallel()
-	c := oneFake(t)
-	for tool, says := range map[string]string{
-		"a_crash": `module "a" crashed (signal: killed)`,
-		"a_exit":  `module "a" crashed (exit status 7)`,
-	} {
-		checkContains(t, tool, c.call(tool, "").failure(), says)
-		check(t, "a call after "+tool, c.call("a_echo", "").failure(), "")
-	}
-}
-
-func TestKillFailsCallsAtOnce(t *testing.T) {
-	long(t)
-	t.Parallel()
-	c := oneFake(t)
-	pid, _ := strconv.Atoi(resultText(c.call("a_pid", "").result()))
-	done := make(chan answer, 1)
-	go func() { done <- c.call("a_sleep", `{"ms":60000}`) }()
-	c.daemon.awaitLog(t, "fake: sleeping")
-	process, _ := os.FindProcess(pid)
-	process.Kill()
-	checkContains(t, "the call under way", (<-done).failure(), "crashed")
-	check(t, "the next call", c.call("a_echo", "").failure(), "")
-}
 
 func TestBackOff(t *testing.T) {
 	long(t)
@@ -92,19 +67,14 @@ func TestFaultyModules(t *testing.T) {
 
 func TestSilentModuleIsGivenUp(t *testing.T) {
 	t.Parallel()
-	slow(t) // for startTimeout
-	dir := t.TempDir()
-	writeFake(t, dir+"/mute.usher", "mute")
-	writeFake(t, dir+"/a.usher", "good tools=x")
-	d := startDaemon(t, dir)
-	connect(t, d.URL).awaitTools("a_x")
-	deadline := time.Now().Add(2 * startTimeout)
-	for !strings.Contains(d.Log.String(), "did not answer initialize within") {
-		if time.Now().After(deadline) {
-			t.Fatalf("nothing was said of it: %s", d.Log.String())
-		}
-		runtime.Gosched()
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := testWorker("a", nil)
+		context.AfterFunc(w.ctx, func() { w.finish("killed") })
+		start := time.Now()
+		err := w.shakeHands(t.Context(), false)
+		checkContains(t, "error", fmt.Sprint(err), `module "a" can't start: did not answer initialize within`)
+		check(t, "time until it is given up", time.Since(start), startTimeout)
+	})
 }
 
 func TestIdleStop(t *testing.T) {
@@ -118,29 +88,6 @@ func TestIdleStop(t *testing.T) {
 	})
 	if second := resultText(c.call("a_pid", "").result()); second == first || second == "" {
 		t.Errorf("after the stop: process %q, before %q", second, first)
-	}
-}
-
-func TestSessionsSurviveRestarts(t *testing.T) {
-	long(t)
-	t.Parallel()
-	dir, base := t.TempDir(), t.TempDir()
-	writeFake(t, dir+"/a.usher", "good")
-	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
-	c := connect(t, d.URL)
-	for _, end := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL, syscall.SIGTERM} {
-		if a := c.call("a_echo", ""); a.failure() != "" || a.Status != 200 {
-			t.Fatalf("before %v: %d %s", end, a.Status, a.Body)
-		}
-		d.signal(t, end)
-		d = daemonOptions{base: base, ownProcess: true}.start(t, dir)
-		c.URL = d.URL
-		if a := c.call("a_echo", ""); a.failure() != "" || a.Status != 200 {
-			t.Errorf("after %v: %d %s", end, a.Status, a.Body)
-		}
-		messages, hangUp := c.listen()
-		hear(t, messages, "notifications/tools/list_changed")
-		hangUp()
 	}
 }
 
