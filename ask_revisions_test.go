@@ -78,41 +78,15 @@ func TestAskUndeclared(t *testing.T) {
 		missing  string
 		code     string
 	}{
-		{
-			name:     "sampling",
-			wish:     askFor("sampling", "x"),
-			declared: `{"roots":{},"elicitation":{"form":{},"url":{}}}`,
-			missing:  `{"sampling":{}}`,
-			code:     "-32601",
-		},
-		{
-			name:     "sampling with tools",
-			wish:     withTools,
-			declared: `{"sampling":{}}`,
-			missing:  `{"sampling":{"tools":{}}}`,
-			code:     "-32601",
-		},
-		{
-			name:     "a form",
-			wish:     askFor("form", "x"),
-			declared: `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
-			missing:  `{"elicitation":{}}`,
-			code:     "-32601",
-		},
-		{
-			name:     "a URL",
-			wish:     askFor("url", "x"),
-			declared: `{"roots":{},"sampling":{},"elicitation":{}}`,
-			missing:  `{"elicitation":{"url":{}}}`,
-			code:     "-32602",
-		},
-		{
-			name:     "roots",
-			wish:     askFor("roots", "x"),
-			declared: `{}`,
-			missing:  `{"roots":{}}`,
-			code:     "-32601",
-		},
+		{name: "sampling", wish: askFor("sampling", "x"),
+			declared: `{"roots":{},"elicitation":{"form":{},"url":{}}}`, missing: `{"sampling":{}}`, code: "-32601"},
+		{name: "sampling with tools", wish: withTools, declared: `{"sampling":{}}`,
+			missing: `{"sampling":{"tools":{}}}`, code: "-32601"},
+		{name: "a form", wish: askFor("form", "x"), declared: `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
+			missing: `{"elicitation":{}}`, code: "-32601"},
+		{name: "a URL", wish: askFor("url", "x"), declared: `{"roots":{},"sampling":{},"elicitation":{}}`,
+			missing: `{"elicitation":{"url":{}}}`, code: "-32602"},
+		{name: "roots", wish: askFor("roots", "x"), declared: `{}`, missing: `{"roots":{}}`, code: "-32601"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ask := fakeAsk{Mark: tt.name, Asks: []fakeWish{tt.wish}}

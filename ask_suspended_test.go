@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -199,22 +198,11 @@ func TestAskTimeout(t *testing.T) {
 		modern bool // the module
 		answer string
 	}{
-		{
-			name:   "it copes",
-			tool:   "m_ask",
-			answer: `"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`,
-		},
-		{
-			name:   "it does not",
-			tool:   "m_need",
-			answer: `"error":{"code":-32050,"message":"without it: ` + late + `"}`,
-		},
-		{
-			name:   "it has no sessions",
-			tool:   "m_ask",
-			modern: true,
-			answer: `"error":{"code":-32603,"message":"` + late + `"}`,
-		},
+		{name: "it copes", tool: "m_ask",
+			answer: `"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`},
+		{name: "it does not", tool: "m_need", answer: `"error":{"code":-32050,"message":"without it: ` + late + `"}`},
+		{name: "it has no sessions", tool: "m_ask", modern: true,
+			answer: `"error":{"code":-32603,"message":"` + late + `"}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
@@ -322,37 +310,6 @@ func sortedLines(text string) string {
 	lines := strings.Split(text, "\n")
 	slices.Sort(lines)
 	return strings.Join(lines, "\n")
-}
-
-// TestSuspendedLeavesNothing counts goroutines, so it runs alone.
-func TestSuspendedLeavesNothing(t *testing.T) {
-	d := startFakes(t, "a: fixed names tools=ask")
-	calls := 0
-	visit := func() {
-		for range 5 {
-			calls++
-			mark := fmt.Sprint("call-", calls)
-			c := askModern(t, d.URL, askAllCaps, "")
-			ask := askForms(mark)
-			ask.Stays = true
-			state := askState(t, c.round("a_ask", ask), 1)
-			c.http.http.CloseIdleConnections() // a suspended call uses no connection
-			params := goOn(string(callParams("a_ask", ask)), state, sayYes)
-			x := begin(t, c.http.http, c.modernRequest(json.RawMessage(params)), false)
-			awaitStep(t, d, "answered", mark)
-			x.hangUp()
-			<-x.done
-			awaitStep(t, d, "cancelled", mark)
-			a := c.round("a_ask", ask, withState(state, sayYes)...)
-			wantStale(t, "afterwards", a)
-			checkContains(t, "afterwards", a.failure(), "its call has ended")
-			c.http.http.CloseIdleConnections()
-		}
-	}
-	visit()
-	before := runtime.NumGoroutine()
-	visit()
-	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
 }
 
 // TestSuspendedUnderAClaim ends the claim of a suspended call. Other principals with the same folder can't go on with

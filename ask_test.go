@@ -37,12 +37,7 @@ var askKinds = []askKind{
 		params: `{"mode":"url","message":"WORD","url":"https://example.com/WORD","elicitationId":"WORD"}`,
 		answer: `{"action":"accept","_meta":{"word":"WORD"}}`,
 	},
-	{
-		name:   "roots",
-		method: "roots/list",
-		params: `{}`,
-		answer: `{"roots":[{"uri":"file:///WORD"}]}`,
-	},
+	{name: "roots", method: "roots/list", params: `{}`, answer: `{"roots":[{"uri":"file:///WORD"}]}`},
 }
 
 // askFor returns a request of a kind that contains a word.
