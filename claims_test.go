@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -134,72 +133,6 @@ func TestDrawCodeIsUniform(t *testing.T) {
 	for _, r := range codeAlphabet {
 		if n := counts[r]; n < want*91/100 || n > want*109/100 {
 			t.Errorf("%q was drawn %d times, want about %d", r, n, want)
-		}
-	}
-}
-
-func TestCreateListRevoke(t *testing.T) {
-	dir := newDataDir(t)
-	s := testStore(t, dir)
-	ctx := t.Context()
-	wantList := func(want ...Claim) {
-		t.Helper()
-		list, err := s.List(ctx)
-		must(t, err)
-		check(t, "claims", len(list), len(want))
-		for i, c := range list {
-			check(t, "code", c.Code, want[i].Code)
-			check(t, "label", c.Label, want[i].Label)
-			check(t, "scope", c.ScopeDir, want[i].ScopeDir)
-			check(t, "same expiry", c.ExpiresAt.Equal(want[i].ExpiresAt), true)
-		}
-	}
-	long, err := s.Create(ctx, "/w/<p>", "phone & co", 2*time.Hour)
-	must(t, err)
-	short := mustCreate(t, s)
-	check(t, "life", long.ExpiresAt.Sub(long.CreatedAt), 2*time.Hour)
-	check(t, "label", long.Label, "phone & co")
-	wantList(short, long)
-	data, err := os.ReadFile(filepath.Join(dir, "claims.json"))
-	must(t, err)
-	checkContains(t, "the file", string(data), `"scopeDir": "/w/<p>"`)
-	gone, err := s.Revoke(ctx, long.Code)
-	must(t, err)
-	check(t, "revoked", gone.Code, long.Code)
-	if _, err := s.Revoke(ctx, long.Code); !errors.Is(err, errNoClaim) {
-		t.Errorf("second Revoke() = %v", err)
-	}
-	wantList(short)
-	wantTidy(t, dir)
-}
-
-func TestReadersMakeNothing(t *testing.T) {
-	dir := newDataDir(t)
-	s := testStore(t, dir)
-	if list, err := s.List(t.Context()); list == nil || len(list) != 0 || err != nil {
-		t.Errorf("List() = %v, %v", list, err)
-	}
-	wantActive(t, s, "AAAAAA", false)
-	if _, err := os.Stat(filepath.Dir(dir)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("reading made the folder: %v", err)
-	}
-}
-
-func TestPermissions(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("no such permissions")
-	}
-	dir := newDataDir(t)
-	mustCreate(t, testStore(t, dir))
-	for path, want := range map[string]fs.FileMode{
-		filepath.Dir(dir):                 0o700,
-		dir:                               0o700,
-		filepath.Join(dir, "claims.lock"): 0o700,
-		filepath.Join(dir, "claims.lock", "free"): 0o600,
-		filepath.Join(dir, "claims.json"):         0o600,
-	} {
-		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
-			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, want)
 		}
 	}
 }

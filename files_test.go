@@ -126,12 +126,6 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	}
 }
 
-func TestHostName(t *testing.T) {
-	if host := newWriteToken("").host; strings.ContainsAny(host, "./\\") || host == "" {
-		t.Errorf("host %q", host)
-	}
-}
-
 // A folder that can't be synced after the rename fails the write, which is not repeated.
 func TestUnsyncedFolder(t *testing.T) {
 	dir := newDataDir(t)

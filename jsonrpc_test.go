@@ -6,9 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"slices"
-	"strings"
 	"testing"
 )
 
@@ -68,29 +66,4 @@ func FuzzParseMessage(f *testing.F) {
 			t.Errorf("%q: can't be sent on", raw)
 		}
 	})
-}
-
-func TestLineReader(t *testing.T) {
-	r := newLineReader(strings.NewReader("one\r\n\n  \ntwo\n"+strings.Repeat("x", 200_000)+"\nthree"), 100)
-	for _, want := range []string{"one", "two", "(too long)", "three", "(end)"} {
-		line, err := r.next()
-		got := string(line)
-		switch {
-		case errors.Is(err, errLineTooLong):
-			got = "(too long)"
-		case errors.Is(err, io.EOF):
-			got = "(end)"
-		}
-		if got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
-
-func TestErrorsHaveNoNullID(t *testing.T) {
-	got := string(encodeError(nil, rpcErrorf(1, "<&>\u2028")))
-	want := `{"jsonrpc":"2.0","error":{"code":1,"message":"<&>\u2028"}}`
-	if got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
 }
