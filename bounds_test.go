@@ -29,10 +29,6 @@ import (
 	"time"
 )
 
-// oddMeta is the _meta of a client without sessions that can be asked for the
-// user's input.
-var oddMeta = fmt.Sprintf(`"_meta":{%q:%q,%q:{"elicitation":{}}}`, metaProtocol, statelessProtocol, metaClientCaps)
-
 // limitCase exceeds a limit per principal over HTTP.
 type limitCase struct {
 	most    int                                          // requests within the limit
@@ -112,10 +108,6 @@ var otherLimits = map[string]string{
 	"defaultWebhookLimit": "TestWebhookLimit",
 	"maxSignatures":       "TestSignatureNearMisses",
 	"maxSignatureHeaders": "TestSignatureNearMisses",
-}
-
-func waitRequest(_ *bubble, c *testClient) *http.Request {
-	return c.request(http.MethodPost, c.message("tools/call", `{"name":"m_wait","arguments":{"seconds":60}}`))
 }
 
 // echoRequest makes a ping whose id, which its answer repeats, has n bytes.
@@ -437,33 +429,6 @@ func TestEndedClaimsKeepNothing(t *testing.T) {
 	})
 }
 
-// TestCancelledIDIsUsedAgain begins a request with the id of one that was cancelled and has not ended.
-func TestCancelledIDIsUsedAgain(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		held := account{memory: b.server.memory}
-		session := newSession(&sessionToken{})
-		msg := &Message{ID: json.RawMessage("1"), Method: "ping"}
-		begin := func() *request {
-			r := b.server.newRequest(session, admission{}, newOutbox(held, &connection{}, nil), msg, nil)
-			r.caller.Held = &reservation{account: held}
-			_, err := r.begin(t.Context())
-			must(t, err)
-			return r
-		}
-		first := begin()
-		session.handleNotification(&Message{
-			Method: "notifications/cancelled",
-			Params: json.RawMessage(`{"requestId":1}`),
-		})
-		second := begin()
-		first.end()
-		check(t, "requests that can be cancelled", session.calls.size(), 1)
-		second.end()
-		check(t, "requests in the end", session.calls.size(), 0)
-	})
-}
-
 // TestWantedResources subscribes the sessions of one principal to too many resources.
 func TestWantedResources(t *testing.T) {
 	t.Parallel()
@@ -497,37 +462,6 @@ func TestWantedResources(t *testing.T) {
 		synctest.Wait()
 		check(t, "after the listener", b.server.sessions.wanted.count("")+b.server.streams.count(""), 2)
 	})
-}
-
-// TestOddRequests sends valid JSON that makes no sense, which is refused.
-func TestOddRequests(t *testing.T) {
-	long(t)
-	t.Parallel()
-	c := oneFake(t)
-	for _, body := range []string{
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","requestState":5,META}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x","arguments":null,META}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"_meta":5,"name":"a_x"}}`,
-		`{"jsonrpc":"2.0","id":` + strings.Repeat("9", 400) + `,"method":"tools/call"}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a_x",META,"_meta":{}}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":` +
-			`{"resourceSubscriptions":5},META}}`,
-		`{"jsonrpc":"2.0","id":1,"result":{}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"completion/complete","params":{"ref":5,META}}`,
-		`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":5,META}}`,
-		`[]`, `[1]`, `5`, `null`, `""`,
-	} {
-		t.Run(clipText(body, 100), func(t *testing.T) {
-			body := strings.ReplaceAll(body, "META", oddMeta)
-			req := c.request(http.MethodPost, body)
-			req.Header.Set(protocolHeader, statelessProtocol)
-			req.Header.Set(methodHeader, stringField(json.RawMessage(body), "method"))
-			req.Header.Set(nameHeader, "a_x")
-			if a := c.do(req); a.Status != http.StatusBadRequest && a.Status != http.StatusNotFound {
-				t.Errorf("%d %s", a.Status, a.Body)
-			}
-		})
-	}
 }
 
 // mutePool is a pool whose processes answer nothing.
@@ -1113,31 +1047,6 @@ func TestCrashesAreForgotten(t *testing.T) {
 		s, err := newStatelessSession(objectOf(meta), Principal{})
 		must(t, err)
 		check(t, "a long affinity is kept", len(s.affinity) > 100, false)
-	}
-}
-
-// TestClientsNameNoCalls has a client name the call that a module's requests are
-// for: the module does not see that.
-func TestClientsNameNoCalls(t *testing.T) {
-	t.Parallel()
-	for _, stateless := range []bool{false, true} {
-		w := testWorker("a", nil)
-		w.stateless = stateless
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() {
-			params := objectOf(`{"name":"x","_meta":{"usher/call":1,"theirs":2,"usher/call":3}}`)
-			_, err := w.request(ctx, Caller{Session: "s"}, "tools/call", params, 0, nil)
-			ended <- err
-		}()
-		<-w.queued
-		var sent string
-		w.update(func(s *workerState) { sent = string(s.input) })
-		checkOmits(t, "the module's input", sent, metaCall)
-		checkContains(t, "the module's input", sent, `"theirs":2`)
-		cancel()
-		<-ended
-		w.cancel()
 	}
 }
 

@@ -408,23 +408,3 @@ func TestNodeModuleSystems(t *testing.T) {
 		})
 	}
 }
-
-// TestNodeRealPackage hosts a package of npm behind three functions with types.
-func TestNodeRealPackage(t *testing.T) {
-	nodeTestTyped(t)
-	dir := filepath.Join(t.TempDir(), "real")
-	must(t, os.CopyFS(dir, os.DirFS("testdata/node/real")))
-	os.RemoveAll(filepath.Join(dir, "node_modules"))
-	nodeTestNpm(t, dir, "ci")
-	c := connect(t, startDaemon(t, dir).URL)
-	c.awaitTools("nouns_count", "nouns_forms", "nouns_singular")
-	for _, row := range []struct{ tool, arguments, want string }{
-		{"nouns_count", `{"word":"mouse","count":3}`, "3 mice"},
-		{"nouns_count", `{"word":"mice","count":1,"inclusive":false}`, "mouse"},
-		{"nouns_singular", `{"word":"indices"}`, "index"},
-		{"nouns_forms", `{"words":["people"]}`, `{"forms":[{"one":"person","many":"people","isPlural":true}]}`},
-		{"nouns_count", `{"word":"mouse"}`, `parameter "count" is required: a number`},
-	} {
-		check(t, row.tool+row.arguments, resultText(c.call(row.tool, row.arguments).result()), row.want)
-	}
-}

@@ -87,7 +87,7 @@ func TestHooks(t *testing.T) {
 		{"push", "@webhook a/", false, "a/", 1, ""},
 		{"push", github, false, "", 0, github},
 		{"push", `@webhook\n` + github + `\n` + slack, true, "", 0, github}, // the first counts
-		// A misplaced tag, which lets nothing in: see TestParseSignature.
+		// A misplaced tag, which lets nothing in: see TestSignatureUnusable.
 		{"push", "Takes it. @webhook a/b", false, "", 0, "Takes it. @webhook a/b"},
 		{"handlePush", "Takes it. " + github, true, "", 0, "Takes it. " + github},
 	} {

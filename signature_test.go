@@ -295,25 +295,6 @@ func TestSignatureErrors(t *testing.T) {
 	}
 }
 
-func TestParseSignature(t *testing.T) {
-	for want, texts := range map[string][]string{ // by a part of the error, "" for none
-		"": {"github GITHUB_WEBHOOK_SECRET", "stripe _signing_secret",
-			"standard a_Signing_Secret", "  github \t K_WEBHOOK_SECRET "},
-		"want a scheme and a variable":                                 {"", "github", "github A B"},
-		`no scheme "md5": want one of github, slack, standard, stripe`: {"md5 K_WEBHOOK_SECRET"},
-		`no scheme "GitHub"`:                                           {"GitHub K_WEBHOOK_SECRET"},
-		"want a variable whose name ends in":                           {"github K", "github PATH", "github K_SECRET"},
-	} {
-		for _, text := range texts {
-			t.Run(text, func(t *testing.T) {
-				_, err := parseSignature("@signature "+text, func(string) string { return "a2V5" })
-				check(t, "is an error", err != nil, want != "")
-				checkContains(t, "error", fmt.Sprint(err), want)
-			})
-		}
-	}
-}
-
 // signedModule has a method for each scheme, which is also its variable's name.
 func signedModule(t *testing.T) (dir string, env map[string]string) {
 	dir, env = t.TempDir(), map[string]string{}

@@ -241,26 +241,3 @@ func TestSlowReaders(t *testing.T) {
 		}
 	}
 }
-
-// TestResumeUnderAnotherClaim moves a session to another folder while a call is under way. The other claim must not
-// read the call's stream.
-func TestResumeUnderAnotherClaim(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		c := b.open("2025-11-25")
-		move := func(dir string) {
-			c.Header.Set(claimHeader, newClaimFor(t, b.base, dir).Code.Reveal())
-			c.tools()
-		}
-		move("/w")
-		x := b.begin(c.streamedCall(60))
-		pass(time.Second)
-		move("/v")
-		<-x.done
-		_, text := x.got()
-		checkContains(t, "the call itself", text, "waited")
-		req := c.getRequest()
-		req.Header.Set(eventHeader, firstID(t, text))
-		check(t, "status", c.do(req).Status, http.StatusGone)
-	})
-}

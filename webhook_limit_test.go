@@ -4,17 +4,14 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -147,51 +144,6 @@ func TestWebhookWhileIntrospected(t *testing.T) {
 	gates["later"].Close()
 	d.awaitReady(t)
 	checkError(t, "an unknown path, all modules known", d.deliver(t, "no/thing", `{}`, shown), 404)
-}
-
-// Many calls that crash and many that never return leave nothing behind, and do not
-// affect the calls beside them.
-func TestWebhookStorm(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/bad.usher", fakeTool{Name: "handleCrash", Does: "crash"},
-		fakeTool{Name: "handleNever", Does: "never"})
-	writeTools(t, dir+"/good.usher", fakeTool{Name: "handleIt"})
-	before := runtime.NumGoroutine()
-	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-timeout", "20s")
-	d.awaitReady(t)
-	large := strings.Repeat("x", 4<<20-8)
-	a := d.deliver(t, "good/handleIt", `{"a":"`+large+`"}`, shown)
-	wantStatus(t, "4 MiB", a, 200)
-	check(t, "4 MiB came back", strings.Contains(a.Body, large), true)
-	var wg sync.WaitGroup
-	for i := range 60 {
-		wg.Go(func() {
-			switch i % 3 {
-			case 0:
-				if a, err := d.try("POST", "bad/handleCrash", `{}`, shown); err != nil || a.Status != 502 {
-					t.Errorf("a crash: %d %v", a.Status, err)
-				}
-			case 1: // ends by the crash of another, or because the sender hangs up
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rand.Intn(200))*time.Millisecond)
-				defer cancel()
-				req, _ := d.hookRequest("POST", "bad/handleNever", `{}`, shown)
-				if res, err := hookClient.Do(req.WithContext(ctx)); err == nil {
-					res.Body.Close()
-				}
-			default:
-				if a, err := d.try("POST", "good/handleIt", `{}`, shown); err != nil || a.Status != 200 {
-					t.Errorf("beside crashes: %d %v", a.Status, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	wantStatus(t, "after all", d.deliver(t, "good/handleIt", `{}`, shown), 200)
-	hookClient.CloseIdleConnections()
-	http.DefaultClient.CloseIdleConnections()
-	d.stop(t)
-	await(t, "the goroutines to end", func() bool { return runtime.NumGoroutine() <= before+2 })
 }
 
 // TestWebhookWithoutRoom has deliveries find no room, for their bodies or for what they become: they can be repeated.

@@ -328,16 +328,3 @@ func TestWebhookExposure(t *testing.T) {
 		})
 	}
 }
-
-// A failed $(cat …) must not open the door.
-func TestWebhookEmptySecret(t *testing.T) {
-	t.Parallel()
-	env := map[string]string{webhookSecretVar: ""}
-	for _, flag := range []string{"-open", "-open-webhooks", "-accept-signatures"} {
-		t.Run(flag, func(t *testing.T) {
-			code, said := serveStatus(t, env, flag)
-			check(t, "status", code, 2)
-			checkContains(t, "usher serve", said, "set but empty")
-		})
-	}
-}
