@@ -42,7 +42,7 @@ func callAndBeAsked(t *testing.T, d *testDaemon, c *askClient, mark string, late
 func TestAskEndsCleanly(t *testing.T) {
 	long(t)
 	before := runtime.NumGoroutine()
-	d := startFakes(t, "a: fixed tools=ask", "n: fixed names tools=ask")
+	d := startFakes(t, "a: fixed tools=ask")
 	var pids []int
 	awaitEnd := func(pid int) {
 		await(t, "the end of the module's process", func() bool { return !processAlive(pid) })
@@ -89,12 +89,6 @@ func TestAskEndsCleanly(t *testing.T) {
 		check(t, "refused or asked: "+got, refused || len(c.asked) == 1, true)
 		pids = append(pids, call.pid)
 	})
-	modern := askModern(t, d.URL, askAllCaps, "")
-	for _, tool := range []string{"a_ask", "n_ask"} { // suspended when the daemon ends
-		askState(t, modern.round(tool, askForms("suspended-"+tool)), 1)
-		pids = append(pids, awaitStep(t, d, "asked", "suspended-"+tool))
-	}
-	modern.http.http.CloseIdleConnections()
 	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	d.stop(t)
 	for _, pid := range pids {

@@ -139,6 +139,7 @@ func TestDrawCodeIsUniform(t *testing.T) {
 
 func TestUnusableFile(t *testing.T) {
 	long(t)
+	t.Parallel()
 	with := func(old, new string) string { return "[" + strings.Replace(claimA, old, new, 1) + "]" }
 	for _, tt := range []struct{ name, content string }{
 		{"empty", ""},
@@ -231,7 +232,7 @@ func TestFileThatIsNone(t *testing.T) {
 		dir := newDataDir(t)
 		must(t, os.MkdirAll(dir, 0o700))
 		if err := os.Symlink("nowhere", filepath.Join(dir, "claims.json")); err != nil {
-			t.Skip(err)
+			skip(t, err)
 		}
 		wantUnreadable(t, dir, "")
 	})
@@ -240,7 +241,7 @@ func TestFileThatIsNone(t *testing.T) {
 		real := writeClaimsFile(t, t.TempDir(), "["+claimA+"]")
 		must(t, os.MkdirAll(dir, 0o700))
 		if err := os.Symlink(real, filepath.Join(dir, "claims.json")); err != nil {
-			t.Skip(err)
+			skip(t, err)
 		}
 		wantUnreadable(t, dir, "AAAAAA") // and the link is not replaced by a file
 	})
@@ -268,9 +269,8 @@ func TestRecordsSurviveRewriting(t *testing.T) {
 	writeClaimsFile(t, dir, "[\n"+spaced+"\n,"+claimX+"]")
 	s := testStore(t, dir)
 	added := mustCreate(t, s)
-	if _, err := s.Revoke(t.Context(), added.Code); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.Revoke(t.Context(), added.Code)
+	must(t, err)
 	got, err := os.ReadFile(filepath.Join(dir, "claims.json"))
 	var text bytes.Buffer
 	if err := cmp.Or(err, json.Compact(&text, got)); err != nil || text.String() != "["+odd+"]" {
@@ -363,14 +363,15 @@ func TestPurgeThatFails(t *testing.T) {
 // and time: a kept inode can't come back.
 func TestLookupSeesEveryReplacement(t *testing.T) {
 	long(t)
+	t.Parallel()
 	if runtime.GOOS == "windows" {
-		t.Skip("sizes and times are all there is to see within a tick")
+		skip(t, "sizes and times are all there is to see within a tick")
 	}
 	dir := newDataDir(t)
 	path := writeClaimsFile(t, dir, "["+claimA+"]")
 	at := time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 	s := testStore(t, dir)
-	for n := range 200 {
+	for n := range 60 {
 		code, other, record := Code("AAAAAA"), Code("BBBBBB"), claimA
 		if n%2 == 1 {
 			code, other, record = other, code, claimB
@@ -387,6 +388,7 @@ func TestLookupSeesEveryReplacement(t *testing.T) {
 
 func TestOtherStoreSeesChangesAtOnce(t *testing.T) {
 	long(t)
+	t.Parallel()
 	dir := newDataDir(t)
 	daemon, cli := testStore(t, dir), testStore(t, dir)
 	for range 20 {
@@ -402,6 +404,7 @@ func TestOtherStoreSeesChangesAtOnce(t *testing.T) {
 
 func TestGoroutines(t *testing.T) {
 	long(t)
+	t.Parallel()
 	dir := newDataDir(t)
 	stores := []*ClaimStore{testStore(t, dir), testStore(t, dir)}
 	var all sync.WaitGroup

@@ -63,7 +63,7 @@ func TestDocs(t *testing.T) {
 	long(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
-		t.Skip("the pages are written for sh")
+		skip(t, "the pages are written for sh")
 	}
 	for _, path := range docPages() {
 		t.Run(path, func(t *testing.T) {
@@ -103,7 +103,7 @@ var docPrograms = map[string]func(*testing.T){
 	},
 	".usher.ts`": func(t *testing.T) {
 		if major, minor := nodeTestVersion(t); major < 22 || major == 22 && minor < 13 {
-			needProgram(t, "Node.js 22.13 or newer")
+			lack(t, "Node.js 22.13 or newer")
 		}
 	},
 }

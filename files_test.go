@@ -183,7 +183,7 @@ const childEnv = "USHER_TEST_CLAIMS_CHILD"
 func TestClaimsChild(t *testing.T) {
 	job := strings.Split(os.Getenv(childEnv), "\n")
 	if len(job) != 4 {
-		t.Skip("not a child")
+		skip(t, "not a child")
 	}
 	s := openClaims(job[0], nil)
 	defer s.Close()
@@ -255,6 +255,7 @@ func (c *claimsChild) codes() []Code {
 
 func TestProcessesAtOnce(t *testing.T) {
 	long(t)
+	t.Parallel()
 	processes, each := slowTests(12, 64), slowTests(10, 20)
 	dir := newDataDir(t)
 	printed := make([][]Code, processes)
@@ -361,7 +362,7 @@ func TestKilledWhilePreparing(t *testing.T) {
 func TestStoppedWriter(t *testing.T) {
 	long(t)
 	if runtime.GOOS == "windows" {
-		t.Skip("no way to stop a process")
+		skip(t, "no way to stop a process")
 	}
 	stop, cont := syscall.Signal(19), syscall.Signal(18) // SIGSTOP, SIGCONT
 	if runtime.GOOS == "darwin" {
@@ -405,6 +406,7 @@ func TestStoppedWriter(t *testing.T) {
 // ever.
 func TestTokenLost(t *testing.T) {
 	long(t)
+	t.Parallel()
 	dir := newDataDir(t)
 	s, thief := testStore(t, dir), testStore(t, dir)
 	thief.token.stale = -time.Second // every token is old

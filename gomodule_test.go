@@ -369,7 +369,7 @@ func TestBuildTimeout(t *testing.T) {
 	slow(t) // for buildTimeout
 	dir := goTestTree(t, map[string]string{"x.usher.go": goHead})
 	if err := exec.Command("mkfifo", dir+"/go.mod").Run(); err != nil {
-		t.Skip(err)
+		skip(t, err)
 	}
 	_, err := buildGoFile(t.Context(), t.TempDir(), dir+"/x.usher.go", os.Environ())
 	checkContains(t, "error", explain(err), "go build did not end within 2m0s")
@@ -386,7 +386,7 @@ func TestGoModuleWithoutGo(t *testing.T) {
 // workspace says (cgo, a toolchain of its own), gets no secret of webhooks.
 func TestGoCommandGetsNoSecrets(t *testing.T) {
 	if runtime.GOOS == "windows" {
-		t.Skip("no shell")
+		skip(t, "no shell")
 	}
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	seen, program := filepath.Join(t.TempDir(), "seen"), filepath.Join(dir, "bin", "go")

@@ -19,6 +19,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -111,6 +112,13 @@ type house struct {
 
 func readHouse(t *testing.T) *house {
 	t.Helper()
+	h, err := checkedHouse()
+	must(t, err)
+	return h
+}
+
+// checkedHouse reads the program once for all tests.
+var checkedHouse = sync.OnceValues(func() (*house, error) {
 	h := &house{
 		fset:  token.NewFileSet(),
 		files: make(map[string]*ast.File),
@@ -125,22 +133,26 @@ func readHouse(t *testing.T) *house {
 	for _, name := range programFiles() {
 		f, err := parser.ParseFile(h.fset, name, nil, parser.ParseComments)
 		if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		h.files[name] = f
 		if name != "proc_windows.go" || runtime.GOOS == "windows" {
 			checked = append(checked, f)
 		}
 	}
-	conf := types.Config{Importer: importer.ForCompiler(h.fset, "gc", exported(t))}
+	lookup, err := exportData()
+	if err != nil {
+		return nil, err
+	}
+	conf := types.Config{Importer: importer.ForCompiler(h.fset, "gc", lookup)}
 	if _, err := conf.Check("usher", h.fset, checked, h.info); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	for id, object := range h.info.Uses {
 		h.note(h.file(id.Pos()), object)
 	}
-	return h
-}
+	return h, nil
+})
 
 // programFiles lists the program's Go files. Modules that a reader of the
 // documentation saved beside them are left out.
@@ -151,20 +163,19 @@ func programFiles() []string {
 	})
 }
 
-// exported returns a lookup of the export data of the program's imports. One run of the
+// exportData returns a lookup of the export data of the program's imports. One run of the
 // go command finds all of it; an importer alone would start one for each package.
-func exported(t *testing.T) importer.Lookup {
-	t.Helper()
+func exportData() (importer.Lookup, error) {
 	list, err := exec.Command("go", "list", "-deps", "-export", "-f", "{{.ImportPath}} {{.Export}}", ".").Output()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	files := make(map[string]string)
 	for line := range strings.Lines(string(list)) {
 		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
 		files[path] = file
 	}
-	return func(path string) (io.ReadCloser, error) { return os.Open(files[path]) }
+	return func(path string) (io.ReadCloser, error) { return os.Open(files[path]) }, nil
 }
 
 func (h *house) file(pos token.Pos) string { return h.fset.Position(pos).Filename }
@@ -242,6 +253,7 @@ func layerOf(file string) int {
 
 func TestLayers(t *testing.T) {
 	long(t)
+	t.Parallel()
 	h := readHouse(t)
 	for name := range h.files {
 		if layerOf(name) < 0 {
@@ -260,6 +272,7 @@ func TestLayers(t *testing.T) {
 
 func TestForbiddenNames(t *testing.T) {
 	long(t)
+	t.Parallel()
 	h := readHouse(t)
 	for file, words := range forbiddenNames {
 		for _, word := range words {
@@ -282,10 +295,11 @@ func TestForbiddenNames(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	long(t)
-	h := readHouse(t)
+	t.Parallel()
+	files := programFiles()
 	var program, tests, shims codeSize
 	scopeLines := 0
-	for _, name := range sortedKeys(h.files) {
+	for _, name := range files {
 		size := measure(t, name)
 		program.add(size)
 		if slices.Contains(scopeFiles, name) {
@@ -318,12 +332,12 @@ func TestSizes(t *testing.T) {
 		}
 	}
 	t.Logf("%d files, %d lines of code, %d characters, 95 %% of the lines within %d columns",
-		len(h.files), program.lines, program.text, program.usual())
+		len(files), program.lines, program.text, program.usual())
 	for _, limit := range []struct {
 		what      string
 		got, most int
 	}{
-		{"files", len(h.files), maxFiles},
+		{"files", len(files), maxFiles},
 		{"characters of code", program.text, maxProgramText},
 		{"columns for 95 % of the lines", program.usual(), maxUsualColumns},
 		{"lines of code in claims.go, scope.go and view.go", scopeLines, maxScopeLines},
@@ -363,9 +377,7 @@ var docstring = regexp.MustCompile(`(?ms)^[ \t]*""".*?"""[ \t]*$`)
 func measure(t *testing.T, name string) (size codeSize) {
 	t.Helper()
 	text, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if strings.HasSuffix(name, ".py") {
 		text = docstring.ReplaceAllFunc(text, func(doc []byte) []byte {
 			return bytes.Repeat([]byte("\n"), bytes.Count(doc, []byte("\n")))
@@ -399,9 +411,7 @@ func blankComments(t *testing.T, name string, text []byte) []string {
 	t.Helper()
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, name, text, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	code := bytes.Clone(text)
 	for _, group := range f.Comments {
 		for _, c := range group.List {
@@ -418,9 +428,7 @@ func blankComments(t *testing.T, name string, text []byte) []string {
 // TestTour checks that main.go's tour names every file.
 func TestTour(t *testing.T) {
 	tour, err := os.ReadFile("main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, layer := range layers {
 		for _, file := range layer.files {
 			if !bytes.Contains(tour, []byte(strings.TrimSuffix(file, ".go"))) {
@@ -434,9 +442,7 @@ func TestHouseRules(t *testing.T) {
 	fset := token.NewFileSet()
 	for _, name := range programFiles() {
 		f, err := parser.ParseFile(fset, name, nil, parser.ParseComments)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(f.Comments) == 0 || f.Comments[0].Pos() > f.Name.Pos() {
 			t.Errorf("%s has no comment that says what it owns", name)
 		}

@@ -259,15 +259,6 @@ func shownText(text string) string     { return string(toolResult(quote(text))) 
 func shownObject(object string) string { return string(toolResult(json.RawMessage(object))) }
 func shownFailure(text string) string  { return string(failure(text)) }
 
-// needProgram skips a test for want of something, unless CI requires it.
-func needProgram(t *testing.T, what string) {
-	t.Helper()
-	if os.Getenv("CI_REQUIRE") != "" {
-		t.Fatalf("CI requires %s", what)
-	}
-	t.Skipf("needs %s", what)
-}
-
 // needLanguage returns the kind of a file, and skips the test if its language is
 // not installed.
 func needLanguage(t *testing.T, file string) Kind {
@@ -308,6 +299,7 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 // documentation.
 func TestShimGolden(t *testing.T) {
 	long(t)
+	t.Parallel()
 	for _, pattern := range []string{"testdata/python/*.py.json", "testdata/node/*s.json"} {
 		files, _ := filepath.Glob(pattern)
 		if len(files) == 0 {
@@ -336,8 +328,7 @@ func TestModuleAsks(t *testing.T) {
 		seen    [2]string // what the cancelled calls saw
 		refused string    // params that this language's modules can't ask with
 	}{
-		{"testdata/gomodule/run/asks.usher.go",
-			[2]string{`context canceled\"`, "async context canceled"}, `[]`},
+		{"testdata/gomodule/run/asks.usher.go", [2]string{`context canceled\"`, "async context canceled"}, `[]`},
 		{"testdata/python/asks.usher.py", [2]string{"GeneratorExit", "async GeneratorExit"}, `null`},
 		{"testdata/node/asks.usher.js", [2]string{`returned\"`, "returned async"}, `null`},
 	} {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -48,14 +49,36 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue && runtime.GOMAXPROCS(0) < 8 {
 		f.Value.Set("8")
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	for _, reason := range sortedKeys(skips.reasons) {
+		fmt.Printf("skipped %d tests: %s\n", skips.reasons[reason], reason)
+	}
+	os.Exit(code)
+}
+
+// skips counts the skipped tests by their reasons.
+var skips struct {
+	sync.Mutex
+	reasons map[string]int
+}
+
+// skip skips a test for a reason, which TestMain reports.
+func skip(t testing.TB, reason any) {
+	t.Helper()
+	skips.Lock()
+	defer skips.Unlock()
+	if skips.reasons == nil {
+		skips.reasons = make(map[string]int)
+	}
+	skips.reasons[fmt.Sprint(reason)]++
+	t.Skip(reason)
 }
 
 // slow marks a test that only CI runs, which sets the variable.
 func slow(t *testing.T) {
 	t.Helper()
 	if os.Getenv("USHER_SLOW") == "" {
-		t.Skip("slow: set USHER_SLOW=1 to run it")
+		skip(t, "slow: set USHER_SLOW=1 to run it")
 	}
 }
 
@@ -63,7 +86,7 @@ func slow(t *testing.T) {
 func long(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("long: left out by -short")
+		skip(t, "long: left out by -short")
 	}
 }
 
@@ -166,13 +189,18 @@ func objectOf(text string) object {
 // need skips a test whose program is not installed. In CI the test fails.
 func need(t *testing.T, program string) {
 	t.Helper()
-	if _, err := exec.LookPath(program); err == nil {
-		return
+	if _, err := exec.LookPath(program); err != nil {
+		lack(t, program)
 	}
+}
+
+// lack skips a test for want of something. In CI the test fails.
+func lack(t *testing.T, what string) {
+	t.Helper()
 	if os.Getenv("CI_REQUIRE") != "" {
-		t.Fatalf("CI needs %s", program)
+		t.Fatalf("CI needs %s", what)
 	}
-	t.Skipf("%s is not installed", program)
+	skip(t, "needs "+what)
 }
 
 func folderNames(t testing.TB, dir string) []string {

@@ -104,8 +104,7 @@ func TestHotReload(t *testing.T) {
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "good tools=x,z") // repair
 	c.awaitTools("a_x", "a_z", "b_x")
-	checkContains(t, "the log", d.Log.String(),
-		`"module added" module=new kind=executable file=new.usher tools=1`,
+	checkContains(t, "the log", d.Log.String(), `"module added" module=new kind=executable file=new.usher tools=1`,
 		`"module changed" module=a kind=executable file=a.usher tools=2`,
 		`"module failed" module=a kind=executable file=a.usher why=`,
 		`"module removed" module=other kind=executable file=other.usher`)
@@ -139,7 +138,7 @@ func TestOddFiles(t *testing.T) {
 		write(t, dir+"/"+name, "")
 		must(t, os.Remove(dir+"/"+name))
 		if err := exec.Command("mkfifo", dir+"/"+name).Run(); err != nil {
-			t.Skip("no FIFOs here")
+			skip(t, "no FIFOs here")
 		}
 	}
 	for _, name := range []string{"q/.mcp.json", "d.usher.go"} {

@@ -19,10 +19,10 @@ func nodeTestVersion(t *testing.T) (major, minor int) {
 	t.Helper()
 	out, err := exec.Command("node", "--version").Output()
 	if err != nil {
-		needProgram(t, "Node.js")
+		lack(t, "Node.js")
 	}
 	if _, err := fmt.Sscanf(string(out), "v%d.%d", &major, &minor); err != nil || major < 20 {
-		needProgram(t, "Node.js 20 or newer, not "+strings.TrimSpace(string(out)))
+		lack(t, "Node.js 20 or newer, not "+strings.TrimSpace(string(out)))
 	}
 	return major, minor
 }
@@ -39,7 +39,7 @@ func nodeTestTyped(t *testing.T) {
 		node = nodeTestInstall(t, "node@22")
 	}
 	if node == "" {
-		needProgram(t, "Node.js 22.13 or newer: in PATH, by USHER_TEST_NODE, or with USHER_SLOW=1 from npm")
+		lack(t, "Node.js 22.13 or newer: in PATH, by USHER_TEST_NODE, or with USHER_SLOW=1 from npm")
 	}
 	t.Setenv("PATH", filepath.Dir(node)+string(os.PathListSeparator)+os.Getenv("PATH"))
 }
@@ -62,7 +62,7 @@ func nodeTestInstall(t *testing.T, version string) string {
 func nodeTestNpm(t *testing.T, dir string, args ...string) {
 	t.Helper()
 	if _, err := exec.LookPath("npm"); err != nil {
-		needProgram(t, "npm")
+		lack(t, "npm")
 	}
 	cmd := exec.Command("npm", append(args, "--no-audit", "--no-fund")...)
 	cmd.Dir = dir

@@ -24,7 +24,7 @@ func pythonTestVersion(t *testing.T) (minor int) {
 	out, err := exec.Command(pythonFor(t.TempDir()), "-c", print).Output()
 	minor, _ = strconv.Atoi(strings.TrimSpace(string(out)))
 	if err != nil || minor < 9 {
-		needProgram(t, "Python 3.9 or newer")
+		lack(t, "Python 3.9 or newer")
 	}
 	return minor
 }

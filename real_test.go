@@ -136,10 +136,8 @@ func npmInstall(t *testing.T, from string) string {
 	defer os.RemoveAll(fresh)
 	copyFiles(t, from, fresh, manifest...)
 	if out, _, err := runIn(fresh, "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"); err != nil {
-		if os.Getenv("CI_REQUIRE") == "" {
-			t.Skipf("npm ci: %v\n%s", err, out)
-		}
-		t.Fatalf("npm ci: %v\n%s", err, out)
+		t.Logf("npm ci: %v\n%s", err, out)
+		lack(t, "npm ci")
 	}
 	if err := os.Rename(fresh, dir); err != nil {
 		_, err := os.Stat(dir) // another test may have been quicker

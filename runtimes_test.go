@@ -167,7 +167,7 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 	long(t)
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("only Linux tells an opened file's own path")
+		skip(t, "only Linux tells an opened file's own path")
 	}
 	dir := t.TempDir()
 	write(t, dir+"/projA/sub/own.usher.py", "projA")

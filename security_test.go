@@ -69,7 +69,7 @@ func TestSecurityDocument(t *testing.T) {
 func TestDataIsPrivate(t *testing.T) {
 	long(t)
 	if runtime.GOOS == "windows" {
-		t.Skip("no such permissions")
+		skip(t, "no such permissions")
 	}
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()+"/base"

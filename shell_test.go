@@ -19,7 +19,7 @@ import (
 func markProcesses(t *testing.T) (list func() string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
-		t.Skip("looks at /proc")
+		skip(t, "looks at /proc")
 	}
 	key, value := "USHER_TEST_MARK", t.TempDir()
 	t.Setenv(key, value)
@@ -126,7 +126,7 @@ func TestShellNames(t *testing.T) {
 	for shell, more := range map[string]string{"sh": "", "dash": "", "bash": reserved, "zsh": reserved, "ksh": ""} {
 		t.Run(shell, func(t *testing.T) {
 			if _, err := exec.LookPath(shell); err != nil {
-				t.Skip(err) // CI has sh and bash
+				skip(t, err) // CI has sh and bash
 			}
 			dir, base := t.TempDir(), t.TempDir()
 			write(t, dir+"/m.usher.sh", "#!/usr/bin/env "+shell+"\n"+string(script)+more)

@@ -54,7 +54,7 @@ var soakLoads = []struct {
 func TestSoak(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv("USHER_SOAK"))
 	if err != nil {
-		t.Skip("takes as long as USHER_SOAK says")
+		skip(t, "takes as long as USHER_SOAK says")
 	}
 	processes := markProcesses(t)
 	s := startSoak(t)

@@ -35,7 +35,7 @@ func TestDroppedModule(t *testing.T) {
 	long(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
-		t.Skip("no shell")
+		skip(t, "no shell")
 	}
 	dir, base := t.TempDir(), t.TempDir()
 	script := func(says string) string { return "# Says it.\nsay() { echo " + says + "; }\n" }
@@ -283,7 +283,7 @@ func TestHangup(t *testing.T) {
 	long(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" || signal.Ignored(syscall.SIGHUP) {
-		t.Skip("no SIGHUP here, or nohup started this test")
+		skip(t, "no SIGHUP here, or nohup started this test")
 	}
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")

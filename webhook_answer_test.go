@@ -191,10 +191,8 @@ func TestWebhookLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	number := json.RawMessage(`{"type":"object","properties":{"n":{"type":"integer"},"e":{"enum":["a"]}}}`)
-	writeTools(t, dir+"/m.usher",
-		fakeTool{Name: "handleIt", Schema: number},
-		fakeTool{Name: "handleResult", Does: "result"},
-		fakeTool{Name: "handleFault", Does: "fault"},
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: number},
+		fakeTool{Name: "handleResult", Does: "result"}, fakeTool{Name: "handleFault", Does: "fault"},
 		fakeTool{Name: "handleCrash", Does: "crash"},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"},
 		fakeTool{Name: "handleBadKey", Doc: "@signature standard WH_BADKEY_SIGNING_SECRET"})
@@ -223,8 +221,7 @@ func TestWebhookLog(t *testing.T) {
 		{"refused by the module", "POST", "m/handleFault", `{"code":-32602,"message":"MARK-body"}`, shown, 400,
 			"handleFault", 37},
 		{"bad _response", "POST", "m/handleResult", `{"result":{"structuredContent":{"_response":{"MARK-body":1}}}}`,
-			shown,
-			502, "handleResult", 62},
+			shown, 502, "handleResult", 62},
 		{"crashed", "POST", "m/handleCrash", `{}`, shown, 502, "handleCrash", 2},
 		{"badly signed", "POST", "m/handleSigned", `{"a":"MARK-body"}`, "X-Hub-Signature-256: sha256=MARK", 401,
 			"handleSigned", 17},

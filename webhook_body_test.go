@@ -24,9 +24,7 @@ func bodyModule(t *testing.T) string {
 	dir := t.TempDir()
 	payload := `{"type":"object","properties":{"payload":{"type":"string"}}}`
 	needs := `{"type":"object","properties":{"name":{"type":"string"},"_webhook":{}},"required":["name","_webhook"]}`
-	writeTools(t, dir+"/m.usher",
-		fakeTool{Name: "handleAny"},
-		fakeTool{Name: "handleForm", Schema: formSchema},
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleAny"}, fakeTool{Name: "handleForm", Schema: formSchema},
 		fakeTool{Name: "handlePayload", Schema: json.RawMessage(payload)},
 		fakeTool{Name: "handleNeeds", Schema: json.RawMessage(needs)})
 	return dir

@@ -171,11 +171,9 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	const named = `{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]}`
-	writeTools(t, dir+"/m.usher",
-		fakeTool{Name: "handleIt", Schema: json.RawMessage(named)},
+	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: json.RawMessage(named)},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
-		fakeTool{Name: "a", Doc: "@webhook twice"},
-		fakeTool{Name: "b", Doc: "@webhook twice"},
+		fakeTool{Name: "a", Doc: "@webhook twice"}, fakeTool{Name: "b", Doc: "@webhook twice"},
 		fakeTool{Name: "runs", Does: "runs"})
 	fits := strings.Repeat(" ", 1012) + `{"name":"x"}`
 	large := strings.Repeat(" ", 1025)

@@ -59,10 +59,8 @@ func TestFaultyModules(t *testing.T) {
 		}
 	}
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
-	checkContains(t, "usher modules", out,
-		"ended at its start (exit status 3): fake: no module named turbo",
-		"not executable: chmod +x plain.usher",
-		`module name "b@d"`)
+	checkContains(t, "usher modules", out, "ended at its start (exit status 3): fake: no module named turbo",
+		"not executable: chmod +x plain.usher", `module name "b@d"`)
 }
 
 func TestSilentModuleIsGivenUp(t *testing.T) {
@@ -137,7 +135,7 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 func TestTrees(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
-		t.Skip("looks at /proc")
+		skip(t, "looks at /proc")
 	}
 	cmd := exec.Command("sleep", "1000")
 	running, err := startTree(cmd)
@@ -248,6 +246,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 // the caller's claim immediately before that.
 func TestOneWayToAProcess(t *testing.T) {
 	long(t)
+	t.Parallel()
 	h := readHouse(t)
 	allowed := map[string][]string{ // the functions that may name each
 		"workerState.input": {"spawn", "writeStdin", "enqueue"},
