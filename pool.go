@@ -575,8 +575,7 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 	// The request is usher's own, for as long as the caller is authorized.
 	caller = Caller{Authorized: caller.Authorized}
 	if w.stateless {
-		uris := joinItems([]json.RawMessage{quote(uri)})
-		sub.stop, err = w.listen(caller, object{{"resourceSubscriptions", uris}})
+		sub.stop, err = w.listen(caller, object{{"resourceSubscriptions", marshal([]string{uri})}})
 	} else {
 		_, err = w.request(ctx, caller, "resources/subscribe", params, startTimeout, nil)
 	}

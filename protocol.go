@@ -243,15 +243,11 @@ func statefulParams(params object) object {
 
 // stripCallID returns params without the id of the call, which is not for clients.
 func stripCallID(params json.RawMessage) json.RawMessage {
-	meta := field(params, "_meta")
-	if field(meta, metaCall) == nil {
-		return params
+	meta := members(field(params, "_meta"))
+	if rest := meta.without(metaCall); len(rest) < len(meta) {
+		return withMember(params, "_meta", rest.encode())
 	}
-	meta = dropMembers(meta, metaCall)
-	if string(meta) == "{}" {
-		return dropMembers(params, "_meta")
-	}
-	return withMember(params, "_meta", meta)
+	return params
 }
 
 // statelessParams converts a request's params for a peer without sessions. caps are the
@@ -299,7 +295,8 @@ func statelessResult(result json.RawMessage, life string) json.RawMessage {
 
 // statefulResult converts a result of a stateless module for a client with sessions.
 func statefulResult(result json.RawMessage) json.RawMessage {
-	return dropMembers(result, "resultType", "ttlMs", "cacheScope", "requestState", "inputRequests")
+	list := members(result)
+	return list.without("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests").encode()
 }
 
 // statelessError converts an error for a client without sessions, whose revision has

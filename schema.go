@@ -195,7 +195,7 @@ var docTypes = []string{"string", "object", "array", "integer", "number", "boole
 func docType(s string) json.RawMessage {
 	s = strings.TrimSpace(s)
 	if literals := parseLiterals(s); literals != nil {
-		return object{{"enum", joinItems(literals)}}.encode()
+		return object{{"enum", marshal(literals)}}.encode()
 	}
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
 		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.encode()

@@ -233,7 +233,7 @@ func (v *View) addResources() {
 // addList stores the result of a list request, and adds it to the fingerprint of the
 // announced list.
 func (v *View) addList(what, announced string, items []json.RawMessage) {
-	list := oneLine(object{{what, joinItems(items)}}.encode())
+	list := object{{what, marshal(append([]json.RawMessage{}, items...))}}.encode()
 	v.Lists[what] = list
 	v.Fingerprints[announced] = hashOf(v.Fingerprints[announced], string(list))
 }

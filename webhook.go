@@ -554,7 +554,7 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 	for _, name := range sortedKeys(values) {
 		types := m.paramTypes(name)
 		if slices.Contains(types, "array") || len(types) == 0 && len(values[name]) > 1 {
-			list = append(list, member{name, joinItems(values[name])})
+			list = append(list, member{name, marshal(values[name])})
 		} else if value := fieldValue(values[name][0], types); value != nil {
 			list = append(list, member{name, value})
 		}
