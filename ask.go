@@ -190,9 +190,6 @@ func (c *suspendedCall) notify(method string, params json.RawMessage) {
 func (c *suspendedCall) ask(
 	ctx context.Context, method string, params json.RawMessage,
 ) (json.RawMessage, error) {
-	if params == nil {
-		params = json.RawMessage(`{}`)
-	}
 	q := &inputRequest{answer: make(chan json.RawMessage, 1)}
 	q.value = object{{"method", quote(method)}, {"params", params}}.encode()
 	if err := c.add(q); err != nil {

@@ -1044,7 +1044,7 @@ func TestCrashesAreForgotten(t *testing.T) {
 	})
 	for _, name := range []string{"a", strings.Repeat("a", 10_000)} {
 		meta := fmt.Sprintf(`{"_meta":{%s,%s,%q:{"name":%q}}}`, metaCaps, metaNow, metaClientInfo, name)
-		s, err := newStatelessSession(objectOf(meta), Principal{})
+		s, err := newStatelessSession(nil, "", objectOf(meta), Principal{})
 		must(t, err)
 		check(t, "a long affinity is kept", len(s.affinity) > 100, false)
 	}

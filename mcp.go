@@ -97,14 +97,6 @@ var mcpMethods = map[string]mcpMethod{
 	"completion/complete":      {(*request).forward, bothEras, "", "", ""},
 }
 
-// checkMethod returns an error if clients of this era can't use a method.
-func checkMethod(name string, era eras) error {
-	if mcpMethods[name].eras&era != 0 {
-		return nil
-	}
-	return rpcErrorf(codeNoMethod, "unknown method %q", clipText(name, 100))
-}
-
 // request is a request that is being answered. Its methods are for one goroutine.
 type request struct {
 	server  *Server
@@ -124,10 +116,10 @@ type request struct {
 	end     func() // undoes begin
 }
 
-// newRequest returns the request of a message in a session. Its messages and its answer
-// go to out.
+// newRequest returns the request of a message in a session, which held accounts for. Its
+// messages and its answer go to out.
 func (s *Server) newRequest(
-	session *Session, from admission, out *outbox, msg *Message, params object,
+	session *Session, from admission, out *outbox, held *reservation, msg *Message, params object,
 ) *request {
 	r := &request{
 		server:  s,
@@ -142,6 +134,7 @@ func (s *Server) newRequest(
 		params:  params,
 	}
 	r.caller = s.callerOf(session, from.claim.claimID, r.send)
+	r.caller.Held = held
 	return r
 }
 
@@ -183,8 +176,8 @@ func (r *request) answer(ctx context.Context) (result json.RawMessage, err error
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
 	defer time.AfterFunc(keepAlive, func() { r.out.send(frame{}) }).Stop()
-	if err := checkMethod(r.name, r.session.era); err != nil {
-		return nil, err
+	if r.method.eras&r.session.era == 0 {
+		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
 	}
 	if r.method.named != "" && r.server.starting() {
 		if _, err := r.find(); err != nil {
@@ -230,7 +223,7 @@ func (r *request) encodeAnswer(result json.RawMessage, err error) frame {
 // of the item that the request is for, and the arguments that a tool's schema marks so.
 func (r *request) checkHeaders() error {
 	key := r.method.named
-	if key == "" || r.header == nil || r.session.era == stateful {
+	if key == "" || r.header == nil {
 		return nil
 	}
 	if err := checkHeader(r.header, nameHeader, key, r.params.get(key)); err != nil {
@@ -291,7 +284,7 @@ func (r *request) initialize(context.Context) (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.session.profile.Store(&clientProfile{protocol: protocol, caps: caps})
+	r.session.profile.Store(&clientProfile{caps: caps})
 	return r.about(object{{"protocolVersion", quote(protocol)}, {"serverInfo", usherInfo()}}), nil
 }
 

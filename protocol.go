@@ -241,13 +241,15 @@ func statefulParams(params object) object {
 	return params.without("inputResponses", "requestState").set("_meta", meta.encode())
 }
 
-// stripCallID returns params without the id of the call, which is not for clients.
+// stripCallID returns params, or an empty object for none, without the id of the call,
+// which is not for clients.
 func stripCallID(params json.RawMessage) json.RawMessage {
-	meta := members(field(params, "_meta"))
-	if rest := meta.without(metaCall); len(rest) < len(meta) {
-		return withMember(params, "_meta", rest.encode())
+	list := members(params)
+	meta := members(list.get("_meta")).without(metaCall)
+	if len(meta) == 0 {
+		return list.without("_meta").encode()
 	}
-	return params
+	return list.set("_meta", meta.encode()).encode()
 }
 
 // statelessParams converts a request's params for a peer without sessions. caps are the
@@ -344,15 +346,28 @@ func isStatelessPOST(h http.Header, params object) bool {
 	return version != "" && !hasSessions(version) || isStateless(params)
 }
 
-// checkMeta returns an error if a stateless request's _meta does not identify the client.
-func checkMeta(meta json.RawMessage) error {
-	if _, ok := unquote(field(meta, metaProtocol)); !ok {
-		return rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
+// checkStateless returns an error unless the _meta of a stateless request identifies the
+// client, and the headers repeat the method and the version. h is nil if the transport has
+// no headers. The order of the checks determines the error.
+func checkStateless(h http.Header, method string, meta json.RawMessage) error {
+	version := field(meta, metaProtocol)
+	named := h.Get(protocolHeader)
+	if version == nil && named != statelessProtocol {
+		return checkVersion(named) // there is nothing else to check
 	}
-	if !isObject(field(meta, metaClientCaps)) {
-		return rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps)
+	text, isText := unquote(version)
+	var incomplete error
+	switch {
+	case !isText:
+		incomplete = rpcErrorf(codeInvalidParams, "_meta needs a string %q", metaProtocol)
+	case !isObject(field(meta, metaClientCaps)):
+		incomplete = rpcErrorf(codeInvalidParams, "_meta needs an object %q", metaClientCaps)
 	}
-	return nil
+	return cmp.Or(
+		checkHeader(h, methodHeader, "method", quote(method)),
+		incomplete,
+		checkHeader(h, protocolHeader, metaProtocol, version),
+		checkVersion(text))
 }
 
 // checkVersion returns an error for any version but the one without sessions.
@@ -367,7 +382,7 @@ func checkVersion(version string) error {
 	return e
 }
 
-// checkHeader returns an error unless a header repeats a value of the body.
+// checkHeader returns an error unless a header repeats a value of the body, or h is nil.
 func checkHeader(h http.Header, header, key string, value json.RawMessage) error {
 	sent := h.Values(header)
 	text, isText := unquote(value)
@@ -375,7 +390,7 @@ func checkHeader(h http.Header, header, key string, value json.RawMessage) error
 		text = string(value)
 	}
 	switch {
-	case isNull(value) && len(sent) == 0:
+	case h == nil || isNull(value) && len(sent) == 0:
 		return nil
 	case !isNull(value) && len(sent) == 1:
 		got, ok := decodeHeader(sent[0])

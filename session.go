@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
+	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -44,9 +45,8 @@ type Session struct {
 
 // clientProfile is what a session's client states about itself.
 type clientProfile struct {
-	protocol string // as negotiated
-	caps     clientCaps
-	level    string // lowest severity of log messages that it wants; "" if not stated
+	caps  clientCaps
+	level string // lowest severity of log messages that it wants; "" if not stated
 }
 
 // newSession returns a session that is in no table.
@@ -58,30 +58,27 @@ func newSession(t *sessionToken) *Session {
 		lastSeen:      make(map[string]string),
 		subscriptions: make(map[string]interest),
 	}
-	s.profile.Store(&clientProfile{protocol: t.Protocol, caps: t.Caps})
+	s.profile.Store(&clientProfile{caps: t.Caps})
 	return s
 }
 
 // newStatelessSession returns the session of one request without a session, made by a
-// principal. The request's _meta identifies the client.
-func newStatelessSession(params object, p Principal) (*Session, error) {
+// principal. The request's _meta identifies the client. h is nil if the transport has no
+// headers.
+func newStatelessSession(h http.Header, method string, params object, p Principal) (*Session, error) {
 	meta := params.get("_meta")
-	if err := checkMeta(meta); err != nil {
-		return nil, err
+	err := checkStateless(h, method, meta)
+	level := stringField(meta, metaLogLevel)
+	if err == nil && field(meta, metaLogLevel) != nil {
+		err = checkLogLevel(level)
 	}
-	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	caps := parseClientCaps(field(meta, metaClientCaps))
-	level := stringField(meta, metaLogLevel)
-	if field(meta, metaLogLevel) != nil {
-		if err := checkLogLevel(level); err != nil {
-			return nil, err
-		}
-	}
 	s := newSession(newSessionToken(statelessProtocol, caps, p, time.Now()))
 	s.era = stateless
-	s.profile.Store(&clientProfile{protocol: statelessProtocol, caps: caps, level: level})
+	s.profile.Store(&clientProfile{caps, level})
 	info := field(meta, metaClientInfo) // hashed, as it may be long
 	s.affinity = hashOf(p.Key(), stringField(info, "name"), stringField(info, "version"))
 	return s, nil

@@ -156,9 +156,10 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		defer cancel()
 		defer context.AfterFunc(r.Context(), cancel)()
 	}
-	request := s.newRequest(session, from, newOutbox(held.account, conn, kept), msg, params)
-	request.caller.Held = held
-	request.header = r.Header
+	request := s.newRequest(session, from, newOutbox(held.account, conn, kept), held, msg, params)
+	if session.era == stateless {
+		request.header = r.Header
+	}
 	answerPOST(ctx, w, request, conn, accept.streamFirst)
 	return nil
 }
@@ -189,27 +190,26 @@ var errNoSessionID error = httpErrorf(http.StatusBadRequest,
 func (s *Server) sessionOf(
 	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params object,
 ) (*Session, error) {
-	old := !isStatelessPOST(r.Header, params)
-	switch {
-	case old && msg.Method == "initialize" && msg.isRequest():
-		protocol, caps, err := parseInitialize(params)
-		if err != nil {
-			return nil, err
+	if isStatelessPOST(r.Header, params) {
+		switch {
+		case from.badCode != nil:
+			return nil, from.badCode
+		case msg.isNotification(): // usher needs no notification of this revision
+			return newSession(&sessionToken{}), nil
+		default:
+			return newStatelessSession(r.Header, msg.Method, params, from.claim.claimID)
 		}
-		token, id := s.gate.Create(protocol, caps, from)
-		w.Header().Set(sessionHeader, id)
-		return newSession(token), nil
-	case old:
-		return s.openSession(from)
-	case from.badCode != nil:
-		return nil, from.badCode
-	case msg.isNotification(): // usher needs no notification of this revision
-		return newSession(&sessionToken{}), checkVersion(r.Header.Get(protocolHeader))
 	}
-	if err := checkStateless(r.Header, msg, params); err != nil {
+	if msg.Method != "initialize" || !msg.isRequest() {
+		return s.openSession(from)
+	}
+	protocol, caps, err := parseInitialize(params)
+	if err != nil {
 		return nil, err
 	}
-	return newStatelessSession(params, from.claim.claimID)
+	token, id := s.gate.Create(protocol, caps, from)
+	w.Header().Set(sessionHeader, id)
+	return newSession(token), nil
 }
 
 // openSession returns the live session of an admitted request. It fails if the request
@@ -227,29 +227,6 @@ func (s *Server) openSession(from admission) (*Session, error) {
 		return nil, errNoSession
 	}
 	return session, nil
-}
-
-// checkStateless validates the headers and _meta of a stateless request. The order of
-// the checks determines the error: missing header, missing field, unsupported version.
-func checkStateless(h http.Header, msg *Message, params object) error {
-	version := h.Get(protocolHeader)
-	if version != statelessProtocol && !isStateless(params) {
-		return checkVersion(version) // there is nothing else to check
-	}
-	if err := checkHeader(h, methodHeader, "method", quote(msg.Method)); err != nil {
-		return err
-	}
-	meta := params.get("_meta")
-	if err := checkMeta(meta); err != nil {
-		return err
-	}
-	if err := checkHeader(h, protocolHeader, metaProtocol, field(meta, metaProtocol)); err != nil {
-		return err
-	}
-	if err := checkVersion(stringField(meta, metaProtocol)); err != nil {
-		return err
-	}
-	return checkMethod(msg.Method, stateless)
 }
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to conn.
@@ -306,7 +283,7 @@ func (s *Server) newKeptStream(kind string, session *Session) *keptStream {
 		known:      &s.replay,
 		id:         kind + newRequestID(),
 		session:    session.token.ID,
-		primed:     session.profile.Load().protocol == protocols[0],
+		primed:     session.token.Protocol == protocols[0],
 		authorized: s.authorized(session, s.gate.Current(session.token)),
 	}
 }
@@ -439,7 +416,6 @@ const duplexTimeout = 30 * time.Second
 func (s *Server) newDuplex(
 	session *Session, held account, conn *connection, first ...frame,
 ) *duplex {
-	session.profile.Store(&clientProfile{protocol: oldestProtocol})
 	d := &duplex{
 		server:  s,
 		session: session,
@@ -500,14 +476,13 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params := parseParams(msg.Params)
 	session := d.session
 	if isStateless(params) {
-		session, err = newStatelessSession(params, from.claim.claimID)
+		session, err = newStatelessSession(nil, msg.Method, params, from.claim.claimID)
 		if err != nil {
 			return err
 		}
 	}
 	held, err := d.out.held.open(int64(size))
-	r := d.server.newRequest(session, from, d.out, msg, params)
-	r.caller.Held = held
+	r := d.server.newRequest(session, from, d.out, held, msg, params)
 	r.calls = &d.session.calls
 	r.streams = d.open
 	ctx := d.conn.ctx
