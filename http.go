@@ -136,6 +136,13 @@ func httpErrorf(status int, format string, args ...any) *httpError {
 	return &httpError{Status: status, Msg: fmt.Sprintf(format, args...)}
 }
 
+// errMethod returns the refusal of a request that has none of the allowed methods.
+func errMethod(allowed string) *httpError {
+	e := httpErrorf(http.StatusMethodNotAllowed, "this method is not allowed here: use %s", allowed)
+	e.Header = http.Header{"Allow": {allowed}}
+	return e
+}
+
 // retryAfter adds a Retry-After header of the given number of seconds to a new error, and
 // returns the error.
 func (e *httpError) retryAfter(seconds int) *httpError {
@@ -388,25 +395,22 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 		return
 	}
 	c.open[conn] = connInfo{state: state, since: time.Now()}
-	if state != http.StateNew || len(c.open) <= c.most {
+	if state != http.StateNew {
 		return
 	}
-	unknown := 0
-	victim := conn
+	var unknown []net.Conn
 	for other, info := range c.open {
-		if info.known {
-			continue
-		}
-		unknown++
-		v := c.open[victim]
-		rank := cmp.Compare((info.state+1)%3, (v.state+1)%3)
-		if rank < 0 || rank == 0 && info.since.Before(v.since) {
-			victim = other
+		if !info.known {
+			unknown = append(unknown, other)
 		}
 	}
-	if unknown <= c.most && len(c.open) <= c.all {
+	if len(unknown) <= c.most && len(c.open) <= c.all {
 		return
 	}
+	victim := slices.MinFunc(unknown, func(a, b net.Conn) int {
+		x, y := c.open[a], c.open[b]
+		return cmp.Or(cmp.Compare((x.state+1)%3, (y.state+1)%3), x.since.Compare(y.since))
+	})
 	delete(c.open, victim)
 	if secure, ok := victim.(*tls.Conn); ok {
 		victim = secure.NetConn() // its own Close may wait for the client
@@ -422,7 +426,7 @@ type memory struct {
 	bytes   quota
 
 	mu      sync.Mutex
-	bodies  map[*reservation]bool // being received from unknown senders
+	bodies  map[*reservation]bool // being received from unauthenticated senders
 	parsing map[string]bool       // principals of which a large body is being parsed
 	parsed  sync.Cond             // one has been parsed
 }
@@ -456,7 +460,7 @@ func (a account) reserve(n int64) bool {
 }
 
 // reserveLocked is reserve for a caller that holds the memory's mu. The slowest bodies of
-// unknown senders make room: of the principal's own, or of all if all is spent.
+// unauthenticated senders make room for each other or, if all is spent, for anyone.
 func (a account) reserveLocked(n int64) bool {
 	m := a.memory
 	limit := max(maxHeldOf, 2*m.maxBody)
@@ -464,16 +468,13 @@ func (a account) reserveLocked(n int64) bool {
 		limit = max(maxHeldUnknown, m.maxBody)
 	}
 	for !m.bytes.add(a.principal, n, limit, max(maxHeld, limit)) {
-		own := m.bytes.count(a.principal)+n > limit
-		var slowest *reservation
-		for r := range m.bodies {
-			if (!own || r.principal == a.principal) && (slowest == nil || r.rate() < slowest.rate()) {
-				slowest = r
-			}
-		}
-		if slowest == nil {
+		own := m.bytes.count(a.principal)+n > limit && a.principal != unauthenticated
+		if own || len(m.bodies) == 0 {
 			return false
 		}
+		slowest := slices.MinFunc(slices.Collect(maps.Keys(m.bodies)), func(a, b *reservation) int {
+			return cmp.Compare(a.rate(), b.rate())
+		})
 		delete(m.bodies, slowest)
 		slowest.dropped = true
 		slowest.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
@@ -497,15 +498,14 @@ var (
 // reservation is what one request uses of a memory. Safe for concurrent use, except Read.
 type reservation struct {
 	account
-	body      io.Reader
-	control   *http.ResponseController // some tests don't support deadlines
-	since     time.Time
-	received  int64 // bytes of the body
-	announced int64 // counted in advance, so that one of several large bodies finds room
+	body     io.Reader
+	control  *http.ResponseController // some tests don't support deadlines
+	since    time.Time
+	received int64 // bytes of the body
 	// Guarded by the memory's mu:
-	bytes   int64 // counted
-	unknown bool  // its body is being received, and may be dropped to make room
-	dropped bool
+	bytes     int64 // counted
+	droppable bool  // its body is being received, and may be dropped to make room
+	dropped   bool
 }
 
 // open counts n bytes of a request. The caller must end the reservation, also after an
@@ -516,27 +516,21 @@ func (a account) open(n int64) (*reservation, error) {
 }
 
 // receive reads the body of a request of a principal. It reads nothing of a body with an
-// announced length over the limit. The body of an unknown sender may be dropped to make
-// room. The caller must end the reservation. Errors are *httpError. Reading a body to its
-// end also lets net/http notice that the client disconnects.
-func (a account) receive(
-	w http.ResponseWriter, r *http.Request, unknown bool,
-) (body []byte, held *reservation, err error) {
+// announced length over the limit. The body of an unauthenticated sender may be dropped to
+// make room. The caller must end the reservation. Errors are *httpError. Reading a body to
+// its end also lets net/http notice that the client disconnects.
+func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, held *reservation, err error) {
 	limit := a.memory.maxBody
 	held = &reservation{
-		account: a,
-		body:    http.MaxBytesReader(w, r.Body, limit),
-		control: http.NewResponseController(w),
-		since:   time.Now(),
-		unknown: unknown,
-	}
-	if !unknown {
-		markKnown(r)
-		held.announced = max(0, r.ContentLength)
+		account:   a,
+		body:      http.MaxBytesReader(w, r.Body, limit),
+		control:   http.NewResponseController(w),
+		since:     time.Now(),
+		droppable: a.principal == unauthenticated,
 	}
 	if r.ContentLength > limit {
 		err = &http.MaxBytesError{Limit: limit}
-	} else if err = held.grow(minHeld + held.announced); err == nil {
+	} else if err = held.grow(minHeld); err == nil {
 		held.control.SetReadDeadline(held.since.Add(bodyTimeout))
 		body, err = io.ReadAll(held)
 		held.control.SetReadDeadline(time.Time{})
@@ -569,7 +563,7 @@ func (r *reservation) Read(buf []byte) (int, error) {
 	if before/bodyChunk < r.received/bodyChunk {
 		r.control.SetReadDeadline(time.Now().Add(bodyTimeout))
 	}
-	if full := r.grow(max(0, r.received-max(before, r.announced))); full != nil {
+	if full := r.grow(int64(n)); full != nil {
 		return n, full
 	}
 	return n, err
@@ -604,7 +598,7 @@ func (r *reservation) rate() float64 { return float64(r.bytes) / float64(time.Si
 func (r *reservation) grow(n int64) error {
 	r.memory.mu.Lock()
 	defer r.memory.mu.Unlock()
-	if r.unknown {
+	if r.droppable {
 		r.memory.bodies[r] = true
 	}
 	if r.dropped || !r.reserveLocked(n) {
@@ -621,7 +615,7 @@ func (r *reservation) grow(n int64) error {
 func (r *reservation) keep() {
 	r.memory.mu.Lock()
 	defer r.memory.mu.Unlock()
-	r.unknown = false
+	r.droppable = false
 	delete(r.memory.bodies, r)
 }
 

@@ -92,7 +92,7 @@ func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
 	s := httptest.NewServer(handle(slog.New(slog.DiscardHandler), write,
 		func(w http.ResponseWriter, r *http.Request) error {
 			known := r.Header.Get("Known")
-			body, held, err := account{m, cmp.Or(known, unauthenticated)}.receive(w, r, known == "")
+			body, held, err := account{m, cmp.Or(known, unauthenticated)}.receive(w, r)
 			if err == nil {
 				held.end()
 				fmt.Fprint(w, len(body))

@@ -109,7 +109,7 @@ func badRequests() []badRequest {
 			body: `{"jsonrpc":"2.0","method":"notifications/x"}`, status: 202},
 		{name: "a response of that revision", header: "MCP-Protocol-Version: 2026-07-28",
 			body: `{"jsonrpc":"2.0","id":1,"result":{}}`, status: 400},
-		{name: "PUT", method: "PUT", status: 405, says: "POST, GET or DELETE"},
+		{name: "PUT", method: "PUT", status: 405, says: "POST, GET, DELETE"},
 		{name: "HEAD", method: "HEAD", status: 405},
 		{name: "an unknown path", path: "nope", status: 404, says: `"error"`},
 		{name: "a GET without Accept", method: "GET", header: "Accept:", status: 406},

@@ -36,19 +36,13 @@ func (s *Server) routes(mux *http.ServeMux) {
 }
 
 // methodNotAllowed replaces ServeMux's own answer by a JSON-RPC error.
-func methodNotAllowed(_ http.ResponseWriter, r *http.Request) error {
-	e := httpErrorf(http.StatusMethodNotAllowed,
-		"method %s is not allowed here: use POST, GET or DELETE", r.Method)
-	e.Header = http.Header{"Allow": {"POST, GET, DELETE"}}
-	return e
+func methodNotAllowed(http.ResponseWriter, *http.Request) error {
+	return errMethod("POST, GET, DELETE")
 }
 
 // writeMCPError writes an error as a JSON-RPC error.
 func writeMCPError(w http.ResponseWriter, e *httpError) {
-	rpc := e.RPC
-	if rpc == nil {
-		rpc = &rpcError{Code: codeRefused, Message: e.Msg}
-	}
+	rpc := cmp.Or(e.RPC, rpcErrorf(codeRefused, "%s", e.Msg))
 	writeJSON(w, e.Status, frame{msg: encodeError(e.ID, rpc)})
 }
 
@@ -109,12 +103,11 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	from, err := s.gate.Admit(r)
+	from, err := s.admit(r)
 	if err != nil {
 		return err
 	}
-	unknown := from.session == nil && !from.claim.exists()
-	body, held, err := s.account(from).receive(w, r, unknown)
+	body, held, err := s.account(from).receive(w, r)
 	if err != nil {
 		return err
 	}
@@ -264,6 +257,15 @@ func answerPOST(
 	}
 }
 
+// admit finds out which principal and session a request is from.
+func (s *Server) admit(r *http.Request) (admission, error) {
+	from, err := s.gate.Admit(r)
+	if from.session != nil || from.claim.exists() {
+		markKnown(r)
+	}
+	return from, err
+}
+
 // endedClaims is the one principal of all claims that have ended: none keeps anything of
 // its own.
 const endedClaims = "ended"
@@ -297,7 +299,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	version := r.Header.Get(protocolHeader)
 	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
 		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
-		return from, methodNotAllowed(nil, r)
+		return from, methodNotAllowed(nil, nil)
 	}
 	accept := parseAccept(r.Header.Values("Accept"))
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
@@ -305,7 +307,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 			"this is usher's MCP endpoint: a GET must accept text/event-stream; "+
 				"see usher help serve for how to connect a client")
 	}
-	from, err = s.gate.Admit(r)
+	from, err = s.admit(r)
 	if err != nil {
 		return from, err
 	}
@@ -321,9 +323,6 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	from, err := s.admitGET(r)
 	if err != nil {
 		return err
-	}
-	if from.session != nil || from.claim.exists() {
-		markKnown(r)
 	}
 	held := s.account(from)
 	release, ok := s.streams.reserve(held.principal, 1, maxStreamsOf)
@@ -377,7 +376,7 @@ func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) e
 
 // serveDELETE ends a session at its client's request.
 func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
-	from, err := s.gate.Admit(r)
+	from, err := s.admit(r)
 	if err != nil {
 		return err
 	}

@@ -144,11 +144,7 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	case !d.authenticated && !(h.acceptSignatures && signatureSize(r.Header) > 0):
 		return errors.New("neither secret nor signature")
 	case r.Method != http.MethodPost:
-		return &httpError{
-			Status: http.StatusMethodNotAllowed,
-			Msg:    "a webhook takes POST",
-			Header: http.Header{"Allow": {"POST"}},
-		}
+		return errMethod("POST")
 	}
 	tool, err := h.find(r.Context(), d.path)
 	if err != nil {
@@ -166,9 +162,9 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	sender := unauthenticated
 	if d.authenticated && h.secret != "" {
 		sender = webhookSender
+		markKnown(r)
 	}
-	unknown := sender == unauthenticated
-	d.body, d.held, err = account{h.memory, sender}.receive(w, r, unknown)
+	d.body, d.held, err = account{h.memory, sender}.receive(w, r)
 	if err != nil {
 		return err
 	}
