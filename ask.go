@@ -28,24 +28,18 @@ var (
 	errGone    = rpcErrorf(codeInternal, "the client has disconnected")
 )
 
-// pendingRequests are the requests to one client that have not been answered. The zero
-// value is ready for use. Safe for concurrent use.
-type pendingRequests struct {
-	byID inflight[chan *Message]
-}
-
-// ask sends a request to the client and waits for its answer. send reports whether a
-// message may arrive.
-func (p *pendingRequests) ask(
+// ask sends a request to the session's client and waits for its answer. send reports
+// whether a message may arrive.
+func (s *Session) ask(
 	ctx context.Context, send func([]byte) bool, method string, params json.RawMessage,
 ) (json.RawMessage, error) {
 	// The id is random, as an answer may arrive after a restart of the daemon.
 	id := quote("usher-" + rand.Text())
 	answer := make(chan *Message, 1)
-	if err := p.byID.add(string(id), answer); err != nil {
-		return nil, errGone
+	if err := s.asked.add(string(id), answer); err != nil {
+		return nil, err
 	}
-	defer p.byID.remove(string(id))
+	defer s.asked.remove(string(id))
 	if !send(encodeRequest(id, method, params)) {
 		return nil, errUnheard
 	}
@@ -62,16 +56,9 @@ func (p *pendingRequests) ask(
 	}
 }
 
-// answer delivers the client's answer.
-func (p *pendingRequests) answer(msg *Message) {
-	if answer, ok := p.byID.remove(string(msg.ID)); ok {
-		answer <- msg
-	}
-}
-
-// fail ends all requests to a client that can't answer any more.
-func (p *pendingRequests) fail() {
-	for _, answer := range p.byID.close(errGone) {
+// failAsks ends all requests to a client that can't answer any more.
+func (s *Session) failAsks() {
+	for _, answer := range s.asked.close(errGone) {
 		answer <- &Message{Err: errGone}
 	}
 }
@@ -79,17 +66,11 @@ func (p *pendingRequests) fail() {
 // suspendedCalls are the calls of clients without sessions that may have to wait for
 // their clients to return. Safe for concurrent use.
 type suspendedCalls struct {
-	ctx     context.Context // ends the calls
-	running sync.WaitGroup  // all calls, suspended or not
-	asking  quota           // calls in which the module asked something, by principal
+	running sync.WaitGroup // all calls, suspended or not
+	asking  quota          // calls in which the module asked something, by principal
 
 	mu    sync.Mutex
 	calls map[string]*suspendedCall // by the state that continues them; each state is used once
-}
-
-// newSuspendedCalls returns an empty table. The end of ctx ends its calls.
-func newSuspendedCalls(ctx context.Context) *suspendedCalls {
-	return &suspendedCalls{ctx: ctx, calls: make(map[string]*suspendedCall)}
 }
 
 // suspendedCall is one call of a client without a session, over all its requests.
@@ -142,7 +123,7 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 	c.request.caller.Notify = c.notify
 	c.request.caller.Ask = c.ask
 	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
-	c.ctx, c.cancel = context.WithCancelCause(k.ctx)
+	c.ctx, c.cancel = context.WithCancelCause(r.server.stopped)
 	held, err := r.caller.Held.open(r.caller.Held.received)
 	if err != nil {
 		held.end()
@@ -178,7 +159,7 @@ func (c *suspendedCall) notify(method string, params json.RawMessage) {
 	}
 	if method == "notifications/progress" {
 		token := field(current.params.get("_meta"), "progressToken")
-		if token == nil || string(token) == "null" {
+		if isNull(token) {
 			return
 		}
 		params = withMember(params, "progressToken", token)

@@ -239,7 +239,7 @@ func (f *fakeServer) handle(msg *Message) {
 			answer <- msg
 		}
 	case f.has("modern") && msg.isRequest() &&
-		(msg.Method == "initialize" || !isStateless(objectOf(string(msg.Params)))):
+		(msg.Method == "initialize" || !isStateless(nil, objectOf(string(msg.Params)))):
 		e := rpcErrorf(codeUnsupportedVersion, "want "+statelessProtocol)
 		e.Data = json.RawMessage(`{"supported":["` + statelessProtocol + `"]}`)
 		f.send(encodeError(msg.ID, e))

@@ -32,10 +32,10 @@ type Server struct {
 	serverConfig
 	started   time.Time
 	sessions  *sessionTable
-	suspended *suspendedCalls // calls that wait for their clients to return
-	replay    sync.Map        // see keptStream.known
-	requests  quota           // being answered, by principal
-	streams   quota           // open notification streams, by principal
+	suspended suspendedCalls // calls that wait for their clients to return
+	replay    sync.Map       // see keptStream.known
+	requests  quota          // being answered, by principal
+	streams   quota          // open notification streams, by principal
 }
 
 // newServer returns a server without sessions.
@@ -44,7 +44,7 @@ func newServer(c serverConfig) *Server {
 		serverConfig: c,
 		started:      time.Now(),
 		sessions:     newSessionTable(),
-		suspended:    newSuspendedCalls(c.stopped),
+		suspended:    suspendedCalls{calls: make(map[string]*suspendedCall)},
 	}
 	if c.gate.claims != nil {
 		c.gate.claims.onEnd = s.sessions.forget
@@ -588,7 +588,7 @@ func (s *Server) callerOf(session *Session, p Principal, send func([]byte) bool)
 		c.Ask = func(
 			ctx context.Context, method string, params json.RawMessage,
 		) (json.RawMessage, error) {
-			return session.asked.ask(ctx, send, method, params)
+			return session.ask(ctx, send, method, params)
 		}
 	}
 	return c

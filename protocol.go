@@ -222,12 +222,6 @@ var innerParams = map[string][]string{
 	"_meta": {"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel},
 }
 
-// isStateless reports whether a request's params name its revision, which only a request
-// without a session does.
-func isStateless(params object) bool {
-	return field(params.get("_meta"), metaProtocol) != nil
-}
-
 // withMeta returns params with a key of their _meta set.
 func withMeta(params object, key string, value json.RawMessage) object {
 	return params.set("_meta", withMember(params.get("_meta"), key, value))
@@ -339,11 +333,12 @@ func parseInitialize(params object) (protocol string, caps clientCaps, err error
 	return protocol, parseClientCaps(params.get("capabilities")), nil
 }
 
-// isStatelessPOST reports whether a POST is of the revision without sessions: its header
-// names a version that has none or is unknown, or its params name their revision.
-func isStatelessPOST(h http.Header, params object) bool {
+// isStateless reports whether a request is of the revision without sessions: its header
+// names a version that has none or is unknown, or its params name their revision. h is nil
+// if the transport has no headers.
+func isStateless(h http.Header, params object) bool {
 	version := h.Get(protocolHeader)
-	return version != "" && !hasSessions(version) || isStateless(params)
+	return version != "" && !hasSessions(version) || field(params.get("_meta"), metaProtocol) != nil
 }
 
 // checkStateless returns an error unless the _meta of a stateless request identifies the

@@ -25,7 +25,7 @@ type Session struct {
 	affinity     string          // see Caller.Affinity
 	subscription json.RawMessage // id of the subscriptions/listen that it serves; nil for none
 	calls        inflight[context.CancelCauseFunc]
-	asked        pendingRequests
+	asked        inflight[chan *Message]       // requests to the client
 	profile      atomic.Pointer[clientProfile] // the value is never changed
 	duplex       atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
 
@@ -88,7 +88,9 @@ func newStatelessSession(h http.Header, method string, params object, p Principa
 func (s *Session) handleNotification(msg *Message) {
 	switch {
 	case !msg.isNotification():
-		s.asked.answer(msg)
+		if answer, ok := s.asked.remove(string(msg.ID)); ok {
+			answer <- msg
+		}
 	case msg.Method == "notifications/cancelled": // usher needs no other
 		if cancel, ok := s.calls.remove(string(field(msg.Params, "requestId"))); ok {
 			cancel(errCancelled)
@@ -163,11 +165,7 @@ func (s *Session) notify(method string, params object) {
 	if s.subscription != nil {
 		params = withMeta(params, metaSubscription, s.subscription)
 	}
-	var raw json.RawMessage
-	if params != nil {
-		raw = params.encode()
-	}
-	s.send(encodeRequest(nil, method, raw))
+	s.send(encodeRequest(nil, method, params.encode()))
 }
 
 // busy reports whether the session can't be forgotten: it has a stream or a request.
@@ -185,7 +183,7 @@ func (s *Session) end() {
 	for _, cancel := range s.calls.close(errNoSession) {
 		cancel(errNoSession)
 	}
-	s.asked.fail()
+	s.failAsks()
 }
 
 // sessionTable contains the sessions that are in use or were used recently. If a

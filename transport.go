@@ -13,7 +13,6 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -68,15 +67,12 @@ type accepts struct {
 	html         bool // only browsers ask for it
 }
 
-// parseAccept reads an Accept header. A missing header allows JSON and streams. Entries
-// with a quality of 0 are skipped; other qualities don't count.
+// parseAccept reads an Accept header. A missing header allows JSON and streams. Qualities
+// don't count.
 func parseAccept(values []string) (a accepts) {
 	header := cmp.Or(strings.Join(values, ","), "*/*")
 	for part := range strings.SplitSeq(header, ",") {
-		kind, params, _ := strings.Cut(part, ";")
-		if zeroQuality.MatchString(params) {
-			continue
-		}
+		kind, _, _ := strings.Cut(part, ";")
 		switch strings.ToLower(strings.TrimSpace(kind)) {
 		case "*/*":
 			a.json = true
@@ -92,10 +88,6 @@ func parseAccept(values []string) (a accepts) {
 	}
 	return a
 }
-
-// zeroQuality matches the parameters of a type that the client does not accept (RFC 9110,
-// section 12.4.2).
-var zeroQuality = regexp.MustCompile(`(?i)(^|;)\s*q=0(\.0*)?\s*(;|$)`)
 
 // servePOST receives one message. It answers a request, and accepts any other message.
 func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
@@ -183,7 +175,7 @@ var errNoSessionID error = httpErrorf(http.StatusBadRequest,
 func (s *Server) sessionOf(
 	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params object,
 ) (*Session, error) {
-	if isStatelessPOST(r.Header, params) {
+	if isStateless(r.Header, params) {
 		switch {
 		case from.badCode != nil:
 			return nil, from.badCode
@@ -296,8 +288,7 @@ var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 
 // admitGET decides whether a GET is served, and for which principal.
 func (s *Server) admitGET(r *http.Request) (from admission, err error) {
-	version := r.Header.Get(protocolHeader)
-	if r.Method == http.MethodHead || version != "" && !hasSessions(version) {
+	if r.Method == http.MethodHead || isStateless(r.Header, nil) {
 		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
 		return from, methodNotAllowed(nil, nil)
 	}
@@ -442,7 +433,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	d.mu.Lock()
 	d.close()
 	d.mu.Unlock()
-	d.session.asked.fail()
+	d.session.failAsks()
 	defer time.AfterFunc(duplexTimeout, d.conn.cancel).Stop()
 	d.requests.Wait()
 	d.out.end()
@@ -474,7 +465,7 @@ func (d *duplex) receive(from admission, body []byte) bool {
 func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params := parseParams(msg.Params)
 	session := d.session
-	if isStateless(params) {
+	if isStateless(nil, params) {
 		session, err = newStatelessSession(nil, msg.Method, params, from.claim.claimID)
 		if err != nil {
 			return err

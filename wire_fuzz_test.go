@@ -73,7 +73,7 @@ func FuzzCheckStateless(f *testing.F) {
 		if version == "" {
 			h.Del(protocolHeader)
 		}
-		if !isStatelessPOST(h, list) {
+		if !isStateless(h, list) {
 			return
 		}
 		session, err := newStatelessSession(h, msg.Method, list, Principal{})
