@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -156,8 +155,8 @@ func placeShim(name, cacheDir string) (string, error) {
 // webhookSecretVar names the variable with the secret of all webhooks.
 const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
 
-// nestedVar contains the source files of the modules that this process runs inside of. A
-// module that started usher on its own folder would start itself without end.
+// nestedVar contains the source files of the modules that this process runs inside of, one
+// per line. A module that started usher on its own folder would start itself without end.
 const nestedVar = "USHER_INSIDE"
 
 // isSecretVariable reports whether an environment variable is a secret of webhooks, by its
@@ -179,15 +178,14 @@ func environWithoutSecrets() []string {
 // workerEnv returns the environment of a process of the module at source: the daemon's own
 // without its secrets, and extra. If a name occurs twice, the last entry counts.
 func workerEnv(source string, extra []string) []string {
-	inside := os.Getenv(nestedVar) + " " + url.QueryEscape(source) // which has no blanks
-	return slices.Concat(environWithoutSecrets(), extra, []string{nestedVar + "=" + inside})
+	inside := nestedVar + "=" + os.Getenv(nestedVar) + "\n" + source
+	return slices.Concat(environWithoutSecrets(), extra, []string{inside})
 }
 
 // checkNesting returns an error if a module below roots started this process. inside is the
 // value of nestedVar.
 func checkNesting(inside string, roots []string) error {
-	for _, escaped := range strings.Fields(inside) {
-		source, _ := url.QueryUnescape(escaped)
+	for source := range strings.SplitSeq(inside, "\n") {
 		for _, root := range roots {
 			if scopeDir(root).Contains(source) {
 				return fmt.Errorf("%q contains the module %s that started this usher, "+
@@ -240,7 +238,7 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 
 // readEntry reads the fields of a .mcp.json entry. It returns the first error.
 func (d *discovered) readEntry(raw json.RawMessage, dir string,
-	getenv func(string) (string, bool)) (first error) {
+	getenv func(string) (string, bool)) error {
 	list := members(raw)
 	if list == nil {
 		return errors.New("the entry is not an object")
@@ -263,8 +261,8 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string,
 			d.Problems = append(d.Problems, fmt.Sprintf("unknown field %q is ignored", f.key))
 			continue
 		}
-		if err := readField(f, into, getenv); err != nil && first == nil {
-			first = err
+		if err := readField(f, into, getenv); err != nil {
+			return err
 		}
 	}
 	for _, name := range sortedKeys(env) {
@@ -277,11 +275,11 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string,
 		d.Problems = append(d.Problems,
 			"~/ and $NAME are not expanded, as no shell reads them: write ${HOME}/ and ${NAME}")
 	}
-	if l.Path == "" && first == nil {
+	if l.Path == "" {
 		return errors.New(`no "command": usher hosts only servers that it starts itself; ` +
 			`for a server at a "url", use "command": "npx", "args": ["-y", "mcp-remote", URL]`)
 	}
-	return first
+	return nil
 }
 
 // readField reads one field of a .mcp.json entry.
@@ -342,25 +340,23 @@ var installHints = map[string]string{
 // bareVariable matches text in JSON that a shell would expand.
 var bareVariable = regexp.MustCompile(`"~/|\$[A-Za-z_]`)
 
-// foreignVariable matches a variable that a client asks its user for, in JSON.
-var foreignVariable = regexp.MustCompile(`\$\{input:[^}"]*\}`)
-
-// variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON.
-var variable = regexp.MustCompile(`\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(:-(?:[^}"\\]|\\.)*)?\}`)
+// variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
+// client would ask its user for.
+var variable = regexp.MustCompile(
+	`\$\{(?:input:[^}"]*|(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(:-(?:[^}"\\]|\\.)*)?)\}`)
 
 // expandVariables replaces ${VAR}, ${env:VAR} and ${VAR:-default} in the strings of valid
 // JSON.
 func expandVariables(raw string, getenv func(string) (string, bool)) (out string, err error) {
-	if foreign := foreignVariable.FindString(raw); foreign != "" {
-		return "", fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}, "+
-			"and set NAME in usher's environment", foreign)
-	}
 	out = variable.ReplaceAllStringFunc(raw, func(reference string) string {
 		match := variable.FindStringSubmatch(reference)
 		name := match[1]
 		fallback := match[2]
 		value, set := getenv(name)
 		switch {
+		case name == "":
+			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}, "+
+				"and set NAME in usher's environment", reference)
 		case isSecretVariable(name):
 			err = fmt.Errorf("${%s} is a secret of the daemon, by its name, which no module gets", name)
 		case value == "" && fallback != "":

@@ -142,11 +142,11 @@ func TestWorkerEnv(t *testing.T) {
 	for _, name := range []string{"A_KEY", webhookSecretVar, "Github_Webhook_Secret", "X_SIGNING_SECRET"} {
 		t.Setenv(name, "1")
 	}
-	t.Setenv(nestedVar, "%2Fm")
+	t.Setenv(nestedVar, "\n/m")
 	environ := workerEnv("/s p:", []string{"B=2"})
-	checkContains(t, "environment", strings.Join(environ, "\n"), "\nA_KEY=1\n", "\nB=2\n"+nestedVar+"=%2Fm %2Fs+p%3A")
+	checkContains(t, "environment", strings.Join(environ, "\n"), "\nA_KEY=1\n", "\nB=2\n"+nestedVar+"=\n/m\n/s p:")
 	checkOmits(t, "environment", strings.ToUpper(strings.Join(environ, "\n")), "_SECRET=")
-	check(t, "nesting is noticed", checkNesting("%2Fm %2Fs+p%3A%2Fx", []string{"/s p:"}) != nil, true)
+	check(t, "nesting is noticed", checkNesting("\n/m\n/s p:/x", []string{"/s p:"}) != nil, true)
 }
 
 // A file is not read on a path with a link, even if it has the right name.

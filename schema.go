@@ -7,7 +7,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -72,9 +71,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 	})
 	for _, property := range members(field(schema, "properties")) {
 		header := stringField(property.value, "x-mcp-header")
-		value := stringField(property.value, "type")
-		scalar := slices.Contains([]string{"string", "integer", "boolean"}, value)
-		if scalar && headerToken.MatchString(header) { // clients omit tools with wrong headers
+		if headerToken.MatchString(header) { // clients omit tools with wrong headers
 			m.headerParams[property.key] = header
 		}
 	}
@@ -139,24 +136,16 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
 	required = slices.DeleteFunc(required, func(s string) bool { return s == webhookParam })
-	add := kind == kindNode || kind == kindShell
-	index := make(map[string]int) // of a property
-	for i, p := range props {
-		index[p.key] = i
-	}
+	untyped := kind == kindNode || kind == kindShell
 	for _, d := range docs {
-		i, own := index[d.name]
-		if own {
-			props[i].value = documented(props[i].value, d)
-		}
-		if own || !add || d.name == webhookParam {
+		own := props.get(d.name)
+		if own == nil && (!untyped || d.name == webhookParam) {
 			continue
 		}
-		index[d.name] = len(props)
-		props = append(props, member{d.name, documented(nil, d)})
-		if !d.optional {
+		if own == nil && !d.optional {
 			required = append(required, d.name)
 		}
+		props = props.set(d.name, documented(own, d))
 	}
 	if len(props) > 0 || list.get("properties") != nil {
 		list = list.set("properties", props.encode())
@@ -172,8 +161,7 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
 	kind := docType(d.kind)
-	hasType := func(key string) bool { return own.get(key) != nil }
-	if !slices.ContainsFunc([]string{"type", "$ref", "anyOf", "enum"}, hasType) {
+	if len(own.without("description", "default")) == 0 {
 		own = append(members(kind), own...)
 	}
 	if own.text("type") == "number" && stringField(kind, "type") == "integer" {
@@ -188,8 +176,15 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	return own.encode()
 }
 
-// docTypes are the JSON Schema types that @param can name.
-var docTypes = []string{"string", "object", "array", "integer", "number", "boolean"}
+// typeExamples maps the JSON Schema types that @param can name to values to begin with.
+var typeExamples = map[string]any{
+	"string":  "text",
+	"object":  struct{}{},
+	"array":   []any{},
+	"boolean": true,
+	"integer": 1,
+	"number":  1,
+}
 
 // docType returns the schema of a type in @param; {} if the type is unknown.
 func docType(s string) json.RawMessage {
@@ -200,7 +195,7 @@ func docType(s string) json.RawMessage {
 	if inner, ok := strings.CutSuffix(s, "[]"); ok {
 		return object{{"type", json.RawMessage(`"array"`)}, {"items", docType(inner)}}.encode()
 	}
-	if name := strings.ToLower(s); slices.Contains(docTypes, name) {
+	if name := strings.ToLower(s); typeExamples[name] != nil {
 		return object{{"type", quote(name)}}.encode()
 	}
 	return json.RawMessage(`{}`)
@@ -385,16 +380,6 @@ func isOptionalNull(schema map[string]any, f member) bool {
 	return declared && string(f.value) == "null" && !slices.Contains(textList(schema["required"]), f.key)
 }
 
-// exampleValues are values to begin with, by JSON Schema type.
-var exampleValues = map[string]any{
-	"string":  "text",
-	"object":  struct{}{},
-	"array":   []any{},
-	"boolean": true,
-	"integer": 1,
-	"number":  1,
-}
-
 // exampleArguments returns arguments with a value for each required parameter.
 func (m *Method) exampleArguments() json.RawMessage {
 	schema := m.schema()
@@ -402,7 +387,7 @@ func (m *Method) exampleArguments() json.RawMessage {
 	for _, name := range textList(schema["required"]) {
 		property := objectIn(objectIn(schema, "properties"), name)
 		types := append(textList(property["type"]), "object")
-		arguments[name] = exampleValues[types[0]]
+		arguments[name] = typeExamples[types[0]]
 		if enum, _ := property["enum"].([]any); len(enum) > 0 {
 			arguments[name] = enum[0]
 		}
@@ -539,31 +524,18 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 	return nil
 }
 
-// checkedKeys are the keys of a schema that scalarWanted checks.
-var checkedKeys = []string{"enum", "minimum", "format", "contentEncoding"}
-
 // scalarWanted returns a description of the values that a schema accepts, or "" if it accepts
 // value, which has the right type and is neither an object nor an array.
 func scalarWanted(s map[string]any, value json.RawMessage) string {
-	if !slices.ContainsFunc(checkedKeys, func(key string) bool { return s[key] != nil }) {
-		return ""
-	}
 	var decoded any
 	_ = json.Unmarshal(value, &decoded) // nil if a number is too large
 	text, _ := decoded.(string)
-	number, isNumber := decoded.(float64)
 	if enum, ok := s["enum"].([]any); ok && !slices.Contains(enum, decoded) {
 		several := strings.Repeat("one of ", min(1, len(enum)-1))
 		return several + strings.Trim(string(marshal(enum)), "[]")
 	}
-	if minimum, ok := s["minimum"].(float64); ok && isNumber && number < minimum {
-		return fmt.Sprintf("at least %v", minimum)
-	}
 	if _, err := time.Parse(time.RFC3339, text); err != nil && s["format"] == "date-time" {
 		return "a time such as 2006-01-02T15:04:05Z"
-	}
-	if _, err := base64.StdEncoding.DecodeString(text); err != nil && s["contentEncoding"] == "base64" {
-		return "base64"
 	}
 	return ""
 }

@@ -84,8 +84,8 @@ func runShell(ctx context.Context, path, size string, environ []string,
 
 var (
 	shellLine = regexp.MustCompile(
-		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(?:\s+(.*))?$`)
-	shellFunction = regexp.MustCompile(`^(?:function[ \t]+([A-Za-z][\w-]*)|([A-Za-z][\w-]*)[ \t]*\(\))`)
+		`^#!\s*(?:\S*/env\s+(?:-S\s+)?)?(\S*\b(?:sh|bash|dash|ksh|zsh))(\s.*?)??(?:\s--?)?\s*$`)
+	shellFunction = regexp.MustCompile(`^(?:function\s+)?([A-Za-z][\w-]*)\s*(?:\(\)|\{)`)
 	shellNumber   = `(-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?)`
 	shellProgress = regexp.MustCompile(`^::progress ` + shellNumber + `(?: ` + shellNumber + `)?(?: (.*))?$`)
 )
@@ -106,9 +106,7 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 		}
 		s.shell = m[1]
 		text = strings.TrimPrefix(text, first)
-		s.options = slices.DeleteFunc(strings.Fields(m[2]), func(option string) bool {
-			return option == "-" || option == "--" // which end the options
-		})
+		s.options = strings.Fields(m[2])
 	}
 	var comment []string
 	for line := range strings.Lines(text) {
@@ -120,7 +118,7 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
 			schema := map[string]string{"type": "object"}
-			s.methods = append(s.methods, shellMethod{m[1] + m[2], doc, schema})
+			s.methods = append(s.methods, shellMethod{m[1], doc, schema})
 		} else if s.about == "" && len(s.methods) == 0 {
 			s.about = doc
 		}
@@ -139,10 +137,11 @@ func (s *shellServer) read(ctx context.Context, text string) error {
 // keepFunctions removes the methods that the shell does not report as functions after
 // it has read the script: reserved words, for example, and text in a here-document.
 func (s *shellServer) keepFunctions(ctx context.Context) error {
-	program := ". '" + shellScript + "' >&2"
+	program := isFunction + ". '" + shellScript + "' >&2 && for usher_name in"
 	for _, m := range s.methods {
-		program += " && " + ifFunction(m.Name, echo(m.Name), ":")
+		program += " " + m.Name
 	}
+	program += "; do if usher_is $usher_name; then command echo $usher_name; fi; done"
 	out, _, err := s.run(ctx, nil, nil, "-c", program, s.path)
 	reported := strings.Fields(string(out))
 	s.methods = slices.DeleteFunc(s.methods, func(m shellMethod) bool {
@@ -156,16 +155,15 @@ func (s *shellServer) keepFunctions(ctx context.Context) error {
 	return err
 }
 
-// ifFunction returns a shell command that runs then if the shell reports name as a
-// function, else otherwise. The name needs no quotes. The report is in English.
-func ifFunction(name, then, otherwise string) string {
-	return "case $(LC_ALL=C; command -V " + name + " 2>/dev/null) in " +
-		`"` + name + ` is a function"* | "` + name + ` is a shell function"*) ` + then + ";; " +
-		"*) " + otherwise + ";; esac"
+// isFunction defines a shell function that succeeds if the shell reports a name as a
+// function. The report is in English.
+const isFunction = `usher_is() {
+	case $(LC_ALL=C; command -V "$1" 2>/dev/null) in
+	"$1 is a function"* | "$1 is a shell function"*) return 0;;
+	esac
+	return 1
 }
-
-// echo returns a shell command that prints words, even if the script has a function echo.
-func echo(words string) string { return "(unset -f echo 2>/dev/null || :; echo " + words + ")" }
+`
 
 // bashSource matches a use of $BASH_SOURCE.
 var bashSource = regexp.MustCompile(`(\$\{?)BASH_SOURCE\b`)
@@ -283,8 +281,8 @@ func (s *shellServer) commandLine(name string, arguments json.RawMessage) ([]str
 	// $0 is the script, so that a module can find files beside it. The quotes around
 	// the name keep the shell from reading it as a reserved word or an alias. The
 	// script may define the function in some calls only.
-	unknown := echo("the script defines no function "+name) + " >&2; exit 127"
-	program := ". '" + shellScript + "' && " + ifFunction(name, `"`+name+`" "$@"`, unknown)
+	program := fmt.Sprintf(isFunction+`. '%s' && if usher_is %[2]s; then "%[2]s" "$@"
+		else command echo the script defines no function %[2]s >&2; exit 127; fi`, shellScript, name)
 	args := []string{"-c", program, s.path}
 	for _, p := range parseDoc(s.methods[i].Description, kindShell).params {
 		value := field(arguments, p.name)
@@ -372,22 +370,19 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 		if err != nil {
 			return lastLines
 		}
-		line := strings.ToValidUTF8(string(raw), "\uFFFD")
-		line = strings.ReplaceAll(line, shellScript, filepath.Base(s.path))
-		if m := shellProgress.FindStringSubmatch(line); m != nil {
-			params := object{
-				{"progressToken", progressToken},
-				{"progress", json.RawMessage(m[1])},
-				{"message", quote(m[3])},
-			}
-			if m[2] != "" {
-				params = params.set("total", json.RawMessage(m[2]))
-			}
+		if m := shellProgress.FindSubmatch(raw); m != nil {
 			if progressToken != nil { // the caller wants progress
-				s.send(encodeRequest(nil, "notifications/progress", params.encode()))
+				s.send(encodeRequest(nil, "notifications/progress", object{
+					{"progressToken", progressToken},
+					{"progress", m[1]},
+					{"message", quote(string(m[3]))},
+					{"total", m[2]},
+				}.encode()))
 			}
 			continue
 		}
+		line := strings.ToValidUTF8(string(raw), "\uFFFD")
+		line = strings.ReplaceAll(line, shellScript, filepath.Base(s.path))
 		fmt.Fprintln(s.stderr, line)
 		// The shell's own errors begin with $0, which is an absolute path.
 		line = strings.ReplaceAll(line, filepath.Dir(s.path)+string(filepath.Separator), "")
