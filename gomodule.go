@@ -189,37 +189,64 @@ const (
 	keepBuilds   = 24 * time.Hour  // for which an unused binary is kept
 )
 
+// goImports are the packages that a Go module's file imports, directly or not, from its own
+// Go module.
+type goImports struct {
+	Folders []string `json:"folders"`
+	Version string   `json:"version"` // of their files, before the build
+}
+
+// changed reports whether a file of the packages has changed since the build.
+func (g *goImports) changed() bool { return g != nil && g.Version != goVersion(g.Folders) }
+
+// goVersion returns a text that changes when a Go file in one of the folders does.
+func goVersion(folders []string) string {
+	var version strings.Builder
+	for _, folder := range folders {
+		files, _ := os.ReadDir(folder)
+		for _, file := range files {
+			if info, err := file.Info(); err == nil && filepath.Ext(file.Name()) == ".go" {
+				fmt.Fprintln(&version, file.Name(), fileVersion(info))
+			}
+		}
+	}
+	return version.String()
+}
+
 // buildGoModule builds the module with the text src at path, an absolute path without links,
-// and returns the path of the binary in folder. The binary's name is a hash of its content,
+// and returns how to start the binary in folder. The binary's name is a hash of its content,
 // so that the binary never changes. A build is quick if nothing has changed, as the go
 // command caches; nothing is written beside the module. environ is the go command's. The
 // error is a *processError if the module is at fault or the build takes too long, and ctx's
-// cause if ctx ended the build. Safe for concurrent use, also by several processes.
+// cause if ctx ended the build; the imports are known even then. Safe for concurrent use,
+// also by several processes.
 func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []byte,
-	environ []string) (string, error) {
+	environ []string) (l launch, err error) {
+	l.Dir = filepath.Dir(path)
 	slow := cantBuild(filepath.Base(path), fmt.Sprintf("go build did not end within %v", buildTimeout))
 	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
 	defer cancel()
 	source, err := parseGoModule(filepath.Base(path), src)
 	if err != nil {
-		return "", err
+		return l, err
 	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return "", err
+		return l, err
 	}
 	temp, err := os.MkdirTemp(folder, "build-")
 	if err != nil {
-		return "", err
+		return l, err
 	}
 	defer os.RemoveAll(temp)
 	target := filepath.Join(temp, "module")
 	if runtime.GOOS == "windows" {
 		target += ".exe"
 	}
-	if err := source.build(ctx, r, filepath.Dir(path), target, environ); err != nil {
-		return "", err
+	l.Imports, err = source.build(ctx, r, l.Dir, target, environ)
+	if err == nil {
+		l.Path, err = keepBuild(folder, target)
 	}
-	return keepBuild(folder, target)
+	return l, err
 }
 
 // keepBuild moves a binary to its name, and removes all binaries that have not been used
@@ -251,8 +278,10 @@ func keepBuild(folder, built string) (string, error) {
 }
 
 // build runs the go command in dir, the folder of the module's file, to build target from
-// the module's text and its generated main. An overlay puts both into dir.
-func (s *goSource) build(ctx context.Context, r *reaper, dir, target string, environ []string) error {
+// the module's text and its generated main. An overlay puts both into dir. build lists the
+// imports first, so that an edit during the build counts as a change.
+func (s *goSource) build(ctx context.Context, r *reaper, dir, target string,
+	environ []string) (*goImports, error) {
 	temp := filepath.Dir(target)
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	moduleFile := filepath.Join(temp, s.base)
@@ -269,13 +298,41 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string, env
 		overlayFile: marshal(overlay),
 	} {
 		if err := os.WriteFile(file, text, 0o600); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	// No -tags: named files are built whatever their constraints are, and the tag must
 	// not reach other packages.
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-overlay", overlayFile,
-		"-o", target, goMainName, goModuleName)
+	run := func(args ...string) (string, error) {
+		args = append(args, "-overlay", overlayFile, goMainName, goModuleName)
+		return runGo(ctx, r, dir, environ, args)
+	}
+	list, _ := run("list", "-e", "-deps", "-f", ownPackage) // the build reports errors
+	folders := strings.Split(list, "\n")
+	imports := &goImports{folders, goVersion(folders)}
+	output, err := run("build", "-buildvcs=false", "-o", target)
+	switch {
+	case err == nil:
+		return imports, nil
+	case ctx.Err() != nil:
+		return imports, context.Cause(ctx)
+	}
+	// All messages of the go command are about the module or its imports.
+	lines := goErrorLines(output)
+	if len(lines) == 0 {
+		lines = []string{fmt.Sprintf("%s: a Go module needs the go command "+
+			"(install Go from https://go.dev/dl): %v", s.base, err)}
+	}
+	return imports, cantBuild(s.base, lines...)
+}
+
+// ownPackage is a template for go list: the folder of a package that is in the main Go module
+// and can be imported.
+const ownPackage = `{{with .Module}}{{if and .Main (ne $.Name "main")}}{{$.Dir}}{{end}}{{end}}`
+
+// runGo runs the go command in dir until ctx ends, and returns what it prints.
+func runGo(ctx context.Context, r *reaper, dir string, environ, args []string) (string, error) {
+	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
 	// The binary runs on this machine, even if the environment cross-compiles.
 	cmd.Env = append(slices.Clip(environ), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
@@ -287,19 +344,7 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string, env
 	if err == nil {
 		err = c.wait(ctx, 0)
 	}
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	}
-	// All messages of the go command are about the module or its imports.
-	lines := goErrorLines(output.String())
-	if len(lines) == 0 {
-		lines = []string{fmt.Sprintf("%s: a Go module needs the go command "+
-			"(install Go from https://go.dev/dl): %v", s.base, err)}
-	}
-	return cantBuild(s.base, lines...)
+	return output.String(), err
 }
 
 // goErrorLines returns the messages of the go command, one per line.

@@ -46,7 +46,8 @@ func buildGoFile(ctx context.Context, folder, path string, environ []string) (st
 	}
 	r := newReaper(slog.New(slog.DiscardHandler))
 	defer r.Close()
-	return buildGoModule(ctx, r, folder, path, src, environ)
+	l, err := buildGoModule(ctx, r, folder, path, src, environ)
+	return l.Path, err
 }
 
 // goTestBuild builds a module with the environment of this process.
@@ -321,6 +322,39 @@ func TestGoModuleFresh(t *testing.T) {
 		check(t, "there is "+path, err == nil, want)
 	}
 	check(t, "the tree", folderNames(t, dir), []string{"a.usher.go", "cache", "go.mod", "pkg"})
+}
+
+// TestGoImportsEdited edits a package that a hosted module imports indirectly: each call meets
+// the edit, and so does a new start, which has the module's methods in its cache.
+func TestGoImportsEdited(t *testing.T) {
+	long(t)
+	t.Parallel()
+	dir := goTestTree(t, map[string]string{
+		"go.mod":     goMod,
+		"mid/mid.go": "package mid\n\nimport \"example.com/tree/pkg\"\n\ntype Params = pkg.Params\n",
+		"a.usher.go": goHead + "import \"example.com/tree/mid\"\n\nfunc A(p mid.Params) any { return p }\n",
+	})
+	edit := func(fields string) { write(t, dir+"/pkg/pkg.go", "package pkg\n\ntype Params struct {"+fields+"}\n") }
+	edit("X int")
+	base := t.TempDir()
+	d := daemonOptions{base: base}.start(t, dir)
+	c := connect(t, d.URL)
+	c.awaitTools("a_a")
+	calls := func(arguments, want string) {
+		t.Helper()
+		check(t, "the result", resultText(c.call("a_a", arguments).result()), want)
+	}
+	calls(`{"X":1}`, `{"X":1}`)
+	edit("Y int")
+	calls(`{"Y":1}`, `{"Y":1}`)
+	edit("Y in")
+	checkContains(t, "a call of the broken version", c.call("a_a", `{"Y":1}`).failure(), `module "a" has changed: `)
+	edit("Z int")
+	calls(`{"Z":1}`, `{"Z":1}`)
+	d.stop(t)
+	edit("X, Y int")
+	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "a", "a", `{"Y":1}`)
+	checkContains(t, "a call after the end", out+stderr, `parameter "X" is required`)
 }
 
 func TestGoModuleBuildErrors(t *testing.T) {

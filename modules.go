@@ -89,6 +89,7 @@ type moduleVersion struct {
 	cancel  context.CancelFunc
 	changed chan struct{} // 1-buffered: newest may offer something new
 	newest  atomic.Pointer[Worker]
+	imports atomic.Pointer[goImports] // of the newest build; nil if they are not known
 
 	// Only one goroutine at a time uses the next two fields: startVersion, then
 	// introspectUntilDone.
@@ -112,6 +113,7 @@ type manifest struct {
 	Problems  []string                     `json:"problems"`
 	Stateless bool                         `json:"stateless"`
 	Shared    bool                         `json:"shared"` // it declares that one process serves all callers
+	Imports   *goImports                   `json:"imports"`
 }
 
 // hash returns a hash of the manifest.
@@ -288,6 +290,7 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	case known == nil && r.CachedOnly:
 		r.finishVersion(v, nil, errors.New("not in the cache: usher modules starts it"))
 	case known != nil:
+		v.imports.Store(known.Imports)
 		r.buildModule(v, known)
 		r.running.Go(func() { r.revise(v) })
 	default:
@@ -295,12 +298,18 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	}
 }
 
-// checkCurrent returns nil if a file has not changed since its version v was found. Else it
+// hasChanged reports whether the version's file, or a file that it imports, has changed. A
+// file that is gone has not: scans notice that.
+func (v *moduleVersion) hasChanged() bool {
+	info, err := os.Lstat(v.Source)
+	return err == nil && (fileVersion(info) != v.Version || v.imports.Load().changed())
+}
+
+// checkCurrent returns nil if a module has not changed since its version v was found. Else it
 // starts the new version, unless a scan has done that, and waits until that version is
 // ready. Then it returns errRetired, or why the new version can't be hosted.
 func (r *Registry) checkCurrent(ctx context.Context, v *moduleVersion) error {
-	info, err := os.Lstat(v.Source)
-	for err == nil && fileVersion(info) != v.Version {
+	for v.hasChanged() {
 		r.refresh(v.discovered)
 		var last *moduleVersion
 		var failed error
@@ -321,13 +330,11 @@ func (r *Registry) checkCurrent(ctx context.Context, v *moduleVersion) error {
 			return nil
 		case failed == nil:
 			return errRetired
-		}
-		info, err = os.Lstat(v.Source)
-		if err != nil || fileVersion(info) == last.Version { // else it was only half written
-			return fmt.Errorf("the file of module %q has changed: %w", v.Name, failed)
+		case !last.hasChanged(): // else it was only half written
+			return fmt.Errorf("module %q has changed: %w", v.Name, failed)
 		}
 	}
-	return nil // scans notice that a file is gone
+	return nil
 }
 
 // refresh scans one file, and starts the version that it finds there if that is new.
@@ -338,7 +345,7 @@ func (r *Registry) refresh(d discovered) {
 	r.mu.Lock()
 	last := r.modules[d.key()]
 	r.mu.Unlock()
-	if last != nil && last.Version != found.Version && found.Err != errMoved {
+	if last != nil && last.hasChanged() && found.Err != errMoved {
 		r.startVersion(found, found.Err)
 	}
 }
@@ -581,6 +588,7 @@ func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 		About:     firstSentence(stringField(w.info, "instructions")),
 		Stateless: w.stateless,
 		Shared:    field(extensions, "usher/shared") != nil,
+		Imports:   v.imports.Load(),
 	}
 	// The functions that usher's own runtimes can't offer.
 	_ = json.Unmarshal(field(field(extensions, "usher/problems"), "problems"), &m.Problems)
@@ -664,6 +672,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		listChanged: v.listsChanged,
 	})
 	l, err := r.launch(ctx, d)
+	v.imports.Store(l.Imports)
 	if err == nil {
 		l, err = l.resolve()
 	}
@@ -709,8 +718,7 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 		return d.Launch, nil
 	case d.Kind == kindGo:
 		folder := filepath.Join(r.CacheDir, "go")
-		program, err := buildGoModule(ctx, r.reaper, folder, d.Source, text, workerEnv(d.Source, nil))
-		return launch{Path: program, Dir: filepath.Dir(d.Source)}, err
+		return buildGoModule(ctx, r.reaper, folder, d.Source, text, workerEnv(d.Source, nil))
 	}
 	l, err := launchFile(d.Kind, d.Source, r.CacheDir)
 	if d.Kind.singleFile() {
@@ -882,7 +890,7 @@ func (d discovered) cacheVersion() string {
 func (r *Registry) readCache(d discovered) *manifest {
 	m := &manifest{}
 	raw, err := os.ReadFile(r.cachePath(d))
-	if err != nil || json.Unmarshal(raw, m) != nil || m.Version != d.cacheVersion() {
+	if err != nil || json.Unmarshal(raw, m) != nil || m.Version != d.cacheVersion() || m.Imports.changed() {
 		return nil
 	}
 	return m

@@ -99,7 +99,7 @@ func TestHotReload(t *testing.T) {
 	end()
 	writeFake(t, dir+"/a.usher", "dies") // break
 	failure := c.call("a_x", "").failure()
-	checkContains(t, "a call of the broken version", failure, `the file of module "a" has changed: `)
+	checkContains(t, "a call of the broken version", failure, `module "a" has changed: `)
 	d.awaitLog(t, "old_version_kept=true")
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "good tools=x,z") // repair

@@ -96,8 +96,9 @@ type launch struct {
 	Dir  string   // working directory
 	Env  []string // as NAME=value; of a .mcp.json entry, without the daemon's own
 
-	Shared bool   // one process serves all callers
-	Input  []byte // the beginning of its stdin
+	Shared  bool       // one process serves all callers
+	Input   []byte     // the beginning of its stdin
+	Imports *goImports // of a Go module; nil if they are not known
 }
 
 // shellCommand is the first argument of a process that is the MCP server of a shell
