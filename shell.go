@@ -9,6 +9,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -51,7 +52,7 @@ type shellServer struct {
 	environ  []string // of the functions
 	reaper   *reaper  // starts a process for each call
 	stderr   io.Writer
-	calls    sync.Map // context.CancelFunc by request id
+	calls    inflight[context.CancelFunc] // by request id
 
 	mu  sync.Mutex // guards out
 	out io.Writer
@@ -212,14 +213,14 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 			s.send(encodeResult(msg.ID, object{{"tools", marshal(s.methods)}}.encode()))
 		case "tools/call":
 			ctx, cancel := context.WithCancel(ctx)
-			s.calls.Store(string(msg.ID), cancel)
+			s.calls.add(string(msg.ID), cancel)
 			calls.Go(func() {
 				defer cancel()
 				s.call(ctx, msg)
 			})
 		case "notifications/cancelled":
-			if cancel, ok := s.calls.Load(string(field(msg.Params, "requestId"))); ok {
-				cancel.(context.CancelFunc)()
+			if cancel, ok := s.calls.remove(string(field(msg.Params, "requestId"))); ok {
+				cancel()
 			}
 		case "ping":
 			s.send(encodeResult(msg.ID, json.RawMessage(`{}`)))
@@ -266,7 +267,7 @@ func (s *shellServer) call(ctx context.Context, msg *Message) {
 	if err == nil {
 		output, lastLines, err = s.run(ctx, arguments, token, args...)
 	}
-	s.calls.Delete(string(msg.ID))
+	s.calls.remove(string(msg.ID))
 	s.mu.Lock() // one result at a time, as it takes several times the memory of the output
 	defer s.mu.Unlock()
 	s.out.Write(append(encodeResult(msg.ID, shellResult(name, output, lastLines, err)), '\n'))
@@ -307,10 +308,8 @@ func shellResult(name string, output []byte, lastLines []string, err error) json
 	switch {
 	case len(output) > maxShellOutput:
 		return failure(fmt.Sprintf("the result is larger than %s", formatSize(maxShellOutput)))
-	case ended && len(lastLines) > 0:
-		return failure(strings.Join(lastLines, "\n"))
 	case ended:
-		return failure(fmt.Sprintf("%s ended with %s", name, err))
+		return failure(cmp.Or(strings.Join(lastLines, "\n"), fmt.Sprintf("%s ended with %s", name, err)))
 	case err != nil:
 		return failure(errText(err))
 	case text == "":
