@@ -77,7 +77,7 @@ func run(
 		return 0
 	}
 	if len(args) == 3 && args[0] == shellCommand {
-		return runShell(ctx, args[1], args[2], os.Environ(), stdin, stdout, stderr)
+		return runShell(ctx, args[1], args[2], stdin, stdout, stderr)
 	}
 	a := &app{
 		stdin:     stdin,

@@ -351,15 +351,11 @@ func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte("\ufeff" + `{"mcpServers":{"m":{"command":"c","cwd":"../d","shared":true,"type":"stdio","url":"x"},` +
 		`"n":{"url":"http://x"}}}`))
 	const secret = "5e0c1a7"
-	getenv := func(name string) (string, bool) {
-		if isSecretVariable(name) {
-			return secret, true
-		}
-		return "v", name != "unset"
-	}
+	f.Setenv("GITHUB_WEBHOOK_SECRET", secret)
+	f.Setenv("x_signing_secret", secret)
 	f.Fuzz(func(t *testing.T, raw []byte) {
-		list, err := configModules(raw, "/w", getenv)
-		if again, _ := configModules(raw, "/w", getenv); len(again) != len(list) || err != nil && list != nil {
+		list, err := configModules(raw, "/w")
+		if again, _ := configModules(raw, "/w"); len(again) != len(list) || err != nil && list != nil {
 			t.Fatalf("%q: %v, %v", raw, list, err)
 		}
 		for _, d := range list {

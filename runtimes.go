@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"embed"
 	"encoding/json"
@@ -198,9 +199,8 @@ func checkNesting(inside string, roots []string) error {
 }
 
 // configModules reads a .mcp.json file in the folder dir. It returns the entries, each with
-// how to start it or why it can't be started; getenv resolves the variables in them. The
-// error means that the whole file is invalid.
-func configModules(raw []byte, dir string, getenv func(string) (string, bool)) ([]discovered, error) {
+// how to start it or why it can't be started. The error means that the whole file is invalid.
+func configModules(raw []byte, dir string) ([]discovered, error) {
 	raw = bytes.TrimPrefix(raw, []byte("\ufeff"))
 	bad, invalid := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
 	if invalid && bad.Offset > 0 {
@@ -216,7 +216,7 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 		return nil, errors.New(`want an object such as {"mcpServers": {"NAME": {"command": "…"}}}, ` +
 			`to which VS Code's "servers" must be renamed`)
 	}
-	list := make([]discovered, 0, len(servers))
+	var list []discovered
 	for _, server := range servers {
 		disabled := string(field(server.value, "disabled")) == "true"
 		if disabled || string(field(server.value, "enabled")) == "false" {
@@ -229,7 +229,7 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 			Err:     checkModuleName(server.key),
 		}
 		if d.Err == nil {
-			d.Err = d.readEntry(server.value, dir, getenv)
+			d.Err = d.readEntry(server.value, dir)
 		}
 		d.Version = hashOf(string(marshal(d.Launch)), d.Content)
 		list = append(list, d)
@@ -238,8 +238,7 @@ func configModules(raw []byte, dir string, getenv func(string) (string, bool)) (
 }
 
 // readEntry reads the fields of a .mcp.json entry. It returns the first error.
-func (d *discovered) readEntry(raw json.RawMessage, dir string,
-	getenv func(string) (string, bool)) error {
+func (d *discovered) readEntry(raw json.RawMessage, dir string) error {
 	list := members(raw)
 	if list == nil {
 		return errors.New("the entry is not an object")
@@ -262,7 +261,7 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string,
 			d.Problems = append(d.Problems, fmt.Sprintf("unknown field %q is ignored", f.key))
 			continue
 		}
-		if err := readField(f, into, getenv); err != nil {
+		if err := readField(f, into); err != nil {
 			return err
 		}
 	}
@@ -284,8 +283,8 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string,
 }
 
 // readField reads one field of a .mcp.json entry.
-func readField(f member, into any, getenv func(string) (string, bool)) error {
-	text, err := expandVariables(string(f.value), getenv)
+func readField(f member, into any) error {
+	text, err := expandVariables(string(f.value))
 	if err != nil {
 		return err
 	}
@@ -334,8 +333,6 @@ var installHints = map[string]string{
 	"python3": ": install Python 3.9 or newer, or make a .venv beside the module",
 	"python":  ": use python3, or install Python 3",
 	"node":    ": install Node.js, 20.6 or newer; TypeScript needs 22.13",
-	"npx":     ": install Node.js",
-	"uvx":     ": install uv",
 }
 
 // bareVariable matches text in JSON that a shell would expand.
@@ -348,12 +345,12 @@ var variable = regexp.MustCompile(
 
 // expandVariables replaces ${VAR}, ${env:VAR} and ${VAR:-default} in the strings of valid
 // JSON.
-func expandVariables(raw string, getenv func(string) (string, bool)) (out string, err error) {
+func expandVariables(raw string) (out string, err error) {
 	out = variable.ReplaceAllStringFunc(raw, func(reference string) string {
 		match := variable.FindStringSubmatch(reference)
 		name := match[1]
 		fallback := match[2]
-		value, set := getenv(name)
+		value, set := os.LookupEnv(name)
 		switch {
 		case name == "":
 			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}, "+
@@ -498,23 +495,17 @@ func (s *scan) file(path, name string, kind Kind) {
 	switch {
 	case err != nil:
 		s.fail(path, err)
-		return
 	case info.IsDir(): // a folder that is linked under a module's name
-		return
 	case kind == kindConfig:
-		s.config(path, source, info)
-		return
+		s.config(path, source, checkFile(info, kind))
+	default:
+		s.add(path, source, discovered{
+			Name:    name,
+			Kind:    kind,
+			Version: fileVersion(info),
+			Err:     cmp.Or(checkModuleName(name), checkFile(info, kind)),
+		})
 	}
-	fault := checkModuleName(name)
-	if fault == nil {
-		fault = checkFile(info, kind)
-	}
-	s.add(path, source, discovered{
-		Name:    name,
-		Kind:    kind,
-		Version: fileVersion(info),
-		Err:     fault,
-	})
 }
 
 // fileVersion returns a text that changes when a file does.
@@ -541,17 +532,16 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 	return nil
 }
 
-// config adds the entries of a .mcp.json file. While the file is invalid, for example half
-// written, its entries stay.
-func (s *scan) config(path, source string, info fs.FileInfo) {
+// config adds the entries of a .mcp.json file, unless err says why it can't be read. While the
+// file is invalid, for example half written, its entries stay.
+func (s *scan) config(path, source string, err error) {
 	var raw []byte
-	err := checkFile(info, kindConfig)
 	if err == nil {
 		raw, _, err = readSource(source, kindConfig)
 	}
 	var list []discovered
 	if err == nil {
-		list, err = configModules(raw, filepath.Dir(source), os.LookupEnv)
+		list, err = configModules(raw, filepath.Dir(source))
 	}
 	if err != nil {
 		s.fail(path, err)

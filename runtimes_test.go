@@ -30,10 +30,11 @@ func TestModuleFiles(t *testing.T) {
 }
 
 func TestParseConfig(t *testing.T) {
-	env := map[string]string{
+	for name, value := range map[string]string{
 		"HOME": "/h", "EMPTY": "", "ODD": "\"\n\\\"", webhookSecretVar: "s3cret", "stripe_signing_secret": "s3cret",
+	} {
+		t.Setenv(name, value)
 	}
-	getenv := func(k string) (string, bool) { v, ok := env[k]; return v, ok }
 	for _, tt := range []struct{ name, entry, want string }{
 		{"a command and its arguments", `{"command":"node","args":["x","y z"]}`, "node x|y z"},
 		{"variables", `{"command":"${HOME}/bin/${NAME:-srv}","args":["${EMPTY:-d}","$5","${EMPTY}"]}`,
@@ -70,7 +71,7 @@ func TestParseConfig(t *testing.T) {
 		{"an entry that is text", `"x"`, "not an object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w", getenv)
+			list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w")
 			must(t, err)
 			if len(list) != 1 {
 				t.Fatalf("got %+v", list)
@@ -94,7 +95,7 @@ func TestParseConfig(t *testing.T) {
 	}
 	const bad, good = `"a b":{"command":"x"}`, `"c":{"command":"x"}`
 	const off = `"d":{"command":"x","disabled":true},"e":{"command":"x","enabled":false}`
-	list, err := configModules([]byte("\ufeff"+`{"mcpServers":{`+bad+`,`+good+`,`+off+`}}`), "/w", getenv)
+	list, err := configModules([]byte("\ufeff"+`{"mcpServers":{`+bad+`,`+good+`,`+off+`}}`), "/w")
 	must(t, err)
 	check(t, "entries that are not disabled", len(list), 2)
 	check(t, "a bad name is refused", list[0].Err != nil, true)
@@ -113,7 +114,7 @@ func TestParseConfigErrors(t *testing.T) {
 		"{ // no\n}":                      "JSON has no comments",
 		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3: ",
 	} {
-		_, err := configModules([]byte(raw), "/w", func(string) (string, bool) { return "", false })
+		_, err := configModules([]byte(raw), "/w")
 		checkContains(t, raw, fmt.Sprint(err), want)
 	}
 }

@@ -49,7 +49,6 @@ type shellServer struct {
 	about    string
 	methods  []shellMethod
 	problems []string // why other functions are not offered
-	environ  []string // of the functions
 	reaper   *reaper  // starts a process for each call
 	stderr   io.Writer
 	calls    inflight[context.CancelFunc] // by request id
@@ -61,12 +60,10 @@ type shellServer struct {
 // runShell serves the script at path until stdin ends, and returns the exit status. stdin
 // begins with the script's text, which has size bytes. At the end, the background processes
 // of functions are ended.
-func runShell(ctx context.Context, path, size string, environ []string,
-	stdin io.Reader, stdout, stderr io.Writer) int {
+func runShell(ctx context.Context, path, size string, stdin io.Reader, stdout, stderr io.Writer) int {
 	s := &shellServer{
 		path:    path,
 		methods: []shellMethod{},
-		environ: environ,
 		reaper:  newReaper(slog.New(slog.NewTextHandler(stderr, nil))),
 		out:     stdout,
 		stderr:  stderr,
@@ -165,27 +162,6 @@ const isFunction = `usher_is() {
 	return 1
 }
 `
-
-// bashSource matches a use of $BASH_SOURCE.
-var bashSource = regexp.MustCompile(`(\$\{?)BASH_SOURCE\b`)
-
-// command returns a command that runs the shell. The script's text is at shellScript, an open
-// file without a name, because the file at the script's path may have changed.
-// $BASH_SOURCE, bash's name for the file of a function, is the script's path anyway. The
-// caller must close the file.
-func (s *shellServer) command(args []string) (*exec.Cmd, error) {
-	cmd := exec.Command(s.shell, slices.Concat(s.options, args)...)
-	cmd.Dir = filepath.Dir(s.path)
-	cmd.Env = append(slices.Clip(s.environ), "USHER_SOURCE="+s.path)
-	f, err := os.CreateTemp("", "usher-")
-	if err != nil {
-		return nil, err
-	}
-	os.Remove(f.Name())
-	cmd.ExtraFiles = []*os.File{f}
-	_, err = f.WriteAt(bashSource.ReplaceAll(s.text, []byte("${1}USHER_SOURCE")), 0)
-	return cmd, err
-}
 
 // serve answers requests until stdin ends, and then ends the calls under way.
 func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
@@ -320,19 +296,35 @@ func shellResult(name string, output []byte, lastLines []string, err error) json
 	return toolResult(quote(text))
 }
 
+// bashSource matches a use of $BASH_SOURCE.
+var bashSource = regexp.MustCompile(`(\$\{?)BASH_SOURCE\b`)
+
 // run runs the shell in a process tree of its own until it ends. It returns the output, cut
 // one byte past the limit, and the last lines of stderr. When ctx ends, run ends the tree
 // and waits for that; else background processes of the shell continue.
+//
+// The script's text is at shellScript, an open file without a name, because the file at the
+// script's path may have changed. $BASH_SOURCE, bash's name for the file of a function, is
+// the script's path anyway.
 func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMessage,
 	args ...string) (output []byte, lastLines []string, err error) {
-	cmd, err := s.command(args)
+	script, err := os.CreateTemp("", "usher-")
 	if err != nil {
 		return nil, nil, err
 	}
+	defer script.Close()
+	os.Remove(script.Name())
+	_, err = script.WriteAt(bashSource.ReplaceAll(s.text, []byte("${1}USHER_SOURCE")), 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd := exec.Command(s.shell, slices.Concat(s.options, args)...)
+	cmd.Dir = filepath.Dir(s.path)
+	cmd.Env = append(os.Environ(), "USHER_SOURCE="+s.path)
+	cmd.ExtraFiles = []*os.File{script}
 	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
 	cmd.Stdin = bytes.NewReader(input)
 	c, err := s.reaper.startPiped(cmd)
-	cmd.ExtraFiles[0].Close()
 	if err != nil {
 		return nil, nil, err
 	}
