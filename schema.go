@@ -108,12 +108,8 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 
 // Parameters returns the names of the tool's parameters, for people.
 func (m *Method) Parameters() string {
-	required := textList(m.schema()["required"])
 	var names []string
 	for _, p := range members(field(m.definition.get("inputSchema"), "properties")) {
-		if !slices.Contains(required, p.key) {
-			p.key += " (optional)"
-		}
 		names = append(names, p.key)
 	}
 	return strings.Join(names, ", ")
