@@ -312,57 +312,28 @@ func sortedLines(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestSuspendedUnderAClaim ends the claim of a suspended call. Other principals with the same folder can't go on with
-// the call.
+// TestSuspendedUnderAClaim ends the claim of a suspended call, which then ends, and can't be continued.
 func TestSuspendedUnderAClaim(t *testing.T) {
-	long(t)
 	t.Parallel()
 	const params = `{"name":"m_ask",` + withForms + `}`
-	for _, tt := range []struct {
-		name string
-		end  func(t *testing.T, claims *ClaimStore, c Claim)
-	}{
-		{"it is active", nil},
-		{"it is revoked", func(t *testing.T, claims *ClaimStore, c Claim) {
-			_, err := claims.Revoke(t.Context(), c.Code)
-			must(t, err)
-		}},
-		{"it expires", func(_ *testing.T, _ *ClaimStore, c Claim) { pass(time.Until(c.ExpiresAt)) }},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
+	for _, revoke := range []bool{true, false} {
+		t.Run(fmt.Sprint("it is revoked: ", revoke), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
 				claims := openStore(t, b.base)
-				create := func(dir string, life time.Duration) Claim {
-					c, err := claims.Create(t.Context(), dir, "", life)
-					must(t, err)
-					return c
-				}
-				claim := create("/w", suspendTimeout/2)
-				others := map[string]func(*http.Request){
-					"another claim of the folder": inHeader(create("/w", time.Hour).Code.Reveal()),
-					"a claim of a folder above":   inHeader(create("/", time.Hour).Code.Reveal()),
-					"no claim":                    presentNothing,
-				}
+				claim, err := claims.Create(t.Context(), "/w", "", suspendTimeout/2)
+				must(t, err)
 				own := inHeader(claim.Code.Reveal())
 				back := goOn(params, askState(t, b.modern("tools/call", params, own), 1), sayYes)
-				checkOthers := func() {
-					t.Helper()
-					for what, present := range others {
-						wantStale(t, what, b.modern("tools/call", back, present))
-					}
+				if revoke {
+					_, err := claims.Revoke(t.Context(), claim.Code)
+					must(t, err)
+				} else {
+					pass(time.Until(claim.ExpiresAt))
 				}
-				checkOthers()
-				if tt.end == nil {
-					a := b.modern("tools/call", back, own)
-					check(t, "its owner: failure", a.failure(), "")
-					checkContains(t, "its owner", resultText(a.result()), "accept")
-					return
-				}
-				tt.end(t, claims, claim)
 				a := b.modern("tools/call", back, own)
 				checkContains(t, "its owner", a.failure(), "has ended")
 				checkOmits(t, "its owner", a.Body, `"result"`)
-				checkOthers()
+				wantStale(t, "without a claim", b.modern("tools/call", back))
 				check(t, "the module hears", b.hears(), "tools/call")
 				pass(suspendTimeout)
 				checkContains(t, "at the end the module", b.hears(), "notifications/cancelled", `"refused"`)

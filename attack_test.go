@@ -165,30 +165,6 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 	}
 }
 
-// TestMovesAgainstLists races requests of one session that present different
-// codes: it sees one folder or the other, and never more.
-func TestMovesAgainstLists(t *testing.T) {
-	long(t)
-	t.Parallel()
-	p := startProjects(t)
-	codes := []string{p.code("/proj"), p.code("/other"), "", "ABCDEF"}
-	c := p.session(inHeader(codes[0]))
-	var all sync.WaitGroup
-	for i := range 4 {
-		all.Go(func() {
-			for n := range 15 {
-				if got := listTools(c, inHeader(codes[(i+n)%len(codes)])); got != seesProj && got != seesOther {
-					t.Errorf("it sees %q", got)
-				}
-			}
-		})
-	}
-	all.Wait()
-	last := listTools(c, presentNothing)
-	p.restart([]*testClient{c})
-	checkSees(t, "after a restart", c, presentNothing, last)
-}
-
 // TestStreamsAtTheEnd follows the streams of a session from its first claim to the claim's expiry and beyond.
 func TestStreamsAtTheEnd(t *testing.T) {
 	long(t)

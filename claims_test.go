@@ -14,7 +14,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -384,50 +383,6 @@ func TestLookupSeesEveryReplacement(t *testing.T) {
 		wantActive(t, s, code, true)
 		wantActive(t, s, other, false)
 	}
-}
-
-func TestOtherStoreSeesChangesAtOnce(t *testing.T) {
-	long(t)
-	t.Parallel()
-	dir := newDataDir(t)
-	daemon, cli := testStore(t, dir), testStore(t, dir)
-	for range 20 {
-		c := mustCreate(t, cli)
-		got, err := daemon.Lookup(c.Code)
-		must(t, err)
-		check(t, "the same claim", got.claimID == c.claimID, true)
-		_, err = cli.Revoke(t.Context(), c.Code)
-		must(t, err)
-		wantActive(t, daemon, c.Code, false)
-	}
-}
-
-func TestGoroutines(t *testing.T) {
-	long(t)
-	t.Parallel()
-	dir := newDataDir(t)
-	stores := []*ClaimStore{testStore(t, dir), testStore(t, dir)}
-	var all sync.WaitGroup
-	for n := range 8 {
-		all.Go(func() {
-			s, reader := stores[n%2], stores[0]
-			for range 5 {
-				keep, err1 := s.Create(t.Context(), "/w", "", time.Hour)
-				drop, err2 := s.Create(t.Context(), "/w", "", time.Hour)
-				_, err3 := s.Revoke(t.Context(), drop.Code)
-				dropped, err4 := reader.Lookup(drop.Code)
-				kept, err5 := reader.Lookup(keep.Code)
-				if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
-					t.Error(err)
-				}
-				check(t, "a revoked code is valid", dropped.exists(), false)
-				check(t, "a created code is valid", kept.exists(), true)
-			}
-		})
-	}
-	all.Wait()
-	check(t, "claims", len(fileCodes(t, dir)), 40)
-	wantTidy(t, dir)
 }
 
 func FuzzParseCode(f *testing.F) {

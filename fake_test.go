@@ -62,7 +62,7 @@ func fakeTools(t *testing.T, tools ...fakeTool) string {
 //	ask             asks its client: see fakeAsk
 //	big {bytes}     returns as many bytes
 //	count           counts its calls
-//	crash, exit     ends the process, by a signal or with a status
+//	crash           ends the process by a signal
 //	echo            returns its params as text, as does each word not listed here
 //	env {name}      returns whether there is such a variable, and its value
 //	error           answers with an error of its own
@@ -87,7 +87,7 @@ type fakeTool struct {
 }
 
 // usualTools are the tools of a fake without the trait tools.
-const usualTools = "echo,sleep,crash,exit,progress,log,pid,env,count,fail,big,error,grow"
+const usualTools = "echo,sleep,crash,progress,log,pid,env,count,fail,big,error,grow"
 
 // mirrorSchema is the schema of the tool mirror.
 const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},
@@ -467,8 +467,6 @@ func (c *fakeCall) result() json.RawMessage {
 		p, _ := os.FindProcess(os.Getpid())
 		p.Kill()
 		select {}
-	case "exit":
-		os.Exit(7)
 	case "progress":
 		for i := range c.number("n") {
 			c.progress(i+1, "")

@@ -183,7 +183,7 @@ const childEnv = "USHER_TEST_CLAIMS_CHILD"
 func TestClaimsChild(t *testing.T) {
 	job := strings.Split(os.Getenv(childEnv), "\n")
 	if len(job) != 4 {
-		skip(t, "not a child")
+		return // it is no child
 	}
 	s := openClaims(job[0], nil)
 	defer s.Close()

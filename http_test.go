@@ -62,27 +62,16 @@ func TestProxiedRequests(t *testing.T) {
 				if a := d.deliver(t, "nothing/here", `{}`, shown, header); row.webhook == 401 {
 					checkError(t, "a path of none", a, 401)
 				}
-				a := post(t, d.URL, initialize, header)
+				c := newClient(t, d.URL)
+				req := c.request(http.MethodPost, initialize)
+				setHeaders(req, header)
+				a := c.do(req)
 				if row.mcp != 0 && a.Status != row.mcp || strings.Contains(a.Body, "proxy") != (row.mcp == 400) {
 					t.Errorf("MCP with %s: %d, want %d: %s", header, a.Status, row.mcp, a.Body)
 				}
 			}
 		})
 	}
-}
-
-// post sends an MCP message with one more header.
-func post(t *testing.T, url, message, header string) answer {
-	t.Helper()
-	req, _ := http.NewRequest(http.MethodPost, url, strings.NewReader(message))
-	req.Header.Set("Content-Type", "application/json")
-	name, value, _ := strings.Cut(header, ": ")
-	req.Header.Set(name, value)
-	res, err := http.DefaultClient.Do(req)
-	must(t, err)
-	defer res.Body.Close()
-	text, _ := io.ReadAll(res.Body)
-	return answer{Status: res.StatusCode, Body: string(text)}
 }
 
 // bodyServer answers with how much it read, for the principal in a header.

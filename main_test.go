@@ -50,8 +50,12 @@ func TestMain(m *testing.M) {
 		f.Value.Set("8")
 	}
 	code := m.Run()
+	var counts []string
 	for _, reason := range sortedKeys(skips.reasons) {
-		fmt.Printf("skipped %d tests: %s\n", skips.reasons[reason], reason)
+		counts = append(counts, fmt.Sprint(skips.reasons[reason], " ", reason))
+	}
+	if counts != nil {
+		fmt.Println("skipped tests:", strings.Join(counts, "; "))
 	}
 	os.Exit(code)
 }
@@ -78,7 +82,7 @@ func skip(t testing.TB, reason any) {
 func slow(t *testing.T) {
 	t.Helper()
 	if os.Getenv("USHER_SLOW") == "" {
-		skip(t, "slow: set USHER_SLOW=1 to run it")
+		skip(t, "slow (USHER_SLOW=1 runs them)")
 	}
 }
 
@@ -86,7 +90,7 @@ func slow(t *testing.T) {
 func long(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
-		skip(t, "long: left out by -short")
+		skip(t, "long (-short leaves them out)")
 	}
 }
 

@@ -4,7 +4,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -247,9 +246,7 @@ func TestModernResults(t *testing.T) {
 func TestModernNotifications(t *testing.T) {
 	long(t)
 	t.Parallel()
-	c := oneFake(t)
-	d := c.daemon
-	c = newStateless(t, c.URL)
+	c := newStateless(t, oneFake(t).URL)
 	for level, heard := range map[string]bool{"": false, "debug": true, "warning": true, "error": false} {
 		t.Run("log level "+level, func(t *testing.T) {
 			meta := ""
@@ -270,19 +267,6 @@ func TestModernNotifications(t *testing.T) {
 	}
 	a := c.modern("tools/call", `{"name":"a_progress","arguments":{"n":3}}`)
 	check(t, "messages without a token", len(a.Events), 1)
-
-	ctx, hangUp := context.WithCancel(t.Context())
-	gone := make(chan error, 1)
-	go func() {
-		_, err := c.try(c.modernPOST("9", "tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`).WithContext(ctx))
-		gone <- err
-	}()
-	d.awaitLog(t, "fake: sleeping")
-	hangUp()
-	if err := <-gone; err == nil {
-		t.Error("the call of a client that hung up was answered")
-	}
-	d.awaitLog(t, "fake: cancelled")
 }
 
 // TestModernListeners has listeners with ids of two types hear of changes until the daemon stops.

@@ -236,20 +236,7 @@ func TestNodeWithoutPipes(t *testing.T) {
 
 func TestNodeChecks(t *testing.T) {
 	nodeTestTyped(t)
-	file := filepath.Join(t.TempDir(), "check.usher.ts")
-	write(t, file, `
-type Tree = { name: string; more?: Tree[] }
-export function f(p: {
-  bed?: { rows: number; kind?: 'a' | 'b'; at?: { x: number }[] }
-  both?: string | number
-  either?: string | string[]
-  maybe?: string | null
-  counts?: Record<string, number>
-  tree?: Tree
-}) { return p }
-export function g({ n = 5, deep = {} }: { n?: number; deep?: { m?: number } }) { return { n, deep } }
-`)
-	p := startShim(t, kindNode, file)
+	p := startShim(t, kindNode, "testdata/node/check.usher.ts")
 	for arguments, want := range map[string]string{
 		`{"bed":{"rows":1,"kind":"c"}}`:             `parameter "bed.kind": want one of "a","b", got "c"`,
 		`{"both":true}`:                             `parameter "both": want a string or a number, got a boolean`,

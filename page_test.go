@@ -253,33 +253,6 @@ func (b *browser) open(url string) {
 	}
 }
 
-// measurePage measures the page: whether it is wider than the window, what is black on
-// black, what it is made of.
-const measurePage = `(() => {
-	const light = color => {
-		const linear = n => n <= 0.04045 ? n / 12.92 : ((n + 0.055) / 1.055) ** 2.4
-		const [r, g, b] = color.match(/[\d.]+/g).map(n => linear(n / 255))
-		return 0.2126 * r + 0.7152 * g + 0.0722 * b
-	}
-	const page = getComputedStyle(document.body).backgroundColor
-	const faint = [...document.body.querySelectorAll('*')].filter(e => {
-		if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) return false
-		const own = getComputedStyle(e), back = own.backgroundColor === 'rgba(0, 0, 0, 0)' ? page : own.backgroundColor
-		const [x, y] = [light(own.color), light(back)].sort((x, y) => y - x)
-		return (x + 0.05) / (y + 0.05) < 4.5
-	}).map(e => e.outerHTML)
-	return JSON.stringify({
-		over: document.documentElement.scrollWidth > innerWidth,
-		dark: light(page) < 0.2,
-		faint,
-		title: document.title,
-		made: document.querySelectorAll('script, img, b, iframe').length,
-		broken: [...document.querySelectorAll('pre span')].filter(e => e.getClientRects().length > 1).length,
-		text: document.body.innerText.includes('onerror=alert(1)'),
-		size: getComputedStyle(document.body).fontSize,
-	})
-})()`
-
 // TestPageInABrowser looks at the page in Chromium. With USHER_SHOTS, a folder, it
 // keeps what it saw.
 func TestPageInABrowser(t *testing.T) {
@@ -288,13 +261,15 @@ func TestPageInABrowser(t *testing.T) {
 	dir, base := pageModules(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
 	code := newClaimFor(t, base, dir+"/proj").Code.Reveal()
+	measure, err := os.ReadFile("testdata/page/measure.js")
+	must(t, err)
 	look := func(t *testing.T, what, path string, width int, scheme string) {
 		b.do("Emulation.setDeviceMetricsOverride",
 			fmt.Sprintf(`{"width":%d,"height":900,"deviceScaleFactor":1,"mobile":%v}`, width, width < 500))
 		b.do("Emulation.setEmulatedMedia",
 			fmt.Sprintf(`{"features":[{"name":"prefers-color-scheme","value":%q}]}`, scheme))
 		b.open(d.URL + path)
-		result := b.do("Runtime.evaluate", string(object{{"expression", quote(measurePage)}}.encode()))
+		result := b.do("Runtime.evaluate", string(object{{"expression", quote(string(measure))}}.encode()))
 		const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"broken":0,"text":%v,"size":"16px"}`
 		want := fmt.Sprintf(form, scheme == "dark", path != "")
 		check(t, "the page", stringField(field(result, "result"), "value"), want)

@@ -285,20 +285,7 @@ func TestPythonHosted(t *testing.T) {
 	t.Parallel()
 	pythonTestVersion(t)
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "m.usher.py"), `import os
-import neighbor
-
-def large(): return "x" * (64 << 20)
-def small(): return {}["x"]
-
-def where():
-    here = os.listdir(".") == os.listdir(os.path.dirname(__file__))
-    return [os.path.basename(__file__), __name__, here, neighbor.X]
-
-if __name__ == "__main__":
-    raise SystemExit("is not run")
-`)
-	write(t, filepath.Join(dir, "neighbor.py"), "X = 5\n")
+	copyFiles(t, "testdata/python/hosted", dir, "m.usher.py", "neighbor.py")
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("m_large", "m_small", "m_where")

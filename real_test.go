@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -26,7 +25,7 @@ import (
 const clientsPatience = 3 * time.Minute
 
 // TestRealServers runs the checks of conformance/clients.mjs and of
-// conformance/gosdk over all transports, and the Inspector over HTTP.
+// conformance/gosdk over all transports.
 func TestRealServers(t *testing.T) {
 	slow(t)
 	r := newRealWorkspace(t, npmInstall(t, "conformance"))
@@ -38,7 +37,6 @@ func TestRealServers(t *testing.T) {
 		r.reset(t)
 		d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 		r.runClients(t, "--url", d.URL)
-		r.runInspector(t, d.URL)
 		runGoClient(t, "-url", d.URL, "-protocol", "2026-07-28")
 		runGoClient(t, "-url", d.URL, "-protocol", "2025-11-25")
 		runGoClient(t, "-url", d.URL, "-protocol", "2024-11-05", "-sse")
@@ -203,7 +201,7 @@ func (r *realWorkspace) reset(t *testing.T) {
 		must(t, os.RemoveAll(path))
 	}
 	write(t, filepath.Join(r.workspace, ".mcp.json"), r.config(t))
-	write(t, filepath.Join(r.workspace, "loud.usher.go"), loudSource)
+	copyFiles(t, "testdata/real", r.workspace, "loud.usher.go")
 	pixel, err := base64.StdEncoding.DecodeString(pixelPNG)
 	must(t, err)
 	write(t, filepath.Join(r.files, "pixel.png"), string(pixel))
@@ -216,34 +214,6 @@ func (r *realWorkspace) reset(t *testing.T) {
 }
 
 func (r *realWorkspace) memory() string { return filepath.Join(r.root, "memory.jsonl") }
-
-// loudSource is the Go module beside the servers; the clients add to it.
-const loudSource = `//go:build usher
-
-// Loud says things loudly.
-package main
-
-import (
-	"context"
-	"strings"
-)
-
-// Shout returns the text in capitals.
-func Shout(p struct{ Text string }) string { return strings.ToUpper(p.Text) }
-
-var ended = make(chan error, 9)
-
-// Wait reports that it has begun, and ends when its call is cancelled.
-func Wait(ctx context.Context, report func(progress, total float64, message string)) error {
-	report(1, 2, "waiting")
-	<-ctx.Done()
-	ended <- ctx.Err()
-	return ctx.Err()
-}
-
-// Waited says why a Wait ended, once one has.
-func Waited() string { return (<-ended).Error() }
-`
 
 // pixelPNG is an image of one pixel.
 const pixelPNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
@@ -282,41 +252,6 @@ func (r *realWorkspace) runClients(t *testing.T, server ...string) {
 	}
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	t.Logf("clients.mjs: %s", lines[len(lines)-1])
-}
-
-// runInspector asks with the Inspector's command line. That reads the
-// package.json above the folder it is in, and without one does not start.
-func (r *realWorkspace) runInspector(t *testing.T, url string) {
-	t.Helper()
-	dir := filepath.Join(r.installed, "node_modules")
-	inspect := func(result any, args ...string) {
-		t.Helper()
-		args = append([]string{filepath.Join("@modelcontextprotocol", "inspector-cli", "build", "cli.js"),
-			"--cli", url, "--transport", "http", "--method"}, args...)
-		out, stdout, err := runIn(dir, "node", args...)
-		if err == nil {
-			err = json.Unmarshal([]byte(stdout), result)
-		}
-		if err != nil {
-			t.Fatalf("the Inspector: %v\n%s", err, out)
-		}
-	}
-	var list struct{ Tools []struct{ Name string } }
-	inspect(&list, "tools/list")
-	var names []string
-	for _, tool := range list.Tools {
-		names = append(names, tool.Name)
-	}
-	for _, want := range []string{"everything_get-sum", "filesystem_read_text_file", "loud_shout"} {
-		if !slices.Contains(names, want) {
-			t.Errorf("the Inspector's tools/list has no %s: %v", want, names)
-		}
-	}
-	var called struct{ Content []struct{ Text string } }
-	inspect(&called, "tools/call", "--tool-name", "everything_get-sum", "--tool-arg", "a=2", "b=3")
-	if len(called.Content) != 1 || called.Content[0].Text != "The sum of 2 and 3 is 5." {
-		t.Errorf("the Inspector's tools/call: %+v", called)
-	}
 }
 
 // awaitNoProcess waits until no process names a path below root.

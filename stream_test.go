@@ -133,7 +133,7 @@ func firstID(t *testing.T, stream string) string {
 	return id
 }
 
-// TestStreamThatNobodyReadsIsForgotten resumes streams in time, and too late.
+// TestStreamThatNobodyReadsIsForgotten resumes the stream of a call in time, and too late.
 func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -148,11 +148,19 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 		{"too late", time.Second, forgets, false},
 		{"read for long", 3 * forgets, replayLife - time.Second, true},
 	} {
-		t.Run("an answer, "+tt.name, func(t *testing.T) {
+		t.Run(tt.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
 				c := b.open("2025-11-25")
 				x := b.begin(c.streamedCall(int(tt.read.Seconds()) + 1)) // the answer comes when nobody reads
-				status, text := readAndResume(b, c, x, tt.read, tt.away)
+				pass(tt.read)
+				_, text := x.got()
+				x.hangUp()
+				<-x.done
+				pass(tt.away)
+				req := c.getRequest()
+				req.Header.Set(eventHeader, firstID(t, text))
+				x = b.begin(req)
+				status, text := x.got()
 				check(t, "it is kept", strings.Contains(text, "waited"), tt.kept)
 				if !tt.kept {
 					check(t, "status", status, http.StatusGone)
@@ -160,38 +168,7 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 				}
 			})
 		})
-		t.Run("notifications, "+tt.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				c := b.open("2025-11-25")
-				x := b.begin(c.getRequest())
-				x.got()
-				token, ok := b.server.gate.sessions.open(c.Session)
-				check(t, "there is a session", ok, true)
-				b.server.sessions.open(token, "").send(encodeRequest(nil, "notifications/of/test", nil))
-				status, text := readAndResume(b, c, x, tt.read, tt.away)
-				check(t, "it is kept", strings.Contains(text, "notifications/of/test"), tt.kept)
-				check(t, "status", status, 200)
-				checkContains(t, "its next stream", text, "\nretry: ")
-			})
-		})
 	}
-}
-
-// readAndResume reads a stream for a while, hangs up, and resumes it from its first event after another while.
-func readAndResume(b *bubble, c *testClient, x *exchange, read, away time.Duration) (status int, text string) {
-	b.t.Helper()
-	pass(read)
-	_, text = x.got()
-	x.hangUp()
-	<-x.done
-	pass(away)
-	req := c.getRequest()
-	req.Header.Set(eventHeader, firstID(b.t, text))
-	x = b.begin(req)
-	status, text = x.got()
-	x.hangUp()
-	<-x.done
-	return status, text
 }
 
 // TestSlowReaders has one client read a long message slowly, and get it all, and another one stop reading, which ends

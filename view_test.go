@@ -127,45 +127,6 @@ func TestBareNamesAreNobodys(t *testing.T) {
 	check(t, "d_x is listed", slices.Contains(viewNames(view), "d_x"), false)
 }
 
-func TestWebhookPaths(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		modules []string
-		path    string
-		want    string // MODULE/METHOD that receives it, else what to use instead
-	}{
-		{"by its name", []string{"/w/a.usher:a handleX"}, "a/handleX", "a/handleX"},
-		{"a method that is none", []string{"/w/a.usher:a x"}, "a/x", ""},
-		{"a path of its own", []string{"/w/a.usher:a x@some/path"}, "some/path", "a/x"},
-		{"and no other", []string{"/w/a.usher:a handleX@some/path"}, "a/handleX", ""},
-		{"by its label", []string{"/w/p/d.usher:d handleX", "/w/q/d.usher:d y"}, "p-d/handleX", "d/handleX"},
-		{"the bare name of one of two", []string{"/w/p/d.usher:d handleX", "/w/q/d.usher:d y"},
-			"d/handleX", "p-d/handleX"},
-		{"the bare name of two", []string{"/w/p/d.usher:d handleX", "/w/q/d.usher:d handleX"},
-			"d/handleX", "p-d/handleX q-d/handleX"},
-		{"a bare name that another asks for",
-			[]string{"/w/p/d.usher:d handleX", "/w/q/d.usher:d y", "/w/q/e.usher:e z@d/handleX"},
-			"d/handleX", "e_z p-d/handleX"},
-		{"a path of two", []string{"/w/a.usher:a x@p", "/w/b.usher:b y@p"}, "p", "a_x b_y"},
-		{"a name that another asks for", []string{"/w/a.usher:a handleX", "/w/b.usher:b y@a/handleX"},
-			"a/handleX", "a_handleX b_y"},
-		{"two files of one folder", []string{"/w/d.usher:d handleX", "/w/d.usher.go:d handleX"},
-			"d/handleX", "d-go/handleX d-usher/handleX"},
-		{"an entry of a .mcp.json", []string{"/w/.mcp.json:a handleX"}, "a/handleX", ""},
-		{"a path that one asks for", []string{"/w/.mcp.json:a y@path"}, "path", ""},
-		{"a name that can't stand in a URL", []string{"/w/a.usher:a handle$(X)"}, "a/handle$(X)", ""},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			tool, others := viewOf(t, scopeAll(), tt.modules...).Hook(tt.path)
-			got := hashDigits.ReplaceAllString(strings.Join(others, " "), "#")
-			if tool != nil {
-				got = tool.module.Name + "/" + tool.Method.Name
-			}
-			check(t, tt.path, got, tt.want)
-		})
-	}
-}
-
 // TestNamesTellNothingAboveTheScope has two modules of one name that only
 // folders above the scope, or none, tell apart.
 func TestNamesTellNothingAboveTheScope(t *testing.T) {

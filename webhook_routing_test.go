@@ -32,6 +32,7 @@ func TestWebhookRouting(t *testing.T) {
 		fakeTool{Name: "handleDouble", Doc: "@webhook a//b"},
 		fakeTool{Name: "handleEnd", Doc: "@webhook a/b/"},
 		fakeTool{Name: "handleCode", Doc: "@webhook caf\u00e9"},
+		fakeTool{Name: "handle$(X)"},
 		fakeTool{Name: "quiet", Doc: "Is none.", Schema: json.RawMessage(quiet)},
 	)
 	writeConfig(t, dir+"/deep/.mcp.json", "conf",
@@ -53,7 +54,7 @@ func TestWebhookRouting(t *testing.T) {
 			"host/handleElsewhere", // the tag wins over the prefix
 			"second", "host/handleBad", "host/handleDots", "b", "a/b", "a/../b", "host/handleQuery",
 			"host/handleDouble", "a/b/",
-			"host/handleCode",
+			"host/handleCode", "host/handle$(X)",
 			"conf/handleX", "from/config", // not written for usher
 			"sh/other", "host", "host/", "", "host/handlePush/", "host/handlepush", "HOST/handlePush",
 			"nobody/handlePush", "host_handlePush",
@@ -97,7 +98,7 @@ func TestWebhookConflicts(t *testing.T) {
 	writeTools(t, dir+"/q/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "plain"})
 	writeTools(t, dir+"/one.usher", fakeTool{Name: "a", Doc: "@webhook same/path"})
 	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook same/path"},
-		fakeTool{Name: "c", Doc: "@webhook one/handleZ"})
+		fakeTool{Name: "c", Doc: "@webhook one/handleZ"}, fakeTool{Name: "e", Doc: "@webhook deploy/handleOnly"})
 	writeTools(t, dir+"/three.usher", fakeTool{Name: "d", Doc: "@webhook three/handleE"}, fakeTool{Name: "handleE"})
 	d := daemonOptions{env: guarded}.start(t, dir)
 	d.awaitReady(t)
@@ -109,7 +110,7 @@ func TestWebhookConflicts(t *testing.T) {
 		{"p-deploy/handleX", 200, nil},
 		{"q-deploy/handleX", 200, nil},
 		{"deploy/handleX", 409, []string{"p-deploy/handleX", "q-deploy/handleX"}},
-		{"deploy/handleOnly", 409, []string{"p-deploy/handleOnly"}},
+		{"deploy/handleOnly", 409, []string{"p-deploy/handleOnly", "two_e"}},
 		{"deploy/plain", 404, nil},
 		{"same/path", 409, []string{"one_a", "two_b"}},
 		{"three/handleE", 409, []string{"three_d", "three_handleE"}},
