@@ -24,6 +24,7 @@ var parts = []struct {
 	{"claims", rereadClaims},
 	{"start", firstStart},
 	{"streams", streamWeight},
+	{"maker", maker},
 }
 
 func partNames() []string {
