@@ -269,6 +269,7 @@ func TestMovingFolders(t *testing.T) {
 // TestStartFailuresNameNoPath makes modules fail to start under a session, whose
 // answers a spy reads.
 func TestStartFailuresNameNoPath(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()

@@ -183,6 +183,7 @@ func TestFlagsAnywhere(t *testing.T) {
 
 // Claims and modules are printed without what could change a terminal.
 func TestPlainOutput(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
 	t.Parallel()
 	isPlain := func(what, text string) {
@@ -254,6 +255,7 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 }
 
 func TestRefusedCommands(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
 	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()

@@ -19,6 +19,7 @@ import (
 )
 
 func TestProxiedRequests(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
 	t.Parallel()
 	dir := t.TempDir()

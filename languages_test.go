@@ -267,6 +267,9 @@ func needLanguage(t *testing.T, file string) Kind {
 	case ".go":
 		return kindGo
 	case ".sh":
+		if _, err := exec.LookPath("sh"); err != nil {
+			needProgram(t, "sh")
+		}
 		return kindShell
 	case ".py":
 		pythonTestVersion(t)

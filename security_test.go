@@ -67,6 +67,7 @@ func TestSecurityDocument(t *testing.T) {
 // TestDataIsPrivate has a daemon write all that it does into its base folder, under
 // an umask that leaves every mode as it was asked for, and nothing elsewhere.
 func TestDataIsPrivate(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
 	if runtime.GOOS == "windows" {
 		skip(t, "no such permissions")

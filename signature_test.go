@@ -440,6 +440,7 @@ func TestSignatureUnusable(t *testing.T) {
 
 // Keys are the daemon's: no module has one, whatever kind it is of.
 func TestSignatureKeysAreNotHandedOn(t *testing.T) {
+	needLanguage(t, ".sh")
 	names := []string{"WH_ONE_SIGNING_SECRET", "wh_two_webhook_secret", webhookSecretVar, "WH_ORDINARY"}
 	env := map[string]string{}
 	for _, name := range names {

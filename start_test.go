@@ -32,6 +32,7 @@ back() { touch -r "$1" time && printf '%s' "$2" >"$1" && touch -r time "$1"; }
 // TestDroppedModule has a session with a claim write modules by a tool that it may
 // call: sources, a .mcp.json, a program, and other texts for existing ones.
 func TestDroppedModule(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" {
@@ -280,6 +281,7 @@ func TestTextIsHandedOver(t *testing.T) {
 // TestHangup closes the terminal of a daemon: that ends the daemon, unless nohup
 // started it.
 func TestHangup(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
 	t.Parallel()
 	if runtime.GOOS == "windows" || signal.Ignored(syscall.SIGHUP) {

@@ -10,6 +10,7 @@ import (
 )
 
 func TestWebhookRouting(t *testing.T) {
+	needLanguage(t, ".sh")
 	long(t)
 	t.Parallel()
 	dir := t.TempDir()
