@@ -267,9 +267,7 @@ func needLanguage(t *testing.T, file string) Kind {
 	case ".go":
 		return kindGo
 	case ".sh":
-		if _, err := exec.LookPath("sh"); err != nil {
-			needProgram(t, "sh")
-		}
+		need(t, "sh")
 		return kindShell
 	case ".py":
 		pythonTestVersion(t)
