@@ -20,7 +20,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -129,6 +128,11 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 	case len(args) > c.most:
 		return usageErrorf("unexpected argument %q", args[c.most])
 	}
+	if fs.Lookup("base") != nil {
+		if err := a.prepareData(); err != nil {
+			return err
+		}
+	}
 	return do(ctx, args)
 }
 
@@ -155,15 +159,7 @@ func parseFlags(fs *flag.FlagSet, args []string) (rest []string, err error) {
 // setupVersion returns the command that prints the version.
 func setupVersion(a *app, _ *flag.FlagSet) runFunc {
 	return func(context.Context, []string) error {
-		commit := ""
-		info, _ := debug.ReadBuildInfo() // always there, as usher is a module
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				commit = "commit " + s.Value + ", "
-			}
-		}
-		a.printf("usher %s (%s%s %s/%s)\n",
-			version(), commit, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		a.printf("usher %s (%s %s/%s)\n", version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 		return nil
 	}
 }
@@ -203,11 +199,10 @@ func surviveClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPI
 func (a *app) withModules(
 	ctx context.Context, dirs []string, c registryConfig, do func(*Registry, daemonRecord) error,
 ) error {
-	data, _ := a.dataDir() // withRegistry reports an error
-	daemon := readDaemon(data)
+	daemon := readDaemon(a.data)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if daemon.RequireApproval {
-		c.Approved = filepath.Join(data, approvedName)
+		c.Approved = filepath.Join(a.data, approvedName)
 		c.ApprovedRoots = daemon.Roots
 	}
 	return a.withRegistry(dirs, c, func(r *Registry) error {
@@ -250,21 +245,21 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			return usageErrorf("-scope and -claim exclude each other")
 		}
 		if code != "" {
-			err := a.withClaims(func(claims *ClaimStore) error {
-				c, err := claims.Lookup(code)
-				if err == nil && !c.exists() {
-					err = errNoClaim
-				}
-				*scope = scopeDir(c.ScopeDir)
-				return err
-			})
+			claims := openClaims(a.data, nil)
+			defer claims.Close()
+			c, err := claims.Lookup(code)
 			if err != nil {
 				return err
 			}
+			if !c.exists() {
+				return errNoClaim
+			}
+			*scope = scopeDir(c.ScopeDir)
 		}
 		config := registryConfig{CachedOnly: *cached}
 		return a.withModules(ctx, dirs, config, func(r *Registry, daemon daemonRecord) error {
-			return a.print("modules", a.moduleReport(r, *scope, daemon), *asJSON)
+			a.print("modules", a.moduleReport(r, *scope, daemon), *asJSON)
+			return nil
 		})
 	}
 }
@@ -346,13 +341,9 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 	l.Hosted = true
 	l.About = m.About
 	l.Problems = slices.Clone(m.Problems)
-	hooks := make(map[*Method]*Item)
-	for _, t := range whole.ToolsOf[m] {
-		hooks[t.Method] = t
-	}
-	for _, t := range view.ToolsOf[m] {
+	for i, t := range view.ToolsOf[m] {
 		l.Label = t.Label
-		hook := hooks[t.Method]
+		hook := whole.ToolsOf[m][i]
 		tool := toolLine{
 			Name:    t.Name,
 			Method:  t.Method.Name,
@@ -419,8 +410,11 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		var calling atomic.Bool // before, usher introspects the module, which may print the same
 		config := registryConfig{
 			CallTimeout: *timeout,
-			// A label may be longer than the module's name, and a tool's name is.
-			Only: func(name string) bool { return strings.Contains(words[0], name) },
+			// The label of a module, and the name of a tool, contain the module's name, which is ""
+			// for a file that can't be read.
+			Only: func(name string) bool {
+				return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
+			},
 			Log: newRecordLog(func(record object) {
 				if line := record.text("line"); line != "" && calling.Load() {
 					fmt.Fprintln(a.stderr, sanitizeLines(line, "\n"))
@@ -448,13 +442,10 @@ func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 			return t, nil
 		}
 	}
-	parts := func(name string) string { return "_" + strings.ReplaceAll(name, "-", "_") + "_" }
 	var hints []string
 	for _, s := range r.Report() {
 		hint := "is outside of the scope"
 		switch {
-		case s.Name != "" && !strings.Contains(parts(words[0]), parts(s.Name)):
-			continue // an entry without a name is a file that can't be read
 		case !scope.Contains(s.Source):
 		case s.Err != nil:
 			hint = "is not hosted: " + explain(s.Err)
@@ -466,6 +457,9 @@ func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 	return nil, fmt.Errorf("no tool %s is here: %s", strings.Join(words, "_"),
 		cmp.Or(strings.Join(hints, "; "), "usher modules lists those that are"))
 }
+
+// nameParts returns a name with an underscore before and after each of its parts.
+func nameParts(name string) string { return strings.ReplaceAll("_"+name+"_", "-", "_") }
 
 // toolNames returns the names of a module's tools in a view.
 func toolNames(view *View, m *Module) string {
@@ -555,24 +549,16 @@ type newClaim struct {
 // createClaim creates a claim for dir and prints it. It warns if the code shows more, or
 // less, than one would think.
 func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Duration, asJSON bool) error {
-	data, err := a.dataDir()
+	claims := openClaims(a.data, nil)
+	defer claims.Close()
+	c, err := claims.Create(ctx, dir, label, ttl)
 	if err != nil {
 		return err
 	}
-	daemon := readDaemon(data)
-	err = a.withClaims(func(claims *ClaimStore) error {
-		c, err := claims.Create(ctx, dir, label, ttl)
-		if err != nil {
-			return err
-		}
-		err = a.print("claim", newClaim{c, daemon.URL}, asJSON)
-		if a.stdout.err != nil {
-			err = fmt.Errorf("the claim exists, but was not printed (see usher claim list): %w", a.stdout.err)
-		}
-		return err
-	})
-	if err != nil {
-		return err
+	daemon := readDaemon(a.data)
+	a.print("claim", newClaim{c, daemon.URL}, asJSON)
+	if a.stdout.err != nil {
+		return fmt.Errorf("the claim exists, but was not printed (see usher claim list): %w", a.stdout.err)
 	}
 	if daemon.URL != "" && !daemon.RequireClaim {
 		a.warnf("claim: the running daemon has no -require-claim: " +
@@ -586,38 +572,36 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 	return nil
 }
 
-// listClaims prints the active claims. It creates no data folder.
+// listClaims prints the active claims.
 func (a *app) listClaims(ctx context.Context, asJSON bool) error {
-	a.readOnly = true
-	return a.withClaims(func(claims *ClaimStore) error {
-		list, err := claims.List(ctx)
-		if list == nil && err != nil {
-			return err
-		}
-		printed := a.print("claims", append([]Claim{}, list...), asJSON)
-		return cmp.Or(err, printed) // it may be that expired claims could not be removed
-	})
+	claims := openClaims(a.data, nil)
+	defer claims.Close()
+	list, err := claims.List(ctx)
+	if list != nil {
+		a.print("claims", list, asJSON)
+	}
+	return err // it may be that expired claims could not be removed
 }
 
 // revokeClaims removes the claims with these codes. An error for one code does not stop
 // it.
-func (a *app) revokeClaims(ctx context.Context, args []string) error {
-	return a.withClaims(func(claims *ClaimStore) (failed error) {
-		for i, arg := range args {
-			var c Claim
-			code, err := parseCodeArgument(arg)
-			if err == nil {
-				c, err = claims.Revoke(ctx, code)
-			}
-			if err != nil {
-				failed = fmt.Errorf("code %d of %d: %w", i+1, len(args), err)
-				continue
-			}
-			a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n",
-				c.Code.Dashed(), sanitize(c.ScopeDir))
+func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
+	claims := openClaims(a.data, nil)
+	defer claims.Close()
+	for i, arg := range args {
+		var c Claim
+		code, err := parseCodeArgument(arg)
+		if err == nil {
+			c, err = claims.Revoke(ctx, code)
 		}
-		return failed
-	})
+		if err != nil {
+			failed = fmt.Errorf("code %d of %d: %w", i+1, len(args), err)
+			continue
+		}
+		a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n",
+			c.Code.Dashed(), sanitize(c.ScopeDir))
+	}
+	return failed
 }
 
 // setupApprove returns the command that approves new and changed modules.
@@ -629,18 +613,14 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 				return usageErrorf("PATH %q: %s", path, errText(err))
 			}
 		}
-		data, err := a.dataDir()
-		if err != nil {
-			return err
-		}
-		daemon := readDaemon(data)
+		daemon := readDaemon(a.data)
 		if !daemon.RequireApproval {
 			return errors.New("no daemon that needs it runs: start usher serve -require-claim")
 		}
 		if len(paths) == 0 {
 			paths = daemon.Roots
 		}
-		news, err := approve(ctx, data, daemon.Roots, paths)
+		news, err := approve(ctx, a.data, daemon.Roots, paths)
 		if err != nil {
 			return err
 		}
@@ -675,10 +655,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 	return func(_ context.Context, args []string) error {
 		path := args[0]
 		name, _, ok := moduleFile(filepath.Base(path))
-		ending := filepath.Ext(path)
-		if ending == ".mjs" || ending == ".mts" {
-			ending = "." + ending[2:]
-		}
+		ending := strings.Replace(filepath.Ext(path), ".m", ".", 1) // of .mjs and .mts
 		starter, err := runtimeFiles.ReadFile("runtimes/new.usher" + ending + ".txt")
 		if !ok || err != nil || checkModuleName(name) != nil {
 			return usageErrorf("FILE %q: want a module name of A-Z a-z 0-9 _ -, "+

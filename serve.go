@@ -68,13 +68,12 @@ func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
 type serveFlags struct {
 	registry         *registryConfig
 	addr             string
-	hosts            []string // lower case
-	origins          []string // lower case
-	publicURL        string   // ends with a slash; "" for none
-	requireClaim     bool     // of MCP clients
-	open             bool     // to all MCP clients
-	watch            *bool    // nil if the flag is not given
-	approve          bool     // the modules that the start finds
+	origins          originPolicy
+	publicURL        string // ends with a slash; "" for none
+	requireClaim     bool   // of MCP clients
+	open             bool   // to all MCP clients
+	watch            *bool  // nil if the flag is not given
+	approve          bool   // the modules that the start finds
 	openWebhooks     bool
 	acceptSignatures bool
 	maxBody          int64 // bytes
@@ -119,17 +118,18 @@ func (f *serveFlags) addHost(name string) error {
 	if name == "" || strings.ContainsAny(name, "/: ") {
 		return errors.New("want a host name without scheme and port, such as usher.example.com")
 	}
-	f.hosts = append(f.hosts, strings.ToLower(name))
+	f.origins.hosts = append(f.origins.hosts, strings.ToLower(name))
 	return nil
 }
 
 // addOrigin sets -allow-origin. Browsers send an origin without a path.
 func (f *serveFlags) addOrigin(text string) error {
+	text = strings.ToLower(text)
 	u, err := url.Parse(text)
-	if err != nil || u.Scheme == "" || u.Host == "" || u.Path != "" || strings.ContainsAny(text, "?#") {
+	if err != nil || u.Scheme == "" || u.Host == "" || text != u.Scheme+"://"+u.Host {
 		return errors.New("want scheme and host without a path, such as https://example.com")
 	}
-	f.origins = append(f.origins, strings.ToLower(text))
+	f.origins.origins = append(f.origins.origins, text)
 	return nil
 }
 
@@ -146,16 +146,10 @@ func (f *serveFlags) setPublicURL(text string) error {
 
 // setMaxBody sets -max-body: a number of bytes, or of KiB, MiB or GiB.
 func (f *serveFlags) setMaxBody(text string) error {
-	number := text
-	shift := 0
-	for unit, bits := range map[string]int{"KiB": 10, "MiB": 20, "GiB": 30} {
-		if digits, ok := strings.CutSuffix(text, unit); ok {
-			number = digits
-			shift = bits
-		}
-	}
-	n, err := strconv.ParseUint(number, 10, 64)
-	if err != nil || n == 0 || n > 1<<40>>shift {
+	digits := strings.TrimRight(text, "KMGiB")
+	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[text[len(digits):]]
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if !ok || err != nil || n == 0 || n > 1<<40>>shift {
 		return errors.New("want a number of bytes, or one with KiB, MiB or GiB, such as 4MiB")
 	}
 	f.maxBody = int64(n) << shift
@@ -192,7 +186,7 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 // "" if none can.
 func (f *serveFlags) exposure() string {
 	host, _, _ := net.SplitHostPort(f.addr)
-	for _, name := range append([]string{cmp.Or(host, "0.0.0.0")}, f.hosts...) {
+	for _, name := range append([]string{cmp.Or(host, "0.0.0.0")}, f.origins.hosts...) {
 		if !isLoopback(name) {
 			return name
 		}
@@ -227,7 +221,6 @@ type daemon struct {
 	log    *slog.Logger
 	out    io.Writer // what people read while the daemon runs; discards it without a terminal
 	secret string    // of webhooks; "" for none
-	data   string    // the data folder
 
 	record   daemonRecord
 	listener net.Listener
@@ -247,17 +240,12 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err != nil {
 		return err
 	}
-	data, err := a.dataDir()
-	if err != nil {
-		return err
-	}
 	d := &daemon{
 		app:    a,
 		flags:  flags,
 		log:    flags.registry.Log,
 		out:    io.Discard,
 		secret: a.getenv(webhookSecretVar),
-		data:   data,
 	}
 	if d.log == nil {
 		d.log = d.openLog()
@@ -267,26 +255,22 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last, when the record is gone
-	config := *flags.registry
-	config.Log = d.log
-	var approved []any
-	if flags.needsApproval() {
-		config.Approved = filepath.Join(data, approvedName)
-		if approved, err = d.approveFirst(ctx, config.Approved, roots); err != nil {
-			return err
-		}
-	}
 	if err := d.announce(roots); err != nil {
 		return err
 	}
-	if approved != nil { // the first record contains the address
-		d.log.Info("approved all modules; new and changed ones need usher approve", approved...)
-	}
 	defer d.listener.Close()
-	defer os.Remove(filepath.Join(data, recordName))
-	claims := openClaims(data, d.log)
+	defer os.Remove(filepath.Join(a.data, recordName))
+	config := *flags.registry
+	config.Log = d.log
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(a.data, approvedName)
+		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
+			return err
+		}
+	}
+	claims := openClaims(a.data, d.log)
 	defer claims.Close()
-	sessions, err := openSessions(data, d.log, time.Now)
+	sessions, err := openSessions(a.data, d.log, time.Now)
 	if err != nil {
 		return err
 	}
@@ -300,11 +284,11 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 // waits a little, as readDaemon takes the lock for an instant.
 func (d *daemon) lockBase() (lock *os.File, err error) {
 	err = whileShared(func() (err error) {
-		lock, err = lockFile(filepath.Join(d.data, lockName))
+		lock, err = lockFile(filepath.Join(d.app.data, lockName))
 		return err
 	})
 	if isShared(err) {
-		other := readDaemon(d.data)
+		other := readDaemon(d.app.data)
 		err = fmt.Errorf("another usher serves this base folder already (process %d, %s): "+
 			"use that one, or name another base folder with -base", other.PID, other.URL)
 	}
@@ -312,21 +296,24 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 }
 
 // approveFirst approves the modules below folders that have no record of approved modules,
-// or with -approve below all. It returns what the log says of that; nil for nothing.
-func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
+// or with -approve below all.
+func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) error {
 	list, err := readApprovals(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	roots = slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
-		_, recorded := list[root]
-		return recorded && !d.flags.approve
+		return list[root] != nil && !d.flags.approve
 	})
 	if len(roots) == 0 {
-		return nil, nil
+		return nil
 	}
-	news, err := approve(ctx, d.data, roots, roots)
-	return []any{"below", strings.Join(roots, ", "), "modules", len(news)}, err
+	news, err := approve(ctx, d.app.data, roots, roots)
+	if err == nil {
+		d.log.Info("approved all modules; new and changed ones need usher approve",
+			"below", strings.Join(roots, ", "), "modules", len(news))
+	}
+	return err
 }
 
 // announce opens the address, and writes the daemon's record for the other commands.
@@ -348,7 +335,7 @@ func (d *daemon) announce(roots []string) error {
 		Secret:          d.secret != "",
 		WebhooksOff:     d.secret == "" && d.flags.webhookAudience() == nobody,
 	}
-	path := filepath.Join(d.data, recordName)
+	path := filepath.Join(d.app.data, recordName)
 	if err := replaceBy(path+".new", path, marshal(d.record)); err != nil {
 		return err
 	}
@@ -466,17 +453,15 @@ func shutDown(web *http.Server, stop func()) {
 // handler returns the root handler: it assigns a request ID, applies the origin policy
 // and routes.
 func (d *daemon) handler() http.Handler {
-	origins := &originPolicy{hosts: d.flags.hosts, origins: d.flags.origins, mcp: thisMachine}
+	origins := d.flags.origins
+	origins.mcp = thisMachine
 	if d.flags.open || d.flags.requireClaim {
 		origins.mcp = anyone
 	}
 	mux := http.NewServeMux()
 	d.server.routes(mux)
 	mux.HandleFunc("/", handle(d.log, writeMCPError, d.serveNothing))
-	mcp := handle(d.log, writeMCPError, func(w http.ResponseWriter, r *http.Request) error {
-		if err := origins.admit(r); err != nil || origins.cors(w, r) {
-			return err
-		}
+	serveMCP := func(w http.ResponseWriter, r *http.Request) error {
 		if err := origins.admitMCP(r); err != nil {
 			return err
 		}
@@ -489,13 +474,7 @@ func (d *daemon) handler() http.Handler {
 			mux.ServeHTTP(w, r)
 		}
 		return nil
-	})
-	hooks := handle(d.log, writeWebhookError, func(w http.ResponseWriter, r *http.Request) error {
-		if err := origins.admit(r); err != nil || origins.cors(w, r) {
-			return err
-		}
-		return d.webhooks.serve(w, r)
-	})
+	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !d.handlers.TryRLock() {
 			panic(http.ErrAbortHandler) // the daemon has ended
@@ -508,14 +487,22 @@ func (d *daemon) handler() http.Handler {
 		}()
 		w.Header().Set(requestIDHeader, newRequestID())
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		switch {
-		case r.URL.Path == "/healthz": // whatever the Host: probes have their own
+		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
 			io.WriteString(w, "ok\n")
-		case isWebhook(r.URL.Path):
-			hooks(w, r)
-		default:
-			mcp(w, r)
+			return
 		}
+		write := writeMCPError
+		serve := serveMCP
+		if isWebhook(r.URL.Path) {
+			write = writeWebhookError
+			serve = d.webhooks.serve
+		}
+		handle(d.log, write, func(w http.ResponseWriter, r *http.Request) error {
+			if err := origins.admit(r); err != nil || origins.cors(w, r) {
+				return err
+			}
+			return serve(w, r)
+		})(w, r)
 	})
 }
 
@@ -583,7 +570,6 @@ func (d *daemon) show(ctx context.Context) {
 			if state := s.Version + line; shown[s.key()] != state {
 				shown[s.key()] = state
 				fmt.Fprint(d.out, line)
-				d.warnOfHooks(view, s.Module)
 			}
 		}
 		if settled || len(view.Modules) > 0 {
@@ -629,22 +615,12 @@ func (d *daemon) describe(view *View, s Status) string {
 	return strings.TrimRight(fmt.Sprintf("  %-9s%-20s %s", state, sanitize(name), text), " ") + "\n"
 }
 
-// warnOfHooks logs the webhooks of a module, which may be nil, that are not served.
-func (d *daemon) warnOfHooks(view *View, m *Module) {
-	for _, t := range view.ToolsOf[m] {
-		if _, others := view.Hook(t.HookPath); len(others) > 0 {
-			d.log.Warn("a webhook is not served, as several have its path",
-				"tool", t.Name, "path", t.HookPath, "several", others)
-		}
-	}
-}
-
 // base returns the flag -base for commands that people type, "" if they need none.
 func (d *daemon) base() string {
 	if cmp.Or(d.app.base, d.app.getenv("USHER_BASE")) == "" {
 		return ""
 	}
-	return fmt.Sprintf(" -base %q", filepath.Dir(d.data))
+	return fmt.Sprintf(" -base %q", filepath.Dir(d.app.data))
 }
 
 // showNextSteps prints how to connect a client and deliver a webhook.
@@ -712,11 +688,6 @@ func readDaemon(dataDir string) (d daemonRecord) {
 //go:embed help/page.html
 var pageText string
 
-// pageTemplate is read at the first request for the page: few processes ever see one.
-var pageTemplate = sync.OnceValue(func() *template.Template {
-	return template.Must(template.New("page").Parse(pageText))
-})
-
 // pageContent is what the page for people shows.
 type pageContent struct {
 	Refused    string      // why no modules are shown, or ""
@@ -753,21 +724,15 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		d.registry.WaitReady(r.Context(), scope)
 		p := pageContent{View: d.registry.View(scope), Coded: from.claim.exists()}
 		if !p.Coded && !d.flags.open { // then the requester is at this machine
-			p.Failed = failures(d.registry.Report())
+			for _, s := range d.registry.Report() {
+				if s.Err != nil {
+					p.Failed = append(p.Failed, [2]string{s.file(), explain(s.Err)})
+				}
+			}
 		}
 		d.writePage(w, r, http.StatusOK, p)
 		return nil
 	})(w, r)
-}
-
-// failures returns the files of the modules that are not hosted, each with the reason.
-func failures(report []Status) (list [][2]string) {
-	for _, s := range report {
-		if s.Err != nil {
-			list = append(list, [2]string{s.file(), explain(s.Err)})
-		}
-	}
-	return list
 }
 
 // writePage writes the page. The page contains no claim code and no script; its inline
@@ -780,7 +745,7 @@ func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p
 	p.URL = cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
 	p.Nonce = rand.Text()
 	var page bytes.Buffer
-	_ = pageTemplate().Execute(&page, p) // can't fail, as it writes to memory
+	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // into memory: it can't fail
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; "+

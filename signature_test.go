@@ -521,7 +521,7 @@ func FuzzSignatureHeaders(f *testing.F) {
 	f.Add("github", "", "", "sha256=", []byte{})
 	f.Add("slack", "", "1700000000", "v0=", []byte{})
 	f.Fuzz(func(t *testing.T, scheme, id, stamp, signature string, body []byte) {
-		if !slices.Contains(signatureSchemes, scheme) {
+		if signatureKeys[scheme] == "" {
 			return
 		}
 		h := http.Header{"Webhook-Id": {id}, "Webhook-Timestamp": {stamp}, "X-Slack-Request-Timestamp": {stamp},
@@ -563,7 +563,7 @@ func FuzzParseSignature(f *testing.F) {
 	f.Fuzz(func(t *testing.T, s string) {
 		line := "@signature " + strings.NewReplacer("\n", " ", "\r", " ").Replace(s)
 		r, err := parseSignature(line, func(string) string { return "a2V5" })
-		if err == nil && (!slices.Contains(signatureSchemes, r.scheme) || !isSecretVariable(r.variable)) {
+		if err == nil && (r.headers == nil || !isSecretVariable(r.variable)) {
 			t.Errorf("%q: %+v", s, r)
 		}
 		if err != nil && strings.ContainsAny(err.Error(), "\n\r") {

@@ -15,7 +15,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -34,8 +33,8 @@ type app struct {
 	stdout    *checkedWriter
 	stderr    io.Writer
 	lookupEnv func(string) (string, bool)
-	base      string // the -base flag; see dataDir
-	readOnly  bool   // dataDir creates nothing
+	base      string // the -base flag
+	data      string // the data folder; see prepareData
 }
 
 // checkedWriter remembers the first error of a writer.
@@ -74,45 +73,34 @@ func (a *app) declareBase(fs *flag.FlagSet) {
 	fs.StringVar(&a.base, "base", "", "store data in `DIR` (default $USHER_BASE, else ~/.usher)")
 }
 
-// dataDir returns {base}/.data, and creates it unless a is readOnly. It refuses a folder
-// that another user could change or replace, as that user could create claims.
-func (a *app) dataDir() (string, error) {
+// prepareData creates and resolves the data folder, {base}/.data. It refuses a folder that
+// another user could change or replace, as that user could create claims. It checks the
+// folder and all folders above it, by the rule of sshd: others may write only to those above
+// the base folder that have the sticky bit.
+func (a *app) prepareData() error {
 	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
 	if base == "" {
 		home, err := os.UserHomeDir()
 		if err != nil {
-			return "", usageErrorf("no home folder to store data in: name a folder with -base or $USHER_BASE")
+			return usageErrorf("no home folder to store data in: name a folder with -base or $USHER_BASE")
 		}
 		base = filepath.Join(home, ".usher")
 	}
-	dir, err := filepath.Abs(filepath.Join(base, ".data"))
+	dir := filepath.Join(base, ".data")
+	err := os.MkdirAll(dir, 0o700)
 	if err == nil {
-		dir, err = a.prepare(dir)
+		a.data, err = resolvePath(dir)
 	}
-	if err != nil {
-		return "", fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
-	}
-	return dir, nil
-}
-
-// prepare creates and resolves the data folder. It checks the folder and all folders above
-// it, by the rule of sshd: others may write only to those above the base folder that have
-// the sticky bit.
-func (a *app) prepare(dir string) (string, error) {
-	if _, err := os.Stat(dir); a.readOnly && errors.Is(err, fs.ErrNotExist) {
-		return dir, nil
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", err
-	}
-	dir, err := filepath.EvalSymlinks(dir)
-	for at := dir; err == nil; at = filepath.Dir(at) {
-		err = checkPrivate(at, len(at) < len(filepath.Dir(dir)))
+	for at := a.data; err == nil; at = filepath.Dir(at) {
+		err = checkPrivate(at, len(at) < len(filepath.Dir(a.data)))
 		if at == filepath.Dir(at) {
 			break
 		}
 	}
-	return dir, err
+	if err != nil {
+		return fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
+	}
+	return nil
 }
 
 // resolveDir makes a folder's path absolute, with symlinks resolved.
@@ -159,28 +147,13 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	if err != nil {
 		return err
 	}
-	data, err := a.dataDir()
-	if err != nil {
-		return err
-	}
 	if err := checkNesting(a.getenv(nestedVar), c.Roots); err != nil {
 		return err
 	}
-	c.CacheDir = filepath.Join(data, "cache")
+	c.CacheDir = filepath.Join(a.data, "cache")
 	r := newRegistry(c)
 	defer r.Close()
 	return do(r)
-}
-
-// withClaims calls do with the claim store of the base folder.
-func (a *app) withClaims(do func(*ClaimStore) error) error {
-	data, err := a.dataDir()
-	if err != nil {
-		return err
-	}
-	claims := openClaims(data, nil)
-	defer claims.Close()
-	return do(claims)
 }
 
 // printf prints to stdout. runCommand reports an error of stdout.
@@ -194,19 +167,21 @@ func (a *app) warnf(format string, args ...any) {
 //go:embed help/output.tmpl
 var outputText string
 
-// print prints v as JSON, or else by a template of help/output.tmpl.
-func (a *app) print(name string, v any, asJSON bool) error {
-	if asJSON {
-		enc := json.NewEncoder(a.stdout)
-		enc.SetEscapeHTML(false)
-		enc.SetIndent("", "  ")
-		return enc.Encode(v)
+// print prints v as JSON, or else by a template of help/output.tmpl. runCommand reports an
+// error of stdout.
+func (a *app) print(name string, v any, asJSON bool) {
+	if !asJSON {
+		writeText(a.stdout, name, v)
+		return
 	}
-	return writeText(a.stdout, name, v)
+	enc := json.NewEncoder(a.stdout)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	_ = enc.Encode(v)
 }
 
 // writeText writes v by a template of help/output.tmpl.
-func writeText(w io.Writer, name string, v any) error {
+func writeText(w io.Writer, name string, v any) {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
 		"left":  func(at time.Time) string { return formatLeft(time.Until(at)) },
@@ -214,7 +189,7 @@ func writeText(w io.Writer, name string, v any) error {
 	})
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	defer table.Flush()
-	return template.Must(output.Parse(outputText)).ExecuteTemplate(table, name, v)
+	_ = template.Must(output.Parse(outputText)).ExecuteTemplate(table, name, v)
 }
 
 // isTerminal reports whether a writer is a terminal.

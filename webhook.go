@@ -62,10 +62,10 @@ type delivery struct {
 	kind          string // of the body: see parseType
 	boundary      string
 	body          []byte
-	held          *reservation    // of body and arguments; nil until body is set
-	tool          *Item           // whose method is called; nil until it is found
-	arguments     json.RawMessage // for tool; nil until they are parsed
-	status        int             // of the answer
+	held          *reservation   // of body and arguments; nil until body is set
+	tool          *Item          // whose method is called; nil until it is found
+	rule          *signatureRule // of the method; nil for none
+	status        int            // of the answer
 }
 
 // serve answers a request for a path below webhookPrefix, and logs it. The caller has
@@ -146,16 +146,10 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	case r.Method != http.MethodPost:
 		return errMethod("POST")
 	}
-	tool, err := h.find(r.Context(), d.path)
-	if err != nil {
+	if err := h.find(r.Context(), d); err != nil {
 		return err
 	}
-	d.tool = tool
-	if _, err := h.signatureRule(tool.Method); err != nil {
-		return err
-	}
-	var typeErr error
-	d.kind, d.boundary, typeErr = parseType(r.Header.Get("Content-Type"))
+	typeErr := d.parseType()
 	if typeErr != nil && d.authenticated {
 		return typeErr
 	}
@@ -164,38 +158,44 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 		sender = webhookSender
 		markKnown(r)
 	}
+	var err error
 	d.body, d.held, err = account{h.memory, sender}.receive(w, r)
 	if err != nil {
 		return err
 	}
-	if err := h.verify(d, tool.Method); err != nil {
+	if err := d.verify(); err != nil {
 		return err
 	}
 	return typeErr
 }
 
-// find returns the method at a path. If there is none yet, it waits for modules that are
-// being introspected.
-func (h *Webhooks) find(ctx context.Context, path string) (*Item, error) {
+// find finds the method of a delivery, and how the delivery must be signed. If there is no
+// such method yet, find waits for modules that are being introspected.
+func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	pending := false
-	tool, others := h.modules.View(scopeAll()).Hook(path)
+	tool, others := h.modules.View(scopeAll()).Hook(d.path)
 	if tool == nil && others == nil {
 		h.modules.WaitReady(ctx, scopeAll())
 		pending = h.modules.Pending(scopeAll()) // before the lookup: see below
-		tool, others = h.modules.View(scopeAll()).Hook(path)
+		tool, others = h.modules.View(scopeAll()).Hook(d.path)
 	}
 	switch {
-	case tool != nil:
-		return tool, nil
 	case len(others) > 0:
-		return nil, httpErrorf(http.StatusConflict, "several webhooks have the path %q: use one of %s",
-			clipText(path, 200), strings.Join(others, ", "))
-	case pending: // and if nothing was pending, this view had everything
-		return nil, httpErrorf(http.StatusServiceUnavailable,
+		return httpErrorf(http.StatusConflict, "several webhooks have the path %q: use one of %s",
+			clipText(d.path, 200), strings.Join(others, ", "))
+	case tool == nil && pending: // and if nothing was pending, this view had everything
+		return httpErrorf(http.StatusServiceUnavailable,
 			"modules are still being introspected: try again").retryAfter(2)
-	default:
-		return nil, httpErrorf(http.StatusNotFound, "no webhook has this path: usher modules lists them")
+	case tool == nil:
+		return httpErrorf(http.StatusNotFound, "no webhook has this path: usher modules lists them")
 	}
+	d.tool = tool
+	d.rule, err = parseSignature(tool.Method.Signature, h.getenv)
+	if err != nil {
+		return httpErrorf(http.StatusServiceUnavailable,
+			"this webhook can't check signatures: see usher modules").because(err)
+	}
+	return nil
 }
 
 // WebhookPath returns the path below webhookPrefix at which a tool receives webhooks, or "" if
@@ -207,37 +207,24 @@ func (v *View) WebhookPath(t *Item) string {
 	return t.HookPath
 }
 
-// call calls the method of a delivery. Each attempt looks the method up again: if it
-// has changed, the delivery is verified and parsed again.
-func (h *Webhooks) call(d *delivery) (webhookAnswer, error) {
+// call calls the method of a delivery. Each attempt looks the method up, as it may have
+// changed meanwhile.
+func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
 	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: webhookSender, Held: d.held}
 	result, err := h.modules.Call(ctx, func() (json.RawMessage, error) {
-		tool, err := h.find(ctx, d.path)
+		if err := h.find(ctx, d); err != nil {
+			return nil, err
+		}
+		arguments, err := d.prepare()
 		if err != nil {
 			return nil, err
 		}
-		if tool.Method != d.tool.Method {
-			if err := h.verify(d, tool.Method); err != nil {
-				return nil, err
-			}
-			d.arguments = nil
-		}
-		d.tool = tool
-		if d.arguments == nil {
-			d.held.parse(func() { d.arguments, err = d.parseArguments() })
-			if err != nil {
-				return nil, err
-			}
-			if err := d.held.grow(int64(len(d.arguments))); err != nil {
-				return nil, err
-			}
-		}
-		return tool.Call(ctx, caller, "tools/call", object{{"arguments", d.arguments}})
+		return d.tool.Call(ctx, caller, "tools/call", object{{"arguments", arguments}})
 	})
 	if err != nil {
-		return webhookAnswer{}, callError(ctx, err)
+		return nil, callError(ctx, err)
 	}
 	return answerOf(result)
 }
@@ -268,6 +255,19 @@ func callError(ctx context.Context, err error) error {
 		return httpErrorf(http.StatusBadRequest, "%s", rpc.Message).because(refused)
 	}
 	return httpErrorf(http.StatusInternalServerError, "%s", rpc.Message).because(errFailed)
+}
+
+// prepare returns the arguments for the delivery's method. It verifies the signature again,
+// as that may be another method than the one that was called first.
+func (d *delivery) prepare() (arguments json.RawMessage, err error) {
+	if err := d.verify(); err != nil {
+		return nil, err
+	}
+	d.held.parse(func() { arguments, err = d.parseArguments() })
+	if err != nil {
+		return nil, err
+	}
+	return arguments, d.held.grow(int64(len(arguments)))
 }
 
 // parseArguments returns the arguments for the delivery's method: the fields of the
@@ -308,9 +308,49 @@ func (d *delivery) meta() json.RawMessage {
 	return marshal(meta)
 }
 
+// signatureScheme is how a provider signs deliveries: with an HMAC-SHA256 of a prefix and the
+// body, after its version.
+type signatureScheme struct {
+	headers []string // that contain signatures; several while keys are rolled
+	version string   // begins a signature
+	base64  bool     // of keys and signatures; else signatures are hexadecimal
+	times   []string // the headers that contain the time in Unix seconds; none: it is not signed
+	time    string   // begins the time there
+	prefix  string   // in which ID and TIME stand for those of the delivery
+}
+
+// signatureSchemes are the schemes of @signature, as their providers document them.
+var signatureSchemes = map[string]signatureScheme{
+	"github": {
+		headers: []string{"X-Hub-Signature-256", "X-Hub-Signature"}, // the second is Bitbucket's
+		version: "sha256=",
+	},
+	"slack": {
+		headers: []string{"X-Slack-Signature"},
+		version: "v0=",
+		times:   []string{"X-Slack-Request-Timestamp"},
+		prefix:  "v0:TIME:",
+	},
+	"standard": {
+		headers: []string{"Webhook-Signature", "Svix-Signature"},
+		version: "v1,",
+		base64:  true,
+		times:   []string{"Webhook-Timestamp", "Svix-Timestamp"},
+		prefix:  "ID.TIME.",
+	},
+	"stripe": {
+		headers: []string{"Stripe-Signature"},
+		version: "v1=",
+		times:   []string{"Stripe-Signature"},
+		time:    "t=",
+		prefix:  "TIME.",
+	},
+}
+
 // signatureRule is how deliveries to a method must be signed, by its @signature tag.
 type signatureRule struct {
-	scheme   string // one of signatureSchemes
+	signatureScheme
+	scheme   string // its name
 	variable string // the environment variable of the key
 	key      []byte // of the HMAC
 }
@@ -322,58 +362,43 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 		return nil, nil
 	}
 	words := strings.Fields(tag)
-	switch {
-	case len(words) == 0 || words[0] != "@signature":
+	if len(words) == 0 || words[0] != "@signature" {
 		return nil, errors.New("@webhook and @signature must begin a line")
-	case len(words) != 3:
+	}
+	if len(words) != 3 {
 		return nil, errors.New("@signature: want a scheme and a variable, " +
 			"such as @signature github GITHUB_WEBHOOK_SECRET")
-	case !slices.Contains(signatureSchemes, words[1]):
+	}
+	r := &signatureRule{signatureSchemes[words[1]], words[1], words[2], []byte(getenv(words[2]))}
+	switch {
+	case r.headers == nil:
 		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s",
-			words[1], strings.Join(signatureSchemes, ", "))
-	case !isSecretVariable(words[2]):
+			r.scheme, strings.Join(sortedKeys(signatureSchemes), ", "))
+	case !isSecretVariable(r.variable):
 		return nil, fmt.Errorf("@signature: %s: want a variable whose name ends in "+
-			"_WEBHOOK_SECRET or _SIGNING_SECRET", words[2])
-	}
-	text := getenv(words[2])
-	if text == "" {
-		return nil, fmt.Errorf("@signature: %s is not set", words[2])
-	}
-	key := []byte(text)
-	if words[1] == "standard" {
+			"_WEBHOOK_SECRET or _SIGNING_SECRET", r.variable)
+	case len(r.key) == 0:
+		return nil, fmt.Errorf("@signature: %s is not set", r.variable)
+	case r.base64:
 		var err error
-		key, err = base64.StdEncoding.DecodeString(strings.TrimPrefix(text, "whsec_"))
-		if err != nil || len(key) == 0 {
-			return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", words[2])
+		r.key, err = base64.StdEncoding.DecodeString(strings.TrimPrefix(string(r.key), "whsec_"))
+		if err != nil || len(r.key) == 0 {
+			return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", r.variable)
 		}
 	}
-	return &signatureRule{scheme: words[1], variable: words[2], key: key}, nil
+	return r, nil
 }
 
-// signatureRule returns the rule of a method, or nil if it has no @signature tag.
-func (h *Webhooks) signatureRule(m *Method) (*signatureRule, error) {
-	rule, err := parseSignature(m.Signature, h.getenv)
-	if err != nil {
-		return nil, httpErrorf(http.StatusServiceUnavailable,
-			"this webhook can't check signatures: see usher modules").because(err)
+// verify verifies the signature of a delivery, if its method has a rule for it. A verified
+// signature authenticates the sender.
+func (d *delivery) verify() error {
+	if d.rule == nil && !d.authenticated {
+		return errors.New("no secret, and this method verifies no signatures")
 	}
-	return rule, nil
-}
-
-// verify verifies the signature of a delivery, if the method has a rule for it. A
-// verified signature authenticates the sender.
-func (h *Webhooks) verify(d *delivery, m *Method) error {
-	rule, err := h.signatureRule(m)
-	if err != nil {
-		return err
-	}
-	if rule == nil {
-		if !d.authenticated {
-			return errors.New("no secret, and this method verifies no signatures")
-		}
+	if d.rule == nil {
 		return nil
 	}
-	if err := rule.verify(d.request.Header, d.body, d.received); err != nil {
+	if err := d.rule.verify(d.request.Header, d.body, d.received); err != nil {
 		// More detail would help only a forger.
 		return httpErrorf(http.StatusUnauthorized, "the signature is missing, wrong or too old").because(err)
 	}
@@ -383,81 +408,61 @@ func (h *Webhooks) verify(d *delivery, m *Method) error {
 
 // verify verifies the signature of a body. Its errors are for the log.
 func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
-	given := r.given(h)
-	switch {
-	case strings.Join(given.signatures, "") == "":
+	signatures := r.values(h, r.headers, r.version)
+	if len(signatures) == 0 {
 		return fmt.Errorf("no signature in the headers of %s", r.scheme)
-	case signatureSize(h) > maxSignatureHeaders:
+	}
+	if signatureSize(h) > maxSignatureHeaders {
 		return errors.New("the headers of the signature are too large")
-	case r.scheme != "github":
-		if err := checkRecent(given.stamp, now); err != nil {
+	}
+	stamp := ""
+	if r.times != nil {
+		stamp, _, _ = strings.Cut(strings.Join(r.values(h, r.times, r.time), " "), " ")
+		if err := checkRecent(stamp, now); err != nil {
 			return err
 		}
 	}
 	mac := hmac.New(sha256.New, r.key)
-	io.WriteString(mac, given.prefix)
+	id := cmp.Or(h.Get("Webhook-Id"), h.Get("Svix-Id"))
+	strings.NewReplacer("ID", id, "TIME", stamp).WriteString(mac, r.prefix)
 	mac.Write(body)
-	want := []byte(given.version + given.encode(mac.Sum(nil)))
-	for _, got := range given.signatures[:min(len(given.signatures), maxSignatures)] {
-		if hmac.Equal(want, []byte(got)) {
+	want := hex.EncodeToString(mac.Sum(nil))
+	if r.base64 {
+		want = base64.StdEncoding.EncodeToString(mac.Sum(nil))
+	}
+	for _, got := range signatures[:min(len(signatures), maxSignatures)] {
+		if hmac.Equal([]byte(want), []byte(got)) {
 			return nil
 		}
 	}
 	return fmt.Errorf("the signature does not match this body and the key in %s", r.variable)
 }
 
+// values returns what follows start in the values of some headers. Commas separate values,
+// except base64 values, which contain one after their version.
+func (s signatureScheme) values(h http.Header, names []string, start string) (list []string) {
+	for _, name := range names {
+		text := strings.Join(h.Values(name), " ")
+		if !s.base64 {
+			text = strings.ReplaceAll(text, ",", " ")
+		}
+		for _, word := range strings.Fields(text) {
+			if value, ok := strings.CutPrefix(word, start); ok {
+				list = append(list, value)
+			}
+		}
+	}
+	return list
+}
+
 // signatureSize returns the size of all signature headers of a request, in bytes.
 func signatureSize(h http.Header) (size int) {
-	for _, name := range []string{
-		"X-Hub-Signature-256", "X-Hub-Signature", "X-Slack-Signature", "Stripe-Signature",
-		"Webhook-Signature", "Svix-Signature",
-	} {
-		size += len(strings.Join(h.Values(name), ""))
+	for _, scheme := range signatureSchemes {
+		for _, name := range scheme.headers {
+			size += len(strings.Join(h.Values(name), ""))
+		}
 	}
 	return size
-}
-
-// signatureSchemes are the schemes of @signature.
-var signatureSchemes = []string{"github", "slack", "standard", "stripe"}
-
-// givenSignature is what the headers of a request contain. One of the signatures must
-// be version, followed by the encoded HMAC-SHA256 of prefix and body.
-type givenSignature struct {
-	stamp      string // Unix seconds; "" for GitHub's, which has none
-	prefix     string
-	version    string
-	signatures []string // several while keys are rolled
-	encode     func([]byte) string
-}
-
-// given reads the headers of a request, as the provider of the scheme documents them.
-func (r *signatureRule) given(h http.Header) givenSignature {
-	g := givenSignature{encode: hex.EncodeToString}
-	switch r.scheme {
-	case "github":
-		g.version = "sha256="
-		// Bitbucket uses the header in which GitHub sends a SHA-1.
-		g.signatures = slices.Concat(h.Values("X-Hub-Signature-256"), h.Values("X-Hub-Signature"))
-	case "slack":
-		g.stamp = h.Get("X-Slack-Request-Timestamp")
-		g.prefix = "v0:" + g.stamp + ":"
-		g.version = "v0="
-		g.signatures = h.Values("X-Slack-Signature")
-	case "standard":
-		get := func(name string) string { return cmp.Or(h.Get("Webhook-"+name), h.Get("Svix-"+name)) }
-		g.stamp = get("Timestamp")
-		g.prefix = get("Id") + "." + g.stamp + "."
-		g.version = "v1,"
-		g.signatures = strings.Fields(get("Signature"))
-		g.encode = base64.StdEncoding.EncodeToString
-	case "stripe":
-		list := strings.NewReplacer(" ", "", ",", "&").Replace(h.Get("Stripe-Signature"))
-		items, _ := url.ParseQuery(list)
-		g.stamp = items.Get("t")
-		g.prefix = g.stamp + "."
-		g.signatures = items["v1"]
-	}
-	return g
 }
 
 // checkRecent returns an error unless a timestamp in Unix seconds is near now.
@@ -476,20 +481,19 @@ const (
 	multipartType = "multipart/form-data"
 )
 
-// parseType parses the content type of a body. It refuses types that can't contain
-// parameters. kind is "" for no content type.
-func parseType(contentType string) (kind, boundary string, err error) {
-	if contentType == "" {
-		return "", "", nil
-	}
-	kind, params, err := mime.ParseMediaType(contentType)
+// parseType parses the content type of the body. It refuses types that can't contain
+// parameters.
+func (d *delivery) parseType() error {
+	text := cmp.Or(d.request.Header.Get("Content-Type"), "application/json")
+	kind, params, err := mime.ParseMediaType(text)
 	isJSON := kind == "application/json" || kind == "text/plain" || strings.HasSuffix(kind, "+json")
 	if err != nil || !isJSON && kind != formType && kind != multipartType {
-		return "", "", httpErrorf(http.StatusUnsupportedMediaType,
-			"content type %q: want application/json, %s or %s",
-			clipText(contentType, 100), formType, multipartType)
+		return httpErrorf(http.StatusUnsupportedMediaType,
+			"content type %q: want application/json, %s or %s", clipText(text, 100), formType, multipartType)
 	}
-	return kind, params["boundary"], nil
+	d.kind = kind
+	d.boundary = params["boundary"]
+	return nil
 }
 
 // parameters returns the fields of a JSON object or of a form, by the kind and boundary
@@ -609,21 +613,21 @@ type webhookAnswer struct {
 }
 
 // answerOf converts a tool's result to the answer.
-func answerOf(result json.RawMessage) (webhookAnswer, error) {
+func answerOf(result json.RawMessage) (*webhookAnswer, error) {
 	text := resultText(result)
 	body := json.RawMessage(strings.TrimSpace(text))
 	switch {
 	case string(field(result, "isError")) == "true":
-		return webhookAnswer{}, httpErrorf(http.StatusInternalServerError, "%s", text).because(errFailed)
+		return nil, httpErrorf(http.StatusInternalServerError, "%s", text).because(errFailed)
 	case text == "":
-		return webhookAnswer{Status: http.StatusNoContent}, nil
+		return &webhookAnswer{Status: http.StatusNoContent}, nil
 	case !json.Valid(body) || body[0] != '{' && body[0] != '[':
-		return webhookAnswer{Status: http.StatusOK, Body: quote(text)}, nil
+		return &webhookAnswer{Status: http.StatusOK, Body: quote(text)}, nil
 	}
 	if own := field(body, "_response"); own != nil {
 		return ownAnswer(own)
 	}
-	return webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}, nil
+	return &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}, nil
 }
 
 // connectionHeaders are headers that a method can't set.
@@ -632,11 +636,11 @@ var connectionHeaders = []string{
 }
 
 // ownAnswer parses the answer that a method returned as "_response".
-func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
-	a := webhookAnswer{Status: http.StatusOK}
+func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
+	a := &webhookAnswer{Status: http.StatusOK}
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.DisallowUnknownFields()
-	err := decoder.Decode(&a)
+	err := decoder.Decode(a)
 	if err == nil && (!isObject(raw) || a.Status < 200 || a.Status > 599) {
 		err = errors.New("want an object with a status from 200 to 599, headers and body")
 	}
@@ -647,7 +651,7 @@ func ownAnswer(raw json.RawMessage) (webhookAnswer, error) {
 	}
 	if err != nil {
 		what := errors.New("the method's _response is not an HTTP answer")
-		return a, httpErrorf(http.StatusBadGateway, "%v: %v", what, err).because(what)
+		return nil, httpErrorf(http.StatusBadGateway, "%v: %v", what, err).because(what)
 	}
 	return a, nil
 }
@@ -660,7 +664,7 @@ func canSetHeader(name, value string) bool {
 }
 
 // write writes the answer.
-func (a webhookAnswer) write(w http.ResponseWriter) {
+func (a *webhookAnswer) write(w http.ResponseWriter) {
 	body := []byte(a.Body)
 	kind := "application/json"
 	if text, ok := unquote(a.Body); ok {
