@@ -14,7 +14,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -99,22 +98,19 @@ type Claim struct {
 	raw json.RawMessage
 }
 
-// logKey keys the hashes that identify claims in the log of this process.
-var logKey = rand.Text()
-
-// keySeed keys the hashes that count claims while this process runs.
-var keySeed = maphash.MakeSeed()
+// hashKey keys the hashes that identify claims while this process runs.
+var hashKey = rand.Text()
 
 // exists reports whether the id is that of a claim, active or ended.
 func (id claimID) exists() bool { return id != claimID{} }
 
-// Key returns a keyed hash of the id, or "" for no claim. The hash and its key never leave
-// the process.
+// Key returns a keyed hash of the id, or "" for no claim. The key never leaves the process,
+// and of the hash, only a part reaches the log.
 func (id claimID) Key() string {
 	if !id.exists() {
 		return ""
 	}
-	return strconv.FormatUint(maphash.Comparable(keySeed, id), 16)
+	return hashOf(hashKey, id.Code.Reveal(), id.Created, id.ScopeDir)
 }
 
 // LogValue and Format disclose nothing of an id or a Claim, which contain a code.
@@ -127,15 +123,14 @@ func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
 // MarshalJSON returns the stored record, including the code.
 func (c Claim) MarshalJSON() ([]byte, error) { return c.raw, nil }
 
-// logAttrs returns log attributes that identify the claim: its label, and a short keyed
-// hash, because no part of a code is ever logged. For no claim it returns the zero Attr,
+// logAttrs returns log attributes that identify the claim: its label, and a part of its
+// keyed hash, because no part of a code is ever logged. For no claim it returns the zero Attr,
 // which is not logged.
 func (c Claim) logAttrs() slog.Attr {
 	if !c.exists() {
 		return slog.Attr{}
 	}
-	hash := hashOf(logKey, c.Code.Reveal(), c.Created, c.ScopeDir)
-	return slog.GroupAttrs("", slog.String("claim", hash[:8]), slog.String("label", c.Label))
+	return slog.GroupAttrs("", slog.String("claim", c.Key()[:8]), slog.String("label", c.Label))
 }
 
 // parseClaim parses one record, which must be valid JSON. It does not decode into a
@@ -227,9 +222,9 @@ func statClaims(path string) (fs.FileInfo, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
 	case err != nil:
-		return nil, errUnreadable(path, errText(err))
+		return nil, errUnreadable(path, err)
 	case !info.Mode().IsRegular():
-		return nil, errUnreadable(path, "it is not a regular file")
+		return nil, errUnreadable(path, errors.New("not a regular file"))
 	}
 	return info, nil
 }
@@ -244,14 +239,14 @@ func readClaims(path string) (*claimsFile, error) {
 		return &claimsFile{}, nil // deleted since the stat
 	}
 	if err != nil {
-		return nil, errUnreadable(path, errText(err))
+		return nil, errUnreadable(path, err)
 	}
 	f, err := readOpenClaims(file)
 	if err != nil || runtime.GOOS == "windows" {
 		file.Close()
 	}
 	if err != nil {
-		return nil, errUnreadable(path, errText(err))
+		return nil, errUnreadable(path, err)
 	}
 	return f, nil
 }
@@ -306,9 +301,9 @@ var errClaimsUnreadable = errors.New("the claims file is unreadable")
 
 // errUnreadable returns an errClaimsUnreadable that names the file, the reason, and what
 // to do.
-func errUnreadable(path, why string) error {
+func errUnreadable(path string, why error) error {
 	return fmt.Errorf("%w: %q: %s: move it away or restore it (usher did not change it)",
-		errClaimsUnreadable, path, why)
+		errClaimsUnreadable, path, errText(why))
 }
 
 // ClaimStore gives access to the claims of one data folder. All methods are safe for

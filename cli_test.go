@@ -661,10 +661,6 @@ func TestClaimWarns(t *testing.T) {
 	long(t)
 	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	wantUsher(t, 0, "No active claims.", "claim", "list", "-base", base+"/new")
-	if _, err := os.Stat(base + "/new"); err == nil {
-		t.Error("usher claim list made a folder")
-	}
 	for flag, warns := range map[string]bool{"-open": true, "-require-claim": false} {
 		d := daemonOptions{base: base}.start(t, dir+"/proj", flag)
 		for folder, served := range map[string]bool{"/proj": true, "": true, "/other": false} {

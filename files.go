@@ -172,12 +172,9 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 				return "", err
 			}
 		}
-		if time.Since(since) > t.timeout && last == "" {
-			return "", fmt.Errorf("%q contains no token: remove it and try again", t.dir)
-		}
 		if time.Since(since) > t.timeout {
 			return "", fmt.Errorf("the token in %q has been %q (held.TIME.HOST.PROCESS) for %v: "+
-				"try again, or end that process", t.dir, last, t.timeout)
+				"end that process, or remove the folder if it has no token", t.dir, last, t.timeout)
 		}
 		// The delay is random so that waiting writers don't run in step.
 		if !pauseFor(ctx, delay/2+mathrand.N(delay)) {
@@ -211,11 +208,9 @@ func (t *writeToken) replace(held, path string, data []byte, unchanged func() er
 			return err
 		}
 		t.step("checked")
-		if err := unchanged(); err != nil {
-			return err
-		}
+		err := unchanged()
 		t.step("renaming")
-		return nil
+		return err
 	})
 	if errors.Is(err, fs.ErrNotExist) {
 		return errStartOver // the token is gone, or the next holder has swept the temporary file
@@ -334,16 +329,16 @@ func writeFile(target, temp string, data []byte, ready func() error) error {
 
 // replaceFile replaces a file that needs no token, and creates its folder if necessary.
 func replaceFile(path string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
 	return replaceBy(path+".new."+rand.Text(), path, data)
 }
 
-// replaceBy replaces a file by way of the temporary file temp, which no other process may use
+// replaceBy is replaceFile by way of the temporary file temp, which no other process may use
 // at the same time. It overwrites what a process that was killed left there.
 func replaceBy(temp, path string, data []byte) error {
-	err := writeFile(path, temp, data, func() error { return nil })
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	if err == nil {
+		err = writeFile(path, temp, data, func() error { return nil })
+	}
 	if err == nil {
 		err = syncFolder(filepath.Dir(path))
 	}

@@ -56,7 +56,7 @@ func TestTakingTheToken(t *testing.T) {
 		{"free", []string{"free"}, ""},
 		{"free beside what is no token", []string{"free", ".DS_Store"}, ""},
 		{"none", nil, ""},
-		{"none, and what is no token", []string{".DS_Store"}, "contains no token: remove it"},
+		{"none, and what is no token", []string{".DS_Store"}, "remove the folder if it has no token"},
 		{"alive here", []string{held(0, here, me)}, fmt.Sprintf("%s.%d", here, me)},
 		{"dead here", []string{held(0, here, dead)}, ""},
 		{"a zombie here", []string{held(0, here, zombiePID(t))}, ""},

@@ -236,7 +236,7 @@ var masks = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d`), "YYYY-MM-DD HH:MM"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`), "TIME"},
 	{regexp.MustCompile(`"progressToken":\d+`), `"progressToken":N`},
-	{regexp.MustCompile(`usher \S+ \((commit [0-9a-f]{40}, )?go\S+ \S+\)`), "usher VERSION"},
+	{regexp.MustCompile(`usher \S+ \(go\S+ \S+\)`), "usher VERSION"},
 	{regexp.MustCompile(`usher \S+ serves`), "usher VERSION serves"},
 }
 

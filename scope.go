@@ -42,9 +42,6 @@ func scopeAll() Scope { return Scope{all: true} }
 // its symlinks resolved.
 func scopeDir(dir string) Scope { return Scope{dir: dir} }
 
-// scopeNone returns the scope that contains nothing, for sessions whose claim has ended.
-func scopeNone() Scope { return Scope{} }
-
 // Contains reports whether source, an absolute path with its symlinks resolved, is the
 // scope's directory or below it. It compares path components: "/w/proj" contains
 // "/w/proj/a" but not "/w/projX". A module without a resolvable source ("") is in no
@@ -336,10 +333,10 @@ func (g *Gate) Scope(p Principal) (Scope, error) {
 	}
 	c, err := g.claim(p)
 	if errors.Is(err, errClaimsUnreadable) {
-		return scopeNone(), errClaimsUnreadable // without the file's path
+		return Scope{}, errClaimsUnreadable // without the file's path
 	}
 	if err != nil {
-		return scopeNone(), err
+		return Scope{}, err
 	}
 	return scopeDir(c.ScopeDir), nil
 }

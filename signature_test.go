@@ -105,8 +105,9 @@ func TestSignaturePublishedVectors(t *testing.T) {
 		// Bitbucket, "Manage webhooks".
 		{"github", "Hello World!", 0, []string{
 			"X-Hub-Signature: sha256=a4771c39fbe90f317c7824e83ddef3caae9cb3d976c214ace1f2937e133263c9"}},
-		// Gitea and Forgejo send GitHub's SHA-1 too.
-		{"github", "Hello, World!", 0, []string{"X-Hub-Signature: sha1=01dc10d0c83e72ed246219cdd91669667fe2ca59",
+		// Gitea and Forgejo send their own header, and GitHub's SHA-1 too.
+		{"github", "Hello, World!", 0, []string{"X-Gitea-Signature: 757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
+			"X-Hub-Signature: sha1=01dc10d0c83e72ed246219cdd91669667fe2ca59",
 			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
 		// Slack, "Verifying requests from Slack".
 		{"slack", slackBody, 1531420618, []string{"X-Slack-Request-Timestamp: 1531420618",
@@ -115,6 +116,10 @@ func TestSignaturePublishedVectors(t *testing.T) {
 		{"standard", `{"test": 2432232314}`, 1614265330,
 			[]string{"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek", "webhook-timestamp: 1614265330",
 				"webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}},
+		// GitLab, "Webhooks", signing tokens: a request made as described there.
+		{"standard", `{"object_kind":"push"}`, 1700000000,
+			[]string{"webhook-id: f5ad3bd0-8a6f-4a5f-a8e0-3a4a30d3f3b1", "webhook-timestamp: 1700000000",
+				"webhook-signature: v1,gSpu5yKdvw5+za+b7xuw8H4uvSm1uzwxzfMOoazT//g="}},
 	} {
 		key := signatureKeys[row.scheme]
 		now := time.Unix(row.at, 0)

@@ -208,7 +208,7 @@ func TestScopeContains(t *testing.T) {
 	}{
 		{scopeAll(), "/anything", true},
 		{scopeAll(), "", true},
-		{scopeNone(), "/anything", false},
+		{Scope{}, "/anything", false},
 		{Scope{}, "", false},
 		{scopeDir("/w/proj"), "/w/proj", true},
 		{scopeDir("/w/proj"), "/w/proj/a.usher", true},
