@@ -106,7 +106,8 @@ func TestSignaturePublishedVectors(t *testing.T) {
 		{"github", "Hello World!", 0, []string{
 			"X-Hub-Signature: sha256=a4771c39fbe90f317c7824e83ddef3caae9cb3d976c214ace1f2937e133263c9"}},
 		// Gitea and Forgejo send their own header, and GitHub's SHA-1 too.
-		{"github", "Hello, World!", 0, []string{"X-Gitea-Signature: 757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
+		{"github", "Hello, World!", 0, []string{
+			"X-Gitea-Signature: 757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
 			"X-Hub-Signature: sha1=01dc10d0c83e72ed246219cdd91669667fe2ca59",
 			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
 		// Slack, "Verifying requests from Slack".
