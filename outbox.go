@@ -63,10 +63,10 @@ type connection struct {
 // first message that is sent before the answer turns the answer into one. Safe for
 // concurrent use.
 type outbox struct {
-	held account     // its messages count for, until they are written
-	kept *keptStream // nil if the stream can't be resumed
+	held account // its messages count for, until they are written
 
 	mu    sync.Mutex
+	kept  *keptStream // nil if the stream can't be resumed
 	conn  *connection // nil once the client has gone
 	begun bool        // it is a stream
 	ended bool        // it accepts no more messages
@@ -90,7 +90,7 @@ func (o *outbox) send(f frame) bool {
 	sent := !o.ended && o.startLocked() && o.sendLocked(f)
 	o.mu.Unlock()
 	if sent && f.msg != nil {
-		o.recheck()
+		o.resumable()
 	}
 	return sent
 }
@@ -114,7 +114,7 @@ func (o *outbox) finish(last frame, stream bool) bool {
 	o.expireLocked()
 	o.mu.Unlock()
 	if isStream && last.msg != nil {
-		o.recheck()
+		o.resumable()
 	}
 	return isStream
 }
@@ -166,7 +166,7 @@ func (o *outbox) queueLocked(frames ...frame) bool {
 	for _, f := range frames {
 		n += int64(len(f.msg))
 	}
-	if n > 0 && !o.held.reserve(n) {
+	if !o.held.reserve(n) {
 		o.disconnectLocked(o.conn)
 		return false
 	}
@@ -180,7 +180,11 @@ func (o *outbox) queueLocked(frames ...frame) bool {
 // or the outbox has another connection.
 func (o *outbox) writeLoop(conn *connection) {
 	defer close(conn.done)
-	defer o.disconnect(conn)
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.disconnectLocked(conn)
+	}()
 	silent := time.NewTicker(keepAlive)
 	defer silent.Stop()
 	for {
@@ -222,14 +226,8 @@ func (o *outbox) next(conn *connection) (f *frame, over bool) {
 	return &first, false
 }
 
-// disconnect gives up a connection. Messages queued for it may be in the replay buffer.
-func (o *outbox) disconnect(conn *connection) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.disconnectLocked(conn)
-}
-
-// disconnectLocked gives up a connection. The caller holds o.mu.
+// disconnectLocked gives up a connection. Messages queued for it may be in the replay
+// buffer. The caller holds o.mu.
 func (o *outbox) disconnectLocked(conn *connection) {
 	if conn == nil || o.conn != conn {
 		return
@@ -252,7 +250,7 @@ func (o *outbox) resume(conn *connection, n int) bool {
 		return false
 	}
 	o.disconnectLocked(o.conn)
-	if o.kept.forgotten { // the stream has ended, and nothing of it was missed
+	if o.kept == nil { // the stream has ended, and nothing of it was missed
 		return false
 	}
 	o.kept.forgetting.Stop()
@@ -262,12 +260,12 @@ func (o *outbox) resume(conn *connection, n int) bool {
 }
 
 // keptStream is a stream that can be resumed (MCP 2025-11-25, basic/transports,
-// "Resumability and Redelivery"). Its outbox's mu guards the fields without a comment.
+// "Resumability and Redelivery"). Its outbox's mu guards the last three fields.
 type keptStream struct {
 	known   *sync.Map // *outbox by keptStream.key, of all that can be resumed
-	id      string    // constant
-	session string    // constant
-	primed  bool      // constant: the stream begins with an event that it can be resumed from
+	id      string
+	session string
+	primed  bool // the stream begins with an event that it can be resumed from
 
 	// While authorized returns false, messages are neither kept nor replayed. It may read the
 	// claims file, so it is never called with a lock held.
@@ -276,14 +274,19 @@ type keptStream struct {
 	messages   []frame     // the latest, as far as there is room for them
 	last       int         // number of the last message; the first is 1
 	forgetting *time.Timer // runs since the connection ended; nil while there is one
-	forgotten  bool
 }
 
-// recheck forgets the stream, if there is one and the client has lost access.
-func (o *outbox) recheck() {
-	if o.kept != nil && !o.kept.authorized() {
-		o.forget()
+// resumable reports whether the stream can be resumed. If the client has lost access,
+// resumable forgets the stream.
+func (o *outbox) resumable() bool {
+	o.mu.Lock()
+	kept := o.kept
+	o.mu.Unlock()
+	if kept == nil || kept.authorized() {
+		return kept != nil
 	}
+	o.forget()
+	return false
 }
 
 // forget drops the stream's messages and keeps no more.
@@ -295,12 +298,15 @@ func (o *outbox) forget() {
 
 // forgetLocked is forget for a caller that holds o.mu.
 func (o *outbox) forgetLocked() {
-	o.kept.known.Delete(o.kept.key())
-	o.kept.forgotten = true
+	if o.kept == nil {
+		return
+	}
 	o.dropLocked()
+	o.kept.known.Delete(o.kept.key())
 	if o.kept.forgetting != nil {
 		o.kept.forgetting.Stop()
 	}
+	o.kept = nil
 }
 
 // dropLocked drops the messages that are kept. The caller holds o.mu.
@@ -315,7 +321,7 @@ func (o *outbox) dropLocked() {
 // it has ended and nothing of it is kept. The caller holds o.mu.
 func (o *outbox) expireLocked() {
 	switch k := o.kept; {
-	case k == nil || o.conn != nil || k.forgotten:
+	case k == nil || o.conn != nil:
 	case o.ended && k.messages == nil:
 		o.forgetLocked()
 	case k.forgetting == nil:
@@ -332,11 +338,9 @@ func (o *outbox) keepLocked(f frame) frame {
 	f.id = k.eventID(k.last)
 	f.msg = slices.Clip(f.msg) // it may be written to several connections at once
 	bytes := &o.held.memory.bytes
-	switch {
-	case k.forgotten:
-	case len(f.msg) <= maxReplayMessage && bytes.add(o.held.principal, f.size(), maxHeldOf/2, maxHeld/2):
+	if len(f.msg) <= maxReplayMessage && bytes.add(o.held.principal, f.size(), maxHeldOf/2, maxHeld/2) {
 		k.messages = append(k.messages, f)
-	default:
+	} else {
 		o.dropLocked()
 	}
 	return f
@@ -351,10 +355,10 @@ func (o *outbox) after(n int) (missed []frame, ok bool) {
 
 // afterLocked is after for a caller that holds o.mu.
 func (o *outbox) afterLocked(n int) (missed []frame, ok bool) {
-	first := o.kept.last - len(o.kept.messages)
-	if n > o.kept.last {
+	if o.kept == nil || n > o.kept.last {
 		return nil, false
 	}
+	first := o.kept.last - len(o.kept.messages)
 	return o.kept.messages[max(0, n-first):], n >= first
 }
 
@@ -379,7 +383,7 @@ func parseEventID(s string) (stream string, n int) {
 func findStream(known *sync.Map, session, stream string) *outbox {
 	found, _ := known.Load(session + stream)
 	o, ok := found.(*outbox)
-	if !ok || !o.kept.authorized() {
+	if !ok || !o.resumable() {
 		return nil
 	}
 	return o
@@ -431,13 +435,7 @@ func lineWriter(w io.Writer) func(frame) error {
 
 // writeJSON writes a complete JSON answer.
 func writeJSON(w http.ResponseWriter, status int, answer frame) {
-	size := 0
-	parts := answer.parts("\n")
-	for _, part := range parts {
-		size += len(part)
-	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(size)) // else net/http sends it in chunks
 	w.WriteHeader(status)
-	_ = writeBody(w, parts...) // an error means that the client has gone
+	_ = writeBody(w, answer.parts("\n")...) // an error means that the client has gone
 }
