@@ -76,12 +76,11 @@ type suspendedCalls struct {
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	all     *suspendedCalls
-	request request // a copy of the client's first request; its caller asks through the call
-	binding string  // hash of what all requests of the call must agree in
-	ctx     context.Context
-	cancel  context.CancelCauseFunc
-	wake    chan struct{} // 1-buffered: the module asked something
-	done    chan struct{} // closed when result and err are set
+	request request                 // a copy of the client's first request; its caller asks through the call
+	binding string                  // hash of what all requests of the call must agree in
+	cancel  context.CancelCauseFunc // ends request.ctx
+	wake    chan struct{}           // 1-buffered: the module asked something
+	done    chan struct{}           // closed when result and err are set
 	result  json.RawMessage
 	err     error
 
@@ -100,7 +99,7 @@ type inputRequest struct {
 
 // call answers one request of a call. It starts the call, or continues the call whose
 // state the params contain, and returns when the call ends or asks something.
-func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage, error) {
+func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 	// A client may write the same params in two ways. Maps are printed with sorted keys.
 	var own map[string]any
 	_ = json.Unmarshal(r.params.without("_meta", "inputResponses", "requestState").encode(), &own)
@@ -110,7 +109,7 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 		if err != nil {
 			return nil, err
 		}
-		return c.next(ctx)
+		return c.next(r.ctx)
 	}
 	c := &suspendedCall{
 		all:     k,
@@ -123,7 +122,7 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 	c.request.caller.Notify = c.notify
 	c.request.caller.Ask = c.ask
 	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
-	c.ctx, c.cancel = context.WithCancelCause(r.server.stopped)
+	c.request.ctx, c.cancel = context.WithCancelCause(r.server.stopped)
 	held, err := r.caller.Held.open(r.caller.Held.received)
 	if err != nil {
 		held.end()
@@ -131,7 +130,7 @@ func (k *suspendedCalls) call(ctx context.Context, r *request) (json.RawMessage,
 	}
 	c.request.caller.Held = held
 	k.running.Go(c.run)
-	return c.next(ctx)
+	return c.next(r.ctx)
 }
 
 // run makes the call.
@@ -140,7 +139,7 @@ func (c *suspendedCall) run() {
 	defer c.request.caller.Held.end()
 	defer c.cancel(nil)
 	defer catch(c.request.server.log, &c.err)
-	c.result, c.err = c.request.forward(c.ctx)
+	c.result, c.err = c.request.forward()
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	if c.release != nil {
@@ -180,7 +179,7 @@ func (c *suspendedCall) ask(
 	select {
 	case answer := <-q.answer:
 		return answer, nil
-	case <-c.ctx.Done():
+	case <-c.request.ctx.Done():
 		return nil, errNotInCall
 	case <-ctx.Done():
 	}
@@ -260,7 +259,7 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 		switch {
 		case c.all.calls[state] == nil: // the call continued
 			return
-		case c.ctx.Err() != nil: // the call ended
+		case c.request.ctx.Err() != nil: // the call ended
 		case !authorized:
 			c.cancel(errNoScope)
 		case !time.Now().Before(until):
@@ -280,7 +279,7 @@ func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, err
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.calls[state]
-	if c == nil || c.ctx.Err() != nil {
+	if c == nil || c.request.ctx.Err() != nil {
 		return nil, rpcErrorf(codeInvalidParams,
 			"requestState was already used, or its call has ended: call again, without it")
 	}

@@ -54,7 +54,7 @@ func newServer(c serverConfig) *Server {
 
 // mcpMethod is what usher knows about a method.
 type mcpMethod struct {
-	run  func(*request, context.Context) (json.RawMessage, error)
+	run  func(*request) (json.RawMessage, error)
 	eras eras
 	// list is the list of a View that the result shows, or that contains the item that
 	// the request names. named is the parameter with the item's name, or "" for none.
@@ -111,9 +111,10 @@ type request struct {
 	params  object
 	from    admission
 	caller  Caller
-	item    *Item  // last found; nil for none
-	list    []byte // part of the result, as in a frame; nil for none
-	end     func() // undoes begin
+	item    *Item           // last found; nil for none
+	list    []byte          // part of the result, as in a frame; nil for none
+	ctx     context.Context // ends with the request; set by begin
+	end     func()          // undoes begin
 }
 
 // newRequest returns the request of a message in a session, which held accounts for. Its
@@ -138,10 +139,9 @@ func (s *Server) newRequest(
 	return r
 }
 
-// begin counts the request and enters it where its client can cancel it. It returns the
-// context to answer it in. After a success, the caller must call answer, and end when the
-// answer has been written.
-func (r *request) begin(ctx context.Context) (context.Context, error) {
+// begin counts the request and enters it where its client can cancel it. After a success,
+// the caller must call answer, and end when the answer has been written.
+func (r *request) begin(ctx context.Context) error {
 	counted := &r.server.requests
 	limit := int64(maxInFlight)
 	if r.name == listenMethod {
@@ -150,7 +150,7 @@ func (r *request) begin(ctx context.Context) (context.Context, error) {
 	}
 	release, ok := counted.reserve(r.caller.Held.principal, 1, limit)
 	if !ok {
-		return nil, rpcErrorf(codeRefused,
+		return rpcErrorf(codeRefused,
 			"too many requests in flight, or too many streams (limit %d): wait for some to finish", limit)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -158,8 +158,9 @@ func (r *request) begin(ctx context.Context) (context.Context, error) {
 	if err := r.calls.add(id, cancel); err != nil {
 		cancel(nil)
 		release()
-		return nil, err
+		return err
 	}
+	r.ctx = ctx
 	r.end = func() {
 		if context.Cause(ctx) != errCancelled { // else id may be another request's already
 			r.calls.remove(id)
@@ -167,12 +168,12 @@ func (r *request) begin(ctx context.Context) (context.Context, error) {
 		release()
 		cancel(nil)
 	}
-	return ctx, nil
+	return nil
 }
 
 // answer runs the request's method. It returns result or error in the form of the
-// client's revision. The error is context.Cause(ctx) if ctx ended.
-func (r *request) answer(ctx context.Context) (result json.RawMessage, err error) {
+// client's revision. The error is context.Cause(r.ctx) if r.ctx ended.
+func (r *request) answer() (result json.RawMessage, err error) {
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
 	defer time.AfterFunc(keepAlive, func() { r.out.send(frame{}) }).Stop()
@@ -181,14 +182,14 @@ func (r *request) answer(ctx context.Context) (result json.RawMessage, err error
 	}
 	if r.method.named != "" && r.server.starting() {
 		if _, err := r.find(); err != nil {
-			r.waitReady(ctx) // its module may be one that is still being introspected
+			r.waitReady() // its module may be one that is still being introspected
 		}
 	}
 	if err := r.checkHeaders(); err != nil {
 		return nil, err
 	}
 	start := time.Now()
-	result, err = r.method.run(r, ctx)
+	result, err = r.method.run(r)
 	r.log(time.Since(start), result, err)
 	switch {
 	case r.session.era == stateful:
@@ -261,17 +262,17 @@ func (r *request) view() (*View, error) {
 
 // readyView returns the view once its modules have been introspected. It is empty if the
 // claim has ended.
-func (r *request) readyView(ctx context.Context) *View {
-	r.waitReady(ctx)
+func (r *request) readyView() *View {
+	r.waitReady()
 	view, _ := r.view()
 	return view
 }
 
 // waitReady waits for modules in the caller's scope that are being introspected.
-func (r *request) waitReady(ctx context.Context) {
+func (r *request) waitReady() {
 	if r.server.starting() {
 		scope, _ := r.server.gate.Scope(r.from.claim.claimID) // reaches nothing if there is an error
-		r.server.modules.WaitReady(ctx, scope)
+		r.server.modules.WaitReady(r.ctx, scope)
 	}
 }
 
@@ -279,7 +280,7 @@ func (r *request) waitReady(ctx context.Context) {
 var noResult = json.RawMessage(`{}`)
 
 // initialize answers a session's first request.
-func (r *request) initialize(context.Context) (json.RawMessage, error) {
+func (r *request) initialize() (json.RawMessage, error) {
 	protocol, caps, err := parseInitialize(r.params)
 	if err != nil {
 		return nil, err
@@ -289,7 +290,7 @@ func (r *request) initialize(context.Context) (json.RawMessage, error) {
 }
 
 // discover answers what initialize answers, for clients without sessions.
-func (r *request) discover(context.Context) (json.RawMessage, error) {
+func (r *request) discover() (json.RawMessage, error) {
 	return r.about(object{{"supportedVersions", spoken}}), nil
 }
 
@@ -328,10 +329,10 @@ func instructions(view *View) string {
 }
 
 // ping answers that usher is alive.
-func (r *request) ping(context.Context) (json.RawMessage, error) { return noResult, nil }
+func (r *request) ping() (json.RawMessage, error) { return noResult, nil }
 
 // setLevel sets the lowest level of log messages that the session wants.
-func (r *request) setLevel(context.Context) (json.RawMessage, error) {
+func (r *request) setLevel() (json.RawMessage, error) {
 	level := r.params.text("level")
 	if err := checkLogLevel(level); err != nil {
 		return nil, err
@@ -343,8 +344,8 @@ func (r *request) setLevel(context.Context) (json.RawMessage, error) {
 }
 
 // showList answers a request for a list.
-func (r *request) showList(ctx context.Context) (json.RawMessage, error) {
-	view := r.readyView(ctx)
+func (r *request) showList() (json.RawMessage, error) {
+	view := r.readyView()
 	r.session.markSeen(r.method.list, view)
 	list := view.Lists[r.method.list]
 	if len(list) > maxWrite {
@@ -401,38 +402,38 @@ func (r *request) find() (*Item, error) {
 
 // forward makes the request to the module that has the item, in the scope that the
 // caller has when the module is asked.
-func (r *request) forward(ctx context.Context) (json.RawMessage, error) {
-	result, err := r.server.modules.Call(ctx, func() (json.RawMessage, error) {
+func (r *request) forward() (json.RawMessage, error) {
+	result, err := r.server.modules.Call(r.ctx, func() (json.RawMessage, error) {
 		item, err := r.find()
 		if err != nil {
 			return nil, err
 		}
-		return item.Call(ctx, r.caller, r.name, r.params)
+		return item.Call(r.ctx, r.caller, r.name, r.params)
 	})
-	if err != nil && ctx.Err() != nil {
-		return nil, context.Cause(ctx)
+	if err != nil && r.ctx.Err() != nil {
+		return nil, context.Cause(r.ctx)
 	}
 	return result, err
 }
 
 // call forwards a request during which the module may ask the client.
-func (r *request) call(ctx context.Context) (json.RawMessage, error) {
+func (r *request) call() (json.RawMessage, error) {
 	if r.session.era == stateful {
-		return r.forward(ctx)
+		return r.forward()
 	}
 	item, err := r.find()
 	if err != nil {
 		return nil, err
 	}
 	if item.Stateless() {
-		return r.forward(ctx) // the module's results contain what it asks
+		return r.forward() // the module's results contain what it asks
 	}
-	return r.server.suspended.call(ctx, r)
+	return r.server.suspended.call(r)
 }
 
 // callTool calls a tool. An error that is not the module's own becomes a result, so
 // that a model can correct itself.
-func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
+func (r *request) callTool() (json.RawMessage, error) {
 	if arguments := r.params.get("arguments"); arguments != nil {
 		var err error
 		r.caller.Held.parse(func() {
@@ -447,8 +448,8 @@ func (r *request) callTool(ctx context.Context) (json.RawMessage, error) {
 			return nil, err
 		}
 	}
-	result, err := r.call(ctx)
-	if _, own := errors.AsType[*rpcError](err); err != nil && !own && ctx.Err() == nil {
+	result, err := r.call()
+	if _, own := errors.AsType[*rpcError](err); err != nil && !own && r.ctx.Err() == nil {
 		return failure(err.Error()), nil
 	}
 	return result, err
@@ -484,8 +485,8 @@ func (r *request) log(took time.Duration, result json.RawMessage, err error) {
 
 // subscribe subscribes the session to a resource. The error is the module's if it has no
 // such resource. If the session has no stream, the module is asked once there is one.
-func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
-	return r.server.modules.Call(ctx, func() (json.RawMessage, error) {
+func (r *request) subscribe() (json.RawMessage, error) {
+	return r.server.modules.Call(r.ctx, func() (json.RawMessage, error) {
 		session := r.session
 		session.subscribing.Lock()
 		defer session.subscribing.Unlock()
@@ -501,7 +502,7 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 			session.subscriptions[uri] = interest{}
 		}
 		if session.primary() != nil {
-			err = r.server.keepSubscription(ctx, session, uri)
+			err = r.server.keepSubscription(r.ctx, session, uri)
 		}
 		if err != nil {
 			r.server.unsubscribeLocked(session, uri)
@@ -512,7 +513,7 @@ func (r *request) subscribe(ctx context.Context) (json.RawMessage, error) {
 }
 
 // unsubscribe ends the session's subscription to a resource. Unknown URIs are ignored.
-func (r *request) unsubscribe(context.Context) (json.RawMessage, error) {
+func (r *request) unsubscribe() (json.RawMessage, error) {
 	r.session.subscribing.Lock()
 	defer r.session.subscribing.Unlock()
 	r.server.unsubscribeLocked(r.session, r.params.text("uri"))
@@ -521,12 +522,12 @@ func (r *request) unsubscribe(context.Context) (json.RawMessage, error) {
 
 // listen notifies the client of changes until its streams must end or its claim has
 // ended. Then it returns a result.
-func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
+func (r *request) listen() (json.RawMessage, error) {
 	filter := r.params.get("notifications")
 	if !isObject(filter) {
 		return nil, rpcErrorf(codeInvalidParams, `%s needs an object "notifications"`, listenMethod)
 	}
-	view := r.readyView(ctx) // a resource that is missing now is never notified of
+	view := r.readyView() // a resource that is missing now is never notified of
 	honoured, err := r.session.readFilter(view, filter)
 	if err != nil {
 		return nil, err
@@ -541,7 +542,7 @@ func (r *request) listen(ctx context.Context) (json.RawMessage, error) {
 	r.session.join(r.out)
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
-	if err := r.server.follow(ctx, r.session, r.out, r.streams.Done()); err != nil {
+	if err := r.server.follow(r.ctx, r.session, r.out, r.streams.Done()); err != nil {
 		return nil, err
 	}
 	return withMeta(nil, metaSubscription, r.id).encode(), nil

@@ -220,13 +220,13 @@ func answerPOST(
 ) {
 	old := r.session.era == stateful
 	var result json.RawMessage
-	ctx, err := r.begin(ctx)
+	err := r.begin(ctx)
 	if err == nil {
 		defer r.end()
 		if streamFirst && old { // a stateless error needs its HTTP status
 			r.out.send(frame{})
 		}
-		result, err = r.answer(ctx)
+		result, err = r.answer()
 	}
 	status := http.StatusOK
 	if err != nil && !old {
@@ -475,9 +475,8 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	r := d.server.newRequest(session, from, d.out, held, msg, params)
 	r.calls = &d.session.calls
 	r.streams = d.open
-	ctx := d.conn.ctx
 	if err == nil {
-		ctx, err = r.begin(ctx)
+		err = r.begin(d.conn.ctx)
 	}
 	if err != nil {
 		held.end()
@@ -486,7 +485,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	d.requests.Go(func() {
 		defer held.end()
 		defer r.end()
-		result, err := r.answer(ctx)
+		result, err := r.answer()
 		d.out.send(r.encodeAnswer(result, err))
 	})
 	return nil
