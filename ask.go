@@ -22,11 +22,8 @@ const (
 	recheckInterval = 2 * time.Second // between checks of a suspended call's claim
 )
 
-// The reasons why a client with a session does not answer.
-var (
-	errUnheard = rpcErrorf(codeInternal, "the client has no stream open on which it could be asked")
-	errGone    = rpcErrorf(codeInternal, "the client has disconnected")
-)
+// errUnheard is why a client with a session does not answer.
+var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
 
 // ask sends a request to the session's client and waits for its answer. send reports
 // whether a message may arrive.
@@ -58,8 +55,8 @@ func (s *Session) ask(
 
 // failAsks ends all requests to a client that can't answer any more.
 func (s *Session) failAsks() {
-	for _, answer := range s.asked.close(errGone) {
-		answer <- &Message{Err: errGone}
+	for _, answer := range s.asked.close(errUnheard) {
+		answer <- &Message{Err: errUnheard}
 	}
 }
 
@@ -279,13 +276,9 @@ func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, err
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.calls[state]
-	if c == nil || c.request.ctx.Err() != nil {
-		return nil, rpcErrorf(codeInvalidParams,
-			"requestState was already used, or its call has ended: call again, without it")
-	}
-	if c.binding != binding {
-		return nil, rpcErrorf(codeInvalidParams,
-			"requestState belongs to another call, claim or client: call again, without it")
+	if c == nil || c.request.ctx.Err() != nil || c.binding != binding {
+		return nil, rpcErrorf(codeInvalidParams, "requestState was used already, "+
+			"or its call has ended or is another caller's: call again, without it")
 	}
 	delete(k.calls, state)
 	c.current = r

@@ -83,7 +83,7 @@ func TestAskUndeclared(t *testing.T) {
 		{name: "sampling with tools", wish: withTools, declared: `{"sampling":{}}`,
 			missing: `{"sampling":{"tools":{}}}`, code: "-32601"},
 		{name: "a form", wish: askFor("form", "x"), declared: `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
-			missing: `{"elicitation":{}}`, code: "-32601"},
+			missing: `{"elicitation":{"form":{}}}`, code: "-32601"},
 		{name: "a URL", wish: askFor("url", "x"), declared: `{"roots":{},"sampling":{},"elicitation":{}}`,
 			missing: `{"elicitation":{"url":{}}}`, code: "-32602"},
 		{name: "roots", wish: askFor("roots", "x"), declared: `{}`, missing: `{"roots":{}}`, code: "-32601"},

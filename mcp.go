@@ -347,12 +347,8 @@ func (r *request) setLevel() (json.RawMessage, error) {
 func (r *request) showList() (json.RawMessage, error) {
 	view := r.readyView()
 	r.session.markSeen(r.method.list, view)
-	list := view.Lists[r.method.list]
-	if len(list) > maxWrite {
-		r.list = list
-		return noResult, nil
-	}
-	return list, nil
+	r.list = view.Lists[r.method.list]
+	return noResult, nil
 }
 
 // target returns the list that contains the item that the request names, and its name.
@@ -539,7 +535,9 @@ func (r *request) listen() (json.RawMessage, error) {
 	}
 	defer r.server.sessions.want(r.session, -wanted)
 	r.session.subscription = r.id
-	r.session.join(r.out)
+	if !r.session.join(r.out) {
+		return nil, rpcErrorf(codeInvalidRequest, "%s needs Accept: text/event-stream", listenMethod)
+	}
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
 	if err := r.server.follow(r.ctx, r.session, r.out, r.streams.Done()); err != nil {

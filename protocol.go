@@ -136,8 +136,7 @@ func (c clientCaps) encode() json.RawMessage {
 			continue
 		}
 		parts := members(list.get(f.key))
-		// Revisions before 2025-11-25 know no parts of elicitation: {} is form alone.
-		if f.part != "" && (f.bit != capElicitForm || c&capElicitURL != 0) {
+		if f.part != "" {
 			settings := `{}`
 			if f.bit == capApps {
 				settings = `{"mimeTypes":["text/html;profile=mcp-app"]}`
@@ -394,7 +393,7 @@ func checkHeader(h http.Header, header, key string, value json.RawMessage) error
 		}
 	}
 	return rpcErrorf(codeHeaderMismatch, "header %s is %q, but the body's %q is %s: "+
-		"send the same value, as plain ASCII or =?base64?…?= with padded base64 of UTF-8",
+		"send the same value, in ASCII or as =?base64?…?= with padded base64",
 		header, clipText(strings.Join(sent, ", "), 200), key, cmp.Or(clipText(string(value), 200), "missing"))
 }
 

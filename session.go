@@ -348,7 +348,7 @@ func (s *Server) announce(
 func (s *Session) markSeen(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slices.Contains(announcedLists, what) && (len(s.streams) == 0 || s.lastSeen[what] == "") {
+	if len(s.streams) == 0 || s.lastSeen[what] == "" {
 		s.lastSeen[what] = view.Fingerprints[what]
 	}
 }

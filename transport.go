@@ -26,12 +26,15 @@ const (
 
 // routes adds the MCP endpoint to mux: "/" and "/mcp", where clients expect it.
 func (s *Server) routes(mux *http.ServeMux) {
-	for _, path := range []string{"/{$}", "/mcp"} {
-		mux.HandleFunc("POST "+path, handle(s.log, writeMCPError, s.servePOST))
-		mux.HandleFunc("GET "+path, handle(s.log, writeMCPError, s.serveGET))
-		mux.HandleFunc("DELETE "+path, handle(s.log, writeMCPError, s.serveDELETE))
-		mux.HandleFunc(path, handle(s.log, writeMCPError, methodNotAllowed))
+	route := func(method string, serve func(http.ResponseWriter, *http.Request) error) {
+		for _, path := range []string{"/{$}", "/mcp"} {
+			mux.HandleFunc(method+path, handle(s.log, writeMCPError, serve))
+		}
 	}
+	route("POST ", s.servePOST)
+	route("GET ", s.serveGET)
+	route("DELETE ", s.serveDELETE)
+	route("", methodNotAllowed)
 }
 
 // methodNotAllowed replaces ServeMux's own answer by a JSON-RPC error.
@@ -157,9 +160,7 @@ func checkPOST(r *http.Request) (accepts, error) {
 		return accept, httpErrorf(http.StatusUnsupportedMediaType,
 			"content type %q: want application/json", clipText(contentType, 100))
 	}
-	// The answer to a listen is a stream. HTTP+SSE answers on another connection.
-	plain := accept.json && r.Header.Get(methodHeader) != listenMethod
-	if !plain && !accept.stream && !r.URL.Query().Has("sessionId") {
+	if !accept.json && !accept.stream {
 		return accept, httpErrorf(http.StatusNotAcceptable,
 			"accept %q: want application/json, text/event-stream", clipText(r.Header.Get("Accept"), 100))
 	}
