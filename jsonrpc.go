@@ -286,15 +286,9 @@ func (o object) text(key string) string {
 	return s
 }
 
-// set returns the object with key set to value: in place if the key exists, else at the
-// end.
+// set returns the object with key set to value, at the end.
 func (o object) set(key string, value json.RawMessage) object {
-	rest := o.without(key)
-	i := slices.IndexFunc(o, func(f member) bool { return f.key == key })
-	if i < 0 {
-		i = len(rest)
-	}
-	return slices.Insert(rest, i, member{key, value})
+	return append(o.without(key), member{key, value})
 }
 
 // without returns the object without these keys.

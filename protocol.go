@@ -148,17 +148,6 @@ func (c clientCaps) encode() json.RawMessage {
 	return list.encode()
 }
 
-// String returns the capabilities for error messages, such as "roots, sampling.tools".
-func (c clientCaps) String() string {
-	var names []string
-	for _, f := range capabilityForms {
-		if c&f.bit != 0 {
-			names = append(names, strings.TrimSuffix(f.key+"."+f.part, "."))
-		}
-	}
-	return strings.Join(names, ", ")
-}
-
 // needsOf returns the capabilities that a client needs to answer a request. It returns
 // false for a method that clients don't answer.
 func needsOf(method string, params json.RawMessage) (needs clientCaps, ok bool) {
@@ -195,8 +184,8 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 	if lacked&capElicitURL != 0 {
 		code = codeInvalidParams // client/elicitation, "Error Handling"
 	}
-	return rpcErrorf(code, "this tool asks its client for %v, "+
-		"which this one does not support: call it from an MCP client that does", lacked)
+	return rpcErrorf(code,
+		"this tool asks its client for %s: call it from an MCP client that supports it", lacked.encode())
 }
 
 // parseParams returns the params of a client's request, without members that a module

@@ -442,13 +442,13 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	return err
 }
 
-// receive handles an admitted message of the client. It answers a request in a new goroutine. It
-// reports false if the message came too late.
-func (d *duplex) receive(from admission, body []byte) bool {
+// receive handles an admitted message of the client. It answers a request in a new
+// goroutine. The error is errNoSession, if the message came too late.
+func (d *duplex) receive(from admission, body []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.open.Err() != nil {
-		return false
+		return errNoSession
 	}
 	msg, err := parseMessage(body)
 	if err == nil && msg.isRequest() {
@@ -459,7 +459,7 @@ func (d *duplex) receive(from admission, body []byte) bool {
 	if err != nil {
 		d.out.send(frame{msg: encodeError(msg.ID, err)})
 	}
-	return true
+	return nil
 }
 
 // begin begins a request of a size in bytes, and answers it in a new goroutine.
@@ -514,15 +514,14 @@ func (s *Server) postSSE(
 		return err
 	}
 	d := session.duplex.Load()
-	ok := d != nil
-	if ok {
-		held.parse(func() { ok = d.receive(from, body) })
-	}
-	if !ok {
+	if d == nil {
 		return errNoSession
 	}
-	w.WriteHeader(http.StatusAccepted)
-	return nil
+	held.parse(func() { err = d.receive(from, body) })
+	if err == nil {
+		w.WriteHeader(http.StatusAccepted)
+	}
+	return err
 }
 
 // serveStdio answers one client, which writes lines to in and reads lines from out,
@@ -557,7 +556,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 			return nil
 		case err != nil:
 			return err
-		case !d.receive(admission{}, line):
+		case d.receive(admission{}, line) != nil:
 			return nil
 		}
 	}
