@@ -94,6 +94,7 @@ func maker(b *bench) {
 		begin := time.Now()
 		s = b.startMaker(workspace, base)
 		some, most, all := b.watchStart(s, begin, files, total)
+		b.say("  %s start: %v", start, all.Round(time.Millisecond))
 		starts.add(start, seconds(some), seconds(most), seconds(all))
 		if start == "first" {
 			b.report.atMost("first start of 120 modules: all but Go", most.Seconds(), 10, " s")
@@ -181,6 +182,7 @@ func (b *bench) edits(c *client, workspace string) {
 			plain = append(plain, milliseconds(begin))
 		}
 		for i := range b.rounds {
+			c.tools() // a client that has not listed the last change hears of no other
 			drain(changed)
 			b.write(path, l.text("say", "first")+"\n"+l.extra(fmt.Sprint("more", i)))
 			begin := time.Now()
