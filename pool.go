@@ -100,9 +100,7 @@ type pool struct {
 	wg         sync.WaitGroup // goroutines of processes
 
 	mu      sync.Mutex          // guards the fields below
-	procs   map[string]*process // those that accept calls, by affinity; the shared one under ""
-	waiting []*process          // those of procs that wait for others to end, in order
-	ending  map[*process]bool   // those that accept no calls, and have not ended yet
+	procs   []*process          // those that wait for others to end, run or end, in order
 	crashed map[string]*process // the last one that crashed, by affinity, until a call succeeds
 	retired bool                // there are no new calls
 	closed  bool                // calls under way fail, too
@@ -115,14 +113,14 @@ type startFunc func(owner *Caller) (*Worker, error)
 // process is one process of a module, from before its start. The pool's mu guards its
 // fields; worker and err are constant once ready is closed.
 type process struct {
-	affinity string
-	caller   Caller // its first, whose principal it counts for; zero if it is shared
-	started  bool
-	ready    chan struct{} // closed when worker or err is set
-	worker   *Worker
-	err      error // why it could not be started
-	active   int   // calls under way
-	lastUse  time.Time
+	caller  Caller // its first, whose principal it counts for; zero if it is shared
+	started bool
+	ending  bool          // it accepts no calls
+	ready   chan struct{} // closed when worker or err is set
+	worker  *Worker
+	err     error // why it could not be started
+	active  int   // calls under way
+	lastUse time.Time
 
 	wait      time.Duration // after its crash: how long none is started
 	notBefore time.Time     // the end of that
@@ -135,8 +133,6 @@ func newPool(name string, perSession bool, timeout time.Duration, start startFun
 		perSession: perSession,
 		timeout:    timeout,
 		start:      start,
-		procs:      make(map[string]*process),
-		ending:     make(map[*process]bool),
 		crashed:    make(map[string]*process),
 	}
 }
@@ -164,20 +160,19 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 
 // callOnce makes one request, when there is a process and a slot for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
-	params object) (json.RawMessage, error) {
+	params object) (result json.RawMessage, err error) {
 	c, err := p.enter(ctx, caller)
 	if err != nil {
 		return nil, err
 	}
 	slot := &slot{slots: &p.slots, principal: caller.Principal}
-	if err := p.await(ctx, slot.grant()); err != nil {
+	err = p.await(ctx, slot.grant())
+	if err == nil {
+		result, err = c.worker.request(ctx, caller, method, params, p.timeout, slot)
+	} else {
 		slot.release()
-		p.leave(c, false)
-		return nil, err
 	}
-	result, err := c.worker.request(ctx, caller, method, params, p.timeout, slot)
-	_, ended := errors.AsType[*processError](err)
-	p.leave(c, !ended && !errors.Is(err, errNotSent))
+	p.leave(c, err == nil)
 	return result, err
 }
 
@@ -200,11 +195,6 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 
 // await waits until done is closed, for at most p.timeout.
 func (p *pool) await(ctx context.Context, done <-chan struct{}) error {
-	select {
-	case <-done:
-		return nil
-	default: // only a call that has to wait costs a timer
-	}
 	busy := fmt.Errorf("module %q %w", p.name, errBusy)
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
 	defer cancel()
@@ -226,32 +216,41 @@ func (p *pool) pick(caller Caller) (*process, error) {
 	if !p.perSession {
 		caller = Caller{}
 	}
-	affinity := caller.Affinity
-	c := p.procs[affinity]
-	if c == nil || c.worker != nil && !c.worker.alive() {
-		if c != nil {
-			p.end(c)
-		}
-		if last := p.crashed[affinity]; last != nil && time.Now().Before(last.notBefore) {
+	c := p.find(caller.Affinity)
+	if c == nil {
+		if last := p.crashed[caller.Affinity]; last != nil && time.Now().Before(last.notBefore) {
 			wait := time.Until(last.notBefore).Round(100 * time.Millisecond)
 			return nil, fmt.Errorf("module %q keeps crashing: try again in %v", p.name, wait)
 		}
-		c = &process{affinity: affinity, caller: caller, ready: make(chan struct{})}
-		p.procs[affinity] = c
-		p.waiting = append(p.waiting, c)
+		c = &process{caller: caller, ready: make(chan struct{})}
+		p.procs = append(p.procs, c)
 		p.startWaiting()
 	}
 	c.active++
 	return c, nil
 }
 
+// find returns the process that accepts the calls of an affinity ("" if it is shared), or nil.
+// The caller holds p.mu.
+func (p *pool) find(affinity string) *process {
+	for _, c := range p.procs {
+		dead := c.worker != nil && !c.worker.alive()
+		if c.caller.Affinity == affinity && !c.ending && !dead {
+			return c
+		}
+	}
+	return nil
+}
+
 // startWaiting starts the processes that wait, in order, if there may be one more. If not,
 // it ends an idle process: of the same principal, if there is one, else the one that is idle
 // longest. A process counts until it has ended. The caller holds p.mu.
 func (p *pool) startWaiting() {
-	p.waiting = slices.DeleteFunc(p.waiting, func(c *process) bool {
-		all := slices.AppendSeq(slices.Collect(maps.Keys(p.ending)), maps.Values(p.procs))
-		all = slices.DeleteFunc(all, func(o *process) bool { return !o.started })
+	for _, c := range p.procs {
+		if c.started {
+			continue
+		}
+		all := slices.DeleteFunc(slices.Clone(p.procs), func(o *process) bool { return !o.started })
 		own := slices.DeleteFunc(slices.Clone(all), func(o *process) bool {
 			return o.caller.Principal != c.caller.Principal
 		})
@@ -259,13 +258,13 @@ func (p *pool) startWaiting() {
 		if len(all) < maxProcs && !full {
 			c.started = true
 			p.wg.Go(func() { p.run(c) })
-			return true
+			continue
 		}
 		if full {
 			all = own
 		}
-		if slices.ContainsFunc(all, func(o *process) bool { return p.ending[o] }) {
-			return false // it makes room
+		if slices.ContainsFunc(all, func(o *process) bool { return o.ending }) {
+			continue // it makes room
 		}
 		idle := slices.DeleteFunc(slices.Clone(own), (*process).busy)
 		if len(idle) == 0 {
@@ -274,8 +273,7 @@ func (p *pool) startWaiting() {
 		if len(idle) > 0 {
 			p.end(slices.MinFunc(idle, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
 		}
-		return false
-	})
+	}
 }
 
 // leave ends a call. If a call succeeded, the process does not keep crashing.
@@ -285,10 +283,10 @@ func (p *pool) leave(c *process, succeeded bool) {
 	c.active--
 	c.lastUse = time.Now()
 	if succeeded {
-		delete(p.crashed, c.affinity)
+		delete(p.crashed, c.caller.Affinity)
 	}
 	useless := !c.started || c.worker != nil && c.worker.snapshot().attributionLost
-	if p.ending[c] || c.active == 0 && useless {
+	if c.ending || c.active == 0 && useless {
 		p.end(c)
 	}
 	p.startWaiting()
@@ -297,19 +295,20 @@ func (p *pool) leave(c *process, succeeded bool) {
 // end stops new calls of a process, and the process after the calls under way. The caller
 // holds p.mu, and calls end again when those calls have ended.
 func (p *pool) end(c *process) {
-	if p.procs[c.affinity] == c {
-		delete(p.procs, c.affinity)
-		if c.started {
-			p.ending[c] = true
-		} else {
-			p.waiting = slices.DeleteFunc(p.waiting, func(o *process) bool { return o == c })
-			c.err = errRetired
-			close(c.ready)
-		}
+	if !c.started && !c.ending {
+		p.remove(c)
+		c.err = errRetired
+		close(c.ready)
 	}
+	c.ending = true
 	if c.worker != nil && (c.active == 0 || p.closed) {
 		c.worker.stop()
 	}
+}
+
+// remove forgets a process. The caller holds p.mu.
+func (p *pool) remove(c *process) {
+	p.procs = slices.DeleteFunc(p.procs, func(o *process) bool { return o == c })
 }
 
 // run starts a process, and returns when it has ended. After the first crash, or failed
@@ -324,7 +323,7 @@ func (p *pool) run(c *process) {
 	p.mu.Lock()
 	c.worker = w
 	c.err = err
-	if p.ending[c] {
+	if c.ending {
 		p.end(c)
 	}
 	p.mu.Unlock()
@@ -337,23 +336,14 @@ func (p *pool) run(c *process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if crashed {
-		p.forgetCrashes()
-		if last := p.crashed[c.affinity]; last != nil {
+		if last := p.crashed[c.caller.Affinity]; last != nil {
 			c.wait = min(max(time.Second, 2*last.wait), 30*time.Second)
 		}
 		c.notBefore = time.Now().Add(c.wait)
-		p.crashed[c.affinity] = c
+		p.crashed[c.caller.Affinity] = c
 	}
-	p.end(c)
-	delete(p.ending, c)
+	p.remove(c)
 	p.startWaiting()
-}
-
-// forgetCrashes forgets crashes after a while. The caller holds p.mu.
-func (p *pool) forgetCrashes() {
-	maps.DeleteFunc(p.crashed, func(_ string, c *process) bool {
-		return time.Since(c.notBefore) > crashMemory
-	})
 }
 
 // busy reports whether the process has calls, or reports changes of resources.
@@ -363,7 +353,7 @@ func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.work
 func (p *pool) stopFor(affinity string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c := p.procs[affinity]; c != nil && c.started && p.perSession {
+	if c := p.find(affinity); c != nil && c.started {
 		p.end(c)
 	}
 }
@@ -381,22 +371,21 @@ func (p *pool) retire(now bool) {
 	defer p.mu.Unlock()
 	p.retired = true
 	p.closed = p.closed || now
-	for c := range p.ending {
-		p.end(c)
-	}
-	for _, c := range p.procs {
+	for _, c := range slices.Clone(p.procs) {
 		p.end(c)
 	}
 }
 
-// reap ends the processes that have not been busy for idle (0: unlimited).
+// reap ends the processes that have not been busy for idle (0: unlimited), and forgets crashes.
 func (p *pool) reap(now time.Time, idle time.Duration) {
 	if p.perSession && (idle == 0 || idle > sessionIdle) {
 		idle = sessionIdle
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.forgetCrashes()
+	maps.DeleteFunc(p.crashed, func(_ string, c *process) bool {
+		return now.Sub(c.notBefore) > crashMemory
+	})
 	p.startWaiting()
 	for _, c := range p.procs {
 		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
@@ -409,7 +398,7 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 func (p *pool) finished() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.retired && len(p.ending) == 0
+	return p.retired && len(p.procs) == 0
 }
 
 // slots limits the calls that may run in a module, in total and for each principal. Safe
