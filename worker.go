@@ -62,7 +62,6 @@ type call struct {
 	answer   chan *Message   // 1-buffered, nil if nobody waits; receives nil if the process ends
 	progress chan struct{}   // 1-buffered: the module, or the client it asked, did something
 	lacked   clientCaps      // what the module asked for and the caller lacks; part of workerState
-	asks     int             // for which the slot is free; part of workerState
 }
 
 // ofClient reports whether the call is a client's or a delivery's, and not usher's own.
@@ -326,7 +325,7 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 		problem = rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine))
 		line = line[:bytes.LastIndexByte(line, ',')+1] // an id after that may be cut off
 	}
-	answer := members(line[max(0, bytes.IndexByte(line, '{')):]) // a word may precede it
+	answer := members(line[max(0, bytes.IndexByte(line, '{')):]) // a bracket or word may precede it
 	id := answer.get("id")
 	switch {
 	case !isNull(answer.get("method")):
@@ -637,12 +636,8 @@ func (w *Worker) ping() {
 
 // answer passes an answer on to its call, or records that a cancelled call has ended.
 func (w *Worker) answer(msg *Message) {
+	id := strings.Trim(string(msg.ID), `"`) // some modules turn the number into text
 	w.update(func(s *workerState) {
-		// Some modules turn the number into text or a fraction.
-		id := strings.Trim(string(msg.ID), `"`)
-		if n, err := strconv.ParseFloat(id, 64); err == nil {
-			id = strconv.FormatFloat(n, 'f', -1, 64)
-		}
 		if c := s.calls[id]; c != nil {
 			delete(s.calls, id)
 			c.answer <- msg
@@ -695,8 +690,7 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 type clientRequest struct {
 	*Message
 	caller Caller // to ask
-	call   *call  // in which the module asks; nil if only the session is known
-	waits  *call  // whose slot is free: call or, if that is nil, one of the session
+	call   *call  // in which the module asks, without a slot; nil if only the session is known
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the client is no longer asked
@@ -712,7 +706,6 @@ var (
 		"usher can't tell which client this is for, as this process serves several calls: call again")
 	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access to the module")
 	errNotInCall = rpcErrorf(codeInternal, "the call that this is for has ended")
-	errManyAsks  = rpcErrorf(codeInternal, "too many requests to clients are open (limit %d)", maxAsks)
 )
 
 // target returns the caller that a message of the module is for, and the call that it
@@ -778,25 +771,12 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 		return nil, rpcErrorf(codeInvalidRequest, "a request with the id %s is open", msg.ID)
 	}
 	if _, ok := w.asking.reserve(caller.Principal, 1, maxAsks); !ok {
-		return nil, errManyAsks
+		return nil, rpcErrorf(codeInternal, "too many requests to clients are open (limit %d)", maxAsks)
 	}
-	a := &clientRequest{
-		Message: msg,
-		caller:  caller,
-		call:    c,
-		waits:   c,
-		done:    make(chan struct{}),
+	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
+	if c != nil {
+		c.slot.pause()
 	}
-	for _, other := range s.calls {
-		if a.waits == nil && other.ofClient() && other.asks == 0 {
-			a.waits = other
-		}
-	}
-	if a.waits == nil {
-		a.waits = &call{}
-	}
-	a.waits.asks++
-	a.waits.slot.pause()
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	s.asks[string(a.ID)] = a
 	return a, nil
@@ -807,17 +787,16 @@ func (w *Worker) ask(a *clientRequest) {
 	defer close(a.done)
 	defer a.cancel()
 	result, err := w.askClient(a)
-	select {
-	case <-a.waits.slot.grant():
-	case <-a.ctx.Done():
-		if err == nil {
-			err = errNotInCall
+	if a.call != nil {
+		select {
+		case <-a.call.slot.grant():
+		case <-a.ctx.Done():
+			err = cmp.Or[error](err, errNotInCall)
 		}
 	}
 	w.asking.release(a.caller.Principal, 1)
 	withdrawn := false
 	w.update(func(s *workerState) {
-		a.waits.asks--
 		withdrawn = a.withdrawn
 		delete(s.asks, string(a.ID))
 		for _, c := range s.calls {
