@@ -4,9 +4,9 @@
 // of it. If modules need an approval, the registry runs only content that the owner has
 // approved.
 //
-// Each version of a module's file that can be hosted has one goroutine (introspectUntilDone),
-// which does the slow work for it. Registry.mu is never held while a file is
-// read, a list is parsed or a process starts.
+// Each version of a module's file that can be hosted has one goroutine (followLists), which
+// does the slow work for it. Registry.mu is never held while a file is read, a list is
+// parsed or a process starts.
 
 package main
 
@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -36,13 +37,10 @@ const (
 
 	publishDelay     = 50 * time.Millisecond  // from a change to the catalog that shows it
 	revisionInterval = time.Second            // at least, between two readings of one module's lists
-	retryInterval    = 30 * time.Second       // before a failed introspection is repeated; doubles
-	maxRetryInterval = 10 * time.Minute       // up to this
+	retryInterval    = 2 * time.Minute        // before a failed introspection is repeated
 	settleTime       = 250 * time.Millisecond // in which a new process may still change its lists
 
 	startupTime = 5 * time.Second // after the start, in which clients wait for modules
-
-	removalScans = 2 // scans in a row that miss a file before its module is removed
 )
 
 // registryConfig configures a registry.
@@ -77,32 +75,35 @@ type Registry struct {
 
 	mu      sync.Mutex                  // guards the fields below
 	modules map[entryKey]*moduleVersion // the latest versions; only scans add and remove them
-	pools   []*pool                     // those that may still have a process
+	pools   map[*pool]bool              // those that may still have a process
 	due     bool                        // the catalog is about to be replaced
 	changed chan struct{}               // closed when the catalog has been replaced
 }
 
 // moduleVersion is one version of a module's file, or of its entry in one.
 type moduleVersion struct {
-	discovered
+	Status                  // guarded by Registry.mu, except discovered
 	ctx     context.Context // ends when a newer version replaces this one, or the module is removed
 	cancel  context.CancelFunc
 	changed chan struct{} // 1-buffered: newest may offer something new
 	newest  atomic.Pointer[Worker]
 	imports atomic.Pointer[goImports] // of the newest build; nil if they are not known
 
-	// Only one goroutine at a time uses the next two fields: startVersion, then
-	// introspectUntilDone.
+	// Only one goroutine at a time uses the next two fields: startVersion, then followLists.
 	offers string // a hash of the manifest; "" if there is none yet
 	pool   *pool  // made with the first manifest
 
 	// Guarded by Registry.mu.
-	module    *Module // the newest that worked, of this version or an earlier one
-	err       error   // why this version is not hosted
-	settled   bool    // it has been introspected, or can't be hosted
-	published bool    // and the catalog shows that
-	refused   bool    // it is invalid or not approved
-	missing   int     // scans in a row that did not find the file
+	settled bool // it has been introspected, or can't be hosted
+	missing bool // the last scan did not find the file
+}
+
+// Status is the state of one module, for people at this machine.
+type Status struct {
+	discovered
+	Module  *Module // the newest that worked, of this version or an earlier one; nil for none
+	Err     error   // why the newest version is not hosted
+	Pending bool    // it is being introspected, or the catalog does not show its outcome yet
 }
 
 // manifest is everything that a module offers. It is cached.
@@ -129,6 +130,7 @@ func newRegistry(c registryConfig) *Registry {
 		slots:          make(chan struct{}, maxIntrospections),
 		builds:         make(chan struct{}, max(1, runtime.NumCPU()/2)),
 		modules:        make(map[entryKey]*moduleVersion),
+		pools:          make(map[*pool]bool),
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
@@ -184,7 +186,7 @@ func (r *Registry) Pending(scope Scope) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, v := range r.modules {
-		if !v.published && scope.Contains(v.Source) {
+		if v.Pending && scope.Contains(v.Source) {
 			return true
 		}
 	}
@@ -217,7 +219,7 @@ func (r *Registry) EndAffinity(affinity string) {
 func (r *Registry) allPools() []*pool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.pools)
+	return slices.Collect(maps.Keys(r.pools))
 }
 
 // watch scans the workspace again and again. The time between two scans follows what a
@@ -241,7 +243,7 @@ func (r *Registry) rescan() {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pools = slices.DeleteFunc(r.pools, (*pool).finished)
+	maps.DeleteFunc(r.pools, func(p *pool, _ bool) bool { return p.finished() })
 }
 
 // Close ends every process of every module and waits for them.
@@ -271,15 +273,18 @@ func (r *Registry) update(s *scan) {
 }
 
 // startVersion replaces a module's version by a new one. The module of the old version stays
-// until the new version has its own. refused is why the new version can't be hosted.
+// until the new version has its own. refused is why the new version can't be hosted. The caller holds r.updating.
 func (r *Registry) startVersion(d discovered, refused error) {
-	v := &moduleVersion{discovered: d, changed: make(chan struct{}, 1), refused: refused != nil}
+	v := &moduleVersion{
+		Status:  Status{discovered: d, Pending: true},
+		changed: make(chan struct{}, 1),
+	}
 	v.ctx, v.cancel = context.WithCancel(r.ctx)
 	known := r.readCache(d)
 	r.mu.Lock()
 	if last := r.modules[d.key()]; last != nil {
 		last.cancel()
-		v.module = last.module
+		v.Module = last.Module
 	}
 	r.modules[d.key()] = v
 	r.publishSoon() // so that everything that waits on Changed sees that the module is pending
@@ -289,12 +294,12 @@ func (r *Registry) startVersion(d discovered, refused error) {
 		r.finishVersion(v, nil, refused)
 	case known == nil && r.CachedOnly:
 		r.finishVersion(v, nil, errors.New("not in the cache: usher modules starts it"))
-	case known != nil:
-		v.imports.Store(known.Imports)
-		r.buildModule(v, known)
-		r.running.Go(func() { r.revise(v) })
 	default:
-		r.running.Go(func() { r.introspectUntilDone(v) })
+		if known != nil {
+			v.imports.Store(known.Imports)
+			r.buildModule(v, known)
+		}
+		r.running.Go(func() { r.followLists(v) })
 	}
 }
 
@@ -306,48 +311,35 @@ func (v *moduleVersion) hasChanged() bool {
 }
 
 // checkCurrent returns nil if a module has not changed since its version v was found. Else it
-// starts the new version, unless a scan has done that, and waits until that version is
-// ready. Then it returns errRetired, or why the new version can't be hosted.
-func (r *Registry) checkCurrent(ctx context.Context, v *moduleVersion) error {
-	for v.hasChanged() {
-		r.refresh(v.discovered)
-		var last *moduleVersion
-		var failed error
-		ended := r.await(ctx, func() bool {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			last = r.modules[v.key()]
-			if last == nil {
-				return true
-			}
-			failed = last.err
-			return last.published
-		})
-		switch {
-		case ended != nil:
-			return ended
-		case last == v: // the file has changed back
-			return nil
-		case failed == nil:
-			return errRetired
-		case !last.hasChanged(): // else it was only half written
-			return fmt.Errorf("module %q has changed: %w", v.Name, failed)
-		}
+// starts the new version, unless a scan has done that, and returns errRetired while that
+// version is pending or if it is ready. If it can't be hosted, checkCurrent says why.
+func (r *Registry) checkCurrent(v *moduleVersion) error {
+	if !v.hasChanged() {
+		return nil
 	}
-	return nil
-}
-
-// refresh scans one file, and starts the version that it finds there if that is new.
-func (r *Registry) refresh(d discovered) {
 	r.updating.Lock()
 	defer r.updating.Unlock()
-	found := d.reread()
+	found := v.reread()
 	r.mu.Lock()
-	last := r.modules[d.key()]
-	r.mu.Unlock()
-	if last != nil && last.hasChanged() && found.Err != errMoved {
-		r.startVersion(found, found.Err)
+	last := r.modules[v.key()]
+	var failed error
+	if last != nil {
+		failed = last.Err
 	}
+	r.mu.Unlock()
+	switch {
+	case found.Err == errMoved || !v.hasChanged(): // it is gone, or has changed back
+		return nil
+	case last == nil: // it was removed
+		return errRetired
+	case last.hasChanged():
+		r.startVersion(found, found.Err)
+		failed = found.Err
+	}
+	if failed == nil {
+		return errRetired
+	}
+	return fmt.Errorf("module %q has changed: %w", v.Name, failed)
 }
 
 // compare returns the modules that are new or have changed since the last scan, by
@@ -358,11 +350,9 @@ func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key, v := range r.modules {
-		v.missing++
-		if s.has(v.discovered) {
-			v.missing = 0
-		}
-		if v.missing < removalScans {
+		missed := v.missing
+		v.missing = !s.has(v.discovered)
+		if !v.missing || !missed {
 			continue
 		}
 		if v.Name != "" {
@@ -374,8 +364,8 @@ func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 	}
 	return slices.DeleteFunc(s.modules, func(d discovered) bool {
 		v := r.modules[d.key()]
-		same := v != nil && v.Version == d.Version &&
-			v.refused == (v.Err != nil || check(v.discovered) != nil)
+		same := v != nil && v.Version == d.Version && (v.discovered.Err != nil ||
+			errors.Is(v.Err, errUnapproved) == (check(v.discovered) != nil))
 		return same || r.Only != nil && !r.Only(d.Name)
 	})
 }
@@ -384,45 +374,31 @@ func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 // of the old module end after the calls under way. A new call of the old module waits for
 // the next catalog: see Registry.Call. The caller holds r.mu.
 func (r *Registry) replace(v *moduleVersion, m *Module) {
-	if old := v.module; old != nil && (m == nil || m.pool != old.pool) {
+	if old := v.Module; old != nil && (m == nil || m.pool != old.pool) {
 		old.pool.retire(false)
 	}
-	if m != nil && !slices.Contains(r.pools, m.pool) {
-		r.pools = append(r.pools, m.pool)
+	if m != nil {
+		r.pools[m.pool] = true
 	}
-	v.module = m
+	v.Module = m
 	r.publishSoon()
 }
 
-// introspectUntilDone introspects a version, retrying until it succeeds or the version is
-// replaced. Then it follows list changes: see revise.
-func (r *Registry) introspectUntilDone(v *moduleVersion) {
+// followLists introspects a version that the cache does not know, retrying until it
+// succeeds. Then it reads the lists again when a process announces a change, until the
+// version is replaced. If that is a session's own process, and its lists have changed,
+// followLists offers the lists of a new process: names in the process of one claim are not
+// for others.
+func (r *Registry) followLists(v *moduleVersion) {
 	defer catch(r.Log, new(error))
-	for pause := retryInterval; v.ctx.Err() == nil; pause = min(2*pause, maxRetryInterval) {
-		m, err := r.introspect(v)
-		if err == nil {
+	for v.offers == "" && v.ctx.Err() == nil {
+		if m, err := r.introspect(v); err == nil {
 			r.offer(v, m)
-			r.revise(v)
-			return
+		} else {
+			r.finishVersion(v, nil, err)
+			pauseFor(v.ctx, retryInterval)
 		}
-		r.finishVersion(v, nil, err)
-		pauseFor(v.ctx, pause)
 	}
-}
-
-// offer hosts what a version offers, and caches it.
-func (r *Registry) offer(v *moduleVersion, m *manifest) {
-	r.buildModule(v, m)
-	if err := replaceFile(r.cachePath(v.discovered), marshal(m)); err != nil {
-		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
-	}
-}
-
-// revise reads the lists of a version again when a process announces a change, until the
-// version is replaced. If that is a session's own process, and its lists have changed, revise
-// offers the lists of a new process: names in the process of one claim are not for others.
-func (r *Registry) revise(v *moduleVersion) {
-	defer catch(r.Log, new(error))
 	for v.ctx.Err() == nil {
 		select {
 		case <-v.changed:
@@ -431,11 +407,22 @@ func (r *Registry) revise(v *moduleVersion) {
 			if err == nil && m.hash() != v.offers && v.pool.perSession {
 				m, err = r.introspect(v)
 			}
-			if err == nil && m.hash() != v.offers {
+			if err == nil {
 				r.offer(v, m)
 			}
 		case <-v.ctx.Done():
 		}
+	}
+}
+
+// offer hosts what a version offers, and caches it, unless that is unchanged.
+func (r *Registry) offer(v *moduleVersion, m *manifest) {
+	if m.hash() == v.offers {
+		return
+	}
+	r.buildModule(v, m)
+	if err := replaceFile(r.cachePath(v.discovered), marshal(m)); err != nil {
+		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
 	}
 }
 
@@ -456,22 +443,19 @@ func (r *Registry) finishVersion(v *moduleVersion, m *Module, err error) {
 	}
 	log := r.Log.With("module", v.Name, "kind", v.Kind, "file", v.file())
 	switch {
-	case err != nil && v.err != nil: // logged before
-	case err != nil && v.Name == "":
-		r.Log.Error("a file or folder can't be read", "file", v.file(), "why", explain(err))
+	case err != nil && v.Err != nil: // logged before
 	case err != nil:
-		kept := v.module != nil && v.Err == nil
-		log.Error("module failed", "why", explain(err), "old_version_kept", kept)
-	case v.settled && v.err == nil: // only its lists have changed
-	case v.module != nil:
+		log.Error("module failed", "why", explain(err))
+	case v.settled && v.Err == nil: // only its lists have changed
+	case v.Module != nil:
 		log.Info("module changed", "tools", len(m.Methods))
 	default:
 		log.Info("module added", "tools", len(m.Methods))
 	}
-	if m != nil || v.Err != nil {
+	if m != nil || v.discovered.Err != nil {
 		r.replace(v, m)
 	}
-	v.err = err
+	v.Err = err
 	v.settled = true
 	r.publishSoon()
 }
@@ -495,19 +479,16 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	}
 	v.offers = m.hash()
 	module := &Module{
-		Name:      v.Name,
-		Kind:      v.Kind,
-		Source:    v.Source,
-		Root:      v.Root,
-		About:     m.About,
-		Problems:  slices.Concat(v.Problems, m.Problems),
-		Stateless: m.Stateless,
-		Lists:     m.Lists,
-		pool:      v.pool,
+		discovered: v.discovered,
+		About:      m.About,
+		Stateless:  m.Stateless,
+		Lists:      m.Lists,
+		pool:       v.pool,
 	}
+	module.Problems = slices.Concat(v.Problems, m.Problems)
 	module.addMethods(m.Lists["tools"])
 	if r.Watch && r.Approved == "" && v.Kind != kindConfig {
-		module.checkCurrent = func(ctx context.Context) error { return r.checkCurrent(ctx, v) }
+		module.checkCurrent = func() error { return r.checkCurrent(v) }
 	}
 	r.finishVersion(v, module, nil)
 }
@@ -758,24 +739,16 @@ func (r *Registry) publish() {
 	r.due = false
 	var modules []*Module
 	for _, v := range r.modules {
-		m := v.module
+		m := v.Module
 		if m == nil {
-			m = &Module{Name: v.Name, Source: v.Source, Root: v.Root, Absent: true}
+			m = &Module{discovered: v.discovered}
 		}
 		modules = append(modules, m)
-		v.published = v.settled
+		v.Pending = !v.settled
 	}
 	r.catalog.Store(newCatalog(modules))
 	close(r.changed)
 	r.changed = make(chan struct{})
-}
-
-// Status is the state of one module, for people at this machine.
-type Status struct {
-	discovered
-	Module  *Module // nil if it is not hosted
-	Err     error   // why the newest version is not hosted
-	Pending bool    // the newest version is being introspected
 }
 
 // Report returns the state of all modules, sorted by path.
@@ -783,7 +756,7 @@ func (r *Registry) Report() (list []Status) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, v := range r.modules {
-		list = append(list, Status{v.discovered, v.module, v.err, !v.published})
+		list = append(list, v.Status)
 	}
 	slices.SortFunc(list, func(a, b Status) int {
 		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Name, b.Name))

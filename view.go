@@ -29,25 +29,19 @@ import (
 // Module is a unit of functionality, a source file or an entry of a .mcp.json file, and
 // what it offers. Immutable; a module that changes is replaced by a new one.
 type Module struct {
-	Name      string // the file's name up to ".usher", or the entry's key
-	Kind      Kind
-	Source    string // absolute, symlinks resolved; scopes are compared with it
-	Root      string // the hosted DIR that contains it
-	Absent    bool   // it can't be hosted at the moment, and only has its share in names
-	About     string // one sentence, "" for none
-	Methods   []*Method
-	Problems  []string // with its methods and lists, for its author
-	Stateless bool     // it speaks a revision without sessions
+	discovered        // its Problems include those with methods and lists
+	About      string // one sentence, "" for none
+	Methods    []*Method
+	Stateless  bool // it speaks a revision without sessions
 
 	// Lists are the module's own MCP definitions, by "prompts", "resources" and
 	// "resourceTemplates".
 	Lists map[string][]json.RawMessage
 
-	pool *pool
-	// checkCurrent returns errRetired if a newer version of the source file has replaced the
-	// module, and waits until that version is ready; other errors say why it can't be hosted.
-	// It is nil if changes of the file are not followed.
-	checkCurrent func(context.Context) error
+	pool *pool // nil if the module can't be hosted at the moment, and only has its share in names
+	// checkCurrent returns errRetired if the source file has a newer version; other errors say
+	// why that can't be hosted. It is nil if changes of the file are not followed.
+	checkCurrent func() error
 }
 
 // Catalog is an immutable set of modules. Safe for concurrent use.
@@ -135,7 +129,7 @@ func newView(all []*Module, scope Scope) *View {
 		return !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
-		if !inside[i].Absent {
+		if inside[i].pool != nil {
 			v.Modules = append(v.Modules, ViewModule{label, inside[i]})
 		}
 	}
@@ -307,7 +301,7 @@ func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.
 // done.
 func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (json.RawMessage, error) {
 	if i.module.checkCurrent != nil {
-		if err := i.module.checkCurrent(ctx); err != nil {
+		if err := i.module.checkCurrent(); err != nil {
 			return nil, err
 		}
 	}

@@ -18,8 +18,10 @@ func module(t testing.TB, text string) *Module {
 	t.Helper()
 	words := strings.Fields(strings.TrimPrefix(text, "!"))
 	source, name, _ := strings.Cut(words[0], ":")
-	m := &Module{Name: name, Kind: kindExecutable, Source: source, Root: "/w"}
-	m.Absent = text[0] == '!'
+	m := &Module{discovered: discovered{Name: name, Kind: kindExecutable, Source: source, Root: "/w"}}
+	if text[0] != '!' {
+		m.pool = &pool{}
+	}
 	if strings.HasSuffix(source, configName) {
 		m.Kind = kindConfig
 	}
