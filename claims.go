@@ -316,7 +316,7 @@ type ClaimStore struct {
 	opened time.Time
 	token  *writeToken
 	purges sync.WaitGroup   // purges in progress
-	onEnd  func(key string) // called when a lookup finds that a claim has ended; nil for nothing
+	onEnd  func(key string) // called when a claim has ended, without reading claims; nil for nothing
 
 	reading sync.Mutex                 // held while the file is read: older content must not replace newer
 	current atomic.Pointer[claimsFile] // as last read; changed only while reading is held
@@ -347,7 +347,7 @@ func (s *ClaimStore) Close() {
 // be positive. Label may be "". Create waits for the write token until ctx ends. If it
 // fails, the claim may have been written anyway; its code must not be disclosed.
 func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl time.Duration) (Claim, error) {
-	if !utf8.ValidString(scopeDir) || !utf8.ValidString(label) { // JSON would change the text
+	if !utf8.ValidString(scopeDir + label) { // JSON would change the text
 		return Claim{}, fmt.Errorf("scope %q, label %q: want both in UTF-8", scopeDir, label)
 	}
 	var made Claim
@@ -441,30 +441,20 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 	if current := s.current.Load(); current.matches(info) {
 		return current, nil
 	}
-	before, after, err := s.reread(info)
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	before := s.current.Load()
+	if before.matches(info) { // another goroutine has read it meanwhile
+		return before, nil
+	}
+	after, err := readClaims(s.path)
 	if err != nil {
 		return nil, err
 	}
-	s.logChanges(before, after)
-	return after, nil
-}
-
-// reread replaces the current file, unless another goroutine has read the file of info
-// meanwhile.
-func (s *ClaimStore) reread(info fs.FileInfo) (before, after *claimsFile, err error) {
-	s.reading.Lock()
-	defer s.reading.Unlock()
-	before = s.current.Load()
-	if before.matches(info) {
-		return before, before, nil
-	}
-	after, err = readClaims(s.path)
-	if err != nil {
-		return nil, nil, err
-	}
 	s.current.Store(after)
 	before.file.Close()
-	return before, after, nil
+	s.logChanges(before, after)
+	return after, nil
 }
 
 // logChanges logs the claims that have ended, and those made since the store was opened.

@@ -234,25 +234,15 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	cached := fs.Bool("cached", false, "start no module, and show the tools of earlier starts")
 	scope := declareScope(fs, "show what a session scoped to `DIR` sees, and what it does not see")
-	var code Code
-	usage := "show what a client that presents `CODE` sees, and what it does not see"
-	fs.Func("claim", usage, func(text string) (err error) {
-		code, err = parseCodeArgument(text)
-		return err
-	})
+	code := fs.String("claim", "", "show what a client that presents `CODE` sees, and what it does not see")
 	return func(ctx context.Context, dirs []string) error {
-		if code != "" && *scope != scopeAll() {
+		if *code != "" && *scope != scopeAll() {
 			return usageErrorf("-scope and -claim exclude each other")
 		}
-		if code != "" {
-			claims := openClaims(a.data, nil)
-			defer claims.Close()
-			c, err := claims.Lookup(code)
+		if *code != "" {
+			c, err := a.findClaim(*code)
 			if err != nil {
 				return err
-			}
-			if !c.exists() {
-				return errNoClaim
 			}
 			*scope = scopeDir(c.ScopeDir)
 		}
@@ -262,6 +252,21 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			return nil
 		})
 	}
+}
+
+// findClaim returns the active claim with a code of the command line.
+func (a *app) findClaim(text string) (Claim, error) {
+	code, err := parseCodeArgument(text)
+	if err != nil {
+		return Claim{}, err
+	}
+	claims := openClaims(a.data, nil)
+	defer claims.Close()
+	c, err := claims.Lookup(code)
+	if err == nil && !c.exists() {
+		err = errNoClaim
+	}
+	return c, err
 }
 
 // declareScope declares the flag -scope. Without it the scope is everything.
@@ -470,18 +475,10 @@ func toolNames(view *View, m *Module) string {
 	return strings.Join(names, ", ")
 }
 
-// callTool calls a tool and prints its result. It warns of parameters that the method
-// does not have.
+// callTool calls a tool and prints its result.
 func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
 	for _, problem := range tool.module.Problems {
 		a.warnf("note: %s", sanitize(problem))
-	}
-	schema := tool.Method.schema()
-	known := sortedKeys(objectIn(schema, "properties"))
-	for _, f := range arguments {
-		if len(known) > 0 && schema["additionalProperties"] == nil && !slices.Contains(known, f.key) {
-			a.warnf("call: the method has no parameter %q: it has %s", f.key, strings.Join(known, ", "))
-		}
 	}
 	notify := func(_ string, params json.RawMessage) {
 		text := cmp.Or(
@@ -564,10 +561,8 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		a.warnf("claim: the running daemon has no -require-claim: " +
 			"a client without a valid code gets everything")
 	}
-	overlaps := func(root string) bool { return scopeDir(root).Contains(dir) || scopeDir(dir).Contains(root) }
-	served := daemon.Roots == nil || slices.ContainsFunc(daemon.Roots, overlaps)
-	if !served || len(scanFolders([]string{dir}).modules) == 0 {
-		a.warnf("claim: no module under %s is served: until one is, the code shows nothing", sanitize(dir))
+	if len(scanFolders([]string{dir}).modules) == 0 {
+		a.warnf("claim: no module is under %s: until one is, the code shows nothing", sanitize(dir))
 	}
 	return nil
 }

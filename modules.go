@@ -201,10 +201,10 @@ func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Sco
 	return r.await(ctx, func() bool { return !r.Pending(scope) }) == nil
 }
 
-// WaitReady waits for pending modules inside a scope, but only in the time after the
-// start: a module that hangs must not delay every list.
-func (r *Registry) WaitReady(ctx context.Context, scope Scope) {
-	r.WaitAll(ctx, startupTime-time.Since(r.started), scope)
+// WaitReady is WaitAll, but waits only in the time after the start: a module that hangs must
+// not delay every list.
+func (r *Registry) WaitReady(ctx context.Context, scope Scope) bool {
+	return r.WaitAll(ctx, startupTime-time.Since(r.started), scope)
 }
 
 // EndAffinity ends the processes that serve only the callers of one Caller.Affinity, after

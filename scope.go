@@ -111,7 +111,6 @@ const (
 		"in the header " + claimHeader + ", or in the URL as ?claim=..."
 	needsCode    = "a claim code is required: " + howToPresent
 	codeIsNone   = "the presented claim code is unknown or has ended: " + howToPresent
-	tooManyCodes = "too many unknown claim codes were presented: try again later"
 )
 
 var errEnded = errors.New("the claim of this session has ended: ask for a new code and connect with it")
@@ -257,7 +256,8 @@ func (g *Gate) lookUp(ctx context.Context, code Code, own Claim) (Claim, error) 
 		if own.exists() {
 			return Claim{}, nil
 		}
-		return Claim{}, httpErrorf(http.StatusTooManyRequests, tooManyCodes).retryAfter(10)
+		return Claim{}, httpErrorf(http.StatusTooManyRequests,
+			"too many unknown claim codes were presented: try again later").retryAfter(10)
 	}
 	c, err := g.claims.Lookup(code)
 	if g.require && g.turns.done(code, err == nil && !c.exists()) {

@@ -99,7 +99,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	})
 	fs.BoolVar(&f.approve, "approve", false, "approve the modules that usher finds when it starts")
 	fs.BoolVar(&f.open, "open", false,
-		"serve all modules, without a claim, to anyone who can reach the address")
+		"serve all modules to anyone who can reach the address")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false,
 		"deliver webhooks of anyone who can reach the address")
 	fs.BoolVar(&f.acceptSignatures, "accept-signatures", false,
@@ -169,11 +169,9 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	case f.webhookTimeout <= 0 || f.webhookLimit <= 0:
 		return usageErrorf("-webhook-timeout and -webhook-limit: want more than zero")
 	case set && secret == "":
-		return usageErrorf("%s is set but empty, which would leave webhooks unprotected: "+
-			"give it a value or unset it", webhookSecretVar)
+		return usageErrorf("%s is set but empty: give it a value or unset it", webhookSecretVar)
 	case strings.TrimSpace(secret) != secret:
-		return usageErrorf("%s starts or ends with white space, which an HTTP header can't carry: remove it",
-			webhookSecretVar)
+		return usageErrorf("%s begins or ends with white space: remove that", webhookSecretVar)
 	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or serve this machine only, with -addr 127.0.0.1:%s, without -allow-host and -public-url",
@@ -340,7 +338,7 @@ func (d *daemon) announce(roots []string) error {
 		return err
 	}
 	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL,
-		"webhooks", strings.ReplaceAll(d.whoSendsWebhooks(), "\n", " "))
+		"webhooks", d.whoSendsWebhooks())
 	return nil
 }
 
@@ -509,7 +507,6 @@ func (d *daemon) handler() http.Handler {
 // serveNothing answers requests for unknown paths.
 func (d *daemon) serveNothing(_ http.ResponseWriter, r *http.Request) error {
 	if strings.Contains(r.URL.Path, "/.well-known/o") || r.URL.Path == "/register" {
-		d.log.Debug("a client looks for a login", "path", r.URL.Path)
 		return loggedError{httpErrorf(http.StatusNotFound, "usher has no login: %s", howToPresent)}
 	}
 	return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
@@ -522,18 +519,13 @@ func isWebhook(at string) bool {
 }
 
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
-// people, which show completes. Elsewhere, and in a stderr that is none, it is records.
+// people, which show completes. Elsewhere it is records.
 func (d *daemon) openLog() *slog.Logger {
-	records := slog.NewTextHandler(d.app.stderr, nil)
 	if !isTerminal(d.app.stdout.to) {
-		return slog.New(records)
+		return slog.New(slog.NewTextHandler(d.app.stderr, nil))
 	}
 	d.out = d.app.stdout
-	lines := newRecordLog(d.showRecord)
-	if isTerminal(d.app.stderr) {
-		return lines
-	}
-	return slog.New(slog.NewMultiHandler(lines.Handler(), records))
+	return newRecordLog(d.showRecord)
 }
 
 // shownKeys are the values of a record that a terminal shows.
@@ -575,13 +567,12 @@ func (d *daemon) show(ctx context.Context) {
 		if settled || len(view.Modules) > 0 {
 			showNextSteps()
 		}
-		if !settled {
-			continue
-		}
-		logReady()
-		select {
-		case <-ctx.Done():
-		case <-changed:
+		if settled {
+			logReady()
+			select {
+			case <-ctx.Done():
+			case <-changed:
+			}
 		}
 	}
 }
@@ -595,7 +586,6 @@ func (d *daemon) describe(view *View, s Status) string {
 	case s.Err != nil:
 		state = "failed"
 		why, _, _ := strings.Cut(explain(s.Err), "\n")
-		why = strings.TrimPrefix(why, fmt.Sprintf("module %q ", s.Name))
 		text = fmt.Sprintf("%s\n           for more: usher modules%s %q",
 			sanitize(why), d.base(), filepath.Dir(s.Path))
 	case s.Pending && s.Kind == kindGo:
@@ -638,8 +628,7 @@ func (d *daemon) showNextSteps() {
 func (d *daemon) whoSendsWebhooks() string {
 	switch {
 	case d.record.WebhooksOff:
-		return fmt.Sprintf("Webhooks are off (%s): set %s\n"+
-			"in the environment of usher serve, or use -open-webhooks",
+		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
 			cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
 	case d.secret == "":
 		return "Webhooks need no secret, as " + webhookSecretVar + " is not set"

@@ -106,11 +106,8 @@ func (a *app) prepareData() error {
 // resolveDir makes a folder's path absolute, with symlinks resolved.
 func resolveDir(dir string) (string, error) {
 	info, err := os.Stat(dir) // refuses "", which Abs takes for the current folder
-	if err != nil {
+	if err != nil || !info.IsDir() {
 		return "", errors.New("no such folder")
-	}
-	if !info.IsDir() {
-		return "", errors.New("not a folder")
 	}
 	return resolvePath(dir)
 }

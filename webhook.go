@@ -11,7 +11,6 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -27,6 +26,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -136,7 +136,7 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	// Hashes have one length, so comparing them takes the same time for any secret.
 	got := sha256.Sum256([]byte(r.Header.Get(secretHeader)))
 	want := sha256.Sum256([]byte(h.secret))
-	d.authenticated = h.secret == "" || subtle.ConstantTimeCompare(got[:], want[:]) == 1
+	d.authenticated = h.secret == "" || hmac.Equal(got[:], want[:])
 	switch {
 	case h.secret == "" && !h.audience.includes(r):
 		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: "+
@@ -172,18 +172,17 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 // find finds the method of a delivery, and how the delivery must be signed. If there is no
 // such method yet, find waits for modules that are being introspected.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
-	pending := false
+	ready := true
 	tool, others := h.modules.View(scopeAll()).Hook(d.path)
 	if tool == nil && others == nil {
-		h.modules.WaitReady(ctx, scopeAll())
-		pending = h.modules.Pending(scopeAll()) // before the lookup: see below
+		ready = h.modules.WaitReady(ctx, scopeAll())
 		tool, others = h.modules.View(scopeAll()).Hook(d.path)
 	}
 	switch {
 	case len(others) > 0:
 		return httpErrorf(http.StatusConflict, "several webhooks have the path %q: use one of %s",
 			clipText(d.path, 200), strings.Join(others, ", "))
-	case tool == nil && pending: // and if nothing was pending, this view had everything
+	case tool == nil && !ready: // if all were ready, the view had everything
 		return httpErrorf(http.StatusServiceUnavailable,
 			"modules are still being introspected: try again").retryAfter(2)
 	case tool == nil:
@@ -239,8 +238,8 @@ func callError(ctx context.Context, err error) error {
 		return answer
 	}
 	if argument, ok := errors.AsType[*argumentError](err); ok {
-		logged := fmt.Errorf("parameter %q does not fit", argument.path) // without what was sent
-		return httpErrorf(http.StatusBadRequest, "%v", argument).because(logged)
+		return httpErrorf(http.StatusBadRequest, "%v", argument).
+			because(fmt.Errorf("parameter %q does not fit", argument.path)) // without what was sent
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
 		return httpErrorf(http.StatusGatewayTimeout,
@@ -250,11 +249,11 @@ func callError(ctx context.Context, err error) error {
 	if !ok {
 		return httpErrorf(http.StatusBadGateway, "%v", err)
 	}
+	status := http.StatusInternalServerError
 	if rpc.Code == codeInvalidParams {
-		refused := errors.New("the module refused the parameters")
-		return httpErrorf(http.StatusBadRequest, "%s", rpc.Message).because(refused)
+		status = http.StatusBadRequest
 	}
-	return httpErrorf(http.StatusInternalServerError, "%s", rpc.Message).because(errFailed)
+	return httpErrorf(status, "%s", rpc.Message).because(errFailed)
 }
 
 // prepare returns the arguments for the delivery's method. It verifies the signature again,
@@ -362,12 +361,9 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 		return nil, nil
 	}
 	words := strings.Fields(tag)
-	if len(words) == 0 || words[0] != "@signature" {
-		return nil, errors.New("@webhook and @signature must begin a line")
-	}
-	if len(words) != 3 {
-		return nil, errors.New("@signature: want a scheme and a variable, " +
-			"such as @signature github GITHUB_WEBHOOK_SECRET")
+	if len(words) != 3 || words[0] != "@signature" {
+		return nil, errors.New("@webhook and @signature must begin a line, @signature with a scheme " +
+			"and a variable, such as @signature github GITHUB_WEBHOOK_SECRET")
 	}
 	r := &signatureRule{signatureSchemes[words[1]], words[1], words[2], []byte(getenv(words[2]))}
 	switch {
@@ -658,8 +654,7 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 
 // canSetHeader reports whether a method can set a header to a value.
 func canSetHeader(name, value string) bool {
-	isControl := func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7F }
-	return headerToken.MatchString(name) && !strings.ContainsFunc(value, isControl) &&
+	return headerToken.MatchString(name) && !strings.ContainsFunc(value, unicode.IsControl) &&
 		!slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name))
 }
 

@@ -111,9 +111,9 @@ func TestWebhookAnswers(t *testing.T) {
 			checkError(t, "no HTTP answer", a, 502)
 		})
 	}
-	headers := object(`{"_response":{"headers":{"x-own":"a\tb","Retry-After":"5","location":"/x"}}}`)
+	headers := object(`{"_response":{"headers":{"x-own":"a b","Retry-After":"5","location":"/x"}}}`)
 	a := d.deliver(t, "m/handleIt", `{"result":`+headers+`}`)
-	for name, want := range map[string]string{"X-Own": "a\tb", "Retry-After": "5", "Location": "/x"} {
+	for name, want := range map[string]string{"X-Own": "a b", "Retry-After": "5", "Location": "/x"} {
 		check(t, name, a.Header.Get(name), want)
 	}
 	checkError(t, "a protocol error", d.deliver(t, "m/handleFault", `{"code":-32603,"message":"inside"}`), 500)
