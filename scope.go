@@ -109,8 +109,8 @@ func decide(f accessFacts) decision {
 const (
 	howToPresent = "ask for a code (usher claim makes them) and present it " +
 		"in the header " + claimHeader + ", or in the URL as ?claim=..."
-	needsCode    = "a claim code is required: " + howToPresent
-	codeIsNone   = "the presented claim code is unknown or has ended: " + howToPresent
+	needsCode  = "a claim code is required: " + howToPresent
+	codeIsNone = "the presented claim code is unknown or has ended: " + howToPresent
 )
 
 var errEnded = errors.New("the claim of this session has ended: ask for a new code and connect with it")

@@ -200,7 +200,7 @@ func TestServeRefuses(t *testing.T) {
 		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
 		{"a base that is a file", "-base " + file, nil, 1, "-base"},
 		{"a folder that is not there", dir + "/nope", nil, 2, "no such folder"},
-		{"a folder that is a file", file, nil, 2, "not a folder"},
+		{"a folder that is a file", file, nil, 2, "no such folder"},
 		{"an unknown flag", "-nope", nil, 2, "-nope"},
 		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
 		{"a size of zero", "-max-body 0", nil, 2, "KiB"},
