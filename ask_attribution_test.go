@@ -67,8 +67,7 @@ func askStorm(t *testing.T, sessions, rounds int) {
 	writeFake(t, dir+"/proj/silent.usher", "fixed tools=ask")
 	writeFake(t, dir+"/proj/named.usher", "fixed names tools=ask")
 	writeFake(t, dir+"/proj/new.usher", "modern tools=ask")
-	d := daemonOptions{base: base}.start(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{base: base}.startReady(t, dir)
 	proj, whole := newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir).Code.Reveal()
 	var clients []*stormClient
 	add := func(c *askClient, code string) {
@@ -101,7 +100,6 @@ func askStorm(t *testing.T, sessions, rounds int) {
 
 func TestAskManyAtOnce(t *testing.T) {
 	long(t)
-	t.Parallel()
 	askStorm(t, 6, 5)
 }
 
@@ -121,7 +119,6 @@ func TestAskStorm(t *testing.T) {
 // ends.
 func TestAskOfOneOfSeveral(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: fixed tools=ask")
 	for _, way := range []string{"2025-11-25", "HTTP+SSE", "stdio"} {
 		t.Run(way, func(t *testing.T) {
@@ -156,7 +153,6 @@ func TestAskOfOneOfSeveral(t *testing.T) {
 // not be asked.
 func TestAskOfASubscription(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: good tools=pid res=a wants")
 	caller := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	subscriber := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
@@ -173,7 +169,6 @@ func TestAskOfASubscription(t *testing.T) {
 // token.
 func TestAskProgressOfARound(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: fixed tools=ask")
 	c := askModern(t, d.URL, askAllCaps, "")
 	ask := askForms("progress")

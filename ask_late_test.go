@@ -40,7 +40,7 @@ func callAndBeAsked(t *testing.T, d *testDaemon, c *askClient, mark string, late
 
 // TestAskEndsCleanly ends calls in each way while their clients are asked. It counts goroutines, so it runs alone.
 func TestAskEndsCleanly(t *testing.T) {
-	long(t)
+	alone(t)
 	before := runtime.NumGoroutine()
 	d := startFakes(t, "a: fixed tools=ask")
 	var pids []int
@@ -100,7 +100,6 @@ func TestAskEndsCleanly(t *testing.T) {
 // TestAskResumed has a client's stream break off before the question, and the client come back for it.
 func TestAskResumed(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: fixed tools=ask")
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
 	c.answer = askAnswer("resumed")
@@ -123,7 +122,6 @@ func TestAskResumed(t *testing.T) {
 // TestAskWithoutAStream has a client that accepts no stream as an answer: it can be asked only if it listens.
 func TestAskWithoutAStream(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: fixed tools=ask")
 	c := askOverPOST(t, d.URL, "2025-03-26", askAllCaps, "")
 	c.http.Header.Set("Accept", "application/json")
@@ -136,7 +134,6 @@ func TestAskWithoutAStream(t *testing.T) {
 // TestAskLate has a module ask after its call was cancelled, when the client may still reach the module.
 func TestAskLate(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for _, way := range []string{"2025-11-25", "HTTP+SSE"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()
@@ -160,11 +157,9 @@ func TestAskLate(t *testing.T) {
 // scope.
 func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for name, end := range map[string]func(t *testing.T, b *bubble, c *testClient, own Code){
 		"its claim is revoked": func(t *testing.T, b *bubble, _ *testClient, own Code) {
-			_, err := openStore(t, b.base).Revoke(t.Context(), own)
-			must(t, err)
+			revoke(t, b.base, own)
 		},
 		"it moves to another folder": func(t *testing.T, b *bubble, c *testClient, _ Code) {
 			c.Header.Set(claimHeader, newClaimFor(t, b.base, "/v").Code.Reveal())

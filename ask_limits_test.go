@@ -9,7 +9,6 @@ import (
 
 func TestAskBounds(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t,
 		"a: fixed names tools=ask",
 		"b: fixed names tools=ask",
@@ -50,7 +49,6 @@ func TestAskBounds(t *testing.T) {
 // TestAskFlood has one call ask more than it may at once: some questions are refused, and each gets an answer.
 func TestAskFlood(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: fixed names tools=ask")
 	var flood fakeAsk
 	for range 5 * maxAsks {

@@ -11,7 +11,6 @@ import (
 
 func TestAskAcrossRevisions(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t,
 		"old: fixed tools=ask",
 		"named: fixed names tools=ask",
@@ -68,7 +67,6 @@ func askForAll(t *testing.T, c *askClient, module string) {
 
 func TestAskUndeclared(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "old: fixed tools=ask", "new: modern tools=ask")
 	withTools := fakeWish{"sampling/createMessage", json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
 	for _, tt := range []struct {
@@ -119,7 +117,6 @@ func TestAskUndeclared(t *testing.T) {
 // TestAskWithoutAClient checks that callers other than MCP clients are told what to do instead.
 func TestAskWithoutAClient(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t,
 		"old: fixed tools=ask,handleAsk",
 		"named: fixed names tools=ask,handleAsk",
@@ -146,7 +143,6 @@ func TestAskWithoutAClient(t *testing.T) {
 // TestAskBeforeTheFirstCall checks a module that asks for roots as soon as it starts, as many do.
 func TestAskBeforeTheFirstCall(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: fixed roots tools=roots")
 	for way, connect := range askWays {
 		t.Run(way, func(t *testing.T) {
@@ -161,7 +157,6 @@ func TestAskBeforeTheFirstCall(t *testing.T) {
 // TestAskInEachMethod has modules ask in the middle of each method in which they can, of clients without sessions.
 func TestAskInEachMethod(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t,
 		"named: good names tools=ask res=named wants",
 		"silent: good tools=ask res=silent wants",

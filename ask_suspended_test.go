@@ -53,11 +53,9 @@ const sayYes = `{"ask-1":{"action":"accept"}}`
 // TestStateIsBound checks that a state is valid only unchanged, for its principal, its client and its params.
 func TestStateIsBound(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "fixed tools=ask,again")
-	d := daemonOptions{base: base}.start(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{base: base}.startReady(t, dir)
 	proj, whole := newClaimFor(t, base, dir+"/proj").Code.Reveal(), newClaimFor(t, base, dir).Code.Reveal()
 	c := askModern(t, d.URL, askAllCaps, proj)
 	ask := askForms("bound")
@@ -157,12 +155,10 @@ func TestRoundsOfACall(t *testing.T) {
 // from before is no answer to a later one.
 func TestAskAcrossARestart(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "fixed tools=ask")
 	options := daemonOptions{base: t.TempDir(), ownProcess: true}
-	d := options.start(t, dir)
-	d.awaitReady(t)
+	d := options.startReady(t, dir)
 	state := askState(t, askModern(t, d.URL, askAllCaps, "").round("a_ask", askForms("suspended")), 1)
 	pid := awaitStep(t, d, "asked", "suspended")
 	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
@@ -172,8 +168,7 @@ func TestAskAcrossARestart(t *testing.T) {
 	d.stop(t)
 	check(t, "the suspended call's process is alive", processAlive(pid), false)
 
-	d = options.start(t, dir)
-	d.awaitReady(t)
+	d = options.startReady(t, dir)
 	modern := askModern(t, d.URL, askAllCaps, "")
 	wantStale(t, "the state", modern.round("a_ask", askForms("suspended"), withState(state, sayYes)...))
 	checkOmits(t, "the log", d.Log.String(), "fake: asked")
@@ -250,7 +245,6 @@ func TestAskTimeout(t *testing.T) {
 // TestSuspendedCallsEnd disconnects clients at different times: the module is notified, and the call is forgotten.
 func TestSuspendedCallsEnd(t *testing.T) {
 	long(t)
-	t.Parallel()
 	params := func(tool string) string {
 		return `{"name":"m_` + tool + `","arguments":{"seconds":1000},` + withForms + `}`
 	}

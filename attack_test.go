@@ -38,7 +38,6 @@ func setHeader(name string, values ...string) func(*http.Request) {
 // unchanged after each attempt.
 func TestAttacks(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
 	c := p.session(inHeader(code))
@@ -79,7 +78,6 @@ func TestAttacks(t *testing.T) {
 // that have ended.
 func TestForgedSessions(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	c := p.session(inHeader(p.code("/proj")))
 	id := c.Session
@@ -123,7 +121,6 @@ func TestForgedSessions(t *testing.T) {
 // Each row changes the claims after the row before.
 func TestEndedSessionStaysEnded(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	created := time.Now().Add(-time.Minute).UTC().Round(time.Millisecond)
 	claim := func(code, folder string, created time.Time, life time.Duration) string {
@@ -168,7 +165,6 @@ func TestEndedSessionStaysEnded(t *testing.T) {
 // TestStreamsAtTheEnd follows the streams of a session from its first claim to the claim's expiry and beyond.
 func TestStreamsAtTheEnd(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	claim := newClaimFor(t, p.Base, p.dir+"/proj")
 	code := claim.Code.Reveal()
@@ -226,7 +222,6 @@ func checkEnded(t *testing.T, c *testClient) {
 // TestMovingFolders moves modules, and the folder of a claim.
 func TestMovingFolders(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	free, c := p.session(presentNothing), p.session(inHeader(p.code("/proj")))
 	rename := func(from, to string) { must(t, os.Rename(p.dir+from, p.dir+to)) }
@@ -271,7 +266,6 @@ func TestMovingFolders(t *testing.T) {
 func TestStartFailuresNameNoPath(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	proj := dir + "/proj/"
 	replace := func(path, text string) { must(t, os.WriteFile(path, []byte(text), 0o755)) }
@@ -315,7 +309,6 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 // request was answered is scoped in the next daemon, the others at least go on.
 func TestKilledWhileMoving(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := daemonOptions{ownProcess: true}.startProjects(t)
 	code, other := p.code("/proj"), p.code("/other")
 	born, moved := p.session(inHeader(code)), p.session(inHeader(other))
@@ -368,7 +361,6 @@ func TestKilledWhileMoving(t *testing.T) {
 // TestBodyAfterTheEnd ends a session while the body of one of its requests comes in.
 func TestBodyAfterTheEnd(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := startProjects(t).session(presentNothing)
 	read, write := io.Pipe()
 	req := c.request(http.MethodPost, "")

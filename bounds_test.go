@@ -132,7 +132,6 @@ func (b *bubble) sessionLike(c *testClient) *testClient {
 // reason.
 func TestLimits(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for name, tt := range limitCases {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, b *bubble) {
@@ -172,8 +171,7 @@ func TestLimits(t *testing.T) {
 }
 
 func checkLimitsAreTested(t *testing.T) {
-	source, err := os.ReadFile("http.go")
-	must(t, err)
+	source := readFile(t, "http.go")
 	_, table, _ := strings.Cut(string(source), "\nconst (")
 	table, _, _ = strings.Cut(table, "\n)\n")
 	var names, tested []string
@@ -183,8 +181,7 @@ func checkLimitsAreTested(t *testing.T) {
 	tests := ""
 	files, _ := filepath.Glob("*_test.go")
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		must(t, err)
+		text := readFile(t, file)
 		tests += string(text)
 	}
 	for name, test := range otherLimits {
@@ -412,8 +409,7 @@ func TestEndedClaimsKeepNothing(t *testing.T) {
 			defer b.begin(c.getRequest()).hangUp()
 			synctest.Wait()
 			check(t, "sessions of the claim", len(b.server.sessions.own[claim.Key()]), 2)
-			_, err := openStore(t, b.base).Revoke(t.Context(), claim.Code)
-			must(t, err)
+			revoke(t, b.base, claim.Code)
 			pass(2 * streamInterval)
 			check(t, "sessions after its end", len(b.server.sessions.own[claim.Key()]), 0)
 			c.Header.Del(claimHeader)
@@ -543,7 +539,6 @@ func TestProcessesAreBounded(t *testing.T) {
 // with the session, and whose crash no other session notices.
 func TestProcessPerSession(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/own.usher", "good")
 	writeFake(t, dir+"/all.usher", "good shared")
@@ -695,7 +690,6 @@ func TestModuleSaysTooMuch(t *testing.T) {
 // for it than may be, and each call ends.
 func TestModuleThatDoesNotRead(t *testing.T) {
 	long(t)
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := testWorker("a", nil)
 		_, err := w.request(t.Context(), Caller{}, "ping", nil, time.Minute, nil)
@@ -887,7 +881,6 @@ func TestPing(t *testing.T) {
 // TestPanicInAScan has a scan of the workspace panic: the next one happens.
 func TestPanicInAScan(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, first := t.TempDir(), true
 	var out output
 	r := newRegistry(registryConfig{
@@ -952,7 +945,6 @@ func TestPanics(t *testing.T) {
 // which names a claim by its label and contains no code.
 func TestLogTells(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	claim, err := openStore(t, p.Base).Create(t.Context(), p.dir+"/proj", "a phone", time.Hour)
 	must(t, err)
@@ -1110,8 +1102,7 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 					synctest.Wait() // so that they wait in this order
 				}
 				check(t, "calls before the revoke", strings.Count(b.hears(), tt.method), tt.made)
-				_, err := openStore(t, b.base).Revoke(t.Context(), claim.Code)
-				must(t, err)
+				revoke(t, b.base, claim.Code)
 				if tt.params == ask {
 					_, text := calls[0].got()
 					_, question, _ := strings.Cut(text, "data: {")

@@ -138,7 +138,6 @@ func TestDrawCodeIsUniform(t *testing.T) {
 
 func TestUnusableFile(t *testing.T) {
 	long(t)
-	t.Parallel()
 	with := func(old, new string) string { return "[" + strings.Replace(claimA, old, new, 1) + "]" }
 	for _, tt := range []struct{ name, content string }{
 		{"empty", ""},
@@ -362,7 +361,6 @@ func TestPurgeThatFails(t *testing.T) {
 // and time: a kept inode can't come back.
 func TestLookupSeesEveryReplacement(t *testing.T) {
 	long(t)
-	t.Parallel()
 	if runtime.GOOS == "windows" {
 		skip(t, "sizes and times are all there is to see within a tick")
 	}

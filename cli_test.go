@@ -53,16 +53,13 @@ func golden(t *testing.T, name, got string, dirs ...string) {
 	if *updateCLI {
 		write(t, path, got)
 	}
-	want, err := os.ReadFile(path)
-	must(t, err)
+	want := readFile(t, path)
 	check(t, name, got, string(want))
 }
 
 func TestPrinted(t *testing.T) {
 	long(t)
-	t.Parallel()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must(t, err)
+	dir := tempDir(t)
 	base := t.TempDir()
 	writeFake(t, dir+"/proj/a.usher", "good tools=x,handleY")
 	writeFake(t, dir+"/other/a.usher", "good tools=x")
@@ -185,7 +182,6 @@ func TestFlagsAnywhere(t *testing.T) {
 func TestPlainOutput(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	t.Parallel()
 	isPlain := func(what, text string) {
 		if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
 			t.Errorf("%s: %q", what, text)
@@ -213,8 +209,7 @@ func TestPlainOutput(t *testing.T) {
 	writeFake(t, odd+"/b\x1b[2J.usher", "good tools=x")
 	write(t, odd+"/c.usher.sh", "# Clears the \x1b[2J screen.\nclear() { echo; }\n")
 	write(t, odd+"/d.usher", "not executable")
-	d := daemonOptions{base: base}.start(t, dir)
-	d.awaitReady(t)
+	daemonOptions{base: base}.startReady(t, dir)
 	out, errs, _ := usher(t, "", "modules", "-base", base, dir)
 	isPlain("usher modules", out+errs)
 	checkContains(t, "usher modules", out, "�[2J screen.")
@@ -222,7 +217,6 @@ func TestPlainOutput(t *testing.T) {
 
 func TestClaimOfARunningDaemon(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	newClaim := func() string {
 		out, _, _ := usher(t, "", "claim", "-base", base, "-scope", dir+"/proj")
@@ -257,7 +251,6 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 func TestRefusedCommands(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	locked := t.TempDir()
 	write(t, locked+"/.data/claims.lock", "a file where a folder should be")
@@ -374,7 +367,6 @@ func TestRefusedCommands(t *testing.T) {
 // usher call prints what the module prints, and where an error comes from.
 func TestCallExplains(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, err := filepath.Abs("testdata/call")
 	must(t, err)
 	for _, file := range folderNames(t, dir) {
@@ -411,10 +403,8 @@ func TestFullDisk(t *testing.T) {
 // A reader of its output that goes away does not end usher, which ends in order later.
 func TestClosedPipe(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
-	exe, err := os.Executable()
-	must(t, err)
+	exe := testBinary(t)
 	r, w, err := os.Pipe()
 	must(t, err)
 	r.Close()
@@ -433,7 +423,6 @@ func TestClosedPipe(t *testing.T) {
 // A result that could control a terminal is printed unchanged only elsewhere.
 func TestControlCharacters(t *testing.T) {
 	long(t)
-	t.Parallel()
 	need(t, "sh")
 	dir, base := t.TempDir(), t.TempDir()
 	write(t, dir+"/m.usher.sh", "# Clears the screen.\nclear() { printf '\\033[2J a\\n\\tb'; }\n")
@@ -448,7 +437,6 @@ func TestControlCharacters(t *testing.T) {
 // A revoke of several codes revokes all valid ones, whatever else is named.
 func TestRevokeSeveral(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	a, b, kept := newClaimFor(t, base, dir), newClaimFor(t, base, dir), newClaimFor(t, base, dir)
 	out, errs, code := usher(t, "", "claim", "revoke", "-base", base, a.Code.Reveal(), "222222", b.Code.Dashed())
@@ -492,12 +480,10 @@ func TestPrivateData(t *testing.T) {
 // What is printed is what clients can reach.
 func TestPublicURL(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/hooks.usher", "good tools=handleX")
 	const public = "https://usher.example/below/"
-	d := daemonOptions{base: base}.start(t, dir, "-public-url", strings.TrimSuffix(public, "/"), "-require-claim")
-	d.awaitReady(t)
+	d := daemonOptions{base: base}.startReady(t, dir, "-public-url", strings.TrimSuffix(public, "/"), "-require-claim")
 	check(t, "the URL of serve", d.URL, public)
 	wantUsher(t, 0, public, "claim", "-scope", dir, "-base", base)
 	wantUsher(t, 0, public+"webhook/hooks/handleX", "modules", dir, "-base", base)
@@ -521,7 +507,6 @@ func TestPublicURL(t *testing.T) {
 // Names depend on modules that can't be hosted.
 func TestNamesAreKept(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	for name, traits := range map[string]string{
 		"a": "good tools=b_c", "a_b": "good tools=c", "p/d": "good tools=x", "q/d": "dies",
@@ -535,7 +520,6 @@ func TestNamesAreKept(t *testing.T) {
 // A call starts no other module.
 func TestCallStartsOneModule(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	for _, path := range []string{"/p/a", "/q/a", "/b", "/q/p-b"} {
 		writeFake(t, dir+path+".usher", "good tools=x")
@@ -589,7 +573,6 @@ func FuzzParseTTL(f *testing.F) {
 // TestStarters runs the modules that usher new writes.
 func TestStarters(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	for _, ending := range []string{"go", "sh", "py", "js", "ts"} {
 		t.Run(ending, func(t *testing.T) {
@@ -604,7 +587,6 @@ func TestStarters(t *testing.T) {
 // A command that waits says for what, and that it was interrupted.
 func TestInterrupted(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeFake(t, dir+"/db.usher", "mute")
 	for name, args := range map[string][]string{"call": {"call", "db", "x", "-dir", dir}, "modules": {"modules", dir}} {
@@ -624,7 +606,6 @@ func TestInterrupted(t *testing.T) {
 // TestPrintedCurl runs the lines that usher modules prints for webhooks.
 func TestPrintedCurl(t *testing.T) {
 	long(t)
-	t.Parallel()
 	need(t, "curl")
 	need(t, "python3")
 	dir, base := t.TempDir(), t.TempDir()
@@ -640,8 +621,7 @@ def handle_signed():
     @signature github GITHUB_WEBHOOK_SECRET
     """
 `)
-	d := daemonOptions{base: base, env: guarded}.start(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{base: base, env: guarded}.startReady(t, dir)
 	_, line, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-base", base, dir), "webhook: curl ")
 	line, rest, _ := strings.Cut(line, "\n")
 	cmd := exec.Command("sh", "-c", "curl -sS "+line)
@@ -659,7 +639,6 @@ def handle_signed():
 // TestClaimWarns creates claims that give less, or more, than one would think.
 func TestClaimWarns(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	for flag, warns := range map[string]bool{"-open": true, "-require-claim": false} {
 		d := daemonOptions{base: base}.start(t, dir+"/proj", flag)
@@ -689,11 +668,9 @@ func TestFormatLeft(t *testing.T) {
 // TestCompletion completes command lines in the shells that are here.
 func TestCompletion(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	c := newClaimFor(t, base, dir)
-	exe, err := os.Executable()
-	must(t, err)
+	exe := testBinary(t)
 	write(t, dir+"/bin/usher", "#!/bin/sh\n"+runAsUsher+"=1 exec '"+exe+"' \"$@\"\n")
 	must(t, os.Chmod(dir+"/bin/usher", 0o755))
 	writeFake(t, dir+"/odd.usher", "good tools=say,$(touch${IFS}"+base+"/ran)")

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -68,6 +67,14 @@ func (o daemonOptions) start(t *testing.T, dir string, flags ...string) *testDae
 	return d
 }
 
+// startReady is start, and waits until the daemon has looked at its modules.
+func (o daemonOptions) startReady(t *testing.T, dir string, flags ...string) *testDaemon {
+	t.Helper()
+	d := o.start(t, dir, flags...)
+	d.awaitReady(t)
+	return d
+}
+
 // listening matches the record with a daemon's address.
 var listening = regexp.MustCompile(`listening.*url[=":]+([^"\s]+)`)
 
@@ -80,8 +87,7 @@ func startFakes(t *testing.T, fakes ...string) *testDaemon {
 		name, traits, _ := strings.Cut(fake, ": ")
 		writeFake(t, dir+"/"+name+".usher", traits)
 	}
-	d := startDaemon(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{}.startReady(t, dir)
 	return d
 }
 
@@ -115,8 +121,7 @@ func (o daemonOptions) launch(t *testing.T, dir string, flags ...string) *testDa
 
 func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, args []string) {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
+	exe := testBinary(t)
 	d.cmd = exec.Command(exe, args...)
 	if o.shell != "" {
 		d.cmd = exec.Command("sh", append([]string{"-c", o.shell + `; exec "$0" "$@"`, exe}, args...)...)
@@ -236,11 +241,17 @@ func newClaimFor(t *testing.T, base, dir string) Claim {
 	return c
 }
 
+// revoke revokes a claim of a base folder.
+func revoke(t *testing.T, base string, code Code) {
+	t.Helper()
+	_, err := openStore(t, base).Revoke(t.Context(), code)
+	must(t, err)
+}
+
 // expire makes claims expire now.
 func expire(t *testing.T, base string, codes ...Code) {
 	t.Helper()
-	raw, err := os.ReadFile(base + "/.data/claims.json")
-	must(t, err)
+	raw := readFile(t, base+"/.data/claims.json")
 	var records []map[string]any
 	must(t, json.Unmarshal(raw, &records))
 	for _, r := range records {
@@ -256,8 +267,7 @@ func expire(t *testing.T, base string, codes ...Code) {
 // whose name begins with the first's.
 func twoProjects(t *testing.T) string {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must(t, err)
+	dir := tempDir(t)
 	writeFake(t, dir+"/proj/a.usher", "good shared tools=x,sleep,pid")
 	writeFake(t, dir+"/other/b.usher", "good tools=x")
 	writeFake(t, dir+"/projX/c.usher", "good tools=x")

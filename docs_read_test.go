@@ -73,8 +73,7 @@ func TestDocsModuleNames(t *testing.T) {
 		}
 	}
 	for _, path := range docPages() {
-		raw, err := os.ReadFile(path)
-		must(t, err)
+		raw := readFile(t, path)
 		for _, block := range docBlock.FindAllStringSubmatch(string(raw), -1) {
 			enter(path+": ", block[1])
 		}
@@ -103,8 +102,7 @@ func TestDocsModuleNames(t *testing.T) {
 // TestDocsFlags holds that the reference has every flag of every command.
 func TestDocsFlags(t *testing.T) {
 	t.Parallel()
-	raw, err := os.ReadFile("docs/reference.md")
-	must(t, err)
+	raw := readFile(t, "docs/reference.md")
 	for name, c := range commands {
 		fs := flag.NewFlagSet(name, flag.ContinueOnError)
 		c.setup(&app{stderr: io.Discard}, fs)
@@ -130,8 +128,7 @@ var docChecks = [][]string{
 
 func TestDocsConfigurations(t *testing.T) {
 	slow(t)
-	raw, err := os.ReadFile("docs/operations.md")
-	must(t, err)
+	raw := readFile(t, "docs/operations.md")
 	files := map[string]string{}
 	for _, block := range docBlock.FindAllStringSubmatch(string(raw), -1) {
 		files[block[1]] = block[3]
@@ -142,8 +139,7 @@ func TestDocsConfigurations(t *testing.T) {
 		t.Run(file, func(t *testing.T) {
 			need(t, check[0])
 			need(t, "openssl")
-			exe, err := os.Executable()
-			must(t, err)
+			exe := testBinary(t)
 			dir := t.TempDir()
 			made := exec.Command("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x",
 				"-keyout", dir+"/key", "-out", dir+"/pem")

@@ -61,15 +61,13 @@ type page struct {
 
 func TestDocs(t *testing.T) {
 	long(t)
-	t.Parallel()
 	if runtime.GOOS == "windows" {
 		skip(t, "the pages are written for sh")
 	}
 	for _, path := range docPages() {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
-			raw, err := os.ReadFile(path)
-			must(t, err)
+			raw := readFile(t, path)
 			p := newPage(t)
 			text := ""
 			for i, section := range strings.Split(string(raw), "\n## ") {
@@ -117,8 +115,7 @@ func newPage(t *testing.T) *page {
 		os.CopyFS(p.dir+"/testdata", os.DirFS("testdata")))
 	must(t, err)
 	for _, name := range exampleFiles {
-		text, err := os.ReadFile("examples/" + name)
-		must(t, err)
+		text := readFile(t, "examples/"+name)
 		write(t, p.dir+"/examples/"+name, string(text))
 	}
 	write(t, home+"/.curlrc", "silent\nshow-error\n") // as on a terminal, without its meter

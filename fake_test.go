@@ -24,8 +24,7 @@ import (
 // at once, as editors do.
 func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
+	exe := testBinary(t)
 	if len(tools) > 0 {
 		traits += " " + fakeTools(t, tools...)
 	}
@@ -43,8 +42,7 @@ func writeTools(t *testing.T, path string, tools ...fakeTool) {
 // writeConfig writes a .mcp.json that names one server, a fake.
 func writeConfig(t *testing.T, path, name, traits string) {
 	t.Helper()
-	exe, err := os.Executable()
-	must(t, err)
+	exe := testBinary(t)
 	const form = `{"mcpServers":{%q:{"command":%q,"env":{%q:%q}}}}`
 	write(t, path, fmt.Sprintf(form, name, exe, runAsFake, traits))
 }

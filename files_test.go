@@ -255,7 +255,6 @@ func (c *claimsChild) codes() []Code {
 
 func TestProcessesAtOnce(t *testing.T) {
 	long(t)
-	t.Parallel()
 	processes, each := slowTests(12, 64), slowTests(10, 20)
 	dir := newDataDir(t)
 	printed := make([][]Code, processes)
@@ -281,7 +280,6 @@ func TestProcessesAtOnce(t *testing.T) {
 
 func TestKilledAtRandom(t *testing.T) {
 	long(t)
-	t.Parallel()
 	const crowd = 3 // writers at a time, one of whom is killed
 	dir := newDataDir(t)
 	s := testStore(t, dir)
@@ -406,7 +404,6 @@ func TestStoppedWriter(t *testing.T) {
 // ever.
 func TestTokenLost(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := newDataDir(t)
 	s, thief := testStore(t, dir), testStore(t, dir)
 	thief.token.stale = -time.Second // every token is old

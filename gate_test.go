@@ -109,7 +109,6 @@ func checkSees(t *testing.T, what string, c *testClient, present func(*http.Requ
 
 func TestUnreadableClaims(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
 	scoped := p.session(inHeader(code))
@@ -135,8 +134,7 @@ func TestSpoiledSessionLog(t *testing.T) {
 		g, _ := testGate(t, data, false)
 		token, id := g.Create(protocols[0], 0, admission{})
 		move(t, g, token, moved)
-		log, err := os.ReadFile(path)
-		must(t, err)
+		log := readFile(t, path)
 		must(t, os.Remove(path))
 		if added != "" { // else the log is missing
 			write(t, path, string(log)+added)
@@ -152,7 +150,6 @@ func TestSpoiledSessionLog(t *testing.T) {
 
 func TestStampThatCantBeWritten(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	c, code := p.session(presentNothing), p.code("/proj")
 	os.Remove(p.Base + "/.data/sessions.jsonl")
@@ -269,7 +266,6 @@ func presentations(p, o, g, x string) []presentation {
 // TestModel checks sessions in each state.
 func TestScopeTable(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startProjects(t)
 	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
 	lists := map[string]string{p: seesProj, o: seesOther}
@@ -296,7 +292,6 @@ func TestScopeTable(t *testing.T) {
 // if claims are required.
 func TestModernScopeTable(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startProjects(t)
 	c := newStateless(t, d.URL)
 	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
@@ -344,7 +339,6 @@ func TestModernScopeTable(t *testing.T) {
 // exist, in a session and without one: the answers are equal, byte by byte.
 func TestOutOfScopeIsUnknown(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/other/rich.usher", "good tools=tell res=rich")
 	writeFake(t, dir+"/other/a.usher", "good tools=x,only") // so that the bare names are ambiguous
@@ -421,7 +415,6 @@ func TestOutOfScopeIsUnknown(t *testing.T) {
 // TestWhatIsInAScope asks for modules near the edge of a scope.
 func TestWhatIsInAScope(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	for _, link := range [][2]string{
 		{"/other/b.usher", "/proj/stolen.usher"},       // from outside into the scope
@@ -627,7 +620,6 @@ func move(t *testing.T, g *Gate, token *sessionToken, p Principal) {
 // TestSessionLogKeepsScopes opens the session store across restarts and clocks.
 func TestSessionLogKeepsScopes(t *testing.T) {
 	long(t)
-	t.Parallel()
 	at := func(created time.Time) Principal {
 		return Principal{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
 	}
@@ -699,7 +691,6 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 // claim, and does not grow with its moves.
 func TestSessionLogIsCompacted(t *testing.T) {
 	long(t)
-	t.Parallel()
 	data := t.TempDir()
 	g, _ := testGate(t, data, false)
 	_, id := g.Create(protocols[0], 0, admission{})
@@ -727,7 +718,6 @@ func TestSessionLogIsCompacted(t *testing.T) {
 // more, but another claim can. Of those without a claim, the oldest ends are forgotten.
 func TestRecordsAreBounded(t *testing.T) {
 	long(t)
-	t.Parallel()
 	data := t.TempDir()
 	g, _ := testGate(t, data, false)
 	own, other := Principal{Code: "ABCDEF"}, Principal{Code: "GHJKMN"}

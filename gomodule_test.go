@@ -29,8 +29,7 @@ const (
 // goTestTree writes files into a new folder whose path has a space in it.
 func goTestTree(t *testing.T, files map[string]string) string {
 	t.Helper()
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must(t, err)
+	dir := tempDir(t)
 	dir = filepath.Join(dir, "work space")
 	for name, text := range files {
 		write(t, filepath.Join(dir, name), text)
@@ -110,8 +109,7 @@ func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 // module's first line runs.
 func goTestCallsModule(t *testing.T) (binary string) {
 	t.Helper()
-	source, err := os.ReadFile("testdata/gomodule/run/calls.usher.go")
-	must(t, err)
+	source := readFile(t, "testdata/gomodule/run/calls.usher.go")
 	dir := goTestTree(t, map[string]string{
 		"go.mod":             "module example.com/tree\n\ngo 1.16\n",
 		"sub/static/a.txt":   "embedded",
@@ -126,7 +124,6 @@ func goTestCallsModule(t *testing.T) (binary string) {
 
 func TestGoModuleSpeaksMCP(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startBinary(t, goTestCallsModule(t))
 	check(t, "the first line, which an imported package prints", p.next(), "greet init")
 	p.exchange([]lineExchange{
@@ -246,7 +243,6 @@ func goTestConcurrency(t *testing.T, p *modulePeer) {
 // TestModuleAsks.
 func TestGoModuleAsks(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startFile(t, "testdata/gomodule/run/asks.usher.go")
 	// Numbers keep their digits, there and back.
 	const digits, id = "12345678901234567890.50", "18446744073709551616"
@@ -280,7 +276,6 @@ func TestGoModuleAsks(t *testing.T) {
 // what was built before stays as it is.
 func TestGoModuleFresh(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := goTestTree(t, map[string]string{
 		"go.mod":     goMod,
 		"pkg/pkg.go": "package pkg\n\nconst Word = \"one\"\n",
@@ -328,7 +323,6 @@ func TestGoModuleFresh(t *testing.T) {
 // the edit, and so does a new start, which has the module's methods in its cache.
 func TestGoImportsEdited(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := goTestTree(t, map[string]string{
 		"go.mod":     goMod,
 		"mid/mid.go": "package mid\n\nimport \"example.com/tree/pkg\"\n\ntype Params = pkg.Params\n",
@@ -359,7 +353,6 @@ func TestGoImportsEdited(t *testing.T) {
 
 func TestGoModuleBuildErrors(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for name, row := range map[string]struct{ mod, src, want string }{
 		"types": {goMod, "import \"os\"\n\nfunc A() int { return \"x\" }\n\nfunc B() { f(1, 2) }\nfunc f() {}\n",
 			"a.usher.go:5:8: \"os\" imported and not used\n" +
@@ -431,8 +424,7 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 	t.Setenv("stripe_Signing_secret", "hidden")
 	t.Setenv("OTHER_SECRET", "shown")
 	usher(t, "", "modules", "-base", t.TempDir(), dir)
-	env, err := os.ReadFile(seen)
-	must(t, err)
+	env := readFile(t, seen)
 	checkContains(t, "environment", string(env), "OTHER_SECRET=shown")
 	checkOmits(t, "environment", string(env), "hidden")
 }
@@ -441,7 +433,6 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 // have. It is built for this machine whatever the environment says.
 func TestGoModuleWorkspace(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := goTestTree(t, map[string]string{
 		"go.work":        "go 1.22\n\nuse (\n\t./app\n\t./lib\n)\n",
 		"app/go.mod":     "module example.com/app\n\ngo 1.22\n",
@@ -461,7 +452,6 @@ func TestGoModuleWorkspace(t *testing.T) {
 
 func TestGoModuleGolden(t *testing.T) {
 	long(t)
-	t.Parallel()
 	files, _ := filepath.Glob("testdata/gomodule/*.go.txt")
 	if len(files) == 0 {
 		t.Fatal("no golden files")
@@ -470,8 +460,7 @@ func TestGoModuleGolden(t *testing.T) {
 		name := strings.TrimSuffix(filepath.Base(file), ".go.txt")
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			src, err := os.ReadFile(file)
-			must(t, err)
+			src := readFile(t, file)
 			offer := goTestAskOffer(t, name+".usher.go", string(src))
 			checkGolden(t, strings.TrimSuffix(file, ".go.txt")+".json", marshal(offer))
 		})
@@ -506,7 +495,6 @@ func TestGoModuleConstraint(t *testing.T) {
 // encoding/json finds in it.
 func TestGoModuleFields(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startFile(t, "testdata/gomodule/run/fields.usher.go")
 	defer p.end()
 	tools := p.tools()

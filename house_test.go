@@ -253,7 +253,6 @@ func layerOf(file string) int {
 
 func TestLayers(t *testing.T) {
 	long(t)
-	t.Parallel()
 	h := readHouse(t)
 	for name := range h.files {
 		if layerOf(name) < 0 {
@@ -272,7 +271,6 @@ func TestLayers(t *testing.T) {
 
 func TestForbiddenNames(t *testing.T) {
 	long(t)
-	t.Parallel()
 	h := readHouse(t)
 	for file, words := range forbiddenNames {
 		for _, word := range words {
@@ -295,7 +293,6 @@ func TestForbiddenNames(t *testing.T) {
 
 func TestSizes(t *testing.T) {
 	long(t)
-	t.Parallel()
 	files := programFiles()
 	var program, tests, shims codeSize
 	scopeLines := 0
@@ -376,8 +373,7 @@ var docstring = regexp.MustCompile(`(?ms)^[ \t]*""".*?"""[ \t]*$`)
 // in Go files, where the comment is cut off.
 func measure(t *testing.T, name string) (size codeSize) {
 	t.Helper()
-	text, err := os.ReadFile(name)
-	must(t, err)
+	text := readFile(t, name)
 	if strings.HasSuffix(name, ".py") {
 		text = docstring.ReplaceAllFunc(text, func(doc []byte) []byte {
 			return bytes.Repeat([]byte("\n"), bytes.Count(doc, []byte("\n")))
@@ -427,8 +423,7 @@ func blankComments(t *testing.T, name string, text []byte) []string {
 
 // TestTour checks that main.go's tour names every file.
 func TestTour(t *testing.T) {
-	tour, err := os.ReadFile("main.go")
-	must(t, err)
+	tour := readFile(t, "main.go")
 	for _, layer := range layers {
 		for _, file := range layer.files {
 			if !bytes.Contains(tour, []byte(strings.TrimSuffix(file, ".go"))) {

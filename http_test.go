@@ -21,7 +21,6 @@ import (
 func TestProxiedRequests(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.sh", "# Takes it.\nhandleIt() { printf done; }\n")
 	for _, row := range []struct {
@@ -44,8 +43,7 @@ func TestProxiedRequests(t *testing.T) {
 			if row.secret {
 				env = guarded
 			}
-			d := daemonOptions{env: env}.start(t, dir, row.flags...)
-			d.awaitReady(t)
+			d := daemonOptions{env: env}.startReady(t, dir, row.flags...)
 			if a := d.deliver(t, "a/handleIt", `{}`, shown); a.Status != row.own {
 				t.Errorf("a delivery: %d, want %d: %s", a.Status, row.own, a.Body)
 			}
@@ -130,7 +128,6 @@ func (b *slowBody) status(t *testing.T) int {
 // for another of its kind, and all of them for principals that fill the memory. Everyone keeps a small part.
 func TestBodiesMakeRoom(t *testing.T) {
 	long(t)
-	t.Parallel()
 	const size = 4 << 20
 	s, m := bodyServer(t, size)
 	slowest := sendBody(t, s, "", 1000, 500)

@@ -79,8 +79,7 @@ func startFile(t *testing.T, file string) *modulePeer {
 	if filepath.Ext(file) != ".go" {
 		return startShim(t, needLanguage(t, file), file)
 	}
-	source, err := os.ReadFile(file)
-	must(t, err)
+	source := readFile(t, file)
 	name := filepath.Base(file)
 	dir := goTestTree(t, map[string]string{name: string(source)})
 	return startBinary(t, goTestBuild(t, filepath.Join(dir, name), filepath.Join(dir, "cache")))
@@ -291,8 +290,7 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 	if *updateGolden {
 		write(t, path, text.String())
 	}
-	want, err := os.ReadFile(path)
-	must(t, err)
+	want := readFile(t, path)
 	check(t, path, text.String(), string(want))
 }
 
@@ -300,7 +298,6 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 // documentation.
 func TestShimGolden(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for _, pattern := range []string{"testdata/python/*.py.json", "testdata/node/*s.json"} {
 		files, _ := filepath.Glob(pattern)
 		if len(files) == 0 {
@@ -323,7 +320,6 @@ func TestShimGolden(t *testing.T) {
 // generators yield in other languages.
 func TestModuleAsks(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for _, tt := range []struct {
 		file    string
 		seen    [2]string // what the cancelled calls saw
@@ -422,8 +418,7 @@ var hostedFiles = []string{"testdata/hosted/m.usher.py", "testdata/hosted/m.ushe
 // hostFile copies a file into a new folder, of which it starts a daemon.
 func hostFile(t *testing.T, file string) (d *testDaemon, path, text string) {
 	t.Helper()
-	source, err := os.ReadFile(file)
-	must(t, err)
+	source := readFile(t, file)
 	path = filepath.Join(t.TempDir(), filepath.Base(file))
 	write(t, path, string(source))
 	return startDaemon(t, filepath.Dir(path)), path, string(source)
@@ -438,7 +433,6 @@ func (d *testDaemon) post(t *testing.T, path, kind, body string) string {
 
 func TestHosted(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for _, file := range hostedFiles {
 		t.Run(filepath.Ext(file), func(t *testing.T) {
 			t.Parallel()
@@ -520,7 +514,6 @@ func TestStuckModules(t *testing.T) {
 // broken one, and to one that works again.
 func TestEditedWhileServed(t *testing.T) {
 	long(t)
-	t.Parallel()
 	broken := map[string]string{".py": "def broken(:\n", ".js": "export function broken( {"}
 	for _, file := range hostedFiles {
 		ending := filepath.Ext(file)
@@ -568,8 +561,7 @@ func languages(t *testing.T) (dir string, names []string) {
 			continue
 		}
 		file := name + ".usher." + name
-		text, err := os.ReadFile("testdata/languages/" + file)
-		must(t, err)
+		text := readFile(t, "testdata/languages/"+file)
 		write(t, dir+"/"+file, string(text))
 		names = append(names, name)
 	}
@@ -579,7 +571,6 @@ func languages(t *testing.T) (dir string, names []string) {
 
 func TestOneFormInEachLanguage(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, names := languages(t)
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
@@ -621,7 +612,6 @@ func TestOneFormInEachLanguage(t *testing.T) {
 // arguments that a shell could take for commands.
 func TestShellExample(t *testing.T) {
 	long(t)
-	t.Parallel()
 	need(t, "git")
 	d, path, _ := hostFile(t, "examples/site/changes.usher.sh")
 	dir := filepath.Dir(path)

@@ -13,7 +13,6 @@ import (
 
 func TestSubscriptionsOfASession(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for _, way := range []string{"2025-11-25", "HTTP+SSE"} {
 		t.Run(way, func(t *testing.T) {
 			t.Parallel()

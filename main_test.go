@@ -86,8 +86,16 @@ func slow(t *testing.T) {
 	}
 }
 
-// long marks a test that takes over half a second, which go test -short leaves out.
-func long(t testing.TB) {
+// long marks a test that takes over half a second. It runs beside others, and go test
+// -short leaves it out.
+func long(t *testing.T) {
+	t.Helper()
+	t.Parallel()
+	alone(t)
+}
+
+// alone marks a long test that does not run beside others.
+func alone(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
 		skip(t, "long (-short leaves them out)")
@@ -121,6 +129,29 @@ func write(t *testing.T, path, text string) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	must(t, os.WriteFile(path, []byte(text), 0o644))
+}
+
+func readFile(t testing.TB, path string) []byte {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	return text
+}
+
+// tempDir returns a new folder, by its path without links.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	return dir
+}
+
+// testBinary returns the path of this program.
+func testBinary(t *testing.T) string {
+	t.Helper()
+	exe, err := os.Executable()
+	must(t, err)
+	return exe
 }
 
 // output collects what is written to it. It may be read meanwhile.

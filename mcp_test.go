@@ -118,7 +118,6 @@ func badRequests() []badRequest {
 
 func TestBadRequests(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := oneFake(t, "-max-body", "1MiB", "-allow-host", "usher.example", "-allow-origin", "https://app.example",
 		"-open", "-open-webhooks")
 	for _, tt := range badRequests() {
@@ -146,7 +145,6 @@ func TestBadRequests(t *testing.T) {
 
 func TestPreflight(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := oneFake(t, "-allow-origin", "https://app.example")
 	preflight := func(origin string) answer {
 		req := c.request(http.MethodOptions, "")
@@ -185,7 +183,6 @@ func TestVersionNegotiation(t *testing.T) {
 
 func TestCallsPassThrough(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := oneFake(t)
 	for _, tt := range []struct{ name, tool, arguments, want string }{
 		{"a big integer", "a_echo", `{"n":9007199254740993123}`, `9007199254740993123`},
@@ -206,7 +203,6 @@ func TestCallsPassThrough(t *testing.T) {
 // TestLookalikes sends params with members that a module in Go would take for usher's own.
 func TestLookalikes(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := oneFake(t)
 	for _, params := range []string{
 		`{"name":"a_echo","Arguments":{"_webhook":{},"x":9}}`,
@@ -259,7 +255,6 @@ func TestParseParams(t *testing.T) {
 // TestProgress has many sessions wait for progress of one process under the same token.
 func TestProgress(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: good shared")
 	c := connect(t, d.URL)
 	c.awaitTools(namesOf("a")...)
@@ -287,7 +282,6 @@ func TestProgress(t *testing.T) {
 
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: good shared")
 	one, other := connect(t, d.URL), connect(t, d.URL)
 	say := func() answer { return one.call("a_log", `{"level":"warning","data":"hello"}`) }
@@ -304,7 +298,6 @@ func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 
 func TestCancel(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := oneFake(t)
 	call := c.message("tools/call", `{"name":"a_sleep","arguments":{"ms":60000}}`)
 	id := string(field(json.RawMessage(call), "id"))
@@ -337,7 +330,6 @@ func TestCancel(t *testing.T) {
 
 func TestCallTimeout(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := oneFake(t, "-call-timeout", "200ms")
 	c.call("a_pid", "")
 	silent := c.call("a_sleep", `{"ms":60000}`)

@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -110,7 +109,6 @@ type walkSession struct {
 // TestModel walks USHER_MODEL_STEPS, in a way that USHER_MODEL_SEED determines.
 func TestModel(t *testing.T) {
 	long(t)
-	t.Parallel()
 	steps, err := strconv.Atoi(os.Getenv("USHER_MODEL_STEPS"))
 	if err != nil {
 		steps = slowTests(300, 10_000)
@@ -119,8 +117,7 @@ func TestModel(t *testing.T) {
 	if err != nil {
 		seed = rand.Uint64()
 	}
-	dir, err := filepath.EvalSymlinks(t.TempDir())
-	must(t, err)
+	dir := tempDir(t)
 	for tool, folder := range modelTools {
 		writeFake(t, dir+folder+tool[:1]+".usher", "good shared tools=x")
 	}

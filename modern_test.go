@@ -129,7 +129,6 @@ func (m modernRequest) do(c *testClient) (a answer, status int) {
 
 func TestModernRequests(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := newStateless(t, startFakes(t, "a: good tools=x res=r").URL)
 	for _, tt := range modernRequests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -147,7 +146,6 @@ func TestModernRequests(t *testing.T) {
 // TestModernParamHeaders compares arguments with the headers that repeat them.
 func TestModernParamHeaders(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=mirror slowstart=1000")
 	c := newStateless(t, startDaemon(t, dir).URL)
@@ -199,7 +197,6 @@ func TestModernParamHeaders(t *testing.T) {
 
 func TestModernResults(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := newStateless(t, startFakes(t, "a: good tools=x,fail res=r").URL)
 	const promptRef = `{"type":"ref/prompt","name":"a_say"}`
 	const resourceRef = `{"type":"ref/resource","uri":"r://many/{n}"}`
@@ -241,7 +238,6 @@ func TestModernResults(t *testing.T) {
 // TestModernNotifications checks what comes before an answer.
 func TestModernNotifications(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := newStateless(t, oneFake(t).URL)
 	for level, heard := range map[string]bool{"": false, "debug": true, "warning": true, "error": false} {
 		t.Run("log level "+level, func(t *testing.T) {
@@ -268,7 +264,6 @@ func TestModernNotifications(t *testing.T) {
 // TestModernListeners has listeners with ids of two types hear of changes until the daemon stops.
 func TestModernListeners(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: good tools=x")
 	c := newStateless(t, d.URL)
 	const bothLists = `"toolsListChanged":true,"promptsListChanged":true`
@@ -316,7 +311,6 @@ func TestModernListeners(t *testing.T) {
 // TestModernListenersInAScope follows listeners under a claim until its end.
 func TestModernListenersInAScope(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	writeFake(t, p.dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
 	writeFake(t, p.dir+"/other/o.usher", "good shared tools=touch res=o")

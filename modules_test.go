@@ -29,7 +29,6 @@ func registryOf(t *testing.T, dir string, log io.Writer) *Registry {
 
 func TestWhatIsSearched(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, outside := t.TempDir(), t.TempDir()
 	for _, file := range []string{
 		outside + "/far.usher", outside + "/folder/unseen.usher", dir + "/a.usher", dir + "/deep/er/b.usher",
@@ -62,7 +61,6 @@ func TestWhatIsSearched(t *testing.T) {
 // TestHotReload edits the workspace under a stream of calls.
 func TestHotReload(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	writeFake(t, dir+"/b.usher", "good tools=x")
@@ -130,7 +128,6 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 // the same.
 func TestOddFiles(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	for _, name := range []string{"p/.mcp.json", "b.usher.go", "c.usher.py"} {
@@ -241,7 +238,6 @@ endless() { result '{"prompts":[],"x":"'$page'","nextCursor":"c"}'; }`)
 // usher looks again at what a new process has.
 func TestListsOfASession(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	tools := func(more string) { write(t, dir+"/tools", `[{"Name":"grow","Does":"grow"}`+more+"]") }
 	tools("")
@@ -276,10 +272,8 @@ done
 
 func TestConfigFiles(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
-	exe, err := os.Executable()
-	must(t, err)
+	exe := testBinary(t)
 	entry := func(name, tools string) string {
 		return fmt.Sprintf(`%q:{"command":%q,"env":{%q:"good tools=%s"}}`, name, exe, runAsFake, tools)
 	}
@@ -309,7 +303,6 @@ func TestConfigFiles(t *testing.T) {
 // TestThousandModules starts a daemon with known modules: it starts none of them.
 func TestThousandModules(t *testing.T) {
 	long(t)
-	t.Parallel()
 	n := slowTests(100, 1000)
 	dir, options := t.TempDir(), daemonOptions{base: t.TempDir(), ownProcess: true}
 	trace := dir + "/trace"
@@ -324,11 +317,9 @@ func TestThousandModules(t *testing.T) {
 		}
 	}
 	d.stop(t)
-	before, err := os.ReadFile(trace)
-	must(t, err)
+	before := readFile(t, trace)
 	check(t, "the first start introspects all", len(before) >= n, true)
 	check(t, "tools at the second start", len(connect(t, options.start(t, dir).URL).tools()), n)
-	after, err := os.ReadFile(trace)
-	must(t, err)
+	after := readFile(t, trace)
 	check(t, "processes of the second start", len(after)-len(before), 0)
 }

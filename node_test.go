@@ -75,7 +75,6 @@ func nodeTestNpm(t *testing.T, dir string, args ...string) {
 // here: reading ends without an error, whatever the text.
 func TestNodeScannerTakesAnything(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	shim, err := runtimeFiles.ReadFile("runtimes/shim.mjs")
 	must(t, err)
@@ -83,8 +82,7 @@ func TestNodeScannerTakesAnything(t *testing.T) {
 	if !ok {
 		t.Fatal("the shim has no start")
 	}
-	scan, err := os.ReadFile("testdata/node/scan.mjs")
-	must(t, err)
+	scan := readFile(t, "testdata/node/scan.mjs")
 	file := filepath.Join(t.TempDir(), "scan.mjs")
 	write(t, file, head+string(scan))
 	cmd := exec.Command("node", file, "calls.usher.js")
@@ -96,7 +94,6 @@ func TestNodeScannerTakesAnything(t *testing.T) {
 
 func TestNodeCalls(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
 	not := "the result can't be written as JSON: "
@@ -154,7 +151,6 @@ func TestNodeCalls(t *testing.T) {
 
 func TestNodeProtocol(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
 	const notification = `{"jsonrpc":"2.0","method":"notifications/`
@@ -186,7 +182,6 @@ func TestNodeProtocol(t *testing.T) {
 
 func TestNodeCancel(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
 	p.sendCall("1", "endless", `{}`)
@@ -203,7 +198,6 @@ func TestNodeCancel(t *testing.T) {
 
 func TestNodeExit(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
 	p.sendCall("1", "largeThenExit", `{"size":10485760}`) // 20 MiB
@@ -220,7 +214,6 @@ func TestNodeExit(t *testing.T) {
 // away: prints don't get between the messages.
 func TestNodeWithoutPipes(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	in := filepath.Join(t.TempDir(), "in")
 	write(t, in, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"print"}}`+"\n")
@@ -260,7 +253,6 @@ func TestNodeChecks(t *testing.T) {
 
 func TestNodeFailsToLoad(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "broken.js"), "\nmodule.exports = {")
@@ -301,7 +293,7 @@ func TestNodeFailsToLoad(t *testing.T) {
 }
 
 func TestNodeTypeScript(t *testing.T) {
-	long(t)
+	alone(t)
 	major, minor := nodeTestVersion(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "m.usher.ts")
@@ -363,7 +355,6 @@ func TestNodeOlderVersions(t *testing.T) {
 // TestNodeModuleSystems checks that a .js file has the module system that Node gives it.
 func TestNodeModuleSystems(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	for i, row := range []struct{ pkg, text string }{
 		{``, "export const f = () => 'f'"},

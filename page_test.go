@@ -68,8 +68,7 @@ func pageRefusal(says string) pageView {
 func TestPage(t *testing.T) {
 	t.Parallel()
 	dir, base := pageModules(t), t.TempDir()
-	d := daemonOptions{base: base}.start(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{base: base}.startReady(t, dir)
 	proj, ended := newClaimFor(t, base, dir+"/proj"), newClaimFor(t, base, dir+"/proj")
 	openStore(t, base).Revoke(t.Context(), ended.Code)
 	code, endedCode := proj.Code.Reveal(), ended.Code.Reveal()
@@ -121,12 +120,10 @@ func TestPage(t *testing.T) {
 		})
 	}
 	d.stop(t)
-	d = daemonOptions{base: base}.start(t, dir, "-open")
-	d.awaitReady(t)
+	d = daemonOptions{base: base}.startReady(t, dir, "-open")
 	look([]row{{"nothing, with -open", presentNothing, 200, pageOfGuest}})
 	d.stop(t)
-	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
-	d.awaitReady(t)
+	d = daemonOptions{base: base}.startReady(t, dir, "-require-claim")
 	look([]row{
 		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(needsCode)},
 		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj},
@@ -261,8 +258,7 @@ func TestPageInABrowser(t *testing.T) {
 	dir, base := pageModules(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
 	code := newClaimFor(t, base, dir+"/proj").Code.Reveal()
-	measure, err := os.ReadFile("testdata/page/measure.js")
-	must(t, err)
+	measure := readFile(t, "testdata/page/measure.js")
 	look := func(t *testing.T, what, path string, width int, scheme string) {
 		b.do("Emulation.setDeviceMetricsOverride",
 			fmt.Sprintf(`{"width":%d,"height":900,"deviceScaleFactor":1,"mobile":%v}`, width, width < 500))

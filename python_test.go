@@ -33,7 +33,6 @@ func pythonTestVersion(t *testing.T) (minor int) {
 // runs the tests.
 func TestPythonSyntax(t *testing.T) {
 	long(t)
-	t.Parallel()
 	pythonTestVersion(t)
 	const code = "import ast, sys\n" +
 		"for f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
@@ -49,7 +48,6 @@ func TestPythonSyntax(t *testing.T) {
 // evaluate, in a file named after a module that all need.
 func TestPythonNewAnnotations(t *testing.T) {
 	long(t)
-	t.Parallel()
 	minor := pythonTestVersion(t)
 	file := filepath.Join(t.TempDir(), "json.usher.py")
 	write(t, file, "from __future__ import annotations\nimport json\n"+
@@ -69,7 +67,6 @@ func TestPythonNewAnnotations(t *testing.T) {
 // comments don't count.
 func TestPythonTagsAbove(t *testing.T) {
 	long(t)
-	t.Parallel()
 	pythonTestVersion(t)
 	const text = "# A remark.\n# @webhook a/b\n#@readonly\n@staticmethod\n" +
 		"def f(**fields):\n    '''Takes it.\n\n    All of it.'''\n"
@@ -85,7 +82,6 @@ func TestPythonTagsAbove(t *testing.T) {
 
 func TestPythonParameters(t *testing.T) {
 	long(t)
-	t.Parallel()
 	pythonTestVersion(t)
 	p := startShim(t, kindPython, pythonCalls)
 	// bed returns how a bed of one row is written back.
@@ -131,7 +127,6 @@ func TestPythonParameters(t *testing.T) {
 
 func TestPythonResults(t *testing.T) {
 	long(t)
-	t.Parallel()
 	pythonTestVersion(t)
 	p := startShim(t, kindPython, pythonCalls)
 	const unwritable = "the result can't be written as JSON: "
@@ -192,7 +187,6 @@ func TestPythonResults(t *testing.T) {
 
 func TestPythonProtocol(t *testing.T) {
 	long(t)
-	t.Parallel()
 	pythonTestVersion(t)
 	p := startShim(t, kindPython, pythonCalls)
 	const message = `{"jsonrpc":"2.0","method":"notifications/message","params":{`
@@ -223,7 +217,6 @@ func TestPythonProtocol(t *testing.T) {
 
 func TestPythonCancel(t *testing.T) {
 	long(t)
-	t.Parallel()
 	pythonTestVersion(t)
 	p := startShim(t, kindPython, pythonCalls)
 	for i, tool := range []string{"wait", "generate", "generate_async"} {
@@ -252,7 +245,6 @@ func TestPythonCancel(t *testing.T) {
 
 func TestPythonFailsToLoad(t *testing.T) {
 	long(t)
-	t.Parallel()
 	pythonTestVersion(t)
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "helper.py"), "def go():\n    import no_such_thing\n\ngo()\n")
@@ -282,7 +274,6 @@ func TestPythonFailsToLoad(t *testing.T) {
 // nothing beside it. A traceback is one record of the log.
 func TestPythonHosted(t *testing.T) {
 	long(t)
-	t.Parallel()
 	pythonTestVersion(t)
 	dir := t.TempDir()
 	copyFiles(t, "testdata/python/hosted", dir, "m.usher.py", "neighbor.py")
@@ -300,7 +291,6 @@ func TestPythonHosted(t *testing.T) {
 // modules.
 func TestPythonVirtualEnvironment(t *testing.T) {
 	long(t)
-	t.Parallel()
 	minor := pythonTestVersion(t)
 	dir := t.TempDir()
 	venv := filepath.Join(dir, ".venv")

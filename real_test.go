@@ -59,8 +59,7 @@ func TestRealServers(t *testing.T) {
 	t.Run("stdio", func(t *testing.T) {
 		t.Cleanup(func() { r.awaitNoProcess(t) })
 		r.reset(t)
-		exe, err := os.Executable()
-		must(t, err)
+		exe := testBinary(t)
 		t.Setenv(runAsUsher, "1")
 		r.runClients(t, "--", exe, "stdio", "-base", r.base, r.workspace)
 		for _, protocol := range []string{"2026-07-28", "2025-11-25"} {
@@ -83,8 +82,7 @@ func TestClientsConnect(t *testing.T) {
 		"./connect"); err != nil {
 		t.Fatalf("building the Go clients: %v\n%s", err, out)
 	}
-	d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
-	d.awaitReady(t)
+	d := daemonOptions{base: r.base, ownProcess: true}.startReady(t, r.workspace)
 	code := newClaimFor(t, r.base, filepath.Join(r.workspace, "near")).Code.Reveal()
 	out, _, err := runIn(r.scripts, "node", "connect.mjs", "--url", d.URL, "--claim", code, "--go", connect,
 		"--scratch", r.root)
@@ -116,8 +114,7 @@ func npmInstall(t *testing.T, from string) string {
 	manifest := []string{".npmrc", "package.json", "package-lock.json"}
 	sum := sha256.New()
 	for _, name := range manifest {
-		content, err := os.ReadFile(filepath.Join(from, name))
-		must(t, err)
+		content := readFile(t, filepath.Join(from, name))
 		fmt.Fprintf(sum, "%s %d\n%s", name, len(content), content)
 	}
 	cache, err := os.UserCacheDir()
@@ -148,8 +145,7 @@ func npmInstall(t *testing.T, from string) string {
 func copyFiles(t *testing.T, from, to string, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		content, err := os.ReadFile(filepath.Join(from, name))
-		must(t, err)
+		content := readFile(t, filepath.Join(from, name))
 		write(t, filepath.Join(to, name), string(content))
 	}
 }

@@ -72,7 +72,6 @@ func TestDataIsPrivate(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		skip(t, "no such permissions")
 	}
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()+"/base"
 	write(t, dir+"/g.usher.go", "//go:build usher\n\npackage main\n\nfunc Go() {}\n")
 	write(t, dir+"/p.usher.py", "def py(): pass\n")

@@ -38,7 +38,7 @@ func markProcesses(t *testing.T) (list func() string) {
 }
 
 func TestShellModule(t *testing.T) {
-	long(t)
+	alone(t)
 	need(t, "bash")
 	processes := markProcesses(t)
 	d, path, _ := hostFile(t, "testdata/shell/s.usher.sh")
@@ -116,10 +116,8 @@ func TestShellFaults(t *testing.T) {
 // argument, or a program on PATH.
 func TestShellNames(t *testing.T) {
 	long(t)
-	t.Parallel()
 	need(t, "sh")
-	script, err := os.ReadFile("testdata/shell/names.usher.sh")
-	must(t, err)
+	script := readFile(t, "testdata/shell/names.usher.sh")
 	const reserved = "\n# Runs it.\n# @param {string} text what\nfunction time() { printf '%s' \"$1\"; }\n" +
 		"# Says it.\nfunction say-so {\n:\n}\n"
 	functions := []string{"say", "test", "touch", "echo"}
@@ -156,7 +154,6 @@ func TestShellNames(t *testing.T) {
 // TestShellOptions checks that options in the first line count.
 func TestShellOptions(t *testing.T) {
 	long(t)
-	t.Parallel()
 	need(t, "bash")
 	const script = "\n\n# Deploys.\n# @param {string} text what\ndeploy() { false; echo DEPLOYED; }\n"
 	for first, want := range map[string]string{

@@ -317,7 +317,6 @@ func signedModule(t *testing.T) (dir string, env map[string]string) {
 
 func TestSignatureOrSecret(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, keys := signedModule(t)
 	base := t.TempDir()
 	const body = `{"a":1}`
@@ -400,7 +399,6 @@ func TestSignatureOrSecret(t *testing.T) {
 // A webhook that can't check what it was told to check is served to no one.
 func TestSignatureUnusable(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	problems := []struct{ doc, said string }{
 		{"@signature github", "@signature with a scheme"},
@@ -422,8 +420,7 @@ func TestSignatureUnusable(t *testing.T) {
 		} else {
 			delete(env, webhookSecretVar)
 		}
-		d := daemonOptions{base: base, env: env}.start(t, dir, "-accept-signatures")
-		d.awaitReady(t)
+		d := daemonOptions{base: base, env: env}.startReady(t, dir, "-accept-signatures")
 		for i, p := range problems {
 			for _, key := range []string{"", "not base64!"} {
 				path, headers := fmt.Sprint("m/handle", i), signed("github", key, `{}`, time.Now())
@@ -483,8 +480,7 @@ func TestSignatureOfLibraries(t *testing.T) {
 	folder := npmInstall(t, "testdata/webhook")
 	t.Parallel()
 	dir, env := signedModule(t)
-	d := daemonOptions{env: env}.start(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{env: env}.startReady(t, dir)
 	script, err := filepath.Abs("testdata/webhook/sign.mjs")
 	must(t, err)
 	for _, scheme := range []string{"stripe", "standard"} {

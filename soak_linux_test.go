@@ -62,8 +62,7 @@ func TestSoak(t *testing.T) {
 			t.Errorf("%s: %d at most in the first third, %d in the last", what, first, last)
 		}
 	}
-	text, err := os.ReadFile(log.Name())
-	must(t, err)
+	text := readFile(t, log.Name())
 	if i := bytes.Index(text, []byte("level=ERROR")); i >= 0 {
 		t.Errorf("the log has an error: %s", clipText(string(text[i:]), 1000))
 	}
@@ -124,8 +123,7 @@ func (s *soak) round(t *testing.T, label string) {
 func (s *soak) edit(t *testing.T, dir string, n int) {
 	write(t, dir+"/edited/edited.usher.py", fmt.Sprintf("def version(): return %d\n", n))
 	if n%10 == 9 && slices.Contains(s.labels, "go") {
-		text, err := os.ReadFile("testdata/languages/go.usher.go")
-		must(t, err)
+		text := readFile(t, "testdata/languages/go.usher.go")
 		write(t, dir+"/go.usher.go", fmt.Sprintf("%s\n// Version %d.\n", text, n))
 	}
 }

@@ -34,7 +34,6 @@ back() { touch -r "$1" time && printf '%s' "$2" >"$1" && touch -r time "$1"; }
 func TestDroppedModule(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	t.Parallel()
 	if runtime.GOOS == "windows" {
 		skip(t, "no shell")
 	}
@@ -50,8 +49,7 @@ func TestDroppedModule(t *testing.T) {
 	write(t, dir+"/time.usher.sh", script("old"))
 	write(t, dir+"/idle.usher.sh", script("old"))
 	write(t, dir+"/built.usher.go", source("old"))
-	exe, err := os.Executable()
-	must(t, err)
+	exe := testBinary(t)
 	server := func(tools string) string {
 		return fmt.Sprintf(`{"mcpServers":{"srv":{"command":%q,"env":{%q:"good tools=%s"}}}}`, exe, runAsFake, tools)
 	}
@@ -204,7 +202,6 @@ func TestApprovedFileOfAnotherKind(t *testing.T) {
 // heeded.
 func TestWatchFlag(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for flags, want := range map[string]bool{
 		"": true, "-watch=false": false, "-require-claim -watch": true, "-require-claim": false,
 	} {
@@ -234,15 +231,13 @@ func TestWatchFlag(t *testing.T) {
 // before its process is there: what runs is what was read.
 func TestTextIsHandedOver(t *testing.T) {
 	long(t)
-	t.Parallel()
 	modules := map[string]string{
 		".go":  goHead + "func Add() {}\n",
 		".sh":  "# A.\nadd() { :; }\n",
 		".mjs": "export const add = () => 1\n",
 	}
 	for _, file := range hostedFiles {
-		source, err := os.ReadFile(file)
-		must(t, err)
+		source := readFile(t, file)
 		modules[filepath.Ext(file)] = string(source)
 	}
 	for ending, text := range modules {
@@ -282,7 +277,6 @@ func TestTextIsHandedOver(t *testing.T) {
 func TestHangup(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	t.Parallel()
 	if runtime.GOOS == "windows" || signal.Ignored(syscall.SIGHUP) {
 		skip(t, "no SIGHUP here, or nohup started this test")
 	}

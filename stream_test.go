@@ -21,7 +21,6 @@ const bothKinds = "application/json, text/event-stream"
 // TestSilentCallBecomesAStream has calls whose modules are silent for long.
 func TestSilentCallBecomesAStream(t *testing.T) {
 	long(t)
-	t.Parallel()
 	const params = `{"name":"m_wait","arguments":{"seconds":40}}`
 	for _, version := range []string{"2025-11-25", "2025-03-26", "2026-07-28"} {
 		for accept, kind := range map[string]string{
@@ -136,7 +135,6 @@ func firstID(t *testing.T, stream string) string {
 // TestStreamThatNobodyReadsIsForgotten resumes the stream of a call in time, and too late.
 func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 	long(t)
-	t.Parallel()
 	const forgets = 2 * replayLife // streams are checked at intervals
 	for _, tt := range []struct {
 		name string

@@ -38,7 +38,6 @@ func openTerminal(t *testing.T) (terminal *os.File, out *output) {
 
 func TestBanner(t *testing.T) {
 	long(t)
-	t.Parallel()
 	const claim, mcp = "usher claim -base ", "claude mcp add --transport http usher "
 	const empty = "no module is ready yet; create one: usher new "
 	for _, tt := range []struct {

@@ -26,8 +26,7 @@ func TestWebhookAnswers(t *testing.T) {
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Does: "result"},
 		fakeTool{Name: "handleFault", Does: "fault"})
-	d := startDaemon(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{}.startReady(t, dir)
 	text := func(s string) string { return string(toolResult(quote(s))) }
 	object := func(s string) string { return string(toolResult(json.RawMessage(s))) }
 	for _, row := range []struct {
@@ -131,13 +130,11 @@ func wantAnswer(t *testing.T, a answer, status int, kind, body string) {
 
 func TestWebhookFailures(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleCrash", Does: "crash"},
 		fakeTool{Name: "handleNever", Does: "never"}, fakeTool{Name: "handleHold", Does: "hold"})
 	writeTools(t, dir+"/other.usher", fakeTool{Name: "handleGone", Does: "hold"})
-	d := startDaemon(t, dir, "-webhook-timeout", "1s")
-	d.awaitReady(t)
+	d := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "1s")
 	checkError(t, "a crash", d.deliver(t, "m/handleCrash", `{}`), 502)
 	wantStatus(t, "after a crash", d.deliver(t, "m/handleIt", `{}`), 200)
 	checkError(t, "a method that never returns", d.deliver(t, "m/handleNever", `{}`), 504)
@@ -163,11 +160,9 @@ func TestWebhookFailures(t *testing.T) {
 // A module that can't start, and one whose calls end sooner than deliveries.
 func TestWebhookCantStart(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleNever", Does: "never"})
-	d := startDaemon(t, dir, "-call-timeout", "300ms")
-	d.awaitReady(t)
+	d := daemonOptions{}.startReady(t, dir, "-call-timeout", "300ms")
 	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
 	d.stop(t)
 	// The cache contains what the module offers; its program is gone.
@@ -177,8 +172,7 @@ func TestWebhookCantStart(t *testing.T) {
 	copy(gone, "#!/nonexistent/program\n")
 	must(t, os.WriteFile(dir+"/m.usher", gone, 0o755))
 	must(t, os.Chtimes(dir+"/m.usher", file.ModTime(), file.ModTime()))
-	d = daemonOptions{base: d.Base}.start(t, dir)
-	d.awaitReady(t)
+	d = daemonOptions{base: d.Base}.startReady(t, dir)
 	for _, what := range []string{"a module that can't start", "again"} {
 		a := d.deliver(t, "m/handleIt", `{}`)
 		checkError(t, what, a, 502)
@@ -201,8 +195,7 @@ func TestWebhookLog(t *testing.T) {
 		"WH_KEY_SIGNING_SECRET":    "MARK-key",
 		"WH_BADKEY_SIGNING_SECRET": "MARK not base64",
 	}
-	d := daemonOptions{env: env}.start(t, dir, "-log", "json")
-	d.awaitReady(t)
+	d := daemonOptions{env: env}.startReady(t, dir, "-log", "json")
 	const failed = `{"result":{"isError":true,"content":[{"type":"text","text":"no such user: MARK-body"}]}}`
 	for _, row := range []struct {
 		what, method, path, body, header string

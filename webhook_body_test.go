@@ -50,9 +50,7 @@ func wantArguments(t *testing.T, a answer, status int, body, want string) {
 
 func TestWebhookBodies(t *testing.T) {
 	long(t)
-	t.Parallel()
-	d := startDaemon(t, bodyModule(t))
-	d.awaitReady(t)
+	d := daemonOptions{}.startReady(t, bodyModule(t))
 	deliver := func(t *testing.T, method, kind, body, want string, status int) {
 		t.Run(fmt.Sprintf("%s %s %q", method, kind, body), func(t *testing.T) {
 			var headers []string
@@ -179,8 +177,7 @@ func multipartBody(parts ...part) (contentType, body string) {
 
 func TestWebhookMultipart(t *testing.T) {
 	t.Parallel()
-	d := startDaemon(t, bodyModule(t))
-	d.awaitReady(t)
+	d := daemonOptions{}.startReady(t, bodyModule(t))
 	field := func(name, content string) part { return part{name, "", "", content} }
 	for _, row := range []struct {
 		what, method string
@@ -224,8 +221,7 @@ func TestWebhookMultipart(t *testing.T) {
 
 func TestWebhookMeta(t *testing.T) {
 	t.Parallel()
-	d := daemonOptions{env: guarded}.start(t, bodyModule(t))
-	d.awaitReady(t)
+	d := daemonOptions{env: guarded}.startReady(t, bodyModule(t))
 	const body = " {\"x\" : 1}\n"
 	before := time.Now().UnixMilli()
 	a := d.deliver(t, "m/handleAny?a=1&a=2&b=&c=%C3%A9+x&x-webhook-secret=q", body, shown,
@@ -259,7 +255,6 @@ func TestWebhookMeta(t *testing.T) {
 // path and an answer of its own, one that is signed, one that fails.
 func TestWebhookOfLanguages(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for _, name := range folderNames(t, "testdata/hooks") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -267,8 +262,7 @@ func TestWebhookOfLanguages(t *testing.T) {
 			dir := t.TempDir()
 			copyFiles(t, "testdata/hooks", dir, name)
 			env := map[string]string{"WH_KEY_SIGNING_SECRET": "k"}
-			d := daemonOptions{env: env}.start(t, dir, "-webhook-timeout", "60s")
-			d.awaitReady(t)
+			d := daemonOptions{env: env}.startReady(t, dir, "-webhook-timeout", "60s")
 			const body = `{ "name": "é", "n": 7, "_webhook": 1 }`
 			a := d.deliver(t, "m/handleIt", body)
 			meta := field(json.RawMessage(a.Body), webhookParam)

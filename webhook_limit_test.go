@@ -21,13 +21,11 @@ import (
 
 func TestWebhookLimit(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/slow.usher", fakeTool{Name: "handleHold", Does: "hold"},
 		fakeTool{Name: "release", Does: "release"})
 	writeTools(t, dir+"/fast.usher", fakeTool{Name: "handleIt"})
-	d := daemonOptions{env: guarded}.start(t, dir, "-webhook-limit", "3")
-	d.awaitReady(t)
+	d := daemonOptions{env: guarded}.startReady(t, dir, "-webhook-limit", "3")
 	answers := make(chan answer, 3)
 	hold := func(n, total int) {
 		for range n {
@@ -71,13 +69,11 @@ func TestWebhookLimit(t *testing.T) {
 // secret is answered after the body, whatever is at the path.
 func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_SIGNING_SECRET"})
 	env := map[string]string{webhookSecretVar: testSecret, "WH_SIGNING_SECRET": "k"}
-	d := daemonOptions{env: env}.start(t, dir, "-webhook-limit", "1", "-accept-signatures")
-	d.awaitReady(t)
+	d := daemonOptions{env: env}.startReady(t, dir, "-webhook-limit", "1", "-accept-signatures")
 	idle := map[string]net.Conn{}
 	for _, path := range []string{"m/handleSigned", "m/handleIt", "no/thing"} {
 		conn, err := net.Dial("tcp", d.address())
@@ -106,7 +102,6 @@ func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 
 func TestWebhookWhileIntrospected(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir, base := t.TempDir(), t.TempDir()
 	writeTools(t, dir+"/known.usher", fakeTool{Name: "handleIt"})
 	wantUsher(t, 0, "", "modules", "-base", base, dir)
@@ -199,12 +194,10 @@ func (e endless) Read(p []byte) (int, error) {
 // A delivery that is refused whatever its body is refused before its body has arrived.
 func TestWebhookRefusedBeforeItsBody(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_UNSET_SIGNING_SECRET"})
-	d := daemonOptions{env: guarded}.start(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{env: guarded}.startReady(t, dir)
 	for _, row := range []struct {
 		what, first, headers string
 		status               int
@@ -240,8 +233,7 @@ func TestWebhookEndlessBody(t *testing.T) {
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "runs", Does: "runs"},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_KEY_SIGNING_SECRET"})
 	env := map[string]string{webhookSecretVar: testSecret, "WH_KEY_SIGNING_SECRET": "k"}
-	d := daemonOptions{env: env}.start(t, dir, "-accept-signatures")
-	d.awaitReady(t)
+	d := daemonOptions{env: env}.startReady(t, dir, "-accept-signatures")
 	const half = "Content-Length: 1000\r\n\r\n{"
 	t.Run("all", func(t *testing.T) {
 		for _, row := range []struct {

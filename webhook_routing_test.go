@@ -12,7 +12,6 @@ import (
 func TestWebhookRouting(t *testing.T) {
 	needLanguage(t, ".sh")
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	quiet := `{"type":"object","properties":{"_webhook":{"type":"object"},"x":{}},"required":["_webhook"]}`
 	writeTools(t, dir+"/host.usher",
@@ -40,8 +39,7 @@ func TestWebhookRouting(t *testing.T) {
 		fakeTools(t, fakeTool{Name: "handleX"}, fakeTool{Name: "other", Doc: "@webhook from/config"}))
 	write(t, dir+"/sh.usher.sh", "# Takes it.\nhandleShell() { echo; }\n\n"+
 		"# Takes it too.\n#\n# @webhook shell/path\nother() { cat; }\n")
-	d := daemonOptions{env: guarded}.start(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{env: guarded}.startReady(t, dir)
 	for status, paths := range map[int][]string{
 		200: {
 			"host/handlePush", "host/handle_it", "host/tagged", "inbox", "a/b/c/d.e~f_g-h/1", "elsewhere/else",
@@ -92,7 +90,6 @@ func TestWebhookRouting(t *testing.T) {
 
 func TestWebhookConflicts(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/p/deploy.usher", fakeTool{Name: "handleX"}, fakeTool{Name: "handleOnly"},
 		fakeTool{Name: "plain"})
@@ -101,8 +98,7 @@ func TestWebhookConflicts(t *testing.T) {
 	writeTools(t, dir+"/two.usher", fakeTool{Name: "b", Doc: "@webhook same/path"},
 		fakeTool{Name: "c", Doc: "@webhook one/handleZ"}, fakeTool{Name: "e", Doc: "@webhook deploy/handleOnly"})
 	writeTools(t, dir+"/three.usher", fakeTool{Name: "d", Doc: "@webhook three/handleE"}, fakeTool{Name: "handleE"})
-	d := daemonOptions{env: guarded}.start(t, dir)
-	d.awaitReady(t)
+	d := daemonOptions{env: guarded}.startReady(t, dir)
 	for _, row := range []struct {
 		path   string
 		status int
@@ -140,11 +136,9 @@ func TestWebhookConflicts(t *testing.T) {
 // neither whether it exists nor its clean form.
 func TestWebhookUncleanPaths(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleX"})
-	d := daemonOptions{env: guarded}.start(t, dir, "-accept-signatures")
-	d.awaitReady(t)
+	d := daemonOptions{env: guarded}.startReady(t, dir, "-accept-signatures")
 	for _, path := range []string{
 		"/webhook", "/webhook/", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/",
 		"/webhook/./m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX", "/webhook/m%2FhandleX",
@@ -179,8 +173,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	fits := strings.Repeat(" ", 1012) + `{"name":"x"}`
 	large := strings.Repeat(" ", 1025)
 	for _, env := range []map[string]string{nil, guarded} {
-		d := daemonOptions{base: base, env: env}.start(t, dir, "-max-body", "1KiB")
-		d.awaitReady(t)
+		d := daemonOptions{base: base, env: env}.startReady(t, dir, "-max-body", "1KiB")
 		for _, row := range []struct {
 			what, method, path, body, header string
 			status                           int
@@ -242,12 +235,10 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 
 func TestWebhookCrossSite(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"})
 	const shop = "https://shop.example"
-	d := daemonOptions{env: guarded}.start(t, dir, "-allow-origin", shop, "-allow-host", "usher.example", "-open")
-	d.awaitReady(t)
+	d := daemonOptions{env: guarded}.startReady(t, dir, "-allow-origin", shop, "-allow-host", "usher.example", "-open")
 	for _, row := range []struct {
 		what    string
 		headers []string
@@ -286,7 +277,6 @@ func TestWebhookCrossSite(t *testing.T) {
 
 func TestWebhookExposure(t *testing.T) {
 	long(t)
-	t.Parallel()
 	for _, row := range []struct {
 		flags  string
 		secret bool

@@ -16,7 +16,6 @@ import (
 // TestBatchesAreRefused sends a batch in each version, over each transport. The next message is answered.
 func TestBatchesAreRefused(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: good")
 	const ping = `{"jsonrpc":"2.0","id":7,"method":"ping"}`
 	for _, version := range protocols {
@@ -52,7 +51,6 @@ func TestBatchesAreRefused(t *testing.T) {
 // TestOldSSEAtTheEnd ends the claim of an HTTP+SSE session, and then the daemon.
 func TestOldSSEAtTheEnd(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	code := p.code("/proj")
 	atMCP := func(r *http.Request) { r.URL.Path = "/mcp" }
@@ -73,7 +71,6 @@ func TestOldSSEAtTheEnd(t *testing.T) {
 // TestOldSSECancels cancels a call by a message, by another session, and by hanging up, which ends the session.
 func TestOldSSECancels(t *testing.T) {
 	long(t)
-	t.Parallel()
 	d := startFakes(t, "a: good shared")
 	c, other := connectSSE(t, d.URL), connectSSE(t, d.URL)
 	cancelled := func() int { return strings.Count(d.Log.String(), "fake: cancelled") }
@@ -104,7 +101,6 @@ func TestOldSSECancels(t *testing.T) {
 // TestOldSSETakesStatelessMessages sends requests of 2026-07-28 to an HTTP+SSE session, whose address counts.
 func TestOldSSETakesStatelessMessages(t *testing.T) {
 	long(t)
-	t.Parallel()
 	url := startFakes(t, "a: good").URL
 	for _, header := range []string{protocolHeader + ":", protocolHeader + ": " + statelessProtocol} {
 		c := connectSSE(t, url, func(r *http.Request) { r.Header.Set("Accept", "*/*") })
@@ -130,7 +126,6 @@ func (c *testClient) heldProgress(t *testing.T) (first event, got []event, hangU
 
 func TestResume(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := connect(t, startFakes(t, "a: good tools=progress,release,big").URL)
 	first, got, hangUp := c.heldProgress(t)
 	check(t, "the first event has an id and retry", first.id != "" && first.retry != "" && first.hasData, true)
@@ -182,7 +177,6 @@ func TestResume(t *testing.T) {
 // TestResumeByVersion checks that streams of earlier versions begin without an id, and can be resumed all the same.
 func TestResumeByVersion(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := connectAs(t, startFakes(t, "a: good tools=progress,release").URL, "2025-06-18")
 	first, got, hangUp := c.heldProgress(t)
 	check(t, "id and retry of the first event", first.id+first.retry, "")
@@ -198,7 +192,6 @@ func TestResumeByVersion(t *testing.T) {
 // TestResumeInAScope resumes streams before and after the end of a claim.
 func TestResumeInAScope(t *testing.T) {
 	long(t)
-	t.Parallel()
 	p := startProjects(t)
 	writeFake(t, p.dir+"/proj/a.usher", "good tools=progress,release")
 	connect(t, p.URL).awaitTools("a_progress", "a_release", "b_x", "c_x")

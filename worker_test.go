@@ -26,7 +26,6 @@ import (
 
 func TestBackOff(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := oneFake(t)
 	for range 20 {
 		if a := c.call("a_crash", ""); strings.Contains(a.failure(), "keeps crashing") {
@@ -39,7 +38,6 @@ func TestBackOff(t *testing.T) {
 
 func TestFaultyModules(t *testing.T) {
 	long(t)
-	t.Parallel()
 	dir := t.TempDir()
 	writeFake(t, dir+"/noisy.usher", "garbage tools=x")
 	writeFake(t, dir+"/twice.usher", "twice tools=x")
@@ -77,7 +75,6 @@ func TestSilentModuleIsGivenUp(t *testing.T) {
 
 func TestIdleStop(t *testing.T) {
 	long(t)
-	t.Parallel()
 	c := oneFake(t, "-idle", "1ms")
 	first := resultText(c.call("a_pid", "").result())
 	await(t, "the idle process to be stopped", func() bool {
@@ -92,7 +89,7 @@ func TestIdleStop(t *testing.T) {
 // TestNoProcessOutlivesTheDaemon ends a daemon while modules and a build run, whose
 // processes do not all stay in their group.
 func TestNoProcessOutlivesTheDaemon(t *testing.T) {
-	long(t)
+	alone(t)
 	bin := t.TempDir()
 	write(t, bin+"/go", "#!/bin/sh\nexec timeout 1000 sleep 1000\n")
 	must(t, os.Chmod(bin+"/go", 0o755))
@@ -168,8 +165,7 @@ func TestOneDaemonPerBase(t *testing.T) {
 	data := base + "/.data"
 	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
 	d.signal(t, os.Kill)
-	raw, err := os.ReadFile(data + "/" + recordName)
-	must(t, err)
+	raw := readFile(t, data+"/"+recordName)
 	checkContains(t, "the record that it left", string(raw), d.URL)
 	check(t, "the daemon that runs then", readDaemon(data).URL, "")
 	daemonOptions{base: base}.start(t, dir).stop(t)
@@ -246,7 +242,6 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 // the caller's claim immediately before that.
 func TestOneWayToAProcess(t *testing.T) {
 	long(t)
-	t.Parallel()
 	h := readHouse(t)
 	allowed := map[string][]string{ // the functions that may name each
 		"workerState.input": {"spawn", "writeStdin", "enqueue"},
