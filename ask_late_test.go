@@ -97,28 +97,6 @@ func TestAskEndsCleanly(t *testing.T) {
 	await(t, "all goroutines to end", func() bool { return runtime.NumGoroutine() <= before })
 }
 
-// TestAskResumed has a client's stream break off before the question, and the client come back for it.
-func TestAskResumed(t *testing.T) {
-	long(t)
-	d := startFakes(t, "a: fixed tools=ask")
-	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
-	c.answer = askAnswer("resumed")
-	answer := make(chan json.RawMessage, 1)
-	c.wait["7"] = answer
-	body := encodeRequest(json.RawMessage("7"), "tools/call", callParams("a_ask", askForms("resumed")))
-	req := c.http.request(http.MethodPost, string(body))
-	req.Header.Set("Accept", "text/event-stream, application/json") // a stream from the start
-	_, events, hangUp := openStream(t, req)
-	first := <-events
-	hangUp()
-	awaitStep(t, d, "asked", "resumed")
-	_, events, _ = c.http.resume(first.id)
-	c.take(wantEvent(t, events, "elicitation/create").msg())
-	c.take(wantEvent(t, events, `"result"`).msg())
-	checkGot(t, "the call", c.get(answer), "resumed")
-	check(t, "requests to the client", len(c.asked), 1)
-}
-
 // TestAskWithoutAStream has a client that accepts no stream as an answer: it can be asked only if it listens.
 func TestAskWithoutAStream(t *testing.T) {
 	long(t)
@@ -166,43 +144,41 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 			c.tools()
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				own := newClaimFor(t, b.base, "/w").Code
-				c := b.open("2025-11-25")
-				c.Header.Set(claimHeader, own.Reveal())
-				x := b.begin(c.getRequest())
-				pass(time.Second) // in which its claim is written down
-				c.call("m_wait", `{"seconds":0}`)
-				b.asks("outside")
-				x.got() // it has arrived
-				params := `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`
-				call := b.begin(c.request(http.MethodPost, c.message("tools/call", params)))
-				call.got()
-				call.hangUp()
-				<-call.done
-				synctest.Wait() // the server has seen it
-				b.progress("progress before")
-				x.got()
-				b.asks("before")
-				_, text := x.got()
-				checkContains(t, "before the end", text, `"outside"`, `"before"`, "progress before")
-				b.hears()
+		runInBubble(t, name, func(t *testing.T, b *bubble) {
+			own := newClaimFor(t, b.base, "/w").Code
+			c := b.open("2025-11-25")
+			c.Header.Set(claimHeader, own.Reveal())
+			x := b.begin(c.getRequest())
+			pass(time.Second) // in which its claim is written down
+			c.call("m_wait", `{"seconds":0}`)
+			b.asks("outside")
+			x.got() // it has arrived
+			params := `{"name":"m_wait","arguments":{"seconds":60},"_meta":{"progressToken":"t"}}`
+			call := b.begin(c.request(http.MethodPost, c.message("tools/call", params)))
+			call.got()
+			call.hangUp()
+			<-call.done
+			synctest.Wait() // the server has seen it
+			b.progress("progress before")
+			x.got()
+			b.asks("before")
+			_, text := x.got()
+			checkContains(t, "before the end", text, `"outside"`, `"before"`, "progress before")
+			b.hears()
 
-				end(t, b, c, own)
-				pass(2 * streamInterval)
-				b.progress("progress after")
-				b.asks("after")
-				checkContains(t, "after the end: the module", b.hears(), errUnheard.Message)
-				pass(time.Minute) // the call ends
-				b.hears()
-				b.asks("after all")
-				checkContains(t, "after the call: the module", b.hears(), errNoScope.Message)
-				_, text = x.got()
-				checkOmits(t, "the stream", text, "after")
-				x.hangUp()
-				<-x.done
-			})
+			end(t, b, c, own)
+			pass(2 * streamInterval)
+			b.progress("progress after")
+			b.asks("after")
+			checkContains(t, "after the end: the module", b.hears(), errUnheard.Message)
+			pass(time.Minute) // the call ends
+			b.hears()
+			b.asks("after all")
+			checkContains(t, "after the call: the module", b.hears(), errNoScope.Message)
+			_, text = x.got()
+			checkOmits(t, "the stream", text, "after")
+			x.hangUp()
+			<-x.done
 		})
 	}
 }

@@ -70,11 +70,9 @@ func TestAskUndeclared(t *testing.T) {
 	d := startFakes(t, "old: fixed tools=ask", "new: modern tools=ask")
 	withTools := fakeWish{"sampling/createMessage", json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
 	for _, tt := range []struct {
-		name     string
-		wish     fakeWish
-		declared string
-		missing  string
-		code     string
+		name                    string
+		wish                    fakeWish
+		declared, missing, code string
 	}{
 		{name: "sampling", wish: askFor("sampling", "x"),
 			declared: `{"roots":{},"elicitation":{"form":{},"url":{}}}`, missing: `{"sampling":{}}`, code: "-32601"},

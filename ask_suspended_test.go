@@ -1,4 +1,5 @@
-// Suspended calls: the states under which clients without sessions go on with them, and how such calls end.
+// Suspended calls: the states under which clients without sessions continue them, how such calls end, and limits of
+// asking.
 
 package main
 
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -188,10 +190,9 @@ func TestAskTimeout(t *testing.T) {
 	t.Parallel()
 	const late = "the client did not answer within 10m0s"
 	for _, tt := range []struct {
-		name   string
-		tool   string
-		modern bool // the module
-		answer string
+		name, tool string
+		modern     bool // the module
+		answer     string
 	}{
 		{name: "it copes", tool: "m_ask",
 			answer: `"content":[{"type":"text","text":"{\"code\":-32603,\"refused\":\"` + late + `\"}"}]`},
@@ -199,46 +200,42 @@ func TestAskTimeout(t *testing.T) {
 		{name: "it has no sessions", tool: "m_ask", modern: true,
 			answer: `"error":{"code":-32603,"message":"` + late + `"}`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				b.native, b.m.Stateless = tt.modern, tt.modern
-				b.m.pool.timeout = askTimeout / 2 // it is not the module that is slow
-				c := b.open("2025-11-25")
-				x := b.begin(c.request(http.MethodPost, c.message("tools/call", `{"name":"`+tt.tool+`"}`)))
-				pass(askTimeout - time.Nanosecond)
-				check(t, "before: the module hears", b.hears(), "tools/call")
-				_, text := x.got()
-				checkContains(t, "before: the client", text, `"method":"elicitation/create"`)
-				checkOmits(t, "before: the client", text, "notifications/cancelled")
+		runInBubble(t, tt.name, func(t *testing.T, b *bubble) {
+			b.native, b.m.Stateless = tt.modern, tt.modern
+			b.m.pool.timeout = askTimeout / 2 // it is not the module that is slow
+			c := b.open("2025-11-25")
+			x := b.begin(c.request(http.MethodPost, c.message("tools/call", `{"name":"`+tt.tool+`"}`)))
+			pass(askTimeout - time.Nanosecond)
+			check(t, "before: the module hears", b.hears(), "tools/call")
+			_, text := x.got()
+			checkContains(t, "before: the client", text, `"method":"elicitation/create"`)
+			checkOmits(t, "before: the client", text, "notifications/cancelled")
 
-				pass(time.Nanosecond)
-				_, text = x.got()
-				_, after, _ := strings.Cut(text, `"method":"notifications/cancelled","params":{"requestId":"usher-`)
-				checkContains(t, "after: the client", after, tt.answer)
-				want := `{"code":-32603,"refused":"` + late + `"}`
-				if tt.modern {
-					want = ""
-				}
-				check(t, "after: the module hears", b.hears(), want)
-				<-x.done
-			})
+			pass(time.Nanosecond)
+			_, text = x.got()
+			_, after, _ := strings.Cut(text, `"method":"notifications/cancelled","params":{"requestId":"usher-`)
+			checkContains(t, "after: the client", after, tt.answer)
+			want := `{"code":-32603,"refused":"` + late + `"}`
+			if tt.modern {
+				want = ""
+			}
+			check(t, "after: the module hears", b.hears(), want)
+			<-x.done
 		})
 	}
-	t.Run("a client without a session comes back without an answer", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, b *bubble) {
-			const params = `{"name":"m_ask",` + withForms + `}`
-			state := askState(t, b.modern("tools/call", params), 1)
-			for range 2 {
-				pass(suspendTimeout - time.Second)
-				state = askState(t, b.modern("tools/call", goOn(params, state, "")), 1)
-			}
-			b.hears()
-			pass(2 * time.Second)
-			check(t, "the module hears", b.hears(), `{"code":-32603,"refused":"`+late+`"}`)
-			wantStale(t, "afterwards", b.modern("tools/call", goOn(params, state, "")))
-			pass(recheckInterval)
-			check(t, "suspended calls", b.suspended(), 0)
-		})
+	runInBubble(t, "a client without a session comes back without an answer", func(t *testing.T, b *bubble) {
+		const params = `{"name":"m_ask",` + withForms + `}`
+		state := askState(t, b.modern("tools/call", params), 1)
+		for range 2 {
+			pass(suspendTimeout - time.Second)
+			state = askState(t, b.modern("tools/call", goOn(params, state, "")), 1)
+		}
+		b.hears()
+		pass(2 * time.Second)
+		check(t, "the module hears", b.hears(), `{"code":-32603,"refused":"`+late+`"}`)
+		wantStale(t, "afterwards", b.modern("tools/call", goOn(params, state, "")))
+		pass(recheckInterval)
+		check(t, "suspended calls", b.suspended(), 0)
 	})
 }
 
@@ -287,15 +284,13 @@ func TestSuspendedCallsEnd(t *testing.T) {
 			return "stay", state
 		}, "notifications/cancelled\ntools/call\n" + `{"action":"accept"}`},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				tool, state := tt.leave(t, b)
-				check(t, "the module hears", sortedLines(b.hears()), tt.hears)
-				check(t, "suspended calls", b.suspended(), 0)
-				if state != "" {
-					wantStale(t, "afterwards", b.modern("tools/call", goOn(params(tool), state, sayYes)))
-				}
-			})
+		runInBubble(t, tt.name, func(t *testing.T, b *bubble) {
+			tool, state := tt.leave(t, b)
+			check(t, "the module hears", sortedLines(b.hears()), tt.hears)
+			check(t, "suspended calls", b.suspended(), 0)
+			if state != "" {
+				wantStale(t, "afterwards", b.modern("tools/call", goOn(params(tool), state, sayYes)))
+			}
 		})
 	}
 }
@@ -311,28 +306,81 @@ func TestSuspendedUnderAClaim(t *testing.T) {
 	t.Parallel()
 	const params = `{"name":"m_ask",` + withForms + `}`
 	for _, revoke := range []bool{true, false} {
-		t.Run(fmt.Sprint("it is revoked: ", revoke), func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				claims := openStore(t, b.base)
-				claim, err := claims.Create(t.Context(), "/w", "", suspendTimeout/2)
+		runInBubble(t, fmt.Sprint("it is revoked: ", revoke), func(t *testing.T, b *bubble) {
+			claims := openStore(t, b.base)
+			claim, err := claims.Create(t.Context(), "/w", "", suspendTimeout/2)
+			must(t, err)
+			own := inHeader(claim.Code.Reveal())
+			back := goOn(params, askState(t, b.modern("tools/call", params, own), 1), sayYes)
+			if revoke {
+				_, err := claims.Revoke(t.Context(), claim.Code)
 				must(t, err)
-				own := inHeader(claim.Code.Reveal())
-				back := goOn(params, askState(t, b.modern("tools/call", params, own), 1), sayYes)
-				if revoke {
-					_, err := claims.Revoke(t.Context(), claim.Code)
-					must(t, err)
-				} else {
-					pass(time.Until(claim.ExpiresAt))
-				}
-				a := b.modern("tools/call", back, own)
-				checkContains(t, "its owner", a.failure(), "has ended")
-				checkOmits(t, "its owner", a.Body, `"result"`)
-				wantStale(t, "without a claim", b.modern("tools/call", back))
-				check(t, "the module hears", b.hears(), "tools/call")
-				pass(suspendTimeout)
-				checkContains(t, "at the end the module", b.hears(), "notifications/cancelled", `"refused"`)
-				check(t, "suspended calls", b.suspended(), 0)
-			})
+			} else {
+				pass(time.Until(claim.ExpiresAt))
+			}
+			a := b.modern("tools/call", back, own)
+			checkContains(t, "its owner", a.failure(), "has ended")
+			checkOmits(t, "its owner", a.Body, `"result"`)
+			wantStale(t, "without a claim", b.modern("tools/call", back))
+			check(t, "the module hears", b.hears(), "tools/call")
+			pass(suspendTimeout)
+			checkContains(t, "at the end the module", b.hears(), "notifications/cancelled", `"refused"`)
+			check(t, "suspended calls", b.suspended(), 0)
 		})
 	}
+}
+
+func TestAskBounds(t *testing.T) {
+	long(t)
+	d := startFakes(t,
+		"a: fixed names tools=ask",
+		"b: fixed names tools=ask",
+		"c: fixed names tools=ask",
+	)
+	c := askModern(t, d.URL, askAllCaps, "")
+	ask := askForms("bounds")
+	suspend := func(tool string, n int) (states []string) {
+		var all sync.WaitGroup
+		states = make([]string, n)
+		for i := range states {
+			all.Go(func() { states[i] = stringField(c.round(tool, ask).result(), "requestState") })
+		}
+		all.Wait()
+		return states
+	}
+	states := suspend("a_ask", maxRunningOf)
+	suspend("b_ask", maxSuspended-maxRunningOf)
+	tooMany := c.round("c_ask", ask)
+	checkContains(t, "one call too many", tooMany.failure(), "too many calls")
+	other := askModern(t, d.URL, askAllCaps, newClaimFor(t, d.Base, d.Dir).Code.Reveal())
+	askState(t, other.round("a_ask", ask), 1) // another principal
+
+	resume := func(state string) {
+		a := c.round("a_ask", ask, withState(state, `{"ask-1":{"action":"decline"}}`)...)
+		check(t, "a suspended call: failure", a.failure(), "")
+		checkContains(t, "a suspended call", resultText(a.result()), "decline")
+	}
+	resume(states[0])
+	askState(t, c.round("c_ask", ask), 1) // which has made room
+	var all sync.WaitGroup
+	for _, state := range states[1:] {
+		all.Go(func() { resume(state) })
+	}
+	all.Wait()
+}
+
+// TestAskFlood has one call ask more than it may at once: some questions are refused, and each gets an answer.
+func TestAskFlood(t *testing.T) {
+	long(t)
+	d := startFakes(t, "a: fixed names tools=ask")
+	var flood fakeAsk
+	for range 5 * maxAsks {
+		flood.Asks = append(flood.Asks, askFor("form", "x"))
+	}
+	flood.Copes = true
+	c := askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "")
+	c.answer = askAnswer("flood")
+	_, got, text := askGot(c.call("a_ask", flood))
+	check(t, "answers", len(got), len(flood.Asks))
+	checkContains(t, "the answers", text, "flood")
 }

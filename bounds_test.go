@@ -133,38 +133,36 @@ func (b *bubble) sessionLike(c *testClient) *testClient {
 func TestLimits(t *testing.T) {
 	long(t)
 	for name, tt := range limitCases {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				client := func() *testClient {
-					c := b.open(protocols[0])
-					c.Header.Set(claimHeader, newClaimFor(t, b.base, "/w").Code.Reveal())
-					c.ask("ping", "")
-					return c
-				}
-				var all []*exchange
-				begin := func(c *testClient, unread bool) (text string) {
-					b.unread = unread
-					x := b.begin(tt.request(b, c))
-					all = append(all, x)
-					_, text = x.got()
-					return text
-				}
-				greedy, other := client(), client()
-				for range tt.most {
-					checkOmits(t, "a request within the limit", begin(greedy, tt.unread), tt.refusal)
-				}
-				checkContains(t, "one request more", begin(greedy, false), tt.refusal)
-				checkOmits(t, "another principal's request", begin(other, false), tt.refusal)
-				start := time.Now()
-				check(t, "another principal's call", other.call("m_wait", "").failure(), "")
-				check(t, "how long it waited", time.Since(start), 0)
-				for _, x := range all {
-					x.hangUp()
-				}
-				pass(3 * time.Minute)
-				checkOmits(t, "a request after all that", begin(greedy, false), tt.refusal)
-				all[len(all)-1].hangUp()
-			})
+		runInBubble(t, name, func(t *testing.T, b *bubble) {
+			client := func() *testClient {
+				c := b.open(protocols[0])
+				c.Header.Set(claimHeader, newClaimFor(t, b.base, "/w").Code.Reveal())
+				c.ask("ping", "")
+				return c
+			}
+			var all []*exchange
+			begin := func(c *testClient, unread bool) (text string) {
+				b.unread = unread
+				x := b.begin(tt.request(b, c))
+				all = append(all, x)
+				_, text = x.got()
+				return text
+			}
+			greedy, other := client(), client()
+			for range tt.most {
+				checkOmits(t, "a request within the limit", begin(greedy, tt.unread), tt.refusal)
+			}
+			checkContains(t, "one request more", begin(greedy, false), tt.refusal)
+			checkOmits(t, "another principal's request", begin(other, false), tt.refusal)
+			start := time.Now()
+			check(t, "another principal's call", other.call("m_wait", "").failure(), "")
+			check(t, "how long it waited", time.Since(start), 0)
+			for _, x := range all {
+				x.hangUp()
+			}
+			pass(3 * time.Minute)
+			checkOmits(t, "a request after all that", begin(greedy, false), tt.refusal)
+			all[len(all)-1].hangUp()
 		})
 	}
 	t.Run("complete", checkLimitsAreTested)

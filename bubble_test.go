@@ -53,6 +53,11 @@ func inBubble(t *testing.T, test func(*testing.T, *bubble)) {
 	})
 }
 
+// runInBubble runs a subtest in a bubble.
+func runInBubble(t *testing.T, name string, test func(*testing.T, *bubble)) {
+	t.Run(name, func(t *testing.T) { inBubble(t, test) })
+}
+
 func (b *bubble) start(t *testing.T) {
 	t.Helper()
 	claims := openClaims(b.base+"/.data", nil)

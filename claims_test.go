@@ -221,42 +221,31 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 // The permission bits that would make a file unreadable mean nothing to root,
 // as whom tests may run; other things than a file do.
 func TestFileThatIsNone(t *testing.T) {
-	t.Run("folder", func(t *testing.T) {
-		dir := newDataDir(t)
-		must(t, os.MkdirAll(filepath.Join(dir, "claims.json"), 0o700))
-		wantUnreadable(t, dir, "")
-	})
-	t.Run("link to nowhere", func(t *testing.T) {
-		dir := newDataDir(t)
-		must(t, os.MkdirAll(dir, 0o700))
-		if err := os.Symlink("nowhere", filepath.Join(dir, "claims.json")); err != nil {
-			skip(t, err)
-		}
-		wantUnreadable(t, dir, "")
-	})
-	t.Run("link to a file", func(t *testing.T) {
-		dir := newDataDir(t)
-		real := writeClaimsFile(t, t.TempDir(), "["+claimA+"]")
-		must(t, os.MkdirAll(dir, 0o700))
-		if err := os.Symlink(real, filepath.Join(dir, "claims.json")); err != nil {
-			skip(t, err)
-		}
-		wantUnreadable(t, dir, "AAAAAA") // and the link is not replaced by a file
-	})
-	t.Run("heals", func(t *testing.T) {
-		dir := newDataDir(t)
-		s := testStore(t, dir)
-		for range 3 {
-			path := writeClaimsFile(t, dir, "[")
-			if _, err := s.Lookup("AAAAAA"); !errors.Is(err, errClaimsUnreadable) {
-				t.Fatal(err)
+	real := writeClaimsFile(t, t.TempDir(), "["+claimA+"]")
+	for what, make := range map[string]func(path string) error{
+		"a folder":          func(path string) error { return os.Mkdir(path, 0o700) },
+		"a link to nowhere": func(path string) error { return os.Symlink("nowhere", path) },
+		"a link to a file":  func(path string) error { return os.Symlink(real, path) }, // which no file replaces
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := make(filepath.Join(dir, "claims.json")); err != nil {
+				skip(t, err)
 			}
-			writeClaimsFile(t, dir, "["+claimA+"]")
-			wantActive(t, s, "AAAAAA", true)
-			os.Remove(path)
-			wantActive(t, s, "AAAAAA", false)
-		}
-	})
+			wantUnreadable(t, dir, "AAAAAA")
+		})
+	}
+	dir := newDataDir(t)
+	s := testStore(t, dir)
+	for range 3 { // a file that was unreadable is read again
+		path := writeClaimsFile(t, dir, "[")
+		_, err := s.Lookup("AAAAAA")
+		check(t, "the file is unreadable", errors.Is(err, errClaimsUnreadable), true)
+		writeClaimsFile(t, dir, "["+claimA+"]")
+		wantActive(t, s, "AAAAAA", true)
+		os.Remove(path)
+		wantActive(t, s, "AAAAAA", false)
+	}
 }
 
 func TestRecordsSurviveRewriting(t *testing.T) {

@@ -41,7 +41,7 @@ func setTokens(t *testing.T, token *writeToken, names ...string) {
 }
 
 func TestTakingTheToken(t *testing.T) {
-	long(t)
+	alone(t) // as the ages of tokens count
 	token := newWriteToken("")
 	held := func(age time.Duration, host string, pid int) string {
 		return fmt.Sprintf("held.%d.%s.%d.1", time.Now().Add(-age).UnixMilli(), host, pid)
@@ -255,7 +255,7 @@ func (c *claimsChild) codes() []Code {
 
 func TestProcessesAtOnce(t *testing.T) {
 	long(t)
-	processes, each := slowTests(12, 64), slowTests(10, 20)
+	processes, each := slowTests(12, 32), slowTests(10, 20)
 	dir := newDataDir(t)
 	printed := make([][]Code, processes)
 	var all sync.WaitGroup

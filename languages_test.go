@@ -607,32 +607,3 @@ func TestOneFormInEachLanguage(t *testing.T) {
 		})
 	}
 }
-
-// TestShellExample runs the example that looks at a Git repository, with
-// arguments that a shell could take for commands.
-func TestShellExample(t *testing.T) {
-	long(t)
-	need(t, "git")
-	d, path, _ := hostFile(t, "examples/site/changes.usher.sh")
-	dir := filepath.Dir(path)
-	for _, args := range [][]string{
-		{"init", "-q"},
-		{"add", "."},
-		{"commit", "-qm", "first $(touch y)"},
-		{"commit", "-qm", "second", "--allow-empty"},
-	} {
-		cmd := exec.Command("git", slices.Concat([]string{"-c", "user.name=A", "-c", "user.email=ada@x"}, args)...)
-		cmd.Dir = dir
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("git %v: %v %s", args, err, out)
-		}
-	}
-	c := connect(t, d.URL)
-	c.awaitTools("changes_author", "changes_recent")
-	checkContains(t, "recent", resultText(c.call("changes_recent", "").result()), "second\n", "first $(touch y)")
-	checkContains(t, "author", c.call("changes_author", `{"name":"ada@"}`).Body, `"commits":2`)
-	for _, name := range []string{"$(touch z)", "`touch z`", "'; touch z; '", "--help", "\\n"} {
-		c.call("changes_author", string(object{{"name", quote(name)}}.encode()))
-	}
-	check(t, "files", folderNames(t, dir), []string{".git", "changes.usher.sh"})
-}

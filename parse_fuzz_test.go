@@ -1,11 +1,12 @@
 // Fuzz tests of the parsers that decide on access: session ids and their log, codes,
-// Host and Origin, Accept; and of what owners and authors write: sizes,
-// documentation, .mcp.json files, schemas.
+// Host and Origin, Accept; of what owners and authors write: sizes, documentation,
+// .mcp.json files, schemas; and of what clients write: messages, event ids, headers.
 
 package main
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -432,6 +433,156 @@ func FuzzParseInitialize(f *testing.F) {
 		}
 		if !hasSessions(protocol) || parseClientCaps(caps.encode()) != caps {
 			t.Fatalf("%s: %q, %b, which is %s", params, protocol, caps, caps.encode())
+		}
+	})
+}
+
+func FuzzMembers(f *testing.F) {
+	f.Add([]byte(`{"a":1,"b":{"c":[1,"}",{}]},"\u00e9\"":"\\","d":-1.5e+3 , "e":null}`))
+	f.Add([]byte("{\n\t\"a\" : [ ] , \"a\" : true\r}"))
+	f.Add([]byte(`[]`))
+	f.Add([]byte(`{"abcde\`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		if checkJSON(raw, "it") != nil {
+			members(slices.Clip(raw)) // of text that is none it need only return
+			field(raw, "a")
+			return
+		}
+		var want map[string]json.RawMessage
+		isObject := json.Unmarshal(raw, &want) == nil && want != nil
+		list := members(raw)
+		if ok := list != nil; ok != isObject {
+			t.Fatalf("%q: an object: %v, want %v", raw, ok, isObject)
+		}
+		if !isObject {
+			return
+		}
+		got := map[string]json.RawMessage{}
+		for _, m := range list {
+			got[m.key] = m.value
+		}
+		for key, value := range want {
+			if !bytes.Equal(got[key], value) || !bytes.Equal(field(raw, key), value) {
+				t.Errorf("%q: %q is %q, its field %q, want %q", raw, key, got[key], field(raw, key), value)
+			}
+		}
+		if len(got) != len(want) || !json.Valid(list.encode()) {
+			t.Errorf("%q: %d members, want %d; joined %s", raw, len(got), len(want), list.encode())
+		}
+		if line := oneLine(raw); bytes.ContainsAny(line, "\r\n") || !json.Valid(line) {
+			t.Errorf("%q on one line: %q", raw, line)
+		}
+	})
+}
+
+func FuzzParseMessage(f *testing.F) {
+	f.Add([]byte(`{"jsonrpc":"2.0","id":1,"method":"ping","params":{}}`))
+	f.Add([]byte(`{"jsonrpc":"2.0","id":"x","error":{"code":-1,"message":"m","data":[]}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		m, err := parseMessage(raw)
+		if err != nil {
+			if rpc := (*rpcError)(nil); !errors.As(err, &rpc) {
+				t.Errorf("%q: an error of another kind: %v", raw, err)
+			}
+			return
+		}
+		if !m.isRequest() && !m.isNotification() && m.Result == nil && m.Err == nil {
+			t.Errorf("%q: a message of no kind: %+v", raw, m)
+		}
+		if m.Method != "" && !json.Valid(encodeRequest(m.ID, m.Method, m.Params)) {
+			t.Errorf("%q: can't be sent on", raw)
+		}
+	})
+}
+
+func FuzzParseEventID(f *testing.F) {
+	kept := &keptStream{id: "p1"}
+	o := newOutbox(account{memory: newMemory(0)}, &connection{}, kept)
+	o.keepLocked(frame{msg: []byte("1")})
+	o.keepLocked(frame{msg: []byte("2")})
+	f.Add(kept.eventID(0))
+	f.Add(kept.eventID(2))
+	f.Fuzz(func(t *testing.T, s string) {
+		id, n := parseEventID(s)
+		if id == "" {
+			return
+		}
+		if n < 0 || !strings.HasPrefix(s, id+"-") {
+			t.Fatalf("%q is message %d of %q", s, n, id)
+		}
+		missed, ok := o.after(n)
+		if ok != (n <= 2) || ok && len(missed) != 2-n {
+			t.Fatalf("after %d there are %d", n, len(missed))
+		}
+		if again, m := parseEventID((&keptStream{id: id}).eventID(n)); again != id || m != n {
+			t.Fatalf("%q came back as %q, %d", s, again, m)
+		}
+	})
+}
+
+func FuzzDecodeHeader(f *testing.F) {
+	f.Fuzz(func(t *testing.T, value string) {
+		got, ok := decodeHeader(value)
+		coded := strings.HasPrefix(value, "=?base64?") && strings.HasSuffix(value[9:], "?=")
+		switch {
+		case ok && !coded && got != value:
+			t.Fatalf("%q was read as %q", value, got)
+		case ok && coded && "=?base64?"+base64.StdEncoding.EncodeToString([]byte(got))+"?=" != value:
+			t.Fatalf("%q was read as %q, which is written otherwise", value, got)
+		}
+		encoded := "=?base64?" + base64.StdEncoding.EncodeToString([]byte(value)) + "?="
+		if back, ok := decodeHeader(encoded); !ok || back != value {
+			t.Fatalf("%q came back as %q", value, back)
+		}
+		twice := http.Header{nameHeader: {value, value}}
+		if checkHeader(twice, nameHeader, "name", quote(value)) == nil {
+			t.Fatal("a header twice is taken")
+		}
+	})
+}
+
+func FuzzCheckStateless(f *testing.F) {
+	f.Fuzz(func(t *testing.T, meta, version, method string) {
+		params := json.RawMessage(`{"_meta":` + meta + `}`)
+		if checkJSON(params, "it") != nil || !utf8.ValidString(method) || method == "" {
+			return
+		}
+		msg, err := parseMessage(encodeRequest(json.RawMessage("1"), method, params))
+		if err != nil {
+			t.Fatalf("%q: %v", params, err)
+		}
+		list := parseParams(msg.Params)
+		h := http.Header{protocolHeader: {version}, methodHeader: {method}}
+		if version == "" {
+			h.Del(protocolHeader)
+		}
+		if !isStateless(h, list) {
+			return
+		}
+		session, err := newStatelessSession(h, msg.Method, list, Principal{})
+		if err == nil {
+			said := field(msg.Params, "_meta")
+			object := isObject(field(said, metaClientCaps))
+			versions := version == statelessProtocol && stringField(said, metaProtocol) == version
+			if !versions || !object {
+				t.Fatalf("%s %s %q was let in", meta, version, method)
+			}
+			if session.era != stateless || session.token.Claim != (Principal{}) {
+				t.Fatalf("%s: it has the session %+v", meta, session)
+			}
+			return
+		}
+		switch rpc := asRPCError(err); rpc.Code {
+		case codeHeaderMismatch, codeInvalidParams:
+		case codeUnsupportedVersion:
+			if !json.Valid(rpc.Data) || field(rpc.Data, "supported") == nil || field(rpc.Data, "requested") == nil {
+				t.Fatalf("%s", rpc.Data)
+			}
+		default:
+			t.Fatalf("%d %v", rpc.Code, err)
+		}
+		if rpcStatus(asRPCError(err).Code) < 400 {
+			t.Fatalf("%v has a status of success", err)
 		}
 	})
 }

@@ -72,6 +72,7 @@ func TestRealServers(t *testing.T) {
 // them: without a claim, with one in a header, and with one in the URL.
 func TestClientsConnect(t *testing.T) {
 	slow(t)
+	t.Parallel()
 	r := newRealWorkspace(t, npmInstall(t, "conformance"))
 	for _, name := range []string{"near", "far"} {
 		write(t, filepath.Join(r.workspace, name, name+".usher.sh"),

@@ -27,32 +27,30 @@ func TestSilentCallBecomesAStream(t *testing.T) {
 			bothKinds:          "text/event-stream",
 			"application/json": "application/json",
 		} {
-			t.Run(version+", "+accept, func(t *testing.T) {
-				inBubble(t, func(t *testing.T, b *bubble) {
-					req := b.modernPOST("1", "tools/call", params)
-					if version != statelessProtocol {
-						c := b.open(version)
-						req = c.request(http.MethodPost, c.message("tools/call", params))
-					}
-					req.Header.Set("Accept", accept)
-					x := b.begin(req)
-					pass(keepAlive - time.Nanosecond)
-					status, _ := x.got()
-					check(t, "status before its time", status, 0)
-					pass(time.Nanosecond)
-					for n := 1; n <= 2 && accept == bothKinds; n++ {
-						_, text := x.got()
-						check(t, "X-Accel-Buffering", x.header.Get("X-Accel-Buffering"), "no")
-						check(t, "comments", strings.Count(text, ":\n\n") >= n, true)
-						checkOmits(t, "the stream", text, "result")
-						pass(keepAlive)
-					}
-					<-x.done
-					status, text := x.got()
-					check(t, "status", status, 200)
-					check(t, "Content-Type", x.header.Get("Content-Type"), kind)
-					check(t, "answers", strings.Count(text, "waited"), 1)
-				})
+			runInBubble(t, version+", "+accept, func(t *testing.T, b *bubble) {
+				req := b.modernPOST("1", "tools/call", params)
+				if version != statelessProtocol {
+					c := b.open(version)
+					req = c.request(http.MethodPost, c.message("tools/call", params))
+				}
+				req.Header.Set("Accept", accept)
+				x := b.begin(req)
+				pass(keepAlive - time.Nanosecond)
+				status, _ := x.got()
+				check(t, "status before its time", status, 0)
+				pass(time.Nanosecond)
+				for n := 1; n <= 2 && accept == bothKinds; n++ {
+					_, text := x.got()
+					check(t, "X-Accel-Buffering", x.header.Get("X-Accel-Buffering"), "no")
+					check(t, "comments", strings.Count(text, ":\n\n") >= n, true)
+					checkOmits(t, "the stream", text, "result")
+					pass(keepAlive)
+				}
+				<-x.done
+				status, text := x.got()
+				check(t, "status", status, 200)
+				check(t, "Content-Type", x.header.Get("Content-Type"), kind)
+				check(t, "answers", strings.Count(text, "waited"), 1)
 			})
 		}
 	}
@@ -90,25 +88,23 @@ func TestIdleStreamsAreKeptAlive(t *testing.T) {
 			return req
 		}, `^:\n\n$`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				x := b.begin(tt.request(b))
-				status, first := x.got()
-				check(t, "status", status, 200)
-				if !regexp.MustCompile(tt.begins).MatchString(first) {
-					t.Errorf("at once: %q, want %s", first, tt.begins)
-				}
-				for n := range 3 {
-					pass(keepAlive - time.Nanosecond)
-					_, text := x.got()
-					check(t, "before the comment", text, first+strings.Repeat(":\n\n", n))
-					pass(time.Nanosecond)
-					_, text = x.got()
-					check(t, "at the comment", text, first+strings.Repeat(":\n\n", n+1))
-				}
-				x.hangUp()
-				<-x.done
-			})
+		runInBubble(t, name, func(t *testing.T, b *bubble) {
+			x := b.begin(tt.request(b))
+			status, first := x.got()
+			check(t, "status", status, 200)
+			if !regexp.MustCompile(tt.begins).MatchString(first) {
+				t.Errorf("at once: %q, want %s", first, tt.begins)
+			}
+			for n := range 3 {
+				pass(keepAlive - time.Nanosecond)
+				_, text := x.got()
+				check(t, "before the comment", text, first+strings.Repeat(":\n\n", n))
+				pass(time.Nanosecond)
+				_, text = x.got()
+				check(t, "at the comment", text, first+strings.Repeat(":\n\n", n+1))
+			}
+			x.hangUp()
+			<-x.done
 		})
 	}
 }
@@ -146,25 +142,23 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 		{"too late", time.Second, forgets, false},
 		{"read for long", 3 * forgets, replayLife - time.Second, true},
 	} {
-		t.Run(tt.name, func(t *testing.T) {
-			inBubble(t, func(t *testing.T, b *bubble) {
-				c := b.open("2025-11-25")
-				x := b.begin(c.streamedCall(int(tt.read.Seconds()) + 1)) // the answer comes when nobody reads
-				pass(tt.read)
-				_, text := x.got()
-				x.hangUp()
-				<-x.done
-				pass(tt.away)
-				req := c.getRequest()
-				req.Header.Set(eventHeader, firstID(t, text))
-				x = b.begin(req)
-				status, text := x.got()
-				check(t, "it is kept", strings.Contains(text, "waited"), tt.kept)
-				if !tt.kept {
-					check(t, "status", status, http.StatusGone)
-					checkContains(t, "the refusal", text, "the request again")
-				}
-			})
+		runInBubble(t, tt.name, func(t *testing.T, b *bubble) {
+			c := b.open("2025-11-25")
+			x := b.begin(c.streamedCall(int(tt.read.Seconds()) + 1)) // the answer comes when nobody reads
+			pass(tt.read)
+			_, text := x.got()
+			x.hangUp()
+			<-x.done
+			pass(tt.away)
+			req := c.getRequest()
+			req.Header.Set(eventHeader, firstID(t, text))
+			x = b.begin(req)
+			status, text := x.got()
+			check(t, "it is kept", strings.Contains(text, "waited"), tt.kept)
+			if !tt.kept {
+				check(t, "status", status, http.StatusGone)
+				checkContains(t, "the refusal", text, "the request again")
+			}
 		})
 	}
 }

@@ -6,10 +6,17 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"go/ast"
 	"log/slog"
+	"math/big"
 	"net/http"
 	"os"
 	"os/exec"
@@ -18,6 +25,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -182,11 +190,10 @@ func TestServeRefuses(t *testing.T) {
 	addr := strings.Trim(strings.TrimPrefix(busy.URL, "http://"), "/")
 	secret := func(v string) map[string]string { return map[string]string{webhookSecretVar: v} }
 	for _, tt := range []struct {
-		name string
-		args string
-		env  map[string]string
-		code int
-		says string
+		name, args string
+		env        map[string]string
+		code       int
+		says       string
 	}{
 		{"every interface", "-addr 0.0.0.0:0", nil, 2, "-require-claim"},
 		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open (every MCP client"},
@@ -306,4 +313,47 @@ func checkStartCall(t *testing.T, fn *ast.FuncDecl) {
 	if i < 0 || i+1 == len(statements) || !names(statements[i+1], "enqueue") {
 		t.Error("startCall does not queue the request immediately after the check of the claim")
 	}
+}
+
+// A renewed certificate is used without a restart. While its files do not match, the
+// previous one is.
+func TestCertificateIsReadAgain(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	flags := &serveFlags{addr: "127.0.0.1:0", tlsCert: dir + "/cert", tlsKey: dir + "/key"}
+	d := &daemon{flags: flags, log: slog.New(slog.DiscardHandler)}
+	renew := func(serial int64) {
+		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		must(t, err)
+		is := &x509.Certificate{SerialNumber: big.NewInt(serial)}
+		cert, _ := x509.CreateCertificate(rand.Reader, is, is, key.Public(), key)
+		raw, _ := x509.MarshalPKCS8PrivateKey(key)
+		write(t, dir+"/cert", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})))
+		write(t, dir+"/key", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
+	}
+	renew(1)
+	_, err := d.listen()
+	must(t, err)
+	defer d.listener.Close()
+	wantSerial := func(want int64) {
+		t.Helper()
+		var accepting sync.WaitGroup
+		accepting.Go(func() {
+			conn, _ := d.listener.Accept()
+			conn.(*tls.Conn).Handshake()
+			conn.Close()
+		})
+		conn, err := tls.Dial("tcp", d.listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+		must(t, err)
+		check(t, "serial number", conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64(), want)
+		conn.Close()
+		accepting.Wait()
+	}
+	wantSerial(1)
+	renew(2)
+	wantSerial(2)
+	write(t, dir+"/key", "half a key")
+	wantSerial(2)
+	renew(3)
+	wantSerial(3)
 }
