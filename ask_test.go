@@ -132,12 +132,17 @@ func (c *askClient) reply(id json.RawMessage, word string) {
 // listen opens the session's notification stream and takes its messages.
 func (c *askClient) listen() {
 	c.t.Helper()
-	messages, _ := c.http.listen()
-	go func() {
-		for msg := range messages {
-			c.take(msg)
+	events, _ := c.http.listen()
+	go c.takeAll(events)
+}
+
+// takeAll takes the messages of a stream, to its end.
+func (c *askClient) takeAll(events <-chan event) {
+	for e := range events {
+		if e.data != "" {
+			c.take(e.msg())
 		}
-	}()
+	}
 }
 
 // forgetAsked drops the requests to the client so far.

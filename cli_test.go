@@ -254,8 +254,6 @@ func TestRefusedCommands(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	locked := t.TempDir()
 	write(t, locked+"/.data/claims.lock", "a file where a folder should be")
-	unreadable := t.TempDir()
-	must(t, os.MkdirAll(unreadable+"/.data/claims.json", 0o700))
 	dangling := dir + "/dangling.usher.sh"
 	must(t, os.Symlink(dir+"/nowhere", dangling))
 	file := dir + "/file.usher.go"
@@ -266,7 +264,7 @@ func TestRefusedCommands(t *testing.T) {
 	write(t, dir+"/none.usher.sh", "f() { echo; }\n")
 	write(t, dir+"/p/m.usher.sh", "# F.\nf() { echo; }\n")
 	write(t, dir+"/q/m.usher.sh", "# F.\nf() { echo; }\n")
-	folders := strings.NewReplacer("DANGLING", dangling, "LOCKED", locked, "UNREADABLE", unreadable,
+	folders := strings.NewReplacer("DANGLING", dangling, "LOCKED", locked,
 		"CORRUPT", corrupt, "FILE", file, "BASE", base, "DIR", dir)
 	for _, tt := range []struct {
 		args string
@@ -275,7 +273,6 @@ func TestRefusedCommands(t *testing.T) {
 	}{
 		{"nope", 2, `unknown command "nope"`},
 		{"", 2, `unknown command ""`},
-		{"-base x nope", 2, `unknown command "-base"`},
 		{"claim examples", 2, "use -scope to name a folder"},
 		{"serve -prot 3001", 2, "not defined: -prot"},
 		{"serve -addr :4000", 2, "with -addr 127.0.0.1:4000"},
@@ -286,22 +283,16 @@ func TestRefusedCommands(t *testing.T) {
 		{"call none x -dir DIR", 1, "none.usher.sh has it has no methods"},
 		{"serve -allow-host x.example", 2, "without -allow-host"},
 		{"completion tcsh", 2, "want bash, zsh or fish"},
-		{"help nope", 2, `unknown command "nope"`},
-		{"version x", 2, "unexpected argument"},
 		{"claim -ttl 0", 2, "30m, 1h, 7d"},
-		{"claim -ttl ", 2, "30m, 1h, 7d"},
 		{"claim -base BASE -ttl", 2, "flag needs an argument"},
 		{"modules -scope ", 2, "no such folder"},
 		{"call a x -scope DIR/nope", 2, "no such folder"},
 		{"claim -scope DIR/nope", 2, "no such folder"},
 		{"claim -scope FILE", 2, "no such folder"},
 		{"claim -label a\xffb", 1, "UTF-8"},
-		{"claim list revoke", 2, "want no argument, list"},
 		{"claim revoke ABC-DEF-", 1, "no active claim has this code"},
 		{"claim revoke -base BASE -- -ABCDEF", 1, "no active claim has this code"},
 		{"claim -base LOCKED", 1, "claims.lock"},
-		{"claim -base UNREADABLE", 1, "claims.json"},
-		{"claim list -base UNREADABLE", 1, "claims.json"},
 		{"modules -claim ABCDEF -base CORRUPT", 1, "claims.json"},
 		{"claim revoke", 2, "revoke CODE"},
 		{"claim revoke ABCDEF ABCDEG", 1, "code 2 of 2: no active claim has this code"},
@@ -309,7 +300,6 @@ func TestRefusedCommands(t *testing.T) {
 		{"claim revoke ABCDEF", 1, "no active claim has this code"},
 		{"claim -base CORRUPT", 1, "claims.json"},
 		{"claim list -base CORRUPT", 1, "claims.json"},
-		{"claim revoke ABCDEF -base CORRUPT", 1, "claims.json"},
 		{"claim -base FILE", 1, "-base"},
 		{"modules -scope . -claim ABCDEF", 2, "exclude"},
 		{"modules -claim hello", 2, "6 of 23456789"},
@@ -323,14 +313,12 @@ func TestRefusedCommands(t *testing.T) {
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside of the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call file x -dir DIR", 1, `file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
-		{"call a x - -dir DIR", 2, "JSON"},
 		{"call a x {} {}", 2, "unexpected argument"},
 		{"new", 2, "arguments are missing"},
 		{"new x.go", 2, ".usher.go"},
 		{"new a@b.usher.go", 2, "a module name"},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
 		{"new a.usher.rb", 2, ".usher.go"},
-		{"new a.usher.go b.usher.go", 2, "unexpected argument"},
 		{"new DANGLING", 1, "file exists"},
 		{"new FILE", 1, "file exists"},
 		{"new DIR/nope/x.usher.go", 1, "no such file"},
@@ -609,18 +597,7 @@ func TestPrintedCurl(t *testing.T) {
 	need(t, "curl")
 	need(t, "python3")
 	dir, base := t.TempDir(), t.TempDir()
-	write(t, dir+"/forms.usher.py", `
-from typing import Literal
-def handle_all(text: str, n: int, x: float, yes: bool, some: list, other: dict,
-               kind: Literal["it's", "b"], left: int = 3):
-    """Takes everything."""
-    return kind
-def handle_signed():
-    """Takes what is signed.
-
-    @signature github GITHUB_WEBHOOK_SECRET
-    """
-`)
+	copyFiles(t, "testdata/python", dir, "forms.usher.py")
 	d := daemonOptions{base: base, env: guarded}.startReady(t, dir)
 	_, line, _ := strings.Cut(wantUsher(t, 0, "", "modules", "-base", base, dir), "webhook: curl ")
 	line, rest, _ := strings.Cut(line, "\n")

@@ -514,41 +514,22 @@ func (c *testClient) resume(lastEvent string, present ...func(*http.Request)) (*
 	return c.get(append(present, last)...)
 }
 
-// listen opens the session's notification stream. Messages arrive on the channel,
-// which is closed at the stream's end.
-func (c *testClient) listen() (messages <-chan json.RawMessage, hangUp func()) {
+// listen opens the session's notification stream.
+func (c *testClient) listen() (events <-chan event, hangUp func()) {
 	c.t.Helper()
 	res, events, hangUp := c.get()
 	if res.StatusCode != http.StatusOK {
 		c.t.Fatalf("GET: %s", res.Status)
 	}
-	out := make(chan json.RawMessage, 100)
-	go func() {
-		defer close(out)
-		for e := range events {
-			if e.data != "" {
-				out <- e.msg()
-			}
-		}
-	}()
-	return out, hangUp
+	return events, hangUp
 }
 
 // hear waits for a notification on a stream.
-func hear(t *testing.T, messages <-chan json.RawMessage, method string) json.RawMessage {
+func hear(t *testing.T, events <-chan event, method string) json.RawMessage {
 	t.Helper()
-	deadline := time.After(patience)
 	for {
-		select {
-		case msg, ok := <-messages:
-			if !ok {
-				t.Fatalf("the stream ended before %s", method)
-			}
-			if stringField(msg, "method") == method {
-				return msg
-			}
-		case <-deadline:
-			t.Fatalf("gave up waiting for %s", method)
+		if msg := wantEvent(t, events).msg(); stringField(msg, "method") == method {
+			return msg
 		}
 	}
 }
@@ -875,13 +856,7 @@ func askOverSSE(t *testing.T, url, caps, code string) *askClient {
 	c := newAskClient(t, url, code)
 	sse := c.http.openSSE()
 	c.hangUp = sse.hangUp
-	go func() {
-		for e := range sse.events {
-			if e.data != "" {
-				c.take(e.msg())
-			}
-		}
-	}()
+	go c.takeAll(sse.events)
 	c.post = func(ctx context.Context, msg []byte) error {
 		a, err := c.http.try(c.http.request(http.MethodPost, string(msg)).WithContext(ctx))
 		if err == nil && a.Status != http.StatusAccepted {

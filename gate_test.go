@@ -262,15 +262,17 @@ func presentations(p, o, g, x string) []presentation {
 	}
 }
 
-// TestScopeTable presents codes in each way, for a new session and for one of another claim.
-// TestModel checks sessions in each state.
+// TestScopeTable presents codes in each way: for a new session, in one of another claim and, also if claims are
+// required, without sessions. TestModel checks sessions in each state.
 func TestScopeTable(t *testing.T) {
 	long(t)
 	d := startProjects(t)
+	alone := newStateless(t, d.URL)
 	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
-	lists := map[string]string{p: seesProj, o: seesOther}
+	check(t, "the claim to be revoked", alone.sees(inHeader(g)), "c_x") // and the other was never used
 	d.revoke(g)
 	expire(t, d.Base, Code(x))
+	lists := map[string]string{p: seesProj, o: seesOther}
 	for _, row := range presentations(p, o, g, x) {
 		t.Run(row.name, func(t *testing.T) {
 			c, a := openSession(t, d.URL, row.present)
@@ -279,60 +281,45 @@ func TestScopeTable(t *testing.T) {
 			check(t, "the instructions name c", strings.Contains(about, "- c:"), want == seesAll)
 			checkContains(t, "instructions", about, "- ")
 			checkSees(t, "it sees", c, presentNothing, want)
+			modern := alone.modern("tools/call", `{"name":"c_x"}`, row.present)
+			if row.refused {
+				checkRefused(t, modern, "unknown or has ended")
+			} else {
+				check(t, "without a session it sees", alone.sees(row.present), want)
+				check(t, "it calls c_x", modern.failure() == "", want == seesAll)
+			}
 			scoped := d.session(inHeader(o))
 			want = cmp.Or(lists[row.counts], seesOther)
 			checkSees(t, "a scoped session sees", scoped, row.present, want)
 			checkSees(t, "it then sees", scoped, presentNothing, want)
 		})
 	}
+	d.restart([]*testClient{alone}, "-require-claim")
+	for _, row := range presentations(p, o, g, x) {
+		t.Run("with claims required/"+row.name, func(t *testing.T) {
+			if row.counts != "" {
+				check(t, "it sees", alone.sees(row.present), lists[row.counts])
+				return
+			}
+			says := "a claim code is required"
+			if row.refused {
+				says = "unknown or has ended"
+			}
+			_, a := openSession(t, d.URL, row.present)
+			checkRefused(t, a, says)
+			checkRefused(t, alone.modern("tools/list", "", row.present), says)
+		})
+	}
 	d.hidesCodes(t, p, o, g, x, "ABCDEF")
 }
 
-// TestModernScopeTable is the table of who sees what for requests without a session, also
-// if claims are required.
-func TestModernScopeTable(t *testing.T) {
-	long(t)
-	d := startProjects(t)
-	c := newStateless(t, d.URL)
-	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
-	check(t, "the claim to be revoked", c.sees(inHeader(g)), "c_x") // and the other was never used
-	d.revoke(g)
-	expire(t, d.Base, Code(x))
-	lists := map[string]string{p: seesProj, o: seesOther, "": seesAll}
-	look := func(when string, require bool) {
-		for _, row := range presentations(p, o, g, x) {
-			t.Run(when+"/"+row.name, func(t *testing.T) {
-				want := lists[row.counts]
-				if row.refused || require && row.counts == "" {
-					want = "400"
-				}
-				check(t, "it sees", c.sees(row.present), want)
-				a := c.modern("tools/call", `{"name":"c_x"}`, row.present)
-				check(t, "it calls c_x", a.failure() == "", want == seesAll)
-				refusals := []answer{a}
-				if require { // a session is refused too
-					_, a := openSession(t, d.URL, row.present)
-					refusals = append(refusals, a)
-				}
-				says := "a claim code is required"
-				if row.refused {
-					says = "unknown or has ended"
-				}
-				for _, a := range refusals {
-					if want == "400" {
-						check(t, "status of a refusal", a.Status, 400)
-						checkContains(t, "a refusal", a.failure(), says, claimHeader)
-						check(t, "its session", a.Header.Get(sessionHeader), "")
-						check(t, "its challenge", a.Header.Get("WWW-Authenticate"), "")
-					}
-				}
-			})
-		}
-	}
-	look("with no claim required", false)
-	d.restart([]*testClient{c}, "-require-claim")
-	look("with claims required", true)
-	d.hidesCodes(t, p, o, g, x)
+// checkRefused checks the refusal of a code, which must not make clients look for a login.
+func checkRefused(t *testing.T, a answer, says string) {
+	t.Helper()
+	check(t, "status of a refusal", a.Status, 400)
+	checkContains(t, "a refusal", a.failure(), says, claimHeader)
+	check(t, "its session", a.Header.Get(sessionHeader), "")
+	check(t, "its challenge", a.Header.Get("WWW-Authenticate"), "")
 }
 
 // TestOutOfScopeIsUnknown asks for what is out of scope, and for what does not

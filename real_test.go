@@ -9,7 +9,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -197,7 +196,11 @@ func (r *realWorkspace) reset(t *testing.T) {
 	for _, path := range []string{r.workspace, r.files, r.memory()} {
 		must(t, os.RemoveAll(path))
 	}
-	write(t, filepath.Join(r.workspace, ".mcp.json"), r.config(t))
+	// Each server has a path below root among its arguments, by which awaitNoProcess knows it.
+	places := strings.NewReplacer("SERVERS", filepath.Join(r.installed, "node_modules", "@modelcontextprotocol"),
+		"ROOT", r.root, "FILES", r.files, "MEMORY", r.memory())
+	servers := string(readFile(t, "testdata/real/servers.json"))
+	write(t, filepath.Join(r.workspace, ".mcp.json"), places.Replace(servers))
 	copyFiles(t, "testdata/real", r.workspace, "loud.usher.go")
 	pixel, err := base64.StdEncoding.DecodeString(pixelPNG)
 	must(t, err)
@@ -214,30 +217,6 @@ func (r *realWorkspace) memory() string { return filepath.Join(r.root, "memory.j
 
 // pixelPNG is an image of one pixel.
 const pixelPNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
-
-// config is the .mcp.json that names the servers. Each has a path below root
-// among its arguments, by which awaitNoProcess knows it.
-func (r *realWorkspace) config(t *testing.T) string {
-	t.Helper()
-	type server struct {
-		Command string            `json:"command"`
-		Args    []string          `json:"args"`
-		Env     map[string]string `json:"env,omitempty"`
-	}
-	node := func(name string, args ...string) server {
-		script := filepath.Join(r.installed, "node_modules", "@modelcontextprotocol", "server-"+name, "dist",
-			"index.js")
-		return server{Command: "node", Args: append([]string{script}, args...)}
-	}
-	everything, memory := node("everything", "stdio", r.root), node("memory", r.root)
-	everything.Env = map[string]string{"GREETING": "hello from .mcp.json"}
-	memory.Env = map[string]string{"MEMORY_FILE_PATH": r.memory()}
-	config, err := json.Marshal(map[string]any{"mcpServers": map[string]server{
-		"everything": everything, "memory": memory, "filesystem": node("filesystem", r.files),
-	}})
-	must(t, err)
-	return string(config)
-}
 
 // runClients runs the checks of clients.mjs.
 func (r *realWorkspace) runClients(t *testing.T, server ...string) {

@@ -16,19 +16,6 @@ import (
 	"testing"
 )
 
-// frozenTool writes files, as a module does that a session is meant to have.
-const frozenTool = `# Writes a file.
-# @param {string} path where
-# @param {string} text what
-# @param {string} [mode] as chmod has it
-put() { printf '%s' "$2" >"$1" && chmod "${3:-644}" "$1"; }
-
-# Writes a file, and sets its time back.
-# @param {string} path where
-# @param {string} text what
-back() { touch -r "$1" time && printf '%s' "$2" >"$1" && touch -r time "$1"; }
-`
-
 // TestDroppedModule has a session with a claim write modules by a tool that it may
 // call: sources, a .mcp.json, a program, and other texts for existing ones.
 func TestDroppedModule(t *testing.T) {
@@ -42,7 +29,7 @@ func TestDroppedModule(t *testing.T) {
 	source := func(says string) string {
 		return "//go:build usher\n\npackage main\n\nfunc Say() string { return \"" + says + "\" }\n"
 	}
-	write(t, dir+"/tool.usher.sh", frozenTool)
+	copyFiles(t, "testdata/shell/put", dir, "tool.usher.sh")
 	write(t, dir+"/sub/note", "")
 	writeFake(t, dir+"/file.usher", "good tools=x")
 	write(t, dir+"/run.usher.sh", script("old"))

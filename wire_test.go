@@ -360,13 +360,9 @@ func subscribeAndCrash(t *testing.T, way string) {
 		if way == "HTTP+SSE" {
 			return // it has a stream
 		}
-		messages, hangUp := c.http.listen()
+		events, hangUp := c.http.listen()
 		c.hangUp = hangUp
-		reading.Go(func() {
-			for msg := range messages {
-				c.take(msg)
-			}
-		})
+		reading.Go(func() { c.takeAll(events) })
 	}
 	ask := func(method, uri string) string {
 		t.Helper()

@@ -195,9 +195,7 @@ func TestServeRefuses(t *testing.T) {
 		code       int
 		says       string
 	}{
-		{"every interface", "-addr 0.0.0.0:0", nil, 2, "-require-claim"},
 		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open (every MCP client"},
-		{"another name", "-allow-host usher.example", nil, 2, "-require-claim"},
 		{"a secret with white space", "", secret("x\n"), 2, "white space"},
 		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
 		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
@@ -213,7 +211,6 @@ func TestServeRefuses(t *testing.T) {
 		{"half a certificate", "-tls-cert x", nil, 1, "certificate"},
 		{"a certificate that is not there", "-tls-cert " + file + " -tls-key " + file, nil, 1, "certificate"},
 		{"an unknown log form", "-log xml", nil, 2, "text or json"},
-		{"a limit of none", "-webhook-limit 0", nil, 2, "more than zero"},
 		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, "set but empty"},
 		{"its own folder from within", dir, map[string]string{nestedVar: dir + "/me.usher"}, 1, "would start itself"},
 	} {
