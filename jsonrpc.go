@@ -11,7 +11,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,9 +36,9 @@ const (
 // rpcError is the error member of a response. As a Go error, it may be shown to the peer
 // unmodified.
 type rpcError struct {
-	Code    int
-	Message string
-	Data    json.RawMessage // nil: absent
+	Code    int             `json:"code"`
+	Message string          `json:"message"`
+	Data    json.RawMessage `json:"data,omitempty"`
 }
 
 func (e *rpcError) Error() string { return e.Message }
@@ -123,14 +122,8 @@ func checkJSON(raw []byte, what string) error {
 // parseRPCError parses an error member as far as possible: a peer that sends a malformed
 // error has failed anyway.
 func parseRPCError(raw json.RawMessage) *rpcError {
-	e := &rpcError{
-		Code:    codeInternal,
-		Message: cmp.Or(stringField(raw, "message"), "unspecified error"),
-		Data:    field(raw, "data"),
-	}
-	if n, err := strconv.Atoi(string(field(raw, "code"))); err == nil {
-		e.Code = n
-	}
+	e := &rpcError{Code: codeInternal, Message: "unspecified error"}
+	_ = json.Unmarshal(raw, e)
 	return e
 }
 
@@ -141,8 +134,8 @@ func (m *Message) encode() []byte {
 	if m.Method != "" {
 		method = quote(m.Method)
 	}
-	if e := m.Err; e != nil {
-		fault = object{{"code", marshal(e.Code)}, {"message", quote(e.Message)}, {"data", e.Data}}.encode()
+	if m.Err != nil {
+		fault = marshal(m.Err)
 	}
 	return oneLine(object{
 		{"jsonrpc", quote("2.0")},
@@ -197,9 +190,7 @@ func appendQuoted(b []byte, s string) []byte {
 	if strings.ContainsFunc(s, needsEscape) {
 		return append(b, marshal(s)...)
 	}
-	b = append(b, '"')
-	b = append(b, s...)
-	return append(b, '"')
+	return strconv.AppendQuote(b, s)
 }
 
 // needsEscape reports whether a character may differ in a JSON string.

@@ -271,10 +271,7 @@ func statelessResult(result json.RawMessage, life string) json.RawMessage {
 	if life != "" && list.text("resultType") == resultComplete {
 		list = list.set("ttlMs", json.RawMessage(life)).set("cacheScope", quote("private"))
 	}
-	if field(list.get("_meta"), metaServerInfo) == nil {
-		list = withMeta(list, metaServerInfo, usherInfo())
-	}
-	return list.encode()
+	return withMeta(list, metaServerInfo, usherInfo()).encode()
 }
 
 // statefulResult converts a result of a stateless module for a client with sessions.

@@ -167,10 +167,6 @@ func checkPOST(r *http.Request) (accepts, error) {
 	return accept, nil
 }
 
-// errNoSessionID refuses a request that has no session id and needs one.
-var errNoSessionID error = httpErrorf(http.StatusBadRequest,
-	"no %s: send initialize first, and then the session id from its answer", sessionHeader)
-
 // sessionOf returns the session of a POST. For initialize it returns a new session, and
 // sets its id in the header of the answer. A stateless message has a session of its own.
 func (s *Server) sessionOf(
@@ -205,7 +201,8 @@ func (s *Server) openSession(from admission) (*Session, error) {
 		return nil, from.badCode
 	}
 	if from.session == nil {
-		return nil, errNoSessionID
+		return nil, httpErrorf(http.StatusBadRequest,
+			"no %s: send initialize first, and then the session id from its answer", sessionHeader)
 	}
 	session := s.sessions.open(from.session, s.account(from).principal)
 	if s.gate.Ended(from.session) {
@@ -375,7 +372,7 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	if _, err := s.openSession(from); err != nil {
 		return err
 	}
-	if err := s.gate.End(from.session); err != nil && !errors.Is(err, errNoSession) {
+	if err := s.gate.End(from.session); err != nil {
 		return err
 	}
 	s.sessions.end(from.session)
