@@ -116,10 +116,10 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		msg, err = parseMessage(body)
 		params = parseParams(msg.Params)
 	})
-	if err != nil {
-		return refusal(msg.ID, err)
+	var session *Session
+	if err == nil {
+		session, err = s.sessionOf(w, r, from, msg, params)
 	}
-	session, err := s.sessionOf(w, r, from, msg, params)
 	if err != nil {
 		return refusal(msg.ID, err)
 	}
@@ -132,23 +132,15 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if accept.stream {
 		conn.write = sseWriter(w)
 	}
-	ctx := s.stopped
 	var kept *keptStream
 	if session.era == stateful {
 		kept = s.newKeptStream(answerStream, session)
-	} else {
-		// A stateless request is cancelled when its client disconnects. A client with a
-		// session may return for the answer.
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(r.Context(), cancel)()
 	}
 	request := s.newRequest(session, from, newOutbox(held.account, conn, kept), held, msg, params)
 	if session.era == stateless {
 		request.header = r.Header
 	}
-	answerPOST(ctx, w, request, conn, accept.streamFirst)
+	answerPOST(w, request, conn, accept.streamFirst)
 	return nil
 }
 
@@ -172,18 +164,17 @@ func checkPOST(r *http.Request) (accepts, error) {
 func (s *Server) sessionOf(
 	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params object,
 ) (*Session, error) {
-	if isStateless(r.Header, params) {
-		switch {
-		case from.badCode != nil:
-			return nil, from.badCode
-		case msg.isNotification(): // usher needs no notification of this revision
-			return newSession(&sessionToken{}), nil
-		default:
-			return newStatelessSession(r.Header, msg.Method, params, from.claim.claimID)
-		}
-	}
-	if msg.Method != "initialize" || !msg.isRequest() {
+	old := !isStateless(r.Header, params)
+	begins := old && msg.isRequest() && msg.Method == "initialize"
+	switch {
+	case from.badCode != nil && !begins:
+		return nil, from.badCode
+	case old && !begins:
 		return s.openSession(from)
+	case !old && msg.isNotification(): // usher needs no notification of this revision
+		return newSession(&sessionToken{}), nil
+	case !old:
+		return newStatelessSession(r.Header, msg.Method, params, from.claim.claimID)
 	}
 	protocol, caps, err := parseInitialize(params)
 	if err != nil {
@@ -197,9 +188,6 @@ func (s *Server) sessionOf(
 // openSession returns the live session of an admitted request. It fails if the request
 // names no session, or the session ended while the body was being read.
 func (s *Server) openSession(from admission) (*Session, error) {
-	if from.badCode != nil {
-		return nil, from.badCode
-	}
 	if from.session == nil {
 		return nil, httpErrorf(http.StatusBadRequest,
 			"no %s: send initialize first, and then the session id from its answer", sessionHeader)
@@ -213,10 +201,13 @@ func (s *Server) openSession(from admission) (*Session, error) {
 }
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to conn.
-func answerPOST(
-	ctx context.Context, w http.ResponseWriter, r *request, conn *connection, streamFirst bool,
-) {
+func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst bool) {
+	ctx, cancel := context.WithCancel(r.server.stopped)
+	defer cancel()
 	old := r.session.era == stateful
+	if !old { // a client with a session may return for the answer
+		defer context.AfterFunc(conn.ctx, cancel)()
+	}
 	var result json.RawMessage
 	err := r.begin(ctx)
 	if err == nil {
@@ -293,8 +284,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	accept := parseAccept(r.Header.Values("Accept"))
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
 		return from, httpErrorf(http.StatusNotAcceptable,
-			"this is usher's MCP endpoint: a GET must accept text/event-stream; "+
-				"see usher help serve for how to connect a client")
+			"a GET of usher's MCP endpoint must accept text/event-stream: see usher help serve")
 	}
 	from, err = s.admit(r)
 	if err != nil {
