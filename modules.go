@@ -339,7 +339,7 @@ func (r *Registry) checkCurrent(v *moduleVersion) error {
 	if failed == nil {
 		return errRetired
 	}
-	return fmt.Errorf("module %q has changed: %w", v.Name, failed)
+	return fmt.Errorf("module %q has changed: %w%s", v.Name, failed, faultOf(failed, filepath.Base(v.Source)))
 }
 
 // compare returns the modules that are new or have changed since the last scan, by

@@ -17,6 +17,7 @@ import (
 	"maps"
 	"math"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,6 +53,24 @@ type processError struct {
 
 func (e *processError) Error() string { return e.reason }
 func (e *processError) Unwrap() error { return e.cause }
+
+// absolutePath matches an absolute path, or something like one, in a line of text.
+var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
+
+// faultOf returns the first detail of a process's failure that is about the module's own file,
+// after a colon. It returns "" if no such detail is fit for clients.
+func faultOf(err error, file string) string {
+	failed, _ := errors.AsType[*processError](err)
+	if failed == nil {
+		return ""
+	}
+	for _, line := range failed.details {
+		if strings.HasPrefix(line, file+":") && !absolutePath.MatchString(line) {
+			return ": " + line
+		}
+	}
+	return ""
+}
 
 // call is one request to a module.
 type call struct {

@@ -354,3 +354,19 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	renew(3)
 	wantSerial(3)
 }
+
+// The reason that clients see is about the module's file, and contains no absolute path.
+func TestFaultOf(t *testing.T) {
+	for details, want := range map[string]string{
+		"m.usher.py:3: SyntaxError":                 ": m.usher.py:3: SyntaxError",
+		"warning\nm.usher.py:3: a/b is no module":   ": m.usher.py:3: a/b is no module",
+		"m.usher.py:3: can't read /home/ada/x":      "",
+		`m.usher.py:3: can't read "C:\Users\ada\x"`: "",
+		"/home/ada/m.usher.py:3: SyntaxError":       "",
+		"other.py:3: SyntaxError":                   "",
+	} {
+		failure := &processError{details: strings.Split(details, "\n")}
+		check(t, details, faultOf(failure, "m.usher.py"), want)
+	}
+	check(t, "another error", faultOf(errTimeout, "m.usher.py"), "")
+}
