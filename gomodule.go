@@ -21,7 +21,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -216,12 +215,10 @@ func goVersion(folders []string) string {
 // buildGoModule builds the module with the text src at path, an absolute path without links,
 // and returns how to start the binary in folder. The binary's name is a hash of its content,
 // so that the binary never changes. A build is quick if nothing has changed, as the go
-// command caches; nothing is written beside the module. environ is the go command's. The
-// error is a *processError if the module is at fault or the build takes too long, and ctx's
-// cause if ctx ended the build; the imports are known even then. Safe for concurrent use,
-// also by several processes.
-func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []byte,
-	environ []string) (l launch, err error) {
+// command caches; nothing is written beside the module. The error is a *processError if the
+// module is at fault or the build takes too long, and ctx's cause if ctx ended the build; the
+// imports are known even then. Safe for concurrent use, also by several processes.
+func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []byte) (l launch, err error) {
 	l.Dir = filepath.Dir(path)
 	slow := cantBuild(filepath.Base(path), fmt.Sprintf("go build did not end within %v", buildTimeout))
 	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
@@ -242,7 +239,7 @@ func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []by
 	if runtime.GOOS == "windows" {
 		target += ".exe"
 	}
-	l.Imports, err = source.build(ctx, r, l.Dir, target, environ)
+	l.Imports, err = source.build(ctx, r, l.Dir, target)
 	if err == nil {
 		l.Path, err = keepBuild(folder, target)
 	}
@@ -280,8 +277,7 @@ func keepBuild(folder, built string) (string, error) {
 // build runs the go command in dir, the folder of the module's file, to build target from
 // the module's text and its generated main. An overlay puts both into dir. build lists the
 // imports first, so that an edit during the build counts as a change.
-func (s *goSource) build(ctx context.Context, r *reaper, dir, target string,
-	environ []string) (*goImports, error) {
+func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*goImports, error) {
 	temp := filepath.Dir(target)
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	moduleFile := filepath.Join(temp, s.base)
@@ -305,7 +301,7 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string,
 	// not reach other packages.
 	run := func(args ...string) (string, error) {
 		args = append(args, "-overlay", overlayFile, goMainName, goModuleName)
-		return runGo(ctx, r, dir, environ, args)
+		return runGo(ctx, r, dir, args)
 	}
 	list, _ := run("list", "-e", "-deps", "-f", ownPackage) // the build reports errors
 	folders := strings.Split(list, "\n")
@@ -331,11 +327,11 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string,
 const ownPackage = `{{with .Module}}{{if and .Main (ne $.Name "main")}}{{$.Dir}}{{end}}{{end}}`
 
 // runGo runs the go command in dir until ctx ends, and returns what it prints.
-func runGo(ctx context.Context, r *reaper, dir string, environ, args []string) (string, error) {
+func runGo(ctx context.Context, r *reaper, dir string, args []string) (string, error) {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
 	// The binary runs on this machine, even if the environment cross-compiles.
-	cmd.Env = append(slices.Clip(environ), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
+	cmd.Env = append(environWithoutSecrets(), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
 	var output bytes.Buffer
 	cmd.Stdout = &output
 	cmd.Stderr = &output

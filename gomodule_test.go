@@ -38,21 +38,21 @@ func goTestTree(t *testing.T, files map[string]string) string {
 }
 
 // buildGoFile builds the module in a file.
-func buildGoFile(ctx context.Context, folder, path string, environ []string) (string, error) {
+func buildGoFile(ctx context.Context, folder, path string) (string, error) {
 	src, err := os.ReadFile(path)
 	if err != nil {
 		return "", err
 	}
 	r := newReaper(slog.New(slog.DiscardHandler))
 	defer r.Close()
-	l, err := buildGoModule(ctx, r, folder, path, src, environ)
+	l, err := buildGoModule(ctx, r, folder, path, src)
 	return l.Path, err
 }
 
 // goTestBuild builds a module with the environment of this process.
 func goTestBuild(t *testing.T, path, cache string) (binary string) {
 	t.Helper()
-	binary, err := buildGoFile(context.Background(), cache, path, os.Environ())
+	binary, err := buildGoFile(context.Background(), cache, path)
 	if wrong, ok := errors.AsType[*processError](err); ok {
 		t.Fatal(strings.Join(wrong.details, "\n"))
 	}
@@ -79,8 +79,7 @@ type goTestOffer struct {
 func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	t.Helper()
 	dir := goTestTree(t, map[string]string{name: text})
-	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name),
-		os.Environ())
+	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name))
 	if wrong, ok := errors.AsType[*processError](err); ok {
 		o.Error = wrong.details
 		return o
@@ -297,7 +296,7 @@ func TestGoModuleFresh(t *testing.T) {
 	builds := make(chan string, 2)
 	for range cap(builds) {
 		go func() {
-			binary, err := buildGoFile(context.Background(), cache, module, os.Environ())
+			binary, err := buildGoFile(context.Background(), cache, module)
 			builds <- fmt.Sprint(binary, err)
 		}()
 	}
@@ -376,7 +375,7 @@ func TestGoModuleBuildErrors(t *testing.T) {
 				"bad/bad.go": "package bad\n\nvar _ = x\n",
 			})
 			cache := filepath.Join(dir, "cache")
-			_, err := buildGoFile(context.Background(), cache, filepath.Join(dir, "a.usher.go"), os.Environ())
+			_, err := buildGoFile(context.Background(), cache, filepath.Join(dir, "a.usher.go"))
 			wrong, ok := errors.AsType[*processError](err)
 			if !ok {
 				t.Fatalf("error is %v", err)
@@ -400,14 +399,14 @@ func TestBuildWithoutEnd(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, errBusy)
 	defer cancel()
-	_, err := buildGoFile(ctx, t.TempDir(), dir+"/x.usher.go", os.Environ())
+	_, err := buildGoFile(ctx, t.TempDir(), dir+"/x.usher.go")
 	check(t, "it ends for the context's cause", errors.Is(err, errBusy), true)
 }
 
 func TestGoModuleWithoutGo(t *testing.T) {
 	dir := goTestTree(t, map[string]string{"a.usher.go": goHead})
 	t.Setenv("PATH", t.TempDir())
-	_, err := buildGoFile(t.Context(), filepath.Join(dir, "cache"), filepath.Join(dir, "a.usher.go"), os.Environ())
+	_, err := buildGoFile(t.Context(), filepath.Join(dir, "cache"), filepath.Join(dir, "a.usher.go"))
 	checkContains(t, "no Go", explain(err), "install Go from")
 }
 
@@ -443,9 +442,10 @@ func TestGoModuleWorkspace(t *testing.T) {
 		"lib/data":       "x y",
 		"app/a.usher.go": goHead + "import \"example.com/lib\"\n\nfunc A() string { return lib.Data }\n",
 	})
-	environ := append(os.Environ(), "GOOS=plan9", "GOARCH=arm")
+	t.Setenv("GOOS", "plan9")
+	t.Setenv("GOARCH", "arm")
 	cache, file := filepath.Join(dir, "cache"), filepath.Join(dir, "app", "a.usher.go")
-	binary, err := buildGoFile(context.Background(), cache, file, environ)
+	binary, err := buildGoFile(context.Background(), cache, file)
 	must(t, err)
 	p := startBinary(t, binary)
 	check(t, "the result", p.call("a", "{}"), shownText("x y"))

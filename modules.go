@@ -698,8 +698,7 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 	case d.Kind == kindConfig:
 		return d.Launch, nil
 	case d.Kind == kindGo:
-		folder := filepath.Join(r.CacheDir, "go")
-		return buildGoModule(ctx, r.reaper, folder, d.Source, text, workerEnv(d.Source, nil))
+		return buildGoModule(ctx, r.reaper, filepath.Join(r.CacheDir, "go"), d.Source, text)
 	}
 	l, err := launchFile(d.Kind, d.Source, r.CacheDir)
 	if d.Kind.singleFile() {
