@@ -296,7 +296,7 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 
 // TestShimGolden checks what is read from each file: methods, types and
 // documentation.
-func TestShimGolden(t *testing.T) {
+func TestShimGolden(t *testing.T) { // not parallel: needLanguage may set PATH
 	long(t)
 	for _, pattern := range []string{"testdata/python/*.py.json", "testdata/node/*s.json"} {
 		files, _ := filepath.Glob(pattern)

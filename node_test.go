@@ -251,6 +251,21 @@ func TestNodeChecks(t *testing.T) {
 	p.end()
 }
 
+// TestNodePositional checks that functions with several parameters are reported: a method gets
+// one object.
+func TestNodePositional(t *testing.T) {
+	long(t)
+	t.Parallel()
+	nodeTestVersion(t)
+	dir := t.TempDir()
+	write(t, dir+"/a.usher.js", "export function add(a, b) {}\nexport const fine = ({ a }) => a\n")
+	write(t, dir+"/b.usher.js", "exports.add = (a, b) => a + b\n")
+	write(t, dir+"/c.usher.js", "export default class { add(a, b) {} }\n")
+	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
+	check(t, "notes", strings.Count(out, "note: add: a method gets one object: declare add({ … })"), 3)
+	checkOmits(t, "the output", out, "note: fine")
+}
+
 func TestNodeFailsToLoad(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)

@@ -573,8 +573,7 @@ const MISSING = Symbol('marks the schema of a type that includes undefined')
 const MODIFIER = /^(static|async|get|set|public|private|protected|override|\*)$/
 const PLAIN_TYPE = /^(string|number|boolean|object|null)$/
 const TYPE_OPERATOR = /^(keyof|typeof|unique|infer|asserts|abstract|new)$/
-const DIRECTIVE =
-  /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference|#region|istanbul|c8 |v8 )/
+const DIRECTIVE = /^\/[/*]+\s*(eslint|@ts-|prettier-|biome-|<reference)/
 const BEFORE_REGEX =
   /^(return|typeof|case|in|of|delete|void|throw|new|do|else|yield|await|instanceof|default)$/
 const REGEX = /\/(?:[^\\/[\n]|\\.|\[(?:[^\\\]\n]|\\.)*\])+\/\w*/y
@@ -999,8 +998,7 @@ class Source {
   // pattern of its first parameter, and the name of that parameter.
   input(name, params, lines) {
     if (!params) return { schema: { type: 'object' } }
-    let [i, end] = params
-    if (this.is(i, 'this') && this.is(i + 1, ':')) i = this.skipType(i + 2) + 1
+    const [i, end] = params
     if (i >= end) return { schema: { type: 'object', properties: {} } }
 
     const fields = this.is(i, '{') ? this.pattern(i) : null
@@ -1028,17 +1026,16 @@ class Source {
     return { schema: compact(schema), param }
   }
 
-  // pattern returns what { a, b: c = 1 } takes out of an object, by name.
+  // pattern returns the names that { a, b: c = 1 } takes out of an object, and whether
+  // each has a default.
   pattern(open) {
     const fields = Object.create(null)
     const end = this.close[open]
     for (let i = open + 1; i < end; i++) {
-      const start = i
       const key = this.key(i)
       let fallback = false
       for (; i < end && !this.is(i, ','); i = this.skip(i)) fallback ||= this.is(i, '=')
-      const doc = flat(this.docAbove(start) || this.lineComment(i))
-      if (key !== undefined) fields[key] = { fallback, doc }
+      if (key !== undefined) fields[key] = fallback
     }
     return fields
   }
@@ -1248,12 +1245,8 @@ function addFields(schema, fields, typed, lines) {
   const described = schema.properties
   schema.properties ??= Object.create(null)
   schema.required ??= described || typed ? [] : Object.keys(fields)
-  for (const [key, { fallback, doc }] of Object.entries(fields)) {
+  for (const [key, fallback] of Object.entries(fields)) {
     if (!described) schema.properties[key] = {}
-    const part = schema.properties[key]
-    if (part && doc && !part.description) {
-      schema.properties[key] = compact({ ...part, description: doc })
-    }
     const isOptional = line => line.optional && line.name.split('.').at(-1) === key
     if (fallback || (!described && lines.some(isOptional))) {
       schema.required = schema.required.filter(other => other !== key)

@@ -181,6 +181,10 @@ def only(*kinds):
     return convert
 
 
+def parse_base64(text):
+    return base64.b64decode(text, validate=True)
+
+
 def parse_datetime(text):
     # Before 3.11, Python reads neither Z nor fractions of other than 3 or 6 digits.
     parts = re.fullmatch(r"(.{19})(\.\d+)?(.*)", text)
@@ -209,7 +213,7 @@ TYPES = {
     int: Type({"type": "integer"}, lambda value: int(only(int, float)(value))),
     float: Type({"type": "number"}, lambda value: float(only(float, int)(value))),
     type(None): Type({"type": "null"}, only(type(None))),
-    bytes: string_type(base64.b64decode, contentEncoding="base64"),
+    bytes: string_type(parse_base64, contentEncoding="base64"),
     datetime.datetime: string_type(parse_datetime, format="date-time"),
     datetime.date: string_type(datetime.date.fromisoformat, format="date"),
     datetime.time: string_type(parse_time, format="time"),
@@ -496,9 +500,7 @@ def trace_of(e):
 
 # ---- Docstrings
 
-SECTION = re.compile(
-    r"(Args|Arguments|Parameters|Keyword Args|Keyword Arguments|Attributes):\s*"
-)
+SECTION = re.compile(r"((Keyword )?Arg(ument)?s|Parameters|Attributes):\s*")
 ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\([^)]*\))?:(?:\s+(.*))?")
 FIELD = re.compile(
     r":(?:param|parameter|arg|argument|key|keyword|ivar|var|cvar)"
