@@ -462,8 +462,10 @@ function loadCommon(code) {
 // the file and the line number, as those of compilers do.
 function loadFailure(err) {
   const stack = String(err?.stack ?? '')
-  const message = messageOf(err).split('\n')[0]
-  let line = placeIn(stack, file) ?? placeIn(stack, pathToFileURL(file).href)
+  // Before version 22.18, Node draws the place of an error in types.
+  const message = messageOf(err).split('\n')[0].replace(/^ +x /, '')
+  const drawn = /,-\[(\d+):/.exec(stack)?.[1]
+  let line = placeIn(stack, file) ?? placeIn(stack, pathToFileURL(file).href) ?? drawn
   let elsewhere = ''
   // The stack of a syntax error begins with the broken file, here an imported one.
   const imported = /^(?:file:\/\/)?(\/.*|[A-Z]:.*):(\d+)\n/.exec(stack)
