@@ -721,16 +721,17 @@ func (c *askClient) send(ctx context.Context, id, method, params string) <-chan 
 // that is the answer.
 func (c *askClient) call(tool string, arguments any) json.RawMessage {
 	c.t.Helper()
-	params := object{{"name", quote(tool)}, {"arguments", marshal(arguments)}}.encode()
-	if c.meta != "" && c.http != nil {
-		return c.callModern(tool, arguments)
-	}
+	params := callParams(tool, arguments)
 	for range 100 {
-		own := params
-		if c.meta != "" {
-			own = c.modern(params)
+		var msg json.RawMessage
+		switch {
+		case c.meta == "":
+			msg = c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(params)))
+		case c.http == nil:
+			msg = c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(c.modern(params))))
+		default:
+			msg = c.roundOf(params)
 		}
-		msg := c.get(c.send(c.t.Context(), c.nextID(), "tools/call", string(own)))
 		result := field(msg, "result")
 		if stringField(result, "resultType") != resultInput {
 			return msg
@@ -739,6 +740,19 @@ func (c *askClient) call(tool string, arguments any) json.RawMessage {
 	}
 	c.t.Error("asked without end")
 	return nil
+}
+
+// roundOf makes one request of a client without a session over HTTP, and returns the answer.
+func (c *askClient) roundOf(params json.RawMessage) json.RawMessage {
+	c.t.Helper()
+	a, err := c.http.try(c.modernRequest(params))
+	if err != nil {
+		c.t.Errorf("POST: %v", err)
+	}
+	for _, msg := range a.Events[:max(len(a.Events)-1, 0)] {
+		c.take(msg)
+	}
+	return a.last()
 }
 
 // get waits for an answer.
@@ -791,24 +805,6 @@ func (c *askClient) round(tool string, arguments any, more ...member) answer {
 
 func (c *askClient) modernRequest(params json.RawMessage) *http.Request {
 	return c.http.modernPOST(c.nextID(), "tools/call", string(c.modern(params)))
-}
-
-// callModern is call for a client without a session, over HTTP.
-func (c *askClient) callModern(tool string, arguments any) json.RawMessage {
-	c.t.Helper()
-	var more object
-	for range 100 {
-		a := c.round(tool, arguments, more...)
-		for _, msg := range a.Events[:max(len(a.Events)-1, 0)] {
-			c.take(msg)
-		}
-		if stringField(a.result(), "resultType") != resultInput {
-			return a.last()
-		}
-		more = members(c.answered(nil, a.result()))
-	}
-	c.t.Error("asked without end")
-	return nil
 }
 
 // askOverPOST is a client with a session of a version over streamable HTTP.

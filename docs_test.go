@@ -101,11 +101,7 @@ var docPrograms = map[string]func(*testing.T){
 		pythonTestVersion(t)
 		nodeTestVersion(t)
 	},
-	".usher.ts`": func(t *testing.T) {
-		if major, minor := nodeTestVersion(t); major < 22 || major == 22 && minor < 13 {
-			lack(t, "Node.js 22.13 or newer")
-		}
-	},
+	".usher.ts`": nodeTestTyped,
 }
 
 func newPage(t *testing.T) *page {

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -546,26 +545,14 @@ func TestEditedWhileServed(t *testing.T) {
 func languages(t *testing.T) (dir string, names []string) {
 	t.Helper()
 	dir = t.TempDir()
-	programs := map[string]string{"go": "go", "py": "python3", "js": "node", "ts": "node", "sh": "sh"}
-	for name, program := range programs {
-		_, err := exec.LookPath(program)
-		if err == nil && name == "ts" {
-			const strips = "process.exit(require('node:module').stripTypeScriptTypes ? 0 : 1)"
-			err = exec.Command(program, "-e", strips).Run()
-		}
-		if err != nil && os.Getenv("CI_REQUIRE") != "" {
-			t.Fatalf("CI needs %s for .%s modules: %v", program, name, err)
-		}
-		if err != nil {
-			t.Logf("%s modules are left out: %s: %v", name, program, err)
-			continue
-		}
-		file := name + ".usher." + name
-		text := readFile(t, "testdata/languages/"+file)
-		write(t, dir+"/"+file, string(text))
-		names = append(names, name)
+	for _, file := range folderNames(t, "testdata/languages") {
+		t.Run(file+" is copied", func(t *testing.T) {
+			needLanguage(t, file)
+			copyFiles(t, "testdata/languages", dir, file)
+			name, _, _ := strings.Cut(file, ".")
+			names = append(names, name)
+		})
 	}
-	slices.Sort(names)
 	return dir, names
 }
 
