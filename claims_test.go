@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -192,19 +191,10 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 	}
 	for name, call := range calls {
 		err := call()
-		if !errors.Is(err, errClaimsUnreadable) {
-			t.Errorf("%s: %v", name, err)
-			continue
-		}
-		for _, want := range []string{strconv.Quote(filepath.Join(dir, "claims.json")), "move it away",
-			"usher did not change it"} {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %q does not say %s", name, err, want)
-			}
-		}
-		if code != "" && strings.Contains(err.Error(), code.Reveal()) {
-			t.Errorf("%s: %q tells the code", name, err)
-		}
+		check(t, name+": the claims are unreadable", errors.Is(err, errClaimsUnreadable), true)
+		path := strconv.Quote(filepath.Join(dir, "claims.json"))
+		checkContains(t, name, fmt.Sprint(err), path, "move it away", "usher did not change it")
+		checkOmits(t, name, fmt.Sprint(err), code.Reveal())
 	}
 }
 
@@ -248,18 +238,13 @@ func TestRecordsSurviveRewriting(t *testing.T) {
 	added := mustCreate(t, s)
 	_, err := s.Revoke(t.Context(), added.Code)
 	must(t, err)
-	got, err := os.ReadFile(filepath.Join(dir, "claims.json"))
 	var text bytes.Buffer
-	if err := cmp.Or(err, json.Compact(&text, got)); err != nil || text.String() != "["+odd+"]" {
-		t.Errorf("got %s, %v\nwant %s", got, err, odd)
-	}
+	must(t, json.Compact(&text, readFile(t, filepath.Join(dir, "claims.json"))))
+	check(t, "the file", text.String(), "["+odd+"]")
 	list, err := s.List(t.Context())
-	if err != nil || len(list) != 1 {
-		t.Fatal(list, err)
-	}
-	if b, err := json.Marshal(list[0]); err != nil || !bytes.Contains(b, []byte("12345678901234567890123")) {
-		t.Errorf("JSON of the claim: %s, %v", b, err)
-	}
+	must(t, err)
+	check(t, "claims", len(list), 1)
+	checkContains(t, "JSON of the claims", string(marshal(list)), "12345678901234567890123")
 }
 
 func TestTimes(t *testing.T) {
@@ -319,21 +304,16 @@ func TestPurgeThatFails(t *testing.T) {
 	var logged bytes.Buffer
 	s := openClaims(dir, slog.New(slog.NewTextHandler(&logged, nil)))
 	list, err := s.List(t.Context())
-	if len(list) != 1 || err == nil || errors.Is(err, errClaimsUnreadable) {
-		t.Errorf("List() = %v, %v, want a list and an error", list, err)
-	}
+	check(t, "claims", len(list), 1)
+	check(t, "an error beside them", err != nil && !errors.Is(err, errClaimsUnreadable), true)
 	for range 20 {
 		wantActive(t, s, "AAAAAA", true)
 		wantActive(t, s, "XXXXXX", false)
 	}
 	s.purges.Wait()
 	s.Close()
-	if n := strings.Count(logged.String(), "\n"); n != 1 {
-		t.Errorf("logged %d times:\n%s", n, logged.String())
-	}
-	if got, _ := os.ReadFile(path); string(got) != content {
-		t.Errorf("the file holds %s", got)
-	}
+	check(t, "lines of the log", strings.Count(logged.String(), "\n"), 1)
+	check(t, "the file", string(readFile(t, path)), content)
 }
 
 // A reader notices every replacement of the file, even by one of the same size

@@ -79,17 +79,11 @@ func TestTakingTheToken(t *testing.T) {
 			if tt.want == "" {
 				must(t, err)
 				got := slices.DeleteFunc(folderNames(t, s.token.dir), func(n string) bool { return n == ".DS_Store" })
-				if !slices.Equal(got, []string{"free"}) {
-					t.Errorf("token folder holds %q", got)
-				}
+				check(t, "token folder", got, []string{"free"})
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("got %v, want %q", err, tt.want)
-			}
-			if got := folderNames(t, s.token.dir); len(got) != len(tt.tokens) {
-				t.Errorf("token folder holds %q", got)
-			}
+			checkContains(t, "error", fmt.Sprint(err), tt.want)
+			check(t, "files in the token folder", len(folderNames(t, s.token.dir)), len(tt.tokens))
 		})
 	}
 }
@@ -417,15 +411,13 @@ func TestTokenLost(t *testing.T) {
 		}
 	}
 	mustCreate(t, s)
-	if claims := len(fileCodes(t, dir)); claims != 2 || written != 2 {
-		t.Errorf("%d claims after %d tries", claims, written)
-	}
+	check(t, "tries", written, 2)
+	check(t, "claims", len(fileCodes(t, dir)), 2)
 	written, thefts = 0, tokenTries
 	_, err := s.Create(t.Context(), "/w", "", time.Hour)
-	if claims := len(fileCodes(t, dir)); !errors.Is(err, errStartOver) || written != tokenTries ||
-		claims != 2+tokenTries {
-		t.Errorf("%d claims after %d tries: %v", claims, written, err)
-	}
+	check(t, "it gives up", errors.Is(err, errStartOver), true)
+	check(t, "tries in vain", written, tokenTries)
+	check(t, "claims of others", len(fileCodes(t, dir)), 2+tokenTries)
 }
 
 // slowTests returns full if USHER_SLOW is set, else quick.

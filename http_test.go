@@ -161,7 +161,5 @@ func TestBodyAnnouncedTooLarge(t *testing.T) {
 	t.Parallel()
 	s, _ := bodyServer(t, 1000)
 	b := sendBody(t, s, "Expect: 100-continue\r\n", 1001, 0)
-	if n := b.status(t); n != 413 {
-		t.Errorf("status %d", n)
-	}
+	check(t, "status", b.status(t), 413)
 }

@@ -130,10 +130,7 @@ func TestMissingPrograms(t *testing.T) {
 		"/w/bin/gone": `command "gone": no such file or directory`,
 	} {
 		_, err := launch{Path: program, Dir: "/w"}.resolve()
-		if err == nil {
-			t.Fatalf("%s is there", program)
-		}
-		check(t, program, err.Error(), want)
+		check(t, program, fmt.Sprint(err), want)
 	}
 	links := &os.LinkError{Op: "rename", Old: "/w/a", New: "/w/b", Err: fs.ErrNotExist}
 	check(t, "links without paths", errText(fmt.Errorf("%w", links)), fs.ErrNotExist.Error())

@@ -427,9 +427,7 @@ func TestSignatureUnusable(t *testing.T) {
 				checkError(t, p.doc+", secret shown", d.deliver(t, path, `{}`, append(headers, shown)...), 503)
 				checkError(t, p.doc+", secret not shown", d.deliver(t, path, `{}`, headers...), unshown)
 			}
-			if n := d.runs(t, "m", fmt.Sprint("handle", i)); n != 0 {
-				t.Errorf("%q: the method ran %d times", p.doc, n)
-			}
+			check(t, p.doc+": times the method ran", d.runs(t, "m", fmt.Sprint("handle", i)), 0)
 		}
 		d.stop(t)
 	}

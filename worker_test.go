@@ -163,12 +163,8 @@ func TestOneDaemonPerBase(t *testing.T) {
 	dir, base := t.TempDir(), t.TempDir()
 	d := daemonOptions{base: base, ownProcess: true}.start(t, dir)
 	second := daemonOptions{base: base}.launch(t, dir)
-	if code := second.wait(t); code != 1 {
-		t.Errorf("a second daemon ends with status %d, want 1", code)
-	}
-	if said := second.Log.String(); !strings.Contains(said, d.URL) || !strings.Contains(said, "-base") {
-		t.Errorf("a second daemon does not name the first and -base: %s", said)
-	}
+	check(t, "status of a second daemon", second.wait(t), 1)
+	checkContains(t, "its log", second.Log.String(), d.URL, "-base")
 	wantStatus(t, "the first one after that", connect(t, d.URL).ask("ping", ""), http.StatusOK)
 	data := base + "/.data"
 	check(t, "the folders in its record", len(readDaemon(data).Roots), 1)
