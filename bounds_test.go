@@ -843,6 +843,7 @@ func TestPing(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := testWorker("a", nil)
 			w.answersPing = true
+			w.update(func(s *workerState) { s.ready = true })
 			context.AfterFunc(w.ctx, func() { w.finish("killed") })
 			errs := make(chan error)
 			go func() {

@@ -109,11 +109,11 @@ type Status struct {
 // manifest is everything that a module offers. It is cached.
 type manifest struct {
 	Version   string                       `json:"version"` // see cacheVersion
-	Lists     map[string][]json.RawMessage `json:"lists"`   // by the keys of listMethods
-	About     string                       `json:"about"`
+	Lists     map[string][]json.RawMessage `json:"lists"`   // its MCP definitions, by the keys of listMethods
+	About     string                       `json:"about"`   // one sentence, "" for none
 	Problems  []string                     `json:"problems"`
-	Stateless bool                         `json:"stateless"`
-	Shared    bool                         `json:"shared"` // it declares that one process serves all callers
+	Stateless bool                         `json:"stateless"` // it speaks a revision without sessions
+	Shared    bool                         `json:"shared"`    // it declares that one process serves all callers
 	Imports   *goImports                   `json:"imports"`
 }
 
@@ -470,8 +470,6 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 			w, err := r.startProcess(r.ctx, v, stateful, owner)
 			if err == nil {
 				v.listsChanged(w)
-			} else if errors.Is(err, errUnapproved) { // no scan may find that, as times can be set
-				r.finishVersion(v, nil, err)
 			}
 			return w, err
 		}
@@ -480,12 +478,10 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	v.offers = m.hash()
 	module := &Module{
 		discovered: v.discovered,
-		About:      m.About,
-		Stateless:  m.Stateless,
-		Lists:      m.Lists,
+		manifest:   *m,
+		Problems:   slices.Concat(v.Problems, m.Problems),
 		pool:       v.pool,
 	}
-	module.Problems = slices.Concat(v.Problems, m.Problems)
 	module.addMethods(m.Lists["tools"])
 	if r.Watch && r.Approved == "" && v.Kind != kindConfig {
 		module.checkCurrent = func() error { return r.checkCurrent(v) }
@@ -597,16 +593,21 @@ func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 // checkDefinition returns an error if MCP's schema forbids a definition in the list under
 // key: clients would refuse the whole list.
 func checkDefinition(key string, item json.RawMessage) error {
-	required := map[string]string{"resources": "uri", "resourceTemplates": "uriTemplate"}
 	name := stringField(item, "name")
-	schema := field(item, "inputSchema")
+	missing := ""
 	switch {
-	case name == "" || required[key] != "" && stringField(item, required[key]) == "":
-		return fmt.Errorf("%s: a definition without name or %s is left out", listMethods[key], required[key])
-	case key == "tools" && stringField(schema, "type") != "object":
-		return fmt.Errorf(`tools/list: %s is left out, as its inputSchema is not of "type": "object"`, name)
+	case name == "":
+		missing = "name"
+	case key == "resources" && stringField(item, "uri") == "":
+		missing = "uri"
+	case key == "resourceTemplates" && stringField(item, "uriTemplate") == "":
+		missing = "uriTemplate"
+	case key == "tools" && stringField(field(item, "inputSchema"), "type") != "object":
+		missing = `inputSchema of "type": "object"`
+	default:
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%s: %s is left out: it has no %s", listMethods[key], cmp.Or(name, "an item"), missing)
 }
 
 // list returns a whole list of the module, read page by page: method is "tools/list" and

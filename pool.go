@@ -77,7 +77,8 @@ func (c Caller) level() string {
 
 const (
 	sessionIdle = 10 * time.Minute // for which a process of one affinity is kept without a call
-	crashMemory = time.Minute      // for which a crash counts, once the process may be started again
+	crashMemory = time.Minute      // for which a crash counts
+	crashPause  = 5 * time.Second  // after the second crash, and later ones, before a new start
 )
 
 // Why a pool makes no call.
@@ -99,11 +100,11 @@ type pool struct {
 	slots      slots
 	wg         sync.WaitGroup // goroutines of processes
 
-	mu      sync.Mutex          // guards the fields below
-	procs   []*process          // those that wait for others to end, run or end, in order
-	crashed map[string]*process // the last one that crashed, by affinity, until a call succeeds
-	retired bool                // there are no new calls
-	closed  bool                // calls under way fail, too
+	mu      sync.Mutex           // guards the fields below
+	procs   []*process           // those that wait for others to end, run or end, in order
+	crashed map[string]time.Time // by affinity: after a crash, when the next start may be
+	retired bool                 // there are no new calls
+	closed  bool                 // calls under way fail, too
 }
 
 // startFunc starts a process. owner is the caller that a process for one affinity is
@@ -121,9 +122,6 @@ type process struct {
 	err     error // why it could not be started
 	active  int   // calls under way
 	lastUse time.Time
-
-	wait      time.Duration // after its crash: how long none is started
-	notBefore time.Time     // the end of that
 }
 
 // newPool returns a pool without processes. See the fields for the parameters.
@@ -133,7 +131,7 @@ func newPool(name string, perSession bool, timeout time.Duration, start startFun
 		perSession: perSession,
 		timeout:    timeout,
 		start:      start,
-		crashed:    make(map[string]*process),
+		crashed:    make(map[string]time.Time),
 	}
 }
 
@@ -218,9 +216,8 @@ func (p *pool) pick(caller Caller) (*process, error) {
 	}
 	c := p.find(caller.Affinity)
 	if c == nil {
-		if last := p.crashed[caller.Affinity]; last != nil && time.Now().Before(last.notBefore) {
-			wait := time.Until(last.notBefore).Round(100 * time.Millisecond)
-			return nil, fmt.Errorf("module %q keeps crashing: try again in %v", p.name, wait)
+		if wait := time.Until(p.crashed[caller.Affinity]); wait > 0 {
+			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.name, wait.Seconds())
 		}
 		c = &process{caller: caller, ready: make(chan struct{})}
 		p.procs = append(p.procs, c)
@@ -312,8 +309,7 @@ func (p *pool) remove(c *process) {
 }
 
 // run starts a process, and returns when it has ended. After the first crash, or failed
-// start, of an affinity the next process may start at once; from then on the wait
-// doubles, up to half a minute.
+// start, of an affinity the next process may start at once; from then on after crashPause.
 func (p *pool) run(c *process) {
 	var owner *Caller
 	if p.perSession {
@@ -336,11 +332,11 @@ func (p *pool) run(c *process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if crashed {
-		if last := p.crashed[c.caller.Affinity]; last != nil {
-			c.wait = min(max(time.Second, 2*last.wait), 30*time.Second)
+		next := time.Now()
+		if _, again := p.crashed[c.caller.Affinity]; again {
+			next = next.Add(crashPause)
 		}
-		c.notBefore = time.Now().Add(c.wait)
-		p.crashed[c.caller.Affinity] = c
+		p.crashed[c.caller.Affinity] = next
 	}
 	p.remove(c)
 	p.startWaiting()
@@ -383,9 +379,7 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.crashed, func(_ string, c *process) bool {
-		return now.Sub(c.notBefore) > crashMemory
-	})
+	maps.DeleteFunc(p.crashed, func(_ string, next time.Time) bool { return now.Sub(next) > crashMemory })
 	p.startWaiting()
 	for _, c := range p.procs {
 		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
@@ -530,19 +524,18 @@ type subscription struct {
 	worker *Worker
 	caller Caller
 	uri    string
-	stop   func() // ends the module's reports
+	stream *call // of a stateless module
 }
 
 // alive reports whether the process that reports changes is there.
 func (s *subscription) alive() bool { return s.worker.alive() }
 
-// listen opens a stream of a stateless module for a caller, which is a call in flight
-// until stop. Its end has no consequences.
-func (w *Worker) listen(caller Caller, filter object) (stop func(), err error) {
+// listen opens a stream of a stateless module for a caller, and returns its call, which is in
+// flight until endCall. An earlier end has no consequences.
+func (w *Worker) listen(caller Caller, filter object) (*call, error) {
 	c := w.newCall(caller)
-	stop = func() { w.endCall(c, errors.New("nobody listens any more")) }
 	params := object{{"notifications", filter.encode()}}
-	return stop, w.startCall(c, "subscriptions/listen", statelessParams(params, allCaps, ""))
+	return c, w.startCall(c, "subscriptions/listen", statelessParams(params, allCaps, ""))
 }
 
 // subscribe asks the module to report changes of a resource, in the caller's process, until
@@ -557,15 +550,14 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 	if string(field(w.capability("resources"), "subscribe")) != "true" {
 		return nil, rpcErrorf(codeNoMethod, "module %q does not report changes of its resources", p.name)
 	}
-	params := object{{"uri", quote(uri)}}
 	sub := &subscription{worker: w, caller: caller, uri: uri}
-	sub.stop = func() { _ = w.requestOnly(Caller{}, "resources/unsubscribe", params) }
 	w.update(func(s *workerState) { s.subs[sub] = true })
 	// The request is usher's own, for as long as the caller is authorized.
 	caller = Caller{Authorized: caller.Authorized}
 	if w.stateless {
-		sub.stop, err = w.listen(caller, object{{"resourceSubscriptions", marshal([]string{uri})}})
+		sub.stream, err = w.listen(caller, object{{"resourceSubscriptions", marshal([]string{uri})}})
 	} else {
+		params := object{{"uri", quote(uri)}}
 		_, err = w.request(ctx, caller, "resources/subscribe", params, startTimeout, nil)
 	}
 	if err != nil {
@@ -586,8 +578,11 @@ func (sub *subscription) release() {
 			wanted = wanted || other.uri == sub.uri
 		}
 	})
-	if !wanted || w.stateless {
-		sub.stop()
+	switch {
+	case sub.stream != nil:
+		w.endCall(sub.stream, errors.New("nobody listens any more"))
+	case !wanted:
+		_ = w.requestOnly(Caller{}, "resources/unsubscribe", object{{"uri", quote(sub.uri)}})
 	}
 }
 
@@ -599,9 +594,8 @@ func (w *Worker) updated(method string, params json.RawMessage) {
 	w.update(func(s *workerState) { subs = slices.Collect(maps.Keys(s.subs)) })
 	notified := make(map[string]bool)
 	for _, sub := range subs {
-		rest, below := strings.CutPrefix(uri, sub.uri)
-		below = below && (rest == "" || rest[0] == '/' || strings.HasSuffix(sub.uri, "/"))
-		if below && !notified[sub.caller.Session] {
+		below := strings.HasPrefix(uri, strings.TrimSuffix(sub.uri, "/")+"/")
+		if (below || uri == sub.uri) && !notified[sub.caller.Session] {
 			notified[sub.caller.Session] = true
 			sub.caller.Notify(method, params)
 		}

@@ -92,8 +92,9 @@ func TestDroppedModule(t *testing.T) {
 			says(tool, fmt.Sprintf("module %q can't start: %s", module, changed))
 		}
 	}
-	// A scan reads time once its start was refused.
-	await(t, "11 lines of refused modules", func() bool { return strings.Count(d.Log.String(), "module failed") == 11 })
+	if n := strings.Count(d.Log.String(), "module failed"); n != 9 { // time has none, as no scan finds it
+		t.Errorf("the log has %d lines of refused modules, want 9:\n%s", n, d.Log.String())
+	}
 	c.awaitTools(old...)
 	out, _, _ := usher(t, "", "modules", "-base", base, dir)
 	if strings.Count(out, "not hosted: "+changed) != 10 {

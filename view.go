@@ -29,14 +29,10 @@ import (
 // Module is a unit of functionality, a source file or an entry of a .mcp.json file, and
 // what it offers. Immutable; a module that changes is replaced by a new one.
 type Module struct {
-	discovered        // its Problems include those with methods and lists
-	About      string // one sentence, "" for none
-	Methods    []*Method
-	Stateless  bool // it speaks a revision without sessions
-
-	// Lists are the module's own MCP definitions, by "prompts", "resources" and
-	// "resourceTemplates".
-	Lists map[string][]json.RawMessage
+	discovered
+	manifest
+	Methods  []*Method
+	Problems []string // with the file, its methods and its lists, for its author
 
 	pool *pool // nil if the module can't be hosted at the moment, and only has its share in names
 	// checkCurrent returns errRetired if the source file has a newer version; other errors say

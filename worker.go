@@ -127,12 +127,11 @@ type workerState struct {
 	asks         map[string]*clientRequest // open requests to clients, by id
 	subs         map[*subscription]bool    // resources whose changes the module reports
 
-	attributionLost bool   // a request was refused, as it may belong to a cancelled call
-	stopping        bool   // usher ends the process, so its end is no crash
-	exit            string // how the process ended, for example "exit status 1"
-	running         bool   // processes of its tree may be left
-	failure         error  // why calls fail: the process has ended; nil while it runs
-	closed          bool   // done is closed
+	attributionLost bool  // a request was refused, as it may belong to a cancelled call
+	stopping        bool  // usher ends the process, so its end is no crash
+	running         bool  // processes of its tree may be left
+	failure         error // why calls fail: the process has ended; nil while it runs
+	closed          bool  // done is closed
 }
 
 // update calls change with the worker's state, locked. All uses of the state are in
@@ -145,10 +144,7 @@ func (w *Worker) update(change func(s *workerState)) {
 	s := &w.state
 	change(s)
 	if s.failure != nil {
-		for _, c := range s.calls {
-			c.answer <- nil
-		}
-		clear(s.calls)
+		s.answerAll(nil)
 		for id := range s.maybeRunning {
 			s.endCancelled(id)
 		}
@@ -157,6 +153,14 @@ func (w *Worker) update(change func(s *workerState)) {
 			close(w.done)
 		}
 	}
+}
+
+// answerAll answers all calls in flight; nil says that the process has ended.
+func (s *workerState) answerAll(msg *Message) {
+	for _, c := range s.calls {
+		c.answer <- msg
+	}
+	clear(s.calls)
 }
 
 // endCancelled records that a cancelled call no longer runs, if there is one.
@@ -232,10 +236,12 @@ func (w *Worker) finish(exit string) {
 	w.cancel()
 	w.update(func(s *workerState) {
 		reason := fmt.Sprintf("module %q crashed (%s); the next call starts it again", w.module, exit)
-		if s.stopping {
+		switch {
+		case s.stopping:
 			reason = fmt.Sprintf("module %q was stopped during the call", w.module)
+		case !s.ready:
+			reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, exit)
 		}
-		s.exit = exit
 		s.failure = &processError{reason: reason}
 	})
 }
@@ -338,12 +344,12 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 	shown := clipText(string(line), maxLoggedLine)
 	w.log.Warn("a line on the module's stdout is not a JSON-RPC message", "line", shown, "err", why)
 	w.remember("not MCP, on stdout: " + shown)
-	problem := rpcErrorf(codeInternal, "the module's answer can't be read: %v", why)
-	tooLong := errors.Is(why, errLineTooLong)
+	tooLong := why == errLineTooLong
 	if tooLong {
-		problem = rpcErrorf(codeInternal, "the module's answer is larger than %s", formatSize(maxWorkerLine))
+		why = fmt.Errorf("it is larger than %s", formatSize(maxWorkerLine))
 		line = line[:bytes.LastIndexByte(line, ',')+1] // an id after that may be cut off
 	}
+	problem := rpcErrorf(codeInternal, "the module's answer can't be read: %v", why)
 	answer := members(line[max(0, bytes.IndexByte(line, '{')):]) // a bracket or word may precede it
 	id := answer.get("id")
 	switch {
@@ -351,11 +357,7 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 	case id != nil && len(answer.without("jsonrpc", "result", "error")) < len(answer):
 		w.answer(&Message{ID: id, Err: problem})
 	case tooLong:
-		var ids []string
-		w.update(func(s *workerState) { ids = sortedKeys(s.calls) })
-		for _, id := range ids {
-			w.answer(&Message{ID: json.RawMessage(id), Err: problem})
-		}
+		w.update(func(s *workerState) { s.answerAll(&Message{Err: problem}) })
 	}
 }
 
@@ -869,9 +871,9 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	w.stop()
 	<-w.done
 	s := w.snapshot()
-	reason := fmt.Sprintf("module %q can't start: %v", w.module, err)
-	if !s.stopping {
-		reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, s.exit)
+	reason := s.failure.Error()
+	if s.stopping {
+		reason = fmt.Sprintf("module %q can't start: %v", w.module, err)
 	}
 	return &processError{reason: reason, details: s.stderr}
 }
