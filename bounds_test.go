@@ -907,7 +907,8 @@ func TestPanics(t *testing.T) {
 		log := slog.New(slog.NewTextHandler(&out, nil))
 		good := b.server.modules
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
-		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log, audience: anyone}
+		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log,
+			webhookConfig: webhookConfig{audience: anyone}}
 		hooks.slots = make(chan struct{}, 1)
 		for what, ask := range map[string]func() string{
 			"a list":                 func() string { return c.ask("tools/list", "").Body },
@@ -958,7 +959,6 @@ func TestLogTells(t *testing.T) {
 	const of = `claim=[0-9a-f]{8} label="a phone"`
 	const how = ` took=[0-9.]+[mµ]?s bytes=[0-9]+ session=[A-Z2-7]{8}… ` + of
 	for _, want := range []string{
-		`msg="claim made" ` + of,
 		`msg=session ` + of + ` session=[A-Z2-7]{8}…`,
 		`msg=call request=tools/call module=a method=x outcome=done` + how,
 		`msg=call request=tools/call method=no_such outcome="unknown tool \\"no_such\\""` + how,

@@ -218,13 +218,14 @@ func parseClaims(data []byte) (*claimsFile, error) {
 // symlink: a writer would replace the link and leave its target alone.
 func statClaims(path string) (fs.FileInfo, error) {
 	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	case err != nil:
+	}
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	if err != nil {
 		return nil, errUnreadable(path, err)
-	case !info.Mode().IsRegular():
-		return nil, errUnreadable(path, errors.New("not a regular file"))
 	}
 	return info, nil
 }
@@ -313,7 +314,6 @@ func errUnreadable(path string, why error) error {
 type ClaimStore struct {
 	path   string // of claims.json
 	log    *slog.Logger
-	opened time.Time
 	token  *writeToken
 	purges sync.WaitGroup   // purges in progress
 	onEnd  func(key string) // called when a claim has ended, without reading claims; nil for nothing
@@ -323,14 +323,13 @@ type ClaimStore struct {
 }
 
 // openClaims returns the store of dataDir, {base}/.data, which need not exist yet. Log
-// receives the claims that lookups find to be made or ended, and purges that fail. A nil
+// receives the claims that lookups find ended, and purges that fail. A nil
 // log discards them. Call Close if the store is used for lookups.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	s := &ClaimStore{
-		path:   filepath.Join(dataDir, "claims.json"),
-		log:    cmp.Or(log, slog.New(slog.DiscardHandler)),
-		opened: time.Now(),
-		token:  newWriteToken(dataDir),
+		path:  filepath.Join(dataDir, "claims.json"),
+		log:   cmp.Or(log, slog.New(slog.DiscardHandler)),
+		token: newWriteToken(dataDir),
 	}
 	s.current.Store(&claimsFile{})
 	return s
@@ -432,7 +431,7 @@ func (s *ClaimStore) Lookup(code Code) (Claim, error) {
 }
 
 // refresh returns the file as it is now. It reads the file only if the file has changed,
-// and then logs the difference.
+// and then logs the claims that have ended.
 func (s *ClaimStore) refresh() (*claimsFile, error) {
 	info, err := statClaims(s.path)
 	if err != nil {
@@ -453,25 +452,16 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 	}
 	s.current.Store(after)
 	before.file.Close()
-	s.logChanges(before, after)
-	return after, nil
-}
-
-// logChanges logs the claims that have ended, and those made since the store was opened.
-func (s *ClaimStore) logChanges(before, after *claimsFile) {
 	for code, c := range before.byCode {
-		if after.byCode[code].claimID != c.claimID {
-			s.log.Info("claim ended", c.logAttrs())
-			if s.onEnd != nil {
-				s.onEnd(c.Key())
-			}
+		if after.byCode[code].claimID == c.claimID {
+			continue
+		}
+		s.log.Info("claim ended", c.logAttrs())
+		if s.onEnd != nil {
+			s.onEnd(c.Key())
 		}
 	}
-	for code, c := range after.byCode {
-		if before.byCode[code].claimID != c.claimID && c.CreatedAt.After(s.opened) {
-			s.log.Info("claim made", c.logAttrs())
-		}
-	}
+	return after, nil
 }
 
 // claimsChange returns the claims that replace those of old. It must leave out expired

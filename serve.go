@@ -66,21 +66,20 @@ func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
 
 // serveFlags are the flags of usher serve.
 type serveFlags struct {
-	registry         *registryConfig
-	addr             string
-	origins          originPolicy
-	publicURL        string // ends with a slash; "" for none
-	requireClaim     bool   // of MCP clients
-	open             bool   // to all MCP clients
-	watch            *bool  // nil if the flag is not given
-	approve          bool   // the modules that the start finds
-	openWebhooks     bool
-	acceptSignatures bool
-	maxBody          int64 // bytes
-	webhookTimeout   time.Duration
-	webhookLimit     int
-	tlsCert          string // path
-	tlsKey           string // path
+	registry     *registryConfig
+	addr         string
+	origins      originPolicy
+	publicURL    string // ends with a slash; "" for none
+	requireClaim bool   // of MCP clients
+	open         bool   // to all MCP clients
+	watch        *bool  // nil if the flag is not given
+	approve      bool   // the modules that the start finds
+	openWebhooks bool
+	webhooks     webhookConfig // complete after check
+	webhookLimit int
+	maxBody      int64  // bytes
+	tlsCert      string // path
+	tlsKey       string // path
 }
 
 // declareServeFlags declares the flags of usher serve, except -base.
@@ -102,9 +101,9 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		"serve all modules to anyone who can reach the address")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false,
 		"deliver webhooks of anyone who can reach the address")
-	fs.BoolVar(&f.acceptSignatures, "accept-signatures", false,
+	fs.BoolVar(&f.webhooks.acceptSignatures, "accept-signatures", false,
 		"let a webhook's verified @signature replace the secret")
-	fs.DurationVar(&f.webhookTimeout, "webhook-timeout", 30*time.Second,
+	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second,
 		"give up on a webhook's method after `DURATION`")
 	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit,
 		"answer at most `N` deliveries at once")
@@ -164,9 +163,15 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 		return usageErrorf("-addr %q: want HOST:PORT, such as 127.0.0.1:3000", f.addr)
 	}
 	secret, set := lookupEnv(webhookSecretVar)
+	f.webhooks.secret = secret
 	reachable := f.exposure()
+	if f.openWebhooks {
+		f.webhooks.audience = anyone
+	} else if reachable == "" && !f.requireClaim {
+		f.webhooks.audience = thisMachine
+	}
 	switch {
-	case f.webhookTimeout <= 0 || f.webhookLimit <= 0:
+	case f.webhooks.timeout <= 0 || f.webhookLimit <= 0:
 		return usageErrorf("-webhook-timeout and -webhook-limit: want more than zero")
 	case set && secret == "":
 		return usageErrorf("%s is set but empty: give it a value or unset it", webhookSecretVar)
@@ -192,18 +197,6 @@ func (f *serveFlags) exposure() string {
 	return ""
 }
 
-// webhookAudience returns the senders that need no secret if none is set.
-func (f *serveFlags) webhookAudience() audience {
-	switch {
-	case f.openWebhooks:
-		return anyone
-	case f.requireClaim || f.exposure() != "":
-		return nobody
-	default:
-		return thisMachine
-	}
-}
-
 // needsApproval reports whether only approved modules run.
 func (f *serveFlags) needsApproval() bool {
 	if f.watch != nil {
@@ -214,11 +207,10 @@ func (f *serveFlags) needsApproval() bool {
 
 // daemon is one run of usher serve.
 type daemon struct {
-	app    *app
-	flags  *serveFlags
-	log    *slog.Logger
-	out    io.Writer // what people read while the daemon runs; discards it without a terminal
-	secret string    // of webhooks; "" for none
+	app   *app
+	flags *serveFlags
+	log   *slog.Logger
+	out   io.Writer // what people read while the daemon runs; discards it without a terminal
 
 	record   daemonRecord
 	listener net.Listener
@@ -239,11 +231,10 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	d := &daemon{
-		app:    a,
-		flags:  flags,
-		log:    flags.registry.Log,
-		out:    io.Discard,
-		secret: a.getenv(webhookSecretVar),
+		app:   a,
+		flags: flags,
+		log:   flags.registry.Log,
+		out:   io.Discard,
 	}
 	if d.log == nil {
 		d.log = d.openLog()
@@ -287,8 +278,8 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 	})
 	if isShared(err) {
 		other := readDaemon(d.app.data)
-		err = fmt.Errorf("another usher serves this base folder already (process %d, %s): "+
-			"use that one, or name another base folder with -base", other.PID, other.URL)
+		err = fmt.Errorf("another usher (process %d, %s) serves this base folder: "+
+			"use it, or name another base folder with -base", other.PID, other.URL)
 	}
 	return lock, err
 }
@@ -330,8 +321,8 @@ func (d *daemon) announce(roots []string) error {
 		Roots:           roots,
 		RequireClaim:    d.flags.requireClaim,
 		RequireApproval: d.flags.needsApproval(),
-		Secret:          d.secret != "",
-		WebhooksOff:     d.secret == "" && d.flags.webhookAudience() == nobody,
+		Secret:          d.flags.webhooks.secret != "",
+		WebhooksOff:     d.flags.webhooks.secret == "" && d.flags.webhooks.audience == nobody,
 	}
 	path := filepath.Join(d.app.data, recordName)
 	if err := replaceBy(path+".new", path, marshal(d.record)); err != nil {
@@ -390,15 +381,12 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	stop := func() { cancelCalls(errStopping) }
 	memory := newMemory(d.flags.maxBody)
 	d.webhooks = &Webhooks{
-		modules:          d.registry,
-		memory:           memory,
-		log:              d.log,
-		getenv:           d.app.getenv,
-		secret:           d.secret,
-		audience:         d.flags.webhookAudience(),
-		acceptSignatures: d.flags.acceptSignatures,
-		timeout:          d.flags.webhookTimeout,
-		slots:            make(chan struct{}, d.flags.webhookLimit),
+		webhookConfig: d.flags.webhooks,
+		modules:       d.registry,
+		memory:        memory,
+		log:           d.log,
+		getenv:        d.app.getenv,
+		slots:         make(chan struct{}, d.flags.webhookLimit),
 	}
 	d.server = newServer(serverConfig{
 		modules:  d.registry,
@@ -630,9 +618,9 @@ func (d *daemon) whoSendsWebhooks() string {
 	case d.record.WebhooksOff:
 		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
 			cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
-	case d.secret == "":
+	case !d.record.Secret:
 		return "Webhooks need no secret, as " + webhookSecretVar + " is not set"
-	case d.flags.acceptSignatures:
+	case d.flags.webhooks.acceptSignatures:
 		return "Webhooks need the header " + secretHeader + " or a verified signature"
 	default:
 		return "Webhooks need the header " + secretHeader
@@ -651,13 +639,13 @@ const (
 
 // daemonRecord describes a running daemon to the other commands.
 type daemonRecord struct {
-	PID             int      `json:"pid"`
-	URL             string   `json:"url"`   // by which clients reach it
-	Roots           []string `json:"roots"` // the folders that it serves
-	RequireClaim    bool     `json:"requireClaim"`
-	RequireApproval bool     `json:"requireApproval"`
-	Secret          bool     `json:"secret"`      // webhooks need it
-	WebhooksOff     bool     `json:"webhooksOff"` // see whoSendsWebhooks
+	PID             int
+	URL             string   // by which clients reach it
+	Roots           []string // the folders that it serves
+	RequireClaim    bool
+	RequireApproval bool
+	Secret          bool // webhooks need it
+	WebhooksOff     bool // see whoSendsWebhooks
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the

@@ -37,19 +37,23 @@ const (
 	signatureTolerance = 5 * time.Minute    // by which a signed timestamp may be off, either way
 )
 
-// Webhooks answers deliveries. Its fields do not change while it serves. Safe for
-// concurrent use.
-type Webhooks struct {
-	modules *Registry
-	memory  *memory
-	log     *slog.Logger
-	getenv  func(string) string // for the keys of signatures
-
+// webhookConfig says which senders may deliver, and how long a delivery may take.
+type webhookConfig struct {
 	secret           string   // "" for none
 	audience         audience // the senders that need no secret if there is none
 	acceptSignatures bool     // a verified signature replaces the secret
 	timeout          time.Duration
-	slots            chan struct{} // one element for each delivery in flight
+}
+
+// Webhooks answers deliveries. Its fields do not change while it serves. Safe for
+// concurrent use.
+type Webhooks struct {
+	webhookConfig
+	modules *Registry
+	memory  *memory
+	log     *slog.Logger
+	getenv  func(string) string // for the keys of signatures
+	slots   chan struct{}       // one element for each delivery in flight
 }
 
 // delivery is one request on its way to a method.
@@ -641,7 +645,8 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 		err = errors.New("want an object with a status from 200 to 599, headers and body")
 	}
 	for name, value := range a.Headers {
-		if !canSetHeader(name, value) {
+		if !headerToken.MatchString(name) || strings.ContainsFunc(value, unicode.IsControl) ||
+			slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name)) {
 			err = fmt.Errorf("header %q: a method can't set it to this value", name)
 		}
 	}
@@ -650,12 +655,6 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 		return nil, httpErrorf(http.StatusBadGateway, "%v: %v", what, err).because(what)
 	}
 	return a, nil
-}
-
-// canSetHeader reports whether a method can set a header to a value.
-func canSetHeader(name, value string) bool {
-	return headerToken.MatchString(name) && !strings.ContainsFunc(value, unicode.IsControl) &&
-		!slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name))
 }
 
 // write writes the answer.

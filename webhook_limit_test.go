@@ -157,13 +157,12 @@ func TestWebhookWithoutRoom(t *testing.T) {
 		{"arguments", webhookSender, minHeld + 6000, shown},
 	} {
 		h := &Webhooks{
-			modules:          fixedRegistry(newCatalog([]*Module{m})),
-			memory:           newMemory(1 << 20),
-			log:              slog.New(slog.DiscardHandler),
-			getenv:           func(string) string { return "k" },
-			secret:           testSecret,
-			acceptSignatures: true,
-			slots:            make(chan struct{}, 1),
+			webhookConfig: webhookConfig{secret: testSecret, acceptSignatures: true},
+			modules:       fixedRegistry(newCatalog([]*Module{m})),
+			memory:        newMemory(1 << 20),
+			log:           slog.New(slog.DiscardHandler),
+			getenv:        func(string) string { return "k" },
+			slots:         make(chan struct{}, 1),
 		}
 		h.memory.bytes.add(row.principal, maxHeldOf-row.left, maxHeldOf, maxHeld)
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/webhook/m/handleIt", strings.NewReader(body))
