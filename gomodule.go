@@ -65,8 +65,8 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 			s.place(file.Name), file.Name.Name))
 	}
 	if !bytes.Contains(src, []byte("//go:build ")) {
-		s.problems = append(s.problems, base+":1: add the line //go:build usher at the top, "+
-			"followed by an empty one: without it, go build ./... takes this file for a program without main")
+		s.problems = append(s.problems, base+":1: begin with the line //go:build usher and an empty one, "+
+			"or go build ./... misses a func main in this file")
 	}
 	s.about = strings.TrimSpace(file.Doc.Text())
 	for _, decl := range file.Decls {

@@ -73,11 +73,11 @@ type Registry struct {
 
 	updating sync.Mutex // held while versions are compared with files and replaced
 
-	mu      sync.Mutex                  // guards the fields below
-	modules map[entryKey]*moduleVersion // the latest versions; only scans add and remove them
-	pools   map[*pool]bool              // those that may still have a process
-	due     bool                        // the catalog is about to be replaced
-	changed chan struct{}               // closed when the catalog has been replaced
+	mu      sync.Mutex                // guards the fields below
+	modules map[string]*moduleVersion // the latest versions by their keys; only scans add and remove them
+	pools   map[*pool]bool            // those that may still have a process
+	due     bool                      // the catalog is about to be replaced
+	changed chan struct{}             // closed when the catalog has been replaced
 }
 
 // moduleVersion is one version of a module's file, or of its entry in one.
@@ -129,7 +129,7 @@ func newRegistry(c registryConfig) *Registry {
 		reaper:         newReaper(c.Log),
 		slots:          make(chan struct{}, maxIntrospections),
 		builds:         make(chan struct{}, max(1, runtime.NumCPU()/2)),
-		modules:        make(map[entryKey]*moduleVersion),
+		modules:        make(map[string]*moduleVersion),
 		pools:          make(map[*pool]bool),
 		changed:        make(chan struct{}),
 	}

@@ -115,7 +115,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &output{}
 		r := registryOf(t, dir, log)
-		s := &scan{seen: make(map[entryKey]bool), root: dir}
+		s := &scan{seen: make(map[string]bool), root: dir}
 		path := dir + "/m.usher"
 		s.add(path, path, discovered{Name: "m", Kind: kindExecutable})
 		r.update(s)
@@ -166,7 +166,7 @@ func TestWhoWaitsForModules(t *testing.T) {
 			check(t, "the wait of a list, "+when, time.Since(start), want)
 		}
 		there := func(names ...string) *scan {
-			s := &scan{seen: make(map[entryKey]bool)}
+			s := &scan{seen: make(map[string]bool)}
 			for _, name := range names {
 				s.add("", "/w/"+name+"/m.usher", discovered{Name: name, Kind: kindExecutable})
 			}
@@ -192,7 +192,7 @@ func TestIntrospectionOutlivesItsModule(t *testing.T) {
 	r.cancel() // no introspection begins
 	var versions []*moduleVersion
 	for range 2 {
-		there := &scan{seen: make(map[entryKey]bool)}
+		there := &scan{seen: make(map[string]bool)}
 		there.add("", "/nowhere/a.usher", discovered{Name: "a", Kind: kindExecutable})
 		r.update(there)
 		for _, v := range r.modules {

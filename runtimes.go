@@ -331,7 +331,6 @@ func startError(err error) error {
 // installHints are what to do if a program that many modules need is missing.
 var installHints = map[string]string{
 	"python3": ": install Python 3.9 or newer, or make a .venv beside the module",
-	"python":  ": use python3, or install Python 3",
 	"node":    ": install Node.js, 20.6 or newer; TypeScript needs 22.13",
 }
 
@@ -368,9 +367,6 @@ func expandVariables(raw string) (out string, err error) {
 	return out, err
 }
 
-// entryKey identifies a module over time.
-type entryKey struct{ source, name string }
-
 // discovered is a module as a scan finds it.
 type discovered struct {
 	Name     string // "" for a file or folder that can't be read
@@ -385,11 +381,12 @@ type discovered struct {
 	Err      error // why it can't be hosted
 }
 
-func (d discovered) key() entryKey { return entryKey{d.Source, d.Name} }
+// key identifies a module over time.
+func (d discovered) key() string { return d.Source + "#" + d.Name }
 
 // approvalKey identifies a module in the record of approved modules. A link can give a file
 // another kind.
-func (d discovered) approvalKey() string { return fmt.Sprintf("%s#%s (%s)", d.Source, d.Name, d.Kind) }
+func (d discovered) approvalKey() string { return fmt.Sprintf("%s (%s)", d.key(), d.Kind) }
 
 // file returns the path below the hosted DIR, for the log.
 func (d discovered) file() string {
@@ -407,7 +404,7 @@ func (d *discovered) readContent() (err error) {
 
 // reread returns the module as its file has it now.
 func (d discovered) reread() discovered {
-	s := &scan{seen: make(map[entryKey]bool), root: d.Root}
+	s := &scan{seen: make(map[string]bool), root: d.Root}
 	s.file(d.Path, d.Name, d.Kind)
 	for _, found := range s.modules {
 		if found.key() == d.key() {
@@ -423,14 +420,14 @@ func (d discovered) reread() discovered {
 // it is not.
 type scan struct {
 	modules    []discovered
-	seen       map[entryKey]bool
+	seen       map[string]bool
 	unreadable []string // paths of files and folders
 	root       string   // the hosted DIR that is being searched
 }
 
 // scanFolders searches folders, and the folders below them, for modules.
 func scanFolders(roots []string) *scan {
-	s := &scan{seen: make(map[entryKey]bool)}
+	s := &scan{seen: make(map[string]bool)}
 	for _, root := range roots {
 		// A folder above it may have become a link since the start, and scopes are
 		// compared with the real paths of files.

@@ -197,7 +197,7 @@ func TestFoldersExchangedForLinks(t *testing.T) {
 }
 
 func TestUnreadableFilesKeepTheirModules(t *testing.T) {
-	s := &scan{seen: make(map[entryKey]bool)}
+	s := &scan{seen: make(map[string]bool)}
 	s.fail("/w/p", errors.New("too many open files"))
 	s.fail("/w/q", &fs.PathError{Err: fs.ErrNotExist})
 	still := map[string]bool{"/w/p/a.usher": true, "/w/p": true, "/w/pp/a.usher": false, "/w/q/a.usher": false}

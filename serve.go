@@ -538,7 +538,7 @@ func (d *daemon) showRecord(record object) {
 // module that is ready, what to do next.
 func (d *daemon) show(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
-	shown := make(map[entryKey]string)
+	shown := make(map[string]string)
 	showNextSteps := sync.OnceFunc(d.showNextSteps)
 	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready", "url", d.record.URL) })
 	for ctx.Err() == nil {

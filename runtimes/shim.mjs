@@ -1022,8 +1022,6 @@ class Source {
     }
     delete schema.description // the tool has one
     if (fields) addFields(schema, fields, typed, lines)
-    delete schema.properties?._webhook
-    schema.required = schema.required?.filter(key => key !== '_webhook')
     if (Object.keys(this.defs).length > 0) schema.$defs = this.defs
     return { schema: compact(schema), param }
   }
