@@ -89,17 +89,20 @@ func parseMessage(raw []byte) (*Message, error) {
 	if _, err := strconv.ParseInt(string(id), 10, 64); err == nil || bytes.HasPrefix(id, []byte{'"'}) {
 		m.ID = id
 	}
+	var problem string
 	switch {
 	case id != nil && m.ID == nil && m.Err == nil:
-		return m, rpcErrorf(codeInvalidRequest, "id must be a string or an integer")
+		problem = "id must be a string or an integer"
 	case o.text("jsonrpc") != "2.0":
-		return m, rpcErrorf(codeInvalidRequest, `jsonrpc must be "2.0"`)
+		problem = `jsonrpc must be "2.0"`
 	case m.Method == "" && m.Result == nil && m.Err == nil:
-		return m, rpcErrorf(codeInvalidRequest, "a message needs a method, a result or an error")
+		problem = "a message needs a method, a result or an error"
 	case m.Params != nil && m.Params[0] != '{':
-		return m, rpcErrorf(codeInvalidRequest, "params must be an object")
+		problem = "params must be an object"
+	default:
+		return m, nil
 	}
-	return m, nil
+	return m, rpcErrorf(codeInvalidRequest, "%s", problem)
 }
 
 // isNull reports whether a member is absent or null.
@@ -340,10 +343,7 @@ func endOfItem(b []byte) int {
 func field(raw json.RawMessage, key string) json.RawMessage { return members(raw).get(key) }
 
 // stringField returns a member of a valid JSON object if it is a string, else "".
-func stringField(raw json.RawMessage, key string) string {
-	s, _ := unquote(field(raw, key))
-	return s
-}
+func stringField(raw json.RawMessage, key string) string { return members(raw).text(key) }
 
 // withMember returns a JSON object with key set to value.
 func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {

@@ -502,9 +502,8 @@ func (r *request) subscribe() (json.RawMessage, error) {
 		}
 		if err != nil {
 			r.server.unsubscribeLocked(session, uri)
-			return nil, err
 		}
-		return noResult, nil
+		return noResult, err
 	})
 }
 
@@ -524,10 +523,7 @@ func (r *request) listen() (json.RawMessage, error) {
 		return nil, rpcErrorf(codeInvalidParams, `%s needs an object "notifications"`, listenMethod)
 	}
 	view := r.readyView() // a resource that is missing now is never notified of
-	honoured, err := r.session.readFilter(view, filter)
-	if err != nil {
-		return nil, err
-	}
+	honoured := r.session.readFilter(view, filter)
 	r.session.principal = r.caller.Held.principal
 	wanted := int64(len(r.session.subscriptions))
 	if !r.server.sessions.want(r.session, wanted) {

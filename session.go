@@ -374,7 +374,7 @@ func (s *Session) unseenChanges(view *View, started time.Time) []string {
 // readFilter reads what the client of a subscriptions/listen wants to be notified of: of
 // lists, which count as seen in view, and of resources. It returns the part of the
 // filter that usher honours.
-func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured object, err error) {
+func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured object) {
 	for _, list := range announcedLists {
 		key := list + "ListChanged"
 		if value := field(filter, key); string(value) == "true" {
@@ -384,9 +384,7 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 	}
 	const key = "resourceSubscriptions"
 	var uris []string
-	if value := field(filter, key); value != nil && json.Unmarshal(value, &uris) != nil {
-		return nil, rpcErrorf(codeInvalidParams, "%s must be a list of strings", key)
-	}
+	_ = json.Unmarshal(field(filter, key), &uris) // what is no string is no resource
 	uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Lookup("resources", uri) == nil })
 	for _, uri := range uris { // without the lock, as no other goroutine has the session yet
 		s.subscriptions[uri] = interest{}
@@ -394,7 +392,7 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 	if len(uris) > 0 {
 		honoured = append(honoured, member{key, marshal(uris)})
 	}
-	return honoured, nil
+	return honoured
 }
 
 // interest is a session's subscription to a resource. The zero value is one that no
