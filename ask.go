@@ -17,10 +17,7 @@ import (
 	"time"
 )
 
-const (
-	suspendTimeout  = 5 * time.Minute // for a client to return
-	recheckInterval = 2 * time.Second // between checks of a suspended call's claim
-)
+const suspendTimeout = 5 * time.Minute // for a client to return
 
 // errUnheard is why a client with a session does not answer.
 var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
@@ -108,6 +105,10 @@ func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 		}
 		return c.next(r.ctx)
 	}
+	held, err := r.caller.Held.open(r.caller.Held.received)
+	if err != nil {
+		return nil, err
+	}
 	c := &suspendedCall{
 		all:     k,
 		request: *r,
@@ -120,11 +121,6 @@ func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 	c.request.caller.Ask = c.ask
 	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
 	c.request.ctx, c.cancel = context.WithCancelCause(r.server.stopped)
-	held, err := r.caller.Held.open(r.caller.Held.received)
-	if err != nil {
-		held.end()
-		return nil, err
-	}
 	c.request.caller.Held = held
 	k.running.Go(c.run)
 	return c.next(r.ctx)
@@ -249,7 +245,7 @@ func (c *suspendedCall) suspend() json.RawMessage {
 // watch ends the call if it is still suspended under a state at a time, or as soon as
 // its caller's access has ended. The state becomes invalid then.
 func (c *suspendedCall) watch(state string, until time.Time) {
-	time.AfterFunc(min(recheckInterval, time.Until(until)), func() {
+	time.AfterFunc(min(streamInterval, time.Until(until)), func() {
 		authorized := c.request.caller.authorized()
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()

@@ -234,7 +234,7 @@ func TestAskTimeout(t *testing.T) {
 		pass(2 * time.Second)
 		check(t, "the module hears", b.hears(), `{"code":-32603,"refused":"`+late+`"}`)
 		wantStale(t, "afterwards", b.modern("tools/call", goOn(params, state, "")))
-		pass(recheckInterval)
+		pass(streamInterval)
 		check(t, "suspended calls", b.suspended(), 0)
 	})
 }

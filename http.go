@@ -503,8 +503,8 @@ type reservation struct {
 	dropped   bool
 }
 
-// open counts n bytes of a request. The caller must end the reservation, also after an
-// error.
+// open counts n bytes of a request. The caller must end the reservation, unless there is
+// an error.
 func (a account) open(n int64) (*reservation, error) {
 	r := &reservation{account: a, received: n}
 	return r, r.grow(minHeld + n)
@@ -718,12 +718,13 @@ func clipText(s string, n int) string {
 
 // formatSize formats a number of bytes for people, in the units that flags accept.
 func formatSize(n int64) string {
-	for i, unit := range []string{"GiB", "MiB", "KiB"} {
-		if size := int64(1) << (30 - 10*i); n >= size && n%size == 0 {
-			return fmt.Sprintf("%d %s", n/size, unit)
+	for _, unit := range []string{"bytes", "KiB", "MiB"} {
+		if n%1024 != 0 {
+			return fmt.Sprint(n, " ", unit)
 		}
+		n /= 1024
 	}
-	return fmt.Sprintf("%d bytes", n)
+	return fmt.Sprint(n, " GiB")
 }
 
 // consistsOf reports whether s contains only characters of alphabet.

@@ -299,7 +299,7 @@ func (o object) without(keys ...string) object {
 // withoutLookalikes returns the object without members that a decoder could confuse with
 // the known keys: repeats, of which the last remains, and keys that differ only in case,
 // which encoding/json accepts.
-func (o object) withoutLookalikes(known ...string) object {
+func (o object) withoutLookalikes(known []string) object {
 	kept := make(object, 0, len(o))
 	for i, f := range o {
 		like := slices.IndexFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })

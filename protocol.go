@@ -193,21 +193,20 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 // "Name". With them, a client could set webhookParam, call another tool than the log
 // reports, or use the progress token of another call.
 func parseParams(raw json.RawMessage) object {
-	params := members(raw).withoutLookalikes(
-		"name", "arguments", "uri", "ref", "_meta", "inputResponses", "requestState")
-	for key, known := range innerParams {
+	params := members(raw).withoutLookalikes(knownParams)
+	for _, key := range []string{"ref", "_meta"} {
 		value := members(params.get(key))
-		if clean := value.withoutLookalikes(known...); len(clean) < len(value) {
+		if clean := value.withoutLookalikes(knownParams); len(clean) < len(value) {
 			params = params.set(key, clean.encode())
 		}
 	}
 	return params
 }
 
-// innerParams are the members of params whose own members usher reads or sets.
-var innerParams = map[string][]string{
-	"ref":   {"type", "name", "uri"},
-	"_meta": {"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel},
+// knownParams are the members that usher reads or sets in params, their ref and _meta.
+var knownParams = []string{
+	"name", "arguments", "uri", "ref", "type", "_meta", "inputResponses", "requestState",
+	"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel,
 }
 
 // withMeta returns params with a key of their _meta set.

@@ -677,7 +677,7 @@ type pageContent struct {
 // wantsPage reports whether a browser requests the page at the MCP endpoint.
 func wantsPage(r *http.Request) bool {
 	return r.Method == http.MethodGet && (r.URL.Path == "/" || r.URL.Path == "/mcp") &&
-		parseAccept(r.Header.Values("Accept")).html
+		parseAccept(r.Header).html
 }
 
 // servePage shows a browser the modules in the requester's own view.

@@ -281,7 +281,7 @@ func (t *sessionTable) end(token *sessionToken) {
 }
 
 const (
-	streamInterval = 2 * time.Second        // between checks of the claim behind an open stream
+	streamInterval = 2 * time.Second        // between checks of the claim behind a stream or suspended call
 	coalesce       = 300 * time.Millisecond // changes within this time make one list_changed
 )
 

@@ -70,10 +70,10 @@ type accepts struct {
 	html         bool // only browsers ask for it
 }
 
-// parseAccept reads an Accept header. A missing header allows JSON and streams. Qualities
+// parseAccept reads the Accept header. A missing header allows JSON and streams. Qualities
 // don't count.
-func parseAccept(values []string) (a accepts) {
-	header := cmp.Or(strings.Join(values, ","), "*/*")
+func parseAccept(h http.Header) (a accepts) {
+	header := cmp.Or(strings.Join(h.Values("Accept"), ","), "*/*")
 	for part := range strings.SplitSeq(header, ",") {
 		kind, _, _ := strings.Cut(part, ";")
 		switch strings.ToLower(strings.TrimSpace(kind)) {
@@ -146,7 +146,7 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 
 // checkPOST checks the headers of a POST, and returns what its client accepts.
 func checkPOST(r *http.Request) (accepts, error) {
-	accept := parseAccept(r.Header.Values("Accept"))
+	accept := parseAccept(r.Header)
 	contentType := r.Header.Get("Content-Type")
 	if kind, _, err := mime.ParseMediaType(contentType); err != nil || kind != "application/json" {
 		return accept, httpErrorf(http.StatusUnsupportedMediaType,
@@ -281,7 +281,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
 		return from, methodNotAllowed(nil, nil)
 	}
-	accept := parseAccept(r.Header.Values("Accept"))
+	accept := parseAccept(r.Header)
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
 		return from, httpErrorf(http.StatusNotAcceptable,
 			"a GET of usher's MCP endpoint must accept text/event-stream: see usher help serve")
