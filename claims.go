@@ -303,7 +303,7 @@ var errClaimsUnreadable = errors.New("the claims file is unreadable")
 // errUnreadable returns an errClaimsUnreadable that names the file, the reason, and what
 // to do.
 func errUnreadable(path string, why error) error {
-	return fmt.Errorf("%w: %q: %s: move it away or restore it (usher did not change it)",
+	return fmt.Errorf("%w: %q: %s: move it away or restore it",
 		errClaimsUnreadable, path, errText(why))
 }
 

@@ -193,7 +193,7 @@ func wantUnreadable(t *testing.T, dir string, code Code) {
 		err := call()
 		check(t, name+": the claims are unreadable", errors.Is(err, errClaimsUnreadable), true)
 		path := strconv.Quote(filepath.Join(dir, "claims.json"))
-		checkContains(t, name, fmt.Sprint(err), path, "move it away", "usher did not change it")
+		checkContains(t, name, fmt.Sprint(err), path, "move it away")
 		checkOmits(t, name, fmt.Sprint(err), code.Reveal())
 	}
 }

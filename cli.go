@@ -30,7 +30,8 @@ import (
 // command is an entry of the table. Its manual is help/NAME.txt, which begins with the
 // usage line.
 type command struct {
-	least, most int // arguments, not counting flags
+	least, most int  // arguments, not counting flags
+	data        bool // it uses the data folder
 	setup       func(a *app, fs *flag.FlagSet) runFunc
 }
 
@@ -40,15 +41,15 @@ type runFunc func(ctx context.Context, args []string) error
 const anyNumber = math.MaxInt
 
 var commands = map[string]command{
-	"serve":      {0, anyNumber, setupServe},
-	"stdio":      {0, anyNumber, setupStdio},
-	"claim":      {0, anyNumber, setupClaim},
-	"modules":    {0, anyNumber, setupModules},
-	"call":       {1, 3, setupCall},
-	"approve":    {0, anyNumber, setupApprove},
-	"new":        {1, 1, setupNew},
-	"completion": {1, 1, setupCompletion},
-	"version":    {0, 0, setupVersion},
+	"serve":      {0, anyNumber, true, setupServe},
+	"stdio":      {0, anyNumber, true, setupStdio},
+	"claim":      {0, anyNumber, true, setupClaim},
+	"modules":    {0, anyNumber, true, setupModules},
+	"call":       {1, 3, true, setupCall},
+	"approve":    {0, anyNumber, true, setupApprove},
+	"new":        {1, 1, false, setupNew},
+	"completion": {1, 1, false, setupCompletion},
+	"version":    {0, 0, false, setupVersion},
 }
 
 //go:embed help
@@ -110,6 +111,9 @@ func (a *app) status(ctx context.Context, name string, err error) int {
 // runCommand parses the flags of a command and runs it, or prints its manual.
 func (a *app) runCommand(ctx context.Context, name string, c command, args []string) error {
 	fs := flag.NewFlagSet(name, flag.ContinueOnError)
+	if c.data {
+		fs.StringVar(&a.base, "base", "", "store data in `DIR` (default $USHER_BASE, else ~/.usher)")
+	}
 	do := c.setup(a, fs)
 	args, err := parseFlags(fs, args)
 	switch {
@@ -123,12 +127,10 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 	case err != nil:
 		const want = "want a number, a duration such as 5m, or true or false"
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
-	case len(args) < c.least:
-		return usageErrorf("arguments are missing")
-	case len(args) > c.most:
-		return usageErrorf("unexpected argument %q", args[c.most])
+	case len(args) < c.least || len(args) > c.most:
+		return usageErrorf("arguments are missing, or there are too many")
 	}
-	if fs.Lookup("base") != nil {
+	if c.data {
 		if err := a.prepareData(); err != nil {
 			return err
 		}
@@ -166,7 +168,6 @@ func setupVersion(a *app, _ *flag.FlagSet) runFunc {
 
 // setupServe returns the command that runs a daemon.
 func setupServe(a *app, fs *flag.FlagSet) runFunc {
-	a.declareBase(fs)
 	flags := declareServeFlags(fs, a.stderr)
 	return func(ctx context.Context, dirs []string) error {
 		surviveClosedPipes()
@@ -176,7 +177,6 @@ func setupServe(a *app, fs *flag.FlagSet) runFunc {
 
 // setupStdio returns the command that serves the client on stdin and stdout.
 func setupStdio(a *app, fs *flag.FlagSet) runFunc {
-	a.declareBase(fs)
 	config := declareRegistryFlags(fs, a.stderr)
 	return func(ctx context.Context, dirs []string) error {
 		config.Log = cmp.Or(config.Log, slog.New(slog.NewTextHandler(a.stderr, nil)))
@@ -230,7 +230,6 @@ func pendingNames(r *Registry) string {
 
 // setupModules returns the command that prints the modules.
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
-	a.declareBase(fs)
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	cached := fs.Bool("cached", false, "start no module, and show the tools of earlier starts")
 	scope := declareScope(fs, "show what a session scoped to `DIR` sees, and what not")
@@ -390,7 +389,6 @@ func (a *app) toolProblems(whole *View, t *Item, name string) []string {
 // setupCall returns the command that calls one method. While the call runs, it prints what
 // the module prints to stderr.
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
-	a.declareBase(fs)
 	dir := fs.String("dir", ".", "look for the module under `DIR`")
 	scope := declareScope(fs, "call as a session scoped to `DIR`")
 	timeout := fs.Duration("call-timeout", 5*time.Minute,
@@ -403,10 +401,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			raw = []byte(last)
 		}
 		if string(raw) == "-" {
-			var err error
-			if raw, err = io.ReadAll(a.stdin); err != nil {
-				return fmt.Errorf("reading stdin: %w", err)
-			}
+			raw, _ = io.ReadAll(a.stdin) // after an error, it is no complete object
 		}
 		arguments, err := jsonObject(raw)
 		if err != nil {
@@ -509,7 +504,6 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 // setupClaim returns the command that creates, lists or revokes claims, by its first
 // argument.
 func setupClaim(a *app, fs *flag.FlagSet) runFunc {
-	a.declareBase(fs)
 	scope := fs.String("scope", ".", "the claim grants `DIR` and everything below it")
 	label := fs.String("label", "", "a `TEXT` to recognize the claim by")
 	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
@@ -598,7 +592,6 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 
 // setupApprove returns the command that approves new and changed modules.
 func setupApprove(a *app, fs *flag.FlagSet) runFunc {
-	a.declareBase(fs)
 	return func(ctx context.Context, paths []string) (err error) {
 		for i, path := range paths {
 			if paths[i], err = resolvePath(path); err != nil {

@@ -299,7 +299,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside of the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call file x -dir DIR", 1, `file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
-		{"call a x {} {}", 2, "unexpected argument"},
+		{"call a x {} {}", 2, "too many"},
 		{"new", 2, "arguments are missing"},
 		{"new x.go", 2, ".usher.go"},
 		{"new a@b.usher.go", 2, "a module name"},

@@ -76,7 +76,7 @@ type serveFlags struct {
 	approve      bool   // the modules that the start finds
 	openWebhooks bool
 	webhooks     webhookConfig // complete after check
-	webhookLimit int
+	webhookLimit uint
 	maxBody      int64  // bytes
 	tlsCert      string // path
 	tlsKey       string // path
@@ -105,7 +105,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		"let a webhook's verified @signature replace the secret")
 	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second,
 		"give up on a webhook's method after `DURATION`")
-	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit,
+	fs.UintVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit,
 		"answer at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
@@ -171,8 +171,6 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 		f.webhooks.audience = thisMachine
 	}
 	switch {
-	case f.webhooks.timeout <= 0 || f.webhookLimit <= 0:
-		return usageErrorf("-webhook-timeout and -webhook-limit: want more than zero")
 	case set && secret == "":
 		return usageErrorf("%s is set but empty: give it a value or unset it", webhookSecretVar)
 	case strings.TrimSpace(secret) != secret:
@@ -230,15 +228,12 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err != nil {
 		return err
 	}
-	d := &daemon{
-		app:   a,
-		flags: flags,
-		log:   flags.registry.Log,
-		out:   io.Discard,
+	d := &daemon{app: a, flags: flags, out: io.Discard}
+	config := flags.registry
+	if config.Log == nil {
+		config.Log = d.openLog()
 	}
-	if d.log == nil {
-		d.log = d.openLog()
-	}
+	d.log = config.Log
 	lock, err := d.lockBase()
 	if err != nil {
 		return err
@@ -249,8 +244,6 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
-	config := *flags.registry
-	config.Log = d.log
 	if flags.needsApproval() {
 		config.Approved = filepath.Join(a.data, approvedName)
 		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
@@ -263,7 +256,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err != nil {
 		return err
 	}
-	return a.withRegistry(dirs, config, func(r *Registry) error {
+	return a.withRegistry(dirs, *config, func(r *Registry) error {
 		d.registry = r
 		return d.serve(ctx, newGate(claims, sessions, flags.requireClaim, d.log))
 	})

@@ -277,8 +277,8 @@ func TestSignatureTimes(t *testing.T) {
 func TestSignatureErrors(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	for why, headers := range map[string][]string{
-		"no signature in the headers of stripe": {"Stripe-Signature: t=1700000000"},
-		`timestamp "" is`:                       {"Stripe-Signature: v1=" + strings.Repeat("0", 64)},
+		"no signature in Stripe-Signature": {"Stripe-Signature: t=1700000000"},
+		`timestamp "" is`:                  {"Stripe-Signature: v1=" + strings.Repeat("0", 64)},
 		`"1699999640" is 6m0s off`: signed("stripe", signatureKeys["stripe"], "x",
 			now.Add(-6*time.Minute)),
 		"the key in KEY_SIGNING_SECRET": signed("stripe", "other", "x", now),

@@ -12,7 +12,6 @@ import (
 	_ "embed"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -68,26 +67,21 @@ func usageErrorf(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
-// declareBase declares -base, for the commands that use the data folder.
-func (a *app) declareBase(fs *flag.FlagSet) {
-	fs.StringVar(&a.base, "base", "", "store data in `DIR` (default $USHER_BASE, else ~/.usher)")
-}
-
 // prepareData creates and resolves the data folder, {base}/.data. It refuses a folder that
 // another user could change or replace, as that user could create claims. It checks the
 // folder and all folders above it, by the rule of sshd: others may write only to those above
 // the base folder that have the sticky bit.
 func (a *app) prepareData() error {
 	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
+	var err error
 	if base == "" {
-		home, err := os.UserHomeDir()
-		if err != nil {
-			return usageErrorf("no home folder to store data in: name a folder with -base or $USHER_BASE")
-		}
-		base = filepath.Join(home, ".usher")
+		base, err = os.UserHomeDir()
+		base = filepath.Join(base, ".usher")
 	}
 	dir := filepath.Join(base, ".data")
-	err := os.MkdirAll(dir, 0o700)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
 	if err == nil {
 		a.data, err = resolvePath(dir)
 	}

@@ -143,8 +143,8 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	d.authenticated = h.secret == "" || hmac.Equal(got[:], want[:])
 	switch {
 	case h.secret == "" && !h.audience.includes(r):
-		return httpErrorf(http.StatusUnauthorized, "webhooks are off for requests from elsewhere: "+
-			"start usher serve with %s in its environment, or with -open-webhooks", webhookSecretVar)
+		return httpErrorf(http.StatusUnauthorized,
+			"webhooks are off for requests from elsewhere: set %s or -open-webhooks", webhookSecretVar)
 	case !d.authenticated && !(h.acceptSignatures && signatureSize(r.Header) > 0):
 		return errors.New("neither secret nor signature")
 	case r.Method != http.MethodPost:
@@ -353,7 +353,6 @@ var signatureSchemes = map[string]signatureScheme{
 // signatureRule is how deliveries to a method must be signed, by its @signature tag.
 type signatureRule struct {
 	signatureScheme
-	scheme   string // its name
 	variable string // the environment variable of the key
 	key      []byte // of the HMAC
 }
@@ -369,11 +368,11 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 		return nil, errors.New("@webhook and @signature must begin a line, @signature with a scheme " +
 			"and a variable, such as @signature github GITHUB_WEBHOOK_SECRET")
 	}
-	r := &signatureRule{signatureSchemes[words[1]], words[1], words[2], []byte(getenv(words[2]))}
+	r := &signatureRule{signatureSchemes[words[1]], words[2], []byte(getenv(words[2]))}
 	switch {
 	case r.headers == nil:
 		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s",
-			r.scheme, strings.Join(sortedKeys(signatureSchemes), ", "))
+			words[1], strings.Join(sortedKeys(signatureSchemes), ", "))
 	case !isSecretVariable(r.variable):
 		return nil, fmt.Errorf("@signature: %s: want a variable whose name ends in "+
 			"_WEBHOOK_SECRET or _SIGNING_SECRET", r.variable)
@@ -410,7 +409,7 @@ func (d *delivery) verify() error {
 func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
 	signatures := r.values(h, r.headers, r.version)
 	if len(signatures) == 0 {
-		return fmt.Errorf("no signature in the headers of %s", r.scheme)
+		return fmt.Errorf("no signature in %s", strings.Join(r.headers, ", "))
 	}
 	if signatureSize(h) > maxSignatureHeaders {
 		return errors.New("the headers of the signature are too large")
