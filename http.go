@@ -163,6 +163,9 @@ func (e *httpError) why() string {
 	return clipText(cmp.Or(e.Err, error(e)).Error(), maxLogged)
 }
 
+// errInternal replaces an error that only the log contains.
+var errInternal = httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")
+
 // loggedError marks an error that the handler has logged.
 type loggedError struct{ error }
 
@@ -192,18 +195,17 @@ func handle(
 func catch(log *slog.Logger, err *error) {
 	if p := recover(); p != nil {
 		log.Error("panic", "panic", p, "stack", string(debug.Stack()))
-		*err = loggedError{httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")}
+		*err = loggedError{errInternal}
 	}
 }
 
 // refuse logs and writes the error of a handler.
 func refuse(log *slog.Logger, write errorWriter, w http.ResponseWriter, r *http.Request, err error) {
-	id := w.Header().Get(requestIDHeader)
-	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", id)
+	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
 	e, known := errors.AsType[*httpError](err)
 	if !known {
 		log.Error("internal error", "err", err)
-		e = httpErrorf(http.StatusInternalServerError, "internal error, request %s: see usher's log", id)
+		e = errInternal
 	} else if _, logged := errors.AsType[loggedError](err); !logged {
 		log.Info("refused", "status", e.Status, "why", e.why())
 	}
@@ -313,7 +315,7 @@ func (p *originPolicy) cors(w http.ResponseWriter, r *http.Request) (preflight b
 	}
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Set("Access-Control-Expose-Headers", "Mcp-Session-Id, "+requestIDHeader)
-	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
+	if r.Method != http.MethodOptions {
 		return false
 	}
 	h.Set("Access-Control-Allow-Methods", "GET, POST, DELETE")

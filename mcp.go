@@ -191,14 +191,10 @@ func (r *request) answer() (result json.RawMessage, err error) {
 	start := time.Now()
 	result, err = r.method.run(r)
 	r.log(time.Since(start), result, err)
-	switch {
-	case r.session.era == stateful:
-		return result, err
-	case err != nil:
-		return nil, statelessError(err)
-	default:
-		return statelessResult(result, r.method.life), nil
+	if err == nil && r.session.era == stateless {
+		result = statelessResult(result, r.method.life)
 	}
+	return result, err
 }
 
 // encodeAnswer returns the answer to the request, with no message if it was cancelled:
@@ -390,7 +386,9 @@ func (r *request) find() (*Item, error) {
 		}
 	}
 	if list == "resources" {
-		e.Code = codeNoResource
+		if r.session.era == stateful {
+			e.Code = codeNoResource
+		}
 		e.Data = object{{"uri", quote(name)}}.encode()
 	}
 	return nil, e

@@ -10,7 +10,6 @@ import (
 	"cmp"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"math"
 	"net/http"
 	"runtime/debug"
@@ -277,15 +276,6 @@ func statelessResult(result json.RawMessage, life string) json.RawMessage {
 func statefulResult(result json.RawMessage) json.RawMessage {
 	list := members(result)
 	return list.without("resultType", "ttlMs", "cacheScope", "requestState", "inputRequests").encode()
-}
-
-// statelessError converts an error for a client without sessions, whose revision has
-// withdrawn codeNoResource.
-func statelessError(err error) error {
-	if e, ok := errors.AsType[*rpcError](err); ok && e.Code == codeNoResource {
-		return &rpcError{codeInvalidParams, e.Message, e.Data}
-	}
-	return err
 }
 
 // rpcStatus returns the HTTP status for an error code. From MCP 2026-07-28 on
