@@ -283,7 +283,7 @@ func TestPythonHosted(t *testing.T) {
 	check(t, "small", c.call("m_small", "").failure(), "KeyError: 'x'")
 	d.awaitLog(t, `line="Traceback (most recent call last):\n  File \"`+dir+`/m.usher.py\", line 5, in small\n`)
 	check(t, "where", resultText(c.call("m_where", "").result()), `["m.usher.py","m",true,5]`)
-	check(t, "large", c.call("m_large", "").failure(), "the module's answer is larger than 64 MiB")
+	check(t, "large", c.call("m_large", "").failure(), "the module's answer can't be read: it is larger than 64 MiB")
 	check(t, "files", folderNames(t, dir), []string{"m.usher.py", "neighbor.py"})
 }
 
