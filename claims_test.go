@@ -172,9 +172,7 @@ func TestUnusableFile(t *testing.T) {
 			dir := newDataDir(t)
 			path := writeClaimsFile(t, dir, tt.content)
 			wantUnreadable(t, dir, "AAAAAA")
-			if got, err := os.ReadFile(path); err != nil || string(got) != tt.content {
-				t.Errorf("the file is now %q, %v", got, err)
-			}
+			check(t, "the file", string(readFile(t, path)), tt.content)
 		})
 	}
 }
@@ -282,9 +280,8 @@ func TestExpiry(t *testing.T) {
 		wantActive(t, s, second.Code, true)
 		synctest.Wait() // for the purge that the look-up began
 		check(t, "codes in the file", fileCodes(t, dir), map[Code]bool{second.Code: true})
-		if _, err := s.Revoke(t.Context(), first.Code); !errors.Is(err, errNoClaim) {
-			t.Errorf("revoking an expired claim: %v", err)
-		}
+		_, err = s.Revoke(t.Context(), first.Code)
+		check(t, "an expired claim can't be revoked", errors.Is(err, errNoClaim), true)
 		<-time.After(time.Until(second.ExpiresAt))
 		list, err := s.List(t.Context())
 		must(t, err)

@@ -375,9 +375,7 @@ func checkError(t *testing.T, what string, a answer, status int) {
 	if a.Status != status {
 		return
 	}
-	if stringField(json.RawMessage(a.Body), "error") == "" {
-		t.Errorf("%s: the body is not {\"error\": …}: %s", what, a.Body)
-	}
+	check(t, what+": the body has an error", stringField(json.RawMessage(a.Body), "error") != "", true)
 	checkContains(t, what+": Content-Type", a.Header.Get("Content-Type"), "application/json")
 	checkHeaders(t, what, a)
 }
@@ -386,9 +384,7 @@ func checkError(t *testing.T, what string, a answer, status int) {
 func checkHeaders(t *testing.T, what string, a answer) {
 	t.Helper()
 	check(t, what+": X-Content-Type-Options", a.Header.Get("X-Content-Type-Options"), "nosniff")
-	if a.Header.Get(requestIDHeader) == "" {
-		t.Errorf("%s: no %s", what, requestIDHeader)
-	}
+	check(t, what+": it has a request id", a.Header.Get(requestIDHeader) != "", true)
 }
 
 // runs returns how often a module's tool was called.

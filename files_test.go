@@ -115,9 +115,8 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 	holdElsewhere(t, s.token)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := s.Create(ctx, "/w", "", time.Hour); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
+	_, err := s.Create(ctx, "/w", "", time.Hour)
+	check(t, "it ends with its context", errors.Is(err, context.DeadlineExceeded), true)
 }
 
 // A folder that can't be synced after the rename fails the write, which is not repeated.

@@ -433,7 +433,7 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 // TestGoModuleWorkspace has a module import what its Go module and workspace
 // have. It is built for this machine whatever the environment says.
 func TestGoModuleWorkspace(t *testing.T) {
-	long(t)
+	alone(t)
 	dir := goTestTree(t, map[string]string{
 		"go.work":        "go 1.22\n\nuse (\n\t./app\n\t./lib\n)\n",
 		"app/go.mod":     "module example.com/app\n\ngo 1.22\n",

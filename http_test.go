@@ -44,9 +44,7 @@ func TestProxiedRequests(t *testing.T) {
 				env = guarded
 			}
 			d := daemonOptions{env: env}.startReady(t, dir, row.flags...)
-			if a := d.deliver(t, "a/handleIt", `{}`, shown); a.Status != row.own {
-				t.Errorf("a delivery: %d, want %d: %s", a.Status, row.own, a.Body)
-			}
+			wantStatus(t, "a delivery", d.deliver(t, "a/handleIt", `{}`, shown), row.own)
 			for _, header := range []string{
 				"X-Forwarded-For: 198.51.100.1",
 				"X-Forwarded-Proto: https",
@@ -55,9 +53,7 @@ func TestProxiedRequests(t *testing.T) {
 				"X-Real-Ip: 198.51.100.1",
 				"Cf-Connecting-Ip: 198.51.100.1",
 			} {
-				if a := d.deliver(t, "a/handleIt", `{}`, shown, header); a.Status != row.webhook {
-					t.Errorf("a delivery with %s: %d, want %d: %s", header, a.Status, row.webhook, a.Body)
-				}
+				wantStatus(t, "with "+header, d.deliver(t, "a/handleIt", `{}`, shown, header), row.webhook)
 				if a := d.deliver(t, "nothing/here", `{}`, shown, header); row.webhook == 401 {
 					checkError(t, "a path of none", a, 401)
 				}

@@ -39,9 +39,7 @@ func TestRealServers(t *testing.T) {
 		runGoClient(t, "-url", d.URL, "-protocol", "2026-07-28")
 		runGoClient(t, "-url", d.URL, "-protocol", "2025-11-25")
 		runGoClient(t, "-url", d.URL, "-protocol", "2024-11-05", "-sse")
-		if status := d.stop(t); status != 0 {
-			t.Errorf("the daemon ended with status %d", status)
-		}
+		check(t, "status of the daemon", d.stop(t), 0)
 		if t.Failed() {
 			t.Logf("the daemon's log:\n%s", d.Log)
 		}
@@ -51,9 +49,7 @@ func TestRealServers(t *testing.T) {
 		r.reset(t)
 		d := daemonOptions{base: r.base, ownProcess: true}.start(t, r.workspace)
 		r.runClients(t, "--sse", "--url", d.URL)
-		if status := d.stop(t); status != 0 {
-			t.Errorf("the daemon ended with status %d", status)
-		}
+		check(t, "status of the daemon", d.stop(t), 0)
 	})
 	t.Run("stdio", func(t *testing.T) {
 		t.Cleanup(func() { r.awaitNoProcess(t) })

@@ -124,9 +124,7 @@ func TestSignaturePublishedVectors(t *testing.T) {
 	} {
 		key := signatureKeys[row.scheme]
 		now := time.Unix(row.at, 0)
-		if err := verifySigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now); err != nil {
-			t.Errorf("%s: %v", row.scheme, err)
-		}
+		must(t, verifySigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now))
 		for i := range row.body {
 			body := []byte(row.body)
 			body[i] ^= 1
@@ -136,9 +134,8 @@ func TestSignaturePublishedVectors(t *testing.T) {
 		}
 		for _, key := range []string{"", "x", signatureKeys[row.scheme] + "x",
 			strings.ToUpper(signatureKeys[row.scheme])} {
-			if verifySigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now) == nil {
-				t.Errorf("%s: good with the key %q", row.scheme, key)
-			}
+			good := isSigned(row.scheme, key, headerOf(row.headers...), []byte(row.body), now)
+			check(t, fmt.Sprintf("%s: good with the key %q", row.scheme, key), good, false)
 		}
 	}
 }
@@ -240,9 +237,7 @@ func TestSignatureNearMisses(t *testing.T) {
 				t.Run(scheme+", "+what, func(t *testing.T) {
 					h := headerOf(strings.Split(headers, "\n")...)
 					err := verifySigned(scheme, signatureKeys[scheme], h, []byte(body), now)
-					if (err == nil) != want {
-						t.Errorf("%v, want good: %v", err, want)
-					}
+					check(t, fmt.Sprintf("good (%v)", err), err == nil, want)
 				})
 			}
 		}
@@ -259,9 +254,8 @@ func TestSignatureTimes(t *testing.T) {
 			290 * 365 * 24 * time.Hour: false,
 		} {
 			headers := signed(scheme, signatureKeys[scheme], "x", now.Add(offset).Truncate(time.Second))
-			if got := isSigned(scheme, signatureKeys[scheme], headerOf(headers...), []byte("x"), now); got != good {
-				t.Errorf("%s, signed %v off: good is %v, want %v", scheme, offset, got, good)
-			}
+			got := isSigned(scheme, signatureKeys[scheme], headerOf(headers...), []byte("x"), now)
+			check(t, fmt.Sprintf("%s, signed %v off: good", scheme, offset), got, good)
 		}
 	}
 	for _, seconds := range []string{
@@ -460,9 +454,7 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 	for _, tool := range []string{"c_env", "s_env", "x_env"} {
 		for _, name := range names {
 			a := c.call(tool, `{"name":"`+name+`"}`)
-			if got, want := strings.HasPrefix(resultText(a.result()), "true"), name == "WH_ORDINARY"; got != want {
-				t.Errorf("%s has %s: %v, want %v: %s", tool, name, got, want, a.Body)
-			}
+			check(t, tool+" has "+name, strings.HasPrefix(resultText(a.result()), "true"), name == "WH_ORDINARY")
 		}
 	}
 	checkError(t, "unsigned", d.deliver(t, "x/handleIt", `{}`, shown), 401) // checked, though no module has the key

@@ -97,9 +97,7 @@ func TestDroppedModule(t *testing.T) {
 	}
 	c.awaitTools(old...)
 	out, _, _ := usher(t, "", "modules", "-base", base, dir)
-	if strings.Count(out, "not hosted: "+changed) != 10 {
-		t.Errorf("usher modules:\n%s", out)
-	}
+	check(t, "modules that are not hosted", strings.Count(out, "not hosted: "+changed), 10)
 	out, stderr, _ := usher(t, "", "call", "-base", base, "-dir", dir, "evil", "say")
 	checkContains(t, "usher call", out+stderr, "evil.usher.py is not hosted: "+changed)
 

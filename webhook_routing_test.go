@@ -308,9 +308,7 @@ func TestWebhookExposure(t *testing.T) {
 				env = guarded
 			}
 			code, said := serveStatus(t, env, strings.Fields(row.flags)...)
-			if code != row.code {
-				t.Errorf("status %d, want %d: %s", code, row.code, said)
-			}
+			check(t, "status", code, row.code)
 			checkContains(t, "usher serve", said, row.said)
 			checkOmits(t, "usher serve", said, testSecret)
 		})
