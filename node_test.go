@@ -246,7 +246,6 @@ func TestNodeChecks(t *testing.T) {
 // one object.
 func TestNodePositional(t *testing.T) {
 	long(t)
-	t.Parallel()
 	nodeTestVersion(t)
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.js", "export function add(a, b) {}\nexport const fine = ({ a }) => a\n")
