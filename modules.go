@@ -215,10 +215,11 @@ func (r *Registry) EndAffinity(affinity string) {
 	}
 }
 
-// allPools returns the pools that may still have a process.
+// allPools returns the pools that may still have a process, and forgets the others.
 func (r *Registry) allPools() []*pool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	maps.DeleteFunc(r.pools, func(p *pool, _ bool) bool { return p.finished() })
 	return slices.Collect(maps.Keys(r.pools))
 }
 
@@ -233,17 +234,13 @@ func (r *Registry) watch() {
 	}
 }
 
-// rescan scans the workspace once. It also stops idle processes, and forgets pools that
-// have no process left.
+// rescan scans the workspace once. It also stops idle processes.
 func (r *Registry) rescan() {
 	defer catch(r.Log, new(error))
 	r.update(scanFolders(r.Roots))
 	for _, p := range r.allPools() {
 		p.reap(time.Now(), r.Idle)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	maps.DeleteFunc(r.pools, func(p *pool, _ bool) bool { return p.finished() })
 }
 
 // Close ends every process of every module and waits for them.

@@ -270,11 +270,11 @@ func (v *View) Hook(path string) (tool *Item, alternatives []string) {
 		return claimants[0], nil
 	}
 	for _, t := range claimants {
-		if t.HookPath == path {
-			alternatives = append(alternatives, t.Name)
-		} else {
-			alternatives = append(alternatives, t.HookPath)
+		other := t.HookPath
+		if other == path {
+			other = t.Name
 		}
+		alternatives = append(alternatives, other)
 	}
 	slices.Sort(alternatives)
 	return nil, alternatives

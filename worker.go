@@ -805,6 +805,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 
 // ask asks the client and answers the module, unless the module has withdrawn its request.
 func (w *Worker) ask(a *clientRequest) {
+	defer catch(w.log, new(error))
 	defer close(a.done)
 	defer a.cancel()
 	result, err := w.askClient(a)
