@@ -295,8 +295,8 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 
 // TestShimGolden checks what is read from each file: methods, types and
 // documentation.
-func TestShimGolden(t *testing.T) { // not parallel: needLanguage may set PATH
-	long(t)
+func TestShimGolden(t *testing.T) {
+	alone(t) // as needLanguage may set PATH
 	for _, pattern := range []string{"testdata/python/*.py.json", "testdata/node/*s.json"} {
 		files, _ := filepath.Glob(pattern)
 		if len(files) == 0 {

@@ -298,7 +298,7 @@ func TestNodeFailsToLoad(t *testing.T) {
 }
 
 func TestNodeTypeScript(t *testing.T) {
-	long(t)
+	alone(t) // as nodeTestTyped may set PATH
 	major, minor := nodeTestVersion(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "m.usher.ts")

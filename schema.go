@@ -106,15 +106,6 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 	return append(object{{"name", quote(name)}}, m.definition...).encode()
 }
 
-// Parameters returns the names of the tool's parameters, for people.
-func (m *Method) Parameters() string {
-	var names []string
-	for _, p := range members(field(m.definition.get("inputSchema"), "properties")) {
-		names = append(names, p.key)
-	}
-	return strings.Join(names, ", ")
-}
-
 // appURI returns the URI of the page that MCP Apps shows for the tool, or "".
 func (m *Method) appURI() string {
 	return stringField(field(m.definition.get("_meta"), "ui"), "resourceUri")
@@ -157,11 +148,9 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
 	kind := docType(d.kind)
-	if len(own.without("description", "default")) == 0 {
-		own = append(members(kind), own...)
-	}
-	if own.text("type") == "number" && stringField(kind, "type") == "integer" {
-		own = own.set("type", json.RawMessage(`"integer"`)) // TypeScript has only number
+	narrower := own.text("type") == "number" && stringField(kind, "type") == "integer" // as in TypeScript
+	if narrower || len(own.without("description", "default")) == 0 {
+		own = append(members(kind), own.without("type")...)
 	}
 	if d.defaultValue != nil && own.get("default") == nil {
 		own = own.set("default", d.defaultValue)
@@ -304,12 +293,11 @@ func parseParam(tag string) (paramDoc, bool) {
 	if parts == nil {
 		return paramDoc{}, false
 	}
-	kind, optional := strings.CutSuffix(strings.TrimSpace(parts[1]), "=")
 	d := paramDoc{
-		kind:     kind,
+		kind:     parts[1],
 		name:     parts[2] + parts[4],
 		text:     strings.TrimSpace(parts[5]),
-		optional: optional || parts[2] != "",
+		optional: parts[2] != "",
 	}
 	fallback := strings.TrimSpace(parts[3])
 	if json.Valid([]byte(fallback)) {
@@ -320,17 +308,14 @@ func parseParam(tag string) (paramDoc, bool) {
 	return d, true
 }
 
-// headings matches the headings of Markdown at the beginning of a text.
-var headings = regexp.MustCompile(`^(\s*#.*(\n|$))*`)
-
 var sentenceEnd = regexp.MustCompile(`[.!?]( |$)`)
 
 // About returns the first sentence of the method's description.
 func (m *Method) About() string { return firstSentence(m.description) }
 
-// firstSentence returns the first sentence of a text after its headings, on one line.
+// firstSentence returns the first sentence of a text, on one line.
 func firstSentence(text string) string {
-	text = strings.Join(strings.Fields(headings.ReplaceAllString(text, "")), " ")
+	text = strings.Join(strings.Fields(text), " ")
 	if end := sentenceEnd.FindStringIndex(text); end != nil {
 		text = text[:end[0]+1]
 	}
@@ -378,15 +363,10 @@ func isOptionalNull(schema map[string]any, f member) bool {
 
 // exampleArguments returns arguments with a value for each required parameter.
 func (m *Method) exampleArguments() json.RawMessage {
-	schema := m.schema()
 	arguments := make(map[string]any)
-	for _, name := range textList(schema["required"]) {
-		property := objectIn(objectIn(schema, "properties"), name)
-		types := append(textList(property["type"]), "object")
+	for _, name := range textList(m.schema()["required"]) {
+		types := append(m.paramTypes(name), "object")
 		arguments[name] = typeExamples[types[0]]
-		if enum, _ := property["enum"].([]any); len(enum) > 0 {
-			arguments[name] = enum[0]
-		}
 	}
 	return marshal(arguments)
 }

@@ -1320,8 +1320,8 @@ const PARAM =
 // paramLines splits a comment into lines, and lines with @param into their parts.
 function paramLines(doc) {
   return doc.split('\n').map(line => {
-    const [, before, type = '', rest, name] = PARAM.exec(line) ?? []
-    const optional = rest?.startsWith('[') || type.endsWith('=')
+    const [, before, type, rest, name] = PARAM.exec(line) ?? []
+    const optional = rest?.startsWith('[')
     return { line, before, type, rest, name, optional }
   })
 }
