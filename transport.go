@@ -34,13 +34,11 @@ func (s *Server) routes(mux *http.ServeMux) {
 	route("POST ", s.servePOST)
 	route("GET ", s.serveGET)
 	route("DELETE ", s.serveDELETE)
-	route("", methodNotAllowed)
+	route("", func(http.ResponseWriter, *http.Request) error { return errNotAllowed })
 }
 
-// methodNotAllowed replaces ServeMux's own answer by a JSON-RPC error.
-func methodNotAllowed(http.ResponseWriter, *http.Request) error {
-	return errMethod("POST, GET, DELETE")
-}
+// errNotAllowed replaces ServeMux's own answer by a JSON-RPC error.
+var errNotAllowed error = errMethod("POST, GET, DELETE")
 
 // writeMCPError writes an error as a JSON-RPC error.
 func writeMCPError(w http.ResponseWriter, e *httpError) {
@@ -279,7 +277,7 @@ var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	if r.Method == http.MethodHead || isStateless(r.Header, nil) {
 		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
-		return from, methodNotAllowed(nil, nil)
+		return from, errNotAllowed
 	}
 	accept := parseAccept(r.Header)
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
