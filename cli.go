@@ -207,7 +207,13 @@ func (a *app) withModules(
 	}
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		if !r.WaitAll(ctx, time.Second, scopeAll()) && ctx.Err() == nil {
-			a.warnf("waiting for %s…", pendingNames(r))
+			var names []string
+			for _, s := range r.Report() {
+				if s.Pending {
+					names = append(names, sanitize(s.Name))
+				}
+			}
+			a.warnf("waiting for %s…", clipText(strings.Join(names, ", "), 60))
 			r.WaitAll(ctx, math.MaxInt64, scopeAll())
 		}
 		if ctx.Err() != nil {
@@ -215,17 +221,6 @@ func (a *app) withModules(
 		}
 		return do(r, daemon)
 	})
-}
-
-// pendingNames returns the names of the modules that are being introspected.
-func pendingNames(r *Registry) string {
-	var list []string
-	for _, s := range r.Report() {
-		if s.Pending {
-			list = append(list, sanitize(s.Name))
-		}
-	}
-	return clipText(strings.Join(list, ", "), 60)
 }
 
 // setupModules returns the command that prints the modules.
@@ -283,8 +278,8 @@ func declareScope(fs *flag.FlagSet, usage string) *Scope {
 func parseCodeArgument(text string) (Code, error) {
 	code, ok := parseCode(text)
 	if !ok {
-		return "", usageErrorf("CODE: want a claim code: " +
-			"6 of 23456789ABCDEFGHJKMNPQRSTUVWXYZ, with or without a dash")
+		return "", usageErrorf("CODE: want a claim code: "+
+			"%d of %s, with or without a dash", codeLength, codeAlphabet)
 	}
 	return code, nil
 }
@@ -339,12 +334,15 @@ func (a *app) moduleReport(r *Registry, scope Scope, daemon daemonRecord) []modu
 	return list
 }
 
-// addModule adds a hosted module and its tools in view to a line. whole is the unscoped
-// view, which has the paths of webhooks.
+// addModule adds a hosted module and its tools in view to a line, and what their author should
+// know. whole is the unscoped view, which has the paths of webhooks.
 func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daemonRecord) {
 	l.Hosted = true
 	l.About = m.About
 	l.Problems = slices.Clone(m.Problems)
+	note := func(format string, args ...any) {
+		l.Problems = append(l.Problems, fmt.Sprintf(format, args...))
+	}
 	for i, t := range view.ToolsOf[m] {
 		l.Label = t.Label
 		hook := whole.ToolsOf[m][i]
@@ -361,29 +359,21 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + strings.TrimPrefix(webhookPrefix+path, "/")
 		}
 		l.Tools = append(l.Tools, tool)
-		l.Problems = append(l.Problems, a.toolProblems(whole, hook, t.Name)...)
+		if len(t.Name) > maxToolName {
+			note("%s: with the prefix mcp__usher__ the name is over 64 characters, "+
+				"which some clients refuse", t.Name)
+		}
+		if _, others := whole.Hook(hook.HookPath); len(others) > 0 {
+			note("%s: its webhook is not served, as several have the path %s: %s",
+				tool.Method, hook.HookPath, strings.Join(others, ", "))
+		}
+		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
+			note("%s: %v, so its webhook answers 503", tool.Method, err)
+		}
 	}
 	if l.Label != "" && l.Label != m.Name {
-		l.Problems = append(l.Problems, "another module has its name, so its tools begin with "+l.Label)
+		note("another module has its name, so its tools begin with %s", l.Label)
 	}
-}
-
-// toolProblems returns what the author of a tool should know. name is the tool's name in
-// the view shown, t the tool in whole, the unscoped view.
-func (a *app) toolProblems(whole *View, t *Item, name string) []string {
-	var list []string
-	if len(name) > maxToolName {
-		list = append(list, name+": with the prefix mcp__usher__ the name is over 64 characters, "+
-			"which some clients refuse")
-	}
-	if _, others := whole.Hook(t.HookPath); len(others) > 0 {
-		list = append(list, fmt.Sprintf("%s: its webhook is not served, as several have the path %s: %s",
-			t.Method.Name, t.HookPath, strings.Join(others, ", ")))
-	}
-	if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
-		list = append(list, fmt.Sprintf("%s: %v, so its webhook answers 503", t.Method.Name, err))
-	}
-	return list
 }
 
 // setupCall returns the command that calls one method. While the call runs, it prints what
@@ -613,7 +603,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 			a.printf("Approved %s (%s)  %s\n", sanitize(d.Name), d.Kind, sanitize(d.Path))
 		}
 		if len(news) == 0 {
-			a.printf("Nothing is new or changed there, in the folders of the running daemon.\n")
+			a.printf("Nothing is new or changed there.\n")
 		}
 		return nil
 	}
@@ -626,8 +616,8 @@ func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
 		if shell == "zsh" { // which reads the script for bash
 			shell = "bash"
 		}
-		script, err := helpTexts.ReadFile("help/completion." + shell)
-		if err != nil {
+		script := helpText("completion." + shell)
+		if script == "" {
 			return usageErrorf("SHELL %q: want bash, zsh or fish", args[0])
 		}
 		a.printf("%s", script)

@@ -116,7 +116,7 @@ type writeToken struct {
 // here, even if it has the same host name.
 func newWriteToken(dataDir string) *writeToken {
 	host, _ := os.Hostname()
-	host = strings.NewReplacer(".", "-", "/", "-", `\`, "-").Replace(cmp.Or(host, "unknown"))
+	host = strings.NewReplacer(".", "-", "/", "-", `\`, "-").Replace(host)
 	namespace, _ := os.Readlink("/proc/self/ns/pid") // such as pid:[4026531836]
 	return &writeToken{
 		dataDir: dataDir,

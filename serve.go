@@ -149,7 +149,7 @@ func (f *serveFlags) setMaxBody(text string) error {
 	shift, ok := map[string]int{"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[text[len(digits):]]
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if !ok || err != nil || n == 0 || n > 1<<40>>shift {
-		return errors.New("want a number of bytes, or one with KiB, MiB or GiB, such as 4MiB")
+		return errors.New("want a number of bytes, KiB, MiB or GiB, such as 4MiB")
 	}
 	f.maxBody = int64(n) << shift
 	return nil
@@ -171,10 +171,9 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 		f.webhooks.audience = thisMachine
 	}
 	switch {
-	case set && secret == "":
-		return usageErrorf("%s is set but empty: give it a value or unset it", webhookSecretVar)
-	case strings.TrimSpace(secret) != secret:
-		return usageErrorf("%s begins or ends with white space: remove that", webhookSecretVar)
+	case set && secret == "" || strings.TrimSpace(secret) != secret:
+		return usageErrorf("%s is set but empty, or begins or ends with white space: change or unset it",
+			webhookSecretVar)
 	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or serve this machine only, with -addr 127.0.0.1:%s, without -allow-host and -public-url",
@@ -239,16 +238,20 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last, when the record is gone
+	var approved []any
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(a.data, approvedName)
+		if approved, err = d.approveFirst(ctx, config.Approved, roots); err != nil {
+			return err
+		}
+	}
 	if err := d.announce(roots); err != nil {
 		return err
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
-	if flags.needsApproval() {
-		config.Approved = filepath.Join(a.data, approvedName)
-		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
-			return err
-		}
+	if approved != nil { // the first record contains the address
+		d.log.Info("approved all modules; new and changed ones need usher approve", approved...)
 	}
 	claims := openClaims(a.data, d.log)
 	defer claims.Close()
@@ -278,24 +281,20 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 }
 
 // approveFirst approves the modules below folders that have no record of approved modules,
-// or with -approve below all.
-func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) error {
+// or with -approve below all. It returns what the log says of that; nil for nothing.
+func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
 	list, err := readApprovals(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	roots = slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
 		return list[root] != nil && !d.flags.approve
 	})
 	if len(roots) == 0 {
-		return nil
+		return nil, nil
 	}
 	news, err := approve(ctx, d.app.data, roots, roots)
-	if err == nil {
-		d.log.Info("approved all modules; new and changed ones need usher approve",
-			"below", strings.Join(roots, ", "), "modules", len(news))
-	}
-	return err
+	return []any{"below", strings.Join(roots, ", "), "modules", len(news)}, err
 }
 
 // announce opens the address, and writes the daemon's record for the other commands.
