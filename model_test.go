@@ -111,7 +111,7 @@ func TestModel(t *testing.T) {
 	long(t)
 	steps, err := strconv.Atoi(os.Getenv("USHER_MODEL_STEPS"))
 	if err != nil {
-		steps = slowTests(300, 4000)
+		steps = slowTests(300, 10_000)
 	}
 	seed, err := strconv.ParseUint(os.Getenv("USHER_MODEL_SEED"), 10, 64)
 	if err != nil {

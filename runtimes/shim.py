@@ -185,6 +185,13 @@ def parse_base64(text):
     return base64.b64decode(text, validate=True)
 
 
+def parse_decimal(value):
+    try:
+        return decimal.Decimal(str(value))
+    except decimal.InvalidOperation:
+        raise ValueError(f"want a decimal number, got {value!r}") from None
+
+
 def parse_datetime(text):
     # Before 3.11, Python reads neither Z nor fractions of other than 3 or 6 digits.
     parts = re.fullmatch(r"(.{19})(\.\d+)?(.*)", text)
@@ -218,9 +225,7 @@ TYPES = {
     datetime.date: string_type(datetime.date.fromisoformat, format="date"),
     datetime.time: string_type(parse_time, format="time"),
     uuid.UUID: string_type(uuid.UUID, format="uuid"),
-    decimal.Decimal: Type(
-        {"type": ["number", "string"]}, lambda value: decimal.Decimal(str(value))
-    ),
+    decimal.Decimal: Type({"type": ["number", "string"]}, parse_decimal),
     pathlib.Path: string_type(pathlib.Path),
 }
 
