@@ -22,6 +22,7 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -187,15 +188,18 @@ func (p *page) serve(t *testing.T, command, want string) string {
 		command += " -addr 127.0.0.1:3000"
 	}
 	address := "127.0.0.1:" + docAddr.FindStringSubmatch(command)[2]
-	cmd := p.command(docAddr.ReplaceAllString(command, "-addr $1:0"))
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	here := free.Addr().String()
+	free.Close()
+	_, port, _ := strings.Cut(here, ":")
+	cmd := p.command(docAddr.ReplaceAllString(command, "-addr $1:"+port))
 	terminal, out := openTerminal(t)
 	cmd.Stdout, cmd.Stderr = terminal, terminal
-	var err error
 	p.tree, err = startTree(cmd)
 	must(t, err)
 	p.daemon = cmd
-	out.await(t, "the daemon's address", nil, docPort.MatchString)
-	p.stands = append([]string{address, "127.0.0.1:" + docPort.FindStringSubmatch(out.String())[1]}, p.stands...)
+	p.stands = append([]string{address, here}, p.stands...)
 	said := func() string { return p.inPage(strings.TrimRight(out.String(), "\n")) }
 	ready := strings.Count("\n"+want, "\n  ready ")
 	out.await(t, "all that serve prints", nil, func(out string) bool {
@@ -218,7 +222,6 @@ func (p *page) stopDaemon() {
 
 var (
 	docAddr   = regexp.MustCompile(`-addr (\S*):(\d+)`)
-	docPort   = regexp.MustCompile(`http://\S*?:(\d+)`)
 	docCode   = regexp.MustCompile(`(?:Claim code: |"code": ")([2-9A-HJKMNP-Z]{3})-?([2-9A-HJKMNP-Z]{3})`)
 	docPasses = regexp.MustCompile(`(?m)^(usher: waiting for|  building|  starting) .*
 `)  // what takes over a second

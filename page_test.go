@@ -29,7 +29,7 @@ func pageModules(t *testing.T) (dir string) {
 	dir = t.TempDir()
 	script := "</dl><script>document.title='taken'</script><img src=x onerror=alert(1)>{{.Nonce}}."
 	writeTools(t, dir+"/proj/a.usher", fakeTool{Name: "handleIt", Doc: `Takes <b>it</b> & "more".`},
-		fakeTool{Name: "plain", Doc: script})
+		fakeTool{Name: "plain", Doc: script, Schema: json.RawMessage(mirrorSchema)})
 	writeTools(t, dir+"/proj/t.usher", fakeTool{Name: "handleTwin"})
 	writeTools(t, dir+"/other/b.usher", fakeTool{Name: "secret", Doc: "Keeps it."})
 	writeTools(t, dir+"/other/t.usher", fakeTool{Name: "handleTwin"})
@@ -56,7 +56,7 @@ var (
 	pageOfAll = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain", "other/broken.usher"},
 		[]string{"YOUR-CODE", "<form"}}
 	pageOfGuest = pageView{pageOfAll.shows[:3], []string{"broken", "<form"}}
-	pageOfProj  = pageView{[]string{"a_plain", "t_handleTwin", "webhook/a/handleIt<", "webhook/t/handleTwin<",
+	pageOfProj  = pageView{[]string{"a_plain", "Parameters: region, n, on", "webhook/a/handleIt<", "webhook/t/handleTwin<",
 		"YOUR-CODE"}, []string{"secret", "other", "broken"}}
 )
 

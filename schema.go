@@ -106,6 +106,15 @@ func (m *Method) toolJSON(name string) json.RawMessage {
 	return append(object{{"name", quote(name)}}, m.definition...).encode()
 }
 
+// Parameters returns the names of the tool's parameters, for people.
+func (m *Method) Parameters() string {
+	var names []string
+	for _, p := range members(field(m.definition.get("inputSchema"), "properties")) {
+		names = append(names, p.key)
+	}
+	return strings.Join(names, ", ")
+}
+
 // appURI returns the URI of the page that MCP Apps shows for the tool, or "".
 func (m *Method) appURI() string {
 	return stringField(field(m.definition.get("_meta"), "ui"), "resourceUri")
@@ -364,9 +373,14 @@ func isOptionalNull(schema map[string]any, f member) bool {
 // exampleArguments returns arguments with a value for each required parameter.
 func (m *Method) exampleArguments() json.RawMessage {
 	arguments := make(map[string]any)
-	for _, name := range textList(m.schema()["required"]) {
+	schema := m.schema()
+	for _, name := range textList(schema["required"]) {
 		types := append(m.paramTypes(name), "object")
 		arguments[name] = typeExamples[types[0]]
+		enum, _ := objectIn(objectIn(schema, "properties"), name)["enum"].([]any)
+		if len(enum) > 0 {
+			arguments[name] = enum[0]
+		}
 	}
 	return marshal(arguments)
 }
