@@ -1,9 +1,9 @@
 // Asking clients. A module may ask for something during a call, such as the user's input.
-// The request must reach the client that made the call. A client with a session is sent
-// the request, and answers it. A client without a session can't be sent anything: its
-// call is suspended, and its request is answered with the module's questions. The
-// client's next request contains the answers and continues the call (MCP 2026-07-28,
-// basic/patterns/mrtr). Which client a module's request is for is decided in worker.go.
+// The request must reach the client that made the call. A client with a session is sent the
+// request, and answers it. A client without a session can't be sent anything: its call is
+// suspended, and its request is answered with the module's questions. The client's next
+// request contains the answers and continues the call (MCP 2026-07-28,
+// basic/patterns/mrtr). worker.go decides which client a module's request is for.
 
 package main
 

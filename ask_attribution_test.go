@@ -1,4 +1,4 @@
-// Attribution: a client is asked only in its own calls, and hears only of its own calls.
+// Attribution: a client is asked and notified only about its own calls.
 
 package main
 

@@ -1,5 +1,5 @@
-// Attacks: each way that we could think of to get a scoped session to see more
-// than its claim is for, or to go on after the claim's end.
+// Attacks: every way that we could think of to make a scoped session see more than its claim
+// grants, or continue after its claim has ended.
 
 package main
 

@@ -1,5 +1,5 @@
-// What a hostile or careless client must not take from others: processes, slots,
-// memory, and the answers of other clients.
+// Bounds: a hostile or careless client must not take processes, slots or memory from other clients,
+// nor see their answers.
 
 package main
 

@@ -72,7 +72,7 @@ func (c Code) Reveal() string { return string(c) }
 // Dashed returns a complete code as plain text with a dash: R3K-9QZ.
 func (c Code) Dashed() string { return string(c[:3]) + "-" + string(c[3:]) }
 
-// LogValue and Format return and write asterisks.
+// LogValue returns asterisks, and Format writes them.
 func (c Code) LogValue() slog.Value       { return slog.StringValue(codeRedacted) }
 func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 
@@ -105,7 +105,7 @@ var hashKey = rand.Text()
 func (id claimID) exists() bool { return id != claimID{} }
 
 // Key returns a keyed hash of the id, or "" for no claim. The key never leaves the process,
-// and of the hash, only a part reaches the log.
+// and only a part of the hash reaches the log.
 func (id claimID) Key() string {
 	if !id.exists() {
 		return ""
@@ -215,7 +215,7 @@ func parseClaims(data []byte) (*claimsFile, error) {
 }
 
 // statClaims stats the file. It returns nil and no error if there is none. It refuses a
-// symlink: a writer would replace the link and leave its target alone.
+// symlink, because a writer would replace the link and leave its target unchanged.
 func statClaims(path string) (fs.FileInfo, error) {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -322,9 +322,9 @@ type ClaimStore struct {
 	current atomic.Pointer[claimsFile] // as last read; changed only while reading is held
 }
 
-// openClaims returns the store of dataDir, {base}/.data, which need not exist yet. Log
-// receives the claims that lookups find ended, and purges that fail. A nil
-// log discards them. Call Close if the store is used for lookups.
+// openClaims returns the store of dataDir, {base}/.data, which need not exist yet. log
+// receives a record of each claim that lookups find ended, and of each purge that fails. A
+// nil log discards them. Call Close if the store is used for lookups.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	s := &ClaimStore{
 		path:  filepath.Join(dataDir, "claims.json"),
@@ -407,10 +407,10 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 }
 
 // Lookup returns the active claim with this code, or the zero Claim if there is none in the
-// file now. It costs a stat and a map lookup, so that every request can call it. An expired record is
-// no claim from the instant of its expiry on. The first lookup that finds an expired
-// record starts its removal, in another goroutine. If the file can't be used, the next
-// lookup tries again.
+// file now. It costs a stat and a map lookup, so every request can call it. An expired
+// record is not a claim from the instant of its expiry. The first lookup that finds an
+// expired record starts its removal, in another goroutine. If the file can't be used, the
+// next lookup tries again.
 func (s *ClaimStore) Lookup(code Code) (Claim, error) {
 	file, err := s.refresh()
 	if err != nil {
@@ -464,8 +464,8 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 	return after, nil
 }
 
-// claimsChange returns the claims that replace those of old. It must leave out expired
-// claims.
+// claimsChange returns the claims that replace those of old. The result must not contain
+// expired claims.
 type claimsChange func(old *claimsFile, now time.Time) ([]Claim, error)
 
 // purge removes expired records. It is a change for update.

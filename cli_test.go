@@ -1,4 +1,4 @@
-// The command line: what is printed, word for word, and what is refused.
+// The command line: its output, word for word, and the commands that it refuses.
 
 package main
 

@@ -1,19 +1,18 @@
-// The documentation, run as its readers would. In README.md, docs/ and
+// These tests run the commands in the documentation as its readers would. In README.md, docs/ and
 // examples/README.md:
 //
-//   - A block of the language console is a terminal. Lines that begin with "$ "
-//     are commands, and the lines after one are all that it prints, on both
-//     streams; "…" stands for any text in a line, a line "…" for any lines. The
-//     commands of a page are run in turn, in a copy of the clone's examples/ and
-//     testdata/; "usher serve" goes on until the next one, or to the end. "go run ."
-//     runs the usher of the tests.
-//   - "File: `NAME`" above a block gives the file of that name the block's text.
-//   - All other blocks are only read. Commands of the language sh are not run.
+//   - A block of the language console is a terminal. Lines that begin with "$ " are commands. The
+//     lines after a command are everything that it prints, on both streams. "…" stands for any text
+//     in a line, and a line "…" for any lines. The commands of a page run in turn, in a copy of the
+//     clone's examples/ and testdata/. "usher serve" runs until the next "usher serve" or the end
+//     of the page. "go run ." runs the usher of the tests.
+//   - "File: `NAME`" above a block: the test saves the block's text in this file.
+//   - The tests only read all other blocks. They do not run blocks of the language sh.
 //
-// Ports, times and folders of the pages stand for those of the run, and the code
-// R3K-9QZ for the one that was made last. A section that needs a program that is
-// not installed is skipped, but not in CI. "go test -run TestDocs -update-docs ."
-// writes what was printed into the pages; "…" has then to be put in again.
+// Ports, times and folders in the pages stand for those of the run, and the code R3K-9QZ stands for
+// the latest code. If a program is not installed, the tests skip the sections that need it, except
+// in CI. "go test -run TestDocs -update-docs ." writes the actual output into the pages; restore
+// each "…" afterwards.
 
 package main
 

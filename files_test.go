@@ -1,5 +1,5 @@
-// Tests of files.go: the token that writers of claims.json take turns with, while they
-// are raced, stopped and killed. Such a writer is this test binary again, running
+// Tests of files.go: writers of claims.json take turns with the write token while the tests race,
+// stop and kill them. Each writer is another process of this test binary, which runs
 // TestClaimsChild. With USHER_SLOW=1 the tests run at full size.
 
 package main

@@ -1,5 +1,5 @@
-// Claims over HTTP: who sees what, row by row of the table, and what happens
-// to a session while its claim, the files, and the daemon come and go.
+// Claims over HTTP: what each session sees, row by row of the table in SECURITY.md, and what
+// happens to a session while its claim, the files and the daemon come and go.
 
 package main
 

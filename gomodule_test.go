@@ -1,5 +1,5 @@
-// Tests of gomodule.go and of the generated main: modules are built, spoken to
-// over their pipes, and built again after a change.
+// Tests of gomodule.go and of the generated main: the tests build modules, talk to them over their
+// pipes, and build them again after a change.
 
 package main
 

@@ -1,6 +1,6 @@
-// The rules of the code that a machine can check: which file may use which, which
-// files may name what decides about access, and how large things may be. The tables
-// are the drawing of the architecture.
+// The rules of the code that a test can check: the layers of the files, the files that may name the
+// types and functions that decide about access, and the size limits. The tables describe the
+// architecture.
 
 package main
 

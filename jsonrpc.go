@@ -1,6 +1,6 @@
 // JSON-RPC 2.0 as MCP uses it: messages, ids, error codes, framing with one message per
-// line, and the table of requests in flight. Clients and module processes are both served
-// by this file, which depends on neither.
+// line, and the table of requests in flight. usher uses this file to talk to clients and to
+// module processes. It depends on neither.
 //
 // Messages are carried as raw JSON. encoding/json only checks that a message is valid: its
 // structs match keys without regard to case ("METHOD" would override "method"), and its

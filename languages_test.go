@@ -1,5 +1,5 @@
-// All languages side by side: modules spoken to over their pipes, and one
-// contact form, written in each, that is a tool and a webhook.
+// All languages side by side: the tests talk to modules over their pipes, and call one contact
+// form, written in each language, as a tool and as a webhook.
 
 package main
 

@@ -6,13 +6,13 @@
 //
 //	usher serve [DIR…]      the daemon
 //	usher stdio [DIR…]      the same for the client that started it
-//	usher modules [DIR…]    what there is, and what is wrong with the rest
-//	usher call MODULE METHOD [JSON]
-//	usher new FILE          a module to begin with
+//	usher modules [DIR…]    the modules, and why files are not hosted
+//	usher call MODULE METHOD [JSON]   one call, without a daemon
+//	usher new FILE          a starter module
 //
 // # A tour for readers
 //
-// A request takes one way through these files: its headers determine the principal and
+// A request takes one path through these files: its headers determine the principal and
 // the scope, the scope selects a view of the modules, the view leads to a process, and
 // the answer returns through an outbox. The files form six layers. A file uses only its
 // own layer and earlier ones:
@@ -44,9 +44,9 @@
 //	          terminal.go     what the commands share: streams, folders, text for terminals
 //	          cli.go          the commands and their output
 //
-// claims.go, scope.go and view.go decide who sees what. The central idea is the View:
-// it is built for a scope, and it is the only way to a module, so no other file can
-// widen a scope. house_test.go checks this.
+// claims.go, scope.go and view.go decide who sees what. The central idea is the View: it
+// is built for a scope, and it is the only way to a module, so no other file can widen a
+// scope. house_test.go checks this.
 package main
 
 import (
@@ -63,8 +63,8 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr, os.LookupEnv))
 }
 
-// run runs the command that args name and returns the exit
-// status. Tests call it in-process. lookupEnv looks up an environment variable.
+// run runs the command that args name and returns the exit status. Tests call it
+// in-process. lookupEnv looks up an environment variable.
 func run(
 	ctx context.Context,
 	args []string,

@@ -1,5 +1,5 @@
-// The model test: a random walk of clients, claims and daemons. What each request reaches is
-// compared with a model of DESIGN.md's table of who sees what.
+// The model test: a random walk of clients, claims and daemons. The test compares what each request
+// reaches with a model of the table "Who sees what" in SECURITY.md.
 
 package main
 

@@ -1,5 +1,5 @@
-// Tests of runtimes/shim.mjs: modules in JavaScript and TypeScript, spoken to
-// over their pipes, and as usher hosts them.
+// Tests of runtimes/shim.mjs: modules in JavaScript and TypeScript, both over their pipes and
+// hosted by usher.
 
 package main
 

@@ -1,4 +1,4 @@
-// The page for people: who sees what on it, by HTTP, and how it looks, in a browser.
+// The page for people: what each visitor sees on it, over HTTP, and how it looks in a browser.
 
 package main
 

@@ -1,8 +1,8 @@
-// Pools. A pool is the processes of one module. A hosted server has one process for each
-// session, as if the session's client had started it; callers without a session share one
-// for each claim and client program. Other modules have one process for all callers. This
-// file decides which process a call goes to, how many processes and running calls there
-// may be, and when a process ends.
+// Pools. A pool consists of the processes of one module. A hosted server has one process
+// for each session, as if the session's client had started it; callers without a session
+// share one for each claim and client program. Other modules have one process for all
+// callers. This file decides which process a call goes to, how many processes and running
+// calls there may be, and when a process ends.
 
 package main
 

@@ -1,7 +1,7 @@
 //go:build linux || darwin
 
 // Processes on Linux and macOS: functions that start a process with a tree of its own, send
-// signals to the tree, and identify a process for longer than its pid does. reaper.go
+// signals to the tree, and identify a process even after its pid was reused. reaper.go
 // decides which tree ends, and when.
 
 package main

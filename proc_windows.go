@@ -1,5 +1,5 @@
-// Processes on Windows: the functions of proc_unix.go. A tree is a job object, which Windows
-// ends with usher itself, however that ends.
+// Processes on Windows: the functions of proc_unix.go. A tree is a job object. Windows ends
+// the job object when usher ends, even if usher is killed.
 
 package main
 

@@ -1,5 +1,4 @@
-// Tests of runtimes/shim.py: modules in Python, spoken to over their pipes, and
-// as usher hosts them.
+// Tests of runtimes/shim.py: modules in Python, both over their pipes and hosted by usher.
 
 package main
 

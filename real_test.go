@@ -1,6 +1,6 @@
-// Real servers, official clients: usher hosts the servers that the makers of the
-// protocol publish, and their clients use it. What that needs of Node is pinned
-// in conformance/, and installed once for each state of its lock.
+// Real servers, official clients: usher hosts the servers that the makers of the protocol publish,
+// and their clients use usher. conformance/ pins the Node packages for these tests. The tests
+// install the packages once for each version of conformance/package-lock.json.
 
 package main
 

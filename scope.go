@@ -6,8 +6,8 @@
 //
 //   - No failure widens a scope: not an ended claim, not a file that can't be read, not a
 //     log that can't be written (TestDecide, TestScopeTable).
-//   - An answered change survives kill -9: a session that was told that it moved to
-//     another claim, or that it has ended, is in that state after a restart
+//   - An answered change survives kill -9: if usher has told a client that its session
+//     moved to another claim, or has ended, the session is in that state after a restart
 //     (TestKilledWhileMoving).
 //   - A client can neither make nor change a session id (TestAttacks).
 //   - With -require-claim, a day of guessing finds one given valid code with a chance of
@@ -267,8 +267,8 @@ func (g *Gate) lookUp(ctx context.Context, code Code, own Claim) (Claim, error) 
 	return c, err
 }
 
-// present admits a request that presents the code of a claim. Its session moves to that
-// claim, which is saved before anything is done.
+// present admits a request that presents the code of a claim. If the request's session
+// moves to this claim, present saves the move before the request is handled.
 func (g *Gate) present(a admission, c Claim) (admission, error) {
 	if a.session != nil && a.claim.claimID != c.claimID {
 		if a.claim.exists() && a.session.Protocol == sseProtocol {
@@ -301,7 +301,7 @@ func presentedCode(r *http.Request) (code Code, presents bool) {
 
 // presentedSession returns a request's session id, "" for none, and reports whether it is
 // in the URL. A session id in a header is ignored in requests of the version without
-// sessions. An id in the URL belongs to HTTP+SSE, whatever the messages sent there.
+// sessions. An id in the URL belongs to HTTP+SSE, whatever messages the client sends there.
 func presentedSession(r *http.Request) (id string, inURL bool) {
 	id = r.Header.Get(sessionHeader)
 	if id != "" && r.Header.Get(protocolHeader) != statelessProtocol {
@@ -379,10 +379,10 @@ const (
 )
 
 // guessTurns slows down guessing. Once guessBudget different codes were invalid within
-// guessSpan, codes are looked up in turns, one each turnEvery, for all callers together:
-// behind a tunnel all requests come from one address, so a limit per address would not
-// help. Waiting requests with the same code share a turn. Valid, unused, ended and
-// never issued codes wait alike, so the wait discloses nothing. Safe for concurrent use.
+// guessSpan, codes are looked up in turns, one per turnEvery, for all callers together.
+// (Behind a tunnel, all requests come from one address, so a limit per address would not
+// help.) Waiting requests with the same code share a turn. Valid, unused, ended and never
+// issued codes wait alike, so the wait discloses nothing. Safe for concurrent use.
 type guessTurns struct {
 	mu     sync.Mutex
 	tried  map[Code]time.Time // when a code was last looked up, within guessSpan: invalid, or not known yet
@@ -396,8 +396,8 @@ func newGuessTurns() *guessTurns {
 	return &guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}
 }
 
-// done records whether a code that was looked up is invalid. It reports whether the turns
-// begin with it.
+// done records whether a code that was looked up is invalid. It reports true for the code
+// with which turns begin.
 func (t *guessTurns) done(code Code, invalid bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

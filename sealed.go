@@ -1,6 +1,6 @@
-// Sealed session ids, and the log of what happened to sessions after their ids were
-// sealed: which claim a session moved to, and whether it ended. A sealed id contains
-// everything else, so a restart of the daemon ends no session.
+// Sealed session ids, and the log of what happened to sessions after their ids were sealed:
+// which claim a session moved to, and whether it ended. The sealed id contains everything
+// else, so a restart of the daemon ends no session.
 
 package main
 
@@ -80,8 +80,9 @@ type sessionStore struct {
 
 	mu      sync.RWMutex
 	records map[string]sessionRecord // by session
-	// oldest is later than the issue of each expired session whose record was dropped. Ids
-	// issued before are refused, even if the clock was wrong when they expired.
+	// oldest is later than the issue time of each expired session whose record was dropped.
+	// usher refuses ids issued before oldest, even if the clock was wrong when they
+	// expired.
 	oldest time.Time
 
 	writing   sync.Mutex // held to change the file and records in one order; locked before mu
@@ -139,9 +140,9 @@ func (s *sessionStore) read() error {
 }
 
 // compact rewrites the log without lines that a later line of the same session replaces,
-// and without lines of expired sessions. It also forgets the oldest ends of sessions that
-// never had a claim, if there are many: such a session may continue, as any client that
-// is admitted without a claim may begin one.
+// and without lines of expired sessions. If very many sessions without a claim have ended,
+// it also forgets the oldest ends. Such a session may then continue, which is harmless: any
+// client that is admitted without a claim may begin a session.
 func (s *sessionStore) compact() error {
 	s.mu.Lock()
 	records := slices.SortedFunc(maps.Values(s.records), func(a, b sessionRecord) int {
@@ -196,8 +197,8 @@ func (s *sessionStore) open(id string) (*sessionToken, bool) {
 	return token, s.now().Sub(token.Issued) < sessionLife && !s.recordOf(token).Ended
 }
 
-// recordOf returns a session's record, or the zero value if there is none. A session whose
-// record may have been dropped has ended, with a claim that does not exist.
+// recordOf returns a session's record, or the zero value if there is none. If the record
+// may have been dropped, the result is an ended session with a claim that does not exist.
 func (s *sessionStore) recordOf(t *sessionToken) sessionRecord {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

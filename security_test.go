@@ -1,5 +1,5 @@
-// SECURITY.md says what holds: the tests that it names are there, the bounds in
-// it are those of the program, and files are as private as it says.
+// Tests of SECURITY.md: the tests that it names exist, its bounds are those of the program, and
+// files are as private as it says.
 
 package main
 

@@ -1,6 +1,6 @@
-// The daemon: usher serve, from its flags to the end of the last process. Also what it
-// prints while it runs, the record that says which daemon has a base folder, and the page
-// for browsers.
+// The daemon: usher serve, from its flags to the end of the last process. This file also
+// contains its output, the record of the daemon that uses a base folder, and the page for
+// browsers.
 
 package main
 

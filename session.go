@@ -1,6 +1,6 @@
-// Sessions in memory: what usher knows about clients while they are connected, such as
-// their streams, the lists that they have seen and the resources that they subscribed
-// to. sealed.go decides whether a session exists and which claim it has.
+// Sessions in memory: the state of connected clients, such as their streams, the lists that
+// they have seen, and the resources that they subscribed to. sealed.go decides whether a
+// session exists and which claim it has.
 
 package main
 

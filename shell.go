@@ -1,8 +1,8 @@
-// Shell modules. usher itself is the MCP server of a shell script, with one process per call.
-// It reads the script for functions with a comment above them, offers those that the shell
-// reports as functions after reading the script, and runs one with the parameters as its
-// arguments. No value of a call is ever evaluated: values reach the shell only as arguments
-// and on stdin.
+// Shell modules. usher itself is the MCP server of a shell script, and runs each call in a
+// new process. It reads the script for functions with a comment above them, and offers only
+// functions that the shell also reports after reading the script. A call passes the
+// parameters to the function as arguments. No value of a call is ever evaluated: values
+// reach the shell only as arguments and on stdin.
 
 package main
 

@@ -1,5 +1,4 @@
-// Shell modules: what their functions get and give, and that they do nothing to
-// others.
+// Shell modules: what their functions receive and return, and that they don't affect other modules.
 
 package main
 

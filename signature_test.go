@@ -1,6 +1,6 @@
-// Tests of signature.go: the providers' published vectors, what their own
-// libraries sign, everything that is almost a signature, and who is let in by
-// secret, by signature, by both.
+// Tests of the signatures in webhook.go: the providers' published samples, requests that their own
+// libraries signed, near-valid signatures, and which senders usher admits by secret, by signature
+// or by both.
 
 package main
 

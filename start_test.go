@@ -1,5 +1,5 @@
-// What was there at the start: with -require-claim nothing that is written into
-// the workspace later is run, until someone says so.
+// Approval: with -require-claim, usher runs no module that is written into the workspace after the
+// start, until the owner approves it.
 
 package main
 

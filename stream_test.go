@@ -1,4 +1,5 @@
-// Streams over time: comments keep silent ones alive, and messages can be read again for a while.
+// Streams over time: comments keep silent streams alive, and clients can read messages again for a
+// while.
 
 package main
 

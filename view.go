@@ -34,9 +34,10 @@ type Module struct {
 	Methods  []*Method
 	Problems []string // with the file, its methods and its lists, for its author
 
-	pool *pool // nil if the module can't be hosted at the moment, and only has its share in names
-	// checkCurrent returns errRetired if the source file has a newer version; other errors say
-	// why that can't be hosted. It is nil if changes of the file are not followed.
+	pool *pool // nil if the module can't be hosted at the moment; it then only affects names
+	// checkCurrent returns errRetired if the source file has a newer version; other errors
+	// say why the newer version can't be hosted. checkCurrent is nil if usher does not
+	// follow changes of the file.
 	checkCurrent func() error
 }
 
@@ -56,8 +57,8 @@ func newCatalog(modules []*Module) *Catalog {
 	return &Catalog{modules: modules, views: make(map[Scope]*View)}
 }
 
-// View returns the part of the catalog that scope contains. It is built at the first
-// request, and kept while there are at most maxViews.
+// View returns the part of the catalog that scope contains. View builds it at the first
+// request, and keeps at most maxViews views.
 func (c *Catalog) View(scope Scope) *View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -217,7 +218,7 @@ func (v *View) addResources() {
 	slices.SortStableFunc(v.templates, func(a, b *Item) int { return len(b.Name) - len(a.Name) })
 	v.items["resources"] = byURI
 	v.addList("resources", "resources", resources)
-	v.addList("resourceTemplates", "resources", templates) // MCP has no own notification for templates
+	v.addList("resourceTemplates", "resources", templates) // MCP has no separate notification for templates
 }
 
 // addList stores the result of a list request, and adds it to the fingerprint of the
@@ -250,7 +251,7 @@ func (v *View) Lookup(list, name string) *Item {
 	return nil
 }
 
-// Alternatives returns the names of the tools that would have a name that belongs to none
+// Alternatives returns the names of the tools that would have name, if it belongs to none
 // of them.
 func (v *View) Alternatives(name string) []string {
 	var names []string
@@ -332,10 +333,10 @@ func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 }
 
 // nameItems names items LABEL_NAME. A name belongs to no item if several would have it, or
-// if it is the name of another item with its module's bare name instead of the label. Items
-// that would have such a name get a hash suffix, and so does a name that looks like one, so
-// that no module can choose another's name. nameItems returns the items that would have
-// each name that belongs to none.
+// if it is the name of another item with its module's bare name instead of the label. An
+// item that would have such a name gets a hash suffix, and so does a name that already
+// looks as if it had one, so that no module can choose another module's name. nameItems
+// returns, for each name that belongs to no item, the items that would have it.
 func nameItems(items []*Item) map[string][]*Item {
 	wanted := make(map[string]int, len(items))
 	ambiguous := make(map[string][]*Item)
@@ -366,9 +367,9 @@ var notPlain = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 // plainName replaces characters that tool names must not contain.
 func plainName(s string) string { return notPlain.ReplaceAllString(s, "_") }
 
-// labels returns the labels of a view's modules: of the possible labels of each the shortest
-// that no other module of its name could have, or else one with a hash of the path below the
-// scope: nobody can guess the folders above by it.
+// labels returns the labels of a view's modules. A module's label is its shortest possible
+// label that no other module of its name could have. If there is none, the label ends with
+// a hash of the path below the scope, which discloses nothing of the folders above.
 func labels(modules []*Module, scope Scope) []string {
 	shared := make(map[[2]string]int) // how many modules of a name could have a label
 	for _, m := range modules {
@@ -390,8 +391,8 @@ func labels(modules []*Module, scope Scope) []string {
 
 // possibleLabels returns a module's name alone, with one parent folder before it, with two,
 // and so on, and then each of these with the file's ending. The topmost folder is the
-// scope's own or, in the view of everything, the hosted DIR. No folder is that of a file
-// outside, which was reached by a link.
+// scope's own or, in the view of everything, the hosted DIR. A file outside of it, which a
+// link led to, gets no folders.
 func possibleLabels(m *Module, scope Scope) []string {
 	list := []string{m.Name}
 	top := cmp.Or(scope.dir, m.Root)

@@ -1,4 +1,4 @@
-// Views: which modules are in a scope, and what they are called there.
+// Views: which modules are in a scope, and which names they have there.
 
 package main
 

@@ -1,7 +1,6 @@
-// Webhooks: HTTP callbacks, delivered to methods. Here are the authentication of
-// senders, the lookup of the method at a path, the signatures of providers, and the
-// conversions of bodies to parameters and of results to answers. Nothing here depends
-// on claims or sessions.
+// Webhooks: HTTP callbacks, delivered to methods. This file authenticates senders, finds
+// the method at a path, verifies the signatures of providers, and converts bodies to
+// parameters and results to answers. Nothing here depends on claims or sessions.
 
 package main
 

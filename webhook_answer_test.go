@@ -1,4 +1,4 @@
-// Tests of webhook.go: what senders are answered, and what the log says of it.
+// Tests of webhook.go: the answers to senders, and the log records about them.
 
 package main
 

@@ -1,4 +1,4 @@
-// Tests of webhook.go: what reaches a method of what was delivered, in all languages.
+// Tests of webhook.go: the parameters that a method receives from a delivery, in all languages.
 
 package main
 

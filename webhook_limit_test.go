@@ -1,4 +1,4 @@
-// Tests of webhook.go: how many deliveries there may be, and how long a body may take.
+// Tests of webhook.go: how many deliveries may be in flight, and how long a body may take.
 
 package main
 

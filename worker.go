@@ -1,7 +1,7 @@
-// Workers. A Worker is one process of a module, which usher speaks MCP with over the
-// process's stdin and stdout. This file starts the process, shakes hands with it,
-// sends it calls, finds the client that each message of the module is for, and ends
-// the process. It knows callers, and nothing of scopes and views.
+// Workers. A Worker is one process of a module. usher speaks MCP with it over the process's
+// stdin and stdout. This file starts the process, shakes hands with it, sends it calls,
+// finds the client that each message of the module is for, and ends the process. It depends
+// on callers, but not on scopes or views.
 
 package main
 
