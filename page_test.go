@@ -56,8 +56,8 @@ var (
 	pageOfAll = pageView{[]string{"b_secret", "webhook/other-t/handleTwin", "a_plain", "other/broken.usher"},
 		[]string{"YOUR-CODE", "<form"}}
 	pageOfGuest = pageView{pageOfAll.shows[:3], []string{"broken", "<form"}}
-	pageOfProj  = pageView{[]string{"a_plain", "Parameters: region, n, on", "webhook/a/handleIt<", "webhook/t/handleTwin<",
-		"YOUR-CODE"}, []string{"secret", "other", "broken"}}
+	pageOfProj  = pageView{[]string{"a_plain", "Parameters: region, n, on", "webhook/a/handleIt<",
+		"webhook/t/handleTwin<", "YOUR-CODE"}, []string{"secret", "other", "broken"}}
 )
 
 func pageRefusal(says string) pageView {

@@ -1,4 +1,5 @@
-// The wire of clients with sessions: HTTP+SSE, streams that can be resumed, subscriptions, and batches, which are refused.
+// The wire of clients with sessions: HTTP+SSE, streams that can be resumed, subscriptions,
+// and batches, which are refused.
 
 package main
 
