@@ -1,5 +1,5 @@
-// A daemon under mixed load for a long time. The test reads the daemon's memory, files and
-// processes from /proc. go test and CI skip this test; to run it:
+// A daemon under mixed load for a long time. The test counts goroutines, child processes,
+// open files and MiB of the heap. go test and CI skip this test; to run it:
 //
 //	USHER_SOAK=1h go test -run TestSoak -v -timeout 2h .
 
