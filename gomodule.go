@@ -44,11 +44,11 @@ type goSource struct {
 	positions *token.FileSet
 }
 
-// cantBuild returns the error of a module that can't be built. The lines are those of the
-// parser or compiler, such as "x.usher.go:12:5: message". There is at least one.
-func cantBuild(base string, lines ...string) error {
+// cantBuildf returns the error of a module that can't be built. The formatted text is that of
+// the parser or compiler, such as "x.usher.go:12:5: message".
+func cantBuildf(base, format string, args ...any) error {
 	name, _, _ := strings.Cut(base, ".usher")
-	return &processError{reason: fmt.Sprintf("module %q can't be built", name), details: lines}
+	return &processError{fmt.Sprintf("module %q can't be built", name), fmt.Errorf(format, args...)}
 }
 
 // parseGoModule parses the text of the module file named base. The error is a *processError,
@@ -58,11 +58,11 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 	s := &goSource{text: src, base: base, comments: map[string]string{}, positions: token.NewFileSet()}
 	file, err := parser.ParseFile(s.positions, base, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return nil, cantBuild(base, err.Error()) // the first error, and how many there are
+		return nil, cantBuildf(base, "%w", err) // the first error, and how many there are
 	}
 	if file.Name.Name != "main" {
-		return nil, cantBuild(base, fmt.Sprintf("%s: package %s: a module is package main",
-			s.place(file.Name), file.Name.Name))
+		return nil, cantBuildf(base, "%s: package %s: a module is package main",
+			s.place(file.Name), file.Name.Name)
 	}
 	if !bytes.Contains(src, []byte("//go:build ")) {
 		s.problems = append(s.problems, base+":1: begin with the line //go:build usher and an empty one, "+
@@ -73,7 +73,7 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 		switch decl := decl.(type) {
 		case *ast.FuncDecl:
 			if decl.Recv == nil && decl.Name.Name == "main" {
-				return nil, cantBuild(base, s.place(decl.Name)+": usher generates func main, so remove it")
+				return nil, cantBuildf(base, "%s: usher generates func main: remove it", s.place(decl.Name))
 			}
 			if decl.Recv == nil && decl.Name.IsExported() {
 				s.declareFunction(decl)
@@ -220,10 +220,11 @@ func goVersion(folders []string) string {
 // imports are known even then. Safe for concurrent use, also by several processes.
 func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []byte) (l launch, err error) {
 	l.Dir = filepath.Dir(path)
-	slow := cantBuild(filepath.Base(path), fmt.Sprintf("go build did not end within %v", buildTimeout))
+	base := filepath.Base(path)
+	slow := cantBuildf(base, "go build did not end within %v", buildTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
 	defer cancel()
-	source, err := parseGoModule(filepath.Base(path), src)
+	source, err := parseGoModule(base, src)
 	if err != nil {
 		return l, err
 	}
@@ -297,16 +298,11 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*g
 			return nil, err
 		}
 	}
-	// No -tags: named files are built whatever their constraints are, and the tag must
-	// not reach other packages.
-	run := func(args ...string) (string, error) {
-		args = append(args, "-overlay", overlayFile, goMainName, goModuleName)
-		return runGo(ctx, r, dir, args)
-	}
-	list, _ := run("list", "-e", "-deps", "-f", ownPackage) // the build reports errors
+	// The build reports the errors of this.
+	list, _ := runGo(ctx, r, dir, overlayFile, "list", "-e", "-deps", "-f", ownPackage)
 	folders := strings.Split(list, "\n")
 	imports := &goImports{folders, goVersion(folders)}
-	output, err := run("build", "-buildvcs=false", "-o", target)
+	output, err := runGo(ctx, r, dir, overlayFile, "build", "-buildvcs=false", "-o", target)
 	switch {
 	case err == nil:
 		return imports, nil
@@ -314,21 +310,23 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*g
 		return imports, context.Cause(ctx)
 	}
 	// All messages of the go command are about the module or its imports.
-	lines := goErrorLines(output)
-	if len(lines) == 0 {
-		lines = []string{fmt.Sprintf("%s: a Go module needs the go command "+
-			"(install Go from https://go.dev/dl): %v", s.base, err)}
+	if lines := goErrorLines(output); len(lines) > 0 {
+		return imports, cantBuildf(s.base, "%s", strings.Join(lines, "\n"))
 	}
-	return imports, cantBuild(s.base, lines...)
+	return imports, cantBuildf(s.base, "%s: a Go module needs the go command "+
+		"(install Go from https://go.dev/dl): %v", s.base, err)
 }
 
 // ownPackage is a template for go list: the folder of a package that is in the main Go module
 // and can be imported.
 const ownPackage = `{{with .Module}}{{if and .Main (ne $.Name "main")}}{{$.Dir}}{{end}}{{end}}`
 
-// runGo runs the go command in dir until ctx ends, and returns what it prints.
-func runGo(ctx context.Context, r *reaper, dir string, args []string) (string, error) {
-	cmd := exec.Command("go", args...)
+// runGo runs the go command for the program in dir that overlay completes, until ctx ends, and
+// returns what it prints.
+func runGo(ctx context.Context, r *reaper, dir, overlay string, args ...string) (string, error) {
+	// No -tags: named files are built whatever their constraints are, and the tag must
+	// not reach other packages.
+	cmd := exec.Command("go", append(args, "-overlay", overlay, goMainName, goModuleName)...)
 	cmd.Dir = dir
 	// The binary runs on this machine, even if the environment cross-compiles.
 	cmd.Env = append(environWithoutSecrets(), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)

@@ -54,7 +54,7 @@ func goTestBuild(t *testing.T, path, cache string) (binary string) {
 	t.Helper()
 	binary, err := buildGoFile(context.Background(), cache, path)
 	if wrong, ok := errors.AsType[*processError](err); ok {
-		t.Fatal(strings.Join(wrong.details, "\n"))
+		t.Fatal(wrong.cause)
 	}
 	must(t, err)
 	return binary
@@ -81,7 +81,7 @@ func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	dir := goTestTree(t, map[string]string{name: text})
 	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name))
 	if wrong, ok := errors.AsType[*processError](err); ok {
-		o.Error = wrong.details
+		o.Error = strings.Split(wrong.cause.Error(), "\n")
 		return o
 	}
 	must(t, err)
@@ -380,7 +380,7 @@ func TestGoModuleBuildErrors(t *testing.T) {
 			if !ok {
 				t.Fatalf("error is %v", err)
 			}
-			lines := strings.Join(wrong.details, "\n")
+			lines := wrong.cause.Error()
 			checkContains(t, "lines", lines, row.want)
 			checkOmits(t, "lines", lines, "usher__")
 			first, _, more := strings.Cut(err.Error(), "\n")
@@ -526,7 +526,7 @@ func FuzzParseGoModule(f *testing.F) {
 	f.Fuzz(func(t *testing.T, src []byte) {
 		source, err := parseGoModule("x.usher.go", src)
 		if err != nil {
-			if wrong, ok := errors.AsType[*processError](err); !ok || len(wrong.details) == 0 {
+			if wrong, ok := errors.AsType[*processError](err); !ok || wrong.cause == nil {
 				t.Errorf("error without lines: %v", err)
 			}
 			return

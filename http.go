@@ -195,7 +195,9 @@ func handle(
 func catch(log *slog.Logger, err *error) {
 	if p := recover(); p != nil {
 		log.Error("panic", "panic", p, "stack", string(debug.Stack()))
-		*err = loggedError{errInternal}
+		if err != nil {
+			*err = loggedError{errInternal}
+		}
 	}
 }
 

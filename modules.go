@@ -236,7 +236,7 @@ func (r *Registry) watch() {
 
 // rescan scans the workspace once. It also stops idle processes.
 func (r *Registry) rescan() {
-	defer catch(r.Log, new(error))
+	defer catch(r.Log, nil)
 	r.update(scanFolders(r.Roots))
 	for _, p := range r.allPools() {
 		p.reap(time.Now(), r.Idle)
@@ -387,7 +387,7 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 // followLists offers the lists of a new process: names in the process of one claim are not
 // for others.
 func (r *Registry) followLists(v *moduleVersion) {
-	defer catch(r.Log, new(error))
+	defer catch(r.Log, nil)
 	for v.offers == "" && v.ctx.Err() == nil {
 		if m, err := r.introspect(v); err == nil {
 			r.offer(v, m)
@@ -628,7 +628,7 @@ func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessag
 		}
 		all = append(all, page...)
 		cursor := field(result, "nextCursor")
-		if cursor == nil || string(cursor) == "null" {
+		if isNull(cursor) {
 			return all, nil
 		}
 		params = object{{"cursor", cursor}}
@@ -668,22 +668,18 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	if _, ok := errors.AsType[*processError](err); ok {
 		return nil, err
 	}
-	return nil, &processError{
-		reason:  fmt.Sprintf("module %q can't start: %s", d.Name, errText(err)),
-		details: []string{err.Error()},
-		cause:   err,
-	}
+	return nil, &processError{fmt.Sprintf("module %q can't start: %s", d.Name, errText(err)), err}
 }
 
 // launch returns how to start a process of a module, if its content, as launch reads it, is
 // approved or needs no approval. usher's own programs get the source text as launch has read
 // it, and do not open the file again.
 func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
-	text, content, err := readSource(d.Source, d.Kind)
-	switch {
-	case d.Kind != kindConfig:
-		d.Content = content
-	case err == nil && r.Approved != "":
+	var text []byte
+	var err error
+	if d.Kind != kindConfig {
+		text, d.Content, err = readSource(d.Source, d.Kind)
+	} else if r.Approved != "" {
 		d = d.reread()
 		err = d.Err
 	}
@@ -710,11 +706,9 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 // process that did not start, or the compiler's.
 func explain(err error) string {
 	text := err.Error()
-	if failed, ok := errors.AsType[*processError](err); ok {
-		details := strings.Join(failed.details, "\n")
-		if !strings.HasSuffix(text, details) {
-			text += ": " + details
-		}
+	failed, ok := errors.AsType[*processError](err)
+	if ok && !strings.HasSuffix(text, failed.cause.Error()) {
+		text += ": " + failed.cause.Error()
 	}
 	return text
 }
@@ -730,7 +724,7 @@ func (r *Registry) publishSoon() {
 
 // publish replaces the catalog and wakes everything that waits on Changed.
 func (r *Registry) publish() {
-	defer catch(r.Log, new(error))
+	defer catch(r.Log, nil)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.due = false

@@ -251,14 +251,12 @@ func (p *pool) startWaiting() {
 		own := slices.DeleteFunc(slices.Clone(all), func(o *process) bool {
 			return o.caller.Principal != c.caller.Principal
 		})
-		full := len(own) >= maxProcsOf
-		if len(all) < maxProcs && !full {
+		if len(own) >= maxProcsOf {
+			all = own
+		} else if len(all) < maxProcs {
 			c.started = true
 			p.wg.Go(func() { p.run(c) })
 			continue
-		}
-		if full {
-			all = own
 		}
 		if slices.ContainsFunc(all, func(o *process) bool { return o.ending }) {
 			continue // it makes room
@@ -404,16 +402,24 @@ type slots struct {
 	waiting []*slot // in order
 }
 
-// slot lets one call run. usher's own calls have a nil slot. slots.mu guards the fields
-// from granted on.
+// slot lets one call run. usher's own calls have a nil slot.
 type slot struct {
 	slots     *slots
 	principal string
-	granted   chan struct{} // closed when the call may run; nil if it does not want to
-	running   bool          // it counts for the module
-	counted   bool          // it counts for the principal
-	ended     bool
+	state     slotState     // slots.mu guards it
+	granted   chan struct{} // closed unless the call waits; slots.mu guards it
 }
+
+// slotState is what a call with a slot does.
+type slotState int
+
+const (
+	slotPaused    slotState = iota // it does not want to run, or not yet
+	slotWaiting                    // it wants to run
+	slotRunning                    // it counts for the module and the principal
+	slotCancelled                  // it counts for the principal
+	slotReleased
+)
 
 // grant returns a channel that is closed when the call may run, first come, first served,
 // or has ended. The caller must call release.
@@ -424,49 +430,45 @@ func (c *slot) grant() <-chan struct{} {
 		return granted
 	}
 	c.slots.update(func() {
-		switch {
-		case c.ended:
-			close(granted)
-		case c.granted == nil:
+		if c.state == slotPaused {
+			c.state = slotWaiting
 			c.granted = granted
 			c.slots.waiting = append(c.slots.waiting, c)
-		default:
-			granted = c.granted
 		}
+		granted = c.granted
 	})
 	return granted
 }
 
 // pause frees the slot of a call that waits for its client, until grant.
-func (c *slot) pause() { c.free(false, false) }
+func (c *slot) pause() { c.free(slotPaused) }
 
 // cancel frees the slot of a cancelled call, which counts for its principal until release.
-func (c *slot) cancel() { c.free(true, true) }
+func (c *slot) cancel() { c.free(slotCancelled) }
 
 // release frees the slot for good.
-func (c *slot) release() { c.free(false, true) }
+func (c *slot) release() { c.free(slotReleased) }
 
-// free frees the slot for the module, and unless counted for the principal. It does not block.
-func (c *slot) free(counted, ended bool) {
+// free frees the slot, and sets its new state. It does not block.
+func (c *slot) free(state slotState) {
 	if c == nil {
 		return
 	}
 	s := c.slots
 	s.update(func() {
-		if c.running {
-			s.used--
-		} else if c.granted != nil {
+		switch c.state {
+		case slotWaiting:
 			close(c.granted)
-		}
-		if counted && !c.counted {
-			s.usedBy.reserve(c.principal, 1, math.MaxInt64)
-		} else if c.counted && !counted {
+		case slotRunning:
+			s.used--
+			s.usedBy.release(c.principal, 1)
+		case slotCancelled:
 			s.usedBy.release(c.principal, 1)
 		}
-		c.granted = nil
-		c.running = false
-		c.counted = counted
-		c.ended = c.ended || ended
+		if state == slotCancelled {
+			s.usedBy.reserve(c.principal, 1, math.MaxInt64)
+		}
+		c.state = state
 	})
 }
 
@@ -477,17 +479,14 @@ func (s *slots) update(change func()) {
 	defer s.mu.Unlock()
 	change()
 	s.waiting = slices.DeleteFunc(s.waiting, func(c *slot) bool {
-		if c.granted == nil || s.used == maxRunning {
-			return c.granted == nil
+		if c.state == slotWaiting && s.used < maxRunning {
+			if _, ok := s.usedBy.reserve(c.principal, 1, maxRunningOf); ok {
+				s.used++
+				c.state = slotRunning
+				close(c.granted)
+			}
 		}
-		_, ok := s.usedBy.reserve(c.principal, 1, maxRunningOf)
-		if ok {
-			s.used++
-			c.running = true
-			c.counted = true
-			close(c.granted)
-		}
-		return ok
+		return c.state != slotWaiting
 	})
 }
 

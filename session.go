@@ -332,7 +332,7 @@ func (s *Server) announce(
 	if session.subscribing.TryLock() { // else a module is still being asked
 		subscribing.Go(func() {
 			defer session.subscribing.Unlock()
-			defer catch(s.log, new(error))
+			defer catch(s.log, nil)
 			for uri := range session.subscriptions {
 				if err := s.keepSubscription(ctx, session, uri); err != nil {
 					s.log.Debug("subscribing to a resource failed", "why", err) // retried at the next change

@@ -409,7 +409,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
 		defer d.conn.cancel()
-		defer catch(d.server.log, new(error))
+		defer catch(d.server.log, nil)
 		_ = d.server.serveNotices(d.session, d.out, d.conn) // its only error is for HTTP
 	})
 	select {

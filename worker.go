@@ -46,9 +46,8 @@ var (
 // processError reports that a process could not be built or started, or that it ended
 // during a call.
 type processError struct {
-	reason  string   // fit for clients
-	details []string // last lines of stderr or the compiler; not for clients: may contain paths
-	cause   error    // nil for none
+	reason string // fit for clients
+	cause  error  // such as the last lines of stderr or the compiler; not for clients: may contain paths
 }
 
 func (e *processError) Error() string { return e.reason }
@@ -57,14 +56,14 @@ func (e *processError) Unwrap() error { return e.cause }
 // absolutePath matches an absolute path, or something like one, in a line of text.
 var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
 
-// faultOf returns the first detail of a process's failure that is about the module's own file,
-// after a colon. It returns "" if no such detail is fit for clients.
+// faultOf returns the first line of the cause of a process's failure that is about the module's
+// own file, after a colon. It returns "" if no such line is fit for clients.
 func faultOf(err error, file string) string {
 	failed, _ := errors.AsType[*processError](err)
 	if failed == nil {
 		return ""
 	}
-	for _, line := range failed.details {
+	for line := range strings.SplitSeq(failed.cause.Error(), "\n") {
 		if strings.HasPrefix(line, file+":") && !absolutePath.MatchString(line) {
 			return ": " + line
 		}
@@ -242,7 +241,7 @@ func (w *Worker) finish(exit string) {
 		case !s.ready:
 			reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, exit)
 		}
-		s.failure = &processError{reason: reason}
+		s.failure = &processError{reason, errors.New(strings.Join(s.stderr, "\n"))}
 	})
 }
 
@@ -269,7 +268,7 @@ func (w *Worker) alive() bool { return w.ctx.Err() == nil }
 // writeStdin writes the queued input, as much as possible in one system call, until the
 // process must end and nothing is queued. (A cancellation may be.)
 func (w *Worker) writeStdin(stdin io.WriteCloser) {
-	defer catch(w.log, new(error))
+	defer catch(w.log, nil)
 	defer stdin.Close()
 	for {
 		select {
@@ -293,7 +292,7 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 // readStderr logs each line that the process writes to stderr. In a vertical tab, which
 // usher's own runtimes write within a traceback, a record has a new line.
 func (w *Worker) readStderr(stderr io.Reader) {
-	defer catch(w.log, new(error))
+	defer catch(w.log, nil)
 	lines := newLineReader(stderr, maxLoggedLine)
 	for {
 		line, err := lines.next()
@@ -319,7 +318,7 @@ func (w *Worker) remember(line string) {
 // without a stdout is of no use, even if it continues. Its callers see a crash.
 func (w *Worker) readStdout(stdout io.Reader) {
 	defer w.cancel()
-	defer catch(w.log, new(error))
+	defer catch(w.log, nil)
 	lines := newLineReader(stdout, maxWorkerLine)
 	for {
 		line, err := lines.next()
@@ -519,10 +518,7 @@ func (w *Worker) adapt(caller Caller, params object) object {
 // unless it sends them already. usher does not pass them on to callers that want less.
 func (w *Worker) followLevel(caller Caller) {
 	wanted := slices.Index(logLevels, caller.level())
-	if wanted < 0 || w.stateless || w.capability("logging") == nil {
-		return
-	}
-	if w.snapshot().level <= wanted {
+	if wanted < 0 || w.stateless || w.capability("logging") == nil || w.snapshot().level <= wanted {
 		return
 	}
 	err := w.requestOnly(caller, "logging/setLevel", object{{"level", quote(caller.level())}})
@@ -805,7 +801,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 
 // ask asks the client and answers the module, unless the module has withdrawn its request.
 func (w *Worker) ask(a *clientRequest) {
-	defer catch(w.log, new(error))
+	defer catch(w.log, nil)
 	defer close(a.done)
 	defer a.cancel()
 	result, err := w.askClient(a)
@@ -872,11 +868,11 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	w.stop()
 	<-w.done
 	s := w.snapshot()
-	reason := s.failure.Error()
 	if s.stopping {
-		reason = fmt.Sprintf("module %q can't start: %v", w.module, err)
+		reason := fmt.Sprintf("module %q can't start: %v", w.module, err)
+		return &processError{reason, errors.Unwrap(s.failure)}
 	}
-	return &processError{reason: reason, details: s.stderr}
+	return s.failure
 }
 
 // handshake detects the protocol era of the module, unless it is known. A module that does

@@ -360,7 +360,7 @@ func TestFaultOf(t *testing.T) {
 		"/home/ada/m.usher.py:3: SyntaxError":       "",
 		"other.py:3: SyntaxError":                   "",
 	} {
-		failure := &processError{details: strings.Split(details, "\n")}
+		failure := &processError{cause: errors.New(details)}
 		check(t, details, faultOf(failure, "m.usher.py"), want)
 	}
 	check(t, "another error", faultOf(errTimeout, "m.usher.py"), "")
