@@ -254,8 +254,7 @@ func keepBuild(folder, built string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	name := fmt.Sprintf("module-%x%s", sha256.Sum256(data), filepath.Ext(built))
-	binary := filepath.Join(folder, name)
+	binary := filepath.Join(folder, fmt.Sprintf("module-%x%s", sha256.Sum256(data), filepath.Ext(built)))
 	if err := os.Chmod(built, 0o700); err != nil {
 		return "", err
 	}

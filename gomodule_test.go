@@ -365,7 +365,7 @@ func TestGoModuleBuildErrors(t *testing.T) {
 		"toolchain": {"module example.com/tree\n\ngo 1.999\n", "", "go: go.mod requires go >= 1.999 (running "},
 		"go.mod":    {"nonsense\n", "", "go.mod:1: unknown directive: nonsense"},
 		"helper":    {goMod, "func F() { help() }\n", "undefined: help (a module sees no other file of its folder)"},
-		"main":      {goMod, "func main() {}\n", "a.usher.go:5: usher generates func main, so remove it"},
+		"main":      {goMod, "func main() {}\n", "a.usher.go:5: usher generates func main: remove it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

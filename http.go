@@ -191,7 +191,8 @@ func handle(
 	}
 }
 
-// catch recovers a panic, logs it and stores an internal error in *err. Use it with defer.
+// catch recovers a panic, logs it and stores an internal error in *err, unless err is nil. Use
+// it with defer.
 func catch(log *slog.Logger, err *error) {
 	if p := recover(); p != nil {
 		log.Error("panic", "panic", p, "stack", string(debug.Stack()))

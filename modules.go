@@ -730,11 +730,7 @@ func (r *Registry) publish() {
 	r.due = false
 	var modules []*Module
 	for _, v := range r.modules {
-		m := v.Module
-		if m == nil {
-			m = &Module{discovered: v.discovered}
-		}
-		modules = append(modules, m)
+		modules = append(modules, cmp.Or(v.Module, &Module{discovered: v.discovered}))
 		v.Pending = !v.settled
 	}
 	r.catalog.Store(newCatalog(modules))
@@ -742,16 +738,14 @@ func (r *Registry) publish() {
 	r.changed = make(chan struct{})
 }
 
-// Report returns the state of all modules, sorted by path.
+// Report returns the state of all modules, sorted by source and name.
 func (r *Registry) Report() (list []Status) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, v := range r.modules {
 		list = append(list, v.Status)
 	}
-	slices.SortFunc(list, func(a, b Status) int {
-		return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(list, func(a, b Status) int { return strings.Compare(a.key(), b.key()) })
 	return list
 }
 
@@ -774,8 +768,8 @@ func readApprovals(path string) (list approvals, err error) {
 		err = json.Unmarshal(raw, &list)
 	}
 	if err != nil || list == nil {
-		return nil, fmt.Errorf("%q approves nothing, as it is broken (%v): "+
-			"restore it, or delete it and approve the modules again", path, err)
+		return nil, fmt.Errorf("%q is broken (%v): restore it, "+
+			"or delete it and approve the modules again", path, err)
 	}
 	return list, nil
 }

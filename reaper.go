@@ -61,7 +61,7 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 func (c *child) end() {
 	c.ending.Do(func() {
 		if left := endTrees(map[tree]bool{c.tree: true}); len(left) > 0 {
-			c.reaper.log.Error("a process can't be killed, so usher leaves it behind", "session", c.pid)
+			c.reaper.log.Error("a process can't be killed", "session", c.pid)
 		}
 		c.reaper.mu.Lock()
 		defer c.reaper.mu.Unlock()

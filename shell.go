@@ -146,8 +146,8 @@ func (s *shellServer) keepFunctions(ctx context.Context) error {
 		if slices.Contains(reported, m.Name) && !slices.Contains(notMethods, m.Name) {
 			return false
 		}
-		s.problems = append(s.problems, fmt.Sprintf("%s: %s can't call a function of this name: "+
-			"rename it, or remove the comment above it", m.Name, filepath.Base(s.shell)))
+		s.problems = append(s.problems, fmt.Sprintf("%s: %s can't call a function of this name: rename it",
+			m.Name, filepath.Base(s.shell)))
 		return true
 	})
 	return err

@@ -51,9 +51,7 @@ type Catalog struct {
 
 // newCatalog returns a catalog of the modules, which it sorts.
 func newCatalog(modules []*Module) *Catalog {
-	slices.SortFunc(modules, func(a, b *Module) int {
-		return cmp.Or(strings.Compare(a.Source, b.Source), strings.Compare(a.Name, b.Name))
-	})
+	slices.SortFunc(modules, func(a, b *Module) int { return strings.Compare(a.key(), b.key()) })
 	return &Catalog{modules: modules, views: make(map[Scope]*View)}
 }
 

@@ -341,7 +341,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 // over the limit, of which line is the beginning, shows no id, all calls in flight fail.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	shown := clipText(string(line), maxLoggedLine)
-	w.log.Warn("a line on the module's stdout is not a JSON-RPC message", "line", shown, "err", why)
+	w.log.Warn("a line on the module's stdout is not JSON-RPC", "line", shown, "err", why)
 	w.remember("not MCP, on stdout: " + shown)
 	tooLong := why == errLineTooLong
 	if tooLong {
