@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -98,19 +99,21 @@ type Claim struct {
 	raw json.RawMessage
 }
 
-// hashKey keys the hashes that identify claims while this process runs.
-var hashKey = rand.Text()
+// Keys of the hashes that identify claims in the log, and count them, while this process runs.
+var (
+	logKey  = rand.Text()
+	keySeed = maphash.MakeSeed()
+)
 
 // exists reports whether the id is that of a claim, active or ended.
 func (id claimID) exists() bool { return id != claimID{} }
 
-// Key returns a keyed hash of the id, or "" for no claim. The key never leaves the process,
-// and only a part of the hash reaches the log.
+// Key returns a keyed hash of the id, or "" for no claim. The hash never leaves the process.
 func (id claimID) Key() string {
 	if !id.exists() {
 		return ""
 	}
-	return hashOf(hashKey, id.Code.Reveal(), id.Created, id.ScopeDir)
+	return strconv.FormatUint(maphash.Comparable(keySeed, id), 16)
 }
 
 // LogValue and Format disclose nothing of an id or a Claim, which contain a code.
@@ -123,14 +126,15 @@ func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
 // MarshalJSON returns the stored record, including the code.
 func (c Claim) MarshalJSON() ([]byte, error) { return c.raw, nil }
 
-// logAttrs returns log attributes that identify the claim: its label, and a part of its
-// keyed hash, because no part of a code is ever logged. For no claim it returns the zero Attr,
+// logAttrs returns log attributes that identify the claim: its label, and a short keyed
+// hash, because no part of a code is ever logged. For no claim it returns the zero Attr,
 // which is not logged.
 func (c Claim) logAttrs() slog.Attr {
 	if !c.exists() {
 		return slog.Attr{}
 	}
-	return slog.GroupAttrs("", slog.String("claim", c.Key()[:8]), slog.String("label", c.Label))
+	hash := hashOf(logKey, c.Code.Reveal(), c.Created, c.ScopeDir)
+	return slog.GroupAttrs("", slog.String("claim", hash[:8]), slog.String("label", c.Label))
 }
 
 // parseClaim parses one record, which must be valid JSON. It does not decode into a
