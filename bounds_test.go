@@ -250,8 +250,6 @@ func TestConnectionsAreBounded(t *testing.T) {
 				start := time.Now()
 				check(t, "a newcomer's call", b.open(protocols[0]).call("m_wait", "").failure(), "")
 				check(t, "how long it waited", time.Since(start), 0)
-				t.Logf("%d requests are served, the next is refused", tt.most)
-				t.Logf("another principal's call waits %v", time.Since(start))
 				status, _ := stream.got()
 				check(t, "status of the stream", status, 200)
 				select {
