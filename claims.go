@@ -167,7 +167,7 @@ func parseClaim(raw json.RawMessage) (Claim, error) {
 // parseClaimTime parses a time in a record: RFC 3339, or a number of Unix milliseconds. An
 // absent or null value is the zero time.
 func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
-	if value == nil || string(value) == "null" {
+	if isNull(value) {
 		return time.Time{}, true
 	}
 	const maxMS = 8.64e15 // ±275,000 years, exact in a float64

@@ -22,7 +22,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -117,12 +116,10 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 	do := c.setup(a, fs)
 	args, err := parseFlags(fs, args)
 	switch {
-	case errors.Is(err, flag.ErrHelp): // the manual has the flags before the examples
-		text, examples, _ := strings.Cut(helpText(name+".txt"), "For example:")
-		a.printf("%s", text)
+	case errors.Is(err, flag.ErrHelp):
+		a.printf("%s", helpText(name+".txt"))
 		fs.SetOutput(a.stdout)
 		fs.PrintDefaults()
-		a.printf("\nFor example:%s", examples)
 		return nil
 	case err != nil:
 		const want = "want a number, a duration such as 5m, or true or false"
@@ -134,6 +131,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		if err := a.prepareData(); err != nil {
 			return err
 		}
+		defer a.claims.Close()
 	}
 	return do(ctx, args)
 }
@@ -195,7 +193,7 @@ func surviveClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPI
 
 // withModules calls do with a registry of the modules under dirs, once all are
 // introspected, and with the record of the running daemon. Modules that this daemon
-// would not start are not started. Modules that take a while are named on stderr.
+// would not start are not started. If that takes a while, stderr says so.
 func (a *app) withModules(
 	ctx context.Context, dirs []string, c registryConfig, do func(*Registry, daemonRecord) error,
 ) error {
@@ -207,13 +205,7 @@ func (a *app) withModules(
 	}
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		if !r.WaitAll(ctx, time.Second, scopeAll()) && ctx.Err() == nil {
-			var names []string
-			for _, s := range r.Report() {
-				if s.Pending {
-					names = append(names, sanitize(s.Name))
-				}
-			}
-			a.warnf("waiting for %s…", clipText(strings.Join(names, ", "), 60))
+			a.warnf("waiting for modules…")
 			r.WaitAll(ctx, math.MaxInt64, scopeAll())
 		}
 		if ctx.Err() != nil {
@@ -230,10 +222,10 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	scope := declareScope(fs, "show what a session scoped to `DIR` sees, and what not")
 	code := fs.String("claim", "", "show what a client with the `CODE` sees, and what not")
 	return func(ctx context.Context, dirs []string) error {
-		if *code != "" && *scope != scopeAll() {
-			return usageErrorf("-scope and -claim exclude each other")
-		}
 		if *code != "" {
+			if *scope != scopeAll() {
+				return usageErrorf("-scope and -claim exclude each other")
+			}
 			c, err := a.findClaim(*code)
 			if err != nil {
 				return err
@@ -254,9 +246,7 @@ func (a *app) findClaim(text string) (Claim, error) {
 	if err != nil {
 		return Claim{}, err
 	}
-	claims := openClaims(a.data, nil)
-	defer claims.Close()
-	c, err := claims.Lookup(code)
+	c, err := a.claims.Lookup(code)
 	if err == nil && !c.exists() {
 		err = errNoClaim
 	}
@@ -376,8 +366,8 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 	}
 }
 
-// setupCall returns the command that calls one method. While the call runs, it prints what
-// the module prints to stderr.
+// setupCall returns the command that calls one method. It prints what the module prints to
+// stderr.
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
 	dir := fs.String("dir", ".", "look for the module under `DIR`")
 	scope := declareScope(fs, "call as a session scoped to `DIR`")
@@ -397,7 +387,6 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 		if err != nil {
 			return usageErrorf("JSON: want an object of parameters, such as '{\"name\":\"Ada\"}'")
 		}
-		var calling atomic.Bool // before, usher introspects the module, which may print the same
 		config := registryConfig{
 			CallTimeout: *timeout,
 			// The label of a module, and the name of a tool, contain the module's name, which is ""
@@ -406,7 +395,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 				return name == "" || strings.Contains(nameParts(words[0]), nameParts(name))
 			},
 			Log: newRecordLog(func(record object) {
-				if line := record.text("line"); line != "" && calling.Load() {
+				if line := record.text("line"); line != "" {
 					fmt.Fprintln(a.stderr, sanitizeLines(line, "\n"))
 				}
 			}),
@@ -416,7 +405,6 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			if err != nil {
 				return err
 			}
-			calling.Store(true)
 			return a.callTool(ctx, tool, withoutWebhook(arguments))
 		})
 	}
@@ -521,23 +509,18 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
-// newClaim is a claim as printed when it has been created.
-type newClaim struct {
-	Claim
-	URL string // of the running daemon; "" if none is running
-}
-
 // createClaim creates a claim for dir and prints it. It warns if the code shows more, or
 // less, than one would think.
 func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Duration, asJSON bool) error {
-	claims := openClaims(a.data, nil)
-	defer claims.Close()
-	c, err := claims.Create(ctx, dir, label, ttl)
+	c, err := a.claims.Create(ctx, dir, label, ttl)
 	if err != nil {
 		return err
 	}
 	daemon := readDaemon(a.data)
-	a.print("claim", newClaim{c, daemon.URL}, asJSON)
+	a.print("claim", struct {
+		Claim
+		URL string // "" if no daemon is running
+	}{c, daemon.URL}, asJSON)
 	if daemon.URL != "" && !daemon.RequireClaim {
 		a.warnf("claim: the running daemon has no -require-claim: " +
 			"a client without a valid code gets everything")
@@ -550,9 +533,7 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 
 // listClaims prints the active claims.
 func (a *app) listClaims(ctx context.Context, asJSON bool) error {
-	claims := openClaims(a.data, nil)
-	defer claims.Close()
-	list, err := claims.List(ctx)
+	list, err := a.claims.List(ctx)
 	if list != nil {
 		a.print("claims", list, asJSON)
 	}
@@ -562,13 +543,11 @@ func (a *app) listClaims(ctx context.Context, asJSON bool) error {
 // revokeClaims removes the claims with these codes. An error for one code does not stop
 // it.
 func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
-	claims := openClaims(a.data, nil)
-	defer claims.Close()
 	for i, arg := range args {
 		var c Claim
 		code, err := parseCodeArgument(arg)
 		if err == nil {
-			c, err = claims.Revoke(ctx, code)
+			c, err = a.claims.Revoke(ctx, code)
 		}
 		if err != nil {
 			failed = fmt.Errorf("code %d of %d: %w", i+1, len(args), err)

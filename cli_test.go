@@ -568,11 +568,11 @@ func TestInterrupted(t *testing.T) {
 		go func() {
 			exit <- run(ctx, append(args, "-base", base), strings.NewReader(""), out, errs, noEnv)
 		}()
-		errs.await(t, "the word", nil, func(said string) bool { return strings.Contains(said, "waiting for db…\n") })
+		errs.await(t, "the word", nil, func(said string) bool { return strings.Contains(said, "waiting for modules…") })
 		interrupt()
 		check(t, name+": status", <-exit, 1)
 		check(t, name+": stdout", out.String(), "")
-		check(t, name+": stderr", errs.String(), "usher: waiting for db…\nusher: "+name+": interrupted\n")
+		check(t, name+": stderr", errs.String(), "usher: waiting for modules…\nusher: "+name+": interrupted\n")
 	}
 }
 

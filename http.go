@@ -171,23 +171,30 @@ type loggedError struct{ error }
 
 func (e loggedError) Unwrap() error { return e.error }
 
-// errorWriter writes an error in an endpoint's format.
-type errorWriter func(http.ResponseWriter, *httpError)
-
-// handle adapts a handler that returns its error to one that writes the error. An error
-// without a status is logged whole and shown as an internal error.
+// handle adapts a handler that returns its error to one that logs the error, and writes it
+// in an endpoint's format. An error without a status is shown as an internal error.
 func handle(
-	log *slog.Logger, write errorWriter, serve func(http.ResponseWriter, *http.Request) error,
+	log *slog.Logger, write func(http.ResponseWriter, *httpError),
+	serve func(http.ResponseWriter, *http.Request) error,
 ) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		var err error
-		defer func() {
-			if err != nil {
-				refuse(log, write, w, r, err)
-			}
+		err := func() (err error) {
+			defer catch(log, &err)
+			return serve(w, r)
 		}()
-		defer catch(log, &err)
-		err = serve(w, r)
+		if err == nil {
+			return
+		}
+		log := log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
+		e, known := errors.AsType[*httpError](err)
+		if !known {
+			log.Error("internal error", "err", err)
+			e = errInternal
+		} else if _, logged := errors.AsType[loggedError](err); !logged {
+			log.Info("refused", "status", e.Status, "why", e.why())
+		}
+		maps.Copy(w.Header(), e.Header)
+		write(w, e)
 	}
 }
 
@@ -200,20 +207,6 @@ func catch(log *slog.Logger, err *error) {
 			*err = loggedError{errInternal}
 		}
 	}
-}
-
-// refuse logs and writes the error of a handler.
-func refuse(log *slog.Logger, write errorWriter, w http.ResponseWriter, r *http.Request, err error) {
-	log = log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
-	e, known := errors.AsType[*httpError](err)
-	if !known {
-		log.Error("internal error", "err", err)
-		e = errInternal
-	} else if _, logged := errors.AsType[loggedError](err); !logged {
-		log.Info("refused", "status", e.Status, "why", e.why())
-	}
-	maps.Copy(w.Header(), e.Header)
-	write(w, e)
 }
 
 // requestIDHeader carries a request's id, which the log contains too.
@@ -234,21 +227,16 @@ const (
 // includes reports whether a request is from the audience. A proxied request may come from
 // anywhere, even if the daemon listens on loopback only.
 func (a audience) includes(r *http.Request) bool {
-	return a == anyone || a == thisMachine && !isProxied(r.Header)
+	for name := range r.Header {
+		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name) {
+			return a == anyone
+		}
+	}
+	return a != nobody
 }
 
 // proxyHeaders are headers that only proxies add, in addition to X-Forwarded-*.
 var proxyHeaders = []string{"Forwarded", "Via", "X-Real-Ip", "Cf-Connecting-Ip"}
-
-// isProxied reports whether a header shows that a proxy forwarded the request.
-func isProxied(h http.Header) bool {
-	for name := range h {
-		if strings.HasPrefix(name, "X-Forwarded-") || slices.Contains(proxyHeaders, name) {
-			return true
-		}
-	}
-	return false
-}
 
 // originPolicy decides which requests may reach the daemon. The zero value admits only
 // loopback names and IP addresses. It must not be changed while it is in use.
@@ -290,21 +278,14 @@ func (p *originPolicy) admit(r *http.Request) error {
 		return httpErrorf(http.StatusForbidden, "a web page of another, unnamed site made this request")
 	}
 	for _, origin := range origins {
-		if err := p.admitOrigin(origin); err != nil {
-			return err
+		u, err := url.Parse(origin)
+		local := err == nil && isLoopback(u.Hostname())
+		if !local && !slices.Contains(p.origins, strings.ToLower(origin)) {
+			return httpErrorf(http.StatusForbidden,
+				"origin %q is not allowed: start usher serve with -allow-origin %[1]s", clipText(origin, 100))
 		}
 	}
 	return nil
-}
-
-// admitOrigin refuses the origin of a page that is neither allowed nor from this machine.
-func (p *originPolicy) admitOrigin(origin string) error {
-	u, err := url.Parse(origin)
-	if err == nil && isLoopback(u.Hostname()) || slices.Contains(p.origins, strings.ToLower(origin)) {
-		return nil
-	}
-	return httpErrorf(http.StatusForbidden,
-		"origin %q is not allowed: start usher serve with -allow-origin %[1]s", clipText(origin, 100))
 }
 
 // cors adds the headers that let a script of an admitted origin read the answer. It

@@ -180,7 +180,7 @@ func (r *request) answer() (result json.RawMessage, err error) {
 	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
 	}
-	if r.method.named != "" && r.server.starting() {
+	if r.method.named != "" && time.Since(r.server.started) < startupTime {
 		if _, err := r.find(); err != nil {
 			r.waitReady() // its module may be one that is still being introspected
 		}
@@ -266,10 +266,8 @@ func (r *request) readyView() *View {
 
 // waitReady waits for modules in the caller's scope that are being introspected.
 func (r *request) waitReady() {
-	if r.server.starting() {
-		scope, _ := r.server.gate.Scope(r.from.claim.claimID) // reaches nothing if there is an error
-		r.server.modules.WaitReady(r.ctx, scope)
-	}
+	scope, _ := r.server.gate.Scope(r.from.claim.claimID) // reaches nothing if there is an error
+	r.server.modules.WaitReady(r.ctx, scope)
 }
 
 // noResult is the result of a method that returns nothing.
@@ -555,9 +553,6 @@ func (s *Server) authorized(session *Session, was Principal) func() bool {
 		return err == nil && was == s.gate.Current(session.token)
 	}
 }
-
-// starting reports whether the start is so recent that requests wait for modules.
-func (s *Server) starting() bool { return time.Since(s.started) < startupTime }
 
 // callerOf returns the caller of a session's requests, made as principal p. send sends a
 // message to the client, and reports whether it may arrive. The Caller contains functions

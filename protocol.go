@@ -367,8 +367,7 @@ func checkHeader(h http.Header, header, key string, value json.RawMessage) error
 			return nil
 		}
 	}
-	return rpcErrorf(codeHeaderMismatch, "header %s is %q, but the body's %q is %s: "+
-		"send the same value, in ASCII or as =?base64?…?= with padded base64",
+	return rpcErrorf(codeHeaderMismatch, "header %s is %q, but the body's %q is %s: send the same value",
 		header, clipText(strings.Join(sent, ", "), 200), key, cmp.Or(clipText(string(value), 200), "missing"))
 }
 

@@ -190,8 +190,8 @@ func checkNesting(inside string, roots []string) error {
 	for source := range strings.SplitSeq(inside, "\n") {
 		for _, root := range roots {
 			if scopeDir(root).Contains(source) {
-				return fmt.Errorf("%q contains the module %s that started this usher, "+
-					"and would start itself without end: host another folder", root, filepath.Base(source))
+				return fmt.Errorf("%q contains the module %s, which started this usher: "+
+					"host another folder", root, filepath.Base(source))
 			}
 		}
 	}
@@ -205,16 +205,14 @@ func configModules(raw []byte, dir string) ([]discovered, error) {
 	bad, invalid := errors.AsType[*json.SyntaxError](json.Unmarshal(raw, new(json.RawMessage)))
 	if invalid && bad.Offset > 0 {
 		line := bytes.Count(raw[:bad.Offset-1], []byte("\n")) + 1
-		return nil, fmt.Errorf("not valid JSON at line %d: %w; "+
-			"JSON has no comments, and no comma after the last item", line, bad)
+		return nil, fmt.Errorf("not valid JSON at line %d: %w", line, bad)
 	}
 	if err := checkJSON(raw, "the file"); err != nil {
 		return nil, err
 	}
 	servers := members(field(raw, "mcpServers"))
 	if servers == nil {
-		return nil, errors.New(`want an object such as {"mcpServers": {"NAME": {"command": "…"}}}, ` +
-			`to which VS Code's "servers" must be renamed`)
+		return nil, errors.New(`want {"mcpServers": {"NAME": {"command": "…"}}}, not "servers"`)
 	}
 	var list []discovered
 	for _, server := range servers {
@@ -276,8 +274,8 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string) error {
 			"~/ and $NAME are not expanded, as no shell reads them: write ${HOME}/ and ${NAME}")
 	}
 	if l.Path == "" {
-		return errors.New(`no "command": usher hosts only servers that it starts itself; ` +
-			`for a server at a "url", use "command": "npx", "args": ["-y", "mcp-remote", URL]`)
+		return errors.New(`no "command": for a server at a "url", ` +
+			`use "command": "npx", "args": ["-y", "mcp-remote", URL]`)
 	}
 	return nil
 }
@@ -352,8 +350,7 @@ func expandVariables(raw string) (out string, err error) {
 		value, set := os.LookupEnv(name)
 		switch {
 		case name == "":
-			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}, "+
-				"and set NAME in usher's environment", reference)
+			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}", reference)
 		case isSecretVariable(name):
 			err = fmt.Errorf("${%s} is a secret of the daemon, by its name, which no module gets", name)
 		case value == "" && fallback != "":

@@ -105,13 +105,13 @@ func TestParseConfig(t *testing.T) {
 func TestParseConfigErrors(t *testing.T) {
 	for raw, want := range map[string]string{
 		``:                                "unexpected end",
-		`[]`:                              `want an object such as {"mcpServers": `,
+		`[]`:                              `want {"mcpServers": `,
 		`{"mcpServers":[]}`:               `"mcpServers"`,
 		`{"mcpservers":{}}`:               `"mcpServers"`,
-		`{"servers":{}}`:                  `VS Code's "servers" must be renamed`,
+		`{"servers":{}}`:                  `not "servers"`,
 		`{"mcpServers":{}`:                "at line 1: ",
 		"{\n // no\n}":                    "at line 2: invalid character '/'",
-		"{ // no\n}":                      "JSON has no comments",
+		"{ // no\n}":                      "at line 1",
 		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3: ",
 	} {
 		_, err := configModules([]byte(raw), "/w")

@@ -646,7 +646,7 @@ func isToolResult(value json.RawMessage) bool {
 // resultText returns a tool's result for people: its structured content or, if it has none,
 // its texts, and the other content as JSON.
 func resultText(result json.RawMessage) string {
-	if structured := field(result, "structuredContent"); structured != nil && string(structured) != "null" {
+	if structured := field(result, "structuredContent"); !isNull(structured) {
 		return string(structured)
 	}
 	var texts []string

@@ -76,7 +76,7 @@ type serveFlags struct {
 	approve      bool   // the modules that the start finds
 	openWebhooks bool
 	webhooks     webhookConfig // complete after check
-	webhookLimit uint
+	webhookLimit int
 	maxBody      int64  // bytes
 	tlsCert      string // path
 	tlsKey       string // path
@@ -105,7 +105,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		"let a webhook's verified @signature replace the secret")
 	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second,
 		"give up on a webhook's method after `DURATION`")
-	fs.UintVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit,
+	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit,
 		"answer at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
@@ -174,6 +174,8 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s is set but empty, or begins or ends with white space: change or unset it",
 			webhookSecretVar)
+	case f.webhookLimit <= 0 || f.webhooks.timeout <= 0:
+		return usageErrorf("-webhook-limit and -webhook-timeout: want more than 0")
 	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or serve this machine only, with -addr 127.0.0.1:%s, without -allow-host and -public-url",

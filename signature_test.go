@@ -395,7 +395,7 @@ func TestSignatureUnusable(t *testing.T) {
 	long(t)
 	dir, base := t.TempDir(), t.TempDir()
 	problems := []struct{ doc, said string }{
-		{"@signature github", "@signature with a scheme"},
+		{"@signature github", "such as @signature github"},
 		{"@signature md5 WH_KEY_SIGNING_SECRET", `no scheme "md5"`},
 		{"Text.\n\t@signature  github  WH_KEY\t\n@webhook", "WH_KEY: want a variable"},
 		{"@signature github WH_UNSET_SIGNING_SECRET", "WH_UNSET_SIGNING_SECRET is not set"},

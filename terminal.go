@@ -34,6 +34,7 @@ type app struct {
 	lookupEnv func(string) (string, bool)
 	base      string // the -base flag
 	data      string // the data folder; see prepareData
+	claims    *ClaimStore
 }
 
 // checkedWriter remembers the first error of a writer.
@@ -67,7 +68,8 @@ func usageErrorf(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
-// prepareData creates and resolves the data folder, {base}/.data. It refuses a folder that
+// prepareData creates and resolves the data folder, {base}/.data, and opens its claims, which
+// the caller must close. It refuses a folder that
 // another user could change or replace, as that user could create claims. It checks the
 // folder and all folders above it, by the rule of sshd: others may write only to those above
 // the base folder that have the sticky bit.
@@ -94,6 +96,7 @@ func (a *app) prepareData() error {
 	if err != nil {
 		return fmt.Errorf("preparing the data folder: %w; name another with -base or $USHER_BASE", err)
 	}
+	a.claims = openClaims(a.data, nil)
 	return nil
 }
 

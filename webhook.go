@@ -364,8 +364,8 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 	}
 	words := strings.Fields(tag)
 	if len(words) != 3 || words[0] != "@signature" {
-		return nil, errors.New("@webhook and @signature must begin a line, @signature with a scheme " +
-			"and a variable, such as @signature github GITHUB_WEBHOOK_SECRET")
+		return nil, errors.New("@webhook and @signature must begin a line, " +
+			"such as @signature github GITHUB_WEBHOOK_SECRET")
 	}
 	r := &signatureRule{signatureSchemes[words[1]], words[2], []byte(getenv(words[2]))}
 	switch {
@@ -649,8 +649,8 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 		}
 	}
 	if err != nil {
-		what := errors.New("the method's _response is not an HTTP answer")
-		return nil, httpErrorf(http.StatusBadGateway, "%v: %v", what, err).because(what)
+		return nil, httpErrorf(http.StatusBadGateway,
+			"the method's _response is not an HTTP answer: %v", err).because(errFailed)
 	}
 	return a, nil
 }

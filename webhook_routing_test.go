@@ -299,7 +299,8 @@ func TestWebhookExposure(t *testing.T) {
 		{"-addr 0.0.0.0:0 -open -open-webhooks", false, 0, ""},
 		{"-allow-host usher.example -open", false, 0, webhookSecretVar},
 		{"-allow-host usher.example -open", true, 0, ""},
-		{"-webhook-limit -1", false, 2, "-webhook-limit"},
+		{"-webhook-limit 0", false, 2, "-webhook-limit"},
+		{"-webhook-timeout 0", false, 2, "-webhook-timeout"},
 	} {
 		t.Run(fmt.Sprintf("%s, secret %v", row.flags, row.secret), func(t *testing.T) {
 			t.Parallel()
