@@ -247,10 +247,15 @@ func (p *pool) startWaiting() {
 		if c.started {
 			continue
 		}
-		all := slices.DeleteFunc(slices.Clone(p.procs), func(o *process) bool { return !o.started })
-		own := slices.DeleteFunc(slices.Clone(all), func(o *process) bool {
-			return o.caller.Principal != c.caller.Principal
-		})
+		var all, own []*process
+		for _, o := range p.procs {
+			if o.started {
+				all = append(all, o)
+			}
+			if o.started && o.caller.Principal == c.caller.Principal {
+				own = append(own, o)
+			}
+		}
 		if len(own) >= maxProcsOf {
 			all = own
 		} else if len(all) < maxProcs {

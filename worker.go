@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"math"
 	"os/exec"
 	"regexp"
@@ -735,8 +734,12 @@ func (s *workerState) target(params json.RawMessage) (Caller, *call, error) {
 		}
 		return c.caller, c, nil
 	}
-	calls := slices.Collect(maps.Values(s.calls))
-	calls = slices.DeleteFunc(calls, func(c *call) bool { return !c.ofClient() })
+	var calls []*call
+	for _, c := range s.calls {
+		if c.ofClient() {
+			calls = append(calls, c)
+		}
+	}
 	cancelled := s.cancelled()
 	switch {
 	case len(calls) == 1 && !cancelled:
