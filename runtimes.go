@@ -307,7 +307,7 @@ func (l launch) resolve() (launch, error) {
 		return l, nil
 	}
 	name := filepath.Base(program)
-	hint := installHints[name]
+	hint := installHints[strings.TrimSuffix(name, "3")]
 	if rest != "" {
 		hint = fmt.Sprintf(`: "command" is only the program: put %s into "args"`, rest)
 	}
@@ -328,8 +328,8 @@ func startError(err error) error {
 
 // installHints are what to do if a program that many modules need is missing.
 var installHints = map[string]string{
-	"python3": ": install Python 3.9 or newer, or make a .venv beside the module",
-	"node":    ": install Node.js, 20.6 or newer; TypeScript needs 22.13",
+	"python": ": install Python 3.9 or newer, or make a .venv beside the module",
+	"node":   ": install Node.js, 20.6 or newer; TypeScript needs 22.13",
 }
 
 // bareVariable matches text in JSON that a shell would expand.

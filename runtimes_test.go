@@ -122,8 +122,10 @@ func TestParseConfigErrors(t *testing.T) {
 func TestMissingPrograms(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	const missing = ": executable file not found in $PATH"
+	const python = ": install Python 3.9 or newer, or make a .venv beside the module"
 	for program, want := range map[string]string{
-		"python3": `command "python3"` + missing + `: install Python 3.9 or newer, or make a .venv beside the module`,
+		"python":  `command "python"` + missing + python,
+		"python3": `command "python3"` + missing + python,
 		"npx -y @scope/foo": `command "npx": no such file or directory: "command" is only the program: ` +
 			`put -y @scope/foo into "args"`,
 		"gone":        `command "gone"` + missing,
