@@ -269,10 +269,6 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string) error {
 	if !filepath.IsAbs(l.Dir) {
 		l.Dir = filepath.Join(dir, l.Dir)
 	}
-	if bareVariable.Match(raw) { // the problem does not quote it, as it may be a secret
-		d.Problems = append(d.Problems,
-			"~/ and $NAME are not expanded, as no shell reads them: write ${HOME}/ and ${NAME}")
-	}
 	if l.Path == "" {
 		return errors.New(`no "command": for a server at a "url", ` +
 			`use "command": "npx", "args": ["-y", "mcp-remote", URL]`)
@@ -331,9 +327,6 @@ var installHints = map[string]string{
 	"python": ": install Python 3.9 or newer, or make a .venv beside the module",
 	"node":   ": install Node.js, 20.6 or newer; TypeScript needs 22.13",
 }
-
-// bareVariable matches text in JSON that a shell would expand.
-var bareVariable = regexp.MustCompile(`"~/|\$[A-Za-z_]`)
 
 // variable matches ${VAR}, ${env:VAR} and ${VAR:-default} in JSON, and ${input:x}, which a
 // client would ask its user for.

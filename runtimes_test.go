@@ -54,8 +54,7 @@ func TestParseConfig(t *testing.T) {
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
 			"usher can't expand ${input:api-key}"},
 		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`,
-			`~/x $HOME/y|a$1|~  ~/ and $NAME are not expanded, ` +
-				`as no shell reads them: write ${HOME}/ and ${NAME}`},
+			`~/x $HOME/y|a$1|~`},
 		{"no command", `{"args":[]}`, `no "command"`},
 		{"a server elsewhere", `{"type":"http","url":"http://x"}`, `"args": ["-y", "mcp-remote", URL]`},
 		{"a folder below", `{"command":"x","cwd":"sub"}`, "x   /w/sub"},
