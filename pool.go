@@ -591,13 +591,16 @@ func (sub *subscription) release() {
 }
 
 // updated notifies the subscribers of a resource that has changed, or of one above it (MCP,
-// server/resources, "Subscriptions").
+// server/resources, "Subscriptions"), once for each session.
 func (w *Worker) updated(method string, params json.RawMessage) {
 	uri := stringField(params, "uri")
 	var subs []*subscription
 	w.update(func(s *workerState) { subs = slices.Collect(maps.Keys(s.subs)) })
+	notified := make(map[string]bool)
 	for _, sub := range subs {
-		if uri == sub.uri || strings.HasPrefix(uri, strings.TrimSuffix(sub.uri, "/")+"/") {
+		below := strings.HasPrefix(uri, strings.TrimSuffix(sub.uri, "/")+"/")
+		if (below || uri == sub.uri) && !notified[sub.caller.Session] {
+			notified[sub.caller.Session] = true
 			sub.caller.Notify(method, params)
 		}
 	}
