@@ -45,7 +45,7 @@ var layers = []struct {
 // indentation. A tab counts 4 columns.
 const (
 	maxFiles          = 28
-	maxProgramText    = 286_000 // characters
+	maxProgramText    = 269_000 // characters
 	maxRuntimeText    = 78_500  // characters of the shims and the generated Go main, trailing comments included
 	maxScopeLines     = 1000    // lines of code in scopeFiles together
 	maxFileLines      = 800     // lines of code
@@ -53,7 +53,7 @@ const (
 	maxColumns        = 110
 	maxUsualColumns   = 88 // for 95 % of the lines
 	maxRuntimeColumns = 100
-	maxTestText       = 603_000 // characters
+	maxTestText       = 560_000 // characters
 	maxTestColumns    = 120
 )
 
