@@ -46,8 +46,8 @@ var limitCases = map[string]limitCase{
 		unread:  true,
 	},
 	"maxHeldOf": {
-		most:    maxHeldOf / 2_000_000, // body and answer
-		request: echoRequest(1_000_000),
+		most:    maxHeldOf / (minHeld + 2*130_100), // body and answer
+		request: echoRequest(130_000),              // net/http reads such a refused body to its end
 		refusal: "left unread",
 		unread:  true,
 	},
@@ -152,7 +152,11 @@ func TestLimits(t *testing.T) {
 			for range tt.most {
 				checkOmits(t, "a request within the limit", begin(greedy, tt.unread), tt.refusal)
 			}
-			checkContains(t, "one request more", begin(greedy, false), tt.refusal)
+			more := begin(greedy, false)
+			for try := 0; try < 3 && more == ""; try++ { // net/http gave up writing the body before it read why
+				more = begin(greedy, false)
+			}
+			checkContains(t, "one request more", more, tt.refusal)
 			checkOmits(t, "another principal's request", begin(other, false), tt.refusal)
 			start := time.Now()
 			check(t, "another principal's call", other.call("m_wait", "").failure(), "")

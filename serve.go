@@ -533,18 +533,24 @@ func (d *daemon) showRecord(record object) {
 func (d *daemon) show(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
 	shown := make(map[string]string)
+	builds := ""
 	showNextSteps := sync.OnceFunc(d.showNextSteps)
 	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready", "url", d.record.URL) })
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
 		settled := d.registry.WaitAll(ctx, time.Second, scopeAll())
 		view := d.registry.View(scopeAll()) // after WaitAll: if that is true, the view has all modules
-		for _, s := range d.registry.Report() {
+		report := d.registry.Report()
+		for _, s := range report {
 			line := d.describe(view, s)
 			if state := s.Version + line; shown[s.key()] != state {
 				shown[s.key()] = state
 				fmt.Fprint(d.out, line)
 			}
+		}
+		if line := describeBuilds(report); builds != line {
+			builds = line
+			fmt.Fprint(d.out, line)
 		}
 		if settled || len(view.Modules) > 0 {
 			showNextSteps()
@@ -559,7 +565,27 @@ func (d *daemon) show(ctx context.Context) {
 	}
 }
 
-// describe returns a line with the state of a module.
+// describeBuilds returns a line with the number of Go modules that are built, and the name
+// of one that is not. It returns "" if all are built.
+func describeBuilds(report []Status) string {
+	total := 0
+	var pending []string
+	for _, s := range report {
+		if s.Kind != kindGo {
+			continue
+		}
+		total++
+		if s.Pending {
+			pending = append(pending, sanitize(s.Name))
+		}
+	}
+	if pending == nil {
+		return ""
+	}
+	return fmt.Sprintf("  building %d of %d: %s …\n", total-len(pending)+1, total, pending[0])
+}
+
+// describe returns a line with the state of a module, or "" if it is being built.
 func (d *daemon) describe(view *View, s Status) string {
 	state := "ready"
 	name := cmp.Or(s.Name, s.file())
@@ -571,7 +597,7 @@ func (d *daemon) describe(view *View, s Status) string {
 		text = fmt.Sprintf("%s\n           for more: usher modules%s %q",
 			sanitize(why), d.base(), filepath.Dir(s.Path))
 	case s.Pending && s.Kind == kindGo:
-		state = "building"
+		return ""
 	case s.Pending || s.Module == nil:
 		state = "starting"
 	default:

@@ -207,7 +207,7 @@ func TestServeRefuses(t *testing.T) {
 		{"a certificate that is not there", "-tls-cert " + file + " -tls-key " + file, nil, 1, "certificate"},
 		{"an unknown log form", "-log xml", nil, 2, "text or json"},
 		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, "set but empty"},
-		{"its own folder from within", dir, map[string]string{nestedVar: dir + "/me.usher"}, 1, "would start itself"},
+		{"its own folder from within", dir, map[string]string{nestedVar: dir + "/me.usher"}, 1, "started this usher"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out, errs bytes.Buffer
