@@ -266,13 +266,13 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 }
 
 // resume returns the suspended call whose state a request contains, and delivers the
-// answers. The state becomes invalid.
+// answers. The state becomes invalid. The call may just have ended without the answers.
 func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, error) {
 	state := r.params.text("requestState")
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.calls[state]
-	if c == nil || c.request.ctx.Err() != nil || c.binding != binding {
+	if c == nil || c.binding != binding {
 		return nil, rpcErrorf(codeInvalidParams, "requestState was used already, "+
 			"or its call has ended or is another caller's: call again, without it")
 	}

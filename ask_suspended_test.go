@@ -233,8 +233,8 @@ func TestAskTimeout(t *testing.T) {
 		b.hears()
 		pass(2 * time.Second)
 		check(t, "the module hears", b.hears(), `{"code":-32603,"refused":"`+late+`"}`)
-		wantStale(t, "afterwards", b.modern("tools/call", goOn(params, state, "")))
-		pass(streamInterval)
+		checkContains(t, "afterwards", b.modern("tools/call", goOn(params, state, "")).Body, "refused")
+		wantStale(t, "again", b.modern("tools/call", goOn(params, state, "")))
 		check(t, "suspended calls", b.suspended(), 0)
 	})
 }
