@@ -113,7 +113,7 @@ type manifest struct {
 	About     string                       `json:"about"`   // one sentence, "" for none
 	Problems  []string                     `json:"problems"`
 	Stateless bool                         `json:"stateless"` // it speaks a revision without sessions
-	Shared    bool                         `json:"shared"`    // it declares that one process serves all callers
+	Shared    bool                         `json:"shared"`    // one process serves all callers
 	Imports   *goImports                   `json:"imports"`
 }
 
