@@ -45,7 +45,7 @@ var layers = []struct {
 // indentation. A tab counts 4 columns.
 const (
 	maxFiles          = 28
-	maxProgramText    = 269_100 // characters
+	maxProgramText    = 270_500 // characters
 	maxRuntimeText    = 78_500  // characters of the shims and the generated Go main, trailing comments included
 	maxScopeLines     = 1000    // lines of code in scopeFiles together
 	maxFileLines      = 800     // lines of code

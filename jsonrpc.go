@@ -223,26 +223,43 @@ type member struct {
 // members splits valid JSON that is an object, repeated keys included. It returns nil for
 // any other value. Of invalid JSON, it returns as much as it can read.
 func members(raw json.RawMessage) object {
+	if !isObject(raw) {
+		return nil
+	}
+	list := make(object, 0, 8)
+	for key, value, rest := cutMember(inside(raw)); key != nil; key, value, rest = cutMember(rest) {
+		text, _ := unquote(key)
+		list = append(list, member{text, value})
+	}
+	return list
+}
+
+// inside returns the text after the opening brace of valid JSON that is an object, or nil
+// for any other value.
+func inside(raw json.RawMessage) json.RawMessage {
 	text, ok := bytes.CutPrefix(bytes.TrimSpace(raw), []byte{'{'})
 	if !ok {
 		return nil
 	}
-	list := make(object, 0, 8)
-	for {
-		end := endOfItem(text)
-		if end == len(text) || text[end] != ':' {
-			return list
-		}
-		key, _ := unquote(bytes.TrimSpace(text[:end]))
-		text = text[end+1:]
-		end = endOfItem(text)
-		list = append(list, member{key, slices.Clip(bytes.TrimSpace(text[:end]))})
-		text = text[min(end+1, len(text)):]
-	}
+	return text
 }
 
 // isObject reports whether valid JSON is an object.
-func isObject(raw json.RawMessage) bool { return members(raw) != nil }
+func isObject(raw json.RawMessage) bool { return inside(raw) != nil }
+
+// cutMember splits the text after an opening brace or a comma into the quoted key and the
+// value of the next member, and the text after them. The key is nil at the end of the object.
+func cutMember(text json.RawMessage) (key, value, rest json.RawMessage) {
+	end := endOfItem(text)
+	if end == len(text) || text[end] != ':' {
+		return nil, nil, nil
+	}
+	key = bytes.TrimSpace(text[:end])
+	text = text[end+1:]
+	end = endOfItem(text)
+	value = slices.Clip(bytes.TrimSpace(text[:end]))
+	return key, value, text[min(end+1, len(text)):]
+}
 
 // encode returns the object's text, without members whose value is nil.
 func (o object) encode() json.RawMessage {
@@ -340,10 +357,29 @@ func endOfItem(b []byte) int {
 
 // field returns a member of a valid JSON object, or nil. If the key repeats, the last
 // member counts.
-func field(raw json.RawMessage, key string) json.RawMessage { return members(raw).get(key) }
+func field(raw json.RawMessage, key string) (last json.RawMessage) {
+	for k, value, rest := cutMember(inside(raw)); k != nil; k, value, rest = cutMember(rest) {
+		if isQuoted(k, key) {
+			last = value
+		}
+	}
+	return last
+}
+
+// isQuoted reports whether raw, a JSON string, is s.
+func isQuoted(raw json.RawMessage, s string) bool {
+	if bytes.IndexByte(raw, '\\') < 0 {
+		return string(bytes.Trim(raw, `"`)) == s
+	}
+	text, _ := unquote(raw)
+	return text == s
+}
 
 // stringField returns a member of a valid JSON object if it is a string, else "".
-func stringField(raw json.RawMessage, key string) string { return members(raw).text(key) }
+func stringField(raw json.RawMessage, key string) string {
+	s, _ := unquote(field(raw, key))
+	return s
+}
 
 // withMember returns a JSON object with key set to value.
 func withMember(raw json.RawMessage, key string, value json.RawMessage) json.RawMessage {

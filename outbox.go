@@ -435,7 +435,13 @@ func lineWriter(w io.Writer) func(frame) error {
 
 // writeJSON writes a complete JSON answer.
 func writeJSON(w http.ResponseWriter, status int, answer frame) {
+	size := 0
+	parts := answer.parts("\n")
+	for _, part := range parts {
+		size += len(part)
+	}
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(size)) // else net/http sends it in chunks
 	w.WriteHeader(status)
-	_ = writeBody(w, answer.parts("\n")...) // an error means that the client has gone
+	_ = writeBody(w, parts...) // an error means that the client has gone
 }
