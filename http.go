@@ -705,7 +705,7 @@ func clipText(s string, n int) string {
 // formatSize formats a number of bytes for people, in the units that flags accept.
 func formatSize(n int64) string {
 	for _, unit := range []string{"bytes", "KiB", "MiB"} {
-		if n%1024 != 0 {
+		if n%1024 != 0 || n == 0 {
 			return fmt.Sprint(n, " ", unit)
 		}
 		n /= 1024

@@ -214,6 +214,7 @@ func FuzzParseSize(f *testing.F) {
 	} {
 		f.Add(s)
 	}
+	check(f, "no bytes", formatSize(0), "0 bytes")
 	form := regexp.MustCompile(`^([0-9]+)(KiB|MiB|GiB)?$`)
 	f.Fuzz(func(t *testing.T, s string) {
 		var flags serveFlags
