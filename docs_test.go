@@ -2,17 +2,17 @@
 // examples/README.md:
 //
 //   - A block of the language console is a terminal. Lines that begin with "$ " are commands. The
-//     lines after a command are everything that it prints, on both streams. "…" stands for any text
-//     in a line, and a line "…" for any lines. The commands of a page run in turn, in a copy of the
-//     clone's examples/ and testdata/. "usher serve" runs until the next "usher serve" or the end
-//     of the page. "go run ." runs the usher of the tests.
+//     lines after a command are everything that it prints, on both streams. "…" in a line matches
+//     any text, and a line "…" matches any number of lines. The commands of a page run in turn, in
+//     a copy of the clone's examples/ and testdata/. "usher serve" runs until the next "usher
+//     serve" or the end of the page. "go run ." runs the usher of the tests.
 //   - "File: `NAME`" above a block: the test saves the block's text in this file.
 //   - The tests only read all other blocks. They do not run blocks of the language sh.
 //
-// Ports, times and folders in the pages stand for those of the run, and the code R3K-9QZ stands for
-// the latest code. If a program is not installed, the tests skip the sections that need it, except
-// in CI. "go test -run TestDocs -update-docs ." writes the actual output into the pages; restore
-// each "…" afterwards.
+// The pages contain fixed ports, times and folders, and the code R3K-9QZ. The tests replace them by
+// those of the run and by the latest code. If a program is not installed, the tests skip the
+// sections that need it, except in CI. "go test -run TestDocs -update-docs ." writes the actual
+// output into the pages; restore each "…" afterwards.
 
 package main
 
