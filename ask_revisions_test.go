@@ -70,19 +70,24 @@ func TestAskUndeclared(t *testing.T) {
 	d := startFakes(t, "old: fixed tools=ask", "new: modern tools=ask")
 	withTools := fakeWish{"sampling/createMessage", json.RawMessage(`{"messages":[],"maxTokens":1,"tools":[]}`)}
 	for _, tt := range []struct {
-		name                    string
+		name, says              string
 		wish                    fakeWish
 		declared, missing, code string
 	}{
-		{name: "sampling", wish: askFor("sampling", "x"),
+		{name: "sampling", says: "sampling", wish: askFor("sampling", "x"),
 			declared: `{"roots":{},"elicitation":{"form":{},"url":{}}}`, missing: `{"sampling":{}}`, code: "-32601"},
-		{name: "sampling with tools", wish: withTools, declared: `{"sampling":{}}`,
+		{name: "sampling with tools", says: "sampling (tools)", wish: withTools, declared: `{"sampling":{}}`,
 			missing: `{"sampling":{"tools":{}}}`, code: "-32601"},
-		{name: "a form", wish: askFor("form", "x"), declared: `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
-			missing: `{"elicitation":{"form":{}}}`, code: "-32601"},
-		{name: "a URL", wish: askFor("url", "x"), declared: `{"roots":{},"sampling":{},"elicitation":{}}`,
-			missing: `{"elicitation":{"url":{}}}`, code: "-32602"},
-		{name: "roots", wish: askFor("roots", "x"), declared: `{}`, missing: `{"roots":{}}`, code: "-32601"},
+		{name: "a form", says: "elicitation (form)", wish: askFor("form", "x"),
+			declared: `{"roots":{},"sampling":{},"elicitation":{"url":{}}}`,
+			missing:  `{"elicitation":{"form":{}}}`, code: "-32601"},
+		{name: "a URL", says: "elicitation (url)", wish: askFor("url", "x"),
+			declared: `{"roots":{},"sampling":{},"elicitation":{}}`,
+			missing:  `{"elicitation":{"url":{}}}`, code: "-32602"},
+		{name: "sampling without any", says: "sampling, sampling (tools)", wish: withTools, declared: `{}`,
+			missing: `{"sampling":{"tools":{}}}`, code: "-32601"},
+		{name: "roots", says: "roots", wish: askFor("roots", "x"), declared: `{}`,
+			missing: `{"roots":{}}`, code: "-32601"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ask := fakeAsk{Mark: tt.name, Asks: []fakeWish{tt.wish}}
@@ -100,7 +105,7 @@ func TestAskUndeclared(t *testing.T) {
 			s := askOverPOST(t, d.URL, "2025-11-25", tt.declared, "")
 			result := field(s.call("old_ask", ask), "result")
 			check(t, "2025-11-25, old: isError", string(field(result, "isError")), "true")
-			checkContains(t, "2025-11-25, old", resultText(result), `"code":`+tt.code)
+			checkContains(t, "2025-11-25, old", resultText(result), `"code":`+tt.code, "client for "+tt.says+": call")
 			result = field(s.call("old_ask", copes), "result")
 			check(t, "2025-11-25, a module that copes: isError", string(field(result, "isError")), "")
 			checkContains(t, "2025-11-25, a module that copes", resultText(result), `"code":`+tt.code)

@@ -183,8 +183,14 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 	if lacked&capElicitURL != 0 {
 		code = codeInvalidParams // client/elicitation, "Error Handling"
 	}
-	return rpcErrorf(code,
-		"this tool asks its client for %s: call it from an MCP client that supports it", lacked.encode())
+	var names []string
+	for _, f := range capabilityForms {
+		if lacked&f.bit != 0 {
+			names = append(names, strings.TrimSuffix(f.key+" ("+f.part+")", " ()"))
+		}
+	}
+	return rpcErrorf(code, "this tool asks its client for %s: call it from an MCP client that supports it",
+		strings.Join(names, ", "))
 }
 
 // parseParams returns the params of a client's request, without members that a module
