@@ -149,35 +149,84 @@ func TestOddFiles(t *testing.T) {
 	})
 }
 
+// introspecting returns a registry with a module p that is introspected for ever.
+func introspecting(t *testing.T, dir string) *Registry {
+	t.Helper()
+	r := registryOf(t, dir, io.Discard)
+	for range cap(r.slots) {
+		r.slots <- struct{}{} // so that no introspection begins
+	}
+	r.update(scanOf("p"))
+	return r
+}
+
+// scanOf returns a scan that finds modules in folders of these names.
+func scanOf(names ...string) *scan {
+	s := &scan{seen: make(map[string]bool)}
+	for _, name := range names {
+		s.add("", "/w/"+name+"/m.usher", discovered{Name: name, Kind: kindExecutable})
+	}
+	return s
+}
+
+// TestInitializeIsAnsweredAtOnce begins a session while a module is introspected: lists wait for it, initialize
+// does not.
+func TestInitializeIsAnsweredAtOnce(t *testing.T) {
+	t.Parallel()
+	ask := map[string]func(*testing.T, *bubble) func(message string){
+		"HTTP": func(_ *testing.T, b *bubble) func(string) {
+			return func(message string) {
+				if a := b.post(message); b.Session == "" {
+					b.Session = a.Header.Get(sessionHeader)
+				}
+			}
+		},
+		"stdio": func(t *testing.T, b *bubble) func(string) {
+			in, toUsher := io.Pipe()
+			fromUsher, out := io.Pipe()
+			c := serverConfig{modules: b.server.modules, gate: fixedGate(scopeAll()), log: b.server.log}
+			go serveStdio(t.Context(), c, in, out)
+			t.Cleanup(func() { toUsher.Close() })
+			lines := newLineReader(fromUsher, maxWorkerLine)
+			return func(message string) {
+				io.WriteString(toUsher, message+"\n")
+				_, err := lines.next()
+				must(t, err)
+			}
+		},
+	}
+	for way, start := range ask {
+		dir := t.TempDir()
+		runInBubble(t, way, func(t *testing.T, b *bubble) {
+			b.server.modules = introspecting(t, dir)
+			send := start(t, b)
+			begun := time.Now()
+			send(initialize)
+			check(t, "the wait of initialize", time.Since(begun), 0)
+			send(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
+			check(t, "the wait of a list", time.Since(begun), startupTime)
+		})
+	}
+}
+
 // TestWhoWaitsForModules asks for lists while modules are introspected that take for
 // ever: only modules in the scope count, and only at the start.
 func TestWhoWaitsForModules(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		r := registryOf(t, dir, io.Discard)
-		for range cap(r.slots) {
-			r.slots <- struct{}{} // so that no introspection begins
-		}
+		r := introspecting(t, dir)
 		waits := func(when string, scope Scope, want time.Duration) {
 			t.Helper()
 			start := time.Now()
 			r.WaitReady(t.Context(), scope)
 			check(t, "the wait of a list, "+when, time.Since(start), want)
 		}
-		there := func(names ...string) *scan {
-			s := &scan{seen: make(map[string]bool)}
-			for _, name := range names {
-				s.add("", "/w/"+name+"/m.usher", discovered{Name: name, Kind: kindExecutable})
-			}
-			return s
-		}
-		r.update(there("p"))
 		waits("another scope", scopeDir("/w/q"), 0)
 		pass(startupTime - time.Second)
 		waits("at the start", scopeAll(), time.Second)
 		waits("for too long", scopeAll(), 0)
-		r.update(there("p", "q"))
+		r.update(scanOf("p", "q"))
 		waits("later", scopeAll(), 0)
 		check(t, "pending in its folder", r.Pending(scopeDir("/w/q")), true)
 		check(t, "pending in another folder", r.Pending(scopeDir("/w/r")), false)
