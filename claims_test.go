@@ -292,6 +292,18 @@ func TestExpiry(t *testing.T) {
 	})
 }
 
+// A claim that expires while a lookup waits for the file is not returned.
+func TestExpiryDuringALookup(t *testing.T) {
+	t.Parallel()
+	s := openClaims(t.TempDir(), nil)
+	defer s.Close()
+	claim, err := s.Create(t.Context(), "/w", "", 300*time.Millisecond)
+	must(t, err)
+	s.reading.Lock() // until it has expired
+	time.AfterFunc(time.Until(claim.ExpiresAt), s.reading.Unlock)
+	wantActive(t, s, claim.Code, false)
+}
+
 func TestPurgeThatFails(t *testing.T) {
 	dir := newDataDir(t)
 	content := "[" + claimA + "," + claimX + "]"

@@ -275,8 +275,16 @@ func TestStreamsLeaveNothing(t *testing.T) {
 		var known sync.Map
 		begin := func(id string) *outbox {
 			conn := &connection{ctx: t.Context(), write: func(frame) error { return io.EOF }}
-			k := &keptStream{known: &known, id: id, authorized: func() bool { return true }}
+			k := &keptStream{known: &known, id: id}
 			o := newOutbox(account{memory: m}, conn, k)
+			k.authorized = func() bool { // it may read the claims file, which may take long
+				unlocked := o.mu.TryLock()
+				check(t, "the outbox is unlocked while a claim is checked", unlocked, true)
+				if unlocked {
+					o.mu.Unlock()
+				}
+				return true
+			}
 			o.send(frame{})
 			<-conn.done
 			return o
