@@ -22,7 +22,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path"
 	"path/filepath"
 	"runtime/debug"
 	"slices"
@@ -240,20 +239,16 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last, when the record is gone
-	var approved []any
-	if flags.needsApproval() {
-		config.Approved = filepath.Join(a.data, approvedName)
-		if approved, err = d.approveFirst(ctx, config.Approved, roots); err != nil {
-			return err
-		}
-	}
 	if err := d.announce(roots); err != nil {
 		return err
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
-	if approved != nil { // the first record contains the address
-		d.log.Info("approved all modules; new and changed ones need usher approve", approved...)
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(a.data, approvedName)
+		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
+			return err
+		}
 	}
 	claims := openClaims(a.data, d.log)
 	defer claims.Close()
@@ -283,20 +278,25 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 }
 
 // approveFirst approves the modules below folders that have no record of approved modules,
-// or with -approve below all. It returns what the log says of that; nil for nothing.
-func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
+// or with -approve below all.
+func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) error {
 	list, err := readApprovals(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	roots = slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
 		return list[root] != nil && !d.flags.approve
 	})
 	if len(roots) == 0 {
-		return nil, nil
+		return nil
 	}
 	news, err := approve(ctx, d.app.data, roots, roots)
-	return []any{"below", strings.Join(roots, ", "), "modules", len(news)}, err
+	if err != nil {
+		return err
+	}
+	d.log.Info("approved all modules; new and changed ones need usher approve",
+		"below", strings.Join(roots, ", "), "modules", len(news))
+	return nil
 }
 
 // announce opens the address, and writes the daemon's record for the other commands.
@@ -431,29 +431,27 @@ func shutDown(web *http.Server, stop func()) {
 }
 
 // handler returns the root handler: it assigns a request ID, applies the origin policy
-// and routes.
+// and routes. There is no ServeMux: it would redirect unclean paths, with the code in their
+// query.
 func (d *daemon) handler() http.Handler {
 	origins := d.flags.origins
 	origins.mcp = thisMachine
 	if d.flags.open || d.flags.requireClaim {
 		origins.mcp = anyone
 	}
-	mux := http.NewServeMux()
-	d.server.routes(mux)
-	mux.HandleFunc("/", handle(d.log, writeMCPError, d.serveNothing))
 	serveMCP := func(w http.ResponseWriter, r *http.Request) error {
 		if err := origins.admitMCP(r); err != nil {
 			return err
 		}
-		if r.URL.Path != path.Clean(r.URL.Path) { // the mux would redirect it, with a code in its query
-			return d.serveNothing(w, r)
-		}
-		if wantsPage(r) {
+		switch {
+		case r.URL.Path != "/" && r.URL.Path != "/mcp":
+			return errNothing(r.URL.Path)
+		case r.Method == http.MethodGet && parseAccept(r.Header).html:
 			d.servePage(w, r)
-		} else {
-			mux.ServeHTTP(w, r)
+			return nil
+		default:
+			return d.server.serve(w, r)
 		}
-		return nil
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !d.handlers.TryRLock() {
@@ -473,7 +471,7 @@ func (d *daemon) handler() http.Handler {
 		}
 		write := writeMCPError
 		serve := serveMCP
-		if isWebhook(r.URL.Path) {
+		if strings.HasPrefix(r.URL.Path, webhookPrefix) {
 			write = writeWebhookError
 			serve = d.webhooks.serve
 		}
@@ -486,18 +484,12 @@ func (d *daemon) handler() http.Handler {
 	})
 }
 
-// serveNothing answers requests for unknown paths.
-func (d *daemon) serveNothing(_ http.ResponseWriter, r *http.Request) error {
-	if strings.Contains(r.URL.Path, "/.well-known/o") || r.URL.Path == "/register" {
+// errNothing answers a request for an unknown path.
+func errNothing(path string) error {
+	if strings.Contains(path, "/.well-known/o") || path == "/register" {
 		return loggedError{httpErrorf(http.StatusNotFound, "usher has no login: %s", howToPresent)}
 	}
 	return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
-}
-
-// isWebhook reports whether a path is one of webhooks, or is cleaned to one: the mux
-// would redirect a path with // in it before the secret is checked.
-func isWebhook(at string) bool {
-	return strings.HasPrefix(at, webhookPrefix) || strings.HasPrefix(path.Clean("/"+at)+"/", webhookPrefix)
 }
 
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
@@ -533,7 +525,12 @@ func (d *daemon) showRecord(record object) {
 func (d *daemon) show(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
 	shown := make(map[string]string)
-	builds := ""
+	printNew := func(key, version, line string) {
+		if state := version + line; shown[key] != state {
+			shown[key] = state
+			fmt.Fprint(d.out, line)
+		}
+	}
 	showNextSteps := sync.OnceFunc(d.showNextSteps)
 	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready", "url", d.record.URL) })
 	for ctx.Err() == nil {
@@ -542,16 +539,9 @@ func (d *daemon) show(ctx context.Context) {
 		view := d.registry.View(scopeAll()) // after WaitAll: if that is true, the view has all modules
 		report := d.registry.Report()
 		for _, s := range report {
-			line := d.describe(view, s)
-			if state := s.Version + line; shown[s.key()] != state {
-				shown[s.key()] = state
-				fmt.Fprint(d.out, line)
-			}
+			printNew(s.key(), s.Version, d.describe(view, s))
 		}
-		if line := describeBuilds(report); builds != line {
-			builds = line
-			fmt.Fprint(d.out, line)
-		}
+		printNew("builds", "", describeBuilds(report))
 		if settled || len(view.Modules) > 0 {
 			showNextSteps()
 		}
@@ -615,7 +605,7 @@ func (d *daemon) describe(view *View, s Status) string {
 
 // base returns the flag -base for commands that people type, "" if they need none.
 func (d *daemon) base() string {
-	if cmp.Or(d.app.base, d.app.getenv("USHER_BASE")) == "" {
+	if d.app.base == "" {
 		return ""
 	}
 	return fmt.Sprintf(" -base %q", filepath.Dir(d.app.data))
@@ -692,12 +682,6 @@ type pageContent struct {
 	Failed     [][2]string // modules that are not hosted, and why; only for the owner
 	Coded      bool        // clients must present a code
 	URL, Nonce string
-}
-
-// wantsPage reports whether a browser requests the page at the MCP endpoint.
-func wantsPage(r *http.Request) bool {
-	return r.Method == http.MethodGet && (r.URL.Path == "/" || r.URL.Path == "/mcp") &&
-		parseAccept(r.Header).html
 }
 
 // servePage shows a browser the modules in the requester's own view.

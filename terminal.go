@@ -17,7 +17,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"text/tabwriter"
@@ -32,7 +31,7 @@ type app struct {
 	stdout    *checkedWriter
 	stderr    io.Writer
 	lookupEnv func(string) (string, bool)
-	base      string // the -base flag
+	base      string // the -base flag, else $USHER_BASE
 	data      string // the data folder; see prepareData
 	claims    *ClaimStore
 }
@@ -74,7 +73,8 @@ func usageErrorf(format string, args ...any) error {
 // folder and all folders above it, by the rule of sshd: others may write only to those above
 // the base folder that have the sticky bit.
 func (a *app) prepareData() error {
-	base := cmp.Or(a.base, a.getenv("USHER_BASE"))
+	a.base = cmp.Or(a.base, a.getenv("USHER_BASE"))
+	base := a.base
 	var err error
 	if base == "" {
 		base, err = os.UserHomeDir()
@@ -258,17 +258,17 @@ const maxTTL = 100 * 365 * 24 * time.Hour
 // days or weeks.
 func parseTTL(s string) (time.Duration, error) {
 	s = strings.ToLower(s)
-	d, err := time.ParseDuration(s)
-	for suffix, unit := range map[string]time.Duration{"d": 24 * time.Hour, "w": 7 * 24 * time.Hour} {
-		if digits, ok := strings.CutSuffix(s, suffix); ok {
-			var n uint64
-			n, err = strconv.ParseUint(digits, 10, 64)
-			d = unit * time.Duration(min(n, uint64(maxTTL/unit)+1))
+	factor := time.Duration(1)
+	for suffix, hours := range map[string]time.Duration{"d": 24, "w": 7 * 24} {
+		if digits, ok := strings.CutSuffix(s, suffix); ok && consistsOf(digits, "0123456789") {
+			s = digits + "h"
+			factor = hours
 		}
 	}
-	if err != nil || d <= 0 || d > maxTTL {
+	d, err := time.ParseDuration(s)
+	if err != nil || d <= 0 || d > maxTTL/factor {
 		return 0, errors.New("want a number and a unit, such as 30m, 1h, 7d (also s, w), " +
 			"or 1h30m: more than zero and at most 100 years")
 	}
-	return d, nil
+	return d * factor, nil
 }

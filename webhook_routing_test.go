@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 )
@@ -140,17 +141,22 @@ func TestWebhookUncleanPaths(t *testing.T) {
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleX"})
 	d := daemonOptions{env: guarded}.startReady(t, dir, "-accept-signatures")
 	for _, path := range []string{
-		"/webhook", "/webhook/", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/",
+		"/webhook/", "/webhook//m/handleX", "/webhook/m//handleX", "/webhook/m/handleX/",
 		"/webhook/./m/handleX", "/webhook/m/../m/handleX", "/webhook/%2e%2e/m/handleX", "/webhook/m%2FhandleX",
 		"/%77ebhook/m/handleX", "/webhook/x/../../healthz", "/webhook/..", "/webhook/m/handleX?a=b", "/webhook/nothing",
-		"/webhook%2Fm%2FhandleX", "//webhook/m/handleX", "/./webhook/m/handleX", "/x/../webhook/m/handleX",
-		"/webhook/m/handleX;a=b", "/webhook/%00", "/webhook/%ff%fe", "/webhook/" + strings.Repeat("a/", 4000),
+		"/webhook%2Fm%2FhandleX", "/webhook/m/handleX;a=b", "/webhook/%00", "/webhook/%ff%fe",
+		"/webhook/" + strings.Repeat("a/", 4000),
+		"/webhook", "//webhook/m/handleX", "/./webhook/m/handleX", "/x/../webhook/m/handleX", // not below /webhook/
 	} {
 		t.Run(clipText(path, 40), func(t *testing.T) {
+			want := 401
+			if decoded, _ := url.PathUnescape(path); !strings.HasPrefix(decoded, webhookPrefix) {
+				want = 404
+			}
 			head := " " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n"
 			for _, method := range []string{"POST", "GET", "OPTIONS", "DELETE", "PUT", "TRACE", "FOO"} {
 				a := d.raw(t, method+head+"\r\n", nil)
-				wantStatus(t, method+" without the secret", a, 401)
+				wantStatus(t, method+" without the secret", a, want)
 				check(t, "Location", a.Header.Get("Location"), "")
 			}
 			if a := d.raw(t, "POST"+head+shown+"\r\n\r\n", nil); a.Status != 200 && a.Status != 404 {
