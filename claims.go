@@ -26,7 +26,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 	"unicode/utf8"
@@ -79,9 +78,9 @@ func (c Code) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 
 // claimID identifies a claim permanently. The code alone is not enough, because it may be
 // drawn again after the claim has ended. The zero value stands for no claim. IDs may be
-// compared with ==.
+// compared with ==. An id, like its code, is formatted and logged as asterisks.
 type claimID struct {
-	Code     Code   `json:"code"`
+	Code     `json:"code"`
 	Created  string `json:"createdAt"` // RFC 3339 in UTC, so that == compares instants
 	ScopeDir string `json:"claimScopeDir"`
 }
@@ -115,10 +114,6 @@ func (id claimID) Key() string {
 	}
 	return strconv.FormatUint(maphash.Comparable(keySeed, id), 16)
 }
-
-// LogValue and Format disclose nothing of an id or a Claim, which contain a code.
-func (id claimID) LogValue() slog.Value       { return slog.StringValue(codeRedacted) }
-func (id claimID) Format(f fmt.State, _ rune) { io.WriteString(f, codeRedacted) }
 
 // Active reports whether the claim has not expired at now.
 func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
@@ -189,8 +184,8 @@ type claimsFile struct {
 	info    fs.FileInfo
 	claims  []Claim // in the file's order
 	byCode  map[Code]Claim
-	soonest time.Time   // the earliest expiry; zero: no claims
-	purging atomic.Bool // a purge was started; it is not repeated if it fails
+	soonest time.Time // the earliest expiry; zero: no claims
+	purging sync.Once // starts a purge, which is not repeated if it fails
 }
 
 // parseClaims parses the whole file. It checks for invalid UTF-8 and for null instead of
@@ -322,28 +317,27 @@ type ClaimStore struct {
 	purges sync.WaitGroup   // purges in progress
 	onEnd  func(key string) // called when a claim has ended, without reading claims; nil for nothing
 
-	reading sync.Mutex                 // held while the file is read: older content must not replace newer
-	current atomic.Pointer[claimsFile] // as last read; changed only while reading is held
+	mu      sync.Mutex  // held while the file is read: older content must not replace newer
+	current *claimsFile // as last read; guarded by mu
 }
 
 // openClaims returns the store of dataDir, {base}/.data, which need not exist yet. log
 // receives a record of each claim that lookups find ended, and of each purge that fails. A
 // nil log discards them. Call Close if the store is used for lookups.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
-	s := &ClaimStore{
-		path:  filepath.Join(dataDir, "claims.json"),
-		log:   cmp.Or(log, slog.New(slog.DiscardHandler)),
-		token: newWriteToken(dataDir),
+	return &ClaimStore{
+		path:    filepath.Join(dataDir, "claims.json"),
+		log:     cmp.Or(log, slog.New(slog.DiscardHandler)),
+		token:   newWriteToken(dataDir),
+		current: &claimsFile{},
 	}
-	s.current.Store(&claimsFile{})
-	return s
 }
 
 // Close waits for purges in progress and closes the file. The store must not be used
 // afterwards.
 func (s *ClaimStore) Close() {
 	s.purges.Wait()
-	s.current.Load().file.Close()
+	s.current.file.Close()
 }
 
 // Create adds a claim on scopeDir, an absolute path without symlinks, for ttl, which must
@@ -421,12 +415,8 @@ func (s *ClaimStore) Lookup(code Code) (Claim, error) {
 		return Claim{}, err
 	}
 	now := time.Now() // after the stat, which may take long
-	if file.expired(now) && file.purging.CompareAndSwap(false, true) {
-		s.purges.Go(func() {
-			if err := s.update(context.Background(), purge); err != nil {
-				s.log.Warn("expired claims can't be removed", "err", err)
-			}
-		})
+	if file.expired(now) {
+		file.purging.Do(s.startPurge)
 	}
 	if c := file.byCode[code]; c.Active(now) {
 		return c, nil
@@ -441,20 +431,17 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 	if err != nil {
 		return nil, err
 	}
-	if current := s.current.Load(); current.matches(info) {
-		return current, nil
-	}
-	s.reading.Lock()
-	defer s.reading.Unlock()
-	before := s.current.Load()
-	if before.matches(info) { // another goroutine has read it meanwhile
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.current
+	if before.matches(info) {
 		return before, nil
 	}
 	after, err := readClaims(s.path)
 	if err != nil {
 		return nil, err
 	}
-	s.current.Store(after)
+	s.current = after
 	before.file.Close()
 	for code, c := range before.byCode {
 		if after.byCode[code].claimID == c.claimID {
@@ -474,6 +461,15 @@ type claimsChange func(old *claimsFile, now time.Time) ([]Claim, error)
 
 // purge removes expired records. It is a change for update.
 func purge(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil }
+
+// startPurge purges the file, in another goroutine.
+func (s *ClaimStore) startPurge() {
+	s.purges.Go(func() {
+		if err := s.update(context.Background(), purge); err != nil {
+			s.log.Warn("expired claims can't be removed", "err", err)
+		}
+	})
+}
 
 // update modifies the file; nothing else does. Holding the write token, it reads the file,
 // calls change, and writes the claims that change returns. It may call change several

@@ -299,8 +299,8 @@ func TestExpiryDuringALookup(t *testing.T) {
 	defer s.Close()
 	claim, err := s.Create(t.Context(), "/w", "", 300*time.Millisecond)
 	must(t, err)
-	s.reading.Lock() // until it has expired
-	time.AfterFunc(time.Until(claim.ExpiresAt), s.reading.Unlock)
+	s.mu.Lock() // until it has expired
+	time.AfterFunc(time.Until(claim.ExpiresAt), s.mu.Unlock)
 	wantActive(t, s, claim.Code, false)
 }
 
