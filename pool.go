@@ -193,6 +193,11 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 
 // await waits until done is closed, for at most p.timeout.
 func (p *pool) await(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	default: // only a call that has to wait costs a timer
+	}
 	busy := fmt.Errorf("module %q %w", p.name, errBusy)
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
 	defer cancel()

@@ -4,14 +4,12 @@ package main
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -66,7 +64,7 @@ func TestWebhookLimit(t *testing.T) {
 }
 
 // Deliveries whose bodies do not arrive occupy no places, and a sender without the
-// secret is answered after the body, whatever is at the path.
+// secret gets the same answer, whatever is at the path.
 func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
@@ -88,9 +86,6 @@ func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
 	}
 	for path, conn := range idle {
 		t.Run(path, func(t *testing.T) {
-			conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
-			_, err := conn.Read(make([]byte, 1))
-			check(t, "no answer before the body", errors.Is(err, os.ErrDeadlineExceeded), true)
 			conn.SetReadDeadline(time.Now().Add(patience))
 			io.WriteString(conn, "}")
 			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
