@@ -431,14 +431,16 @@ func shutDown(web *http.Server, stop func()) {
 }
 
 // handler returns the root handler: it assigns a request ID, applies the origin policy
-// and routes. There is no ServeMux: it would redirect unclean paths, with the code in their
-// query.
+// and routes. Only exact paths reach the ServeMux: it would redirect unclean ones, with the
+// code in their query.
 func (d *daemon) handler() http.Handler {
 	origins := d.flags.origins
 	origins.mcp = thisMachine
 	if d.flags.open || d.flags.requireClaim {
 		origins.mcp = anyone
 	}
+	mux := http.NewServeMux()
+	d.server.routes(mux)
 	serveMCP := func(w http.ResponseWriter, r *http.Request) error {
 		if err := origins.admitMCP(r); err != nil {
 			return err
@@ -448,10 +450,10 @@ func (d *daemon) handler() http.Handler {
 			return errNothing(r.URL.Path)
 		case r.Method == http.MethodGet && parseAccept(r.Header).html:
 			d.servePage(w, r)
-			return nil
 		default:
-			return d.server.serve(w, r)
+			mux.ServeHTTP(w, r)
 		}
+		return nil
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !d.handlers.TryRLock() {

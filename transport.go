@@ -24,18 +24,17 @@ const (
 	noticeStream = "g" // of a GET
 )
 
-// serve answers a request to the MCP endpoint.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
-	switch r.Method {
-	case http.MethodPost:
-		return s.servePOST(w, r)
-	case http.MethodGet:
-		return s.serveGET(w, r)
-	case http.MethodDelete:
-		return s.serveDELETE(w, r)
-	default:
-		return errNotAllowed
+// routes adds the MCP endpoint to mux: "/" and "/mcp", where clients expect it.
+func (s *Server) routes(mux *http.ServeMux) {
+	route := func(method string, serve func(http.ResponseWriter, *http.Request) error) {
+		for _, path := range []string{"/{$}", "/mcp"} {
+			mux.HandleFunc(method+path, handle(s.log, writeMCPError, serve))
+		}
 	}
+	route("POST ", s.servePOST)
+	route("GET ", s.serveGET)
+	route("DELETE ", s.serveDELETE)
+	route("", func(http.ResponseWriter, *http.Request) error { return errNotAllowed })
 }
 
 // errNotAllowed refuses other methods, and GET in stateless revisions.
@@ -276,7 +275,8 @@ var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 
 // admitGET decides whether a GET is served, and for which principal.
 func (s *Server) admitGET(r *http.Request) (from admission, err error) {
-	if isStateless(r.Header, nil) {
+	if r.Method == http.MethodHead || isStateless(r.Header, nil) {
+		// ServeMux routes HEAD to GET. Stateless revisions have no GET.
 		return from, errNotAllowed
 	}
 	accept := parseAccept(r.Header)
