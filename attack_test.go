@@ -85,11 +85,11 @@ func TestForgedSessions(t *testing.T) {
 	deleted := p.session(presentNothing)
 	deleted.end()
 	p.stop(t)
-	longAgo, err := openSessions(p.Base+"/.data", slog.New(slog.DiscardHandler), func() time.Time {
-		return time.Now().Add(-sessionLife)
-	})
+	sessions, err := openSessions(p.Base+"/.data", slog.New(slog.DiscardHandler))
 	must(t, err)
-	expired := longAgo.seal(newSessionToken(protocols[0], 0, Principal{}, longAgo.now()))
+	old := newSessionToken(protocols[0], 0, Principal{})
+	old.Issued = old.Issued.Add(-sessionLife)
+	expired := sessions.seal(old)
 	p.restart([]*testClient{c})
 	spare := id + "A"
 	if len(id)%4 != 0 {

@@ -357,10 +357,10 @@ func TestListsAreShared(t *testing.T) {
 // ones are forgotten, the least recently used first; sessions of others are not.
 func TestSessionsInMemory(t *testing.T) {
 	t.Parallel()
-	s := newSessionTable()
+	s := &sessionTable{live: make(map[string]*Session), own: make(map[string][]*Session)}
 	s.own["many others"] = make([]*Session, 2*maxSessionsOf) // nil: a look at one of them panics
 	open := func(principal string) *Session {
-		return s.open(newSessionToken(protocols[0], 0, Principal{}, time.Now()), principal)
+		return s.open(newSessionToken(protocols[0], 0, Principal{}), principal)
 	}
 	used := open("a claim")
 	conn := &connection{ctx: t.Context(), write: lineWriter(io.Discard)}

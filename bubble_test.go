@@ -62,7 +62,7 @@ func (b *bubble) start(t *testing.T) {
 	t.Helper()
 	claims := openClaims(b.base+"/.data", nil)
 	log := slog.New(slog.DiscardHandler)
-	stored, err := openSessions(b.base+"/.data", log, time.Now)
+	stored, err := openSessions(b.base+"/.data", log)
 	must(t, err)
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
 	b.m.pool = newPool("m", true, 0, func(owner *Caller) (*Worker, error) {

@@ -500,7 +500,11 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 			}
 			return a.createClaim(ctx, dir, *label, ttl, *asJSON)
 		case args[0] == "list" && len(args) == 1:
-			return a.listClaims(ctx, *asJSON)
+			list, err := a.claims.List(ctx)
+			if list != nil {
+				a.print("claims", list, *asJSON)
+			}
+			return err // it may be that expired claims could not be removed
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
@@ -529,15 +533,6 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		a.warnf("claim: no module is under %s: until one is, the code shows nothing", sanitize(dir))
 	}
 	return nil
-}
-
-// listClaims prints the active claims.
-func (a *app) listClaims(ctx context.Context, asJSON bool) error {
-	list, err := a.claims.List(ctx)
-	if list != nil {
-		a.print("claims", list, asJSON)
-	}
-	return err // it may be that expired claims could not be removed
 }
 
 // revokeClaims removes the claims with these codes. An error for one code does not stop

@@ -574,16 +574,10 @@ func TestGuessersShareATurn(t *testing.T) {
 // testGate returns a gate over the claims and sessions of a data folder.
 func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	t.Helper()
-	return gateAt(t, data, require, time.Now)
-}
-
-// gateAt is testGate with a clock for sessions.
-func gateAt(t testing.TB, data string, require bool, now func() time.Time) (*Gate, *ClaimStore) {
-	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store := openClaims(data, log)
 	t.Cleanup(store.Close)
-	sessions, err := openSessions(data, log, now)
+	sessions, err := openSessions(data, log)
 	must(t, err)
 	return newGate(store, sessions, require, log), store
 }
@@ -639,36 +633,42 @@ func TestSessionLogKeepsScopes(t *testing.T) {
 		{name: "an unscoped one, before a clock was ahead", jump: 31 * day},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			data, start := t.TempDir(), time.Now()
-			now := start.Add(tt.ahead)
-			open := func() *Gate {
-				g, _ := gateAt(t, data, false, func() time.Time { return now })
-				return g
+			data := t.TempDir()
+			openAfter := func(wait time.Duration, do func(g *Gate)) {
+				synctest.Test(t, func(t *testing.T) { // whose clock begins at the same time each time
+					<-time.After(wait)
+					g, _ := testGate(t, data, false)
+					do(g)
+				})
 			}
-			g := open()
-			token, id := g.Create(protocols[0], 0, admission{claim: Claim{claimID: tt.born}})
-			now = start
-			if (tt.later != Principal{}) {
-				move(t, g, token, tt.later)
-			}
-			if tt.ends {
-				must(t, g.End(token))
-			}
-			now = start.Add(tt.jump)
-			g = open()
-			_, ok := g.sessions.open(id)
-			check(t, "it is open while the clock is ahead", tt.jump > 0 && ok, false)
-			now = start.Add(tt.after)
-			for range 2 { // each start compacts
-				g = open()
-				_, ok := g.sessions.open(id)
-				check(t, "it has ended", !ok, tt.gone)
-				if ok {
-					check(t, "its principal", g.Current(token), tt.want)
-				} else if tt.jump > 0 {
-					_, err := g.Scope(g.Current(token))
-					check(t, "its streams see nothing", err == errEnded || tt.ends, true)
+			var token *sessionToken
+			var id string
+			openAfter(tt.ahead, func(g *Gate) {
+				token, id = g.Create(protocols[0], 0, admission{claim: Claim{claimID: tt.born}})
+			})
+			openAfter(0, func(g *Gate) {
+				if (tt.later != Principal{}) {
+					move(t, g, token, tt.later)
 				}
+				if tt.ends {
+					must(t, g.End(token))
+				}
+			})
+			openAfter(tt.jump, func(g *Gate) {
+				_, ok := g.sessions.open(id)
+				check(t, "it is open while the clock is ahead", tt.jump > 0 && ok, false)
+			})
+			for range 2 { // each start compacts
+				openAfter(tt.after, func(g *Gate) {
+					_, ok := g.sessions.open(id)
+					check(t, "it has ended", !ok, tt.gone)
+					if ok {
+						check(t, "its principal", g.Current(token), tt.want)
+					} else if tt.jump > 0 {
+						_, err := g.Scope(g.Current(token))
+						check(t, "its streams see nothing", err == errEnded || tt.ends, true)
+					}
+				})
 			}
 		})
 	}

@@ -43,7 +43,7 @@ func newServer(c serverConfig) *Server {
 	s := &Server{
 		serverConfig: c,
 		started:      time.Now(),
-		sessions:     newSessionTable(),
+		sessions:     &sessionTable{live: make(map[string]*Session), own: make(map[string][]*Session)},
 		suspended:    suspendedCalls{calls: make(map[string]*suspendedCall)},
 	}
 	if c.gate.claims != nil {

@@ -29,9 +29,9 @@ import (
 // FuzzSessionID checks that only the text that a store sealed opens.
 func FuzzSessionID(f *testing.F) {
 	quiet := slog.New(slog.DiscardHandler)
-	store, err := openSessions(f.TempDir(), quiet, time.Now)
+	store, err := openSessions(f.TempDir(), quiet)
 	must(f, err)
-	other, err := openSessions(f.TempDir(), quiet, time.Now)
+	other, err := openSessions(f.TempDir(), quiet)
 	must(f, err)
 	f.Add("", "2025-11-25", uint16(3), "R3K9QZ", "/w", 0, byte('A'))
 	f.Add("AAAA", "2024-11-05", uint16(0), "", "", 40, byte('='))
@@ -40,7 +40,7 @@ func FuzzSessionID(f *testing.F) {
 		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
 			return
 		}
-		token := newSessionToken(protocol, clientCaps(caps), Principal{Code(code), "", dir}, time.Now())
+		token := newSessionToken(protocol, clientCaps(caps), Principal{Code(code), "", dir})
 		id := store.seal(token)
 		if got, ok := store.open(id); !ok || !reflect.DeepEqual(got, token) {
 			t.Fatalf("%+v came back as %+v, %v", token, got, ok)
@@ -65,17 +65,17 @@ func FuzzSessionID(f *testing.F) {
 func FuzzSessionLog(f *testing.F) {
 	dir, quiet := f.TempDir(), slog.New(slog.DiscardHandler)
 	key := string(sessionRecord{Key: bytes.Repeat([]byte{7}, 32)}.line())
-	f.Add(key + `{"id":"A","issued":"2026-11-21T10:00:00Z","ended":true}` + "\n" +
-		`{"id":"B","claim":{"code":"R3K9QZ","createdAt":"","claimScopeDir":"/w"}}` + "\n")
+	f.Add(key + `{"id":"A","issued":"2999-11-21T10:00:00Z","ended":true}` + "\n" +
+		`{"id":"B","issued":"2999-11-21T10:00:00Z",` +
+		`"claim":{"code":"R3K9QZ","createdAt":"","claimScopeDir":"/w"}}` + "\n")
 	f.Add(key + `{"id":"A","ended":true}` + "\n" + `{"id":"A","en`)
 	f.Add(key + key + strings.Repeat("\x00", 64) + "\n")
 	f.Add(`{"key":"AAAA"}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		past := func() time.Time { return time.Time{} }
-		s := &sessionStore{path: filepath.Join(dir, "sessions.jsonl"), now: past}
+		s := &sessionStore{path: filepath.Join(dir, "sessions.jsonl")}
 		must(t, os.WriteFile(s.path, []byte(text), 0o600))
 		readErr := s.read()
-		anew, err := openSessions(dir, quiet, s.now)
+		anew, err := openSessions(dir, quiet)
 		must(t, err)
 		again := &sessionStore{path: s.path}
 		if err := again.read(); err != nil || !bytes.Equal(again.key, anew.key) {
@@ -88,7 +88,8 @@ func FuzzSessionLog(f *testing.F) {
 			t.Fatalf("%q: records kept, though %v", text, readErr)
 		}
 		for id, record := range s.records {
-			if readErr == nil && record.Ended && record.Issued.IsZero() && !again.records[id].Ended {
+			valid := time.Since(record.Issued) < sessionLife && !record.Issued.Before(again.oldest)
+			if readErr == nil && record.Ended && valid && !again.records[id].Ended {
 				t.Fatalf("%q: the end of %q is lost", text, id)
 			}
 		}

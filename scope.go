@@ -357,7 +357,7 @@ func (g *Gate) logScoped(what string, t *sessionToken, c Claim) {
 // Create makes a session for an admitted initialize, and returns its token and id. No state
 // is stored: the id contains everything.
 func (g *Gate) Create(protocol string, caps clientCaps, from admission) (*sessionToken, string) {
-	t := newSessionToken(protocol, caps, from.claim.claimID, g.sessions.now())
+	t := newSessionToken(protocol, caps, from.claim.claimID)
 	g.logScoped("session", t, from.claim)
 	return t, g.sessions.seal(t)
 }

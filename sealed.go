@@ -41,10 +41,10 @@ type sessionToken struct {
 
 // newSessionToken returns a token with a new ID. It may also serve as the placeholder for
 // a request without a session.
-func newSessionToken(protocol string, caps clientCaps, p Principal, now time.Time) *sessionToken {
+func newSessionToken(protocol string, caps clientCaps, p Principal) *sessionToken {
 	return &sessionToken{
 		ID:       rand.Text(),
-		Issued:   now.UTC().Round(0),
+		Issued:   time.Now().UTC().Round(0),
 		Protocol: protocol,
 		Caps:     caps,
 		Claim:    p,
@@ -91,7 +91,6 @@ var errManyRecords error = httpErrorf(http.StatusTooManyRequests,
 // than one widen. Only the daemon writes the file. Safe for concurrent use.
 type sessionStore struct {
 	path   string
-	now    func() time.Time
 	key    []byte
 	cipher cipher.AEAD
 
@@ -110,8 +109,8 @@ type sessionStore struct {
 
 // openSessions opens the store in dataDir. If the log can't be used, it begins a new log
 // with a new key, which ends all sessions.
-func openSessions(dataDir string, log *slog.Logger, now func() time.Time) (*sessionStore, error) {
-	s := &sessionStore{path: filepath.Join(dataDir, "sessions.jsonl"), now: now}
+func openSessions(dataDir string, log *slog.Logger) (*sessionStore, error) {
+	s := &sessionStore{path: filepath.Join(dataDir, "sessions.jsonl")}
 	if err := s.read(); err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
 			log.Warn("all sessions end, because their log can't be used", "path", s.path, "err", err)
@@ -169,7 +168,7 @@ func (s *sessionStore) compact() error {
 	var lines []byte
 	for _, rec := range records {
 		key := rec.Claim.Key()
-		expired := s.now().Sub(rec.Issued) >= sessionLife
+		expired := time.Since(rec.Issued) >= sessionLife
 		if expired && !rec.Issued.Before(s.oldest) {
 			s.oldest = rec.Issued.Add(1)
 		}
@@ -211,7 +210,7 @@ func (s *sessionStore) open(id string) (*sessionToken, bool) {
 		return nil, false
 	}
 	token := parseToken(text)
-	return token, s.now().Sub(token.Issued) < sessionLife && !s.recordOf(token).Ended
+	return token, time.Since(token.Issued) < sessionLife && !s.recordOf(token).Ended
 }
 
 // recordOf returns a session's record, or the zero value if there is none. If the record

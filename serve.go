@@ -239,20 +239,24 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 		return err
 	}
 	defer lock.Close() // last, when the record is gone
+	var approved []any
+	if flags.needsApproval() {
+		config.Approved = filepath.Join(a.data, approvedName)
+		if approved, err = d.approveFirst(ctx, config.Approved, roots); err != nil {
+			return err
+		}
+	}
 	if err := d.announce(roots); err != nil {
 		return err
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
-	if flags.needsApproval() {
-		config.Approved = filepath.Join(a.data, approvedName)
-		if err := d.approveFirst(ctx, config.Approved, roots); err != nil {
-			return err
-		}
+	if approved != nil { // the first record contains the address
+		d.log.Info("approved all modules; new and changed ones need usher approve", approved...)
 	}
 	claims := openClaims(a.data, d.log)
 	defer claims.Close()
-	sessions, err := openSessions(a.data, d.log, time.Now)
+	sessions, err := openSessions(a.data, d.log)
 	if err != nil {
 		return err
 	}
@@ -278,25 +282,20 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 }
 
 // approveFirst approves the modules below folders that have no record of approved modules,
-// or with -approve below all.
-func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) error {
+// or with -approve below all. It returns what the log says of that; nil for nothing.
+func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
 	list, err := readApprovals(path)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	roots = slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
 		return list[root] != nil && !d.flags.approve
 	})
 	if len(roots) == 0 {
-		return nil
+		return nil, nil
 	}
 	news, err := approve(ctx, d.app.data, roots, roots)
-	if err != nil {
-		return err
-	}
-	d.log.Info("approved all modules; new and changed ones need usher approve",
-		"below", strings.Join(roots, ", "), "modules", len(news))
-	return nil
+	return []any{"below", strings.Join(roots, ", "), "modules", len(news)}, err
 }
 
 // announce opens the address, and writes the daemon's record for the other commands.
@@ -318,8 +317,7 @@ func (d *daemon) announce(roots []string) error {
 		Secret:          d.flags.webhooks.secret != "",
 		WebhooksOff:     d.flags.webhooks.secret == "" && d.flags.webhooks.audience == nobody,
 	}
-	path := filepath.Join(d.app.data, recordName)
-	if err := replaceBy(path+".new", path, marshal(d.record)); err != nil {
+	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
 		return err
 	}
 	d.log.Info("listening", "address", d.listener.Addr().String(), "url", d.record.URL,
@@ -500,7 +498,7 @@ func (d *daemon) openLog() *slog.Logger {
 	if !isTerminal(d.app.stdout.to) {
 		return slog.New(slog.NewTextHandler(d.app.stderr, nil))
 	}
-	d.out = d.app.stdout
+	d.out = d.app.stdout.to
 	return newRecordLog(d.showRecord)
 }
 

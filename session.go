@@ -76,7 +76,7 @@ func newStatelessSession(h http.Header, method string, params object, p Principa
 		return nil, err
 	}
 	caps := parseClientCaps(field(meta, metaClientCaps))
-	s := newSession(newSessionToken(statelessProtocol, caps, p, time.Now()))
+	s := newSession(newSessionToken(statelessProtocol, caps, p))
 	s.era = stateless
 	s.profile.Store(&clientProfile{caps, level})
 	info := field(meta, metaClientInfo) // hashed, as it may be long
@@ -195,11 +195,6 @@ type sessionTable struct {
 	live   map[string]*Session   // by token ID
 	own    map[string][]*Session // by principal; most recently used last
 	wanted quota                 // of sessions, by principal
-}
-
-// newSessionTable returns an empty table.
-func newSessionTable() *sessionTable {
-	return &sessionTable{live: make(map[string]*Session), own: make(map[string][]*Session)}
 }
 
 // open returns the session of a token, which is used by a principal now.

@@ -18,7 +18,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"text/tabwriter"
 	"text/template"
 	"time"
@@ -39,14 +38,10 @@ type app struct {
 // checkedWriter remembers the first error of a writer.
 type checkedWriter struct {
 	to  io.Writer
-	mu  sync.Mutex // held while writing
 	err error
 }
 
-// Write is safe for concurrent use.
 func (w *checkedWriter) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	n, err := w.to.Write(p)
 	w.err = cmp.Or(w.err, err)
 	return n, err

@@ -535,7 +535,7 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 	values := make(map[string][]json.RawMessage)
 	for name, texts := range form.Value {
 		for _, text := range texts {
-			values[name] = append(values[name], quote(strings.ToValidUTF8(text, "\uFFFD")))
+			values[name] = append(values[name], quote(text))
 		}
 	}
 	for name, files := range form.File {
