@@ -299,7 +299,7 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*g
 	}
 	// The build reports the errors of this.
 	list, _ := runGo(ctx, r, dir, overlayFile, "list", "-e", "-deps", "-f", ownPackage)
-	folders := strings.Split(list, "\n")
+	folders := strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })
 	imports := &goImports{folders, goVersion(folders)}
 	output, err := runGo(ctx, r, dir, overlayFile, "build", "-buildvcs=false", "-o", target)
 	switch {

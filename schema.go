@@ -517,15 +517,19 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 // scalarWanted returns a description of the values that a schema accepts, or "" if it accepts
 // value, which has the right type and is neither an object nor an array.
 func scalarWanted(s map[string]any, value json.RawMessage) string {
-	var decoded any
-	_ = json.Unmarshal(value, &decoded) // nil if a number is too large
-	text, _ := decoded.(string)
-	if enum, ok := s["enum"].([]any); ok && !slices.Contains(enum, decoded) {
-		several := strings.Repeat("one of ", min(1, len(enum)-1))
-		return several + strings.Trim(string(marshal(enum)), "[]")
+	if enum, ok := s["enum"].([]any); ok {
+		var decoded any
+		_ = json.Unmarshal(value, &decoded) // nil if a number is too large
+		if !slices.Contains(enum, decoded) {
+			several := strings.Repeat("one of ", min(1, len(enum)-1))
+			return several + strings.Trim(string(marshal(enum)), "[]")
+		}
 	}
-	if _, err := time.Parse(time.RFC3339, text); err != nil && s["format"] == "date-time" {
-		return "a time such as 2006-01-02T15:04:05Z"
+	if s["format"] == "date-time" {
+		text, _ := unquote(value)
+		if _, err := time.Parse(time.RFC3339, text); err != nil {
+			return "a time such as 2006-01-02T15:04:05Z"
+		}
 	}
 	return ""
 }
