@@ -10,6 +10,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -679,8 +680,12 @@ func writeBody(w http.ResponseWriter, parts ...[]byte) error {
 // hashOf returns a hash of the parts, in 32 hexadecimal digits. It quotes the parts, so
 // that different lists of parts have different hashes.
 func hashOf(parts ...string) string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q", parts))
-	return fmt.Sprintf("%x", sum[:16])
+	var text []byte
+	for _, part := range parts {
+		text = strconv.AppendQuote(text, part)
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:16])
 }
 
 // errText returns an error's text without paths, which the caller names if it may.

@@ -200,11 +200,13 @@ func (s *Server) openSession(from admission) (*Session, error) {
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to conn.
 func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst bool) {
-	ctx, cancel := context.WithCancel(r.server.stopped)
-	defer cancel()
+	ctx := r.server.stopped
 	old := r.session.era == stateful
 	if !old { // a client with a session may return for the answer
+		cancelled, cancel := context.WithCancel(ctx)
+		defer cancel()
 		defer context.AfterFunc(conn.ctx, cancel)()
+		ctx = cancelled
 	}
 	var result json.RawMessage
 	err := r.begin(ctx)
