@@ -289,6 +289,27 @@ func TestEveryAnswerHasADeadline(t *testing.T) {
 	})
 }
 
+// TestRequestAfterTheEnd has the daemon handle a request after it has ended, when the modules are gone: that aborts it.
+func TestRequestAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.server.modules.Roots = []string{"/w"}
+		d := &daemon{
+			app:      &app{lookupEnv: noEnv},
+			flags:    &serveFlags{maxBody: defaultMaxBody},
+			log:      b.server.log,
+			out:      io.Discard,
+			listener: make(pipes),
+			registry: b.server.modules,
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		stop()
+		must(t, d.serve(ctx, b.server.gate))
+		defer func() { check(t, "the handler panics with ErrAbortHandler", recover() == http.ErrAbortHandler, true) }()
+		d.handler().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/healthz", nil))
+	})
+}
+
 // TestLargeBodies sends large bodies while one of the same principal is parsed. Only this principal waits.
 func TestLargeBodies(t *testing.T) {
 	t.Parallel()
