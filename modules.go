@@ -104,6 +104,7 @@ type Status struct {
 	Module  *Module // the newest that worked, of this version or an earlier one; nil for none
 	Err     error   // why the newest version is not hosted
 	Pending bool    // it is being introspected, or the catalog does not show its outcome yet
+	Begun   bool    // its introspection does not wait for others any longer
 }
 
 // manifest is everything that a module offers. It is cached.
@@ -523,6 +524,9 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	case <-v.ctx.Done():
 		return nil, v.ctx.Err()
 	}
+	r.mu.Lock()
+	v.Begun = true
+	r.mu.Unlock()
 	w, err := r.startProcess(v.ctx, v, false, nil)
 	if err != nil {
 		return nil, err

@@ -555,24 +555,26 @@ func (d *daemon) show(ctx context.Context) {
 	}
 }
 
-// describeBuilds returns a line with the number of Go modules that are built, and the name
-// of one that is not. It returns "" if all are built.
+// describeBuilds returns a line with the name of a Go module that is being built, and its
+// number among all of them. It returns "" if none is being built.
 func describeBuilds(report []Status) string {
-	total := 0
-	var pending []string
+	total, done := 0, 0
+	name := ""
 	for _, s := range report {
-		if s.Kind != kindGo {
+		switch {
+		case s.Kind != kindGo:
 			continue
+		case !s.Pending:
+			done++
+		case s.Begun:
+			name = sanitize(s.Name)
 		}
 		total++
-		if s.Pending {
-			pending = append(pending, sanitize(s.Name))
-		}
 	}
-	if pending == nil {
+	if name == "" {
 		return ""
 	}
-	return fmt.Sprintf("  building %d of %d: %s …\n", total-len(pending)+1, total, pending[0])
+	return fmt.Sprintf("  building %d of %d: %s …\n", done+1, total, name)
 }
 
 // describe returns a line with the state of a module, or "" if it is being built.

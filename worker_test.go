@@ -307,6 +307,20 @@ func checkStartCall(t *testing.T, fn *ast.FuncDecl) {
 	}
 }
 
+func TestBuildsAreCounted(t *testing.T) {
+	t.Parallel()
+	var report []Status
+	add := func(name string, kind Kind, pending, begun bool) {
+		report = append(report, Status{discovered: discovered{Name: name, Kind: kind}, Pending: pending, Begun: begun})
+	}
+	add("py", kindPython, true, true)
+	add("ready", kindGo, false, true)
+	add("waiting", kindGo, true, false)
+	check(t, "before a build begins", describeBuilds(report), "")
+	add("db", kindGo, true, true)
+	check(t, "during a build", describeBuilds(report), "  building 2 of 3: db …\n")
+}
+
 // A renewed certificate is used without a restart. While its files do not match, the
 // previous one is.
 func TestCertificateIsReadAgain(t *testing.T) {
