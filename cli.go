@@ -87,10 +87,12 @@ func (a *app) run(ctx context.Context, args []string) int {
 	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
 }
 
-// status prints the error of a command, if there is one, and returns the exit status.
+// status prints the output of a command and its error, if there is one, and returns the exit
+// status.
 func (a *app) status(ctx context.Context, name string, err error) int {
-	if err == nil && a.stdout.err != nil {
-		err = fmt.Errorf("writing the output: %w", a.stdout.err)
+	_, failed := a.output.WriteTo(a.stdout)
+	if err == nil && failed != nil {
+		err = fmt.Errorf("writing the output: %w", failed)
 	}
 	if err == nil {
 		return 0
@@ -118,7 +120,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		a.printf("%s", helpText(name+".txt"))
-		fs.SetOutput(a.stdout)
+		fs.SetOutput(&a.output)
 		fs.PrintDefaults()
 		return nil
 	case err != nil:
@@ -181,7 +183,7 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 		surviveClosedPipes()
 		return a.withRegistry(dirs, *config, func(r *Registry) error {
 			c := serverConfig{modules: r, gate: fixedGate(scopeAll()), log: config.Log}
-			return serveStdio(ctx, c, a.stdin, a.stdout.to)
+			return serveStdio(ctx, c, a.stdin, a.stdout)
 		})
 	}
 }
@@ -192,10 +194,10 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 func surviveClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // withModules calls do with a registry of the modules under dirs, once all are
-// introspected, and with the record of the running daemon. Modules that this daemon
-// would not start are not started. If that takes a while, stderr says so.
+// introspected. Modules that a running daemon would not start are not started. If that takes
+// a while, stderr says so.
 func (a *app) withModules(
-	ctx context.Context, dirs []string, c registryConfig, do func(*Registry, daemonRecord) error,
+	ctx context.Context, dirs []string, c registryConfig, do func(*Registry) error,
 ) error {
 	daemon := readDaemon(a.data)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
@@ -211,7 +213,7 @@ func (a *app) withModules(
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		return do(r, daemon)
+		return do(r)
 	})
 }
 
@@ -233,8 +235,8 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			*scope = scopeDir(c.ScopeDir)
 		}
 		config := registryConfig{CachedOnly: *cached}
-		return a.withModules(ctx, dirs, config, func(r *Registry, daemon daemonRecord) error {
-			a.print("modules", a.moduleReport(r, *scope, daemon), *asJSON)
+		return a.withModules(ctx, dirs, config, func(r *Registry) error {
+			a.print("modules", a.moduleReport(r, *scope), *asJSON)
 			return nil
 		})
 	}
@@ -302,8 +304,9 @@ type toolLine struct {
 }
 
 // moduleReport returns all modules as they look in a view through scope, those in scope
-// first. Webhooks are those of the daemon.
-func (a *app) moduleReport(r *Registry, scope Scope, daemon daemonRecord) []moduleLine {
+// first. Webhooks are those of a running daemon.
+func (a *app) moduleReport(r *Registry, scope Scope) []moduleLine {
+	daemon := readDaemon(a.data)
 	list := []moduleLine{}
 	for _, s := range r.Report() {
 		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
@@ -400,7 +403,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 				}
 			}),
 		}
-		return a.withModules(ctx, []string{*dir}, config, func(r *Registry, _ daemonRecord) error {
+		return a.withModules(ctx, []string{*dir}, config, func(r *Registry) error {
 			tool, err := findTool(r, *scope, words)
 			if err != nil {
 				return err
@@ -472,7 +475,7 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 		return errors.New(resultText(result))
 	}
 	text := resultText(result)
-	if isTerminal(a.stdout.to) {
+	if isTerminal(a.stdout) {
 		text = sanitizeLines(text, "\n")
 	}
 	a.printf("%s\n", text)

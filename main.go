@@ -81,7 +81,7 @@ func run(
 	}
 	a := &app{
 		stdin:     stdin,
-		stdout:    &checkedWriter{to: stdout},
+		stdout:    stdout,
 		stderr:    stderr,
 		lookupEnv: lookupEnv,
 	}

@@ -495,10 +495,10 @@ func errNothing(path string) error {
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
 // people, which show completes. Elsewhere it is records.
 func (d *daemon) openLog() *slog.Logger {
-	if !isTerminal(d.app.stdout.to) {
+	if !isTerminal(d.app.stdout) {
 		return slog.New(slog.NewTextHandler(d.app.stderr, nil))
 	}
-	d.out = d.app.stdout.to
+	d.out = d.app.stdout
 	return newRecordLog(d.showRecord)
 }
 

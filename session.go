@@ -79,8 +79,7 @@ func newStatelessSession(h http.Header, method string, params object, p Principa
 	s := newSession(newSessionToken(statelessProtocol, caps, p))
 	s.era = stateless
 	s.profile.Store(&clientProfile{caps, level})
-	info := field(meta, metaClientInfo) // hashed, as it may be long
-	s.affinity = hashOf(p.Key(), stringField(info, "name"), stringField(info, "version"))
+	s.affinity = hashOf(p.Key(), string(field(meta, metaClientInfo))) // a hash, as it may be long
 	return s, nil
 }
 

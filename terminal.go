@@ -8,6 +8,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	_ "embed"
 	"encoding/json"
@@ -27,24 +28,13 @@ import (
 // app is one run of the program.
 type app struct {
 	stdin     io.Reader
-	stdout    *checkedWriter
+	stdout    io.Writer
 	stderr    io.Writer
+	output    bytes.Buffer // of the command, written to stdout at its end
 	lookupEnv func(string) (string, bool)
 	base      string // the -base flag, else $USHER_BASE
 	data      string // the data folder; see prepareData
 	claims    *ClaimStore
-}
-
-// checkedWriter remembers the first error of a writer.
-type checkedWriter struct {
-	to  io.Writer
-	err error
-}
-
-func (w *checkedWriter) Write(p []byte) (int, error) {
-	n, err := w.to.Write(p)
-	w.err = cmp.Or(w.err, err)
-	return n, err
 }
 
 // getenv returns an environment variable, or "".
@@ -145,8 +135,8 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	return do(r)
 }
 
-// printf prints to stdout. runCommand reports an error of stdout.
-func (a *app) printf(format string, args ...any) { fmt.Fprintf(a.stdout, format, args...) }
+// printf prints to the output.
+func (a *app) printf(format string, args ...any) { fmt.Fprintf(&a.output, format, args...) }
 
 // warnf prints a line to stderr.
 func (a *app) warnf(format string, args ...any) {
@@ -156,17 +146,14 @@ func (a *app) warnf(format string, args ...any) {
 //go:embed help/output.tmpl
 var outputText string
 
-// print prints v as JSON, or else by a template of help/output.tmpl. runCommand reports an
-// error of stdout.
+// print prints v as JSON, or else by a template of help/output.tmpl.
 func (a *app) print(name string, v any, asJSON bool) {
 	if !asJSON {
-		writeText(a.stdout, name, v)
+		writeText(&a.output, name, v)
 		return
 	}
-	enc := json.NewEncoder(a.stdout)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	_ = enc.Encode(v)
+	_ = json.Indent(&a.output, marshal(v), "", "  ") // never fails for valid JSON
+	a.printf("\n")
 }
 
 // writeText writes v by a template of help/output.tmpl.
