@@ -47,32 +47,34 @@ func TestAskEndsCleanly(t *testing.T) {
 	awaitEnd := func(pid int) {
 		await(t, "the end of the module's process", func() bool { return !processAlive(pid) })
 	}
-	post := func() *askClient { return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "") }
-	sse := func() *askClient { return askOverSSE(t, d.URL, askAllCaps, "") }
+	// At the end of a subtest its clients close their connections: the daemon's end waits five
+	// seconds for one that was opened and never used.
+	post := func(t *testing.T) *askClient { return askOverPOST(t, d.URL, "2025-11-25", askAllCaps, "") }
+	sse := func(t *testing.T) *askClient { return askOverSSE(t, d.URL, askAllCaps, "") }
 	t.Run("the stream ends", func(t *testing.T) {
-		c := sse()
+		c := sse(t)
 		call := callAndBeAsked(t, d, c, "hangs-up", false)
 		c.hangUp()
 		awaitEnd(call.pid)
 	})
 	t.Run("the session ends", func(t *testing.T) {
-		c := post()
+		c := post(t)
 		call := callAndBeAsked(t, d, c, "deleted", false)
 		c.http.end()
 		awaitEnd(call.pid)
 		checkContains(t, "the call", string(c.get(call.answer)), `"error":`)
 	})
 	t.Run("the module crashes", func(t *testing.T) {
-		c := post()
+		c := post(t)
 		call := callAndBeAsked(t, d, c, "crashes", false)
 		p, _ := os.FindProcess(call.pid)
 		p.Kill()
 		checkContains(t, "the call", string(c.get(call.answer)), "crashed")
 		checkGot(t, "the next call", c.call("a_ask", askForms("again")), "answered")
 	})
-	for name, connect := range map[string]func() *askClient{"2025-11-25": post, "HTTP+SSE": sse} {
+	for name, connect := range map[string]func(*testing.T) *askClient{"2025-11-25": post, "HTTP+SSE": sse} {
 		t.Run("the client cancels, "+name, func(t *testing.T) {
-			c := connect()
+			c := connect(t)
 			call := callAndBeAsked(t, d, c, "cancels-"+name, false)
 			c.cancelCall(call.id)
 			awaitStep(t, d, "cancelled", "cancels-"+name)
@@ -81,7 +83,7 @@ func TestAskEndsCleanly(t *testing.T) {
 		})
 	}
 	t.Run("the module asks after the cancellation", func(t *testing.T) {
-		c := post()
+		c := post(t)
 		call := callAndBeAsked(t, d, c, "late", true)
 		c.cancelCall(call.id)
 		got := awaitLate(t, d)
