@@ -296,7 +296,7 @@ func checkGolden(t *testing.T, path string, got json.RawMessage) {
 // TestShimGolden checks what is read from each file: methods, types and
 // documentation.
 func TestShimGolden(t *testing.T) {
-	alone(t) // as needLanguage may set PATH
+	long(t)
 	for _, pattern := range []string{"testdata/python/*.py.json", "testdata/node/*s.json"} {
 		files, _ := filepath.Glob(pattern)
 		if len(files) == 0 {
@@ -305,6 +305,7 @@ func TestShimGolden(t *testing.T) {
 		for _, golden := range files {
 			file := strings.TrimSuffix(golden, ".json")
 			t.Run(filepath.Base(file), func(t *testing.T) {
+				t.Parallel()
 				p := startShim(t, needLanguage(t, file), file)
 				about := firstSentence(stringField(p.request("initialize", `{}`), "instructions"))
 				tools := field(p.request("tools/list", `{}`), "tools")

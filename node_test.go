@@ -12,12 +12,16 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
+// nodeVersion returns what node --version prints.
+var nodeVersion = sync.OnceValues(func() ([]byte, error) { return exec.Command("node", "--version").Output() })
+
 func nodeTestVersion(t *testing.T) (major, minor int) {
 	t.Helper()
-	out, err := exec.Command("node", "--version").Output()
+	out, err := nodeVersion()
 	if err != nil {
 		lack(t, "Node.js")
 	}
@@ -298,7 +302,7 @@ func TestNodeFailsToLoad(t *testing.T) {
 }
 
 func TestNodeTypeScript(t *testing.T) {
-	alone(t) // as nodeTestTyped may set PATH
+	long(t)
 	major, minor := nodeTestVersion(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "m.usher.ts")

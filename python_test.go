@@ -5,27 +5,39 @@ package main
 import (
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
 const pythonCalls = "testdata/python/calls.usher.py"
 
-// pythonTestVersion returns the minor version of Python 3. Without one that is
-// new enough the test is skipped, unless CI requires it.
-func pythonTestVersion(t *testing.T) (minor int) {
-	t.Helper()
-	const print = "import sys; print(sys.version_info[1])"
-	out, err := exec.Command(pythonFor(t.TempDir()), "-c", print).Output()
-	minor, _ = strconv.Atoi(strings.TrimSpace(string(out)))
-	if err != nil || minor < 9 {
-		lack(t, "Python 3.9 or newer")
+// pythonMinor returns the minor version of Python 3, 0 without Python. It puts the program first
+// in PATH: what pyenv has there takes longer to find Python than Python takes to start.
+var pythonMinor = sync.OnceValue(func() (minor int) {
+	const print = "import sys; print(sys.version_info[1], sys.executable)"
+	out, err := exec.Command(pythonFor(os.DevNull), "-c", print).Output()
+	version, program, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
+	minor, _ = strconv.Atoi(version)
+	if err == nil {
+		os.Setenv("PATH", filepath.Dir(program)+string(os.PathListSeparator)+os.Getenv("PATH"))
 	}
 	return minor
+})
+
+// pythonTestVersion returns the minor version of Python 3. Without one that is
+// new enough the test is skipped, unless CI requires it.
+func pythonTestVersion(t *testing.T) int {
+	t.Helper()
+	if pythonMinor() < 9 {
+		lack(t, "Python 3.9 or newer")
+	}
+	return pythonMinor()
 }
 
 // TestPythonSyntax checks that what usher ships is Python 3.9, whatever version
