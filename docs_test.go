@@ -4,8 +4,8 @@
 //   - A block of the language console is a terminal. Lines that begin with "$ " are commands. The
 //     lines after a command are everything that it prints, on both streams. "…" in a line matches
 //     any text, and a line "…" matches any number of lines. The commands of a page run in turn, in
-//     a copy of the clone's examples/ and testdata/. "usher serve" runs until the next "usher
-//     serve" or the end of the page. "go run ." runs the usher of the tests.
+//     a copy of the clone's examples/. "usher serve" runs until the next "usher serve" or the end
+//     of the page. "go run ." runs the usher of the tests.
 //   - "File: `NAME`" above a block: the test saves the block's text in this file.
 //   - The tests only read all other blocks. They do not run blocks of the language sh.
 //
@@ -29,6 +29,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 )
@@ -104,21 +105,25 @@ var docPrograms = map[string]func(*testing.T){
 	".usher.ts`": nodeTestTyped,
 }
 
+// goCaches returns GOCACHE, GOPATH and GOMODCACHE.
+var goCaches = sync.OnceValue(func() []string {
+	out, _ := exec.Command("go", "env", "GOCACHE", "GOPATH", "GOMODCACHE").Output()
+	return strings.Fields(string(out))
+})
+
 func newPage(t *testing.T) *page {
 	t.Helper()
 	home, err := filepath.EvalSymlinks(t.TempDir())
 	exe, exeErr := os.Executable()
 	p := &page{home: home, dir: home + "/usher", stands: []string{docsHome, home}}
-	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"),
-		os.CopyFS(p.dir+"/testdata", os.DirFS("testdata")))
+	err = errors.Join(err, exeErr, os.Mkdir(home+"/bin", 0o755), os.Symlink(exe, home+"/bin/usher"))
 	must(t, err)
 	for _, name := range exampleFiles {
 		text := readFile(t, "examples/"+name)
 		write(t, p.dir+"/examples/"+name, string(text))
 	}
 	write(t, home+"/.curlrc", "silent\nshow-error\n") // as on a terminal, without its meter
-	goEnv, _ := exec.Command("go", "env", "GOCACHE", "GOPATH", "GOMODCACHE").Output()
-	caches := strings.Fields(string(goEnv)) // which would else be below the home folder
+	caches := goCaches()                              // which would else be below the home folder
 	p.env = append(os.Environ(), "HOME="+home, "USHER_BASE=", runAsUsher+"=1", "PATH="+home+"/bin:"+os.Getenv("PATH"),
 		"NO_COLOR=1",
 		"GOCACHE="+caches[0], "GOPATH="+caches[1], "GOMODCACHE="+caches[2])
