@@ -38,8 +38,8 @@ type testDaemon struct {
 // where the race detector sees it, with a base folder of its own and no environment.
 type daemonOptions struct {
 	base       string
-	env        map[string]string // of the daemon itself; modules have the test's
-	ownProcess bool              // for tests that kill it; it has the test's environment
+	env        map[string]string // of the daemon; in this process, modules have the test's instead
+	ownProcess bool              // for tests that kill it, or look at processes; env adds to the test's
 	shell      string            // a command of sh that runs before it, in its own process
 	log        io.Writer         // gets its log, except the beginning, which is in Log
 	terminal   *os.File          // its stdout and stderr, instead of Out and Log
@@ -127,6 +127,9 @@ func (o daemonOptions) startProcess(t *testing.T, d *testDaemon, args []string) 
 		d.cmd = exec.Command("sh", append([]string{"-c", o.shell + `; exec "$0" "$@"`, exe}, args...)...)
 	}
 	d.cmd.Env = append(os.Environ(), runAsUsher+"=1")
+	for name, value := range o.env {
+		d.cmd.Env = append(d.cmd.Env, name+"="+value)
+	}
 	d.cmd.Stdout, d.cmd.Stderr = d.Out, d.Log
 	must(t, d.cmd.Start())
 	d.cancel = func() { d.cmd.Process.Signal(os.Interrupt) }

@@ -433,7 +433,7 @@ func TestGoCommandGetsNoSecrets(t *testing.T) {
 // TestGoModuleWorkspace has a module import what its Go module and workspace
 // have. It is built for this machine whatever the environment says.
 func TestGoModuleWorkspace(t *testing.T) {
-	alone(t)
+	long(t)
 	dir := goTestTree(t, map[string]string{
 		"go.work":        "go 1.22\n\nuse (\n\t./app\n\t./lib\n)\n",
 		"app/go.mod":     "module example.com/app\n\ngo 1.22\n",
@@ -442,14 +442,11 @@ func TestGoModuleWorkspace(t *testing.T) {
 		"lib/data":       "x y",
 		"app/a.usher.go": goHead + "import \"example.com/lib\"\n\nfunc A() string { return lib.Data }\n",
 	})
-	t.Setenv("GOOS", "plan9")
-	t.Setenv("GOARCH", "arm")
-	cache, file := filepath.Join(dir, "cache"), filepath.Join(dir, "app", "a.usher.go")
-	binary, err := buildGoFile(context.Background(), cache, file)
+	cmd := exec.Command(testBinary(t), "call", "-base", t.TempDir(), "-dir", dir, "a", "a", "{}")
+	cmd.Env = append(os.Environ(), runAsUsher+"=1", "GOOS=plan9", "GOARCH=arm")
+	out, err := cmd.Output()
 	must(t, err)
-	p := startBinary(t, binary)
-	check(t, "the result", p.call("a", "{}"), shownText("x y"))
-	p.end()
+	check(t, "the output", string(out), "x y\n")
 }
 
 func TestGoModuleGolden(t *testing.T) {

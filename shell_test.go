@@ -13,22 +13,27 @@ import (
 	"testing"
 )
 
-// markProcesses marks the processes that the test starts from here on, and what they
-// start. The function that it returns lists their ids and command lines.
-func markProcesses(t *testing.T) (list func() string) {
+// markVar is a variable of the environment that marks processes, and what they start.
+const markVar = "USHER_TEST_MARK"
+
+// markProcesses returns a value of markVar, and a function that lists the ids and command
+// lines of the processes with it.
+func markProcesses(t *testing.T) (mark string, list func() string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		skip(t, "looks at /proc")
 	}
-	key, value := "USHER_TEST_MARK", t.TempDir()
-	t.Setenv(key, value)
-	return func() string {
+	mark = t.TempDir()
+	return mark, func() string {
 		var list []string
 		dirs, _ := filepath.Glob("/proc/[0-9]*")
 		for _, dir := range dirs {
-			environ, err := os.ReadFile(dir + "/environ")
 			cmdline, _ := os.ReadFile(dir + "/cmdline")
-			if err == nil && len(cmdline) > 0 && bytes.Contains(environ, []byte(key+"="+value)) {
+			if len(cmdline) == 0 {
+				continue // a thread of the kernel, or a process that has ended
+			}
+			environ, _ := os.ReadFile(dir + "/environ")
+			if bytes.Contains(environ, []byte(markVar+"="+mark)) {
 				list = append(list, filepath.Base(dir)+" "+strings.ReplaceAll(string(cmdline), "\x00", " "))
 			}
 		}
@@ -37,10 +42,12 @@ func markProcesses(t *testing.T) (list func() string) {
 }
 
 func TestShellModule(t *testing.T) {
-	alone(t)
+	long(t)
 	need(t, "bash")
-	processes := markProcesses(t)
-	d, path, _ := hostFile(t, "testdata/shell/s.usher.sh")
+	mark, processes := markProcesses(t)
+	dir := t.TempDir()
+	copyFiles(t, "testdata/shell", dir, "s.usher.sh")
+	d := daemonOptions{ownProcess: true, env: map[string]string{markVar: mark}}.start(t, dir)
 	c := connect(t, d.URL)
 	await(t, "the module", func() bool { return len(c.tools()) == 15 })
 	for _, tt := range []struct{ name, tool, arguments, want string }{
@@ -95,7 +102,7 @@ func TestShellModule(t *testing.T) {
 		text, _ := os.ReadFile(file)
 		return string(text) == "over\n"
 	})
-	check(t, "files", folderNames(t, filepath.Dir(path)), []string{"s.usher.sh"})
+	check(t, "files", folderNames(t, dir), []string{"s.usher.sh"})
 	d.stop(t)
 	await(t, "all processes to end", func() bool { return processes() == "" })
 }

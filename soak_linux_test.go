@@ -34,7 +34,8 @@ func TestSoak(t *testing.T) {
 	if err != nil {
 		t.Skip("takes as long as USHER_SOAK says")
 	}
-	processes := markProcesses(t)
+	mark, processes := markProcesses(t)
+	t.Setenv(markVar, mark)
 	dir, labels := languages(t)
 	writeFake(t, dir+"/fake.usher", "good tools=x,count")
 	log, err := os.Create(t.TempDir() + "/log") // not in memory, which is measured

@@ -96,16 +96,15 @@ func TestIdleStop(t *testing.T) {
 // TestNoProcessOutlivesTheDaemon ends a daemon while modules and a build run, whose
 // processes do not all stay in their group.
 func TestNoProcessOutlivesTheDaemon(t *testing.T) {
-	alone(t)
+	long(t)
 	bin := t.TempDir()
 	write(t, bin+"/go", "#!/bin/sh\nexec timeout 1000 sleep 1000\n")
 	must(t, os.Chmod(bin+"/go", 0o755))
-	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
 	for name, end := range map[string]syscall.Signal{
 		"by TERM": syscall.SIGTERM, "by KILL": syscall.SIGKILL, "by KILL, after its reaper": syscall.SIGKILL,
 	} {
 		t.Run(name, func(t *testing.T) {
-			processes := markProcesses(t)
+			mark, processes := markProcesses(t)
 			dir := t.TempDir()
 			writeFake(t, dir+"/child.usher", "child tools=x")
 			deaf := "child tools=x"
@@ -113,7 +112,8 @@ func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 				deaf = "deaf child tools=x"
 			}
 			writeFake(t, dir+"/deaf.usher", deaf)
-			d := daemonOptions{ownProcess: true}.start(t, dir)
+			env := map[string]string{markVar: mark, "PATH": bin + ":" + os.Getenv("PATH")}
+			d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
 			c := connect(t, d.URL)
 			c.awaitTools("child_x", "deaf_x")
 			c.call("child_x", "")

@@ -46,7 +46,7 @@ forks() { sleep 999 & echo done; }
 lives() { { until [ -e "$1" ]; do echo still here; echo and here >&2; sleep 0.1; done; echo over >"$1"; } & echo left; }
 
 # Takes all memory, but for a limit.
-hog() { ulimit -v 300000; x=xxxxxxxx; while :; do x=$x$x; done; }
+hog() { ulimit -v 50000; x=xxxxxxxx; while :; do x=$x$x; done; }
 
 # Does not listen, and starts what leaves its group.
 stubborn() { trap '' TERM; set -m; sleep 1000 & timeout 1000 sleep 1000 & while :; do sleep 1000; done; }
