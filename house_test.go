@@ -140,7 +140,7 @@ var checkedHouse = sync.OnceValues(func() (*house, error) {
 			checked = append(checked, f)
 		}
 	}
-	lookup, err := exportData()
+	lookup, err := exportData(checked)
 	if err != nil {
 		return nil, err
 	}
@@ -163,19 +163,25 @@ func programFiles() []string {
 	})
 }
 
-// exportData returns a lookup of the export data of the program's imports. One run of the
-// go command finds all of it; an importer alone would start one for each package.
-func exportData() (importer.Lookup, error) {
-	list, err := exec.Command("go", "list", "-deps", "-export", "-f", "{{.ImportPath}} {{.Export}}", ".").Output()
+// exportData returns a lookup of the export data of all that files import. One run of the
+// go command finds it; an importer alone would start one for each package.
+func exportData(files []*ast.File) (importer.Lookup, error) {
+	args := []string{"list", "-gcflags=", "-deps", "-export", "-f", "{{.ImportPath}} {{.Export}}"}
+	for _, f := range files {
+		for _, imp := range f.Imports {
+			args = append(args, strings.Trim(imp.Path.Value, `"`))
+		}
+	}
+	list, err := exec.Command("go", args...).Output()
 	if err != nil {
 		return nil, err
 	}
-	files := make(map[string]string)
+	exports := make(map[string]string)
 	for line := range strings.Lines(string(list)) {
 		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
-		files[path] = file
+		exports[path] = file
 	}
-	return func(path string) (io.ReadCloser, error) { return os.Open(files[path]) }, nil
+	return func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) }, nil
 }
 
 func (h *house) file(pos token.Pos) string { return h.fset.Position(pos).Filename }
