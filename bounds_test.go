@@ -482,13 +482,26 @@ func TestWantedResources(t *testing.T) {
 
 // mutePool is a pool whose processes answer nothing.
 func mutePool(t *testing.T, perSession bool) *pool {
-	p := newPool("a", perSession, 0, func(owner *Caller) (*Worker, error) {
+	p := newPool("a", perSession, 0, new(sync.WaitGroup), func(owner *Caller) (*Worker, error) {
 		w := testWorker("a", owner)
 		context.AfterFunc(w.ctx, func() { time.AfterFunc(time.Millisecond, func() { w.finish("") }) })
 		return w, nil
 	})
 	t.Cleanup(p.close)
 	return p
+}
+
+// close ends the processes of a pool, with the calls under way, and waits for them.
+func (p *pool) close() {
+	p.retire()
+	p.mu.Lock()
+	for _, c := range p.procs {
+		if c.worker != nil {
+			c.worker.stop()
+		}
+	}
+	p.mu.Unlock()
+	p.running.Wait()
 }
 
 // count returns how many processes of a pool have been started, or wait for their start.
@@ -549,7 +562,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		p.timeout = time.Second
 		_, err := p.call(t.Context(), Caller{Session: "late", Affinity: "late"}, "tools/call", nil)
 		check(t, "a call waits in vain", errors.Is(err, errBusy) && p.find("late") == nil, true)
-		p.retire(false)
+		p.retire()
 		check(t, "processes that wait in a retired pool", p.count(false), 0)
 		p.close()
 	})
@@ -807,7 +820,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 
 func testTurns(t *testing.T, answered bool) {
 	var w *Worker
-	p := newPool("a", false, 0, func(owner *Caller) (*Worker, error) {
+	p := newPool("a", false, 0, new(sync.WaitGroup), func(owner *Caller) (*Worker, error) {
 		w = testWorker("a", owner)
 		context.AfterFunc(w.ctx, func() { w.finish("") })
 		return w, nil
@@ -955,7 +968,7 @@ func TestPanics(t *testing.T) {
 		checkContains(t, "the log", out.String(), "bounds_test.go")
 		b.server.modules = good
 		check(t, "a call afterwards", c.call("m_wait", "").failure(), "")
-		w := newWorker(workerConfig{module: "a", log: log, listChanged: func(*Worker) { panic("in reading") }})
+		w := newWorker(t.Context(), workerConfig{module: "a", log: log, listChanged: func(*Worker) { panic("in reading") }})
 		w.update(func(s *workerState) { s.ready = true })
 		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}` + "\n"))
 		check(t, "the process is alive", w.alive(), false)
@@ -1054,7 +1067,7 @@ func TestRevokeOnAFullDisk(t *testing.T) {
 func TestCrashesAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := newPool("a", true, 0, func(*Caller) (*Worker, error) {
+		p := newPool("a", true, 0, new(sync.WaitGroup), func(*Caller) (*Worker, error) {
 			return nil, errors.New("no")
 		})
 		defer p.close()
@@ -1078,7 +1091,7 @@ func TestCrashesAreForgotten(t *testing.T) {
 // subscribable has m tell of changes of its resources, by processes that take so
 // long to start.
 func (b *bubble) subscribable(start time.Duration) {
-	b.m.pool = newPool("m", true, 0, func(owner *Caller) (*Worker, error) {
+	b.m.pool = newPool("m", true, 0, new(sync.WaitGroup), func(owner *Caller) (*Worker, error) {
 		pass(start)
 		w := b.worker(owner)
 		w.info = json.RawMessage(`{"capabilities":{"resources":{"subscribe":true}}}`)

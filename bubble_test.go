@@ -65,7 +65,7 @@ func (b *bubble) start(t *testing.T) {
 	stored, err := openSessions(b.base+"/.data", log)
 	must(t, err)
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
-	b.m.pool = newPool("m", true, 0, func(owner *Caller) (*Worker, error) {
+	b.m.pool = newPool("m", true, 0, new(sync.WaitGroup), func(owner *Caller) (*Worker, error) {
 		return b.worker(owner), nil
 	})
 	stopping, stop := context.WithCancel(context.Background())
@@ -134,7 +134,7 @@ func (p pipes) dial(context.Context, string, string) (net.Conn, error) {
 
 // testWorker returns a worker without a process, whose log is discarded.
 func testWorker(module string, owner *Caller) *Worker {
-	return newWorker(workerConfig{
+	return newWorker(context.Background(), workerConfig{
 		module:      module,
 		log:         slog.New(slog.DiscardHandler),
 		owner:       owner,

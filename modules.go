@@ -19,7 +19,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -67,15 +66,14 @@ type Registry struct {
 
 	ctx     context.Context // ends with the registry
 	cancel  context.CancelFunc
-	running sync.WaitGroup
-	slots   chan struct{} // one for each introspection under way that needs no build
-	builds  chan struct{} // one for each introspection under way that begins with a build
+	running sync.WaitGroup // goroutines, and processes of modules
+	slots   chan struct{}  // one for each introspection under way that needs no build
+	builds  chan struct{}  // one for each introspection under way that begins with a build
 
 	updating sync.Mutex // held while versions are compared with files and replaced
 
 	mu      sync.Mutex                // guards the fields below
 	modules map[string]*moduleVersion // the latest versions by their keys; only scans add and remove them
-	pools   map[*pool]bool            // those that may still have a process
 	due     bool                      // the catalog is about to be replaced
 	changed chan struct{}             // closed when the catalog has been replaced
 }
@@ -131,7 +129,6 @@ func newRegistry(c registryConfig) *Registry {
 		slots:          make(chan struct{}, maxIntrospections),
 		builds:         make(chan struct{}, max(1, runtime.NumCPU()/2)),
 		modules:        make(map[string]*moduleVersion),
-		pools:          make(map[*pool]bool),
 		changed:        make(chan struct{}),
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
@@ -215,17 +212,22 @@ func (r *Registry) WaitReady(ctx context.Context, scope Scope) bool {
 // EndAffinity ends the processes that serve only the callers of one Caller.Affinity, after
 // the calls under way.
 func (r *Registry) EndAffinity(affinity string) {
-	for _, p := range r.allPools() {
+	for _, p := range r.pools() {
 		p.stopFor(affinity)
 	}
 }
 
-// allPools returns the pools that may still have a process, and forgets the others.
-func (r *Registry) allPools() []*pool {
+// pools returns the pools of the modules. The processes of modules that were replaced end
+// by themselves, after the calls under way.
+func (r *Registry) pools() (list []*pool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.pools, func(p *pool, _ bool) bool { return p.finished() })
-	return slices.Collect(maps.Keys(r.pools))
+	for _, v := range r.modules {
+		if v.Module != nil {
+			list = append(list, v.Module.pool)
+		}
+	}
+	return list
 }
 
 // watch scans the workspace again and again. The time between two scans follows what a
@@ -243,7 +245,7 @@ func (r *Registry) watch() {
 func (r *Registry) rescan() {
 	defer catch(r.Log, nil)
 	r.update(scanFolders(r.Roots))
-	for _, p := range r.allPools() {
+	for _, p := range r.pools() {
 		p.reap(time.Now(), r.Idle)
 	}
 }
@@ -251,11 +253,6 @@ func (r *Registry) rescan() {
 // Close ends every process of every module and waits for them.
 func (r *Registry) Close() {
 	r.cancel()
-	var closing sync.WaitGroup
-	for _, p := range r.allPools() {
-		closing.Go(p.close)
-	}
-	closing.Wait()
 	r.running.Wait()
 	r.reaper.Close()
 }
@@ -377,10 +374,7 @@ func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 // the next catalog: see Registry.Call. The caller holds r.mu.
 func (r *Registry) replace(v *moduleVersion, m *Module) {
 	if old := v.Module; old != nil && (m == nil || m.pool != old.pool) {
-		old.pool.retire(false)
-	}
-	if m != nil {
-		r.pools[m.pool] = true
+		old.pool.retire()
 	}
 	v.Module = m
 	r.publishSoon()
@@ -475,7 +469,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 			}
 			return w, err
 		}
-		v.pool = newPool(v.Name, perSession, r.CallTimeout, start)
+		v.pool = newPool(v.Name, perSession, r.CallTimeout, &r.running, start)
 	}
 	v.offers = m.hash()
 	module := &Module{
@@ -651,7 +645,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	owner *Caller) (w *Worker, err error) {
 	defer catch(r.Log, &err)
 	d := v.discovered
-	w = newWorker(workerConfig{
+	w = newWorker(r.ctx, workerConfig{
 		module:      d.Name,
 		log:         r.Log,
 		owner:       owner,

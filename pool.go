@@ -98,13 +98,12 @@ type pool struct {
 	start      startFunc
 	timeout    time.Duration // how long a call may be silent, and wait before it is made; 0 is unlimited
 	slots      slots
-	wg         sync.WaitGroup // goroutines of processes
+	running    *sync.WaitGroup // counts the processes
 
 	mu      sync.Mutex           // guards the fields below
 	procs   []*process           // those that wait for others to end, run or end, in order
 	crashed map[string]time.Time // by affinity: after a crash, when the next start may be
 	retired bool                 // there are no new calls
-	closed  bool                 // calls under way fail, too
 }
 
 // startFunc starts a process. owner is the caller that a process for one affinity is
@@ -125,11 +124,14 @@ type process struct {
 }
 
 // newPool returns a pool without processes. See the fields for the parameters.
-func newPool(name string, perSession bool, timeout time.Duration, start startFunc) *pool {
+func newPool(
+	name string, perSession bool, timeout time.Duration, running *sync.WaitGroup, start startFunc,
+) *pool {
 	return &pool{
 		name:       name,
 		perSession: perSession,
 		timeout:    timeout,
+		running:    running,
 		start:      start,
 		crashed:    make(map[string]time.Time),
 	}
@@ -265,7 +267,7 @@ func (p *pool) startWaiting() {
 			all = own
 		} else if len(all) < maxProcs {
 			c.started = true
-			p.wg.Go(func() { p.run(c) })
+			p.running.Go(func() { p.run(c) })
 			continue
 		}
 		if slices.ContainsFunc(all, func(o *process) bool { return o.ending }) {
@@ -306,7 +308,7 @@ func (p *pool) end(c *process) {
 		close(c.ready)
 	}
 	c.ending = true
-	if c.worker != nil && (c.active == 0 || p.closed) {
+	if c.worker != nil && c.active == 0 {
 		c.worker.stop()
 	}
 }
@@ -362,19 +364,11 @@ func (p *pool) stopFor(affinity string) {
 	}
 }
 
-// close ends the processes, with calls under way, and waits for their end.
-func (p *pool) close() {
-	p.retire(true)
-	p.wg.Wait()
-}
-
-// retire refuses new calls, and ends the processes: after the calls under way, or with them
-// if now is true.
-func (p *pool) retire(now bool) {
+// retire refuses new calls, and ends the processes after the calls under way.
+func (p *pool) retire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.retired = true
-	p.closed = p.closed || now
 	for _, c := range slices.Clone(p.procs) {
 		p.end(c)
 	}
@@ -394,13 +388,6 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 			p.end(c)
 		}
 	}
-}
-
-// finished reports whether the pool is retired and has no process left.
-func (p *pool) finished() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.retired && len(p.procs) == 0
 }
 
 // slots limits the calls that may run in a module, in total and for each principal. Safe

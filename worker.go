@@ -167,8 +167,8 @@ func (s *workerState) endCancelled(id string) {
 	delete(s.maybeRunning, id)
 }
 
-// newWorker returns a worker that has no process yet.
-func newWorker(config workerConfig) *Worker {
+// newWorker returns a worker that has no process yet. When ctx ends, its process is ended.
+func newWorker(ctx context.Context, config workerConfig) *Worker {
 	w := &Worker{
 		workerConfig: config,
 		queued:       make(chan struct{}, 1),
@@ -183,7 +183,7 @@ func newWorker(config workerConfig) *Worker {
 		},
 	}
 	w.log = w.log.With("module", w.module)
-	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w.ctx, w.cancel = context.WithCancel(ctx)
 	return w
 }
 
