@@ -644,21 +644,20 @@ func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessag
 func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful bool,
 	owner *Caller) (w *Worker, err error) {
 	defer catch(r.Log, &err)
-	d := v.discovered
 	w = newWorker(r.ctx, workerConfig{
-		module:      d.Name,
+		module:      v.Name,
 		log:         r.Log,
 		owner:       owner,
-		answersPing: d.Kind.singleFile(),
+		answersPing: v.Kind.singleFile(),
 		listChanged: v.listsChanged,
 	})
-	l, err := r.launch(ctx, d)
+	l, err := r.launch(ctx, v.discovered)
 	v.imports.Store(l.Imports)
 	if err == nil {
 		l, err = l.resolve()
 	}
 	if err == nil {
-		l.Env = append(workerEnv(d.Source, d.Launch.Env), "PWD="+l.Dir)
+		l.Env = append(workerEnv(v.Source, l.Env), "PWD="+l.Dir)
 		err = startError(w.spawn(l, r.reaper))
 	}
 	if err == nil {
@@ -667,10 +666,11 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	if err == nil {
 		return w, nil
 	}
+	w.cancel()
 	if _, ok := errors.AsType[*processError](err); ok {
 		return nil, err
 	}
-	return nil, &processError{fmt.Sprintf("module %q can't start: %s", d.Name, errText(err)), err}
+	return nil, &processError{fmt.Sprintf("module %q can't start: %s", v.Name, errText(err)), err}
 }
 
 // launch returns how to start a process of a module, if its content, as launch reads it, is
