@@ -489,17 +489,16 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 func (m *Module) addMethods(tools []json.RawMessage) {
 	names := make(map[string]bool)
 	for _, raw := range tools {
-		method, problems, err := parseMethod(raw, m.Kind)
-		if err == nil && names[method.Name] {
-			err = fmt.Errorf("%s: a second tool of this name", method.Name)
-		}
-		if err != nil {
-			m.Problems = append(m.Problems, err.Error())
-			continue
+		method, problem := parseMethod(raw, m.Kind)
+		if names[method.Name] {
+			problem = method.Name + ": a second tool of this name"
+		} else {
+			m.Methods = append(m.Methods, method)
 		}
 		names[method.Name] = true
-		m.Methods = append(m.Methods, method)
-		m.Problems = append(m.Problems, problems...)
+		if problem != "" {
+			m.Problems = append(m.Problems, problem)
+		}
 	}
 	if rule := methodRules[m.Kind]; len(tools)+len(m.Problems) == 0 && rule != "" {
 		m.Problems = append(m.Problems, "it has no methods: "+rule)

@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"path"
 	"regexp"
@@ -39,23 +38,19 @@ type Method struct {
 }
 
 // parseMethod parses the MCP tool definition of a module of a kind. It applies the tags in
-// the description, and removes them. The strings are problems of a method that can be
-// hosted anyway.
-func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, error) {
+// the description, and removes them. The problem, "" for none, does not keep the method from
+// being hosted.
+func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem string) {
 	list := members(definition)
-	m := &Method{
+	m = &Method{
 		Name:         list.text("name"),
 		docTags:      parseDoc(list.text("description"), kind),
 		headerParams: make(map[string]string),
 	}
-	if m.Name == "" {
-		return nil, nil, errors.New("a tool without a name")
-	}
 	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
-	var problems []string
 	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
 		m.IsHook = false // rather than somewhere else
-		problems = append(problems, fmt.Sprintf("%s: %v", m.Name, err))
+		problem = fmt.Sprintf("%s: %v", m.Name, err)
 	}
 	schema := cleanSchema(list.get("inputSchema"), m.params, kind)
 	m.definition = list.without("name").set("description", quote(m.description)).set("inputSchema", schema)
@@ -75,7 +70,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (*Method, []string, erro
 			m.headerParams[property.key] = header
 		}
 	}
-	return m, problems, nil
+	return m, problem
 }
 
 var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
@@ -122,12 +117,9 @@ func (m *Method) appURI() string {
 
 // cleanSchema returns the schema without webhookParam and with the documentation of the
 // parameters. It adds documented parameters that the schema lacks if the language declares
-// no types.
+// no types, and properties if there are none, as some clients require them.
 func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMessage {
 	list := members(schema)
-	if list == nil {
-		list = object{{"type", json.RawMessage(`"object"`)}}
-	}
 	props := members(list.get("properties")).without(webhookParam)
 	var required []string
 	_ = json.Unmarshal(list.get("required"), &required) // if invalid, none
@@ -143,11 +135,9 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 		}
 		props = props.set(d.name, documented(own, d))
 	}
-	if len(props) > 0 || list.get("properties") != nil {
-		list = list.set("properties", props.encode())
-	}
-	if len(required) > 0 || list.get("required") != nil {
-		list = list.set("required", marshal(append([]string{}, required...)))
+	list = list.without("required").set("properties", props.encode())
+	if len(required) > 0 {
+		list = list.set("required", marshal(required))
 	}
 	return list.encode()
 }

@@ -32,8 +32,7 @@ func module(t testing.TB, text string) *Module {
 			description = "@webhook " + path
 		}
 		definition := object{{"name", quote(tool)}, {"description", quote(description)}}.encode()
-		method, _, err := parseMethod(definition, m.Kind)
-		must(t, err)
+		method, _ := parseMethod(definition, m.Kind)
 		m.Methods = append(m.Methods, method)
 	}
 	return m
@@ -230,8 +229,7 @@ func TestScopeContains(t *testing.T) {
 // TestToolPages looks up the page that MCP Apps shows for a tool. No list has to have it.
 func TestToolPages(t *testing.T) {
 	m := module(t, "/w/proj/a.usher:a")
-	method, _, err := parseMethod(json.RawMessage(`{"name":"x","_meta":{"ui":{"resourceUri":"ui://page"}}}`), m.Kind)
-	must(t, err)
+	method, _ := parseMethod(json.RawMessage(`{"name":"x","_meta":{"ui":{"resourceUri":"ui://page"}}}`), m.Kind)
 	m.Methods = append(m.Methods, method)
 	catalog := newCatalog([]*Module{m, module(t, "/w/other/b.usher:b tool")})
 	for scope, want := range map[Scope]bool{scopeAll(): true, scopeDir("/w/proj"): true, scopeDir("/w/other"): false} {
