@@ -191,8 +191,8 @@ const (
 // goImports are the packages that a Go module's file imports, directly or not, from its own
 // Go module.
 type goImports struct {
-	Folders []string `json:"folders"`
-	Version string   `json:"version"` // of their files, before the build
+	Folders []string
+	Version string // of their files, before the build
 }
 
 // changed reports whether a file of the packages has changed since the build.

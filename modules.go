@@ -107,13 +107,13 @@ type Status struct {
 
 // manifest is everything that a module offers. It is cached.
 type manifest struct {
-	Version   string                       `json:"version"` // see cacheVersion
-	Lists     map[string][]json.RawMessage `json:"lists"`   // its MCP definitions, by the keys of listMethods
-	About     string                       `json:"about"`   // one sentence, "" for none
-	Problems  []string                     `json:"problems"`
-	Stateless bool                         `json:"stateless"` // it speaks a revision without sessions
-	Shared    bool                         `json:"shared"`    // one process serves all callers
-	Imports   *goImports                   `json:"imports"`
+	Version   string                       // see cacheVersion
+	Lists     map[string][]json.RawMessage // its MCP definitions, by the keys of listMethods
+	About     string                       // one sentence, "" for none
+	Problems  []string
+	Stateless bool // it speaks a revision without sessions
+	Shared    bool // one process serves all callers
+	Imports   *goImports
 }
 
 // hash returns a hash of the manifest.
@@ -568,7 +568,7 @@ func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 	// The functions that usher's own runtimes can't offer.
 	_ = json.Unmarshal(field(field(extensions, "usher/problems"), "problems"), &m.Problems)
 	for _, key := range sortedKeys(listMethods) {
-		items, err := w.list(ctx, listMethods[key], key)
+		items, err := w.list(ctx, key)
 		answered, ok := errors.AsType[*rpcError](err)
 		switch {
 		case ok && answered.Code == codeNoMethod: // a server may have resources and no templates
@@ -608,9 +608,10 @@ func checkDefinition(key string, item json.RawMessage) error {
 	return fmt.Errorf("%s: %s is left out: it has no %s", listMethods[key], cmp.Or(name, "an item"), missing)
 }
 
-// list returns a whole list of the module, read page by page: method is "tools/list" and
-// key "tools", for example. The list of a module without the capability is empty.
-func (w *Worker) list(ctx context.Context, method, key string) ([]json.RawMessage, error) {
+// list returns the whole list under a key of listMethods, read page by page. The list of a
+// module without the capability is empty.
+func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error) {
+	method := listMethods[key]
 	capability, _, _ := strings.Cut(method, "/")
 	if w.capability(capability) == nil {
 		return nil, nil
@@ -743,10 +744,9 @@ func (r *Registry) publish() {
 func (r *Registry) Report() (list []Status) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, v := range r.modules {
-		list = append(list, v.Status)
+	for _, key := range sortedKeys(r.modules) {
+		list = append(list, r.modules[key].Status)
 	}
-	slices.SortFunc(list, func(a, b Status) int { return strings.Compare(a.key(), b.key()) })
 	return list
 }
 
@@ -780,8 +780,7 @@ func readApprovals(path string) (list approvals, err error) {
 func (r *Registry) approval() func(discovered) error {
 	list, _ := readApprovals(r.Approved) // usher approve shows the error
 	return func(d discovered) error {
-		below := func(root string) bool { return scopeDir(root).Contains(d.Path) }
-		if r.Approved == "" || r.ApprovedRoots != nil && !slices.ContainsFunc(r.ApprovedRoots, below) {
+		if r.Approved == "" || r.ApprovedRoots != nil && !isBelow(d.Path, r.ApprovedRoots) {
 			return nil
 		}
 		for _, modules := range list {
@@ -798,10 +797,8 @@ func (r *Registry) approval() func(discovered) error {
 func approve(ctx context.Context, dataDir string, roots, paths []string) (news []discovered, err error) {
 	var found []discovered
 	for _, d := range scanFolders(roots).modules {
-		below := func(path string) bool {
-			return scopeDir(path).Contains(d.Path) || scopeDir(path).Contains(d.Source)
-		}
-		if d.Name != "" && slices.ContainsFunc(paths, below) && d.readContent() == nil {
+		below := isBelow(d.Path, paths) || isBelow(d.Source, paths)
+		if d.Name != "" && below && d.readContent() == nil {
 			found = append(found, d)
 		}
 	}

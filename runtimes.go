@@ -188,14 +188,17 @@ func workerEnv(source string, extra []string) []string {
 // value of nestedVar.
 func checkNesting(inside string, roots []string) error {
 	for source := range strings.SplitSeq(inside, "\n") {
-		for _, root := range roots {
-			if scopeDir(root).Contains(source) {
-				return fmt.Errorf("%q contains the module %s, which started this usher: "+
-					"host another folder", root, filepath.Base(source))
-			}
+		if isBelow(source, roots) {
+			return fmt.Errorf("the module %s, which started this usher, is in a folder to host: "+
+				"host another folder", filepath.Base(source))
 		}
 	}
 	return nil
+}
+
+// isBelow reports whether a path is one of folders or below one.
+func isBelow(path string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(folder string) bool { return scopeDir(folder).Contains(path) })
 }
 
 // configModules reads a .mcp.json file in the folder dir. It returns the entries, each with
@@ -578,7 +581,5 @@ func (s *scan) add(path, source string, d discovered) {
 // has reports whether a module is still there, or may be: in a file or folder that can't
 // be read at the moment.
 func (s *scan) has(d discovered) bool {
-	return s.seen[d.key()] || slices.ContainsFunc(s.unreadable, func(path string) bool {
-		return scopeDir(path).Contains(d.Path)
-	})
+	return s.seen[d.key()] || isBelow(d.Path, s.unreadable)
 }

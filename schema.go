@@ -511,8 +511,11 @@ func scalarWanted(s map[string]any, value json.RawMessage) string {
 		var decoded any
 		_ = json.Unmarshal(value, &decoded) // nil if a number is too large
 		if !slices.Contains(enum, decoded) {
-			several := strings.Repeat("one of ", min(1, len(enum)-1))
-			return several + strings.Trim(string(marshal(enum)), "[]")
+			want := strings.Trim(string(marshal(enum)), "[]")
+			if len(enum) == 1 {
+				return want
+			}
+			return "one of " + want
 		}
 	}
 	if s["format"] == "date-time" {

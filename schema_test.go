@@ -93,6 +93,7 @@ func TestCheckArguments(t *testing.T) {
 		"one":{"oneOf":[{"type":"integer"},{"type":"string","enum":["all"]}]},
 		"tree":{"$ref":"#/$defs/Tree"},"counts":{"type":"object","additionalProperties":{"type":"integer"}},
 		"strict":{"type":"object","properties":{"a":{}},"additionalProperties":false},
+		"nothing":{"enum":[]},
 		"at":{"type":"string","format":"date-time"},
 		"lost":{"$ref":"#/$defs/Gone"},"shape":{"anyOf":[
 			{"type":"object","properties":{"kind":{"type":"string","enum":["circle"]}},"required":["kind","radius"]},
@@ -134,6 +135,7 @@ func TestCheckArguments(t *testing.T) {
 		`"shape":{"at":1,"kind":"box"}`:  `parameter "shape.at": want an array, got an integer`,
 		`"shape":{"kind":"circle"}`:      `parameter "shape.radius" is required`,
 		`"strict":{"b":1}`:               `parameter "strict.b" is not known`,
+		`"nothing":1`:                    `parameter "nothing": want one of , got 1`,
 		`"at":"tomorrow"`: `parameter "at": ` +
 			`want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
 		`"tree":` + strings.Repeat(`{"left":`, 999) + `{}` + strings.Repeat(`}`, 999): `too complex`,

@@ -115,7 +115,7 @@ type Item struct {
 func newView(all []*Module, scope Scope) *View {
 	v := &View{
 		ToolsOf:      make(map[*Module][]*Item),
-		items:        make(map[string]map[string]*Item),
+		items:        map[string]map[string]*Item{"resources": {}},
 		webhooks:     make(map[string][]*Item),
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
@@ -196,7 +196,7 @@ func (v *View) addWebhook(t *Item) {
 // first module also has priority between templates with the same prefix.
 func (v *View) addResources() {
 	var resources, templates []json.RawMessage
-	byURI := make(map[string]*Item)
+	byURI := v.items["resources"]
 	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
 			uri := stringField(raw, "uri")
@@ -206,15 +206,12 @@ func (v *View) addResources() {
 			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
-			if text := stringField(raw, "uriTemplate"); text != "" {
-				prefix, _, _ := strings.Cut(text, "{")
-				v.templates = append(v.templates, &Item{Name: prefix, Label: m.Label, module: m.Module})
-				templates = append(templates, raw)
-			}
+			prefix, _, _ := strings.Cut(stringField(raw, "uriTemplate"), "{")
+			v.templates = append(v.templates, &Item{Name: prefix, Label: m.Label, module: m.Module})
+			templates = append(templates, raw)
 		}
 	}
 	slices.SortStableFunc(v.templates, func(a, b *Item) int { return len(b.Name) - len(a.Name) })
-	v.items["resources"] = byURI
 	v.addList("resources", "resources", resources)
 	v.addList("resourceTemplates", "resources", templates) // MCP has no separate notification for templates
 }

@@ -641,9 +641,7 @@ func (w *Worker) ping() {
 		return
 	}
 	time.AfterFunc(pingTimeout, func() {
-		silent := false
-		w.update(func(s *workerState) { silent = s.calls[c.id] != nil })
-		if silent {
+		if len(c.answer) == 0 {
 			w.log.Error("the module does not answer a ping, so usher ends its process")
 			w.cancel()
 		}
