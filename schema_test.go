@@ -26,7 +26,8 @@ func TestDocTags(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, rules, doc, schema, want string }{
 		{"annotations", "go", `Adds.\n@readonly\n@idempotent`, object, `{"description":"Adds.",` +
-			`"inputSchema":{"type":"object","properties":{}},"annotations":{"readOnlyHint":true,"idempotentHint":true}}`},
+			`"inputSchema":{"type":"object","properties":{}},` +
+			`"annotations":{"readOnlyHint":true,"idempotentHint":true}}`},
 		{"annotations are text to a server", "server", `Adds.\n@readonly`, object, text(`Adds.\n@readonly`)},
 		{"a webhook of a program written for usher", "server", `Adds.\n@webhook a/b`, object, text(`Adds.`)},
 		{"a server of .mcp.json has no tags", "config", `Adds.\n@webhook a/b`, object, text(`Adds.\n@webhook a/b`)},
