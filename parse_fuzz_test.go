@@ -281,8 +281,8 @@ func FuzzParseMethod(f *testing.F) {
 	f.Add(`{"name":"x","description":"a\n@param {string} [b=1] c\n@webhook d/e\n@signature github F",`+
 		`"inputSchema":{"type":"object","properties":{"b":{}}}}`, "shell")
 	f.Add(`{"name":"x","description":"@param {object} p\n@param p.q.r s","inputSchema":{"type":"object"}}`, "node")
-	f.Add(`{"name":"x","inputSchema":{"type":"object","properties":{"_webhook":{},"a":{"x-mcp-header":"A","type":"string"}},`+
-		`"required":["_webhook","a"]}}`, "hosted")
+	f.Add(`{"name":"x","inputSchema":{"type":"object","required":["_webhook","a"],`+
+		`"properties":{"_webhook":{},"a":{"x-mcp-header":"A","type":"string"}}}}`, "hosted")
 	f.Fuzz(func(t *testing.T, definition, kind string) {
 		raw := json.RawMessage(definition)
 		if checkJSON(raw, "it") != nil || checkDefinition("tools", raw) != nil {
