@@ -968,7 +968,8 @@ func TestPanics(t *testing.T) {
 		checkContains(t, "the log", out.String(), "bounds_test.go")
 		b.server.modules = good
 		check(t, "a call afterwards", c.call("m_wait", "").failure(), "")
-		w := newWorker(t.Context(), workerConfig{module: "a", log: log, listChanged: func(*Worker) { panic("in reading") }})
+		changed := func(*Worker) { panic("in reading") }
+		w := newWorker(t.Context(), workerConfig{module: "a", log: log, listChanged: changed})
 		w.update(func(s *workerState) { s.ready = true })
 		w.readStdout(strings.NewReader(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}` + "\n"))
 		check(t, "the process is alive", w.alive(), false)
