@@ -304,6 +304,11 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	held := s.account(from)
+	_, body, err := held.receive(w, r) // unread, it could keep other requests of the connection waiting
+	if err != nil {
+		return err
+	}
+	body.end()
 	release, ok := s.streams.reserve(held.principal, 1, maxStreamsOf)
 	if !ok {
 		return errManyStreams

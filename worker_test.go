@@ -11,10 +11,12 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"go/ast"
+	"io"
 	"log/slog"
 	"math/big"
 	"net/http"
@@ -321,6 +323,50 @@ func TestBuildsAreCounted(t *testing.T) {
 	check(t, "during a build", describeBuilds(report), "  building 2 of 3: db …\n")
 }
 
+// writeCertificate writes the files cert and key into dir.
+func writeCertificate(t *testing.T, dir string, serial int64) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, err)
+	is := &x509.Certificate{SerialNumber: big.NewInt(serial)}
+	cert, _ := x509.CreateCertificate(rand.Reader, is, is, key.Public(), key)
+	raw, _ := x509.MarshalPKCS8PrivateKey(key)
+	write(t, dir+"/cert", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})))
+	write(t, dir+"/key", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
+}
+
+// TestSharedConnection has clients that share an HTTP/2 connection, as behind a proxy, send bodies that usher does not
+// need: the others can send theirs.
+func TestSharedConnection(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	writeCertificate(t, dir, 1)
+	d := startDaemon(t, dir, "-tls-cert", dir+"/cert", "-tls-key", dir+"/key")
+	insecure := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}
+	c := newClient(t, d.URL)
+	c.http.Transport = &http.Transport{TLSClientConfig: insecure, ForceAttemptHTTP2: true}
+	c.begin(initialize, presentNothing)
+	for range maxStreams {
+		req := c.getRequest()
+		req.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", 1<<20)))
+		res, err := c.http.Do(req)
+		must(t, err)
+		check(t, "the protocol", res.Proto, "HTTP/2.0")
+		defer res.Body.Close()
+	}
+	wantStatus(t, "a large body", c.post(strings.Repeat(" ", 1<<20)), http.StatusBadRequest)
+
+	conn, err := tls.Dial("tcp", c.getRequest().URL.Host, insecure)
+	must(t, err)
+	defer conn.Close()
+	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00") // with no settings
+	settings := make([]byte, 100)
+	n, err := io.ReadAtLeast(conn, settings, 9+4*6)
+	must(t, err)
+	window := binary.BigEndian.AppendUint32([]byte{0, 4}, bodyChunk) // the setting INITIAL_WINDOW_SIZE
+	check(t, "a client may send a chunk that is not read", bytes.Contains(settings[:n], window), true)
+}
+
 // A renewed certificate is used without a restart. While its files do not match, the
 // previous one is.
 func TestCertificateIsReadAgain(t *testing.T) {
@@ -328,16 +374,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 	dir := t.TempDir()
 	flags := &serveFlags{addr: "127.0.0.1:0", tlsCert: dir + "/cert", tlsKey: dir + "/key"}
 	d := &daemon{flags: flags, log: slog.New(slog.DiscardHandler)}
-	renew := func(serial int64) {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		must(t, err)
-		is := &x509.Certificate{SerialNumber: big.NewInt(serial)}
-		cert, _ := x509.CreateCertificate(rand.Reader, is, is, key.Public(), key)
-		raw, _ := x509.MarshalPKCS8PrivateKey(key)
-		write(t, dir+"/cert", string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert})))
-		write(t, dir+"/key", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
-	}
-	renew(1)
+	writeCertificate(t, dir, 1)
 	_, err := d.listen()
 	must(t, err)
 	defer d.listener.Close()
@@ -356,11 +393,11 @@ func TestCertificateIsReadAgain(t *testing.T) {
 		accepting.Wait()
 	}
 	wantSerial(1)
-	renew(2)
+	writeCertificate(t, dir, 2)
 	wantSerial(2)
 	write(t, dir+"/key", "half a key")
 	wantSerial(2)
-	renew(3)
+	writeCertificate(t, dir, 3)
 	wantSerial(3)
 }
 
