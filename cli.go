@@ -349,7 +349,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 			Example: strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`), // for shells
 		}
 		if path := whole.WebhookPath(hook); path != "" {
-			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + strings.TrimPrefix(webhookPrefix+path, "/")
+			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + path
 		}
 		l.Tools = append(l.Tools, tool)
 		if len(t.Name) > maxToolName {
@@ -418,8 +418,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 	view := r.View(scope)
 	for _, t := range view.Tools {
-		isMethod := len(words) == 2 && t.Label == words[0] && t.Method.Name == words[1]
-		if isMethod || len(words) == 1 && t.Name == words[0] {
+		if slices.Equal(words, []string{t.Name}) || slices.Equal(words, []string{t.Label, t.Method.Name}) {
 			return t, nil
 		}
 	}
@@ -471,10 +470,10 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 	if err != nil {
 		return err
 	}
-	if string(field(result, "isError")) == "true" {
-		return errors.New(resultText(result))
-	}
 	text := resultText(result)
+	if string(field(result, "isError")) == "true" {
+		return errors.New(text)
+	}
 	if isTerminal(a.stdout) {
 		text = sanitizeLines(text, "\n")
 	}

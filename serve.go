@@ -445,7 +445,7 @@ func (d *daemon) handler() http.Handler {
 		}
 		switch {
 		case r.URL.Path != "/" && r.URL.Path != "/mcp":
-			return errNothing(r.URL.Path)
+			return errNothing
 		case r.Method == http.MethodGet && parseAccept(r.Header).html:
 			d.servePage(w, r)
 		default:
@@ -484,13 +484,10 @@ func (d *daemon) handler() http.Handler {
 	})
 }
 
-// errNothing answers a request for an unknown path.
-func errNothing(path string) error {
-	if strings.Contains(path, "/.well-known/o") || path == "/register" {
-		return loggedError{httpErrorf(http.StatusNotFound, "usher has no login: %s", howToPresent)}
-	}
-	return httpErrorf(http.StatusNotFound, "nothing is here: the MCP endpoint is at / and /mcp")
-}
+// errNothing answers requests for unknown paths. They are not logged, as clients that look for
+// a login send several.
+var errNothing error = loggedError{httpErrorf(http.StatusNotFound,
+	"nothing is here: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)}
 
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
 // people, which show completes. Elsewhere it is records.

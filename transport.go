@@ -24,17 +24,15 @@ const (
 	noticeStream = "g" // of a GET
 )
 
-// routes adds the MCP endpoint to mux: "/" and "/mcp", where clients expect it.
+// routes adds the methods of the MCP endpoint to mux, which gets no requests for other paths.
 func (s *Server) routes(mux *http.ServeMux) {
-	route := func(method string, serve func(http.ResponseWriter, *http.Request) error) {
-		for _, path := range []string{"/{$}", "/mcp"} {
-			mux.HandleFunc(method+path, handle(s.log, writeMCPError, serve))
-		}
+	route := func(pattern string, serve func(http.ResponseWriter, *http.Request) error) {
+		mux.HandleFunc(pattern, handle(s.log, writeMCPError, serve))
 	}
-	route("POST ", s.servePOST)
-	route("GET ", s.serveGET)
-	route("DELETE ", s.serveDELETE)
-	route("", func(http.ResponseWriter, *http.Request) error { return errNotAllowed })
+	route("POST /", s.servePOST)
+	route("GET /", s.serveGET)
+	route("DELETE /", s.serveDELETE)
+	route("/", func(http.ResponseWriter, *http.Request) error { return errNotAllowed })
 }
 
 // errNotAllowed refuses other methods, and GET in stateless revisions.

@@ -390,10 +390,10 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 // verify verifies the signature of a delivery, if its method has a rule for it. A verified
 // signature authenticates the sender.
 func (d *delivery) verify() error {
-	if d.rule == nil && !d.authenticated {
-		return errors.New("no secret, and this method verifies no signatures")
-	}
 	if d.rule == nil {
+		if !d.authenticated {
+			return errors.New("no secret, and this method verifies no signatures")
+		}
 		return nil
 	}
 	if err := d.rule.verify(d.request.Header, d.body, d.received); err != nil {
