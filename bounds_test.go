@@ -482,13 +482,24 @@ func TestWantedResources(t *testing.T) {
 
 // mutePool is a pool whose processes answer nothing.
 func mutePool(t *testing.T, perSession bool) *pool {
-	p := newPool("a", perSession, 0, new(sync.WaitGroup), func(owner *Caller) (*Worker, error) {
+	p := newPool("a", perSession, func(owner *Caller) (*Worker, error) {
 		w := testWorker("a", owner)
 		context.AfterFunc(w.ctx, func() { time.AfterFunc(time.Millisecond, func() { w.finish("") }) })
 		return w, nil
 	})
 	t.Cleanup(p.close)
 	return p
+}
+
+// newPool returns a pool without processes, which no registry has.
+func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, error)) *pool {
+	return &pool{
+		name:       name,
+		perSession: perSession,
+		running:    new(sync.WaitGroup),
+		crashed:    make(map[string]time.Time),
+		start:      start,
+	}
 }
 
 // close ends the processes of a pool, with the calls under way, and waits for them.
@@ -820,7 +831,7 @@ func TestCallsWaitForTheirTurn(t *testing.T) {
 
 func testTurns(t *testing.T, answered bool) {
 	var w *Worker
-	p := newPool("a", false, 0, new(sync.WaitGroup), func(owner *Caller) (*Worker, error) {
+	p := newPool("a", false, func(owner *Caller) (*Worker, error) {
 		w = testWorker("a", owner)
 		context.AfterFunc(w.ctx, func() { w.finish("") })
 		return w, nil
@@ -1068,7 +1079,7 @@ func TestRevokeOnAFullDisk(t *testing.T) {
 func TestCrashesAreForgotten(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := newPool("a", true, 0, new(sync.WaitGroup), func(*Caller) (*Worker, error) {
+		p := newPool("a", true, func(*Caller) (*Worker, error) {
 			return nil, errors.New("no")
 		})
 		defer p.close()
@@ -1092,7 +1103,7 @@ func TestCrashesAreForgotten(t *testing.T) {
 // subscribable has m tell of changes of its resources, by processes that take so
 // long to start.
 func (b *bubble) subscribable(start time.Duration) {
-	b.m.pool = newPool("m", true, 0, new(sync.WaitGroup), func(owner *Caller) (*Worker, error) {
+	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
 		pass(start)
 		w := b.worker(owner)
 		w.info = json.RawMessage(`{"capabilities":{"resources":{"subscribe":true}}}`)

@@ -65,7 +65,7 @@ func (b *bubble) start(t *testing.T) {
 	stored, err := openSessions(b.base+"/.data", log)
 	must(t, err)
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
-	b.m.pool = newPool("m", true, 0, new(sync.WaitGroup), func(owner *Caller) (*Worker, error) {
+	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
 		return b.worker(owner), nil
 	})
 	stopping, stop := context.WithCancel(context.Background())

@@ -462,14 +462,20 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	perSession := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared
 	stateful := !m.Stateless
 	if v.pool == nil || v.pool.perSession != perSession {
-		start := func(owner *Caller) (*Worker, error) {
-			w, err := r.startProcess(r.ctx, v, stateful, owner)
-			if err == nil {
-				v.listsChanged(w)
-			}
-			return w, err
+		v.pool = &pool{
+			name:       v.Name,
+			perSession: perSession,
+			timeout:    r.CallTimeout,
+			running:    &r.running,
+			crashed:    make(map[string]time.Time),
+			start: func(owner *Caller) (*Worker, error) {
+				w, err := r.startProcess(r.ctx, v, stateful, owner)
+				if err == nil {
+					v.listsChanged(w)
+				}
+				return w, err
+			},
 		}
-		v.pool = newPool(v.Name, perSession, r.CallTimeout, &r.running, start)
 	}
 	v.offers = m.hash()
 	module := &Module{
@@ -501,7 +507,7 @@ func (m *Module) addMethods(tools []json.RawMessage) {
 		}
 	}
 	if rule := methodRules[m.Kind]; len(tools)+len(m.Problems) == 0 && rule != "" {
-		m.Problems = append(m.Problems, "it has no methods: "+rule)
+		m.Problems = append(m.Problems, "it has no methods: a method is "+rule)
 	}
 }
 

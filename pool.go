@@ -95,20 +95,18 @@ var (
 type pool struct {
 	name       string
 	perSession bool // one process for each affinity, and not one for all callers
-	start      startFunc
-	timeout    time.Duration // how long a call may be silent, and wait before it is made; 0 is unlimited
-	slots      slots
-	running    *sync.WaitGroup // counts the processes
+	// start starts a process. owner is the caller that a process for one affinity is
+	// started for; nil for a shared process.
+	start   func(owner *Caller) (*Worker, error)
+	timeout time.Duration // how long a call may be silent, and wait before it is made; 0 is unlimited
+	slots   slots
+	running *sync.WaitGroup // counts the processes
 
 	mu      sync.Mutex           // guards the fields below
 	procs   []*process           // those that wait for others to end, run or end, in order
 	crashed map[string]time.Time // by affinity: after a crash, when the next start may be
 	retired bool                 // there are no new calls
 }
-
-// startFunc starts a process. owner is the caller that a process for one affinity is
-// started for; nil for a shared process.
-type startFunc func(owner *Caller) (*Worker, error)
 
 // process is one process of a module, from before its start. The pool's mu guards its
 // fields; worker and err are constant once ready is closed.
@@ -121,20 +119,6 @@ type process struct {
 	err     error // why it could not be started
 	active  int   // calls under way
 	lastUse time.Time
-}
-
-// newPool returns a pool without processes. See the fields for the parameters.
-func newPool(
-	name string, perSession bool, timeout time.Duration, running *sync.WaitGroup, start startFunc,
-) *pool {
-	return &pool{
-		name:       name,
-		perSession: perSession,
-		timeout:    timeout,
-		running:    running,
-		start:      start,
-		crashed:    make(map[string]time.Time),
-	}
 }
 
 // call makes one request of the module; see Worker.request. If a stateless module answers
@@ -411,10 +395,10 @@ type slot struct {
 type slotState int
 
 const (
-	slotPaused    slotState = iota // it does not want to run, or not yet
+	slotPaused    slotState = iota // it waits for its client, until grant, or has not begun
 	slotWaiting                    // it wants to run
 	slotRunning                    // it counts for the module and the principal
-	slotCancelled                  // it counts for the principal
+	slotCancelled                  // it counts for the principal until release
 	slotReleased
 )
 
@@ -436,12 +420,6 @@ func (c *slot) grant() <-chan struct{} {
 	})
 	return granted
 }
-
-// pause frees the slot of a call that waits for its client, until grant.
-func (c *slot) pause() { c.free(slotPaused) }
-
-// cancel frees the slot of a cancelled call, which counts for its principal until release.
-func (c *slot) cancel() { c.free(slotCancelled) }
 
 // release frees the slot for good.
 func (c *slot) release() { c.free(slotReleased) }

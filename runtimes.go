@@ -71,12 +71,12 @@ func checkModuleName(name string) error {
 	return fmt.Errorf("module name %q: want 1 to 64 of A-Z a-z 0-9 _ -: rename it", name)
 }
 
-// methodRules maps the kind of a file to a sentence on which functions are methods.
+// methodRules says what a method is, by the kind of a file.
 var methodRules = map[Kind]string{
-	kindGo:     "a method is an exported function, such as func Greet(p struct{ Name string }) string",
-	kindPython: "a method is a function at the top level of the file whose name does not begin with _",
-	kindNode:   "a method is an exported function, or one of a class that is the default export",
-	kindShell:  "a method is a function with a comment on the lines right above it",
+	kindGo:     "an exported function, such as func Greet(p struct{ Name string }) string",
+	kindPython: "a function at the top level of the file whose name does not begin with _",
+	kindNode:   "an exported function, or one of a class that is the default export",
+	kindShell:  "a function with a comment on the lines right above it",
 }
 
 // moduleFile reports whether a file with this name is a module, and the module's name and
@@ -262,8 +262,13 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string) error {
 			d.Problems = append(d.Problems, fmt.Sprintf("unknown field %q is ignored", f.key))
 			continue
 		}
-		if err := readField(f, into); err != nil {
+		text, err := expandVariables(string(f.value))
+		if err != nil {
 			return err
+		}
+		bad, wrongType := errors.AsType[*json.UnmarshalTypeError](json.Unmarshal([]byte(text), into))
+		if wrongType {
+			return fmt.Errorf("%q: want %v, got %s", f.key, bad.Type, bad.Value)
 		}
 	}
 	for _, name := range sortedKeys(env) {
@@ -275,19 +280,6 @@ func (d *discovered) readEntry(raw json.RawMessage, dir string) error {
 	if l.Path == "" {
 		return errors.New(`no "command": for a server at a "url", ` +
 			`use "command": "npx", "args": ["-y", "mcp-remote", URL]`)
-	}
-	return nil
-}
-
-// readField reads one field of a .mcp.json entry.
-func readField(f member, into any) error {
-	text, err := expandVariables(string(f.value))
-	if err != nil {
-		return err
-	}
-	bad, wrongType := errors.AsType[*json.UnmarshalTypeError](json.Unmarshal([]byte(text), into))
-	if wrongType {
-		return fmt.Errorf("%q: want %v, got %s", f.key, bad.Type, bad.Value)
 	}
 	return nil
 }

@@ -589,14 +589,11 @@ func failure(text string) json.RawMessage {
 	return fmt.Appendf(nil, `{"content":[{"type":"text","text":%s}],"isError":true}`, quote(text))
 }
 
-// valueKey is the member of _meta with the value that a method returned, in the answers of
-// usher's own runtimes (the shims and the generated main of a Go module).
-const valueKey = "usher/value"
-
-// methodResult returns the tool result for an answer of usher's own runtimes: made from the
-// value under valueKey or, for example after a failure, the answer itself.
+// methodResult returns the tool result for an answer of usher's own runtimes (the shims and
+// the generated main of a Go module): made from the value that the method returned or, for
+// example after a failure, the answer itself.
 func methodResult(answer json.RawMessage) json.RawMessage {
-	if value := field(field(answer, "_meta"), valueKey); value != nil {
+	if value := field(field(answer, "_meta"), "usher/value"); value != nil {
 		return toolResult(value)
 	}
 	return answer

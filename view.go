@@ -111,6 +111,11 @@ type Item struct {
 	module     *Module
 }
 
+// item returns a resource or template of the module.
+func (m ViewModule) item(name string) *Item {
+	return &Item{Name: name, Label: m.Label, module: m.Module}
+}
+
 // newView selects the modules inside a scope. No other function does.
 func newView(all []*Module, scope Scope) *View {
 	v := &View{
@@ -145,7 +150,7 @@ func (v *View) addToolsAndPrompts() {
 			v.addWebhook(tool)
 			// The page need not be listed.
 			if uri := method.appURI(); uri != "" && v.items["resources"][uri] == nil {
-				v.items["resources"][uri] = &Item{Name: uri, Label: m.Label, module: m.Module}
+				v.items["resources"][uri] = m.item(uri)
 			}
 		}
 		for _, raw := range m.Lists["prompts"] {
@@ -201,13 +206,13 @@ func (v *View) addResources() {
 		for _, raw := range m.Lists["resources"] {
 			uri := stringField(raw, "uri")
 			if byURI[uri] == nil {
-				byURI[uri] = &Item{Name: uri, Label: m.Label, module: m.Module}
+				byURI[uri] = m.item(uri)
 				resources = append(resources, raw)
 			}
 		}
 		for _, raw := range m.Lists["resourceTemplates"] {
 			prefix, _, _ := strings.Cut(stringField(raw, "uriTemplate"), "{")
-			v.templates = append(v.templates, &Item{Name: prefix, Label: m.Label, module: m.Module})
+			v.templates = append(v.templates, m.item(prefix))
 			templates = append(templates, raw)
 		}
 	}

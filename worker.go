@@ -599,7 +599,7 @@ func (w *Worker) endCall(c *call, cancelled error) {
 		delete(s.calls, c.id)
 		if running {
 			s.maybeRunning[c.id] = c.slot
-			c.slot.cancel()
+			c.slot.free(slotCancelled)
 		} else {
 			c.slot.release()
 		}
@@ -793,7 +793,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	}
 	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
 	if c != nil {
-		c.slot.pause()
+		c.slot.free(slotPaused)
 	}
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	s.asks[string(a.ID)] = a
