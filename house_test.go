@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"go/ast"
 	"go/importer"
 	"go/parser"
@@ -108,6 +109,8 @@ type house struct {
 	info  *types.Info
 	uses  map[string]map[string]string // file → file used → one name that it uses there
 	named map[string]map[string]bool   // "Type.member" or "name" → files that name it
+
+	structs map[types.Object]string // field → its type
 }
 
 func readHouse(t *testing.T) *house {
@@ -128,6 +131,8 @@ var checkedHouse = sync.OnceValues(func() (*house, error) {
 		},
 		uses:  make(map[string]map[string]string),
 		named: make(map[string]map[string]bool),
+
+		structs: make(map[types.Object]string),
 	}
 	var checked []*ast.File
 	for _, name := range programFiles() {
@@ -145,8 +150,20 @@ var checkedHouse = sync.OnceValues(func() (*house, error) {
 		return nil, err
 	}
 	conf := types.Config{Importer: importer.ForCompiler(h.fset, "gc", lookup)}
-	if _, err := conf.Check("usher", h.fset, checked, h.info); err != nil {
+	pkg, err := conf.Check("usher", h.fset, checked, h.info)
+	if err != nil {
 		return nil, err
+	}
+	for _, name := range pkg.Scope().Names() {
+		typ, ok := pkg.Scope().Lookup(name).(*types.TypeName)
+		if !ok {
+			continue
+		}
+		if s, ok := typ.Type().Underlying().(*types.Struct); ok {
+			for field := range s.Fields() {
+				h.structs[field] = cmp.Or(h.structs[field], name)
+			}
+		}
 	}
 	for id, object := range h.info.Uses {
 		h.note(h.file(id.Pos()), object)
@@ -192,7 +209,7 @@ func (h *house) note(user string, object types.Object) {
 		return
 	}
 	name := object.Name()
-	if owner := ownerOf(object); owner != "" {
+	if owner := h.ownerOf(object); owner != "" {
 		name = owner + "." + name
 	} else if object.Parent() != object.Pkg().Scope() {
 		return // local to a function
@@ -210,7 +227,7 @@ func (h *house) note(user string, object types.Object) {
 }
 
 // ownerOf returns the type that a method or field belongs to, or "".
-func ownerOf(object types.Object) string {
+func (h *house) ownerOf(object types.Object) string {
 	switch object := object.(type) {
 	case *types.Func:
 		recv := object.Signature().Recv()
@@ -229,20 +246,7 @@ func ownerOf(object types.Object) string {
 		if !object.IsField() {
 			return ""
 		}
-		for _, name := range object.Pkg().Scope().Names() {
-			typ, ok := object.Pkg().Scope().Lookup(name).(*types.TypeName)
-			if !ok {
-				continue
-			}
-			if s, ok := typ.Type().Underlying().(*types.Struct); ok {
-				for i := range s.NumFields() {
-					if s.Field(i) == object {
-						return name
-					}
-				}
-			}
-		}
-		return "struct"
+		return cmp.Or(h.structs[object], "struct")
 	}
 	return ""
 }

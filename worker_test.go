@@ -253,7 +253,7 @@ func TestOneWayToAProcess(t *testing.T) {
 	inspect := func(fn *ast.FuncDecl, n ast.Node) {
 		if id, ok := n.(*ast.Ident); ok && h.info.Uses[id] != nil {
 			object := h.info.Uses[id]
-			name := ownerOf(object) + "." + object.Name()
+			name := h.ownerOf(object) + "." + object.Name()
 			named[name] = true
 			if functions := allowed[name]; functions != nil && !slices.Contains(functions, fn.Name.Name) {
 				t.Errorf("%s names %s: only %v may", fn.Name.Name, name, functions)
