@@ -82,6 +82,7 @@ func TestNodeScannerTakesAnything(t *testing.T) {
 	write(t, file, head+string(scan))
 	cmd := exec.Command("node", file, "calls.usher.js")
 	cmd.Dir = "testdata/node"
+	cmd.Env = append(os.Environ(), fmt.Sprint("ROUNDS=", slowTests(30, 100)))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -195,9 +196,9 @@ func TestNodeExit(t *testing.T) {
 	long(t)
 	nodeTestVersion(t)
 	p := startShim(t, kindNode, "testdata/node/calls.usher.js")
-	p.sendCall("1", "largeThenExit", `{"size":10485760}`) // 20 MiB
+	p.sendCall("1", "largeThenExit", `{"size":2621440}`) // 5 MiB
 	line := p.next()
-	check(t, "20 MiB arrived", len(line) >= 20<<20, true)
+	check(t, "5 MiB arrived", len(line) >= 5<<20, true)
 	check(t, "they are JSON", json.Valid([]byte(line)), true)
 	if p.out.Scan() {
 		t.Errorf("more output: %.100s", p.out.Text())

@@ -188,7 +188,7 @@ func TestPythonResults(t *testing.T) {
 		})
 	}
 	check(t, "a decorated method", p.call("wrapped", `{"n":3}`), shownText("3"))
-	check(t, "bytes of a large result", len(p.callText("large", `{"mib":20}`)), 20<<20)
+	check(t, "bytes of a large result", len(p.callText("large", `{"mib":5}`)), 5<<20)
 	p.end()
 	log := p.stderr.String()
 	checkContains(t, "the log", log, "at the top level\n", "printed \\ud800\n", "original\n", "descriptor\n", "child\n",

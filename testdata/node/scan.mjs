@@ -13,7 +13,7 @@ let seed = 7
 const random = n => (seed = (seed * 1103515245 + 12345) & 0x7fffffff) % n
 for (const file of fs.readdirSync('.').filter(f => /[jt]s$/.test(f))) {
   const text = fs.readFileSync(file, 'utf8')
-  for (let i = 0; i < 100; i++) {
+  for (let i = 0; i < process.env.ROUNDS; i++) {
     const at = random(text.length)
     let odd = [text.slice(0, at), text.slice(at)][i % 2]
     for (let k = 0; k < 3; k++) {
