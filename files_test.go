@@ -248,7 +248,7 @@ func (c *claimsChild) codes() []Code {
 
 func TestProcessesAtOnce(t *testing.T) {
 	long(t)
-	processes, each := slowTests(12, 32), slowTests(10, 20)
+	processes, each := slowTests(6, 32), slowTests(10, 20)
 	dir := newDataDir(t)
 	printed := make([][]Code, processes)
 	var all sync.WaitGroup
@@ -278,7 +278,7 @@ func TestKilledAtRandom(t *testing.T) {
 	s := testStore(t, dir)
 	var printed []Code
 	total := 0
-	rounds := slowTests(20, 60)
+	rounds := slowTests(10, 60)
 	for range rounds {
 		// Two writers go on and end by themselves; the third is killed.
 		var others sync.WaitGroup

@@ -352,7 +352,7 @@ func TestConfigFiles(t *testing.T) {
 // TestThousandModules starts a daemon with known modules: it starts none of them.
 func TestThousandModules(t *testing.T) {
 	long(t)
-	n := slowTests(100, 400)
+	n := slowTests(60, 400)
 	dir, options := t.TempDir(), daemonOptions{base: t.TempDir(), ownProcess: true}
 	trace := dir + "/trace"
 	for i := range n {
