@@ -647,7 +647,8 @@ func TestIdleProcesses(t *testing.T) {
 func TestUnreadableAnswers(t *testing.T) {
 	t.Parallel()
 	deep := strings.Repeat("[", 10_001) + strings.Repeat("]", 10_001)
-	large := strings.Repeat("x,", maxWorkerLine/2)
+	const part = 1 << 16
+	large := strings.Repeat("x,", part/2) // the lines that are too long end with many of these
 	for name, tt := range map[string]struct{ line, want string }{
 		"no result":             {`{"jsonrpc":"2.0","id":2}`, "can't be read"},
 		"no UTF-8":              {`{"jsonrpc":"2.0","result":{"text":"` + "\xff" + `"},"id":2}`, "can't be read"},
@@ -657,10 +658,10 @@ func TestUnreadableAnswers(t *testing.T) {
 		"a text":                {`{"jsonrpc":"2.0","id":"2","result":{}}`, "<nil>"},
 		"members that are null": {`{"jsonrpc":"2.0","id":2,"method":null,"error":null,"result":{}}`, "<nil>"},
 		"a word with an id":     {`user: {"id":2}`, errTimeout.Error()},
-		"too long":              {`{"jsonrpc":"2.0","id":2,"result":"` + large, "larger than 64 MiB"},
-		"too long, no answer":   {`{"jsonrpc":"2.0","method":"x","params":"` + large, errTimeout.Error()},
-		"too long, no id":       {`{"jsonrpc":"2.0","result":"` + large, "larger than 64 MiB"},
-		"too long, half an id":  {`{"result":"` + large[:1005] + `","id":10,"x":"` + large, "larger than 64 MiB"},
+		"too long":              {`{"jsonrpc":"2.0","id":2,"result":"`, "larger than 64 MiB"},
+		"too long, no answer":   {`{"jsonrpc":"2.0","method":"x","params":"`, errTimeout.Error()},
+		"too long, no id":       {`{"jsonrpc":"2.0","result":"`, "larger than 64 MiB"},
+		"too long, half an id":  {`{"result":"` + large[:1005] + `","id":10,"x":"`, "larger than 64 MiB"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := testWorker("a", nil)
@@ -673,7 +674,13 @@ func TestUnreadableAnswers(t *testing.T) {
 			<-w.queued
 			go func() {
 				<-w.queued
-				fmt.Fprintln(write, tt.line)
+				io.WriteString(write, tt.line)
+				if strings.HasPrefix(name, "too long") {
+					for range maxWorkerLine / part {
+						io.WriteString(write, large)
+					}
+				}
+				io.WriteString(write, "\n")
 			}()
 			timeout := patience
 			if tt.want == errTimeout.Error() {
