@@ -187,7 +187,7 @@ func (c *suspendedCall) add(q *inputRequest) error {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	if c.release == nil {
-		release, ok := c.all.asking.reserve(c.request.caller.Principal, 1, maxSuspended)
+		release, ok := c.all.asking.reserve(c.request.caller.Principal, maxSuspended)
 		if !ok {
 			return rpcErrorf(codeInternal,
 				"too many calls wait for their clients (limit %d): answer some", maxSuspended)

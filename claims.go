@@ -315,7 +315,7 @@ type ClaimStore struct {
 	log    *slog.Logger
 	token  *writeToken
 	purges sync.WaitGroup   // purges in progress
-	onEnd  func(key string) // called when a claim has ended, without reading claims; nil for nothing
+	onEnd  func(key string) // called when a claim has ended; must not read claims
 
 	mu      sync.Mutex  // held while the file is read: older content must not replace newer
 	current *claimsFile // as last read; guarded by mu
@@ -329,6 +329,7 @@ func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 		path:    filepath.Join(dataDir, "claims.json"),
 		log:     cmp.Or(log, slog.New(slog.DiscardHandler)),
 		token:   newWriteToken(dataDir),
+		onEnd:   func(string) {},
 		current: &claimsFile{},
 	}
 }
@@ -444,20 +445,13 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 	s.current = after
 	before.file.Close()
 	for code, c := range before.byCode {
-		if after.byCode[code].claimID == c.claimID {
-			continue
-		}
-		s.log.Info("claim ended", c.logAttrs())
-		if s.onEnd != nil {
+		if after.byCode[code].claimID != c.claimID {
+			s.log.Info("claim ended", c.logAttrs())
 			s.onEnd(c.Key())
 		}
 	}
 	return after, nil
 }
-
-// claimsChange returns the claims that replace those of old. The result must not contain
-// expired claims.
-type claimsChange func(old *claimsFile, now time.Time) ([]Claim, error)
 
 // purge removes expired records. It is a change for update.
 func purge(old *claimsFile, now time.Time) ([]Claim, error) { return old.active(now), nil }
@@ -472,9 +466,11 @@ func (s *ClaimStore) startPurge() {
 }
 
 // update modifies the file; nothing else does. Holding the write token, it reads the file,
-// calls change, and writes the claims that change returns. It may call change several
-// times, if the token or the file changes meanwhile.
-func (s *ClaimStore) update(ctx context.Context, change claimsChange) error {
+// calls change, and writes the claims that change returns, which must not have expired. It
+// may call change several times, if the token or the file changes meanwhile.
+func (s *ClaimStore) update(
+	ctx context.Context, change func(old *claimsFile, now time.Time) ([]Claim, error),
+) error {
 	return s.token.do(ctx, func(held string) error {
 		old, err := readClaims(s.path)
 		if err != nil {

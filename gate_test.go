@@ -718,7 +718,7 @@ func TestRecordsAreBounded(t *testing.T) {
 		for _, p := range []Principal{own, {}} {
 			id := strconv.Itoa(i) + p.Code.Reveal()
 			g.sessions.records[id] = sessionRecord{ID: id, Issued: last.Issued, Ended: true, Claim: p}
-			g.sessions.counts.reserve(p.Key(), 1, maxRecordsOf)
+			g.sessions.counts.reserve(p.Key(), maxRecordsOf)
 		}
 	}
 	must(t, g.End(last))

@@ -622,13 +622,13 @@ type quota struct {
 	all  int64
 }
 
-// reserve counts n more for a principal, unless its total would exceed limit. A
-// principal that uses nothing may reserve any n. The caller must call release once.
-func (q *quota) reserve(principal string, n, limit int64) (release func(), ok bool) {
-	if !q.add(principal, n, limit, math.MaxInt64) {
+// reserve counts one more for a principal, unless its total would exceed limit. The caller
+// must call release once.
+func (q *quota) reserve(principal string, limit int64) (release func(), ok bool) {
+	if !q.add(principal, 1, limit, math.MaxInt64) {
 		return nil, false
 	}
-	return func() { q.release(principal, n) }, true
+	return func() { q.release(principal, 1) }, true
 }
 
 // add counts n more for a principal, or less if n is negative, unless its total would

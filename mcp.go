@@ -148,7 +148,7 @@ func (r *request) begin(ctx context.Context) error {
 		counted = &r.server.streams
 		limit = maxStreamsOf
 	}
-	release, ok := counted.reserve(r.caller.Held.principal, 1, limit)
+	release, ok := counted.reserve(r.caller.Held.principal, limit)
 	if !ok {
 		return rpcErrorf(codeRefused,
 			"too many requests in flight, or too many streams (limit %d): wait for some to finish", limit)

@@ -441,7 +441,7 @@ func (c *slot) free(state slotState) {
 			s.usedBy.release(c.principal, 1)
 		}
 		if state == slotCancelled {
-			s.usedBy.reserve(c.principal, 1, math.MaxInt64)
+			s.usedBy.reserve(c.principal, math.MaxInt64)
 		}
 		c.state = state
 	})
@@ -455,7 +455,7 @@ func (s *slots) update(change func()) {
 	change()
 	s.waiting = slices.DeleteFunc(s.waiting, func(c *slot) bool {
 		if c.state == slotWaiting && s.used < maxRunning {
-			if _, ok := s.usedBy.reserve(c.principal, 1, maxRunningOf); ok {
+			if _, ok := s.usedBy.reserve(c.principal, maxRunningOf); ok {
 				s.used++
 				c.state = slotRunning
 				close(c.granted)

@@ -176,7 +176,7 @@ func (s *sessionStore) compact() error {
 			delete(s.records, rec.ID)
 			continue
 		}
-		s.counts.reserve(key, 1, maxRecordsOf)
+		s.counts.reserve(key, maxRecordsOf)
 		lines = append(lines, rec.line()...)
 	}
 	text := append(sessionRecord{Key: s.key, Issued: s.oldest}.line(), lines...)
@@ -251,7 +251,7 @@ func (s *sessionStore) appendRecord(t *sessionToken, rec sessionRecord) error {
 			because(err).retryAfter(5)
 	}
 	if before.ID == "" {
-		s.counts.reserve(key, 1, maxRecordsOf)
+		s.counts.reserve(key, maxRecordsOf)
 	}
 	s.mu.Lock()
 	s.records[t.ID] = rec

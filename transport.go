@@ -307,7 +307,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	body.end()
-	release, ok := s.streams.reserve(held.principal, 1, maxStreamsOf)
+	release, ok := s.streams.reserve(held.principal, maxStreamsOf)
 	if !ok {
 		return errManyStreams
 	}

@@ -788,7 +788,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	if s.asks[string(msg.ID)] != nil {
 		return nil, rpcErrorf(codeInvalidRequest, "a request with the id %s is open", msg.ID)
 	}
-	if _, ok := w.asking.reserve(caller.Principal, 1, maxAsks); !ok {
+	if _, ok := w.asking.reserve(caller.Principal, maxAsks); !ok {
 		return nil, rpcErrorf(codeInternal, "too many requests to clients are open (limit %d)", maxAsks)
 	}
 	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
