@@ -94,13 +94,8 @@ func (s *goSource) place(at ast.Node) string {
 func (s *goSource) declareTypes(decl *ast.GenDecl) {
 	for _, spec := range decl.Specs {
 		if spec, ok := spec.(*ast.TypeSpec); ok {
-			// The comment of an ungrouped type belongs to the declaration; a comment
-			// above a group belongs to no type.
-			doc := spec.Doc
-			if doc == nil && !decl.Lparen.IsValid() {
-				doc = decl.Doc
-			}
-			s.describe("main."+spec.Name.Name, spec.Type, doc, spec.Comment)
+			// The comment above a type belongs to the declaration, unless it is in a group.
+			s.describe("main."+spec.Name.Name, spec.Type, spec.Doc, spec.Comment, decl.Doc)
 		}
 	}
 }
@@ -263,11 +258,9 @@ func keepBuild(folder, built string) (string, error) {
 			return "", err
 		}
 	}
-	now := time.Now()
-	_ = os.Chtimes(binary, now, now) // it is in use
 	old, _ := filepath.Glob(filepath.Join(folder, "*"))
 	for _, path := range old {
-		if info, err := os.Stat(path); err == nil && now.Sub(info.ModTime()) > keepBuilds {
+		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > keepBuilds {
 			os.RemoveAll(path)
 		}
 	}

@@ -417,7 +417,7 @@ func (r *request) call() (json.RawMessage, error) {
 	if err != nil {
 		return nil, err
 	}
-	if item.Stateless() {
+	if item.module.Stateless {
 		return r.forward() // the module's results contain what it asks
 	}
 	return r.server.suspended.call(r)

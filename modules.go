@@ -442,7 +442,6 @@ func (r *Registry) finishVersion(v *moduleVersion, m *Module, err error) {
 	case err != nil && v.Err != nil: // logged before
 	case err != nil:
 		log.Error("module failed", "why", explain(err))
-	case v.settled && v.Err == nil: // only its lists have changed
 	case v.Module != nil:
 		log.Info("module changed", "tools", len(m.Methods))
 	default:

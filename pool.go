@@ -404,16 +404,11 @@ const (
 
 // grant returns a channel that is closed when the call may run, first come, first served,
 // or has ended. The caller must call release.
-func (c *slot) grant() <-chan struct{} {
-	granted := make(chan struct{})
-	if c == nil {
-		close(granted)
-		return granted
-	}
+func (c *slot) grant() (granted <-chan struct{}) {
 	c.slots.update(func() {
 		if c.state == slotPaused {
 			c.state = slotWaiting
-			c.granted = granted
+			c.granted = make(chan struct{})
 			c.slots.waiting = append(c.slots.waiting, c)
 		}
 		granted = c.granted

@@ -54,9 +54,6 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 	}
 	schema := cleanSchema(list.get("inputSchema"), m.params, kind)
 	m.definition = list.without("name").set("description", quote(m.description)).set("inputSchema", schema)
-	if m.description == "" {
-		m.definition = m.definition.without("description")
-	}
 	if len(m.annotations) > 0 {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}

@@ -258,7 +258,6 @@ func (v *View) Alternatives(name string) []string {
 	for _, item := range v.ambiguous[name] {
 		names = append(names, item.Name)
 	}
-	slices.Sort(names)
 	return names
 }
 
@@ -277,12 +276,8 @@ func (v *View) Hook(path string) (tool *Item, alternatives []string) {
 		}
 		alternatives = append(alternatives, other)
 	}
-	slices.Sort(alternatives)
 	return nil, alternatives
 }
-
-// Stateless reports whether the module speaks a revision without sessions.
-func (i *Item) Stateless() bool { return i.module.Stateless }
 
 // Same reports whether other belongs to the same version of the same module.
 func (i *Item) Same(other *Item) bool {
