@@ -515,6 +515,11 @@ func (p *pool) close() {
 	p.running.Wait()
 }
 
+// isBusy reports whether a call was not made, as the module had too many.
+func isBusy(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "is busy or still starting")
+}
+
 // count returns how many processes of a pool have been started, or wait for their start.
 func (p *pool) count(started bool) (n int) {
 	p.mu.Lock()
@@ -572,7 +577,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		check(t, "processes", p.count(true), maxProcs)
 		p.timeout = time.Second
 		_, err := p.call(t.Context(), Caller{Session: "late", Affinity: "late"}, "tools/call", nil)
-		check(t, "a call waits in vain", errors.Is(err, errBusy) && p.find("late") == nil, true)
+		check(t, "a call waits in vain", isBusy(err) && p.find("late") == nil, true)
 		p.retire()
 		check(t, "processes that wait in a retired pool", p.count(false), 0)
 		p.close()
@@ -857,7 +862,7 @@ func testTurns(t *testing.T, answered bool) {
 	}
 	synctest.Wait()
 	p.timeout = time.Second
-	check(t, "a call that waits in vain", errors.Is(call(t.Context(), "a claim"), errBusy), true)
+	check(t, "a call that waits in vain", isBusy(call(t.Context(), "a claim")), true)
 	p.timeout = 0
 	var order []string
 	for _, name := range []string{"first", "second"} {

@@ -48,7 +48,7 @@ type goSource struct {
 // the parser or compiler, such as "x.usher.go:12:5: message".
 func cantBuildf(base, format string, args ...any) error {
 	name, _, _ := strings.Cut(base, ".usher")
-	return &processError{fmt.Sprintf("module %q can't be built", name), fmt.Errorf(format, args...)}
+	return &processError{name, "can't be built", fmt.Errorf(format, args...)}
 }
 
 // parseGoModule parses the text of the module file named base. The error is a *processError,
@@ -94,8 +94,13 @@ func (s *goSource) place(at ast.Node) string {
 func (s *goSource) declareTypes(decl *ast.GenDecl) {
 	for _, spec := range decl.Specs {
 		if spec, ok := spec.(*ast.TypeSpec); ok {
-			// The comment above a type belongs to the declaration, unless it is in a group.
-			s.describe("main."+spec.Name.Name, spec.Type, spec.Doc, spec.Comment, decl.Doc)
+			// The comment of an ungrouped type belongs to the declaration; a comment
+			// above a group belongs to no type.
+			doc := spec.Doc
+			if doc == nil && !decl.Lparen.IsValid() {
+				doc = decl.Doc
+			}
+			s.describe("main."+spec.Name.Name, spec.Type, doc, spec.Comment)
 		}
 	}
 }

@@ -397,10 +397,10 @@ func TestBuildWithoutEnd(t *testing.T) {
 	if err := exec.Command("mkfifo", dir+"/go.mod").Run(); err != nil {
 		skip(t, err)
 	}
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, errBusy)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 100*time.Millisecond, errRetired)
 	defer cancel()
 	_, err := buildGoFile(ctx, t.TempDir(), dir+"/x.usher.go")
-	check(t, "it ends for the context's cause", errors.Is(err, errBusy), true)
+	check(t, "it ends for the context's cause", errors.Is(err, errRetired), true)
 }
 
 func TestGoModuleWithoutGo(t *testing.T) {

@@ -675,7 +675,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	if _, ok := errors.AsType[*processError](err); ok {
 		return nil, err
 	}
-	return nil, &processError{fmt.Sprintf("module %q can't start: %s", v.Name, errText(err)), err}
+	return nil, &processError{v.Name, "can't start: " + errText(err), err}
 }
 
 // launch returns how to start a process of a module, if its content, as launch reads it, is

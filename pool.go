@@ -88,7 +88,6 @@ var (
 	errRetired = errors.New("the module was reloaded")
 	// errUnapproved reports that the module's content needs an approval and has none.
 	errUnapproved = errors.New("not approved: read it, then run usher approve")
-	errBusy       = errors.New("is busy or still starting: try again")
 )
 
 // pool is all processes of one module. Safe for concurrent use.
@@ -184,7 +183,7 @@ func (p *pool) await(ctx context.Context, done <-chan struct{}) error {
 		return nil
 	default: // only a call that has to wait costs a timer
 	}
-	busy := fmt.Errorf("module %q %w", p.name, errBusy)
+	busy := fmt.Errorf("module %q is busy or still starting: try again", p.name)
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
 	defer cancel()
 	select {

@@ -45,11 +45,12 @@ var (
 // processError reports that a process could not be built or started, or that it ended
 // during a call.
 type processError struct {
-	reason string // fit for clients
+	module string // its name
+	reason string // fit for clients, such as "can't be built"
 	cause  error  // such as the last lines of stderr or the compiler; not for clients: may contain paths
 }
 
-func (e *processError) Error() string { return e.reason }
+func (e *processError) Error() string { return fmt.Sprintf("module %q %s", e.module, e.reason) }
 func (e *processError) Unwrap() error { return e.cause }
 
 // absolutePath matches an absolute path, or something like one, in a line of text.
@@ -233,14 +234,14 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 func (w *Worker) finish(exit string) {
 	w.cancel()
 	w.update(func(s *workerState) {
-		reason := fmt.Sprintf("module %q crashed (%s); the next call starts it again", w.module, exit)
+		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
 		switch {
 		case s.stopping:
-			reason = fmt.Sprintf("module %q was stopped during the call", w.module)
+			reason = "was stopped during the call"
 		case !s.ready:
-			reason = fmt.Sprintf("module %q ended at its start (%s)", w.module, exit)
+			reason = fmt.Sprintf("ended at its start (%s)", exit)
 		}
-		s.failure = &processError{reason, errors.New(strings.Join(s.stderr, "\n"))}
+		s.failure = &processError{w.module, reason, errors.New(strings.Join(s.stderr, "\n"))}
 	})
 }
 
@@ -870,8 +871,7 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	<-w.done
 	s := w.snapshot()
 	if s.stopping {
-		reason := fmt.Sprintf("module %q can't start: %v", w.module, err)
-		return &processError{reason, errors.Unwrap(s.failure)}
+		return &processError{w.module, "can't start: " + err.Error(), errors.Unwrap(s.failure)}
 	}
 	return s.failure
 }
