@@ -182,7 +182,7 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 		config.Log = cmp.Or(config.Log, slog.New(slog.NewTextHandler(a.stderr, nil)))
 		surviveClosedPipes()
 		return a.withRegistry(dirs, *config, func(r *Registry) error {
-			c := serverConfig{modules: r, gate: fixedGate(scopeAll()), log: config.Log}
+			c := serverConfig{modules: r, gate: openGate(), log: config.Log}
 			return serveStdio(ctx, c, a.stdin, a.stdout)
 		})
 	}

@@ -184,7 +184,7 @@ func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 		"stdio": func(t *testing.T, b *bubble) func(string) {
 			in, toUsher := io.Pipe()
 			fromUsher, out := io.Pipe()
-			c := serverConfig{modules: b.server.modules, gate: fixedGate(scopeAll()), log: b.server.log}
+			c := serverConfig{modules: b.server.modules, gate: openGate(), log: b.server.log}
 			go serveStdio(t.Context(), c, in, out)
 			t.Cleanup(func() { toUsher.Close() })
 			lines := newLineReader(fromUsher, maxWorkerLine)

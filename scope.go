@@ -149,9 +149,9 @@ func newGate(claims *ClaimStore, sessions *sessionStore, require bool, log *slog
 	}
 }
 
-// fixedGate returns the gate for stdio and calls from the shell, which ignore claims:
-// every request gets scope.
-func fixedGate(scope Scope) *Gate { return &Gate{fixed: scope, sessions: &sessionStore{}} }
+// openGate returns the gate for stdio, which ignores claims: every request may reach the
+// whole workspace.
+func openGate() *Gate { return &Gate{fixed: scopeAll(), sessions: &sessionStore{}} }
 
 // admission is the result of Gate.Admit for a request.
 type admission struct {

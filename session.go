@@ -128,9 +128,8 @@ func (s *Session) join(out *outbox) bool {
 func (s *Session) leave(out *outbox) {
 	s.mu.Lock()
 	s.streams = slices.DeleteFunc(s.streams, func(other *outbox) bool { return other == out })
-	silent := len(s.streams) == 0
 	s.mu.Unlock()
-	if !silent {
+	if s.primary() != nil {
 		return
 	}
 	s.subscribing.Lock()

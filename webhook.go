@@ -201,9 +201,9 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 }
 
 // WebhookPath returns the path below webhookPrefix at which a tool receives webhooks, or "" if
-// the view has no or another method there.
+// the view has no or another tool there.
 func (v *View) WebhookPath(t *Item) string {
-	if tool, _ := v.Hook(t.HookPath); tool == nil || tool.Method != t.Method {
+	if tool, _ := v.Hook(t.HookPath); tool != t {
 		return ""
 	}
 	return t.HookPath
