@@ -46,7 +46,7 @@ var layers = []struct {
 // indentation. A tab counts 4 columns.
 const (
 	maxFiles          = 28
-	maxProgramText    = 270_500 // characters
+	maxProgramText    = 267_000 // characters
 	maxRuntimeText    = 78_500  // characters of the shims and the generated Go main, trailing comments included
 	maxScopeLines     = 1000    // lines of code in scopeFiles together
 	maxFileLines      = 800     // lines of code
