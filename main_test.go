@@ -115,7 +115,7 @@ const patience = 30 * time.Second
 func await(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	deadline := time.After(patience)
-	tick := time.NewTicker(5 * time.Millisecond)
+	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
 		select {
