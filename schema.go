@@ -53,7 +53,10 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 		problem = fmt.Sprintf("%s: %v", m.Name, err)
 	}
 	schema := cleanSchema(list.get("inputSchema"), m.params, kind)
-	m.definition = list.without("name").set("description", quote(m.description)).set("inputSchema", schema)
+	m.definition = list.without("name", "description").set("inputSchema", schema)
+	if m.description != "" {
+		m.definition = m.definition.set("description", quote(m.description))
+	}
 	if len(m.annotations) > 0 {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}
