@@ -15,7 +15,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -252,22 +251,6 @@ func TestGoModuleAsks(t *testing.T) {
 		"ask: params can't be written as JSON: json: unsupported type: chan int")
 	p.call("keep", "{}")
 	checkContains(t, "an ask after the answer", p.call("late", "{}"), "context canceled")
-
-	// Many at once, answered from the last to the first.
-	p.sendCall("1", "many", "{}")
-	type asked struct{ id, n string }
-	var asks []asked
-	var want []string
-	for i := range 20 {
-		line := json.RawMessage(p.next())
-		asks = append(asks, asked{string(field(line, "id")), string(field(field(line, "params"), "i"))})
-		want = append(want, fmt.Sprintf("%d<nil>", i))
-	}
-	for _, ask := range slices.Backward(asks) {
-		p.reply(ask.id, ask.n)
-	}
-	_, result := p.answer()
-	check(t, "many", result, shownText(string(marshal(want))))
 	p.end()
 }
 

@@ -60,20 +60,6 @@ func Seen() []string {
 	return events
 }
 func Unwritable(ask asker) error { _, err := ask("x", make(chan int)); return err }
-func Many(ask asker) []string {
-	texts := make([]string, 20)
-	var all sync.WaitGroup
-	for i := range texts {
-		all.Add(1)
-		go func() {
-			defer all.Done()
-			answer, err := ask("number", map[string]any{"i": i})
-			texts[i] = fmt.Sprint(string(answer), err)
-		}()
-	}
-	all.Wait()
-	return texts
-}
 
 var late asker
 
