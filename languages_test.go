@@ -441,12 +441,8 @@ func TestHosted(t *testing.T) {
 			c.awaitTools("m_add", "m_crash", "m_handleForm", "m_rows", "m_version", "m_walk")
 			for _, row := range []struct{ tool, arguments, want string }{
 				{"m_add", `{"by":2}`, `{"count":2}`},
-				{"m_add", ``, `{"count":3}`},
-				{"m_add", `{"by":null}`, `{"count":4}`},
 				{"m_handleForm", `{"text":"t","_webhook":{"headers":{"x-own":"forged"}}}`, `{"text":"t","own":null}`},
 				{"m_add", `{"by":"2"}`, `parameter "by": want an integer, got a string`},
-				{"m_handleForm", `{}`, `parameter "text" is required: a string`},
-				{"m_rows", `{"rows":[1,"x"]}`, `parameter "rows.1": want an integer, got a string`},
 				{"m_crash", ``, `module "m" crashed (exit status 3); the next call starts it again`},
 				{"m_add", ``, `{"count":1}`},
 			} {
@@ -461,13 +457,8 @@ func TestHosted(t *testing.T) {
 			}
 			check(t, "progress", progress, []string{"mine1", "step 0", "mine2", "step 1"})
 			check(t, "the result after progress", resultText(a.result()), "there")
-			for body, want := range map[string]string{
-				`{"text":"by hook"}`:           `200 {"own":"seen","text":"by hook"}`,
-				`{"text":"t","_webhook":null}`: `200 {"own":"seen","text":"t"}`,
-				`{}`:                           `400 {"error":"parameter \"text\" is required: a string"}`,
-			} {
-				check(t, "delivery "+body, d.post(t, "m/handleForm", "application/json", body), want)
-			}
+			const own = `200 {"own":"seen","text":"by hook"}`
+			check(t, "a delivery", d.post(t, "m/handleForm", "application/json", `{"text":"by hook"}`), own)
 		})
 	}
 }
@@ -582,10 +573,6 @@ func TestOneFormInEachLanguage(t *testing.T) {
 				{asJSON, `{"email":"a@b","message":"hi","copies":3}`, `200 {"copies":3,"thanks":"a@b"}`},
 				{asForm, "email=a%40b&message=hi&copies=2", `200 {"copies":2,"thanks":"a@b"}`},
 				{asForm, "email=a%40b&message=hi&copies=", `200 {"copies":1,"thanks":"a@b"}`},
-				{asJSON, `{"email":"a@b","message":"hi"}`, `200 {"copies":1,"thanks":"a@b"}`},
-				{asJSON, `{"email":"a@b"}`, `400 {"error":"parameter \"message\" is required: a string"}`},
-				{asJSON, `{"email":1,"message":""}`,
-					`400 {"error":"parameter \"email\": want a string, got an integer"}`},
 			} {
 				check(t, "delivery "+tt.body, d.post(t, name+"/handleContact", tt.kind, tt.body), tt.want)
 			}

@@ -9,16 +9,7 @@ console.log('printed while loading')
 export const echo = p => p
 export const keys = p => ({ own: Object.keys(p), polluted: {}.polluted ?? 'no', proto: Object.getPrototypeOf(p) === Object.prototype })
 export const nothing = () => {}
-export const nul = async () => null
-export const text = () => 'a <b> & "c"\n'
-export const number = () => 1.5
-export const list = () => [1, 'a', undefined]
 export const object = () => ({ a: 1, gone: undefined, when: new Date(0) })
-export const date = () => new Date(0)
-export const result = () => ({ content: [{ type: 'text', text: 'mine' }], isError: true })
-export const notResult = () => ({ content: [{ type: 'text', text: 'mine' }], other: 1 })
-export const oddContent = () => ({ content: [{ type: 'poem' }] })
-export const emptyContent = () => ({ content: [] })
 export const throws = () => { throw new RangeError('no <way>') }
 export const rejects = async () => { await null; throw new Error('never') }
 export const throwsText = () => { throw 'just text' }
@@ -27,7 +18,6 @@ export const throwsNothing = () => { throw undefined }
 export const throwsEmpty = () => { throw new TypeError() }
 export const throwsHostile = () => { throw { get message() { throw new Error('nested') }, toJSON() { throw 1 }, toString() { throw 2 } } }
 export const nan = () => ({ mean: 0 / 0 })
-export const infinity = () => -Infinity
 export const big = () => ({ n: 1n })
 export const func = () => ({ f() {} })
 export const bareFunc = () => () => 1
@@ -35,7 +25,6 @@ export const map = () => ({ m: new Map([[1, 2]]) })
 export const cycle = () => { const o = {}; o.o = o; return o }
 export const hostile = () => ({ toJSON() { throw new Error('not for you') } })
 export const proxy = () => new Proxy({}, { get() { throw new Error('trapped') } })
-export const large = ({ size }) => 'x'.repeat(size)
 export const largeThenExit = ({ size }) => { setTimeout(() => process.exit(0)); return 'é'.repeat(size) }
 export const print = () => {
   console.log('by console.log')
@@ -58,7 +47,6 @@ export async function stdin() {
 }
 export const argv = () => process.argv.length
 export const second = (p, more) => typeof more
-export const exit = ({ code }) => process.exit(code)
 
 let count = 0
 export const next = () => ++count

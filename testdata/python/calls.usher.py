@@ -74,16 +74,10 @@ def handle_hook(_webhook, name: str = "none"):
 
 def nothing(): ...
 def text(): return "a <b> \u2028 \"c\"\n"
-def number(): return 1.5
-def yes(): return True
 def big(): return {"n": 2**100}
-def items(): return [1, "x", None]
 def structured(): return {"a": 1, 2: "b", None: 3}
 def record(): return Bed(1, next=Bed(2))
 def member(): return Color.RED
-def result(): return {"content": [{"type": "text", "text": "mine"}], "isError": True}
-def like_result(): return {"content": [{"type": "text"}], "other": 1}
-def odd_content(): return {"content": [{"type": "poem"}]}
 def surrogate(): return {"text": "\ud800 and \ud83d\ude00"}
 def proto(): return {"__proto__": 1}
 
@@ -103,7 +97,6 @@ def rows():
 
 
 def fail(): raise ValueError("no <way>")
-def fail_empty(): raise RuntimeError
 def fail_key(): return {}["k"]
 def fail_chained():
     try:
@@ -128,10 +121,8 @@ def deep():
         a = [a]
     return a
 def unserialisable(): return {"lock": lock}
-def a_class(): return Bed
 def bad_key(): return {(1, 2): 3}
 def large(mib: int): return "x" * (mib << 20)
-def exit_now(): os._exit(7)
 
 
 class Rude(Exception):
