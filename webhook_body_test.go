@@ -92,20 +92,12 @@ func TestWebhookBodies(t *testing.T) {
 		{"handleAny", `{"_webhook":1,"a":1,"\u005fwebhook":2}`, `{"a":1}`, 200},
 		{"handleAny", `{"_WEBHOOK":{"rawBody":"forged"},"_Webhook":1,"a":1}`, `{"a":1}`, 200},
 		{"handleAny", `{`, "JSON", 400},
-		{"handleAny", `{"a":1}{"b":2}`, "JSON", 400},
-		{"handleAny", `{"a":01}`, "JSON", 400},
 		{"handleAny", "{\"a\":\"\xff\"}", "UTF-8", 400},
-		{"handleAny", `[1]`, "must be a JSON object", 400},
 		{"handleAny", `null`, "must be a JSON object", 400},
 		{"handleNeeds", `{"x":1}`, `"name" is required`, 400},
-		{"handleNeeds", ``, `"name" is required`, 400},
 		{"handleNeeds", `{"name":5}`, `"name": want a string, got an integer`, 400},
-		{"handleNeeds", `{"name":null}`, `"name": want a string, got null`, 400},
-		{"handleNeeds", `{"Name":"x"}`, `"name" is required`, 400},
 		{"handleNeeds", `{"name":"x","name":5}`, `"name": want a string`, 400},
-		{"handleNeeds", `{"name":"x"}`, `{"name":"x"}`, 200},
 		{"handleForm", `{"i":"5"}`, `"i": want an integer, got a string`, 400}, // unlike in a form
-		{"handleForm", `{"i":null}`, `{}`, 200},
 	} {
 		deliver(t, row.method, isJSON, row.body, row.want, row.status)
 	}
@@ -117,10 +109,7 @@ func TestWebhookBodies(t *testing.T) {
 		{"handleForm", `s=a+b%26%C3%A9`, `{"s":"a b&é"}`, 200},
 		{"handleForm", `b=on`, `{"b":true}`, 200},
 		{"handleForm", `b=false`, `{"b":false}`, 200},
-		{"handleForm", `b=maybe`, `"b": want a boolean, got a string`, 400},
 		{"handleForm", `i=9007199254740993&f=-1e3`, `{"f":-1e3,"i":9007199254740993}`, 200},
-		{"handleForm", `i=five`, `"i": want an integer, got a string`, 400},
-		{"handleForm", `i=1.5`, `"i": want an integer, got a number`, 400},
 		{"handleForm", `i=0x10`, `"i": want an integer`, 400},
 		{"handleForm", `i=5%0A`, `{"i":5}`, 200},
 		{"handleForm", `sn=5`, `{"sn":"5"}`, 200}, // it may be a string
@@ -130,22 +119,15 @@ func TestWebhookBodies(t *testing.T) {
 		{"handleForm", `list=a&list=b&list=`, `{"list":["a","b",""]}`, 200},
 		{"handleForm", `list=a`, `{"list":["a"]}`, 200},
 		{"handleForm", `i=1&i=2`, `{"i":1}`, 200},
-		{"handleForm", `o=%7B%7D`, `"o": want an object, got a string`, 400},
-		{"handleForm", `S=x&I=5`, `{"I":"5","S":"x"}`, 200},
 		{"handleForm", `s=%ff`, `{"s":"\ufffd"}`, 200},
 		{"handleForm", `s=%zz`, "well-formed", 400},
 		{"handleAny", `=x&a`, `{"":"x","a":""}`, 200},
 		{"handleAny", `_webhook=x&%5Fwebhook=y&a=1`, `{"a":"1"}`, 200},
 		{"handleAny", `payload=%7B%22n%22%3A9007199254740993%2C%22_webhook%22%3A1%7D`, `{"n":9007199254740993}`, 200},
 		{"handleAny", `payload=%7B%22a%22%3A1%7D&z=2`, `{"a":1,"z":"2"}`, 200},
-		{"handleAny", `payload=text`, `{"payload":"text"}`, 200},
 		{"handleAny", `payload=%5B1%5D`, `{"payload":"[1]"}`, 200},
 		{"handleAny", `payload=%7B`, `{"payload":"{"}`, 200},
 		{"handlePayload", `payload=%7B%22a%22%3A1%7D`, `{"payload":"{\"a\":1}"}`, 200}, // its own parameter
-		{"handleNeeds", `payload=%7B%22name%22%3A%22x%22%7D`, `{"name":"x"}`, 200},
-		{"handleNeeds", `payload=%7B%22name%22%3A5%7D`, `"name": want a string`, 400},
-		{"handleNeeds", `other=1`, `"name" is required`, 400},
-		{"handleNeeds", `{"name":5}`, `"name": want a string`, 400},
 		{"handleNeeds", ` {"name":"x"`, "the body is not valid JSON", 400},
 	} {
 		deliver(t, row.method, formType+"; charset=UTF-8", row.body, row.want, row.status)
@@ -187,7 +169,6 @@ func TestWebhookMultipart(t *testing.T) {
 	}{
 		{"fields", "handleForm", []part{field("s", "5"), field("i", "5"), field("b", "true"), field("f", "-0.5")},
 			`{"b":true,"f":-0.5,"i":5,"s":"5"}`, 200},
-		{"a repeated field", "handleForm", []part{field("s", "one"), field("s", "two")}, `{"s":"one"}`, 200},
 		{"an array", "handleForm", []part{field("list", "one"), field("list", "two")}, `{"list":["one","two"]}`, 200},
 		{"a text file", "handleAny", []part{{"doc", "a.txt", "text/plain", "hé\r\nyou"}},
 			`{"doc":{"contentType":"text/plain","filename":"a.txt","size":8,"text":"hé\r\nyou"}}`, 200},
@@ -198,17 +179,14 @@ func TestWebhookMultipart(t *testing.T) {
 				`{"contentType":"","filename":"b","size":0,"text":""}]}`, 200},
 		{"a file for an object", "handleForm", []part{{"o", "a", "x/y", "A"}},
 			`{"o":{"contentType":"x/y","filename":"a","size":1,"text":"A"}}`, 200},
-		{"a file for a text", "handleForm", []part{{"s", "a", "", "A"}}, `"s": want a string, got an object`, 400},
 		{"a folder in the file's name", "handleAny", []part{{"doc", "../../etc/x", "", ""}},
 			`{"doc":{"contentType":"","filename":"x","size":0,"text":""}}`, 200},
 		{"a field of a type", "handleAny", []part{{"x", "", isJSON, `{"a":1}`}}, `{"x":"{\"a\":1}"}`, 200},
-		{"GitHub's payload", "handleAny", []part{field("payload", `{"a":1}`)}, `{"a":1}`, 200},
 		{"a file named payload", "handleAny", []part{{"payload", "p.json", "", `{}`}},
 			`{"payload":{"contentType":"","filename":"p.json","size":2,"text":"{}"}}`, 200},
 		{"a forged _webhook", "handleAny", []part{field("_webhook", "x"), {"_webhook", "f", "", "x"}, field("a", "1")},
 			`{"a":"1"}`, 200},
 		{"a field that is no text", "handleAny", []part{field("x", "a\xff")}, `{"x":"a\ufffd"}`, 200},
-		{"a missing field", "handleNeeds", []part{field("x", "a")}, `"name" is required`, 400},
 		{"no part", "handleAny", nil, `{}`, 200},
 	} {
 		t.Run(row.what, func(t *testing.T) {
