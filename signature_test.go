@@ -5,17 +5,13 @@
 package main
 
 import (
-	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -110,6 +106,9 @@ func TestSignaturePublishedVectors(t *testing.T) {
 			"X-Gitea-Signature: 757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17",
 			"X-Hub-Signature: sha1=01dc10d0c83e72ed246219cdd91669667fe2ca59",
 			"X-Hub-Signature-256: sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"}},
+		// Stripe's own library for Node.js, stripe 23.1.0: generateTestHeaderString.
+		{"stripe", "{\"text\":\"é ☃\",\n \"a\" : 1}\n", 1700000000, []string{
+			"Stripe-Signature: t=1700000000,v1=b89916e4d9501dd75bf1ed032f65c6726aad6455694324984f36ec604846d6bb"}},
 		// Slack, "Verifying requests from Slack".
 		{"slack", slackBody, 1531420618, []string{"X-Slack-Request-Timestamp: 1531420618",
 			"X-Slack-Signature: v0=a2114d57b48eac39b9ad189dd8316235a7b4a8d21a10bd27519666489c69b503"}},
@@ -461,34 +460,6 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 	if a := d.deliver(t, "x/handleIt", `{}`, append(signed("github", testSecret, `{}`, time.Now()),
 		shown)...); a.Status != 200 {
 		t.Errorf("signed: %d %s", a.Status, a.Body)
-	}
-}
-
-// What the providers' own libraries sign is let in.
-func TestSignatureOfLibraries(t *testing.T) {
-	slow(t)
-	folder := npmInstall(t, "testdata/webhook")
-	t.Parallel()
-	dir, env := signedModule(t)
-	d := daemonOptions{env: env}.startReady(t, dir)
-	script, err := filepath.Abs("testdata/webhook/sign.mjs")
-	must(t, err)
-	const odd = "{\"text\":\"é ☃ \\ud83d\\ude00\",\n \"a\" : 1}\n"
-	for _, scheme := range []string{"stripe", "standard"} {
-		for offset, want := range map[time.Duration]int{0: 200, -4 * time.Minute: 200, 6 * time.Minute: 401} {
-			ask := marshal(map[string]any{"scheme": scheme, "key": signatureKeys[scheme], "body": odd,
-				"unix": time.Now().Add(offset).Unix()})
-			cmd := exec.Command("node", script)
-			cmd.Dir = folder
-			cmd.Stdin = bytes.NewReader(ask)
-			out, err := cmd.Output()
-			must(t, err)
-			var headers []string
-			must(t, json.Unmarshal(out, &headers))
-			what := fmt.Sprintf("%s, signed %v off", scheme, offset)
-			wantStatus(t, what, d.deliver(t, "m/handle_"+scheme, odd, headers...), want)
-			wantStatus(t, what+", a space more", d.deliver(t, "m/handle_"+scheme, odd+" ", headers...), 401)
-		}
 	}
 }
 
