@@ -8,6 +8,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -107,10 +108,13 @@ func newReaper(log *slog.Logger) *reaper {
 	return &reaper{log: log, trees: make(map[tree]bool)}
 }
 
-// start starts a process, and the reaper process before it.
+// start starts a process, and the reaper process before it. After Close it starts none.
 func (r *reaper) start(cmd *exec.Cmd) (*child, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.closed {
+		return nil, errors.New("usher is stopping")
+	}
 	if r.pipe == nil && reapTrees {
 		r.launch()
 	}
