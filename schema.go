@@ -53,10 +53,11 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 		problem = fmt.Sprintf("%s: %v", m.Name, err)
 	}
 	schema := cleanSchema(list.get("inputSchema"), m.params, kind)
-	m.definition = list.without("name", "description").set("inputSchema", schema)
+	m.definition = list.without("name", "description")
 	if m.description != "" {
 		m.definition = m.definition.set("description", quote(m.description))
 	}
+	m.definition = m.definition.set("inputSchema", schema)
 	if len(m.annotations) > 0 {
 		m.definition = m.definition.set("annotations", m.annotations.encode())
 	}

@@ -20,7 +20,7 @@ var kindOf = map[string]Kind{
 func TestDocTags(t *testing.T) {
 	const object = `{"type":"object"}`
 	// noText and text return definitions: with a schema, and with a description.
-	noText := func(schema string) string { return `{"description":"","inputSchema":` + schema + `}` }
+	noText := func(schema string) string { return `{"inputSchema":` + schema + `}` }
 	text := func(doc string) string {
 		return `{"description":"` + doc + `","inputSchema":{"type":"object","properties":{}}}`
 	}
