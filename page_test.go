@@ -3,16 +3,12 @@
 package main
 
 import (
-	"bufio"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -176,115 +172,26 @@ func TestGuessingOnThePage(t *testing.T) {
 	})
 }
 
-// browser is a headless Chromium, spoken to over its debugging pipe.
-type browser struct {
-	t       *testing.T
-	in      io.Writer
-	out     *bufio.Reader
-	session string
-	id      int
-	log     []string // what the browser complained of
-}
-
-func startBrowser(t *testing.T) *browser {
-	t.Helper()
-	need(t, "chromium")
-	cmd := exec.Command("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-		"--no-first-run", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe", "about:blank")
-	theirIn, in, _ := os.Pipe()
-	out, theirOut, err := os.Pipe()
-	must(t, err)
-	cmd.ExtraFiles = []*os.File{theirIn, theirOut}
-	must(t, cmd.Start())
-	theirIn.Close()
-	theirOut.Close()
-	b := &browser{t: t, in: in, out: bufio.NewReader(out)}
-	t.Cleanup(func() {
-		b.do("Browser.close", `{}`)
-		cmd.Wait()
-	})
-	out.SetReadDeadline(time.Now().Add(2 * patience))
-	target := b.do("Target.createTarget", `{"url":"about:blank"}`)
-	attach := object{{"targetId", field(target, "targetId")}, {"flatten", json.RawMessage("true")}}
-	b.session = stringField(b.do("Target.attachToTarget", string(attach.encode())), "sessionId")
-	b.do("Page.enable", `{}`)
-	b.do("Log.enable", `{}`)
-	return b
-}
-
-// next is the next message of the browser.
-func (b *browser) next() json.RawMessage {
-	b.t.Helper()
-	text, err := b.out.ReadBytes(0)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	msg := json.RawMessage(text[:len(text)-1])
-	if stringField(msg, "method") == "Log.entryAdded" {
-		b.log = append(b.log, string(msg))
-	}
-	return msg
-}
-
-// do gives a command, and returns its result.
-func (b *browser) do(method, params string) json.RawMessage {
-	b.t.Helper()
-	b.id++
-	msg := object{{"id", marshal(b.id)}, {"method", quote(method)}, {"params", json.RawMessage(params)}}
-	if b.session != "" && !strings.HasPrefix(method, "Browser.") {
-		msg = append(msg, member{"sessionId", quote(b.session)})
-	}
-	b.in.Write(append(msg.encode(), 0))
-	for {
-		if msg := b.next(); string(field(msg, "id")) == fmt.Sprint(b.id) {
-			return field(msg, "result")
-		}
-	}
-}
-
-// open goes to a page, and waits until it is there.
-func (b *browser) open(url string) {
-	b.t.Helper()
-	b.do("Page.navigate", string(object{{"url", quote(url)}}.encode()))
-	for stringField(b.next(), "method") != "Page.loadEventFired" {
-	}
-}
-
-// TestPageInABrowser looks at the page in Chromium. With USHER_SHOTS, a folder, it
-// keeps what it saw.
+// TestPageInABrowser looks at the page in Chromium: in narrow and wide windows, light and dark.
+// With USHER_SHOTS, a folder, it keeps what it saw.
 func TestPageInABrowser(t *testing.T) {
 	slow(t)
-	b := startBrowser(t)
+	need(t, "chromium")
+	need(t, "node")
 	dir, base := pageModules(t), t.TempDir()
 	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
 	code := newClaimFor(t, base, dir+"/proj").Code.Reveal()
-	measure := readFile(t, "testdata/page/measure.js")
-	look := func(t *testing.T, what, path string, width int, scheme string) {
-		b.do("Emulation.setDeviceMetricsOverride",
-			fmt.Sprintf(`{"width":%d,"height":900,"deviceScaleFactor":1,"mobile":%v}`, width, width < 500))
-		b.do("Emulation.setEmulatedMedia",
-			fmt.Sprintf(`{"features":[{"name":"prefers-color-scheme","value":%q}]}`, scheme))
-		b.open(d.URL + path)
-		result := b.do("Runtime.evaluate", string(object{{"expression", quote(string(measure))}}.encode()))
-		const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"broken":0,"text":%v,"size":"16px"}`
-		want := fmt.Sprintf(form, scheme == "dark", path != "")
-		check(t, "the page", stringField(field(result, "result"), "value"), want)
-		if shots := os.Getenv("USHER_SHOTS"); shots != "" {
-			data := stringField(b.do("Page.captureScreenshot", `{"captureBeyondViewport":true}`), "data")
-			png, _ := base64.StdEncoding.DecodeString(data)
-			os.WriteFile(fmt.Sprintf("%s/%s-%d-%s.png", shots, what, width, scheme), png, 0o644)
-		}
-	}
-	for what, path := range map[string]string{"refused": "", "tools": "?claim=" + code} {
-		for _, width := range []int{320, 1280} {
-			for _, scheme := range []string{"light", "dark"} {
-				t.Run(fmt.Sprint(what, width, scheme), func(t *testing.T) { look(t, what, path, width, scheme) })
+	for what, query := range map[string]string{"refused": "", "tools": "?claim=" + code} {
+		t.Run(what, func(t *testing.T) {
+			shots := os.Getenv("USHER_SHOTS")
+			if shots != "" {
+				shots += "/" + what
 			}
-		}
-	}
-	for _, entry := range b.log {
-		if !strings.Contains(entry, "status of 400") { // of the page itself
-			t.Errorf("the browser complained: %s", entry)
-		}
+			out, _, err := runIn(".", "node", "testdata/page/look.mjs", d.URL+query, t.TempDir(), shots)
+			must(t, err)
+			const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"broken":0,"text":%v,"size":"16px"}` + "\n"
+			light, dark := fmt.Sprintf(form, false, query != ""), fmt.Sprintf(form, true, query != "")
+			check(t, "the page", out, light+dark+light+dark)
+		})
 	}
 }
