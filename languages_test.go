@@ -1,5 +1,5 @@
-// All languages side by side: the tests talk to modules over their pipes, and call one contact
-// form, written in each language, as a tool and as a webhook.
+// All languages side by side: the tests talk to modules over their pipes, and call the same module,
+// written in each language, as a tool and as a webhook.
 
 package main
 
@@ -11,7 +11,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net/http"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -414,31 +413,17 @@ func (p *modulePeer) testAsksInTurn(kind string) {
 // hostedFiles are the same module in each language that a shim runs.
 var hostedFiles = []string{"testdata/hosted/m.usher.py", "testdata/hosted/m.usher.js"}
 
-// hostFile copies a file into a new folder, of which it starts a daemon.
-func hostFile(t *testing.T, file string) (d *testDaemon, path, text string) {
-	t.Helper()
-	source := readFile(t, file)
-	path = filepath.Join(t.TempDir(), filepath.Base(file))
-	write(t, path, string(source))
-	return startDaemon(t, filepath.Dir(path)), path, string(source)
-}
-
-// post makes a delivery and returns the status and body of its answer.
-func (d *testDaemon) post(t *testing.T, path, kind, body string) string {
-	t.Helper()
-	a := d.send(t, http.MethodPost, path, body, "Content-Type: "+kind, "X-Own: seen")
-	return fmt.Sprintf("%d %s", a.Status, sortedJSON(t, a.Body))
-}
-
 func TestHosted(t *testing.T) {
 	long(t)
 	for _, file := range hostedFiles {
 		t.Run(filepath.Ext(file), func(t *testing.T) {
 			t.Parallel()
 			needLanguage(t, file)
-			d, _, _ := hostFile(t, file)
+			dir := t.TempDir()
+			copyFiles(t, "testdata/hosted", dir, filepath.Base(file))
+			d := startDaemon(t, dir)
 			c := connect(t, d.URL)
-			c.awaitTools("m_add", "m_crash", "m_handleForm", "m_rows", "m_version", "m_walk")
+			c.awaitTools("m_add", "m_crash", "m_handleForm", "m_walk")
 			for _, row := range []struct{ tool, arguments, want string }{
 				{"m_add", `{"by":2}`, `{"count":2}`},
 				{"m_handleForm", `{"text":"t","_webhook":{"headers":{"x-own":"forged"}}}`, `{"text":"t","own":null}`},
@@ -457,8 +442,8 @@ func TestHosted(t *testing.T) {
 			}
 			check(t, "progress", progress, []string{"mine1", "step 0", "mine2", "step 1"})
 			check(t, "the result after progress", resultText(a.result()), "there")
-			const own = `200 {"own":"seen","text":"by hook"}`
-			check(t, "a delivery", d.post(t, "m/handleForm", "application/json", `{"text":"by hook"}`), own)
+			a = d.deliver(t, "m/handleForm", `{"text":"by hook"}`, "X-Own: seen")
+			check(t, "a delivery", sortedJSON(t, a.Body), `{"own":"seen","text":"by hook"}`)
 		})
 	}
 }
@@ -500,37 +485,6 @@ func TestStuckModules(t *testing.T) {
 	}
 }
 
-// TestEditedWhileServed edits a module that is served: to a new version, to a
-// broken one, and to one that works again.
-func TestEditedWhileServed(t *testing.T) {
-	long(t)
-	broken := map[string]string{".py": "def broken(:\n", ".js": "export function broken( {"}
-	for _, file := range hostedFiles {
-		ending := filepath.Ext(file)
-		t.Run(ending, func(t *testing.T) {
-			t.Parallel()
-			needLanguage(t, file)
-			d, path, text := hostFile(t, file)
-			c := connect(t, d.URL)
-			checkVersion := func(want string) {
-				t.Helper()
-				check(t, "the version that the next call meets", resultText(c.call("m_version", "").result()), want)
-			}
-			head := strings.TrimSuffix(text, "1\n")
-			checkVersion("1")
-			write(t, path, head+"22\n")
-			checkVersion("22")
-			write(t, path, text+broken[ending])
-			place := fmt.Sprintf("m.usher%s:%d: SyntaxError", ending, strings.Count(text, "\n")+1)
-			failure := c.call("m_version", "").failure()
-			checkContains(t, "a call of the broken version", failure, `module "m" has changed: `)
-			checkContains(t, "the reason", failure, ": "+place)
-			write(t, path, head+"333\n")
-			checkVersion("333")
-		})
-	}
-}
-
 // languages copies the modules of testdata/languages that can run here into a
 // folder, and returns their names.
 func languages(t *testing.T) (dir string, names []string) {
@@ -545,39 +499,4 @@ func languages(t *testing.T) (dir string, names []string) {
 		})
 	}
 	return dir, names
-}
-
-func TestOneFormInEachLanguage(t *testing.T) {
-	long(t)
-	dir, names := languages(t)
-	d := startDaemon(t, dir)
-	c := connect(t, d.URL)
-	var want []string
-	for _, name := range names {
-		want = append(want, name+"_handleContact", name+"_pause")
-	}
-	c.awaitTools(want...)
-	var list struct{ Tools []json.RawMessage }
-	must(t, json.Unmarshal(c.ask("tools/list", "").result(), &list))
-	const schema = `{"type":"object","properties":{` +
-		`"email":{"type":"string","description":"where to answer"},` +
-		`"message":{"type":"string","description":"what it is about"},` +
-		`"copies":{"type":"integer","description":"how many to send"}},"required":["email","message"]}`
-	const asJSON, asForm = "application/json", "application/x-www-form-urlencoded"
-	for i, name := range names {
-		t.Run(name, func(t *testing.T) {
-			tool := list.Tools[2*i]
-			check(t, "schema", string(field(tool, "inputSchema")), schema)
-			checkContains(t, "description", stringField(tool, "description"), "akes a contact form.")
-			for _, tt := range []struct{ kind, body, want string }{
-				{asJSON, `{"email":"a@b","message":"hi","copies":3}`, `200 {"copies":3,"thanks":"a@b"}`},
-				{asForm, "email=a%40b&message=hi&copies=2", `200 {"copies":2,"thanks":"a@b"}`},
-				{asForm, "email=a%40b&message=hi&copies=", `200 {"copies":1,"thanks":"a@b"}`},
-			} {
-				check(t, "delivery "+tt.body, d.post(t, name+"/handleContact", tt.kind, tt.body), tt.want)
-			}
-			forged := c.call(name+"_handleContact", `{"email":"a@b","message":"","_webhook":{"timestamp":1}}`)
-			check(t, "a call that sets _webhook", forged.failure(), "")
-		})
-	}
 }

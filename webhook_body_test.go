@@ -112,6 +112,7 @@ func TestWebhookBodies(t *testing.T) {
 		{"handleForm", `i=9007199254740993&f=-1e3`, `{"f":-1e3,"i":9007199254740993}`, 200},
 		{"handleForm", `i=0x10`, `"i": want an integer`, 400},
 		{"handleForm", `i=5%0A`, `{"i":5}`, 200},
+		{"handleForm", `i=`, `{}`, 200},
 		{"handleForm", `sn=5`, `{"sn":"5"}`, 200}, // it may be a string
 		{"handleForm", `any=5&any=6`, `{"any":["5","6"]}`, 200},
 		{"handleAny", `c=x&d=1&c=y`, `{"c":["x","y"],"d":"1"}`, 200}, // a Python method may take any, as **kwargs

@@ -13,8 +13,5 @@ export function* walk({ steps }) {
   return 'there'
 }
 export const crash = () => process.exit(3)
-/** @param {integer[]} p.rows */
-export const rows = (p) => p.rows
 /** @param {{ text: string }} params */
 export function handleForm(params) { return { text: params.text, own: params._webhook?.headers['x-own'] ?? null } }
-export const version = () => 1
