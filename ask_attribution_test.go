@@ -115,40 +115,6 @@ func TestAskStorm(t *testing.T) {
 	askStorm(t, 20, rounds)
 }
 
-// TestAskOfOneOfSeveral has a module that does not name its calls ask in one call while another of the same session
-// ends.
-func TestAskOfOneOfSeveral(t *testing.T) {
-	long(t)
-	d := startFakes(t, "a: fixed tools=ask")
-	for _, way := range []string{"2025-11-25", "HTTP+SSE", "stdio"} {
-		t.Run(way, func(t *testing.T) {
-			c := askWays[way](t, d.URL, d.Dir, askAllCaps)
-			c.answer = askSilent
-			asked := func(word string) (id json.RawMessage) {
-				t.Helper()
-				question := <-c.asked
-				if stringField(field(question, "params"), "message") != word {
-					t.Fatalf("asked %s, want one about %s", question, word)
-				}
-				return field(question, "id")
-			}
-			ask := askForms("first", "second")
-			ask.Turns = true
-			_, early := c.startCall("a_ask", ask)
-			first := asked("first")
-			_, late := c.startCall("a_ask", askForms("other"))
-			other := asked("other")
-			c.reply(first, "said first")
-			second := asked("second") // two calls are under way
-			c.reply(other, "said other")
-			checkGot(t, "the later call", c.get(late), "said other")
-			c.reply(second, "said second")
-			checkGot(t, "the earlier call", c.get(early), "said first", "said second")
-			check(t, "notifications", len(c.heard), 0)
-		})
-	}
-}
-
 // TestAskOfASubscription has a module ask when a session subscribes: another session, whose call it has served, must
 // not be asked.
 func TestAskOfASubscription(t *testing.T) {

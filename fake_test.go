@@ -549,7 +549,6 @@ type fakeAsk struct {
 	Tells bool       `json:"tells,omitempty"` // sends progress and log messages before and after
 	Late  bool       `json:"late,omitempty"`  // when cancelled, reports that a URL was opened and asks once more
 	Bold  bool       `json:"bold,omitempty"`  // asks whatever the client has declared
-	Turns bool       `json:"turns,omitempty"` // asks for one thing after the other
 	Stays bool       `json:"stays,omitempty"` // never answers
 }
 
@@ -617,20 +616,14 @@ func (c *fakeCall) ask() json.RawMessage {
 	go c.onCancelled(&a)
 	c.tell(&a, 1, a.Mark+" before")
 	var answers []<-chan *Message
-	ask := func(wish fakeWish) { answers = append(answers, c.f.request(c.id, wish.Method, wish.Params)) }
-	for i, wish := range a.Asks {
-		if !a.Turns || i == 0 {
-			ask(wish)
-		}
+	for _, wish := range a.Asks {
+		answers = append(answers, c.f.request(c.id, wish.Method, wish.Params))
 	}
 	a.report("asked")
 	got, failed := []string{fakeProcess}, false
-	for i, wish := range a.Asks {
-		if i == len(answers) {
-			ask(wish)
-		}
+	for _, answer := range answers {
 		select {
-		case msg := <-answers[i]:
+		case msg := <-answer:
 			got = append(got, fakeAnswer(msg))
 			failed = failed || msg.Err != nil
 		case <-c.cancelled:
