@@ -173,40 +173,15 @@ func scanOf(names ...string) *scan {
 // does not.
 func TestInitializeIsAnsweredAtOnce(t *testing.T) {
 	t.Parallel()
-	ask := map[string]func(*testing.T, *bubble) func(message string){
-		"HTTP": func(_ *testing.T, b *bubble) func(string) {
-			return func(message string) {
-				if a := b.post(message); b.Session == "" {
-					b.Session = a.Header.Get(sessionHeader)
-				}
-			}
-		},
-		"stdio": func(t *testing.T, b *bubble) func(string) {
-			in, toUsher := io.Pipe()
-			fromUsher, out := io.Pipe()
-			c := serverConfig{modules: b.server.modules, gate: openGate(), log: b.server.log}
-			go serveStdio(t.Context(), c, in, out)
-			t.Cleanup(func() { toUsher.Close() })
-			lines := newLineReader(fromUsher, maxWorkerLine)
-			return func(message string) {
-				io.WriteString(toUsher, message+"\n")
-				_, err := lines.next()
-				must(t, err)
-			}
-		},
-	}
-	for way, start := range ask {
-		dir := t.TempDir()
-		runInBubble(t, way, func(t *testing.T, b *bubble) {
-			b.server.modules = introspecting(t, dir)
-			send := start(t, b)
-			begun := time.Now()
-			send(initialize)
-			check(t, "the wait of initialize", time.Since(begun), 0)
-			send(`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)
-			check(t, "the wait of a list", time.Since(begun), startupTime)
-		})
-	}
+	dir := t.TempDir()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.server.modules = introspecting(t, dir)
+		begun := time.Now()
+		c := b.open(protocols[0])
+		check(t, "the wait of initialize", time.Since(begun), 0)
+		c.tools()
+		check(t, "the wait of a list", time.Since(begun), startupTime)
+	})
 }
 
 // TestWhoWaitsForModules asks for lists while modules are introspected that take for
@@ -347,28 +322,4 @@ func TestConfigFiles(t *testing.T) {
 	c.awaitTools("one_y", "three_env", "two_pid")
 	check(t, "PWD", resultText(c.call("three_env", `{"name":"PWD"}`).result()), "true "+dir+"/sub")
 	check(t, "the process of an unchanged entry", resultText(c.call("two_pid", "").result()), pid)
-}
-
-// TestThousandModules starts a daemon with known modules: it starts none of them.
-func TestThousandModules(t *testing.T) {
-	long(t)
-	n := slowTests(60, 400)
-	dir, options := t.TempDir(), daemonOptions{base: t.TempDir(), ownProcess: true}
-	trace := dir + "/trace"
-	for i := range n {
-		writeScript(t, fmt.Sprintf("%s/%d/m%d.usher", dir, i/100, i), `"tools":{}`, "echo >> "+trace)
-	}
-	d := options.start(t, dir)
-	deadline := time.Now().Add(10 * time.Minute)
-	for c := connect(t, d.URL); len(c.tools()) < n; {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d tools, want %d", len(c.tools()), n)
-		}
-	}
-	d.stop(t)
-	before := readFile(t, trace)
-	check(t, "the first start introspects all", len(before) >= n, true)
-	check(t, "tools at the second start", len(connect(t, options.start(t, dir).URL).tools()), n)
-	after := readFile(t, trace)
-	check(t, "processes of the second start", len(after)-len(before), 0)
 }
