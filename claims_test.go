@@ -183,17 +183,6 @@ func TestFileThatIsNone(t *testing.T) {
 			wantUnreadable(t, dir, "AAAAAA")
 		})
 	}
-	dir := newDataDir(t)
-	s := testStore(t, dir)
-	for range 3 { // a file that was unreadable is read again
-		path := writeClaimsFile(t, dir, "[")
-		_, err := s.Lookup("AAAAAA")
-		check(t, "the file is unreadable", errors.Is(err, errClaimsUnreadable), true)
-		writeClaimsFile(t, dir, "["+claimA+"]")
-		wantActive(t, s, "AAAAAA", true)
-		os.Remove(path)
-		wantActive(t, s, "AAAAAA", false)
-	}
 }
 
 func TestRecordsSurviveRewriting(t *testing.T) {

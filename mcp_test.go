@@ -48,8 +48,6 @@ func badRequests() []badRequest {
 		{name: "a ping", status: 200, says: `{"jsonrpc":"2.0","id":1,"result":{}}`},
 		{name: "a ping at /mcp", path: "mcp", status: 200, says: `"result":{}`},
 		{name: "malformed JSON", body: `{"jsonrpc":"2.0",`, status: 400, says: `"code":-32700`},
-		{name: "an empty body", body: ` `, status: 400, says: "not valid JSON"},
-		{name: "text after the message", body: rpcText("ping", "{}") + "x", status: 400, says: `"code":-32700`},
 		{name: "invalid UTF-8", body: rpcText("pi\xffng", "{}"), status: 400, says: "not valid UTF-8"},
 		{name: "10,000 levels", body: rpcText("ping", `{"x":`+deep+`}`), status: 400, says: `"code":-32700`},
 		{name: "a body over the limit", body: rpcText("ping", `{"x":"`+strings.Repeat("x", 1<<20)+`"}`), status: 413,
@@ -62,7 +60,6 @@ func badRequests() []badRequest {
 		{name: "a key in another case", body: `{"jsonrpc":"2.0","id":1,"method":"ping","METHOD":"nope"}`,
 			status: 200, says: `"result":{}`},
 		{name: "an unknown method", body: rpcText("nope", "{}"), status: 200, says: `"code":-32601`},
-		{name: "a string as id", body: `{"jsonrpc":"2.0","id":"1","method":"ping"}`, status: 200, says: `"id":"1"`},
 		{name: "a message in several lines", body: lines, status: 200, says: `{\"x\":1}`},
 		{name: "an unknown notification", body: `{"jsonrpc":"2.0","method":"notifications/nope"}`, status: 202},
 		{name: "an unknown tool", body: rpcText("tools/call", `{"name":"nope"}`), status: 200,
@@ -76,7 +73,6 @@ func badRequests() []badRequest {
 		{name: "no content type", header: "Content-Type:", status: 415},
 		{name: "an Accept of neither", header: "Accept: text/html", status: 406},
 		{name: "no Accept", header: "Accept:", status: 200, says: `"result":{}`},
-		{name: "an Accept of streams alone", header: "Accept: text/event-stream", status: 200, says: "data: {"},
 		{name: "an Accept with streams first", header: "Accept: text/event-stream, application/json", status: 200,
 			says: "event: message\ndata: {"},
 		{name: "an unknown version", header: "MCP-Protocol-Version: 1999-01-01", status: 400, says: "1999-01-01"},
@@ -106,7 +102,6 @@ func badRequests() []badRequest {
 		{name: "a response of that revision", header: "MCP-Protocol-Version: 2026-07-28",
 			body: `{"jsonrpc":"2.0","id":1,"result":{}}`, status: 400},
 		{name: "PUT", method: "PUT", status: 405, says: "POST, GET, DELETE"},
-		{name: "HEAD", method: "HEAD", status: 405},
 		{name: "an unknown path", path: "nope", status: 404, says: `"error"`},
 		{name: "a GET without Accept", method: "GET", header: "Accept:", status: 406},
 		{name: "a browser's GET", method: "GET", header: "Accept: text/html,*/*;q=0.8", status: 200},
@@ -192,7 +187,6 @@ func TestCallsPassThrough(t *testing.T) {
 		{name: "a module's own error", tool: "a_error",
 			want: `"error":{"code":-32099,"message":"an error of its own","data":{"n":9007199254740993}}`},
 		{"a failure is a result", "a_fail", ``, `"isError":true`},
-		{"the webhook secret is left out", "a_env", `{"name":"SERVICE_WEBHOOK_SECRET"}`, `"text":"false "`},
 	} {
 		checkContains(t, tt.name, c.call(tt.tool, tt.arguments).Body, tt.want)
 	}

@@ -336,13 +336,11 @@ func TestNodeModuleSystems(t *testing.T) {
 	for i, row := range []struct{ pkg, text string }{
 		{``, "export const f = () => 'f'"},
 		{``, "module.exports = { f() { return 'f' } }"},
-		{``, "exports.f = () => 'f' // not export default"},
 		{`{"type":"module"}`, "export const f = () => 'f'"},
 		{`{"type":"commonjs"}`, "const s = 'export const f = 1'\nmodule.exports.f = () => 'f'"},
 		{`{"name":"x"}`, "import 'node:fs'\nexport { f }\nfunction f() { return 'f' }"},
 		{``, "module.exports = function f() { return 'f' }"},
 		{``, "module.exports = class { #x = 'f'; f() { return this.#x } }"},
-		{``, "export default { f() { return 'f' }, _g() {} }"},
 		{``, "class X { f() { return 'f' } static g() {} get h() {} }\nexport default X"},
 		{``, "const x = await Promise.resolve('f')\nexport const f = () => x"},
 	} {

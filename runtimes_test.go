@@ -60,14 +60,10 @@ func TestParseConfig(t *testing.T) {
 		{"a folder below", `{"command":"x","cwd":"sub"}`, "x   /w/sub"},
 		{"a folder elsewhere", `{"command":"x","cwd":"${HOME}/sub"}`, "x   /h/sub"},
 		{"one process for all", `{"command":"x","shared":true}`, "x   shared"},
-		{"shared as text", `{"command":"x","shared":"yes"}`, `"shared": want bool, got string`},
 		{"what is known", `{"type":"stdio","command":"x","disabled":false}`, "x"},
 		{"what is not", `{"command":"x","timeout":5,"Args":[]}`,
 			`x   unknown field "timeout" is ignored, unknown field "Args" is ignored`},
-		{"a command in another case", `{"Command":"x"}`, `no "command"`},
 		{"a command that is a list", `{"command":["x"]}`, `"command": want string, got array`},
-		{"arguments that are text", `{"command":"x","args":"y"}`, `"args": want []string, got string`},
-		{"an entry that is text", `"x"`, "not an object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			list, err := configModules([]byte(`{"mcpServers":{"m":`+tt.entry+`}}`), "/w")

