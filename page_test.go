@@ -189,7 +189,8 @@ func TestPageInABrowser(t *testing.T) {
 			}
 			out, _, err := runIn(".", "node", "testdata/page/look.mjs", d.URL+query, t.TempDir(), shots)
 			must(t, err)
-			const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"broken":0,"text":%v,"size":"16px"}` + "\n"
+			const form = `{"over":false,"dark":%v,"faint":[],"title":"usher","made":0,"broken":0,` +
+				`"text":%v,"size":"16px"}` + "\n"
 			light, dark := fmt.Sprintf(form, false, query != ""), fmt.Sprintf(form, true, query != "")
 			check(t, "the page", out, light+dark+light+dark)
 		})
