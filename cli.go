@@ -592,7 +592,7 @@ func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
 		if shell == "zsh" { // which reads the script for bash
 			shell = "bash"
 		}
-		script := helpText("completion." + shell)
+		script := helpText("complete." + shell)
 		if script == "" {
 			return usageErrorf("SHELL %q: want bash, zsh or fish", args[0])
 		}
