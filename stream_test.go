@@ -129,39 +129,27 @@ func firstID(t *testing.T, stream string) string {
 	return id
 }
 
-// TestStreamThatNobodyReadsIsForgotten resumes the stream of a call in time, and too late.
+// TestStreamThatNobodyReadsIsForgotten resumes the stream of a call that was read for long, in time and too late.
 func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
-	long(t)
-	const forgets = 2 * replayLife // streams are checked at intervals
-	for _, tt := range []struct {
-		name string
-		read time.Duration
-		away time.Duration // since it was read
-		kept bool
-	}{
-		{"in time", time.Second, replayLife - time.Second, true},
-		{"too late", time.Second, forgets, false},
-		{"read for long", 3 * forgets, replayLife - time.Second, true},
-	} {
-		runInBubble(t, tt.name, func(t *testing.T, b *bubble) {
-			c := b.open("2025-11-25")
-			x := b.begin(c.streamedCall(int(tt.read.Seconds()) + 1)) // the answer comes when nobody reads
-			pass(tt.read)
-			_, text := x.got()
-			x.hangUp()
-			<-x.done
-			pass(tt.away)
-			req := c.getRequest()
-			req.Header.Set(eventHeader, firstID(t, text))
-			x = b.begin(req)
-			status, text := x.got()
-			check(t, "it is kept", strings.Contains(text, "waited"), tt.kept)
-			if !tt.kept {
-				check(t, "status", status, http.StatusGone)
-				checkContains(t, "the refusal", text, "the request again")
-			}
-		})
-	}
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		const read = 6 * replayLife
+		c := b.open("2025-11-25")
+		x := b.begin(c.streamedCall(int(read.Seconds()) + 1)) // the answer comes when nobody reads
+		pass(read)
+		_, text := x.got()
+		x.hangUp()
+		<-x.done
+		req := c.getRequest()
+		req.Header.Set(eventHeader, firstID(t, text))
+		pass(replayLife - time.Second)
+		_, text = b.begin(req).got()
+		checkContains(t, "in time", text, "waited")
+		pass(2 * replayLife) // streams are checked at intervals
+		status, text := b.begin(req).got()
+		check(t, "too late: status", status, http.StatusGone)
+		checkContains(t, "the refusal", text, "the request again")
+	})
 }
 
 // TestSlowReaders has one client read a long message slowly, and get it all, and another one stop reading, which ends
