@@ -68,16 +68,11 @@ func Greet() string                   { b, _ := static.ReadFile("static/a.txt");
 func Nothing()                        {}
 func Nil() ([]string, error)          { return nil, nil }
 func Null() *Params                   { return nil }
-func Text() (string, error)           { return "a <b> & \"c\"\n", nil }
-func Number() float64                 { return 1.5 }
-func List() []int                     { return []int{1, 2} }
 func Bytes() []byte                   { return []byte("hi") }
 func Fail() (int, error)              { return 1, errors.New("no <way>") }
-func OnlyFail() error                 { return errors.New("never") }
 func Fine() error                     { return nil }
 func ErrorValue() interface{}         { return fmt.Errorf("a value") }
 func Panic()                          { panic("at the disco") }
-func PanicError() int                 { var p *Params; return len(p.Name) }
 func Goexit()                         { runtime.Goexit() }
 func NaN() float64                    { return math.NaN() }
 func Chan() interface{}               { return struct{ C chan int }{} }
@@ -87,9 +82,6 @@ func Cycle() interface{} {
 	m := map[string]interface{}{}
 	m["m"] = m
 	return m
-}
-func Result() map[string]interface{} {
-	return map[string]interface{}{"content": []map[string]string{{"type": "text", "text": "mine"}}, "isError": true}
 }
 func Large() string       { return strings.Repeat("x", 1<<20) }
 func Length(p Params) int { return len(p.Name) }
