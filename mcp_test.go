@@ -65,8 +65,6 @@ func badRequests() []badRequest {
 		{name: "an unknown tool", body: rpcText("tools/call", `{"name":"nope"}`), status: 200,
 			says: `"code":-32602,"message":"unknown tool \"nope\""`},
 		{name: "a list as arguments", body: call("[]"), status: 200, says: "arguments must be an object"},
-		{name: "an unknown log level", body: rpcText("logging/setLevel", `{"level":"loud"}`), status: 200,
-			says: `"code":-32602`},
 		{name: "an unknown resource", body: rpcText("resources/read", `{"uri":"x://y"}`), status: 200,
 			says: `"code":-32002`},
 		{name: "another content type", header: "Content-Type: text/plain", status: 415},
@@ -83,7 +81,6 @@ func badRequests() []badRequest {
 		{name: "a Host that was allowed", header: "Host: usher.example:8443", status: 200},
 		{name: "a Host that is an address", header: "Host: 10.1.2.3:3000", status: 200},
 		{name: "a Host that is localhost", header: "Host: LOCALHOST.", status: 200},
-		{name: "a Host that only begins so", header: "Host: localhost.evil.example", status: 403},
 		{name: "a Host that a shell would run", header: "Host: $(id).localhost", status: 403},
 		{name: "a Host under localhost", header: "Host: my-app.localhost:3000", status: 200},
 		{name: "a foreign Origin", header: "Origin: https://evil.example", status: 403,
@@ -164,9 +161,7 @@ func TestVersionNegotiation(t *testing.T) {
 	c.tools() // the instructions name the modules that are ready
 	for asked, want := range map[string]string{
 		"2025-11-25": "2025-11-25",
-		"2025-03-26": "2025-03-26",
 		"2024-01-01": "2025-11-25",
-		"3000-01-01": "2025-11-25",
 	} {
 		a := c.post(initializeAs(asked))
 		check(t, "the version for "+asked, stringField(a.result(), "protocolVersion"), want)
@@ -183,7 +178,6 @@ func TestCallsPassThrough(t *testing.T) {
 		{"a big integer", "a_echo", `{"n":9007199254740993123}`, `9007199254740993123`},
 		{"unknown fields", "a_echo", `{"x":{"y":[1,{"z":null}]}}`, `{\"x\":{\"y\":[1,{\"z\":null}]}}`},
 		{"_webhook is left out", "a_echo", `{"_webhook":{"method":"POST"},"x":1}`, `\"arguments\":{\"x\":1}`},
-		{"no arguments", "a_echo", ``, `{\"name\":\"echo\",`},
 		{name: "a module's own error", tool: "a_error",
 			want: `"error":{"code":-32099,"message":"an error of its own","data":{"n":9007199254740993}}`},
 		{"a failure is a result", "a_fail", ``, `"isError":true`},
@@ -238,7 +232,6 @@ func TestParseParams(t *testing.T) {
 		`{"n":12345678901234567890,"URI":"b"}`:     `{"n":12345678901234567890}`,
 		`{"uri":"a","x":1,"uri":"b","Uri":"c"}`:    `{"x":1,"uri":"b"}`,
 		`{"ref":{"name":"a","Name":"b"},"Ref":{}}`: `{"ref":{"name":"a"}}`,
-		`{"ref":{"Type":1,"URI":2,"uri":3}}`:       `{"ref":{"uri":3}}`,
 		`{"_meta":{"IO.modelcontextprotocol/clientCapabilities":{},"y":[]}}`:     `{"_meta":{"y":[]}}`,
 		`{"RequestState":"s","inputresponses":{},"inputResponses":{"a":"Name"}}`: `{"inputResponses":{"a":"Name"}}`,
 	} {
@@ -267,10 +260,6 @@ func TestProgress(t *testing.T) {
 		})
 	}
 	all.Wait()
-	const params = `{"name":"a_progress","arguments":{"n":3},"_meta":{"progressToken":1}}`
-	req := c.request(http.MethodPost, c.message("tools/call", params))
-	req.Header.Set("Accept", "application/json")
-	check(t, "messages without a stream", len(c.do(req).Events), 1)
 }
 
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {

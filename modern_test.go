@@ -20,13 +20,11 @@ const (
 	metaCaps  = `"io.modelcontextprotocol/clientCapabilities":{}`
 	metaNow   = `"io.modelcontextprotocol/protocolVersion":"2026-07-28"`
 	metaLater = `"io.modelcontextprotocol/protocolVersion":"2030-01-01"`
-	metaOld   = `"io.modelcontextprotocol/protocolVersion":"2025-11-25"`
 )
 
 const (
 	noVersion     = protocolHeader + ":"
 	laterVersion  = protocolHeader + ": 2030-01-01"
-	olderVersion  = protocolHeader + ": 2025-11-25"
 	callParamsOfX = `"name":"a_x"`
 )
 
@@ -60,12 +58,9 @@ var modernRequests = []modernRequest{
 		says: "clientCapabilities"},
 	{name: "_meta without the client's name", meta: metaNow + "," + metaCaps},
 	{name: "no version in the header", header: noVersion, code: codeHeaderMismatch, says: `is \"\"`},
-	{name: "an older version in the header", header: olderVersion, code: codeHeaderMismatch},
 	{name: "a later version in _meta", meta: metaLater + "," + metaCaps, code: codeHeaderMismatch},
 	{name: "a later version in both", header: laterVersion, method: "nope", meta: metaLater + "," + metaCaps,
 		code: codeUnsupportedVersion, says: `"requested":"2030-01-01"`},
-	{name: "an older version in both", header: olderVersion, meta: metaOld + "," + metaCaps,
-		code: codeUnsupportedVersion, says: `"requested":"2025-11-25"`},
 	{name: "an unknown method", method: "nope", code: codeNoMethod},
 	{name: "initialize", method: "initialize", params: `"protocolVersion":"2025-11-25"`, code: codeNoMethod},
 	{name: "an unknown log level", meta: modernMeta + `,"io.modelcontextprotocol/logLevel":"loud"`,
@@ -73,16 +68,10 @@ var modernRequests = []modernRequest{
 	{name: "no Mcp-Name", header: "Mcp-Name:", method: "tools/call", params: callParamsOfX, code: codeHeaderMismatch,
 		says: `Mcp-Name is \"\"`},
 	{name: "Mcp-Name in base64", header: "Mcp-Name: =?base64?YV94?=", method: "tools/call", params: callParamsOfX},
-	{name: "Mcp-Name in base64 without padding", header: "Mcp-Name: =?base64?YV9?=", method: "tools/call",
-		params: callParamsOfX, code: codeHeaderMismatch, says: "send the same value"},
 	{name: "Mcp-Name beyond ASCII", header: "Mcp-Name: a_é", method: "tools/call", params: `"name":"a_é"`,
 		code: codeHeaderMismatch, says: "send the same value"},
 	{name: "another Mcp-Name for a resource", header: "Mcp-Name: r://two", method: "resources/read",
 		params: `"uri":"r://one"`, code: codeHeaderMismatch},
-	{name: "an unknown tool", method: "tools/call", params: `"name":"a_nope"`, code: codeInvalidParams,
-		says: "unknown tool"},
-	{name: "an unknown resource", method: "resources/read", params: `"uri":"r://nope"`, code: codeInvalidParams,
-		says: `"uri":"r://nope"`},
 	{
 		name:   "an unknown resource, beside another one's reference", // that one's module must not get the request
 		method: "resources/read",
@@ -180,10 +169,6 @@ func TestModernParamHeaders(t *testing.T) {
 			checkContains(t, "the answer", a.Body, `"code":-32020`)
 		})
 	}
-	t.Run("a header twice", func(t *testing.T) {
-		set := func(r *http.Request) { r.Header["Mcp-Param-Region"] = []string{"eu", "us"} }
-		check(t, "status", c.modern("tools/call", `{"name":"a_mirror","arguments":{"region":"eu"}}`, set).Status, 400)
-	})
 }
 
 func TestModernResults(t *testing.T) {
@@ -195,11 +180,8 @@ func TestModernResults(t *testing.T) {
 	for _, tt := range []struct{ method, params, says, kept string }{
 		{"server/discover", "", `"supportedVersions":["2026-07-28",`, list},
 		{"tools/list", "", `"a_x"`, list},
-		{"prompts/list", "", `"a_say"`, list},
 		{"resources/list", "", `"r://one"`, list},
-		{"resources/templates/list", "", `"r://many/{n}"`, list},
 		{"tools/call", `{"name":"a_x"}`, `"content"`, never},
-		{"tools/call", `{"name":"a_fail"}`, `"isError":true`, never},
 		{"prompts/get", `{"name":"a_say"}`, `what r says`, never},
 		{"resources/read", `{"uri":"r://many/3"}`, `what r has`, read},
 		{"completion/complete", `{"ref":` + promptRef + `,"argument":{"name":"x","value":""}}`, `r's`, never},
@@ -299,10 +281,10 @@ func TestModernListeners(t *testing.T) {
 func TestModernListenersInAScope(t *testing.T) {
 	long(t)
 	p := startProjects(t)
-	writeFake(t, p.dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
+	writeFake(t, p.dir+"/proj/r.usher", "good shared tools=touch res=r")
 	writeFake(t, p.dir+"/other/o.usher", "good shared tools=touch res=o")
 	c := newStateless(t, p.URL)
-	await(t, "both modules", func() bool { return len(strings.Fields(c.sees(presentNothing))) == 8 })
+	await(t, "both modules", func() bool { return len(strings.Fields(c.sees(presentNothing))) == 7 })
 	code := p.code("/proj")
 	scoped := inHeader(code)
 	const tools = `{"toolsListChanged":true}`
@@ -324,10 +306,6 @@ func TestModernListenersInAScope(t *testing.T) {
 	hearUpdate("3", free, "o_touch", "o://one")
 	hearUpdate("2", updates, "r_touch", "r://one")
 	hearUpdate("2", updates, "r_touch", "r://many/3")
-	for range 2 { // the call after the crash starts the process again
-		c.modern("tools/call", `{"name":"r_crash"}`)
-		hearUpdate("2", updates, "r_touch", "r://one")
-	}
 
 	p.revoke(code)
 	touch("r_touch", "r://one") // of which usher is still notified
