@@ -50,20 +50,11 @@ func nodeTestInstall(t *testing.T, version string) string {
 		return node
 	}
 	write(t, filepath.Join(dir, "package.json"), `{"private":true}`)
-	nodeTestNpm(t, dir, "install", version)
+	need(t, "npm")
+	if out, _, err := runIn(dir, "npm", "install", version, "--no-audit", "--no-fund"); err != nil {
+		t.Fatalf("npm install %s: %v\n%s", version, err, out)
+	}
 	return node
-}
-
-func nodeTestNpm(t *testing.T, dir string, args ...string) {
-	t.Helper()
-	if _, err := exec.LookPath("npm"); err != nil {
-		lack(t, "npm")
-	}
-	cmd := exec.Command("npm", append(args, "--no-audit", "--no-fund")...)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("npm %v: %v\n%s", args, err, out)
-	}
 }
 
 // TestNodeScannerTakesAnything scans pieces and scrambled copies of the files
@@ -104,17 +95,14 @@ func TestNodeCalls(t *testing.T) {
 		{"rejects", `{}`, shownFailure("never")},
 		{"throwsText", `{}`, shownFailure("just text")},
 		{"throwsObject", `{}`, shownFailure(`{"code":7}`)},
-		{"throwsNothing", `{}`, shownFailure("undefined")},
 		{"throwsEmpty", `{}`, shownFailure("TypeError")},
 		{"throwsHostile", `{}`, shownFailure("the method failed with something that has no text")},
 		{"nan", `{}`, shownFailure(not + `"mean" is NaN`)},
 		{"big", `{}`, shownFailure(not + `"n" is a bigint`)},
 		{"func", `{}`, shownFailure(not + `"f" is a function`)},
 		{"bareFunc", `{}`, shownFailure(not + "it is a function")},
-		{"map", `{}`, shownFailure(not + `"m" is a Map`)},
 		{"cycle", `{}`, shownFailure(not + "it contains itself")},
 		{"hostile", `{}`, shownFailure(not + "not for you")},
-		{"proxy", `{}`, shownFailure("trapped")},
 		{"print", `{}`, shownText("printed")},
 		{"read", `{}`, shownObject(`{"own":"","child":"end"}`)},
 		{"stdin", `{}`, shownText("read \"\"")},
@@ -238,9 +226,7 @@ func TestNodeFailsToLoad(t *testing.T) {
 	write(t, filepath.Join(dir, "fine.mjs"), "export const a = 1")
 	for i, row := range []struct{ ending, text, want string }{
 		{".js", "export function a() {}\n\nexport function b( {", ":3: SyntaxError: "},
-		{".mjs", "export const a = 1\nlet 1x", ":2: SyntaxError: "},
 		{".mjs", "\nimport 'nopackage'\n", ":2: Error: Cannot find package 'nopackage'"},
-		{".js", "\n\nrequire('nopackage')\n", ":3: Error: Cannot find module 'nopackage'"},
 		{".mjs", "import { b } from './fine.mjs'\n",
 			":1: SyntaxError: The requested module './fine.mjs' does not provide an export named 'b'"},
 		{".js", "\nrequire('./broken.js')", ":2: SyntaxError: Unexpected end of input (broken.js:2)"},

@@ -108,7 +108,6 @@ func TestPythonParameters(t *testing.T) {
 		{"echo", `{"at":"2026-01-02T03:04:05.123456789Z","on":"2026-01-02","data":"aGk="}`,
 			`{"at":["datetime","2026-01-02T03:04:05.123456+00:00"],` +
 				`"on":["date","2026-01-02"],"data":["bytes","aGk="]}`},
-		{"echo", `{"at":"2026-01-02T03:04:05+02:00"}`, `{"at":["datetime","2026-01-02T03:04:05+02:00"]}`},
 		{"echo", `{"some":[1,1],"pair":[1,"a"],"anything":[{}]}`,
 			`{"some":["set",[1]],"pair":["tuple",[1,"a"]],"anything":["list",[{}]]}`},
 		{"echo", `{"bed":null,"n":null,"nullable":null}`, `{"nullable":["NoneType",null]}`},
@@ -150,7 +149,6 @@ func TestPythonResults(t *testing.T) {
 		"member":     shownText("red"),
 		"surrogate": `{"content":[{"type":"text","text":"{\"text\":\"\\ud800 and \\ud83d\\ude00\"}"}],` +
 			`"structuredContent":{"text":"\ud800 and \ud83d\ude00"}}`,
-		"proto": shownObject(`{"__proto__":1}`),
 		"converted": shownText(`["2026-01-02T03:04:05+00:00","2026-01-02","03:04:05",60.0,[1,2,3],["a"],` +
 			`"aGk=","a/b",[],[0,1],"red"]`),
 		"rows":            shownText(`[{"a":1,"b":"x"}]`),
@@ -256,10 +254,8 @@ func TestPythonFailsToLoad(t *testing.T) {
 	write(t, filepath.Join(dir, "broken.py"), "x = (\n")
 	files := map[string]struct{ text, want string }{
 		"syntax":   {"\ndef f(:\n", "syntax.usher.py:2: SyntaxError: "},
-		"import":   {"\n\nimport no_such\n", "import.usher.py:3: ModuleNotFoundError: No module named 'no_such'"},
 		"inner":    {"import helper\n", "helper.py:2: ModuleNotFoundError: No module named 'no_such_thing'"},
 		"neighbor": {"import broken\n", "broken.py:"}, // the line is the version's choice
-		"library":  {"import json\njson.loads('{')\n", "library.usher.py:2: JSONDecodeError: "},
 		"leaves":   {"import sys\nsys.exit('no configuration')\n", "leaves.usher.py:2: SystemExit: no configuration"},
 		"null":     {"x = 1\x00", "null.usher.py: "},
 	}

@@ -100,13 +100,10 @@ func TestParseConfig(t *testing.T) {
 func TestParseConfigErrors(t *testing.T) {
 	for raw, want := range map[string]string{
 		``:                                "unexpected end",
-		`[]`:                              `want {"mcpServers": `,
 		`{"mcpServers":[]}`:               `"mcpServers"`,
 		`{"mcpservers":{}}`:               `"mcpServers"`,
 		`{"servers":{}}`:                  `not "servers"`,
-		`{"mcpServers":{}`:                "at line 1: ",
 		"{\n // no\n}":                    "at line 2: invalid character '/'",
-		"{ // no\n}":                      "at line 1",
 		"{\"mcpServers\":{\n\"a\":1,\n}}": "at line 3: ",
 	} {
 		_, err := configModules([]byte(raw), "/w")
@@ -119,7 +116,6 @@ func TestMissingPrograms(t *testing.T) {
 	const missing = ": executable file not found in $PATH"
 	const python = ": install Python 3.9 or newer, or make a .venv beside the module"
 	for program, want := range map[string]string{
-		"python":  `command "python"` + missing + python,
 		"python3": `command "python3"` + missing + python,
 		"npx -y @scope/foo": `command "npx": no such file or directory: "command" is only the program: ` +
 			`put -y @scope/foo into "args"`,

@@ -30,7 +30,6 @@ func TestDocTags(t *testing.T) {
 			`"annotations":{"readOnlyHint":true,"idempotentHint":true}}`},
 		{"annotations are text to a server", "server", `Adds.\n@readonly`, object, text(`Adds.\n@readonly`)},
 		{"a webhook of a program written for usher", "server", `Adds.\n@webhook a/b`, object, text(`Adds.`)},
-		{"a server of .mcp.json has no tags", "config", `Adds.\n@webhook a/b`, object, text(`Adds.\n@webhook a/b`)},
 		{"a parameter's text", "go", "@param a the a", `{"type":"object","properties":{"a":{"type":"string"}}}`,
 			noText(`{"type":"object","properties":{"a":{"type":"string","description":"the a"}}}`)},
 		{"parameters of a shell function", "shell",
@@ -52,8 +51,6 @@ func TestDocTags(t *testing.T) {
 				`"n":{"type":"array","items":{"enum":[1,2]}},"s":{}},"required":["n","s"]}`)},
 		{"literals that contain | accept any value", "shell", `@param {'a|b'|'c'|3} k which`, object,
 			noText(`{"type":"object","properties":{"k":{"description":"which"}},"required":["k"]}`)},
-		{"other tags are text", "go", `@returns nothing\nmail me@example.com`, object,
-			text(`@returns nothing\nmail me@example.com`)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			m := methodOf(t, tt.rules, `"description":"`+tt.doc+`","inputSchema":`+tt.schema)
@@ -194,7 +191,6 @@ func TestCircularReferences(t *testing.T) {
 	for _, tt := range []struct{ name, schema, arguments, want string }{
 		{"itself", "Self", `{"x":1}`, tooComplex},
 		{"each other", "A", `{"x":1}`, tooComplex},
-		{"values inside values", "List", `{"x":[[1],[[2,3]],[]]}`, ""},
 		{"a wrong one inside", "List", `{"x":[[1],[["a",3]],[]]}`,
 			`parameter "x.1.0.0": want an array or an integer, got a string`},
 		{"a long chain in each level", "C0", `{"x":` + nested + `,"y":"` + large + `"}`, tooComplex},
@@ -226,7 +222,6 @@ func TestToolResult(t *testing.T) {
 		`null`:                                  `{"content":[]}`,
 		`"a <b>\u00e9"`:                         `{"content":[{"type":"text","text":"a <b>\u00e9"}]}`,
 		`1.50`:                                  text("1.50") + `}`,
-		`false`:                                 text("false") + `}`,
 		`[1,{"a":2}]`:                           text(`[1,{"a":2}]`) + `}`,
 		`{}`:                                    structured(`{}`),
 		"{\"n\":\n123456789012345678}":          structured(`{"n":123456789012345678}`),

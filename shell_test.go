@@ -58,7 +58,6 @@ func TestShellModule(t *testing.T) {
 		{"an option is no option", "args", `{"a":"-n"}`, "[-n]"},
 		{"all of them on stdin", "whole", `{"a":"é\n","n":9007199254740993}`, `{"a":"é\n","n":9007199254740993}`},
 		{"an object keeps its digits", "object", ``, `"structuredContent":{"a":12345678901234567890}`},
-		{"a result of MCP's own form", "result", ``, `"type":"image"`},
 		{"its file", "file", ``, "BASH_SOURCE s.usher.sh"},
 		{"nothing", "nothing", ``, `{"content":[]}`},
 		{"what is no UTF-8", "noise", ``, "\uFFFD{"},
@@ -144,7 +143,6 @@ func TestShellNames(t *testing.T) {
 			for _, tt := range []struct{ name, text, want string }{
 				{"say", "a", "said a"},
 				{"test", "a", "tested a"},
-				{"echo", "a", "printed a"},
 				{"touch", "a", "touched a"},
 				{"touch", "gone", "the script defines no function touch"},
 			} {
@@ -164,11 +162,9 @@ func TestShellOptions(t *testing.T) {
 	const script = "\n\n# Deploys.\n# @param {string} text what\ndeploy() { false; echo DEPLOYED; }\n"
 	for first, want := range map[string]string{
 		"#!/bin/bash":                          "DEPLOYED",
-		"#!/bin/bash -":                        "DEPLOYED",
 		"#!/bin/bash -eu":                      "deploy ended with exit status 1",
 		"#!/bin/bash -o errexit -":             "deploy ended with exit status 1",
 		"#!/usr/bin/env bash -e\r":             "deploy ended with exit status 1",
-		"#!/bin/bash\nset -e":                  "deploy ended with exit status 1",
 		"#!/usr/bin/env -S bash -euo pipefail": "deploy ended with exit status 1",
 	} {
 		dir := t.TempDir()

@@ -1,11 +1,10 @@
 // Looks at a page in Chromium: in narrow and wide windows, light and dark. Prints what measure.js says of each, and
-// what the browser complains of. Arguments: the page, a folder for the browser, and the beginning of the files for
-// screenshots, "" for none.
+// what the browser complains of. Arguments: the page, and a folder for the browser.
 
 import { spawn } from 'node:child_process'
-import { readFileSync, writeFileSync } from 'node:fs'
+import { readFileSync } from 'node:fs'
 
-const [page, folder, shots] = process.argv.slice(2)
+const [page, folder] = process.argv.slice(2)
 const measure = readFileSync(new URL('measure.js', import.meta.url), 'utf8')
 const flags = ['--headless', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--no-first-run']
 const args = [...flags, '--user-data-dir=' + folder, '--remote-debugging-pipe', 'about:blank']
@@ -50,10 +49,6 @@ for (const width of [320, 1280]) {
     await shown
     const { result } = await tell('Runtime.evaluate', { expression: measure })
     console.log(result.value)
-    if (shots) {
-      const { data } = await tell('Page.captureScreenshot', { captureBeyondViewport: true })
-      writeFileSync(`${shots}-${width}-${value}.png`, data, 'base64')
-    }
   }
 }
 browser.kill()

@@ -79,7 +79,6 @@ def structured(): return {"a": 1, 2: "b", None: 3}
 def record(): return Bed(1, next=Bed(2))
 def member(): return Color.RED
 def surrogate(): return {"text": "\ud800 and \ud83d\ude00"}
-def proto(): return {"__proto__": 1}
 
 
 def converted():
