@@ -26,7 +26,9 @@ func TestAskAcrossRevisions(t *testing.T) {
 					continue // such a client can't answer with an error
 				}
 				t.Run(module+" is refused", func(t *testing.T) {
-					c.answer = askRefuses
+					c.answer = func(string, json.RawMessage) json.RawMessage {
+						return json.RawMessage(`{"error":{"code":-1,"message":"the user said no"}}`)
+					}
 					msg := c.call(module+"_ask", askForms("refused"))
 					c.forgetAsked()
 					checkContains(t, "the result", string(msg), "the user said no")

@@ -286,19 +286,15 @@ func TestSuspendedCallsEnd(t *testing.T) {
 	} {
 		runInBubble(t, tt.name, func(t *testing.T, b *bubble) {
 			tool, state := tt.leave(t, b)
-			check(t, "the module hears", sortedLines(b.hears()), tt.hears)
+			lines := strings.Split(b.hears(), "\n")
+			slices.Sort(lines)
+			check(t, "the module hears", strings.Join(lines, "\n"), tt.hears)
 			check(t, "suspended calls", b.suspended(), 0)
 			if state != "" {
 				wantStale(t, "afterwards", b.modern("tools/call", goOn(params(tool), state, sayYes)))
 			}
 		})
 	}
-}
-
-func sortedLines(text string) string {
-	lines := strings.Split(text, "\n")
-	slices.Sort(lines)
-	return strings.Join(lines, "\n")
 }
 
 // TestSuspendedUnderAClaim ends the claim of a suspended call, which then ends, and can't be continued.

@@ -73,11 +73,6 @@ func askAnswer(word string) func(string, json.RawMessage) json.RawMessage {
 
 func askSilent(string, json.RawMessage) json.RawMessage { return nil }
 
-// askRefuses answers each request with an error.
-func askRefuses(string, json.RawMessage) json.RawMessage {
-	return json.RawMessage(`{"error":{"code":-1,"message":"the user said no"}}`)
-}
-
 // askGot parses a result of the tool ask: the process that asked, and the answers it got.
 func askGot(msg json.RawMessage) (pid int, got []string, text string) {
 	text = resultText(field(msg, "result"))

@@ -164,12 +164,7 @@ func (s spy) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	res.Body = io.NopCloser(bytes.NewReader(body))
-	s.look(fmt.Sprint(res.Header, string(body)))
-	return res, err
-}
-
-// look fails the test for a text that names a folder of this run.
-func (s spy) look(text string) {
+	text := fmt.Sprint(res.Header, string(body))
 	here, _ := os.Getwd()
 	home, _ := os.UserHomeDir()
 	for _, dir := range []string{os.TempDir(), here, home} {
@@ -177,6 +172,7 @@ func (s spy) look(text string) {
 			s.t.Errorf("an answer names %s: %s", dir, clipText(text, 500))
 		}
 	}
+	return res, err
 }
 
 // request returns a request with the client's session.
@@ -345,16 +341,6 @@ func (c *testClient) modernListen(id, filter, honoured string, present ...func(*
 	wantEvent(c.t, events, `"method":"notifications/subscriptions/acknowledged"`, `"notifications":`+honoured,
 		`"`+metaSubscription+`":`+id)
 	return events, hangUp
-}
-
-// ways are the ways to present a code.
-var ways = map[string]func(*http.Request, string){
-	"in the header": func(r *http.Request, code string) { inHeader(code)(r) },
-	"in the URL":    func(r *http.Request, code string) { inQuery(code)(r) },
-	"as bearer":     func(r *http.Request, code string) { inAuthorization("Bearer " + code)(r) },
-	"lower and dashed": func(r *http.Request, code string) {
-		inHeader(strings.ToLower(code[:3] + "-" + code[3:]))(r)
-	},
 }
 
 func presentNothing(*http.Request) {}
@@ -577,12 +563,6 @@ func (c *sseClient) ask(method, params string) json.RawMessage {
 			return e.msg()
 		}
 	}
-}
-
-// sees returns the tools that it sees.
-func (c *sseClient) sees() string {
-	c.t.Helper()
-	return answer{Status: 200, Events: []json.RawMessage{c.ask("tools/list", "")}}.toolNames()
 }
 
 // startStdio runs usher stdio over a workspace; messages go in and out by the pipes.
@@ -819,7 +799,11 @@ func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 		}
 		defer res.Body.Close()
 		if strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream") {
-			c.takeEvents(res.Body)
+			readEvents(res.Body, func(e event) {
+				if e.data != "" {
+					c.take(e.msg())
+				}
+			})
 			return nil
 		}
 		body, err := io.ReadAll(res.Body)
@@ -829,15 +813,6 @@ func askOverPOST(t *testing.T, url, version, caps, code string) *askClient {
 		return err
 	}
 	return c
-}
-
-// takeEvents takes the messages of a stream.
-func (c *askClient) takeEvents(stream io.Reader) {
-	readEvents(stream, func(e event) {
-		if e.data != "" {
-			c.take(e.msg())
-		}
-	})
 }
 
 // askModern is a client without a session.

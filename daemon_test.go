@@ -312,28 +312,17 @@ func (d *testDaemon) hookRequest(method, path, body string, headers ...string) (
 	return req, nil
 }
 
-// try sends a delivery that may fail on its way.
-func (d *testDaemon) try(method, path, body string, headers ...string) (answer, error) {
-	req, err := d.hookRequest(method, path, body, headers...)
-	if err != nil {
-		return answer{}, err
-	}
-	res, err := hookClient.Do(req)
-	if err != nil {
-		return answer{}, err
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}, err
-}
-
+// send sends a delivery.
 func (d *testDaemon) send(t *testing.T, method, path, body string, headers ...string) answer {
 	t.Helper()
-	a, err := d.try(method, path, body, headers...)
-	if err != nil {
-		t.Fatalf("%s %s: %v", method, path, err)
-	}
-	return a
+	req, err := d.hookRequest(method, path, body, headers...)
+	must(t, err)
+	res, err := hookClient.Do(req)
+	must(t, err)
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	must(t, err)
+	return answer{Status: res.StatusCode, Header: res.Header, Body: string(text)}
 }
 
 // deliver posts a JSON body.

@@ -25,12 +25,6 @@ import (
 	"time"
 )
 
-// holdElsewhere makes the token one that a writer of another host has.
-func holdElsewhere(t *testing.T, token *writeToken) {
-	t.Helper()
-	setTokens(t, token, fmt.Sprintf("held.%d.elsewhere.7.1", time.Now().UnixMilli()))
-}
-
 // setTokens makes these the files of the token's folder.
 func setTokens(t *testing.T, token *writeToken, names ...string) {
 	t.Helper()
@@ -112,7 +106,7 @@ func zombiePID(t *testing.T) int {
 
 func TestWaitingEndsWithTheContext(t *testing.T) {
 	s := testStore(t, newDataDir(t))
-	holdElsewhere(t, s.token)
+	setTokens(t, s.token, fmt.Sprintf("held.%d.elsewhere.7.1", time.Now().UnixMilli()))
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	_, err := s.Create(ctx, "/w", "", time.Hour)
