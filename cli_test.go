@@ -141,7 +141,6 @@ func TestFlagsAnywhere(t *testing.T) {
 		label string
 	}{
 		{"claim -base BASE -scope DIR", day, ""},
-		{"claim --base=BASE --scope=DIR --ttl=90m --label=list", 90 * time.Minute, "list"},
 		{"claim -label revoke -ttl 7d -scope DIR -base BASE", 7 * day, "revoke"},
 		{"claim -ttl 1h30m -label=-json -base=BASE -scope=DIR", 90 * time.Minute, "-json"},
 		{"claim -ttl 2w -ttl 30s -base BASE -scope DIR", 30 * time.Second, ""},
@@ -173,20 +172,14 @@ func TestPlainOutput(t *testing.T) {
 		}
 	}
 	base := t.TempDir()
-	path := base + "/.data/claims.json"
-	write(t, path, `[
-		{"code":"CCCCCC","scopeDir":"/w/ümläut ünd space",
-			"expiresAt":"2099-03-01T00:00:00Z","createdAt":1700000000000,"note":{"kept":1}},
+	write(t, base+"/.data/claims.json", `[
+		{"code":"CCCCCC","scopeDir":"/w/ümläut ünd space","expiresAt":"2099-03-01T00:00:00Z"},
 		{"code":"BBBBBB","scopeDir":"/w/\u001b[31mred\n/w/two\tthree",
 			"label":"\u001b]0;title\u0007\r\u202eab","expiresAt":"2099-02-01T00:00:00Z"},
 		{"code":"AAAAAA","scopeDir":"/w","label":"over","expiresAt":"2020-01-01T00:00:00Z"}]`)
 	out := wantUsher(t, 0, "CCC-CCC   /w/ümläut ünd space ", "claim", "list", "-base", base)
 	isPlain("usher claim list", out)
 	check(t, "lines", strings.Count(out, "\n"), 3)
-	check(t, "the soonest is first", strings.Index(out, "BBB-BBB") < strings.Index(out, "CCC-CCC"), true)
-	raw, _ := os.ReadFile(path)
-	checkOmits(t, "the file", string(raw), "AAAAAA")
-	checkContains(t, "the file", string(raw), `"kept": 1`, "1700000000000")
 
 	dir := t.TempDir()
 	odd := dir + "/x\x1b]0;title\a\u202ey"
@@ -223,8 +216,8 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	check(t, "hidden modules", strings.Count(hidden, "  hidden: "), 1)
 	wantUsher(t, 0, "Revoked ", "claim", "revoke", strings.ToLower(code[:3]+"-"+code[3:]), "-base", base)
 	check(t, "tools after the revoke", len(c.tools()), 0)
-	for _, way := range ways {
-		openSession(t, d.URL, func(r *http.Request) { way(r, code) })
+	for _, present := range []func(*http.Request){inHeader(code), inQuery(code), inAuthorization("Bearer " + code)} {
+		openSession(t, d.URL, present)
 	}
 	d.hidesCodes(t, code)
 	d.stop(t)
@@ -499,8 +492,7 @@ func TestTTL(t *testing.T) {
 	t.Parallel()
 	const day = 24 * time.Hour
 	for text, want := range map[string]time.Duration{
-		"30m": 30 * time.Minute, "1h": time.Hour, "7d": 7 * day, "90s": 90 * time.Second, "2w": 14 * day,
-		"1h30m": 90 * time.Minute, "1.5h": 90 * time.Minute, "36500d": maxTTL, "7D": 7 * day,
+		"90s": 90 * time.Second, "2w": 14 * day, "36500d": maxTTL, "7D": 7 * day,
 	} {
 		got, err := parseTTL(text)
 		must(t, err)
@@ -648,7 +640,6 @@ func TestCompletion(t *testing.T) {
 			need(t, shell)
 			for line, want := range map[string]string{
 				"usher comp":                            "completion",
-				"usher help st":                         "stdio",
 				"usher claim ":                          "list revoke",
 				"usher claim -base BASE revoke ":        c.Code.Dashed(),
 				"usher serve -allow":                    "-allow-host -allow-origin",

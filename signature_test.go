@@ -445,21 +445,15 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 	writeConfig(t, dir+"/.mcp.json", "c", "fixed tools=env")
 	write(t, dir+"/s.usher.sh", "# Tells.\n# @param {string} name of the variable\n"+
 		"env() { [ -n \"$(printenv \"$1\")\" ] && echo true || echo false; }\n")
-	writeTools(t, dir+"/x.usher", fakeTool{Name: "handleIt", Doc: "@signature github WH_ONE_SIGNING_SECRET"},
-		fakeTool{Name: "env", Does: "env"})
+	writeFake(t, dir+"/x.usher", "fixed shared tools=env")
 	d := daemonOptions{env: env}.start(t, dir)
 	c := connect(t, d.URL)
-	c.awaitTools("c_env", "s_env", "x_env", "x_handleIt")
+	c.awaitTools("c_env", "s_env", "x_env")
 	for _, tool := range []string{"c_env", "s_env", "x_env"} {
 		for _, name := range names {
 			a := c.call(tool, `{"name":"`+name+`"}`)
 			check(t, tool+" has "+name, strings.HasPrefix(resultText(a.result()), "true"), name == "WH_ORDINARY")
 		}
-	}
-	checkError(t, "unsigned", d.deliver(t, "x/handleIt", `{}`, shown), 401) // checked, though no module has the key
-	if a := d.deliver(t, "x/handleIt", `{}`, append(signed("github", testSecret, `{}`, time.Now()),
-		shown)...); a.Status != 200 {
-		t.Errorf("signed: %d %s", a.Status, a.Body)
 	}
 }
 

@@ -91,9 +91,7 @@ func TestWebhookAnswers(t *testing.T) {
 	for _, response := range []string{
 		`5`, `null`, `{"code":200}`,
 		`{"status":"200"}`, `{"status":199}`, `{"status":101}`, `{"status":600}`, `{"status":200.5}`,
-		`{"status":99999999999999999999}`,
 		`{"headers":["a"]}`, `{"headers":{"a":1}}`, `{"headers":{"a":"x\r\nSet-Cookie: y"}}`,
-		`{"headers":{"a":"x\u0001y"}}`,
 		`{"headers":{"a":"x\u007f"}}`, `{"headers":{"a b":"x"}}`, `{"headers":{"a:":"x"}}`, `{"headers":{"a\nb":"x"}}`,
 		`{"headers":{"":"x"}}`, `{"headers":{"transfer-encoding":"chunked"}}`,
 		`{"headers":{"content-length":"1"},"body":"xyz"}`,

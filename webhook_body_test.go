@@ -178,17 +178,13 @@ func TestWebhookMultipart(t *testing.T) {
 		{"files in an array", "handleForm", []part{{"list", "a", "", "A"}, {"list", "b", "", ""}},
 			`{"list":[{"contentType":"","filename":"a","size":1,"text":"A"},` +
 				`{"contentType":"","filename":"b","size":0,"text":""}]}`, 200},
-		{"a file for an object", "handleForm", []part{{"o", "a", "x/y", "A"}},
-			`{"o":{"contentType":"x/y","filename":"a","size":1,"text":"A"}}`, 200},
 		{"a folder in the file's name", "handleAny", []part{{"doc", "../../etc/x", "", ""}},
 			`{"doc":{"contentType":"","filename":"x","size":0,"text":""}}`, 200},
-		{"a field of a type", "handleAny", []part{{"x", "", isJSON, `{"a":1}`}}, `{"x":"{\"a\":1}"}`, 200},
 		{"a file named payload", "handleAny", []part{{"payload", "p.json", "", `{}`}},
 			`{"payload":{"contentType":"","filename":"p.json","size":2,"text":"{}"}}`, 200},
 		{"a forged _webhook", "handleAny", []part{field("_webhook", "x"), {"_webhook", "f", "", "x"}, field("a", "1")},
 			`{"a":"1"}`, 200},
 		{"a field that is no text", "handleAny", []part{field("x", "a\xff")}, `{"x":"a\ufffd"}`, 200},
-		{"no part", "handleAny", nil, `{}`, 200},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			kind, body := multipartBody(row.parts...)

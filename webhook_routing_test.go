@@ -106,7 +106,6 @@ func TestWebhookConflicts(t *testing.T) {
 		names  []string
 	}{
 		{"p-deploy/handleX", 200, nil},
-		{"q-deploy/handleX", 200, nil},
 		{"deploy/handleX", 409, []string{"p-deploy/handleX", "q-deploy/handleX"}},
 		{"deploy/handleOnly", 409, []string{"p-deploy/handleOnly", "two_e"}},
 		{"deploy/plain", 404, nil},
