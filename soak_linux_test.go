@@ -20,7 +20,7 @@ import (
 
 // endedSession is how many bytes one ended session may occupy. usher remembers ended sessions
 // of claims for 30 days, and the test ends far more of them than people do.
-const endedSession = 900
+const endedSession = 400
 
 // soak is a daemon in this process, with a module in each language.
 type soak struct {
