@@ -98,13 +98,14 @@ type Claim struct {
 	raw json.RawMessage
 }
 
-// Keys of the hashes that identify claims in the log, and count them, while this process runs.
+// Keys of the hashes that identify claims in the log (logKey) and in the tables of limits
+// (keySeed). Each process draws its own.
 var (
 	logKey  = rand.Text()
 	keySeed = maphash.MakeSeed()
 )
 
-// exists reports whether the id is that of a claim, active or ended.
+// exists reports whether the id identifies a claim, active or ended.
 func (id claimID) exists() bool { return id != claimID{} }
 
 // Key returns a keyed hash of the id, or "" for no claim. The hash never leaves the process.
@@ -251,8 +252,8 @@ func readClaims(path string) (*claimsFile, error) {
 	return f, nil
 }
 
-// readOpenClaims stats the open file before it reads it: if the file is changed in
-// between, the next stat differs from this one, and the file is read again.
+// readOpenClaims reads and parses an open file. It stats the file first: if the file is
+// changed in between, the next stat differs from this one, and the file is read again.
 func readOpenClaims(file *os.File) (*claimsFile, error) {
 	info, err := file.Stat()
 	if err != nil {

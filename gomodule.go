@@ -26,8 +26,8 @@ import (
 	"unicode"
 )
 
-// goMainText is the part of the generated main that is the same for every module. It is not
-// named .go, as the go command would build it.
+// goMainText is the part of the generated main that is the same for every module. Its
+// file is not named .go, because the go command would build it.
 //
 //go:embed runtimes/gomain.go.txt
 var goMainText string
@@ -185,7 +185,7 @@ const (
 
 const (
 	buildTimeout = 2 * time.Minute // for one go build
-	keepBuilds   = 24 * time.Hour  // for which an unused binary is kept
+	keepBuilds   = 24 * time.Hour  // how long an unused binary is kept
 )
 
 // goImports are the packages that a Go module's file imports, directly or not, from its own
@@ -295,7 +295,7 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*g
 			return nil, err
 		}
 	}
-	// The build reports the errors of this.
+	// Errors of go list are ignored here, because go build reports them again.
 	list, _ := runGo(ctx, r, dir, overlayFile, "list", "-e", "-deps", "-f", ownPackage)
 	folders := strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })
 	imports := &goImports{folders, goVersion(folders)}
@@ -330,7 +330,7 @@ func runGo(ctx context.Context, r *reaper, dir, overlay string, args ...string) 
 	var output bytes.Buffer
 	cmd.Stdout = &output
 	cmd.Stderr = &output
-	cmd.WaitDelay = exitTimeout // if a process that left the tree keeps them open
+	cmd.WaitDelay = exitTimeout // if a process that left the tree keeps the outputs open
 	c, err := r.start(cmd)
 	if err == nil {
 		err = c.wait(ctx, 0)

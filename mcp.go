@@ -101,7 +101,7 @@ var mcpMethods = map[string]mcpMethod{
 type request struct {
 	server  *Server
 	session *Session
-	calls   *inflight[context.CancelCauseFunc] // where the client can cancel the request
+	calls   *inflight[context.CancelCauseFunc] // the client's requests in flight, which it can cancel
 	out     *outbox                            // to the client
 	streams context.Context                    // ends when the client's streams must end
 	header  http.Header                        // of a stateless POST, else nil; must agree with params
@@ -117,8 +117,8 @@ type request struct {
 	end     func()          // undoes begin
 }
 
-// newRequest returns the request of a message in a session, which held accounts for. Its
-// messages and its answer go to out.
+// newRequest returns the request that msg makes in a session. held accounts for the
+// memory of msg. Messages of the request and its answer go to out.
 func (s *Server) newRequest(
 	session *Session, from admission, out *outbox, held *reservation, msg *Message, params object,
 ) *request {
@@ -139,8 +139,8 @@ func (s *Server) newRequest(
 	return r
 }
 
-// begin counts the request and enters it where its client can cancel it. After a success,
-// the caller must call answer, and end when the answer has been written.
+// begin counts the request and adds it to r.calls, so that its client can cancel it.
+// After a success, the caller must call answer, and end when the answer has been written.
 func (r *request) begin(ctx context.Context) error {
 	counted := &r.server.requests
 	limit := int64(maxInFlight)
@@ -171,8 +171,8 @@ func (r *request) begin(ctx context.Context) error {
 	return nil
 }
 
-// answer runs the request's method. It returns result or error in the form of the
-// client's revision. The error is context.Cause(r.ctx) if r.ctx ended.
+// answer runs the request's method. It returns the result or the error in the form that
+// the client's revision of MCP wants. The error is context.Cause(r.ctx) if r.ctx ended.
 func (r *request) answer() (result json.RawMessage, err error) {
 	defer catch(r.server.log, &err)
 	// Proxies and clients take a silent connection for a dead one.
@@ -216,8 +216,9 @@ func (r *request) encodeAnswer(result json.RawMessage, err error) frame {
 	}
 }
 
-// checkHeaders returns an error unless the headers of a stateless POST repeat the name
-// of the item that the request is for, and the arguments that a tool's schema marks so.
+// checkHeaders returns an error unless the headers of a stateless POST repeat the name of
+// the item that the request is for, and the arguments that the tool's schema marks with
+// x-mcp-header.
 func (r *request) checkHeaders() error {
 	key := r.method.named
 	if key == "" || r.header == nil {
@@ -256,8 +257,8 @@ func (r *request) view() (*View, error) {
 	return r.server.modules.View(scope), err
 }
 
-// readyView returns the view once its modules have been introspected. It is empty if the
-// claim has ended.
+// readyView waits for modules that are being introspected, as waitReady does, and returns
+// the view. The view is empty if the claim has ended.
 func (r *request) readyView() *View {
 	r.waitReady()
 	view, _ := r.view()
@@ -288,8 +289,9 @@ func (r *request) discover() (json.RawMessage, error) {
 	return r.about(object{{"supportedVersions", spoken}}), nil
 }
 
-// about returns a result with what every client learns about usher added. It does not wait
-// for modules, as some clients give up soon: the instructions name those that are ready.
+// about adds to result what every client learns about usher, and encodes it. It does not
+// wait for modules, as some clients give up soon: the instructions name those that are
+// ready.
 func (r *request) about(result object) json.RawMessage {
 	view, _ := r.view()
 	return append(result,
@@ -392,8 +394,8 @@ func (r *request) find() (*Item, error) {
 	return nil, e
 }
 
-// forward makes the request to the module that has the item, in the scope that the
-// caller has when the module is asked.
+// forward sends the request to the module of the item that it names. It looks the item up
+// in the scope that the caller has at that moment.
 func (r *request) forward() (json.RawMessage, error) {
 	result, err := r.server.modules.Call(r.ctx, func() (json.RawMessage, error) {
 		item, err := r.find()
@@ -418,13 +420,13 @@ func (r *request) call() (json.RawMessage, error) {
 		return nil, err
 	}
 	if item.module.Stateless {
-		return r.forward() // the module's results contain what it asks
+		return r.forward() // the module asks for input in its result
 	}
 	return r.server.suspended.call(r)
 }
 
-// callTool calls a tool. An error that is not the module's own becomes a result, so
-// that a model can correct itself.
+// callTool calls a tool. An error that is no JSON-RPC error, such as an invalid argument
+// or a crash, becomes a failed result, so that a model can correct itself.
 func (r *request) callTool() (json.RawMessage, error) {
 	if arguments := r.params.get("arguments"); arguments != nil {
 		var err error
@@ -518,7 +520,7 @@ func (r *request) listen() (json.RawMessage, error) {
 	if !isObject(filter) {
 		return nil, rpcErrorf(codeInvalidParams, `%s needs an object "notifications"`, listenMethod)
 	}
-	view := r.readyView() // a resource that is missing now is never notified of
+	view := r.readyView() // the client is not notified about resources that are missing now
 	honoured := r.session.readFilter(view, filter)
 	r.session.principal = r.caller.Held.principal
 	wanted := int64(len(r.session.subscriptions))
@@ -543,10 +545,10 @@ func (s *Server) scope(session *Session) (Scope, error) {
 	return s.gate.Scope(s.gate.Current(session.token))
 }
 
-// authorized returns a function that reports whether a session still has the access of
-// a principal that it had. The function must be called at each later use: for
-// notifications, requests to the client and resumed streams. It is a function for
-// worker.go and outbox.go, which must not depend on the gate.
+// authorized returns a function that reports whether a session still belongs to the
+// principal was, and was still has access. The function must be called before each later
+// notification, request to the client and resumed stream. worker.go and outbox.go get a
+// function because they must not depend on the gate.
 func (s *Server) authorized(session *Session, was Principal) func() bool {
 	return func() bool {
 		_, err := s.gate.Scope(was)

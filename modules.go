@@ -102,7 +102,7 @@ type Status struct {
 	Module  *Module // the newest that worked, of this version or an earlier one; nil for none
 	Err     error   // why the newest version is not hosted
 	Pending bool    // it is being introspected, or the catalog does not show its outcome yet
-	Begun   bool    // its introspection does not wait for others any longer
+	Begun   bool    // its introspection no longer waits for a slot
 }
 
 // manifest is everything that a module offers. It is cached.
@@ -191,8 +191,8 @@ func (r *Registry) Pending(scope Scope) bool {
 	return false
 }
 
-// WaitAll waits until no module inside a scope is pending, for at most timeout, and
-// reports whether that is so.
+// WaitAll waits until no module inside a scope is pending, for at most timeout. It
+// reports false if one still is.
 func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Scope) bool {
 	ready := func() bool { return !r.Pending(scope) }
 	if ready() {
@@ -271,8 +271,9 @@ func (r *Registry) update(s *scan) {
 	}
 }
 
-// startVersion replaces a module's version by a new one. The module of the old version stays
-// until the new version has its own. refused is why the new version can't be hosted. The caller holds r.updating.
+// startVersion replaces a module's version by a new one. The old version's Module stays
+// until the new version has one. refused says why the new version can't be hosted, or is
+// nil. The caller holds r.updating.
 func (r *Registry) startVersion(d discovered, refused error) {
 	v := &moduleVersion{
 		Status:  Status{discovered: d, Pending: true},
@@ -302,16 +303,17 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	}
 }
 
-// hasChanged reports whether the version's file, or a file that it imports, has changed. A
-// file that is gone has not: scans notice that.
+// hasChanged reports whether the version's file, or a file that it imports, has changed.
+// A file that is gone does not count as changed: scans notice its removal.
 func (v *moduleVersion) hasChanged() bool {
 	info, err := os.Lstat(v.Source)
 	return err == nil && (fileVersion(info) != v.Version || v.imports.Load().changed())
 }
 
-// checkCurrent returns nil if a module has not changed since its version v was found. Else it
-// starts the new version, unless a scan has done that, and returns errRetired while that
-// version is pending or if it is ready. If it can't be hosted, checkCurrent says why.
+// checkCurrent returns nil if a module has not changed since its version v was found.
+// Otherwise it starts the new version, unless a scan has started it. The error is
+// errRetired while the new version is pending and when it is ready, else the reason why
+// it can't be hosted.
 func (r *Registry) checkCurrent(v *moduleVersion) error {
 	if !v.hasChanged() {
 		return nil
@@ -341,10 +343,10 @@ func (r *Registry) checkCurrent(v *moduleVersion) error {
 	return fmt.Errorf("module %q has changed: %w%s", v.Name, failed, faultOf(failed, filepath.Base(v.Source)))
 }
 
-// compare returns the modules that are new or have changed since the last scan, by
-// themselves or in what check, an approval, says about them. It removes the modules that are
-// gone. Editors replace a file by removing it for a moment, so one scan that misses a file
-// does not count.
+// compare returns the modules that are new, and those that have changed, been approved or
+// lost their approval since the last scan. check returns an error for a module without
+// approval. compare also removes the modules that are gone. Editors replace a file by
+// removing it for a moment, so one scan that misses a file does not count.
 func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -382,9 +384,9 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 
 // followLists introspects a version that the cache does not know, retrying until it
 // succeeds. Then it reads the lists again when a process announces a change, until the
-// version is replaced. If that is a session's own process, and its lists have changed,
-// followLists offers the lists of a new process: names in the process of one claim are not
-// for others.
+// version is replaced. If the process serves only one affinity and its lists differ,
+// followLists offers the lists of a new process: names from one claim's process must not
+// reach other claims.
 func (r *Registry) followLists(v *moduleVersion) {
 	defer catch(r.Log, nil)
 	for v.offers == "" && v.ctx.Err() == nil {
@@ -411,7 +413,7 @@ func (r *Registry) followLists(v *moduleVersion) {
 	}
 }
 
-// offer hosts what a version offers, and caches it, unless that is unchanged.
+// offer hosts and caches what a version offers, unless the manifest is unchanged.
 func (r *Registry) offer(v *moduleVersion, m *manifest) {
 	if m.hash() == v.offers {
 		return
@@ -422,8 +424,7 @@ func (r *Registry) offer(v *moduleVersion, m *manifest) {
 	}
 }
 
-// listsChanged requests a reading of the lists of w, instead of any earlier process of the
-// version.
+// listsChanged makes followLists read the lists of w, now the version's newest process.
 func (v *moduleVersion) listsChanged(w *Worker) {
 	v.newest.Store(w)
 	wake(v.changed)
@@ -490,7 +491,8 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 	r.finishVersion(v, module, nil)
 }
 
-// addMethods adds methods, from the definitions of tools, and what is wrong with them.
+// addMethods adds a method for each definition of a tool, and the problems of these
+// definitions.
 func (m *Module) addMethods(tools []json.RawMessage) {
 	names := make(map[string]bool)
 	for _, raw := range tools {
@@ -556,8 +558,9 @@ var listMethods = map[string]string{
 	"resourceTemplates": "resources/templates/list",
 }
 
-// readManifest asks a process for everything that the version offers. If it can't list its
-// prompts or resources, that is a problem of the module, which is hosted with its tools.
+// readManifest asks a process for everything that the version offers. If the process
+// can't list its prompts or resources, readManifest adds a problem, and the module is
+// hosted with its tools.
 func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 	ctx, cancel := context.WithTimeout(v.ctx, startTimeout)
 	defer cancel()
@@ -645,7 +648,8 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 
 // startProcess starts a process of a version. stateful says that the module is known to
 // have sessions; owner is the caller that a process for one affinity is started for. The
-// error is a *processError. If there was no process, its reason contains no path.
+// error is a *processError. If no process was started, the error's reason contains no
+// path.
 func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful bool,
 	owner *Caller) (w *Worker, err error) {
 	defer catch(r.Log, &err)
@@ -678,9 +682,9 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	return nil, &processError{v.Name, "can't start: " + errText(err), err}
 }
 
-// launch returns how to start a process of a module, if its content, as launch reads it, is
-// approved or needs no approval. usher's own programs get the source text as launch has read
-// it, and do not open the file again.
+// launch reads a module's content and returns how to start a process of it, if that
+// content is approved or needs no approval. usher's own programs get the source text that
+// launch has read, and do not open the file again.
 func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 	var text []byte
 	var err error
@@ -709,8 +713,8 @@ func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
 	return l, err
 }
 
-// explain returns the text of an error for people at this machine: with the last words of a
-// process that did not start, or the compiler's.
+// explain returns the text of an error for people at this machine, with the last output
+// of a process that did not start or the messages of the compiler.
 func explain(err error) string {
 	text := err.Error()
 	failed, ok := errors.AsType[*processError](err)
@@ -760,8 +764,8 @@ func (r *Registry) Report() (list []Status) {
 // approvedName is the file in the data folder that records the approved modules.
 const approvedName = "approved.json"
 
-// approvals maps hosted DIRs to the modules that are approved below them: by approvalKey, to
-// the SHA-256 of the module's file or entry.
+// approvals maps each hosted DIR to the approved modules below it, which are a map from
+// approvalKey to the SHA-256 of the module's file or entry.
 type approvals map[string]map[string]string
 
 // readApprovals reads the record. If there is none, nothing is approved.
@@ -780,8 +784,8 @@ func readApprovals(path string) (list approvals, err error) {
 	return list, nil
 }
 
-// approval reads the record. It returns a function that returns errUnapproved for a module
-// that runs only with approved content, and has other content.
+// approval reads the record. It returns a function that returns errUnapproved for a
+// module that needs an approval and whose content has none.
 func (r *Registry) approval() func(discovered) error {
 	list, _ := readApprovals(r.Approved) // usher approve shows the error
 	return func(d discovered) error {
@@ -797,8 +801,9 @@ func (r *Registry) approval() func(discovered) error {
 	}
 }
 
-// approve records the modules below roots, hosted DIRs, that are also below one of paths,
-// with the content they have now. It returns those that were new or had changed.
+// approve records the modules that are below one of roots, the hosted DIRs, and below one
+// of paths, with the content they have now. It returns the modules that were new or had
+// changed.
 func approve(ctx context.Context, dataDir string, roots, paths []string) (news []discovered, err error) {
 	var found []discovered
 	for _, d := range scanFolders(roots).modules {

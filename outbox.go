@@ -98,9 +98,9 @@ func (o *outbox) send(f frame) bool {
 // end accepts no more messages. Queued messages are still written.
 func (o *outbox) end() { o.finish(frame{}, false) }
 
-// finish ends the outbox with a last message, if there is one. The message is sent only if the outbox is a
-// stream, or if stream is set and the client accepts one. finish reports whether the outbox
-// is a stream.
+// finish ends the outbox with a last message, if there is one. It sends the message only
+// if the outbox is a stream, or if stream is set and the client accepts one. finish
+// reports whether the outbox is a stream.
 func (o *outbox) finish(last frame, stream bool) bool {
 	o.mu.Lock()
 	isStream := o.begun || stream && o.startLocked()

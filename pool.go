@@ -76,9 +76,9 @@ func (c Caller) level() string {
 }
 
 const (
-	sessionIdle = 10 * time.Minute // for which a process of one affinity is kept without a call
-	crashMemory = time.Minute      // for which a crash counts
-	crashPause  = 5 * time.Second  // after the second crash, and later ones, before a new start
+	sessionIdle = 10 * time.Minute // how long a process of one affinity is kept without a call
+	crashMemory = time.Minute      // how long a crash counts
+	crashPause  = 5 * time.Second  // between a crash, from the second on, and a new start
 )
 
 // Why a pool makes no call.
@@ -102,15 +102,15 @@ type pool struct {
 	running *sync.WaitGroup // counts the processes
 
 	mu      sync.Mutex           // guards the fields below
-	procs   []*process           // those that wait for others to end, run or end, in order
-	crashed map[string]time.Time // by affinity: after a crash, when the next start may be
-	retired bool                 // there are no new calls
+	procs   []*process           // waiting for room, running or ending, in the order of their first calls
+	crashed map[string]time.Time // by affinity, after a crash: the earliest time of the next start
+	retired bool                 // the pool accepts no new calls
 }
 
 // process is one process of a module, from before its start. The pool's mu guards its
 // fields; worker and err are constant once ready is closed.
 type process struct {
-	caller  Caller // its first, whose principal it counts for; zero if it is shared
+	caller  Caller // the first caller, whose principal the process counts for; zero if it is shared
 	started bool
 	ending  bool          // it accepts no calls
 	ready   chan struct{} // closed when worker or err is set
@@ -229,9 +229,10 @@ func (p *pool) find(affinity string) *process {
 	return nil
 }
 
-// startWaiting starts the processes that wait, in order, if there may be one more. If not,
-// it ends an idle process: of the same principal, if there is one, else the one that is idle
-// longest. A process counts until it has ended. The caller holds p.mu.
+// startWaiting starts the waiting processes, in order, within the limits. To make room
+// for a process that must wait, it ends the process that has been idle longest, if
+// possible one of the same principal. A process counts until it has ended. The caller
+// holds p.mu.
 func (p *pool) startWaiting() {
 	for _, c := range p.procs {
 		if c.started {
@@ -266,7 +267,7 @@ func (p *pool) startWaiting() {
 	}
 }
 
-// leave ends a call. If a call succeeded, the process does not keep crashing.
+// leave ends a call. A call that succeeded makes the pool forget earlier crashes.
 func (p *pool) leave(c *process, succeeded bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -282,8 +283,8 @@ func (p *pool) leave(c *process, succeeded bool) {
 	p.startWaiting()
 }
 
-// end stops new calls of a process, and the process after the calls under way. The caller
-// holds p.mu, and calls end again when those calls have ended.
+// end refuses new calls of a process, and stops the process if no calls are under way;
+// otherwise leave calls end again after the last of them. The caller holds p.mu.
 func (p *pool) end(c *process) {
 	if !c.started && !c.ending {
 		p.remove(c)
@@ -401,8 +402,8 @@ const (
 	slotReleased
 )
 
-// grant returns a channel that is closed when the call may run, first come, first served,
-// or has ended. The caller must call release.
+// grant queues the call, first come, first served, and returns a channel that is closed
+// when the call may run or has ended. The caller must call release.
 func (c *slot) grant() (granted <-chan struct{}) {
 	c.slots.update(func() {
 		if c.state == slotPaused {
@@ -459,9 +460,9 @@ func (s *slots) update(change func()) {
 	})
 }
 
-// answerInput asks the caller for the input that a result asks for, and returns params with
-// the answers (MCP 2026-07-28, basic/patterns/mrtr). The error is fit for the caller: it
-// can't be asked, or did not answer.
+// answerInput asks the caller for the input that a result asks for, and returns params
+// with the answers (MCP 2026-07-28, basic/patterns/mrtr). The error, which may be shown
+// to the caller, says that the caller can't be asked or did not answer.
 func answerInput(ctx context.Context, caller Caller, params object, result json.RawMessage) (object, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, askTimeout, errNoAnswer)
 	defer cancel()
@@ -487,7 +488,7 @@ func answerInput(ctx context.Context, caller Caller, params object, result json.
 
 // ---- Subscriptions to resources
 
-// subscription is the report of one process of the changes of a resource.
+// subscription makes one process report the changes of a resource.
 type subscription struct {
 	worker *Worker
 	caller Caller
@@ -495,11 +496,11 @@ type subscription struct {
 	stream *call // of a stateless module
 }
 
-// alive reports whether the process that reports changes is there.
+// alive reports whether the process that reports the changes still runs.
 func (s *subscription) alive() bool { return s.worker.alive() }
 
-// listen opens a stream of a stateless module for a caller, and returns its call, which is in
-// flight until endCall. An earlier end has no consequences.
+// listen opens a stream of a stateless module for a caller, and returns its call, which
+// is in flight until endCall. usher ignores it if the module ends the stream earlier.
 func (w *Worker) listen(caller Caller, filter object) (*call, error) {
 	c := w.newCall(caller)
 	params := object{{"notifications", filter.encode()}}
@@ -520,7 +521,7 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 	}
 	sub := &subscription{worker: w, caller: caller, uri: uri}
 	w.update(func(s *workerState) { s.subs[sub] = true })
-	// The request is usher's own, for as long as the caller is authorized.
+	// usher makes the request in its own name, but only if the caller is authorized.
 	caller = Caller{Authorized: caller.Authorized}
 	if w.stateless {
 		sub.stream, err = w.listen(caller, object{{"resourceSubscriptions", marshal([]string{uri})}})

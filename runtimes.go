@@ -157,8 +157,9 @@ func placeShim(name, cacheDir string) (string, error) {
 // webhookSecretVar names the variable with the secret of all webhooks.
 const webhookSecretVar = "SERVICE_WEBHOOK_SECRET"
 
-// nestedVar contains the source files of the modules that this process runs inside of, one
-// per line. A module that started usher on its own folder would start itself without end.
+// nestedVar names the variable with the source files of the modules that this process
+// runs inside of, one per line. Without it, a module that starts usher on its own folder
+// would start itself again and again.
 const nestedVar = "USHER_INSIDE"
 
 // isSecretVariable reports whether an environment variable is a secret of webhooks, by its
@@ -305,7 +306,7 @@ func (l launch) resolve() (launch, error) {
 	return l, fmt.Errorf("command %q: %s%s", name, errText(err), hint)
 }
 
-// startError explains errors of the system for a program that is there.
+// startError explains a system error from starting a program that exists.
 func startError(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOEXEC):
@@ -400,9 +401,9 @@ func (d discovered) reread() discovered {
 	return d
 }
 
-// scan is one scan of the workspace. A file may be elsewhere than it was found, if somebody
-// replaces a folder by a link meanwhile. readSource, which reads all files, makes sure that
-// it is not.
+// scan is one scan of the workspace. If somebody replaces a folder by a link during the
+// scan, a path may lead to another file than the one found. readSource, which reads all
+// files, refuses such a path.
 type scan struct {
 	modules    []discovered
 	seen       map[string]bool
@@ -414,7 +415,7 @@ type scan struct {
 func scanFolders(roots []string) *scan {
 	s := &scan{seen: make(map[string]bool)}
 	for _, root := range roots {
-		// A folder above it may have become a link since the start, and scopes are
+		// A folder above root may have become a link since the start, and scopes are
 		// compared with the real paths of files.
 		if path, err := filepath.EvalSymlinks(root); err == nil {
 			root = path
@@ -457,8 +458,8 @@ var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
 var errMoved = errors.New("its file is no longer where it was")
 
-// fail adds a file or folder that can't be read, as a module without a name. Unless it does
-// not exist, has assumes that this is temporary.
+// fail adds a file or folder that can't be read, as a module without a name. Unless the
+// path does not exist, the method has treats the failure as temporary.
 func (s *scan) fail(path string, err error) {
 	reason := errText(err)
 	s.add(path, path, discovered{Version: reason, Err: errors.New(reason)})

@@ -49,7 +49,7 @@ func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem stri
 	}
 	m.IsHook = m.IsHook || kind != kindConfig && strings.HasPrefix(m.Name, "handle")
 	if err := checkHookPath(m.Hook); err != nil && m.Hook != "" {
-		m.IsHook = false // rather than somewhere else
+		m.IsHook = false // no webhook is better than one at another path
 		problem = fmt.Sprintf("%s: %v", m.Name, err)
 	}
 	schema := cleanSchema(list.get("inputSchema"), m.params, kind)
@@ -78,7 +78,7 @@ var headerToken = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
 var hookPath = regexp.MustCompile(`^[A-Za-z0-9._~/-]+$`)
 
-// checkHookPath returns an error if a request can't have a path unmodified.
+// checkHookPath returns an error unless requests can have this path exactly as written.
 func checkHookPath(hook string) error {
 	if !hookPath.MatchString(hook) || path.Clean("/"+hook) != "/"+hook {
 		return fmt.Errorf("@webhook %q is not served: "+
@@ -161,7 +161,7 @@ func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	return own.encode()
 }
 
-// typeExamples maps the JSON Schema types that @param can name to values to begin with.
+// typeExamples maps the JSON Schema types that @param can name to example values.
 var typeExamples = map[string]any{
 	"string":  "text",
 	"object":  struct{}{},
@@ -204,8 +204,7 @@ func parseLiterals(s string) (literals []json.RawMessage) {
 // docTags is the content of a method's documentation.
 type docTags struct {
 	IsHook bool // the method can receive webhooks
-	// Hook is the path below /webhook/ at which it does; "" for the names of the module
-	// and the method.
+	// Hook is the path of its webhook below /webhook/; "" stands for MODULE/METHOD.
 	Hook string
 	// Signature is the line with the tag @signature, or with a word that may be meant as
 	// one; "" for none.
@@ -324,8 +323,8 @@ func firstSentence(text string) string {
 
 // ---- The check of arguments
 
-// argumentError reports that arguments do not fit their schema: what the value at path should
-// be, and what it is, or "" if want says that.
+// argumentError reports that the value at path does not fit its schema: what the schema
+// wants, and what it got. If got is "", want alone describes the problem.
 type argumentError struct{ path, want, got string }
 
 func (e *argumentError) Error() string {
@@ -336,8 +335,9 @@ func (e *argumentError) Error() string {
 }
 
 // checkArguments checks the arguments of a call, an object or nil, against the method's
-// schema. It returns them without optional parameters that are null but can't be; those
-// count as omitted. The error names the first parameter that does not fit.
+// schema. It returns the arguments without optional parameters that are null although the
+// schema does not accept null: they count as omitted. The error names the first parameter
+// that does not fit.
 func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, error) {
 	c := argumentCheck{root: m.schema(), left: 32*len(arguments) + 1<<16}
 	list := members(arguments)
@@ -354,8 +354,8 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 	return arguments, nil
 }
 
-// isOptionalNull reports whether a member of an object is null, and a property that is not
-// required.
+// isOptionalNull reports whether a member of an object is null and its property is
+// declared but not required.
 func isOptionalNull(schema map[string]any, f member) bool {
 	_, declared := objectIn(schema, "properties")[f.key]
 	return declared && string(f.value) == "null" && !slices.Contains(textList(schema["required"]), f.key)
@@ -446,10 +446,10 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 // below returns the path of the member key of the value at path.
 func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 
-// alternatives checks a value against anyOf or oneOf: one of them must fit. If none does, the
-// error is that of the alternative that fits furthest into the value, or names what all want
-// that are equally far. An alternative that wants another constant, such as a kind of
-// "circle", fits least.
+// alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits,
+// the error is that of the alternative which fits best, because its error is deepest
+// inside the value; errors at the same path are combined. An alternative that wants
+// another constant, such as a kind of "circle", fits least.
 func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
@@ -577,8 +577,8 @@ func jsonType(value json.RawMessage) string {
 	return "integer"
 }
 
-// withoutWebhook removes webhookParam, in any case, from the arguments of a client: a decoder
-// that ignores case would take it for usher's own.
+// withoutWebhook removes webhookParam, in upper or lower case, from the arguments of a
+// client: a decoder that ignores case would mistake it for usher's own parameter.
 func withoutWebhook(list object) object {
 	return slices.DeleteFunc(list, func(f member) bool { return strings.EqualFold(f.key, webhookParam) })
 }
@@ -590,9 +590,10 @@ func failure(text string) json.RawMessage {
 	return fmt.Appendf(nil, `{"content":[{"type":"text","text":%s}],"isError":true}`, quote(text))
 }
 
-// methodResult returns the tool result for an answer of usher's own runtimes (the shims and
-// the generated main of a Go module): made from the value that the method returned or, for
-// example after a failure, the answer itself.
+// methodResult returns the tool result for an answer of usher's own runtimes (the shims
+// and the generated main of a Go module). If the answer contains the value that the
+// method returned, methodResult makes the result from the value. Otherwise, for example
+// after a failure, the answer is the result.
 func methodResult(answer json.RawMessage) json.RawMessage {
 	if value := field(field(answer, "_meta"), "usher/value"); value != nil {
 		return toolResult(value)

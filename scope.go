@@ -156,7 +156,7 @@ func openGate() *Gate { return &Gate{fixed: scopeAll(), sessions: &sessionStore{
 // admission is the result of Gate.Admit for a request.
 type admission struct {
 	session *sessionToken // nil: the request names none
-	claim   Claim         // the principal's, after a move, which has been saved; if ended, only its id
+	claim   Claim         // the principal's, after any move, which is saved; if ended, only the id
 	// badCode is set if the request names no session and presents an invalid code. The
 	// request may begin a session without a claim; otherwise this error is its answer.
 	badCode error
@@ -164,9 +164,9 @@ type admission struct {
 	ended error // errEnded if the claim had ended
 }
 
-// Admit finds out a request's session and principal, by its headers and URL alone, before
-// its body is read. It may wait some seconds for a turn (guessTurns). The error is the
-// answer to a request that is not admitted.
+// Admit determines a request's session and principal from its headers and URL alone,
+// before its body is read. It may wait some seconds for a turn (guessTurns). The error is
+// the answer to a request that is not admitted.
 func (g *Gate) Admit(r *http.Request) (admission, error) {
 	var a admission
 	if id, inURL := presentedSession(r); id != "" {
@@ -207,9 +207,9 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	return a, nil
 }
 
-// findFacts returns the facts about a request from the session and claim of a, which it
-// completes, and the claim whose code the request presents. If facts.unreadable is set, the error
-// is the reason; any other error refuses the request.
+// findFacts returns the facts about a request, and the claim whose code the request
+// presents. It reads a.session, and completes a.claim if that claim is active. If
+// facts.unreadable is set, the error is the reason; any other error refuses the request.
 func (g *Gate) findFacts(r *http.Request, a *admission) (accessFacts, Claim, error) {
 	code, presents := presentedCode(r)
 	facts := accessFacts{
@@ -365,7 +365,7 @@ func (g *Gate) Create(protocol string, caps clientCaps, from admission) (*sessio
 // Ended reports whether a session has ended, perhaps since its request was admitted.
 func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.recordOf(t).Ended }
 
-// End ends a session permanently and saves that before it returns. The error is
+// End ends a session permanently and saves the end before it returns. The error is
 // errNoSession if the session has ended already, or an *httpError; then the session
 // continues.
 func (g *Gate) End(t *sessionToken) error {
@@ -385,19 +385,19 @@ const (
 // issued codes wait alike, so the wait discloses nothing. Safe for concurrent use.
 type guessTurns struct {
 	mu     sync.Mutex
-	tried  map[Code]time.Time // when a code was last looked up, within guessSpan: invalid, or not known yet
-	warned bool               // since len(tried) was below guessBudget
+	tried  map[Code]time.Time // codes looked up within guessSpan, and when; without codes found valid
+	warned bool               // done has reported true since len(tried) was last below guessBudget
 	turns  map[Code]time.Time // the next turn of each code that waits
 	next   time.Time          // the next free turn
 }
 
-// newGuessTurns returns turns that have not begun.
+// newGuessTurns returns a guessTurns that has seen no invalid code yet.
 func newGuessTurns() *guessTurns {
 	return &guessTurns{tried: make(map[Code]time.Time), turns: make(map[Code]time.Time)}
 }
 
-// done records whether a code that was looked up is invalid. It reports true for the code
-// with which turns begin.
+// done records the outcome of a lookup: whether the code is invalid. It reports true if
+// this code makes the turns begin.
 func (t *guessTurns) done(code Code, invalid bool) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

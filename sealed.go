@@ -36,7 +36,7 @@ type sessionToken struct {
 	Issued   time.Time  `json:"issued"`
 	Protocol string     `json:"protocol"`
 	Caps     clientCaps `json:"caps,omitempty"` // what the client can be asked for
-	Claim    Principal  `json:"claim,omitzero"` // that the session began with; zero: no claim
+	Claim    Principal  `json:"claim,omitzero"` // the claim that the session began with; zero for none
 }
 
 // newSessionToken returns a token with a new ID. It may also serve as the placeholder for
@@ -69,10 +69,10 @@ func parseToken(text json.RawMessage) *sessionToken {
 
 // sessionRecord is a line of the session log. A session's last line counts.
 type sessionRecord struct {
-	Key    []byte    `json:"key,omitempty"` // in the first line, which contains nothing else
+	Key    []byte    `json:"key,omitempty"` // the key that seals ids; only in the first line
 	ID     string    `json:"id,omitempty"`
-	Issued time.Time `json:"issued,omitzero"` // as in the session's id; first line: see sessionStore.oldest
-	Claim  Principal `json:"claim,omitzero"`  // that the session has since
+	Issued time.Time `json:"issued,omitzero"` // as in the id; in the first line: sessionStore.oldest
+	Claim  Principal `json:"claim,omitzero"`  // the session's claim from then on
 	Ended  bool      `json:"ended,omitempty"`
 }
 
@@ -86,9 +86,9 @@ var errManyRecords error = httpErrorf(http.StatusTooManyRequests,
 
 // sessionStore seals session ids, and keeps what happened to sessions afterwards: which
 // claim a session moved to, and whether it has ended. It has one file, sessions.jsonl, to
-// which lines are appended. The first line contains the key that seals the ids, so key and
-// log can't be separated: without the log there is no key, and all sessions end rather
-// than one widen. Only the daemon writes the file. Safe for concurrent use.
+// which lines are appended. The first line contains the key that seals the ids, so key
+// and log can't be separated: without the log there is no key, so all sessions end and
+// none can widen. Only the daemon writes the file. Safe for concurrent use.
 type sessionStore struct {
 	path   string
 	key    []byte
@@ -104,7 +104,7 @@ type sessionStore struct {
 	writing   sync.Mutex // held to change the file and records in one order; locked before mu
 	size      int64      // of the file
 	compactAt int64      // size beyond which the file is compacted
-	counts    quota      // records per claim: the session's at its first record or last compaction
+	counts    quota      // records, by the session's claim at its first record or at the last compaction
 }
 
 // openSessions opens the store in dataDir. If the log can't be used, it begins a new log
@@ -190,7 +190,7 @@ func (s *sessionStore) compact() error {
 	return nil
 }
 
-// idEncoding is how session ids are written.
+// idEncoding encodes session ids as text.
 var idEncoding = base64.RawURLEncoding.Strict()
 
 // seal returns a session's id.
@@ -202,7 +202,7 @@ func (s *sessionStore) seal(t *sessionToken) string {
 // did not seal, for an expired id, and for a session that has ended.
 func (s *sessionStore) open(id string) (*sessionToken, bool) {
 	sealed, err := idEncoding.DecodeString(id)
-	if err != nil || strings.ContainsAny(id, "\r\n") { // which base64 ignores: an id has one spelling
+	if err != nil || strings.ContainsAny(id, "\r\n") { // base64 ignores these: an id has one spelling
 		return nil, false
 	}
 	text, err := s.cipher.Open(nil, nil, sealed, nil)

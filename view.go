@@ -9,8 +9,8 @@
 // Invariants, all tested by view_test.go:
 //   - A view contains nothing of a module outside its scope, and no name in it discloses a
 //     folder above the scope.
-//   - No two tools (prompts, webhooks) of a view share a name (a path). A name that several
-//     would have belongs to none of them.
+//   - No two tools of a view share a name, no two prompts a name, and no two webhooks a path.
+//     A name or path that several of them would have belongs to none.
 //   - Nothing depends on the order in which modules were found.
 
 package main
@@ -34,7 +34,7 @@ type Module struct {
 	Methods  []*Method
 	Problems []string // with the file, its methods and its lists, for its author
 
-	pool *pool // nil if the module can't be hosted at the moment; it then only affects names
+	pool *pool // nil if the module can't be hosted at the moment: then it only affects other modules' names
 	// checkCurrent returns errRetired if the source file has a newer version; other errors
 	// say why the newer version can't be hosted. checkCurrent is nil if usher does not
 	// follow changes of the file.
@@ -79,13 +79,13 @@ type View struct {
 	// Lists maps "tools", "prompts", "resources" and "resourceTemplates" to the results of
 	// the list requests, on one line.
 	Lists map[string]json.RawMessage
-	// Fingerprints maps announcedLists to hashes of them.
+	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
 
 	items     map[string]map[string]*Item // by list, and by name or URI
-	ambiguous map[string][]*Item          // the tools that would have a name that belongs to none
+	ambiguous map[string][]*Item          // by name that belongs to no tool: the tools that would have it
 	templates []*Item                     // longest prefix first
-	webhooks  map[string][]*Item          // the tools that would have a path; see Hook
+	webhooks  map[string][]*Item          // by path: the tools that would have it; see Hook
 }
 
 // ViewModule is a module and its label in a view.
@@ -148,7 +148,8 @@ func (v *View) addToolsAndPrompts() {
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
-			// The page need not be listed.
+			// A page that MCP Apps shows for the tool can be read even if no module lists
+			// it.
 			if uri := method.appURI(); uri != "" && v.items["resources"][uri] == nil {
 				v.items["resources"][uri] = m.item(uri)
 			}
@@ -180,9 +181,10 @@ func (v *View) addNamed(list string, items []*Item) (ambiguous map[string][]*Ite
 	return ambiguous
 }
 
-// addWebhook adds a tool under the path of its webhook. If the path contains a label, it
-// also adds the path with the module's bare name, which belongs to no tool: otherwise
-// another method could take it by @webhook.
+// addWebhook adds a tool under the path of its webhook. If the path contains a label that
+// differs from the module's name, addWebhook also adds the tool under the path with the
+// bare name. That path then belongs to no tool; otherwise another method could take it
+// with @webhook.
 func (v *View) addWebhook(t *Item) {
 	path := cmp.Or(t.Method.Hook, t.Label+"/"+t.Method.Name)
 	if !t.Method.IsHook || checkHookPath(path) != nil {
@@ -197,8 +199,8 @@ func (v *View) addWebhook(t *Item) {
 }
 
 // addResources adds the modules' resources and templates. The modules are still sorted by
-// source. If two modules offer the same URI, the first module has it, and the other's is not listed. The
-// first module also has priority between templates with the same prefix.
+// source. If two modules offer the same URI, the view contains only the first module's
+// resource. Among templates with the same prefix, the first module's has priority.
 func (v *View) addResources() {
 	var resources, templates []json.RawMessage
 	byURI := v.items["resources"]
@@ -327,10 +329,10 @@ func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 	return i.module.pool.subscribe(ctx, caller, uri)
 }
 
-// nameItems names items LABEL_NAME. A name belongs to no item if several would have it, or
-// if it is the name of another item with its module's bare name instead of the label. An
-// item that would have such a name gets a hash suffix, and so does a name that already
-// looks as if it had one, so that no module can choose another module's name. nameItems
+// nameItems names each item LABEL_NAME. No item gets a name that several items would
+// have, or that another item would have with its module's bare name instead of the label.
+// An item that would have such a name gets a hash suffix, and so does an item whose name
+// already ends like a hash suffix: no module can choose another module's name. nameItems
 // returns, for each name that belongs to no item, the items that would have it.
 func nameItems(items []*Item) map[string][]*Item {
 	wanted := make(map[string]int, len(items))
@@ -362,9 +364,10 @@ var notPlain = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 // plainName replaces characters that tool names must not contain.
 func plainName(s string) string { return notPlain.ReplaceAllString(s, "_") }
 
-// labels returns the labels of a view's modules. A module's label is its shortest possible
-// label that no other module of its name could have. If there is none, the label ends with
-// a hash of the path below the scope, which discloses nothing of the folders above.
+// labels returns the labels of a view's modules. A module's label is the shortest of its
+// possible labels that no other module with the same name could have. If there is none,
+// the label ends with a hash of the path below the scope, which discloses nothing of the
+// folders above.
 func labels(modules []*Module, scope Scope) []string {
 	shared := make(map[[2]string]int) // how many modules of a name could have a label
 	for _, m := range modules {
@@ -384,10 +387,10 @@ func labels(modules []*Module, scope Scope) []string {
 	return list
 }
 
-// possibleLabels returns a module's name alone, with one parent folder before it, with two,
-// and so on, and then each of these with the file's ending. The topmost folder is the
-// scope's own or, in the view of everything, the hosted DIR. A file outside of it, which a
-// link led to, gets no folders.
+// possibleLabels returns a module's name alone, with one parent folder before it, with
+// two, and so on, and then each of these with the file's ending. The topmost folder is
+// the scope's own or, in the view of everything, the hosted DIR. A file outside the
+// topmost folder, found through a link, gets no folders.
 func possibleLabels(m *Module, scope Scope) []string {
 	list := []string{m.Name}
 	top := cmp.Or(scope.dir, m.Root)

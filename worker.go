@@ -30,7 +30,7 @@ const (
 	probeTimeout  = 3 * time.Second  // for the answer to server/discover
 	stdinTimeout  = 1 * time.Second  // for a process to end after its stdin closed
 	askTimeout    = 10 * time.Minute // for a client's answer, often a person's
-	cancelledTime = time.Minute      // for which a cancelled call counts that is not answered
+	cancelledTime = time.Minute      // in which a cancelled call without an answer counts as running
 	pingTimeout   = 10 * time.Second // for the answer to a ping
 )
 
@@ -75,7 +75,7 @@ func faultOf(err error, file string) string {
 type call struct {
 	id       string
 	caller   Caller
-	slot     *slot           // which is freed once the call no longer runs
+	slot     *slot           // freed once the call no longer runs; nil for usher's own calls
 	token    json.RawMessage // the caller's own progress token; nil for none
 	answer   chan *Message   // 1-buffered, nil if nobody waits; receives nil if the process ends
 	progress chan struct{}   // 1-buffered: the module, or the client it asked, did something
@@ -90,9 +90,9 @@ type workerConfig struct {
 	module      string
 	log         *slog.Logger
 	owner       *Caller // the first caller of a process for one affinity; nil for a shared process
-	answersPing bool    // while calls run, as usher's own shims do
-	// listChanged is called when the module offers something else, by the goroutine
-	// that reads the module's output.
+	answersPing bool    // the process answers pings while calls run, as usher's own shims do
+	// listChanged is called when the module announces that a list has changed. The caller
+	// is the goroutine that reads the module's output.
 	listChanged func(w *Worker)
 }
 
@@ -106,7 +106,7 @@ type Worker struct {
 	queued    chan struct{}      // 1-buffered: state.input is not empty
 	done      chan struct{}      // closed when the process tree has ended and no client is being asked
 	lastID    atomic.Int64       // of a request to the process
-	asking    quota              // requests to clients that are open, by principal
+	asking    quota              // open requests to clients, by principal
 
 	mu    sync.Mutex
 	state workerState // only update may use it
@@ -116,11 +116,11 @@ type Worker struct {
 type workerState struct {
 	input  []byte   // lines to be written to the process
 	stderr []string // its last lines, at most tailLines
-	level  int      // index in logLevels of the lowest level that usher asked for, or their number
+	level  int      // index in logLevels of the lowest level that usher asked for; len(logLevels) if none
 
 	ready        bool                      // the handshake has succeeded
 	calls        map[string]*call          // in flight, by id
-	maybeRunning map[string]*slot          // of the cancelled calls that may still run, by id
+	maybeRunning map[string]*slot          // the slots of cancelled calls that may still run, by id
 	unanswered   bool                      // a cancelled call was not answered in time
 	owner        *Caller                   // the latest caller of a process for one affinity
 	asks         map[string]*clientRequest // open requests to clients, by id
@@ -133,10 +133,10 @@ type workerState struct {
 	closed          bool  // done is closed
 }
 
-// update calls change with the worker's state, locked. All uses of the state are in
-// such functions, which must not block. Then it restores the invariants: a process that
-// has ended has no calls, and done is closed once its tree has ended and no client is asked
-// either. The caller may hold the pool's lock.
+// update locks the worker's state, calls change with it, and then restores two
+// invariants: a process that has ended has no calls, and done is closed once the process
+// tree has ended and no client is being asked. Only functions passed to update use the
+// state. They must not block. The caller may hold the pool's lock.
 func (w *Worker) update(change func(s *workerState)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -162,7 +162,8 @@ func (s *workerState) answerAll(msg *Message) {
 	clear(s.calls)
 }
 
-// endCancelled records that a cancelled call no longer runs, if there is one.
+// endCancelled records that the cancelled call with this id, if there is one, no longer
+// runs.
 func (s *workerState) endCancelled(id string) {
 	s.maybeRunning[id].release()
 	delete(s.maybeRunning, id)
@@ -251,7 +252,7 @@ func (w *Worker) stop() {
 	w.cancel()
 }
 
-// snapshot returns the state. The caller must not use its maps.
+// snapshot returns a copy of the state. The caller must not use the copy's maps.
 func (w *Worker) snapshot() (copied workerState) {
 	w.update(func(s *workerState) { copied = *s })
 	return copied
@@ -266,7 +267,7 @@ func (w *Worker) capability(name string) json.RawMessage {
 func (w *Worker) alive() bool { return w.ctx.Err() == nil }
 
 // writeStdin writes the queued input, as much as possible in one system call, until the
-// process must end and nothing is queued. (A cancellation may be.)
+// process must end and the queue is empty. (The queue may still contain a cancellation.)
 func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	defer catch(w.log, nil)
 	defer stdin.Close()
@@ -289,8 +290,9 @@ func (w *Worker) writeStdin(stdin io.WriteCloser) {
 	}
 }
 
-// readStderr logs each line that the process writes to stderr. In a vertical tab, which
-// usher's own runtimes write within a traceback, a record has a new line.
+// readStderr logs each line that the process writes to stderr. usher's own runtimes write
+// a traceback as one line with vertical tabs; readStderr turns the tabs back into new
+// lines, within one record.
 func (w *Worker) readStderr(stderr io.Reader) {
 	defer catch(w.log, nil)
 	lines := newLineReader(stderr, maxLoggedLine)
@@ -337,8 +339,9 @@ func (w *Worker) readStdout(stdout io.Reader) {
 	}
 }
 
-// dropUnreadable fails the call whose answer is on a line that is not a message. If a line
-// over the limit, of which line is the beginning, shows no id, all calls in flight fail.
+// dropUnreadable logs a line that is not a message, and fails the call that the line
+// answers. Of a line over the limit, it gets only the beginning; if that shows no id, all
+// calls in flight fail.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	shown := clipText(string(line), maxLoggedLine)
 	w.log.Warn("a line on the module's stdout is not JSON-RPC", "line", shown, "err", why)
@@ -346,7 +349,7 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 	tooLong := why == errLineTooLong
 	if tooLong {
 		why = fmt.Errorf("it is larger than %s", formatSize(maxWorkerLine))
-		line = line[:bytes.LastIndexByte(line, ',')+1] // an id after that may be cut off
+		line = line[:bytes.LastIndexByte(line, ',')+1] // an id after the last comma may be cut off
 	}
 	problem := rpcErrorf(codeInternal, "the module's answer can't be read: %v", why)
 	answer := members(line[max(0, bytes.IndexByte(line, '{')):]) // a bracket or word may precede it
@@ -386,9 +389,9 @@ func (w *Worker) handle(msg *Message) {
 
 // ---- Messages to the process
 
-// enqueue queues a message for the process. It does not wait: a module that does not
-// read may be waiting for usher to read. The errors are errNotSent, and that too much
-// is queued.
+// enqueue queues a message for the process. It does not wait: a module that does not read
+// may be waiting for usher to read. It returns errNotSent if the process is ending, and
+// another error if too much is queued.
 func (w *Worker) enqueue(s *workerState, msg []byte) error {
 	if !w.alive() {
 		return errNotSent
@@ -424,8 +427,8 @@ func (w *Worker) reply(id, result json.RawMessage, err error) {
 	w.send(encodeResult(id, result))
 }
 
-// startCall sends the request of a call. It is the only function that writes a request to
-// the process, and the last check of the caller's claim is immediately before that. The
+// startCall sends the request of a call. No other function writes a request to the
+// process. startCall checks the caller's claim immediately before, for the last time. The
 // errors are errNotMade, if the caller has lost its access, and those of enqueue.
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	msg := encodeRequest(json.RawMessage(c.id), method, params.encode())
@@ -451,7 +454,7 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 
 // ---- Calls
 
-// newCall returns a call of the caller, which waits for the answer.
+// newCall returns a call whose caller waits for the answer.
 func (w *Worker) newCall(caller Caller) *call {
 	return &call{
 		id:       strconv.FormatInt(w.lastID.Add(1), 10),
@@ -488,9 +491,9 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	return w.resultOf(c, msg)
 }
 
-// replaceToken returns params with a progress token of usher's own. Callers' own tokens
-// repeat, and progress counts against the time-out even if the caller wants to hear of
-// none. It removes the id of a call, as clients must not name one.
+// replaceToken returns params with a progress token of usher's own. Two callers may
+// choose the same token, and progress restarts the time-out even if the caller wants no
+// reports of it. replaceToken also removes metaCall, as clients must not name a call.
 func (c *call) replaceToken(params object) object {
 	meta := members(params.get("_meta"))
 	if token := meta.get("progressToken"); string(token) != "null" {
@@ -590,8 +593,8 @@ func (w *Worker) resultOf(c *call, msg *Message) (result json.RawMessage, err er
 
 // endCall ends a call. It first cancels the requests to clients that the module made in
 // the call, so that a client sees their end before the call's answer. If cancelled is not
-// nil, it tells the module, and remembers a client's call that is not answered for as long
-// as the call may run: the next request of the module may belong to it.
+// nil, endCall notifies the module. It remembers an unanswered call of a client as long
+// as the call may run, because the module's next request may belong to that call.
 func (w *Worker) endCall(c *call, cancelled error) {
 	running := false
 	var asks []*clientRequest
@@ -697,8 +700,8 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 
 // A module may ask its client in the middle of a call, for example for the user's input.
 // The request must reach the client whose call caused it and no other, but on stdio a
-// request does not say which call it belongs to. The client is certain if the request
-// names its call, as usher's shims do; if the process belongs to one session; and if
+// request does not say which call it belongs to. The client is certain in three cases:
+// the request names its call, as usher's shims do; the process belongs to one session; or
 // exactly one call is in flight.
 
 // clientRequest is a request of the module that waits for a client's answer.
@@ -754,8 +757,9 @@ func (s *workerState) target(params json.RawMessage) (Caller, *call, error) {
 // cancelled reports whether a cancelled call may still run.
 func (s *workerState) cancelled() bool { return len(s.maybeRunning) > 0 || s.unanswered }
 
-// handleRequest answers a request of the module. It finds the client before the next
-// message of the module is read, which may end the call.
+// handleRequest answers a request of the module, or starts to ask a client for the
+// answer. It finds the client before usher reads the module's next message, which may end
+// the call.
 func (w *Worker) handleRequest(msg *Message) {
 	if msg.Method == "ping" {
 		w.reply(msg.ID, json.RawMessage(`{}`), nil)
@@ -772,7 +776,7 @@ func (w *Worker) handleRequest(msg *Message) {
 	go w.ask(a) // update waits for it before it closes done
 }
 
-// newAsk finds the client that a request is for, and adds the request to those that wait.
+// newAsk finds the client that a request is for, and adds the request to the open ones.
 func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	caller, c, err := s.target(msg.Params)
 	if err != nil {
@@ -821,7 +825,7 @@ func (w *Worker) ask(a *clientRequest) {
 		delete(s.asks, string(a.ID))
 		for _, c := range s.calls {
 			if a.call == c || a.call == nil {
-				wake(c.progress) // from now on, silence is the module's
+				wake(c.progress) // the time-out begins again, for the module's own silence
 			}
 		}
 	})
@@ -876,9 +880,9 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	return s.failure
 }
 
-// handshake detects the protocol era of the module, unless it is known. A module that does
-// not answer server/discover as a stateless module does gets initialize (MCP 2026-07-28,
-// basic/transports/stdio, "Backward Compatibility").
+// handshake detects the protocol era of the module, unless it is known. If the module
+// does not answer server/discover as a stateless module does, usher sends initialize (MCP
+// 2026-07-28, basic/transports/stdio, "Backward Compatibility").
 func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 	if stateful {
 		return w.initialize(ctx)
@@ -899,7 +903,7 @@ func (w *Worker) handshake(ctx context.Context, stateful bool) error {
 }
 
 // discover sends server/discover and reports whether the module is stateless. The error
-// counts only if it is.
+// counts only for a stateless module.
 func (w *Worker) discover(ctx context.Context) (stateless bool, err error) {
 	params := statelessParams(nil, allCaps, "")
 	result, err := w.request(ctx, Caller{}, "server/discover", params, 0, nil)
