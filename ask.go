@@ -1,9 +1,10 @@
 // Asking clients. A module may ask for something during a call, such as the user's input.
-// The request must reach the client that made the call. A client with a session is sent the
-// request, and answers it. A client without a session can't be sent anything: its call is
-// suspended, and its request is answered with the module's questions. The client's next
-// request contains the answers and continues the call (MCP 2026-07-28,
-// basic/patterns/mrtr). worker.go decides which client a module's request is for.
+// The request must reach the client that made the call. usher sends the request to a
+// client with a session, and the client answers it. It can send nothing to a client
+// without a session: usher suspends the call and answers the client's request with the
+// module's questions. The client's next request contains the answers and continues the
+// call (MCP 2026-07-28, basic/patterns/mrtr). worker.go decides which client a module's
+// request is for.
 
 package main
 
@@ -17,9 +18,10 @@ import (
 	"time"
 )
 
-const suspendTimeout = 5 * time.Minute // for a client to return
+const suspendTimeout = 5 * time.Minute // how long a suspended call waits for its client
 
-// errUnheard is why a client with a session does not answer.
+// errUnheard reports that a client with a session has no stream on which usher could ask
+// it.
 var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
 
 // ask sends a request to the session's client and waits for its answer. send reports
@@ -27,7 +29,8 @@ var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no s
 func (s *Session) ask(
 	ctx context.Context, send func([]byte) bool, method string, params json.RawMessage,
 ) (json.RawMessage, error) {
-	// The id is random, as an answer may arrive after a restart of the daemon.
+	// The id is random, so that a late answer to an earlier daemon matches no request of
+	// this one.
 	id := quote("usher-" + rand.Text())
 	answer := make(chan *Message, 1)
 	if err := s.asked.add(string(id), answer); err != nil {
@@ -50,7 +53,7 @@ func (s *Session) ask(
 	}
 }
 
-// failAsks ends all requests to a client that can't answer any more.
+// failAsks fails all open requests to a client that can no longer answer.
 func (s *Session) failAsks() {
 	for _, answer := range s.asked.close(errUnheard) {
 		answer <- &Message{Err: errUnheard}
@@ -64,14 +67,14 @@ type suspendedCalls struct {
 	asking  quota          // calls in which the module asked something, by principal
 
 	mu    sync.Mutex
-	calls map[string]*suspendedCall // by the state that continues them; each state is used once
+	calls map[string]*suspendedCall // by the requestState that continues them; each state is used once
 }
 
 // suspendedCall is one call of a client without a session, over all its requests.
 type suspendedCall struct {
 	all     *suspendedCalls
 	request request                 // a copy of the client's first request; its caller asks through the call
-	binding string                  // hash of what all requests of the call must agree in
+	binding string                  // a hash of everything that must be equal in all requests of the call
 	cancel  context.CancelCauseFunc // ends request.ctx
 	wake    chan struct{}           // 1-buffered: the module asked something
 	done    chan struct{}           // closed when result and err are set
@@ -79,7 +82,7 @@ type suspendedCall struct {
 	err     error
 
 	// Guarded by all.mu.
-	current   *request // in progress; nil while the call is suspended
+	current   *request // the request in progress; nil while the call is suspended
 	asked     int      // number of questions so far
 	release   func()   // of all.asking; nil until the module asks something
 	questions []*inputRequest
@@ -91,8 +94,9 @@ type inputRequest struct {
 	answer chan json.RawMessage // 1-buffered
 }
 
-// call answers one request of a call. It starts the call, or continues the call whose
-// state the params contain, and returns when the call ends or asks something.
+// call answers one request of a client. It starts a call, or continues the call whose
+// requestState the params contain, and returns when the call ends or the module asks
+// something.
 func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 	// A client may write the same params in two ways. Maps are printed with sorted keys.
 	var own map[string]any
@@ -200,8 +204,8 @@ func (c *suspendedCall) add(q *inputRequest) error {
 	return nil
 }
 
-// next waits until the call ends or asks something. If ctx ends, because the client has
-// gone away, next cancels the call.
+// next waits until the call ends or the module asks something. If ctx ends, because the
+// client has gone away, next cancels the call.
 func (c *suspendedCall) next(ctx context.Context) (json.RawMessage, error) {
 	for {
 		select {
@@ -242,8 +246,8 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	}.encode()
 }
 
-// watch ends the call if it is still suspended under a state at a time, or as soon as
-// its caller's access has ended. The state becomes invalid then.
+// watch ends the call if it is still suspended under state when until has come, or when
+// its caller loses access. Then the state becomes invalid.
 func (c *suspendedCall) watch(state string, until time.Time) {
 	time.AfterFunc(min(streamInterval, time.Until(until)), func() {
 		authorized := c.request.caller.authorized()
@@ -266,7 +270,8 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 }
 
 // resume returns the suspended call whose state a request contains, and delivers the
-// answers. The state becomes invalid. The call may just have ended without the answers.
+// answers. The state becomes invalid. The call may have ended just before, without the
+// answers.
 func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, error) {
 	state := r.params.text("requestState")
 	k.mu.Lock()

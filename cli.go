@@ -194,8 +194,8 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 func surviveClosedPipes() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
 
 // withModules calls do with a registry of the modules under dirs, once all are
-// introspected. Modules that a running daemon would not start are not started. If that takes
-// a while, stderr says so.
+// introspected. It starts no module that a running daemon would not start. If the
+// introspection takes a while, stderr says so.
 func (a *app) withModules(
 	ctx context.Context, dirs []string, c registryConfig, do func(*Registry) error,
 ) error {
@@ -286,7 +286,7 @@ type moduleLine struct {
 	Hosted   bool       `json:"hosted"`
 	Hidden   string     `json:"hidden,omitempty"` // why a session of the scope does not see it
 	Tools    []toolLine `json:"tools"`
-	Error    string     `json:"error,omitempty"` // why it, or its newest version, is not hosted
+	Error    string     `json:"error,omitempty"` // why the module, or its newest version, is not hosted
 	Problems []string   `json:"problems,omitempty"`
 }
 
@@ -297,14 +297,14 @@ type toolLine struct {
 	About   string `json:"about,omitempty"`
 	Webhook string `json:"webhook,omitempty"` // its URL
 
-	// For the command that delivers there: whether webhooks are off, whether the sender signs
-	// them or needs the secret, and the arguments.
+	// For the example command that delivers to the URL: whether webhooks are off, whether
+	// the sender must sign or needs the secret, and the arguments.
 	Off, Signed, Secret bool   `json:"-"`
 	Example             string `json:"-"`
 }
 
 // moduleReport returns all modules as they look in a view through scope, those in scope
-// first. Webhooks are those of a running daemon.
+// first. The webhook URLs are those of a running daemon.
 func (a *app) moduleReport(r *Registry, scope Scope) []moduleLine {
 	daemon := readDaemon(a.data)
 	list := []moduleLine{}
@@ -327,8 +327,8 @@ func (a *app) moduleReport(r *Registry, scope Scope) []moduleLine {
 	return list
 }
 
-// addModule adds a hosted module and its tools in view to a line, and what their author should
-// know. whole is the unscoped view, which has the paths of webhooks.
+// addModule adds a hosted module, its tools in view and notes for its author to a line.
+// whole is the unscoped view, which has the paths of webhooks.
 func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daemonRecord) {
 	l.Hosted = true
 	l.About = m.About
@@ -384,7 +384,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			raw = []byte(last)
 		}
 		if string(raw) == "-" {
-			raw, _ = io.ReadAll(a.stdin) // after an error, it is no complete object
+			raw, _ = io.ReadAll(a.stdin) // after an error, raw is no complete object
 		}
 		arguments, err := jsonObject(raw)
 		if err != nil {
@@ -414,7 +414,8 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 }
 
 // findTool returns the tool that words name: by its name, or by a module's label and a
-// method. The error lists what they may mean, and why modules are not hosted.
+// method. The error lists the tools of the modules that the words may mean, and the
+// reasons why modules are not hosted.
 func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 	view := r.View(scope)
 	for _, t := range view.Tools {
@@ -506,7 +507,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 			if list != nil {
 				a.print("claims", list, *asJSON)
 			}
-			return err // it may be that expired claims could not be removed
+			return err // the list may be complete even so: see ClaimStore.List
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
@@ -515,8 +516,8 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	}
 }
 
-// createClaim creates a claim for dir and prints it. It warns if the code shows more, or
-// less, than one would think.
+// createClaim creates a claim for dir and prints it. It warns if the code gives access to
+// more, or to less, than the user probably expects.
 func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Duration, asJSON bool) error {
 	c, err := a.claims.Create(ctx, dir, label, ttl)
 	if err != nil {
@@ -537,8 +538,8 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 	return nil
 }
 
-// revokeClaims removes the claims with these codes. An error for one code does not stop
-// it.
+// revokeClaims removes the claims with these codes. After an error for one code, it
+// continues with the others.
 func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 	for i, arg := range args {
 		var c Claim
@@ -589,7 +590,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
 	return func(_ context.Context, args []string) error {
 		shell := args[0]
-		if shell == "zsh" { // which reads the script for bash
+		if shell == "zsh" { // zsh reads the script for bash
 			shell = "bash"
 		}
 		script := helpText("complete." + shell)

@@ -107,7 +107,7 @@ type writeToken struct {
 	dir     string        // claims.lock
 	host    string        // as in held names
 	stale   time.Duration // a token held for longer is taken over
-	timeout time.Duration // how long to wait for the same holder
+	timeout time.Duration // how long to wait for one and the same holder
 	step    func(string)  // called at each step of a write; tests stop there
 }
 
@@ -176,7 +176,7 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 			return "", fmt.Errorf("the token in %q has been %q (held.TIME.HOST.PROCESS) for %v: "+
 				"end that process, or remove the folder if it has no token", t.dir, last, t.timeout)
 		}
-		// The delay is random so that waiting writers don't run in step.
+		// The delay is random, so that waiting writers don't all try at the same moments.
 		if !pauseFor(ctx, delay/2+mathrand.N(delay)) {
 			return "", ctx.Err()
 		}
@@ -186,9 +186,9 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 // use removes leftovers, calls write and returns the token, even if write panics.
 func (t *writeToken) use(held string, write func(held string) error) error {
 	defer func() {
-		// The error does not matter: a token that was not returned was taken over, or will be
-		// when it is old. The pause lets others see the free token; a process that writes
-		// continually would leave them no time for it.
+		// The error does not matter: a token that was not returned has been taken over,
+		// or will be when it is old. The pause gives other processes time to see the free
+		// token, even if this process writes continually.
 		renameFile(filepath.Join(t.dir, held), filepath.Join(t.dir, tokenFree))
 		time.Sleep(mathrand.N(8 * time.Millisecond))
 	}()
@@ -200,7 +200,8 @@ func (t *writeToken) use(held string, write func(held string) error) error {
 }
 
 // replace atomically writes data to path, while the token has its held name and unchanged
-// returns nil. It returns errStartOver, having written nothing, if the token was taken.
+// returns nil. If another writer has taken the token, replace writes nothing and returns
+// errStartOver.
 func (t *writeToken) replace(held, path string, data []byte, unchanged func() error) error {
 	err := writeFile(path, path+".tmp."+held, data, func() error {
 		t.step("written")
@@ -303,10 +304,10 @@ func (t *writeToken) sweep() error {
 	return nil
 }
 
-// writeFile writes and syncs a temporary file, calls ready and renames the file to target.
-// Other processes see the old file or the complete new one, and a power failure leaves one
-// of them; it leaves the new one if the caller has synced the folder. Only the owner can
-// read the file.
+// writeFile writes and syncs a temporary file, calls ready and renames the file to
+// target. Other processes see the old file or the complete new one. A power failure
+// leaves one of the two: the new one, if the caller has synced the folder. Only the owner
+// can read the file.
 func writeFile(target, temp string, data []byte, ready func() error) error {
 	defer os.Remove(temp) // fails after the rename
 	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
@@ -332,8 +333,8 @@ func replaceFile(path string, data []byte) error {
 	return replaceBy(path+".new."+rand.Text(), path, data)
 }
 
-// replaceBy is replaceFile by way of the temporary file temp, which no other process may use
-// at the same time. It overwrites what a process that was killed left there.
+// replaceBy is replaceFile by way of the temporary file temp, which no other process may
+// use at the same time. It overwrites a file that a killed process left there.
 func replaceBy(temp, path string, data []byte) error {
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {

@@ -41,22 +41,22 @@ import (
 // declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
-	maxConns       = 1000      // connections whose clients have shown nothing; at most half of the open files
+	maxConns       = 1000      // connections of unknown clients (see markKnown); at most half of the open files
 	maxHeader      = 16 << 10  // bytes of one request's headers
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
-	maxHeldOf      = 64 << 20  // bytes held per principal; webhook senders are one. At least two bodies
+	maxHeldOf      = 64 << 20  // bytes held per principal, and for all webhook senders; at least two bodies
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
 	maxHeld        = 512 << 20 // bytes held for all principals
 	minHeldShare   = 1 << 20   // bytes that a principal may hold even if maxHeld is spent
-	minHeld        = 8 << 10   // bytes that a smaller request, or message for replay, counts for
-	largeBody      = 256 << 10 // bytes of a body beyond which one is parsed at a time per principal
+	minHeld        = 8 << 10   // bytes added to the size of each request, and of each message for replay
+	largeBody      = 256 << 10 // bytes of a body above which a principal's bodies are parsed one by one
 	bodyChunk      = 64 << 10  // bytes of a body that must arrive within bodyTimeout
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
 	maxLogged      = 200       // bytes of one value in the log that a client chose
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20 // bytes queued in one outbox, behind the message being written
-	maxReplayMessage = 1 << 20 // bytes of one message for replay, which has half of maxHeldOf and maxHeld
+	maxReplayMessage = 1 << 20 // bytes of one message for replay, which may use half of maxHeldOf
 
 	// sealed.go, scope.go: the log of sessions; invalid codes, with -require-claim.
 	maxRecordsOf    = 20_000   // sessions in the log (ended, or moved to another claim) per principal
@@ -136,7 +136,7 @@ func httpErrorf(status int, format string, args ...any) *httpError {
 	return &httpError{Status: status, Msg: fmt.Sprintf(format, args...)}
 }
 
-// errMethod returns the refusal of a request that has none of the allowed methods.
+// errMethod returns the refusal of a request whose method is not one of allowed.
 func errMethod(allowed string) *httpError {
 	e := httpErrorf(http.StatusMethodNotAllowed, "this method is not allowed here: use %s", allowed)
 	e.Header = http.Header{"Allow": {allowed}}
@@ -164,7 +164,7 @@ func (e *httpError) why() string {
 	return clipText(cmp.Or(e.Err, error(e)).Error(), maxLogged)
 }
 
-// errInternal replaces an error that only the log contains.
+// errInternal is the answer instead of an error that only the log may contain.
 var errInternal = httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")
 
 // loggedError marks an error that the handler has logged.
@@ -172,8 +172,9 @@ type loggedError struct{ error }
 
 func (e loggedError) Unwrap() error { return e.error }
 
-// handle adapts a handler that returns its error to one that logs the error, and writes it
-// in an endpoint's format. An error without a status is shown as an internal error.
+// handle adapts a handler that returns an error to an http.HandlerFunc, which logs the
+// error and writes it in the endpoint's format. An error without a status is shown as an
+// internal error.
 func handle(
 	log *slog.Logger, write func(http.ResponseWriter, *httpError),
 	serve func(http.ResponseWriter, *http.Request) error,
@@ -264,7 +265,8 @@ func (p *originPolicy) admitMCP(r *http.Request) error {
 // admit refuses requests that a web page may have made (MCP, basic/transports, "Security
 // Warning"). The error names the flag that allows the request.
 func (p *originPolicy) admit(r *http.Request) error {
-	// DNS rebinding shows as a foreign Host. No page can be rebound to an IP address.
+	// In a DNS rebinding attack, the Host is a foreign name. An IP address can't be
+	// rebound.
 	host := strings.ToLower(strings.TrimSuffix((&url.URL{Host: r.Host}).Hostname(), "."))
 	_, notAddr := netip.ParseAddr(host)
 	if notAddr != nil && !isLoopback(host) && !slices.Contains(p.hosts, host) {
@@ -323,14 +325,14 @@ func isLoopback(host string) bool {
 
 // connections closes connections when there are too many. Safe for concurrent use.
 type connections struct {
-	most int // of clients that have shown nothing valid in their request
-	all  int // in total
+	most int // the limit for clients that have shown nothing valid
+	all  int // the limit for all clients
 
 	mu   sync.Mutex
 	open map[net.Conn]connInfo
 }
 
-// connInfo is what a connection does.
+// connInfo describes the state of a connection.
 type connInfo struct {
 	state http.ConnState
 	since time.Time
@@ -360,15 +362,17 @@ func limitConnections(web *http.Server, files int) {
 // connsKey is the key of a function in a request's context: see markKnown.
 type connsKey struct{}
 
-// markKnown notes that the client of a request has shown something valid.
+// markKnown records that the client of a request has shown something valid: a code, a
+// session or a secret.
 func markKnown(r *http.Request) {
 	if mark, ok := r.Context().Value(connsKey{}).(func()); ok {
 		mark()
 	}
 }
 
-// set notes what a connection does. If there are too many, it closes an idle one, else a
-// new one, else one with a request, the longest idle or oldest first.
+// set records the state of a connection. If there are too many connections, set closes
+// one whose client has shown nothing valid: preferably an idle one, else a new one, else
+// one with a request; in each case the one longest in its state.
 func (c *connections) set(conn net.Conn, state http.ConnState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -395,22 +399,23 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 	})
 	delete(c.open, victim)
 	if secure, ok := victim.(*tls.Conn); ok {
-		victim = secure.NetConn() // its own Close may wait for the client
+		victim = secure.NetConn() // the Close of a TLS connection may wait for the client
 	}
 	victim.Close()
 }
 
-// memory limits the bytes that are held for principals: those of a request from the first
-// byte of its body until the last byte of its answer has been written, messages that a
-// client has not read, and messages that it may read again. Safe for concurrent use.
+// memory limits the bytes that are held for principals. A request counts from the first
+// byte of its body until the last byte of its answer has been written. Messages to
+// clients count until they have been written, and as long as they are kept for replay.
+// Safe for concurrent use.
 type memory struct {
 	maxBody int64 // bytes of one body
 	bytes   quota
 
 	mu      sync.Mutex
-	bodies  map[*reservation]bool // being received from unauthenticated senders
-	parsing map[string]bool       // principals of which a large body is being parsed
-	parsed  sync.Cond             // one has been parsed
+	bodies  map[*reservation]bool // requests whose bodies unauthenticated senders are sending
+	parsing map[string]bool       // principals with a large body that is being parsed
+	parsed  sync.Cond             // signals that a large body has been parsed
 }
 
 // unauthenticated is the one principal of all senders of webhooks without the secret.
@@ -427,7 +432,7 @@ func newMemory(maxBody int64) *memory {
 	return m
 }
 
-// account is what a principal may use of a memory.
+// account is a memory, and the principal whose use of it is counted.
 type account struct {
 	memory    *memory
 	principal string
@@ -441,8 +446,9 @@ func (a account) reserve(n int64) bool {
 	return a.reserveLocked(n)
 }
 
-// reserveLocked is reserve for a caller that holds the memory's mu. The slowest bodies of
-// unauthenticated senders make room for each other or, if all is spent, for anyone.
+// reserveLocked is reserve for a caller that holds the memory's mu. It drops the slowest
+// bodies of unauthenticated senders to make room for other bodies of such senders or, if
+// all memory is spent, for anyone.
 func (a account) reserveLocked(n int64) bool {
 	m := a.memory
 	limit := max(maxHeldOf, 2*m.maxBody)
@@ -465,11 +471,11 @@ func (a account) reserveLocked(n int64) bool {
 	return true
 }
 
-// release counts n bytes less.
+// release gives back n bytes.
 func (a account) release(n int64) { a.memory.bytes.release(a.principal, n) }
 
-// errNoRoom refuses a request that makes room for others, or finds none. errNoRoomToAnswer
-// replaces an answer.
+// errNoRoom refuses a request that finds no room, or is dropped to make room for others.
+// errNoRoomToAnswer is sent instead of an answer that finds no room.
 var (
 	errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
 		"too much is being received, answered or left unread: try again").retryAfter(5)
@@ -477,7 +483,8 @@ var (
 		"the answer is ready, but finds no room beside others that are left unread")
 )
 
-// reservation is what one request uses of a memory. Safe for concurrent use, except Read.
+// reservation counts the bytes of a memory that one request uses. Safe for concurrent
+// use, except Read.
 type reservation struct {
 	account
 	body     io.Reader
@@ -490,17 +497,17 @@ type reservation struct {
 	dropped   bool
 }
 
-// open counts n bytes of a request. The caller must end the reservation, unless there is
-// an error.
+// open returns a reservation for a request of n bytes, whose body has been read already.
+// The caller must end the reservation, unless there is an error.
 func (a account) open(n int64) (*reservation, error) {
 	r := &reservation{account: a, received: n}
 	return r, r.grow(minHeld + n)
 }
 
-// receive reads the body of a request of a principal. It reads nothing of a body with an
-// announced length over the limit. The body of an unauthenticated sender may be dropped to
-// make room. The caller must end the reservation. Errors are *httpError. Reading a body to
-// its end also lets net/http notice that the client disconnects.
+// receive reads the body of a request of a principal. If the announced length of the body
+// is over the limit, receive reads nothing. The body of an unauthenticated sender may be
+// dropped to make room. The caller must end the reservation. Errors are *httpError.
+// Reading a body to its end also lets net/http notice that the client disconnects.
 func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, held *reservation, err error) {
 	limit := a.memory.maxBody
 	held = &reservation{
@@ -551,8 +558,8 @@ func (r *reservation) Read(buf []byte) (int, error) {
 	return n, err
 }
 
-// parse runs f, which parses the body or what was made of it. Of a principal's large
-// bodies, one is parsed at a time, as others would have to wait for a processor.
+// parse runs f, which parses the body or data derived from it. Each principal's large
+// bodies are parsed one at a time, so that other principals find a free processor.
 func (r *reservation) parse(f func()) {
 	if r != nil && r.received > largeBody {
 		m := r.memory
@@ -587,13 +594,13 @@ func (r *reservation) grow(n int64) error {
 		return errNoRoom
 	}
 	r.bytes += n
-	if r.dropped { // it has made room for itself
+	if r.dropped { // reserveLocked has dropped this body itself
 		return errNoRoom
 	}
 	return nil
 }
 
-// keep says that the body has been received and can no longer be dropped.
+// keep records that the body has been received and can no longer be dropped.
 func (r *reservation) keep() {
 	r.memory.mu.Lock()
 	defer r.memory.mu.Unlock()
@@ -601,21 +608,21 @@ func (r *reservation) keep() {
 	delete(r.memory.bodies, r)
 }
 
-// end ends the reservation.
+// end ends the reservation, and gives back its bytes.
 func (r *reservation) end() {
 	r.memory.mu.Lock()
 	defer r.memory.mu.Unlock()
 	r.freeLocked()
 }
 
-// freeLocked releases what is counted. The caller holds the memory's mu.
+// freeLocked gives back the reserved bytes. The caller holds the memory's mu.
 func (r *reservation) freeLocked() {
 	r.release(r.bytes)
 	r.bytes = 0
 }
 
-// quota counts what principals use: bytes or things, as its user decides. It forgets a
-// principal whose count is zero. The zero value is empty. Safe for concurrent use.
+// quota counts what principals use, in bytes or in items. It forgets a principal whose
+// count is zero. The zero value is empty. Safe for concurrent use.
 type quota struct {
 	mu   sync.Mutex
 	used map[string]int64 // by principal
@@ -631,9 +638,10 @@ func (q *quota) reserve(principal string, limit int64) (release func(), ok bool)
 	return func() { q.release(principal, 1) }, true
 }
 
-// add counts n more for a principal, or less if n is negative, unless its total would
-// exceed limit, or that of all principals all, which does not apply to a principal that
-// uses at most minHeldShare.
+// add adds n, which may be negative, to what a principal uses. It returns false if the
+// principal's total would exceed limit, unless the principal uses nothing yet; or if the
+// total of all principals would exceed all, unless the principal would use at most
+// minHeldShare.
 func (q *quota) add(principal string, n, limit, all int64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -652,7 +660,7 @@ func (q *quota) add(principal string, n, limit, all int64) bool {
 	return true
 }
 
-// release counts n less for a principal.
+// release subtracts n from what a principal uses.
 func (q *quota) release(principal string, n int64) { q.add(principal, -n, 0, 0) }
 
 // count returns what a principal uses.
@@ -688,7 +696,8 @@ func hashOf(parts ...string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// errText returns an error's text without paths, which the caller names if it may.
+// errText returns an error's text without paths. Callers add the path if the reader may
+// see it.
 func errText(err error) string {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		switch e.(type) {

@@ -176,7 +176,8 @@ func oneLine(raw json.RawMessage) json.RawMessage {
 	return b.Bytes()
 }
 
-// marshal encodes a value that can't fail, without the HTML escapes of json.Marshal.
+// marshal encodes a value that is known to be encodable, without the HTML escapes of
+// json.Marshal.
 func marshal(v any) json.RawMessage {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
@@ -196,7 +197,7 @@ func appendQuoted(b []byte, s string) []byte {
 	return strconv.AppendQuote(b, s)
 }
 
-// needsEscape reports whether a character may differ in a JSON string.
+// needsEscape reports whether a character may have to be escaped in a JSON string.
 func needsEscape(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
 
 // unquote parses a JSON string.
@@ -221,7 +222,7 @@ type member struct {
 }
 
 // members splits valid JSON that is an object, repeated keys included. It returns nil for
-// any other value. Of invalid JSON, it returns as much as it can read.
+// any other value. From invalid JSON, it returns the members that it can read.
 func members(raw json.RawMessage) object {
 	if !isObject(raw) {
 		return nil
@@ -389,8 +390,8 @@ func withMember(raw json.RawMessage, key string, value json.RawMessage) json.Raw
 // sortedKeys returns the keys of a map in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// errLineTooLong is returned once by a lineReader for a line over its limit, with the first
-// maxLineStart bytes of the line. The rest is skipped; reading can continue.
+// errLineTooLong reports a line over the limit of a lineReader, which returns it together
+// with the first maxLineStart bytes of the line and skips the rest. Reading can continue.
 var errLineTooLong error = rpcErrorf(codeInvalidRequest, "the line is too long")
 
 // lineReader reads lines with a limit on their length. It must not be used concurrently.
@@ -450,8 +451,8 @@ type inflight[T any] struct {
 	closed error        // not nil: the table accepts no more entries
 }
 
-// add adds v under key. It returns an error if the key is taken, or if the table was
-// closed: the error that close was called with.
+// add adds v under key. It returns an error if the key is taken. If the table was closed,
+// it returns the error that was passed to close.
 func (t *inflight[T]) add(key string, v T) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -26,18 +26,18 @@ const (
 	replayLife     = 2 * time.Minute  // how long a stream can be resumed after its connection has ended
 )
 
-// frame is what one write to a client contains. With an id but no message, it tells the
-// client where it can resume the stream (MCP 2025-11-25, basic/transports). With neither,
-// it is a comment, which begins a stream, keeps a silent stream open through proxies, and
-// detects a client that has gone.
+// frame is what one write to a client contains. A frame with an id but no message tells
+// the client where it can resume the stream (MCP 2025-11-25, basic/transports). A frame
+// with neither is a comment: it begins a stream, keeps a silent stream open through
+// proxies, and detects a client that has gone.
 type frame struct {
 	id    string
 	msg   []byte // one line
-	list  []byte // an object that many messages share: msg lacks its members and "}" at the end
+	list  []byte // an object that many messages share: its members and "}}" follow msg
 	event string // the kind of event; "" for a message
 }
 
-// parts returns the message, which tail follows.
+// parts returns the pieces of the message, with tail at the end.
 func (f frame) parts(tail string) [][]byte {
 	if f.list == nil {
 		return [][]byte{append(f.msg, tail...)}
@@ -59,17 +59,17 @@ type connection struct {
 	done chan struct{} // closed when nothing more is written
 }
 
-// outbox contains the messages to one client, in order. If the client accepts a stream, the
-// first message that is sent before the answer turns the answer into one. Safe for
-// concurrent use.
+// outbox contains the messages to one client, in order. If the client accepts a stream,
+// the first message that is sent before the answer turns the answer into a stream. Safe
+// for concurrent use.
 type outbox struct {
-	held account // its messages count for, until they are written
+	held account // the account that queued messages count for
 
 	mu    sync.Mutex
 	kept  *keptStream // nil if the stream can't be resumed
 	conn  *connection // nil once the client has gone
-	begun bool        // it is a stream
-	ended bool        // it accepts no more messages
+	begun bool        // the outbox is a stream
+	ended bool        // the outbox accepts no more messages
 	queue []frame
 	bytes int64 // in queue
 }
@@ -82,9 +82,10 @@ func newOutbox(held account, conn *connection, kept *keptStream, missed ...frame
 	return o
 }
 
-// send queues a message and reports whether it may arrive. It never waits for the client: a
-// client that reads too slowly is disconnected. Without a message, send only begins the
-// stream. If it can be resumed, send may read the claims file (keptStream.authorized).
+// send queues a message and reports whether it may arrive. It never waits for the client:
+// a client that reads too slowly is disconnected. Without a message, send only begins the
+// stream. If the stream can be resumed, send may read the claims file
+// (keptStream.authorized).
 func (o *outbox) send(f frame) bool {
 	o.mu.Lock()
 	sent := !o.ended && o.startLocked() && o.sendLocked(f)
@@ -211,8 +212,8 @@ func (o *outbox) writeLoop(conn *connection) {
 	}
 }
 
-// next takes the next frame off the queue, or returns nil if the queue is empty. It reports
-// whether nothing more is to be written to conn.
+// next takes the next frame off the queue, or returns nil if the queue is empty. It
+// reports over if nothing more must be written to conn.
 func (o *outbox) next(conn *connection) (f *frame, over bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -226,8 +227,8 @@ func (o *outbox) next(conn *connection) (f *frame, over bool) {
 	return &first, false
 }
 
-// disconnectLocked gives up a connection. Messages queued for it may be in the replay
-// buffer. The caller holds o.mu.
+// disconnectLocked gives up a connection and drops the messages queued for it. The replay
+// buffer may still contain them. The caller holds o.mu.
 func (o *outbox) disconnectLocked(conn *connection) {
 	if conn == nil || o.conn != conn {
 		return
@@ -250,7 +251,7 @@ func (o *outbox) resume(conn *connection, n int) bool {
 		return false
 	}
 	o.disconnectLocked(o.conn)
-	if o.kept == nil { // the stream has ended, and nothing of it was missed
+	if o.kept == nil { // the stream has ended, and the client has missed nothing
 		return false
 	}
 	o.kept.forgetting.Stop()
@@ -262,7 +263,7 @@ func (o *outbox) resume(conn *connection, n int) bool {
 // keptStream is a stream that can be resumed (MCP 2025-11-25, basic/transports,
 // "Resumability and Redelivery"). Its outbox's mu guards the last three fields.
 type keptStream struct {
-	known   *sync.Map // *outbox by keptStream.key, of all that can be resumed
+	known   *sync.Map // the outboxes of all streams that can be resumed, by keptStream.key
 	id      string
 	session string
 	primed  bool // the stream begins with an event that it can be resumed from
@@ -271,9 +272,9 @@ type keptStream struct {
 	// claims file, so it is never called with a lock held.
 	authorized func() bool
 
-	messages   []frame     // the latest, as far as there is room for them
+	messages   []frame     // the latest messages, as many as there is room for
 	last       int         // number of the last message; the first is 1
-	forgetting *time.Timer // runs since the connection ended; nil while there is one
+	forgetting *time.Timer // runs since the connection ended; nil while the stream has a connection
 }
 
 // resumable reports whether the stream can be resumed. If the client has lost access,
@@ -289,7 +290,7 @@ func (o *outbox) resumable() bool {
 	return false
 }
 
-// forget drops the stream's messages and keeps no more.
+// forget drops the stream's kept messages. From then on the stream can't be resumed.
 func (o *outbox) forget() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -317,8 +318,9 @@ func (o *outbox) dropLocked() {
 	o.kept.messages = nil
 }
 
-// expireLocked lets the stream of a client that has gone be resumed for replayLife, unless
-// it has ended and nothing of it is kept. The caller holds o.mu.
+// expireLocked limits the time in which a client that has gone can resume the stream to
+// replayLife. If the stream has ended and no message is kept, expireLocked forgets it at
+// once. The caller holds o.mu.
 func (o *outbox) expireLocked() {
 	switch k := o.kept; {
 	case k == nil || o.conn != nil:
@@ -330,8 +332,9 @@ func (o *outbox) expireLocked() {
 }
 
 // keepLocked gives a message its id, and keeps it unless it is too long. Replay uses at
-// most half of what may be held, so that requests find room. If there is none, no earlier
-// message is of use either, as a client must not miss one. The caller holds o.mu.
+// most half of what may be held, so that requests find room. If there is no room for the
+// message, keepLocked drops the earlier ones too: a client must not miss one in between.
+// The caller holds o.mu.
 func (o *outbox) keepLocked(f frame) frame {
 	k := o.kept
 	k.last++
@@ -362,7 +365,7 @@ func (o *outbox) afterLocked(n int) (missed []frame, ok bool) {
 	return o.kept.messages[max(0, n-first):], n >= first
 }
 
-// key identifies the stream among those of all sessions.
+// key identifies the stream among the streams of all sessions.
 func (k *keptStream) key() string { return k.session + k.id }
 
 // eventID returns the id of the stream's message n. The id of 0 precedes the first message.
@@ -378,8 +381,8 @@ func parseEventID(s string) (stream string, n int) {
 	return stream, n
 }
 
-// findStream returns a stream of a session among known, or nil if there is none or if the
-// client has lost access.
+// findStream looks up a session's stream in known. It returns nil if there is none, or if
+// the client has lost access.
 func findStream(known *sync.Map, session, stream string) *outbox {
 	found, _ := known.Load(session + stream)
 	o, ok := found.(*outbox)

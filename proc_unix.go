@@ -44,7 +44,7 @@ func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool)
 	for t := range trees {
 		leader := processStat(t.pid)
 		if leader.start != "" && leader.start != t.start {
-			continue // none is left: another process has the leader's id
+			continue // the tree has ended: another process has the leader's id
 		}
 		sessions[t.pid] = t
 		if err := syscall.Kill(-t.pid, sig); err == nil && t.start == "" {
@@ -73,7 +73,7 @@ func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool)
 // closeTree does nothing: see proc_windows.go.
 func closeTree(tree) {}
 
-// stat is what Linux tells about a process. It is zero if there is no such process.
+// stat is what Linux reports about a process. It is zero if there is no such process.
 type stat struct {
 	dead           bool // a zombie
 	group, session int
@@ -144,8 +144,8 @@ func lockFile(path string) (*os.File, error) {
 // isShared reports whether an operation failed because another process has locked the file.
 func isShared(err error) bool { return errors.Is(err, syscall.EWOULDBLOCK) }
 
-// syncFolder makes a rename durable. It returns no error if the file system does not support
-// that.
+// syncFolder makes a rename durable. It returns no error if the file system can't sync
+// folders.
 func syncFolder(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

@@ -13,8 +13,9 @@ import (
 
 var kernel32 = syscall.NewLazyDLL("kernel32.dll")
 
-// tree is a process that usher has started, and the processes that it started in turn. Those
-// that it starts in the microseconds before it is assigned to the job are not in the tree.
+// tree is a process that usher has started, and the processes that it started in turn.
+// Processes that it starts in the microseconds before it is assigned to the job are not
+// in the tree.
 type tree struct {
 	pid   int
 	start string // always ""
@@ -42,7 +43,7 @@ func startTree(cmd *exec.Cmd) (tree, error) {
 }
 
 // signalTrees ends every process of the trees: Windows has no signal for console programs
-// without a console. It returns none, as no process can ignore that.
+// without a console. It returns no trees, because no process can survive this.
 func signalTrees(trees map[tree]bool, _ syscall.Signal) (living map[tree]bool) {
 	for t := range trees {
 		kernel32.NewProc("TerminateJobObject").Call(t.job, 1)
@@ -55,7 +56,7 @@ func closeTree(t tree) { _ = syscall.CloseHandle(syscall.Handle(t.job)) }
 
 // processAlive reports whether a process with this id exists.
 func processAlive(pid int) bool {
-	const queryLimitedInformation = 0x1000 // which also services grant
+	const queryLimitedInformation = 0x1000 // services, too, grant this right
 	h, err := syscall.OpenProcess(queryLimitedInformation, false, uint32(pid))
 	if err != nil {
 		return false

@@ -58,8 +58,8 @@ const (
 	metaCall         = "usher/call"
 )
 
-// The error codes of MCP (2026-07-28, basic/index, "Error Codes"). Only the revisions
-// before it have codeNoResource (2025-11-25, server/resources, "Error Handling").
+// The error codes of MCP (2026-07-28, basic/index, "Error Codes"). Only the earlier
+// revisions have codeNoResource (2025-11-25, server/resources, "Error Handling").
 const (
 	codeNoResource         = -32002
 	codeHeaderMismatch     = -32020
@@ -82,8 +82,8 @@ func checkLogLevel(level string) error {
 		clipText(level, 50), strings.Join(logLevels, ", "))
 }
 
-// clientCaps is a set of capabilities: what a client declared that it can be asked for.
-// Session ids contain these bits, so new capabilities must be added at the end.
+// clientCaps is the set of capabilities that a client declared: what modules may ask it
+// for. Session ids contain these bits, so new capabilities must be added at the end.
 type clientCaps uint16
 
 const (
@@ -98,7 +98,7 @@ const (
 )
 
 // capabilityForms lists where a client's declaration contains each capability: under key
-// and, if part is not empty, under part inside that.
+// or, if part is not empty, under part inside the value of key.
 var capabilityForms = []struct {
 	bit       clientCaps
 	key, part string
@@ -177,7 +177,8 @@ func missingCapability(lacked clientCaps) *rpcError {
 }
 
 // errMissingCaps returns the error for a module's request to a client that has not
-// declared these capabilities: the error that the client itself would have answered.
+// declared these capabilities. The code is the one with which the client itself would
+// have answered.
 func errMissingCaps(lacked clientCaps) *rpcError {
 	code := codeNoMethod
 	if lacked&capElicitURL != 0 {
@@ -285,8 +286,8 @@ func statefulResult(result json.RawMessage) json.RawMessage {
 }
 
 // rpcStatus returns the HTTP status for an error code. From MCP 2026-07-28 on
-// (basic/transports/streamable-http) every error response has that status. In earlier
-// revisions only the refusal of a malformed message has it.
+// (basic/transports/streamable-http), every error response has this status. In earlier
+// revisions, only the refusal of a malformed message has it.
 func rpcStatus(code int) int {
 	switch code {
 	case codeNoMethod:
@@ -300,7 +301,7 @@ func rpcStatus(code int) int {
 }
 
 // parseInitialize reads the params of a session's first request. If the client asks for
-// an unsupported version, parseInitialize returns the newest with sessions (MCP,
+// an unsupported version, parseInitialize returns the newest version with sessions (MCP,
 // basic/lifecycle, "Version Negotiation").
 func parseInitialize(params object) (protocol string, caps clientCaps, err error) {
 	protocol, ok := unquote(params.get("protocolVersion"))
@@ -314,8 +315,8 @@ func parseInitialize(params object) (protocol string, caps clientCaps, err error
 }
 
 // isStateless reports whether a request is of the revision without sessions: its header
-// names a version that has none or is unknown, or its params name their revision. h is nil
-// if the transport has no headers.
+// names a version without sessions or an unknown one, or its params name a revision. h is
+// nil if the transport has no headers.
 func isStateless(h http.Header, params object) bool {
 	version := h.Get(protocolHeader)
 	return version != "" && !hasSessions(version) || field(params.get("_meta"), metaProtocol) != nil

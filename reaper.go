@@ -1,7 +1,8 @@
-// Processes that usher starts, and their end. A child is one such process with its tree. The
-// reaper is usher again, in a process that outlives a killed daemon just long enough to end
-// the trees that the daemon left. The two are connected by a pipe with lines
-// "+ PID START" and "- PID START", one for each tree that begins or has ended.
+// Processes that usher starts, and their end. A child is one such process with its tree.
+// The reaper is usher again, in a process that outlives a killed daemon just long enough
+// to end the trees that the daemon left. Through a pipe, the daemon sends the reaper a
+// line "+ PID START" for each tree that begins, and "- PID START" for each that has
+// ended.
 
 package main
 
@@ -36,8 +37,8 @@ type child struct {
 }
 
 // wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, it
-// gives the process some time, and then ends the tree. The error is ctx's if the process
-// can't be killed, as another user's can't.
+// gives the process some time, and then ends the tree. If the process can't be killed,
+// for example because it runs as another user, the error is ctx's.
 func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	select {
 	case <-c.exited:
@@ -53,7 +54,7 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	select {
 	case <-c.exited:
 		return c.err
-	case <-time.After(outputTimeout): // it takes a moment, as cmd.Wait may have to read
+	case <-time.After(outputTimeout): // cmd.Wait may need a moment to read the output
 		return ctx.Err()
 	}
 }
@@ -71,7 +72,7 @@ func (c *child) end() {
 }
 
 // endTrees sends TERM to all processes of the trees, and later KILL. It returns the trees
-// that have a process even then.
+// that still have a process then.
 func endTrees(trees map[tree]bool) (left map[tree]bool) {
 	left = signalTrees(trees, syscall.SIGTERM)
 	var again syscall.Signal // KILL is sent several times, as processes may start others
@@ -91,14 +92,14 @@ func endTrees(trees map[tree]bool) (left map[tree]bool) {
 // reaperCommand is the first argument of the reaper process. Users don't give it.
 const reaperCommand = "__reaper"
 
-// reaper starts processes, and tells the reaper process which trees to end if this process
-// is killed. Safe for concurrent use.
+// reaper starts processes, and tells the reaper process which trees it must end if this
+// process is killed. Safe for concurrent use.
 type reaper struct {
 	log     *slog.Logger
 	running sync.WaitGroup // goroutines that wait for the reaper process
 
 	mu     sync.Mutex     // guards the fields below
-	trees  map[tree]bool  // that may have a process
+	trees  map[tree]bool  // trees that may have a process
 	pipe   io.WriteCloser // to the reaper process; nil if there is none
 	closed bool
 }
@@ -125,20 +126,20 @@ func (r *reaper) start(cmd *exec.Cmd) (*child, error) {
 	c := &child{tree: t, reaper: r, exited: make(chan struct{})}
 	r.trees[t] = true
 	r.tell("+", t)
-	go func() { // it ends with the process, which end waits for if that can be killed
+	go func() { // ends with the process
 		c.err = cmd.Wait()
 		close(c.exited)
 	}()
 	return c, nil
 }
 
-// startPiped starts a process whose stdout and stderr are to be read.
+// startPiped starts a process with pipes for its stdout and stderr.
 func (r *reaper) startPiped(cmd *exec.Cmd) (*child, error) {
 	var outputs []*os.File
 	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
 		read, write, err := os.Pipe()
 		if err != nil {
-			return nil, err // the garbage collector closes the other
+			return nil, err // the garbage collector closes outputs
 		}
 		defer write.Close()
 		outputs = append(outputs, read)
@@ -159,14 +160,15 @@ func (c *child) stopReading() {
 	}
 }
 
-// tell tells the reaper process about a tree. The caller holds r.mu.
+// tell sends the reaper process a line about a tree. The caller holds r.mu.
 func (r *reaper) tell(sign string, t tree) {
 	if r.pipe != nil {
 		fmt.Fprintln(r.pipe, sign, t.pid, t.start) // if it fails, launch starts another one
 	}
 }
 
-// forget takes a tree off the list, as its id may be used again. The caller holds r.mu.
+// forget removes a tree from r.trees, because its id may be used again. The caller holds
+// r.mu.
 func (r *reaper) forget(t tree) {
 	if r.trees[t] {
 		delete(r.trees, t)
@@ -198,7 +200,7 @@ func (r *reaper) Close() {
 	r.running.Wait()
 }
 
-// launch starts the reaper process, and tells it all trees. The caller holds r.mu.
+// launch starts the reaper process and sends it all trees. The caller holds r.mu.
 func (r *reaper) launch() {
 	// The file may have been replaced or removed since (by an update, by go run); on
 	// Linux the running program has this name, too.
@@ -212,7 +214,7 @@ func (r *reaper) launch() {
 	cmd.Env = environWithoutSecrets()
 	pipe, _ := cmd.StdinPipe()
 	if err == nil {
-		_, err = startTree(cmd) // a Ctrl-C in the terminal must not reach it
+		_, err = startTree(cmd) // in its own session, which a Ctrl-C in the terminal does not reach
 	}
 	if err != nil {
 		r.log.Warn("no reaper: if usher is killed, modules' processes may continue", "err", err)
@@ -232,7 +234,7 @@ func (r *reaper) launch() {
 			return
 		}
 		r.log.Warn("the reaper was killed")
-		if time.Since(started) > time.Second { // else the next child starts it
+		if time.Since(started) > time.Second { // otherwise the next child starts the reaper process again
 			r.launch()
 		}
 	})

@@ -34,8 +34,8 @@ import (
 
 const (
 	headerTimeout = 10 * time.Second // for a request's headers
-	restTimeout   = time.Second      // for the rest of a body that is not read
-	idleTimeout   = 2 * time.Minute  // of a connection without a request
+	restTimeout   = time.Second      // for net/http to skip the rest of an unread body
+	idleTimeout   = 2 * time.Minute  // for a connection without a request
 	drainTimeout  = 5 * time.Second  // for calls in flight when the daemon stops
 
 	gcPercent = 400     // heap growth between two collections, in percent
@@ -69,8 +69,8 @@ type serveFlags struct {
 	addr         string
 	origins      originPolicy
 	publicURL    string // ends with a slash; "" for none
-	requireClaim bool   // of MCP clients
-	open         bool   // to all MCP clients
+	requireClaim bool   // MCP clients need a claim
+	open         bool   // MCP clients on other machines need no claim
 	watch        *bool  // nil if the flag is not given
 	approve      bool   // the modules that the start finds
 	openWebhooks bool
@@ -154,8 +154,8 @@ func (f *serveFlags) setMaxBody(text string) error {
 	return nil
 }
 
-// check refuses flags that make no sense, and flags that would open the daemon to other
-// machines by accident. lookupEnv looks up the secret of webhooks.
+// check refuses flags that make no sense together, and flags that would open the daemon
+// to other machines by accident. lookupEnv looks up the secret of webhooks.
 func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	_, port, err := net.SplitHostPort(f.addr)
 	if err != nil {
@@ -208,11 +208,11 @@ type daemon struct {
 	app   *app
 	flags *serveFlags
 	log   *slog.Logger
-	out   io.Writer // what people read while the daemon runs; discards it without a terminal
+	out   io.Writer // for text that people read while the daemon runs; discards it without a terminal
 
 	record   daemonRecord
 	listener net.Listener
-	lastCert atomic.Pointer[tls.Certificate] // that could be loaded; nil without TLS
+	lastCert atomic.Pointer[tls.Certificate] // the last one that could be loaded; nil without TLS
 	registry *Registry
 	server   *Server
 	webhooks *Webhooks
@@ -281,8 +281,9 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 	return lock, err
 }
 
-// approveFirst approves the modules below folders that have no record of approved modules,
-// or with -approve below all. It returns what the log says of that; nil for nothing.
+// approveFirst approves the modules below folders that have no record of approved
+// modules, or below all folders with -approve. It returns attributes for the log, or nil
+// if every folder had a record.
 func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
 	list, err := readApprovals(path)
 	if err != nil {
@@ -306,7 +307,7 @@ func (d *daemon) announce(roots []string) error {
 	}
 	addr := *d.listener.Addr().(*net.TCPAddr)
 	if addr.IP.IsUnspecified() {
-		addr.IP = net.IPv4(127, 0, 0, 1) // which clients on this machine can reach
+		addr.IP = net.IPv4(127, 0, 0, 1) // an address that clients on this machine can reach
 	}
 	d.record = daemonRecord{
 		PID:             os.Getpid(),
@@ -345,8 +346,8 @@ func (d *daemon) listen() (scheme string, err error) {
 }
 
 // certificate returns the certificate for a new connection. It reads the files each time,
-// which takes less time than the handshake. If it can't, as when a renewal has replaced
-// only one of the files, it returns the previous certificate.
+// which takes less time than the handshake. If it can't load them, for example because a
+// renewal has replaced only one of them, it returns the previous certificate.
 func (d *daemon) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	cert, err := tls.LoadX509KeyPair(d.flags.tlsCert, d.flags.tlsKey)
 	if err == nil {
@@ -361,10 +362,11 @@ func (d *daemon) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	return last, nil
 }
 
-// serve answers requests until ctx ends. Then the streams end at once, and calls in
-// flight when they are done or after drainTimeout.
+// serve answers requests until ctx ends. Then it ends the streams at once, waits for
+// calls in flight, and cancels them after drainTimeout.
 func (d *daemon) serve(ctx context.Context, gate *Gate) error {
-	// The heap is a few MiB. By default it would be collected many times per second.
+	// The heap is a few MiB. With Go's default setting, the garbage collector would run
+	// many times per second.
 	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(gcLimit)
 	ctx, cancel := context.WithCancel(ctx)
@@ -406,7 +408,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	err := web.Serve(d.listener)
 	cancel()
 	parts.Wait()
-	d.handlers.Lock() // waits for requests that Close has cut off; later ones are not handled
+	d.handlers.Lock() // waits for handlers of requests that Close has cut off; later requests fail
 	d.server.suspended.running.Wait()
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
@@ -429,8 +431,8 @@ func shutDown(web *http.Server, stop func()) {
 }
 
 // handler returns the root handler: it assigns a request ID, applies the origin policy
-// and routes. Only exact paths reach the ServeMux: it would redirect unclean ones, with the
-// code in their query.
+// and routes. Only exact paths reach the ServeMux, which would redirect an unclean path
+// together with the code in its query.
 func (d *daemon) handler() http.Handler {
 	origins := d.flags.origins
 	origins.mcp = thisMachine
@@ -465,7 +467,7 @@ func (d *daemon) handler() http.Handler {
 		}()
 		w.Header().Set(requestIDHeader, newRequestID())
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		if r.URL.Path == "/healthz" { // whatever the Host: probes have their own
+		if r.URL.Path == "/healthz" { // for any Host: probes send names of their own
 			io.WriteString(w, "ok\n")
 			return
 		}
@@ -489,8 +491,8 @@ func (d *daemon) handler() http.Handler {
 var errNothing error = loggedError{httpErrorf(http.StatusNotFound,
 	"nothing is here: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)}
 
-// openLog opens the log of a daemon without -log. On a terminal it consists of lines for
-// people, which show completes. Elsewhere it is records.
+// openLog opens the log of a daemon without -log. On a terminal, the log consists of
+// lines for people, in addition to the lines of show. Elsewhere it consists of records.
 func (d *daemon) openLog() *slog.Logger {
 	if !isTerminal(d.app.stdout) {
 		return slog.New(slog.NewTextHandler(d.app.stderr, nil))
@@ -502,8 +504,8 @@ func (d *daemon) openLog() *slog.Logger {
 // shownKeys are the values of a record that a terminal shows.
 const shownKeys = "msg module method tool path line data status outcome why err took label below"
 
-// showRecord prints a record of the log as a line for people. It leaves out the records of
-// files and of the URL, which show prints.
+// showRecord prints a record of the log as a line for people. It leaves out the records
+// about modules' files and the URL, because show prints those.
 func (d *daemon) showRecord(record object) {
 	if record.get("file") != nil || record.get("url") != nil {
 		return
@@ -533,7 +535,8 @@ func (d *daemon) show(ctx context.Context) {
 	for ctx.Err() == nil {
 		changed := d.registry.Changed()
 		settled := d.registry.WaitAll(ctx, time.Second, scopeAll())
-		view := d.registry.View(scopeAll()) // after WaitAll: if that is true, the view has all modules
+		// After WaitAll: if it returned true, the view contains all modules.
+		view := d.registry.View(scopeAll())
 		report := d.registry.Report()
 		for _, s := range report {
 			printNew(s.key(), s.Version, d.describe(view, s))
@@ -649,11 +652,11 @@ const (
 // daemonRecord describes a running daemon to the other commands.
 type daemonRecord struct {
 	PID             int
-	URL             string   // by which clients reach it
+	URL             string   // the URL by which clients reach the daemon
 	Roots           []string // the folders that it serves
 	RequireClaim    bool
 	RequireApproval bool
-	Secret          bool // webhooks need it
+	Secret          bool // webhooks need the secret
 	WebhooksOff     bool // see whoSendsWebhooks
 }
 
@@ -703,7 +706,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		}
 		d.registry.WaitReady(r.Context(), scope)
 		p := pageContent{View: d.registry.View(scope), Coded: from.claim.exists()}
-		if !p.Coded && !d.flags.open { // then the requester is at this machine
+		if !p.Coded && !d.flags.open { // then the requester is on this machine
 			for _, s := range d.registry.Report() {
 				if s.Err != nil {
 					p.Failed = append(p.Failed, [2]string{s.file(), explain(s.Err)})
@@ -725,7 +728,7 @@ func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p
 	p.URL = cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
 	p.Nonce = rand.Text()
 	var page bytes.Buffer
-	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // into memory: it can't fail
+	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // can't fail: it writes to memory
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; "+
@@ -733,5 +736,5 @@ func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p
 	h.Set("Cache-Control", "no-store")
 	h.Set("Referrer-Policy", "no-referrer")
 	w.WriteHeader(status)
-	_ = writeBody(w, page.Bytes()) // a browser that has gone away needs no error
+	_ = writeBody(w, page.Bytes()) // an error means that the browser has gone
 }

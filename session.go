@@ -30,15 +30,15 @@ type Session struct {
 	duplex       atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
 
 	// Guarded by sessionTable.mu:
-	principal string // that the session counts for
+	principal string // whose limits the session counts toward
 	wanted    int64  // resources that the client is notified of
 
 	mu       sync.Mutex
 	streams  []*outbox         // open notification streams, oldest first
-	lastSeen map[string]string // by announcedLists: the fingerprint that the client knows
+	lastSeen map[string]string // by name in announcedLists: the fingerprint that the client knows
 	ended    bool
 
-	// subscribing is locked while a module is asked, so it may be locked for long.
+	// subscribing is locked while a module is asked, which may take long.
 	subscribing   sync.Mutex
 	subscriptions map[string]interest // by URI
 }
@@ -112,8 +112,8 @@ func (s *Session) wants(method string, params json.RawMessage) bool {
 	return severity < 0 || severity >= slices.Index(logLevels, lowest)
 }
 
-// join begins a notification stream. It returns false if the session has too many or has
-// ended, or the client has gone.
+// join begins a notification stream. It returns false if the session has too many streams
+// or has ended, or if the client has gone.
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,7 +124,8 @@ func (s *Session) join(out *outbox) bool {
 	return true
 }
 
-// leave removes a stream. With the last stream, the subscriptions at modules end too.
+// leave removes a stream. When the last stream leaves, leave also ends the session's
+// subscriptions at modules.
 func (s *Session) leave(out *outbox) {
 	s.mu.Lock()
 	s.streams = slices.DeleteFunc(s.streams, func(other *outbox) bool { return other == out })
@@ -139,8 +140,8 @@ func (s *Session) leave(out *outbox) {
 	}
 }
 
-// primary returns the stream for messages to the client, or nil. Each message goes to
-// one stream only (MCP, basic/transports, "Multiple Connections"). The newest is the
+// primary returns the stream for messages to the client, or nil. Each message goes to one
+// stream only (MCP, basic/transports, "Multiple Connections"). The newest stream is the
 // most likely to have a reader.
 func (s *Session) primary() *outbox {
 	s.mu.Lock()
@@ -185,17 +186,17 @@ func (s *Session) end() {
 }
 
 // sessionTable contains the sessions that are in use or were used recently. If a
-// principal has more than maxSessionsOf, its least recently used idle sessions are
-// forgotten: their log levels, subscriptions, and which lists they have seen. Safe for
-// concurrent use.
+// principal has more than maxSessionsOf, the table forgets its least recently used idle
+// sessions: their log levels, their subscriptions, and which lists they have seen. Safe
+// for concurrent use.
 type sessionTable struct {
 	mu     sync.Mutex
 	live   map[string]*Session   // by token ID
 	own    map[string][]*Session // by principal; most recently used last
-	wanted quota                 // of sessions, by principal
+	wanted quota                 // resources that sessions are notified of, by principal
 }
 
-// open returns the session of a token, which is used by a principal now.
+// open returns the session of a token, and records that principal uses it now.
 func (t *sessionTable) open(token *sessionToken, principal string) *Session {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -237,8 +238,8 @@ func (t *sessionTable) removeLocked(token *sessionToken) *Session {
 	return s
 }
 
-// forget removes the sessions of a principal whose claim has ended. Those in use count for
-// endedClaims from now on.
+// forget removes the sessions of a principal whose claim has ended. Sessions in use
+// remain, and count for endedClaims from now on.
 func (t *sessionTable) forget(principal string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -250,8 +251,8 @@ func (t *sessionTable) forget(principal string) {
 	}
 }
 
-// want counts n more resources that a session's client is notified of, or less if n is
-// negative. It returns false if there are too many, or if the session was removed.
+// want adds n, which may be negative, to the number of resources that a session's client
+// is notified of. It returns false if there are too many, or if the session was removed.
 func (t *sessionTable) want(s *Session, n int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -278,9 +279,9 @@ const (
 	coalesce       = 300 * time.Millisecond // changes within this time make one list_changed
 )
 
-// follow notifies a session of changes on out, a stream that has joined it and leaves at
-// the end. It returns when end is closed, or a client without sessions has lost its claim.
-// If ctx ends earlier, follow returns the cause.
+// follow notifies a session of changes on out, one of its streams, and removes the stream
+// at the end. It returns when end is closed, or when the claim of a client without
+// sessions has ended. If ctx ends earlier, follow returns the cause.
 func (s *Server) follow(
 	ctx context.Context, session *Session, out *outbox, end <-chan struct{},
 ) error {
@@ -307,16 +308,16 @@ func (s *Server) follow(
 	}
 }
 
-// announce notifies a session, on its stream out, of the lists in its view that have
-// changed, and renews its subscriptions. It asks modules in a goroutine that the caller
-// must wait for with subscribing, and that ends with ctx. The error is that of the
-// session's scope.
+// announce notifies a session, if out is its primary stream, of the lists in its view
+// that have changed, and renews its subscriptions. It asks modules in a goroutine, which
+// ends with ctx; the caller must wait for it with subscribing. The error says why the
+// session has no scope.
 func (s *Server) announce(
 	ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup,
 ) error {
 	scope, err := s.scope(session)
 	if err != nil && !errors.Is(err, errEnded) || session.primary() != out {
-		return err // nothing is known to have changed, or another stream announces it
+		return err // the claims can't be read, or another stream announces changes
 	}
 	view := s.modules.View(scope)
 	for _, list := range session.unseenChanges(view, s.started) {
@@ -364,8 +365,8 @@ func (s *Session) unseenChanges(view *View, started time.Time) []string {
 	return changed
 }
 
-// readFilter reads what the client of a subscriptions/listen wants to be notified of: of
-// lists, which count as seen in view, and of resources. It returns the part of the
+// readFilter reads which lists and resources the client of a subscriptions/listen wants
+// to be notified of. It marks these lists as seen in view. It returns the part of the
 // filter that usher honours.
 func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured object) {
 	for _, list := range announcedLists {
@@ -377,9 +378,9 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 	}
 	const key = "resourceSubscriptions"
 	var uris []string
-	_ = json.Unmarshal(field(filter, key), &uris) // what is no string is no resource
+	_ = json.Unmarshal(field(filter, key), &uris) // items that are not strings are ignored
 	uris = slices.DeleteFunc(uris, func(uri string) bool { return view.Lookup("resources", uri) == nil })
-	for _, uri := range uris { // without the lock, as no other goroutine has the session yet
+	for _, uri := range uris { // needs no lock: no other goroutine has the session yet
 		s.subscriptions[uri] = interest{}
 	}
 	if len(uris) > 0 {
@@ -388,8 +389,8 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 	return honoured
 }
 
-// interest is a session's subscription to a resource. The zero value is one that no
-// module knows of at the moment.
+// interest is a session's subscription to a resource. The zero value stands for a
+// subscription that no module knows of at the moment.
 type interest struct {
 	of *Item // of the module that was asked
 	at *subscription

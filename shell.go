@@ -43,7 +43,7 @@ type shellMethod struct {
 // shellServer serves one script over stdin and stdout.
 type shellServer struct {
 	path     string   // of the script, absolute
-	text     []byte   // of the script, whose file is not read
+	text     []byte   // of the script, as received on stdin; its file is not read
 	shell    string   // the program
 	options  []string // of the shell, from the script's first line
 	about    string
@@ -71,7 +71,7 @@ func runShell(ctx context.Context, path, size string, stdin io.Reader, stdout, s
 	defer s.reaper.Close()
 	n, _ := strconv.ParseInt(size, 10, 64) // usher wrote it
 	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
-	s.text = bytes.ReplaceAll(s.text, []byte("\r\n"), []byte("\n")) // shells take \r for a character
+	s.text = bytes.ReplaceAll(s.text, []byte("\r\n"), []byte("\n")) // shells treat \r as part of a word
 	if err := s.read(ctx, string(s.text)); err != nil {
 		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), errText(err))
 		return 1
@@ -92,9 +92,9 @@ var (
 // function of the same name.
 var notMethods = []string{"builtin", "command", "eval", "exec"}
 
-// read finds the script's shell, by default sh, with options; the text about the module, its
-// first comment; and its methods, functions with a comment right above them. The shell
-// first checks the script's syntax, without running it.
+// read finds the script's shell (by default sh) and its options, the text about the
+// module (the first comment) and the methods (functions with a comment right above them).
+// The shell first checks the script's syntax, without running it.
 func (s *shellServer) read(ctx context.Context, text string) error {
 	s.shell = "sh"
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
@@ -154,7 +154,7 @@ func (s *shellServer) keepFunctions(ctx context.Context) error {
 }
 
 // isFunction defines a shell function that succeeds if the shell reports a name as a
-// function. The report is in English.
+// function. With LC_ALL=C, the report is in English.
 const isFunction = `usher_is() {
 	case $(LC_ALL=C; command -V "$1" 2>/dev/null) in
 	"$1 is a function"* | "$1 is a shell function"*) return 0;;
@@ -231,8 +231,8 @@ func (s *shellServer) send(msg []byte) {
 	s.out.Write(append(msg, '\n')) // if usher is gone, stdin has ended too
 }
 
-// call runs one function in a process of its own, and answers the request even if it was
-// cancelled, as usher counts running calls.
+// call runs one function in a process of its own, and answers the request. It answers
+// even a cancelled request, because the daemon counts a call as running until its answer.
 func (s *shellServer) call(ctx context.Context, msg *Message) {
 	var output []byte
 	var lastLines []string
@@ -299,13 +299,14 @@ func shellResult(name string, output []byte, lastLines []string, err error) json
 // bashSource matches a use of $BASH_SOURCE.
 var bashSource = regexp.MustCompile(`(\$\{?)BASH_SOURCE\b`)
 
-// run runs the shell in a process tree of its own until it ends. It returns the output, cut
-// one byte past the limit, and the last lines of stderr. When ctx ends, run ends the tree
-// and waits for that; else background processes of the shell continue.
+// run runs the shell in a process tree of its own until it ends. It returns at most one
+// byte of output more than the limit, and the last lines of stderr. When ctx ends, run
+// ends the tree and waits for its end; otherwise, background processes of the shell
+// continue.
 //
-// The script's text is at shellScript, an open file without a name, because the file at the
-// script's path may have changed. $BASH_SOURCE, bash's name for the file of a function, is
-// the script's path anyway.
+// The script's text is at shellScript, an open file without a name, because the file at
+// the script's path may have changed. $BASH_SOURCE, where bash names the file of a
+// function, nevertheless contains the script's path.
 func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMessage,
 	args ...string) (output []byte, lastLines []string, err error) {
 	script, err := os.CreateTemp("", "usher-")

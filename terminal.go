@@ -52,11 +52,11 @@ func usageErrorf(format string, args ...any) error {
 	return usageError{fmt.Errorf(format, args...)}
 }
 
-// prepareData creates and resolves the data folder, {base}/.data, and opens its claims, which
-// the caller must close. It refuses a folder that
-// another user could change or replace, as that user could create claims. It checks the
-// folder and all folders above it, by the rule of sshd: others may write only to those above
-// the base folder that have the sticky bit.
+// prepareData creates and resolves the data folder, {base}/.data, and opens its claims,
+// which the caller must close. It refuses a folder that another user could change or
+// replace, because that user could create claims. It checks the folder and all folders
+// above it by the rule of sshd: others may write to a folder only if it is above the base
+// folder and has the sticky bit.
 func (a *app) prepareData() error {
 	a.base = cmp.Or(a.base, a.getenv("USHER_BASE"))
 	base := a.base
@@ -87,7 +87,7 @@ func (a *app) prepareData() error {
 
 // resolveDir makes a folder's path absolute, with symlinks resolved.
 func resolveDir(dir string) (string, error) {
-	info, err := os.Stat(dir) // refuses "", which Abs takes for the current folder
+	info, err := os.Stat(dir) // refuses "", which Abs would treat as the current folder
 	if err != nil || !info.IsDir() {
 		return "", errors.New("no such folder")
 	}
@@ -146,7 +146,7 @@ func (a *app) warnf(format string, args ...any) {
 //go:embed help/output.tmpl
 var outputText string
 
-// print prints v as JSON, or else by a template of help/output.tmpl.
+// print prints v as JSON if asJSON is set, else with a template of help/output.tmpl.
 func (a *app) print(name string, v any, asJSON bool) {
 	if !asJSON {
 		writeText(&a.output, name, v)
@@ -156,7 +156,7 @@ func (a *app) print(name string, v any, asJSON bool) {
 	a.printf("\n")
 }
 
-// writeText writes v by a template of help/output.tmpl.
+// writeText writes v with a template of help/output.tmpl.
 func writeText(w io.Writer, name string, v any) {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
@@ -175,7 +175,7 @@ func isTerminal(w io.Writer) bool {
 		return false
 	}
 	info, err := f.Stat()
-	null, _ := os.Stat(os.DevNull) // also a character device
+	null, _ := os.Stat(os.DevNull) // /dev/null is a character device too
 	return err == nil && info.Mode()&os.ModeCharDevice != 0 && !os.SameFile(info, null)
 }
 
@@ -236,8 +236,8 @@ func formatLeft(d time.Duration) string {
 // maxTTL is the longest life of a claim. RFC 3339 can write all times within it.
 const maxTTL = 100 * 365 * 24 * time.Hour
 
-// parseTTL parses the life of a claim: what time.ParseDuration parses, or a number of
-// days or weeks.
+// parseTTL parses the life of a claim: any form that time.ParseDuration accepts, or a
+// number of days or weeks.
 func parseTTL(s string) (time.Duration, error) {
 	s = strings.ToLower(s)
 	factor := time.Duration(1)

@@ -200,7 +200,7 @@ func (s *Server) openSession(from admission) (*Session, error) {
 func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst bool) {
 	ctx := r.server.stopped
 	old := r.session.era == stateful
-	if !old { // a client with a session may return for the answer
+	if !old { // without a session, nobody can return for the answer
 		cancelled, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(conn.ctx, cancel)()
@@ -220,7 +220,7 @@ func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst
 		status = rpcStatus(asRPCError(err).Code)
 	}
 	answer := r.encodeAnswer(result, err)
-	// The end of the stream answers a cancelled request.
+	// A cancelled request gets no message: its stream only ends.
 	stream := answer.msg == nil || streamFirst && status == http.StatusOK
 	switch {
 	case r.out.finish(answer, stream):
@@ -236,7 +236,7 @@ func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst
 	}
 }
 
-// admit finds out which principal and session a request is from.
+// admit determines which principal and session a request is from.
 func (s *Server) admit(r *http.Request) (admission, error) {
 	from, err := s.gate.Admit(r)
 	if from.session != nil || from.claim.exists() {
@@ -245,8 +245,7 @@ func (s *Server) admit(r *http.Request) (admission, error) {
 	return from, err
 }
 
-// endedClaims is the one principal of all claims that have ended: none keeps anything of
-// its own.
+// endedClaims is the one principal of all claims that have ended: they share its limits.
 const endedClaims = "ended"
 
 // account returns what the principal of a request may use.
@@ -289,7 +288,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 		return from, err
 	}
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		return from, errNoSession // such a session ends with its stream
+		return from, errNoSession // an HTTP+SSE session ends with its stream, so no GET can resume it
 	}
 	return from, nil
 }
@@ -302,7 +301,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	held := s.account(from)
-	_, body, err := held.receive(w, r) // unread, it could keep other requests of the connection waiting
+	_, body, err := held.receive(w, r) // an unread body could delay other requests of the connection
 	if err != nil {
 		return err
 	}
@@ -374,26 +373,26 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// duplex is a connection that carries everything to one client, and for stdio also
-// everything from it. The client of an HTTP+SSE session sends its messages by POST. Safe
+// duplex is a connection that carries all messages to one client and, for stdio, all
+// messages from it. The client of an HTTP+SSE session sends its messages by POST. Safe
 // for concurrent use.
 type duplex struct {
 	server  *Server
 	session *Session
 	conn    *connection
 	out     *outbox
-	open    context.Context // ends with the client's input, and with it streams
+	open    context.Context // ends with the client's input; the streams end with it
 	close   context.CancelFunc
 
 	mu       sync.Mutex     // locked to begin a request, or to close
-	requests sync.WaitGroup // being answered
+	requests sync.WaitGroup // the requests that are being answered
 }
 
 // duplexTimeout is how long requests in progress may take once the input has ended.
 const duplexTimeout = 30 * time.Second
 
-// newDuplex returns a connection on which a session's client is sent first, if anything,
-// before all messages. They count for held.
+// newDuplex returns a connection to a session's client. It sends the frames in first
+// before all messages. Frames and messages count for held.
 func (s *Server) newDuplex(
 	session *Session, held account, conn *connection, first ...frame,
 ) *duplex {
@@ -407,9 +406,9 @@ func (s *Server) newDuplex(
 	return d
 }
 
-// serve writes to the client until its connection ends, or until input delivers how the
-// client's input ended. It waits for requests in progress, and returns what input
-// delivered.
+// serve writes to the client until its connection ends, or until the client's input ends
+// and input delivers its error. serve waits for requests in progress, and returns the
+// error that input delivered.
 func (d *duplex) serve(input <-chan error) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
@@ -433,7 +432,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 }
 
 // receive handles an admitted message of the client. It answers a request in a new
-// goroutine. The error is errNoSession, if the message came too late.
+// goroutine. The error is errNoSession if the message came too late.
 func (d *duplex) receive(from admission, body []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -33,13 +33,13 @@ const (
 	webhookPrefix      = "/webhook/"        // begins the paths of webhooks
 	secretHeader       = "X-Webhook-Secret" // contains the secret of a sender
 	webhookSender      = "webhook"          // the principal of all deliveries with the secret
-	signatureTolerance = 5 * time.Minute    // by which a signed timestamp may be off, either way
+	signatureTolerance = 5 * time.Minute    // how far a signed timestamp may be in the past or the future
 )
 
 // webhookConfig says which senders may deliver, and how long a delivery may take.
 type webhookConfig struct {
-	secret           string   // "" for none
-	audience         audience // the senders that need no secret if there is none
+	secret           string   // "" if no secret is set
+	audience         audience // the senders that need no secret, if none is set
 	acceptSignatures bool     // a verified signature replaces the secret
 	timeout          time.Duration
 }
@@ -85,7 +85,7 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 		d.held.end()
 	}
 	took := time.Since(d.received).Round(10 * time.Microsecond)
-	if d.tool == nil { // refused before it was looked for
+	if d.tool == nil { // refused before usher looked for the tool
 		d.tool, _ = h.modules.View(scopeAll()).Hook(d.path)
 	}
 	args := []any{"id", d.id, "path", clipText(d.path, maxLogged)}
@@ -106,7 +106,7 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 // error, it has written nothing.
 func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	err := h.receive(w, d)
-	if err != nil && err != errNoRoom && !d.authenticated { // no other status, which would show what exists
+	if err != nil && err != errNoRoom && !d.authenticated { // any other status would show what exists
 		return httpErrorf(http.StatusUnauthorized,
 			"the webhook secret is missing or wrong: send it as %s", secretHeader).because(err)
 	}
@@ -172,8 +172,8 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	return typeErr
 }
 
-// find finds the method of a delivery, and how the delivery must be signed. If there is no
-// such method yet, find waits for modules that are being introspected.
+// find finds the method of a delivery, and how the delivery must be signed. If there is
+// no method at the path yet, find waits for modules that are being introspected.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	ready := true
 	tool, others := h.modules.View(scopeAll()).Hook(d.path)
@@ -185,7 +185,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	case len(others) > 0:
 		return httpErrorf(http.StatusConflict, "several webhooks have the path %q: use one of %s",
 			clipText(d.path, 200), strings.Join(others, ", "))
-	case tool == nil && !ready: // if all were ready, the view had everything
+	case tool == nil && !ready: // ready means that the view contained all modules
 		return httpErrorf(http.StatusServiceUnavailable,
 			"modules are still being introspected: try again").retryAfter(2)
 	case tool == nil:
@@ -200,8 +200,8 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	return nil
 }
 
-// WebhookPath returns the path below webhookPrefix at which a tool receives webhooks, or "" if
-// the view has no or another tool there.
+// WebhookPath returns the path below webhookPrefix at which a tool receives webhooks, or
+// "" if the view has no tool or another tool there.
 func (v *View) WebhookPath(t *Item) string {
 	if tool, _ := v.Hook(t.HookPath); tool != t {
 		return ""
@@ -209,8 +209,8 @@ func (v *View) WebhookPath(t *Item) string {
 	return t.HookPath
 }
 
-// call calls the method of a delivery. Each attempt looks the method up, as it may have
-// changed meanwhile.
+// call calls the method of a delivery. Each attempt looks the method up again, because
+// the module may have changed meanwhile.
 func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
@@ -231,8 +231,8 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	return answerOf(result)
 }
 
-// errFailed replaces a method's own message in the log, as that may repeat what was
-// sent.
+// errFailed replaces a method's own message in the log, because the message may repeat
+// the sender's data.
 var errFailed = errors.New("the method failed")
 
 // callError returns the answer to a failed call, as an *httpError.
@@ -242,7 +242,7 @@ func callError(ctx context.Context, err error) error {
 	}
 	if argument, ok := errors.AsType[*argumentError](err); ok {
 		return httpErrorf(http.StatusBadRequest, "%v", argument).
-			because(fmt.Errorf("parameter %q does not fit", argument.path)) // without what was sent
+			because(fmt.Errorf("parameter %q does not fit", argument.path)) // without the sender's data
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
 		return httpErrorf(http.StatusGatewayTimeout,
@@ -259,8 +259,8 @@ func callError(ctx context.Context, err error) error {
 	return httpErrorf(status, "%s", rpc.Message).because(errFailed)
 }
 
-// prepare returns the arguments for the delivery's method. It verifies the signature again,
-// as that may be another method than the one that was called first.
+// prepare returns the arguments for the delivery's method. It verifies the signature for
+// each attempt, because the module may have changed and the method may have another rule.
 func (d *delivery) prepare() (arguments json.RawMessage, err error) {
 	if err := d.verify(); err != nil {
 		return nil, err
@@ -310,15 +310,15 @@ func (d *delivery) meta() json.RawMessage {
 	return marshal(meta)
 }
 
-// signatureScheme is how a provider signs deliveries: with an HMAC-SHA256 of a prefix and the
-// body, after its version.
+// signatureScheme describes how a provider signs deliveries. A signature is a version
+// followed by the HMAC-SHA256 of a prefix and the body.
 type signatureScheme struct {
-	headers []string // that contain signatures; several while keys are rolled
-	version string   // begins a signature
-	base64  bool     // of keys and signatures; else signatures are hexadecimal
-	times   []string // the headers that contain the time in Unix seconds; none: it is not signed
-	time    string   // begins the time there
-	prefix  string   // in which ID and TIME stand for those of the delivery
+	headers []string // the headers that may contain signatures
+	version string   // the text before a signature
+	base64  bool     // keys and signatures are base64; otherwise signatures are hexadecimal
+	times   []string // the headers that may contain the time in Unix seconds; none if no time is signed
+	time    string   // the text before the time in these headers
+	prefix  string   // what is signed before the body; ID and TIME stand for the delivery's
 }
 
 // signatureSchemes are the schemes of @signature, as their providers document them.
@@ -349,11 +349,12 @@ var signatureSchemes = map[string]signatureScheme{
 	},
 }
 
-// signatureRule is how deliveries to a method must be signed, by its @signature tag.
+// signatureRule describes how deliveries to a method must be signed, according to its
+// @signature tag.
 type signatureRule struct {
 	signatureScheme
 	variable string // the environment variable of the key
-	key      []byte // of the HMAC
+	key      []byte // the key of the HMAC
 }
 
 // parseSignature parses a @signature tag and reads its key from the environment. It
@@ -397,7 +398,7 @@ func (d *delivery) verify() error {
 		return nil
 	}
 	if err := d.rule.verify(d.request.Header, d.body, d.received); err != nil {
-		// More detail would help only a forger.
+		// A more detailed answer would help only a forger.
 		return httpErrorf(http.StatusUnauthorized, "the signature is missing, wrong or too old").because(err)
 	}
 	d.authenticated = true
@@ -436,8 +437,9 @@ func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error 
 	return fmt.Errorf("the signature does not match this body and the key in %s", r.variable)
 }
 
-// values returns what follows start in the values of some headers. Commas separate values,
-// except base64 values, which contain one after their version.
+// values returns the texts that follow start in the named headers. Spaces separate
+// values, and so do commas, except in schemes with base64, whose version ends with a
+// comma.
 func (s signatureScheme) values(h http.Header, names []string, start string) (list []string) {
 	for _, name := range names {
 		text := strings.Join(h.Values(name), " ")
@@ -562,7 +564,7 @@ func formParams(form *multipart.Form, m *Method) (list object) {
 
 // fileValue converts a file in a form: to text if it is valid UTF-8, else to base64.
 func fileValue(file *multipart.FileHeader) json.RawMessage {
-	reader, _ := file.Open() // from memory: it can't fail
+	reader, _ := file.Open() // can't fail, because the file is in memory
 	content, _ := io.ReadAll(reader)
 	value := map[string]any{
 		"filename":    file.Filename,
@@ -579,7 +581,7 @@ func fileValue(file *multipart.FileHeader) json.RawMessage {
 
 // fieldValue converts a form's text to the number or boolean that the schema requires.
 // Other text is unchanged, so the check of arguments refuses it. fieldValue returns nil
-// for a field left blank, as forms send those too.
+// for a field left blank, because forms send blank fields too.
 func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 	text, ok := unquote(value)
 	wants := func(kind string) bool { return slices.Contains(types, kind) }
