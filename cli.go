@@ -26,11 +26,11 @@ import (
 	"time"
 )
 
-// command is an entry of the table. Its manual is help/NAME.txt, which begins with the
-// usage line.
+// command is an entry of the table of commands. The command's manual is help/NAME.txt,
+// which begins with the usage line.
 type command struct {
 	least, most int  // arguments, not counting flags
-	data        bool // it uses the data folder
+	data        bool // the command uses the data folder
 	setup       func(a *app, fs *flag.FlagSet) runFunc
 }
 
@@ -567,7 +567,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		}
 		daemon := readDaemon(a.data)
 		if !daemon.RequireApproval {
-			return errors.New("no daemon that needs it runs: start usher serve -require-claim")
+			return errors.New("no running daemon needs approvals: start usher serve -require-claim")
 		}
 		if len(paths) == 0 {
 			paths = daemon.Roots

@@ -51,9 +51,10 @@ func cantBuildf(base, format string, args ...any) error {
 	return &processError{name, "can't be built", fmt.Errorf(format, args...)}
 }
 
-// parseGoModule parses the text of the module file named base. The error is a *processError,
-// for a file that is not Go or not a module. All other errors are left to the compiler.
-// Positions contain base and no absolute path, as sessions may see messages.
+// parseGoModule parses the text of the module file named base. The error is a
+// *processError, for a file that is not Go or not a module. All other errors are left to
+// the compiler. Positions contain base instead of an absolute path, because sessions may
+// see error messages.
 func parseGoModule(base string, src []byte) (*goSource, error) {
 	s := &goSource{text: src, base: base, comments: map[string]string{}, positions: token.NewFileSet()}
 	file, err := parser.ParseFile(s.positions, base, src, parser.ParseComments|parser.SkipObjectResolution)

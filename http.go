@@ -480,7 +480,7 @@ var (
 	errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
 		"too much is being received, answered or left unread: try again").retryAfter(5)
 	errNoRoomToAnswer error = httpErrorf(http.StatusInternalServerError,
-		"the answer is ready, but finds no room beside others that are left unread")
+		"the answer was dropped, because too many other answers have not been read yet")
 )
 
 // reservation counts the bytes of a memory that one request uses. Safe for concurrent

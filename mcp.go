@@ -300,8 +300,8 @@ func (r *request) about(result object) json.RawMessage {
 	).encode()
 }
 
-// serverCapabilities is what usher can do for a client. It does not depend on the hosted
-// modules, which come and go.
+// serverCapabilities declares what usher can do for a client. It does not depend on the
+// hosted modules, which come and go.
 var serverCapabilities = oneLine(json.RawMessage(`{
 	"completions": {},
 	"extensions": {"io.modelcontextprotocol/ui": {}},

@@ -293,7 +293,7 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	case refused != nil:
 		r.finishVersion(v, nil, refused)
 	case known == nil && r.CachedOnly:
-		r.finishVersion(v, nil, errors.New("not in the cache: usher modules starts it"))
+		r.finishVersion(v, nil, errors.New("not in the cache: run usher modules without -cached"))
 	default:
 		if known != nil {
 			v.imports.Store(known.Imports)
@@ -724,8 +724,8 @@ func explain(err error) string {
 	return text
 }
 
-// publishSoon schedules one publication for all changes of a moment: at a first start a
-// thousand modules become ready one by one. The caller holds r.mu.
+// publishSoon schedules a publication, unless one is scheduled already: at a first start,
+// a thousand modules become ready one by one. The caller holds r.mu.
 func (r *Registry) publishSoon() {
 	if !r.due {
 		r.due = true

@@ -96,7 +96,7 @@ func (o *outbox) send(f frame) bool {
 	return sent
 }
 
-// end accepts no more messages. Queued messages are still written.
+// end makes the outbox accept no more messages. Queued messages are still written.
 func (o *outbox) end() { o.finish(frame{}, false) }
 
 // finish ends the outbox with a last message, if there is one. It sends the message only

@@ -549,7 +549,7 @@ func (sub *subscription) release() {
 	})
 	switch {
 	case sub.stream != nil:
-		w.endCall(sub.stream, errors.New("nobody listens any more"))
+		w.endCall(sub.stream, errors.New("the subscription has ended"))
 	case !wanted:
 		_ = w.requestOnly(Caller{}, "resources/unsubscribe", object{{"uri", quote(sub.uri)}})
 	}

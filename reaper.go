@@ -21,9 +21,9 @@ import (
 )
 
 const (
-	exitTimeout   = 2 * time.Second        // for processes to end after TERM
-	killTimeout   = 5 * time.Second        // for processes to end after KILL
-	outputTimeout = 500 * time.Millisecond // for reading the output of a process that has ended
+	exitTimeout   = 2 * time.Second        // how long processes may take to end after TERM
+	killTimeout   = 5 * time.Second        // how long processes may take to end after KILL
+	outputTimeout = 500 * time.Millisecond // how long reading may take after the process has ended
 )
 
 // child is a process that usher has started, with its tree.

@@ -313,7 +313,7 @@ func startError(err error) error {
 		return errors.New("it must begin with a line such as #!/bin/sh")
 	case errors.Is(err, fs.ErrNotExist):
 		return errors.New("its working directory, or the program in its first line, " +
-			"does not exist (or the line has a Windows end)")
+			"does not exist (or that line ends with a carriage return)")
 	}
 	return err
 }
@@ -341,7 +341,7 @@ func expandVariables(raw string) (out string, err error) {
 		case name == "":
 			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}", reference)
 		case isSecretVariable(name):
-			err = fmt.Errorf("${%s} is a secret of the daemon, by its name, which no module gets", name)
+			err = fmt.Errorf("${%s}: by its name, it is a secret, which no module gets", name)
 		case value == "" && fallback != "":
 			return fallback[len(":-"):]
 		case !set:
@@ -571,8 +571,8 @@ func (s *scan) add(path, source string, d discovered) {
 	}
 }
 
-// has reports whether a module is still there, or may be: in a file or folder that can't
-// be read at the moment.
+// has reports whether the scan found a module, or could not tell because its file or
+// folder can't be read at the moment.
 func (s *scan) has(d discovered) bool {
 	return s.seen[d.key()] || isBelow(d.Path, s.unreadable)
 }

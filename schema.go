@@ -555,7 +555,8 @@ func withArticles(types []string) string {
 	return articles.Replace("a " + strings.Join(types, " or a "))
 }
 
-// jsonTypes maps the first byte of a value, except a number, to its JSON Schema type.
+// jsonTypes maps the first byte of a JSON value to its JSON Schema type, except for
+// numbers.
 var jsonTypes = map[byte]string{
 	'"': "string",
 	'{': "object",

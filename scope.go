@@ -84,8 +84,8 @@ const (
 	denyUnreadable                  // HTTP 503: the claims can't be read at the moment
 )
 
-// decide looks a request up in the table of who sees what (SECURITY.md, "Who sees what"). No row widens a
-// session's access because something failed.
+// decide returns the access of a request, by the table in SECURITY.md ("Who sees what").
+// No row widens a session's access because something failed.
 func decide(f accessFacts) decision {
 	switch {
 	case f.unreadable && (f.scoped || f.presents):

@@ -44,7 +44,7 @@ func writeMCPError(w http.ResponseWriter, e *httpError) {
 	writeJSON(w, e.Status, frame{msg: encodeError(e.ID, rpc)})
 }
 
-// refusal returns the HTTP error for an *rpcError about the request with this id. It
+// refusal converts an *rpcError about the request with this id to an HTTP error. It
 // returns other errors unchanged.
 func refusal(id json.RawMessage, err error) error {
 	rpc, ok := errors.AsType[*rpcError](err)

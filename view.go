@@ -3,8 +3,8 @@
 // have there. Everything that a caller may list or call is found in the view of that
 // caller's scope, so no handler can forget to check.
 //
-// This file assigns names and looks things up. It depends on neither claims nor sessions,
-// reads no files and starts nothing.
+// This file assigns names and looks things up. Nothing here depends on claims or
+// sessions, reads files or starts processes.
 //
 // Invariants, all tested by view_test.go:
 //   - A view contains nothing of a module outside its scope, and no name in it discloses a

@@ -28,9 +28,9 @@ import (
 const (
 	startTimeout  = 30 * time.Second // for the handshake
 	probeTimeout  = 3 * time.Second  // for the answer to server/discover
-	stdinTimeout  = 1 * time.Second  // for a process to end after its stdin closed
+	stdinTimeout  = 1 * time.Second  // for the process to end after usher closed its stdin
 	askTimeout    = 10 * time.Minute // for a client's answer, often a person's
-	cancelledTime = time.Minute      // in which a cancelled call without an answer counts as running
+	cancelledTime = time.Minute      // how long a cancelled call without an answer counts as running
 	pingTimeout   = 10 * time.Second // for the answer to a ping
 )
 
