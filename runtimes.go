@@ -341,7 +341,7 @@ func expandVariables(raw string) (out string, err error) {
 		case name == "":
 			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}", reference)
 		case isSecretVariable(name):
-			err = fmt.Errorf("${%s}: by its name, it is a secret, which no module gets", name)
+			err = fmt.Errorf("${%s}: this is the name of a webhook secret, which no module gets", name)
 		case value == "" && fallback != "":
 			return fallback[len(":-"):]
 		case !set:
