@@ -334,6 +334,7 @@ func runGo(ctx context.Context, r *reaper, dir, overlay string, args ...string) 
 	cmd.WaitDelay = exitTimeout // if a process that left the tree keeps the outputs open
 	c, err := r.start(cmd)
 	if err == nil {
+		c.lowerPriority() // calls, and modules without a build, go first
 		err = c.wait(ctx, 0)
 	}
 	return output.String(), err

@@ -194,13 +194,9 @@ func (r *Registry) Pending(scope Scope) bool {
 // WaitAll waits until no module inside a scope is pending, for at most timeout. It
 // reports false if one still is.
 func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Scope) bool {
-	ready := func() bool { return !r.Pending(scope) }
-	if ready() {
-		return true // without the cost of a timer
-	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	return r.await(ctx, ready) == nil
+	return r.await(ctx, func() bool { return !r.Pending(scope) }) == nil
 }
 
 // WaitReady is WaitAll, but waits only in the time after the start: a module that hangs must

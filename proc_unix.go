@@ -35,6 +35,9 @@ func startTree(cmd *exec.Cmd) (tree, error) {
 	return tree{cmd.Process.Pid, processStat(cmd.Process.Pid).start}, nil
 }
 
+// lowerPriority lets other processes go first, if they need the processors.
+func (t tree) lowerPriority() { _ = syscall.Setpriority(syscall.PRIO_PGRP, t.pid, 10) }
+
 // signalTrees sends a signal to every process of the trees, or none if sig is 0. It returns
 // the trees that have a process. On Linux, /proc shows the processes that have left the
 // leader's group, as timeout does; on macOS, such processes are not found.

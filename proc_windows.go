@@ -42,6 +42,9 @@ func startTree(cmd *exec.Cmd) (tree, error) {
 	return tree{pid: cmd.Process.Pid, job: job}, err
 }
 
+// lowerPriority does nothing on Windows.
+func (t tree) lowerPriority() {}
+
 // signalTrees ends every process of the trees: Windows has no signal for console programs
 // without a console. It returns no trees, because no process can survive this.
 func signalTrees(trees map[tree]bool, _ syscall.Signal) (living map[tree]bool) {

@@ -198,13 +198,11 @@ func (s *Server) openSession(from admission) (*Session, error) {
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to conn.
 func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst bool) {
-	ctx := r.server.stopped
+	ctx, cancel := context.WithCancel(r.server.stopped)
+	defer cancel()
 	old := r.session.era == stateful
 	if !old { // without a session, nobody can return for the answer
-		cancelled, cancel := context.WithCancel(ctx)
-		defer cancel()
 		defer context.AfterFunc(conn.ctx, cancel)()
-		ctx = cancelled
 	}
 	var result json.RawMessage
 	err := r.begin(ctx)
