@@ -149,7 +149,7 @@ func TestOddFiles(t *testing.T) {
 	})
 }
 
-// introspecting returns a registry with a module p that is introspected for ever.
+// introspecting returns a registry with a module p that is introspected without end.
 func introspecting(t *testing.T, dir string) *Registry {
 	t.Helper()
 	r := registryOf(t, dir, io.Discard)

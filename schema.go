@@ -204,7 +204,7 @@ func parseLiterals(s string) (literals []json.RawMessage) {
 // docTags is the content of a method's documentation.
 type docTags struct {
 	IsHook bool // the method can receive webhooks
-	// Hook is the path of its webhook below /webhook/; "" stands for MODULE/METHOD.
+	// Hook is the path of its webhook below /webhook/; "" means MODULE/METHOD.
 	Hook string
 	// Signature is the line with the tag @signature, or with a word that may be meant as
 	// one; "" for none.

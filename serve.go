@@ -728,7 +728,7 @@ func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p
 	p.URL = cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
 	p.Nonce = rand.Text()
 	var page bytes.Buffer
-	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // can't fail: it writes to memory
+	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // never fails
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; "+

@@ -389,7 +389,7 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 	return honoured
 }
 
-// interest is a session's subscription to a resource. The zero value stands for a
+// interest is a session's subscription to a resource. The zero value is a
 // subscription that no module knows of at the moment.
 type interest struct {
 	of *Item // of the module that was asked
