@@ -153,7 +153,7 @@ func TestWebhookCantStart(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"}, fakeTool{Name: "handleNever", Does: "never"})
-	d := daemonOptions{}.startReady(t, dir, "-call-timeout", "300ms")
+	d := daemonOptions{}.startReady(t, dir, "-call-timeout", "1s")
 	checkError(t, "no answer within -call-timeout", d.deliver(t, "m/handleNever", `{}`), 504)
 	d.stop(t)
 	// The cache contains what the module offers; its program is gone.
