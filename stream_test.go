@@ -135,7 +135,7 @@ func TestStreamThatNobodyReadsIsForgotten(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *bubble) {
 		const read = 6 * replayLife
 		c := b.open("2025-11-25")
-		x := b.begin(c.streamedCall(int(read.Seconds()) + 1)) // the answer comes when nobody reads
+		x := b.begin(c.streamedCall(int(read.Seconds()) + 1)) // the answer arrives after its reader has gone
 		pass(read)
 		_, text := x.got()
 		x.hangUp()

@@ -201,7 +201,7 @@ func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst
 	ctx, cancel := context.WithCancel(r.server.stopped)
 	defer cancel()
 	old := r.session.era == stateful
-	if !old { // without a session, nobody can return for the answer
+	if !old { // a client without a session can't come back for the answer
 		defer context.AfterFunc(conn.ctx, cancel)()
 	}
 	var result json.RawMessage
