@@ -1,5 +1,6 @@
 // A daemon under mixed load for a long time. The test counts goroutines, child processes,
-// open files and MiB of the heap. go test and CI skip this test; to run it:
+// open files and MiB of the heap, and prints the resident memory. go test and CI skip this
+// test; to run it:
 //
 //	USHER_SOAK=1h go test -run TestSoak -v -timeout 2h .
 
@@ -11,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -50,16 +52,17 @@ func TestSoak(t *testing.T) {
 		t.Run(fmt.Sprint("minute ", len(held)+1), func(t *testing.T) { s.load(t, len(held)) })
 		http.DefaultClient.CloseIdleConnections()
 		<-time.After(10 * time.Second)
-		runtime.GC()
+		debug.FreeOSMemory()
 		var memory runtime.MemStats
 		runtime.ReadMemStats(&memory)
-		children := strings.Count(processes(), "\n")
+		list := processes()
+		children := strings.Count(list, "\n")
 		descriptors := folderNames(t, "/proc/self/fd")
 		ended := bytes.Count(readFile(t, s.Base+"/.data/sessions.jsonl"), []byte("\n"))
 		heap := int(memory.HeapAlloc) - ended*endedSession
 		held = append(held, []int{runtime.NumGoroutine(), children, len(descriptors), heap >> 20})
-		t.Logf("goroutines, children, descriptors, MiB of the heap without ended sessions: %v; ended sessions: %d",
-			held[len(held)-1], ended)
+		t.Logf("goroutines, children, descriptors, MiB of the heap without ended sessions: %v; ended sessions: %d; "+
+			"resident: %d MiB, processes %d MiB", held[len(held)-1], ended, resident("self"), resident(list))
 	}
 	third := len(held) / 3
 	for i, what := range []string{"goroutines", "children", "descriptors", "MiB of the heap"} {
@@ -74,6 +77,17 @@ func TestSoak(t *testing.T) {
 	if i := bytes.Index(text, []byte("level=ERROR")); i >= 0 {
 		t.Errorf("the log has an error: %s", clipText(string(text[i:]), 1000))
 	}
+}
+
+// resident returns how many MiB of memory are resident. Each line begins with a process id.
+func resident(lines string) (mib int) {
+	for line := range strings.Lines(lines) {
+		var size, pages int
+		statm, _ := os.ReadFile("/proc/" + strings.Fields(line)[0] + "/statm")
+		_, _ = fmt.Sscan(string(statm), &size, &pages) // 0 if the process has ended
+		mib += pages * os.Getpagesize() >> 20
+	}
+	return mib
 }
 
 // load lets clients make their rounds for 45 seconds, while modules are edited.
