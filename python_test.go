@@ -79,7 +79,7 @@ func TestPythonNewAnnotations(t *testing.T) {
 func TestPythonTagsAbove(t *testing.T) {
 	long(t)
 	pythonTestVersion(t)
-	const text = "# A remark.\n# @webhook a/b\n#@readonly\n@staticmethod\n" +
+	const text = "# A remark.\n# @webhook a/b\n#@readonly\n@(lambda f: f)\n" +
 		"def f(**fields):\n    '''Takes it.\n\n    All of it.'''\n"
 	file := filepath.Join(t.TempDir(), "m.usher.py")
 	write(t, file, text)

@@ -24,10 +24,8 @@ if sys.version_info < (3, 9):
     sys.exit(f"usher needs Python 3.9 or newer; this is {sys.version.split()[0]}")
 
 import ast
-import asyncio
 import base64
 import collections.abc as abc
-import concurrent.futures
 import contextvars
 import dataclasses
 import datetime
@@ -42,6 +40,7 @@ import pathlib
 import queue
 import re
 import threading
+import time
 import traceback
 import types
 import typing
@@ -711,8 +710,8 @@ class Call:
         self.finish()
 
     def run_on_loop(self, invoke):
-        coroutine = self.run_async(invoke)
-        self.future = asyncio.run_coroutine_threadsafe(coroutine, self.server.loop)
+        loop = self.server.running_loop()
+        self.future = asyncio.run_coroutine_threadsafe(self.run_async(invoke), loop)
         # A callback also runs if the call is cancelled before its first step.
         self.future.add_done_callback(lambda _: self.finish())
 
@@ -725,7 +724,8 @@ class Call:
                 value = await value
             self.answer(result(value))
         except BaseException as e:  # SystemExit would end the loop and the process
-            self.fail(e)
+            if not (self.ended and isinstance(e, asyncio.CancelledError)):
+                self.fail(e)
 
     def drain(self, generator):
         """Runs a generator to its end and returns its result.
@@ -747,10 +747,10 @@ class Call:
                 continue
             try:
                 value = asked.result()
-            except concurrent.futures.CancelledError:
-                return generator.close()
             except RuntimeError as e:
                 step, value = generator.throw, e.with_traceback(None)
+            except Exception:  # it was cancelled
+                return generator.close()
 
     async def drain_async(self, generator):
         """Does for an asynchronous generator what drain does."""
@@ -804,7 +804,9 @@ class Call:
 
         The future raises RuntimeError for an error, and is cancelled with the call.
         """
-        asked = concurrent.futures.Future()
+        from concurrent.futures import Future  # importing it is slow
+
+        asked = Future()
         key = f"ask-{id(asked)}"
         try:
             params = json.loads(encode(item.get("params", {})))
@@ -834,8 +836,6 @@ class Call:
 
     def fail(self, e):
         """Logs the exception with its stack, and answers with its message."""
-        if isinstance(e, asyncio.CancelledError) and self.ended:
-            return
         log(trace_of(e))
         self.answer(failure(message_of(e)))
 
@@ -849,6 +849,16 @@ class Call:
 # ---- The server
 
 
+def new_loop():
+    """Imports asyncio, which takes a third of a start, and returns an event loop."""
+    global asyncio
+    import asyncio
+
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
+
+
 class Server:
     """The protocol. A thread reads messages; the main thread runs the event loop."""
 
@@ -857,6 +867,8 @@ class Server:
         self.doc = doc
         self.methods = {method.name: method for method in methods}
         self.loop = loop
+        self.loop_needed = threading.Event()
+        self.loop_exists = threading.Event()
         self.out = out  # a file descriptor
         # By request id, until they end. Cancelled calls are included.
         self.calls = {}
@@ -894,27 +906,41 @@ class Server:
     def read(self, lines):
         for line in lines:
             self.receive(line)
-        # Nobody waits for an answer any more. Coroutines and generators may clean up.
-        asyncio.run_coroutine_threadsafe(self.end(), self.loop)
+        self.end()
 
-    async def end(self):
+    def end(self):
+        """Ends the calls, after coroutines and generators have cleaned up."""
         for call in list(self.calls.values()):
             call.cancel()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        tasks = asyncio.all_tasks(self.loop) if self.loop else ()
         for task in tasks:
-            task.cancel()
-        deadline = self.loop.time() + CLEANUP_TIME
+            self.loop.call_soon_threadsafe(task.cancel)
+        deadline = time.monotonic() + CLEANUP_TIME
         while self.calls or not all(task.done() for task in tasks):
-            if self.loop.time() > deadline:
+            if time.monotonic() > deadline:
                 break
-            await asyncio.sleep(0.01)
+            time.sleep(0.01)
         self.ended = True
-        self.loop.stop()
+        self.loop_needed.set()  # run waits for it
+        if self.loop:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def running_loop(self):
+        """Returns the event loop, which the main thread starts if there is none."""
+        self.loop_needed.set()
+        self.loop_exists.wait()
+        return self.loop
 
     def run(self, lines):
         """Serves until lines ends."""
         reader = threading.Thread(target=self.read, args=[lines], daemon=True)
         reader.start()
+        if not self.loop:
+            self.loop_needed.wait()
+            if self.ended:
+                return
+            self.loop = new_loop()
+        self.loop_exists.set()
         while not self.ended:
             try:
                 self.loop.run_forever()
@@ -1076,13 +1102,12 @@ def explain(e, path):
 def main():
     path = os.path.abspath(sys.argv[1])
     lines, out = take_stdio()
-    # On Python 3.9, an asyncio.Lock at the top level of a module binds to this loop.
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
     if len(sys.argv) > 2:
         text = lines.read(int(sys.argv[2]))
     else:
         text = pathlib.Path(path).read_bytes()
+    # The top level of a module may use the loop. On Python 3.9, a Lock binds to it.
+    loop = new_loop() if b"asyncio" in text else None
     try:
         name, module, methods = load(path, text)
     except BaseException as e:  # including sys.exit at the top level
