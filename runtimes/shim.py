@@ -594,8 +594,7 @@ class Method:
             or inspect.isasyncgenfunction(function)
         )
         self.fields = []
-        self.rest = None  # the name of **kwargs
-        self.rest_type = None
+        self.rest = None  # the name of **kwargs, whose Type is rest_type
 
         plain = inspect.unwrap(function)
         # Tags of usher count in a comment above the function too.
@@ -867,8 +866,8 @@ class Server:
         self.doc = doc
         self.methods = {method.name: method for method in methods}
         self.loop = loop
-        self.loop_needed = threading.Event()
-        self.loop_exists = threading.Event()
+        # Set when there is a loop to run, or nothing more to do.
+        self.wake = threading.Event()
         self.out = out  # a file descriptor
         # By request id, until they end. Cancelled calls are included.
         self.calls = {}
@@ -921,26 +920,22 @@ class Server:
                 break
             time.sleep(0.01)
         self.ended = True
-        self.loop_needed.set()  # run waits for it
+        self.wake.set()
         if self.loop:
             self.loop.call_soon_threadsafe(self.loop.stop)
 
     def running_loop(self):
-        """Returns the event loop, which the main thread starts if there is none."""
-        self.loop_needed.set()
-        self.loop_exists.wait()
+        """Returns the event loop, which begins with the first asynchronous call."""
+        with self.writing:
+            self.loop = self.loop or new_loop()
+        self.wake.set()
         return self.loop
 
     def run(self, lines):
         """Serves until lines ends."""
-        reader = threading.Thread(target=self.read, args=[lines], daemon=True)
-        reader.start()
+        threading.Thread(target=self.read, args=[lines], daemon=True).start()
         if not self.loop:
-            self.loop_needed.wait()
-            if self.ended:
-                return
-            self.loop = new_loop()
-        self.loop_exists.set()
+            self.wake.wait()
         while not self.ended:
             try:
                 self.loop.run_forever()
