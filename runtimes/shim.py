@@ -46,7 +46,7 @@ import types
 import typing
 import uuid
 
-LOG_LEVELS = "debug info notice warning error critical alert emergency".split()
+LEVELS = "debug info notice warning error critical alert emergency".split()
 
 # Seconds that running calls get to clean up once stdin has ended. usher sends TERM
 # after one second.
@@ -788,7 +788,7 @@ class Call:
         elif "log" in keys and keys <= {"log", "level"}:
             level = item.get("level")
             params = {
-                "level": level if level in LOG_LEVELS else "info",
+                "level": level if level in LEVELS else "info",
                 "logger": self.server.name,
                 "data": item["log"],
                 "_meta": {"usher/call": self.id},
