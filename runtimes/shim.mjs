@@ -354,11 +354,11 @@ function messageOf(err) {
   }
 }
 
-// stackOf returns a thrown value with its stack, for the log. It cuts off the calls of
-// this file and of Node that led to the method.
+// stackOf returns a thrown value with its stack, for the log. It leaves out the calls of
+// this file and of Node.
 function stackOf(err) {
   try {
-    return String(err?.stack ?? inspect(err)).replace(/\n +at [^\n]*(shim\.mjs|\(node:)[^]*/, '')
+    return String(err?.stack ?? inspect(err)).replace(/\n +at[^\n]*(shim\.mjs|[ (]node:).*/g, '')
   } catch {
     return messageOf(err)
   }

@@ -1,5 +1,5 @@
 export async function f() {
   console.log('printed')
   await null
-  undefined.x
+  new URL('nope') // Node's own code throws
 }
