@@ -124,7 +124,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		fs.PrintDefaults()
 		return nil
 	case err != nil:
-		const want = "want a number, a duration such as 5m, or true or false"
+		const want = "want a whole number, a duration such as 5m, or true or false"
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
 	case len(args) < c.least || len(args) > c.most:
 		return usageErrorf("arguments are missing, or there are too many")
@@ -221,8 +221,8 @@ func (a *app) withModules(
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	asJSON := fs.Bool("json", false, "print a JSON array")
 	cached := fs.Bool("cached", false, "start no module, and show the tools of earlier starts")
-	scope := declareScope(fs, "show what a session scoped to `DIR` sees, and what not")
-	code := fs.String("claim", "", "show what a client with the `CODE` sees, and what not")
+	scope := declareScope(fs, "show what a session scoped to `DIR` sees")
+	code := fs.String("claim", "", "show what a client with the `CODE` sees")
 	return func(ctx context.Context, dirs []string) error {
 		if *code != "" {
 			if *scope != scopeAll() {
@@ -361,7 +361,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 				tool.Method, hook.HookPath, strings.Join(others, ", "))
 		}
 		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
-			note("%s: %v, so its webhook answers 503", tool.Method, err)
+			note("%s: in this environment, its deliveries fail: %v", tool.Method, err)
 		}
 	}
 	if l.Label != "" && l.Label != m.Name {
@@ -372,7 +372,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 // setupCall returns the command that calls one method. It prints what the module prints to
 // stderr.
 func setupCall(a *app, fs *flag.FlagSet) runFunc {
-	dir := fs.String("dir", ".", "look for the module under `DIR`")
+	dir := fs.String("dir", ".", "look for the module below `DIR`")
 	scope := declareScope(fs, "call as a session scoped to `DIR`")
 	timeout := fs.Duration("call-timeout", 5*time.Minute,
 		"give up after `DURATION` without an answer or progress")
@@ -486,10 +486,10 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 // argument.
 func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	scope := fs.String("scope", ".", "the claim grants `DIR` and everything below it")
-	label := fs.String("label", "", "a `TEXT` to recognize the claim by")
+	label := fs.String("label", "", "a `TEXT` that names the claim in lists")
 	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
 	ttl := 24 * time.Hour
-	usage := "how long the claim is valid: `D` is such as 30m, 1h30m, 7d (default 24h)"
+	usage := "the claim is valid for `D`, such as 30m, 1h30m or 7d (default 24h)"
 	fs.Func("ttl", usage, func(text string) (err error) {
 		ttl, err = parseTTL(text)
 		return err
@@ -511,8 +511,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
-		return usageErrorf(
-			"want no argument, list, or revoke CODE…, not %q: use -scope to name a folder", args[0])
+		return usageErrorf("want no argument, list alone, or revoke with codes; -scope names a folder")
 	}
 }
 
@@ -580,7 +579,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 			a.printf("Approved %s (%s)  %s\n", sanitize(d.Name), d.Kind, sanitize(d.Path))
 		}
 		if len(news) == 0 {
-			a.printf("Nothing is new or changed there.\n")
+			a.printf("No module of the daemon is new or changed there.\n")
 		}
 		return nil
 	}

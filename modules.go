@@ -504,7 +504,7 @@ func (m *Module) addMethods(tools []json.RawMessage) {
 		}
 	}
 	if rule := methodRules[m.Kind]; len(tools)+len(m.Problems) == 0 && rule != "" {
-		m.Problems = append(m.Problems, "it has no methods: a method is "+rule)
+		m.Problems = append(m.Problems, "no methods: a method is "+rule)
 	}
 }
 

@@ -49,7 +49,7 @@ func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
 	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute,
 		"end a call after `DURATION` without an answer or progress")
 	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
-	fs.Func("log", "write records to stderr, in `FORM` text or json", func(form string) error {
+	fs.Func("log", "write records to stderr in `FORM`, text or json", func(form string) error {
 		switch form {
 		case "text":
 			c.Log = slog.New(slog.NewTextHandler(stderr, nil))
@@ -87,10 +87,10 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	fs.StringVar(&f.addr, "addr", "127.0.0.1:3000", "listen on `HOST:PORT`; port 0 takes a free one")
 	fs.Func("allow-host", "answer requests for this host `NAME` too (repeatable)", f.addHost)
 	fs.Func("allow-origin", "answer scripts of the website at this `URL` too (repeatable)", f.addOrigin)
-	fs.Func("public-url", "the `URL` to print for clients, whose host is allowed", f.setPublicURL)
+	fs.Func("public-url", "print this `URL` for clients, and allow its host", f.setPublicURL)
 	fs.Func("max-body", "the largest request, as `SIZE` in bytes, KiB, MiB, GiB (default 4MiB)", f.setMaxBody)
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
-	fs.BoolFunc("watch", "follow changes; the default, but not with -require-claim", func(text string) error {
+	fs.BoolFunc("watch", "follow changes (default, except with -require-claim)", func(text string) error {
 		watch, err := strconv.ParseBool(text)
 		f.watch = &watch
 		return err
@@ -99,7 +99,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	fs.BoolVar(&f.open, "open", false,
 		"serve all modules to anyone who can reach the address")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false,
-		"deliver webhooks of anyone who can reach the address")
+		"accept webhooks from anyone who can reach the address")
 	fs.BoolVar(&f.webhooks.acceptSignatures, "accept-signatures", false,
 		"let a webhook's verified @signature replace the secret")
 	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second,
@@ -107,7 +107,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit,
 		"answer at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
-	fs.StringVar(&f.tlsKey, "tls-key", "", "and its key in `FILE`")
+	fs.StringVar(&f.tlsKey, "tls-key", "", "the key of -tls-cert is in `FILE`")
 	return f
 }
 

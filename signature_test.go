@@ -428,7 +428,7 @@ func TestSignatureUnusable(t *testing.T) {
 	for i, p := range problems {
 		_, note, _ := strings.Cut(report, fmt.Sprintf("note: handle%d: ", i))
 		note, _, _ = strings.Cut(note, "\n")
-		checkContains(t, "the note in usher modules", note, p.said, "503")
+		checkContains(t, "the note in usher modules", note, p.said, "its deliveries fail")
 	}
 }
 

@@ -89,7 +89,7 @@ func (a *app) prepareData() error {
 func resolveDir(dir string) (string, error) {
 	info, err := os.Stat(dir) // refuses "", which Abs would treat as the current folder
 	if err != nil || !info.IsDir() {
-		return "", errors.New("no such folder")
+		return "", errors.New("not an existing folder")
 	}
 	return resolvePath(dir)
 }

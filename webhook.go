@@ -143,7 +143,7 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	switch {
 	case h.secret == "" && !h.audience.includes(r):
 		return httpErrorf(http.StatusUnauthorized,
-			"webhooks are off for requests from elsewhere: set %s or -open-webhooks", webhookSecretVar)
+			"webhooks are off: set %s or -open-webhooks", webhookSecretVar)
 	case !d.authenticated && !(h.acceptSignatures && signatureSize(r.Header) > 0):
 		return errors.New("neither secret nor signature")
 	case r.Method != http.MethodPost:
@@ -365,7 +365,7 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 	}
 	words := strings.Fields(tag)
 	if len(words) != 3 || words[0] != "@signature" {
-		return nil, errors.New("@webhook and @signature must begin a line, " +
+		return nil, errors.New("a tag @webhook or @signature begins a line, " +
 			"such as @signature github GITHUB_WEBHOOK_SECRET")
 	}
 	r := &signatureRule{signatureSchemes[words[1]], words[2], []byte(getenv(words[2]))}
