@@ -78,7 +78,7 @@ func TestPage(t *testing.T) {
 	}
 	look := func(rows []row) {
 		for _, row := range rows {
-			for _, path := range []string{"/", "/mcp"} {
+			for _, path := range []string{"/", "/mcp", "/mistyped"} {
 				t.Run(row.what+" at "+path, func(t *testing.T) {
 					a := getPage(t, d.URL, path, row.present)
 					wantStatus(t, "page", a, row.status)

@@ -446,10 +446,10 @@ func (d *daemon) handler() http.Handler {
 			return err
 		}
 		switch {
+		case r.Method == http.MethodGet && parseAccept(r.Header).html:
+			d.servePage(w, r) // at any path, as people mistype addresses
 		case r.URL.Path != "/" && r.URL.Path != "/mcp":
 			return errNothing
-		case r.Method == http.MethodGet && parseAccept(r.Header).html:
-			d.servePage(w, r)
 		default:
 			mux.ServeHTTP(w, r)
 		}
