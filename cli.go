@@ -127,7 +127,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		const want = "want a whole number, a duration such as 5m, or true or false"
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
 	case len(args) < c.least || len(args) > c.most:
-		return usageErrorf("arguments are missing, or there are too many")
+		return usageErrorf("too few or too many arguments")
 	}
 	if c.data {
 		if err := a.prepareData(); err != nil {
@@ -220,7 +220,7 @@ func (a *app) withModules(
 // setupModules returns the command that prints the modules.
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	asJSON := fs.Bool("json", false, "print a JSON array")
-	cached := fs.Bool("cached", false, "start no module, and show the tools of earlier starts")
+	cached := fs.Bool("cached", false, "start no module; show the tools of past starts")
 	scope := declareScope(fs, "show what a session scoped to `DIR` sees")
 	code := fs.String("claim", "", "show what a client with the `CODE` sees")
 	return func(ctx context.Context, dirs []string) error {
@@ -295,6 +295,7 @@ type toolLine struct {
 	Name    string `json:"name"`
 	Method  string `json:"method"`
 	About   string `json:"about,omitempty"`
+	Params  string `json:"parameters,omitempty"` // their names
 	Webhook string `json:"webhook,omitempty"` // its URL
 
 	// For the example command that delivers to the URL: whether webhooks are off, whether
@@ -343,6 +344,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 			Name:    t.Name,
 			Method:  t.Method.Name,
 			About:   t.Method.About(),
+			Params:  t.Method.Parameters(),
 			Off:     daemon.WebhooksOff,
 			Signed:  t.Method.Signature != "",
 			Secret:  daemon.Secret || a.getenv(webhookSecretVar) != "",
@@ -365,7 +367,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 		}
 	}
 	if l.Label != "" && l.Label != m.Name {
-		note("another module has its name, so its tools begin with %s", l.Label)
+		note("its name is not unique, so its tools begin with %s", l.Label)
 	}
 }
 
@@ -528,11 +530,11 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		URL string // "" if no daemon is running
 	}{c, daemon.URL}, asJSON)
 	if daemon.URL != "" && !daemon.RequireClaim {
-		a.warnf("claim: the running daemon has no -require-claim: " +
+		a.warnf("claim: the daemon runs without -require-claim: " +
 			"a client without a valid code gets everything")
 	}
 	if len(scanFolders([]string{dir}).modules) == 0 {
-		a.warnf("claim: no module is under %s: until one is, the code shows nothing", sanitize(dir))
+		a.warnf("claim: the code shows nothing yet: no module is below %s", sanitize(dir))
 	}
 	return nil
 }

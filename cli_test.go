@@ -278,7 +278,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"modules -scope . -claim ABCDEF", 2, "exclude"},
 		{"modules -claim ABCDEF", 1, "no active claim has this code"},
 		{"modules DIR/nope", 2, "not an existing folder"},
-		{"call", 2, "arguments are missing"},
+		{"call", 2, "too few or too many arguments"},
 		{"call a x [] -dir DIR", 2, "want an object"},
 		{"call a x {", 2, "want an object"},
 		{"call a fail -dir DIR", 1, "it did not work"},
@@ -286,7 +286,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call file x -dir DIR", 1, `file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
 		{"call a x {} {}", 2, "too many"},
-		{"new", 2, "arguments are missing"},
+		{"new", 2, "too few or too many arguments"},
 		{"new x.go", 2, ".usher.go"},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
 		{"new a.usher.rb", 2, ".usher.go"},
@@ -470,7 +470,7 @@ func TestNamesAreKept(t *testing.T) {
 	} {
 		writeFake(t, dir+"/"+name+".usher", traits)
 	}
-	first := wantUsher(t, 0, "has its name, so its tools begin with p-d", "modules", "-base", base, dir)
+	first := wantUsher(t, 0, "is not unique, so its tools begin with p-d", "modules", "-base", base, dir)
 	check(t, "another time", wantUsher(t, 0, "p-d_x", "modules", "-base", base, dir), first)
 }
 
@@ -589,7 +589,7 @@ func TestClaimWarns(t *testing.T) {
 		d := daemonOptions{base: base}.start(t, dir+"/proj", flag)
 		_, errs, code := usher(t, "", "claim", "-base", base, "-scope", dir)
 		check(t, flag+": status", code, 0)
-		const open = "no -require-claim: a client without a valid code gets everything"
+		const open = "runs without -require-claim: a client without a valid code gets everything"
 		check(t, flag+": warns of -open", strings.Contains(errs, open), warns)
 		wantUsher(t, 0, "", "call", "a", "pid", "-dir", dir+"/proj", "-base", base)
 		d.stop(t)
