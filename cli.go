@@ -296,7 +296,7 @@ type toolLine struct {
 	Method  string `json:"method"`
 	About   string `json:"about,omitempty"`
 	Params  string `json:"parameters,omitempty"` // their names
-	Webhook string `json:"webhook,omitempty"` // its URL
+	Webhook string `json:"webhook,omitempty"`    // its URL
 
 	// For the example command that delivers to the URL: whether webhooks are off, whether
 	// the sender must sign or needs the secret, and the arguments.
