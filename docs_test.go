@@ -20,8 +20,9 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
-	"net"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -192,14 +193,12 @@ func (p *page) serve(t *testing.T, command, want string) string {
 		command += " -addr 127.0.0.1:3000"
 	}
 	address := "127.0.0.1:" + docAddr.FindStringSubmatch(command)[2]
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	here := free.Addr().String()
-	free.Close()
-	_, port, _ := strings.Cut(here, ":")
+	port := fmt.Sprint(20_000 + rand.IntN(10_000)) // the system gives none of these to other tests
+	here := "127.0.0.1:" + port
 	cmd := p.command(docAddr.ReplaceAllString(command, "-addr $1:"+port))
 	terminal, out := openTerminal(t)
 	cmd.Stdout, cmd.Stderr = terminal, terminal
+	var err error
 	p.tree, err = startTree(cmd)
 	must(t, err)
 	p.daemon = cmd
