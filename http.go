@@ -1,7 +1,7 @@
 // HTTP: what both endpoints share. It decides who may talk to the daemon at all (Host,
 // Origin, proxies), reads and writes bodies within limits, and adapts handlers that return
-// errors. It also contains the table of all limits. Nothing here depends on MCP methods or
-// webhooks.
+// errors. It limits connections and the bytes held for each principal, and contains the
+// table of all limits. Nothing here depends on MCP methods or webhooks.
 
 package main
 
@@ -158,7 +158,11 @@ func (e *httpError) because(cause error) *httpError {
 
 // why returns the innermost reason of the error, for the log.
 func (e *httpError) why() string {
-	for inner, ok := e, true; ok; inner, ok = errors.AsType[*httpError](e.Err) {
+	for {
+		inner, ok := errors.AsType[*httpError](e.Err)
+		if !ok {
+			break
+		}
 		e = inner
 	}
 	return clipText(cmp.Or(e.Err, error(e)).Error(), maxLogged)
@@ -395,6 +399,7 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 	}
 	victim := slices.MinFunc(unknown, func(a, b net.Conn) int {
 		x, y := c.open[a], c.open[b]
+		// StateNew, StateActive and StateIdle are 0, 1 and 2: idle ones come first.
 		return cmp.Or(cmp.Compare((x.state+1)%3, (y.state+1)%3), x.since.Compare(y.since))
 	})
 	delete(c.open, victim)
@@ -413,7 +418,7 @@ type memory struct {
 	bytes   quota
 
 	mu      sync.Mutex
-	bodies  map[*reservation]bool // requests whose bodies unauthenticated senders are sending
+	bodies  map[*reservation]bool // whose bodies are being sent by unauthenticated senders, or by any if no secret is set
 	parsing map[string]bool       // principals with a large body that is being parsed
 	parsed  sync.Cond             // signals that a large body has been parsed
 }
@@ -587,15 +592,15 @@ func (r *reservation) rate() float64 { return float64(r.bytes) / float64(time.Si
 func (r *reservation) grow(n int64) error {
 	r.memory.mu.Lock()
 	defer r.memory.mu.Unlock()
-	if r.droppable {
-		r.memory.bodies[r] = true
-	}
 	if r.dropped || !r.reserveLocked(n) {
 		return errNoRoom
 	}
 	r.bytes += n
 	if r.dropped { // reserveLocked has dropped this body itself
 		return errNoRoom
+	}
+	if r.droppable {
+		r.memory.bodies[r] = true
 	}
 	return nil
 }
@@ -639,14 +644,14 @@ func (q *quota) reserve(principal string, limit int64) (release func(), ok bool)
 }
 
 // add adds n, which may be negative, to what a principal uses. It returns false if the
-// principal's total would exceed limit, unless the principal uses nothing yet; or if the
-// total of all principals would exceed all, unless the principal would use at most
-// minHeldShare.
+// principal's total would exceed limit, or if the total of all principals would exceed
+// all, unless the principal would use at most minHeldShare.
 func (q *quota) add(principal string, n, limit, all int64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	used := q.used[principal] + n
-	if n > 0 && (used > n && used > limit || q.all+n > all && used > minHeldShare) {
+	full := q.all+n > all && used > minHeldShare
+	if n > 0 && (used > limit || full) {
 		return false
 	}
 	if q.used == nil {

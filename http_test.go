@@ -132,8 +132,11 @@ func TestBodiesMakeRoom(t *testing.T) {
 		stalled = append(stalled, sendBody(t, s, "", size, size-1))
 		await(t, "a body to arrive", func() bool { return m.bytes.count(unauthenticated) >= (n+1)*(size-1) })
 	}
-	check(t, "the last that fits", sendBody(t, s, "", size, size).status(t), 200)
+	rest := maxHeldUnknown - m.bytes.count(unauthenticated)
+	check(t, "no room is left", account{m, unauthenticated}.reserve(rest), true)
+	check(t, "a new body", sendBody(t, s, "", size, size).status(t), 200)
 	check(t, "the slowest", slowest.status(t), 503)
+	m.bytes.release(unauthenticated, rest)
 	for n := range maxHeld / maxHeldOf {
 		own := account{m, fmt.Sprint(n)}
 		check(t, "a principal has its share", own.reserve(maxHeldOf), true)
