@@ -457,12 +457,17 @@ func TestWantedResources(t *testing.T) {
 		ask := func(c *testClient, method string, n int) string {
 			return c.ask("resources/"+method, fmt.Sprintf(`{"uri":"m://%d"}`, n)).failure()
 		}
+		all := ""
 		for n := range maxWantedOf {
 			check(t, "a subscription", ask(one, "subscribe", n), "")
+			all += fmt.Sprintf(`"m://%d",`, n)
 		}
 		checkContains(t, "one more of another session", ask(two, "subscribe", 0), "too many subscribed")
 		params := `{"notifications":{"resourceSubscriptions":["m://1"]}}`
 		checkContains(t, "one more without a session", b.modern(listenMethod, params).failure(), "too many subscribed")
+		asOther := b.modernPOST("1", listenMethod, `{"notifications":{"resourceSubscriptions":[`+all+`"m://x"]}}`)
+		asOther.Header.Set(claimHeader, other.Header.Get(claimHeader))
+		checkContains(t, "another principal's, all at once", b.do(asOther).failure(), "too many subscribed")
 		check(t, "another principal's", ask(other, "subscribe", 0), "")
 		ask(one, "unsubscribe", 1)
 		check(t, "one after an end", ask(two, "subscribe", 0), "")
@@ -1173,4 +1178,14 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A stream that its session refuses keeps no bytes of the messages for its replay.
+func TestRefusedStream(t *testing.T) {
+	t.Parallel()
+	a := account{newMemory(0), "a"}
+	conn := &connection{ctx: t.Context(), cancel: func() {}}
+	out := newOutbox(a, conn, nil, frame{msg: []byte("x")})
+	check(t, "refused", (&Server{}).serveNotices(&Session{ended: true}, out, conn) != nil, true)
+	check(t, "bytes held", a.memory.bytes.count("a"), 0)
 }

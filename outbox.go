@@ -123,8 +123,11 @@ func (o *outbox) finish(last frame, stream bool) bool {
 // startLocked makes the outbox a stream, if the client accepts one and is connected. It
 // reports whether the outbox is a stream.
 func (o *outbox) startLocked() bool {
-	if o.begun || o.ended || o.conn == nil || o.conn.write == nil || o.conn.ctx.Err() != nil {
-		return o.begun
+	if o.begun {
+		return true
+	}
+	if o.ended || o.conn == nil || o.conn.write == nil || o.conn.ctx.Err() != nil {
+		return false
 	}
 	o.begun = true
 	if o.kept != nil {
@@ -157,7 +160,8 @@ func (o *outbox) sendLocked(f frame) bool {
 	if o.bytes > 0 && o.bytes+int64(len(f.msg)) > maxOutbox {
 		o.disconnectLocked(o.conn)
 	}
-	return o.conn != nil && o.queueLocked(f) || o.kept != nil
+	queued := o.conn != nil && o.queueLocked(f)
+	return queued || o.kept != nil
 }
 
 // queueLocked queues frames and wakes the writer. If there is no room for them, it
@@ -181,11 +185,7 @@ func (o *outbox) queueLocked(frames ...frame) bool {
 // or the outbox has another connection.
 func (o *outbox) writeLoop(conn *connection) {
 	defer close(conn.done)
-	defer func() {
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		o.disconnectLocked(conn)
-	}()
+	defer o.disconnect(conn)
 	silent := time.NewTicker(keepAlive)
 	defer silent.Stop()
 	for {
@@ -225,6 +225,13 @@ func (o *outbox) next(conn *connection) (f *frame, over bool) {
 	o.queue = o.queue[1:]
 	o.bytes -= int64(len(first.msg))
 	return &first, false
+}
+
+// disconnect is disconnectLocked for a caller that does not hold o.mu.
+func (o *outbox) disconnect(conn *connection) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.disconnectLocked(conn)
 }
 
 // disconnectLocked gives up a connection and drops the messages queued for it. The replay
@@ -322,12 +329,13 @@ func (o *outbox) dropLocked() {
 // replayLife. If the stream has ended and no message is kept, expireLocked forgets it at
 // once. The caller holds o.mu.
 func (o *outbox) expireLocked() {
-	switch k := o.kept; {
-	case k == nil || o.conn != nil:
-	case o.ended && k.messages == nil:
+	if o.kept == nil || o.conn != nil {
+		return
+	}
+	if o.ended && o.kept.messages == nil {
 		o.forgetLocked()
-	case k.forgetting == nil:
-		k.forgetting = time.AfterFunc(replayLife, o.forget)
+	} else if o.kept.forgetting == nil {
+		o.kept.forgetting = time.AfterFunc(replayLife, o.forget)
 	}
 }
 

@@ -1,7 +1,7 @@
 // The transports of MCP: POST, GET and DELETE of streamable HTTP, with and without
 // sessions, HTTP+SSE of 2024-11-05, and stdio (MCP, basic/transports). They find the
 // session of a message, begin and end requests, and send answers through an outbox.
-// Nothing here depends on modules.
+// This file reaches no module; it only tells the registry which sessions have ended.
 
 package main
 
@@ -160,17 +160,17 @@ func checkPOST(r *http.Request) (accepts, error) {
 func (s *Server) sessionOf(
 	w http.ResponseWriter, r *http.Request, from admission, msg *Message, params object,
 ) (*Session, error) {
-	old := !isStateless(r.Header, params)
-	begins := old && msg.isRequest() && msg.Method == "initialize"
+	stateless := isStateless(r.Header, params)
+	begins := !stateless && msg.isRequest() && msg.Method == "initialize"
 	switch {
 	case from.badCode != nil && !begins:
 		return nil, from.badCode
-	case old && !begins:
-		return s.openSession(from)
-	case !old && msg.isNotification(): // usher needs no notification of this revision
+	case stateless && msg.isNotification(): // usher needs no notification of this revision
 		return newSession(&sessionToken{}), nil
-	case !old:
+	case stateless:
 		return newStatelessSession(r.Header, msg.Method, params, from.claim.claimID)
+	case !begins:
+		return s.openSession(from)
 	}
 	protocol, caps, err := parseInitialize(params)
 	if err != nil {
@@ -298,13 +298,13 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	held := s.account(from)
-	_, body, err := held.receive(w, r) // an unread body could delay other requests of the connection
+	who := s.account(from)
+	_, held, err := who.receive(w, r) // an unread body could delay other requests of the connection
 	if err != nil {
 		return err
 	}
-	body.end()
-	release, ok := s.streams.reserve(held.principal, maxStreamsOf)
+	held.end()
+	release, ok := s.streams.reserve(who.principal, maxStreamsOf)
 	if !ok {
 		return errManyStreams
 	}
@@ -314,7 +314,7 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	defer context.AfterFunc(s.stopping, cancel)()
 	conn := &connection{ctx: ctx, cancel: cancel, write: sseWriter(w)}
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from, held, conn)
+		s.serveSSE(r.URL.Path, from, who, conn)
 		return nil
 	}
 	session, err := s.openSession(from)
@@ -336,13 +336,14 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		missed, _ = broken.after(n)
 	}
 	kept := s.newKeptStream(noticeStream, session)
-	return s.serveNotices(session, newOutbox(held, conn, kept, missed...), conn)
+	return s.serveNotices(session, newOutbox(who, conn, kept, missed...), conn)
 }
 
 // serveNotices serves a session's notification stream until the connection or the outbox
 // ends.
 func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) error {
 	if !session.join(out) {
+		out.disconnect(conn)
 		return errManyStreams
 	}
 	defer func() {
