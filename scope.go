@@ -1,6 +1,7 @@
 // Scope: which principal a request is from, and which part of the workspace it may
 // reach. Both follow from the request's headers and URL alone, by one table (decide).
-// Nothing here depends on modules, messages or transports.
+// Nothing here depends on modules or messages. Sessions of HTTP+SSE, which a URL names, have
+// rules of their own.
 //
 // Guarantees, and the tests that check them:
 //
@@ -180,7 +181,10 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 			a.claim.claimID = g.Current(token)
 		}
 	}
-	facts, presented, err := g.findFacts(r, &a)
+	facts, own, presented, err := g.findFacts(r, a)
+	if facts.active {
+		a.claim = own
+	}
 	if err != nil && !facts.unreadable {
 		return a, err
 	}
@@ -207,34 +211,29 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	return a, nil
 }
 
-// findFacts returns the facts about a request, and the claim whose code the request
-// presents. It reads a.session, and completes a.claim if that claim is active. If
-// facts.unreadable is set, the error is the reason; any other error refuses the request.
-func (g *Gate) findFacts(r *http.Request, a *admission) (accessFacts, Claim, error) {
+// findFacts returns the facts about a request, the claim of its session if that claim is
+// active, and the claim whose code the request presents. If facts.unreadable is set, the
+// error is the reason; any other error refuses the request.
+func (g *Gate) findFacts(r *http.Request, a admission) (facts accessFacts, own, presented Claim, err error) {
 	code, presents := presentedCode(r)
-	facts := accessFacts{
+	facts = accessFacts{
 		session:  a.session != nil,
 		scoped:   a.claim.exists(),
 		presents: presents,
 		require:  g.require,
 	}
-	var own Claim // the session's, while it is active
 	if facts.scoped {
-		c, err := g.claim(a.claim.claimID)
-		if errors.Is(err, errClaimsUnreadable) {
-			facts.unreadable = true
-			return facts, Claim{}, err
-		}
-		if err == nil {
-			facts.active = true
-			a.claim = c
-			own = c
+		own, err = g.claim(a.claim.claimID)
+		facts.unreadable = errors.Is(err, errClaimsUnreadable)
+		facts.active = err == nil
+		if facts.unreadable {
+			return facts, own, presented, err
 		}
 	}
-	presented, err := g.lookUp(r.Context(), code, own)
+	presented, err = g.lookUp(r.Context(), code, own)
 	facts.unreadable = errors.Is(err, errClaimsUnreadable)
 	facts.valid = presented.exists()
-	return facts, presented, err
+	return facts, own, presented, err
 }
 
 // lookUp returns the active claim with this code, or the zero Claim if there is none or
@@ -242,11 +241,11 @@ func (g *Gate) findFacts(r *http.Request, a *admission) (accessFacts, Claim, err
 // claim, own, never waits: its own code needs no turn, and without a free turn, another
 // code counts as invalid.
 func (g *Gate) lookUp(ctx context.Context, code Code, own Claim) (Claim, error) {
-	if code == own.Code { // maybe ""
-		return own, nil
-	}
 	if code == "" {
 		return Claim{}, nil
+	}
+	if code == own.Code {
+		return own, nil
 	}
 	patience := turnWait
 	if own.exists() {
