@@ -1,5 +1,5 @@
-// Files: atomic writes, and the token that lets one process at a time rewrite the files of
-// a data folder. Nothing here depends on what the files contain; claims.json is the
+// Files: atomic writes, reads of regular files only, and the token that lets one process at
+// a time rewrite the files of a data folder. Nothing here depends on what the files contain; claims.json is the
 // example below.
 //
 // # Why no two writers both succeed, and why no record is lost
@@ -397,5 +397,15 @@ func pauseFor(ctx context.Context, d time.Duration) bool {
 		return false
 	case <-time.After(d):
 		return true
+	}
+}
+
+// waitFor waits until done is closed. The error is ctx's cause.
+func waitFor(ctx context.Context, done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }

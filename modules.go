@@ -144,26 +144,15 @@ func newRegistry(c registryConfig) *Registry {
 // was reloaded between the two, or its file has changed, Call runs attempt again once the
 // new version is ready. So an edit fails no call, and the next call meets the edit.
 func (r *Registry) Call(ctx context.Context,
-	attempt func() (json.RawMessage, error)) (result json.RawMessage, err error) {
-	ended := r.await(ctx, func() bool {
-		result, err = attempt()
-		return !errors.Is(err, errRetired)
-	})
-	return result, cmp.Or(ended, err)
-}
-
-// await calls done, and calls it again when the catalog is replaced, until it returns true.
-// The error is ctx's cause.
-func (r *Registry) await(ctx context.Context, done func() bool) error {
+	attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for {
 		changed := r.Changed()
-		if done() {
-			return nil
+		result, err := attempt()
+		if !errors.Is(err, errRetired) {
+			return result, err
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		if err := waitFor(ctx, changed); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -196,7 +185,15 @@ func (r *Registry) Pending(scope Scope) bool {
 func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Scope) bool {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	return r.await(ctx, func() bool { return !r.Pending(scope) }) == nil
+	for {
+		changed := r.Changed()
+		if !r.Pending(scope) {
+			return true
+		}
+		if waitFor(ctx, changed) != nil {
+			return false
+		}
+	}
 }
 
 // WaitReady is WaitAll, but waits only in the time after the start: a module that hangs must

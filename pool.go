@@ -2,7 +2,8 @@
 // for each session, as if the session's client had started it; callers without a session
 // share one for each claim and client program. Other modules have one process for all
 // callers. This file decides which process a call goes to, how many processes and running
-// calls there may be, and when a process ends.
+// calls there may be, and when a process ends. It also defines Caller, asks callers for the
+// input of modules without sessions, and subscribes to resources.
 
 package main
 
@@ -41,7 +42,8 @@ type Caller struct {
 	// not made, and the caller gets no messages outside of calls.
 	Authorized func() bool
 	// Notify passes a notification on to the caller. The goroutine that reads the
-	// module's output calls it, so it must not block; nil drops notifications.
+	// module's output calls it, so it must not wait for a client or a module; it may stat
+	// a file. nil drops notifications.
 	Notify func(method string, params json.RawMessage)
 	// Ask asks the caller and waits for the answer until ctx ends. Its errors are
 	// *rpcError, or ctx's cause. Ask is nil if the caller can't be asked.
@@ -186,12 +188,7 @@ func (p *pool) await(ctx context.Context, done <-chan struct{}) error {
 	busy := fmt.Errorf("module %q is busy or still starting: try again", p.name)
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
 	defer cancel()
-	select {
-	case <-done:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return waitFor(ctx, done)
 }
 
 // pick returns the process for a caller, which may not have started yet.
@@ -284,7 +281,7 @@ func (p *pool) leave(c *process, succeeded bool) {
 }
 
 // end refuses new calls of a process, and stops the process if no calls are under way;
-// otherwise leave calls end again after the last of them. The caller holds p.mu.
+// otherwise p.leave calls p.end after the last of them. The caller holds p.mu.
 func (p *pool) end(c *process) {
 	if !c.started && !c.ending {
 		p.remove(c)
@@ -516,7 +513,7 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 	}
 	defer p.leave(c, false)
 	w := c.worker
-	if string(field(w.capability("resources"), "subscribe")) != "true" {
+	if !isTrue(field(w.capability("resources"), "subscribe")) {
 		return nil, rpcErrorf(codeNoMethod, "module %q does not report changes of its resources", p.name)
 	}
 	sub := &subscription{worker: w, caller: caller, uri: uri}
