@@ -124,8 +124,8 @@ func (s *goSource) declareFunction(fn *ast.FuncDecl) {
 	s.describe("main."+name, fn.Type.Params) // a parameter may be a struct without a name
 }
 
-// describe stores the first comment that is not empty under path, and the comments of the
-// fields of structs in node under their positions: "A, B int" is two fields.
+// describe stores under path the first comment that is not empty. It stores the comments of
+// the fields of structs in node under their positions: "A, B int" is two fields.
 func (s *goSource) describe(path string, node ast.Node, comments ...*ast.CommentGroup) {
 	for _, group := range comments {
 		if text := strings.Join(strings.Fields(group.Text()), " "); text != "" && s.comments[path] == "" {
@@ -336,6 +336,9 @@ func runGo(ctx context.Context, r *reaper, dir, overlay string, args ...string) 
 	if err == nil {
 		c.lowerPriority() // calls, and modules without a build, go first
 		err = c.wait(ctx, 0)
+	}
+	if ctx.Err() != nil {
+		return "", err
 	}
 	return output.String(), err
 }

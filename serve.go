@@ -260,7 +260,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	if err != nil {
 		return err
 	}
-	return a.withRegistry(dirs, *config, func(r *Registry) error {
+	return a.withRegistry(roots, *config, func(r *Registry) error {
 		d.registry = r
 		return d.serve(ctx, newGate(claims, sessions, flags.requireClaim, d.log))
 	})
@@ -593,8 +593,8 @@ func (d *daemon) describe(view *View, s Status) string {
 	case s.Pending || s.Module == nil:
 		state = "starting"
 	default:
-		for _, t := range view.ToolsOf[s.Module] {
-			name = t.Label
+		if tools := view.ToolsOf[s.Module]; len(tools) > 0 {
+			name = tools[0].Label
 		}
 		text = cmp.Or(toolNames(view, s.Module), "no tools")
 		if len(s.Module.Problems) > 0 {
