@@ -232,8 +232,12 @@ func statClaims(path string) (fs.FileInfo, error) {
 
 // readClaims reads and parses the file. The caller must close the result's file.
 func readClaims(path string) (*claimsFile, error) {
-	if info, err := statClaims(path); err != nil || info == nil {
-		return &claimsFile{}, err
+	info, err := statClaims(path)
+	if err != nil {
+		return nil, err
+	}
+	if info == nil {
+		return &claimsFile{}, nil
 	}
 	file, err := openRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {

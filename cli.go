@@ -127,7 +127,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		const want = "want a whole number, a duration such as 5m, or true or false"
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
 	case len(args) < c.least || len(args) > c.most:
-		return usageErrorf("too few or too many arguments")
+		return usageErrorf("wrong number of arguments")
 	}
 	if c.data {
 		if err := a.prepareData(); err != nil {
@@ -367,7 +367,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 		}
 	}
 	if l.Label != "" && l.Label != m.Name {
-		note("its name is not unique, so its tools begin with %s", l.Label)
+		note("its name is not unique: its tools begin with %s", l.Label)
 	}
 }
 
@@ -474,7 +474,7 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 		return err
 	}
 	text := resultText(result)
-	if string(field(result, "isError")) == "true" {
+	if isTrue(field(result, "isError")) {
 		return errors.New(text)
 	}
 	if isTerminal(a.stdout) {
@@ -488,10 +488,10 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 // argument.
 func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 	scope := fs.String("scope", ".", "the claim grants `DIR` and everything below it")
-	label := fs.String("label", "", "a `TEXT` that names the claim in lists")
+	label := fs.String("label", "", "the `TEXT` names the claim in lists")
 	asJSON := fs.Bool("json", false, "print the stored record as JSON; list prints an array of them")
 	ttl := 24 * time.Hour
-	usage := "the claim is valid for `D`, such as 30m, 1h30m or 7d (default 24h)"
+	usage := "the claim is valid for `D`, such as 1h30m or 7d (default 24h)"
 	fs.Func("ttl", usage, func(text string) (err error) {
 		ttl, err = parseTTL(text)
 		return err
@@ -513,7 +513,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
-		return usageErrorf("want no argument, list alone, or revoke with codes; -scope names a folder")
+		return usageErrorf("want nothing, list alone, or revoke with codes; -scope names a folder")
 	}
 }
 
@@ -617,7 +617,8 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err == nil {
 			_, err = f.Write(starter)
-			err = cmp.Or(err, f.Close())
+			closeErr := f.Close()
+			err = cmp.Or(err, closeErr)
 		}
 		if err != nil {
 			return fmt.Errorf("writing a new file: %w", err)

@@ -278,15 +278,15 @@ func TestRefusedCommands(t *testing.T) {
 		{"modules -scope . -claim ABCDEF", 2, "exclude"},
 		{"modules -claim ABCDEF", 1, "no active claim has this code"},
 		{"modules DIR/nope", 2, "not an existing folder"},
-		{"call", 2, "too few or too many arguments"},
+		{"call", 2, "wrong number of arguments"},
 		{"call a x [] -dir DIR", 2, "want an object"},
 		{"call a x {", 2, "want an object"},
 		{"call a fail -dir DIR", 1, "it did not work"},
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside of the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call file x -dir DIR", 1, `file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
-		{"call a x {} {}", 2, "too many"},
-		{"new", 2, "too few or too many arguments"},
+		{"call a x {} {}", 2, "wrong number of arguments"},
+		{"new", 2, "wrong number of arguments"},
 		{"new x.go", 2, ".usher.go"},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
 		{"new a.usher.rb", 2, ".usher.go"},
@@ -470,7 +470,7 @@ func TestNamesAreKept(t *testing.T) {
 	} {
 		writeFake(t, dir+"/"+name+".usher", traits)
 	}
-	first := wantUsher(t, 0, "is not unique, so its tools begin with p-d", "modules", "-base", base, dir)
+	first := wantUsher(t, 0, "is not unique: its tools begin with p-d", "modules", "-base", base, dir)
 	check(t, "another time", wantUsher(t, 0, "p-d_x", "modules", "-base", base, dir), first)
 }
 
@@ -516,9 +516,6 @@ func FuzzParseTTL(f *testing.F) {
 		d, err := parseTTL(s)
 		if (err == nil) != (d > 0) || d > maxTTL {
 			t.Errorf("%q: %v %v", s, d, err)
-		}
-		if err != nil && !strings.Contains(err.Error(), "30m, 1h, 7d") {
-			t.Errorf("%q: the error does not name the forms: %v", s, err)
 		}
 		if again, err := parseTTL(d.String()); d > 0 && (err != nil || again != d) {
 			t.Errorf("%q is %v, which is read as %v: %v", s, d, again, err)

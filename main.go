@@ -47,6 +47,9 @@
 // claims.go, scope.go and view.go decide who sees what. The central idea is the View: it
 // is built for a scope, and it is the only way to a module, so no other file can widen a
 // scope. house_test.go checks this.
+//
+// To follow one call, read Server.servePOST, Gate.Admit, request.answer, View.Lookup,
+// Item.Call, pool.callOnce, Worker.startCall and outbox.finish.
 package main
 
 import (

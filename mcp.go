@@ -428,25 +428,29 @@ func (r *request) call() (json.RawMessage, error) {
 // callTool calls a tool. An error that is no JSON-RPC error, such as an invalid argument
 // or a crash, becomes a failed result, so that a model can correct itself.
 func (r *request) callTool() (json.RawMessage, error) {
-	if arguments := r.params.get("arguments"); arguments != nil {
-		var err error
-		r.caller.Held.parse(func() {
-			list := members(arguments)
-			if list == nil {
-				err = rpcErrorf(codeInvalidParams, "arguments must be an object")
-			} else if kept := withoutWebhook(list); len(kept) < len(list) {
-				r.params = r.params.set("arguments", kept.encode())
-			}
-		})
-		if err != nil {
-			return nil, err
-		}
+	var err error
+	r.caller.Held.parse(func() { r.params, err = cleanArguments(r.params) })
+	if err != nil {
+		return nil, err
 	}
 	result, err := r.call()
 	if _, own := errors.AsType[*rpcError](err); err != nil && !own && r.ctx.Err() == nil {
 		return failure(err.Error()), nil
 	}
 	return result, err
+}
+
+// cleanArguments returns params whose arguments are an object without webhookParam.
+func cleanArguments(params object) (object, error) {
+	arguments := params.get("arguments")
+	list := members(arguments)
+	if arguments != nil && list == nil {
+		return nil, rpcErrorf(codeInvalidParams, "arguments must be an object")
+	}
+	if kept := withoutWebhook(list); len(kept) < len(list) {
+		params = params.set("arguments", kept.encode())
+	}
+	return params, nil
 }
 
 // log logs a request for an item of a module, and how it ended.
@@ -457,7 +461,7 @@ func (r *request) log(took time.Duration, result json.RawMessage, err error) {
 	outcome := "done"
 	if err != nil {
 		outcome = clipText(err.Error(), maxLogged)
-	} else if string(field(result, "isError")) == "true" {
+	} else if isTrue(field(result, "isError")) {
 		outcome = "failed"
 	}
 	_, name, _ := r.target()
@@ -528,7 +532,7 @@ func (r *request) listen() (json.RawMessage, error) {
 		return nil, errManyWanted
 	}
 	defer r.server.sessions.want(r.session, -wanted)
-	r.session.subscription = r.id
+	r.session.listenID = r.id
 	if !r.session.join(r.out) {
 		return nil, rpcErrorf(codeInvalidRequest, "%s needs Accept: text/event-stream", listenMethod)
 	}

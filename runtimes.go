@@ -220,7 +220,7 @@ func configModules(raw []byte, dir string) ([]discovered, error) {
 	}
 	var list []discovered
 	for _, server := range servers {
-		disabled := string(field(server.value, "disabled")) == "true"
+		disabled := isTrue(field(server.value, "disabled"))
 		if disabled || string(field(server.value, "enabled")) == "false" {
 			continue
 		}
@@ -438,9 +438,10 @@ func (s *scan) folder(path string) {
 		at := filepath.Join(path, name)
 		module, kind, isModule := moduleFile(name)
 		switch {
-		case entry.IsDir() && !unsearched.MatchString(name):
-			s.folder(at)
 		case entry.IsDir():
+			if !unsearched.MatchString(name) {
+				s.folder(at)
+			}
 		case isModule:
 			s.file(at, module, kind)
 		case foreignModule.MatchString(name):
@@ -458,8 +459,8 @@ var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
 var errMoved = errors.New("its file is no longer where it was")
 
-// fail adds a file or folder that can't be read, as a module without a name. Unless the
-// path does not exist, the method has treats the failure as temporary.
+// fail adds a file or folder that can't be read, as a module without a name. scan.has
+// treats the failure as temporary, unless the path does not exist.
 func (s *scan) fail(path string, err error) {
 	reason := errText(err)
 	s.add(path, path, discovered{Version: reason, Err: errors.New(reason)})

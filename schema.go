@@ -22,7 +22,7 @@ import (
 // MCP client can set it.
 const webhookParam = "_webhook"
 
-// Method is one callable of a module. It is constant.
+// Method is one callable of a module. It never changes.
 type Method struct {
 	Name string // in the module
 
@@ -455,7 +455,7 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 	oneOf, _ := s["oneOf"].([]any)
 	var furthest *argumentError
 	fit := func(wrong *argumentError) int {
-		if wrong.path != path && strings.IndexAny(wrong.want, `"tf`) == 0 { // also true and false
+		if wrong.path != path && strings.IndexAny(wrong.want, `"tf`) == 0 { // a string, true or false
 			return 0
 		}
 		return len(wrong.path)
@@ -579,7 +579,8 @@ func jsonType(value json.RawMessage) string {
 }
 
 // withoutWebhook removes webhookParam, in upper or lower case, from the arguments of a
-// client: a decoder that ignores case would mistake it for usher's own parameter.
+// client: a decoder that ignores case would mistake it for usher's own parameter. It reuses
+// the memory of list.
 func withoutWebhook(list object) object {
 	return slices.DeleteFunc(list, func(f member) bool { return strings.EqualFold(f.key, webhookParam) })
 }

@@ -20,14 +20,14 @@ import (
 // it. A request of a client without sessions has a Session of its own, which ends with
 // the request. Safe for concurrent use.
 type Session struct {
-	token        *sessionToken
-	era          eras            // of its client: stateful or stateless
-	affinity     string          // see Caller.Affinity
-	subscription json.RawMessage // id of the subscriptions/listen that it serves; nil for none
-	calls        inflight[context.CancelCauseFunc]
-	asked        inflight[chan *Message]       // requests to the client
-	profile      atomic.Pointer[clientProfile] // the value is never changed
-	duplex       atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
+	token    *sessionToken
+	era      eras            // of its client: stateful or stateless
+	affinity string          // see Caller.Affinity
+	listenID json.RawMessage // id of the subscriptions/listen that it serves; nil for none
+	calls    inflight[context.CancelCauseFunc]
+	asked    inflight[chan *Message]       // requests to the client
+	profile  atomic.Pointer[clientProfile] // the value is never changed
+	duplex   atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
 
 	// Guarded by sessionTable.mu:
 	principal string // whose limits the session counts toward
@@ -161,8 +161,8 @@ func (s *Session) send(msg []byte) bool {
 
 // notify sends a notification on the session's stream, if there is one.
 func (s *Session) notify(method string, params object) {
-	if s.subscription != nil {
-		params = withMeta(params, metaSubscription, s.subscription)
+	if s.listenID != nil {
+		params = withMeta(params, metaSubscription, s.listenID)
 	}
 	s.send(encodeRequest(nil, method, params.encode()))
 }
@@ -316,8 +316,11 @@ func (s *Server) announce(
 	ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup,
 ) error {
 	scope, err := s.scope(session)
-	if err != nil && !errors.Is(err, errEnded) || session.primary() != out {
-		return err // the claims can't be read, or another stream announces changes
+	if err != nil && !errors.Is(err, errEnded) {
+		return err // the claims can't be read
+	}
+	if session.primary() != out {
+		return err // another stream announces changes
 	}
 	view := s.modules.View(scope)
 	for _, list := range session.unseenChanges(view, s.started) {
@@ -371,7 +374,7 @@ func (s *Session) unseenChanges(view *View, started time.Time) []string {
 func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured object) {
 	for _, list := range announcedLists {
 		key := list + "ListChanged"
-		if value := field(filter, key); string(value) == "true" {
+		if value := field(filter, key); isTrue(value) {
 			s.markSeen(list, view)
 			honoured = append(honoured, member{key, value})
 		}

@@ -241,11 +241,17 @@ const maxTTL = 100 * 365 * 24 * time.Hour
 func parseTTL(s string) (time.Duration, error) {
 	s = strings.ToLower(s)
 	factor := time.Duration(1)
-	for suffix, hours := range map[string]time.Duration{"d": 24, "w": 7 * 24} {
-		if digits, ok := strings.CutSuffix(s, suffix); ok && consistsOf(digits, "0123456789") {
-			s = digits + "h"
-			factor = hours
+	digits := strings.TrimRight(s, "dw")
+	if consistsOf(digits, "0123456789") {
+		switch s[len(digits):] {
+		case "d":
+			factor = 24
+		case "w":
+			factor = 7 * 24
 		}
+	}
+	if factor > 1 {
+		s = digits + "h"
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 || d > maxTTL/factor {

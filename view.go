@@ -3,8 +3,8 @@
 // have there. Everything that a caller may list or call is found in the view of that
 // caller's scope, so no handler can forget to check.
 //
-// This file assigns names and looks things up. Nothing here depends on claims or
-// sessions, reads files or starts processes.
+// This file assigns names, looks things up, and passes calls on to the pool of a module.
+// Nothing here depends on claims or sessions.
 //
 // Invariants, all tested by view_test.go:
 //   - A view contains nothing of a module outside its scope, and no name in it discloses a
@@ -342,7 +342,7 @@ func nameItems(items []*Item) map[string][]*Item {
 		wanted[item.Name]++
 		if item.Label != item.module.Name {
 			bare := item.module.Name + "_" + plainName(item.ownName)
-			wanted[bare] += 2
+			wanted[bare] += 2 // so that no item gets the bare name
 			ambiguous[bare] = append(ambiguous[bare], item)
 		}
 	}
@@ -378,9 +378,10 @@ func labels(modules []*Module, scope Scope) []string {
 	list := make([]string, len(modules))
 	for i, m := range modules {
 		list[i] = m.Name + "-" + hashOf(strings.TrimPrefix(m.Source, scope.dir))[:12]
-		for _, label := range slices.Backward(possibleLabels(m, scope)) {
+		for _, label := range possibleLabels(m, scope) {
 			if shared[[2]string{m.Name, label}] == 1 {
 				list[i] = label
+				break
 			}
 		}
 	}

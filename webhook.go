@@ -617,7 +617,7 @@ func answerOf(result json.RawMessage) (*webhookAnswer, error) {
 	text := resultText(result)
 	body := json.RawMessage(strings.TrimSpace(text))
 	switch {
-	case string(field(result, "isError")) == "true":
+	case isTrue(field(result, "isError")):
 		return nil, httpErrorf(http.StatusInternalServerError, "%s", text).because(errFailed)
 	case text == "":
 		return &webhookAnswer{Status: http.StatusNoContent}, nil

@@ -355,7 +355,7 @@ func (w *Worker) dropUnreadable(line []byte, why error) {
 	answer := members(line[max(0, bytes.IndexByte(line, '{')):]) // a bracket or word may precede it
 	id := answer.get("id")
 	switch {
-	case !isNull(answer.get("method")):
+	case !isNull(answer.get("method")): // a request or notification
 	case id != nil && len(answer.without("jsonrpc", "result", "error")) < len(answer):
 		w.answer(&Message{ID: id, Err: problem})
 	case tooLong:
@@ -441,12 +441,11 @@ func (w *Worker) startCall(c *call, method string, params object) (err error) {
 			return
 		}
 		s.calls[c.id] = c
-		switch {
-		case !c.ofClient() || s.owner == nil:
-		case c.caller.Stateless:
-			s.owner = nil // from here on only the calls say which client can be asked
-		default:
+		if c.ofClient() && s.owner != nil {
 			s.owner = &c.caller
+			if c.caller.Stateless {
+				s.owner = nil // from here on only the calls say which client can be asked
+			}
 		}
 	})
 	return err
@@ -565,7 +564,9 @@ func (w *Worker) waitsForClient(c *call) (waits bool) {
 	w.update(func(s *workerState) {
 		waits = len(c.progress) > 0
 		for _, a := range s.asks {
-			waits = waits || !a.withdrawn && (a.call == c || a.call == nil)
+			if !a.withdrawn && (a.call == c || a.call == nil) {
+				waits = true
+			}
 		}
 	})
 	return waits
@@ -574,16 +575,16 @@ func (w *Worker) waitsForClient(c *call) (waits bool) {
 // resultOf returns the result in the answer to a call, in the caller's protocol era.
 func (w *Worker) resultOf(c *call, msg *Message) (result json.RawMessage, err error) {
 	if msg == nil {
-		msg = &Message{}
 		err = w.snapshot().failure
 	} else if msg.Err != nil {
 		err = msg.Err
+	} else {
+		result = msg.Result
 	}
-	failed := err != nil || string(field(msg.Result, "isError")) == "true"
+	failed := err != nil || isTrue(field(result, "isError"))
 	if failed && c.caller.Stateless && c.lacked != 0 {
 		return nil, missingCapability(c.lacked)
 	}
-	result = msg.Result
 	converts := w.stateless && !c.caller.Stateless && c.ofClient()
 	if converts && stringField(result, "resultType") != resultInput {
 		result = statefulResult(result)
@@ -773,7 +774,7 @@ func (w *Worker) handleRequest(msg *Message) {
 		w.reply(msg.ID, nil, err)
 		return
 	}
-	go w.ask(a) // update waits for it before it closes done
+	go w.ask(a) // done stays open until it ends: see update
 }
 
 // newAsk finds the client that a request is for, and adds the request to the open ones.

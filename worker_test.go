@@ -304,16 +304,12 @@ func checkStartCall(t *testing.T, fn *ast.FuncDecl) {
 
 func TestBuildsAreCounted(t *testing.T) {
 	t.Parallel()
-	var report []Status
-	add := func(name string, kind Kind, pending, begun bool) {
-		report = append(report, Status{discovered: discovered{Name: name, Kind: kind}, Pending: pending, Begun: begun})
-	}
-	add("py", kindPython, true, true)
-	add("ready", kindGo, false, true)
-	add("waiting", kindGo, true, false)
-	check(t, "before a build begins", describeBuilds(report), "")
-	add("db", kindGo, true, true)
-	check(t, "during a build", describeBuilds(report), "  building 2 of 3: db …\n")
+	python := Status{discovered: discovered{Kind: kindPython}, Pending: true, Begun: true}
+	ready := Status{discovered: discovered{Kind: kindGo}, Begun: true}
+	waiting := Status{discovered: discovered{Kind: kindGo}, Pending: true}
+	check(t, "before a build begins", describeBuilds([]Status{python, ready, waiting}), "")
+	db := Status{discovered: discovered{Name: "db", Kind: kindGo}, Pending: true, Begun: true}
+	check(t, "during a build", describeBuilds([]Status{python, ready, waiting, db}), "  building 2 of 3: db …\n")
 }
 
 // writeCertificate writes the files cert and key into dir.
