@@ -220,7 +220,7 @@ func (a *app) withModules(
 // setupModules returns the command that prints the modules.
 func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	asJSON := fs.Bool("json", false, "print a JSON array")
-	cached := fs.Bool("cached", false, "start no module; show the tools of past starts")
+	cached := fs.Bool("cached", false, "start no module; show tools of past starts")
 	scope := declareScope(fs, "show what a session scoped to `DIR` sees")
 	code := fs.String("claim", "", "show what a client with the `CODE` sees")
 	return func(ctx context.Context, dirs []string) error {
@@ -456,7 +456,9 @@ func toolNames(view *View, m *Module) string {
 // callTool calls a tool and prints its result.
 func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
 	for _, problem := range tool.module.Problems {
-		a.warnf("note: %s", sanitize(problem))
+		if strings.HasPrefix(problem, tool.Method.Name+":") {
+			a.warnf("note: %s", sanitize(problem))
+		}
 	}
 	notify := func(_ string, params json.RawMessage) {
 		text := cmp.Or(
@@ -513,7 +515,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
-		return usageErrorf("want nothing, list alone, or revoke with codes; -scope names a folder")
+		return usageErrorf("want nothing, list, or revoke with codes; -scope names a folder")
 	}
 }
 

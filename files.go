@@ -400,7 +400,7 @@ func pauseFor(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// waitFor waits until done is closed. The error is ctx's cause.
+// waitFor waits until done is closed or yields a value. The error is ctx's cause.
 func waitFor(ctx context.Context, done <-chan struct{}) error {
 	select {
 	case <-done:

@@ -142,16 +142,17 @@ func (s *Server) newRequest(
 // begin counts the request and adds it to r.calls, so that its client can cancel it.
 // After a success, the caller must call answer, and end when the answer has been written.
 func (r *request) begin(ctx context.Context) error {
+	what := "requests in flight"
 	counted := &r.server.requests
 	limit := int64(maxInFlight)
 	if r.name == listenMethod {
+		what = "streams"
 		counted = &r.server.streams
 		limit = maxStreamsOf
 	}
 	release, ok := counted.reserve(r.caller.Held.principal, limit)
 	if !ok {
-		return rpcErrorf(codeRefused,
-			"too many requests in flight, or too many streams (limit %d): wait for some to finish", limit)
+		return rpcErrorf(codeRefused, "too many %s (limit %d): wait for some to end", what, limit)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	id := string(r.id)

@@ -390,18 +390,14 @@ func (r *Registry) followLists(v *moduleVersion) {
 			pauseFor(v.ctx, retryInterval)
 		}
 	}
-	for v.ctx.Err() == nil {
-		select {
-		case <-v.changed:
-			pauseFor(v.ctx, revisionInterval) // more changes are likely to follow
-			m, err := v.readManifest(v.newest.Load())
-			if err == nil && m.hash() != v.offers && v.pool.perSession {
-				m, err = r.introspect(v)
-			}
-			if err == nil {
-				r.offer(v, m)
-			}
-		case <-v.ctx.Done():
+	for waitFor(v.ctx, v.changed) == nil {
+		pauseFor(v.ctx, revisionInterval) // more changes are likely to follow
+		m, err := v.readManifest(v.newest.Load())
+		if err == nil && m.hash() != v.offers && v.pool.perSession {
+			m, err = r.introspect(v)
+		}
+		if err == nil {
+			r.offer(v, m)
 		}
 	}
 }

@@ -547,10 +547,7 @@ func (d *daemon) show(ctx context.Context) {
 		}
 		if settled {
 			logReady()
-			select {
-			case <-ctx.Done():
-			case <-changed:
-			}
+			_ = waitFor(ctx, changed)
 		}
 	}
 }

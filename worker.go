@@ -813,9 +813,7 @@ func (w *Worker) ask(a *clientRequest) {
 	defer a.cancel()
 	result, err := w.askClient(a)
 	if a.call != nil {
-		select {
-		case <-a.call.slot.grant():
-		case <-a.ctx.Done():
+		if waitFor(a.ctx, a.call.slot.grant()) != nil {
 			err = cmp.Or[error](err, errNotInCall)
 		}
 	}
