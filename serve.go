@@ -48,7 +48,7 @@ func declareRegistryFlags(fs *flag.FlagSet, stderr io.Writer) *registryConfig {
 	c := &registryConfig{Watch: true}
 	fs.DurationVar(&c.CallTimeout, "call-timeout", 5*time.Minute,
 		"end a call after `DURATION` without an answer or progress")
-	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop a module's process unused for `DURATION`; 0 never")
+	fs.DurationVar(&c.Idle, "idle", time.Hour, "stop an unused shared process after `DURATION`; 0 never")
 	fs.Func("log", "write records to stderr in `FORM`, text or json", func(form string) error {
 		switch form {
 		case "text":
