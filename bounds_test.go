@@ -631,6 +631,7 @@ func TestIdleProcesses(t *testing.T) {
 		perSession bool
 		idle, ends time.Duration // 0: never
 	}{
+		{true, 0, sessionIdle},
 		{true, time.Hour, sessionIdle},
 		{true, time.Minute, time.Minute},
 		{false, time.Hour, time.Hour},

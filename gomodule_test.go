@@ -309,6 +309,11 @@ func TestGoImportsEdited(t *testing.T) {
 	edit("Y in")
 	const reason = `module "a" has changed: module "a" can't be built`
 	checkContains(t, "a call of the broken version", c.call("a_a", `{"Y":1}`).failure(), reason)
+	edit("Y int")
+	source := readFile(t, dir+"/a.usher.go")
+	write(t, dir+"/a.usher.go", string(source)+"func B( {")
+	checkContains(t, "the reason", c.call("a_a", `{"Y":1}`).failure(), ": a.usher.go:", "expected")
+	write(t, dir+"/a.usher.go", string(source))
 	edit("Z int")
 	calls(`{"Z":1}`, `{"Z":1}`)
 	d.stop(t)

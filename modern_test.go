@@ -62,6 +62,10 @@ var modernRequests = []modernRequest{
 	{name: "a later version in both", header: laterVersion, method: "nope", meta: metaLater + "," + metaCaps,
 		code: codeUnsupportedVersion, says: `"requested":"2030-01-01"`},
 	{name: "an unknown method", method: "nope", code: codeNoMethod},
+	{name: "ping", method: "ping", code: codeNoMethod},
+	{name: "a subscription", method: "resources/subscribe", params: `"uri":"r://one"`, code: codeNoMethod},
+	{name: "an older version in both", header: protocolHeader + ": 2025-11-25",
+		meta: `"io.modelcontextprotocol/protocolVersion":"2025-11-25",` + metaCaps, code: codeUnsupportedVersion},
 	{name: "initialize", method: "initialize", params: `"protocolVersion":"2025-11-25"`, code: codeNoMethod},
 	{name: "an unknown log level", meta: modernMeta + `,"io.modelcontextprotocol/logLevel":"loud"`,
 		code: codeInvalidParams, says: "unknown log level"},
@@ -179,6 +183,9 @@ func TestModernResults(t *testing.T) {
 	const list, read, never = "list", "read", "never" // how long a client may keep the result
 	for _, tt := range []struct{ method, params, says, kept string }{
 		{"server/discover", "", `"supportedVersions":["2026-07-28",`, list},
+		{"server/discover", "", `- a: A fake module.`, list},
+		{"prompts/list", "", `"a_say"`, list},
+		{"resources/templates/list", "", `"r://many/{n}"`, list},
 		{"tools/list", "", `"a_x"`, list},
 		{"resources/list", "", `"r://one"`, list},
 		{"tools/call", `{"name":"a_x"}`, `"content"`, never},

@@ -107,8 +107,7 @@ func TestHotReload(t *testing.T) {
 		`"module removed" module=other kind=executable file=other.usher`)
 }
 
-// TestFailureIsLoggedOnce has a module that can't be started, which is tried again
-// for an hour, after ever longer pauses.
+// TestFailureIsLoggedOnce has a module that can't be started, for an hour.
 func TestFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -98,6 +98,7 @@ func TestNodeCalls(t *testing.T) {
 		{"throwsEmpty", `{}`, shownFailure("TypeError")},
 		{"throwsHostile", `{}`, shownFailure("the method failed with something that has no text")},
 		{"nan", `{}`, shownFailure(not + `"mean" is NaN`)},
+		{"map", `{}`, shownFailure(not + `"m" is a Map`)},
 		{"big", `{}`, shownFailure(not + `"n" is a bigint`)},
 		{"func", `{}`, shownFailure(not + `"f" is a function`)},
 		{"bareFunc", `{}`, shownFailure(not + "it is a function")},

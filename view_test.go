@@ -147,6 +147,7 @@ func TestViewsAreForgotten(t *testing.T) {
 		c.View(scopeDir(fmt.Sprint("/w/", n)))
 	}
 	check(t, "too many views are kept", len(c.views) > maxViews, false)
+	check(t, "an empty list", string(c.View(scopeAll()).Lists["tools"]), `{"tools":[]}`)
 }
 
 func TestResourcesHaveOneOwner(t *testing.T) {

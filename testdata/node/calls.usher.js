@@ -17,6 +17,7 @@ export const throwsObject = () => { throw { code: 7 } }
 export const throwsEmpty = () => { throw new TypeError() }
 export const throwsHostile = () => { throw { get message() { throw new Error('nested') }, toJSON() { throw 1 }, toString() { throw 2 } } }
 export const nan = () => ({ mean: 0 / 0 })
+export const map = () => ({ m: new Map([[1, 2]]) })
 export const big = () => ({ n: 1n })
 export const func = () => ({ f() {} })
 export const bareFunc = () => () => 1
