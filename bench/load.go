@@ -1,7 +1,7 @@
-// The load generator: HTTP/1.1 by hand over TCP, so that the server and not the
-// generator is the bottleneck. Every answer is verified: its status, its length,
-// and its JSON-RPC result. The first answer of a connection is decoded in full;
-// later ones must equal it byte for byte but for their id, or are decoded too.
+// The load generator. It writes HTTP/1.1 to TCP connections itself, so that the server is
+// the bottleneck and not the generator. It verifies the status, the length and the JSON-RPC
+// result of every answer. It decodes the first answer of a connection; a later answer is
+// decoded only if it differs from the first in more than the id.
 
 package main
 
@@ -21,20 +21,20 @@ import (
 	"time"
 )
 
-// job is what one cell of a table asks of a server.
+// job describes the requests of one cell of a table.
 type job struct {
 	server  *server
 	headers []string // "Name: value"
-	path    string   // a webhook's; "" for MCP
-	tool    string   // to call; "" lists the tools
-	tools   int      // that a list must have; 0 for any
+	path    string   // the path of a webhook; "" for MCP
+	tool    string   // the tool to call; "" lists the tools
+	tools   int      // the expected number of tools in a list; 0 for any
 }
 
-// result is what one cell measured.
+// result contains the figures of one cell in one round.
 type result struct {
-	Rate, P50, P99 float64 // requests a second; microseconds
-	CPU            float64 // microseconds of the server and its children for each request
-	RSS            float64 // MiB of the server and its children, at the end
+	Rate, P50, P99 float64 // requests per second; microseconds
+	CPU            float64 // microseconds per request, of the server and its children
+	RSS            float64 // MiB at the end, of the server and its children
 }
 
 const (
@@ -42,11 +42,11 @@ const (
 	event     = `{"id":"evt_1","type":"payment","amount":1250,"note":"` + message + `"}`
 	protocol  = "2025-11-25"
 	firstID   = 100_000_000 // ids have nine digits, so that a request's length never changes
-	warmUp    = 20          // unmeasured requests of each connection
+	warmUp    = 20          // requests of each connection before the measurement
 	ioTimeout = 30 * time.Second
 )
 
-// run asks for a time, over a number of connections at once.
+// run sends requests over a number of connections at once, for the duration d.
 func (j job) run(connections int, d time.Duration) (result, error) {
 	conns := make([]*conn, connections)
 	for i := range conns {
@@ -88,11 +88,16 @@ func (j job) run(connections int, d time.Duration) (result, error) {
 	}
 	all := slices.Concat(times...)
 	n := float64(len(all))
-	return result{Rate: n / took.Seconds(), P50: quantile(all, 0.5), P99: quantile(all, 0.99),
-		CPU: float64((after - before).Microseconds()) / n, RSS: rss}, nil
+	return result{
+		Rate: n / took.Seconds(),
+		P50:  quantile(all, 0.5),
+		P99:  quantile(all, 0.99),
+		CPU:  float64((after - before).Microseconds()) / n,
+		RSS:  rss,
+	}, nil
 }
 
-// connect opens a connection, and a session for MCP.
+// connect opens a connection and, for MCP, a session.
 func (j job) connect() (*conn, error) {
 	u, err := url.Parse(j.server.url)
 	if err != nil {
@@ -121,7 +126,7 @@ func (j job) connect() (*conn, error) {
 	return c, nil
 }
 
-// conn is one connection, which asks the same again and again.
+// conn is one connection. It sends the same request again and again.
 type conn struct {
 	job     job
 	tcp     net.Conn
@@ -131,16 +136,17 @@ type conn struct {
 	session string
 
 	request []byte // head and body
-	id      []byte // the digits of the id in request, which count up; nil for a webhook
+	id      []byte // the digits of the id inside request; nil for a webhook
 	method  string
 	asked   int64
 
 	status        int
 	stream        bool // the answer is an event stream
 	body          []byte
-	before, after []byte // what the first answer had around its id
+	before, after []byte // the first answer's bytes before and after its id
 }
 
+// head returns the request line and the headers.
 func (c *conn) head(method string, length int) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: %s\r\n", method, c.path, c.host)
@@ -160,19 +166,22 @@ func (c *conn) head(method string, length int) []byte {
 	return b.Bytes()
 }
 
-// prepare makes the request that ask sends.
+// prepare builds the request that ask sends.
 func (c *conn) prepare(method, params string) {
 	start := `{"jsonrpc":"2.0","id":`
 	body := start + strconv.Itoa(firstID) + `,"method":"` + method + `","params":` + params + `}`
 	head := c.head("POST", len(body))
 	c.request = append(head, body...)
 	c.id = c.request[len(head)+len(start):][:9]
-	c.method, c.before, c.after = method, nil, nil
+	c.method = method
+	c.before = nil
+	c.after = nil
 }
 
 // open begins a session.
 func (c *conn) open() error {
-	c.prepare("initialize", `{"protocolVersion":"`+protocol+`","capabilities":{},"clientInfo":{"name":"bench","version":"1"}}`)
+	c.prepare("initialize", `{"protocolVersion":"`+protocol+`","capabilities":{},`+
+		`"clientInfo":{"name":"bench","version":"1"}}`)
 	if err := c.ask(); err != nil {
 		return err
 	}
@@ -204,7 +213,7 @@ func (c *conn) listen() error {
 	return nil
 }
 
-// ask sends the prepared request under its next id, and verifies the answer.
+// ask sends the prepared request with the next id, and verifies the answer.
 func (c *conn) ask() error {
 	if c.id != nil {
 		c.asked++
@@ -223,6 +232,7 @@ func (c *conn) ask() error {
 	return err
 }
 
+// verify checks the answer that read has read.
 func (c *conn) verify() error {
 	if c.status/100 != 2 {
 		return fmt.Errorf("status %d: %.200s", c.status, c.body)
@@ -235,8 +245,7 @@ func (c *conn) verify() error {
 		answer = lastData(answer)
 	}
 	answer = bytes.TrimSpace(answer)
-	if c.before != nil && len(answer) == len(c.before)+len(c.id)+len(c.after) && bytes.HasPrefix(answer, c.before) &&
-		bytes.HasPrefix(answer[len(c.before):], c.id) && bytes.HasSuffix(answer, c.after) {
+	if c.before != nil && c.repeats(answer) {
 		return nil
 	}
 	var m struct {
@@ -262,12 +271,24 @@ func (c *conn) verify() error {
 	}
 	if i := bytes.Index(answer, append([]byte(`"id":`), c.id...)); i >= 0 {
 		i += len(`"id":`)
-		c.before, c.after = bytes.Clone(answer[:i]), bytes.Clone(answer[i+len(c.id):])
+		c.before = bytes.Clone(answer[:i])
+		c.after = bytes.Clone(answer[i+len(c.id):])
 	}
 	return nil
 }
 
-// lastData is the data of the last event of a stream that has ended.
+// repeats reports whether an answer differs from the first one only in its id, which is
+// that of the request.
+func (c *conn) repeats(answer []byte) bool {
+	rest, ok := bytes.CutPrefix(answer, c.before)
+	if !ok {
+		return false
+	}
+	rest, ok = bytes.CutPrefix(rest, c.id)
+	return ok && bytes.Equal(rest, c.after)
+}
+
+// lastData returns the data of the last event of a complete stream.
 func lastData(stream []byte) []byte {
 	var data []byte
 	for line := range bytes.Lines(stream) {
@@ -278,7 +299,7 @@ func lastData(stream []byte) []byte {
 	return data
 }
 
-// readHead reads a status line and headers. The length is -1 where none is given.
+// readHead reads a status line and headers. The length is -1 if the headers state none.
 func (c *conn) readHead() (length int, chunked bool, err error) {
 	length = -1
 	line, err := c.in.ReadSlice('\n')
@@ -314,7 +335,7 @@ func (c *conn) readHead() (length int, chunked bool, err error) {
 	}
 }
 
-// read reads one answer; its body is c.body.
+// read reads one answer, and its body into c.body.
 func (c *conn) read() error {
 	length, chunked, err := c.readHead()
 	if err != nil {
@@ -346,7 +367,7 @@ func (c *conn) read() error {
 	return nil
 }
 
-// take reads n bytes more of a body.
+// take reads n more bytes of a body.
 func (c *conn) take(n int) error {
 	at := len(c.body)
 	c.body = slices.Grow(c.body, n)[:at+n]

@@ -1,13 +1,14 @@
 // Command usherbench measures usher against its peers, and against its targets.
 //
-//	go -C bench run .            everything, in a quarter of an hour
-//	go -C bench run . -quick     the same cells once, in a minute: are they all there?
+//	go -C bench run .            all measurements, in about 20 minutes
+//	go -C bench run . -quick     each measurement once, to see that they work
 //
-// It builds usher, starts it and the peers, asks them in turns, and prints tables
-// as Markdown. README.md says how to read them. The files:
+// It builds usher, starts it and its peers, sends requests to them in turn, and prints
+// tables as Markdown. README.md says how to read them. The files:
 //
-//	main.go      flags, and what was measured on what
-//	parts.go     what is measured
+//	main.go      flags, the order of the parts, the report's last lines
+//	parts.go     the measurements of a server under load
+//	maker.go     the measurements of a person who writes modules
 //	report.go    medians, tables, verdicts
 //	load.go      the load generator
 //	server.go    the processes under test
@@ -34,16 +35,16 @@ import (
 
 // bench is one run.
 type bench struct {
-	dir    string // all that is written, removed at the end
-	self   string // this program
-	usher  string // the usher under test
+	dir    string // contains all files that the benchmark writes; removed at the end
+	self   string // the path of this program
+	usher  string // the path of the usher under test
 	quick  bool
 	rounds int
-	time   time.Duration // of one cell
+	time   time.Duration // how long a cell is measured in a round
 	report report
 
 	running []*server
-	env     []string // beside the bench's own, of what is started
+	env     []string // additional environment of the servers that are started
 }
 
 func main() {
@@ -51,24 +52,26 @@ func main() {
 		peer(os.Args[2:])
 		return
 	}
-	// The processes under test end with the thread that starts them.
+	// The kernel ends the processes under test when the thread that started them ends.
 	runtime.LockOSThread()
 	b := &bench{}
-	flag.BoolVar(&b.quick, "quick", false, "one short round of everything: only to see that it works")
-	flag.IntVar(&b.rounds, "rounds", 5, "how often each cell is measured")
-	flag.DurationVar(&b.time, "time", time.Second, "how long a cell is measured each time")
-	flag.StringVar(&b.usher, "usher", "", "the `FILE` of the usher to measure (default: built of the folder above)")
-	only := flag.String("parts", "", "only these `PARTS`, with commas between: "+strings.Join(partNames(), ", "))
+	flag.BoolVar(&b.quick, "quick", false, "measure everything once, for 100 ms: only to see that it works")
+	flag.IntVar(&b.rounds, "rounds", 5, "the `NUMBER` of rounds")
+	flag.DurationVar(&b.time, "time", time.Second, "how long each cell is measured in a round")
+	flag.StringVar(&b.usher, "usher", "", "the usher `FILE` to measure (default: built from the folder above)")
+	all := strings.Join(partNames(), ", ")
+	only := flag.String("parts", "", "measure only these `PARTS`, separated by commas: "+all)
 	flag.Parse()
 	wanted := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
 	for _, name := range wanted {
 		if !slices.Contains(partNames(), name) {
-			fmt.Fprintf(os.Stderr, "usherbench: no part %q: want some of %s\n", name, strings.Join(partNames(), ", "))
+			fmt.Fprintf(os.Stderr, "usherbench: no part %q: the parts are %s\n", name, all)
 			os.Exit(2)
 		}
 	}
 	if b.quick {
-		b.rounds, b.time = 1, 100*time.Millisecond
+		b.rounds = 1
+		b.time = 100 * time.Millisecond
 	}
 	b.prepare()
 	defer b.end()
@@ -85,7 +88,7 @@ func main() {
 	b.printFoot(time.Since(begin))
 }
 
-// prepare makes the folder that all is written to, and builds usher.
+// prepare creates the folder for all files and builds usher.
 func (b *bench) prepare() {
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
@@ -95,7 +98,7 @@ func (b *bench) prepare() {
 	}
 	go func() {
 		<-interrupted
-		os.RemoveAll(b.dir) // the processes end with this one
+		os.RemoveAll(b.dir) // the servers end with this process
 		os.Exit(130)
 	}()
 	if b.dir, err = filepath.EvalSymlinks(b.dir); err != nil {
@@ -114,12 +117,12 @@ func (b *bench) prepare() {
 	}
 }
 
-// say tells whoever waits how far it is.
+// say prints the progress to stderr.
 func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s "+format+"\n", append([]any{time.Now().Format(time.TimeOnly)}, args...)...)
 }
 
-// fail ends the bench: a figure that is not there must not look like one.
+// fail ends the benchmark. A report with a missing figure would mislead its readers.
 func (b *bench) fail(err error) {
 	fmt.Fprintln(os.Stderr, "usherbench:", err)
 	b.end()
@@ -140,10 +143,10 @@ func (b *bench) end() {
 
 var names atomic.Int64
 
-// unique is a name that nothing else has.
+// unique returns the name with a number, so that no other call returns the same.
 func unique(name string) string { return fmt.Sprintf("%s-%d", name, names.Add(1)) }
 
-// printFoot prints what was measured, and on what.
+// printFoot prints the versions of the programs measured, and the machine.
 func (b *bench) printFoot(took time.Duration) {
 	version := func(argv ...string) string {
 		out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
@@ -166,9 +169,18 @@ func (b *bench) printFoot(took time.Duration) {
 			model, _, _ = strings.Cut(after, "\n")
 		}
 	}
-	load, _ := os.ReadFile("/proc/loadavg")
-	fmt.Printf("%s, commit %s; %s; %s; node %s, %s, %s.\n", version(b.usher, "version"), version("git", "rev-parse", "--short", "HEAD"),
-		runtime.Version(), strings.Join(libraries, ", "), version("node", "--version"), version("python3", "--version"), version("webhook", "-version"))
-	fmt.Printf("%s, %d cores shared with the load generator; Linux %s; %d rounds of %v a cell, %v in all; load average at the end %s.\n",
-		model, runtime.NumCPU(), version("uname", "-r"), b.rounds, b.time, took.Round(time.Second), strings.Join(strings.Fields(string(load))[:1], ""))
+	averages, _ := os.ReadFile("/proc/loadavg")
+	load, _, _ := strings.Cut(string(averages), " ")
+	fmt.Printf("%s, commit %s; %s; %s; node %s, %s, %s.\n",
+		version(b.usher, "version"),
+		version("git", "rev-parse", "--short", "HEAD"),
+		runtime.Version(),
+		strings.Join(libraries, ", "),
+		version("node", "--version"),
+		version("python3", "--version"),
+		version("webhook", "-version"))
+	fmt.Printf("%s, %d cores shared with the load generator; Linux %s; "+
+		"%d rounds of %v for each cell, %v in all; load average at the end %s.\n",
+		model, runtime.NumCPU(), version("uname", "-r"),
+		b.rounds, b.time, took.Round(time.Second), load)
 }

@@ -20,7 +20,7 @@ type language struct {
 	name   string
 	ending string
 	count  int
-	source string // with WORD for what the method answers, and NAME for the method
+	source string // contains NAME for the method's name and WORD for its answer
 }
 
 var languages = []language{
@@ -34,7 +34,8 @@ var languages = []language{
 	},
 	{
 		name: "Go", ending: ".go", count: 20,
-		source: "//go:build usher\n\npackage main\n\n// NAME answers with a word.\nfunc NAME() string { return \"WORD\" }\n",
+		source: "//go:build usher\n\npackage main\n\n" +
+			"// NAME answers with a word.\nfunc NAME() string { return \"WORD\" }\n",
 	},
 	{
 		name: "shell", ending: ".sh", count: 20,
@@ -101,8 +102,8 @@ func maker(b *bench) {
 		}
 	}
 
-	memory := b.report.table(fmt.Sprintf("Memory with %d modules", total), "The daemon and all its processes, resident.",
-		"when", "MiB")
+	memory := b.report.table(fmt.Sprintf("Memory with %d modules", total),
+		"Resident memory of the daemon and all its processes.", "when", "MiB")
 	weigh := func(when string) {
 		_, rss := s.usage()
 		memory.add(when, fmt.Sprintf("%.0f", rss))
@@ -126,6 +127,7 @@ const makerIdle = 30 * time.Second
 
 // startMaker starts usher on a workspace. It returns when the address is known.
 func (b *bench) startMaker(workspace, base string) *server {
+	argv := []string{b.usher, "serve", "-addr", "127.0.0.1:0", "-idle", makerIdle.String(), "-base", base, workspace}
 	return b.started(b.start(unique("usher"), func(said string) string {
 		_, url, found := strings.Cut(said, " url=")
 		fields := strings.Fields(url)
@@ -133,7 +135,7 @@ func (b *bench) startMaker(workspace, base string) *server {
 			return ""
 		}
 		return fields[0]
-	}, b.usher, "serve", "-addr", "127.0.0.1:0", "-idle", makerIdle.String(), "-base", base, workspace))
+	}, argv...))
 }
 
 // watchStart lists the tools until all are there. It returns the times since begin
@@ -163,7 +165,8 @@ func (b *bench) watchStart(s *server, begin time.Time, most, all int) (first, mo
 // edits measures, for each language, the first call after a save, and the time
 // until an open stream carries list_changed after a method was added.
 func (b *bench) edits(c *client, workspace string) {
-	t := b.report.table("An edit", fmt.Sprintf("Medians of %d edits of one of the modules. Each call met the edit.", b.rounds),
+	note := fmt.Sprintf("Medians of %d edits of one module. Each call met the edit.", b.rounds)
+	t := b.report.table("An edit", note,
 		"module", "save and call ms", "a call without an edit ms", "save to list_changed ms")
 	changed := c.listen()
 	for _, l := range languages {
@@ -182,7 +185,7 @@ func (b *bench) edits(c *client, workspace string) {
 			plain = append(plain, milliseconds(begin))
 		}
 		for i := range b.rounds {
-			c.tools() // a client that has not listed the last change hears of no other
+			c.tools() // a client is notified again only after it has listed the tools
 			drain(changed)
 			b.write(path, l.text("say", "first")+"\n"+l.extra(fmt.Sprint("more", i)))
 			begin := time.Now()
@@ -193,16 +196,18 @@ func (b *bench) edits(c *client, workspace string) {
 				b.fail(fmt.Errorf("no list_changed after an edit of %s", path))
 			}
 		}
-		t.add(l.name, fmt.Sprintf("%.0f", median(edited)), fmt.Sprintf("%.1f", median(plain)), fmt.Sprintf("%.0f", median(noticed)))
+		t.add(l.name,
+			fmt.Sprintf("%.0f", median(edited)),
+			fmt.Sprintf("%.1f", median(plain)),
+			fmt.Sprintf("%.0f", median(noticed)))
 	}
 }
 
-// extra returns a further method of a module.
+// extra returns the source of another method for a module.
 func (l language) extra(method string) string {
 	text := l.text(method, "more")
-	_, method, ok := strings.Cut(text, "package main\n")
-	if ok {
-		return method
+	if _, declaration, ok := strings.Cut(text, "package main\n"); ok {
+		return declaration
 	}
 	return text
 }
@@ -218,8 +223,8 @@ func drain(changed <-chan struct{}) {
 	}
 }
 
-// checkout renames the method of 100 modules at once, as a git checkout may do, and
-// measures the time until the list shows them all.
+// checkout renames the methods of 100 modules at once, as a git checkout may do, and
+// measures the time until the list contains all new names.
 func (b *bench) checkout(c *client, workspace string, total int) {
 	b.idle(c)
 	n := 0
@@ -234,22 +239,23 @@ func (b *bench) checkout(c *client, workspace string, total int) {
 		}
 	}
 	for {
-		told := 0
+		renamed := 0
 		for _, name := range c.tools() {
 			if strings.HasSuffix(name, "_tell") {
-				told++
+				renamed++
 			}
 		}
-		if told == n {
+		if renamed == n {
 			break
 		}
 		if time.Since(begin) > startPatience {
-			b.fail(fmt.Errorf("%d of %d edits are listed after %v", told, n, startPatience))
+			b.fail(fmt.Errorf("%d of %d edits are listed after %v", renamed, n, startPatience))
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 	took := time.Since(begin)
-	b.report.table("A checkout", "", "edit", "s").add(fmt.Sprintf("%d files at once, until the list has all", n), seconds(took))
+	t := b.report.table("A checkout", "", "edit", "s")
+	t.add(fmt.Sprintf("%d files at once, until all are listed", n), seconds(took))
 }
 
 // idle waits until the list of tools has not changed for two seconds.
@@ -263,7 +269,7 @@ func (b *bench) idle(c *client) {
 	}
 }
 
-// client is an MCP session over net/http, for measurements in milliseconds.
+// client is an MCP session over net/http. It is precise enough to measure milliseconds.
 type client struct {
 	b       *bench
 	url     string
@@ -355,6 +361,7 @@ func (c *client) listen() <-chan struct{} {
 	return changed
 }
 
+// do sends an HTTP request.
 func (c *client) do(method string, body io.Reader) *http.Response {
 	req, err := http.NewRequest(method, c.url, body)
 	if err != nil {
@@ -376,8 +383,10 @@ func (c *client) do(method string, body io.Reader) *http.Response {
 	return resp
 }
 
+// seconds formats a duration for a table.
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f", d.Seconds()) }
 
+// milliseconds returns the time since an instant, in ms.
 func milliseconds(since time.Time) float64 {
 	return float64(time.Since(since).Microseconds()) / 1e3
 }

@@ -1,7 +1,7 @@
-// What usher is measured against, each a process of its own that is this program
-// again: a bare net/http server with the checks that any MCP server must make,
-// the official Go SDK, mcp-go, a gateway on the Go SDK in front of a worker
-// process, and the worker. All offer the tools that usher does.
+// The peers that usher is measured against: a bare net/http server with the checks that
+// every MCP server must make, the official Go SDK, mcp-go, and a gateway, which is the Go
+// SDK in front of a worker process. Each peer, and the worker, is this program again, in a
+// process of its own. All peers offer the same tools as usher.
 
 package main
 
@@ -28,19 +28,19 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// tool is a tool as tools/list has it.
+// tool is a tool in the result of tools/list.
 type tool struct {
 	Name        string          `json:"name"`
 	Description string          `json:"description"`
 	InputSchema json.RawMessage `json:"inputSchema"`
 }
 
-// echoArguments is what the tools that are called take.
+// echoArguments are the arguments of the tools.
 type echoArguments struct {
 	Message string `json:"message" jsonschema:"text to return"`
 }
 
-// peer runs the peer that args begin with.
+// peer runs the peer that args[0] names, with the flags in the other args.
 func peer(args []string) {
 	if args[0] == "worker" {
 		worker()
@@ -49,7 +49,7 @@ func peer(args []string) {
 	flags := flag.NewFlagSet(args[0], flag.ExitOnError)
 	file := flags.String("tools", "", "the `FILE` with the tools")
 	child := flags.Bool("worker", false, "send calls through a worker process")
-	rawSchemas := flags.Bool("raw", false, "have the tools' schemas as JSON, and arguments unchecked")
+	rawSchemas := flags.Bool("raw", false, "define the tools with JSON schemas, and do not check arguments")
 	flags.Parse(args[1:])
 	var raw json.RawMessage
 	var tools []tool
@@ -86,12 +86,12 @@ func peer(args []string) {
 	log.Fatal(http.Serve(l, mux))
 }
 
-// bare is the least that an MCP server over HTTP can do: Host, Origin, types,
-// Accept, a limit of the body, the session, one decoding, a ready answer.
+// bare is a minimal MCP server over HTTP: it checks Host, Origin, content type, Accept, the
+// size of the body and the session, decodes the request once and sends a prepared answer.
 type bare struct {
 	list     []byte
 	echo     func(arguments json.RawMessage) (string, error)
-	sessions sync.Map // id: *sync.Mutex
+	sessions sync.Map // of *sync.Mutex, by session id
 }
 
 func newBare(tools json.RawMessage, echo func(json.RawMessage) (string, error)) *bare {
@@ -150,7 +150,8 @@ func (b *bare) post(w http.ResponseWriter, r *http.Request) {
 		id := rand.Text()
 		b.sessions.Store(id, new(sync.Mutex))
 		w.Header().Set("Mcp-Session-Id", id)
-		result = []byte(`{"protocolVersion":"` + protocol + `","capabilities":{"tools":{}},"serverInfo":{"name":"bare","version":"1"}}`)
+		result = []byte(`{"protocolVersion":"` + protocol + `","capabilities":{"tools":{}},` +
+			`"serverInfo":{"name":"bare","version":"1"}}`)
 	case "tools/list":
 		result = b.list
 	case "tools/call":
@@ -173,7 +174,7 @@ func (b *bare) post(w http.ResponseWriter, r *http.Request) {
 	w.Write(answer)
 }
 
-// refused is the status of a request that is not let in, and 0 for one that is.
+// refused returns the status that refuses a request, or 0 for a valid request.
 func refused(r *http.Request) int {
 	host, _, err := net.SplitHostPort(r.Host)
 	if err != nil {
@@ -185,7 +186,8 @@ func refused(r *http.Request) int {
 	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host {
 		return http.StatusForbidden
 	}
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || kind != "application/json" {
 		return http.StatusUnsupportedMediaType
 	}
 	accept := strings.Join(r.Header.Values("Accept"), ",")
@@ -214,9 +216,9 @@ func (b *bare) call(params json.RawMessage) ([]byte, error) {
 	return json.Marshal(map[string][]content{"content": {{"text", text}}})
 }
 
-// goSDK is the official SDK with JSON answers instead of streams, which are slower.
-// Its tools are made as its documentation has it, from a function and the type of
-// its arguments, or with raw schemas, which is quicker.
+// goSDK returns a server of the official SDK, with JSON answers, which are faster than its
+// streams. Its tools are defined as in its documentation, by a function and the type of its
+// arguments, or with raw schemas, which is faster.
 func goSDK(tools []tool, rawSchemas bool, echo func(json.RawMessage) (string, error)) http.Handler {
 	s := mcp.NewServer(&mcp.Implementation{Name: "gosdk", Version: "1"}, nil)
 	for _, t := range tools {
@@ -233,11 +235,12 @@ func goSDK(tools []tool, rawSchemas bool, echo func(json.RawMessage) (string, er
 				return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}}, err
 			})
 	}
-	return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s }, &mcp.StreamableHTTPOptions{JSONResponse: true})
+	options := &mcp.StreamableHTTPOptions{JSONResponse: true}
+	return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s }, options)
 }
 
-// mcpGo is mcp-go. Its tools are made as its documentation has it, or with raw
-// schemas, which is quicker.
+// mcpGo returns a server of mcp-go. Its tools are defined as in its documentation, or with
+// raw schemas, which is faster.
 func mcpGo(tools []tool, rawSchemas bool) http.Handler {
 	s := mcpgoserver.NewMCPServer("mcpgo", "1", mcpgoserver.WithToolCapabilities(true))
 	for _, t := range tools {
@@ -261,7 +264,7 @@ type line struct {
 	Arguments json.RawMessage `json:"arguments"`
 }
 
-// worker answers each line with what it holds.
+// worker answers each line on stdin with the same id and arguments.
 func worker() {
 	in, out := bufio.NewReader(os.Stdin), bufio.NewWriter(os.Stdout)
 	for {
@@ -280,14 +283,15 @@ func worker() {
 	}
 }
 
-// workerPipe is a worker process and the calls that wait for it.
+// workerPipe is a worker process and the calls in flight.
 type workerPipe struct {
 	mu   sync.Mutex
 	in   io.Writer
-	wait map[int64]chan json.RawMessage
+	wait map[int64]chan json.RawMessage // for the answers, by id
 	next int64
 }
 
+// startWorker starts a worker process.
 func startWorker() *workerPipe {
 	self, err := os.Executable()
 	if err != nil {
@@ -310,6 +314,7 @@ func startWorker() *workerPipe {
 	return p
 }
 
+// read passes the worker's answers to the calls that wait for them.
 func (p *workerPipe) read(out io.Reader) {
 	r := bufio.NewReader(out)
 	for {
@@ -329,7 +334,7 @@ func (p *workerPipe) read(out io.Reader) {
 	}
 }
 
-// call sends arguments to the worker, and returns what comes back.
+// call sends arguments to the worker and returns its answer.
 func (p *workerPipe) call(arguments json.RawMessage) json.RawMessage {
 	answer := make(chan json.RawMessage, 1)
 	p.mu.Lock()

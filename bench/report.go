@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// quantile is the value below which a share q of the values lies.
+// quantile returns the value that a share q of the values is below, or 0 for no values.
 func quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -20,7 +20,7 @@ func quantile(values []float64, q float64) float64 {
 
 func median(values []float64) float64 { return quantile(values, 0.5) }
 
-// ratios is a/b of the same round.
+// ratios returns a/b of each round.
 func ratios(a, b []float64) []float64 {
 	r := make([]float64, min(len(a), len(b)))
 	for i := range r {
@@ -39,27 +39,32 @@ type table struct {
 
 func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
 
-// report is what the bench prints.
+// report contains the tables that the benchmark prints.
 type report struct {
 	verdicts table
 	tables   []*table
 }
 
+// table adds a table and returns it.
 func (r *report) table(title, note string, head ...string) *table {
 	t := &table{title: title, note: note, head: head}
 	r.tables = append(r.tables, t)
 	return t
 }
 
-// atMost and atLeast enter a target and whether it is met.
+// atMost adds a target that is met by values up to target.
 func (r *report) atMost(what string, measured, target float64, unit string) {
-	r.verdict(what, fmt.Sprintf("%.2f%s", measured, unit), fmt.Sprintf("at most %g%s", target, unit), measured <= target)
+	limit := fmt.Sprintf("at most %g%s", target, unit)
+	r.verdict(what, fmt.Sprintf("%.2f%s", measured, unit), limit, measured <= target)
 }
 
+// atLeast adds a target that is met by values from target on.
 func (r *report) atLeast(what string, measured, target float64, unit string) {
-	r.verdict(what, fmt.Sprintf("%.2f%s", measured, unit), fmt.Sprintf("at least %g%s", target, unit), measured >= target)
+	limit := fmt.Sprintf("at least %g%s", target, unit)
+	r.verdict(what, fmt.Sprintf("%.2f%s", measured, unit), limit, measured >= target)
 }
 
+// verdict adds a row to the table of targets.
 func (r *report) verdict(what, measured, target string, met bool) {
 	verdict := "**missed**"
 	if met {
@@ -68,8 +73,10 @@ func (r *report) verdict(what, measured, target string, met bool) {
 	r.verdicts.add(what, measured, target, verdict)
 }
 
+// print prints the targets, then the tables, as Markdown.
 func (r *report) print(w io.Writer) {
-	r.verdicts.title, r.verdicts.head = "Targets", []string{"what", "measured", "target", ""}
+	r.verdicts.title = "Targets"
+	r.verdicts.head = []string{"what", "measured", "target", ""}
 	for _, t := range append([]*table{&r.verdicts}, r.tables...) {
 		fmt.Fprintf(w, "### %s\n\n", t.title)
 		if t.note != "" {

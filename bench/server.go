@@ -1,4 +1,4 @@
-// The processes under test: started, waited for, measured, ended.
+// The processes under test: starting, measuring and stopping them.
 
 package main
 
@@ -20,14 +20,15 @@ const startPatience = 5 * time.Minute // for a first start with many modules, on
 // server is one process under test.
 type server struct {
 	name string
-	url  string // of its MCP endpoint
-	base string // of a usher: its base folder
-	took time.Duration
+	url  string        // of its MCP endpoint
+	base string        // the base folder of an usher
+	took time.Duration // from its start until it was ready
 	cmd  *exec.Cmd
 }
 
-// start runs a program until the bench ends, and waits until ready gives its
-// URL. What it prints goes to files; ready gets stdout followed by stderr.
+// start starts a program, which runs until the benchmark ends, and waits until ready
+// returns its URL. ready gets the program's output so far, stdout followed by stderr. The
+// output goes to files.
 func (b *bench) start(name string, ready func(said string) string, argv ...string) (*server, error) {
 	s := &server{name: name, cmd: exec.Command(argv[0], argv[1:]...)}
 	out, err := os.Create(filepath.Join(b.dir, name+".out"))
@@ -40,9 +41,10 @@ func (b *bench) start(name string, ready func(said string) string, argv ...strin
 		return nil, err
 	}
 	defer logs.Close()
-	s.cmd.Stdout, s.cmd.Stderr = out, logs
+	s.cmd.Stdout = out
+	s.cmd.Stderr = logs
 	s.cmd.Env = append(os.Environ(), b.env...)
-	// It ends with the thread that starts it, which is the program's first (main).
+	// The program ends with the thread that starts it. main has locked that thread.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	begin := time.Now()
 	if err := s.cmd.Start(); err != nil {
@@ -78,6 +80,7 @@ func (b *bench) start(name string, ready func(said string) string, argv ...strin
 	return s, nil
 }
 
+// stop ends the process, by KILL if it is still running after ten seconds.
 func (s *server) stop() {
 	s.cmd.Process.Signal(syscall.SIGTERM)
 	for range 1000 {
@@ -89,8 +92,8 @@ func (s *server) stop() {
 	s.cmd.Process.Kill()
 }
 
-// usage is the processor time of the process and all below it, those that have
-// ended included, and their resident memory in MiB.
+// usage returns the processor time and the resident memory, in MiB, of the process and
+// its descendants. The processor time includes descendants that have ended.
 func (s *server) usage() (cpu time.Duration, rss float64) {
 	type process struct{ ticks, pages int }
 	processes := make(map[int]process)
@@ -99,15 +102,16 @@ func (s *server) usage() (cpu time.Duration, rss float64) {
 	for _, path := range stats {
 		stat, err := os.ReadFile(path)
 		if err != nil {
-			continue // it has ended just now
+			continue // the process has just ended
 		}
 		number := func(text string) int {
 			n, _ := strconv.Atoi(text)
 			return n
 		}
-		// From the third field of proc_pid_stat(5) on.
+		// The fields of proc_pid_stat(5), from the third on.
 		f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		pid, parent := number(filepath.Base(filepath.Dir(path))), number(f[1])
+		pid := number(filepath.Base(filepath.Dir(path)))
+		parent := number(f[1])
 		children[parent] = append(children[parent], pid)
 		p := process{pages: number(f[21])}
 		for _, time := range f[11:15] { // utime, stime, and both of children that were waited for
@@ -121,10 +125,11 @@ func (s *server) usage() (cpu time.Duration, rss float64) {
 		sum.pages += processes[pids[0]].pages
 		pids = append(pids, children[pids[0]]...)
 	}
-	return time.Duration(sum.ticks) * 10 * time.Millisecond, float64(sum.pages*os.Getpagesize()) / (1 << 20) // USER_HZ is 100
+	const tick = 10 * time.Millisecond // USER_HZ is 100
+	return time.Duration(sum.ticks) * tick, float64(sum.pages*os.Getpagesize()) / (1 << 20)
 }
 
-// rss is the resident memory of the process alone in KiB.
+// rss returns the resident memory of the process alone, in KiB.
 func (s *server) rss() float64 {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
 	_, value, _ := strings.Cut(string(status), "VmRSS:")
@@ -133,7 +138,7 @@ func (s *server) rss() float64 {
 	return n
 }
 
-// startPeer runs one of the peers, which is this program again.
+// startPeer starts one of the peers, which is this program again.
 func (b *bench) startPeer(name string, args ...string) *server {
 	return b.started(b.start(unique(name), func(said string) string {
 		url, ok := strings.CutPrefix(said, "ready ")
@@ -145,8 +150,8 @@ func (b *bench) startPeer(name string, args ...string) *server {
 	}, append([]string{b.self, "peer", name}, args...)...))
 }
 
-// startUsher runs usher serve on a workspace; it is ready when it has looked at
-// every module. An empty base stands for a new one.
+// startUsher starts usher serve on a workspace and waits until all modules are ready. If
+// base is "", usher gets a new base folder.
 func (b *bench) startUsher(name, workspace, base string) *server {
 	if base == "" {
 		base = filepath.Join(b.dir, unique("base"))
@@ -165,6 +170,7 @@ func (b *bench) startUsher(name, workspace, base string) *server {
 	return s
 }
 
+// started adds a server to those that stopAll stops.
 func (b *bench) started(s *server, err error) *server {
 	if err != nil {
 		b.fail(err)
@@ -173,7 +179,7 @@ func (b *bench) started(s *server, err error) *server {
 	return s
 }
 
-// claim makes a claim of a folder, and gives the header that presents it.
+// claim creates a claim on a folder and returns the header that presents its code.
 func (b *bench) claim(s *server, scope string) string {
 	out, err := exec.Command(b.usher, "claim", "-base", s.base, "-scope", scope, "-json").Output()
 	var record struct{ Code string }
@@ -186,8 +192,8 @@ func (b *bench) claim(s *server, scope string) string {
 	return "Mcp-Claim-Code: " + record.Code
 }
 
-// tools asks a server for its tools and keeps them in a file, from which peers
-// serve the same.
+// tools writes a server's list of tools to a file, so that peers can serve the same tools.
+// It returns the file and the number of tools.
 func (b *bench) tools(s *server) (file string, n int) {
 	var answer struct {
 		Result struct{ Tools []json.RawMessage }

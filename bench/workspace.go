@@ -9,27 +9,29 @@ import (
 	"strings"
 )
 
-// writeSmall writes modules with 20 methods in all: 18 of a Go module, of which
-// two matter, and one each of a Node and a Python module.
+// writeSmall writes modules with 20 methods in all: 18 in a Go module, two of which are
+// called, and one each in a Node and a Python module.
 func (b *bench) writeSmall(dir string) {
 	var source strings.Builder
 	source.WriteString(goSource)
 	for i := 3; i <= 18; i++ {
-		fmt.Fprintf(&source, "\n// Tool%d returns the message it was given, unchanged.\nfunc Tool%d(p Text) string { return p.Message }\n", i, i)
+		fmt.Fprintf(&source, "\n// Tool%d returns its message.\n", i)
+		fmt.Fprintf(&source, "func Tool%d(p Text) string { return p.Message }\n", i)
 	}
 	b.write(filepath.Join(dir, "go.usher.go"), source.String())
 	b.write(filepath.Join(dir, "node.usher.mjs"), nodeSource)
 	b.write(filepath.Join(dir, "python.usher.py"), pythonSource)
 }
 
-// writeMany writes n modules with a method each. They are shell scripts, as
-// starting those costs the least beside what usher itself does.
+// writeMany writes n modules with one method each. They are shell scripts, which start
+// fastest, so that most of the time is usher's own.
 func (b *bench) writeMany(dir string, n int) {
 	for i := range n {
 		b.write(filepath.Join(dir, fmt.Sprintf("m%04d.usher.sh", i)), shellSource)
 	}
 }
 
+// write writes a file, and creates its folder.
 func (b *bench) write(path, text string) {
 	err := os.MkdirAll(filepath.Dir(path), 0o755)
 	if err == nil {
@@ -40,7 +42,7 @@ func (b *bench) write(path, text string) {
 	}
 }
 
-// folder is a new folder below the bench's own.
+// folder creates a new folder below the benchmark's own.
 func (b *bench) folder(name string) string {
 	dir := filepath.Join(b.dir, unique(name))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -51,17 +53,17 @@ func (b *bench) folder(name string) string {
 
 const goSource = `//go:build usher
 
-// What is called while usher is measured.
+// The tools that the benchmark calls.
 package main
 
 type Text struct {
 	Message string ` + "`json:\"message\"`" + ` // text to return
 }
 
-// Echo returns the message it was given, unchanged.
+// Echo returns its message.
 func Echo(p Text) string { return p.Message }
 
-// HandleEvent takes a payment.
+// HandleEvent receives a payment.
 func HandleEvent(p struct {
 	ID     string ` + "`json:\"id\"`" + `
 	Amount int    ` + "`json:\"amount\"`" + `
@@ -71,7 +73,7 @@ func HandleEvent(p struct {
 `
 
 const nodeSource = `/**
- * Takes a payment.
+ * Receives a payment.
  * @param {string} id which one
  * @param {integer} amount how much
  */
@@ -81,14 +83,14 @@ export function handleEvent({ id, amount }) {
 `
 
 const pythonSource = `def handleEvent(id: str, amount: int):
-    """Takes a payment."""
+    """Receives a payment."""
     return {"received": id, "amount": amount}
 `
 
 const shellSource = `#!/bin/sh
-# Returns what it is given.
+# Returns its message.
 
-# Returns the message it was given, unchanged.
+# Returns its message.
 #
 # @param {string} message text to return
 echo() {

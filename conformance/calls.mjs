@@ -1,29 +1,29 @@
-// The table of calls: every tool of the hosted servers, with what its answer
-// must be. Rows run in their order, as some build on what earlier ones wrote.
+// The table of calls: every tool of the hosted servers, and what its answer must be. Rows
+// run in order, because some need files or data that earlier rows wrote.
 
 import assert from 'node:assert/strict';
 
-// What an answer must be: each of these makes a function that throws otherwise.
+// Expectations: each of these returns a function that throws if an answer differs.
 
-// text wants a successful result with each of the words in its text.
+// text expects a successful result whose text contains each of the words.
 export const text = (...words) => (result) => {
   assert.ok(!result.isError, `it failed: ${textOf(result)}`);
   for (const word of words) assert.ok(textOf(result).includes(word), `no ${JSON.stringify(word)} in: ${textOf(result)}`);
 };
 
-// failed wants a result that is an error, with each of the words in its text.
+// failed expects an error result whose text contains each of the words.
 export const failed = (...words) => (result) => {
   assert.equal(result.isError, true, `it did not fail: ${textOf(result)}`);
   for (const word of words) assert.ok(textOf(result).includes(word), `no ${JSON.stringify(word)} in: ${textOf(result)}`);
 };
 
-// structured wants structuredContent with these fields, whatever others it has.
+// structured expects structuredContent with these fields, and perhaps others.
 const structured = (fields) => (result) => {
   assert.ok(!result.isError, `it failed: ${textOf(result)}`);
   for (const [name, want] of Object.entries(fields)) assert.deepEqual(result.structuredContent?.[name], want);
 };
 
-// png wants one image among the content, and checks that it still is one.
+// png expects exactly one image, which must still be a PNG file.
 const png = (result) => {
   const images = result.content.filter((block) => block.type === 'image');
   assert.equal(images.length, 1);
@@ -31,19 +31,19 @@ const png = (result) => {
   assert.equal(Buffer.from(images[0].data, 'base64').subarray(1, 4).toString(), 'PNG');
 };
 
-// blocks wants content of these types, in this order.
+// blocks expects content of these types, in this order.
 const blocks = (...types) => (result) => assert.deepEqual(result.content.map((block) => block.type), types);
 
 const all = (...wants) => (result) => wants.forEach((want) => want(result));
 
 export const textOf = (result) => result.content.map((block) => block.text ?? '').join('\n');
 
-// calls is the table: tool, arguments, what the answer must be. files is the
-// folder that the filesystem server may touch; it holds pixel.png.
+// calls returns the table. A row consists of a tool, its arguments and the expectation.
+// files is the folder that the filesystem server may use; it contains pixel.png.
 export const calls = (files) => [...everything, ...asking, ...filesystem(files), ...memory, ...module];
 
-// unlisted is the tools without a row, which checkCancelling calls: neither ends
-// before a call of the first is cancelled.
+// unlisted are the tools without a row. checkCancelling calls them, because neither
+// returns before a call of the first is cancelled.
 export const unlisted = ['loud_wait', 'loud_waited'];
 
 const everything = [
@@ -51,7 +51,7 @@ const everything = [
   ['everything_get-sum', { a: 2, b: 0.5 }, text('The sum of 2 and 0.5 is 2.5')],
   ['everything_get-sum', { a: 'two', b: 3 }, failed('expected number')],
   ['everything_get-annotated-message', { messageType: 'error', includeImage: true }, all(blocks('text', 'image'), png, annotated)],
-  // The variable stands in .mcp.json; the secret is the daemon's own, and no module's.
+  // The variable is set in .mcp.json. The secret is the daemon's, and modules don't get it.
   ['everything_get-env', {}, all(text('"GREETING": "hello from .mcp.json"'), (r) => assert.ok(!textOf(r).includes('WEBHOOK_SECRET')))],
   ['everything_get-resource-links', { count: 2 }, blocks('text', 'resource_link', 'resource_link')],
   ['everything_get-resource-reference', { resourceType: 'Blob', resourceId: 2 }, blocks('text', 'resource', 'text')],
@@ -74,14 +74,13 @@ function gzipped(result) {
   assert.ok(result.content[0].resource.blob.startsWith('H4sI'));
 }
 
-// asking is the tools that need something of the client during the call, which
-// clients.mjs gives.
+// asking are the tools that ask the client during the call. clients.mjs answers them.
 const asking = [
   ['everything_get-roots-list', {}, text('workspace')],
   ['everything_trigger-sampling-request', { prompt: 'sail', maxTokens: 9 }, text('a model of clients.mjs')],
   ['everything_trigger-elicitation-request', {}, text('declined')],
   ['everything_trigger-url-elicitation', { url: 'https://example.com/' }, text('declined')],
-  // It can be called as a task only, and usher has no tasks.
+  // This tool can be called only as a task, and usher has no tasks.
   ['everything_simulate-research-query', { topic: 'ships' }, failed('task')],
 ];
 

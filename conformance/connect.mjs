@@ -1,12 +1,11 @@
-// Do real clients connect? Each of them lists the tools and calls one: plain,
-// with a claim code in a header, and with the code in the URL. A line per client,
-// and at the end how many connections there were.
+// Checks that real clients connect. Each client lists the tools and calls one, three
+// times: without a code, with a code in a header, and with the code in the URL. It prints a
+// line per client, and at the end the number of connections.
 //
 //   node connect.mjs --url URL --claim CODE --go PROGRAM --scratch DIR
 //
-// The workspace has tools near_say, which returns the text it is given, and
-// far_say, which the claim does not show. PROGRAM is gosdk/connect, built; DIR is
-// where clients may write.
+// The workspace has the tools near_say, which returns its text, and far_say, which is
+// outside the claim's scope. PROGRAM is gosdk/connect, built. Clients may write to DIR.
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
@@ -30,10 +29,11 @@ const { values: options } = parseArgs({
 });
 const info = { name: 'connect', version: '1.0.0' };
 const text = 'ahoy';
-const modules = path.dirname(createRequire(import.meta.url).resolve('@modelcontextprotocol/inspector-cli/package.json')).split('@modelcontextprotocol')[0];
+const manifest = createRequire(import.meta.url).resolve('@modelcontextprotocol/inspector-cli/package.json');
+const modules = manifest.split('@modelcontextprotocol')[0]; // node_modules
 
-// Each client is a function of a URL and headers, which gives what it listed and
-// what near_say said.
+// Each client is a function of a URL and headers. It returns the names of the tools, and
+// near_say's answer.
 const clients = {
   'TypeScript SDK 1.12': sdk(OldClient, OldTransport),
   'TypeScript SDK 1.12, HTTP+SSE': sdk(OldClient, OldSSE),
@@ -52,22 +52,24 @@ const clients = {
   Inspector: inspector,
 };
 
-// What a client can't do is not for usher to mend.
+// Known limitations of clients.
 const cannot = {
-  'supergateway --sse, header': 'it sends no headers of its own when it opens the stream',
+  'supergateway --sse, header': 'it does not send its headers when it opens the stream',
 };
 
 function sdk(Client, Transport, more = {}) {
   return async (url, headers) => {
-    // The SDKs of 2025 send requestInit with their POSTs, and open the stream of
-    // HTTP+SSE with fetch of eventSourceInit.
-    const withHeaders = (input, init) => fetch(input, { ...init, headers: { ...Object.fromEntries(new Headers(init?.headers)), ...headers } });
+    // The SDKs of 2025 use requestInit for POSTs and eventSourceInit.fetch for the stream
+    // of HTTP+SSE.
+    const withHeaders = (input, init) =>
+      fetch(input, { ...init, headers: { ...Object.fromEntries(new Headers(init?.headers)), ...headers } });
     const client = new Client(info, more);
     await client.connect(new Transport(new URL(url), { requestInit: { headers }, eventSourceInit: { fetch: withHeaders } }));
     return asked(client);
   };
 }
 
+// asked lists the tools, calls near_say and closes the client.
 async function asked(client) {
   try {
     const { tools } = await client.listTools();
@@ -80,7 +82,7 @@ async function asked(client) {
 
 const headerOf = (headers) => Object.entries(headers).map(([name, value]) => `${name}: ${value}`);
 
-// run is what a program prints; args follow the program's own.
+// run runs a program and returns its output.
 function run(program, args) {
   return new Promise((resolve, reject) => {
     const child = spawn(program, args, { cwd: modules, env: environment(), stdio: ['ignore', 'pipe', 'pipe'] });
@@ -105,7 +107,8 @@ function go(which) {
   };
 }
 
-// bridge is a program that speaks MCP on stdio to us, and HTTP to the server.
+// bridge returns a client that runs a bridge: a program with MCP on stdio and HTTP to the
+// server.
 function bridge(script, argsOf) {
   return async (url, headers) => {
     const client = new Client(info);
@@ -127,7 +130,9 @@ async function mcporter(url, headers) {
 async function inspector(url, headers) {
   const ask = async (...args) => {
     const script = path.join('@modelcontextprotocol', 'inspector-cli', 'build', 'cli.js');
-    return JSON.parse(await run(process.execPath, [script, '--cli', url, '--transport', 'http', ...headerOf(headers).flatMap((line) => ['--header', line]), '--method', ...args]));
+    const header = headerOf(headers).flatMap((line) => ['--header', line]);
+    const out = await run(process.execPath, [script, '--cli', url, '--transport', 'http', ...header, '--method', ...args]);
+    return JSON.parse(out);
   };
   const list = await ask('tools/list');
   const called = await ask('tools/call', '--tool-name', 'near_say', '--tool-arg', `text=${text}`);
@@ -145,7 +150,7 @@ async function connects(client, way) {
   const late = AbortSignal.timeout(patience);
   const { names, said } = await Promise.race([
     clients[client](...ways[way]),
-    new Promise((_, reject) => late.addEventListener('abort', () => reject(new Error('nothing came back')))),
+    new Promise((_, reject) => late.addEventListener('abort', () => reject(new Error(`no answer after ${patience} ms`)))),
   ]);
   assert.deepEqual(names.sort(), way === 'plain' ? ['far_say', 'near_say'] : ['near_say']);
   assert.equal(said, text);

@@ -1,5 +1,6 @@
-// Looks at the fixture through a claim that shows none of it, in both eras of
-// the protocol: every list must be empty, and nothing can be called or read.
+// Connects with a claim whose scope contains no module, in two versions of the protocol:
+// every list must be empty, and every call and read must fail. It prints the number of
+// checks.
 //
 //   node hidden.mjs URL
 
@@ -27,7 +28,12 @@ async function post(era, message) {
   }
   const response = await fetch(url, {
     method: 'POST',
-    headers: { 'content-type': 'application/json', accept: 'application/json, text/event-stream', 'mcp-protocol-version': era, ...headers },
+    headers: {
+      'content-type': 'application/json',
+      accept: 'application/json, text/event-stream',
+      'mcp-protocol-version': era,
+      ...headers,
+    },
     body: JSON.stringify({ jsonrpc: '2.0', ...message }),
     signal: AbortSignal.timeout(10_000),
   })
@@ -38,7 +44,8 @@ let id = 0
 async function ask(era, method, params = {}) {
   const { response, text } = await post(era, { id: ++id, method, params })
   const stream = response.headers.get('content-type')?.startsWith('text/event-stream')
-  const lines = stream ? text.split('\n').filter(line => /^data: *\S/.test(line)).map(line => line.slice('data:'.length)) : [text]
+  const events = text.split('\n').filter(line => /^data: *\S/.test(line))
+  const lines = stream ? events.map(line => line.slice('data:'.length)) : [text]
   const answer = lines.map(line => JSON.parse(line)).find(message => message.id === id)
   assert(answer, `${era} ${method}: no answer in HTTP ${response.status} ${text}`)
   return { response, ...answer }
@@ -51,7 +58,12 @@ for (const era of Object.keys(eras)) {
     eras[era].headers['mcp-session-id'] = response.headers.get('mcp-session-id')
     await post(era, { method: 'notifications/initialized' })
   }
-  const lists = { 'tools/list': 'tools', 'prompts/list': 'prompts', 'resources/list': 'resources', 'resources/templates/list': 'resourceTemplates' }
+  const lists = {
+    'tools/list': 'tools',
+    'prompts/list': 'prompts',
+    'resources/list': 'resources',
+    'resources/templates/list': 'resourceTemplates',
+  }
   for (const [method, key] of Object.entries(lists)) {
     const { result, error } = await ask(era, method)
     assert.deepEqual(result?.[key], [], `${era} ${method}: ${JSON.stringify(error ?? result)}`)

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Runs the official conformance suite against a usher that hosts fixture/: both
-# versions of the protocol against one daemon, after each other and at once, then
-# all of it again through a claim. $USHER names a usher to take instead of
-# building one. What the suite wrote down stays in out/.
+# Runs the official conformance suite against an usher that hosts fixture/: both
+# versions of the protocol against one daemon, one after the other and at the same time,
+# then all of it again through a claim. $USHER names an existing usher; without it, the
+# script builds one. The suite's records stay in out/.
 set -euo pipefail
 
-# What must pass, of those scenarios that the suite scores.
+# want REVISION prints how many of the scenarios that the suite scores must pass, and how
+# many of their checks.
 want() {
   case $1 in
   2026-07-28) echo 37 121 ;;
@@ -37,13 +38,13 @@ export PATH=$PWD/node_modules/node/bin:$PATH # also for the fixture
 suite=(node node_modules/@modelcontextprotocol/conformance/dist/index.js server)
 cp -R fixture "$tmp/fixture"
 mkdir "$tmp/fixture/empty"
-export FIXTURE=$tmp/fixture # so that all its processes can be told by their command line
+export FIXTURE=$tmp/fixture # appears in the command line of all its processes
 rm -rf out
 
 say() { printf '%-42s %s\n' "$1" "$2"; }
 fail() { failed=1 && say "$1" "FAILED${2:+: $2}"; }
 
-# serve NAME FLAG… starts a daemon, and sets url once it has looked at all modules.
+# serve NAME FLAG… starts a daemon, waits until all modules are ready, and sets url.
 serve() {
   local log=$tmp/$1 && shift
   "$usher" serve -addr 127.0.0.1:0 -base "$log.base" "$@" "$FIXTURE" >"$log.out" 2>"$log.log" &
@@ -58,8 +59,8 @@ serve() {
     { fail modules && grep 'msg="module failed"' "$log.log" || true; }
 }
 
-# required LABEL URL REVISION runs a requirement set. Its exit status is of no
-# use: what did not even begin would count as passed.
+# required LABEL URL REVISION runs a requirement set. It ignores the suite's exit status,
+# because the suite counts scenarios that did not begin as passed.
 required() {
   local out="out/$1" start=$SECONDS
   mkdir -p out && "${suite[@]}" --url "$2" --requirements "$3" -o "$out" >"$out.txt" 2>&1 || true
@@ -71,7 +72,7 @@ required() {
   ((scenarios >= all_scenarios && checks >= all_checks))
 }
 
-# all NAME URL is every run of the suite against one daemon.
+# all NAME URL makes every run of the suite against one daemon.
 all() {
   required "$1-2026-07-28" "$2" 2026-07-28 || failed=1
   required "$1-2025-11-25" "$2" 2025-11-25 || failed=1
@@ -80,8 +81,7 @@ all() {
   wait $both || failed=1
   cat out/both
   for one in $unscored; do
-    # Two scenarios send their requests without the query of the URL that they
-    # are given, and so without the code that is in it.
+    # Two scenarios drop the query of their URL, and with it the claim code.
     [[ $1 != claim || $one != http-* ]] || continue
     local name=${one%:*} version=${one#*:}
     local out="out/$1-$name-$version"

@@ -1,10 +1,10 @@
-// Counts what a run of the conformance suite with a requirement set wrote down.
-// Only scenarios that the set scores count; it names them, and is frozen.
+// Counts the results of a run of the conformance suite with a requirement set. It counts
+// only the scenarios that the set names; the set does not change any more.
 //
 //   node tally.mjs OUT REVISION
 //
-// stdout has "SCENARIOS CHECKS WARNINGS", the first two being what passed, and
-// stderr what didn't.
+// It prints "SCENARIOS CHECKS WARNINGS" to stdout, where the first two are the numbers of
+// those that passed, and failures and warnings to stderr.
 
 import { readFileSync, readdirSync } from 'node:fs'
 

@@ -1,7 +1,7 @@
-// The official Go client against a usher that hosts @modelcontextprotocol's
-// server-everything as the module "everything": what a client does with tools,
-// prompts, resources, and what the server asks of it. A line per check, and at
-// the end how many there were.
+// The official Go client against an usher that hosts @modelcontextprotocol's
+// server-everything as the module "everything": it uses tools, prompts and resources, and
+// answers what the server asks. It prints a line per check, and at the end the number of
+// checks.
 //
 //	go run . -url URL [-protocol VERSION] [-sse]
 //	go run . [-protocol VERSION] -- usher stdio DIR
@@ -22,28 +22,29 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-const patience = 20 * time.Second // what takes longer hangs, and has failed
+const patience = 20 * time.Second // a check that takes longer has failed
 
-// run is one client and what it has heard.
+// run is one client and the notifications that it has received.
 type run struct {
 	session        *mcp.ClientSession
-	modern         bool // its version has no sessions
+	modern         bool // the version of the protocol has no sessions
 	passed, failed int
 
 	mu       sync.Mutex
 	heard    map[string]int // notifications by kind
-	resource string         // the last that was updated
+	resource string         // the URI of the resource updated last
 }
 
 func main() {
 	endpoint := flag.String("url", "", "usher's `URL`")
-	protocol := flag.String("protocol", "", "the protocol `VERSION` to ask for")
-	sse := flag.Bool("sse", false, "use HTTP+SSE of 2024-11-05")
+	protocol := flag.String("protocol", "", "the `VERSION` of the protocol to request")
+	sse := flag.Bool("sse", false, "use HTTP+SSE, the transport of 2024-11-05")
 	flag.Parse()
 	r := &run{heard: make(map[string]int), modern: *protocol >= "2026-07-28"}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	session, err := r.client().Connect(ctx, transport(*endpoint, *sse), &mcp.ClientSessionOptions{ProtocolVersion: *protocol})
+	options := &mcp.ClientSessionOptions{ProtocolVersion: *protocol}
+	session, err := r.client().Connect(ctx, transport(*endpoint, *sse), options)
 	if err != nil {
 		fmt.Println("FAIL connect:", err)
 		os.Exit(1)
@@ -63,6 +64,7 @@ func main() {
 	}
 }
 
+// transport returns the transport to a server: over stdio if endpoint is "".
 func transport(endpoint string, sse bool) mcp.Transport {
 	switch {
 	case endpoint == "":
@@ -76,7 +78,7 @@ func transport(endpoint string, sse bool) mcp.Transport {
 	}
 }
 
-// client is a client that answers all that a server may ask.
+// client returns a client that answers everything that a server may ask.
 func (r *run) client() *mcp.Client {
 	note := func(kind string) {
 		r.mu.Lock()
@@ -85,7 +87,11 @@ func (r *run) client() *mcp.Client {
 	}
 	client := mcp.NewClient(&mcp.Implementation{Name: "gosdk", Version: "1.0.0"}, &mcp.ClientOptions{
 		CreateMessageHandler: func(context.Context, *mcp.CreateMessageRequest) (*mcp.CreateMessageResult, error) {
-			return &mcp.CreateMessageResult{Model: "a model of gosdk", Role: "assistant", Content: &mcp.TextContent{Text: "ahoy"}}, nil
+			return &mcp.CreateMessageResult{
+				Model:   "a model of gosdk",
+				Role:    "assistant",
+				Content: &mcp.TextContent{Text: "ahoy"},
+			}, nil
 		},
 		ElicitationHandler: func(context.Context, *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
 			return &mcp.ElicitResult{Action: "decline"}, nil
@@ -117,14 +123,15 @@ func (r *run) check(name string, f func(context.Context) error) {
 	fmt.Printf("ok   %s (%v)\n", name, time.Since(start).Round(time.Millisecond))
 }
 
+// want returns an error unless got contains want.
 func want(want, got string) error {
 	if want != "" && !strings.Contains(got, want) {
-		return fmt.Errorf("got %q, want %q in it", got, want)
+		return fmt.Errorf("got %q, want a text that contains %q", got, want)
 	}
 	return nil
 }
 
-// await waits until a number of notifications of a kind has come.
+// await waits until n notifications of a kind have arrived.
 func (r *run) await(ctx context.Context, kind string, n int) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -162,7 +169,7 @@ func (r *run) call(ctx context.Context, params *mcp.CallToolParams) (string, err
 	return all, nil
 }
 
-// calls is a check of one call.
+// calls checks that a call of a tool returns the text.
 func (r *run) calls(tool string, arguments map[string]any, text string) {
 	r.check(tool, func(ctx context.Context) error {
 		got, err := r.call(ctx, &mcp.CallToolParams{Name: "everything_" + tool, Arguments: arguments})
@@ -170,6 +177,7 @@ func (r *run) calls(tool string, arguments map[string]any, text string) {
 	})
 }
 
+// tools checks lists and calls of tools, progress, the log level and ping.
 func (r *run) tools() {
 	r.check("the list of tools", func(ctx context.Context) error {
 		names := ""
@@ -184,7 +192,10 @@ func (r *run) tools() {
 	r.calls("echo", map[string]any{"message": "grüße"}, "Echo: grüße")
 	r.calls("get-sum", map[string]any{"a": 2, "b": 40}, "42")
 	r.check("progress", func(ctx context.Context) error {
-		params := &mcp.CallToolParams{Name: "everything_trigger-long-running-operation", Arguments: map[string]any{"duration": 0.3, "steps": 3}}
+		params := &mcp.CallToolParams{
+			Name:      "everything_trigger-long-running-operation",
+			Arguments: map[string]any{"duration": 0.3, "steps": 3},
+		}
 		params.SetProgressToken("mine")
 		_, err := r.call(ctx, params)
 		return errors.Join(err, r.await(ctx, "progress", 3))
@@ -197,13 +208,17 @@ func (r *run) tools() {
 	}
 }
 
+// prompts checks prompts and completion.
 func (r *run) prompts() {
 	r.check("prompts", func(ctx context.Context) error {
 		list, err := r.session.ListPrompts(ctx, nil)
 		if err != nil || len(list.Prompts) == 0 {
 			return fmt.Errorf("no prompts: %w", err)
 		}
-		prompt, err := r.session.GetPrompt(ctx, &mcp.GetPromptParams{Name: "everything_args-prompt", Arguments: map[string]string{"city": "Bremen"}})
+		prompt, err := r.session.GetPrompt(ctx, &mcp.GetPromptParams{
+			Name:      "everything_args-prompt",
+			Arguments: map[string]string{"city": "Bremen"},
+		})
 		if err != nil {
 			return err
 		}
@@ -212,7 +227,8 @@ func (r *run) prompts() {
 	r.check("completion", func(ctx context.Context) error {
 		result, err := r.session.Complete(ctx, &mcp.CompleteParams{
 			Ref:      &mcp.CompleteReference{Type: "ref/prompt", Name: "everything_completable-prompt"},
-			Argument: mcp.CompleteParamsArgument{Name: "department", Value: "E"}})
+			Argument: mcp.CompleteParamsArgument{Name: "department", Value: "E"},
+		})
 		if err != nil {
 			return err
 		}
@@ -220,6 +236,7 @@ func (r *run) prompts() {
 	})
 }
 
+// resources checks resources, templates and subscriptions.
 func (r *run) resources() {
 	r.check("resources", func(ctx context.Context) error {
 		list, err := r.session.ListResources(ctx, nil)
@@ -248,7 +265,7 @@ func (r *run) resources() {
 		if err := r.session.Subscribe(ctx, &mcp.SubscribeParams{URI: uri}); err != nil {
 			return err
 		}
-		// Only a session's own process of the server knows what is to be updated.
+		// The server updates the resources of a session only in the session's own process.
 		if !r.modern {
 			toggle := &mcp.CallToolParams{Name: "everything_toggle-subscriber-updates", Arguments: map[string]any{}}
 			if _, err := r.call(ctx, toggle); err != nil {
@@ -270,7 +287,7 @@ func (r *run) resources() {
 	})
 }
 
-// asking is the tools that ask the client in the middle of the call.
+// asking checks the tools that ask the client during the call.
 func (r *run) asking() {
 	r.calls("trigger-sampling-request", map[string]any{"prompt": "sail", "maxTokens": 9}, "a model of gosdk")
 	r.calls("trigger-elicitation-request", map[string]any{}, "declined")

@@ -1,5 +1,5 @@
-// Command connect lists a server's tools with the clients that Go has, a name a
-// line, and calls one of them, whose text comes last.
+// Command connect connects to a server with one of the Go clients. It prints the names of
+// the tools, one per line, and then the answer of a tool that it calls.
 //
 //	connect -url URL -with gosdk|gosdk-sse|mcp-go [-header "Name: value"] TOOL
 package main
@@ -22,8 +22,8 @@ import (
 func main() {
 	log.SetFlags(0)
 	endpoint := flag.String("url", "", "the server's `URL`")
-	with := flag.String("with", "", "which `CLIENT`")
-	header := flag.String("header", "", "sent with each request")
+	with := flag.String("with", "", "the `CLIENT` to use: gosdk, gosdk-sse or mcp-go")
+	header := flag.String("header", "", "a `HEADER` to send with each request")
 	flag.Parse()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -33,11 +33,12 @@ func main() {
 		headers[name] = value
 	}
 	var err error
+	httpClient := &http.Client{Transport: adding(headers)}
 	switch *with {
 	case "gosdk":
-		err = official(ctx, &mcp.StreamableClientTransport{Endpoint: *endpoint, HTTPClient: &http.Client{Transport: adding(headers)}})
+		err = official(ctx, &mcp.StreamableClientTransport{Endpoint: *endpoint, HTTPClient: httpClient})
 	case "gosdk-sse":
-		err = official(ctx, &mcp.SSEClientTransport{Endpoint: *endpoint, HTTPClient: &http.Client{Transport: adding(headers)}})
+		err = official(ctx, &mcp.SSEClientTransport{Endpoint: *endpoint, HTTPClient: httpClient})
 	case "mcp-go":
 		err = withMCPGo(ctx, *endpoint, headers)
 	default:
@@ -48,7 +49,7 @@ func main() {
 	}
 }
 
-// adding is a transport that adds headers, as the official SDK has it.
+// adding is an HTTP transport that adds headers, as the official SDK recommends.
 type adding map[string]string
 
 func (a adding) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -59,6 +60,7 @@ func (a adding) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
+// official uses the client of the official SDK.
 func official(ctx context.Context, t mcp.Transport) error {
 	session, err := mcp.NewClient(&mcp.Implementation{Name: "gosdk", Version: "1"}, nil).Connect(ctx, t, nil)
 	if err != nil {
@@ -71,7 +73,10 @@ func official(ctx context.Context, t mcp.Transport) error {
 		}
 		fmt.Println(tool.Name)
 	}
-	result, err := session.CallTool(ctx, &mcp.CallToolParams{Name: flag.Arg(0), Arguments: map[string]any{"text": "ahoy"}})
+	result, err := session.CallTool(ctx, &mcp.CallToolParams{
+		Name:      flag.Arg(0),
+		Arguments: map[string]any{"text": "ahoy"},
+	})
 	if err != nil {
 		return err
 	}
@@ -79,6 +84,7 @@ func official(ctx context.Context, t mcp.Transport) error {
 	return nil
 }
 
+// withMCPGo uses the client of mcp-go.
 func withMCPGo(ctx context.Context, endpoint string, headers map[string]string) error {
 	c, err := mcpgo.NewStreamableHttpClient(endpoint, transport.WithHTTPHeaders(headers))
 	if err != nil {
@@ -102,7 +108,8 @@ func withMCPGo(ctx context.Context, endpoint string, headers map[string]string) 
 		fmt.Println(tool.Name)
 	}
 	var call mcpgotypes.CallToolRequest
-	call.Params.Name, call.Params.Arguments = flag.Arg(0), map[string]any{"text": "ahoy"}
+	call.Params.Name = flag.Arg(0)
+	call.Params.Arguments = map[string]any{"text": "ahoy"}
 	result, err := c.CallTool(ctx, call)
 	if err != nil {
 		return err
