@@ -274,18 +274,17 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 // answers.
 func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, error) {
 	state := r.params.text("requestState")
+	responses := members(r.params.get("inputResponses"))
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	c := k.calls[state]
 	if c == nil || c.binding != binding {
-		return nil, rpcErrorf(codeInvalidParams, "requestState was used already, "+
-			"or its call has ended or is another caller's: call again, without it")
+		return nil, rpcErrorf(codeInvalidParams, "requestState is no longer valid: call again without it")
 	}
 	delete(k.calls, state)
 	c.current = r
-	responses := r.params.get("inputResponses")
 	c.questions = slices.DeleteFunc(c.questions, func(q *inputRequest) bool {
-		answer := field(responses, q.key)
+		answer := responses.get(q.key)
 		if isObject(answer) {
 			q.answer <- answer
 		}

@@ -100,7 +100,7 @@ func TestAskUndeclared(t *testing.T) {
 			s := askOverPOST(t, d.URL, "2025-11-25", tt.declared, "")
 			result := field(s.call("old_ask", ask), "result")
 			check(t, "2025-11-25, old: isError", string(field(result, "isError")), "true")
-			checkContains(t, "2025-11-25, old", resultText(result), `"code":`+tt.code, "client for "+tt.says+": call")
+			checkContains(t, "2025-11-25, old", resultText(result), `"code":`+tt.code, "client for "+tt.says+": use")
 			result = field(s.call("old_ask", copes), "result")
 			check(t, "2025-11-25, a module that copes: isError", string(field(result, "isError")), "")
 			checkContains(t, "2025-11-25, a module that copes", resultText(result), `"code":`+tt.code)
@@ -122,7 +122,7 @@ func TestAskWithoutAClient(t *testing.T) {
 	)
 	ask := askForms("x")
 	ask.Bold = true
-	const want = "from an MCP client"
+	const want = "use an MCP client"
 	for _, module := range []string{"old", "named", "new"} {
 		t.Run("usher call, "+module, func(t *testing.T) {
 			flags := []string{"call", "-base", t.TempDir(), "-dir", d.Dir}

@@ -48,7 +48,7 @@ var limitCases = map[string]limitCase{
 	"maxHeldOf": {
 		most:    maxHeldOf / (minHeld + 2*130_100), // body and answer
 		request: echoRequest(130_000),              // net/http reads such a refused body to its end
-		refusal: "left unread",
+		refusal: "unread answers",
 		unread:  true,
 	},
 	"maxStreams": {
@@ -82,6 +82,8 @@ var otherLimits = map[string]string{
 	"guessBudget":         "TestGuessing",
 	"guessRate":           "TestGuessing",
 	"maxSource":           "TestOddFiles",
+	"maxCheckDepth":       "TestCheckArguments",
+	"maxWantedText":       "TestCheckArguments",
 	"maxExecutable":       "a test would read a GiB; it is the check of maxSource with another number",
 	"maxShellOutput":      "TestShellModule",
 	"shellTail":           "TestShellModule",

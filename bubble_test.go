@@ -72,7 +72,7 @@ func (b *bubble) start(t *testing.T) {
 	stopped, cancelCalls := context.WithCancel(context.Background())
 	b.server = newServer(serverConfig{
 		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
-		gate:     newGate(claims, stored, false, log),
+		gate:     &Gate{claims: claims, sessions: stored, log: log, turns: newGuessTurns()},
 		memory:   newMemory(1 << 20),
 		log:      log,
 		stopping: stopping,

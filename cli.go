@@ -228,9 +228,16 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			if *scope != scopeAll() {
 				return usageErrorf("-scope and -claim exclude each other")
 			}
-			c, err := a.findClaim(*code)
+			code, err := parseCodeArgument(*code)
 			if err != nil {
 				return err
+			}
+			c, err := a.claims.Lookup(code)
+			if err != nil {
+				return err
+			}
+			if !c.exists() {
+				return errNoClaim
 			}
 			*scope = scopeDir(c.ScopeDir)
 		}
@@ -240,19 +247,6 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			return nil
 		})
 	}
-}
-
-// findClaim returns the active claim with a code of the command line.
-func (a *app) findClaim(text string) (Claim, error) {
-	code, err := parseCodeArgument(text)
-	if err != nil {
-		return Claim{}, err
-	}
-	c, err := a.claims.Lookup(code)
-	if err == nil && !c.exists() {
-		err = errNoClaim
-	}
-	return c, err
 }
 
 // declareScope declares the flag -scope. Without it the scope is everything.
@@ -355,8 +349,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 		}
 		l.Tools = append(l.Tools, tool)
 		if len(t.Name) > maxToolName {
-			note("%s: with the prefix mcp__usher__ the name is over 64 characters, "+
-				"which some clients refuse", t.Name)
+			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
 		}
 		if _, others := whole.Hook(hook.HookPath); len(others) > 0 {
 			note("%s: its webhook is not served, as several have the path %s: %s",
@@ -438,7 +431,7 @@ func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 		hints = append(hints, s.file()+" "+hint)
 	}
 	return nil, fmt.Errorf("no tool %s is here: %s", strings.Join(words, "_"),
-		cmp.Or(strings.Join(hints, "; "), "usher modules lists those that are"))
+		cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))
 }
 
 // nameParts returns a name with an underscore before and after each of its parts.
@@ -473,7 +466,7 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 		{"_meta", json.RawMessage(`{"progressToken":0}`)},
 	})
 	if err != nil {
-		return err
+		return errors.New(explain(err))
 	}
 	text := resultText(result)
 	if isTrue(field(result, "isError")) {
@@ -515,7 +508,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
-		return usageErrorf("want nothing, list, or revoke with codes; -scope names a folder")
+		return usageErrorf("want list, revoke CODE… or no argument; -scope takes a folder")
 	}
 }
 
@@ -532,11 +525,11 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		URL string // "" if no daemon is running
 	}{c, daemon.URL}, asJSON)
 	if daemon.URL != "" && !daemon.RequireClaim {
-		a.warnf("claim: the daemon runs without -require-claim: " +
-			"a client without a valid code gets everything")
+		a.warnf("claim: a client without a valid code gets everything: " +
+			"restart serve with -require-claim")
 	}
 	if len(scanFolders([]string{dir}).modules) == 0 {
-		a.warnf("claim: the code shows nothing yet: no module is below %s", sanitize(dir))
+		a.warnf("claim: no module is below %s yet", sanitize(dir))
 	}
 	return nil
 }
@@ -551,7 +544,7 @@ func (a *app) revokeClaims(ctx context.Context, args []string) (failed error) {
 			c, err = a.claims.Revoke(ctx, code)
 		}
 		if err != nil {
-			failed = fmt.Errorf("code %d of %d: %w", i+1, len(args), err)
+			failed = errors.Join(failed, fmt.Errorf("code %d of %d: %w", i+1, len(args), err))
 			continue
 		}
 		a.printf("Revoked %s, for %s. Sessions that use it see nothing from now on.\n",
@@ -570,7 +563,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		}
 		daemon := readDaemon(a.data)
 		if !daemon.RequireApproval {
-			return errors.New("no running daemon needs approvals: start usher serve -require-claim")
+			return errors.New("no running daemon of this base folder (-base) needs approvals")
 		}
 		if len(paths) == 0 {
 			paths = daemon.Roots

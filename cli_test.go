@@ -221,9 +221,9 @@ func TestClaimOfARunningDaemon(t *testing.T) {
 	}
 	d.hidesCodes(t, code)
 	d.stop(t)
-	checkContains(t, "usher claim after the daemon's end", newClaim(), "No usher serves")
+	checkContains(t, "usher claim after the daemon's end", newClaim(), "No daemon is running")
 	daemonOptions{base: base, ownProcess: true}.start(t, dir).signal(t, os.Kill)
-	checkContains(t, "usher claim after the daemon was killed", newClaim(), "No usher serves")
+	checkContains(t, "usher claim after the daemon was killed", newClaim(), "No daemon is running")
 }
 
 func TestRefusedCommands(t *testing.T) {
@@ -250,9 +250,9 @@ func TestRefusedCommands(t *testing.T) {
 		says string
 	}{
 		{"nope", 2, `unknown command "nope"`},
-		{"claim examples", 2, "-scope names a folder"},
+		{"claim examples", 2, "-scope takes a folder"},
 		{"serve -prot 3001", 2, "not defined: -prot"},
-		{"serve -addr :4000", 2, "with -addr 127.0.0.1:4000"},
+		{"serve -addr :4000", 2, "use -addr 127.0.0.1:4000"},
 		{"serve -idle 5", 2, "such as 5m"},
 		{"call a x name=Ada -dir DIR", 2, `'{"name":"Ada"}'`},
 		{"call a -dir DIR", 1, "a.usher has a_fail, a_x"},
@@ -263,7 +263,6 @@ func TestRefusedCommands(t *testing.T) {
 		{"claim -label a\xffb", 1, "UTF-8"},
 		{"claim revoke -base BASE -- -ABCDEF", 1, "no active claim has this code"},
 		{"claim -base LOCKED", 1, "claims.lock"},
-		{"claim revoke", 2, "revoke with codes"},
 		{"claim revoke ABCDEF hello", 2, "6 of 23456789"},
 		{"claim -base CORRUPT", 1, "claims.json"},
 		{"claim -base FILE", 1, "-base"},
@@ -271,13 +270,10 @@ func TestRefusedCommands(t *testing.T) {
 		{"modules -claim ABCDEF", 1, "no active claim has this code"},
 		{"modules DIR/nope", 2, "not an existing folder"},
 		{"call", 2, "wrong number of arguments"},
-		{"call a x [] -dir DIR", 2, "want an object"},
-		{"call a x {", 2, "want an object"},
 		{"call a fail -dir DIR", 1, "it did not work"},
 		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside of the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call file x -dir DIR", 1, `file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
-		{"call a x {} {}", 2, "wrong number of arguments"},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
 		{"new a.usher.rb", 2, ".usher.go"},
 		{"new DANGLING", 1, "file exists"},
@@ -388,7 +384,7 @@ func TestRevoke(t *testing.T) {
 	out, errs, code := usher(t, "", "claim", "revoke", "-base", base, a.Code.Reveal(), "222222", b.Code.Dashed())
 	check(t, "status", code, 1)
 	check(t, "revoked", strings.Count(out, "Revoked "), 1)
-	checkContains(t, "stderr", errs, " of 3: no active claim has this code")
+	checkContains(t, "stderr", errs, "code 1 of 3: no active claim", "; code 2 of 3: no active claim")
 	checkOmits(t, "stderr", errs, a.Code.Reveal())
 	left := wantUsher(t, 0, kept.Code.Dashed(), "claim", "list", "-base", base)
 	check(t, "claims that are left", strings.Count(left, dir), 1)
@@ -576,8 +572,7 @@ func TestClaimWarns(t *testing.T) {
 		d := daemonOptions{base: base}.start(t, dir+"/proj", flag)
 		_, errs, code := usher(t, "", "claim", "-base", base, "-scope", dir)
 		check(t, flag+": status", code, 0)
-		const open = "runs without -require-claim: a client without a valid code gets everything"
-		check(t, flag+": warns of -open", strings.Contains(errs, open), warns)
+		check(t, flag+": warns of -open", strings.Contains(errs, "without a valid code gets everything"), warns)
 		wantUsher(t, 0, "", "call", "a", "pid", "-dir", dir+"/proj", "-base", base)
 		d.stop(t)
 	}

@@ -206,7 +206,7 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	said := func() string { return p.inPage(strings.TrimRight(out.String(), "\n")) }
 	ready := strings.Count("\n"+want, "\n  ready ")
 	out.await(t, "all that serve prints", nil, func(out string) bool {
-		return strings.Contains(out, "Ctrl-C ends it") && strings.Count(out, "\n  ready ") >= ready
+		return strings.Contains(out, "Ctrl-C stops usher") && strings.Count(out, "\n  ready ") >= ready
 	})
 	if got := said(); !docMatches(want, got) {
 		t.Errorf("$ %s\n%s\nThe page has:\n%s", command, got, want)

@@ -1,6 +1,6 @@
 // Files: atomic writes, reads of regular files only, and the token that lets one process at
-// a time rewrite the files of a data folder. Nothing here depends on what the files contain; claims.json is the
-// example below.
+// a time rewrite the files of a data folder. Nothing here depends on what the files
+// contain; claims.json is the example below.
 //
 // # Why no two writers both succeed, and why no record is lost
 //
@@ -14,7 +14,7 @@
 //     random and never used twice. If several writers rename the same name, exactly one
 //     succeeds, whether that name is "free" or the held name of a writer that crashed.
 //  2. A writer may take the token from its owner if the owner's process is gone, or if the
-//     token is older than 30 s or from the future. This judgement may be wrong: the owner
+//     token's time is more than 30 s away from now. This judgement may be wrong: the owner
 //     may be stopped, a clock may have jumped, two hosts may have one name. It only
 //     decides which writer waits. The rest of the proof does not depend on it.
 //  3. The new holder first removes all temporary files in the data folder whose names
@@ -273,7 +273,7 @@ func (t *writeToken) inUse(name string) bool {
 	ms, _ := strconv.ParseInt(parts[1], 10, 64)
 	pid, _ := strconv.Atoi(parts[3])
 	if time.Since(time.UnixMilli(ms)).Abs() > t.stale {
-		return false // old, or from the future
+		return false // old, or far in the future
 	}
 	return parts[2] != t.host || processAlive(pid)
 }

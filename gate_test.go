@@ -572,7 +572,7 @@ func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	t.Cleanup(store.Close)
 	sessions, err := openSessions(data, log)
 	must(t, err)
-	return newGate(store, sessions, require, log), store
+	return &Gate{claims: store, sessions: sessions, require: require, log: log, turns: newGuessTurns()}, store
 }
 
 func mustOpen(t *testing.T, g *Gate, id string) *sessionToken {

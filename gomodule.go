@@ -336,6 +336,7 @@ func runGo(ctx context.Context, r *reaper, dir, overlay string, args ...string) 
 	if err == nil {
 		c.lowerPriority() // calls, and modules without a build, go first
 		err = c.wait(ctx, 0)
+		c.end()
 	}
 	if ctx.Err() != nil {
 		return "", err

@@ -36,12 +36,13 @@ import (
 
 // The limits of usher: every size and count that bounds something, by the file that
 // enforces it. Each line says the unit and what the limit applies to. A principal is one
-// claim, or everyone without a claim. A request beyond a limit is refused, or evicts the
-// oldest entry of its principal. Other principals are not affected. Time limits are
+// claim, or everyone without a claim. A request beyond a limit waits, is refused, or evicts
+// the oldest entry of its principal. Other principals are affected only if several together
+// spend what they share: maxHeld, and the calls and processes of a module. Time limits are
 // declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
-	maxConns       = 1000      // connections of unknown clients (see markKnown); at most half the open files
+	maxConns       = 1000      // connections of unknown clients (see markKnown); fewer if few files can be open
 	maxHeader      = 16 << 10  // bytes of one request's headers
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
 	maxHeldOf      = 64 << 20  // bytes held per principal, and for all webhook senders; at least two bodies
@@ -56,7 +57,7 @@ const (
 
 	// outbox.go: messages to clients.
 	maxOutbox        = 4 << 20 // bytes queued in one outbox, behind the message being written
-	maxReplayMessage = 1 << 20 // bytes of one message for replay, which may use half of maxHeldOf
+	maxReplayMessage = 1 << 20 // bytes of one message kept for replay; all may use half of maxHeldOf
 
 	// sealed.go, scope.go: the log of sessions; invalid codes, with -require-claim.
 	maxRecordsOf    = 20_000   // sessions in the log (ended, or moved to another claim) per principal
@@ -67,6 +68,10 @@ const (
 	// gomodule.go, runtimes.go: files of the workspace.
 	maxSource     = 1 << 20 // bytes of one source file or .mcp.json
 	maxExecutable = 1 << 30 // bytes of one executable module
+
+	// schema.go: the check of one call's arguments.
+	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
+	maxWantedText = 1_000  // bytes of an error's list of alternatives
 
 	// shell.go: shell modules.
 	maxShellOutput = 4 << 20 // bytes of one call's result
@@ -168,7 +173,7 @@ func (e *httpError) why() string {
 	return clipText(cmp.Or(e.Err, error(e)).Error(), maxLogged)
 }
 
-// errInternal is the answer instead of an error that only the log may contain.
+// errInternal is sent in place of an error whose text is only for the log.
 var errInternal = httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")
 
 // loggedError marks an error that the handler has logged.
@@ -253,8 +258,7 @@ type originPolicy struct {
 }
 
 // mcpFlags are the flags that admit MCP requests from other machines.
-const mcpFlags = "-require-claim (MCP clients need a code from usher claim), " +
-	"or -open (every MCP client gets every module)"
+const mcpFlags = "-require-claim (clients need a code) or -open"
 
 // admitMCP refuses a proxied MCP request, unless usher was started to be reachable from
 // other machines.
@@ -263,7 +267,7 @@ func (p *originPolicy) admitMCP(r *http.Request) error {
 		return nil
 	}
 	return httpErrorf(http.StatusBadRequest,
-		"this request came through a proxy, from elsewhere: start usher serve with %s", mcpFlags)
+		"this request came through a proxy: start usher serve with %s", mcpFlags)
 }
 
 // admit refuses requests that a web page may have made (MCP, basic/transports, "Security
@@ -282,7 +286,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 	// link that a person follows is allowed.
 	crossSite := r.Header.Get("Sec-Fetch-Site") == "cross-site"
 	if len(origins) == 0 && crossSite && r.Header.Get("Sec-Fetch-Dest") != "document" {
-		return httpErrorf(http.StatusForbidden, "a web page of another, unnamed site made this request")
+		return httpErrorf(http.StatusForbidden, "a web page of another site sent no Origin header")
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
@@ -343,8 +347,8 @@ type connInfo struct {
 	known bool // the client has shown something valid in its request
 }
 
-// limitConnections limits the connections of a server. files is how many files the process
-// may open: some remain for the claims file and for new processes.
+// limitConnections limits the connections of a server. files is the number of files that
+// the process may open; some remain for the claims file and for new processes.
 func limitConnections(web *http.Server, files int) {
 	c := &connections{
 		most: max(200, min(maxConns, files/2)),
@@ -412,15 +416,18 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 // memory limits the bytes that are held for principals. A request counts from the first
 // byte of its body until the last byte of its answer has been written. Messages to
 // clients count until they have been written, and as long as they are kept for replay.
-// Safe for concurrent use.
+// Only these bytes count: what usher makes of them, such as decoded objects, can be ten
+// times as large. Safe for concurrent use.
 type memory struct {
 	maxBody int64 // bytes of one body
 	bytes   quota
 
-	mu      sync.Mutex
-	bodies  map[*reservation]bool // whose bodies are being sent by unauthenticated senders, or by any if no secret is set
-	parsing map[string]bool       // principals with a large body that is being parsed
-	parsed  sync.Cond             // signals that a large body has been parsed
+	mu sync.Mutex
+	// bodies are the reservations whose bodies may be dropped: their senders are
+	// unauthenticated, or no secret is set.
+	bodies  map[*reservation]bool
+	parsing map[string]bool // principals with a large body that is being parsed
+	parsed  sync.Cond       // signals that a large body has been parsed
 }
 
 // unauthenticated is the one principal of all senders of webhooks without the secret.
@@ -468,7 +475,6 @@ func (a account) reserveLocked(n int64) bool {
 		slowest := slices.MinFunc(slices.Collect(maps.Keys(m.bodies)), func(a, b *reservation) int {
 			return cmp.Compare(a.rate(), b.rate())
 		})
-		delete(m.bodies, slowest)
 		slowest.dropped = true
 		slowest.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
 		slowest.freeLocked()
@@ -483,23 +489,23 @@ func (a account) release(n int64) { a.memory.bytes.release(a.principal, n) }
 // errNoRoomToAnswer is sent instead of an answer that finds no room.
 var (
 	errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
-		"too much is being received, answered or left unread: try again").retryAfter(5)
+		"too many bytes in requests and unread answers: try again").retryAfter(5)
 	errNoRoomToAnswer error = httpErrorf(http.StatusInternalServerError,
-		"the answer was dropped, because too many other answers have not been read yet")
+		"too many unread answers: read some")
 )
 
 // reservation counts the bytes of a memory that one request uses. Safe for concurrent
 // use, except Read.
 type reservation struct {
 	account
-	body     io.Reader
-	control  *http.ResponseController // some tests don't support deadlines
-	since    time.Time
-	received int64 // bytes of the body
+	body      io.Reader
+	control   *http.ResponseController // some tests don't support deadlines
+	since     time.Time
+	received  int64 // bytes of the body
+	droppable bool  // the body has not arrived completely, and may be dropped to make room
 	// Guarded by the memory's mu:
-	bytes     int64 // counted
-	droppable bool  // its body is being received, and may be dropped to make room
-	dropped   bool
+	bytes   int64 // counted
+	dropped bool
 }
 
 // open returns a reservation for a request of n bytes, whose body has been read already.
@@ -528,7 +534,6 @@ func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, h
 		held.control.SetReadDeadline(held.since.Add(bodyTimeout))
 		body, err = io.ReadAll(held)
 		held.control.SetReadDeadline(time.Time{})
-		held.keep()
 	}
 	if err == nil {
 		return body, held, nil
@@ -552,6 +557,7 @@ func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, h
 // Read reads more of the body, unless the body was dropped.
 func (r *reservation) Read(buf []byte) (int, error) {
 	n, err := r.body.Read(buf)
+	r.droppable = r.droppable && err == nil
 	before := r.received
 	r.received += int64(n)
 	if before/bodyChunk < r.received/bodyChunk {
@@ -584,9 +590,11 @@ func (r *reservation) parse(f func()) {
 	f()
 }
 
-// rate returns how fast a body arrives, in bytes per nanosecond. The caller holds the
-// memory's mu.
-func (r *reservation) rate() float64 { return float64(r.bytes) / float64(time.Since(r.since)) }
+// rate returns how fast a body arrives, in bytes per nanosecond. It adds some bytes, or a
+// body that has just begun would be the slowest. The caller holds the memory's mu.
+func (r *reservation) rate() float64 {
+	return float64(r.bytes+minHeldShare) / float64(time.Since(r.since))
+}
 
 // grow counts n more bytes for the request, or returns errNoRoom.
 func (r *reservation) grow(n int64) error {
@@ -596,21 +604,15 @@ func (r *reservation) grow(n int64) error {
 		return errNoRoom
 	}
 	r.bytes += n
-	if r.dropped { // reserveLocked has dropped this body itself
+	if r.dropped { // by reserveLocked; end gives back the bytes
 		return errNoRoom
 	}
 	if r.droppable {
 		r.memory.bodies[r] = true
+	} else {
+		delete(r.memory.bodies, r)
 	}
 	return nil
-}
-
-// keep records that the body has been received and can no longer be dropped.
-func (r *reservation) keep() {
-	r.memory.mu.Lock()
-	defer r.memory.mu.Unlock()
-	r.droppable = false
-	delete(r.memory.bodies, r)
 }
 
 // end ends the reservation, and gives back its bytes.
@@ -624,6 +626,7 @@ func (r *reservation) end() {
 func (r *reservation) freeLocked() {
 	r.release(r.bytes)
 	r.bytes = 0
+	delete(r.memory.bodies, r)
 }
 
 // quota counts what principals use, in bytes or in items. It forgets a principal whose

@@ -308,23 +308,21 @@ func (o object) set(key string, value json.RawMessage) object {
 
 // without returns the object without these keys.
 func (o object) without(keys ...string) object {
-	kept := make(object, 0, len(o)+1) // with room for set
-	for _, f := range o {
-		if !slices.Contains(keys, f.key) {
-			kept = append(kept, f)
-		}
-	}
-	return kept
+	return slices.DeleteFunc(slices.Clone(o), func(f member) bool { return slices.Contains(keys, f.key) })
 }
 
 // withoutLookalikes returns the object without members that a decoder could confuse with
 // the known keys: repeats, of which the last remains, and keys that differ only in case,
 // which encoding/json accepts.
 func (o object) withoutLookalikes(known []string) object {
+	last := make(map[string]int) // index of the last member with a key
+	for i, f := range o {
+		last[f.key] = i
+	}
 	kept := make(object, 0, len(o))
 	for i, f := range o {
 		like := slices.IndexFunc(known, func(key string) bool { return strings.EqualFold(key, f.key) })
-		if like < 0 || known[like] == f.key && o[i+1:].get(f.key) == nil {
+		if like < 0 || known[like] == f.key && last[f.key] == i {
 			kept = append(kept, f)
 		}
 	}

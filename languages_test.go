@@ -480,7 +480,7 @@ func TestStuckModules(t *testing.T) {
 	for i := len(want) - 2; i >= 0; i -= 2 { // the stuck ones first, which takes as long as their pings
 		awaitFine(want[i])
 		module, _, _ := strings.Cut(want[i], "_")
-		line := `does not answer a ping, so usher ends its process" module=` + module + "\n"
+		line := `does not answer a ping: ending its process" module=` + module + "\n"
 		check(t, module+" was ended", strings.Contains(d.Log.String(), line), strings.HasPrefix(module, "stuck"))
 	}
 }

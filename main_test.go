@@ -109,7 +109,7 @@ func alone(t *testing.T) {
 }
 
 // patience is how long anything in a test may take before it has failed.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // await polls until ok. It is for conditions that no event announces.
 func await(t *testing.T, what string, ok func() bool) {

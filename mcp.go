@@ -97,7 +97,8 @@ var mcpMethods = map[string]mcpMethod{
 	"completion/complete":      {(*request).forward, bothEras, "", "", ""},
 }
 
-// request is a request that is being answered. Its methods are for one goroutine.
+// request is a request that is being answered. Its methods, except send, are for one
+// goroutine.
 type request struct {
 	server  *Server
 	session *Session
@@ -181,10 +182,8 @@ func (r *request) answer() (result json.RawMessage, err error) {
 	if r.method.eras&r.session.era == 0 {
 		return nil, rpcErrorf(codeNoMethod, "unknown method %q", clipText(r.name, 100))
 	}
-	if r.method.named != "" && time.Since(r.server.started) < startupTime {
-		if _, err := r.find(); err != nil {
-			r.waitReady() // its module may be one that is still being introspected
-		}
+	if r.method.named == "uri" {
+		r.waitReady() // the module that offers the resource may still be introspected
 	}
 	if err := r.checkHeaders(); err != nil {
 		return nil, err
@@ -228,7 +227,7 @@ func (r *request) checkHeaders() error {
 	if err := checkHeader(r.header, nameHeader, key, r.params.get(key)); err != nil {
 		return err
 	}
-	tool, err := r.find()
+	tool, err := r.findReady()
 	if err != nil || tool.Method == nil {
 		return nil // without a tool there are no marked arguments; the method reports err
 	}
@@ -266,10 +265,11 @@ func (r *request) readyView() *View {
 	return view
 }
 
-// waitReady waits for modules in the caller's scope that are being introspected.
+// waitReady waits for modules in the caller's scope that are being introspected, until
+// startupTime after the start: a module that hangs must not delay every list.
 func (r *request) waitReady() {
 	scope, _ := r.server.gate.Scope(r.from.claim.claimID) // reaches nothing if there is an error
-	r.server.modules.WaitReady(r.ctx, scope)
+	r.server.modules.WaitAll(r.ctx, startupTime-time.Since(r.server.started), scope)
 }
 
 // noResult is the result of a method that returns nothing.
@@ -380,19 +380,36 @@ func (r *request) find() (*Item, error) {
 		r.item = item
 		return item, nil
 	}
+	if err := view.CheckUnknown(name); err != nil {
+		return nil, err
+	}
 	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
-	if list == "tools" {
-		if names := view.Alternatives(name); len(names) > 0 {
+	switch list {
+	case "tools":
+		var names []string
+		for _, item := range view.ambiguous[name] {
+			names = append(names, item.Name)
+		}
+		if names != nil {
 			e.Message += ": several modules have it, as " + strings.Join(names, ", ")
 		}
-	}
-	if list == "resources" {
+	case "resources":
 		if r.session.era == stateful {
 			e.Code = codeNoResource
 		}
 		e.Data = object{{"uri", quote(name)}}.encode()
 	}
 	return nil, e
+}
+
+// findReady finds the item as find does, but waits for a module that is still being
+// introspected.
+func (r *request) findReady() (*Item, error) {
+	_, err := r.server.modules.Call(r.ctx, func() (json.RawMessage, error) {
+		_, err := r.find()
+		return nil, err
+	})
+	return r.item, err
 }
 
 // forward sends the request to the module of the item that it names. It looks the item up
@@ -416,7 +433,7 @@ func (r *request) call() (json.RawMessage, error) {
 	if r.session.era == stateful {
 		return r.forward()
 	}
-	item, err := r.find()
+	item, err := r.findReady()
 	if err != nil {
 		return nil, err
 	}

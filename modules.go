@@ -60,7 +60,6 @@ type registryConfig struct {
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
 type Registry struct {
 	registryConfig
-	started time.Time
 	reaper  *reaper
 	catalog atomic.Pointer[Catalog]
 
@@ -124,7 +123,6 @@ func (m *manifest) hash() string { return hashOf(string(marshal(m))) }
 func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
-		started:        time.Now(),
 		reaper:         newReaper(c.Log),
 		slots:          make(chan struct{}, maxIntrospections),
 		builds:         make(chan struct{}, max(1, runtime.NumCPU()/2)),
@@ -194,12 +192,6 @@ func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Sco
 			return false
 		}
 	}
-}
-
-// WaitReady is WaitAll, but waits only in the time after the start: a module that hangs must
-// not delay every list.
-func (r *Registry) WaitReady(ctx context.Context, scope Scope) bool {
-	return r.WaitAll(ctx, startupTime-time.Since(r.started), scope)
 }
 
 // EndAffinity ends the processes that serve only the callers of one Caller.Affinity, after
@@ -303,12 +295,12 @@ func (v *moduleVersion) hasChanged() bool {
 	return err == nil && (fileVersion(info) != v.Version || v.imports.Load().changed())
 }
 
-// checkCurrent returns nil if a module has not changed since its version v was found.
-// Otherwise it starts the new version, unless a scan has started it. The error is
-// errRetired while the new version is pending and when it is ready, else the reason why
-// it can't be hosted.
+// checkCurrent returns nil if a module has not changed since its version v was found, or
+// if usher does not follow changes of its file. Otherwise it starts the new version,
+// unless a scan has started it. The error is errRetired while the new version is pending
+// and when it is ready, else the reason why it can't be hosted.
 func (r *Registry) checkCurrent(v *moduleVersion) error {
-	if !v.hasChanged() {
+	if !r.Watch || r.Approved != "" || v.Kind == kindConfig || !v.hasChanged() {
 		return nil
 	}
 	r.updating.Lock()
@@ -330,10 +322,17 @@ func (r *Registry) checkCurrent(v *moduleVersion) error {
 		r.startVersion(found, found.Err)
 		failed = found.Err
 	}
-	if failed == nil {
+	return v.failure(failed)
+}
+
+// failure returns an error for clients that says why the module can't be hosted. It returns
+// errRetired if why is nil: then a version is being introspected, or a newer one is ready.
+func (v *moduleVersion) failure(why error) error {
+	if why == nil {
 		return errRetired
 	}
-	return fmt.Errorf("module %q has changed: %w%s", v.Name, failed, faultOf(failed, filepath.Base(v.Source)))
+	fault := faultOf(why, filepath.Base(v.Source))
+	return fmt.Errorf("module %q can't be hosted: %s%s", v.Name, errText(why), fault)
 }
 
 // compare returns the modules that are new, and those that have changed, been approved or
@@ -385,7 +384,7 @@ func (r *Registry) followLists(v *moduleVersion) {
 	for v.offers == "" && v.ctx.Err() == nil {
 		if m, err := r.introspect(v); err == nil {
 			r.offer(v, m)
-		} else {
+		} else if v.ctx.Err() == nil {
 			r.finishVersion(v, nil, err)
 			pauseFor(v.ctx, retryInterval)
 		}
@@ -474,9 +473,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 		pool:       v.pool,
 	}
 	module.addMethods(m.Lists["tools"])
-	if r.Watch && r.Approved == "" && v.Kind != kindConfig {
-		module.checkCurrent = func() error { return r.checkCurrent(v) }
-	}
+	module.checkCurrent = func() error { return r.checkCurrent(v) }
 	r.finishVersion(v, module, nil)
 }
 
@@ -487,7 +484,7 @@ func (m *Module) addMethods(tools []json.RawMessage) {
 	for _, raw := range tools {
 		method, problem := parseMethod(raw, m.Kind)
 		if names[method.Name] {
-			problem = method.Name + ": a second tool of this name"
+			problem = method.Name + ": a duplicate, left out"
 		} else {
 			m.Methods = append(m.Methods, method)
 		}
@@ -586,7 +583,7 @@ func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 }
 
 // checkDefinition returns an error if MCP's schema forbids a definition in the list under
-// key: clients would refuse the whole list.
+// key. Clients would refuse the whole list because of it.
 func checkDefinition(key string, item json.RawMessage) error {
 	name := stringField(item, "name")
 	missing := ""
@@ -730,7 +727,13 @@ func (r *Registry) publish() {
 	r.due = false
 	var modules []*Module
 	for _, v := range r.modules {
-		modules = append(modules, cmp.Or(v.Module, &Module{discovered: v.discovered}))
+		m := v.Module
+		if m == nil {
+			failed := v.failure(v.Err)
+			m = &Module{discovered: v.discovered}
+			m.checkCurrent = func() error { return cmp.Or(r.checkCurrent(v), failed) }
+		}
+		modules = append(modules, m)
 		v.Pending = !v.settled
 	}
 	r.catalog.Store(newCatalog(modules))
@@ -767,8 +770,7 @@ func readApprovals(path string) (list approvals, err error) {
 		err = json.Unmarshal(raw, &list)
 	}
 	if err != nil || list == nil {
-		return nil, fmt.Errorf("%q is broken (%v): restore it, "+
-			"or delete it and approve the modules again", path, err)
+		return nil, fmt.Errorf("%q is broken (%v): restore it, or delete it and run usher approve", path, err)
 	}
 	return list, nil
 }

@@ -55,7 +55,7 @@ func TestWhatIsSearched(t *testing.T) {
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
 		"gone.usher\n  not hosted: no such file",
 		"no_line\" can't start: it must begin with a line such as #!/bin/sh\n",
-		"crlf\" can't start: its working directory, or the program in its first", "usher hosts no such files")
+		"crlf\" can't start: its \"cwd\" or the program in its first", "usher hosts no such files")
 }
 
 // TestHotReload edits the workspace under a stream of calls.
@@ -64,9 +64,11 @@ func TestHotReload(t *testing.T) {
 	dir := t.TempDir()
 	writeFake(t, dir+"/a.usher", "good tools=x")
 	writeFake(t, dir+"/b.usher", "good tools=x")
+	writeFake(t, dir+"/c.usher", "dies")
 	d := startDaemon(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("a_x", "b_x")
+	checkContains(t, "a call of a broken module", c.call("c_x", "").failure(), `module "c" can't be hosted: `)
 	messages, _ := c.listen()
 	var stop atomic.Bool
 	var calls sync.WaitGroup
@@ -97,10 +99,12 @@ func TestHotReload(t *testing.T) {
 	end()
 	writeFake(t, dir+"/a.usher", "dies") // break
 	failure := c.call("a_x", "").failure()
-	checkContains(t, "a call of the broken version", failure, `module "a" has changed: `)
+	checkContains(t, "a call of the broken version", failure, `module "a" can't be hosted: `)
 	c.awaitTools("a_x", "a_y", "b_x")
 	writeFake(t, dir+"/a.usher", "good tools=x,z") // repair
-	c.awaitTools("a_x", "a_z", "b_x")
+	check(t, "a call of a new method", c.call("a_z", "").failure(), "")
+	writeFake(t, dir+"/a.usher", "good tools=x,handleIt")
+	wantStatus(t, "a delivery to a new method", d.deliver(t, "a/handleIt", "{}"), 200)
 	checkContains(t, "the log", d.Log.String(), `"module added" module=new kind=executable file=new.usher tools=1`,
 		`"module changed" module=a kind=executable file=a.usher tools=2`,
 		`"module failed" module=a kind=executable file=a.usher why=`,
@@ -189,11 +193,11 @@ func TestWhoWaitsForModules(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		r := introspecting(t, dir)
+		begun, r := time.Now(), introspecting(t, dir)
 		waits := func(when string, scope Scope, want time.Duration) {
 			t.Helper()
 			start := time.Now()
-			r.WaitReady(t.Context(), scope)
+			r.WaitAll(t.Context(), startupTime-start.Sub(begun), scope)
 			check(t, "the wait of a list, "+when, time.Since(start), want)
 		}
 		waits("another scope", scopeDir("/w/q"), 0)

@@ -26,7 +26,7 @@ const (
 	replayLife     = 2 * time.Minute  // how long a stream can be resumed after its connection has ended
 )
 
-// frame is what one write to a client contains. A frame with an id but no message tells
+// frame is the content of one write to a client. A frame with an id but no message tells
 // the client where it can resume the stream (MCP 2025-11-25, basic/transports). A frame
 // with neither is a comment: it begins a stream, keeps a silent stream open through
 // proxies, and detects a client that has gone.

@@ -94,8 +94,8 @@ func TestPage(t *testing.T) {
 		{"nothing", presentNothing, 200, pageOfAll},
 		{"a valid code", inQuery(code), 200, pageOfProj},
 		{"a session with a claim", inSession, 200, pageOfProj},
-		{"a revoked code", inQuery(endedCode), 400, pageRefusal(codeIsNone)},
-		{"no code", inQuery("%3Cb%3E"), 400, pageRefusal(codeIsNone)},
+		{"a revoked code", inQuery(endedCode), 400, pageRefusal(errBadCode.Error())},
+		{"no code", inQuery("%3Cb%3E"), 400, pageRefusal(errBadCode.Error())},
 		{"an unknown session", noSession, 404, pageRefusal("this session is unknown")},
 	})
 	for name, value := range map[string]string{
@@ -120,10 +120,10 @@ func TestPage(t *testing.T) {
 	look([]row{
 		{"nothing, with -require-claim", presentNothing, 400, pageRefusal(needsCode)},
 		{"a valid code, with -require-claim", inQuery(code), 200, pageOfProj},
-		{"an unknown code, with -require-claim", inQuery("AAAAAA"), 400, pageRefusal(codeIsNone)},
+		{"an unknown code, with -require-claim", inQuery("AAAAAA"), 400, pageRefusal(errBadCode.Error())},
 		{"an earlier session with a claim", inSession, 200, pageOfProj},
 		{"a valid code in the header", inHeader(code), 200, pageOfProj},
-		{"a revoked code, with -require-claim", inQuery(endedCode), 400, pageRefusal(codeIsNone)},
+		{"a revoked code, with -require-claim", inQuery(endedCode), 400, pageRefusal(errBadCode.Error())},
 		{"an empty code", inQuery(""), 400, pageRefusal(needsCode)},
 	})
 	d.hidesCodes(t, code, endedCode)

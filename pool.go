@@ -299,8 +299,9 @@ func (p *pool) remove(c *process) {
 	p.procs = slices.DeleteFunc(p.procs, func(o *process) bool { return o == c })
 }
 
-// run starts a process, and returns when it has ended. After the first crash, or failed
-// start, of an affinity the next process may start at once; from then on after crashPause.
+// run starts a process, and returns when it has ended. After the first crash or failed
+// start of an affinity, the next process may start at once; after each further one within
+// crashMemory, only after crashPause.
 func (p *pool) run(c *process) {
 	var owner *Caller
 	if p.perSession {

@@ -76,14 +76,14 @@ func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool)
 // closeTree does nothing: see proc_windows.go.
 func closeTree(tree) {}
 
-// stat is what Linux reports about a process. It is zero if there is no such process.
+// stat contains what usher needs of /proc/PID/stat. It is zero if there is no such process.
 type stat struct {
 	dead           bool // a zombie
 	group, session int
 	start          string // in clock ticks since the boot
 }
 
-// processStat returns the fields of /proc/PID/stat that usher needs. It returns none on macOS.
+// processStat returns the stat of a process. It is zero on macOS.
 func processStat(pid int) (s stat) {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {

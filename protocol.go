@@ -190,7 +190,7 @@ func errMissingCaps(lacked clientCaps) *rpcError {
 			names = append(names, strings.TrimSuffix(f.key+" ("+f.part+")", " ()"))
 		}
 	}
-	return rpcErrorf(code, "this tool asks its client for %s: call it from an MCP client that supports it",
+	return rpcErrorf(code, "this tool asks its client for %s: use an MCP client that supports it",
 		strings.Join(names, ", "))
 }
 
@@ -215,7 +215,7 @@ var knownParams = []string{
 	"progressToken", metaCall, metaProtocol, metaClientInfo, metaClientCaps, metaLogLevel,
 }
 
-// withMeta returns params with a key of their _meta set.
+// withMeta returns params, or a result, with a key of its _meta set.
 func withMeta(params object, key string, value json.RawMessage) object {
 	return params.set("_meta", withMember(params.get("_meta"), key, value))
 }

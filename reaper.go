@@ -36,9 +36,9 @@ type child struct {
 	ending  sync.Once
 }
 
-// wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, it
-// gives the process some time, and then ends the tree. If the process can't be killed,
-// for example because it runs as another user, the error is ctx's.
+// wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, the
+// process has grace to end by itself; then wait ends the tree. If the process can't be
+// killed, for example because it runs as another user, the error is ctx's.
 func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	select {
 	case <-c.exited:
@@ -189,7 +189,7 @@ func (r *reaper) forgetEnded() {
 	}
 }
 
-// Close ends the reaper process and all trees that are left, and waits for them.
+// Close ends the reaper process, which ends all trees that are left, and waits for it.
 func (r *reaper) Close() {
 	r.mu.Lock()
 	r.closed = true

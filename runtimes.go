@@ -190,8 +190,7 @@ func workerEnv(source string, extra []string) []string {
 func checkNesting(inside string, roots []string) error {
 	for source := range strings.SplitSeq(inside, "\n") {
 		if isBelow(source, roots) {
-			return fmt.Errorf("the module %s, which started this usher, is in a folder to host: "+
-				"host another folder", filepath.Base(source))
+			return fmt.Errorf("the module %s started this usher: host another folder", filepath.Base(source))
 		}
 	}
 	return nil
@@ -299,11 +298,10 @@ func (l launch) resolve() (launch, error) {
 		return l, nil
 	}
 	name := filepath.Base(program)
-	hint := installHints[strings.TrimSuffix(name, "3")]
 	if rest != "" {
-		hint = fmt.Sprintf(`: "command" is only the program: put %s into "args"`, rest)
+		return l, fmt.Errorf(`command %q: "command" is only the program: the rest belongs into "args"`, name)
 	}
-	return l, fmt.Errorf("command %q: %s%s", name, errText(err), hint)
+	return l, fmt.Errorf("command %q: %s%s", name, errText(err), installHints[strings.TrimSuffix(name, "3")])
 }
 
 // startError explains a system error from starting a program that exists.
@@ -312,13 +310,12 @@ func startError(err error) error {
 	case errors.Is(err, syscall.ENOEXEC):
 		return errors.New("it must begin with a line such as #!/bin/sh")
 	case errors.Is(err, fs.ErrNotExist):
-		return errors.New("its working directory, or the program in its first line, " +
-			"does not exist (or that line ends with a carriage return)")
+		return errors.New(`its "cwd" or the program in its first line is missing, or that line ends with \r`)
 	}
 	return err
 }
 
-// installHints are what to do if a program that many modules need is missing.
+// installHints say what to do if a program that many modules need is missing.
 var installHints = map[string]string{
 	"python": ": install Python 3.9 or newer, or make a .venv beside the module",
 	"node":   ": install Node.js, 20.6 or newer; TypeScript needs 22.13",
@@ -341,7 +338,7 @@ func expandVariables(raw string) (out string, err error) {
 		case name == "":
 			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}", reference)
 		case isSecretVariable(name):
-			err = fmt.Errorf("${%s}: this is the name of a webhook secret, which no module gets", name)
+			err = fmt.Errorf("${%s}: no module gets the secrets of webhooks", name)
 		case value == "" && fallback != "":
 			return fallback[len(":-"):]
 		case !set:
@@ -457,7 +454,7 @@ var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
 // unsearched matches the names of folders that are not searched.
 var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
-var errMoved = errors.New("its file is no longer where it was")
+var errMoved = errors.New("its file was moved or deleted")
 
 // fail adds a file or folder that can't be read, as a module without a name. scan.has
 // treats the failure as temporary, unless the path does not exist.

@@ -323,8 +323,8 @@ func firstSentence(text string) string {
 
 // ---- The check of arguments
 
-// argumentError reports that the value at path does not fit its schema: what the schema
-// wants, and what it got. If got is "", want alone describes the problem.
+// argumentError reports that the value at path, got, does not fit its schema, which accepts
+// want. If got is "", want alone describes the problem.
 type argumentError struct{ path, want, got string }
 
 func (e *argumentError) Error() string {
@@ -381,11 +381,6 @@ func objectIn(schema map[string]any, key string) map[string]any {
 	inner, _ := schema[key].(map[string]any)
 	return inner
 }
-
-const (
-	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
-	maxWantedText = 1_000  // bytes of an error's list of alternatives
-)
 
 // argumentCheck checks the arguments of one call. Schemas are decoded by encoding/json; a
 // schema that is not an object accepts any value. A path is the keys that lead to a value,
@@ -455,7 +450,7 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 	oneOf, _ := s["oneOf"].([]any)
 	var furthest *argumentError
 	fit := func(wrong *argumentError) int {
-		if wrong.path != path && strings.IndexAny(wrong.want, `"tf`) == 0 { // a string, true or false
+		if wrong.path != path && strings.IndexAny(wrong.want, `"tf-0123456789`) == 0 { // a constant
 			return 0
 		}
 		return len(wrong.path)
@@ -543,12 +538,7 @@ func textList(value any) []string {
 	return texts
 }
 
-var articles = strings.NewReplacer(
-	"a integer", "an integer",
-	"a object", "an object",
-	"a array", "an array",
-	"a null", "null",
-)
+var articles = strings.NewReplacer("a i", "an i", "a o", "an o", "a a", "an a", "a null", "null")
 
 // withArticles returns the names of types with articles, such as "a string or an array".
 func withArticles(types []string) string {

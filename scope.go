@@ -108,13 +108,15 @@ func decide(f accessFacts) decision {
 
 // Texts of refusals. None of them discloses whether a code was ever in use.
 const (
-	howToPresent = "ask for a code (usher claim makes them) and present it " +
-		"in the header " + claimHeader + ", or in the URL as ?claim=..."
-	needsCode  = "a claim code is required: " + howToPresent
-	codeIsNone = "the presented claim code is unknown or has ended: " + howToPresent
+	howToPresent = "present a code (from usher claim) in the header " + claimHeader +
+		", or in the URL as ?claim=..."
+	needsCode = "a claim code is required: " + howToPresent
 )
 
-var errEnded = errors.New("the claim of this session has ended: ask for a new code and connect with it")
+var errBadCode error = httpErrorf(http.StatusBadRequest,
+	"the presented claim code is unknown or has ended: %s", howToPresent)
+
+var errEnded = errors.New("the claim of this session has ended: connect with a new code")
 
 // errNoSession refuses a request whose session has ended or never existed. Clients then
 // begin a new one (MCP, basic/transports, "Session Management").
@@ -133,21 +135,9 @@ type Gate struct {
 	claims   *ClaimStore // nil: claims are not checked, and every request gets the fixed scope
 	fixed    Scope
 	sessions *sessionStore
-	require  bool
+	require  bool // no request without a claim is admitted
 	log      *slog.Logger
-	turns    *guessTurns
-}
-
-// newGate returns the gate of a daemon. If require is set, it admits no request without a
-// claim.
-func newGate(claims *ClaimStore, sessions *sessionStore, require bool, log *slog.Logger) *Gate {
-	return &Gate{
-		claims:   claims,
-		sessions: sessions,
-		require:  require,
-		log:      log,
-		turns:    newGuessTurns(),
-	}
+	turns    *guessTurns // see newGuessTurns
 }
 
 // openGate returns the gate for stdio, which ignores claims: every request may reach the
@@ -194,7 +184,7 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 			"%v: requests with a claim code are refused", errClaimsUnreadable).because(err).retryAfter(5)
 	case denyUnclaimed:
 		if facts.presents {
-			return a, httpErrorf(http.StatusBadRequest, codeIsNone)
+			return a, errBadCode
 		}
 		return a, httpErrorf(http.StatusBadRequest, needsCode)
 	case allowPresented:
@@ -202,7 +192,7 @@ func (g *Gate) Admit(r *http.Request) (admission, error) {
 	case denyEnded:
 		a.ended = errEnded
 	case allowInitialize:
-		a.badCode = httpErrorf(http.StatusBadRequest, codeIsNone)
+		a.badCode = errBadCode
 	}
 	if facts.presents {
 		g.log.Warn("an invalid claim code was presented",
@@ -256,11 +246,11 @@ func (g *Gate) lookUp(ctx context.Context, code Code, own Claim) (Claim, error) 
 			return Claim{}, nil
 		}
 		return Claim{}, httpErrorf(http.StatusTooManyRequests,
-			"too many unknown claim codes were presented: try again later").retryAfter(10)
+			"too many unknown claim codes: try again later").retryAfter(10)
 	}
 	c, err := g.claims.Lookup(code)
 	if g.require && g.turns.done(code, err == nil && !c.exists()) {
-		g.log.Warn("someone may be guessing claim codes: codes are looked up in turns from now on",
+		g.log.Warn("someone may be guessing claim codes: lookups now take turns",
 			"different", guessBudget)
 	}
 	return c, err

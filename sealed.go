@@ -81,8 +81,7 @@ func (r sessionRecord) line() []byte { return append(marshal(r), '\n') }
 
 // errManyRecords refuses to end a session or to move it to another claim.
 var errManyRecords error = httpErrorf(http.StatusTooManyRequests,
-	"the session is unchanged: too many sessions of this claim were ended or moved within %v: "+
-		"ask for a new code", sessionLife)
+	"too many sessions of this claim ended or moved within %v: ask for a new code", sessionLife)
 
 // sessionStore seals session ids, and keeps what happened to sessions afterwards: which
 // claim a session moved to, and whether it has ended. It has one file, sessions.jsonl, to
@@ -247,7 +246,7 @@ func (s *sessionStore) appendRecord(t *sessionToken, rec sessionRecord) error {
 	}
 	if err := s.write(rec.line()); err != nil {
 		return httpErrorf(http.StatusServiceUnavailable,
-			"the session is unchanged, because its log could not be written: try again").
+			"can't write the session log: try again").
 			because(err).retryAfter(5)
 	}
 	if before.ID == "" {

@@ -90,7 +90,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 	fs.Func("public-url", "print this `URL` for clients, and allow its host", f.setPublicURL)
 	fs.Func("max-body", "the largest request, as `SIZE` in bytes, KiB, MiB, GiB (default 4MiB)", f.setMaxBody)
 	fs.BoolVar(&f.requireClaim, "require-claim", false, "serve MCP clients only with a valid claim code")
-	fs.BoolFunc("watch", "follow changes (default, except with -require-claim)", func(text string) error {
+	fs.BoolFunc("watch", "run unapproved modules (off with -require-claim)", func(text string) error {
 		watch, err := strconv.ParseBool(text)
 		f.watch = &watch
 		return err
@@ -171,13 +171,13 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	}
 	switch {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
-		return usageErrorf("%s is set but empty, or begins or ends with white space: change or unset it",
+		return usageErrorf("%s is empty, or begins or ends with white space: change or unset it",
 			webhookSecretVar)
 	case f.webhookLimit <= 0 || f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-limit and -webhook-timeout: want more than 0")
 	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
-			"or serve this machine only, with -addr 127.0.0.1:%s, without -allow-host and -public-url",
+			"or use -addr 127.0.0.1:%s without -allow-host and -public-url",
 			reachable, mcpFlags, port)
 	}
 	return nil
@@ -262,7 +262,13 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	}
 	return a.withRegistry(roots, *config, func(r *Registry) error {
 		d.registry = r
-		return d.serve(ctx, newGate(claims, sessions, flags.requireClaim, d.log))
+		return d.serve(ctx, &Gate{
+			claims:   claims,
+			sessions: sessions,
+			require:  flags.requireClaim,
+			log:      d.log,
+			turns:    newGuessTurns(),
+		})
 	})
 }
 
@@ -275,8 +281,8 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 	})
 	if isShared(err) {
 		other := readDaemon(d.app.data)
-		err = fmt.Errorf("another usher (process %d, %s) serves this base folder: "+
-			"use it, or name another base folder with -base", other.PID, other.URL)
+		err = fmt.Errorf("another usher (process %d, %s) uses this base folder: "+
+			"use it, or name another folder with -base", other.PID, other.URL)
 	}
 	return lock, err
 }
@@ -336,7 +342,7 @@ func (d *daemon) listen() (scheme string, err error) {
 		return "http", nil
 	}
 	if _, err := d.certificate(nil); err != nil {
-		return "", fmt.Errorf("loading the certificate: %w", err)
+		return "", fmt.Errorf("-tls-cert and -tls-key: %w", err)
 	}
 	d.listener = tls.NewListener(d.listener, &tls.Config{
 		GetCertificate: d.certificate,
@@ -631,9 +637,8 @@ func (d *daemon) whoSendsWebhooks() string {
 		return "Webhooks need no secret, as " + webhookSecretVar + " is not set"
 	case d.flags.webhooks.acceptSignatures:
 		return "Webhooks need the header " + secretHeader + " or a verified signature"
-	default:
-		return "Webhooks need the header " + secretHeader
 	}
+	return "Webhooks need the header " + secretHeader
 }
 
 // defaultURL is the URL of a daemon with the default flags.
@@ -674,7 +679,7 @@ func readDaemon(dataDir string) (d daemonRecord) {
 //go:embed help/page.html
 var pageText string
 
-// pageContent is what the page for people shows.
+// pageContent is the content of the page for people.
 type pageContent struct {
 	Refused    string      // why no modules are shown, or ""
 	View       *View       // the requester's own; nil if refused. Webhooks outside of it are not shown.
@@ -701,7 +706,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
-		d.registry.WaitReady(r.Context(), scope)
+		d.registry.WaitAll(r.Context(), startupTime-time.Since(d.server.started), scope)
 		p := pageContent{View: d.registry.View(scope), Coded: from.claim.exists()}
 		if !p.Coded && !d.flags.open { // then the requester is on this machine
 			for _, s := range d.registry.Report() {

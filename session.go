@@ -29,7 +29,7 @@ type Session struct {
 	profile  atomic.Pointer[clientProfile] // the value is never changed
 	duplex   atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
 
-	// Guarded by sessionTable.mu:
+	// Guarded by sessionTable.mu, unless the session is in no table:
 	principal string // whose limits the session counts toward
 	wanted    int64  // resources that the client is notified of
 
@@ -113,7 +113,7 @@ func (s *Session) wants(method string, params json.RawMessage) bool {
 }
 
 // join begins a notification stream. It returns false if the session has too many streams
-// or has ended, or if the client has gone.
+// or has ended, or if the client has gone or accepts no stream.
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -340,8 +340,8 @@ func (s *Server) announce(
 	return err
 }
 
-// markSeen records that the client was given a list. A session with an open stream is
-// notified of every change anyway.
+// markSeen records that the client was given a list. While the session has a stream, only
+// the first list counts: unseenChanges records what the client is notified of.
 func (s *Session) markSeen(what string, view *View) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

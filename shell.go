@@ -72,7 +72,7 @@ func runShell(ctx context.Context, path, size string, stdin io.Reader, stdout, s
 	n, _ := strconv.ParseInt(size, 10, 64) // usher wrote it
 	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
 	s.text = bytes.ReplaceAll(s.text, []byte("\r\n"), []byte("\n")) // shells treat \r as part of a word
-	if err := s.read(ctx, string(s.text)); err != nil {
+	if err := s.read(ctx); err != nil {
 		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), errText(err))
 		return 1
 	}
@@ -95,7 +95,8 @@ var notMethods = []string{"builtin", "command", "eval", "exec"}
 // read finds the script's shell (by default sh) and its options, the text about the
 // module (the first comment) and the methods (functions with a comment right above them).
 // The shell first checks the script's syntax, without running it.
-func (s *shellServer) read(ctx context.Context, text string) error {
+func (s *shellServer) read(ctx context.Context) error {
+	text := string(s.text)
 	s.shell = "sh"
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
 		m := shellLine.FindStringSubmatch(first)
@@ -327,7 +328,7 @@ func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMess
 	cmd.Stdin = bytes.NewReader(input)
 	c, err := s.reaper.startPiped(cmd)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("starting %s: %s", s.shell, errText(err))
 	}
 	var read sync.WaitGroup
 	read.Go(func() {

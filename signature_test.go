@@ -348,7 +348,7 @@ func TestSignatureOrSecret(t *testing.T) {
 							line, _, _ = strings.Cut(line, "\n")
 							why := reasons[how]
 							if unknown {
-								why = "neither secret nor signature"
+								why = "no valid secret or accepted signature"
 							}
 							to := "path=m/handle_" + scheme + " module=m method=handle_" + scheme
 							checkContains(t, what+": the log", line, to, why, "status=401")
@@ -396,7 +396,7 @@ func TestSignatureUnusable(t *testing.T) {
 	problems := []struct{ doc, said string }{
 		{"@signature github", "such as @signature github"},
 		{"@signature md5 WH_KEY_SIGNING_SECRET", `no scheme "md5"`},
-		{"Text.\n\t@signature  github  WH_KEY\t\n@webhook", "WH_KEY: want a variable"},
+		{"Text.\n\t@signature  github  WH_KEY\t\n@webhook", "WH_KEY: want a name"},
 		{"@signature github WH_UNSET_SIGNING_SECRET", "WH_UNSET_SIGNING_SECRET is not set"},
 		{"@signature\tgithub\tWH_EMPTY_SIGNING_SECRET", "WH_EMPTY_SIGNING_SECRET is not set"},
 		{"@signature standard WH_KEY_SIGNING_SECRET", "base64"},

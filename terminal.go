@@ -216,21 +216,16 @@ func sanitizeLines(text, separator string) string {
 	return strings.Join(lines, separator)
 }
 
-// formatLeft formats a duration in its two largest units, rounded up.
+// formatLeft formats a duration in days, hours and minutes, rounded up.
 func formatLeft(d time.Duration) string {
-	in := func(unit, perUnit time.Duration, format string) string {
-		n := (max(d, 0) + unit - 1) / unit
-		text := strings.TrimPrefix(fmt.Sprintf(format, n/perUnit, n%perUnit), "0m ")
-		return strings.TrimSuffix(text, " 0"+text[len(text)-1:])
+	minutes := (max(d, 1) + time.Minute - 1) / time.Minute
+	var parts []string
+	for i, n := range []time.Duration{minutes / (24 * 60), minutes / 60 % 24, minutes % 60} {
+		if n > 0 {
+			parts = append(parts, fmt.Sprintf("%d%c", n, "dhm"[i]))
+		}
 	}
-	switch {
-	case d > 24*time.Hour:
-		return in(time.Hour, 24, "%dd %dh")
-	case d > time.Hour-time.Second:
-		return in(time.Minute, 60, "%dh %dm")
-	default:
-		return in(time.Second, 60, "%dm %ds")
-	}
+	return strings.Join(parts, " ")
 }
 
 // maxTTL is the longest life of a claim. RFC 3339 can write all times within it.
@@ -255,8 +250,7 @@ func parseTTL(s string) (time.Duration, error) {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 || d > maxTTL/factor {
-		return 0, errors.New("want a number and a unit, such as 30m, 1h, 7d (also s, w), " +
-			"or 1h30m: more than zero and at most 100 years")
+		return 0, errors.New("want a duration such as 30m, 1h30m, 7d or 2w, up to 100 years")
 	}
 	return d * factor, nil
 }

@@ -75,7 +75,7 @@ func TestBanner(t *testing.T) {
 				t.Helper()
 				shown.await(t, text, d.done, func(out string) bool { return strings.Count(out, text) == count })
 			}
-			await("Ctrl-C ends it.", 1)
+			await("Ctrl-C stops usher.", 1)
 			if hosts {
 				await("  ready    db                   db_x, db_y", 1)
 				if before, _, _ := strings.Cut(shown.String(), "  ready    db "); !strings.Contains(before, "Ctrl-C") {

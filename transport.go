@@ -279,16 +279,13 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	accept := parseAccept(r.Header)
 	if !accept.stream && !accept.html || r.Header.Get("Accept") == "" {
 		return from, httpErrorf(http.StatusNotAcceptable,
-			"a GET of usher's MCP endpoint must accept text/event-stream: see usher help serve")
+			"a GET of the MCP endpoint must accept text/event-stream")
 	}
 	from, err = s.admit(r)
-	if err != nil {
-		return from, err
+	if err == nil && from.session != nil && from.session.Protocol == sseProtocol {
+		err = errNoSession // an HTTP+SSE session ends with its stream, so no GET can resume it
 	}
-	if from.session != nil && from.session.Protocol == sseProtocol {
-		return from, errNoSession // an HTTP+SSE session ends with its stream, so no GET can resume it
-	}
-	return from, nil
+	return from, err
 }
 
 // serveGET serves a session's notification stream, or the rest of an interrupted stream.
@@ -513,8 +510,8 @@ func (s *Server) postSSE(
 }
 
 // serveStdio answers one client, which writes lines to in and reads lines from out,
-// until in or ctx ends. stopping and stopped of the config are not used. When serveStdio
-// returns, it may still be blocked in a Read of in, which can't be interrupted.
+// until in or ctx ends. It sets memory, stopping and stopped of the config itself. When
+// serveStdio returns, it may still be blocked in a Read of in, which can't be interrupted.
 func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -527,8 +524,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	d := s.newDuplex(session, account{memory: s.memory}, conn)
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
-	err := d.serve(input)
-	cancel()
+	err := d.serve(input) // ends ctx
 	s.suspended.running.Wait()
 	return err
 }

@@ -35,9 +35,9 @@ type Module struct {
 	Problems []string // with the file, its methods and its lists, for its author
 
 	pool *pool // nil if the module can't be hosted at the moment: then it only affects other modules' names
-	// checkCurrent returns errRetired if the source file has a newer version; other errors
-	// say why the newer version can't be hosted. checkCurrent is nil if usher does not
-	// follow changes of the file.
+	// checkCurrent returns errRetired if the source file has a newer version that usher
+	// follows, or if usher still introspects the module; other errors say why the newest
+	// version can't be hosted.
 	checkCurrent func() error
 }
 
@@ -82,6 +82,8 @@ type View struct {
 	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
 
+	all       []ViewModule                // also those that can't be hosted at the moment
+	own       map[string][]*Item          // tools by their modules' own names for them
 	items     map[string]map[string]*Item // by list, and by name or URI
 	ambiguous map[string][]*Item          // by name that belongs to no tool: the tools that would have it
 	templates []*Item                     // longest prefix first
@@ -122,6 +124,7 @@ func newView(all []*Module, scope Scope) *View {
 		ToolsOf:      make(map[*Module][]*Item),
 		items:        map[string]map[string]*Item{"resources": {}},
 		webhooks:     make(map[string][]*Item),
+		own:          make(map[string][]*Item),
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
@@ -129,8 +132,10 @@ func newView(all []*Module, scope Scope) *View {
 		return !scope.Contains(m.Source)
 	})
 	for i, label := range labels(inside, scope) {
-		if inside[i].pool != nil {
-			v.Modules = append(v.Modules, ViewModule{label, inside[i]})
+		m := ViewModule{label, inside[i]}
+		v.all = append(v.all, m)
+		if m.pool != nil {
+			v.Modules = append(v.Modules, m)
 		}
 	}
 	v.addResources()
@@ -147,6 +152,7 @@ func (v *View) addToolsAndPrompts() {
 			tool := &Item{Label: m.Label, Method: method, ownName: method.Name, module: m.Module}
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
+			v.own[method.Name] = append(v.own[method.Name], tool)
 			v.addWebhook(tool)
 			// A page that MCP Apps shows for the tool can be read even if no module lists
 			// it.
@@ -235,14 +241,22 @@ func (v *View) addList(what, announced string, items []json.RawMessage) {
 var announcedLists = []string{"tools", "prompts", "resources"}
 
 // Lookup returns an item of a list: a tool or prompt by its name, or a resource by its URI.
-// If no module lists the URI, Lookup returns the template with the longest matching prefix.
-// It returns nil both for an unknown name and for one out of scope, and for a URI longer
-// than maxURI.
+// A tool can also be found by the module's own name for it, as the pages of MCP Apps do, if
+// no other module has such a tool and the name does not begin like those of another. If no
+// module lists the URI, Lookup returns the template with the longest matching prefix. It
+// returns nil both for an unknown name and for one out of scope, and for a URI longer than
+// maxURI.
 func (v *View) Lookup(list, name string) *Item {
 	if len(name) > maxURI {
 		return nil
 	}
-	if item := v.items[list][name]; item != nil || list != "resources" {
+	item := v.items[list][name]
+	if own := v.own[name]; item == nil && list == "tools" && len(own) == 1 {
+		if v.candidates(name, own[0].module) == nil {
+			return own[0]
+		}
+	}
+	if item != nil || list != "resources" {
 		return item
 	}
 	for _, t := range v.templates {
@@ -253,14 +267,29 @@ func (v *View) Lookup(list, name string) *Item {
 	return nil
 }
 
-// Alternatives returns the names of the tools that would have name, if it belongs to none
-// of them.
-func (v *View) Alternatives(name string) []string {
-	var names []string
-	for _, item := range v.ambiguous[name] {
-		names = append(names, item.Name)
+// candidates returns the modules other than own that the name of a tool, or the path of a
+// webhook, may belong to, by its beginning.
+func (v *View) candidates(name string, own *Module) (list []ViewModule) {
+	name = strings.Replace(name, "/", "_", 1)
+	for _, m := range v.all {
+		begins := strings.HasPrefix(name, m.Label+"_") || strings.HasPrefix(name, m.Name+"_")
+		if begins && m.Name != "" && m.Module != own {
+			list = append(list, m)
+		}
 	}
-	return names
+	return list
+}
+
+// CheckUnknown checks the modules that the name of an unknown tool, or the path of an unknown
+// webhook, may belong to. It returns errRetired if one has a version that is not ready yet;
+// other errors say why a module can't be hosted.
+func (v *View) CheckUnknown(name string) error {
+	for _, m := range v.candidates(name, nil) {
+		if err := m.checkCurrent(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Hook returns the tool that receives webhooks at a path. If several would have the path,
@@ -292,12 +321,10 @@ func (i *Item) ChecksArguments() bool { return i.Method != nil && i.module.Kind.
 // Call sends a request about the item to its module, with the module's own name for it in
 // params. The error is an *argumentError if the arguments are invalid. It is errRetired if
 // the module was replaced after the view was made, or its file has changed; then nothing was
-// done.
+// done. Other errors are the module's, or say why its newest version can't be hosted.
 func (i *Item) Call(ctx context.Context, from Caller, method string, params object) (json.RawMessage, error) {
-	if i.module.checkCurrent != nil {
-		if err := i.module.checkCurrent(); err != nil {
-			return nil, err
-		}
+	if err := i.module.checkCurrent(); err != nil {
+		return nil, err
 	}
 	switch {
 	case i.ownName == "": // a URI is the module's own

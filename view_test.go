@@ -18,7 +18,8 @@ func module(t testing.TB, text string) *Module {
 	t.Helper()
 	words := strings.Fields(strings.TrimPrefix(text, "!"))
 	source, name, _ := strings.Cut(words[0], ":")
-	m := &Module{discovered: discovered{Name: name, Kind: kindExecutable, Source: source, Root: "/w"}}
+	found := discovered{Name: name, Kind: kindExecutable, Source: source, Root: "/w"}
+	m := &Module{discovered: found, checkCurrent: func() error { return nil }}
 	if text[0] != '!' {
 		m.pool = &pool{}
 	}
@@ -118,11 +119,14 @@ func TestBareNamesAreNobodys(t *testing.T) {
 	both := []string{"/w/p/d.usher:d x handleX", "/w/q/d.usher:d x handleX"}
 	view := viewOf(t, scopeAll(), both...)
 	check(t, "d_x is a tool", view.Lookup("tools", "d_x") != nil, false)
-	check(t, "names instead of d_x", view.Alternatives("d_x"), []string{"p-d_x", "q-d_x"})
-	check(t, "names in one folder", viewNames(viewOf(t, scopeDir("/w/p"), both...)), []string{"d_handleX", "d_x"})
+	check(t, "tools that d_x may mean", len(view.ambiguous["d_x"]), 2)
+	check(t, "x is one of two", view.Lookup("tools", "x") != nil, false)
+	one := viewOf(t, scopeDir("/w/p"), both...)
+	check(t, "names in one folder", viewNames(one), []string{"d_handleX", "d_x"})
+	check(t, "x is its tool", one.Lookup("tools", "x") == one.Lookup("tools", "d_x"), true)
 	// Nothing else can take the name.
-	view = viewOf(t, scopeAll(), append(both, "/w/q/d_x.usher:d_x y", "/w/q/e.usher:e y")...)
-	check(t, "d_x is a tool", view.Lookup("tools", "d_x") != nil, false)
+	view = viewOf(t, scopeAll(), append(both, "/w/q/d_x.usher:d_x y", "/w/q/e.usher:e y d_x f_x", "!/w/f.usher:f x")...)
+	check(t, "d_x or f_x is a tool", view.Lookup("tools", "d_x") != nil || view.Lookup("tools", "f_x") != nil, false)
 	check(t, "d_x is listed", slices.Contains(viewNames(view), "d_x"), false)
 }
 

@@ -61,6 +61,7 @@ type delivery struct {
 	id            string
 	path          string // below webhookPrefix
 	received      time.Time
+	hasSecret     bool   // the secret is right, or none is needed
 	authenticated bool   // by the secret or a signature, or because neither is needed
 	kind          string // of the body: see parseType
 	boundary      string
@@ -81,9 +82,6 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 		received: time.Now(),
 	}
 	err := h.deliver(w, d)
-	if d.held != nil {
-		d.held.end()
-	}
 	took := time.Since(d.received).Round(10 * time.Microsecond)
 	if d.tool == nil { // refused before usher looked for the tool
 		d.tool, _ = h.modules.View(scopeAll()).Hook(d.path)
@@ -106,6 +104,9 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 // error, it has written nothing.
 func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	err := h.receive(w, d)
+	if d.held != nil {
+		defer d.held.end()
+	}
 	if err != nil && err != errNoRoom && !d.authenticated { // any other status would show what exists
 		return httpErrorf(http.StatusUnauthorized,
 			"the webhook secret is missing or wrong: send it as %s", secretHeader).because(err)
@@ -139,13 +140,14 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	// Hashes have one length, so comparing them takes the same time for any secret.
 	got := sha256.Sum256([]byte(r.Header.Get(secretHeader)))
 	want := sha256.Sum256([]byte(h.secret))
-	d.authenticated = h.secret == "" || hmac.Equal(got[:], want[:])
+	d.hasSecret = h.secret == "" || hmac.Equal(got[:], want[:])
+	d.authenticated = d.hasSecret
 	switch {
 	case h.secret == "" && !h.audience.includes(r):
 		return httpErrorf(http.StatusUnauthorized,
 			"webhooks are off: set %s or -open-webhooks", webhookSecretVar)
 	case !d.authenticated && !(h.acceptSignatures && signatureSize(r.Header) > 0):
-		return errors.New("neither secret nor signature")
+		return errors.New("no valid secret or accepted signature")
 	case r.Method != http.MethodPost:
 		return errMethod("POST")
 	}
@@ -175,19 +177,21 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 // find finds the method of a delivery, and how the delivery must be signed. If there is
 // no method at the path yet, find waits for modules that are being introspected.
 func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
-	ready := true
-	tool, others := h.modules.View(scopeAll()).Hook(d.path)
+	ready := true // the view contains all modules
+	view := h.modules.View(scopeAll())
+	tool, others := view.Hook(d.path)
 	if tool == nil && others == nil {
-		ready = h.modules.WaitReady(ctx, scopeAll())
+		_ = view.CheckUnknown(d.path) // starts the newer version, which may have the path
+		ready = h.modules.WaitAll(ctx, startupTime, scopeAll())
 		tool, others = h.modules.View(scopeAll()).Hook(d.path)
 	}
 	switch {
 	case len(others) > 0:
 		return httpErrorf(http.StatusConflict, "several webhooks have the path %q: use one of %s",
 			clipText(d.path, 200), strings.Join(others, ", "))
-	case tool == nil && !ready: // ready means that the view contained all modules
+	case tool == nil && !ready:
 		return httpErrorf(http.StatusServiceUnavailable,
-			"modules are still being introspected: try again").retryAfter(2)
+			"modules are still starting: try again").retryAfter(2)
 	case tool == nil:
 		return httpErrorf(http.StatusNotFound, "no webhook has this path: usher modules lists them")
 	}
@@ -365,7 +369,7 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 	}
 	words := strings.Fields(tag)
 	if len(words) != 3 || words[0] != "@signature" {
-		return nil, errors.New("a tag @webhook or @signature begins a line, " +
+		return nil, errors.New("begin a line with the whole tag, " +
 			"such as @signature github GITHUB_WEBHOOK_SECRET")
 	}
 	r := &signatureRule{signatureSchemes[words[1]], words[2], []byte(getenv(words[2]))}
@@ -374,7 +378,7 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s",
 			words[1], strings.Join(sortedKeys(signatureSchemes), ", "))
 	case !isSecretVariable(r.variable):
-		return nil, fmt.Errorf("@signature: %s: want a variable whose name ends in "+
+		return nil, fmt.Errorf("@signature: %s: want a name that ends in "+
 			"_WEBHOOK_SECRET or _SIGNING_SECRET", r.variable)
 	case len(r.key) == 0:
 		return nil, fmt.Errorf("@signature: %s is not set", r.variable)
@@ -392,7 +396,7 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 // signature authenticates the sender.
 func (d *delivery) verify() error {
 	if d.rule == nil {
-		if !d.authenticated {
+		if !d.hasSecret {
 			return errors.New("no secret, and this method verifies no signatures")
 		}
 		return nil

@@ -34,12 +34,12 @@ const (
 	pingTimeout   = 10 * time.Second // for the answer to a ping
 )
 
-// Why a call has no answer.
+// Why a call was not made, or has no answer.
 var (
 	errNotSent = errors.New("the module has ended") // before the call was sent: make it again
 	errTimeout = errors.New("no answer and no progress")
 	errNotMade = rpcErrorf(codeRefused,
-		"its claim has ended or changed, so the call was not made: call again")
+		"the claim has ended or changed, so the call was not made: call again")
 )
 
 // processError reports that a process could not be built or started, or that it ended
@@ -56,8 +56,8 @@ func (e *processError) Unwrap() error { return e.cause }
 // absolutePath matches an absolute path, or something like one, in a line of text.
 var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
 
-// faultOf returns the first line of the cause of a process's failure that is about the module's
-// own file, after a colon. It returns "" if no such line is fit for clients.
+// faultOf returns, after a colon, the first line of the cause of a process's failure that is
+// about the module's own file. If no such line is fit for clients, it says where to look.
 func faultOf(err error, file string) string {
 	failed, _ := errors.AsType[*processError](err)
 	if failed == nil {
@@ -68,7 +68,7 @@ func faultOf(err error, file string) string {
 			return ": " + line
 		}
 	}
-	return ""
+	return ": see usher modules"
 }
 
 // call is one request to a module.
@@ -233,7 +233,6 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 
 // finish records that the process has ended, for example with "exit status 1".
 func (w *Worker) finish(exit string) {
-	w.cancel()
 	w.update(func(s *workerState) {
 		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
 		switch {
@@ -428,8 +427,8 @@ func (w *Worker) reply(id, result json.RawMessage, err error) {
 }
 
 // startCall sends the request of a call. No other function writes a request to the
-// process. startCall checks the caller's claim immediately before, for the last time. The
-// errors are errNotMade, if the caller has lost its access, and those of enqueue.
+// process. startCall checks the caller's claim immediately before, for the last time. It
+// returns errNotMade if the caller has lost its access, else the error of enqueue.
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	msg := encodeRequest(json.RawMessage(c.id), method, params.encode())
 	if !c.caller.authorized() {
@@ -638,8 +637,8 @@ func (w *Worker) endCall(c *call, cancelled error) {
 	}
 }
 
-// ping ends the process, as if it had crashed, unless it answers a ping in time. So one
-// call that never ends does not take the module from everyone.
+// ping ends the process, as if it had crashed, unless it answers a ping in time. Otherwise
+// one call that never ends could block the module for everyone.
 func (w *Worker) ping() {
 	c := w.newCall(Caller{})
 	if w.startCall(c, "ping", nil) != nil {
@@ -647,7 +646,7 @@ func (w *Worker) ping() {
 	}
 	time.AfterFunc(pingTimeout, func() {
 		if len(c.answer) == 0 {
-			w.log.Error("the module does not answer a ping, so usher ends its process")
+			w.log.Error("the module does not answer a ping: ending its process")
 			w.cancel()
 		}
 	})
@@ -720,7 +719,7 @@ type clientRequest struct {
 // Why a request of a module has no answer.
 var (
 	errNoAnswer = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
-	errNoCaller = rpcErrorf(codeInternal, "no client to ask: no client's call is in progress")
+	errNoCaller = rpcErrorf(codeInternal, "no client to ask: ask only during a client's call")
 	errNotSure  = rpcErrorf(codeInternal,
 		"usher can't tell which client this is for, as this process serves several calls: call again")
 	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access to the module")
@@ -781,7 +780,7 @@ func (w *Worker) handleRequest(msg *Message) {
 func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	caller, c, err := s.target(msg.Params)
 	if err != nil {
-		s.attributionLost = err == errNotSure && s.cancelled()
+		s.attributionLost = s.attributionLost || err == errNotSure && s.cancelled()
 		return nil, err
 	}
 	lacked, err := caller.checkAskable(msg.Method, msg.Params)

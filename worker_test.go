@@ -192,16 +192,16 @@ func TestServeRefuses(t *testing.T) {
 		code       int
 		says       string
 	}{
-		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open (every MCP client"},
+		{"another address, without MCP guarded", "-addr 192.0.2.1:0", secret("x"), 2, "-open"},
 		{"a secret with white space", "", secret("x\n"), 2, "white space"},
 		{"no port", "-addr localhost", nil, 2, "HOST:PORT"},
 		{"a port that is taken", "-addr " + addr, nil, 1, "choose another address with -addr"},
 		{"a size that is none", "-max-body lots", nil, 2, "KiB"},
 		{"an origin with a path", "-allow-origin https://x.example/y", nil, 2, "without a path"},
 		{"a host with a scheme", "-allow-host https://x.example", nil, 2, "host name"},
-		{"half a certificate", "-tls-cert x", nil, 1, "certificate"},
+		{"half a certificate", "-tls-cert x", nil, 1, "-tls-cert and -tls-key: "},
 		{"an unknown log form", "-log xml", nil, 2, "text or json"},
-		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, "set but empty"},
+		{"a secret that is empty", "", map[string]string{webhookSecretVar: ""}, 2, " is empty"},
 		{"its own folder from within", dir, map[string]string{nestedVar: dir + "/me.usher"}, 1, "started this usher"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -395,10 +395,10 @@ func TestFaultOf(t *testing.T) {
 	for details, want := range map[string]string{
 		"m.usher.py:3: SyntaxError":                 ": m.usher.py:3: SyntaxError",
 		"warning\nm.usher.py:3: a/b is no module":   ": m.usher.py:3: a/b is no module",
-		"m.usher.py:3: can't read /home/ada/x":      "",
-		`m.usher.py:3: can't read "C:\Users\ada\x"`: "",
-		"/home/ada/m.usher.py:3: SyntaxError":       "",
-		"other.py:3: SyntaxError":                   "",
+		"m.usher.py:3: can't read /home/ada/x":      ": see usher modules",
+		`m.usher.py:3: can't read "C:\Users\ada\x"`: ": see usher modules",
+		"/home/ada/m.usher.py:3: SyntaxError":       ": see usher modules",
+		"other.py:3: SyntaxError":                   ": see usher modules",
 	} {
 		failure := &processError{cause: errors.New(details)}
 		check(t, details, faultOf(failure, "m.usher.py"), want)
