@@ -69,6 +69,7 @@ func TestSecurityDocument(t *testing.T) {
 // an umask that leaves every mode as it was asked for, and nothing elsewhere.
 func TestDataIsPrivate(t *testing.T) {
 	needLanguage(t, ".sh")
+	needLanguage(t, ".py")
 	long(t)
 	if runtime.GOOS == "windows" {
 		skip(t, "no such permissions")
@@ -79,8 +80,7 @@ func TestDataIsPrivate(t *testing.T) {
 	d := daemonOptions{base: base, ownProcess: true, shell: "umask 0"}.start(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("g_go", "p_py")
-	claim := newClaimFor(t, base, dir)
-	listTools(c, inHeader(claim.Code.Reveal()))
+	listTools(c, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
 	c.call("g_go", "")
 	c.call("p_py", "")
 	files := 0
