@@ -52,11 +52,6 @@ const clients = {
   Inspector: inspector,
 };
 
-// Known limitations of clients.
-const cannot = {
-  'supergateway --sse, header': 'it does not send its headers when it opens the stream',
-};
-
 function sdk(Client, Transport, more = {}) {
   return async (url, headers) => {
     // The SDKs of 2025 use requestInit for POSTs and eventSourceInit.fetch for the stream
@@ -146,7 +141,6 @@ const ways = {
 };
 
 async function connects(client, way) {
-  if (cannot[`${client}, ${way}`]) return `- (${cannot[`${client}, ${way}`]})`;
   const late = AbortSignal.timeout(patience);
   const { names, said } = await Promise.race([
     clients[client](...ways[way]),
