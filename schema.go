@@ -364,12 +364,11 @@ func isOptionalNull(schema map[string]any, f member) bool {
 // exampleArguments returns arguments with a value for each required parameter.
 func (m *Method) exampleArguments() json.RawMessage {
 	arguments := make(map[string]any)
-	schema := m.schema()
-	for _, name := range textList(schema["required"]) {
-		types := append(m.paramTypes(name), "object")
+	for _, name := range textList(m.schema()["required"]) {
+		property := objectIn(objectIn(m.schema(), "properties"), name)
+		types := append(textList(property["type"]), "object")
 		arguments[name] = typeExamples[types[0]]
-		enum, _ := objectIn(objectIn(schema, "properties"), name)["enum"].([]any)
-		if len(enum) > 0 {
+		if enum, _ := property["enum"].([]any); len(enum) > 0 {
 			arguments[name] = enum[0]
 		}
 	}
@@ -392,6 +391,16 @@ type argumentCheck struct {
 	depth int // of nested calls of value
 }
 
+// resolve returns a schema, or the one that its $ref names. It returns nil for a schema
+// that is not an object.
+func (c *argumentCheck) resolve(schema any) map[string]any {
+	s, _ := schema.(map[string]any)
+	if ref, ok := s["$ref"].(string); ok {
+		return objectIn(objectIn(c.root, "$defs"), strings.TrimPrefix(ref, "#/$defs/"))
+	}
+	return s
+}
+
 // value checks the value at path against a schema.
 func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *argumentError {
 	c.left -= len(value) + 1
@@ -403,13 +412,12 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 	}
 	c.depth++
 	defer func() { c.depth-- }()
-	s, ok := schema.(map[string]any)
-	if !ok {
+	s := c.resolve(schema)
+	switch {
+	case s == nil:
 		return nil
-	}
-	if ref, ok := s["$ref"].(string); ok {
-		name := strings.TrimPrefix(ref, "#/$defs/")
-		return c.value(path, objectIn(c.root, "$defs")[name], value)
+	case s["$ref"] != nil:
+		return c.value(path, s, value)
 	}
 	types := textList(s["type"])
 	got := jsonType(value)
@@ -442,33 +450,41 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits,
-// the error is that of the alternative which fits best, because its error is deepest
-// inside the value; errors at the same path are combined. An alternative that wants
-// another constant, such as a kind of "circle", fits least.
+// the error is that of the alternative which fits best: the one that most constants select
+// or, among equals, the one whose error is deepest inside the value. Errors of equals at the
+// same path are combined.
 func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
-	var furthest *argumentError
-	fit := func(wrong *argumentError) int {
-		if wrong.path != path && strings.IndexAny(wrong.want, `"tf-0123456789`) == 0 { // a constant
-			return 0
-		}
-		return len(wrong.path)
-	}
+	var best *argumentError
+	bestFit := 0
 	for _, one := range slices.Concat(anyOf, oneOf) {
 		wrong := c.value(path, one, value)
+		if wrong == nil || c.left < 0 { // if too complex, the others can't be checked either
+			return wrong
+		}
+		fit := c.constants(one, value)<<16 + strings.Count(wrong.path, ".")
 		switch {
-		case wrong == nil:
-			return nil
-		case c.left < 0:
-			return wrong // too complex: the other alternatives can't be checked either
-		case furthest == nil || fit(wrong) > fit(furthest):
-			furthest = wrong
-		case furthest.path == wrong.path && !strings.Contains(furthest.want, wrong.want):
-			furthest.want = clipText(furthest.want+" or "+wrong.want, maxWantedText)
+		case best == nil || fit > bestFit:
+			best, bestFit = wrong, fit
+		case fit == bestFit && best.path == wrong.path && !strings.Contains(best.want, wrong.want):
+			best.want = clipText(best.want+" or "+wrong.want, maxWantedText)
 		}
 	}
-	return furthest
+	return best
+}
+
+// constants counts the members of an object that have a constant of an alternative, such as
+// a kind of "circle". They select the alternative.
+func (c *argumentCheck) constants(schema any, value json.RawMessage) (n int) {
+	properties := objectIn(c.resolve(schema), "properties")
+	for _, f := range members(value) {
+		property := objectIn(properties, f.key)
+		if property["enum"] != nil && scalarWanted(property, f.value) == "" {
+			n++
+		}
+	}
+	return n
 }
 
 // object checks the members of an object, missing ones last.
@@ -624,11 +640,12 @@ var (
 // of known types, and all its keys are those of a result.
 func isToolResult(value json.RawMessage) bool {
 	content := items(field(value, "content"))
-	isUnknown := func(block json.RawMessage) bool {
-		return !slices.Contains(contentTypes, stringField(block, "type"))
+	for _, block := range content {
+		if !slices.Contains(contentTypes, stringField(block, "type")) {
+			return false
+		}
 	}
-	return content != nil && !slices.ContainsFunc(content, isUnknown) &&
-		len(members(value).without(resultKeys...)) == 0
+	return content != nil && len(members(value).without(resultKeys...)) == 0
 }
 
 // resultText returns a tool's result for people: its structured content or, if it has none,
