@@ -384,16 +384,10 @@ func (r *request) find() (*Item, error) {
 		return nil, err
 	}
 	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
-	switch list {
-	case "tools":
-		var names []string
-		for _, item := range view.ambiguous[name] {
-			names = append(names, item.Name)
-		}
-		if names != nil {
-			e.Message += ": several modules have it, as " + strings.Join(names, ", ")
-		}
-	case "resources":
+	if claimants := view.ambiguous[list][name]; claimants != nil {
+		e.Message += ": several modules have it, as " + itemNames(claimants)
+	}
+	if list == "resources" {
 		if r.session.era == stateful {
 			e.Code = codeNoResource
 		}

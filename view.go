@@ -82,12 +82,13 @@ type View struct {
 	// Fingerprints maps the name of each list in announcedLists to a hash of the list.
 	Fingerprints map[string]string
 
-	all       []ViewModule                // also those that can't be hosted at the moment
-	own       map[string][]*Item          // tools by their modules' own names for them
-	items     map[string]map[string]*Item // by list, and by name or URI
-	ambiguous map[string][]*Item          // by name that belongs to no tool: the tools that would have it
-	templates []*Item                     // longest prefix first
-	webhooks  map[string][]*Item          // by path: the tools that would have it; see Hook
+	all   []ViewModule                // also those that can't be hosted at the moment
+	items map[string]map[string]*Item // by list, and by name or URI
+	// ambiguous contains, by list and by name that belongs to no item, the items that would
+	// have the name.
+	ambiguous map[string]map[string][]*Item
+	templates []*Item            // longest prefix first
+	webhooks  map[string][]*Item // by path: the tools that would have it; see Hook
 }
 
 // ViewModule is a module and its label in a view.
@@ -122,9 +123,9 @@ func (m ViewModule) item(name string) *Item {
 func newView(all []*Module, scope Scope) *View {
 	v := &View{
 		ToolsOf:      make(map[*Module][]*Item),
+		ambiguous:    make(map[string]map[string][]*Item),
 		items:        map[string]map[string]*Item{"resources": {}},
 		webhooks:     make(map[string][]*Item),
-		own:          make(map[string][]*Item),
 		Lists:        make(map[string]json.RawMessage),
 		Fingerprints: make(map[string]string),
 	}
@@ -152,7 +153,6 @@ func (v *View) addToolsAndPrompts() {
 			tool := &Item{Label: m.Label, Method: method, ownName: method.Name, module: m.Module}
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
-			v.own[method.Name] = append(v.own[method.Name], tool)
 			v.addWebhook(tool)
 			// A page that MCP Apps shows for the tool can be read even if no module lists
 			// it.
@@ -165,13 +165,13 @@ func (v *View) addToolsAndPrompts() {
 			prompts = append(prompts, &Item{Label: m.Label, ownName: name, definition: raw, module: m.Module})
 		}
 	}
-	v.ambiguous = v.addNamed("tools", v.Tools)
+	v.addNamed("tools", v.Tools)
 	v.addNamed("prompts", prompts)
 }
 
 // addNamed names the items, as nameItems does, sorts them by name and adds them under list.
-func (v *View) addNamed(list string, items []*Item) (ambiguous map[string][]*Item) {
-	ambiguous = nameItems(items)
+func (v *View) addNamed(list string, items []*Item) {
+	v.ambiguous[list] = nameItems(items)
 	slices.SortFunc(items, func(a, b *Item) int { return strings.Compare(a.Name, b.Name) })
 	v.items[list] = make(map[string]*Item)
 	var definitions []json.RawMessage
@@ -184,7 +184,6 @@ func (v *View) addNamed(list string, items []*Item) (ambiguous map[string][]*Ite
 		}
 	}
 	v.addList(list, list, definitions)
-	return ambiguous
 }
 
 // addWebhook adds a tool under the path of its webhook. If the path contains a label that
@@ -251,8 +250,9 @@ func (v *View) Lookup(list, name string) *Item {
 		return nil
 	}
 	item := v.items[list][name]
-	if own := v.own[name]; item == nil && list == "tools" && len(own) == 1 {
-		if v.candidates(name, own[0].module) == nil {
+	if item == nil && list == "tools" {
+		own := slices.DeleteFunc(slices.Clone(v.Tools), func(t *Item) bool { return t.ownName != name })
+		if len(own) == 1 && v.candidates(name, own[0].module) == nil {
 			return own[0]
 		}
 	}
@@ -308,6 +308,15 @@ func (v *View) Hook(path string) (tool *Item, alternatives []string) {
 		alternatives = append(alternatives, other)
 	}
 	return nil, alternatives
+}
+
+// itemNames returns the names of items, for people.
+func itemNames(items []*Item) string {
+	var names []string
+	for _, i := range items {
+		names = append(names, i.Name)
+	}
+	return strings.Join(names, ", ")
 }
 
 // Same reports whether other belongs to the same version of the same module.
