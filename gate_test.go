@@ -263,6 +263,7 @@ func TestScopeTable(t *testing.T) {
 	alone := newStateless(t, d.URL)
 	p, o, g, x := d.code("/proj"), d.code("/other"), d.code("/projX"), d.code("/projX")
 	check(t, "the claim to be revoked", alone.sees(inHeader(g)), "c_x") // and the other was never used
+	check(t, "another claim by HTTP+SSE", listTools(connectSSE(t, d.URL, inHeader(p)).testClient, inHeader(o)), "400")
 	d.revoke(g)
 	expire(t, d.Base, Code(x))
 	lists := map[string]string{p: seesProj, o: seesOther}

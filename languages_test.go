@@ -410,17 +410,15 @@ func (p *modulePeer) testAsksInTurn(kind string) {
 	p.wantAnswer("4", `{"for":"a"}`)
 }
 
-// hostedFiles are the same module in each language that a shim runs.
-var hostedFiles = []string{"testdata/hosted/m.usher.py", "testdata/hosted/m.usher.js"}
-
+// TestHosted hosts the same module in each language that a shim runs.
 func TestHosted(t *testing.T) {
 	long(t)
-	for _, file := range hostedFiles {
+	for _, file := range []string{"m.usher.py", "m.usher.js"} {
 		t.Run(filepath.Ext(file), func(t *testing.T) {
 			t.Parallel()
 			needLanguage(t, file)
 			dir := t.TempDir()
-			copyFiles(t, "testdata/hosted", dir, filepath.Base(file))
+			copyFiles(t, "testdata/hosted", dir, file)
 			d := startDaemon(t, dir)
 			c := connect(t, d.URL)
 			c.awaitTools("m_add", "m_crash", "m_handleForm", "m_walk")
