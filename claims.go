@@ -233,24 +233,21 @@ func statClaims(path string) (fs.FileInfo, error) {
 // readClaims reads and parses the file. The caller must close the result's file.
 func readClaims(path string) (*claimsFile, error) {
 	info, err := statClaims(path)
-	if err != nil {
-		return nil, err
+	if err != nil || info == nil {
+		return &claimsFile{}, err
 	}
-	if info == nil {
-		return &claimsFile{}, nil
-	}
+	var f *claimsFile
 	file, err := openRegular(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return &claimsFile{}, nil // deleted since the stat
+	if err == nil {
+		f, err = readOpenClaims(file)
 	}
-	if err != nil {
-		return nil, errUnreadable(path, err)
-	}
-	f, err := readOpenClaims(file)
 	if err != nil || runtime.GOOS == "windows" {
 		file.Close()
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // deleted since the stat
+		return &claimsFile{}, nil
+	case err != nil:
 		return nil, errUnreadable(path, err)
 	}
 	return f, nil

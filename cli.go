@@ -426,7 +426,7 @@ func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 		case s.Err != nil:
 			hint = "is not hosted: " + explain(s.Err)
 		default:
-			hint = "has " + cmp.Or(toolNames(view, s.Module), strings.Join(s.Module.Problems, "; "))
+			hint = "has " + cmp.Or(itemNames(view.ToolsOf[s.Module]), strings.Join(s.Module.Problems, "; "))
 		}
 		hints = append(hints, s.file()+" "+hint)
 	}
@@ -436,15 +436,6 @@ func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 
 // nameParts returns a name with an underscore before and after each of its parts.
 func nameParts(name string) string { return strings.ReplaceAll("_"+name+"_", "-", "_") }
-
-// toolNames returns the names of a module's tools in a view.
-func toolNames(view *View, m *Module) string {
-	var names []string
-	for _, t := range view.ToolsOf[m] {
-		names = append(names, t.Name)
-	}
-	return strings.Join(names, ", ")
-}
 
 // callTool calls a tool and prints its result.
 func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
@@ -508,7 +499,7 @@ func setupClaim(a *app, fs *flag.FlagSet) runFunc {
 		case args[0] == "revoke" && len(args) > 1:
 			return a.revokeClaims(ctx, args[1:])
 		}
-		return usageErrorf("want list, revoke CODE… or no argument; -scope takes a folder")
+		return usageErrorf("want list, revoke CODE… or nothing; -scope takes a folder")
 	}
 }
 
@@ -525,8 +516,7 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		URL string // "" if no daemon is running
 	}{c, daemon.URL}, asJSON)
 	if daemon.URL != "" && !daemon.RequireClaim {
-		a.warnf("claim: a client without a valid code gets everything: " +
-			"restart serve with -require-claim")
+		a.warnf("claim: a client without a valid code gets everything: restart serve with -require-claim")
 	}
 	if len(scanFolders([]string{dir}).modules) == 0 {
 		a.warnf("claim: no module is below %s yet", sanitize(dir))
@@ -576,7 +566,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 			a.printf("Approved %s (%s)  %s\n", sanitize(d.Name), d.Kind, sanitize(d.Path))
 		}
 		if len(news) == 0 {
-			a.printf("No module of the daemon is new or changed there.\n")
+			a.printf("No module is new or changed there.\n")
 		}
 		return nil
 	}
@@ -585,10 +575,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 // setupCompletion returns the command that prints a completion script.
 func setupCompletion(a *app, _ *flag.FlagSet) runFunc {
 	return func(_ context.Context, args []string) error {
-		shell := args[0]
-		if shell == "zsh" { // zsh reads the script for bash
-			shell = "bash"
-		}
+		shell := strings.Replace(args[0], "zsh", "bash", 1) // zsh reads the script for bash
 		script := helpText("complete." + shell)
 		if script == "" {
 			return usageErrorf("SHELL %q: want bash, zsh or fish", args[0])
@@ -612,8 +599,7 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err == nil {
 			_, err = f.Write(starter)
-			closeErr := f.Close()
-			err = cmp.Or(err, closeErr)
+			err = cmp.Or(err, f.Close())
 		}
 		if err != nil {
 			return fmt.Errorf("writing a new file: %w", err)

@@ -112,7 +112,7 @@ func (s *goSource) declareFunction(fn *ast.FuncDecl) {
 	place := s.place(fn.Name)
 	if fn.Type.TypeParams != nil {
 		s.problems = append(s.problems,
-			place+": "+name+": a function with type parameters can't be called from outside")
+			place+": "+name+": a function with type parameters can't be a method")
 		return
 	}
 	// The comment stays unmodified: its tags mean the same in every language. At run

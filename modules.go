@@ -278,7 +278,7 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	case refused != nil:
 		r.finishVersion(v, nil, refused)
 	case known == nil && r.CachedOnly:
-		r.finishVersion(v, nil, errors.New("not in the cache: run usher modules without -cached"))
+		r.finishVersion(v, nil, errors.New("not in the cache: omit -cached"))
 	default:
 		if known != nil {
 			v.imports.Store(known.Imports)
@@ -618,8 +618,9 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 			return nil, fmt.Errorf("%s: %w", method, err)
 		}
 		size += len(result)
-		var page []json.RawMessage
-		if items := field(result, key); items != nil && json.Unmarshal(items, &page) != nil {
+		list := field(result, key)
+		page := items(list)
+		if page == nil && !isNull(list) {
 			return nil, fmt.Errorf("%s: the answer has no list %q", method, key)
 		}
 		all = append(all, page...)

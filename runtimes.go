@@ -504,7 +504,7 @@ func checkFile(info fs.FileInfo, kind Kind) error {
 	case !info.Mode().IsRegular():
 		return errors.New("it is not a regular file")
 	case kind == kindShell && runtime.GOOS == "windows":
-		return errors.New("usher runs no shell modules on Windows: write it in another language")
+		return errors.New("shell modules don't run on Windows: use another language")
 	case info.Size() > limit:
 		return fmt.Errorf("it is larger than %s", formatSize(limit))
 	case kind == kindExecutable && runtime.GOOS != "windows" && info.Mode()&0o111 == 0:

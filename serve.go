@@ -596,10 +596,11 @@ func (d *daemon) describe(view *View, s Status) string {
 	case s.Pending || s.Module == nil:
 		state = "starting"
 	default:
-		if tools := view.ToolsOf[s.Module]; len(tools) > 0 {
+		tools := view.ToolsOf[s.Module]
+		if len(tools) > 0 {
 			name = tools[0].Label
 		}
-		text = cmp.Or(toolNames(view, s.Module), "no tools")
+		text = cmp.Or(itemNames(tools), "no tools")
 		if len(s.Module.Problems) > 0 {
 			text = "(usher modules has notes) " + text
 		}

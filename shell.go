@@ -269,7 +269,7 @@ func (s *shellServer) commandLine(name string, arguments json.RawMessage) ([]str
 			text = strings.TrimPrefix(string(oneLine(value)), "null")
 		}
 		if strings.Contains(text, "\x00") {
-			return nil, fmt.Errorf("parameter %q contains U+0000, which no argument can contain", p.name)
+			return nil, fmt.Errorf("parameter %q contains U+0000: no argument can", p.name)
 		}
 		args = append(args, text) // $1, $2, … as documented
 	}

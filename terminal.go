@@ -89,7 +89,7 @@ func (a *app) prepareData() error {
 func resolveDir(dir string) (string, error) {
 	info, err := os.Stat(dir) // refuses "", which Abs would treat as the current folder
 	if err != nil || !info.IsDir() {
-		return "", errors.New("not an existing folder")
+		return "", errors.New("no such folder")
 	}
 	return resolvePath(dir)
 }
@@ -236,17 +236,11 @@ const maxTTL = 100 * 365 * 24 * time.Hour
 func parseTTL(s string) (time.Duration, error) {
 	s = strings.ToLower(s)
 	factor := time.Duration(1)
-	digits := strings.TrimRight(s, "dw")
-	if consistsOf(digits, "0123456789") {
-		switch s[len(digits):] {
-		case "d":
-			factor = 24
-		case "w":
-			factor = 7 * 24
+	for unit, hours := range map[string]time.Duration{"d": 24, "w": 7 * 24} {
+		number, ok := strings.CutSuffix(s, unit)
+		if ok && consistsOf(number, "0123456789") {
+			s, factor = number+"h", hours
 		}
-	}
-	if factor > 1 {
-		s = digits + "h"
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 || d > maxTTL/factor {
