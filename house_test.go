@@ -443,6 +443,9 @@ func TestTour(t *testing.T) {
 	}
 }
 
+// network matches what opens sockets.
+var network = regexp.MustCompile(`^(net|tls|http)\.(Dial|Listen($|[CPTU])|Get|Post|Head$|Client$|Default|Transport$)`)
+
 func TestHouseRules(t *testing.T) {
 	fset := token.NewFileSet()
 	for _, name := range programFiles() {
@@ -465,16 +468,15 @@ func TestHouseRules(t *testing.T) {
 		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			sel, ok := n.(*ast.SelectorExpr)
-			if !ok || name == "main.go" {
-				return true
-			}
-			x, ok := sel.X.(*ast.Ident)
 			if !ok {
 				return true
 			}
-			call := x.Name + "." + sel.Sel.Name
-			if call == "os.Exit" || strings.HasPrefix(call, "log.Fatal") {
+			call := types.ExprString(sel)
+			if name != "main.go" && (call == "os.Exit" || strings.HasPrefix(call, "log.Fatal")) {
 				t.Errorf("%s calls %s: only main.go may end the process", name, call)
+			}
+			if network.MatchString(call) && name+" "+call != "serve.go net.Listen" {
+				t.Errorf("%s names %s: usher opens one socket, at -addr", name, call)
 			}
 			return true
 		})
