@@ -222,7 +222,7 @@ func goVersion(folders []string) string {
 func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []byte) (l launch, err error) {
 	l.Dir = filepath.Dir(path)
 	base := filepath.Base(path)
-	slow := cantBuildf(base, "go build did not end within %v", buildTimeout)
+	slow := cantBuildf(base, "go build took over %v", buildTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
 	defer cancel()
 	source, err := parseGoModule(base, src)

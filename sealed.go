@@ -274,7 +274,7 @@ func (s *sessionStore) write(line []byte) error {
 		err = file.Sync()
 	}
 	if err != nil { // half a line followed by others would make the log unusable
-		_ = file.Truncate(s.size)
+		_ = os.Truncate(s.path, s.size) // by path: on Windows, file can only append
 		return err
 	}
 	s.size += int64(len(line))
