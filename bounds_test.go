@@ -430,14 +430,14 @@ func TestEndedClaimsKeepNothing(t *testing.T) {
 			b.sessionLike(c)
 			defer b.begin(c.getRequest()).hangUp()
 			synctest.Wait()
-			check(t, "sessions of the claim", len(b.server.sessions.own[claim.Key()]), 2)
+			check(t, "sessions of the claim", b.sessionsOf(claim.Key()), 2)
 			revoke(t, b.base, claim.Code)
 			pass(2 * streamInterval)
-			check(t, "sessions after its end", len(b.server.sessions.own[claim.Key()]), 0)
+			check(t, "sessions after its end", b.sessionsOf(claim.Key()), 0)
 			c.Header.Del(claimHeader)
 			clients = append(clients, c)
 		}
-		check(t, "sessions in use", len(b.server.sessions.own[endedClaims]), 2)
+		check(t, "sessions in use", b.sessionsOf(endedClaims), 2)
 		b.unread = true
 		for _, c := range clients {
 			defer b.begin(echoRequest(10_000)(b, c)).hangUp()
@@ -886,7 +886,7 @@ func testTurns(t *testing.T, answered bool) {
 	w.update(func(s *workerState) { check(t, "its client's answer waits for a slot", len(s.asks), 1) })
 	cancel()
 	w.checkRuns(t, "beside those that were cancelled", 2)
-	check(t, "calls that run for the module", p.slots.used, 2)
+	p.slots.update(func() { check(t, "calls that run for the module", p.slots.used, 2) })
 	if answered {
 		w.answerCalls(1, maxRunningOf, nil)
 	} else {
@@ -899,7 +899,9 @@ func testTurns(t *testing.T, answered bool) {
 	if answered { // else the others began at once
 		check(t, "those that waited ended in the order", order, []string{"first", "second"})
 	}
-	check(t, "slots that are taken", p.slots.used+len(p.slots.usedBy.used)+len(p.slots.waiting), 0)
+	p.slots.update(func() {
+		check(t, "slots that are taken", p.slots.used+len(p.slots.usedBy.used)+len(p.slots.waiting), 0)
+	})
 }
 
 // TestPing cancels a call of a module that answers pings, and of one that does not, which

@@ -233,6 +233,13 @@ func (b *bubble) hears() string {
 	return strings.Join(lines, "\n")
 }
 
+// sessionsOf returns how many sessions of a principal are in memory.
+func (b *bubble) sessionsOf(principal string) int {
+	b.server.sessions.mu.Lock()
+	defer b.server.sessions.mu.Unlock()
+	return len(b.server.sessions.own[principal])
+}
+
 // suspended returns how many calls wait for input of clients without sessions.
 func (b *bubble) suspended() int {
 	synctest.Wait()
