@@ -75,16 +75,16 @@ func (c *child) end() {
 // that still have a process then.
 func endTrees(trees map[tree]bool) (left map[tree]bool) {
 	left = signalTrees(trees, syscall.SIGTERM)
-	var again syscall.Signal // KILL is sent several times, as processes may start others
+	var sig syscall.Signal // 0 sends nothing; KILL is sent several times, as processes may start others
 	start := time.Now()
 	pause := time.Millisecond
 	for len(left) > 0 && time.Since(start) < exitTimeout+killTimeout {
 		time.Sleep(pause)
 		pause = min(2*pause, 100*time.Millisecond)
 		if time.Since(start) > exitTimeout {
-			again = syscall.SIGKILL
+			sig = syscall.SIGKILL
 		}
-		left = signalTrees(left, again)
+		left = signalTrees(left, sig)
 	}
 	return left
 }
@@ -128,6 +128,9 @@ func (r *reaper) start(cmd *exec.Cmd) (*child, error) {
 	r.tell("+", t)
 	go func() { // ends with the process
 		c.err = cmd.Wait()
+		if c.err == exec.ErrWaitDelay { // it succeeded; others keep its pipes open
+			c.err = nil
+		}
 		close(c.exited)
 	}()
 	return c, nil
@@ -163,7 +166,9 @@ func (c *child) stopReading() {
 // tell sends the reaper process a line about a tree. The caller holds r.mu.
 func (r *reaper) tell(sign string, t tree) {
 	if r.pipe != nil {
-		fmt.Fprintln(r.pipe, sign, t.pid, t.start) // if it fails, launch starts another one
+		// An error means that the reaper process has ended: launch starts another, and sends
+		// it all trees.
+		fmt.Fprintln(r.pipe, sign, t.pid, t.start)
 	}
 }
 
@@ -202,8 +207,8 @@ func (r *reaper) Close() {
 
 // launch starts the reaper process and sends it all trees. The caller holds r.mu.
 func (r *reaper) launch() {
-	// The file may have been replaced or removed since (by an update, by go run); on
-	// Linux the running program has this name, too.
+	// usher's file may have been replaced or removed since usher started (by an update, by
+	// go run). On Linux, this name always leads to the running program.
 	exe := "/proc/self/exe"
 	var err error
 	if _, missing := os.Stat(exe); missing != nil {

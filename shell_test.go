@@ -64,7 +64,7 @@ func TestShellModule(t *testing.T) {
 		{"the last lines of a failure", "fail", ``, "5\n6\n7\n8\n9"},
 		{"a failure without a word", "mute", ``, "mute ended with exit status 4"},
 		{"a flood", "flood", ``, "larger than 4 MiB"},
-		{"a process left behind", "forks", ``, "done"},
+		{"a process left behind", "forks", `{"unread":"` + strings.Repeat("x", 200_000) + `"}`, "done"},
 		{"all memory", "hog", ``, `"isError":true`},
 		{"an argument that is too long", "args", `{"a":"` + strings.Repeat("x", 200_000) + `"}`,
 			"argument list too long"},

@@ -38,8 +38,8 @@ noise() { printf '\377\376{"jsonrpc":"2.0","id":1}'; }
 # Floods.
 flood() { head -c 100000000 /dev/zero | tr '\0' x; }
 
-# Leaves a process behind.
-forks() { sleep 999 & echo done; }
+# Leaves a process behind, which keeps stdin open.
+forks() { sleep 999 <&0 & echo done; }
 
 # Leaves one behind that writes.
 # @param {string} file when it is there, so does that process
