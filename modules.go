@@ -118,8 +118,9 @@ type manifest struct {
 // hash returns a hash of the manifest.
 func (m *manifest) hash() string { return hashOf(string(marshal(m))) }
 
-// newRegistry scans the workspace once and returns with the modules that the cache knows.
-// The others are introspected in the background. Close ends everything that it started.
+// newRegistry returns a registry after one scan of the workspace. Its catalog contains the
+// modules that the cache knows; the others are introspected in the background. Close ends
+// everything that newRegistry started.
 func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
@@ -140,7 +141,8 @@ func newRegistry(c registryConfig) *Registry {
 
 // Call runs attempt, which finds something in a view and asks its module. If the module
 // was reloaded between the two, or its file has changed, Call runs attempt again once the
-// new version is ready. So an edit fails no call, and the next call meets the edit.
+// new version is ready. So an edit that can be hosted makes no call fail, and the next call
+// uses the new version.
 func (r *Registry) Call(ctx context.Context,
 	attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for {
@@ -215,8 +217,8 @@ func (r *Registry) pools() (list []*pool) {
 	return list
 }
 
-// watch scans the workspace again and again. The time between two scans follows what a
-// scan costs, so that usher does not read a huge tree all day.
+// watch scans the workspace again and again. The time between two scans is proportional to
+// the time that a scan takes, so that usher does not read a huge tree all day.
 func (r *Registry) watch() {
 	wait := minPoll
 	for pauseFor(r.ctx, wait) {
@@ -242,7 +244,7 @@ func (r *Registry) Close() {
 	r.reaper.Close()
 }
 
-// update hosts what a scan has found.
+// update hosts the modules that a scan has found, and removes those that are gone.
 func (r *Registry) update(s *scan) {
 	r.updating.Lock()
 	defer r.updating.Unlock()
@@ -256,7 +258,7 @@ func (r *Registry) update(s *scan) {
 	}
 }
 
-// startVersion replaces a module's version by a new one. The old version's Module stays
+// startVersion replaces a module's version with a new one. The old version's Module stays
 // until the new version has one. refused says why the new version can't be hosted, or is
 // nil. The caller holds r.updating.
 func (r *Registry) startVersion(d discovered, refused error) {
@@ -295,9 +297,9 @@ func (v *moduleVersion) hasChanged() bool {
 	return err == nil && (fileVersion(info) != v.Version || v.imports.Load().changed())
 }
 
-// checkCurrent returns nil if a module has not changed since its version v was found, or
-// if usher does not follow changes of its file. Otherwise it starts the new version,
-// unless a scan has started it. The error is errRetired while the new version is pending
+// checkCurrent returns nil if a module has not changed since its version v was found, if its
+// file is gone, or if usher does not follow changes of its file. Otherwise it starts the new
+// version, unless a scan has started it. The error is errRetired while the new version is pending
 // and when it is ready, else the reason why it can't be hosted.
 func (r *Registry) checkCurrent(v *moduleVersion) error {
 	if !r.Watch || r.Approved != "" || v.Kind == kindConfig || !v.hasChanged() {
@@ -357,13 +359,13 @@ func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 	}
 	return slices.DeleteFunc(s.modules, func(d discovered) bool {
 		v := r.modules[d.key()]
-		same := v != nil && v.Version == d.Version && (v.discovered.Err != nil ||
+		same := v != nil && v.Version == d.Version && (v.discovered.Err != nil || v.Content == "" ||
 			errors.Is(v.Err, errUnapproved) == (check(v.discovered) != nil))
 		return same || r.Only != nil && !r.Only(d.Name)
 	})
 }
 
-// replace replaces the module of a version by m, or removes it if m is nil. The processes
+// replace replaces the module of a version with m, or removes it if m is nil. The processes
 // of the old module end after the calls under way. A new call of the old module waits for
 // the next catalog: see Registry.Call. The caller holds r.mu.
 func (r *Registry) replace(v *moduleVersion, m *Module) {
@@ -559,7 +561,7 @@ func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 		Shared:    field(extensions, "usher/shared") != nil,
 		Imports:   v.imports.Load(),
 	}
-	// The functions that usher's own runtimes can't offer.
+	// usher's own runtimes list here the functions that they can't offer.
 	_ = json.Unmarshal(field(field(extensions, "usher/problems"), "problems"), &m.Problems)
 	for _, key := range sortedKeys(listMethods) {
 		items, err := w.list(ctx, key)
@@ -839,7 +841,7 @@ func (r *Registry) cachePath(d discovered) string {
 }
 
 // cacheVersion returns a hash that changes with the file, with usher, and with cacheFormat.
-// It includes the content, if that is known, as the times of a file can be set.
+// It includes the content, if that is known, because a file's times can be set.
 func (d discovered) cacheVersion() string {
 	return hashOf(version(), cacheFormat, d.Version, d.Content)
 }

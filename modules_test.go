@@ -115,16 +115,21 @@ func TestHotReload(t *testing.T) {
 func TestFailureIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	synctest.Test(t, func(t *testing.T) {
-		log := &output{}
-		r := registryOf(t, dir, log)
-		s := &scan{seen: make(map[string]bool), root: dir}
-		path := dir + "/m.usher"
-		s.add(path, path, discovered{Name: "m", Kind: kindExecutable})
-		r.update(s)
-		pass(time.Hour)
-		check(t, "times that it is logged", strings.Count(log.String(), "module failed"), 1)
-	})
+	for _, approved := range []string{"", dir + "/approved.json"} {
+		synctest.Test(t, func(t *testing.T) {
+			log := &output{}
+			r := registryOf(t, dir, log)
+			r.Approved = approved
+			for range 2 {
+				s := &scan{seen: make(map[string]bool), root: dir}
+				path := dir + "/m.usher"
+				s.add(path, path, discovered{Name: "m", Kind: kindExecutable})
+				r.update(s)
+				pass(time.Hour)
+			}
+			check(t, "times that it is logged", strings.Count(log.String(), "module failed"), 1)
+		})
+	}
 }
 
 // TestOddFiles has files that must not be read like files; others are hosted all
