@@ -37,9 +37,9 @@ type Method struct {
 	headerParams map[string]string
 }
 
-// parseMethod parses the MCP tool definition of a module of a kind. It applies the tags in
-// the description, and removes them. The problem, "" for none, does not keep the method from
-// being hosted.
+// parseMethod parses an MCP tool definition of a module of the given kind. It removes the
+// tags from the description and applies them. A problem, "" for none, keeps the method from
+// receiving webhooks, not from being called.
 func parseMethod(definition json.RawMessage, kind Kind) (m *Method, problem string) {
 	list := members(definition)
 	m = &Method{
@@ -82,7 +82,7 @@ var hookPath = regexp.MustCompile(`^[A-Za-z0-9._~/-]+$`)
 func checkHookPath(hook string) error {
 	if !hookPath.MatchString(hook) || path.Clean("/"+hook) != "/"+hook {
 		return fmt.Errorf("@webhook %q is not served: "+
-			"want a path of A-Z a-z 0-9 . _ ~ / - without empty parts, . and ..", hook)
+			"want a path of A-Z a-z 0-9 . _ ~ / - with no empty, . or .. parts", hook)
 	}
 	return nil
 }
@@ -116,9 +116,10 @@ func (m *Method) appURI() string {
 	return stringField(field(m.definition.get("_meta"), "ui"), "resourceUri")
 }
 
-// cleanSchema returns the schema without webhookParam and with the documentation of the
-// parameters. It adds documented parameters that the schema lacks if the language declares
-// no types, and properties if there are none, as some clients require them.
+// cleanSchema returns a method's schema without webhookParam, and with the documentation of
+// its parameters. If the language declares no types, cleanSchema adds the parameters that
+// only the documentation names. The result always has properties, as some clients require
+// them.
 func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMessage {
 	list := members(schema)
 	props := members(list.get("properties")).without(webhookParam)
@@ -143,7 +144,7 @@ func cleanSchema(schema json.RawMessage, docs []paramDoc, kind Kind) json.RawMes
 	return list.encode()
 }
 
-// documented returns a parameter's schema, nil for none, with its documentation: the text,
+// documented adds a parameter's documentation to its schema, which may be nil: the text,
 // the default, and the type unless the schema has one.
 func documented(schema json.RawMessage, d paramDoc) json.RawMessage {
 	own := members(schema)
@@ -206,8 +207,8 @@ type docTags struct {
 	IsHook bool // the method can receive webhooks
 	// Hook is the path of its webhook below /webhook/; "" means MODULE/METHOD.
 	Hook string
-	// Signature is the line with the tag @signature, or with a word that may be meant as
-	// one; "" for none.
+	// Signature is the line with the tag @signature, or the first line with a misplaced tag,
+	// which parseSignature refuses; "" for none.
 	Signature   string
 	description string // without the lines of the tags
 	params      []paramDoc
@@ -230,7 +231,8 @@ var annotationTags = map[string]string{
 	"@idempotent":  "idempotentHint",
 }
 
-// misplacedTag matches a tag that does not begin its line, and so does not count.
+// misplacedTag matches a tag inside a line. parseDoc stores the line as Signature, which
+// makes the webhook invalid instead of unprotected.
 var misplacedTag = regexp.MustCompile(`\S\s+@(webhook|signature)(\s|$)`)
 
 // parseDoc parses the documentation of a method of a module of a kind. Each tag begins a
@@ -480,7 +482,7 @@ func (c *argumentCheck) constants(schema any, value json.RawMessage) (n int) {
 	properties := objectIn(c.resolve(schema), "properties")
 	for _, f := range members(value) {
 		property := objectIn(properties, f.key)
-		if property["enum"] != nil && scalarWanted(property, f.value) == "" {
+		if property["enum"] != nil && c.value("", property, f.value) == nil {
 			n++
 		}
 	}

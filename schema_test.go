@@ -94,7 +94,8 @@ func TestCheckArguments(t *testing.T) {
 		"nothing":{"enum":[]},
 		"at":{"type":"string","format":"date-time"},
 		"lost":{"$ref":"#/$defs/Gone"},"shape":{"anyOf":[{"$ref":"#/$defs/Circle"},
-			{"type":"object","properties":{"kind":{"enum":["box"]},"at":{"type":"array"}},"required":["kind","size"]}]}
+			{"type":"object","properties":{"kind":{"enum":["box"]},"at":{"type":"array"},
+				"to":{"enum":[[]]}},"required":["kind","size"]}]}
 		},"required":["s","gone"],"$defs":{
 		"Circle":{"type":"object","properties":{"at":{"type":"integer"},"kind":{"enum":["disc","circle"]}},
 			"required":["kind","radius"]},
@@ -121,17 +122,17 @@ func TestCheckArguments(t *testing.T) {
 		`"list":[1,null]`:              `parameter "list.1": want an integer, got null`,
 		`"either":true`: `parameter "either": want an integer or ` +
 			`an object or an array, got a boolean`,
-		`"either":{}`:                     `parameter "either.rows" is required: an integer`,
-		`"either":{"rows":"x"}`:           `parameter "either.rows": want an integer, got a string`,
-		`"one":"some"`:                    `parameter "one": want an integer or "all", got a string`,
-		`"kind":1`:                        `parameter "kind": want one of "a","é", got an integer`,
-		`"shape":{}`:                      `parameter "shape.kind" is required`,
-		`"shape":{"kind":"x"}`:            `parameter "shape.kind": want one of "disc","circle" or "box", got "x"`,
-		`"shape":{"at":[],"kind":"box"}`:  `parameter "shape.size" is required`,
-		`"shape":{"at":1,"kind":"box"}`:   `parameter "shape.at": want an array, got an integer`,
-		`"shape":{"at":[],"kind":"disc"}`: `parameter "shape.at": want an integer, got an array`,
-		`"strict":{"b":1}`:                `parameter "strict.b" is not known`,
-		`"nothing":1`:                     `parameter "nothing": want one of , got 1`,
+		`"either":{}`:                            `parameter "either.rows" is required: an integer`,
+		`"either":{"rows":"x"}`:                  `parameter "either.rows": want an integer, got a string`,
+		`"one":"some"`:                           `parameter "one": want an integer or "all", got a string`,
+		`"kind":1`:                               `parameter "kind": want one of "a","é", got an integer`,
+		`"shape":{}`:                             `parameter "shape.kind" is required`,
+		`"shape":{"kind":"x"}`:                   `parameter "shape.kind": want one of "disc","circle" or "box", got "x"`,
+		`"shape":{"at":[],"kind":"box","to":[]}`: `parameter "shape.size" is required`,
+		`"shape":{"at":1,"kind":"box"}`:          `parameter "shape.at": want an array, got an integer`,
+		`"shape":{"at":[],"kind":"disc"}`:        `parameter "shape.at": want an integer, got an array`,
+		`"strict":{"b":1}`:                       `parameter "strict.b" is not known`,
+		`"nothing":1`:                            `parameter "nothing": want one of , got 1`,
 		`"at":"tomorrow"`: `parameter "at": ` +
 			`want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
 		`"tree":` + strings.Repeat(`{"left":`, 999) + `{}` + strings.Repeat(`}`, 999): `too complex`,
