@@ -3,8 +3,8 @@
 //
 // Only names and comments come from the syntax. The compiler knows the types: the generated
 // main (runtimes/gomain.go.txt) makes the JSON Schemas by reflection when it is asked for
-// its tools. The go command knows whether a build is fresh, so it runs at each start of a
-// module.
+// its tools. The go command knows whether a build is fresh, so it runs before each start of
+// a module's process.
 
 package main
 
@@ -124,8 +124,8 @@ func (s *goSource) declareFunction(fn *ast.FuncDecl) {
 	s.describe("main."+name, fn.Type.Params) // a parameter may be a struct without a name
 }
 
-// describe stores under path the first comment that is not empty. It stores the comments of
-// the fields of structs in node under their positions: "A, B int" is two fields.
+// describe stores the first comment that is not empty under path, and the comments of struct
+// fields in node under path and their position: "A, B int" is two fields.
 func (s *goSource) describe(path string, node ast.Node, comments ...*ast.CommentGroup) {
 	for _, group := range comments {
 		if text := strings.Join(strings.Fields(group.Text()), " "); text != "" && s.comments[path] == "" {
@@ -217,8 +217,9 @@ func goVersion(folders []string) string {
 // and returns how to start the binary in folder. The binary's name is a hash of its content,
 // so that the binary never changes. A build is quick if nothing has changed, as the go
 // command caches; nothing is written beside the module. The error is a *processError if the
-// module is at fault or the build takes too long, and ctx's cause if ctx ended the build; the
-// imports are known even then. Safe for concurrent use, also by several processes.
+// module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
+// l.Imports is set even then, unless the error came before the go command. Safe for
+// concurrent use, also by several processes.
 func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []byte) (l launch, err error) {
 	l.Dir = filepath.Dir(path)
 	base := filepath.Base(path)
@@ -248,8 +249,8 @@ func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []by
 	return l, err
 }
 
-// keepBuild moves a binary to its name, and removes all binaries that have not been used
-// for a long time.
+// keepBuild moves a binary to its final name. It also removes everything in folder that is
+// older than keepBuilds: each start of a module renews its binary.
 func keepBuild(folder, built string) (string, error) {
 	data, err := os.ReadFile(built)
 	if err != nil {
@@ -264,10 +265,10 @@ func keepBuild(folder, built string) (string, error) {
 			return "", err
 		}
 	}
-	old, _ := filepath.Glob(filepath.Join(folder, "*"))
-	for _, path := range old {
-		if info, err := os.Stat(path); err == nil && time.Since(info.ModTime()) > keepBuilds {
-			os.RemoveAll(path)
+	old, _ := os.ReadDir(folder)
+	for _, entry := range old {
+		if info, err := entry.Info(); err == nil && time.Since(info.ModTime()) > keepBuilds {
+			os.RemoveAll(filepath.Join(folder, entry.Name()))
 		}
 	}
 	return binary, nil
@@ -319,8 +320,8 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*g
 // and can be imported.
 const ownPackage = `{{with .Module}}{{if and .Main (ne $.Name "main")}}{{$.Dir}}{{end}}{{end}}`
 
-// runGo runs the go command for the program in dir that overlay completes, until ctx ends, and
-// returns what it prints.
+// runGo runs the go command in dir, on the two files that overlay adds there, until ctx
+// ends. It returns everything that the command prints.
 func runGo(ctx context.Context, r *reaper, dir, overlay string, args ...string) (string, error) {
 	// No -tags: named files are built whatever their constraints are, and the tag must
 	// not reach other packages.
