@@ -37,7 +37,9 @@ type frame struct {
 	event string // the kind of event; "" for a message
 }
 
-// parts returns the pieces of the message, with tail at the end.
+// parts returns the pieces of the message, with tail at the end. It may write into the spare
+// capacity of msg, so a message that several connections can write must be clipped: see
+// keepLocked.
 func (f frame) parts(tail string) [][]byte {
 	if f.list == nil {
 		return [][]byte{append(f.msg, tail...)}
@@ -91,7 +93,7 @@ func (o *outbox) send(f frame) bool {
 	sent := !o.ended && o.startLocked() && o.sendLocked(f)
 	o.mu.Unlock()
 	if sent && f.msg != nil {
-		o.resumable()
+		o.resumable() // forgets the stream if the client has lost access
 	}
 	return sent
 }
@@ -115,7 +117,7 @@ func (o *outbox) finish(last frame, stream bool) bool {
 	o.expireLocked()
 	o.mu.Unlock()
 	if isStream && last.msg != nil {
-		o.resumable()
+		o.resumable() // forgets the stream if the client has lost access
 	}
 	return isStream
 }
@@ -227,7 +229,7 @@ func (o *outbox) next(conn *connection) (f *frame, over bool) {
 	return &first, false
 }
 
-// disconnect is disconnectLocked for a caller that does not hold o.mu.
+// disconnect locks o.mu and calls disconnectLocked.
 func (o *outbox) disconnect(conn *connection) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -258,10 +260,11 @@ func (o *outbox) resume(conn *connection, n int) bool {
 		return false
 	}
 	o.disconnectLocked(o.conn)
-	if o.kept == nil { // the stream has ended, and the client has missed nothing
+	// kept is nil if the stream has ended and the client has missed nothing. Stop returns
+	// false if the stream is about to be forgotten.
+	if o.kept == nil || !o.kept.forgetting.Stop() {
 		return false
 	}
-	o.kept.forgetting.Stop()
 	o.kept.forgetting = nil
 	o.connectLocked(conn)
 	return o.queueLocked(append(slices.Clip(missed), frame{})...)
@@ -275,8 +278,8 @@ type keptStream struct {
 	session string
 	primed  bool // the stream begins with an event that it can be resumed from
 
-	// While authorized returns false, messages are neither kept nor replayed. It may read the
-	// claims file, so it is never called with a lock held.
+	// Once authorized returns false, the stream is forgotten for good. It may read the claims
+	// file, so it is never called with a lock held.
 	authorized func() bool
 
 	messages   []frame     // the latest messages, as many as there is room for
@@ -290,11 +293,11 @@ func (o *outbox) resumable() bool {
 	o.mu.Lock()
 	kept := o.kept
 	o.mu.Unlock()
-	if kept == nil || kept.authorized() {
-		return kept != nil
+	if kept != nil && !kept.authorized() {
+		o.forget()
+		kept = nil
 	}
-	o.forget()
-	return false
+	return kept != nil
 }
 
 // forget drops the stream's kept messages. From then on the stream can't be resumed.
@@ -304,7 +307,7 @@ func (o *outbox) forget() {
 	o.forgetLocked()
 }
 
-// forgetLocked is forget for a caller that holds o.mu.
+// forgetLocked does the work of forget. The caller holds o.mu.
 func (o *outbox) forgetLocked() {
 	if o.kept == nil {
 		return
@@ -364,7 +367,7 @@ func (o *outbox) after(n int) (missed []frame, ok bool) {
 	return o.afterLocked(n)
 }
 
-// afterLocked is after for a caller that holds o.mu.
+// afterLocked does the work of after. The caller holds o.mu.
 func (o *outbox) afterLocked(n int) (missed []frame, ok bool) {
 	if o.kept == nil || n > o.kept.last {
 		return nil, false
