@@ -1,8 +1,8 @@
 //go:build linux || darwin
 
 // Processes on Linux and macOS: functions that start a process with a tree of its own, send
-// signals to the tree, and identify a process even after its pid was reused. reaper.go
-// decides which tree ends, and when.
+// signals to the tree, and notice that a pid now belongs to another process. They decide
+// nothing: reaper.go does.
 
 package main
 
@@ -23,7 +23,7 @@ type tree struct {
 	start string // start time of the leader; "" on macOS
 }
 
-// reapTrees says that trees outlive usher, unless the reaper ends them.
+// reapTrees is true, as trees outlive usher unless the reaper ends them.
 const reapTrees = true
 
 // startTree starts cmd as the leader of a new tree, without a terminal.
@@ -38,9 +38,9 @@ func startTree(cmd *exec.Cmd) (tree, error) {
 // lowerPriority lets other processes go first, if they need the processors.
 func (t tree) lowerPriority() { _ = syscall.Setpriority(syscall.PRIO_PGRP, t.pid, 10) }
 
-// signalTrees sends a signal to every process of the trees, or none if sig is 0. It returns
-// the trees that have a process. On Linux, /proc shows the processes that have left the
-// leader's group, as timeout does; on macOS, such processes are not found.
+// signalTrees sends sig to every process of the trees; 0 sends nothing. It returns the trees
+// that still have a process. On Linux, /proc also shows processes that have left the
+// leader's group, such as those of timeout(1); on macOS, these are not found.
 func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool) {
 	living = make(map[tree]bool)
 	sessions := make(map[int]tree)
@@ -131,7 +131,8 @@ func checkPrivate(folder string, sticky bool) error {
 	return nil
 }
 
-// lockFile creates a file if necessary, and locks it until it is closed or the process ends.
+// lockFile creates a file if necessary and locks it, until it is closed or the process ends.
+// It does not wait: see isShared.
 func lockFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err == nil {

@@ -36,17 +36,19 @@ func startTree(cmd *exec.Cmd) (tree, error) {
 	limits := [18]uint64{2: 0x2000}
 	kernel32.NewProc("SetInformationJobObject").Call(job, 9, uintptr(unsafe.Pointer(&limits)),
 		unsafe.Sizeof(limits))
-	err := cmd.Process.WithHandle(func(process uintptr) {
+	// WithHandle can't fail before Wait. If the assignment fails, usher can't end the process.
+	_ = cmd.Process.WithHandle(func(process uintptr) {
 		kernel32.NewProc("AssignProcessToJobObject").Call(job, process)
 	})
-	return tree{pid: cmd.Process.Pid, job: job}, err
+	return tree{pid: cmd.Process.Pid, job: job}, nil
 }
 
 // lowerPriority does nothing on Windows.
 func (t tree) lowerPriority() {}
 
 // signalTrees ends every process of the trees: Windows has no signal for console programs
-// without a console. It returns no trees, because no process can survive this.
+// without a console. It does so even if the signal is 0; only shell modules, which don't run
+// on Windows, send that. It returns no trees, because no process can survive this.
 func signalTrees(trees map[tree]bool, _ syscall.Signal) (living map[tree]bool) {
 	for t := range trees {
 		kernel32.NewProc("TerminateJobObject").Call(t.job, 1)
@@ -70,7 +72,8 @@ func processAlive(pid int) bool {
 	return syscall.GetExitCodeProcess(h, &code) == nil && code == stillActive
 }
 
-// lockFile creates a file if necessary, and opens it for this process alone.
+// lockFile creates a file if necessary, and opens it for this process alone. It does not
+// wait: see isShared.
 func lockFile(path string) (*os.File, error) {
 	name, err := syscall.UTF16PtrFromString(path)
 	if err != nil {
@@ -84,8 +87,8 @@ func lockFile(path string) (*os.File, error) {
 	return os.NewFile(uintptr(h), path), nil
 }
 
-// isShared reports whether an operation failed because another process, such as a virus
-// scanner, has the file open.
+// isShared reports whether an operation may have failed because another process, such as a
+// virus scanner, has the file open. A lack of permission looks the same.
 func isShared(err error) bool {
 	const sharingViolation = syscall.Errno(32)
 	return errors.Is(err, os.ErrPermission) || errors.Is(err, sharingViolation)
