@@ -426,7 +426,8 @@ func TestPublicURL(t *testing.T) {
 	dir, base := twoProjects(t), t.TempDir()
 	writeFake(t, dir+"/hooks.usher", "good tools=handleX")
 	const public = "https://usher.example/below/"
-	d := daemonOptions{base: base}.startReady(t, dir, "-public-url", strings.TrimSuffix(public, "/"), "-require-claim")
+	d := daemonOptions{base: base}.startReady(t, dir, "-public-url", strings.TrimSuffix(public, "/"),
+		"-require-claim", "-allow-host", "2001:db8::1")
 	check(t, "the URL of serve", d.URL, public)
 	wantUsher(t, 0, public, "claim", "-scope", dir, "-base", base)
 	wantUsher(t, 0, public+"webhook/hooks/handleX", "modules", dir, "-base", base)

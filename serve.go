@@ -113,7 +113,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 
 // addHost sets -allow-host.
 func (f *serveFlags) addHost(name string) error {
-	if name == "" || strings.ContainsAny(name, "/: ") {
+	if name == "" || strings.ContainsAny(name, "/: ") && net.ParseIP(name) == nil {
 		return errors.New("want a host name without scheme and port, such as usher.example.com")
 	}
 	f.origins.hosts = append(f.origins.hosts, strings.ToLower(name))
@@ -252,7 +252,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
 	if approved != nil { // the first record contains the address
-		d.log.Info("approved all modules; new and changed ones need usher approve", approved...)
+		d.log.Info("approved all modules; later changes need usher approve", approved...)
 	}
 	claims := openClaims(a.data, d.log)
 	defer claims.Close()
@@ -280,9 +280,8 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 		return err
 	})
 	if isShared(err) {
-		other := readDaemon(d.app.data)
-		err = fmt.Errorf("another usher (process %d, %s) uses this base folder: "+
-			"use it, or name another folder with -base", other.PID, other.URL)
+		err = fmt.Errorf("another usher (%s) uses this base folder: use it, or set -base",
+			cmp.Or(readDaemon(d.app.data).URL, "still starting"))
 	}
 	return lock, err
 }
@@ -507,7 +506,7 @@ func (d *daemon) openLog() *slog.Logger {
 	return newRecordLog(d.showRecord)
 }
 
-// shownKeys are the values of a record that a terminal shows.
+// shownKeys are the keys of a record's values that a terminal shows, in this order.
 const shownKeys = "msg module method tool path line data status outcome why err took label below"
 
 // showRecord prints a record of the log as a line for people. It leaves out the records
@@ -580,7 +579,8 @@ func describeBuilds(report []Status) string {
 	return fmt.Sprintf("  building %d of %d: %s …\n", done+1, total, name)
 }
 
-// describe returns a line with the state of a module, or "" if it is being built.
+// describe returns a line with the state of a module, or "" for a Go module that is pending:
+// see describeBuilds.
 func (d *daemon) describe(view *View, s Status) string {
 	state := "ready"
 	name := cmp.Or(s.Name, s.file())
@@ -664,7 +664,8 @@ type daemonRecord struct {
 }
 
 // readDaemon reads the record of the daemon that runs in a data folder. It returns the
-// zero value if none runs.
+// zero value if none runs. While a daemon starts, the record may be of an earlier one that
+// was killed, or missing.
 func readDaemon(dataDir string) (d daemonRecord) {
 	raw, err := readRegular(filepath.Join(dataDir, recordName))
 	if err != nil || json.Unmarshal(raw, &d) != nil {
