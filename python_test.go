@@ -104,6 +104,7 @@ func TestPythonParameters(t *testing.T) {
 			`{"beds":["list",[` + bed("null") + `]],` +
 				`"by_name":["dict",{"a":` + bed("null") + `}],"by_day":["dict",{"7":"x"}]}`},
 		{"echo", `{"n":12345678901234567890123,"x":1}`, `{"n":["int",12345678901234567890123],"x":["float",1.0]}`},
+		{"echo", `{"numbers":[1.5]}`, `{"numbers":["list",[1.5]]}`},
 		{"echo", `{"either":{"rows":1}}`, `{"either":["Bed",` + bed("null") + `]}`},
 		{"echo", `{"at":"2026-01-02T03:04:05.123456789Z","on":"2026-01-02","data":"aGk="}`,
 			`{"at":["datetime","2026-01-02T03:04:05.123456+00:00"],` +

@@ -166,7 +166,7 @@ class Type:
         return schema
 
 
-ANY = Type({}, lambda value: value, null=True)
+ANY = Type({}, lambda v: v, null=True)
 
 
 def only(*kinds):
@@ -210,14 +210,18 @@ def spell_out_z(text):
 def string_type(convert, **keywords):
     """Returns the Type of a value that JSON writes as a string."""
     schema = {"type": "string", **keywords}
-    return Type(schema, lambda value: convert(only(str)(value)))
+    return Type(schema, lambda v: convert(only(str)(v)))
 
 
 TYPES = {
     str: Type({"type": "string"}, only(str)),
     bool: Type({"type": "boolean"}, only(bool)),
-    int: Type({"type": "integer"}, lambda value: int(only(int, float)(value))),
-    float: Type({"type": "number"}, lambda value: float(only(float, int)(value))),
+    # A union of int and float must not turn 1.5 into 1.
+    int: Type(
+        {"type": "integer"},
+        lambda v: int(v) if only(int, float)(v) == int(v) else only(int)(v),
+    ),
+    float: Type({"type": "number"}, lambda v: float(only(float, int)(v))),
     type(None): Type({"type": "null"}, only(type(None))),
     bytes: string_type(parse_base64, contentEncoding="base64"),
     datetime.datetime: string_type(parse_datetime, format="date-time"),

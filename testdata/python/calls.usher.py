@@ -43,7 +43,7 @@ def echo(
     bed: Optional[Bed] = None, beds: List[Bed] = (), by_name: Optional[Dict[str, Bed]] = None, by_day: Optional[Dict[int, str]] = None,
     n: int = 0, x: float = 0.0, at: Optional[datetime.datetime] = None, on: Optional[datetime.date] = None, data: bytes = b"",
     either: Union[int, Bed, None] = None, some: Optional[Set[int]] = None, pair: Optional[Tuple[int, str]] = None, anything: Any = None,
-    nullable: Optional[int] = 3,
+    nullable: Optional[int] = 3, numbers: Union[List[int], List[float], None] = None,
 ):
     given = {k: v for k, v in locals().items() if v != echo.__defaults__[list(echo.__annotations__).index(k)]}
     return {k: [type(v).__name__, v] for k, v in given.items()}
