@@ -397,7 +397,7 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 func (d *delivery) verify() error {
 	if d.rule == nil {
 		if !d.hasSecret {
-			return errors.New("no secret, and this method verifies no signatures")
+			return httpErrorf(http.StatusUnauthorized, "no secret, and no signature is verified")
 		}
 		return nil
 	}
@@ -472,10 +472,9 @@ func signatureSize(h http.Header) (size int) {
 // checkRecent returns an error unless a timestamp in Unix seconds is near now.
 func checkRecent(stamp string, now time.Time) error {
 	n, err := strconv.ParseInt(stamp, 10, 64)
-	off := now.Sub(time.Unix(n, 0)).Abs()
-	if err != nil || off > signatureTolerance {
-		return fmt.Errorf("the signature's timestamp %q is %v off",
-			clipText(stamp, 20), off.Round(time.Second))
+	if err != nil || now.Sub(time.Unix(n, 0)).Abs() > signatureTolerance {
+		return fmt.Errorf("the signature's timestamp %q is not within %v of now",
+			clipText(stamp, 20), signatureTolerance)
 	}
 	return nil
 }
@@ -535,8 +534,8 @@ func jsonObject(body []byte) (object, error) {
 }
 
 // formParams converts a form to parameters. If a field named payload contains a JSON
-// object, as GitHub sends it, the object's members are the parameters, unless the method
-// has a parameter of that name.
+// object, as GitHub sends it, the object's members replace that field, unless the method
+// has a parameter named payload.
 func formParams(form *multipart.Form, m *Method) (list object) {
 	values := make(map[string][]json.RawMessage)
 	for name, texts := range form.Value {
@@ -594,7 +593,8 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 		return value
 	case text == "" && len(types) > 0:
 		return nil
-	case (wants("number") || wants("integer")) && isNumber(text):
+	case (wants("number") || wants("integer")) && json.Valid([]byte(text)) &&
+		strings.ContainsAny(text[:1], "-0123456789"):
 		return json.RawMessage(text)
 	case wants("boolean") && slices.Contains([]string{"true", "on", "1"}, text):
 		return json.RawMessage("true")
@@ -602,11 +602,6 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 		return json.RawMessage("false")
 	}
 	return value
-}
-
-// isNumber reports whether text is a JSON number.
-func isNumber(text string) bool {
-	return strings.ContainsAny(text[:1], "-0123456789") && json.Valid([]byte(text))
 }
 
 // webhookAnswer is the answer to a delivery. A method can return one as "_response".
