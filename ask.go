@@ -246,8 +246,8 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	}.encode()
 }
 
-// watch ends the call if it is still suspended under state when until has come, or when
-// its caller loses access. Then the state becomes invalid.
+// watch ends the call if it is still suspended under state at the time until, or when its
+// caller loses access. Then the state becomes invalid.
 func (c *suspendedCall) watch(state string, until time.Time) {
 	time.AfterFunc(min(streamInterval, time.Until(until)), func() {
 		authorized := c.request.caller.authorized()

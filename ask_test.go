@@ -375,7 +375,7 @@ func (s *stormClient) callOnce(t *testing.T, module, kind, word string, owners *
 	ask := fakeAsk{Mark: word, Asks: []fakeWish{askFor(kind, word)}}
 	for {
 		pid, got, text := askGot(s.call(module+"_ask", ask))
-		notSure := module == "silent" && strings.Contains(text, "can't tell which client")
+		notSure := module == "silent" && strings.Contains(text, "can't tell which call")
 		if notSure || strings.Contains(text, "is busy") {
 			continue
 		}

@@ -294,7 +294,7 @@ func (f *claimsFile) expired(now time.Time) bool {
 	return !f.soonest.IsZero() && !now.Before(f.soonest)
 }
 
-// errNoClaim is returned by Revoke for a code that no active claim has.
+// errNoClaim reports that no active claim has a code.
 var errNoClaim = errors.New("no active claim has this code: run usher claim list")
 
 // errClaimsUnreadable matches every error that means that claims.json exists and can't be
@@ -353,7 +353,7 @@ func (s *ClaimStore) Create(ctx context.Context, scopeDir, label string, ttl tim
 	var made Claim
 	err := s.update(ctx, func(old *claimsFile, now time.Time) (claims []Claim, err error) {
 		code := drawCode()
-		for old.byCode[code].Code == code { // taken
+		for old.byCode[code].exists() { // taken
 			code = drawCode()
 		}
 		now = now.UTC().Truncate(time.Millisecond)

@@ -124,7 +124,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		fs.PrintDefaults()
 		return nil
 	case err != nil:
-		const want = "want a whole number, a duration such as 5m, or true or false"
+		const want = "want a number, a duration such as 5m, or true or false"
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
 	case len(args) < c.least || len(args) > c.most:
 		return usageErrorf("wrong number of arguments")
@@ -298,8 +298,8 @@ type toolLine struct {
 	Example             string `json:"-"`
 }
 
-// moduleReport returns all modules as they look in a view through scope, those in scope
-// first. The webhook URLs are those of a running daemon.
+// moduleReport returns all modules, as the view of scope shows them, those in scope first.
+// The webhook URLs are those of a running daemon.
 func (a *app) moduleReport(r *Registry, scope Scope) []moduleLine {
 	daemon := readDaemon(a.data)
 	list := []moduleLine{}
@@ -352,7 +352,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
 		}
 		if _, others := whole.Hook(hook.HookPath); len(others) > 0 {
-			note("%s: its webhook is not served, as several have the path %s: %s",
+			note("%s: its webhook is not served, as several webhooks have the path %s: %s",
 				tool.Method, hook.HookPath, strings.Join(others, ", "))
 		}
 		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
@@ -379,7 +379,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			raw = []byte(last)
 		}
 		if string(raw) == "-" {
-			raw, _ = io.ReadAll(a.stdin) // after an error, raw is no complete object
+			raw, _ = io.ReadAll(a.stdin) // after an error, raw is not a complete object
 		}
 		arguments, err := jsonObject(raw)
 		if err != nil {
@@ -430,7 +430,7 @@ func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 		}
 		hints = append(hints, s.file()+" "+hint)
 	}
-	return nil, fmt.Errorf("no tool %s is here: %s", strings.Join(words, "_"),
+	return nil, fmt.Errorf("no tool %s here: %s", strings.Join(words, "_"),
 		cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))
 }
 

@@ -45,16 +45,16 @@
 // claims.json changes by one rename of a complete, synced file: it is the old file or the
 // new one. A killed holder leaves a token whose owner is dead, which the next writer takes,
 // and maybe a temporary file, which step 3 removes. If the holder is killed after the
-// rename, the new file is in place and only the token was not returned. A process that is
+// rename, the new file is in place and only the token was not released. A process that is
 // killed while it prepares claims.lock leaves a folder with a temporary name, which is not
 // used and which step 3 removes.
 //
-// # What is not promised
+// # Known gaps
 //
 //   - Writers that bypass the token are not serialized with those that take it. If someone
-//     deletes or replaces claims.json by hand during a write, the writer notices until its
-//     last check. In the microseconds between this check and the rename, the deletion would
-//     be undone, because a rename can't require that its target exists. "usher claim
+//     deletes or replaces claims.json by hand during a write, the writer notices any time
+//     up to its last check. In the microseconds between that check and the rename, the
+//     deletion would be undone, because a rename can't require that its target exists. "usher claim
 //     revoke" takes the token and has no such gap.
 //   - Network file systems: a rename may succeed and be reported as failed, a listing may
 //     be old, and only the server can ensure that one of several renames succeeds.
@@ -128,9 +128,9 @@ func newWriteToken(dataDir string) *writeToken {
 	}
 }
 
-// do takes the token, calls write with the token's held name, and returns the token. If
-// write returns errStartOver, do starts over, so write must begin by reading the files.
-// Write must not call do. The error is write's, or names the token's holder, or is ctx's.
+// do takes the token, calls write with the token's held name, and releases the token. If
+// write returns errStartOver, do starts over, so write must begin by reading the files. It
+// must not call do. The error is write's, or names the token's holder, or is ctx's.
 // The data folder is created if necessary.
 func (t *writeToken) do(ctx context.Context, write func(held string) error) error {
 	for range tokenTries {
@@ -173,7 +173,7 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 			}
 		}
 		if time.Since(since) > t.timeout {
-			return "", fmt.Errorf("the token in %q has been %q (held.TIME.HOST.PROCESS) for %v: "+
+			return "", fmt.Errorf("the token in %q has been %q (held.UNIXMS.HOST.PID) for %v: "+
 				"end that process, or remove the folder if it has no token", t.dir, last, t.timeout)
 		}
 		// The delay is random, so that waiting writers don't all try at the same moments.
@@ -183,10 +183,10 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 	}
 }
 
-// use removes leftovers, calls write and returns the token, even if write panics.
+// use removes leftovers, calls write, and releases the token even if write panics.
 func (t *writeToken) use(held string, write func(held string) error) error {
 	defer func() {
-		// The error does not matter: a token that was not returned has been taken over,
+		// The error does not matter: a token that was not released has been taken over,
 		// or will be when it is old. The pause gives other processes time to see the free
 		// token, even if this process writes continually.
 		renameFile(filepath.Join(t.dir, held), filepath.Join(t.dir, tokenFree))
@@ -199,9 +199,9 @@ func (t *writeToken) use(held string, write func(held string) error) error {
 	return write(held)
 }
 
-// replace atomically writes data to path, while the token has its held name and unchanged
-// returns nil. If another writer has taken the token, replace writes nothing and returns
-// errStartOver.
+// replace atomically writes data to path, provided that the token still has its held name
+// and that unchanged returns nil. If another writer has taken the token, replace returns
+// errStartOver and leaves path unchanged.
 func (t *writeToken) replace(held, path string, data []byte, unchanged func() error) error {
 	err := writeFile(path, path+".tmp."+held, data, func() error {
 		t.step("written")
@@ -249,7 +249,7 @@ func (t *writeToken) tokens() ([]string, error) {
 // it into place. It returns no error if another process was faster.
 func (t *writeToken) prepare() error {
 	temp := t.dir + ".tmp." + t.newName()
-	defer os.RemoveAll(temp) // fails after the rename
+	defer os.RemoveAll(temp) // does nothing after the rename
 	err := os.MkdirAll(temp, 0o700)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(temp, tokenFree), nil, 0o600)
@@ -333,8 +333,8 @@ func replaceFile(path string, data []byte) error {
 	return replaceBy(path+".new."+rand.Text(), path, data)
 }
 
-// replaceBy is replaceFile by way of the temporary file temp, which no other process may
-// use at the same time. It overwrites a file that a killed process left there.
+// replaceBy replaces a file like replaceFile, by way of the temporary file temp. No other
+// process may use temp at the same time. A temp that a killed process left is overwritten.
 func replaceBy(temp, path string, data []byte) error {
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
@@ -390,7 +390,7 @@ func readRegular(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// pauseFor waits for d, and reports whether ctx has not ended.
+// pauseFor waits for d and returns true, or returns false as soon as ctx ends.
 func pauseFor(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -400,7 +400,8 @@ func pauseFor(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// waitFor waits until done is closed or yields a value. The error is ctx's cause.
+// waitFor waits until done is closed or yields a value, or until ctx ends; then it returns
+// ctx's cause.
 func waitFor(ctx context.Context, done <-chan struct{}) error {
 	select {
 	case <-done:

@@ -282,8 +282,8 @@ func (p *originPolicy) admit(r *http.Request) error {
 			"host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
 	}
 	origins := r.Header.Values("Origin")
-	// A page of another site sends no Origin for a frame, with which it could guess codes. A
-	// link that a person follows is allowed.
+	// A frame in a page of another site sends no Origin, and could be used to guess codes.
+	// Top-level navigation, as by a link, is allowed.
 	crossSite := r.Header.Get("Sec-Fetch-Site") == "cross-site"
 	if len(origins) == 0 && crossSite && r.Header.Get("Sec-Fetch-Dest") != "document" {
 		return httpErrorf(http.StatusForbidden, "a web page of another site sent no Origin header")
@@ -344,7 +344,7 @@ type connections struct {
 type connInfo struct {
 	state http.ConnState
 	since time.Time
-	known bool // the client has shown something valid in its request
+	known bool // the request in progress has shown something valid; the next state resets it
 }
 
 // limitConnections limits the connections of a server. files is the number of files that
@@ -370,8 +370,8 @@ func limitConnections(web *http.Server, files int) {
 // connsKey is the key of a function in a request's context: see markKnown.
 type connsKey struct{}
 
-// markKnown records that the client of a request has shown something valid: a code, a
-// session or a secret.
+// markKnown records, until the request ends, that its client has shown something valid: a
+// code, a session or a secret.
 func markKnown(r *http.Request) {
 	if mark, ok := r.Context().Value(connsKey{}).(func()); ok {
 		mark()
@@ -458,9 +458,9 @@ func (a account) reserve(n int64) bool {
 	return a.reserveLocked(n)
 }
 
-// reserveLocked is reserve for a caller that holds the memory's mu. It drops the slowest
-// bodies of unauthenticated senders to make room for other bodies of such senders or, if
-// all memory is spent, for anyone.
+// reserveLocked does the work of reserve. The caller holds the memory's mu. It drops the
+// slowest bodies of unauthenticated senders to make room for other bodies of such senders
+// or, if all memory is spent, for anyone.
 func (a account) reserveLocked(n int64) bool {
 	m := a.memory
 	limit := max(maxHeldOf, 2*m.maxBody)
@@ -646,9 +646,9 @@ func (q *quota) reserve(principal string, limit int64) (release func(), ok bool)
 	return func() { q.release(principal, 1) }, true
 }
 
-// add adds n, which may be negative, to what a principal uses. It returns false if the
-// principal's total would exceed limit, or if the total of all principals would exceed
-// all, unless the principal would use at most minHeldShare.
+// add adds n, which may be negative, to what a principal uses. It refuses, and returns
+// false, if the principal's total would exceed limit, or if the principal's total would
+// exceed minHeldShare and the total of all principals would exceed all.
 func (q *quota) add(principal string, n, limit, all int64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -1,10 +1,10 @@
 // JSON-RPC 2.0 as MCP uses it: messages, ids, error codes, framing with one message per
-// line, and the table of requests in flight. usher uses this file to talk to clients and to
-// module processes. It depends on neither.
+// line, and the table of requests in flight. Both sides of usher, clients and module
+// processes, use it. Nothing here depends on either.
 //
-// Messages are carried as raw JSON. encoding/json only checks that a message is valid: its
-// structs match keys without regard to case ("METHOD" would override "method"), and its
-// numbers lose digits.
+// Messages are carried as raw JSON. encoding/json checks that they are valid, but decodes
+// nothing except errors (see parseRPCError): its structs match keys without regard to case
+// ("METHOD" would override "method"), and its numbers lose digits.
 
 package main
 
@@ -203,7 +203,7 @@ func appendQuoted(b []byte, s string) []byte {
 // needsEscape reports whether a character may have to be escaped in a JSON string.
 func needsEscape(c rune) bool { return c < ' ' || c > '~' || c == '"' || c == '\\' }
 
-// unquote parses a JSON string.
+// unquote decodes a JSON string, and reports whether raw is one.
 func unquote(raw json.RawMessage) (string, bool) {
 	if len(raw) < 2 || raw[0] != '"' {
 		return "", false
@@ -311,9 +311,9 @@ func (o object) without(keys ...string) object {
 	return slices.DeleteFunc(slices.Clone(o), func(f member) bool { return slices.Contains(keys, f.key) })
 }
 
-// withoutLookalikes returns the object without members that a decoder could confuse with
-// the known keys: repeats, of which the last remains, and keys that differ only in case,
-// which encoding/json accepts.
+// withoutLookalikes returns the object without members that a decoder could mistake for a
+// known key: keys that differ from it only in case, which encoding/json accepts, and all
+// but the last of its repeats. Unknown keys stay.
 func (o object) withoutLookalikes(known []string) object {
 	last := make(map[string]int) // index of the last member with a key
 	for i, f := range o {
@@ -357,8 +357,8 @@ func endOfItem(b []byte) int {
 	return len(b)
 }
 
-// field returns a member of a valid JSON object, or nil. If the key repeats, the last
-// member counts.
+// field returns the value under key in a valid JSON object, or nil. If the key repeats, the
+// last value counts.
 func field(raw json.RawMessage, key string) (last json.RawMessage) {
 	for k, value, rest := cutMember(inside(raw)); k != nil; k, value, rest = cutMember(rest) {
 		if text, _ := unquote(k); text == key {
@@ -368,7 +368,7 @@ func field(raw json.RawMessage, key string) (last json.RawMessage) {
 	return last
 }
 
-// stringField returns a member of a valid JSON object if it is a string, else "".
+// stringField returns the value under key in a valid JSON object if it is a string, else "".
 func stringField(raw json.RawMessage, key string) string {
 	s, _ := unquote(field(raw, key))
 	return s
@@ -397,8 +397,9 @@ func newLineReader(r io.Reader, limit int) *lineReader {
 	return &lineReader{bufio.NewReaderSize(r, 64<<10), limit}
 }
 
-// next returns the next line that is not blank, without white space at its end. The caller
-// owns the bytes. A last line without a newline counts.
+// next returns the next line that is not blank, without white space at its end. A last line
+// without a newline counts. The caller owns the bytes. The error is errLineTooLong, after
+// which reading can continue, or the reader's.
 func (l *lineReader) next() ([]byte, error) {
 	const maxLineStart = 1 << 10
 	var line, start []byte

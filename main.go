@@ -6,6 +6,8 @@
 //
 //	usher serve [DIR…]      the daemon
 //	usher stdio [DIR…]      the same for the client that started it
+//	usher claim -scope DIR  a code that lets a client see one folder
+//	usher approve [PATH…]   approves new and changed modules
 //	usher modules [DIR…]    the modules, and why files are not hosted
 //	usher call MODULE METHOD [JSON]   one call, without a daemon
 //	usher new FILE          a starter module

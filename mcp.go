@@ -437,7 +437,7 @@ func (r *request) call() (json.RawMessage, error) {
 	return r.server.suspended.call(r)
 }
 
-// callTool calls a tool. An error that is no JSON-RPC error, such as an invalid argument
+// callTool calls a tool. An error that is not a JSON-RPC error, such as an invalid argument
 // or a crash, becomes a failed result, so that a model can correct itself.
 func (r *request) callTool() (json.RawMessage, error) {
 	var err error
@@ -561,14 +561,14 @@ func (s *Server) scope(session *Session) (Scope, error) {
 	return s.gate.Scope(s.gate.Current(session.token))
 }
 
-// authorized returns a function that reports whether a session still belongs to the
-// principal was, and was still has access. The function must be called before each later
+// authorized returns a function that reports whether a session still belongs to principal
+// p, and p still has access. The function must be called before each later
 // notification, request to the client and resumed stream. worker.go and outbox.go get a
 // function because they must not depend on the gate.
-func (s *Server) authorized(session *Session, was Principal) func() bool {
+func (s *Server) authorized(session *Session, p Principal) func() bool {
 	return func() bool {
-		_, err := s.gate.Scope(was)
-		return err == nil && was == s.gate.Current(session.token)
+		_, err := s.gate.Scope(p)
+		return err == nil && p == s.gate.Current(session.token)
 	}
 }
 

@@ -140,7 +140,7 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 			return nil, err
 		}
 	}
-	return nil, rpcErrorf(codeInternal, "module %q asks for input again and again", p.name)
+	return nil, rpcErrorf(codeInternal, "module %q keeps asking for input or ending", p.name)
 }
 
 // callOnce makes one request, when there is a process and a slot for it.
@@ -389,7 +389,7 @@ type slot struct {
 	granted   chan struct{} // closed unless the call waits; slots.mu guards it
 }
 
-// slotState is what a call with a slot does.
+// slotState is the state of a call with a slot.
 type slotState int
 
 const (

@@ -315,8 +315,8 @@ func parseInitialize(params object) (protocol string, caps clientCaps, err error
 }
 
 // isStateless reports whether a request is of the revision without sessions: its header
-// names a version without sessions or an unknown one, or its params name a revision. h is
-// nil if the transport has no headers.
+// names that version or an unknown one, or its _meta names any version. h is nil if the
+// transport has no headers.
 func isStateless(h http.Header, params object) bool {
 	version := h.Get(protocolHeader)
 	return version != "" && !hasSessions(version) || field(params.get("_meta"), metaProtocol) != nil
@@ -352,13 +352,14 @@ func checkVersion(version string) error {
 		return nil
 	}
 	e := rpcErrorf(codeUnsupportedVersion,
-		"protocol version %q needs a session: send initialize, or use %s",
+		"no sessionless protocol version %q: send initialize, or use %s",
 		clipText(version, 50), statelessProtocol)
 	e.Data = object{{"supported", spoken}, {"requested", quote(version)}}.encode()
 	return e
 }
 
-// checkHeader returns an error unless a header repeats a value of the body, or h is nil.
+// checkHeader returns an error unless a header repeats a value of the body, both are
+// missing, or h is nil.
 func checkHeader(h http.Header, header, key string, value json.RawMessage) error {
 	sent := h.Values(header)
 	text, isText := unquote(value)
@@ -379,7 +380,7 @@ func checkHeader(h http.Header, header, key string, value json.RawMessage) error
 }
 
 // sameNumber reports whether a header and a value are the same number. It returns false
-// for numbers that a float64 may not represent exactly.
+// for numbers so large that a float64 may round integers.
 func sameNumber(header string, value json.RawMessage) bool {
 	var x, y float64
 	if json.Unmarshal([]byte(header), &x) != nil || json.Unmarshal(value, &y) != nil {

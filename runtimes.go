@@ -92,10 +92,10 @@ func moduleFile(base string) (name string, kind Kind, ok bool) {
 
 // launch describes how to start a module's process.
 type launch struct {
-	Path string   // the program, absolute or found through PATH
+	Path string   // the program: a path, or a name to look up in PATH (see resolve)
 	Args []string // without the program itself
 	Dir  string   // working directory
-	Env  []string // as NAME=value; of a .mcp.json entry, without the daemon's own
+	Env  []string // NAME=value; only the entry's own, until startProcess adds the daemon's
 
 	Shared  bool       // one process serves all callers
 	Input   []byte     // the beginning of its stdin
@@ -447,8 +447,8 @@ func (s *scan) folder(path string) {
 	}
 }
 
-// foreignModule matches the name of a module in another language. It does not match copies
-// that editors make.
+// foreignModule matches the name of a module in another language, but not names such as
+// x.usher.go~ and x.usher.go.bak, which editors give to copies.
 var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
 
 // unsearched matches the names of folders that are not searched.

@@ -79,7 +79,8 @@ type sessionRecord struct {
 // line returns the record as stored in the file.
 func (r sessionRecord) line() []byte { return append(marshal(r), '\n') }
 
-// errManyRecords refuses to end a session or to move it to another claim.
+// errManyRecords refuses to end or move another session of a claim that has maxRecordsOf
+// records.
 var errManyRecords error = httpErrorf(http.StatusTooManyRequests,
 	"too many sessions of this claim ended or moved within %v: ask for a new code", sessionLife)
 

@@ -395,8 +395,8 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 // interest is a session's subscription to a resource. The zero value is a
 // subscription that no module knows of at the moment.
 type interest struct {
-	of *Item // of the module that was asked
-	at *subscription
+	of *Item         // the resource, of the module that was asked
+	at *subscription // in that module's process
 }
 
 // subscribeTimeout is how long a module may take to answer a subscription.

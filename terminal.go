@@ -228,7 +228,8 @@ func formatLeft(d time.Duration) string {
 	return strings.Join(parts, " ")
 }
 
-// maxTTL is the longest life of a claim. RFC 3339 can write all times within it.
+// maxTTL is the longest life of a claim. It keeps the year of expiry within the four digits
+// of RFC 3339.
 const maxTTL = 100 * 365 * 24 * time.Hour
 
 // parseTTL parses the life of a claim: any form that time.ParseDuration accepts, or a

@@ -66,8 +66,8 @@ type accepts struct {
 	html         bool // only browsers ask for it
 }
 
-// parseAccept reads the Accept header. A missing header allows JSON and streams. Qualities
-// don't count.
+// parseAccept reads the Accept header. A missing header allows JSON and streams. It
+// ignores quality values (q=).
 func parseAccept(h http.Header) (a accepts) {
 	header := cmp.Or(strings.Join(h.Values("Accept"), ","), "*/*")
 	for part := range strings.SplitSeq(header, ",") {
@@ -402,9 +402,9 @@ func (s *Server) newDuplex(
 	return d
 }
 
-// serve writes to the client until its connection ends, or until the client's input ends
-// and input delivers its error. serve waits for requests in progress, and returns the
-// error that input delivered.
+// serve writes to the client until its connection ends, or until input yields the error with
+// which the client's input ended. serve waits for requests in progress, and returns that
+// error.
 func (d *duplex) serve(input <-chan error) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
@@ -487,7 +487,7 @@ func (s *Server) serveSSE(path string, from admission, held account, conn *conne
 	endpoint := frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)}
 	d := s.newDuplex(session, held, conn, endpoint)
 	session.duplex.Store(d)
-	_ = d.serve(nil) // there is no input but the POSTs
+	_ = d.serve(nil) // its input arrives by POST
 }
 
 // postSSE receives a message of an HTTP+SSE session. The session's stream answers it.

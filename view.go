@@ -241,8 +241,8 @@ var announcedLists = []string{"tools", "prompts", "resources"}
 
 // Lookup returns an item of a list: a tool or prompt by its name, or a resource by its URI.
 // A tool can also be found by the module's own name for it, as the pages of MCP Apps do, if
-// no other module has such a tool and the name does not begin like those of another. If no
-// module lists the URI, Lookup returns the template with the longest matching prefix. It
+// no other module has a tool of that name and the name does not begin with another module's
+// name. If no module lists the URI, Lookup returns the template with the longest matching prefix. It
 // returns nil both for an unknown name and for one out of scope, and for a URI longer than
 // maxURI.
 func (v *View) Lookup(list, name string) *Item {

@@ -120,7 +120,7 @@ func TestWebhookConflicts(t *testing.T) {
 			checkError(t, "without the secret", d.deliver(t, row.path, `{}`), 401)
 		})
 	}
-	const note = ": its webhook is not served, as several have the path "
+	const note = ": its webhook is not served, as several webhooks have the path "
 	checkContains(t, "usher modules", modulesOf(t, dir, nil), "note: a"+note+"same/path: one_a, two_b",
 		"note: b"+note, "note: d"+note, "note: handleE"+note, "/webhook/p-deploy/handleX ",
 		"/webhook/q-deploy/handleX ")

@@ -56,8 +56,9 @@ func (e *processError) Unwrap() error { return e.cause }
 // absolutePath matches an absolute path, or something like one, in a line of text.
 var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
 
-// faultOf returns, after a colon, the first line of the cause of a process's failure that is
-// about the module's own file. If no such line is fit for clients, it says where to look.
+// faultOf returns a colon and the first line of err's cause that begins with the name of the
+// module's file and contains no absolute path. If there is no such line, it says where to
+// look. It returns "" if err is not a *processError.
 func faultOf(err error, file string) string {
 	failed, _ := errors.AsType[*processError](err)
 	if failed == nil {
@@ -91,8 +92,8 @@ type workerConfig struct {
 	log         *slog.Logger
 	owner       *Caller // the first caller of a process for one affinity; nil for a shared process
 	answersPing bool    // the process answers pings while calls run, as usher's own shims do
-	// listChanged is called when the module announces that a list has changed. The caller
-	// is the goroutine that reads the module's output.
+	// listChanged is called when the module announces that a list has changed. It runs on
+	// the goroutine that reads the module's output.
 	listChanged func(w *Worker)
 }
 
@@ -127,7 +128,7 @@ type workerState struct {
 	subs         map[*subscription]bool    // resources whose changes the module reports
 
 	attributionLost bool  // a request was refused, as it may belong to a cancelled call
-	stopping        bool  // usher ends the process, so its end is no crash
+	stopping        bool  // usher ends the process, so its end is not a crash
 	running         bool  // processes of its tree may be left
 	failure         error // why calls fail: the process has ended; nil while it runs
 	closed          bool  // done is closed
@@ -224,7 +225,7 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 			f.Close()
 		}
 		w.finish(cmp.Or(err, errors.New("exit status 0")).Error())
-		stdin.Close() // a process that can't be killed may not read it
+		stdin.Close() // else writeStdin may wait forever for a process that can't be killed
 		others.Wait()
 		w.update(func(s *workerState) { s.running = false })
 	}()
@@ -339,8 +340,8 @@ func (w *Worker) readStdout(stdout io.Reader) {
 }
 
 // dropUnreadable logs a line that is not a message, and fails the call that the line
-// answers. Of a line over the limit, it gets only the beginning; if that shows no id, all
-// calls in flight fail.
+// answers. It gets only the beginning of a line over the limit; if the beginning shows no
+// id, all calls in flight fail.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	shown := clipText(string(line), maxLoggedLine)
 	w.log.Warn("a line on the module's stdout is not JSON-RPC", "line", shown, "err", why)
@@ -637,8 +638,8 @@ func (w *Worker) endCall(c *call, cancelled error) {
 	}
 }
 
-// ping ends the process, as if it had crashed, unless it answers a ping in time. Otherwise
-// one call that never ends could block the module for everyone.
+// ping ends the process, as if it had crashed, unless it answers a ping in time. Without
+// this, one call that never ends could block the module for everyone.
 func (w *Worker) ping() {
 	c := w.newCall(Caller{})
 	if w.startCall(c, "ping", nil) != nil {
@@ -708,7 +709,7 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 type clientRequest struct {
 	*Message
 	caller Caller // to ask
-	call   *call  // in which the module asks, without a slot; nil if only the session is known
+	call   *call  // in which the module asks; it gives up its slot meanwhile; nil if only the session is known
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the client is no longer asked
@@ -721,7 +722,7 @@ var (
 	errNoAnswer = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
 	errNoCaller = rpcErrorf(codeInternal, "no client to ask: ask only during a client's call")
 	errNotSure  = rpcErrorf(codeInternal,
-		"usher can't tell which client this is for, as this process serves several calls: call again")
+		"usher can't tell which call this is for, as this process may run several: call again")
 	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access to the module")
 	errNotInCall = rpcErrorf(codeInternal, "the call that this is for has ended")
 )
