@@ -127,7 +127,7 @@ func TestCheckArguments(t *testing.T) {
 		`"one":"some"`:                           `parameter "one": want an integer or "all", got a string`,
 		`"kind":1`:                               `parameter "kind": want one of "a","é", got an integer`,
 		`"shape":{}`:                             `parameter "shape.kind" is required`,
-		`"shape":{"kind":"x"}`:                   `parameter "shape.kind": want one of "disc","circle" or "box", got "x"`,
+		`"shape":{"kind":"x"}`:                   `parameter "shape.kind": want one of "disc","circle" or "box"`,
 		`"shape":{"at":[],"kind":"box","to":[]}`: `parameter "shape.size" is required`,
 		`"shape":{"at":1,"kind":"box"}`:          `parameter "shape.at": want an array, got an integer`,
 		`"shape":{"at":[],"kind":"disc"}`:        `parameter "shape.at": want an integer, got an array`,
