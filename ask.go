@@ -194,7 +194,7 @@ func (c *suspendedCall) add(q *inputRequest) error {
 		release, ok := c.all.asking.reserve(c.request.caller.Principal, maxSuspended)
 		if !ok {
 			return rpcErrorf(codeInternal,
-				"too many calls wait for their clients (limit %d): answer some", maxSuspended)
+				"too many calls await client input (limit %d): answer some", maxSuspended)
 		}
 		c.release = release
 	}
@@ -250,7 +250,8 @@ func (c *suspendedCall) suspend() json.RawMessage {
 // caller loses access. Then the state becomes invalid.
 func (c *suspendedCall) watch(state string, until time.Time) {
 	time.AfterFunc(min(streamInterval, time.Until(until)), func() {
-		authorized := c.request.caller.authorized()
+		// After the call's end, the daemon, and with it the claims, may have ended too.
+		authorized := c.request.ctx.Err() != nil || c.request.caller.authorized()
 		c.all.mu.Lock()
 		defer c.all.mu.Unlock()
 		switch {
@@ -260,7 +261,7 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 		case !authorized:
 			c.cancel(errNoScope)
 		case !time.Now().Before(until):
-			c.cancel(rpcErrorf(codeInternal, "the client did not return with the answer"))
+			c.cancel(rpcErrorf(codeInternal, "the client did not send the answer"))
 		default:
 			c.watch(state, until)
 			return

@@ -267,7 +267,7 @@ func TestSuspendedCallsEnd(t *testing.T) {
 			pass(time.Nanosecond)
 			return "ask", state
 		}, "notifications/cancelled\ntools/call\n" +
-			`{"code":-32603,"refused":"the call that this is for has ended"}`},
+			`{"code":-32603,"refused":"the call this belongs to has ended"}`},
 		{"it comes back, and goes away before the answer", func(t *testing.T, b *bubble) (string, string) {
 			x, state := resume(t, b)
 			x.got()

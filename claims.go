@@ -340,6 +340,8 @@ func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 // afterwards.
 func (s *ClaimStore) Close() {
 	s.purges.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.current.file.Close()
 }
 
