@@ -185,7 +185,7 @@ func (b *bench) edits(c *client, workspace string) {
 			plain = append(plain, milliseconds(begin))
 		}
 		for i := range b.rounds {
-			c.tools() // a client is notified again only after it has listed the tools
+			c.tools() // usher notifies a client only of lists that it has requested
 			drain(changed)
 			b.write(path, l.text("say", "first")+"\n"+l.extra(fmt.Sprint("more", i)))
 			begin := time.Now()

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// quantile returns the value that a share q of the values is below, or 0 for no values.
+// quantile returns the value below which a share q of the values falls, or 0 for no values.
 func quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0
