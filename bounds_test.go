@@ -743,7 +743,7 @@ func TestModuleSaysTooMuch(t *testing.T) {
 	var sent string
 	w.update(func(s *workerState) { open, sent = len(s.asks), string(s.input) })
 	check(t, "open requests", open, 1)
-	check(t, "refused requests", strings.Count(sent, "a request with the id 7 is open"), 2)
+	check(t, "refused requests", strings.Count(sent, "request id 7 is already in use"), 2)
 }
 
 // TestModuleThatDoesNotRead calls a module that does not read: no more is queued

@@ -81,7 +81,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	}
 	c, ok := commands[name]
 	if !ok {
-		a.warnf("unknown command %q (usher help lists them)", name)
+		a.warnf("unknown command %q: see usher help", name)
 		return 2
 	}
 	return a.status(ctx, name, a.runCommand(ctx, name, c, args))
@@ -226,7 +226,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 	return func(ctx context.Context, dirs []string) error {
 		if *code != "" {
 			if *scope != scopeAll() {
-				return usageErrorf("-scope and -claim exclude each other")
+				return usageErrorf("-scope and -claim can't be combined")
 			}
 			code, err := parseCodeArgument(*code)
 			if err != nil {
@@ -420,7 +420,7 @@ func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
 	}
 	var hints []string
 	for _, s := range r.Report() {
-		hint := "is outside of the scope"
+		hint := "is outside the scope"
 		switch {
 		case !scope.Contains(s.Source):
 		case s.Err != nil:
@@ -516,10 +516,10 @@ func (a *app) createClaim(ctx context.Context, dir, label string, ttl time.Durat
 		URL string // "" if no daemon is running
 	}{c, daemon.URL}, asJSON)
 	if daemon.URL != "" && !daemon.RequireClaim {
-		a.warnf("claim: a client without a valid code gets everything: restart serve with -require-claim")
+		a.warnf("claim: clients without a valid code see everything: restart serve with -require-claim")
 	}
 	if len(scanFolders([]string{dir}).modules) == 0 {
-		a.warnf("claim: no module is below %s yet", sanitize(dir))
+		a.warnf("claim: no modules below %s yet", sanitize(dir))
 	}
 	return nil
 }
@@ -553,7 +553,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		}
 		daemon := readDaemon(a.data)
 		if !daemon.RequireApproval {
-			return errors.New("no running daemon of this base folder (-base) needs approvals")
+			return errors.New("no daemon with this base folder (-base) needs approvals")
 		}
 		if len(paths) == 0 {
 			paths = daemon.Roots
@@ -566,7 +566,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 			a.printf("Approved %s (%s)  %s\n", sanitize(d.Name), d.Kind, sanitize(d.Path))
 		}
 		if len(news) == 0 {
-			a.printf("No module is new or changed there.\n")
+			a.printf("No new or changed modules there.\n")
 		}
 		return nil
 	}
@@ -599,7 +599,8 @@ func setupNew(a *app, _ *flag.FlagSet) runFunc {
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 		if err == nil {
 			_, err = f.Write(starter)
-			err = cmp.Or(err, f.Close())
+			closeErr := f.Close()
+			err = cmp.Or(err, closeErr)
 		}
 		if err != nil {
 			return fmt.Errorf("writing a new file: %w", err)

@@ -266,12 +266,12 @@ func TestRefusedCommands(t *testing.T) {
 		{"claim revoke ABCDEF hello", 2, "6 of 23456789"},
 		{"claim -base CORRUPT", 1, "claims.json"},
 		{"claim -base FILE", 1, "-base"},
-		{"modules -scope . -claim ABCDEF", 2, "exclude"},
+		{"modules -scope . -claim ABCDEF", 2, "combined"},
 		{"modules -claim ABCDEF", 1, "no active claim has this code"},
 		{"modules DIR/nope", 2, "no such folder"},
 		{"call", 2, "wrong number of arguments"},
 		{"call a fail -dir DIR", 1, "it did not work"},
-		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside of the scope"},
+		{"call a fail -dir DIR -scope BASE", 1, "a.usher is outside the scope"},
 		{"call m x -dir DIR", 1, "p/m.usher.sh has p-m_f; q/m.usher.sh has q-m_f"},
 		{"call file x -dir DIR", 1, `file.usher.go is not hosted: module "file" can't be built: file.usher.go:1:`},
 		{"new " + strings.Repeat("a", 65) + ".usher.sh", 2, "module name"},
@@ -573,7 +573,7 @@ func TestClaimWarns(t *testing.T) {
 		d := daemonOptions{base: base}.start(t, dir+"/proj", flag)
 		_, errs, code := usher(t, "", "claim", "-base", base, "-scope", dir)
 		check(t, flag+": status", code, 0)
-		check(t, flag+": warns of -open", strings.Contains(errs, "without a valid code gets everything"), warns)
+		check(t, flag+": warns of -open", strings.Contains(errs, "without a valid code see everything"), warns)
 		wantUsher(t, 0, "", "call", "a", "pid", "-dir", dir+"/proj", "-base", base)
 		d.stop(t)
 	}

@@ -52,9 +52,9 @@
 // # Known gaps
 //
 //   - Writers that bypass the token are not serialized with those that take it. If someone
-//     deletes or replaces claims.json by hand during a write, the writer notices any time
-//     up to its last check. In the microseconds between that check and the rename, the
-//     deletion would be undone, because a rename can't require that its target exists. "usher claim
+//     deletes or replaces claims.json by hand during a write, the writer notices if that
+//     happens before its last check. Between that check and the rename, the deletion would
+//     be undone, because a rename can't require that its target exists. "usher claim
 //     revoke" takes the token and has no such gap.
 //   - Network file systems: a rename may succeed and be reported as failed, a listing may
 //     be old, and only the server can ensure that one of several renames succeeds.
@@ -98,7 +98,7 @@ const (
 
 // errStartOver means that another writer has taken the token, or that the file to replace
 // is no longer the file that was read. writeToken.do then starts over.
-var errStartOver = errors.New("other writers were faster each time")
+var errStartOver = errors.New("too many other writers: try again")
 
 // writeToken is the right to rewrite files of one data folder, for this process and all
 // others; see the proof above. Safe for concurrent use.
@@ -136,13 +136,13 @@ func (t *writeToken) do(ctx context.Context, write func(held string) error) erro
 	for range tokenTries {
 		held, err := t.acquire(ctx)
 		if err != nil {
-			return fmt.Errorf("waiting to write in %q: %w", t.dataDir, err)
+			return fmt.Errorf("waiting to write to %q: %w", t.dataDir, err)
 		}
 		if err := t.use(held, write); !errors.Is(err, errStartOver) {
 			return err
 		}
 	}
-	return fmt.Errorf("writing in %q: %w", t.dataDir, errStartOver)
+	return fmt.Errorf("writing to %q: %w", t.dataDir, errStartOver)
 }
 
 // acquire waits for the token and returns its held name. A listing of the folder may miss a
@@ -173,8 +173,8 @@ func (t *writeToken) acquire(ctx context.Context) (held string, err error) {
 			}
 		}
 		if time.Since(since) > t.timeout {
-			return "", fmt.Errorf("the token in %q has been %q (held.UNIXMS.HOST.PID) for %v: "+
-				"end that process, or remove the folder if it has no token", t.dir, last, t.timeout)
+			return "", fmt.Errorf("lock %q has contained %q (held.UNIXMS.HOST.PID) for %v: "+
+				"end that process, or remove the folder if it is empty", t.dir, last, t.timeout)
 		}
 		// The delay is random, so that waiting writers don't all try at the same moments.
 		if !pauseFor(ctx, delay/2+mathrand.N(delay)) {

@@ -50,7 +50,7 @@ func TestTakingTheToken(t *testing.T) {
 		{"free", []string{"free"}, ""},
 		{"free beside what is no token", []string{"free", ".DS_Store"}, ""},
 		{"none", nil, ""},
-		{"none, and what is no token", []string{".DS_Store"}, "remove the folder if it has no token"},
+		{"none, and what is no token", []string{".DS_Store"}, "remove the folder if it is empty"},
 		{"alive here", []string{held(0, here, me)}, fmt.Sprintf("%s.%d", here, me)},
 		{"dead here", []string{held(0, here, dead)}, ""},
 		{"a zombie here", []string{held(0, here, zombiePID(t))}, ""},

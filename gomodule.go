@@ -62,12 +62,12 @@ func parseGoModule(base string, src []byte) (*goSource, error) {
 		return nil, cantBuildf(base, "%w", err) // the first error, and how many there are
 	}
 	if file.Name.Name != "main" {
-		return nil, cantBuildf(base, "%s: package %s: a module is package main",
+		return nil, cantBuildf(base, "%s: package %s: want package main",
 			s.place(file.Name), file.Name.Name)
 	}
 	if !bytes.Contains(src, []byte("//go:build ")) {
-		s.problems = append(s.problems, base+":1: begin with the line //go:build usher and an empty one, "+
-			"or go build ./... misses a func main in this file")
+		s.problems = append(s.problems, base+":1: begin with //go:build usher and a blank line, "+
+			"or go build ./... fails: this file has no func main")
 	}
 	s.about = strings.TrimSpace(file.Doc.Text())
 	for _, decl := range file.Decls {
@@ -124,8 +124,8 @@ func (s *goSource) declareFunction(fn *ast.FuncDecl) {
 	s.describe("main."+name, fn.Type.Params) // a parameter may be a struct without a name
 }
 
-// describe stores the first comment that is not empty under path, and the comments of struct
-// fields in node under path and their position: "A, B int" is two fields.
+// describe stores, under path, the first comment that is not empty and, under path and their
+// position, the comments of the struct fields in node: "A, B int" is two fields.
 func (s *goSource) describe(path string, node ast.Node, comments ...*ast.CommentGroup) {
 	for _, group := range comments {
 		if text := strings.Join(strings.Fields(group.Text()), " "); text != "" && s.comments[path] == "" {

@@ -42,7 +42,7 @@ import (
 // declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
-	maxConns       = 1000      // connections of unknown clients (see markKnown); fewer if few files can be open
+	maxConns       = 1000      // connections of unknown clients (see markKnown); at most half the open files
 	maxHeader      = 16 << 10  // bytes of one request's headers
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
 	maxHeldOf      = 64 << 20  // bytes held per principal, and for all webhook senders; at least two bodies
@@ -258,7 +258,7 @@ type originPolicy struct {
 }
 
 // mcpFlags are the flags that admit MCP requests from other machines.
-const mcpFlags = "-require-claim (clients need a code) or -open"
+const mcpFlags = "-require-claim (clients need a code) or -open (they need none)"
 
 // admitMCP refuses a proxied MCP request, unless usher was started to be reachable from
 // other machines.
@@ -286,7 +286,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 	// Top-level navigation, as by a link, is allowed.
 	crossSite := r.Header.Get("Sec-Fetch-Site") == "cross-site"
 	if len(origins) == 0 && crossSite && r.Header.Get("Sec-Fetch-Dest") != "document" {
-		return httpErrorf(http.StatusForbidden, "a web page of another site sent no Origin header")
+		return httpErrorf(http.StatusForbidden, "cross-site request without an Origin header")
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)
@@ -489,7 +489,7 @@ func (a account) release(n int64) { a.memory.bytes.release(a.principal, n) }
 // errNoRoomToAnswer is sent instead of an answer that finds no room.
 var (
 	errNoRoom error = httpErrorf(http.StatusServiceUnavailable,
-		"too many bytes in requests and unread answers: try again").retryAfter(5)
+		"too many requests and unread answers: try again").retryAfter(5)
 	errNoRoomToAnswer error = httpErrorf(http.StatusInternalServerError,
 		"too many unread answers: read some")
 )
@@ -549,7 +549,7 @@ func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, h
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = httpErrorf(http.StatusRequestTimeout, "the body did not arrive in time")
 	default:
-		err = httpErrorf(http.StatusBadRequest, "the body could not be read").because(err)
+		err = httpErrorf(http.StatusBadRequest, "can't read the body").because(err)
 	}
 	return nil, nil, err
 }
@@ -590,8 +590,8 @@ func (r *reservation) parse(f func()) {
 	f()
 }
 
-// rate returns how fast a body arrives, in bytes per nanosecond. It adds some bytes, or a
-// body that has just begun would be the slowest. The caller holds the memory's mu.
+// rate returns how fast a body arrives, in bytes per nanosecond. It adds minHeldShare, so
+// that a body that has just begun is not the slowest. The caller holds the memory's mu.
 func (r *reservation) rate() float64 {
 	return float64(r.bytes+minHeldShare) / float64(time.Since(r.since))
 }

@@ -1,10 +1,10 @@
 // JSON-RPC 2.0 as MCP uses it: messages, ids, error codes, framing with one message per
-// line, and the table of requests in flight. Both sides of usher, clients and module
-// processes, use it. Nothing here depends on either.
+// line, and the table of requests in flight. usher talks to clients and to module processes
+// with it. Nothing here depends on either.
 //
 // Messages are carried as raw JSON. encoding/json checks that they are valid, but decodes
-// nothing except errors (see parseRPCError): its structs match keys without regard to case
-// ("METHOD" would override "method"), and its numbers lose digits.
+// only strings and errors (see parseRPCError): its structs match keys without regard to
+// case ("METHOD" would override "method"), and its numbers lose digits.
 
 package main
 
@@ -453,7 +453,7 @@ func (t *inflight[T]) add(key string, v T) error {
 		return t.closed
 	}
 	if _, taken := t.m[key]; taken {
-		return rpcErrorf(codeInvalidRequest, "a request with the id %s is already being answered", key)
+		return rpcErrorf(codeInvalidRequest, "request id %s is already in use", key)
 	}
 	if t.m == nil {
 		t.m = make(map[string]T)

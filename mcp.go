@@ -380,12 +380,13 @@ func (r *request) find() (*Item, error) {
 		r.item = item
 		return item, nil
 	}
-	if err := view.CheckUnknown(name); err != nil {
+	claimants := view.ambiguous[list][name]
+	if err := view.CheckUnknown(name); err != nil && claimants == nil {
 		return nil, err
 	}
 	e := rpcErrorf(codeInvalidParams, "unknown %s %q", strings.TrimSuffix(list, "s"), clipText(name, 200))
-	if claimants := view.ambiguous[list][name]; claimants != nil {
-		e.Message += ": several modules have it, as " + itemNames(claimants)
+	if claimants != nil {
+		e.Message += ": ambiguous, use one of " + itemNames(claimants)
 	}
 	if list == "resources" {
 		if r.session.era == stateful {

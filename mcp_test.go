@@ -300,7 +300,7 @@ func TestCancel(t *testing.T) {
 			}
 			await(t, "the call to begin", logged("fake: sleeping"))
 			a := c.post(`{"jsonrpc":"2.0","id":` + id + `,"method":"ping"}`)
-			checkContains(t, "an id in flight", a.Body, "already being answered")
+			checkContains(t, "an id in flight", a.Body, "is already in use")
 			cancel(`"other"`)
 			cancel(id)
 			a = <-done

@@ -73,7 +73,7 @@ var modernRequests = []modernRequest{
 		says: `Mcp-Name is \"\"`},
 	{name: "Mcp-Name in base64", header: "Mcp-Name: =?base64?YV94?=", method: "tools/call", params: callParamsOfX},
 	{name: "Mcp-Name beyond ASCII", header: "Mcp-Name: a_é", method: "tools/call", params: `"name":"a_é"`,
-		code: codeHeaderMismatch, says: "send the same value"},
+		code: codeHeaderMismatch, says: "but the body's"},
 	{name: "another Mcp-Name for a resource", header: "Mcp-Name: r://two", method: "resources/read",
 		params: `"uri":"r://one"`, code: codeHeaderMismatch},
 	{

@@ -141,8 +141,8 @@ func newRegistry(c registryConfig) *Registry {
 
 // Call runs attempt, which finds something in a view and asks its module. If the module
 // was reloaded between the two, or its file has changed, Call runs attempt again once the
-// new version is ready. So an edit that can be hosted makes no call fail, and the next call
-// uses the new version.
+// new version is ready. So an edit makes no call fail, unless the new version can't be
+// hosted, and the next call uses that version.
 func (r *Registry) Call(ctx context.Context,
 	attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for {
@@ -266,13 +266,17 @@ func (r *Registry) startVersion(d discovered, refused error) {
 		Status:  Status{discovered: d, Pending: true},
 		changed: make(chan struct{}, 1),
 	}
-	v.ctx, v.cancel = context.WithCancel(r.ctx)
 	known := r.readCache(d)
 	r.mu.Lock()
 	if last := r.modules[d.key()]; last != nil {
+		if r.Approved != "" && last.Version == d.Version && last.Content+d.Content == "" {
+			r.mu.Unlock()
+			return // its content still can't be read
+		}
 		last.cancel()
 		v.Module = last.Module
 	}
+	v.ctx, v.cancel = context.WithCancel(r.ctx)
 	r.modules[d.key()] = v
 	r.publishSoon() // so that everything that waits on Changed sees that the module is pending
 	r.mu.Unlock()
@@ -359,7 +363,7 @@ func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 	}
 	return slices.DeleteFunc(s.modules, func(d discovered) bool {
 		v := r.modules[d.key()]
-		same := v != nil && v.Version == d.Version && (v.discovered.Err != nil || v.Content == "" ||
+		same := v != nil && v.Version == d.Version && (v.discovered.Err != nil ||
 			errors.Is(v.Err, errUnapproved) == (check(v.discovered) != nil))
 		return same || r.Only != nil && !r.Only(d.Name)
 	})
@@ -773,7 +777,7 @@ func readApprovals(path string) (list approvals, err error) {
 		err = json.Unmarshal(raw, &list)
 	}
 	if err != nil || list == nil {
-		return nil, fmt.Errorf("%q is broken (%v): restore it, or delete it and run usher approve", path, err)
+		return nil, fmt.Errorf("%q is broken (%v): restore it (a start without it approves all)", path, err)
 	}
 	return list, nil
 }

@@ -60,7 +60,7 @@ func (c Caller) checkAskable(method string, params json.RawMessage) (lacked clie
 	lacked = needs &^ c.Caps
 	switch {
 	case !known:
-		err = rpcErrorf(codeNoMethod, "no client answers %s", clipText(method, 100))
+		err = rpcErrorf(codeNoMethod, "unknown method %s", clipText(method, 100))
 	case c.Ask == nil: // no MCP client, or one that is not asked in this way
 		err = errMissingCaps(needs)
 	case lacked != 0:
@@ -515,7 +515,7 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 	defer p.leave(c, false)
 	w := c.worker
 	if !isTrue(field(w.capability("resources"), "subscribe")) {
-		return nil, rpcErrorf(codeNoMethod, "module %q does not report changes of its resources", p.name)
+		return nil, rpcErrorf(codeNoMethod, "module %q does not report resource changes", p.name)
 	}
 	sub := &subscription{worker: w, caller: caller, uri: uri}
 	w.update(func(s *workerState) { s.subs[sub] = true })

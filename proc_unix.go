@@ -1,8 +1,8 @@
 //go:build linux || darwin
 
 // Processes on Linux and macOS: functions that start a process with a tree of its own, send
-// signals to the tree, and notice that a pid now belongs to another process. They decide
-// nothing: reaper.go does.
+// signals to the tree, and notice that a pid now belongs to another process. reaper.go
+// decides when to use them.
 
 package main
 

@@ -375,7 +375,7 @@ func checkHeader(h http.Header, header, key string, value json.RawMessage) error
 			return nil
 		}
 	}
-	return rpcErrorf(codeHeaderMismatch, "header %s is %q, but the body's %q is %s: send the same value",
+	return rpcErrorf(codeHeaderMismatch, "header %s is %q, but the body's %q is %s",
 		header, clipText(strings.Join(sent, ", "), 200), key, cmp.Or(clipText(string(value), 200), "missing"))
 }
 

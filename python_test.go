@@ -266,7 +266,7 @@ func TestPythonFailsToLoad(t *testing.T) {
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		t.Run(name, func(t *testing.T) {
-			want := fmt.Sprintf("module %q ended at its start (exit status 1): %s", name, files[name].want)
+			want := fmt.Sprintf("module %q exited at startup (exit status 1): %s", name, files[name].want)
 			checkContains(t, "usher modules", out, want)
 		})
 	}

@@ -299,7 +299,7 @@ func (l launch) resolve() (launch, error) {
 	}
 	name := filepath.Base(program)
 	if rest != "" {
-		return l, fmt.Errorf(`command %q: "command" is only the program: the rest belongs into "args"`, name)
+		return l, fmt.Errorf(`command %q: "command" is only the program: the rest belongs in "args"`, name)
 	}
 	return l, fmt.Errorf("command %q: %s%s", name, errText(err), installHints[strings.TrimSuffix(name, "3")])
 }
@@ -338,7 +338,7 @@ func expandVariables(raw string) (out string, err error) {
 		case name == "":
 			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}", reference)
 		case isSecretVariable(name):
-			err = fmt.Errorf("${%s}: no module gets the secrets of webhooks", name)
+			err = fmt.Errorf("${%s}: webhook secrets never reach modules", name)
 		case value == "" && fallback != "":
 			return fallback[len(":-"):]
 		case !set:
@@ -442,7 +442,7 @@ func (s *scan) folder(path string) {
 		case isModule:
 			s.file(at, module, kind)
 		case foreignModule.MatchString(name):
-			s.add(at, at, discovered{Err: errors.New("usher hosts no such files: see usher help serve")})
+			s.add(at, at, discovered{Err: errors.New("unsupported kind of file: see usher help serve")})
 		}
 	}
 }

@@ -45,10 +45,10 @@ func TestParseConfig(t *testing.T) {
 		{"environment", `{"command":"x","env":{"B":"${HOME}","A":"1"}}`, "x  A=1|B=/h"},
 		{"a variable that is not set", `{"command":"x","args":["${NOPE}"]}`, "${NOPE} is not set"},
 		{"the daemon's secret with a default", `{"command":"x","env":{"K":"${SERVICE_WEBHOOK_SECRET:-x}"}}`,
-			"secrets of webhooks"},
+			"webhook secrets"},
 		{"variables as others write them", `{"command":"x","args":["${env:HOME}/y","${env:NO:-d}"]}`, "x /h/y|d"},
 		{"a secret as others write it", `{"command":"x","args":["${env:stripe_signing_secret}"]}`,
-			"secrets of webhooks"},
+			"webhook secrets"},
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
 			"usher can't expand ${input:api-key}"},
 		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`,
@@ -113,7 +113,7 @@ func TestMissingPrograms(t *testing.T) {
 	const python = ": install Python 3.9 or newer, or make a .venv beside the module"
 	for program, want := range map[string]string{
 		"python3":           `command "python3"` + missing + python,
-		"npx -y @scope/foo": `command "npx": "command" is only the program: the rest belongs into "args"`,
+		"npx -y @scope/foo": `command "npx": "command" is only the program: the rest belongs in "args"`,
 		"/w/bin/gone":       `command "gone": no such file or directory`,
 	} {
 		_, err := launch{Path: program, Dir: "/w"}.resolve()

@@ -325,8 +325,8 @@ func firstSentence(text string) string {
 
 // ---- The check of arguments
 
-// argumentError reports that the value at path, got, does not fit its schema, which accepts
-// want. If got is "", want alone describes the problem.
+// argumentError reports that the value at path is got, where its schema accepts want. If got
+// is "", want alone describes the problem.
 type argumentError struct{ path, want, got string }
 
 func (e *argumentError) Error() string {
@@ -410,15 +410,15 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 		c.left = -1
 	}
 	if c.left < 0 {
-		return &argumentError{path, "is too complex to be checked", ""}
+		return &argumentError{path, "is too complex to check", ""}
 	}
 	c.depth++
 	defer func() { c.depth-- }()
 	s := c.resolve(schema)
-	switch {
-	case s == nil:
+	if s == nil {
 		return nil
-	case s["$ref"] != nil:
+	}
+	if _, ok := s["$ref"].(string); ok {
 		return c.value(path, s, value)
 	}
 	types := textList(s["type"])
@@ -452,9 +452,9 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits,
-// the error is that of the alternative which fits best: the one that most constants select
-// or, among equals, the one whose error is deepest inside the value. Errors of equals at the
-// same path are combined.
+// the error is that of the alternative which fits best: the one with the most matching
+// constants or, among equals, the one whose error is deepest inside the value. Errors of
+// equals at the same path are combined.
 func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
 	anyOf, _ := s["anyOf"].([]any)
 	oneOf, _ := s["oneOf"].([]any)
@@ -476,14 +476,18 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 	return best
 }
 
-// constants counts the members of an object that have a constant of an alternative, such as
-// a kind of "circle". They select the alternative.
+// constants counts the members of an object that match an enum of an alternative, such as a
+// kind of "circle", minus those that don't.
 func (c *argumentCheck) constants(schema any, value json.RawMessage) (n int) {
 	properties := objectIn(c.resolve(schema), "properties")
 	for _, f := range members(value) {
 		property := objectIn(properties, f.key)
-		if property["enum"] != nil && c.value("", property, f.value) == nil {
+		switch {
+		case property["enum"] == nil:
+		case c.value("", property, f.value) == nil:
 			n++
+		default:
+			n--
 		}
 	}
 	return n
@@ -499,7 +503,7 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 			property = s["additionalProperties"]
 		}
 		if property == false {
-			return &argumentError{below(path, f.key), "is not known", ""}
+			return &argumentError{below(path, f.key), "is unknown", ""}
 		}
 		if wrong := c.value(below(path, f.key), property, f.value); wrong != nil && !isOptionalNull(s, f) {
 			return wrong

@@ -131,7 +131,7 @@ func TestCheckArguments(t *testing.T) {
 		`"shape":{"at":[],"kind":"box","to":[]}`: `parameter "shape.size" is required`,
 		`"shape":{"at":1,"kind":"box"}`:          `parameter "shape.at": want an array, got an integer`,
 		`"shape":{"at":[],"kind":"disc"}`:        `parameter "shape.at": want an integer, got an array`,
-		`"strict":{"b":1}`:                       `parameter "strict.b" is not known`,
+		`"strict":{"b":1}`:                       `parameter "strict.b" is unknown`,
 		`"nothing":1`:                            `parameter "nothing": want one of , got 1`,
 		`"at":"tomorrow"`: `parameter "at": ` +
 			`want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
@@ -178,7 +178,7 @@ func TestHostileSchemas(t *testing.T) {
 // stack and so ended the daemon.
 func TestCircularReferences(t *testing.T) {
 	const chain = 500
-	const tooComplex = "is too complex to be checked"
+	const tooComplex = "is too complex to check"
 	large := strings.Repeat("y", 1<<20)
 	defs := `{"Self":{"$ref":"#/$defs/Self"},
 		"A":{"anyOf":[{"$ref":"#/$defs/A"},{"$ref":"#/$defs/B"}]},"B":{"$ref":"#/$defs/A"},

@@ -127,7 +127,7 @@ var errNoSession error = httpErrorf(http.StatusNotFound,
 // Otherwise the owner of one code could hand out the session's URL and wait for another
 // person's code to move the session.
 var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
-	"an HTTP+SSE session keeps its claim: connect anew to use another code")
+	"an HTTP+SSE session keeps its claim: reconnect to use another code")
 
 // Gate decides which principal a request is from and what the principal may reach. Safe
 // for concurrent use.

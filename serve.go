@@ -280,7 +280,7 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 		return err
 	})
 	if isShared(err) {
-		err = fmt.Errorf("another usher (%s) uses this base folder: use it, or set -base",
+		err = fmt.Errorf("another usher (%s) uses this base folder: stop it or set -base",
 			cmp.Or(readDaemon(d.app.data).URL, "still starting"))
 	}
 	return lock, err
@@ -494,7 +494,7 @@ func (d *daemon) handler() http.Handler {
 // errNothing answers requests for unknown paths. They are not logged, as clients that look for
 // a login send several.
 var errNothing error = loggedError{httpErrorf(http.StatusNotFound,
-	"nothing is here: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)}
+	"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)}
 
 // openLog opens the log of a daemon without -log. On a terminal, the log consists of
 // lines for people, in addition to the lines of show. Elsewhere it consists of records.
@@ -602,7 +602,7 @@ func (d *daemon) describe(view *View, s Status) string {
 		}
 		text = cmp.Or(itemNames(tools), "no tools")
 		if len(s.Module.Problems) > 0 {
-			text = "(usher modules has notes) " + text
+			text = "(see usher modules) " + text
 		}
 		text = clipText(text, 47)
 	}
@@ -635,7 +635,7 @@ func (d *daemon) whoSendsWebhooks() string {
 		return fmt.Sprintf("Webhooks are off (%s): set %s or -open-webhooks",
 			cmp.Or(d.flags.exposure(), "-require-claim"), webhookSecretVar)
 	case !d.record.Secret:
-		return "Webhooks need no secret, as " + webhookSecretVar + " is not set"
+		return "Webhooks need no secret: " + webhookSecretVar + " is not set"
 	case d.flags.webhooks.acceptSignatures:
 		return "Webhooks need the header " + secretHeader + " or a verified signature"
 	}

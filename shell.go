@@ -101,7 +101,7 @@ func (s *shellServer) read(ctx context.Context) error {
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
 		m := shellLine.FindStringSubmatch(first)
 		if m == nil {
-			return fmt.Errorf("line 1: %q names no shell: want sh, bash, dash, ksh or zsh", first)
+			return fmt.Errorf("line 1: %q: want sh, bash, dash, ksh or zsh", first)
 		}
 		s.shell = m[1]
 		text = strings.TrimPrefix(text, first)
@@ -269,7 +269,7 @@ func (s *shellServer) commandLine(name string, arguments json.RawMessage) ([]str
 			text = strings.TrimPrefix(string(oneLine(value)), "null")
 		}
 		if strings.Contains(text, "\x00") {
-			return nil, fmt.Errorf("parameter %q contains U+0000: no argument can", p.name)
+			return nil, fmt.Errorf("parameter %q contains U+0000: remove it", p.name)
 		}
 		args = append(args, text) // $1, $2, … as documented
 	}

@@ -113,7 +113,7 @@ func TestShellFaults(t *testing.T) {
 	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# A.\na() {\n\tif\n}\n")
 	write(t, dir+"/b.usher.sh", "#!/usr/bin/perl\n")
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
-	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error", "names no shell")
+	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error", "want sh, bash")
 }
 
 // TestShellNames checks that a function is a method if the shell reports it as a

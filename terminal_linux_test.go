@@ -61,7 +61,7 @@ func TestBanner(t *testing.T) {
 					"  starting db\n",
 					"  ready    a_name_of_20_letters a_name_of_20_letters_x\n",
 					"  failed   f                    module \"f\" can't be built: "+
-						"f.usher.go:1: package f: a module is package main\n"+
+						"f.usher.go:1: package f: want package main\n"+
 						"           for more: usher modules -base \"\" \"\"\n",
 					"usher modules -base \"\" \"\"\n\nWebhooks")
 			}

@@ -186,7 +186,7 @@ func (s *Server) sessionOf(
 func (s *Server) openSession(from admission) (*Session, error) {
 	if from.session == nil {
 		return nil, httpErrorf(http.StatusBadRequest,
-			"no %s: send initialize first, and then the session id from its answer", sessionHeader)
+			"no %s: send initialize first, then the id from its answer", sessionHeader)
 	}
 	session := s.sessions.open(from.session, s.account(from).principal)
 	if s.gate.Ended(from.session) {
@@ -268,7 +268,7 @@ func (s *Server) newKeptStream(kind string, session *Session) *keptStream {
 
 // errManyStreams refuses a stream of a session or principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
-	"too many streams are open: close one").retryAfter(15)
+	"too many streams: close one").retryAfter(15)
 
 // admitGET decides whether a GET is served, and for which principal.
 func (s *Server) admitGET(r *http.Request) (from admission, err error) {

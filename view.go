@@ -267,8 +267,8 @@ func (v *View) Lookup(list, name string) *Item {
 	return nil
 }
 
-// candidates returns the modules other than own that the name of a tool, or the path of a
-// webhook, may belong to, by its beginning.
+// candidates returns the modules, except own, whose name or label begins the name of a tool
+// or the path of a webhook.
 func (v *View) candidates(name string, own *Module) (list []ViewModule) {
 	name = strings.Replace(name, "/", "_", 1)
 	for _, m := range v.all {
@@ -280,8 +280,8 @@ func (v *View) candidates(name string, own *Module) (list []ViewModule) {
 	return list
 }
 
-// CheckUnknown checks the modules that the name of an unknown tool, or the path of an unknown
-// webhook, may belong to. It returns errRetired if one has a version that is not ready yet;
+// CheckUnknown checks the modules that an unknown name, or the path of an unknown webhook, may
+// belong to. It returns errRetired if one has a version that is not ready yet;
 // other errors say why a module can't be hosted.
 func (v *View) CheckUnknown(name string) error {
 	for _, m := range v.candidates(name, nil) {

@@ -193,7 +193,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 		return httpErrorf(http.StatusServiceUnavailable,
 			"modules are still starting: try again").retryAfter(2)
 	case tool == nil:
-		return httpErrorf(http.StatusNotFound, "no webhook has this path: usher modules lists them")
+		return httpErrorf(http.StatusNotFound, "no webhook has this path: see usher modules")
 	}
 	d.tool = tool
 	d.rule, err = parseSignature(tool.Method.Signature, h.getenv)
@@ -397,7 +397,7 @@ func parseSignature(tag string, getenv func(string) string) (*signatureRule, err
 func (d *delivery) verify() error {
 	if d.rule == nil {
 		if !d.hasSecret {
-			return httpErrorf(http.StatusUnauthorized, "no secret, and no signature is verified")
+			return httpErrorf(http.StatusUnauthorized, "no secret, and no @signature to verify")
 		}
 		return nil
 	}
@@ -646,12 +646,12 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	for name, value := range a.Headers {
 		if !headerToken.MatchString(name) || strings.ContainsFunc(value, unicode.IsControl) ||
 			slices.Contains(connectionHeaders, http.CanonicalHeaderKey(name)) {
-			err = fmt.Errorf("header %q: a method can't set it to this value", name)
+			err = fmt.Errorf("header %q: invalid value or reserved header", name)
 		}
 	}
 	if err != nil {
 		return nil, httpErrorf(http.StatusBadGateway,
-			"the method's _response is not an HTTP answer: %v", err).because(errFailed)
+			"the method's _response is invalid: %v", err).because(errFailed)
 	}
 	return a, nil
 }

@@ -64,7 +64,7 @@ func TestOldSSECancels(t *testing.T) {
 	const cancel = `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"s"}}`
 	call()
 	c.post(`{"jsonrpc":"2.0","id":"s","method":"ping"}`)
-	wantEvent(t, c.events, `"id":"s"`, "already being answered")
+	wantEvent(t, c.events, `"id":"s"`, "is already in use")
 	other.post(cancel)
 	other.ask("ping", "")
 	check(t, "calls that another session cancelled", cancelled(), 0)

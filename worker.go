@@ -240,7 +240,7 @@ func (w *Worker) finish(exit string) {
 		case s.stopping:
 			reason = "was stopped during the call"
 		case !s.ready:
-			reason = fmt.Sprintf("ended at its start (%s)", exit)
+			reason = fmt.Sprintf("exited at startup (%s)", exit)
 		}
 		s.failure = &processError{w.module, reason, errors.New(strings.Join(s.stderr, "\n"))}
 	})
@@ -709,7 +709,7 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 type clientRequest struct {
 	*Message
 	caller Caller // to ask
-	call   *call  // in which the module asks; it gives up its slot meanwhile; nil if only the session is known
+	call   *call  // in which the module asks, without its slot meanwhile; nil if only the session is known
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the client is no longer asked
@@ -724,7 +724,7 @@ var (
 	errNotSure  = rpcErrorf(codeInternal,
 		"usher can't tell which call this is for, as this process may run several: call again")
 	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access to the module")
-	errNotInCall = rpcErrorf(codeInternal, "the call that this is for has ended")
+	errNotInCall = rpcErrorf(codeInternal, "the call this belongs to has ended")
 )
 
 // target returns the caller that a message of the module is for, and the call that it
@@ -792,10 +792,10 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 		return nil, err
 	}
 	if s.asks[string(msg.ID)] != nil {
-		return nil, rpcErrorf(codeInvalidRequest, "a request with the id %s is open", msg.ID)
+		return nil, rpcErrorf(codeInvalidRequest, "request id %s is already in use", msg.ID)
 	}
 	if _, ok := w.asking.reserve(caller.Principal, maxAsks); !ok {
-		return nil, rpcErrorf(codeInternal, "too many requests to clients are open (limit %d)", maxAsks)
+		return nil, rpcErrorf(codeInternal, "too many open requests to clients (limit %d)", maxAsks)
 	}
 	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
 	if c != nil {

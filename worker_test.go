@@ -67,7 +67,7 @@ func TestFaultyModules(t *testing.T) {
 		}
 	}
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
-	checkContains(t, "usher modules", out, "ended at its start (exit status 3): fake: no module named turbo",
+	checkContains(t, "usher modules", out, "exited at startup (exit status 3): fake: no module named turbo",
 		"not executable: chmod +x plain.usher", `module name "b@d"`)
 }
 

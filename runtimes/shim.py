@@ -216,7 +216,7 @@ def string_type(convert, **keywords):
 TYPES = {
     str: Type({"type": "string"}, only(str)),
     bool: Type({"type": "boolean"}, only(bool)),
-    # A union of int and float must not turn 1.5 into 1.
+    # In a union such as list[int] | list[float], 1.5 must not become 1.
     int: Type(
         {"type": "integer"},
         lambda v: int(v) if only(int, float)(v) == int(v) else only(int)(v),
