@@ -40,5 +40,5 @@ func TestRelease(t *testing.T) {
 	check(t, "the checksums of the second clone", mustRun(second, "./release"), sums)
 	programs, _ := filepath.Glob(first + "/dist/usher-*")
 	checkContains(t, "the version", mustRun(".", programs[0], "version"), "usher v0.")
-	mustRun(first, "go", "test", "-short", "-run", "Layers|House|Tour|DocsFlags|GoModule", ".")
+	mustRun(first, "go", "test", "-run", "Layers|House|Tour|DocsFlags|GoModule", ".")
 }
