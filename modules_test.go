@@ -122,8 +122,7 @@ func TestFailureIsLoggedOnce(t *testing.T) {
 			r.Approved = approved
 			for range 2 {
 				s := &scan{seen: make(map[string]bool), root: dir}
-				path := dir + "/m.usher"
-				s.add(path, path, discovered{Name: "m", Kind: kindExecutable})
+				s.add(dir+"/m.usher", dir+"/m.usher", discovered{Name: "m", Kind: kindExecutable})
 				r.update(s)
 				pass(time.Hour)
 			}

@@ -92,7 +92,8 @@ func TestDroppedModule(t *testing.T) {
 			says(tool, fmt.Sprintf("module %q can't start: %s", module, changed))
 		}
 	}
-	if n := strings.Count(d.Log.String(), fmt.Sprintf("why=%q", changed)); n != 9 { // time has none, as no scan finds it
+	refused := strings.ReplaceAll(d.Log.String(), "file=time.usher.sh why=", "") // few scans find its change
+	if n := strings.Count(refused, fmt.Sprintf("why=%q", changed)); n != 9 {
 		t.Errorf("the log has %d lines of refused modules, want 9:\n%s", n, d.Log.String())
 	}
 	c.awaitTools(old...)
