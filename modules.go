@@ -337,8 +337,9 @@ func (v *moduleVersion) failure(why error) error {
 	if why == nil {
 		return errRetired
 	}
+	text := strings.TrimPrefix(errText(why), fmt.Sprintf("module %q ", v.Name))
 	fault := faultOf(why, filepath.Base(v.Source))
-	return fmt.Errorf("module %q can't be hosted: %s%s", v.Name, errText(why), fault)
+	return fmt.Errorf("module %q can't be hosted: %s%s", v.Name, text, fault)
 }
 
 // compare returns the modules that are new, and those that have changed, been approved or

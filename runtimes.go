@@ -336,13 +336,13 @@ func expandVariables(raw string) (out string, err error) {
 		value, set := os.LookupEnv(name)
 		switch {
 		case name == "":
-			err = fmt.Errorf("usher can't expand %s: write ${NAME} or ${NAME:-default}", reference)
+			err = fmt.Errorf("can't expand %s: write ${NAME} or ${NAME:-default}", reference)
 		case isSecretVariable(name):
 			err = fmt.Errorf("${%s}: webhook secrets never reach modules", name)
 		case value == "" && fallback != "":
 			return fallback[len(":-"):]
 		case !set:
-			err = fmt.Errorf("${%s} is not set: set it, or give a default as ${%s:-value}", name, name)
+			err = fmt.Errorf("${%s} is not set: set it, or write ${%s:-value}", name, name)
 		}
 		inString := quote(value)
 		return string(inString[1 : len(inString)-1])

@@ -50,7 +50,7 @@ func TestParseConfig(t *testing.T) {
 		{"a secret as others write it", `{"command":"x","args":["${env:stripe_signing_secret}"]}`,
 			"webhook secrets"},
 		{"what a client would ask for", `{"command":"x","env":{"K":"${input:api-key}"}}`,
-			"usher can't expand ${input:api-key}"},
+			"can't expand ${input:api-key}"},
 		{"what a shell would replace", `{"command":"~/x","args":["$HOME/y","a$1","~"]}`,
 			`~/x $HOME/y|a$1|~`},
 		{"no command", `{"args":[]}`, `no "command"`},

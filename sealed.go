@@ -82,7 +82,7 @@ func (r sessionRecord) line() []byte { return append(marshal(r), '\n') }
 // errManyRecords refuses to end or move another session of a claim that has maxRecordsOf
 // records.
 var errManyRecords error = httpErrorf(http.StatusTooManyRequests,
-	"too many sessions of this claim ended or moved within %d days: ask for a new code",
+	"too many sessions of this claim ended or moved within %d days: get a new code",
 	sessionLife/(24*time.Hour))
 
 // sessionStore seals session ids, and keeps what happened to sessions afterwards: which

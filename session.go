@@ -403,7 +403,7 @@ type interest struct {
 const subscribeTimeout = 10 * time.Second
 
 var errManyWanted = rpcErrorf(codeInvalidParams,
-	"too many subscribed resources (limit %d): unsubscribe from some", maxWantedOf)
+	"too many subscriptions (limit %d): unsubscribe from some", maxWantedOf)
 
 // unsubscribeLocked ends a subscription. The caller holds session.subscribing.
 func (s *Server) unsubscribeLocked(session *Session, uri string) {

@@ -187,7 +187,7 @@ func (h *Webhooks) find(ctx context.Context, d *delivery) (err error) {
 	}
 	switch {
 	case len(others) > 0:
-		return httpErrorf(http.StatusConflict, "several webhooks have the path %q: use one of %s",
+		return httpErrorf(http.StatusConflict, "the path %q is ambiguous: use one of %s",
 			clipText(d.path, 200), strings.Join(others, ", "))
 	case tool == nil && !ready:
 		return httpErrorf(http.StatusServiceUnavailable,
@@ -641,7 +641,7 @@ func ownAnswer(raw json.RawMessage) (*webhookAnswer, error) {
 	decoder.DisallowUnknownFields()
 	err := decoder.Decode(a)
 	if err == nil && (!isObject(raw) || a.Status < 200 || a.Status > 599) {
-		err = errors.New("want an object with a status from 200 to 599, headers and body")
+		err = errors.New("want an object with status (200 to 599), headers and body")
 	}
 	for name, value := range a.Headers {
 		if !headerToken.MatchString(name) || strings.ContainsFunc(value, unicode.IsControl) ||

@@ -344,7 +344,7 @@ func (w *Worker) readStdout(stdout io.Reader) {
 // id, all calls in flight fail.
 func (w *Worker) dropUnreadable(line []byte, why error) {
 	shown := clipText(string(line), maxLoggedLine)
-	w.log.Warn("a line on the module's stdout is not JSON-RPC", "line", shown, "err", why)
+	w.log.Warn("a line on stdout is not JSON-RPC", "line", shown, "err", why)
 	w.remember("not MCP, on stdout: " + shown)
 	tooLong := why == errLineTooLong
 	if tooLong {
@@ -409,7 +409,7 @@ func (w *Worker) send(msg []byte) {
 	var err error
 	w.update(func(s *workerState) { err = w.enqueue(s, msg) })
 	if err != nil && w.alive() {
-		w.log.Warn("a message to the module was dropped", "err", err)
+		w.log.Warn("a message was dropped", "err", err)
 	}
 }
 
