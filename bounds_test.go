@@ -464,12 +464,12 @@ func TestWantedResources(t *testing.T) {
 			check(t, "a subscription", ask(one, "subscribe", n), "")
 			all += fmt.Sprintf(`"m://%d",`, n)
 		}
-		checkContains(t, "one more of another session", ask(two, "subscribe", 0), "too many subscribed")
+		checkContains(t, "one more of another session", ask(two, "subscribe", 0), "too many subscriptions")
 		params := `{"notifications":{"resourceSubscriptions":["m://1"]}}`
-		checkContains(t, "one more without a session", b.modern(listenMethod, params).failure(), "too many subscribed")
+		checkContains(t, "one more without a session", b.modern(listenMethod, params).failure(), "too many subscriptions")
 		asOther := b.modernPOST("1", listenMethod, `{"notifications":{"resourceSubscriptions":[`+all+`"m://x"]}}`)
 		asOther.Header.Set(claimHeader, other.Header.Get(claimHeader))
-		checkContains(t, "another principal's, all at once", b.do(asOther).failure(), "too many subscribed")
+		checkContains(t, "another principal's, all at once", b.do(asOther).failure(), "too many subscriptions")
 		check(t, "another principal's", ask(other, "subscribe", 0), "")
 		ask(one, "unsubscribe", 1)
 		check(t, "one after an end", ask(two, "subscribe", 0), "")
