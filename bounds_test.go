@@ -466,7 +466,7 @@ func TestWantedResources(t *testing.T) {
 		}
 		checkContains(t, "one more of another session", ask(two, "subscribe", 0), "too many subscriptions")
 		params := `{"notifications":{"resourceSubscriptions":["m://1"]}}`
-		checkContains(t, "one more without a session", b.modern(listenMethod, params).failure(), "too many subscriptions")
+		checkContains(t, "one more, without one", b.modern(listenMethod, params).failure(), "too many subscriptions")
 		asOther := b.modernPOST("1", listenMethod, `{"notifications":{"resourceSubscriptions":[`+all+`"m://x"]}}`)
 		asOther.Header.Set(claimHeader, other.Header.Get(claimHeader))
 		checkContains(t, "another principal's, all at once", b.do(asOther).failure(), "too many subscriptions")
