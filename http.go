@@ -42,7 +42,7 @@ import (
 // declared where they are used.
 const (
 	// http.go: bodies and headers of requests.
-	maxConns       = 1000      // connections of unknown clients (see markKnown); at most half the open files
+	maxConns       = 1000      // connections of unknown clients (see markKnown); fewer if descriptors are few
 	maxHeader      = 16 << 10  // bytes of one request's headers
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
 	maxHeldOf      = 64 << 20  // bytes held per principal, and for all webhook senders; at least two bodies
