@@ -124,7 +124,7 @@ func (a *app) runCommand(ctx context.Context, name string, c command, args []str
 		fs.PrintDefaults()
 		return nil
 	case err != nil:
-		const want = "want a number, a duration such as 5m, or true or false"
+		const want = "want a number, a duration (5m), true or false"
 		return usageErrorf("%s", strings.Replace(err.Error(), "parse error", want, 1))
 	case len(args) < c.least || len(args) > c.most:
 		return usageErrorf("wrong number of arguments")
@@ -264,8 +264,7 @@ func declareScope(fs *flag.FlagSet, usage string) *Scope {
 func parseCodeArgument(text string) (Code, error) {
 	code, ok := parseCode(text)
 	if !ok {
-		return "", usageErrorf("CODE: want a claim code: "+
-			"%d of %s, with or without a dash", codeLength, codeAlphabet)
+		return "", usageErrorf("CODE: want %d of %s, with or without a dash", codeLength, codeAlphabet)
 	}
 	return code, nil
 }

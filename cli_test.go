@@ -253,7 +253,7 @@ func TestRefusedCommands(t *testing.T) {
 		{"claim examples", 2, "-scope takes a folder"},
 		{"serve -prot 3001", 2, "not defined: -prot"},
 		{"serve -addr :4000", 2, "use -addr 127.0.0.1:4000"},
-		{"serve -idle 5", 2, "such as 5m"},
+		{"serve -idle 5", 2, "(5m)"},
 		{"call a x name=Ada -dir DIR", 2, `'{"name":"Ada"}'`},
 		{"call a -dir DIR", 1, "a.usher has a_fail, a_x"},
 		{"call none x -dir DIR", 1, "none.usher.sh has no methods"},

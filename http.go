@@ -258,7 +258,7 @@ type originPolicy struct {
 }
 
 // mcpFlags are the flags that admit MCP requests from other machines.
-const mcpFlags = "-require-claim (clients need a code) or -open (they need none)"
+const mcpFlags = "-require-claim (clients need a code) or -open (no code)"
 
 // admitMCP refuses a proxied MCP request, unless usher was started to be reachable from
 // other machines.
@@ -286,7 +286,7 @@ func (p *originPolicy) admit(r *http.Request) error {
 	// Top-level navigation, as by a link, is allowed.
 	crossSite := r.Header.Get("Sec-Fetch-Site") == "cross-site"
 	if len(origins) == 0 && crossSite && r.Header.Get("Sec-Fetch-Dest") != "document" {
-		return httpErrorf(http.StatusForbidden, "cross-site request without an Origin header")
+		return httpErrorf(http.StatusForbidden, "cross-site request without an Origin")
 	}
 	for _, origin := range origins {
 		u, err := url.Parse(origin)

@@ -55,7 +55,7 @@ func TestWhatIsSearched(t *testing.T) {
 	checkContains(t, "usher modules -scope", out, outside+"/far.usher is not in "+dir,
 		"gone.usher\n  not hosted: no such file",
 		"no_line\" can't start: it must begin with a line such as #!/bin/sh\n",
-		"crlf\" can't start: its \"cwd\" or the program in its first", "unsupported kind of file")
+		"crlf\" can't start: its \"cwd\" or the program in its first", "unsupported file")
 }
 
 // TestHotReload edits the workspace under a stream of calls.

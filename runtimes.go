@@ -190,7 +190,7 @@ func workerEnv(source string, extra []string) []string {
 func checkNesting(inside string, roots []string) error {
 	for source := range strings.SplitSeq(inside, "\n") {
 		if isBelow(source, roots) {
-			return fmt.Errorf("the module %s started this usher: host another folder", filepath.Base(source))
+			return fmt.Errorf("module %s started this usher: host another folder", filepath.Base(source))
 		}
 	}
 	return nil
@@ -442,7 +442,7 @@ func (s *scan) folder(path string) {
 		case isModule:
 			s.file(at, module, kind)
 		case foreignModule.MatchString(name):
-			s.add(at, at, discovered{Err: errors.New("unsupported kind of file: see usher help serve")})
+			s.add(at, at, discovered{Err: errors.New("unsupported file: see usher help serve")})
 		}
 	}
 }

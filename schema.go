@@ -481,10 +481,10 @@ func (c *argumentCheck) alternatives(path string, s map[string]any, value json.R
 func (c *argumentCheck) constants(schema any, value json.RawMessage) (n int) {
 	properties := objectIn(c.resolve(schema), "properties")
 	for _, f := range members(value) {
-		property := objectIn(properties, f.key)
+		enum, ok := objectIn(properties, f.key)["enum"].([]any)
 		switch {
-		case property["enum"] == nil:
-		case c.value("", property, f.value) == nil:
+		case !ok:
+		case isOneOf(enum, f.value):
 			n++
 		default:
 			n--
@@ -522,19 +522,23 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 	return nil
 }
 
+// isOneOf reports whether an enum contains a value. It returns false for objects and arrays,
+// which Go can't compare.
+func isOneOf(enum []any, value json.RawMessage) bool {
+	var decoded any
+	err := json.Unmarshal(value, &decoded) // fails if a number is too large
+	return err == nil && value[0] != '{' && value[0] != '[' && slices.Contains(enum, decoded)
+}
+
 // scalarWanted returns a description of the values that a schema accepts, or "" if it accepts
 // value, which has the right type and is neither an object nor an array.
 func scalarWanted(s map[string]any, value json.RawMessage) string {
-	if enum, ok := s["enum"].([]any); ok {
-		var decoded any
-		_ = json.Unmarshal(value, &decoded) // nil if a number is too large
-		if !slices.Contains(enum, decoded) {
-			want := strings.Trim(string(marshal(enum)), "[]")
-			if len(enum) == 1 {
-				return want
-			}
-			return "one of " + want
+	if enum, ok := s["enum"].([]any); ok && !isOneOf(enum, value) {
+		want := strings.Trim(string(marshal(enum)), "[]")
+		if len(enum) == 1 {
+			return want
 		}
+		return "one of " + want
 	}
 	if s["format"] == "date-time" {
 		text, _ := unquote(value)

@@ -114,7 +114,7 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 // addHost sets -allow-host.
 func (f *serveFlags) addHost(name string) error {
 	if name == "" || strings.ContainsAny(name, "/: ") && net.ParseIP(name) == nil {
-		return errors.New("want a host name without scheme and port, such as usher.example.com")
+		return errors.New("want only a host name, such as usher.example.com")
 	}
 	f.origins.hosts = append(f.origins.hosts, strings.ToLower(name))
 	return nil
@@ -171,7 +171,7 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	}
 	switch {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
-		return usageErrorf("%s is empty, or begins or ends with white space: change or unset it",
+		return usageErrorf("%s is empty or has white space around it: change or unset it",
 			webhookSecretVar)
 	case f.webhookLimit <= 0 || f.webhooks.timeout <= 0:
 		return usageErrorf("-webhook-limit and -webhook-timeout: want more than 0")

@@ -720,10 +720,10 @@ type clientRequest struct {
 // Why a request of a module has no answer.
 var (
 	errNoAnswer = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
-	errNoCaller = rpcErrorf(codeInternal, "no client to ask: ask only during a client's call")
+	errNoCaller = rpcErrorf(codeInternal, "no client to ask outside of a client's call")
 	errNotSure  = rpcErrorf(codeInternal,
-		"usher can't tell which call this is for, as this process may run several: call again")
-	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access to the module")
+		"can't tell which call this is for, as the process may run several: call again")
+	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access")
 	errNotInCall = rpcErrorf(codeInternal, "the call this belongs to has ended")
 )
 
