@@ -278,8 +278,8 @@ type keptStream struct {
 	session string
 	primed  bool // the stream begins with an event that it can be resumed from
 
-	// Once authorized returns false, the stream is forgotten for good. It may read the claims
-	// file, so it is never called with a lock held.
+	// authorized reports whether the client still has access; if not, the stream is forgotten
+	// for good. authorized may read the claims file, so callers hold no lock.
 	authorized func() bool
 
 	messages   []frame     // the latest messages, as many as there is room for
