@@ -345,7 +345,7 @@ func (d *daemon) listen() (scheme string, err error) {
 	}
 	d.listener = tls.NewListener(d.listener, &tls.Config{
 		GetCertificate: d.certificate,
-		NextProtos:     []string{"h2", "http/1.1"},
+		NextProtos:     []string{"http/1.1"}, // nothing would count the streams of HTTP/2
 	})
 	return "https", nil
 }
@@ -400,7 +400,6 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
-		HTTP2:             &http.HTTP2Config{MaxReceiveBufferPerStream: bodyChunk},
 		ErrorLog:          slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),
 	}
 	limitConnections(web, openFilesLimit())

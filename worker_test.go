@@ -11,12 +11,10 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/binary"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"go/ast"
-	"io"
 	"log/slog"
 	"math/big"
 	"net/http"
@@ -324,38 +322,6 @@ func writeCertificate(t *testing.T, dir string, serial int64) {
 	write(t, dir+"/key", string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})))
 }
 
-// TestSharedConnection has clients that share an HTTP/2 connection, as behind a proxy, send bodies that usher does not
-// need: the others can send theirs.
-func TestSharedConnection(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	writeCertificate(t, dir, 1)
-	d := startDaemon(t, dir, "-tls-cert", dir+"/cert", "-tls-key", dir+"/key")
-	insecure := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}
-	c := newClient(t, d.URL)
-	c.http.Transport = &http.Transport{TLSClientConfig: insecure, ForceAttemptHTTP2: true}
-	c.begin(initialize, presentNothing)
-	for range maxStreams {
-		req := c.getRequest()
-		req.Body = io.NopCloser(strings.NewReader(strings.Repeat("x", 1<<20)))
-		res, err := c.http.Do(req)
-		must(t, err)
-		check(t, "the protocol", res.Proto, "HTTP/2.0")
-		defer res.Body.Close()
-	}
-	wantStatus(t, "a large body", c.post(strings.Repeat(" ", 1<<20)), http.StatusBadRequest)
-
-	conn, err := tls.Dial("tcp", c.getRequest().URL.Host, insecure)
-	must(t, err)
-	defer conn.Close()
-	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00") // with no settings
-	settings := make([]byte, 100)
-	n, err := io.ReadAtLeast(conn, settings, 9+4*6)
-	must(t, err)
-	window := binary.BigEndian.AppendUint32([]byte{0, 4}, bodyChunk) // the setting INITIAL_WINDOW_SIZE
-	check(t, "a client may send a chunk that is not read", bytes.Contains(settings[:n], window), true)
-}
-
 // A renewed certificate is used without a restart. While its files do not match, the
 // previous one is.
 func TestCertificateIsReadAgain(t *testing.T) {
@@ -375,9 +341,12 @@ func TestCertificateIsReadAgain(t *testing.T) {
 			conn.(*tls.Conn).Handshake()
 			conn.Close()
 		})
-		conn, err := tls.Dial("tcp", d.listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+		config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2", "http/1.1"}}
+		conn, err := tls.Dial("tcp", d.listener.Addr().String(), config)
 		must(t, err)
-		check(t, "serial number", conn.ConnectionState().PeerCertificates[0].SerialNumber.Int64(), want)
+		state := conn.ConnectionState()
+		check(t, "serial number", state.PeerCertificates[0].SerialNumber.Int64(), want)
+		check(t, "the protocol, of h2 and http/1.1", state.NegotiatedProtocol, "http/1.1")
 		conn.Close()
 		accepting.Wait()
 	}
