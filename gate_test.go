@@ -252,6 +252,27 @@ func presentations(p, o, g, x string) []presentation {
 		{"an ended code in the header, a valid one as bearer", presentAll(inHeader(g), bearer(p)), "", true},
 		{"an empty header and URL, a valid code as bearer", presentAll(inHeader(""), inQuery(""), bearer(p)), p, false},
 		{"three codes that are not valid", presentAll(inHeader(g), inQuery(unknown), bearer("GHJKMN")), "", true},
+		{"two headers, the first one empty", addHeader(claimHeader, "", p), "", true},
+		{"two headers", addHeader(claimHeader, p, p), "", true},
+		{"a bearer token with a typing error", bearer(p[:5] + "0"), "", true},
+		{"a bearer token of seven characters", bearer(p + "2"), "", true},
+		{"an empty bearer token", bearer(""), "", false},
+		{"a query that can't be parsed", url("claim=" + p + ";x=1"), "", true},
+		{"a query with a bad escape", url("claim=" + p + "%zz"), "", true},
+		{"a parameter in another case", url("Claim=" + p), "", true},
+		{"a parameter in brackets", url("claim[]=" + p), "", true},
+		{"a repeated parameter", url("claim=&claim=" + p), "", true},
+		{"two spellings", url("claim=" + p + "&CLAIM=" + p), "", true},
+		{"an escaped parameter", url("cl%61im=" + p), p, false},
+	}
+}
+
+// addHeader adds several headers of one name.
+func addHeader(name string, values ...string) func(*http.Request) {
+	return func(r *http.Request) {
+		for _, value := range values {
+			r.Header.Add(name, value)
+		}
 	}
 }
 

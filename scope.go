@@ -23,6 +23,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -272,20 +273,55 @@ func (g *Gate) present(a admission, c Claim) (admission, error) {
 	return a, nil
 }
 
+// maxBearerCode is the number of characters up to which a bearer token counts as a code.
+const maxBearerCode = 12
+
 // presentedCode returns a request's claim code, or "" for a malformed one, and reports
-// whether the request presents any. The first code present counts, valid or not. An
-// Authorization header counts only if its token has the form of a code: some clients can
-// set no other header, and others send an unrelated token.
+// whether the request presents any. The first place that is not empty counts, valid or not:
+// the header, the URL, and a short bearer token. (Some clients can set no other header, and
+// others send a longer, unrelated token.) A slip never counts as "no code".
 func presentedCode(r *http.Request) (code Code, presents bool) {
-	if text := cmp.Or(r.Header.Get(claimHeader), r.URL.Query().Get("claim")); text != "" {
-		code, _ = parseCode(text)
-		return code, true
+	text := cmp.Or(
+		strings.Join(r.Header.Values(claimHeader), ","), // two headers are no code
+		codeInQuery(r.URL.RawQuery),
+		codeInBearer(r.Header.Get("Authorization")))
+	code, _ = parseCode(text)
+	return code, text != ""
+}
+
+// codeInQuery returns the value of the one parameter "claim" of a query, or "" for none. If
+// the query can't be parsed, repeats the parameter or spells it in another way,
+// codeInQuery returns the query itself, which is not a code.
+func codeInQuery(query string) string {
+	const name = "claim"
+	if query == "" {
+		return ""
 	}
-	scheme, bearer, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !strings.EqualFold(scheme, "Bearer") { // case-insensitive: RFC 9110, section 11.1
-		return "", false
+	values, err := url.ParseQuery(query)
+	similar := 0
+	for key, list := range values {
+		if strings.Contains(strings.ToLower(key), name) {
+			similar += len(list)
+		}
 	}
-	return parseCode(bearer)
+	switch {
+	case err == nil && similar == 1 && values.Has(name):
+		return values.Get(name)
+	case similar > 0 || strings.Contains(strings.ToLower(query), name):
+		return query
+	}
+	return ""
+}
+
+// codeInBearer returns the token of an Authorization header, or "" if it is too long for a
+// code or has another scheme.
+func codeInBearer(authorization string) string {
+	scheme, token, _ := strings.Cut(authorization, " ")
+	token = strings.TrimSpace(token)
+	if !strings.EqualFold(scheme, "Bearer") || len(token) > maxBearerCode { // RFC 9110, section 11.1
+		return ""
+	}
+	return token
 }
 
 // presentedSession returns a request's session id, "" for none, and reports whether it is
