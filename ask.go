@@ -9,11 +9,13 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -74,7 +76,6 @@ type suspendedCalls struct {
 type suspendedCall struct {
 	all     *suspendedCalls
 	request request                 // a copy of the client's first request; its caller asks through the call
-	binding string                  // a hash of everything that must be equal in all requests of the call
 	cancel  context.CancelCauseFunc // ends request.ctx
 	wake    chan struct{}           // 1-buffered: the module asked something
 	done    chan struct{}           // closed when result and err are set
@@ -98,12 +99,8 @@ type inputRequest struct {
 // requestState the params contain, and returns when the call ends or the module asks
 // something.
 func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
-	// A client may write the same params in two ways. Maps are printed with sorted keys.
-	var own map[string]any
-	_ = json.Unmarshal(r.params.without("_meta", "inputResponses", "requestState").encode(), &own)
-	binding := hashOf(r.caller.Principal, r.name, fmt.Sprintf("%d %#v", r.caller.Caps, own))
 	if r.params.get("requestState") != nil {
-		c, err := k.resume(r, binding)
+		c, err := k.resume(r)
 		if err != nil {
 			return nil, err
 		}
@@ -116,7 +113,6 @@ func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 	c := &suspendedCall{
 		all:     k,
 		request: *r,
-		binding: binding,
 		current: r,
 		wake:    make(chan struct{}, 1),
 		done:    make(chan struct{}),
@@ -273,16 +269,14 @@ func (c *suspendedCall) watch(state string, until time.Time) {
 // resume returns the suspended call whose state a request contains, and delivers the
 // answers. The state becomes invalid. The call may have ended just before, without the
 // answers.
-func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, error) {
-	state := r.params.text("requestState")
+func (k *suspendedCalls) resume(r *request) (*suspendedCall, error) {
+	c := k.take(r)
+	if c == nil {
+		return nil, rpcErrorf(codeInvalidParams, "requestState is no longer valid: call again without it")
+	}
 	responses := members(r.params.get("inputResponses"))
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	c := k.calls[state]
-	if c == nil || c.binding != binding {
-		return nil, rpcErrorf(codeInvalidParams, "requestState is no longer valid: call again without it")
-	}
-	delete(k.calls, state)
 	c.current = r
 	c.questions = slices.DeleteFunc(c.questions, func(q *inputRequest) bool {
 		answer := responses.get(q.key)
@@ -295,4 +289,47 @@ func (k *suspendedCalls) resume(r *request, binding string) (*suspendedCall, err
 		wake(c.wake) // ask again for the missing answers
 	}
 	return c, nil
+}
+
+// take returns the suspended call that a request continues, and makes its state invalid. It
+// returns nil, and leaves the call suspended, if the request is not the same as the first.
+func (k *suspendedCalls) take(r *request) *suspendedCall {
+	state := r.params.text("requestState")
+	k.mu.Lock()
+	c := k.calls[state]
+	k.mu.Unlock()
+	if c == nil || !c.continuedBy(r) {
+		return nil
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.calls[state] != c { // another request was faster, or the call has ended
+		return nil
+	}
+	delete(k.calls, state)
+	return c
+}
+
+// continuedBy reports whether a request is from the call's principal and repeats the
+// call's first request.
+func (c *suspendedCall) continuedBy(r *request) bool {
+	first := c.request.caller
+	if first.Principal != r.caller.Principal || first.Caps != r.caller.Caps || c.request.name != r.name {
+		return false
+	}
+	const arguments = "arguments"
+	own := []string{arguments, "_meta", "inputResponses", "requestState"}
+	return sameMembers(c.request.params.without(own...), r.params.without(own...)) &&
+		sameMembers(members(c.request.params.get(arguments)), members(r.params.get(arguments)))
+}
+
+// sameMembers reports whether two objects have the same members, in any order. White space
+// does not count.
+func sameMembers(a, b object) bool {
+	byKey := func(x, y member) int { return strings.Compare(x.key, y.key) }
+	slices.SortFunc(a, byKey)
+	slices.SortFunc(b, byKey)
+	return slices.EqualFunc(a, b, func(x, y member) bool {
+		return x.key == y.key && bytes.Equal(compact(x.value), compact(y.value))
+	})
 }

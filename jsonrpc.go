@@ -174,6 +174,11 @@ func oneLine(raw json.RawMessage) json.RawMessage {
 	if !bytes.ContainsAny(raw, "\r\n") {
 		return raw
 	}
+	return compact(raw)
+}
+
+// compact returns valid JSON without white space between its tokens.
+func compact(raw json.RawMessage) json.RawMessage {
 	var b bytes.Buffer
 	_ = json.Compact(&b, raw)
 	return b.Bytes()
