@@ -71,12 +71,11 @@ var otherLimits = map[string]string{
 	"maxHeldUnknown":      "TestBodiesMakeRoom",
 	"maxHeld":             "TestBodiesMakeRoom",
 	"minHeldShare":        "TestBodiesMakeRoom",
-	"minHeld":             "TestReplayBounds",
+	"minHeld":             "TestLimits",
 	"largeBody":           "TestLargeBodies",
 	"bodyChunk":           "TestWebhookEndlessBody",
 	"maxWrite":            "TestSlowReaders",
 	"maxOutbox":           "TestSlowClientIsDropped",
-	"maxReplayMessage":    "TestReplayBounds",
 	"maxRecordsOf":        "TestRecordsAreBounded",
 	"sessionLogSlack":     "TestSessionLogIsCompacted",
 	"guessBudget":         "TestGuessing",
@@ -386,8 +385,8 @@ func TestSessionsInMemory(t *testing.T) {
 		return s.open(newSessionToken(protocols[0], 0, Principal{}), principal)
 	}
 	used := open("a claim")
-	conn := &connection{ctx: t.Context(), write: lineWriter(io.Discard)}
-	used.join(newOutbox(account{memory: newMemory(0)}, conn, nil))
+	conn := connection{ctx: t.Context(), write: lineWriter(io.Discard)}
+	used.join(newOutbox(account{memory: newMemory(0)}, conn))
 	touched := open("a claim")
 	idle := open("a claim")
 	moved := open("a claim")
@@ -1183,14 +1182,4 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 			})
 		})
 	}
-}
-
-// A stream that its session refuses keeps no bytes of the messages for its replay.
-func TestRefusedStream(t *testing.T) {
-	t.Parallel()
-	a := account{newMemory(0), "a"}
-	conn := &connection{ctx: t.Context(), cancel: func() {}}
-	out := newOutbox(a, conn, nil, frame{msg: []byte("x")})
-	check(t, "refused", (&Server{}).serveNotices(&Session{ended: true}, out, conn) != nil, true)
-	check(t, "bytes held", a.memory.bytes.count("a"), 0)
 }

@@ -493,13 +493,6 @@ func (c *testClient) get(present ...func(*http.Request)) (*http.Response, <-chan
 	return openStream(c.t, req)
 }
 
-// resume opens the rest of a stream.
-func (c *testClient) resume(lastEvent string, present ...func(*http.Request)) (*http.Response, <-chan event, func()) {
-	c.t.Helper()
-	last := func(r *http.Request) { r.Header.Set(eventHeader, lastEvent) }
-	return c.get(append(present, last)...)
-}
-
 // listen opens the session's notification stream.
 func (c *testClient) listen() (events <-chan event, hangUp func()) {
 	c.t.Helper()

@@ -49,15 +49,14 @@ const (
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
 	maxHeld        = 512 << 20 // bytes held for all principals
 	minHeldShare   = 1 << 20   // bytes that a principal may hold even if maxHeld is spent
-	minHeld        = 8 << 10   // bytes added to the size of each request, and of each message for replay
+	minHeld        = 8 << 10   // bytes added to the size of each request
 	largeBody      = 256 << 10 // bytes of a body above which a principal's bodies are parsed one by one
 	bodyChunk      = 64 << 10  // bytes of a body that must arrive within bodyTimeout
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
 	maxLogged      = 200       // bytes of one value in the log that a client chose
 
 	// outbox.go: messages to clients.
-	maxOutbox        = 4 << 20 // bytes queued in one outbox, behind the message being written
-	maxReplayMessage = 1 << 20 // bytes of one message kept for replay; all may use half of maxHeldOf
+	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written
 
 	// sealed.go, scope.go: the log of sessions; invalid codes, with -require-claim.
 	maxRecordsOf    = 20_000   // sessions in the log (ended, or moved to another claim) per principal
@@ -415,7 +414,7 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 
 // memory limits the bytes that are held for principals. A request counts from the first
 // byte of its body until the last byte of its answer has been written. Messages to
-// clients count until they have been written, and as long as they are kept for replay.
+// clients count until they have been written.
 // Only these bytes count: what usher makes of them, such as decoded objects, can be ten
 // times as large. Safe for concurrent use.
 type memory struct {

@@ -13,7 +13,6 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -33,7 +32,6 @@ type Server struct {
 	started   time.Time
 	sessions  *sessionTable
 	suspended suspendedCalls // calls that wait for their clients to return
-	replay    sync.Map       // see keptStream.known
 	requests  quota          // being answered, by principal
 	streams   quota          // open notification streams, by principal
 }
@@ -564,8 +562,8 @@ func (s *Server) scope(session *Session) (Scope, error) {
 
 // authorized returns a function that reports whether a session still belongs to principal
 // p, and p still has access. The function must be called before each later
-// notification, request to the client and resumed stream. worker.go and outbox.go get a
-// function because they must not depend on the gate.
+// notification and request to the client. worker.go gets a function because it must not
+// depend on the gate.
 func (s *Server) authorized(session *Session, p Principal) func() bool {
 	return func() bool {
 		_, err := s.gate.Scope(p)

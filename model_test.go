@@ -100,10 +100,6 @@ type walkSession struct {
 	modelSession
 	events <-chan event // of HTTP+SSE; nil if its stream has ended
 	hangUp func()
-
-	// An answer that was a stream: its first event, its text, and the claim that it was for.
-	event, text string
-	owner       *modelClaim
 }
 
 // TestModel walks USHER_MODEL_STEPS, in a way that USHER_MODEL_SEED determines.
@@ -165,10 +161,8 @@ func (w *walk) step() {
 		} else {
 			w.call(alone, w.presentation())
 		}
-	case n < 720:
+	case n < 780:
 		w.stream(s, w.presentation())
-	case n < 800:
-		w.resume(s, w.presentation())
 	case n < 850:
 		w.foreign(s, w.presentation())
 	case n < 900:
@@ -340,46 +334,15 @@ func (w *walk) openSSE(p showing) {
 	w.add("a GET", s, p, got, refusal)
 }
 
-// stream lists the tools, is answered by a stream, and has it repeated.
+// stream lists the tools, and is answered by a stream.
 func (w *walk) stream(s *walkSession, p showing) {
 	if s.sse {
 		return
 	}
-	folder, refusal := w.judge(s, p)
+	want := w.wantList(w.judge(s, p))
 	req := p.in(s.request(http.MethodPost, s.message("tools/list", "")))
 	req.Header.Set("Accept", "text/event-stream, application/json")
-	a := s.do(req)
-	w.check("a stream", s, p, a.toolNames(), w.wantList(folder, refusal))
-	if refusal != "" {
-		return
-	}
-	first := make(chan event, 10)
-	readEvents(strings.NewReader(a.Body), func(e event) { first <- e })
-	s.event, s.text, s.owner = (<-first).id, string(a.last()), s.claim
-	w.resume(s, showing{})
-	if last := w.recent[len(w.recent)-1]; !strings.HasSuffix(last, s.text) {
-		w.t.Errorf("%s; want %s", last, s.text)
-	}
-}
-
-// resume asks for a stream again. Only the claim that it was for may get it.
-func (w *walk) resume(s *walkSession, p showing) {
-	if s.event == "" {
-		return
-	}
-	_, want := w.judge(s, p)
-	req := p.in(s.request(http.MethodGet, ""))
-	req.Header.Set("Accept", "text/event-stream")
-	req.Header.Set(eventHeader, s.event)
-	a := s.do(req)
-	got := cmp.Or(status(a), string(a.last()))
-	switch {
-	case want == "" && s.claim == s.owner && got != "410": // or the answer was forgotten
-		want = s.text
-	case want == "" || want == claimEnded:
-		want = "410"
-	}
-	w.check("a resumed stream", s, p, got, want)
+	w.check("a stream", s, p, s.do(req).toolNames(), want)
 }
 
 // foreign names a session of streamable HTTP in the URL, where it does not count.
@@ -456,7 +419,6 @@ func (w *walk) killDaemon() {
 	killed.Log = &output{} // the test keeps all daemons to its end
 	for _, s := range w.sessions {
 		s.close()
-		s.event = ""
 		s.URL = strings.Replace(s.URL, killed.URL, w.URL, 1)
 	}
 	w.recent = append(w.recent, fmt.Sprint("kill -9; claims are required: ", w.require))

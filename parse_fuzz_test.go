@@ -507,31 +507,6 @@ func FuzzParseMessage(f *testing.F) {
 	})
 }
 
-func FuzzParseEventID(f *testing.F) {
-	kept := &keptStream{id: "p1"}
-	o := newOutbox(account{memory: newMemory(0)}, &connection{}, kept)
-	o.keepLocked(frame{msg: []byte("1")})
-	o.keepLocked(frame{msg: []byte("2")})
-	f.Add(kept.eventID(0))
-	f.Add(kept.eventID(2))
-	f.Fuzz(func(t *testing.T, s string) {
-		id, n := parseEventID(s)
-		if id == "" {
-			return
-		}
-		if n < 0 || !strings.HasPrefix(s, id+"-") {
-			t.Fatalf("%q is message %d of %q", s, n, id)
-		}
-		missed, ok := o.after(n)
-		if ok != (n <= 2) || ok && len(missed) != 2-n {
-			t.Fatalf("after %d there are %d", n, len(missed))
-		}
-		if again, m := parseEventID((&keptStream{id: id}).eventID(n)); again != id || m != n {
-			t.Fatalf("%q came back as %q, %d", s, again, m)
-		}
-	})
-}
-
 func FuzzDecodeHeader(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value string) {
 		got, ok := decodeHeader(value)

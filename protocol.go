@@ -42,7 +42,6 @@ const (
 	methodHeader   = "Mcp-Method"
 	nameHeader     = "Mcp-Name"
 	paramHeader    = "Mcp-Param-" // followed by the name that a tool's schema gives
-	eventHeader    = "Last-Event-ID"
 	claimHeader    = "Mcp-Claim-Code"
 )
 

@@ -18,12 +18,6 @@ import (
 	"time"
 )
 
-// The kinds of streams that a client can resume: the first letter of a stream's id.
-const (
-	answerStream = "p" // the answer to a POST
-	noticeStream = "g" // of a GET
-)
-
 // routes adds the methods of the MCP endpoint to mux, which gets no requests for other paths.
 func (s *Server) routes(mux *http.ServeMux) {
 	route := func(pattern string, serve func(http.ResponseWriter, *http.Request) error) {
@@ -124,19 +118,15 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
-	conn := &connection{ctx: r.Context()}
+	conn := connection{ctx: r.Context()}
 	if accept.stream {
 		conn.write = sseWriter(w)
 	}
-	var kept *keptStream
-	if session.era == stateful {
-		kept = s.newKeptStream(answerStream, session)
-	}
-	request := s.newRequest(session, from, newOutbox(held.account, conn, kept), held, msg, params)
+	request := s.newRequest(session, from, newOutbox(held.account, conn), held, msg, params)
 	if session.era == stateless {
 		request.header = r.Header
 	}
-	answerPOST(w, request, conn, accept.streamFirst)
+	answerPOST(w, request, accept.streamFirst)
 	return nil
 }
 
@@ -196,13 +186,13 @@ func (s *Server) openSession(from admission) (*Session, error) {
 	return session, nil
 }
 
-// answerPOST runs a request, and writes the answer to w or, as a stream, to conn.
-func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst bool) {
+// answerPOST runs a request, and writes the answer to w or, as a stream, to r.out.
+func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 	ctx, cancel := context.WithCancel(r.server.stopped)
 	defer cancel()
 	old := r.session.era == stateful
-	if !old { // a client without a session can't come back for the answer
-		defer context.AfterFunc(conn.ctx, cancel)()
+	if !old { // the end of its connection cancels a request of this era
+		defer context.AfterFunc(r.out.conn.ctx, cancel)()
 	}
 	var result json.RawMessage
 	err := r.begin(ctx)
@@ -222,7 +212,7 @@ func answerPOST(w http.ResponseWriter, r *request, conn *connection, streamFirst
 	stream := answer.msg == nil || streamFirst && status == http.StatusOK
 	switch {
 	case r.out.finish(answer, stream):
-		<-conn.done
+		<-r.out.done
 	case answer.msg == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:
@@ -254,18 +244,6 @@ func (s *Server) account(from admission) account {
 	return account{s.memory, from.claim.Key()}
 }
 
-// newKeptStream returns a stream that a session's client can resume while it has the
-// access that it has now.
-func (s *Server) newKeptStream(kind string, session *Session) *keptStream {
-	return &keptStream{
-		known:      &s.replay,
-		id:         kind + newRequestID(),
-		session:    session.token.ID,
-		primed:     session.token.Protocol == protocols[0],
-		authorized: s.authorized(session, s.gate.Current(session.token)),
-	}
-}
-
 // errManyStreams refuses a stream of a session or principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
 	"too many streams: close one").retryAfter(15)
@@ -288,8 +266,8 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	return from, err
 }
 
-// serveGET serves a session's notification stream, or the rest of an interrupted stream.
-// Without a session, it begins an HTTP+SSE session.
+// serveGET serves a session's notification stream. Without a session, it begins an HTTP+SSE
+// session.
 func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	from, err := s.admitGET(r)
 	if err != nil {
@@ -309,45 +287,30 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	conn := &connection{ctx: ctx, cancel: cancel, write: sseWriter(w)}
+	out := newOutbox(who, connection{ctx: ctx, cancel: cancel, write: sseWriter(w)})
 	if from.session == nil {
-		s.serveSSE(r.URL.Path, from, who, conn)
+		s.serveSSE(r.URL.Path, from, out)
 		return nil
 	}
 	session, err := s.openSession(from)
 	if err != nil {
 		return err
 	}
-	stream, n := parseEventID(r.Header.Get(eventHeader))
-	broken := findStream(&s.replay, session.token.ID, stream)
-	if strings.HasPrefix(stream, answerStream) {
-		if broken == nil || !broken.resume(conn, n) {
-			return httpErrorf(http.StatusGone,
-				"this stream can no longer be resumed: send the request again")
-		}
-		<-conn.done
-		return nil
-	}
-	var missed []frame
-	if broken != nil {
-		missed, _ = broken.after(n)
-	}
-	kept := s.newKeptStream(noticeStream, session)
-	return s.serveNotices(session, newOutbox(who, conn, kept, missed...), conn)
+	return s.serveNotices(session, out)
 }
 
 // serveNotices serves a session's notification stream until the connection or the outbox
 // ends.
-func (s *Server) serveNotices(session *Session, out *outbox, conn *connection) error {
+func (s *Server) serveNotices(session *Session, out *outbox) error {
 	if !session.join(out) {
-		out.disconnect(conn)
+		out.disconnect()
 		return errManyStreams
 	}
 	defer func() {
 		out.end()
-		<-conn.done
+		<-out.done
 	}()
-	_ = s.follow(conn.ctx, session, out, conn.done)
+	_ = s.follow(out.conn.ctx, session, out, out.done)
 	return nil
 }
 
@@ -375,7 +338,6 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 type duplex struct {
 	server  *Server
 	session *Session
-	conn    *connection
 	out     *outbox
 	open    context.Context // ends with the client's input; the streams end with it
 	close   context.CancelFunc
@@ -387,17 +349,9 @@ type duplex struct {
 // duplexTimeout is how long requests in progress may take once the input has ended.
 const duplexTimeout = 30 * time.Second
 
-// newDuplex returns a connection to a session's client. It sends the frames in first
-// before all messages. Frames and messages count for held.
-func (s *Server) newDuplex(
-	session *Session, held account, conn *connection, first ...frame,
-) *duplex {
-	d := &duplex{
-		server:  s,
-		session: session,
-		conn:    conn,
-		out:     newOutbox(held, conn, nil, first...),
-	}
+// newDuplex returns a connection to a session's client, through out.
+func (s *Server) newDuplex(session *Session, out *outbox) *duplex {
+	d := &duplex{server: s, session: session, out: out}
 	d.open, d.close = context.WithCancel(context.Background())
 	return d
 }
@@ -408,19 +362,19 @@ func (s *Server) newDuplex(
 func (d *duplex) serve(input <-chan error) (err error) {
 	var writing sync.WaitGroup
 	writing.Go(func() {
-		defer d.conn.cancel()
+		defer d.out.conn.cancel()
 		defer catch(d.server.log, nil)
-		_ = d.server.serveNotices(d.session, d.out, d.conn) // its only error is for HTTP
+		_ = d.server.serveNotices(d.session, d.out) // its only error is for HTTP
 	})
 	select {
 	case err = <-input:
-	case <-d.conn.ctx.Done():
+	case <-d.out.conn.ctx.Done():
 	}
 	d.mu.Lock()
 	d.close()
 	d.mu.Unlock()
 	d.session.failAsks()
-	defer time.AfterFunc(duplexTimeout, d.conn.cancel).Stop()
+	defer time.AfterFunc(duplexTimeout, d.out.conn.cancel).Stop()
 	d.requests.Wait()
 	d.out.end()
 	writing.Wait()
@@ -462,7 +416,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	r.calls = &d.session.calls
 	r.streams = d.open
 	if err == nil {
-		err = r.begin(d.conn.ctx)
+		err = r.begin(d.out.conn.ctx)
 	}
 	if err != nil {
 		held.end()
@@ -478,15 +432,15 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 }
 
 // serveSSE serves the stream of a new HTTP+SSE session.
-func (s *Server) serveSSE(path string, from admission, held account, conn *connection) {
+func (s *Server) serveSSE(path string, from admission, out *outbox) {
 	token, id := s.gate.Create(sseProtocol, 0, from)
-	session := s.sessions.open(token, held.principal)
+	session := s.sessions.open(token, out.held.principal)
 	defer s.modules.EndAffinity(token.ID)
 	defer s.sessions.end(token) // else the table keeps the stream in memory
-	// The address is relative, as usher does not know the path that a proxy adds.
-	endpoint := frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)}
-	d := s.newDuplex(session, held, conn, endpoint)
+	d := s.newDuplex(session, out)
 	session.duplex.Store(d)
+	// The address is relative, as usher does not know the path that a proxy adds.
+	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)})
 	_ = d.serve(nil) // its input arrives by POST
 }
 
@@ -520,8 +474,8 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.memory = newMemory(defaultMaxBody)
 	s := newServer(c)
 	session := s.sessions.open(&sessionToken{ID: "stdio", Issued: s.started}, "")
-	conn := &connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
-	d := s.newDuplex(session, account{memory: s.memory}, conn)
+	conn := connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
+	d := s.newDuplex(session, newOutbox(account{memory: s.memory}, conn))
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input) // ends ctx

@@ -1,5 +1,5 @@
-// The wire of clients with sessions: HTTP+SSE, streams that can be resumed, subscriptions,
-// and batches, which are refused.
+// The wire of clients with sessions: HTTP+SSE, streams, subscriptions, and batches, which are
+// refused.
 
 package main
 
@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 )
 
 // TestBatchesAreRefused sends a batch in each version, over each transport. The next message is answered.
@@ -94,193 +92,31 @@ func TestOldSSETakesStatelessMessages(t *testing.T) {
 	}
 }
 
-// heldProgress starts a call whose progress pauses after the second of four messages, until release is called. It
-// returns the events until then.
-func (c *testClient) heldProgress(t *testing.T) (first event, got []event, hangUp func()) {
-	t.Helper()
+// TestBrokenStream hangs up during a call of a session: the call continues, and its answer is
+// lost. Last-Event-ID opens an ordinary stream.
+func TestBrokenStream(t *testing.T) {
+	long(t)
+	d := startFakes(t, "a: good tools=progress,release")
+	c := connect(t, d.URL)
 	const params = `{"name":"a_progress","arguments":{"n":4,"hold":2},"_meta":{"progressToken":"p"}}`
 	_, events, hangUp := openStream(t, c.request(http.MethodPost, c.message("tools/call", params)))
-	first = <-events
-	got = append(got, wantEvent(t, events, `"progress":1`), wantEvent(t, events, `"progress":2`))
-	return first, got, hangUp
-}
-
-func TestResume(t *testing.T) {
-	long(t)
-	c := connect(t, startFakes(t, "a: good tools=progress,release,big").URL)
-	first, got, hangUp := c.heldProgress(t)
-	check(t, "the first event has an id and retry", first.id != "" && first.retry != "" && first.hasData, true)
-	check(t, "data of the first event", first.data, "")
-	hangUp()
-	_, events, _ := c.resume(got[0].id) // during the call
-	got[1] = wantEvent(t, events, `"progress":2`)
-	c.call("a_release", "")
-	got = append(got, remainingEvents(t, events)...)
-	texts, ids := eventTexts(append([]event{first}, got...))
-	check(t, "events", len(ids), 6)
-	checkContains(t, "the rest", strings.Join(texts, "\n"), `"progress":3`, `"progress":4`, `"result"`)
-	for range 2 { // as often as the client likes
-		for i, id := range ids {
-			_, events, _ := c.resume(id)
-			more, moreIDs := eventTexts(remainingEvents(t, events))
-			check(t, fmt.Sprint("messages after event ", i), strings.Join(more, "\n"), strings.Join(texts[i+1:], "\n"))
-			check(t, fmt.Sprint("ids after event ", i), strings.Join(moreIDs, " "), strings.Join(ids[i+1:], " "))
-		}
-	}
-	other := connect(t, c.URL)
-	stream, _, _ := strings.Cut(ids[0], "-")
-	for name, tt := range map[string]struct {
-		c  *testClient
-		id string
-	}{
-		"another session's": {other, ids[0]},
-		"unknown":           {c, "p0123456789abcdef-0"},
-	} {
-		res, events, _ := tt.c.resume(tt.id)
-		check(t, name+": status", res.StatusCode, http.StatusGone)
-		check(t, name+": messages", len(remainingEvents(t, events)), 0)
-	}
-	for _, id := range []string{"x", stream, stream + "--1", "g0123456789abcdef-3"} { // not the id of an answer
-		res, events, hangUp := c.resume(id)
-		check(t, id+": status", res.StatusCode, 200)
-		e := <-events
-		check(t, id+": a notification stream begins", strings.HasPrefix(e.id, "g") && e.data == "", true)
-		hangUp()
-		check(t, id+": messages", len(remainingEvents(t, events)), 0)
-	}
-	c.end()
-	res, _, _ := c.resume(ids[0])
-	check(t, "status after DELETE", res.StatusCode, 404)
-}
-
-// TestResumeInAScope resumes streams of a version whose streams begin without an id, before and after the end of a
-// claim.
-func TestResumeInAScope(t *testing.T) {
-	long(t)
-	p := startProjects(t)
-	writeFake(t, p.dir+"/proj/a.usher", "good tools=progress,release")
-	connect(t, p.URL).awaitTools("a_progress", "a_release", "b_x", "c_x")
-	proj := p.code("/proj")
-	c := connectAs(t, p.URL, "2025-06-18", inHeader(proj))
-	begin, got, hangUp := c.heldProgress(t)
-	check(t, "id and retry of the first event in this version", begin.id+begin.retry, "")
-	call := got[0]
+	check(t, "the id of an event", wantEvent(t, events, `"progress":1`).id, "")
 	hangUp()
 	c.call("a_release", "")
-	_, events, _ := c.resume(call.id)
-	check(t, "messages while the claim is active", len(remainingEvents(t, events)), 4)
-	c.tools()
-	_, events, hangUp = c.resume("")
-	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
-	first := wantEvent(t, events, changedTools)
-	writeFake(t, p.dir+"/proj/newer.usher", "good tools=x")
-	second := wantEvent(t, events, changedTools)
-	hangUp()
-	_, events, hangUp = c.resume(first.id)
-	check(t, "the id of what it missed", wantEvent(t, events, changedTools).id, second.id)
-	hangUp()
-	p.revoke(proj)
-	res, _, _ := c.resume(call.id)
-	check(t, "status after the claim's end", res.StatusCode, http.StatusGone)
-	_, events, _ = c.resume(first.id)
-	stream, _ := parseEventID(first.id)
-	e := <-events
-	checkOmits(t, "the first id after the claim's end", e.id, stream)
-	c.tools()
-	c.do(c.request(http.MethodDelete, ""))
-	_, ids := eventTexts(remainingEvents(t, events))
-	checkOmits(t, "ids after the claim's end", strings.Join(ids, " "), stream)
-}
-
-// TestReplayBounds fills what replay may use of the memory.
-func TestReplayBounds(t *testing.T) {
-	t.Parallel()
-	m := newMemory(0)
-	stream := func() *outbox {
-		k := &keptStream{known: &sync.Map{}, authorized: func() bool { return true }}
-		return newOutbox(account{m, "one"}, &connection{}, k)
-	}
-	want := func(o *outbox, n, want int) { // -1: not all of it is kept
-		t.Helper()
-		missed, ok := o.after(n)
-		got := len(missed)
-		if !ok {
-			got = -1
-		}
-		check(t, fmt.Sprintf("messages after %d", n), got, want)
-	}
-	msg := make([]byte, maxReplayMessage)
-	first, second := stream(), stream()
-	first.keepLocked(frame{msg: append(msg, 'x')}) // too long
-	const most = maxHeldOf / 2 / (maxReplayMessage + minHeld)
-	for range most {
-		first.keepLocked(frame{msg: msg})
-	}
-	for n, kept := range map[int]int{most + 2: -1, most + 1: 0, 2: most - 1, 1: most, 0: -1} {
-		want(first, n, kept)
-	}
-	check(t, "the principal's requests have room", first.held.reserve(maxHeldOf/2), true)
-	first.held.release(maxHeldOf / 2)
-	second.keepLocked(frame{msg: msg})
-	want(second, 0, -1)
-	first.forget()
-	for range maxHeldOf / 2 / minHeld {
-		second.keepLocked(frame{msg: []byte("x")})
-	}
-	want(second, 1, -1) // many short ones
-	second.forget()
-	check(t, "bytes in the end", heldBytes(m), 0)
-}
-
-// TestStreamsLeaveNothing has clients hang up: a stream that has ended and of which nothing is kept is forgotten at
-// once, the others after a while.
-func TestStreamsLeaveNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m := newMemory(0)
-		var known sync.Map
-		begin := func(id string) *outbox {
-			conn := &connection{ctx: t.Context(), write: func(frame) error { return io.EOF }}
-			k := &keptStream{known: &known, id: id}
-			o := newOutbox(account{memory: m}, conn, k)
-			k.authorized = func() bool { // it may read the claims file, which may take long
-				unlocked := o.mu.TryLock()
-				check(t, "the outbox is unlocked while a claim is checked", unlocked, true)
-				if unlocked {
-					o.mu.Unlock()
-				}
-				return true
-			}
-			o.send(frame{})
-			<-conn.done
-			return o
-		}
-		checkKnown := func(what, want string) {
-			t.Helper()
-			var ids []string
-			known.Range(func(id, _ any) bool {
-				ids = append(ids, id.(string))
-				return true
-			})
-			slices.Sort(ids)
-			check(t, "streams "+what, strings.Join(ids, " "), want)
-		}
-		begin("waits")
-		begin("empty").end()
-		begin("full").finish(frame{msg: []byte("x")}, true)
-		begin("long").finish(frame{msg: make([]byte, maxReplayMessage+1)}, true)
-		checkKnown("at once", "full waits")
-		pass(replayLife + 1)
-		checkKnown("after a while", "")
-		check(t, "bytes", heldBytes(m), 0)
+	await(t, "the end of the call", func() bool {
+		return strings.Contains(d.Log.String(), "method=progress outcome=done")
 	})
+	c.Header.Set("Last-Event-ID", "1")
+	events, hangUp = c.listen()
+	hangUp()
+	check(t, "messages of a later stream", len(remainingEvents(t, events)), 0)
 }
 
 // TestSlowClientIsDropped has a client that reads nothing.
 func TestSlowClientIsDropped(t *testing.T) {
 	t.Parallel()
 	writing, unblock := make(chan bool), make(chan bool)
-	conn := &connection{ctx: t.Context(), write: func(f frame) error {
+	conn := connection{ctx: t.Context(), write: func(f frame) error {
 		if f.msg != nil {
 			writing <- true
 			<-unblock
@@ -288,7 +124,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 		return nil
 	}}
 	held := account{memory: newMemory(0)}
-	out := newOutbox(held, conn, nil)
+	out := newOutbox(held, conn)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
 		check(t, fmt.Sprint("message ", i, " is accepted"), out.send(frame{msg: msg}), want)
@@ -299,7 +135,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 	check(t, "bytes that wait for the dropped client", out.bytes, 0)
 	check(t, "bytes being written", heldBytes(held.memory), maxOutbox+1)
 	close(unblock)
-	<-conn.done
+	<-out.done
 	check(t, "bytes in the end", heldBytes(held.memory), 0)
 }
 
