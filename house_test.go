@@ -37,7 +37,7 @@ var layers = []struct {
 		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "worker.go", "reaper.go", "pool.go",
 		"view.go", "modules.go",
 	}},
-	{"MCP", []string{"mcp.go", "session.go", "ask.go", "transport.go"}},
+	{"MCP", []string{"mcp.go", "session.go", "stream.go", "ask.go", "transport.go"}},
 	{"webhook", []string{"webhook.go"}},
 	{"program", []string{"serve.go", "terminal.go", "cli.go", "main.go"}},
 }
@@ -45,10 +45,10 @@ var layers = []struct {
 // Limits of the code, tests excluded. Code is text without comments, blank lines and
 // indentation. A tab counts 4 columns.
 const (
-	maxFiles          = 28
+	maxFiles          = 32
 	maxProgramText    = 267_000 // characters
 	maxRuntimeText    = 78_500  // characters of the shims and the generated Go main, trailing comments included
-	maxScopeLines     = 1000    // lines of code in scopeFiles together
+	maxScopeLines     = 1020    // lines of code in scopeFiles together
 	maxFileLines      = 800     // lines of code
 	maxFuncLines      = 60
 	maxColumns        = 110
@@ -75,6 +75,7 @@ var forbiddenNames = map[string][]string{
 	"pool.go":      {"Scope", "View", "Claim", "Principal", "Gate"},
 	"mcp.go":       {"Worker", "Catalog", "pool"},
 	"session.go":   {"Registry", "Worker", "Catalog", "pool"},
+	"stream.go":    {"Registry", "Worker", "Catalog", "pool"},
 	"transport.go": {"Registry", "Worker", "Catalog", "pool", "Claim"},
 	"ask.go":       {"Registry", "Catalog", "pool"},
 	"webhook.go":   {"Worker", "Catalog", "pool", "Claim", "Session", "Principal"},

@@ -38,7 +38,8 @@
 //	          view.go         the modules inside one scope, and their names there
 //	          modules.go      the registry: watching, introspecting and caching modules
 //	MCP       mcp.go          requests, the table of methods, their answers
-//	          session.go      live sessions, list changes, subscriptions
+//	          session.go      live sessions
+//	          stream.go       list changes, subscriptions
 //	          ask.go          asking clients on behalf of modules, suspended calls
 //	          transport.go    streamable HTTP, HTTP+SSE, stdio
 //	webhook   webhook.go      HTTP callbacks and their signatures
