@@ -22,10 +22,6 @@ import (
 
 const suspendTimeout = 5 * time.Minute // how long a suspended call waits for its client
 
-// errUnheard reports that a client with a session has no stream on which usher could ask
-// it.
-var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
-
 // ask sends a request to the session's client and waits for its answer. send reports
 // whether a message may arrive.
 func (s *Session) ask(
@@ -55,12 +51,8 @@ func (s *Session) ask(
 	}
 }
 
-// failAsks fails all open requests to a client that can no longer answer.
-func (s *Session) failAsks() {
-	for _, answer := range s.asked.close(errUnheard) {
-		answer <- &Message{Err: errUnheard}
-	}
-}
+// errNotContinued ends a suspended call whose client did not return in time.
+var errNotContinued = rpcErrorf(codeInternal, "the client did not send the answer")
 
 // suspendedCalls are the calls of clients without sessions that may have to wait for
 // their clients to return. Safe for concurrent use.
@@ -83,10 +75,13 @@ type suspendedCall struct {
 	err     error
 
 	// Guarded by all.mu.
-	current   *request // the request in progress; nil while the call is suspended
-	asked     int      // number of questions so far
-	release   func()   // of all.asking; nil until the module asks something
-	questions []*inputRequest
+	current *request // the request in progress; nil while the call is suspended
+	asked   int      // number of questions so far
+	release func()   // of all.asking; nil until the module asks something
+	// forgetLocked makes the state under which the call was last suspended invalid; nil if it
+	// never was.
+	forgetLocked func()
+	questions    []*inputRequest
 }
 
 // inputRequest is a question of a module that has not been answered.
@@ -138,6 +133,9 @@ func (c *suspendedCall) run() {
 	if c.release != nil {
 		c.release()
 	}
+	if c.forgetLocked != nil {
+		c.forgetLocked()
+	}
 }
 
 // notify passes a notification to the request in progress, if there is one. Progress is
@@ -187,7 +185,7 @@ func (c *suspendedCall) add(q *inputRequest) error {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
 	if c.release == nil {
-		release, ok := c.all.asking.reserve(c.request.caller.Principal, maxSuspended)
+		release, ok := c.all.asking.reserve(c.request.caller.Principal.Key(), maxSuspended)
 		if !ok {
 			return rpcErrorf(codeInternal,
 				"too many calls await client input (limit %d): answer some", maxSuspended)
@@ -234,7 +232,13 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	state := rand.Text()
 	c.all.calls[state] = c
 	c.current = nil
-	c.watch(state, time.Now().Add(suspendTimeout))
+	timer := time.AfterFunc(suspendTimeout, func() { c.expire(state, errNotContinued) })
+	unlink := context.AfterFunc(c.request.caller.Principal.ctx, func() { c.expire(state, errNoScope) })
+	c.forgetLocked = func() {
+		timer.Stop()
+		unlink()
+		delete(c.all.calls, state)
+	}
 	return object{
 		{"resultType", quote(resultInput)},
 		{"inputRequests", requests.encode()},
@@ -242,28 +246,14 @@ func (c *suspendedCall) suspend() json.RawMessage {
 	}.encode()
 }
 
-// watch ends the call if it is still suspended under state at the time until, or when its
-// caller loses access. Then the state becomes invalid.
-func (c *suspendedCall) watch(state string, until time.Time) {
-	time.AfterFunc(min(streamInterval, time.Until(until)), func() {
-		// After the call's end, the daemon, and with it the claims, may have ended too.
-		authorized := c.request.ctx.Err() != nil || c.request.caller.authorized()
-		c.all.mu.Lock()
-		defer c.all.mu.Unlock()
-		switch {
-		case c.all.calls[state] == nil: // the call continued
-			return
-		case c.request.ctx.Err() != nil: // the call ended
-		case !authorized:
-			c.cancel(errNoScope)
-		case !time.Now().Before(until):
-			c.cancel(rpcErrorf(codeInternal, "the client did not send the answer"))
-		default:
-			c.watch(state, until)
-			return
-		}
-		delete(c.all.calls, state)
-	})
+// expire ends the call, for a reason, if it is still suspended under state.
+func (c *suspendedCall) expire(state string, why error) {
+	c.all.mu.Lock()
+	defer c.all.mu.Unlock()
+	if c.all.calls[state] == c {
+		c.forgetLocked()
+		c.cancel(why)
+	}
 }
 
 // resume returns the suspended call whose state a request contains, and delivers the
@@ -306,7 +296,7 @@ func (k *suspendedCalls) take(r *request) *suspendedCall {
 	if k.calls[state] != c { // another request was faster, or the call has ended
 		return nil
 	}
-	delete(k.calls, state)
+	c.forgetLocked()
 	return c
 }
 

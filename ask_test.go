@@ -327,14 +327,12 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 			b.hears()
 
 			end(t, b, c, own)
-			pass(2 * streamInterval)
+			pass(2 * watchInterval)
 			b.progress("progress after")
 			b.asks("after")
 			checkContains(t, "after the end: the module", b.hears(), errUnheard.Message)
-			pass(time.Minute) // the call ends
-			b.hears()
-			b.asks("after all")
-			checkContains(t, "after the call: the module", b.hears(), errNoScope.Message)
+			pass(2 * time.Minute) // the call ends, and with it the process
+			check(t, "the process has ended", b.process.alive(), false)
 			_, text = x.got()
 			checkOmits(t, "the stream", text, "after")
 			x.hangUp()

@@ -6,16 +6,11 @@ package main
 import (
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -63,13 +58,13 @@ func TestAttacks(t *testing.T) {
 		"a proxy's word": setHeader("X-Forwarded-For", "127.0.0.1"),
 		"no session":     func(r *http.Request) { r.Header.Del(sessionHeader) },
 		"an empty one":   setHeader(sessionHeader, ""),
-		"a session in the query alone": func(r *http.Request) {
-			r.URL.RawQuery = "sessionId=" + r.Header.Get(sessionHeader)
-			r.Header.Del(sessionHeader)
-		},
 	} {
 		attack(name, present, "400")
 	}
+	attack("a session in the query alone", func(r *http.Request) {
+		r.URL.RawQuery = "sessionId=" + r.Header.Get(sessionHeader)
+		r.Header.Del(sessionHeader)
+	}, "404")
 	p.hidesCodes(t, code, "ABCDEF", "GHJKMN")
 }
 
@@ -83,14 +78,14 @@ func TestForgedSessions(t *testing.T) {
 	foreign, _ := openSession(t, startDaemon(t, p.dir).URL, presentNothing)
 	stranger := foreign.Session
 	deleted := p.session(presentNothing)
-	deleted.end()
 	p.stop(t)
-	sessions, err := openSessions(p.Base+"/.data", slog.New(slog.DiscardHandler))
-	must(t, err)
-	old := newSessionToken(protocols[0], 0, Principal{})
+	gate, _ := testGate(t, p.Base+"/.data", false)
+	old := newOrigin(protocols[0], 0, claimID{})
 	old.Issued = old.Issued.Add(-sessionLife)
-	expired := sessions.seal(old)
+	expired := gate.sessions.seal(old)
 	p.restart([]*testClient{c})
+	deleted.URL = p.URL
+	deleted.end()
 	spare := id + "A"
 	if len(id)%4 != 0 {
 		spare = turned(id, len(id)-1, 1)
@@ -165,11 +160,17 @@ func TestStreamsAtTheEnd(t *testing.T) {
 	second, _ := c.listen()
 	checkSees(t, "with a claim", c, inHeader(code), seesProj)
 	hear(t, second, changedTools)
+	for n, events := range []<-chan event{first, second} { // they end, as the session has a claim now
+		check(t, fmt.Sprint("messages on stream ", n+1), len(remainingEvents(t, events)), 0)
+	}
+	c.awaitTools("a_pid", "a_sleep", "a_x")
+	third, _ := c.listen()
 	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
-	hear(t, second, changedTools)
+	hear(t, third, changedTools)
 	c.awaitTools("a_pid", "a_sleep", "a_x", "new_x")
 	p.putClaims("[" + p.claimRecord(code, "/proj", claim.CreatedAt, time.Second) + "]")
-	hear(t, second, changedTools)
+	hear(t, third, changedTools)
+	check(t, "messages on the stream of the ended claim", len(remainingEvents(t, third)), 0)
 	// From here on it hears nothing, whatever happens in the workspace.
 	free := p.session(presentNothing)
 	free.tools()
@@ -178,12 +179,10 @@ func TestStreamsAtTheEnd(t *testing.T) {
 	writeFake(t, p.dir+"/other/newer.usher", "good tools=x")
 	hear(t, control, changedTools)
 	checkEnded(t, c)
-	third, _ := c.listen()
+	last, _ := c.listen()
 	free.call("a_x", "")
-	c.end()
-	for n, events := range []<-chan event{first, second, third} { // DELETE ends the streams
-		check(t, fmt.Sprint("messages on stream ", n+1), len(remainingEvents(t, events)), 0)
-	}
+	c.end() // which ends the stream
+	check(t, "messages on the last stream", len(remainingEvents(t, last)), 0)
 	checkSees(t, "after DELETE", c, presentNothing, "404")
 	checkSees(t, "after DELETE, with a code", c, inHeader(p.code("")), "404")
 }
@@ -291,59 +290,6 @@ func TestStartFailuresNameNoPath(t *testing.T) {
 		}
 	}
 	check(t, "a call met a module that can't start", started > 0, true)
-}
-
-// TestKilledWhileMoving kills the daemon while sessions become scoped: each whose
-// request was answered is scoped in the next daemon, the others at least go on.
-func TestKilledWhileMoving(t *testing.T) {
-	long(t)
-	p := daemonOptions{ownProcess: true}.startProjects(t)
-	code, other := p.code("/proj"), p.code("/other")
-	born, moved := p.session(inHeader(code)), p.session(inHeader(other))
-	listTools(moved, inHeader(code))
-	clients := []*testClient{born, moved}
-	sessions := make([]*testClient, 40)
-	for i := range sessions {
-		sessions[i] = p.session(presentNothing)
-	}
-	clients = append(clients, sessions...)
-	scoped := make([]atomic.Bool, len(sessions))
-	kill := rand.IntN(len(sessions))
-	var all sync.WaitGroup
-	for part := range 4 {
-		all.Go(func() {
-			for i := part; i < len(sessions); i += 4 {
-				req := sessions[i].request(http.MethodPost, sessions[i].message("ping", ""))
-				inHeader(code)(req)
-				a, err := sessions[i].try(req)
-				scoped[i].Store(err == nil && a.Status == 200)
-				if i == kill {
-					p.cmd.Process.Kill()
-				}
-			}
-		})
-	}
-	all.Wait()
-	see := func(when string) {
-		t.Helper()
-		for i, c := range sessions {
-			got := listTools(c, presentNothing)
-			if got != seesProj && (scoped[i].Load() || got != seesAll) {
-				t.Errorf("%s: session %d, scoped before: %v, sees %q", when, i, scoped[i].Load(), got)
-			}
-		}
-		for name, c := range map[string]*testClient{"born scoped": born, "moved": moved} {
-			checkSees(t, when+": the session that was "+name, c, presentNothing, seesProj)
-			checkSees(t, when+": the session that was "+name+", with its code", c, inHeader(code), seesProj)
-		}
-	}
-	p.restart(clients)
-	see("after kill -9")
-	check(t, "status after SIGTERM", p.signal(t, syscall.SIGTERM), 0)
-	p.restart(clients)
-	messages, _ := born.listen()
-	hear(t, messages, changedTools) // which the daemon before may not have sent
-	see("after SIGTERM")
 }
 
 // TestBodyAfterTheEnd ends a session while the body of one of its requests comes in.

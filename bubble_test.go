@@ -62,8 +62,6 @@ func (b *bubble) start(t *testing.T) {
 	t.Helper()
 	claims := openClaims(b.base+"/.data", nil)
 	log := slog.New(slog.DiscardHandler)
-	stored, err := openSessions(b.base+"/.data", log)
-	must(t, err)
 	b.m = module(t, "/w/m.usher:m ask need stay wait")
 	b.m.pool = newPool("m", true, func(owner *Caller) (*Worker, error) {
 		return b.worker(owner), nil
@@ -72,7 +70,7 @@ func (b *bubble) start(t *testing.T) {
 	stopped, cancelCalls := context.WithCancel(context.Background())
 	b.server = newServer(serverConfig{
 		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
-		gate:     &Gate{claims: claims, sessions: stored, log: log, turns: newGuessTurns()},
+		gate:     newGate(claims, newSessionKey(), false, log),
 		memory:   newMemory(1 << 20),
 		log:      log,
 		stopping: stopping,
@@ -84,6 +82,7 @@ func (b *bubble) start(t *testing.T) {
 	limitConnections(web, cmp.Or(b.files, 1<<20))
 	var serving sync.WaitGroup
 	serving.Go(func() { web.Serve(b.conns) })
+	serving.Go(func() { claims.Watch(stopping) })
 	transport := &http.Transport{DialContext: b.conns.dial, DisableKeepAlives: true}
 	b.testClient = &testClient{
 		t:      t,
@@ -233,11 +232,17 @@ func (b *bubble) hears() string {
 	return strings.Join(lines, "\n")
 }
 
-// sessionsOf returns how many sessions of a principal are in memory.
-func (b *bubble) sessionsOf(principal string) int {
-	b.server.sessions.mu.Lock()
-	defer b.server.sessions.mu.Unlock()
-	return len(b.server.sessions.own[principal])
+// sessionsOf returns how many sessions of the principal with a key are in memory.
+func (b *bubble) sessionsOf(key string) (n int) {
+	table := b.server.gate.sessions
+	table.mu.Lock()
+	defer table.mu.Unlock()
+	for p, own := range table.own {
+		if p.key == key {
+			n += own.Len()
+		}
+	}
+	return n
 }
 
 // suspended returns how many calls wait for input of clients without sessions.

@@ -1,5 +1,5 @@
-// Claims: codes, records, and the file that contains them. Nothing here depends on HTTP,
-// sessions, scopes or modules.
+// Claims: codes, records, the file that contains them, and the principals. Nothing here
+// depends on HTTP, sessions, scopes or modules.
 //
 // A lookup costs one stat. It notices every change to claims.json except an in-place
 // edit that preserves size, inode and mtime.
@@ -175,6 +175,84 @@ func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
 	return time.UnixMilli(int64(ms)).UTC(), err == nil && -maxMS <= ms && ms <= maxMS
 }
 
+// Principal is a party that counts as one: everyone who presents a claim's code, or one of
+// the parties without a claim (see Gate). Each claim has one Principal, from the first lookup
+// until the claim ends. A claim that returns, because an older file was restored, gets a
+// new one. Safe for concurrent use.
+type Principal struct {
+	Claim // zero for a principal without a claim; its label and expiry as first read
+
+	key   string      // distinguishes principals in tables of limits; never leaves the process
+	store *ClaimStore // nil for a principal without a claim
+	ctx   context.Context
+	end   context.CancelCauseFunc // ends ctx, with errEnded
+}
+
+// newPrincipal returns a principal without a claim, which never ends.
+func newPrincipal(key string) *Principal {
+	return &Principal{key: key, ctx: context.Background()}
+}
+
+// Key returns the key of the principal in tables of limits, which is "" for usher itself.
+func (p *Principal) Key() string {
+	if p == nil {
+		return ""
+	}
+	return p.key
+}
+
+// Ended reports whether the principal's claim has ended, as far as the store has noticed.
+// It reads no file.
+func (p *Principal) Ended() bool { return p.ctx.Err() != nil }
+
+// Check looks the principal's claim up. It returns errEnded if the claim has ended, or an
+// error that matches errClaimsUnreadable.
+func (p *Principal) Check() error {
+	if p == nil || p.store == nil {
+		return nil
+	}
+	now, err := p.store.Lookup(p.Code)
+	if err == nil && now != p {
+		return errEnded
+	}
+	return err
+}
+
+// Readable returns a channel that is closed while the principal's claim can be read. Until
+// then, nothing that depends on the claim may begin.
+func (p *Principal) Readable() <-chan struct{} {
+	if p == nil || p.store == nil {
+		return alwaysClosed
+	}
+	p.store.mu.Lock()
+	defer p.store.mu.Unlock()
+	return p.store.readable
+}
+
+// waitFor waits until done is closed or yields a value. The error is ctx's cause, or errEnded
+// if the principal's claim ends first.
+func (p *Principal) waitFor(ctx context.Context, done <-chan struct{}) error {
+	var ended <-chan struct{}
+	if p != nil {
+		ended = p.ctx.Done()
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-ended:
+		return errEnded
+	}
+}
+
+// alwaysClosed is a closed channel.
+var alwaysClosed = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
 // claimsFile is the parsed claims.json. The zero value represents a missing file: no
 // claims. Immutable, except for purging.
 type claimsFile struct {
@@ -297,6 +375,10 @@ func (f *claimsFile) expired(now time.Time) bool {
 // errNoClaim reports that no active claim has a code.
 var errNoClaim = errors.New("no active claim has this code: run usher claim list")
 
+// errEnded reports that a claim has ended. Clients may see it.
+var errEnded error = rpcErrorf(codeRefused,
+	"the claim of this session has ended: connect with a new code")
+
 // errClaimsUnreadable matches every error that means that claims.json exists and can't be
 // used. In that case, nothing was written.
 var errClaimsUnreadable = errors.New("the claims file is unreadable")
@@ -316,23 +398,28 @@ type ClaimStore struct {
 	path   string // of claims.json
 	log    *slog.Logger
 	token  *writeToken
-	purges sync.WaitGroup   // purges in progress
-	onEnd  func(key string) // called when a claim has ended; must not read claims
+	purges sync.WaitGroup // purges in progress
 
-	mu      sync.Mutex  // held while the file is read: older content must not replace newer
-	current *claimsFile // as last read; guarded by mu
+	mu         sync.Mutex  // guards the fields below; held while the file is read: older content must not replace newer
+	current    *claimsFile // as last read
+	principals map[Code]*Principal
+	readable   chan struct{} // closed, unless the file could not be read
 }
+
+// watchInterval is the time between two looks of Watch at the file.
+const watchInterval = 2 * time.Second
 
 // openClaims returns the store of dataDir, {base}/.data, which need not exist yet. log
 // receives a record of each claim that lookups find ended, and of each purge that fails. A
 // nil log discards them. Call Close if the store is used for lookups.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	return &ClaimStore{
-		path:    filepath.Join(dataDir, "claims.json"),
-		log:     cmp.Or(log, slog.New(slog.DiscardHandler)),
-		token:   newWriteToken(dataDir),
-		onEnd:   func(string) {},
-		current: &claimsFile{},
+		path:       filepath.Join(dataDir, "claims.json"),
+		log:        cmp.Or(log, slog.New(slog.DiscardHandler)),
+		token:      newWriteToken(dataDir),
+		current:    &claimsFile{},
+		principals: make(map[Code]*Principal),
+		readable:   alwaysClosed,
 	}
 }
 
@@ -409,52 +496,111 @@ func (s *ClaimStore) Revoke(ctx context.Context, code Code) (Claim, error) {
 	return revoked, err
 }
 
-// Lookup returns the active claim with this code, or the zero Claim if there is none in the
-// file now. It costs a stat and a map lookup, so every request can call it. An expired
+// Lookup returns the principal of the active claim with this code, or nil if there is none in
+// the file now. It costs a stat and a map lookup, so every request can call it. An expired
 // record is not a claim from the instant of its expiry. The first lookup that finds an
 // expired record starts its removal, in another goroutine. If the file can't be used, the
 // next lookup tries again.
-func (s *ClaimStore) Lookup(code Code) (Claim, error) {
-	file, err := s.refresh()
-	if err != nil {
-		return Claim{}, err
-	}
-	now := time.Now() // after the stat, which may take long
-	if file.expired(now) {
-		file.purging.Do(s.startPurge)
-	}
-	if c := file.byCode[code]; c.Active(now) {
-		return c, nil
-	}
-	return Claim{}, nil
-}
-
-// refresh returns the file as it is now. It reads the file only if the file has changed,
-// and then logs the claims that have ended.
-func (s *ClaimStore) refresh() (*claimsFile, error) {
-	info, err := statClaims(s.path)
-	if err != nil {
+func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
+	if _, err := s.refresh(); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	before := s.current
-	if before.matches(info) {
-		return before, nil
+	now := time.Now() // after the stat, which may take long
+	if s.current.expired(now) {
+		s.current.purging.Do(s.startPurge)
 	}
-	after, err := readClaims(s.path)
+	c := s.current.byCode[code]
+	p := s.principals[code]
+	switch {
+	case !c.Active(now):
+		s.endLocked(code)
+		return nil, nil
+	case p != nil && p.claimID == c.claimID:
+		return p, nil
+	}
+	s.endLocked(code)
+	p = &Principal{Claim: c, key: c.Key(), store: s}
+	p.ctx, p.end = context.WithCancelCause(context.Background())
+	s.principals[code] = p
+	return p, nil
+}
+
+// endLocked ends the principal of a code, if there is one. The caller holds s.mu.
+func (s *ClaimStore) endLocked(code Code) {
+	if p := s.principals[code]; p != nil {
+		p.end(errEnded)
+		delete(s.principals, code)
+	}
+}
+
+// Watch looks at the file and the clock until ctx ends, so that principals end without a
+// request, and so that readers notice when the file can be read again.
+func (s *ClaimStore) Watch(ctx context.Context) {
+	for pauseFor(ctx, s.endExpired()) {
+		_, _ = s.refresh() // while the file can't be read, claims end at their last known expiry
+	}
+}
+
+// endExpired ends the principals whose claims have expired. It returns the time until Watch
+// should look again.
+func (s *ClaimStore) endExpired() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	wait := watchInterval
+	for code := range s.principals {
+		left := time.Until(s.current.byCode[code].ExpiresAt)
+		if left <= 0 {
+			s.endLocked(code)
+		} else {
+			wait = min(wait, left)
+		}
+	}
+	return wait
+}
+
+// refresh returns the file as it is now. It reads the file only if the file has changed,
+// and then ends the principals of the claims that have ended.
+func (s *ClaimStore) refresh() (*claimsFile, error) {
+	info, err := statClaims(s.path)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.current
+	after := before
+	if err == nil && !before.matches(info) {
+		after, err = readClaims(s.path)
+	}
+	s.setReadableLocked(err == nil)
 	if err != nil {
 		return nil, err
+	}
+	if after == before {
+		return before, nil
 	}
 	s.current = after
 	before.file.Close()
 	for code, c := range before.byCode {
 		if after.byCode[code].claimID != c.claimID {
 			s.log.Info("claim ended", c.logAttrs())
-			s.onEnd(c.Key())
+			s.endLocked(code)
 		}
 	}
 	return after, nil
+}
+
+// setReadableLocked records whether the file can be read. The caller holds s.mu.
+func (s *ClaimStore) setReadableLocked(readable bool) {
+	select {
+	case <-s.readable:
+		if !readable {
+			s.readable = make(chan struct{})
+		}
+	default:
+		if readable {
+			close(s.readable)
+		}
+	}
 }
 
 // purge removes expired records. It is a change for update.

@@ -52,9 +52,9 @@ func mustCreate(t testing.TB, s *ClaimStore) Claim {
 // wantActive checks whether a code is that of an active claim.
 func wantActive(t testing.TB, s *ClaimStore, code Code, want bool) {
 	t.Helper()
-	c, err := s.Lookup(code)
+	p, err := s.Lookup(code)
 	must(t, err)
-	check(t, code.Reveal()+" is valid", c.Code == code, want)
+	check(t, code.Reveal()+" is valid", p != nil && p.Code == code, want)
 }
 
 // fileCodes returns the codes in the file, which must be readable.

@@ -182,7 +182,8 @@ func setupStdio(a *app, fs *flag.FlagSet) runFunc {
 		config.Log = cmp.Or(config.Log, slog.New(slog.NewTextHandler(a.stderr, nil)))
 		surviveClosedPipes()
 		return a.withRegistry(dirs, *config, func(r *Registry) error {
-			c := serverConfig{modules: r, gate: openGate(), log: config.Log}
+			gate := newGate(nil, newSessionKey(), false, config.Log)
+			c := serverConfig{modules: r, gate: gate, log: config.Log}
 			return serveStdio(ctx, c, a.stdin, a.stdout)
 		})
 	}
@@ -232,14 +233,14 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			if err != nil {
 				return err
 			}
-			c, err := a.claims.Lookup(code)
+			p, err := a.claims.Lookup(code)
 			if err != nil {
 				return err
 			}
-			if !c.exists() {
+			if p == nil {
 				return errNoClaim
 			}
-			*scope = scopeDir(c.ScopeDir)
+			*scope = scopeDir(p.ScopeDir)
 		}
 		config := registryConfig{CachedOnly: *cached}
 		return a.withModules(ctx, dirs, config, func(r *Registry) error {

@@ -5,13 +5,13 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -122,39 +122,6 @@ func TestUnreadableClaims(t *testing.T) {
 	p.hidesCodes(t, code)
 	os.Remove(p.claimsFile())
 	checkSees(t, "without the file", scoped, presentNothing, seesNone)
-}
-
-// TestSpoiledSessionLog opens a store whose log was changed: its sessions continue if only an
-// unfinished line was added, and end otherwise.
-func TestSpoiledSessionLog(t *testing.T) {
-	for added, kept := range map[string]bool{"": false, `{"id":"cut o`: true, strings.Repeat("\x00", 512): true} {
-		data, moved := t.TempDir(), Principal{"ABCDEF", "", "/w/proj"}
-		path := data + "/sessions.jsonl"
-		g, _ := testGate(t, data, false)
-		token, id := g.Create(protocols[0], 0, admission{})
-		move(t, g, token, moved)
-		log := readFile(t, path)
-		must(t, os.Remove(path))
-		if added != "" { // else the log is missing
-			write(t, path, string(log)+added)
-		}
-		again, _ := testGate(t, data, false)
-		token, ok := again.sessions.open(id)
-		check(t, fmt.Sprintf("a session continues with %.20q added", added), ok, kept)
-		if ok {
-			check(t, "its principal", again.Current(token), moved)
-		}
-	}
-}
-
-func TestStampThatCantBeWritten(t *testing.T) {
-	long(t)
-	p := startProjects(t)
-	c, code := p.session(presentNothing), p.code("/proj")
-	os.Remove(p.Base + "/.data/sessions.jsonl")
-	checkSees(t, "a scope that can't be written", c, inHeader(code), "503")
-	check(t, "an end that can't be written", c.do(c.request(http.MethodDelete, "")).Status, 503)
-	checkSees(t, "the session, unchanged", c, presentNothing, seesAll)
 }
 
 // TestDecide checks every combination of facts against the purpose of a decision,
@@ -481,8 +448,14 @@ type guessOutcome struct {
 // guess presents a code to a gate, in a session if one is given.
 func guess(t *testing.T, g *Gate, code string, session ...string) guessOutcome {
 	t.Helper()
+	return guessOn(t, t.Context(), g, code, session...)
+}
+
+// guessOn presents a code in a request with a context, which may be a connection's.
+func guessOn(t *testing.T, ctx context.Context, g *Gate, code string, session ...string) guessOutcome {
+	t.Helper()
 	start := time.Now()
-	r := httptest.NewRequest(http.MethodPost, "/", nil)
+	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/", nil)
 	r.Header.Set(claimHeader, code)
 	r.Header[sessionHeader] = session
 	_, err := g.Admit(r)
@@ -506,7 +479,10 @@ func TestGuessing(t *testing.T) {
 		must(t, err)
 		moved, err := store.Create(t.Context(), "/w/other", "", time.Hour)
 		must(t, err)
-		_, id := g.Create(protocols[0], 0, admission{claim: good})
+		owner, err := store.Lookup(good.Code)
+		must(t, err)
+		session, _ := g.Create(protocols[0], 0, admission{principal: owner})
+		id := session.name
 		atOnce := func(status int) guessOutcome { return guessOutcome{status, 0} }
 		codes := unknownCodes(300)
 		for range 3 * guessBudget { // as a client does whose claim has ended
@@ -538,7 +514,7 @@ func TestGuessing(t *testing.T) {
 		synctest.Wait()
 		<-time.After(time.Second / 2)
 		check(t, "another code, in a session, with no turn free", guess(t, g, moved.Code.Reveal(), id), atOnce(200))
-		check(t, "the session has not moved", g.Current(mustOpen(t, g, id)), good.claimID)
+		check(t, "the session has not moved", claimOf(t, g, id), good.claimID)
 		guesses.Wait()
 		turns := int(turnWait/turnEvery) + 1
 		if served := counts[400] + counts[200]; served > turns {
@@ -550,7 +526,7 @@ func TestGuessing(t *testing.T) {
 		<-time.After(guessSpan)
 		check(t, "a guess a minute later", guess(t, g, codes[299]), atOnce(400))
 		check(t, "a session that moves", guess(t, g, moved.Code.Reveal(), id), atOnce(200))
-		check(t, "where it moved", g.Current(mustOpen(t, g, id)), moved.claimID)
+		check(t, "where it moved", claimOf(t, g, id), moved.claimID)
 	})
 }
 
@@ -586,168 +562,131 @@ func TestGuessersShareATurn(t *testing.T) {
 	})
 }
 
-// testGate returns a gate over the claims and sessions of a data folder.
+// testGate returns a gate over the claims and the session key of a data folder.
 func testGate(t testing.TB, data string, require bool) (*Gate, *ClaimStore) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store := openClaims(data, log)
 	t.Cleanup(store.Close)
-	sessions, err := openSessions(data, log)
+	key, err := readSessionKey(data, log)
 	must(t, err)
-	return &Gate{claims: store, sessions: sessions, require: require, log: log, turns: newGuessTurns()}, store
+	return newGate(store, key, require, log), store
 }
 
-func mustOpen(t *testing.T, g *Gate, id string) *sessionToken {
+// claimOf returns the claim of the session with an id.
+func claimOf(t *testing.T, g *Gate, id string) claimID {
 	t.Helper()
-	token, ok := g.sessions.open(id)
-	if !ok {
-		t.Fatal("no such session")
-	}
-	return token
-}
-
-// move moves a session to another principal.
-func move(t *testing.T, g *Gate, token *sessionToken, p Principal) {
-	t.Helper()
-	_, err := g.present(admission{session: token, claim: Claim{claimID: g.Current(token)}}, Claim{claimID: p})
+	_, claim, err := g.sessions.find(id, false)
 	must(t, err)
+	return claim
 }
 
-// TestSessionLogKeepsScopes opens the session store across restarts and clocks.
-func TestSessionLogKeepsScopes(t *testing.T) {
-	long(t)
-	at := func(created time.Time) Principal {
-		return Principal{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
+// TestSessionIDSaysWhatItIs opens session ids in later daemons, whose key and clock differ.
+func TestSessionIDSaysWhatItIs(t *testing.T) {
+	t.Parallel()
+	at := func(created time.Time) claimID {
+		return claimID{"ABCDEF", created.UTC().Format(time.RFC3339Nano), "/w/proj"}
 	}
-	claim, undated, old := at(time.Now()), at(time.Time{}), at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC))
-	const hour, day = time.Hour, 24 * time.Hour
+	const hour = time.Hour
+	keep := func(string) {}
 	for _, tt := range []struct {
 		name  string
-		born  Principal     // what the session begins with
-		later Principal     // what it moves to
-		ahead time.Duration // how far the clock was ahead when it began
-		after time.Duration // how much later the store is opened again
-		jump  time.Duration // how far the clock is ahead at an additional start before that
-		ends  bool          // it ends at last
-		want  Principal
+		claim claimID           // what the session begins with
+		after time.Duration     // how much later the next daemon starts
+		spoil func(path string) // changes the key's file
 		gone  bool
 	}{
-		{name: "an unscoped session"},
-		{name: "a scoped one", born: claim, want: claim},
-		{name: "one whose claim has no date", born: undated, want: undated},
-		{name: "one whose claim is older than clocks", born: old, want: old},
-		{name: "one that was scoped later", later: claim, want: claim},
-		{name: "one that was scoped later, to a claim without a date", later: undated, want: undated},
-		{name: "one that moved", born: undated, later: claim, want: claim},
-		{name: "one that was scoped later, on its last day", later: claim, after: sessionLife - hour, want: claim},
-		{name: "one past its days", later: claim, after: sessionLife, gone: true},
-		{name: "one from a clock that was ahead, scoped after the clock was corrected",
-			later: claim, ahead: 60 * day, after: sessionLife + hour, want: claim},
-		{name: "one that was scoped later, before a clock was ahead", later: claim, jump: 31 * day, gone: true},
-		{name: "one that ended, before a clock was ahead", ends: true, jump: 31 * day, gone: true},
-		{name: "an unscoped one, before a clock was ahead", jump: 31 * day},
+		{"an unscoped session", claimID{}, 0, keep, false},
+		{"a scoped one", at(time.Now()), 0, keep, false},
+		{"one whose claim has no date", at(time.Time{}), 0, keep, false},
+		{"one whose claim is older than clocks", at(time.Date(1600, 1, 2, 3, 4, 5, 6, time.UTC)), 0, keep, false},
+		{"one on its last day", at(time.Now()), sessionLife - hour, keep, false},
+		{"one past its days", at(time.Now()), sessionLife, keep, true},
+		{"one whose key is missing", claimID{}, 0, func(path string) { os.Remove(path) }, true},
+		{"one whose key is cut off", claimID{}, 0, func(path string) { os.Truncate(path, 20) }, true},
+		{"one whose key is empty", claimID{}, 0, func(path string) { os.Truncate(path, 0) }, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			data := t.TempDir()
-			openAfter := func(wait time.Duration, do func(g *Gate)) {
-				synctest.Test(t, func(t *testing.T) { // whose clock begins at the same time each time
-					<-time.After(wait)
-					g, _ := testGate(t, data, false)
-					do(g)
-				})
-			}
-			var token *sessionToken
-			var id string
-			openAfter(tt.ahead, func(g *Gate) {
-				token, id = g.Create(protocols[0], 0, admission{claim: Claim{claimID: tt.born}})
+			id := ""
+			synctest.Test(t, func(t *testing.T) {
+				g, _ := testGate(t, data, false)
+				p := newPrincipal("")
+				p.claimID = tt.claim
+				s, _ := g.Create(protocols[0], capRoots, admission{principal: p})
+				id = s.name
 			})
-			openAfter(0, func(g *Gate) {
-				if (tt.later != Principal{}) {
-					move(t, g, token, tt.later)
+			tt.spoil(data + "/session.key")
+			synctest.Test(t, func(t *testing.T) { // whose clock begins at the same time
+				<-time.After(tt.after)
+				g, _ := testGate(t, data, false)
+				s, claim, err := g.sessions.find(id, false)
+				check(t, "it is gone", errors.Is(err, errNoSession), tt.gone)
+				if !tt.gone {
+					check(t, "its claim", claim, tt.claim)
+					check(t, "its capabilities", s.Caps, capRoots)
 				}
-				if tt.ends {
-					must(t, g.End(token))
-				}
+				_, _, err = g.sessions.find(id, true)
+				check(t, "in a URL it is unknown", errors.Is(err, errNoSession), true)
 			})
-			openAfter(tt.jump, func(g *Gate) {
-				_, ok := g.sessions.open(id)
-				check(t, "it is open while the clock is ahead", tt.jump > 0 && ok, false)
-			})
-			for range 2 { // each start compacts
-				openAfter(tt.after, func(g *Gate) {
-					_, ok := g.sessions.open(id)
-					check(t, "it has ended", !ok, tt.gone)
-					if ok {
-						check(t, "its principal", g.Current(token), tt.want)
-					} else if tt.jump > 0 {
-						_, err := g.Scope(g.Current(token))
-						check(t, "its streams see nothing", err == errEnded || tt.ends, true)
-					}
-				})
-			}
 		})
 	}
 }
 
-// TestSessionLogIsCompacted moves a session to and fro: the log keeps its last
-// claim, and does not grow with its moves.
-func TestSessionLogIsCompacted(t *testing.T) {
+// TestSessionAfterARestart restarts the daemon: each session is again what its initialize made
+// it, so a code that was presented later counts once it is presented again.
+func TestSessionAfterARestart(t *testing.T) {
 	long(t)
-	data := t.TempDir()
-	g, _ := testGate(t, data, false)
-	_, id := g.Create(protocols[0], 0, admission{})
-	for n := range 1500 {
-		move(t, g, mustOpen(t, g, id), Principal{"ABCDEF", "2026-01-01T00:00:00Z", fmt.Sprint("/w/", n)})
-	}
-	info, err := os.Stat(data + "/sessions.jsonl")
-	must(t, err)
-	check(t, "the log has grown", info.Size() > 2*sessionLogSlack, false)
-	ended, endedID := g.Create(protocols[0], 0, admission{})
-	p := Principal{"ABCDEF", "2026-01-01T00:00:00Z", "/w/proj"}
-	move(t, g, ended, p)
-	must(t, g.End(ended))
-	check(t, "the principal of calls under way after the end", g.Current(ended), p)
-	check(t, "a second end is refused", errors.Is(g.End(ended), errNoSession), true)
-	again, _ := testGate(t, data, false)
-	check(t, "its folder after a restart", again.Current(mustOpen(t, again, id)).ScopeDir, "/w/1499")
-	_, ok := again.sessions.open(endedID)
-	check(t, "a session that has ended goes on after a restart", ok, false)
+	p := daemonOptions{ownProcess: true}.startProjects(t)
+	code, other := p.code("/proj"), p.code("/other")
+	born, moved, free := p.session(inHeader(code)), p.session(inHeader(other)), p.session(presentNothing)
+	ended := p.session(inHeader(other))
+	ended.end()
+	checkSees(t, "the ended session", ended, presentNothing, "404")
+	checkSees(t, "the session that moves", moved, inHeader(code), seesProj)
+	checkSees(t, "the session that becomes scoped", free, inHeader(code), seesProj)
+	checkSees(t, "afterwards", free, presentNothing, seesProj)
+	p.cmd.Process.Kill()
+	p.restart([]*testClient{born, moved, free, ended})
+	messages, _ := born.listen()
+	hear(t, messages, changedTools) // the client may have seen other lists before
+	checkSees(t, "the session that was born scoped", born, presentNothing, seesProj)
+	checkSees(t, "the session that moved", moved, presentNothing, seesOther)
+	checkSees(t, "the session that became scoped", free, presentNothing, seesAll)
+	checkSees(t, "with its code again", free, inHeader(code), seesProj)
+	checkSees(t, "the ended session, within its claim", ended, presentNothing, seesOther)
+	p.restart([]*testClient{born, free}, "-require-claim")
+	checkSees(t, "with claims required, the scoped session", born, presentNothing, seesProj)
+	checkSees(t, "with claims required, the unscoped session", free, presentNothing, "400")
+	checkSees(t, "with its code", free, inHeader(code), seesProj)
 }
 
-// TestRecordsAreBounded has a claim end more sessions than are remembered: it can end no
-// more, but another claim can. Of those without a claim, the oldest ends are forgotten.
-func TestRecordsAreBounded(t *testing.T) {
-	long(t)
+// TestConnectionWithOneCode has a guesser at work: a connection that has presented nothing
+// but one valid code needs no turn for it, until it presents another one.
+func TestConnectionWithOneCode(t *testing.T) {
+	t.Parallel()
 	data := t.TempDir()
-	g, _ := testGate(t, data, false)
-	own, other := Principal{Code: "ABCDEF"}, Principal{Code: "GHJKMN"}
-	create := func(g *Gate, p Principal) *sessionToken {
-		token, _ := g.Create(protocols[0], 0, admission{claim: Claim{claimID: p}})
-		return token
-	}
-	end := func(g *Gate, p Principal) error { return g.End(create(g, p)) }
-	must(t, end(g, own))
-	first, last := create(g, Principal{}), create(g, Principal{})
-	must(t, g.End(first))
-	for i := range maxRecordsOf - 1 {
-		for _, p := range []Principal{own, {}} {
-			id := strconv.Itoa(i) + p.Code.Reveal()
-			g.sessions.records[id] = sessionRecord{ID: id, Issued: last.Issued, Ended: true, Claim: p}
-			g.sessions.counts.reserve(p.Key(), maxRecordsOf)
+	synctest.Test(t, func(t *testing.T) {
+		g, store := testGate(t, data, true)
+		good, err := store.Create(t.Context(), "/w/proj", "", time.Hour)
+		must(t, err)
+		code := good.Code.Reveal()
+		ctx := rememberCodes(t.Context())
+		present := func(code string) guessOutcome { return guessOn(t, ctx, g, code) }
+		check(t, "a valid code", present(code), guessOutcome{200, 0})
+		codes := unknownCodes(3 * guessBudget)
+		for _, unknown := range codes[:2*guessBudget] {
+			go guess(t, g, unknown)
 		}
-	}
-	must(t, g.End(last))
-	check(t, "the first of too many without a claim has ended", g.Ended(first), false)
-	check(t, "the last one has ended", g.Ended(last), true)
-	again, _ := testGate(t, data, false)
-	for name, g := range map[string]*Gate{"before a restart": g, "after it": again} {
-		t.Run(name, func(t *testing.T) {
-			check(t, "one too many is refused", end(g, own) == errManyRecords, true)
-			_, err := g.present(admission{session: create(g, Principal{})}, Claim{claimID: own})
-			check(t, "a move to the claim is refused", err == errManyRecords, true)
-			must(t, end(g, other))
-			must(t, end(g, Principal{}))
-			move(t, g, create(g, Principal{}), other)
-		})
-	}
+		synctest.Wait()
+		check(t, "the same code on the same connection", present(code), guessOutcome{200, 0})
+		check(t, "on another connection", guess(t, g, code).Took > 0, true)
+		check(t, "an unknown code there", present(codes[2*guessBudget]).Took > 0, true)
+		for _, unknown := range codes[2*guessBudget+1:] {
+			go guess(t, g, unknown)
+		}
+		synctest.Wait()
+		check(t, "the valid code again waits", present(code).Took > 0, true)
+		pass(time.Minute)
+	})
 }

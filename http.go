@@ -58,11 +58,9 @@ const (
 	// outbox.go: messages to clients.
 	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written
 
-	// sealed.go, scope.go: the log of sessions; invalid codes, with -require-claim.
-	maxRecordsOf    = 20_000   // sessions in the log (ended, or moved to another claim) per principal
-	sessionLogSlack = 64 << 10 // bytes that the log may grow by, beyond doubling
-	guessBudget     = 60       // different invalid codes per minute looked up at once, for the whole daemon
-	guessRate       = 10       // lookups per second after that, for the whole daemon
+	// scope.go: invalid codes, with -require-claim.
+	guessBudget = 60 // different invalid codes per minute looked up at once, for the whole daemon
+	guessRate   = 10 // lookups per second after that, for the whole daemon
 
 	// gomodule.go, runtimes.go: files of the workspace.
 	maxSource     = 1 << 20 // bytes of one source file or .mcp.json

@@ -25,9 +25,9 @@
 //	          proc_unix.go, proc_windows.go   processes and their trees
 //	          files.go        atomic writes and the write token
 //	          protocol.go     the revisions of MCP and the conversions between them
-//	core      claims.go       claim codes and the file that stores them
-//	          sealed.go       sealed session ids and the session log
-//	          scope.go        principals, the table of scopes, the gate, guessing
+//	core      claims.go       claim codes, the file that stores them, principals
+//	          session.go      sealed session ids, the table of sessions
+//	          scope.go        the table of scopes, the gate, guessing
 //	modules   schema.go       methods: doc tags, JSON Schema, argument checks, results
 //	          runtimes.go     which files are modules, and how to run them
 //	          gomodule.go     Go source files as modules
@@ -38,7 +38,6 @@
 //	          view.go         the modules inside one scope, and their names there
 //	          modules.go      the registry: watching, introspecting and caching modules
 //	MCP       mcp.go          requests, the table of methods, their answers
-//	          session.go      live sessions
 //	          stream.go       list changes, subscriptions
 //	          ask.go          asking clients on behalf of modules, suspended calls
 //	          transport.go    streamable HTTP, HTTP+SSE, stdio

@@ -30,7 +30,6 @@ type serverConfig struct {
 type Server struct {
 	serverConfig
 	started   time.Time
-	sessions  *sessionTable
 	suspended suspendedCalls // calls that wait for their clients to return
 	requests  quota          // being answered, by principal
 	streams   quota          // open notification streams, by principal
@@ -38,16 +37,11 @@ type Server struct {
 
 // newServer returns a server without sessions.
 func newServer(c serverConfig) *Server {
-	s := &Server{
+	return &Server{
 		serverConfig: c,
 		started:      time.Now(),
-		sessions:     &sessionTable{live: make(map[string]*Session), own: make(map[string][]*Session)},
 		suspended:    suspendedCalls{calls: make(map[string]*suspendedCall)},
 	}
-	if c.gate.claims != nil {
-		c.gate.claims.onEnd = s.sessions.forget
-	}
-	return s
 }
 
 // mcpMethod is what usher knows about a method.
@@ -61,15 +55,6 @@ type mcpMethod struct {
 	// long, so that the end of a claim takes effect. It is "" if results are not cached.
 	life string
 }
-
-// eras are the kinds of clients that may use a method.
-type eras int
-
-const (
-	stateful eras = 1 << iota
-	stateless
-	bothEras = stateful | stateless
-)
 
 // listenMethod opens the stream of a client without sessions.
 const listenMethod = "subscriptions/listen"
@@ -133,7 +118,7 @@ func (s *Server) newRequest(
 		method:  mcpMethods[msg.Method],
 		params:  params,
 	}
-	r.caller = s.callerOf(session, from.claim.claimID, r.send)
+	r.caller = s.callerOf(session, from, r.send)
 	r.caller.Held = held
 	return r
 }
@@ -241,17 +226,14 @@ func (r *request) checkHeaders() error {
 // send sends a message that belongs to the request: before its answer, or, once the
 // answer is written, on the session's stream if the client still has the same access.
 func (r *request) send(msg []byte) bool {
-	return r.out.send(frame{msg: msg}) || r.caller.authorized() && r.session.send(msg)
+	return r.out.send(frame{msg: msg}) || r.caller.reachable() && r.session.send(msg)
 }
 
 // view returns the modules that the request may reach now. It must be called at each
 // use, as a claim may end at any time. With an error, which is for the client, the view
 // is empty.
 func (r *request) view() (*View, error) {
-	scope, err := r.server.gate.Scope(r.from.claim.claimID)
-	if err != nil {
-		err = rpcErrorf(codeRefused, "%v", err)
-	}
+	scope, err := r.server.gate.Scope(r.from.principal)
 	return r.server.modules.View(scope), err
 }
 
@@ -266,7 +248,7 @@ func (r *request) readyView() *View {
 // waitReady waits for modules in the caller's scope that are being introspected, until
 // startupTime after the start: a module that hangs must not delay every list.
 func (r *request) waitReady() {
-	scope, _ := r.server.gate.Scope(r.from.claim.claimID) // reaches nothing if there is an error
+	scope, _ := r.server.gate.Scope(r.from.principal) // reaches nothing if there is an error
 	r.server.modules.WaitAll(r.ctx, startupTime-time.Since(r.server.started), scope)
 }
 
@@ -398,7 +380,7 @@ func (r *request) find() (*Item, error) {
 // findReady finds the item as find does, but waits for a module that is still being
 // introspected.
 func (r *request) findReady() (*Item, error) {
-	_, err := r.server.modules.Call(r.ctx, func() (json.RawMessage, error) {
+	_, err := r.server.modules.Call(r.ctx, r.from.principal, func() (json.RawMessage, error) {
 		_, err := r.find()
 		return nil, err
 	})
@@ -408,7 +390,7 @@ func (r *request) findReady() (*Item, error) {
 // forward sends the request to the module of the item that it names. It looks the item up
 // in the scope that the caller has at that moment.
 func (r *request) forward() (json.RawMessage, error) {
-	result, err := r.server.modules.Call(r.ctx, func() (json.RawMessage, error) {
+	result, err := r.server.modules.Call(r.ctx, r.from.principal, func() (json.RawMessage, error) {
 		item, err := r.find()
 		if err != nil {
 			return nil, err
@@ -488,14 +470,14 @@ func (r *request) log(took time.Duration, result json.RawMessage, err error) {
 		"outcome", outcome,
 		"took", took.Round(10*time.Microsecond),
 		"bytes", len(result),
-		"session", clipText(r.session.token.ID, 8),
-		r.from.claim.logAttrs())
+		"session", clipText(r.session.ID, 8),
+		r.from.principal.logAttrs())
 }
 
 // subscribe subscribes the session to a resource. The error is the module's if it has no
 // such resource. If the session has no stream, the module is asked once there is one.
 func (r *request) subscribe() (json.RawMessage, error) {
-	return r.server.modules.Call(r.ctx, func() (json.RawMessage, error) {
+	return r.server.modules.Call(r.ctx, r.from.principal, func() (json.RawMessage, error) {
 		session := r.session
 		session.subscribing.Lock()
 		defer session.subscribing.Unlock()
@@ -505,13 +487,13 @@ func (r *request) subscribe() (json.RawMessage, error) {
 		}
 		uri := r.params.text("uri")
 		if _, subscribed := session.subscriptions[uri]; !subscribed {
-			if !r.server.sessions.want(session, 1) {
+			if !r.server.gate.sessions.want(session, 1) {
 				return nil, errManyWanted
 			}
 			session.subscriptions[uri] = interest{}
 		}
 		if session.primary() != nil {
-			err = r.server.keepSubscription(r.ctx, session, uri)
+			err = r.server.keepSubscription(r.ctx, r.from, session, uri)
 		}
 		if err != nil {
 			r.server.unsubscribeLocked(session, uri)
@@ -537,52 +519,36 @@ func (r *request) listen() (json.RawMessage, error) {
 	}
 	view := r.readyView() // the client is not notified about resources that are missing now
 	honoured := r.session.readFilter(view, filter)
-	r.session.principal = r.caller.Held.principal
 	wanted := int64(len(r.session.subscriptions))
-	if !r.server.sessions.want(r.session, wanted) {
+	if !r.server.gate.sessions.want(r.session, wanted) {
 		return nil, errManyWanted
 	}
-	defer r.server.sessions.want(r.session, -wanted)
+	defer r.server.gate.sessions.want(r.session, -wanted)
 	r.session.listenID = r.id
 	if !r.session.join(r.out) {
 		return nil, rpcErrorf(codeInvalidRequest, "%s needs Accept: text/event-stream", listenMethod)
 	}
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
-	if err := r.server.follow(r.ctx, r.session, r.out, r.streams.Done()); err != nil {
+	if err := r.server.follow(r.ctx, r.from, r.session, r.out, r.streams.Done()); err != nil {
 		return nil, err
 	}
 	return withMeta(nil, metaSubscription, r.id).encode(), nil
 }
 
-// scope returns what a session may reach now.
-func (s *Server) scope(session *Session) (Scope, error) {
-	return s.gate.Scope(s.gate.Current(session.token))
-}
-
-// authorized returns a function that reports whether a session still belongs to principal
-// p, and p still has access. The function must be called before each later
-// notification and request to the client. worker.go gets a function because it must not
-// depend on the gate.
-func (s *Server) authorized(session *Session, p Principal) func() bool {
-	return func() bool {
-		_, err := s.gate.Scope(p)
-		return err == nil && p == s.gate.Current(session.token)
-	}
-}
-
-// callerOf returns the caller of a session's requests, made as principal p. send sends a
+// callerOf returns the caller of a session's requests, admitted as from. send sends a
 // message to the client, and reports whether it may arrive. The Caller contains functions
 // because a module's process, which calls them, must not depend on sessions and the gate.
-func (s *Server) callerOf(session *Session, p Principal, send func([]byte) bool) Caller {
+func (s *Server) callerOf(session *Session, from admission, send func([]byte) bool) Caller {
+	p := from.principal
 	c := Caller{
-		Session:    session.token.ID,
-		Affinity:   session.affinity,
-		Principal:  p.Key(),
-		Stateless:  session.era == stateless,
-		Caps:       session.profile.Load().caps,
-		Level:      func() string { return session.profile.Load().level },
-		Authorized: s.authorized(session, p),
+		Session:   session.ID,
+		Affinity:  p.key, // callers without a session share a process
+		Principal: p,
+		Member:    from.member,
+		Stateless: session.era == stateless,
+		Caps:      session.profile.Load().caps,
+		Level:     func() string { return session.profile.Load().level },
 		Notify: func(method string, params json.RawMessage) {
 			if session.wants(method, params) {
 				send(encodeRequest(nil, method, params))
@@ -590,17 +556,18 @@ func (s *Server) callerOf(session *Session, p Principal, send func([]byte) bool)
 		},
 	}
 	if session.era == stateful {
+		c.Affinity = session.ID + " " + p.key
 		c.Ask = func(
 			ctx context.Context, method string, params json.RawMessage,
 		) (json.RawMessage, error) {
+			ctx, cancel := context.WithCancelCause(ctx)
+			defer cancel(nil)
+			defer context.AfterFunc(p.ctx, func() { cancel(errNoScope) })()
 			return session.ask(ctx, send, method, params)
 		}
 	}
 	return c
 }
-
-// errCancelled is the cause of a request's end if its client cancelled it.
-var errCancelled = errors.New("cancelled by the client")
 
 // errStopping is the cause of a request's end if the daemon ends.
 var errStopping = rpcErrorf(codeRefused, "usher is shutting down")

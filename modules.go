@@ -139,11 +139,12 @@ func newRegistry(c registryConfig) *Registry {
 	return r
 }
 
-// Call runs attempt, which finds something in a view and asks its module. If the module
-// was reloaded between the two, or its file has changed, Call runs attempt again once the
-// new version is ready. So an edit makes no call fail, unless the new version can't be
-// hosted, and the next call uses that version.
-func (r *Registry) Call(ctx context.Context,
+// Call runs attempt, which finds something in a view and asks its module for a principal. If
+// the module was reloaded between the two, or its file has changed, Call runs attempt again
+// once the new version is ready. So an edit makes no call fail, unless the new version can't
+// be hosted, and the next call uses that version. The error is errEnded if the principal's
+// claim ends while Call waits.
+func (r *Registry) Call(ctx context.Context, p *Principal,
 	attempt func() (json.RawMessage, error)) (json.RawMessage, error) {
 	for {
 		changed := r.Changed()
@@ -151,7 +152,7 @@ func (r *Registry) Call(ctx context.Context,
 		if !errors.Is(err, errRetired) {
 			return result, err
 		}
-		if err := waitFor(ctx, changed); err != nil {
+		if err := p.waitFor(ctx, changed); err != nil {
 			return nil, err
 		}
 	}
@@ -193,14 +194,6 @@ func (r *Registry) WaitAll(ctx context.Context, timeout time.Duration, scope Sco
 		if waitFor(ctx, changed) != nil {
 			return false
 		}
-	}
-}
-
-// EndAffinity ends the processes that serve only the callers of one Caller.Affinity, after
-// the calls under way.
-func (r *Registry) EndAffinity(affinity string) {
-	for _, p := range r.pools() {
-		p.stopFor(affinity)
 	}
 }
 

@@ -10,29 +10,22 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"log/slog"
 	"math/big"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 )
 
-// FuzzSessionID checks that only the text that a store sealed opens.
+// FuzzSessionID checks that only the text that a table sealed opens.
 func FuzzSessionID(f *testing.F) {
-	quiet := slog.New(slog.DiscardHandler)
-	store, err := openSessions(f.TempDir(), quiet)
-	must(f, err)
-	other, err := openSessions(f.TempDir(), quiet)
-	must(f, err)
+	table, other := newSessionTable(newSessionKey(), nil), newSessionTable(newSessionKey(), nil)
 	f.Add("", "2025-11-25", uint16(3), "R3K9QZ", "/w", 0, byte('A'))
 	f.Add("AAAA", "2024-11-05", uint16(0), "", "", 40, byte('='))
 	f.Add("\n", "", uint16(9), "222222", "/", -1, byte('\n'))
@@ -40,57 +33,20 @@ func FuzzSessionID(f *testing.F) {
 		if !utf8.ValidString(protocol) || !utf8.ValidString(code) || !utf8.ValidString(dir) {
 			return
 		}
-		token := newSessionToken(protocol, clientCaps(caps), Principal{Code(code), "", dir})
-		id := store.seal(token)
-		if got, ok := store.open(id); !ok || !reflect.DeepEqual(got, token) {
-			t.Fatalf("%+v came back as %+v, %v", token, got, ok)
+		origin := newOrigin(protocol, clientCaps(caps), claimID{Code(code), "", dir})
+		id := table.seal(origin)
+		if got, ok := table.unseal(id); !ok || !reflect.DeepEqual(got, origin) {
+			t.Fatalf("%+v came back as %+v, %v", origin, got, ok)
 		}
-		if _, ok := other.open(id); ok {
+		if _, ok := other.unseal(id); ok {
 			t.Fatal("another daemon's id is taken")
 		}
 		at = max(at, -at, 0) % len(id)
 		oneCharacter := id[:at] + string(char) + id[at+1:]
 		cases := []string{stranger, stranger + id, id + stranger, id[:at], oneCharacter, id[at:] + id[:at]}
 		for _, forged := range cases {
-			if _, ok := store.open(forged); ok && forged != id {
+			if _, ok := table.unseal(forged); ok && forged != id {
 				t.Fatalf("%q opens, %q was sealed", forged, id)
-			}
-		}
-	})
-}
-
-// FuzzSessionLog checks that a log of sessions is read whole or not at all, that it
-// says the same after it was rewritten, and that a log that can't be read loses
-// its key.
-func FuzzSessionLog(f *testing.F) {
-	dir, quiet := f.TempDir(), slog.New(slog.DiscardHandler)
-	key := string(sessionRecord{Key: bytes.Repeat([]byte{7}, 32)}.line())
-	f.Add(key + `{"id":"A","issued":"2999-11-21T10:00:00Z","ended":true}` + "\n" +
-		`{"id":"B","issued":"2999-11-21T10:00:00Z",` +
-		`"claim":{"code":"R3K9QZ","createdAt":"","claimScopeDir":"/w"}}` + "\n")
-	f.Add(key + `{"id":"A","ended":true}` + "\n" + `{"id":"A","en`)
-	f.Add(key + key + strings.Repeat("\x00", 64) + "\n")
-	f.Add(`{"key":"AAAA"}`)
-	f.Fuzz(func(t *testing.T, text string) {
-		s := &sessionStore{path: filepath.Join(dir, "sessions.jsonl")}
-		must(t, os.WriteFile(s.path, []byte(text), 0o600))
-		readErr := s.read()
-		anew, err := openSessions(dir, quiet)
-		must(t, err)
-		again := &sessionStore{path: s.path}
-		if err := again.read(); err != nil || !bytes.Equal(again.key, anew.key) {
-			t.Fatalf("%q was written anew so that it can't be read: %v", text, err)
-		}
-		if kept := bytes.Equal(s.key, anew.key) && len(s.key) == 32; kept != (readErr == nil) {
-			t.Fatalf("%q: key kept: %v, though %v", text, kept, readErr)
-		}
-		if readErr != nil && len(anew.records) > 0 {
-			t.Fatalf("%q: records kept, though %v", text, readErr)
-		}
-		for id, record := range s.records {
-			valid := time.Since(record.Issued) < sessionLife && !record.Issued.Before(again.oldest)
-			if readErr == nil && record.Ended && valid && !again.records[id].Ended {
-				t.Fatalf("%q: the end of %q is lost", text, id)
 			}
 		}
 	})
@@ -546,7 +502,7 @@ func FuzzCheckStateless(f *testing.F) {
 		if !isStateless(h, list) {
 			return
 		}
-		session, err := newStatelessSession(h, msg.Method, list, Principal{})
+		session, err := newStatelessSession(h, msg.Method, list, newPrincipal(""))
 		if err == nil {
 			said := field(msg.Params, "_meta")
 			object := isObject(field(said, metaClientCaps))
@@ -554,7 +510,7 @@ func FuzzCheckStateless(f *testing.F) {
 			if !versions || !object {
 				t.Fatalf("%s %s %q was let in", meta, version, method)
 			}
-			if session.era != stateless || session.token.Claim != (Principal{}) {
+			if session.era != stateless || session.Claim.exists() {
 				t.Fatalf("%s: it has the session %+v", meta, session)
 			}
 			return

@@ -26,32 +26,43 @@ type Caller struct {
 	// Session distinguishes callers. A request without a session has a value of its
 	// own. "" is usher itself. Modules never see it.
 	Session string
-	// Affinity groups the callers that share a process of a hosted server: it is the
-	// key of the session or, without one, of the claim and the client program.
+	// Affinity groups the callers that share a process of a hosted server: those of a
+	// session, or those of a principal without a session.
 	Affinity string
-	// Principal is the key that limits are counted by: a claim, or "" for all callers
-	// without a claim.
-	Principal string
+	// Principal is the principal that limits are counted by; nil for usher itself. The
+	// processes of one affinity have one Principal.
+	Principal *Principal
+	// Member ends when the caller no longer belongs to the principal: the claim has ended, or
+	// the session has ended or got another claim. Processes for one affinity end with it, once
+	// their calls are answered. nil if that never happens.
+	Member    context.Context
 	Held      *reservation  // of what the caller sent; nil for usher itself
 	Stateless bool          // the params are of the protocol version without sessions
 	Caps      clientCaps    // what the caller can be asked for
 	Level     func() string // the lowest level of log messages it wants; "" if it has set none
 
-	// Authorized reports whether the caller still has the access that it had when it
-	// called; nil means yes. It may read files. Without that access, a waiting call is
-	// not made, and the caller gets no messages outside of calls.
-	Authorized func() bool
 	// Notify passes a notification on to the caller. The goroutine that reads the
-	// module's output calls it, so it must not wait for a client or a module; it may stat
-	// a file. nil drops notifications.
+	// module's output calls it, so it must not wait for a client or a module. nil drops
+	// notifications.
 	Notify func(method string, params json.RawMessage)
 	// Ask asks the caller and waits for the answer until ctx ends. Its errors are
 	// *rpcError, or ctx's cause. Ask is nil if the caller can't be asked.
 	Ask func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 }
 
-// authorized reports whether the caller still has its access.
-func (c Caller) authorized() bool { return c.Authorized == nil || c.Authorized() }
+// reachable reports whether the caller may get a message outside of its calls: it still belongs
+// to its principal, whose claim can be read.
+func (c Caller) reachable() bool {
+	if c.Member != nil && c.Member.Err() != nil {
+		return false
+	}
+	select {
+	case <-c.Principal.Readable():
+		return true
+	default:
+		return false
+	}
+}
 
 // checkAskable reports why the caller can't be asked something, and the capabilities
 // that it lacks.
@@ -120,6 +131,7 @@ type process struct {
 	err     error // why it could not be started
 	active  int   // calls under way
 	lastUse time.Time
+	unlink  func() bool // makes it independent of caller.Member; nil if it is
 }
 
 // call makes one request of the module; see Worker.request. If a stateless module answers
@@ -150,8 +162,11 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	if err != nil {
 		return nil, err
 	}
-	slot := &slot{slots: &p.slots, principal: caller.Principal}
-	err = p.await(ctx, slot.grant())
+	slot := &slot{slots: &p.slots, principal: caller.Principal.Key()}
+	err = p.await(ctx, caller, slot.grant())
+	if err == nil {
+		err = lastCheck(caller)
+	}
 	if err == nil {
 		result, err = c.worker.request(ctx, caller, method, params, p.timeout, slot)
 	} else {
@@ -161,6 +176,20 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	return result, err
 }
 
+// lastCheck checks a caller's claim for the last time. Call it immediately before a call is
+// handed to a process. The error is errNotMade if the claim has ended, or says that the
+// claim can't be checked at the moment.
+func lastCheck(caller Caller) error {
+	err := caller.Principal.Check()
+	switch {
+	case errors.Is(err, errEnded):
+		return errNotMade
+	case err != nil:
+		return rpcErrorf(codeRefused, "%v, so the call was not made: try again", errClaimsUnreadable)
+	}
+	return nil
+}
+
 // enter returns the process for a caller, and starts it if there is none. The process is
 // not stopped before leave.
 func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
@@ -168,7 +197,7 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = p.await(ctx, c.ready); err == nil {
+	if err = p.await(ctx, caller, c.ready); err == nil {
 		err = c.err
 	}
 	if err != nil {
@@ -178,8 +207,9 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	return c, nil
 }
 
-// await waits until done is closed, for at most p.timeout.
-func (p *pool) await(ctx context.Context, done <-chan struct{}) error {
+// await waits until done is closed, for at most p.timeout. The error is errNotMade if the
+// caller's claim ends first.
+func (p *pool) await(ctx context.Context, caller Caller, done <-chan struct{}) error {
 	select {
 	case <-done:
 		return nil
@@ -188,7 +218,11 @@ func (p *pool) await(ctx context.Context, done <-chan struct{}) error {
 	busy := fmt.Errorf("module %q is busy or still starting: try again", p.name)
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
 	defer cancel()
-	return waitFor(ctx, done)
+	err := caller.Principal.waitFor(ctx, done)
+	if errors.Is(err, errEnded) {
+		return errNotMade
+	}
+	return err
 }
 
 // pick returns the process for a caller, which may not have started yet.
@@ -208,6 +242,9 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		}
 		c = &process{caller: caller, ready: make(chan struct{})}
 		p.procs = append(p.procs, c)
+		if caller.Member != nil {
+			c.unlink = context.AfterFunc(caller.Member, func() { p.endProcess(c) })
+		}
 		p.startWaiting()
 	}
 	c.active++
@@ -240,7 +277,7 @@ func (p *pool) startWaiting() {
 			if o.started {
 				all = append(all, o)
 			}
-			if o.started && o.caller.Principal == c.caller.Principal {
+			if o.started && o.caller.Principal.Key() == c.caller.Principal.Key() {
 				own = append(own, o)
 			}
 		}
@@ -296,6 +333,9 @@ func (p *pool) end(c *process) {
 
 // remove forgets a process. The caller holds p.mu.
 func (p *pool) remove(c *process) {
+	if c.unlink != nil {
+		c.unlink()
+	}
 	p.procs = slices.DeleteFunc(p.procs, func(o *process) bool { return o == c })
 }
 
@@ -337,13 +377,11 @@ func (p *pool) run(c *process) {
 // busy reports whether the process has calls, or reports changes of resources.
 func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.worker.listened() }
 
-// stopFor ends the process of one affinity, after the calls under way.
-func (p *pool) stopFor(affinity string) {
+// endProcess ends a process, after the calls under way.
+func (p *pool) endProcess(c *process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c := p.find(affinity); c != nil && c.started {
-		p.end(c)
-	}
+	p.end(c)
 }
 
 // retire refuses new calls, and ends the processes after the calls under way.
@@ -519,13 +557,14 @@ func (p *pool) subscribe(ctx context.Context, caller Caller, uri string) (*subsc
 	}
 	sub := &subscription{worker: w, caller: caller, uri: uri}
 	w.update(func(s *workerState) { s.subs[sub] = true })
-	// usher makes the request in its own name, but only if the caller is authorized.
-	caller = Caller{Authorized: caller.Authorized}
-	if w.stateless {
-		sub.stream, err = w.listen(caller, object{{"resourceSubscriptions", marshal([]string{uri})}})
-	} else {
+	err = lastCheck(caller)
+	switch {
+	case err != nil:
+	case w.stateless: // usher makes the request in its own name
+		sub.stream, err = w.listen(Caller{}, object{{"resourceSubscriptions", marshal([]string{uri})}})
+	default:
 		params := object{{"uri", quote(uri)}}
-		_, err = w.request(ctx, caller, "resources/subscribe", params, startTimeout, nil)
+		_, err = w.request(ctx, Caller{}, "resources/subscribe", params, startTimeout, nil)
 	}
 	if err != nil {
 		sub.release() // the module may have subscribed anyway

@@ -35,6 +35,15 @@ var spoken = marshal(append([]string{statelessProtocol}, protocols...))
 // hasSessions reports whether version is a supported revision with sessions.
 func hasSessions(version string) bool { return slices.Contains(protocols, version) }
 
+// eras are the kinds of clients that may use a method.
+type eras int
+
+const (
+	stateful eras = 1 << iota
+	stateless
+	bothEras = stateful | stateless
+)
+
 // The headers of MCP over HTTP, and usher's own header for a claim code.
 const (
 	sessionHeader  = "Mcp-Session-Id"

@@ -1,15 +1,11 @@
 // Scope: which principal a request is from, and which part of the workspace it may
-// reach. Both follow from the request's headers and URL alone, by one table (decide).
-// Nothing here depends on modules or messages. Sessions of HTTP+SSE, which a URL names, have
-// rules of their own.
+// reach. Both follow from the request's headers and URL alone, by one table (decide), and
+// are fixed once the request is admitted. Nothing here depends on modules or messages.
 //
 // Guarantees, and the tests that check them:
 //
 //   - No failure widens a scope: not an ended claim, not a file that can't be read, not a
-//     log that can't be written (TestDecide, TestScopeTable).
-//   - An answered change survives kill -9: if usher has told a client that its session
-//     moved to another claim, or has ended, the session is in that state after a restart
-//     (TestKilledWhileMoving).
+//     restart (TestDecide, TestScopeTable, TestModel).
 //   - A client can neither make nor change a session id (TestAttacks).
 //   - With -require-claim, a day of guessing finds one given valid code with a chance of
 //     one in a thousand (TestGuessing).
@@ -56,11 +52,6 @@ func (s Scope) Contains(source string) bool {
 	below := strings.TrimSuffix(s.dir, separator) + separator
 	return source == s.dir || strings.HasPrefix(source, below)
 }
-
-// Principal identifies the claim that a request belongs to. The zero value stands for
-// everyone without a claim. If a record in claims.json differs in any of the three fields,
-// the principal's claim has ended. Gate.Scope reports whether the claim is active.
-type Principal = claimID
 
 // accessFacts are all the facts that decide the access of a request.
 type accessFacts struct {
@@ -117,160 +108,245 @@ const (
 var errBadCode error = httpErrorf(http.StatusBadRequest,
 	"the presented claim code is unknown or has ended: %s", howToPresent)
 
-var errEnded = errors.New("the claim of this session has ended: connect with a new code")
-
 // errNoSession refuses a request whose session has ended or never existed. Clients then
 // begin a new one (MCP, basic/transports, "Session Management").
 var errNoSession error = httpErrorf(http.StatusNotFound,
 	"this session is unknown or has ended: send initialize again")
 
-// errKeepsClaim refuses to move an HTTP+SSE session, which a URL names, to another claim.
-// Otherwise the owner of one code could hand out the session's URL and wait for another
-// person's code to move the session.
+// errOtherClaim ends the streams of a session that now belongs to another principal.
+var errOtherClaim = errors.New("the session has another claim")
+
+// errKeepsClaim refuses to give an HTTP+SSE session, which a URL names, another claim.
+// Otherwise somebody could hand out the session's URL and wait for another person's code.
 var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
-	"an HTTP+SSE session keeps its claim: reconnect to use another code")
+	"an HTTP+SSE session can't change its claim: reconnect to use another code")
+
+// The keys of the principals without a claim.
+const (
+	everyoneKey  = ""
+	strangersKey = unauthenticated
+)
 
 // Gate decides which principal a request is from and what the principal may reach. Safe
 // for concurrent use.
 type Gate struct {
-	claims   *ClaimStore // nil: claims are not checked, and every request gets the fixed scope
-	fixed    Scope
-	sessions *sessionStore
-	require  bool // no request without a claim is admitted
-	log      *slog.Logger
-	turns    *guessTurns // see newGuessTurns
+	claims    *ClaimStore // nil for stdio, which ignores claims
+	everyone  *Principal  // without a claim
+	strangers *Principal  // the sessions whose claim has ended
+	sessions  *sessionTable
+	require   bool // no request without a claim is admitted
+	log       *slog.Logger
+	turns     *guessTurns // see newGuessTurns
 }
 
-// openGate returns the gate for stdio, which ignores claims: every request may reach the
-// whole workspace.
-func openGate() *Gate { return &Gate{fixed: scopeAll(), sessions: &sessionStore{}} }
+// newGate returns a gate over the claims, which are nil for stdio. key seals the ids of
+// sessions.
+func newGate(claims *ClaimStore, key []byte, require bool, log *slog.Logger) *Gate {
+	g := &Gate{
+		claims:    claims,
+		everyone:  newPrincipal(everyoneKey),
+		strangers: newPrincipal(strangersKey),
+		require:   require,
+		log:       log,
+		turns:     newGuessTurns(),
+	}
+	g.sessions = newSessionTable(key, g.strangers)
+	return g
+}
 
-// admission is the result of Gate.Admit for a request.
+// admission is the result of Gate.Admit for a request. It does not change.
 type admission struct {
-	session *sessionToken // nil: the request names none
-	claim   Claim         // the principal's, after any move, which is saved; if ended, only the id
+	principal *Principal
+	session   *Session // nil: the request names none
+	// member ends with the principal's claim, and when the session ends or gets another
+	// principal. Streams end with it.
+	member context.Context
 	// badCode is set if the request names no session and presents an invalid code. The
 	// request may begin a session without a claim; otherwise this error is its answer.
 	badCode error
-
-	ended error // errEnded if the claim had ended
 }
 
 // Admit determines a request's session and principal from its headers and URL alone,
 // before its body is read. It may wait some seconds for a turn (guessTurns). The error is
 // the answer to a request that is not admitted.
 func (g *Gate) Admit(r *http.Request) (admission, error) {
-	var a admission
-	if id, inURL := presentedSession(r); id != "" {
-		token, ok := g.sessions.open(id)
-		if !ok {
-			return a, errNoSession
+	for {
+		var a admission
+		var of claimID // the session's claim
+		var err error
+		if id, inURL := presentedSession(r); id != "" {
+			a.session, of, err = g.sessions.find(id, inURL)
+			if err != nil {
+				return a, err
+			}
 		}
-		// A URL names only sessions of HTTP+SSE. Any other id in a URL is ignored.
-		if !inURL || token.Protocol == sseProtocol {
-			a.session = token
-			a.claim.claimID = g.Current(token)
+		if err := g.judge(r, &a, of); err != nil {
+			return a, err
 		}
+		if a.session == nil {
+			a.member = a.principal.ctx
+			return a, nil
+		}
+		var ok bool
+		if a.member, ok = g.sessions.use(a.session, of, a.principal); ok {
+			if p := a.principal; p.exists() && p.claimID != of {
+				g.logScoped("session scoped", a.session, p)
+			}
+			return a, nil
+		}
+		// Meanwhile, another request changed the session.
 	}
-	facts, own, presented, err := g.findFacts(r, a)
-	if facts.active {
-		a.claim = own
-	}
+}
+
+// judge determines the principal of a request by the table, and sets badCode. of is the
+// claim of the request's session.
+func (g *Gate) judge(r *http.Request, a *admission, of claimID) error {
+	facts, own, presented, err := g.findFacts(r, a.session != nil, of)
 	if err != nil && !facts.unreadable {
-		return a, err
+		return err
 	}
 	switch decide(facts) {
 	case denyUnreadable:
-		return a, httpErrorf(http.StatusServiceUnavailable,
+		return httpErrorf(http.StatusServiceUnavailable,
 			"%v: requests with a claim code are refused", errClaimsUnreadable).because(err).retryAfter(5)
 	case denyUnclaimed:
 		if facts.presents {
-			return a, errBadCode
+			return errBadCode
 		}
-		return a, httpErrorf(http.StatusBadRequest, needsCode)
+		return httpErrorf(http.StatusBadRequest, needsCode)
 	case allowPresented:
-		return g.present(a, presented)
+		if a.session != nil && a.session.Protocol == sseProtocol && of != presented.claimID {
+			return errKeepsClaim
+		}
+		a.principal = presented
+		return nil
+	case allowOwn:
+		a.principal = own
 	case denyEnded:
-		a.ended = errEnded
+		a.principal = g.strangers
 	case allowInitialize:
+		a.principal = g.everyone
 		a.badCode = errBadCode
+	default:
+		a.principal = g.everyone
 	}
 	if facts.presents {
 		g.log.Warn("an invalid claim code was presented",
 			"in_session", facts.session, "scoped", facts.scoped)
 	}
-	return a, nil
+	return nil
 }
 
-// findFacts returns the facts about a request, the claim of its session if that claim is
-// active, and the claim whose code the request presents. If facts.unreadable is set, the
-// error is the reason; any other error refuses the request.
-func (g *Gate) findFacts(r *http.Request, a admission) (facts accessFacts, own, presented Claim, err error) {
+// findFacts returns the facts about a request, the principal of its session's claim (of) if
+// that claim is active, and the principal whose code the request presents. If
+// facts.unreadable is set, the error is the reason; any other error refuses the request.
+func (g *Gate) findFacts(r *http.Request, inSession bool, of claimID) (
+	facts accessFacts, own, presented *Principal, err error,
+) {
 	code, presents := presentedCode(r)
 	facts = accessFacts{
-		session:  a.session != nil,
-		scoped:   a.claim.exists(),
+		session:  inSession,
+		scoped:   of.exists(),
 		presents: presents,
 		require:  g.require,
 	}
 	if facts.scoped {
-		own, err = g.claim(a.claim.claimID)
-		facts.unreadable = errors.Is(err, errClaimsUnreadable)
-		facts.active = err == nil
-		if facts.unreadable {
-			return facts, own, presented, err
+		own, err = g.claims.Lookup(of.Code)
+		if own != nil && own.claimID != of {
+			own = nil
 		}
 	}
-	presented, err = g.lookUp(r.Context(), code, own)
+	if err == nil {
+		presented, err = g.lookUp(r, code, own)
+	}
 	facts.unreadable = errors.Is(err, errClaimsUnreadable)
-	facts.valid = presented.exists()
+	facts.active = own != nil
+	facts.valid = presented != nil
 	return facts, own, presented, err
 }
 
-// lookUp returns the active claim with this code, or the zero Claim if there is none or
+// lookUp returns the principal of the active claim with this code, or nil if there is none or
 // code is "". If the daemon requires claims, it waits for a turn. A session with an active
 // claim, own, never waits: its own code needs no turn, and without a free turn, another
-// code counts as invalid.
-func (g *Gate) lookUp(ctx context.Context, code Code, own Claim) (Claim, error) {
+// code counts as invalid. Nor does the only code of a connection, once it was valid.
+func (g *Gate) lookUp(r *http.Request, code Code, own *Principal) (*Principal, error) {
 	if code == "" {
-		return Claim{}, nil
+		return nil, nil
 	}
-	if code == own.Code {
+	connection := codesOf(r)
+	known := connection.present(code)
+	if own != nil && code == own.Code {
 		return own, nil
 	}
 	patience := turnWait
-	if own.exists() {
+	if own != nil {
 		patience = 0
 	}
-	if g.require && !g.turns.await(ctx, code, patience) {
-		if own.exists() {
-			return Claim{}, nil
+	takesTurn := g.require && !known
+	if takesTurn && !g.turns.await(r.Context(), code, patience) {
+		if own != nil {
+			return nil, nil
 		}
-		return Claim{}, httpErrorf(http.StatusTooManyRequests,
+		return nil, httpErrorf(http.StatusTooManyRequests,
 			"too many unknown claim codes: try again later").retryAfter(10)
 	}
-	c, err := g.claims.Lookup(code)
-	if g.require && g.turns.done(code, err == nil && !c.exists()) {
+	p, err := g.claims.Lookup(code)
+	if p != nil {
+		connection.confirm(code)
+	}
+	if takesTurn && g.turns.done(code, err == nil && p == nil) {
 		g.log.Warn("someone may be guessing claim codes: lookups now take turns",
 			"different", guessBudget)
 	}
-	return c, err
+	return p, err
 }
 
-// present admits a request that presents the code of a claim. If the request's session
-// moves to this claim, present saves the move before the request is handled.
-func (g *Gate) present(a admission, c Claim) (admission, error) {
-	if a.session != nil && a.claim.claimID != c.claimID {
-		if a.claim.exists() && a.session.Protocol == sseProtocol {
-			return a, errKeepsClaim
-		}
-		if err := g.sessions.appendRecord(a.session, sessionRecord{Claim: c.claimID}); err != nil {
-			return a, err
-		}
-		g.logScoped("session scoped", a.session, c)
+// connectionCodes remembers which codes the requests of a connection have presented. A nil
+// connectionCodes remembers nothing. Safe for concurrent use.
+type connectionCodes struct {
+	mu     sync.Mutex
+	first  Code
+	valid  bool // a lookup found first valid
+	others bool // further codes were presented
+}
+
+type codesKey struct{}
+
+// rememberCodes returns the context of a new connection whose requests can present a code
+// without a turn.
+func rememberCodes(ctx context.Context) context.Context {
+	return context.WithValue(ctx, codesKey{}, &connectionCodes{})
+}
+
+// codesOf returns what a request's connection remembers.
+func codesOf(r *http.Request) *connectionCodes {
+	c, _ := r.Context().Value(codesKey{}).(*connectionCodes)
+	return c
+}
+
+// present records that a code was presented. It reports whether the code is the only one so
+// far, and was found valid.
+func (c *connectionCodes) present(code Code) bool {
+	if c == nil {
+		return false
 	}
-	a.claim = c
-	return a, nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.first == "" {
+		c.first = code
+	}
+	c.others = c.others || code != c.first
+	return c.valid && !c.others
+}
+
+// confirm records that a lookup found a code valid.
+func (c *connectionCodes) confirm(code Code) {
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.valid = c.valid || code == c.first
 }
 
 // maxBearerCode is the number of characters up to which a bearer token counts as a code.
@@ -335,66 +411,32 @@ func presentedSession(r *http.Request) (id string, inURL bool) {
 	return r.URL.Query().Get("sessionId"), true
 }
 
-// claim returns the active claim of a principal. The error is errEnded, including for
-// principals without a claim, or matches errClaimsUnreadable.
-func (g *Gate) claim(p Principal) (Claim, error) {
-	c, err := g.claims.Lookup(p.Code)
-	if err == nil && (!p.exists() || c.claimID != p) {
-		return Claim{}, errEnded
-	}
-	return c, err
-}
-
-// Scope returns what a principal may reach now. Callers ask at each use and do not keep
-// the scope, because a claim may end at any instant. If the error is not nil, the scope
-// reaches nothing. The error is errEnded or errClaimsUnreadable; both may be shown to
-// clients.
-func (g *Gate) Scope(p Principal) (Scope, error) {
-	if g.claims == nil {
-		return g.fixed, nil
-	}
-	if !p.exists() && !g.require {
+// Scope returns what a principal may reach now, without reading a file. Callers ask at each
+// use and do not keep the scope, because a claim may end at any instant. If the error is
+// not nil, the scope reaches nothing. The error is errEnded, which may be shown to clients.
+func (g *Gate) Scope(p *Principal) (Scope, error) {
+	switch {
+	case p == g.everyone:
 		return scopeAll(), nil
+	case p.exists() && !p.Ended():
+		return scopeDir(p.ScopeDir), nil
 	}
-	c, err := g.claim(p)
-	if errors.Is(err, errClaimsUnreadable) {
-		return Scope{}, errClaimsUnreadable // without the file's path
-	}
-	if err != nil {
-		return Scope{}, err
-	}
-	return scopeDir(c.ScopeDir), nil
+	return Scope{}, errEnded
 }
 
-// Current returns the principal that a session belongs to now. For the placeholder token
-// of a request without a session, it returns the principal the token was created with.
-func (g *Gate) Current(t *sessionToken) Principal {
-	return cmp.Or(g.sessions.recordOf(t).Claim, t.Claim)
+// Create makes a session for an admitted initialize, or for the stream of HTTP+SSE. No file
+// is written: the session's id contains everything.
+func (g *Gate) Create(protocol string, caps clientCaps, from admission) (*Session, context.Context) {
+	s, member := g.sessions.create(protocol, caps, from.principal)
+	if from.principal.exists() {
+		g.logScoped("session", s, from.principal)
+	}
+	return s, member
 }
 
 // logScoped logs which claim a session has.
-func (g *Gate) logScoped(what string, t *sessionToken, c Claim) {
-	if c.exists() {
-		g.log.Info(what, c.logAttrs(), "session", clipText(t.ID, 8))
-	}
-}
-
-// Create makes a session for an admitted initialize, and returns its token and id. No state
-// is stored: the id contains everything.
-func (g *Gate) Create(protocol string, caps clientCaps, from admission) (*sessionToken, string) {
-	t := newSessionToken(protocol, caps, from.claim.claimID)
-	g.logScoped("session", t, from.claim)
-	return t, g.sessions.seal(t)
-}
-
-// Ended reports whether a session has ended, perhaps since its request was admitted.
-func (g *Gate) Ended(t *sessionToken) bool { return g.sessions.recordOf(t).Ended }
-
-// End ends a session permanently and saves the end before it returns. The error is
-// errNoSession if the session has ended already, or an *httpError; then the session
-// continues.
-func (g *Gate) End(t *sessionToken) error {
-	return g.sessions.appendRecord(t, sessionRecord{Ended: true})
+func (g *Gate) logScoped(what string, s *Session, p *Principal) {
+	g.log.Info(what, p.logAttrs(), "session", clipText(s.ID, 8))
 }
 
 const (

@@ -256,19 +256,13 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	}
 	claims := openClaims(a.data, d.log)
 	defer claims.Close()
-	sessions, err := openSessions(a.data, d.log)
+	key, err := readSessionKey(a.data, d.log)
 	if err != nil {
-		return err
+		return fmt.Errorf("writing the key of sessions: %w", err)
 	}
 	return a.withRegistry(roots, *config, func(r *Registry) error {
 		d.registry = r
-		return d.serve(ctx, &Gate{
-			claims:   claims,
-			sessions: sessions,
-			require:  flags.requireClaim,
-			log:      d.log,
-			turns:    newGuessTurns(),
-		})
+		return d.serve(ctx, newGate(claims, key, flags.requireClaim, d.log))
 	})
 }
 
@@ -385,6 +379,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		memory:        memory,
 		log:           d.log,
 		getenv:        d.app.getenv,
+		senders:       newPrincipal(webhookSender),
 		slots:         make(chan struct{}, d.flags.webhookLimit),
 	}
 	d.server = newServer(serverConfig{
@@ -403,7 +398,12 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		ErrorLog:          slog.NewLogLogger(d.log.With("from", "net/http").Handler(), slog.LevelWarn),
 	}
 	limitConnections(web, openFilesLimit())
+	limited := web.ConnContext
+	web.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
+		return rememberCodes(limited(ctx, conn))
+	}
 	var parts sync.WaitGroup
+	parts.Go(func() { gate.claims.Watch(ctx) })
 	parts.Go(func() { d.show(ctx) })
 	parts.Go(func() {
 		<-ctx.Done()
@@ -700,7 +700,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return err
 		}
-		scope, err := d.server.gate.Scope(from.claim.claimID)
+		scope, err := d.server.gate.Scope(from.principal)
 		if from.badCode != nil {
 			err = from.badCode
 		}
@@ -708,7 +708,7 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 			return httpErrorf(http.StatusBadRequest, "%v", err)
 		}
 		d.registry.WaitAll(r.Context(), startupTime-time.Since(d.server.started), scope)
-		p := pageContent{View: d.registry.View(scope), Coded: from.claim.exists()}
+		p := pageContent{View: d.registry.View(scope), Coded: from.principal.exists()}
 		if !p.Coded && !d.flags.open { // then the requester is on this machine
 			for _, s := range d.registry.Report() {
 				if s.Err != nil {

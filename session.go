@@ -1,44 +1,145 @@
-// Sessions in memory: the state of connected clients, such as their streams, the lists that
-// they have seen, and the resources that they subscribed to. sealed.go decides whether a
-// session exists and which claim it has.
+// Sessions: their ids, which are sealed, and the table of the sessions in memory. An id says
+// what initialize made the session, so a restart of the daemon ends no session, and a
+// forgotten session costs nothing. What happened to the session since is only in memory.
 
 package main
 
 import (
+	"container/list"
 	"context"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
 	"math"
 	"net/http"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 )
+
+// sessionLife is how long a session id is valid.
+const sessionLife = 30 * 24 * time.Hour
+
+// sessionOrigin is what initialize made a session. It is the content of the session's id,
+// which is sealed so that the client can neither read nor change it. Immutable.
+type sessionOrigin struct {
+	ID       string     `json:"id"` // 128 random bits; identifies the session in logs
+	Issued   time.Time  `json:"issued"`
+	Protocol string     `json:"protocol"`
+	Caps     clientCaps `json:"caps,omitempty"` // what the client can be asked for
+	Claim    claimID    `json:"claim,omitzero"` // the claim that the session began with; zero for none
+}
+
+// newOrigin returns the origin of a new session.
+func newOrigin(protocol string, caps clientCaps, claim claimID) sessionOrigin {
+	return sessionOrigin{
+		ID:       rand.Text(),
+		Issued:   time.Now().UTC().Round(0),
+		Protocol: protocol,
+		Caps:     caps,
+		Claim:    claim,
+	}
+}
+
+// parseOrigin parses an origin that usher has sealed. It returns the zero value for any
+// other text.
+func parseOrigin(text []byte) (o sessionOrigin) {
+	_ = json.Unmarshal(text, &o)
+	return o
+}
+
+// sessionKeySize is the size of the key that seals session ids, in bytes.
+const sessionKeySize = 32
+
+// readSessionKey reads the key that seals session ids. If there is none, or it can't be read,
+// it makes a new one, which ends all sessions.
+func readSessionKey(dataDir string, log *slog.Logger) ([]byte, error) {
+	path := filepath.Join(dataDir, "session.key")
+	text, err := readRegular(path)
+	key, bad := hex.DecodeString(strings.TrimSpace(string(text)))
+	if err == nil && bad == nil && len(key) == sessionKeySize {
+		return key, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		log.Warn("all sessions end, because their key can't be read", "path", path)
+	}
+	key = newSessionKey()
+	return key, replaceFile(path, []byte(hex.EncodeToString(key)+"\n"))
+}
+
+// newSessionKey returns a random key.
+func newSessionKey() []byte {
+	key := make([]byte, sessionKeySize)
+	rand.Read(key) // never fails
+	return key
+}
+
+// idEncoding encodes session ids as text.
+var idEncoding = base64.RawURLEncoding.Strict()
+
+// seal returns the id of a session.
+func (t *sessionTable) seal(o sessionOrigin) string {
+	return idEncoding.EncodeToString(t.cipher.Seal(nil, nil, marshal(o), nil))
+}
+
+// unseal returns the origin of the session with an id. It reports false for everything that
+// was not sealed with this key.
+func (t *sessionTable) unseal(id string) (o sessionOrigin, ok bool) {
+	sealed, err := idEncoding.DecodeString(id)
+	if err != nil || strings.ContainsAny(id, "\r\n") { // base64 ignores these: an id has one spelling
+		return o, false
+	}
+	text, err := t.cipher.Open(nil, nil, sealed, nil)
+	return parseOrigin(text), err == nil
+}
 
 // Session is one client's session. While a session is in use, there is one Session for
 // it. A request of a client without sessions has a Session of its own, which ends with
 // the request. Safe for concurrent use.
 type Session struct {
-	token    *sessionToken
+	sessionOrigin
+	name     string          // by which the client names the session: the sealed id
 	era      eras            // of its client: stateful or stateless
-	affinity string          // see Caller.Affinity
 	listenID json.RawMessage // id of the subscriptions/listen that it serves; nil for none
+	restored bool            // made from its id: the client may have seen any lists
 	calls    inflight[context.CancelCauseFunc]
 	asked    inflight[chan *Message]       // requests to the client
 	profile  atomic.Pointer[clientProfile] // the value is never changed
-	duplex   atomic.Pointer[duplex]        // of an HTTP+SSE session; nil if it has no stream
 
 	// Guarded by sessionTable.mu, unless the session is in no table:
-	principal string // whose limits the session counts toward
-	wanted    int64  // resources that the client is notified of
+	ended     bool
+	claim     claimID                 // now; zero for none
+	principal *Principal              // of its latest request; nil if the session is in no table
+	member    context.Context         // see admission
+	expel     context.CancelCauseFunc // ends member
+	place     *list.Element           // in sessionTable.own[principal]
+	wanted    int64                   // resources that the client is notified of
 
-	mu       sync.Mutex
-	streams  []*outbox         // open notification streams, oldest first
-	lastSeen map[string]string // by name in announcedLists: the fingerprint that the client knows
-	ended    bool
+	mu       sync.Mutex                              // guards the next three fields
+	receive  func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
+	streams  []*outbox                               // open notification streams, oldest first
+	lastSeen map[string]string                       // by name in announcedLists: the fingerprint that the client knows
 
 	// subscribing is locked while a module is asked, which may take long.
 	subscribing   sync.Mutex
 	subscriptions map[string]interest // by URI
+}
+
+// interest is a session's subscription to a resource. The zero value is a subscription
+// that no module knows of at the moment.
+type interest struct {
+	of      any         // identifies the version of the module that was asked
+	alive   func() bool // reports whether the module's process still runs
+	release func()      // ends the subscription at the module
 }
 
 // clientProfile is what a session's client states about itself.
@@ -48,22 +149,22 @@ type clientProfile struct {
 }
 
 // newSession returns a session that is in no table.
-func newSession(t *sessionToken) *Session {
+func newSession(o sessionOrigin) *Session {
 	s := &Session{
-		token:         t,
+		sessionOrigin: o,
 		era:           stateful,
-		affinity:      t.ID,
+		claim:         o.Claim,
 		lastSeen:      make(map[string]string),
 		subscriptions: make(map[string]interest),
 	}
-	s.profile.Store(&clientProfile{caps: t.Caps})
+	s.profile.Store(&clientProfile{caps: o.Caps})
 	return s
 }
 
 // newStatelessSession returns the session of one request without a session, made by a
 // principal. The request's _meta identifies the client. h is nil if the transport has no
 // headers.
-func newStatelessSession(h http.Header, method string, params object, p Principal) (*Session, error) {
+func newStatelessSession(h http.Header, method string, params object, p *Principal) (*Session, error) {
 	meta := params.get("_meta")
 	err := checkStateless(h, method, meta)
 	level := stringField(meta, metaLogLevel)
@@ -74,12 +175,15 @@ func newStatelessSession(h http.Header, method string, params object, p Principa
 		return nil, err
 	}
 	caps := parseClientCaps(field(meta, metaClientCaps))
-	s := newSession(newSessionToken(statelessProtocol, caps, p))
+	s := newSession(newOrigin(statelessProtocol, caps, p.claimID))
 	s.era = stateless
+	s.principal = p
 	s.profile.Store(&clientProfile{caps, level})
-	s.affinity = hashOf(p.Key(), string(field(meta, metaClientInfo))) // a hash, as it may be long
 	return s, nil
 }
+
+// errCancelled is the cause of a request's end if its client cancelled it.
+var errCancelled = errors.New("cancelled by the client")
 
 // handleNotification handles a client's message that is not a request.
 func (s *Session) handleNotification(msg *Message) {
@@ -110,12 +214,12 @@ func (s *Session) wants(method string, params json.RawMessage) bool {
 	return severity < 0 || severity >= slices.Index(logLevels, lowest)
 }
 
-// join begins a notification stream. It returns false if the session has too many streams
-// or has ended, or if the client has gone or accepts no stream.
+// join begins a notification stream. It returns false if the session has too many streams,
+// or if the client has gone or accepts no stream.
 func (s *Session) join(out *outbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.streams) >= maxStreams || s.ended || !out.send(frame{}) {
+	if len(s.streams) >= maxStreams || !out.send(frame{}) {
 		return false
 	}
 	s.streams = append(s.streams, out)
@@ -165,109 +269,228 @@ func (s *Session) notify(method string, params object) {
 	s.send(encodeRequest(nil, method, params.encode()))
 }
 
+// errUnheard reports that a client with a session has no stream on which usher could ask
+// it.
+var errUnheard = rpcErrorf(codeInternal, "the client can't be asked: it has no stream open")
+
+// setReceiver sets the function that handles the messages of an HTTP+SSE session's client.
+func (s *Session) setReceiver(receive func(from admission, body []byte) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.receive = receive
+}
+
+// deliver handles a message of an HTTP+SSE session's client, which its stream answers.
+func (s *Session) deliver(from admission, body []byte) error {
+	s.mu.Lock()
+	receive := s.receive
+	s.mu.Unlock()
+	if receive == nil {
+		return errNoSession
+	}
+	return receive(from, body)
+}
+
+// failAsks fails all open requests to a client that can no longer answer.
+func (s *Session) failAsks() {
+	for _, answer := range s.asked.close(errUnheard) {
+		answer <- &Message{Err: errUnheard}
+	}
+}
+
+// pauseLocked ends a subscription at its module, until stream.go renews it. The caller holds
+// s.subscribing.
+func (s *Session) pauseLocked(uri string) {
+	if release := s.subscriptions[uri].release; release != nil {
+		release()
+	}
+	s.subscriptions[uri] = interest{}
+}
+
+// sessionTable contains the sessions that are in use or were used recently, also those that
+// have ended. If a principal has more than maxSessionsOf, the table forgets its least
+// recently used idle sessions: their claims, ends, log levels and subscriptions, and which
+// lists they have seen. Safe for concurrent use.
+type sessionTable struct {
+	cipher    cipher.AEAD
+	strangers *Principal // of the sessions whose claim has ended
+
+	mu     sync.Mutex
+	byName map[string]*Session
+	own    map[*Principal]*list.List // of *Session, least recently used first
+	wanted quota                     // resources that sessions are notified of, by principal
+}
+
+// newSessionTable returns an empty table. key seals the ids of sessions.
+func newSessionTable(key []byte, strangers *Principal) *sessionTable {
+	block, _ := aes.NewCipher(key) // fails only for keys of other lengths
+	t := &sessionTable{
+		strangers: strangers,
+		byName:    make(map[string]*Session),
+		own:       make(map[*Principal]*list.List),
+	}
+	t.cipher, _ = cipher.NewGCMWithRandomNonce(block)
+	return t
+}
+
+// find returns the session that a client names, and its claim. A name in a URL is that of an
+// HTTP+SSE session, which lasts as long as its stream. Any other session that is not in
+// memory is made again, as its id says. The error is errNoSession for a session that is
+// unknown, has expired or has ended.
+func (t *sessionTable) find(name string, inURL bool) (*Session, claimID, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.byName[name]
+	if s == nil && !inURL {
+		if o, ok := t.unseal(name); ok {
+			s = newSession(o)
+			s.name = name
+			s.restored = true
+		}
+	}
+	if s == nil || s.ended || inURL != (s.Protocol == sseProtocol) || time.Since(s.Issued) >= sessionLife {
+		return nil, claimID{}, errNoSession
+	}
+	return s, s.claim, nil
+}
+
+// use records that a session whose claim was of is used by p, and returns the context that
+// ends when the session no longer belongs to p. If p has a claim, it is the session's from
+// now on. use reports false if the session has changed since it was found.
+func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context.Context, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	current := t.byName[s.name]
+	if s.ended || s.claim != of || current != nil && current != s {
+		return nil, false
+	}
+	if p.exists() {
+		s.claim = p.claimID
+	}
+	t.byName[s.name] = s
+	t.giveLocked(s, p)
+	t.own[p].MoveToBack(s.place)
+	t.forgetIdleLocked(p)
+	return s.member, true
+}
+
+// create adds a new session of a principal.
+func (t *sessionTable) create(protocol string, caps clientCaps, p *Principal) (*Session, context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := newSession(newOrigin(protocol, caps, p.claimID))
+	s.name = t.seal(s.sessionOrigin)
+	if protocol == sseProtocol {
+		s.name = s.ID
+	}
+	t.byName[s.name] = s
+	t.giveLocked(s, p)
+	t.forgetIdleLocked(p)
+	return s, s.member
+}
+
+// giveLocked makes p the principal of a session. If the session had another one, its streams
+// and processes end. The caller holds t.mu.
+func (t *sessionTable) giveLocked(s *Session, p *Principal) {
+	if s.principal == p {
+		return
+	}
+	if s.principal != nil {
+		t.takeLocked(s, errOtherClaim)
+	}
+	if t.own[p] == nil {
+		t.own[p] = list.New()
+	}
+	s.principal = p
+	s.place = t.own[p].PushBack(s)
+	s.member, s.expel = context.WithCancelCause(p.ctx)
+	t.wanted.add(p.key, s.wanted, math.MaxInt64, math.MaxInt64)
+	context.AfterFunc(s.member, func() { t.orphan(s, p) })
+}
+
+// orphan gives a session to strangers if the claim of its principal p has ended.
+func (t *sessionTable) orphan(s *Session, p *Principal) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s.principal == p && p.Ended() {
+		t.giveLocked(s, t.strangers)
+		t.forgetIdleLocked(t.strangers)
+	}
+}
+
+// takeLocked takes a session from its principal, for a reason that ends its streams. The
+// caller holds t.mu.
+func (t *sessionTable) takeLocked(s *Session, why error) {
+	own := t.own[s.principal]
+	own.Remove(s.place)
+	if own.Len() == 0 {
+		delete(t.own, s.principal)
+	}
+	t.wanted.release(s.principal.key, s.wanted)
+	s.principal = nil
+	s.expel(why)
+}
+
+// forgetIdleLocked forgets the session of p that was used least recently and is not busy, if p
+// has too many. The caller holds t.mu.
+func (t *sessionTable) forgetIdleLocked(p *Principal) {
+	own := t.own[p]
+	if own == nil || own.Len() <= maxSessionsOf {
+		return
+	}
+	for place := own.Front(); place != own.Back(); place = place.Next() {
+		if s := place.Value.(*Session); !s.busy() {
+			t.forgetLocked(s)
+			return
+		}
+	}
+}
+
+// forgetLocked removes a session from memory. The caller holds t.mu.
+func (t *sessionTable) forgetLocked(s *Session) {
+	delete(t.byName, s.name)
+	if s.principal != nil {
+		t.takeLocked(s, errNoSession)
+	}
+}
+
 // busy reports whether the session can't be forgotten: it has a stream or a request.
 func (s *Session) busy() bool { return s.primary() != nil || s.calls.size() > 0 }
 
-// end ends the session's streams and cancels its requests.
-func (s *Session) end() {
-	s.mu.Lock()
+// end ends a session at its client's request, or because the stream of HTTP+SSE has ended.
+// An ended session stays in the table until it is forgotten, so that its id is refused. end
+// returns errNoSession if the session has ended already.
+func (t *sessionTable) end(s *Session) error {
+	t.mu.Lock()
+	again := s.ended
 	s.ended = true
-	streams := slices.Clone(s.streams) // they leave when they end
-	s.mu.Unlock()
-	for _, out := range streams {
-		out.end()
+	if s.principal != nil {
+		t.wanted.release(s.principal.key, s.wanted)
+		s.wanted = 0
+		s.expel(errNoSession)
+	}
+	if s.Protocol == sseProtocol { // its name is random, so it is unknown from now on
+		t.forgetLocked(s)
+	}
+	t.mu.Unlock()
+	if again {
+		return errNoSession
 	}
 	for _, cancel := range s.calls.close(errNoSession) {
 		cancel(errNoSession)
 	}
 	s.failAsks()
-}
-
-// sessionTable contains the sessions that are in use or were used recently. If a
-// principal has more than maxSessionsOf, the table forgets its least recently used idle
-// sessions: their log levels, their subscriptions, and which lists they have seen. Safe
-// for concurrent use.
-type sessionTable struct {
-	mu     sync.Mutex
-	live   map[string]*Session   // by token ID
-	own    map[string][]*Session // by principal; most recently used last
-	wanted quota                 // resources that sessions are notified of, by principal
-}
-
-// open returns the session of a token, and records that principal uses it now.
-func (t *sessionTable) open(token *sessionToken, principal string) *Session {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.removeLocked(token)
-	if s == nil {
-		s = newSession(token)
-	}
-	t.addLocked(s, principal)
-	if own := t.own[principal]; len(own) > maxSessionsOf {
-		idle := slices.IndexFunc(own[:maxSessionsOf], func(s *Session) bool { return !s.busy() })
-		if idle >= 0 {
-			t.removeLocked(own[idle].token)
-		}
-	}
-	return s
-}
-
-// addLocked adds a session for a principal.
-func (t *sessionTable) addLocked(s *Session, principal string) {
-	s.principal = principal
-	t.live[s.token.ID] = s
-	t.own[principal] = append(t.own[principal], s)
-	t.wanted.add(principal, s.wanted, math.MaxInt64, math.MaxInt64)
-}
-
-// removeLocked removes a token's session and returns it, or nil if there is none.
-func (t *sessionTable) removeLocked(token *sessionToken) *Session {
-	s := t.live[token.ID]
-	if s == nil {
-		return nil
-	}
-	delete(t.live, token.ID)
-	own := slices.DeleteFunc(t.own[s.principal], func(other *Session) bool { return other == s })
-	t.own[s.principal] = own
-	if len(own) == 0 {
-		delete(t.own, s.principal)
-	}
-	t.wanted.release(s.principal, s.wanted)
-	return s
-}
-
-// forget removes the sessions of a principal whose claim has ended. Sessions in use
-// remain, and count for endedClaims from now on.
-func (t *sessionTable) forget(principal string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, s := range slices.Clone(t.own[principal]) {
-		t.removeLocked(s.token)
-		if s.busy() {
-			t.addLocked(s, endedClaims)
-		}
-	}
+	return nil
 }
 
 // want adds n, which may be negative, to the number of resources that a session's client
-// is notified of. It returns false if there are too many, or if the session was removed.
+// is notified of. It returns false if there are too many, or if the session was forgotten.
 func (t *sessionTable) want(s *Session, n int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	removed := s.era == stateful && t.live[s.token.ID] != s
-	if removed || !t.wanted.add(s.principal, n, maxWantedOf, math.MaxInt64) {
+	if s.principal == nil || !t.wanted.add(s.principal.key, n, maxWantedOf, math.MaxInt64) {
 		return false
 	}
 	s.wanted += n
 	return true
-}
-
-// end removes a session that has ended, and ends what is in progress in it.
-func (t *sessionTable) end(token *sessionToken) {
-	t.mu.Lock()
-	s := t.removeLocked(token)
-	t.mu.Unlock()
-	if s != nil {
-		s.end()
-	}
 }

@@ -6,22 +6,21 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"slices"
 	"sync"
 	"time"
 )
 
 const (
-	streamInterval = 2 * time.Second        // between checks of the claim behind a stream or suspended call
-	coalesce       = 300 * time.Millisecond // changes within this time make one list_changed
+	coalesce      = 300 * time.Millisecond // changes within this time make one list_changed
+	renewInterval = 2 * time.Second        // between checks that the processes of subscriptions still run
 )
 
 // follow notifies a session of changes on out, one of its streams, and removes the stream
-// at the end. It returns when end is closed, or when the claim of a client without
-// sessions has ended. If ctx ends earlier, follow returns the cause.
+// at the end. It returns when end is closed, or when the session no longer belongs to the
+// principal of from. If ctx ends earlier, follow returns the cause.
 func (s *Server) follow(
-	ctx context.Context, session *Session, out *outbox, end <-chan struct{},
+	ctx context.Context, from admission, session *Session, out *outbox, end <-chan struct{},
 ) error {
 	defer session.leave(out)
 	var subscribing sync.WaitGroup
@@ -30,16 +29,28 @@ func (s *Server) follow(
 	defer cancel() // else a module that hangs delays the end
 	for {
 		changed := s.modules.Changed()
-		err := s.announce(ctx, session, out, &subscribing)
-		if errors.Is(err, errEnded) && session.era == stateless {
-			return nil // no request can present another claim for this stream
+		readable := from.principal.Readable()
+		select {
+		case <-readable:
+			s.announce(ctx, from, session, out, &subscribing)
+		default:
+			changed = readable
+		}
+		var renew <-chan time.Time
+		if session.subscribes() {
+			renew = time.After(renewInterval)
 		}
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-end:
 			return nil
-		case <-time.After(streamInterval):
+		case <-from.member.Done():
+			if context.Cause(from.member) != errNoSession && session.era == stateful {
+				session.notifyChanges(s.modules.View(Scope{}))
+			}
+			return nil
+		case <-renew:
 		case <-changed:
 			pauseFor(ctx, coalesce) // more changes are likely to follow
 		}
@@ -48,34 +59,36 @@ func (s *Server) follow(
 
 // announce notifies a session, if out is its primary stream, of the lists in its view
 // that have changed, and renews its subscriptions. It asks modules in a goroutine, which
-// ends with ctx; the caller must wait for it with subscribing. The error says why the
-// session has no scope.
+// ends with ctx; the caller must wait for it with subscribing. A session whose claim has
+// ended is notified of nothing.
 func (s *Server) announce(
-	ctx context.Context, session *Session, out *outbox, subscribing *sync.WaitGroup,
-) error {
-	scope, err := s.scope(session)
-	if err != nil && !errors.Is(err, errEnded) {
-		return err // the claims can't be read
+	ctx context.Context, from admission, session *Session, out *outbox, subscribing *sync.WaitGroup,
+) {
+	scope, err := s.gate.Scope(from.principal)
+	if err != nil || session.primary() != out {
+		return
 	}
-	if session.primary() != out {
-		return err // another stream announces changes
-	}
-	view := s.modules.View(scope)
-	for _, list := range session.unseenChanges(view, s.started) {
-		session.notify("notifications/"+list+"/list_changed", nil)
-	}
+	session.notifyChanges(s.modules.View(scope))
 	if session.subscribing.TryLock() { // else a module is still being asked
 		subscribing.Go(func() {
 			defer session.subscribing.Unlock()
 			defer catch(s.log, nil)
 			for uri := range session.subscriptions {
-				if err := s.keepSubscription(ctx, session, uri); err != nil {
+				if err := s.keepSubscription(ctx, from, session, uri); err != nil {
 					s.log.Debug("subscribing to a resource failed", "why", err) // retried at the next change
 				}
 			}
 		})
 	}
-	return err
+}
+
+// subscribes reports whether the session subscribes to a resource.
+func (s *Session) subscribes() bool {
+	if !s.subscribing.TryLock() {
+		return true
+	}
+	defer s.subscribing.Unlock()
+	return len(s.subscriptions) > 0
 }
 
 // markSeen records that the client was given a list. While the session has a stream, only
@@ -88,17 +101,24 @@ func (s *Session) markSeen(what string, view *View) {
 	}
 }
 
+// notifyChanges notifies the client of the lists that have changed since it last saw them.
+func (s *Session) notifyChanges(view *View) {
+	for _, list := range s.unseenChanges(view) {
+		s.notify("notifications/"+list+"/list_changed", nil)
+	}
+}
+
 // unseenChanges returns the lists that have changed since the client last saw them, and
-// marks them as seen. Lists that the client never asked for are left out. But a session
-// older than the daemon may have seen anything, so it is notified of every list once.
-func (s *Session) unseenChanges(view *View, started time.Time) []string {
+// marks them as seen. Lists that the client never asked for are left out. But the client of a
+// restored session may have seen anything, so it is notified of every list once.
+func (s *Session) unseenChanges(view *View) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var changed []string
 	for _, list := range announcedLists {
 		before := s.lastSeen[list]
 		now := view.Fingerprints[list]
-		if before != now && (before != "" || s.token.Issued.Before(started)) {
+		if before != now && (before != "" || s.restored) {
 			changed = append(changed, list)
 			s.lastSeen[list] = now
 		}
@@ -130,13 +150,6 @@ func (s *Session) readFilter(view *View, filter json.RawMessage) (honoured objec
 	return honoured
 }
 
-// interest is a session's subscription to a resource. The zero value is a
-// subscription that no module knows of at the moment.
-type interest struct {
-	of *Item         // the resource, of the module that was asked
-	at *subscription // in that module's process
-}
-
 // subscribeTimeout is how long a module may take to answer a subscription.
 const subscribeTimeout = 10 * time.Second
 
@@ -148,28 +161,19 @@ func (s *Server) unsubscribeLocked(session *Session, uri string) {
 	if _, subscribed := session.subscriptions[uri]; subscribed {
 		session.pauseLocked(uri)
 		delete(session.subscriptions, uri)
-		s.sessions.want(session, -1)
+		s.gate.sessions.want(session, -1)
 	}
 }
 
-// pauseLocked ends a subscription at its module, until keepSubscription renews it. The
-// caller holds s.subscribing.
-func (s *Session) pauseLocked(uri string) {
-	if at := s.subscriptions[uri].at; at != nil {
-		at.release()
-	}
-	s.subscriptions[uri] = interest{}
-}
-
-// keepSubscription subscribes to the module that owns uri in the session's view now, and
-// ends a subscription at any other module. The caller holds session.subscribing.
-func (s *Server) keepSubscription(ctx context.Context, session *Session, uri string) error {
+// keepSubscription subscribes to the module that owns uri in the view of from's principal now,
+// and ends a subscription at any other module. The caller holds session.subscribing.
+func (s *Server) keepSubscription(ctx context.Context, from admission, session *Session, uri string) error {
 	owner := func() *Item { // changes when the claim ends
-		scope, _ := s.scope(session) // reaches nothing if there is an error
+		scope, _ := s.gate.Scope(from.principal) // reaches nothing if there is an error
 		return s.modules.View(scope).Lookup("resources", uri)
 	}
 	now := owner()
-	if in := session.subscriptions[uri]; in.of.Same(now) && in.at.alive() {
+	if in := session.subscriptions[uri]; in.release != nil && now.Module() == in.of && in.alive() {
 		return nil
 	}
 	session.pauseLocked(uri)
@@ -178,16 +182,16 @@ func (s *Server) keepSubscription(ctx context.Context, session *Session, uri str
 	}
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	caller := s.callerOf(session, s.gate.Current(session.token), session.send)
+	caller := s.callerOf(session, from, session.send)
 	caller.Notify = func(method string, params json.RawMessage) {
-		if owner().Same(now) {
+		if owner().Module() == now.Module() {
 			update := members(stripCallID(params))
 			session.notify(method, update)
 		}
 	}
 	at, err := now.Subscribe(ctx, caller, uri)
 	if err == nil {
-		session.subscriptions[uri] = interest{of: now, at: at}
+		session.subscriptions[uri] = interest{of: now.Module(), alive: at.alive, release: at.release}
 	}
 	return err
 }

@@ -98,7 +98,11 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer held.end()
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		return s.postSSE(w, from, body, held)
+		held.parse(func() { err = from.session.deliver(from, body) })
+		if err == nil {
+			w.WriteHeader(http.StatusAccepted)
+		}
+		return err
 	}
 	var msg *Message
 	var params object
@@ -156,35 +160,26 @@ func (s *Server) sessionOf(
 	case from.badCode != nil && !begins:
 		return nil, from.badCode
 	case stateless && msg.isNotification(): // usher needs no notification of this revision
-		return newSession(&sessionToken{}), nil
+		return newSession(sessionOrigin{}), nil
 	case stateless:
-		return newStatelessSession(r.Header, msg.Method, params, from.claim.claimID)
+		return newStatelessSession(r.Header, msg.Method, params, from.principal)
+	case !begins && from.session == nil:
+		return nil, errNoID
 	case !begins:
-		return s.openSession(from)
+		return from.session, from.session.calls.err() // it may have ended while the body arrived
 	}
 	protocol, caps, err := parseInitialize(params)
 	if err != nil {
 		return nil, err
 	}
-	token, id := s.gate.Create(protocol, caps, from)
-	w.Header().Set(sessionHeader, id)
-	return newSession(token), nil
-}
-
-// openSession returns the live session of an admitted request. It fails if the request
-// names no session, or the session ended while the body was being read.
-func (s *Server) openSession(from admission) (*Session, error) {
-	if from.session == nil {
-		return nil, httpErrorf(http.StatusBadRequest,
-			"no %s: send initialize first, then the id from its answer", sessionHeader)
-	}
-	session := s.sessions.open(from.session, s.account(from).principal)
-	if s.gate.Ended(from.session) {
-		s.sessions.end(from.session)
-		return nil, errNoSession
-	}
+	session, _ := s.gate.Create(protocol, caps, from)
+	w.Header().Set(sessionHeader, session.name)
 	return session, nil
 }
+
+// errNoID refuses a request that needs a session and names none.
+var errNoID error = httpErrorf(http.StatusBadRequest,
+	"no %s: send initialize first, then the id from its answer", sessionHeader)
 
 // answerPOST runs a request, and writes the answer to w or, as a stream, to r.out.
 func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
@@ -227,22 +222,14 @@ func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 // admit determines which principal and session a request is from.
 func (s *Server) admit(r *http.Request) (admission, error) {
 	from, err := s.gate.Admit(r)
-	if from.session != nil || from.claim.exists() {
+	if err == nil && (from.session != nil || from.principal.exists()) {
 		markKnown(r)
 	}
 	return from, err
 }
 
-// endedClaims is the one principal of all claims that have ended: they share its limits.
-const endedClaims = "ended"
-
 // account returns what the principal of a request may use.
-func (s *Server) account(from admission) account {
-	if from.ended != nil {
-		return account{s.memory, endedClaims}
-	}
-	return account{s.memory, from.claim.Key()}
-}
+func (s *Server) account(from admission) account { return account{s.memory, from.principal.key} }
 
 // errManyStreams refuses a stream of a session or principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
@@ -261,7 +248,7 @@ func (s *Server) admitGET(r *http.Request) (from admission, err error) {
 	}
 	from, err = s.admit(r)
 	if err == nil && from.session != nil && from.session.Protocol == sseProtocol {
-		err = errNoSession // an HTTP+SSE session ends with its stream, so no GET can resume it
+		err = errNoSession // an HTTP+SSE session has one stream
 	}
 	return from, err
 }
@@ -292,16 +279,12 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		s.serveSSE(r.URL.Path, from, out)
 		return nil
 	}
-	session, err := s.openSession(from)
-	if err != nil {
-		return err
-	}
-	return s.serveNotices(session, out)
+	return s.serveNotices(from, from.session, out)
 }
 
 // serveNotices serves a session's notification stream until the connection or the outbox
 // ends.
-func (s *Server) serveNotices(session *Session, out *outbox) error {
+func (s *Server) serveNotices(from admission, session *Session, out *outbox) error {
 	if !session.join(out) {
 		out.disconnect()
 		return errManyStreams
@@ -310,7 +293,7 @@ func (s *Server) serveNotices(session *Session, out *outbox) error {
 		out.end()
 		<-out.done
 	}()
-	_ = s.follow(out.conn.ctx, session, out, out.done)
+	_ = s.follow(out.conn.ctx, from, session, out, out.done)
 	return nil
 }
 
@@ -320,14 +303,12 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if _, err := s.openSession(from); err != nil {
+	if from.session == nil {
+		return errNoID
+	}
+	if err := s.gate.sessions.end(from.session); err != nil {
 		return err
 	}
-	if err := s.gate.End(from.session); err != nil {
-		return err
-	}
-	s.sessions.end(from.session)
-	s.modules.EndAffinity(from.session.ID)
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -337,6 +318,7 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 // for concurrent use.
 type duplex struct {
 	server  *Server
+	from    admission // of the connection; a message has one of its own
 	session *Session
 	out     *outbox
 	open    context.Context // ends with the client's input; the streams end with it
@@ -349,9 +331,10 @@ type duplex struct {
 // duplexTimeout is how long requests in progress may take once the input has ended.
 const duplexTimeout = 30 * time.Second
 
-// newDuplex returns a connection to a session's client, through out.
-func (s *Server) newDuplex(session *Session, out *outbox) *duplex {
-	d := &duplex{server: s, session: session, out: out}
+// newDuplex returns a connection through out to the client of a new session. from is the
+// admission of the connection, in the session.
+func (s *Server) newDuplex(from admission, out *outbox) *duplex {
+	d := &duplex{server: s, from: from, session: from.session, out: out}
 	d.open, d.close = context.WithCancel(context.Background())
 	return d
 }
@@ -364,7 +347,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	writing.Go(func() {
 		defer d.out.conn.cancel()
 		defer catch(d.server.log, nil)
-		_ = d.server.serveNotices(d.session, d.out) // its only error is for HTTP
+		_ = d.server.serveNotices(d.from, d.session, d.out) // its only error is for HTTP
 	})
 	select {
 	case err = <-input:
@@ -406,7 +389,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params := parseParams(msg.Params)
 	session := d.session
 	if isStateless(nil, params) {
-		session, err = newStatelessSession(nil, msg.Method, params, from.claim.claimID)
+		session, err = newStatelessSession(nil, msg.Method, params, from.principal)
 		if err != nil {
 			return err
 		}
@@ -433,34 +416,13 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 
 // serveSSE serves the stream of a new HTTP+SSE session.
 func (s *Server) serveSSE(path string, from admission, out *outbox) {
-	token, id := s.gate.Create(sseProtocol, 0, from)
-	session := s.sessions.open(token, out.held.principal)
-	defer s.modules.EndAffinity(token.ID)
-	defer s.sessions.end(token) // else the table keeps the stream in memory
-	d := s.newDuplex(session, out)
-	session.duplex.Store(d)
+	from.session, from.member = s.gate.Create(sseProtocol, 0, from)
+	defer s.gate.sessions.end(from.session)
+	d := s.newDuplex(from, out)
+	from.session.setReceiver(d.receive)
 	// The address is relative, as usher does not know the path that a proxy adds.
-	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + id)})
+	out.send(frame{event: "endpoint", msg: []byte(path + "?sessionId=" + from.session.name)})
 	_ = d.serve(nil) // its input arrives by POST
-}
-
-// postSSE receives a message of an HTTP+SSE session. The session's stream answers it.
-func (s *Server) postSSE(
-	w http.ResponseWriter, from admission, body []byte, held *reservation,
-) error {
-	session, err := s.openSession(from)
-	if err != nil {
-		return err
-	}
-	d := session.duplex.Load()
-	if d == nil {
-		return errNoSession
-	}
-	held.parse(func() { err = d.receive(from, body) })
-	if err == nil {
-		w.WriteHeader(http.StatusAccepted)
-	}
-	return err
 }
 
 // serveStdio answers one client, which writes lines to in and reads lines from out,
@@ -473,9 +435,10 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.stopped = ctx
 	c.memory = newMemory(defaultMaxBody)
 	s := newServer(c)
-	session := s.sessions.open(&sessionToken{ID: "stdio", Issued: s.started}, "")
+	from := admission{principal: s.gate.everyone}
+	from.session, from.member = s.gate.Create(protocols[0], 0, from)
 	conn := connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
-	d := s.newDuplex(session, newOutbox(account{memory: s.memory}, conn))
+	d := s.newDuplex(from, newOutbox(s.account(from), conn))
 	input := make(chan error, 1)
 	go func() { input <- d.receiveLines(newLineReader(in, maxWorkerLine)) }()
 	err := d.serve(input) // ends ctx
@@ -494,7 +457,7 @@ func (d *duplex) receiveLines(lines *lineReader) error {
 			return nil
 		case err != nil:
 			return err
-		case d.receive(admission{}, line) != nil:
+		case d.receive(d.from, line) != nil:
 			return nil
 		}
 	}

@@ -319,9 +319,12 @@ func itemNames(items []*Item) string {
 	return strings.Join(names, ", ")
 }
 
-// Same reports whether other belongs to the same version of the same module.
-func (i *Item) Same(other *Item) bool {
-	return i != nil && other != nil && i.module.pool == other.module.pool
+// Module returns what identifies the version of the item's module, or nil for no item.
+func (i *Item) Module() any {
+	if i == nil {
+		return nil
+	}
+	return i.module.pool
 }
 
 // ChecksArguments reports whether Call checks arguments, instead of the module itself.

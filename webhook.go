@@ -52,6 +52,7 @@ type Webhooks struct {
 	memory  *memory
 	log     *slog.Logger
 	getenv  func(string) string // for the keys of signatures
+	senders *Principal          // of all deliveries
 	slots   chan struct{}       // one element for each delivery in flight
 }
 
@@ -218,8 +219,8 @@ func (v *View) WebhookPath(t *Item) string {
 func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: webhookSender, Held: d.held}
-	result, err := h.modules.Call(ctx, func() (json.RawMessage, error) {
+	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: h.senders, Held: d.held}
+	result, err := h.modules.Call(ctx, h.senders, func() (json.RawMessage, error) {
 		if err := h.find(ctx, d); err != nil {
 			return nil, err
 		}

@@ -427,14 +427,10 @@ func (w *Worker) reply(id, result json.RawMessage, err error) {
 	w.send(encodeResult(id, result))
 }
 
-// startCall sends the request of a call. No other function writes a request to the
-// process. startCall checks the caller's claim immediately before, for the last time. It
-// returns errNotMade if the caller has lost its access, else the error of enqueue.
+// startCall sends the request of a call. No other function writes a request to the process.
+// The error is that of enqueue.
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	msg := encodeRequest(json.RawMessage(c.id), method, params.encode())
-	if !c.caller.authorized() {
-		return errNotMade
-	}
 	w.update(func(s *workerState) {
 		err = w.enqueue(s, msg)
 		if err != nil || c.answer == nil {
@@ -687,7 +683,7 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 	w.update(func(s *workerState) { caller, c, err = s.target(params) })
 	logs := method == "notifications/message"
 	switch {
-	case err == nil && caller.Notify != nil && (c != nil || caller.authorized()):
+	case err == nil && caller.Notify != nil && (c != nil || caller.reachable()):
 		if logs || !caller.Stateless { // stateless clients support no other notification
 			caller.Notify(method, stripCallID(params))
 		}
@@ -794,7 +790,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	if s.asks[string(msg.ID)] != nil {
 		return nil, rpcErrorf(codeInvalidRequest, "request id %s is already in use", msg.ID)
 	}
-	if _, ok := w.asking.reserve(caller.Principal, maxAsks); !ok {
+	if _, ok := w.asking.reserve(caller.Principal.Key(), maxAsks); !ok {
 		return nil, rpcErrorf(codeInternal, "too many open requests to clients (limit %d)", maxAsks)
 	}
 	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
@@ -817,7 +813,7 @@ func (w *Worker) ask(a *clientRequest) {
 			err = cmp.Or[error](err, errNotInCall)
 		}
 	}
-	w.asking.release(a.caller.Principal, 1)
+	w.asking.release(a.caller.Principal.Key(), 1)
 	withdrawn := false
 	w.update(func(s *workerState) {
 		withdrawn = a.withdrawn
@@ -836,7 +832,7 @@ func (w *Worker) ask(a *clientRequest) {
 // askClient asks the client and returns its answer.
 func (w *Worker) askClient(a *clientRequest) (result json.RawMessage, err error) {
 	defer catch(w.log, &err)
-	if a.call == nil && !a.caller.authorized() {
+	if a.call == nil && !a.caller.reachable() {
 		return nil, errNoScope
 	}
 	result, err = a.caller.Ask(a.ctx, a.Method, stripCallID(a.Params))

@@ -230,8 +230,8 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 	})
 }
 
-// TestOneWayToAProcess checks that only startCall writes requests to a process, and checks
-// the caller's claim immediately before that.
+// TestOneWayToAProcess checks that only startCall writes requests to a process, and that the pool checks
+// the claim immediately before each request that it makes.
 func TestOneWayToAProcess(t *testing.T) {
 	long(t)
 	h := readHouse(t)
@@ -268,8 +268,8 @@ func TestOneWayToAProcess(t *testing.T) {
 			if !ok || layerOf(name) != layerOf("worker.go") {
 				continue
 			}
-			if fn.Name.Name == "startCall" {
-				checkStartCall(t, fn)
+			if name == "pool.go" {
+				checkLastCheck(t, fn)
 			}
 			ast.Inspect(fn, func(n ast.Node) bool {
 				inspect(fn, n)
@@ -282,21 +282,28 @@ func TestOneWayToAProcess(t *testing.T) {
 	}
 }
 
-// checkStartCall checks that the statement after the check of the claim queues the request.
-func checkStartCall(t *testing.T, fn *ast.FuncDecl) {
+// checkLastCheck checks that each statement of the pool that makes a request follows the last
+// check of the claim.
+func checkLastCheck(t *testing.T, fn *ast.FuncDecl) {
 	t.Helper()
-	names := func(n ast.Node, name string) (found bool) {
+	calls := func(n ast.Node, name string) (found bool) {
 		ast.Inspect(n, func(n ast.Node) bool {
-			id, ok := n.(*ast.Ident)
-			found = found || ok && id.Name == name
+			if call, ok := n.(*ast.CallExpr); ok {
+				method, _ := call.Fun.(*ast.SelectorExpr)
+				function, _ := call.Fun.(*ast.Ident)
+				found = found || method != nil && method.Sel.Name == name || function != nil && function.Name == name
+			}
 			return true
 		})
 		return found
 	}
-	statements := fn.Body.List
-	i := slices.IndexFunc(statements, func(s ast.Stmt) bool { return names(s, "authorized") })
-	if i < 0 || i+1 == len(statements) || !names(statements[i+1], "enqueue") {
-		t.Error("startCall does not queue the request immediately after the check of the claim")
+	for i, statement := range fn.Body.List {
+		if !calls(statement, "request") && !calls(statement, "listen") {
+			continue
+		}
+		if i == 0 || !calls(fn.Body.List[i-1], "lastCheck") {
+			t.Errorf("%s makes a request without a check of the claim right before", fn.Name.Name)
+		}
 	}
 }
 
