@@ -14,7 +14,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -98,23 +97,11 @@ type Claim struct {
 	raw json.RawMessage
 }
 
-// Keys of the hashes that identify claims in the log (logKey) and in the tables of limits
-// (keySeed). Each process draws its own.
-var (
-	logKey  = rand.Text()
-	keySeed = maphash.MakeSeed()
-)
+// logKey is the key of the hashes that identify claims in the log. Each process draws its own.
+var logKey = rand.Text()
 
 // exists reports whether the id identifies a claim, active or ended.
 func (id claimID) exists() bool { return id != claimID{} }
-
-// Key returns a keyed hash of the id, or "" for no claim. The hash never leaves the process.
-func (id claimID) Key() string {
-	if !id.exists() {
-		return ""
-	}
-	return strconv.FormatUint(maphash.Comparable(keySeed, id), 16)
-}
 
 // Active reports whether the claim has not expired at now.
 func (c Claim) Active(now time.Time) bool { return now.Before(c.ExpiresAt) }
@@ -218,15 +205,15 @@ func (p *Principal) Check() error {
 	return err
 }
 
-// Readable returns a channel that is closed while the principal's claim can be read. Until
-// then, nothing that depends on the claim may begin.
-func (p *Principal) Readable() <-chan struct{} {
+// Readable reports whether the principal's claim could be read at the last attempt. If not,
+// nothing that depends on the claim may begin.
+func (p *Principal) Readable() bool {
 	if p == nil || p.store == nil {
-		return alwaysClosed
+		return true
 	}
 	p.store.mu.Lock()
 	defer p.store.mu.Unlock()
-	return p.store.readable
+	return !p.store.unreadable
 }
 
 // waitFor waits until done is closed or yields a value. The error is ctx's cause, or errEnded
@@ -245,13 +232,6 @@ func (p *Principal) waitFor(ctx context.Context, done <-chan struct{}) error {
 		return errEnded
 	}
 }
-
-// alwaysClosed is a closed channel.
-var alwaysClosed = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
 
 // claimsFile is the parsed claims.json. The zero value represents a missing file: no
 // claims. Immutable, except for purging.
@@ -400,10 +380,12 @@ type ClaimStore struct {
 	token  *writeToken
 	purges sync.WaitGroup // purges in progress
 
-	mu         sync.Mutex  // guards the fields below; held while the file is read: older content must not replace newer
+	// mu guards the fields below. It is held while the file is read: older content must not
+	// replace newer.
+	mu         sync.Mutex
 	current    *claimsFile // as last read
 	principals map[Code]*Principal
-	readable   chan struct{} // closed, unless the file could not be read
+	unreadable bool // at the last attempt
 }
 
 // watchInterval is the time between two looks of Watch at the file.
@@ -419,7 +401,6 @@ func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 		token:      newWriteToken(dataDir),
 		current:    &claimsFile{},
 		principals: make(map[Code]*Principal),
-		readable:   alwaysClosed,
 	}
 }
 
@@ -521,7 +502,7 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 		return p, nil
 	}
 	s.endLocked(code)
-	p = &Principal{Claim: c, key: c.Key(), store: s}
+	p = &Principal{Claim: c, key: rand.Text(), store: s}
 	p.ctx, p.end = context.WithCancelCause(context.Background())
 	s.principals[code] = p
 	return p, nil
@@ -571,7 +552,7 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 	if err == nil && !before.matches(info) {
 		after, err = readClaims(s.path)
 	}
-	s.setReadableLocked(err == nil)
+	s.unreadable = err != nil
 	if err != nil {
 		return nil, err
 	}
@@ -587,20 +568,6 @@ func (s *ClaimStore) refresh() (*claimsFile, error) {
 		}
 	}
 	return after, nil
-}
-
-// setReadableLocked records whether the file can be read. The caller holds s.mu.
-func (s *ClaimStore) setReadableLocked(readable bool) {
-	select {
-	case <-s.readable:
-		if !readable {
-			s.readable = make(chan struct{})
-		}
-	default:
-		if readable {
-			close(s.readable)
-		}
-	}
 }
 
 // purge removes expired records. It is a change for update.

@@ -53,15 +53,7 @@ type Caller struct {
 // reachable reports whether the caller may get a message outside of its calls: it still belongs
 // to its principal, whose claim can be read.
 func (c Caller) reachable() bool {
-	if c.Member != nil && c.Member.Err() != nil {
-		return false
-	}
-	select {
-	case <-c.Principal.Readable():
-		return true
-	default:
-		return false
-	}
+	return (c.Member == nil || c.Member.Err() == nil) && c.Principal.Readable()
 }
 
 // checkAskable reports why the caller can't be asked something, and the capabilities

@@ -274,7 +274,7 @@ func (g *Gate) lookUp(r *http.Request, code Code, own *Principal) (*Principal, e
 		return nil, nil
 	}
 	connection := codesOf(r)
-	known := connection.present(code)
+	known := connection.present(code, false)
 	if own != nil && code == own.Code {
 		return own, nil
 	}
@@ -291,9 +291,7 @@ func (g *Gate) lookUp(r *http.Request, code Code, own *Principal) (*Principal, e
 			"too many unknown claim codes: try again later").retryAfter(10)
 	}
 	p, err := g.claims.Lookup(code)
-	if p != nil {
-		connection.confirm(code)
-	}
+	connection.present(code, p != nil)
 	if takesTurn && g.turns.done(code, err == nil && p == nil) {
 		g.log.Warn("someone may be guessing claim codes: lookups now take turns",
 			"different", guessBudget)
@@ -301,52 +299,37 @@ func (g *Gate) lookUp(r *http.Request, code Code, own *Principal) (*Principal, e
 	return p, err
 }
 
-// connectionCodes remembers which codes the requests of a connection have presented. A nil
-// connectionCodes remembers nothing. Safe for concurrent use.
+// connectionCodes remembers the first codes that the requests of a connection present, at most
+// two, and whether a lookup found them valid. Safe for concurrent use.
 type connectionCodes struct {
-	mu     sync.Mutex
-	first  Code
-	valid  bool // a lookup found first valid
-	others bool // further codes were presented
+	mu    sync.Mutex
+	valid map[Code]bool
 }
 
 type codesKey struct{}
 
-// rememberCodes returns the context of a new connection whose requests can present a code
-// without a turn.
+// rememberCodes returns the context of a new connection.
 func rememberCodes(ctx context.Context) context.Context {
-	return context.WithValue(ctx, codesKey{}, &connectionCodes{})
+	return context.WithValue(ctx, codesKey{}, &connectionCodes{valid: make(map[Code]bool)})
 }
 
 // codesOf returns what a request's connection remembers.
 func codesOf(r *http.Request) *connectionCodes {
-	c, _ := r.Context().Value(codesKey{}).(*connectionCodes)
-	return c
+	if c, ok := r.Context().Value(codesKey{}).(*connectionCodes); ok {
+		return c
+	}
+	return &connectionCodes{valid: make(map[Code]bool)}
 }
 
-// present records that a code was presented. It reports whether the code is the only one so
-// far, and was found valid.
-func (c *connectionCodes) present(code Code) bool {
-	if c == nil {
-		return false
-	}
+// present records that a code is presented, and perhaps found valid. It reports whether the
+// code is the only one so far, and was found valid.
+func (c *connectionCodes) present(code Code, valid bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.first == "" {
-		c.first = code
+	if len(c.valid) < 2 {
+		c.valid[code] = c.valid[code] || valid
 	}
-	c.others = c.others || code != c.first
-	return c.valid && !c.others
-}
-
-// confirm records that a lookup found a code valid.
-func (c *connectionCodes) confirm(code Code) {
-	if c == nil {
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.valid = c.valid || code == c.first
+	return len(c.valid) == 1 && c.valid[code]
 }
 
 // maxBearerCode is the number of characters up to which a bearer token counts as a code.

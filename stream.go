@@ -13,7 +13,7 @@ import (
 
 const (
 	coalesce      = 300 * time.Millisecond // changes within this time make one list_changed
-	renewInterval = 2 * time.Second        // between checks that the processes of subscriptions still run
+	renewInterval = 2 * time.Second        // between attempts to announce, and checks that the processes of subscriptions run
 )
 
 // follow notifies a session of changes on out, one of its streams, and removes the stream
@@ -30,15 +30,12 @@ func (s *Server) follow(
 	for {
 		changed := s.modules.Changed()
 		readable := from.principal.Readable()
-		select {
-		case <-readable:
+		if readable {
 			s.announce(ctx, from, session, out, &subscribing)
-		default:
-			changed = readable
 		}
-		var renew <-chan time.Time
-		if session.subscribes() {
-			renew = time.After(renewInterval)
+		var again <-chan time.Time
+		if !readable || session.subscribes() {
+			again = time.After(renewInterval)
 		}
 		select {
 		case <-ctx.Done():
@@ -50,7 +47,7 @@ func (s *Server) follow(
 				session.notifyChanges(s.modules.View(Scope{}))
 			}
 			return nil
-		case <-renew:
+		case <-again:
 		case <-changed:
 			pauseFor(ctx, coalesce) // more changes are likely to follow
 		}
