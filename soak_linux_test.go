@@ -20,10 +20,6 @@ import (
 	"time"
 )
 
-// endedSession is how many bytes one ended session may occupy. usher remembers ended sessions
-// of claims for 30 days, and the test ends far more of them than people do.
-const endedSession = 400
-
 // soak is a daemon in this process, with a module in each language.
 type soak struct {
 	*testDaemon
@@ -58,11 +54,10 @@ func TestSoak(t *testing.T) {
 		list := processes()
 		children := strings.Count(list, "\n")
 		descriptors := folderNames(t, "/proc/self/fd")
-		ended := bytes.Count(readFile(t, s.Base+"/.data/sessions.jsonl"), []byte("\n"))
-		heap := int(memory.HeapAlloc) - ended*endedSession
+		heap := int(memory.HeapAlloc)
 		held = append(held, []int{runtime.NumGoroutine(), children, len(descriptors), heap >> 20})
-		t.Logf("goroutines, children, descriptors, MiB of the heap without ended sessions: %v; ended sessions: %d; "+
-			"resident: %d MiB, processes %d MiB", held[len(held)-1], ended, resident("self"), resident(list))
+		t.Logf("goroutines, children, descriptors, MiB of the heap: %v; resident: %d MiB, processes %d MiB",
+			held[len(held)-1], resident("self"), resident(list))
 	}
 	third := len(held) / 3
 	for i, what := range []string{"goroutines", "children", "descriptors", "MiB of the heap"} {
