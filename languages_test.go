@@ -29,11 +29,18 @@ type modulePeer struct {
 	stderr    bytes.Buffer
 	methods   map[string]*Method // check the arguments of calls
 	cancelled map[string]bool    // ids of cancelled calls: whether they have been answered
+	confirmed map[string]bool    // ids of calls whose cancellation the module has confirmed
 }
 
 func startPeer(t *testing.T, cmd *exec.Cmd) *modulePeer {
 	t.Helper()
-	p := &modulePeer{t: t, cmd: cmd, methods: make(map[string]*Method), cancelled: make(map[string]bool)}
+	p := &modulePeer{
+		t:         t,
+		cmd:       cmd,
+		methods:   make(map[string]*Method),
+		cancelled: make(map[string]bool),
+		confirmed: make(map[string]bool),
+	}
 	p.cmd.Stderr = &p.stderr
 	var err error
 	p.in, err = p.cmd.StdinPipe()
@@ -101,26 +108,33 @@ func (p *modulePeer) cancelCall(id string) {
 	p.send(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`)
 }
 
-// checkCancelled checks which cancelled calls have been answered.
+// checkCancelled checks which cancelled calls have been answered. Their cancellation must have been confirmed.
 func (p *modulePeer) checkCancelled(want ...string) {
 	p.t.Helper()
 	answered := []string{}
 	for id, ok := range p.cancelled {
 		if ok {
 			answered = append(answered, id)
+			check(p.t, "the cancellation of "+id+" is confirmed", p.confirmed[id], true)
 		}
 	}
 	slices.Sort(answered)
 	check(p.t, "answers to cancelled calls", answered, want)
 }
 
-// next returns the next line that the module writes.
+// next returns the next line that the module writes, except confirmations of cancelled calls.
 func (p *modulePeer) next() string {
 	p.t.Helper()
-	if !p.out.Scan() {
-		p.t.Fatalf("the module ended: %v\n%s", p.out.Err(), p.stderr.String())
+	for {
+		if !p.out.Scan() {
+			p.t.Fatalf("the module ended: %v\n%s", p.out.Err(), p.stderr.String())
+		}
+		line := json.RawMessage(p.out.Text())
+		if stringField(line, "method") != cancelConfirmed {
+			return string(line)
+		}
+		p.confirmed[string(field(field(line, "params"), "requestId"))] = true
 	}
-	return p.out.Text()
 }
 
 // answer reads the answer to a call that was not cancelled, and returns the

@@ -196,8 +196,10 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 				s.call(ctx, msg)
 			})
 		case "notifications/cancelled":
-			if cancel, ok := s.calls.remove(string(field(msg.Params, "requestId"))); ok {
+			id := field(msg.Params, "requestId")
+			if cancel, ok := s.calls.remove(string(id)); ok {
 				cancel()
+				s.send(encodeRequest(nil, cancelConfirmed, object{{"requestId", id}}.encode()))
 			}
 		case "ping":
 			s.send(encodeResult(msg.ID, json.RawMessage(`{}`)))

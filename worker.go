@@ -34,6 +34,10 @@ const (
 	pingTimeout   = 10 * time.Second // for the answer to a ping
 )
 
+// cancelConfirmed is the notification by which usher's own shims confirm a cancellation. They
+// send it from the thread that would begin the next call, so a blocked module does not.
+const cancelConfirmed = "notifications/usher/cancelled"
+
 // Why a call was not made, or has no answer.
 var (
 	errNotSent = errors.New("the module has ended") // before the call was sent: make it again

@@ -147,7 +147,7 @@ function receive(line) {
   }
   const { id, method, params, ...answer } = JSON.parse(line)
   if (method === 'notifications/cancelled') {
-    calls.get(params.requestId)?.end(true)
+    calls.get(params.requestId)?.cancel()
   } else if (method === undefined) {
     asks.get(id)?.(answer)
   } else if (method === 'tools/call' && methods.has(params.name)) {
@@ -214,16 +214,22 @@ class Call {
   }
 
   // end ends the call, and the wait for the client's answer.
-  end(cancelled) {
+  end() {
     this.ended = true
-    this.cancelled = cancelled
     this.stopAsking?.()
+  }
+
+  // cancel ends the call. It tells usher that this thread is not blocked.
+  cancel() {
+    this.cancelled = true
+    this.end()
+    send({ method: 'notifications/usher/cancelled', params: { requestId: this.id } })
   }
 
   // settle answers the call, once. The result is JSON.
   settle(result) {
     if (this.ended) return
-    this.end(false)
+    this.end()
     write(`{"jsonrpc":"2.0","id":${stringify(this.id)},"result":${result}}`)
   }
 

@@ -659,7 +659,8 @@ class Call:
         # that it has ended, if usher cancelled it.
         self.ended = False
         self.cancelled = False  # by usher
-        self.future = None  # of a call on the event loop
+        self.loop = None  # the event loop, if the call runs on it
+        self.task = None  # on the loop
         # The future of the client's latest answer.
         self.asked = None
         # The latest value that a generator yielded as its result.
@@ -687,9 +688,23 @@ class Call:
         with self.lock:
             self.ended = True
             self.cancelled = by_usher
-        waiting = self.future or self.asked
-        if waiting:
-            waiting.cancel()
+            if self.loop:
+                self.loop.call_soon_threadsafe(self.cancel_task)
+                return
+        if self.asked:
+            self.asked.cancel()
+        self.confirm()
+
+    def cancel_task(self):
+        """Cancels a call on the event loop, whose thread runs this."""
+        self.task.cancel()
+        self.confirm()
+
+    def confirm(self):
+        """Tells usher that the thread that begins such calls is not blocked."""
+        if self.cancelled:
+            method = "notifications/usher/cancelled"
+            self.server.write({"method": method, "params": {"requestId": self.id}})
 
     def finish(self):
         """Removes the call.
@@ -714,9 +729,16 @@ class Call:
 
     def run_on_loop(self, invoke):
         loop = self.server.running_loop()
-        self.future = asyncio.run_coroutine_threadsafe(self.run_async(invoke), loop)
+        with self.lock:
+            self.loop = loop
+            loop.call_soon_threadsafe(self.start_task, invoke)
+
+    def start_task(self, invoke):
+        self.task = self.loop.create_task(self.run_async(invoke))
         # A callback also runs if the call is cancelled before its first step.
-        self.future.add_done_callback(lambda _: self.finish())
+        self.task.add_done_callback(lambda _: self.finish())
+        if self.ended:  # before it was on the loop
+            self.task.cancel()
 
     async def run_async(self, invoke):
         try:
