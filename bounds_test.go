@@ -94,8 +94,9 @@ var otherLimits = map[string]string{
 	"maxList":             "TestListsThatFail",
 	"maxProcs":            "TestProcessesAreBounded",
 	"maxProcsOf":          "TestProcessesAreBounded",
-	"maxRunning":          "TestCallsWaitForTheirTurn",
-	"maxRunningOf":        "TestCallsWaitForTheirTurn",
+	"maxRunning":          "TestRunningCallsAreBounded",
+	"maxRunningOf":        "TestRunningCallsAreBounded",
+	"maxCancelled":        "TestCrowdedProcess",
 	"maxRounds":           "ends a call that its module keeps asking in, for its client alone",
 	"maxIntrospections":   "TestWhoWaitsForModules",
 	"maxToolName":         "is a warning",
@@ -713,7 +714,7 @@ func TestUnreadableAnswers(t *testing.T) {
 // id, and report a resource that one session follows in two ways.
 func TestModuleSaysTooMuch(t *testing.T) {
 	t.Parallel()
-	w := testWorker("a", nil)
+	w := testWorker("a", &Caller{Session: "alice"})
 	defer w.cancel()
 	changes, notified := 0, make(map[string]int)
 	w.listChanged = func(*Worker) { changes++ }
@@ -783,48 +784,62 @@ func TestAttribution(t *testing.T) {
 		name      string
 		owner     *Caller
 		calls     []Caller
-		cancelled bool // another call was, and is not answered
+		cancelled *Caller // of another call; nil for none
 		want      string
 	}{
-		{"shared, no call", nil, nil, false, errNoCaller.Message},
-		{"shared, one call", nil, []Caller{alice}, false, "alice"},
-		{"shared, usher's own call beside", nil, []Caller{{}, alice}, false, "alice"},
-		{"shared, two calls", nil, []Caller{alice, bob}, false, errNotSure.Message},
-		{"shared, two calls of one session", nil, []Caller{alice, alice}, false, errNotSure.Message},
-		{"shared, one call beside a cancelled one", nil, []Caller{alice}, true, errNotSure.Message},
-		{"shared, a cancelled call", nil, nil, true, errNotSure.Message},
-		{"a session's, no call", &alice, nil, false, "alice"},
-		{"a session's, two calls", &alice, []Caller{alice, alice}, false, "alice"},
-		{"a session's, a cancelled call", &alice, []Caller{alice}, true, "alice"},
-		{"without a session, before the first call", &visitor, nil, false, "visit"},
-		{"without a session, one call", &visitor, []Caller{visitor}, false, "visit"},
-		{"without a session, after the first call", &visitor, []Caller{visitor, visitor}, false, errNotSure.Message},
+		{"for all, no call", nil, nil, nil, errNotSure.Message},
+		{"for all, one call", nil, []Caller{alice}, nil, errNotSure.Message},
+		{"for all, two calls", nil, []Caller{alice, bob}, nil, errNotSure.Message},
+		{"a session's, no call", &alice, nil, nil, "alice"},
+		{"a session's, two calls", &alice, []Caller{alice, alice}, nil, "alice"},
+		{"a session's, a cancelled call", &alice, nil, &alice, "alice"},
+		{"a session's, one call beside a cancelled one", &alice, []Caller{alice}, &alice, "alice"},
+		{"a principal's, no call", &visitor, nil, nil, errNotSure.Message},
+		{"a principal's, one call", &visitor, []Caller{visitor}, nil, "visit"},
+		{"a principal's, usher's own call beside", &visitor, []Caller{{}, visitor}, nil, "visit"},
+		{"a principal's, two calls", &visitor, []Caller{visitor, visitor}, nil, errNotSure.Message},
+		{"a principal's, a cancelled call", &visitor, nil, &visitor, errNotSure.Message},
+		{"a principal's, one beside a cancelled one", &visitor, []Caller{visitor}, &visitor, errNotSure.Message},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := testWorker("a", tt.owner)
-			defer w.cancel()
-			for i, caller := range tt.calls {
-				c := w.newCall(caller)
-				c.id = fmt.Sprint(i)
-				w.startCall(c, "ping", nil)
-			}
-			w.update(func(s *workerState) { s.maybeRunning["9"] = nil })
-			if !tt.cancelled {
-				w.answer(&Message{ID: json.RawMessage("9")})
-			}
-			var caller Caller
-			var err error
-			w.update(func(s *workerState) { caller, _, err = s.target(nil) })
-			got := caller.Session
-			if err != nil {
-				got = err.Error()
-			}
-			check(t, "asked", got, tt.want)
+			synctest.Test(t, func(t *testing.T) {
+				w := testWorker("a", tt.owner)
+				defer w.cancel()
+				start := func(caller Caller) *call {
+					c := w.newCall(caller)
+					must(t, w.startCall(c, "tools/call", nil))
+					return c
+				}
+				asked := func(params string) string {
+					var caller Caller
+					var err error
+					w.update(func(s *workerState) { caller, _, err = w.target(s, json.RawMessage(params)) })
+					if err != nil {
+						return err.Error()
+					}
+					return caller.Session
+				}
+				naming := func(c *call) string { return fmt.Sprintf(`{"_meta":{%q:%s}}`, metaCall, c.id) }
+				if tt.cancelled != nil {
+					c := start(*tt.cancelled)
+					w.endCall(c, errCancelled)
+					check(t, "asked for the cancelled call", asked(naming(c)), errNotInCall.Message)
+				}
+				for _, caller := range tt.calls {
+					c := start(caller)
+					if c.ofClient() {
+						check(t, "asked for a call by its name", asked(naming(c)), caller.Session)
+					}
+				}
+				check(t, "asked", asked(""), tt.want)
+				pass(time.Hour)
+				check(t, "asked later", asked(""), tt.want)
+			})
 		})
 	}
 }
 
-// checkRuns checks how many calls a process has that it was not told to cancel.
+// checkRuns checks how many calls of a process are neither answered nor cancelled.
 func (w *Worker) checkRuns(t *testing.T, what string, want int) {
 	t.Helper()
 	synctest.Wait()
@@ -840,8 +855,8 @@ func (w *Worker) answerCalls(first, n int, result json.RawMessage) {
 }
 
 // TestCallsWaitForTheirTurn makes more calls of a module than may run for a principal: they
-// wait in order. A cancelled call counts for its principal until it is answered or a minute
-// has passed, and one that waits for its client does not count.
+// wait in order. A cancelled call of a hosted server counts until it is answered or ten
+// seconds have passed, and one that waits for its client does not count.
 func TestCallsWaitForTheirTurn(t *testing.T) {
 	t.Parallel()
 	for _, answered := range []bool{true, false} {
@@ -892,11 +907,13 @@ func testTurns(t *testing.T, answered bool) {
 	w.update(func(s *workerState) { check(t, "its client's answer waits for a slot", len(s.asks), 1) })
 	cancel()
 	w.checkRuns(t, "beside those that were cancelled", 2)
-	p.slots.update(func() { check(t, "calls that run for the module", p.slots.used, 2) })
+	p.slots.update(func() { check(t, "calls that count", p.slots.used, maxRunningOf+1) })
 	if answered {
 		w.answerCalls(1, maxRunningOf, nil)
 	} else {
-		pass(cancelledTime)
+		pass(cancelTimeout - time.Nanosecond)
+		w.checkRuns(t, "before the end of those that were cancelled", 2)
+		pass(time.Nanosecond)
 	}
 	w.checkRuns(t, "after the end of those that were cancelled", 3)
 	w.answerCalls(maxRunningOf+1, 3, noResult)
@@ -910,39 +927,238 @@ func testTurns(t *testing.T, answered bool) {
 	})
 }
 
-// TestPing cancels a call of a module that answers pings, and of one that does not, which
-// usher ends.
-func TestPing(t *testing.T) {
+// endlessModule is a pool of processes that confirm every cancellation. Their calls never end, except
+// those of the method "fine".
+type endlessModule struct {
+	*pool
+	workers []*Worker // in the order of their starts
+
+	mu   sync.Mutex
+	runs map[*Worker]map[string]int // calls that run, by their method
+}
+
+func newEndlessModule(t *testing.T, timeout time.Duration) *endlessModule {
+	m := &endlessModule{runs: make(map[*Worker]map[string]int)}
+	m.pool = newPool("a", false, func(*Caller) (*Worker, error) {
+		w := testWorker("a", nil)
+		w.confirms = true
+		read, stdin := io.Pipe()
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.workers = append(m.workers, w)
+		m.runs[w] = make(map[string]int)
+		go w.writeStdin(stdin)
+		go m.play(w, read)
+		return w, nil
+	})
+	m.timeout = timeout
+	t.Cleanup(m.close)
+	return m
+}
+
+// play is one process: it reads messages until its stdin ends.
+func (m *endlessModule) play(w *Worker, stdin io.Reader) {
+	lines := newLineReader(stdin, 1<<20)
+	for {
+		line, err := lines.next()
+		if err != nil {
+			break
+		}
+		msg, _ := parseMessage(line)
+		name := stringField(msg.Params, "name")
+		switch {
+		case msg.Method == "notifications/cancelled":
+			w.handle(&Message{Method: cancelConfirmed, Params: msg.Params})
+		case name == "fine":
+			w.handle(&Message{ID: msg.ID, Result: noResult})
+		default:
+			m.mu.Lock()
+			m.runs[w][name]++
+			m.mu.Unlock()
+		}
+	}
+	m.mu.Lock()
+	delete(m.runs, w)
+	m.mu.Unlock()
+	w.finish("")
+}
+
+// begin calls a method for the principal of the same name.
+func (m *endlessModule) begin(ctx context.Context, method string) <-chan error {
+	done := make(chan error, 1)
+	go func() {
+		caller := Caller{Session: "s", Principal: method}
+		_, err := m.call(ctx, caller, "tools/call", object{{"name", quote(method)}})
+		done <- err
+	}()
+	synctest.Wait()
+	return done
+}
+
+// cancelled calls a method n times and cancels the calls.
+func (m *endlessModule) cancelled(method string, n int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	for range n {
+		m.begin(ctx, method)
+	}
+	cancel()
+	synctest.Wait()
+}
+
+// TestRunningCallsAreBounded has four principals call endless functions for an hour, and cancel the calls: cancelled
+// functions count as long as they run.
+func TestRunningCallsAreBounded(t *testing.T) {
 	t.Parallel()
-	for _, answers := range []bool{true, false} {
-		synctest.Test(t, func(t *testing.T) {
-			w := testWorker("a", nil)
-			w.answersPing = true
-			w.update(func(s *workerState) { s.ready = true })
-			context.AfterFunc(w.ctx, func() { w.finish("killed") })
-			errs := make(chan error)
-			go func() {
-				_, err := w.request(t.Context(), Caller{Session: "other"}, "tools/call", nil, 0, nil)
-				errs <- err
-			}()
-			synctest.Wait()
-			for range 3 {
-				_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, time.Second, nil)
-				check(t, "a call times out", errors.Is(err, errTimeout), true)
-			}
-			var sent string
-			w.update(func(s *workerState) { sent = string(s.input) })
-			check(t, "pings", strings.Count(sent, `"method":"ping"`), 3)
-			for _, id := range []string{"3", "5", "7"} {
-				if answers {
-					w.answer(&Message{ID: json.RawMessage(id), Result: noResult})
+	synctest.Test(t, func(t *testing.T) {
+		m := newEndlessModule(t, time.Minute)
+		most, mostOf := 0, 0
+		for range 60 {
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			for i := range 4 * (maxRunningOf + 8) {
+				m.begin(ctx, fmt.Sprint("claim ", i/(maxRunningOf+8)))
+				m.mu.Lock()
+				all := 0
+				of := make(map[string]int)
+				for _, runs := range m.runs {
+					for name, n := range runs {
+						all += n
+						of[name] += n
+					}
+				}
+				m.mu.Unlock()
+				most = max(most, all)
+				for _, n := range of {
+					mostOf = max(mostOf, n)
 				}
 			}
-			pass(pingTimeout)
+			pass(time.Minute)
+			cancel()
+		}
+		check(t, "most running functions", most, maxRunning)
+		check(t, "most running functions of a principal", mostOf, maxRunningOf)
+		check(t, "the next call", <-m.begin(t.Context(), "fine"), nil)
+	})
+}
+
+// TestCrowdedProcess lets cancelled functions run on in a process: another takes the new calls, and the first one
+// ends when its other calls are answered, or after the time-out of calls.
+func TestCrowdedProcess(t *testing.T) {
+	t.Parallel()
+	const timeout = time.Minute
+	for _, tt := range []struct {
+		name      string
+		cancelled int
+		before    time.Duration // with this much time, the process gets new calls
+		after     time.Duration // more, and it does not
+	}{
+		{"too many", maxCancelled, 0, 0},
+		{"too long", 1, timeout - time.Nanosecond, time.Nanosecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newEndlessModule(t, timeout)
+				m.cancelled("spin", tt.cancelled-1)
+				check(t, "a call before", <-m.begin(t.Context(), "fine"), nil)
+				m.cancelled("spin", 1)
+				if tt.before > 0 {
+					pass(tt.before)
+					check(t, "a call just before", <-m.begin(t.Context(), "fine"), nil)
+				}
+				check(t, "processes before", len(m.workers), 1)
+				pass(tt.after)
+				check(t, "a call after", <-m.begin(t.Context(), "fine"), nil)
+				check(t, "processes after", len(m.workers), 2)
+				check(t, "the first one lives", m.workers[0].alive(), false)
+			})
+		})
+	}
+	t.Run("beside another call", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newEndlessModule(t, timeout)
+			other := m.begin(t.Context(), "other")
+			m.cancelled("spin", maxCancelled)
+			check(t, "a call", <-m.begin(t.Context(), "fine"), nil)
+			m.cancelled("spin", maxCancelled)
+			check(t, "a call while the first process ends", <-m.begin(t.Context(), "fine"), nil)
+			check(t, "processes", len(m.workers), 2)
+			token := json.RawMessage(`{"progressToken":1}`)
+			for range 4 {
+				m.workers[0].handle(&Message{Method: "notifications/progress", Params: token})
+				check(t, "the first process lives", m.workers[0].alive(), true)
+				pass(timeout / 4)
+			}
+			checkContains(t, "the other call", fmt.Sprint(<-other), "was stopped because a cancelled call blocked it")
 			synctest.Wait()
-			check(t, "the process is alive", w.alive(), answers)
-			w.cancel()
-			checkContains(t, "the other call", fmt.Sprint(<-errs), "crashed (killed)")
+			check(t, "a call after its end", <-m.begin(t.Context(), "fine"), nil)
+			check(t, "processes then", len(m.workers), 3)
+		})
+	})
+	t.Run("calls that wait for a slot", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := newEndlessModule(t, timeout)
+			ctx, cancel := context.WithCancel(t.Context())
+			for range maxRunningOf {
+				m.begin(ctx, "fine, endlessly")
+			}
+			waiting := make(chan error, 1)
+			go func() {
+				caller := Caller{Session: "s", Principal: "fine, endlessly"}
+				_, err := m.call(t.Context(), caller, "tools/call", object{{"name", quote("fine")}})
+				waiting <- err
+			}()
+			synctest.Wait()
+			cancel()
+			synctest.Wait()
+			start := time.Now()
+			check(t, "a new call", <-m.begin(t.Context(), "fine"), nil)
+			check(t, "the call that waited", <-waiting, nil)
+			check(t, "how long they waited", time.Since(start), 0)
+		})
+	})
+}
+
+// TestBlockedProcess cancels a call of a process that confirms it, of one that does not, which usher ends, and of a
+// hosted server, which is not expected to.
+func TestBlockedProcess(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name        string
+		shim, sends bool
+		alive       bool
+	}{
+		{"a shim that confirms", true, true, true},
+		{"a shim that does not", true, false, false},
+		{"a hosted server", false, false, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := testWorker("a", nil)
+				w.confirms = tt.shim
+				w.update(func(s *workerState) { s.ready = true })
+				context.AfterFunc(w.ctx, func() { w.finish("killed") })
+				errs := make(chan error, 1)
+				go func() {
+					_, err := w.request(t.Context(), Caller{Session: "other"}, "tools/call", nil, 0, nil)
+					errs <- err
+				}()
+				synctest.Wait()
+				_, err := w.request(t.Context(), Caller{Session: "s"}, "tools/call", nil, time.Second, nil)
+				check(t, "a call times out", errors.Is(err, errTimeout), true)
+				if tt.sends {
+					w.handle(&Message{Method: cancelConfirmed, Params: json.RawMessage(`{"requestId":2}`)})
+				}
+				pass(cancelTimeout - time.Nanosecond)
+				check(t, "the process is alive before", w.alive(), true)
+				pass(time.Nanosecond)
+				synctest.Wait()
+				check(t, "the process is alive", w.alive(), tt.alive)
+				want := "was stopped because a cancelled call blocked it"
+				if tt.alive {
+					want = "was stopped during the call"
+				}
+				w.stop()
+				checkContains(t, "the other call", fmt.Sprint(<-errs), want)
+			})
 		})
 	}
 }

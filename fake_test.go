@@ -474,6 +474,9 @@ func (c *fakeCall) result() json.RawMessage {
 		}
 	case "log":
 		params := object{{"level", quote(stringField(c.args, "level"))}, {"data", quote(stringField(c.args, "data"))}}
+		if f.has("names") {
+			params = withMeta(params, metaCall, c.id)
+		}
 		f.notify("notifications/message", params.encode())
 	case "pid":
 		return textResult(strconv.Itoa(os.Getpid()))

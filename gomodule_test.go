@@ -132,8 +132,9 @@ func TestGoModuleSpeaksMCP(t *testing.T) {
 			`{"jsonrpc":"2.0","id":0,"result":{"capabilities":{"experimental":{"usher/problems":{"problems":null}},` +
 				`"tools":{}},"instructions":"","protocolVersion":"2025-11-25",` +
 				`"serverInfo":{"name":"_calls_windows","version":"1"}}}`},
-		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" + `{"jsonrpc":"2.0","id":"p","method":"ping"}`,
-			`{"jsonrpc":"2.0","id":"p","result":{}}`},
+		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" +
+			`{"jsonrpc":"2.0","id":"p","method":"tools/list"}`,
+			`{"jsonrpc":"2.0","id":"p","result":{"tools":[`},
 		{`{"jsonrpc":"2.0","id":5,"method":"server/discover"}`,
 			`"error":{"code":-32601,"message":"unknown method \"server/discover\""}`},
 		// Params that usher would refuse.

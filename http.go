@@ -87,6 +87,7 @@ const (
 	maxProcsOf   = 4  // processes of one module per claim
 	maxRunning   = 64 // running calls of one module, cancelled ones included; more calls wait
 	maxRunningOf = 32 // running calls of one module per principal, and for all webhooks
+	maxCancelled = 16 // cancelled calls that may run in one process before another takes new calls
 	maxRounds    = 32 // times that one call may ask for input
 
 	// modules.go, view.go: the registry and its tool names.

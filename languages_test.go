@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -460,41 +461,63 @@ func TestHosted(t *testing.T) {
 	}
 }
 
-// TestStuckModules calls methods that never end. usher ends a process that can't do anything
-// else meanwhile, and no other one.
-func TestStuckModules(t *testing.T) {
+// TestCancelledCallsEnd cancels calls that never end. The module answers the next call: in the same process, except
+// that usher ends processes that can't do anything else meanwhile, and replaces others after the time-out of calls.
+func TestCancelledCallsEnd(t *testing.T) {
 	t.Parallel()
-	slow(t) // for pingTimeout
+	slow(t) // for cancelTimeout
 	dir := t.TempDir()
 	modules := map[string]string{
-		"busygo.usher.go":  goHead + "func Spin() { for {} }\nfunc Fine() int { return 1 }\n",
-		"busypy.usher.py":  "def spin():\n  while True: pass\ndef fine(): return 1\n",
-		"busysh.usher.sh":  "# Spins.\nspin() { while :; do :; done; }\n# Fine.\nfine() { echo 1; }\n",
-		"stuckjs.usher.js": "export const spin = () => { for (;;); }\nexport const fine = () => 1\n",
-		"stuckpy.usher.py": "import re\ndef spin(): re.match('^(a+)+$', 'a' * 40 + 'b')\ndef fine(): return 1\n",
+		"busygo.usher.go": goHead + "import \"os\"\nfunc Pid() int { return os.Getpid() }\n" +
+			"func Spin() { println(\"busygo spins\"); for {} }\n",
+		"busypy.usher.py": "import os\ndef pid(): return os.getpid()\n" +
+			"def spin():\n  print('busypy spins')\n  while True: pass\n",
+		"endsh.usher.sh": "# Pid.\npid() { echo $PPID; }\n" +
+			"# Spins.\nspin() { echo endsh spins >&2; while :; do :; done; }\n",
+		"stuckasync.usher.py": "import os\nasync def pid(): return os.getpid()\n" +
+			"async def spin():\n  print('stuckasync spins')\n  while True: pass\n",
+		"stuckjs.usher.js": "export const pid = () => process.pid\n" +
+			"export const spin = () => { console.log('stuckjs spins'); for (;;); }\n",
 	}
-	var want []string
+	var names, tools []string
 	for _, file := range sortedKeys(modules) {
+		needLanguage(t, file)
 		write(t, dir+"/"+file, modules[file])
 		name, _, _ := strings.Cut(file, ".")
-		want = append(want, name+"_fine", name+"_spin")
+		names = append(names, name)
+		tools = append(tools, name+"_pid", name+"_spin")
 	}
-	d := startDaemon(t, dir, "-call-timeout", "1s")
+	d := startDaemon(t, dir, "-call-timeout", (cancelTimeout + 2*time.Second).String())
 	c := connect(t, d.URL)
-	c.awaitTools(want...)
-	awaitFine := func(tool string) {
-		await(t, tool, func() bool { return strings.TrimSpace(resultText(c.call(tool, "").result())) == "1" })
+	c.awaitTools(tools...)
+	pidOf := func(name string) (pid int) {
+		await(t, name+"_pid", func() bool {
+			_, err := fmt.Sscan(resultText(c.call(name+"_pid", "").result()), &pid)
+			return err == nil && pid > 0
+		})
+		return pid
 	}
-	for i := 0; i < len(want); i += 2 {
-		awaitFine(want[i]) // its process has started
-		checkContains(t, want[i+1], c.call(want[i+1], "").failure(), "no answer")
+	var all sync.WaitGroup
+	for _, name := range names {
+		all.Go(func() {
+			first := pidOf(name)
+			const format = `{"jsonrpc":"2.0","id":%q,"method":"tools/call","params":{"name":"%s_spin"}}`
+			all.Go(func() { c.post(fmt.Sprintf(format, name, name)) })
+			d.awaitLog(t, name+" spins")
+			c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"` + name + `"}}`)
+			next := pidOf(name)
+			check(t, name+" was ended", next != first, strings.HasPrefix(name, "stuck"))
+			if strings.HasPrefix(name, "busy") {
+				await(t, "another process of "+name, func() bool { return pidOf(name) != first })
+			}
+			if !strings.HasPrefix(name, "end") {
+				await(t, "the end of the process of "+name, func() bool { return !processAlive(first) })
+			}
+			line := `a cancelled call blocks the module: ending its process" module=` + name + "\n"
+			check(t, name+" was blocked", strings.Contains(d.Log.String(), line), strings.HasPrefix(name, "stuck"))
+		})
 	}
-	for i := len(want) - 2; i >= 0; i -= 2 { // the stuck ones first, which takes as long as their pings
-		awaitFine(want[i])
-		module, _, _ := strings.Cut(want[i], "_")
-		line := `does not answer a ping: ending its process" module=` + module + "\n"
-		check(t, module+" was ended", strings.Contains(d.Log.String(), line), strings.HasPrefix(module, "stuck"))
-	}
+	all.Wait()
 }
 
 // languages copies the modules of testdata/languages that can run here into a

@@ -548,7 +548,7 @@ func (s *Server) callerOf(session *Session, from admission, send func([]byte) bo
 		Member:    from.member,
 		Stateless: session.era == stateless,
 		Caps:      session.profile.Load().caps,
-		Level:     func() string { return session.profile.Load().level },
+		Level:     session.profile.Load().level,
 		Notify: func(method string, params json.RawMessage) {
 			if session.wants(method, params) {
 				send(encodeRequest(nil, method, params))

@@ -265,20 +265,27 @@ func TestProgress(t *testing.T) {
 	all.Wait()
 }
 
+// TestLogMessagesReachOneSessionOnly has modules log: a message reaches the session of its call or process, unless the
+// session wants less. In a process for all callers, it has to name its call.
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	long(t)
-	d := startFakes(t, "a: good shared")
+	d := startFakes(t, "own: good", "all: good shared", "named: good shared names")
 	one, other := connect(t, d.URL), connect(t, d.URL)
-	say := func() answer { return one.call("a_log", `{"level":"warning","data":"hello"}`) }
-	checkContains(t, "alone", say().Body, "hello", `"result"`)
+	messages, hangUp := other.listen()
+	say := func(module string) int {
+		a := one.call(module+"_log", `{"level":"warning","data":"hello"}`)
+		return len(a.Events) - 1
+	}
+	check(t, "messages from the session's process", say("own"), 1)
+	check(t, "messages that name their call", say("named"), 1)
+	check(t, "messages that don't", say("all"), 0)
+	d.awaitLog(t, `"module message"`)
 	one.ask("logging/setLevel", `{"level":"error"}`)
-	check(t, "messages below the level", len(say().Events), 1)
-	one.ask("logging/setLevel", `{"level":"debug"}`)
-	done := make(chan answer, 1)
-	go func() { done <- other.call("a_sleep", `{"ms":60000}`) }()
-	await(t, "another session's call, beside which no session hears", func() bool { return len(say().Events) == 1 })
-	other.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`)
-	<-done
+	check(t, "messages below the level", say("own")+say("named"), 0)
+	hangUp()
+	for e := range messages {
+		checkOmits(t, "another session's stream", e.data, "hello")
+	}
 }
 
 func TestCancel(t *testing.T) {

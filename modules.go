@@ -644,7 +644,7 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		module:      v.Name,
 		log:         r.Log,
 		owner:       owner,
-		answersPing: v.Kind.singleFile(),
+		confirms:    v.Kind.singleFile(),
 		listChanged: v.listsChanged,
 	})
 	l, err := r.launch(ctx, v.discovered)

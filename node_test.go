@@ -135,7 +135,7 @@ func TestNodeProtocol(t *testing.T) {
 	p.exchange([]lineExchange{
 		{`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}`,
 			`{"protocolVersion":"2025-06-18"`},
-		{`{"jsonrpc":"2.0","id":"3","method":"ping"}`, `{"jsonrpc":"2.0","id":"3","result":{}}`},
+		{`{"jsonrpc":"2.0","id":"3","method":"tools/list"}`, `{"jsonrpc":"2.0","id":"3","result":{"tools":[`},
 		{`{"jsonrpc":"2.0","id":4,"method":"resources/list"}`,
 			`{"jsonrpc":"2.0","id":4,"error":{"code":-32601,"message":"unknown method or tool in resources/list"}}`},
 		{"{\"jsonrpc\":\"2.0\",\"method\":\"notifications/initialized\"}\n{\"id\":9}\n" +

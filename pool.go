@@ -36,10 +36,10 @@ type Caller struct {
 	// the session has ended or got another claim. Processes for one affinity end with it, once
 	// their calls are answered. nil if that never happens.
 	Member    context.Context
-	Held      *reservation  // of what the caller sent; nil for usher itself
-	Stateless bool          // the params are of the protocol version without sessions
-	Caps      clientCaps    // what the caller can be asked for
-	Level     func() string // the lowest level of log messages it wants; "" if it has set none
+	Held      *reservation // of what the caller sent; nil for usher itself
+	Stateless bool         // the params are of the protocol version without sessions
+	Caps      clientCaps   // what the caller can be asked for
+	Level     string       // the lowest level of log messages it wants; "" if it has set none
 
 	// Notify passes a notification on to the caller. The goroutine that reads the
 	// module's output calls it, so it must not wait for a client or a module. nil drops
@@ -70,14 +70,6 @@ func (c Caller) checkAskable(method string, params json.RawMessage) (lacked clie
 		err = errMissingCaps(lacked)
 	}
 	return lacked, err
-}
-
-// level returns the lowest level of log messages that the caller wants, or "".
-func (c Caller) level() string {
-	if c.Level == nil {
-		return ""
-	}
-	return c.Level()
 }
 
 const (
@@ -228,7 +220,7 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		caller = Caller{}
 	}
 	c := p.find(caller.Affinity)
-	if c == nil {
+	if c == nil || p.replace(c) {
 		if wait := time.Until(p.crashed[caller.Affinity]); wait > 0 {
 			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.name, wait.Seconds())
 		}
@@ -253,6 +245,22 @@ func (p *pool) find(affinity string) *process {
 		}
 	}
 	return nil
+}
+
+// replace makes a process end, and reports that new calls need another one, if cancelled calls
+// crowd the process. It does nothing while another process of the pool is ending. The caller
+// holds p.mu.
+func (p *pool) replace(c *process) bool {
+	ending := slices.ContainsFunc(p.procs, func(o *process) bool { return o.ending })
+	if ending || c.worker == nil || !c.worker.crowded(p.timeout) {
+		return false
+	}
+	c.worker.log.Warn("cancelled calls still run: starting another process")
+	p.end(c)
+	if p.timeout > 0 {
+		time.AfterFunc(p.timeout, c.worker.stopBlocked)
+	}
+	return true
 }
 
 // startWaiting starts the waiting processes, in order, within the limits. To make room
@@ -302,15 +310,14 @@ func (p *pool) leave(c *process, succeeded bool) {
 	if succeeded {
 		delete(p.crashed, c.caller.Affinity)
 	}
-	useless := !c.started || c.worker != nil && c.worker.snapshot().attributionLost
-	if c.ending || c.active == 0 && useless {
+	if c.active == 0 && !c.started {
 		p.end(c)
 	}
 	p.startWaiting()
 }
 
-// end refuses new calls of a process, and stops the process if no calls are under way;
-// otherwise p.leave calls p.end after the last of them. The caller holds p.mu.
+// end refuses new calls of a process, and stops the process when it has answered its calls. A
+// call that has not reached the process is made again, in another. The caller holds p.mu.
 func (p *pool) end(c *process) {
 	if !c.started && !c.ending {
 		p.remove(c)
@@ -318,8 +325,8 @@ func (p *pool) end(c *process) {
 		close(c.ready)
 	}
 	c.ending = true
-	if c.worker != nil && c.active == 0 {
-		c.worker.stop()
+	if c.worker != nil {
+		c.worker.drain()
 	}
 }
 
@@ -423,10 +430,9 @@ type slot struct {
 type slotState int
 
 const (
-	slotPaused    slotState = iota // it waits for its client, until grant, or has not begun
-	slotWaiting                    // it wants to run
-	slotRunning                    // it counts for the module and the principal
-	slotCancelled                  // it counts for the principal until release
+	slotPaused  slotState = iota // it waits for its client, until grant, or has not begun
+	slotWaiting                  // it wants to run
+	slotRunning                  // it counts for the module and the principal
 	slotReleased
 )
 
@@ -460,11 +466,6 @@ func (c *slot) free(state slotState) {
 		case slotRunning:
 			s.used--
 			s.usedBy.release(c.principal, 1)
-		case slotCancelled:
-			s.usedBy.release(c.principal, 1)
-		}
-		if state == slotCancelled {
-			s.usedBy.reserve(c.principal, math.MaxInt64)
 		}
 		c.state = state
 	})
@@ -528,11 +529,10 @@ type subscription struct {
 func (s *subscription) alive() bool { return s.worker.alive() }
 
 // listen opens a stream of a stateless module for a caller, and returns its call, which
-// is in flight until endCall. usher ignores it if the module ends the stream earlier.
+// endCall ends. usher ignores it if the module ends the stream earlier.
 func (w *Worker) listen(caller Caller, filter object) (*call, error) {
-	c := w.newCall(caller)
 	params := object{{"notifications", filter.encode()}}
-	return c, w.startCall(c, "subscriptions/listen", statelessParams(params, allCaps, ""))
+	return w.requestOnly(caller, "subscriptions/listen", statelessParams(params, allCaps, ""))
 }
 
 // subscribe asks the module to report changes of a resource, in the caller's process, until
@@ -580,7 +580,7 @@ func (sub *subscription) release() {
 	case sub.stream != nil:
 		w.endCall(sub.stream, errors.New("the subscription has ended"))
 	case !wanted:
-		_ = w.requestOnly(Caller{}, "resources/unsubscribe", object{{"uri", quote(sub.uri)}})
+		_, _ = w.requestOnly(Caller{}, "resources/unsubscribe", object{{"uri", quote(sub.uri)}})
 	}
 }
 

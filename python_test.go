@@ -198,14 +198,13 @@ func TestPythonProtocol(t *testing.T) {
 	p.exchange([]lineExchange{
 		{`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}`,
 			`{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18",` +
-				`"capabilities":{"tools":{},"logging":{}},"serverInfo":{"name":"calls","version":"1"},` +
+				`"capabilities":{"tools":{}},"serverInfo":{"name":"calls","version":"1"},` +
 				`"instructions":"Returns, raises, prints and waits in all ways there are."}}`},
-		{`{"jsonrpc":"2.0","id":"p","method":"ping"}`, `{"jsonrpc":"2.0","id":"p","result":{}}`},
 		// Notifications have no answer.
 		{`{"jsonrpc":"2.0","method":"notifications/initialized"}` + "\n" +
 			`{"jsonrpc":"2.0","id":9,"result":{}}` + "\n" +
 			`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":77}}` + "\n" +
-			`{"jsonrpc":"2.0","id":"q","method":"ping"}`, `{"jsonrpc":"2.0","id":"q","result":{}}`},
+			`{"jsonrpc":"2.0","id":"q","method":"tools/list"}`, `{"jsonrpc":"2.0","id":"q","result":{"tools":[`},
 		{`{"jsonrpc":"2.0","id":"x","method":"tools/call","params":` +
 			`{"name":"progress","arguments":{"steps":1},"_meta":{"progressToken":0}}}`,
 			`"notifications/progress","params":{"progressToken":0,"progress":0,"total":1,"message":"step"}}`},
@@ -227,8 +226,14 @@ func TestPythonCancel(t *testing.T) {
 		p.sendCall(strconv.Itoa(i), tool, "{}")
 	}
 	await(t, "the call to wait", func() bool { return strings.Contains(p.call("seen", "{}"), "waits") })
+	p.cancelCall("0")
+	await(t, "the answer to the cancelled coroutine", func() bool {
+		got := p.call("seen", "{}")
+		check(t, "it is answered after its end", p.cancelled["0"] && !strings.Contains(got, "cancelled"), false)
+		return p.cancelled["0"]
+	})
 	p.sendCall(`"s"`, "sleep", `{"seconds":0.5}`)
-	for _, id := range []string{"0", "1", "2", `"s"`, "77"} {
+	for _, id := range []string{"1", "2", `"s"`, "77"} {
 		p.cancelCall(id)
 	}
 	p.sendCall("8", "wait", "{}")
@@ -242,7 +247,7 @@ func TestPythonCancel(t *testing.T) {
 	// Calls under way don't keep the process.
 	p.sendCall("9", "wait", "{}")
 	p.sendCall("10", "sleep", `{"seconds":600}`)
-	p.request("ping", "{}")
+	p.request("tools/list", "{}")
 	check(t, "output after the end", p.end(), "")
 	checkOmits(t, "the log", p.stderr.String(), "Traceback", "never awaited")
 }

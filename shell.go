@@ -201,8 +201,6 @@ func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
 				cancel()
 				s.send(encodeRequest(nil, cancelConfirmed, object{{"requestId", id}}.encode()))
 			}
-		case "ping":
-			s.send(encodeResult(msg.ID, json.RawMessage(`{}`)))
 		default:
 			if msg.isRequest() {
 				s.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "unknown method %q", msg.Method)))

@@ -30,17 +30,16 @@ const (
 	probeTimeout  = 3 * time.Second  // for the answer to server/discover
 	stdinTimeout  = 1 * time.Second  // for the process to end after usher closed its stdin
 	askTimeout    = 10 * time.Minute // for a client's answer, often a person's
-	cancelledTime = time.Minute      // how long a cancelled call without an answer counts as running
-	pingTimeout   = 10 * time.Second // for the answer to a ping
+	cancelTimeout = 10 * time.Second // for a shim to confirm a cancellation
 )
 
 // cancelConfirmed is the notification by which usher's own shims confirm a cancellation. They
 // send it from the thread that would begin the next call, so a blocked module does not.
-const cancelConfirmed = "notifications/usher/cancelled"
+const cancelConfirmed = "usher/cancelled"
 
 // Why a call was not made, or has no answer.
 var (
-	errNotSent = errors.New("the module has ended") // before the call was sent: make it again
+	errNotSent = errors.New("the process takes no more calls") // make the call again
 	errTimeout = errors.New("no answer and no progress")
 	errNotMade = rpcErrorf(codeRefused,
 		"the claim has ended or changed, so the call was not made: call again")
@@ -80,11 +79,15 @@ func faultOf(err error, file string) string {
 type call struct {
 	id       string
 	caller   Caller
-	slot     *slot           // freed once the call no longer runs; nil for usher's own calls
+	slot     *slot           // released once the call no longer runs; nil for usher's own calls
 	token    json.RawMessage // the caller's own progress token; nil for none
 	answer   chan *Message   // 1-buffered, nil if nobody waits; receives nil if the process ends
 	progress chan struct{}   // 1-buffered: the module, or the client it asked, did something
-	lacked   clientCaps      // what the module asked for and the caller lacks; part of workerState
+
+	// Part of workerState:
+	lacked    clientCaps // what the module asked for and the caller lacks
+	cancelled time.Time
+	timer     *time.Timer // of a cancelled call, until the module confirms or answers it
 }
 
 // ofClient reports whether the call is a client's or a delivery's, and not usher's own.
@@ -92,10 +95,10 @@ func (c *call) ofClient() bool { return c.caller.Session != "" }
 
 // workerConfig is the part of a Worker that does not change.
 type workerConfig struct {
-	module      string
-	log         *slog.Logger
-	owner       *Caller // the first caller of a process for one affinity; nil for a shared process
-	answersPing bool    // the process answers pings while calls run, as usher's own shims do
+	module   string
+	log      *slog.Logger
+	owner    *Caller // the first caller of a process for one affinity; nil for a shared process
+	confirms bool    // the process confirms cancellations, as usher's own shims do
 	// listChanged is called when the module announces that a list has changed. It runs on
 	// the goroutine that reads the module's output.
 	listChanged func(w *Worker)
@@ -121,36 +124,41 @@ type Worker struct {
 type workerState struct {
 	input  []byte   // lines to be written to the process
 	stderr []string // its last lines, at most tailLines
-	level  int      // index in logLevels of the lowest level that usher asked for; len(logLevels) if none
 
-	ready        bool                      // the handshake has succeeded
-	calls        map[string]*call          // in flight, by id
-	maybeRunning map[string]*slot          // the slots of cancelled calls that may still run, by id
-	unanswered   bool                      // a cancelled call was not answered in time
-	owner        *Caller                   // the latest caller of a process for one affinity
-	asks         map[string]*clientRequest // open requests to clients, by id
-	subs         map[*subscription]bool    // resources whose changes the module reports
+	ready     bool                      // the handshake has succeeded
+	calls     map[string]*call          // whose callers wait for the answers, by id
+	cancelled map[string]*call          // that still count as running, by id
+	unsure    bool                      // a call was cancelled: an ask that names no call may belong to it
+	latest    *Caller                   // of a process for one affinity
+	asks      map[string]*clientRequest // open requests to clients, by id
+	subs      map[*subscription]bool    // resources whose changes the module reports
 
-	attributionLost bool  // a request was refused, as it may belong to a cancelled call
-	stopping        bool  // usher ends the process, so its end is not a crash
-	running         bool  // processes of its tree may be left
-	failure         error // why calls fail: the process has ended; nil while it runs
-	closed          bool  // done is closed
+	draining bool  // it takes no more calls, and ends when calls is empty
+	blocked  bool  // usher ends the process because of a cancelled call
+	stopping bool  // usher ends the process, so its end is not a crash
+	running  bool  // processes of its tree may be left
+	failure  error // why calls fail: the process has ended; nil while it runs
+	closed   bool  // done is closed
 }
 
-// update locks the worker's state, calls change with it, and then restores two
-// invariants: a process that has ended has no calls, and done is closed once the process
-// tree has ended and no client is being asked. Only functions passed to update use the
-// state. They must not block. The caller may hold the pool's lock.
+// update locks the worker's state, calls change with it, and then restores three
+// invariants: a draining process without calls ends, a process that has ended has no calls,
+// and done is closed once the process tree has ended and no client is being asked. Only
+// functions passed to update use the state. They must not block. The caller may hold the
+// pool's lock.
 func (w *Worker) update(change func(s *workerState)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := &w.state
 	change(s)
+	if s.draining && len(s.calls) == 0 && w.alive() {
+		s.stopping = true
+		w.cancel()
+	}
 	if s.failure != nil {
 		s.answerAll(nil)
-		for id := range s.maybeRunning {
-			s.endCancelled(id)
+		for id := range s.cancelled {
+			s.forgetCancelled(id)
 		}
 		if len(s.asks) == 0 && !s.running && !s.closed {
 			s.closed = true
@@ -167,11 +175,14 @@ func (s *workerState) answerAll(msg *Message) {
 	clear(s.calls)
 }
 
-// endCancelled records that the cancelled call with this id, if there is one, no longer
-// runs.
-func (s *workerState) endCancelled(id string) {
-	s.maybeRunning[id].release()
-	delete(s.maybeRunning, id)
+// forgetCancelled records that the cancelled call with this id, if there is one, no longer
+// counts as running.
+func (s *workerState) forgetCancelled(id string) {
+	if c := s.cancelled[id]; c != nil {
+		c.timer.Stop()
+		c.slot.release()
+		delete(s.cancelled, id)
+	}
 }
 
 // newWorker returns a worker that has no process yet. When ctx ends, its process is ended.
@@ -181,12 +192,11 @@ func newWorker(ctx context.Context, config workerConfig) *Worker {
 		queued:       make(chan struct{}, 1),
 		done:         make(chan struct{}),
 		state: workerState{
-			level:        len(logLevels),
-			calls:        make(map[string]*call),
-			maybeRunning: make(map[string]*slot),
-			owner:        config.owner,
-			asks:         make(map[string]*clientRequest),
-			subs:         make(map[*subscription]bool),
+			calls:     make(map[string]*call),
+			cancelled: make(map[string]*call),
+			latest:    config.owner,
+			asks:      make(map[string]*clientRequest),
+			subs:      make(map[*subscription]bool),
 		},
 	}
 	w.log = w.log.With("module", w.module)
@@ -241,6 +251,8 @@ func (w *Worker) finish(exit string) {
 	w.update(func(s *workerState) {
 		reason := fmt.Sprintf("crashed (%s); the next call starts it again", exit)
 		switch {
+		case s.blocked:
+			reason = "was stopped because a cancelled call blocked it: call again"
 		case s.stopping:
 			reason = "was stopped during the call"
 		case !s.ready:
@@ -254,6 +266,20 @@ func (w *Worker) finish(exit string) {
 func (w *Worker) stop() {
 	w.update(func(s *workerState) { s.stopping = s.stopping || w.alive() })
 	w.cancel()
+}
+
+// drain refuses new calls, and ends the process when all others are answered or cancelled.
+func (w *Worker) drain() { w.update(func(s *workerState) { s.draining = true }) }
+
+// stopBlocked ends the process, unless it is ending anyway. Its calls fail with the reason that a
+// cancelled call blocked it.
+func (w *Worker) stopBlocked() {
+	if !w.alive() {
+		return
+	}
+	w.log.Error("a cancelled call blocks the module: ending its process")
+	w.update(func(s *workerState) { s.blocked = true })
+	w.stop()
 }
 
 // snapshot returns a copy of the state. The caller must not use the copy's maps.
@@ -384,6 +410,8 @@ func (w *Worker) handle(msg *Message) {
 		w.updated(msg.Method, msg.Params)
 	case "notifications/cancelled":
 		w.withdrawAsk(field(msg.Params, "requestId"))
+	case cancelConfirmed:
+		w.confirmCancelled(field(msg.Params, "requestId"))
 	default:
 		if strings.HasSuffix(msg.Method, "/list_changed") && w.snapshot().ready {
 			w.listChanged(w)
@@ -432,20 +460,21 @@ func (w *Worker) reply(id, result json.RawMessage, err error) {
 }
 
 // startCall sends the request of a call. No other function writes a request to the process.
-// The error is that of enqueue.
+// It returns errNotSent if the process is draining, else the error of enqueue.
 func (w *Worker) startCall(c *call, method string, params object) (err error) {
 	msg := encodeRequest(json.RawMessage(c.id), method, params.encode())
 	w.update(func(s *workerState) {
+		if s.draining {
+			err = errNotSent
+			return
+		}
 		err = w.enqueue(s, msg)
 		if err != nil || c.answer == nil {
 			return
 		}
 		s.calls[c.id] = c
-		if c.ofClient() && s.owner != nil {
-			s.owner = &c.caller
-			if c.caller.Stateless {
-				s.owner = nil // from here on only the calls say which client can be asked
-			}
+		if c.ofClient() {
+			s.latest = &c.caller
 		}
 	})
 	return err
@@ -476,7 +505,6 @@ func (w *Worker) request(ctx context.Context, caller Caller, method string, para
 	params = w.adapt(caller, params)
 	if c.ofClient() {
 		params = c.replaceToken(params)
-		w.followLevel(caller)
 	}
 	if err := w.startCall(c, method, params); err != nil {
 		w.endCall(c, nil)
@@ -508,7 +536,7 @@ func (w *Worker) adapt(caller Caller, params object) object {
 	case w.stateless && caller.Session == "":
 		return statelessParams(params, allCaps, "")
 	case w.stateless && !caller.Stateless:
-		return statelessParams(params, caller.Caps, caller.level())
+		return statelessParams(params, caller.Caps, caller.Level)
 	case !w.stateless && caller.Stateless:
 		return statefulParams(params)
 	default:
@@ -516,24 +544,11 @@ func (w *Worker) adapt(caller Caller, params object) object {
 	}
 }
 
-// followLevel asks a module with log levels for the messages that the caller wants,
-// unless it sends them already. usher does not pass them on to callers that want less.
-func (w *Worker) followLevel(caller Caller) {
-	wanted := slices.Index(logLevels, caller.level())
-	if wanted < 0 || w.stateless || w.capability("logging") == nil || w.snapshot().level <= wanted {
-		return
-	}
-	err := w.requestOnly(caller, "logging/setLevel", object{{"level", quote(caller.level())}})
-	if err == nil {
-		w.update(func(s *workerState) { s.level = min(s.level, wanted) })
-	}
-}
-
 // requestOnly sends a request whose answer does not matter.
-func (w *Worker) requestOnly(caller Caller, method string, params object) error {
+func (w *Worker) requestOnly(caller Caller, method string, params object) (*call, error) {
 	c := w.newCall(caller)
 	c.answer = nil
-	return w.startCall(c, method, params)
+	return c, w.startCall(c, method, params)
 }
 
 // await waits for the answer to a call.
@@ -594,20 +609,20 @@ func (w *Worker) resultOf(c *call, msg *Message) (result json.RawMessage, err er
 
 // endCall ends a call. It first cancels the requests to clients that the module made in
 // the call, so that a client sees their end before the call's answer. If cancelled is not
-// nil, endCall notifies the module. It remembers an unanswered call of a client as long
-// as the call may run, because the module's next request may belong to that call.
+// nil, endCall notifies the module. A client's call then counts as running until the module
+// has answered it; see onSilence.
 func (w *Worker) endCall(c *call, cancelled error) {
-	running := false
 	var asks []*clientRequest
 	w.update(func(s *workerState) {
-		running = s.calls[c.id] == c && cancelled != nil && c.ofClient()
-		delete(s.calls, c.id)
-		if running {
-			s.maybeRunning[c.id] = c.slot
-			c.slot.free(slotCancelled)
+		if s.calls[c.id] == c && cancelled != nil && c.ofClient() {
+			c.cancelled = time.Now()
+			c.timer = time.AfterFunc(cancelTimeout, func() { w.onSilence(c) })
+			s.cancelled[c.id] = c
+			s.unsure = true
 		} else {
 			c.slot.release()
 		}
+		delete(s.calls, c.id)
 		for _, a := range s.asks {
 			if a.call == c {
 				asks = append(asks, a)
@@ -618,39 +633,45 @@ func (w *Worker) endCall(c *call, cancelled error) {
 		a.cancel()
 		<-a.done
 	}
-	if cancelled == nil {
-		return
-	}
-	reason := quote(cancelled.Error())
-	w.notify("notifications/cancelled", object{{"requestId", json.RawMessage(c.id)}, {"reason", reason}})
-	if !running {
-		return
-	}
-	time.AfterFunc(cancelledTime, func() {
-		w.update(func(s *workerState) {
-			_, unanswered := s.maybeRunning[c.id]
-			s.unanswered = s.unanswered || unanswered
-			s.endCancelled(c.id)
-		})
-	})
-	if w.answersPing {
-		w.ping()
+	if cancelled != nil {
+		params := object{{"requestId", json.RawMessage(c.id)}, {"reason", quote(cancelled.Error())}}
+		w.notify("notifications/cancelled", params)
 	}
 }
 
-// ping ends the process, as if it had crashed, unless it answers a ping in time. Without
-// this, one call that never ends could block the module for everyone.
-func (w *Worker) ping() {
-	c := w.newCall(Caller{})
-	if w.startCall(c, "ping", nil) != nil {
-		return
+// onSilence handles a cancellation that the module has not confirmed in time. A process of a
+// shim is ended, because it would confirm if it could begin another call. Hosted servers
+// confirm nothing: their call just doesn't count any longer.
+func (w *Worker) onSilence(c *call) {
+	if w.confirms {
+		w.stopBlocked()
+	} else {
+		w.update(func(s *workerState) { s.forgetCancelled(c.id) })
 	}
-	time.AfterFunc(pingTimeout, func() {
-		if len(c.answer) == 0 {
-			w.log.Error("the module does not answer a ping: ending its process")
-			w.cancel()
+}
+
+// confirmCancelled records that a shim has confirmed the cancellation of a call.
+func (w *Worker) confirmCancelled(id json.RawMessage) {
+	w.update(func(s *workerState) {
+		if c := s.cancelled[string(id)]; c != nil && w.confirms {
+			c.timer.Stop()
 		}
 	})
+}
+
+// crowded reports whether too many cancelled functions run in a process of a shim, or one of
+// them has run for longer than timeout (0: unlimited) since its cancellation.
+func (w *Worker) crowded(timeout time.Duration) (crowded bool) {
+	if !w.confirms {
+		return false
+	}
+	w.update(func(s *workerState) {
+		crowded = len(s.cancelled) >= maxCancelled
+		for _, c := range s.cancelled {
+			crowded = crowded || timeout > 0 && time.Since(c.cancelled) >= timeout
+		}
+	})
+	return crowded
 }
 
 // answer passes an answer on to its call, or records that a cancelled call has ended.
@@ -661,7 +682,7 @@ func (w *Worker) answer(msg *Message) {
 			delete(s.calls, id)
 			c.answer <- msg
 		}
-		s.endCancelled(id)
+		s.forgetCancelled(id)
 	})
 }
 
@@ -684,7 +705,7 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 	var caller Caller
 	var c *call
 	var err error
-	w.update(func(s *workerState) { caller, c, err = s.target(params) })
+	w.update(func(s *workerState) { caller, c, err = w.target(s, params) })
 	logs := method == "notifications/message"
 	switch {
 	case err == nil && caller.Notify != nil && (c != nil || caller.reachable()):
@@ -701,9 +722,11 @@ func (w *Worker) passOn(method string, params json.RawMessage) {
 
 // A module may ask its client in the middle of a call, for example for the user's input.
 // The request must reach the client whose call caused it and no other, but on stdio a
-// request does not say which call it belongs to. The client is certain in three cases:
-// the request names its call, as usher's shims do; the process belongs to one session; or
-// exactly one call is in flight.
+// request need not say which call it belongs to. A request that names its call, as those of
+// usher's shims do, is for that call's client. In a process of one session, all requests are
+// for the session. In a process for the callers of one principal without sessions, a
+// request is for the only call in flight, unless a call has been cancelled. Other requests
+// are refused.
 
 // clientRequest is a request of the module that waits for a client's answer.
 type clientRequest struct {
@@ -720,7 +743,6 @@ type clientRequest struct {
 // Why a request of a module has no answer.
 var (
 	errNoAnswer = rpcErrorf(codeInternal, "the client did not answer within %v", askTimeout)
-	errNoCaller = rpcErrorf(codeInternal, "no client to ask outside of a client's call")
 	errNotSure  = rpcErrorf(codeInternal,
 		"can't tell which call this is for, as the process may run several: call again")
 	errNoScope   = rpcErrorf(codeInternal, "the client has lost its access")
@@ -729,7 +751,7 @@ var (
 
 // target returns the caller that a message of the module is for, and the call that it
 // belongs to, or a nil call if only the session is known.
-func (s *workerState) target(params json.RawMessage) (Caller, *call, error) {
+func (w *Worker) target(s *workerState, params json.RawMessage) (Caller, *call, error) {
 	if id := field(field(params, "_meta"), metaCall); id != nil {
 		c := s.calls[string(id)]
 		if c == nil || !c.ofClient() {
@@ -743,20 +765,15 @@ func (s *workerState) target(params json.RawMessage) (Caller, *call, error) {
 			calls = append(calls, c)
 		}
 	}
-	cancelled := s.cancelled()
 	switch {
-	case len(calls) == 1 && !cancelled:
+	case w.owner == nil || w.owner.Stateless && (s.unsure || len(calls) != 1):
+		return Caller{}, nil, errNotSure
+	case len(calls) == 1:
 		return calls[0].caller, calls[0], nil
-	case s.owner != nil && (len(calls) == 0 || !s.owner.Stateless):
-		return *s.owner, nil, nil
-	case len(calls) == 0 && !cancelled:
-		return Caller{}, nil, errNoCaller
+	default:
+		return *s.latest, nil, nil
 	}
-	return Caller{}, nil, errNotSure
 }
-
-// cancelled reports whether a cancelled call may still run.
-func (s *workerState) cancelled() bool { return len(s.maybeRunning) > 0 || s.unanswered }
 
 // handleRequest answers a request of the module, or starts to ask a client for the
 // answer. It finds the client before usher reads the module's next message, which may end
@@ -779,9 +796,8 @@ func (w *Worker) handleRequest(msg *Message) {
 
 // newAsk finds the client that a request is for, and adds the request to the open ones.
 func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
-	caller, c, err := s.target(msg.Params)
+	caller, c, err := w.target(s, msg.Params)
 	if err != nil {
-		s.attributionLost = s.attributionLost || err == errNotSure && s.cancelled()
 		return nil, err
 	}
 	lacked, err := caller.checkAskable(msg.Method, msg.Params)

@@ -168,7 +168,6 @@ function reply(method, params) {
         protocolVersion: params.protocolVersion,
         capabilities: {
           tools: {},
-          logging: {},
           experimental: { 'usher/problems': { problems: [...problems] } },
         },
         serverInfo: { name, version: '1' },
@@ -176,9 +175,6 @@ function reply(method, params) {
       }
     case 'tools/list':
       return { tools: [...methods.values()].map(method => method.tool) }
-    case 'ping':
-    case 'logging/setLevel': // usher filters by level itself
-      return {}
   }
   return null
 }
@@ -223,7 +219,7 @@ class Call {
   cancel() {
     this.cancelled = true
     this.end()
-    send({ method: 'notifications/usher/cancelled', params: { requestId: this.id } })
+    send({ method: 'usher/cancelled', params: { requestId: this.id } })
   }
 
   // settle answers the call, once. The result is JSON.

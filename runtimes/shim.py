@@ -689,22 +689,21 @@ class Call:
             self.ended = True
             self.cancelled = by_usher
             if self.loop:
-                self.loop.call_soon_threadsafe(self.cancel_task)
+                self.loop.call_soon_threadsafe(self.stop)
                 return
-        if self.asked:
-            self.asked.cancel()
-        self.confirm()
+        self.stop()
 
-    def cancel_task(self):
-        """Cancels a call on the event loop, whose thread runs this."""
-        self.task.cancel()
-        self.confirm()
+    def stop(self):
+        """Stops the call, on the thread that begins such calls.
 
-    def confirm(self):
-        """Tells usher that the thread that begins such calls is not blocked."""
+        If usher cancelled the call, this tells usher that the thread is not blocked.
+        """
+        task = self.task or self.asked
+        if task:
+            task.cancel()
         if self.cancelled:
-            method = "notifications/usher/cancelled"
-            self.server.write({"method": method, "params": {"requestId": self.id}})
+            params = {"requestId": self.id}
+            self.server.write({"method": "usher/cancelled", "params": params})
 
     def finish(self):
         """Removes the call.
@@ -1026,15 +1025,13 @@ class Server:
         if method == "initialize":
             return {
                 "protocolVersion": params.get("protocolVersion"),
-                "capabilities": {"tools": {}, "logging": {}},
+                "capabilities": {"tools": {}},
                 "serverInfo": {"name": self.name, "version": "1"},
                 # usher uses the first sentence.
                 "instructions": inspect.cleandoc(self.doc or ""),
             }
         if method == "tools/list":
             return {"tools": [method.tool for method in self.methods.values()]}
-        if method in ("ping", "logging/setLevel"):  # usher filters by level itself
-            return {}
         return None
 
 

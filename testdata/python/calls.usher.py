@@ -214,6 +214,7 @@ async def wait():
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError:
+        await asyncio.sleep(0.05)
         events.append("cancelled")
         raise
 
