@@ -1097,22 +1097,24 @@ func TestCrowdedProcess(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newEndlessModule(t, timeout)
 			ctx, cancel := context.WithCancel(t.Context())
-			for range maxRunningOf {
-				m.begin(ctx, "fine, endlessly")
+			m.begin(t.Context(), "other") // keeps the process
+			m.begin(t.Context(), "")
+			for range maxRunningOf - 1 {
+				m.begin(ctx, "")
 			}
 			waiting := make(chan error, 1)
 			go func() {
-				caller := Caller{Session: "s", Principal: "fine, endlessly"}
-				_, err := m.call(t.Context(), caller, "tools/call", object{{"name", quote("fine")}})
+				_, err := m.call(t.Context(), Caller{Session: "s"}, "tools/call", object{{"name", quote("fine")}})
 				waiting <- err
 			}()
 			synctest.Wait()
 			cancel()
 			synctest.Wait()
-			start := time.Now()
 			check(t, "a new call", <-m.begin(t.Context(), "fine"), nil)
+			m.workers[0].answerCalls(2, 1, noResult)
 			check(t, "the call that waited", <-waiting, nil)
-			check(t, "how long they waited", time.Since(start), 0)
+			check(t, "calls of the new process", m.workers[1].lastID.Load(), 2)
+			check(t, "the old one lives", m.workers[0].alive(), true)
 		})
 	})
 }
