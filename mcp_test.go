@@ -269,7 +269,7 @@ func TestProgress(t *testing.T) {
 // session wants less. In a process for all callers, it has to name its call.
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	long(t)
-	d := startFakes(t, "own: good", "all: good shared", "named: good shared names")
+	d := startFakes(t, "own: good", "all: good shared", "named: good shared names", "new: modern tools=echo")
 	one, other := connect(t, d.URL), connect(t, d.URL)
 	messages, hangUp := other.listen()
 	say := func(module string) int {
@@ -282,6 +282,8 @@ func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	d.awaitLog(t, `"module message"`)
 	one.ask("logging/setLevel", `{"level":"error"}`)
 	check(t, "messages below the level", say("own")+say("named"), 0)
+	params := resultText(one.call("new_echo", "").result())
+	checkContains(t, "params for a module without sessions", params, `logLevel":"error"`)
 	hangUp()
 	for e := range messages {
 		checkOmits(t, "another session's stream", e.data, "hello")
