@@ -30,11 +30,11 @@ const (
 	probeTimeout  = 3 * time.Second  // for the answer to server/discover
 	stdinTimeout  = 1 * time.Second  // for the process to end after usher closed its stdin
 	askTimeout    = 10 * time.Minute // for a client's answer, often a person's
-	cancelTimeout = 10 * time.Second // for a shim to confirm a cancellation
+	cancelTimeout = 10 * time.Second // for a shim to confirm a cancellation; other calls stop counting then
 )
 
 // cancelConfirmed is the notification by which usher's own shims confirm a cancellation. They
-// send it from the thread that would begin the next call, so a blocked module does not.
+// send it from the thread that would begin the next call, so a blocked module can't.
 const cancelConfirmed = "usher/cancelled"
 
 // Why a call was not made, or has no answer.
@@ -129,7 +129,7 @@ type workerState struct {
 	calls     map[string]*call          // whose callers wait for the answers, by id
 	cancelled map[string]*call          // that still count as running, by id
 	unsure    bool                      // a call was cancelled: an ask that names no call may belong to it
-	latest    *Caller                   // of a process for one affinity
+	latest    *Caller                   // the latest client's; at first the owner
 	asks      map[string]*clientRequest // open requests to clients, by id
 	subs      map[*subscription]bool    // resources whose changes the module reports
 
