@@ -987,7 +987,7 @@ func (m *endlessModule) play(w *Worker, stdin io.Reader) {
 func (m *endlessModule) begin(ctx context.Context, method string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		caller := Caller{Session: "s", Principal: method}
+		caller := Caller{Session: "s", Principal: newPrincipal(method)}
 		_, err := m.call(ctx, caller, "tools/call", object{{"name", quote(method)}})
 		done <- err
 	}()

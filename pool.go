@@ -115,7 +115,9 @@ type process struct {
 	err     error // why it could not be started
 	active  int   // calls under way
 	lastUse time.Time
-	unlink  func() bool // makes it independent of caller.Member; nil if it is
+
+	orphaned bool        // caller.Member has ended: the process ends after the calls under way
+	unlink   func() bool // makes the process independent of caller.Member; nil if it is
 }
 
 // call makes one request of the module; see Worker.request. If a stateless module answers
@@ -227,7 +229,7 @@ func (p *pool) pick(caller Caller) (*process, error) {
 		c = &process{caller: caller, ready: make(chan struct{})}
 		p.procs = append(p.procs, c)
 		if caller.Member != nil {
-			c.unlink = context.AfterFunc(caller.Member, func() { p.endProcess(c) })
+			c.unlink = context.AfterFunc(caller.Member, func() { p.orphan(c) })
 		}
 		p.startWaiting()
 	}
@@ -310,7 +312,7 @@ func (p *pool) leave(c *process, succeeded bool) {
 	if succeeded {
 		delete(p.crashed, c.caller.Affinity)
 	}
-	if c.active == 0 && !c.started {
+	if c.active == 0 && (c.orphaned || !c.started) {
 		p.end(c)
 	}
 	p.startWaiting()
@@ -376,11 +378,14 @@ func (p *pool) run(c *process) {
 // busy reports whether the process has calls, or reports changes of resources.
 func (c *process) busy() bool { return c.active > 0 || c.worker != nil && c.worker.listened() }
 
-// endProcess ends a process, after the calls under way.
-func (p *pool) endProcess(c *process) {
+// orphan ends a process, after the calls under way, because its caller's membership has ended.
+func (p *pool) orphan(c *process) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.end(c)
+	c.orphaned = true
+	if c.active == 0 {
+		p.end(c)
+	}
 }
 
 // retire refuses new calls, and ends the processes after the calls under way.
