@@ -294,7 +294,7 @@ func FuzzCheckArguments(f *testing.F) {
 		m := &Method{schema: func() map[string]any { return object }}
 		fit, err := m.checkArguments(json.RawMessage(arguments))
 		if err != nil {
-			if wrong, ok := errors.AsType[*argumentError](err); !ok || wrong.want == "" {
+			if wrong, ok := errors.AsType[*argumentError](err); !ok || wrong.Error() == "" {
 				t.Fatalf("%v", err)
 			}
 			return

@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -325,15 +326,28 @@ func firstSentence(text string) string {
 
 // ---- The check of arguments
 
-// argumentError reports that the value at path is got, where its schema accepts want. If got
-// is "", want alone describes the problem.
-type argumentError struct{ path, want, got string }
+// argumentError reports an argument that its schema does not accept. Its text is made only
+// when it is read, because most errors only say that an alternative of a union does not fit.
+type argumentError struct {
+	keys []string      // that lead to the argument, the innermost first
+	text func() string // what is wrong, after the parameter's name
+}
 
 func (e *argumentError) Error() string {
-	if e.got == "" {
-		return fmt.Sprintf("parameter %q %s", e.path, e.want)
-	}
-	return fmt.Sprintf("parameter %q: want %s, got %s", e.path, e.want, e.got)
+	return fmt.Sprintf("parameter %q%s", e.path(), e.text())
+}
+
+// path returns the keys that lead to the argument, joined by dots.
+func (e *argumentError) path() string {
+	keys := slices.Clone(e.keys)
+	slices.Reverse(keys)
+	return strings.Join(keys, ".")
+}
+
+// at adds a key to the path of a new error, and returns the error.
+func (e *argumentError) at(key string) *argumentError {
+	e.keys = append(e.keys, key)
+	return e
 }
 
 // checkArguments checks the arguments of a call, an object or nil, against the method's
@@ -345,12 +359,12 @@ func (m *Method) checkArguments(arguments json.RawMessage) (json.RawMessage, err
 	list := members(arguments)
 	kept := slices.DeleteFunc(list, func(f member) bool {
 		property := objectIn(c.root, "properties")[f.key]
-		return isOptionalNull(c.root, f) && c.value(f.key, property, f.value) != nil
+		return isOptionalNull(c.root, f) && c.value(property, f.value) != nil
 	})
 	if len(arguments) == 0 || len(kept) < len(list) {
 		arguments = kept.encode()
 	}
-	if wrong := c.value("", c.root, arguments); wrong != nil {
+	if wrong := c.value(c.root, arguments); wrong != nil {
 		return nil, wrong
 	}
 	return arguments, nil
@@ -383,10 +397,12 @@ func objectIn(schema map[string]any, key string) map[string]any {
 	return inner
 }
 
-// argumentCheck checks the arguments of one call. Schemas are decoded by encoding/json; a
-// schema that is not an object accepts any value. A path is the keys that lead to a value,
-// joined by dots. Because of left and depth, a check always terminates, even if a $ref leads
-// to itself.
+// argumentCheck checks the arguments of one call against these keywords of JSON Schema: type,
+// enum, const, format (only date-time), properties, required, additionalProperties, items,
+// anyOf, oneOf (as anyOf, and only without it) and $ref (only to $defs). It ignores others.
+//
+// Schemas are decoded by encoding/json; a schema that is not an object accepts any value.
+// Because of left and depth, a check always terminates, even if a $ref leads to itself.
 type argumentCheck struct {
 	root  map[string]any
 	left  int // bytes to be read before giving up; alternatives could take forever
@@ -403,14 +419,14 @@ func (c *argumentCheck) resolve(schema any) map[string]any {
 	return s
 }
 
-// value checks the value at path against a schema.
-func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *argumentError {
+// value checks a value against a schema.
+func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError {
 	c.left -= len(value) + 1
 	if c.depth == maxCheckDepth {
 		c.left = -1
 	}
 	if c.left < 0 {
-		return &argumentError{path, "is too complex to check", ""}
+		return &argumentError{text: func() string { return " is too complex to check" }}
 	}
 	c.depth++
 	defer func() { c.depth-- }()
@@ -419,82 +435,116 @@ func (c *argumentCheck) value(path string, schema any, value json.RawMessage) *a
 		return nil
 	}
 	if _, ok := s["$ref"].(string); ok {
-		return c.value(path, s, value)
+		return c.value(s, value)
 	}
-	types := textList(s["type"])
-	got := jsonType(value)
-	fits := slices.Contains(types, got) || got == "integer" && slices.Contains(types, "number")
-	if len(types) > 0 && !fits {
-		want := cmp.Or(scalarWanted(s, nil), withArticles(types))
-		return &argumentError{path, want, withArticles([]string{got})}
+	kind := jsonType(value)
+	if !hasType(s, kind) || !isAllowed(s, value) {
+		return c.misfit(s, value)
 	}
-	if wrong := c.alternatives(path, s, value); wrong != nil {
+	if wrong := c.alternatives(s, value); wrong != nil {
 		return wrong
 	}
-	switch got {
+	switch kind {
 	case "object":
-		return c.object(path, s, value)
+		return c.object(s, value)
 	case "array":
 		for i, item := range items(value) {
-			if wrong := c.value(below(path, strconv.Itoa(i)), s["items"], item); wrong != nil {
-				return wrong
+			if wrong := c.value(s["items"], item); wrong != nil {
+				return wrong.at(strconv.Itoa(i))
 			}
 		}
-		return nil
-	}
-	if want := scalarWanted(s, value); want != "" {
-		return &argumentError{path, want, clipText(string(value), 100)}
 	}
 	return nil
 }
 
-// below returns the path of the member key of the value at path.
-func below(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
+// misfit returns the error for a value that a schema does not accept. The error contains the
+// value if it has the right type, else its type.
+func (c *argumentCheck) misfit(s map[string]any, value json.RawMessage) *argumentError {
+	return &argumentError{text: func() string {
+		kind := jsonType(value)
+		got := withArticles([]string{kind})
+		if hasType(s, kind) {
+			got = clipText(string(value), 100)
+		}
+		return fmt.Sprintf(": want %s, got %s", clipText(c.wanted(s), maxWantedText), got)
+	}}
+}
 
-// alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits,
-// the error is that of the alternative which fits best: the one with the most matching
-// constants or, among equals, the one whose error is deepest inside the value. Errors of
-// equals at the same path are combined.
-func (c *argumentCheck) alternatives(path string, s map[string]any, value json.RawMessage) *argumentError {
-	anyOf, _ := s["anyOf"].([]any)
-	oneOf, _ := s["oneOf"].([]any)
-	var best *argumentError
-	bestFit := 0
-	for _, one := range slices.Concat(anyOf, oneOf) {
-		wrong := c.value(path, one, value)
+// wanted describes the values that a schema accepts. Call it only if the check of a value
+// against the schema ended: else it may not end.
+func (c *argumentCheck) wanted(schema any) string {
+	s := c.resolve(schema)
+	if _, ok := s["$ref"].(string); ok {
+		return c.wanted(s)
+	}
+	if enum := enumOf(s); enum != nil {
+		text := strings.Trim(string(marshal(enum)), "[]")
+		if len(enum) == 1 {
+			return text
+		}
+		return "one of " + text
+	}
+	if s["format"] == "date-time" {
+		return "a time such as 2006-01-02T15:04:05Z"
+	}
+	if types := textList(s["type"]); types != nil {
+		text := withArticles(types)
+		if required := textList(s["required"]); required != nil {
+			text += " with " + strings.Join(required, ", ")
+		}
+		return text
+	}
+	var list []string
+	for _, one := range alternativesOf(s) {
+		if want := c.wanted(one); !slices.Contains(list, want) {
+			list = append(list, want)
+		}
+	}
+	return strings.Join(list, " or ")
+}
+
+// alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits, the
+// error is that of the only alternative which has the value's type or, among several, of the
+// only one whose constants agree with the value.
+func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *argumentError {
+	list := alternativesOf(s)
+	var sameType, agreeing []*argumentError
+	for _, one := range list {
+		wrong := c.value(one, value)
 		if wrong == nil || c.left < 0 { // if too complex, the others can't be checked either
 			return wrong
 		}
-		fit := c.constants(one, value)<<16 + strings.Count(wrong.path, ".")
-		switch {
-		case best == nil || fit > bestFit:
-			best, bestFit = wrong, fit
-		case fit == bestFit && best.path == wrong.path && !strings.Contains(best.want, wrong.want):
-			best.want = clipText(best.want+" or "+wrong.want, maxWantedText)
+		if len(wrong.keys) == 0 {
+			continue
+		}
+		sameType = append(sameType, wrong)
+		if c.agrees(one, value) {
+			agreeing = append(agreeing, wrong)
 		}
 	}
-	return best
+	switch {
+	case len(sameType) == 1:
+		return sameType[0]
+	case len(agreeing) == 1:
+		return agreeing[0]
+	case len(list) > 0:
+		return c.misfit(s, value)
+	}
+	return nil
 }
 
-// constants counts the members of an object that match an enum of an alternative, such as a
-// kind of "circle", minus those that don't.
-func (c *argumentCheck) constants(schema any, value json.RawMessage) (n int) {
+// agrees reports whether each member of an object for which an alternative has constants,
+// such as a kind of "circle", is one of them.
+func (c *argumentCheck) agrees(schema any, value json.RawMessage) bool {
 	properties := objectIn(c.resolve(schema), "properties")
-	for _, f := range members(value) {
-		enum, ok := objectIn(properties, f.key)["enum"].([]any)
-		switch {
-		case !ok:
-		case isOneOf(enum, f.value):
-			n++
-		default:
-			n--
-		}
-	}
-	return n
+	return !slices.ContainsFunc(members(value), func(f member) bool {
+		enum := enumOf(objectIn(properties, f.key))
+		return enum != nil && !isOneOf(enum, f.value)
+	})
 }
 
 // object checks the members of an object, missing ones last.
-func (c *argumentCheck) object(path string, s map[string]any, value json.RawMessage) *argumentError {
+func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumentError {
 	list := members(value)
 	properties := objectIn(s, "properties")
 	for _, f := range list {
@@ -503,50 +553,76 @@ func (c *argumentCheck) object(path string, s map[string]any, value json.RawMess
 			property = s["additionalProperties"]
 		}
 		if property == false {
-			return &argumentError{below(path, f.key), "is unknown", ""}
+			wrong := &argumentError{text: func() string {
+				want := strings.Join(sortedKeys(properties), ", ")
+				return " is unknown: want " + clipText(want, maxWantedText)
+			}}
+			return wrong.at(f.key)
 		}
-		if wrong := c.value(below(path, f.key), property, f.value); wrong != nil && !isOptionalNull(s, f) {
-			return wrong
+		if wrong := c.value(property, f.value); wrong != nil && !isOptionalNull(s, f) {
+			return wrong.at(f.key)
 		}
 	}
 	for _, name := range textList(s["required"]) {
 		if list.get(name) != nil {
 			continue
 		}
-		wrong := &argumentError{below(path, name), "is required", ""}
-		if types := textList(objectIn(properties, name)["type"]); types != nil {
-			wrong.want += ": " + withArticles(types)
-		}
-		return wrong
+		wrong := &argumentError{text: func() string {
+			if types := textList(objectIn(properties, name)["type"]); types != nil {
+				return " is required: " + withArticles(types)
+			}
+			return " is required"
+		}}
+		return wrong.at(name)
 	}
 	return nil
 }
 
-// isOneOf reports whether an enum contains a value. It returns false for objects and arrays,
-// which Go can't compare.
+// alternativesOf returns the schemas of which a value must fit one.
+func alternativesOf(s map[string]any) []any {
+	list, ok := s["anyOf"].([]any)
+	if !ok {
+		list, _ = s["oneOf"].([]any)
+	}
+	return list
+}
+
+// enumOf returns the values that a schema lists, or nil if it lists none.
+func enumOf(s map[string]any) []any {
+	if value, ok := s["const"]; ok {
+		return []any{value}
+	}
+	enum, _ := s["enum"].([]any)
+	return enum
+}
+
+// hasType reports whether a schema accepts values of a type.
+func hasType(s map[string]any, kind string) bool {
+	types := textList(s["type"])
+	return len(types) == 0 || slices.Contains(types, kind) ||
+		kind == "integer" && slices.Contains(types, "number")
+}
+
+// isOneOf reports whether an enum contains a value.
 func isOneOf(enum []any, value json.RawMessage) bool {
 	var decoded any
 	err := json.Unmarshal(value, &decoded) // fails if a number is too large
-	return err == nil && value[0] != '{' && value[0] != '[' && slices.Contains(enum, decoded)
+	isEqual := func(one any) bool { return reflect.DeepEqual(one, decoded) }
+	return err == nil && slices.ContainsFunc(enum, isEqual)
 }
 
-// scalarWanted returns a description of the values that a schema accepts, or "" if it accepts
-// value, which has the right type and is neither an object nor an array.
-func scalarWanted(s map[string]any, value json.RawMessage) string {
-	if enum, ok := s["enum"].([]any); ok && !isOneOf(enum, value) {
-		want := strings.Trim(string(marshal(enum)), "[]")
-		if len(enum) == 1 {
-			return want
-		}
-		return "one of " + want
+// isAllowed reports whether a value is one that a schema lists, if it lists any, and has the
+// format of the schema.
+func isAllowed(s map[string]any, value json.RawMessage) bool {
+	if enum := enumOf(s); enum != nil && !isOneOf(enum, value) {
+		return false
 	}
 	if s["format"] == "date-time" {
 		text, _ := unquote(value)
-		if _, err := time.Parse(time.RFC3339, text); err != nil {
-			return "a time such as 2006-01-02T15:04:05Z"
-		}
+		_, err := time.Parse(time.RFC3339, text)
+		return err == nil
 	}
-	return ""
+	return true
 }
 
 // textList returns the strings of a decoded schema's member: a string, or a list of them.

@@ -3,8 +3,10 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -91,6 +93,8 @@ func TestCheckArguments(t *testing.T) {
 		"one":{"oneOf":[{"type":"integer"},{"type":"string","enum":["all"]}]},
 		"tree":{"$ref":"#/$defs/Tree"},"counts":{"type":"object","additionalProperties":{"type":"integer"}},
 		"strict":{"type":"object","properties":{"a":{}},"additionalProperties":false},
+		"square":{"anyOf":[{"type":"object","properties":{"kind":{"const":"square"}},"required":["kind","size"]},
+			{"type":"null"}]},
 		"nothing":{"enum":[]},
 		"at":{"type":"string","format":"date-time"},
 		"lost":{"$ref":"#/$defs/Gone"},"shape":{"anyOf":[{"$ref":"#/$defs/Circle"},
@@ -121,17 +125,22 @@ func TestCheckArguments(t *testing.T) {
 		`"i":1e3`:                      `parameter "i": want an integer, got a number`,
 		`"list":[1,null]`:              `parameter "list.1": want an integer, got null`,
 		`"either":true`: `parameter "either": want an integer or ` +
-			`an object or an array, got a boolean`,
-		`"either":{}`:                            `parameter "either.rows" is required: an integer`,
-		`"either":{"rows":"x"}`:                  `parameter "either.rows": want an integer, got a string`,
-		`"one":"some"`:                           `parameter "one": want an integer or "all", got a string`,
-		`"kind":1`:                               `parameter "kind": want one of "a","é", got an integer`,
-		`"shape":{}`:                             `parameter "shape.kind" is required`,
-		`"shape":{"kind":"x"}`:                   `parameter "shape.kind": want one of "disc","circle" or "box"`,
+			`an object with rows or an array, got true`,
+		`"either":{}`:           `parameter "either.rows" is required: an integer`,
+		`"either":{"rows":"x"}`: `parameter "either.rows": want an integer, got a string`,
+		`"one":"some"`:          `parameter "one": want an integer or "all", got "some"`,
+		`"kind":1`:              `parameter "kind": want one of "a","é", got an integer`,
+		`"shape":{}`: `parameter "shape": want an object with kind, radius or ` +
+			`an object with kind, size, got {}`,
+		`"shape":{"kind":"x"}`:                   `kind, size, got {"kind":"x"}`,
 		`"shape":{"at":[],"kind":"box","to":[]}`: `parameter "shape.size" is required`,
 		`"shape":{"at":1,"kind":"box"}`:          `parameter "shape.at": want an array, got an integer`,
 		`"shape":{"at":[],"kind":"disc"}`:        `parameter "shape.at": want an integer, got an array`,
-		`"strict":{"b":1}`:                       `parameter "strict.b" is unknown`,
+		`"square":{"kind":"square"}`:             `parameter "square.size" is required`,
+		`"square":{"kind":"cube"}`:               `parameter "square.kind": want "square", got "cube"`,
+		`"strict":{"b":1}`:                       `parameter "strict.b" is unknown: want a`,
+		`"counts":{"a":"x"}`:                     `parameter "counts.a": want an integer, got a string`,
+		`"level":[]`:                             `parameter "level": want one of 1,"x",null, got []`,
 		`"nothing":1`:                            `parameter "nothing": want one of , got 1`,
 		`"at":"tomorrow"`: `parameter "at": ` +
 			`want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
@@ -154,17 +163,47 @@ func TestCheckArguments(t *testing.T) {
 	for sent, want := range map[string]string{
 		``:                    `parameter "s" is required: a string`,
 		`{"s":null,"gone":1}`: `parameter "s": want a string, got null`,
-		`{"S":"","gone":1}`:   `parameter "s" is required: a string`,
+		`{"gone":1}`:          `parameter "s" is required: a string`,
 	} {
 		_, err := m.checkArguments(json.RawMessage(sent))
 		check(t, sent, fmt.Sprint(err), want)
 	}
 	// Deeper, a null for what may be left out is passed on.
-	const nested = `{"s":"\u0061","gone":1,"either":{"rows":1,"note":null,"Rows":2},` +
+	const nested = `{"s":"\u0061","gone":1,"either":{"rows":1,"note":null,"more":2},` +
 		`"tree":{"more":[{"left":null},{"x": 1.50}]}}`
 	got, err := m.checkArguments(json.RawMessage(nested))
 	must(t, err)
 	check(t, "nested arguments", string(got), nested)
+}
+
+// TestCheckIsLinear checks arguments that have a long key and many items, or many items of a
+// union: neither the path of each item nor an error for each alternative costs memory.
+func TestCheckIsLinear(t *testing.T) {
+	const size = 50_000
+	long := strings.Repeat("k", size)
+	for _, tt := range []struct{ name, schema, arguments, item, want string }{
+		{"a long key", `{"type":"object","additionalProperties":{"type":"array","items":{"type":"integer"}}}`,
+			`{"x":{"` + long + `":[%s]}}`, `1`, ``},
+		{"a wrong item", `{"type":"object","additionalProperties":{"type":"array","items":{"type":"integer"}}}`,
+			`{"x":{"` + long + `":[%s,""]}}`, `1`, `.50000": want an integer, got a string`},
+		{"a union", `{"type":"array","items":{"anyOf":[{"type":"integer"},{"enum":["` + long + `"]},{"type":"boolean"},
+			{"type":"object","required":["a"]},{"type":"string"}]}}`, `{"x":[%s]}`, `""`, ``},
+	} {
+		m := methodOf(t, "node", `"inputSchema":{"type":"object","properties":{"x":`+tt.schema+`}}`)
+		items := strings.Repeat(tt.item+",", size-1) + tt.item
+		arguments := json.RawMessage(fmt.Sprintf(tt.arguments, items))
+		m.schema()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, err := m.checkArguments(arguments)
+		runtime.ReadMemStats(&after)
+		checkContains(t, tt.name, fmt.Sprint(err), cmp.Or(tt.want, "<nil>"))
+		perByte := int(after.TotalAlloc-before.TotalAlloc) / len(arguments)
+		t.Logf("%s: %d bytes of memory per byte", tt.name, perByte)
+		if perByte > 500 {
+			t.Errorf("%s: %d bytes of memory per byte of the message", tt.name, perByte)
+		}
+	}
 }
 
 // TestHostileSchemas has a schema nested without end, which is read once.
@@ -193,7 +232,7 @@ func TestCircularReferences(t *testing.T) {
 		{"itself", "Self", `{"x":1}`, tooComplex},
 		{"each other", "A", `{"x":1}`, tooComplex},
 		{"a wrong one inside", "List", `{"x":[[1],[["a",3]],[]]}`,
-			`parameter "x.1.0.0": want an array or an integer, got a string`},
+			`parameter "x.1.0.0": want an array or an integer, got "a"`},
 		{"a long chain in each level", "C0", `{"x":` + nested + `,"y":"` + large + `"}`, tooComplex},
 		{"alternatives that double", "D0", `{"x":1,"y":"yyyy"}`, tooComplex},
 	} {

@@ -247,7 +247,7 @@ func callError(ctx context.Context, err error) error {
 	}
 	if argument, ok := errors.AsType[*argumentError](err); ok {
 		return httpErrorf(http.StatusBadRequest, "%v", argument).
-			because(fmt.Errorf("parameter %q does not fit", argument.path)) // without the sender's data
+			because(fmt.Errorf("parameter %q does not fit", argument.path())) // without the sender's data
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
 		return httpErrorf(http.StatusGatewayTimeout,
