@@ -72,7 +72,6 @@ var otherLimits = map[string]string{
 	"maxHeld":             "TestBodiesMakeRoom",
 	"minHeldShare":        "TestBodiesMakeRoom",
 	"minHeld":             "TestLimits",
-	"largeBody":           "TestLargeBodies",
 	"bodyChunk":           "TestWebhookEndlessBody",
 	"maxWrite":            "TestSlowReaders",
 	"maxOutbox":           "TestSlowClientIsDropped",
@@ -307,39 +306,6 @@ func TestRequestAfterTheEnd(t *testing.T) {
 		must(t, d.serve(ctx, b.server.gate))
 		defer func() { check(t, "the handler panics with ErrAbortHandler", recover() == http.ErrAbortHandler, true) }()
 		d.handler().ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/healthz", nil))
-	})
-}
-
-// TestLargeBodies sends large bodies while one of the same principal is parsed. Only this principal waits.
-func TestLargeBodies(t *testing.T) {
-	t.Parallel()
-	inBubble(t, func(t *testing.T, b *bubble) {
-		one, other := b.open(protocols[0]), b.open(protocols[0])
-		other.Header.Set(claimHeader, newClaimFor(t, b.base, "/w").Code.Reveal())
-		parsed, over := make(chan bool), make(chan bool)
-		held, err := account{memory: b.server.memory}.open(largeBody + 1)
-		must(t, err)
-		go func() {
-			held.parse(func() { <-parsed })
-			close(over)
-		}()
-		synctest.Wait()
-		large := b.begin(echoRequest(largeBody+1)(b, one))
-		for name, x := range map[string]*exchange{
-			"a small body":        b.begin(echoRequest(100)(b, one)),
-			"another principal's": b.begin(echoRequest(largeBody+1)(b, other)),
-		} {
-			status, _ := x.got()
-			check(t, name+": status", status, 200)
-		}
-		status, _ := large.got()
-		check(t, "a large body meanwhile: status", status, 0)
-		close(parsed)
-		<-over
-		<-large.done
-		status, _ = large.got()
-		check(t, "a large body afterwards: status", status, 200)
-		held.end()
 	})
 }
 

@@ -50,7 +50,6 @@ const (
 	maxHeld        = 512 << 20 // bytes held for all principals
 	minHeldShare   = 1 << 20   // bytes that a principal may hold even if maxHeld is spent
 	minHeld        = 8 << 10   // bytes added to the size of each request
-	largeBody      = 256 << 10 // bytes of a body above which a principal's bodies are parsed one by one
 	bodyChunk      = 64 << 10  // bytes of a body that must arrive within bodyTimeout
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
 	maxLogged      = 200       // bytes of one value in the log that a client chose
@@ -423,9 +422,7 @@ type memory struct {
 	mu sync.Mutex
 	// bodies are the reservations whose bodies may be dropped: their senders are
 	// unauthenticated, or no secret is set.
-	bodies  map[*reservation]bool
-	parsing map[string]bool // principals with a large body that is being parsed
-	parsed  sync.Cond       // signals that a large body has been parsed
+	bodies map[*reservation]bool
 }
 
 // unauthenticated is the one principal of all senders of webhooks without the secret.
@@ -433,13 +430,7 @@ const unauthenticated = "?"
 
 // newMemory returns a memory for requests whose bodies have at most maxBody bytes.
 func newMemory(maxBody int64) *memory {
-	m := &memory{
-		maxBody: maxBody,
-		bodies:  make(map[*reservation]bool),
-		parsing: make(map[string]bool),
-	}
-	m.parsed.L = &m.mu
-	return m
+	return &memory{maxBody: maxBody, bodies: make(map[*reservation]bool)}
 }
 
 // account is a memory, and the principal whose use of it is counted.
@@ -565,27 +556,6 @@ func (r *reservation) Read(buf []byte) (int, error) {
 		return n, full
 	}
 	return n, err
-}
-
-// parse runs f, which parses the body or data derived from it. Each principal's large
-// bodies are parsed one at a time, so that other principals find a free processor.
-func (r *reservation) parse(f func()) {
-	if r != nil && r.received > largeBody {
-		m := r.memory
-		m.mu.Lock()
-		for m.parsing[r.principal] {
-			m.parsed.Wait()
-		}
-		m.parsing[r.principal] = true
-		m.mu.Unlock()
-		defer func() {
-			m.mu.Lock()
-			delete(m.parsing, r.principal)
-			m.mu.Unlock()
-			m.parsed.Broadcast()
-		}()
-	}
-	f()
 }
 
 // rate returns how fast a body arrives, in bytes per nanosecond. It adds minHeldShare, so

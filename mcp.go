@@ -421,11 +421,11 @@ func (r *request) call() (json.RawMessage, error) {
 // callTool calls a tool. An error that is not a JSON-RPC error, such as an invalid argument
 // or a crash, becomes a failed result, so that a model can correct itself.
 func (r *request) callTool() (json.RawMessage, error) {
-	var err error
-	r.caller.Held.parse(func() { r.params, err = cleanArguments(r.params) })
+	params, err := cleanArguments(r.params)
 	if err != nil {
 		return nil, err
 	}
+	r.params = params
 	result, err := r.call()
 	if _, own := errors.AsType[*rpcError](err); err != nil && !own && r.ctx.Err() == nil {
 		return failure(err.Error()), nil

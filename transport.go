@@ -98,22 +98,18 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer held.end()
 	if from.session != nil && from.session.Protocol == sseProtocol {
-		held.parse(func() { err = from.session.deliver(from, body) })
-		if err == nil {
-			w.WriteHeader(http.StatusAccepted)
+		if err := from.session.deliver(from, body); err != nil {
+			return err
 		}
-		return err
+		w.WriteHeader(http.StatusAccepted)
+		return nil
 	}
-	var msg *Message
-	var params object
-	held.parse(func() {
-		msg, err = parseMessage(body)
-		params = parseParams(msg.Params)
-	})
-	var session *Session
-	if err == nil {
-		session, err = s.sessionOf(w, r, from, msg, params)
+	msg, err := parseMessage(body)
+	if err != nil {
+		return refusal(msg.ID, err)
 	}
+	params := parseParams(msg.Params)
+	session, err := s.sessionOf(w, r, from, msg, params)
 	if err != nil {
 		return refusal(msg.ID, err)
 	}

@@ -347,9 +347,7 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 	}
 	checked := i.ChecksArguments()
 	if checked {
-		var arguments json.RawMessage
-		var err error
-		from.Held.parse(func() { arguments, err = i.Method.checkArguments(params.get("arguments")) })
+		arguments, err := i.Method.checkArguments(params.get("arguments"))
 		if err != nil {
 			return nil, err
 		}

@@ -264,31 +264,26 @@ func callError(ctx context.Context, err error) error {
 	return httpErrorf(status, "%s", rpc.Message).because(errFailed)
 }
 
-// prepare returns the arguments for the delivery's method. It verifies the signature for
-// each attempt, because the module may have changed and the method may have another rule.
-func (d *delivery) prepare() (arguments json.RawMessage, err error) {
+// prepare returns the arguments for the delivery's method: the fields of the body, and the
+// request under webhookParam. It verifies the signature for each attempt, because the module
+// may have changed and the method may have another rule. Its errors are *httpError or
+// *argumentError.
+func (d *delivery) prepare() (json.RawMessage, error) {
 	if err := d.verify(); err != nil {
 		return nil, err
 	}
-	d.held.parse(func() { arguments, err = d.parseArguments() })
-	if err != nil {
-		return nil, err
-	}
-	return arguments, d.held.grow(int64(len(arguments)))
-}
-
-// parseArguments returns the arguments for the delivery's method: the fields of the
-// body, and the request under webhookParam. Its errors are *httpError or *argumentError.
-func (d *delivery) parseArguments() (json.RawMessage, error) {
 	list, err := parameters(d.kind, d.boundary, d.body, d.tool.Method)
 	if err != nil {
 		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
 	arguments := append(withoutWebhook(list), member{webhookParam, d.meta()}).encode()
-	if d.tool.ChecksArguments() {
-		return arguments, nil
+	if !d.tool.ChecksArguments() {
+		arguments, err = d.tool.Method.checkArguments(arguments)
+		if err != nil {
+			return nil, err
+		}
 	}
-	return d.tool.Method.checkArguments(arguments)
+	return arguments, d.held.grow(int64(len(arguments)))
 }
 
 // meta returns what a method receives under webhookParam.
