@@ -48,9 +48,7 @@ const (
 	maxHeldOf      = 64 << 20  // bytes held per principal, and for all webhook senders; at least two bodies
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
 	maxHeld        = 512 << 20 // bytes held for all principals
-	minHeldShare   = 1 << 20   // bytes that a principal may hold even if maxHeld is spent
 	minHeld        = 8 << 10   // bytes added to the size of each request
-	bodyChunk      = 64 << 10  // bytes of a body that must arrive within bodyTimeout
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
 	maxLogged      = 200       // bytes of one value in the log that a client chose
 
@@ -115,8 +113,9 @@ const (
 )
 
 const (
-	bodyTimeout  = 30 * time.Second // for the next bodyChunk of a body to arrive
-	writeTimeout = 30 * time.Second // for the client to accept the next maxWrite of an answer
+	bodyTimeout        = 30 * time.Second // for a whole body to arrive
+	unknownBodyTimeout = 10 * time.Second // for a whole body of an unauthenticated sender to arrive
+	writeTimeout       = 30 * time.Second // for the client to accept the next maxWrite of an answer
 )
 
 // httpError is an error with an HTTP status. The client sees Msg; Err, if not nil, is only
@@ -412,25 +411,23 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 
 // memory limits the bytes that are held for principals. A request counts from the first
 // byte of its body until the last byte of its answer has been written. Messages to
-// clients count until they have been written.
-// Only these bytes count: what usher makes of them, such as decoded objects, can be ten
-// times as large. Safe for concurrent use.
+// clients count until they have been written. Only these bytes count: what usher makes of
+// them, such as decoded objects, can be ten times as large. Safe for concurrent use.
 type memory struct {
 	maxBody int64 // bytes of one body
 	bytes   quota
 
-	mu sync.Mutex
-	// bodies are the reservations whose bodies may be dropped: their senders are
-	// unauthenticated, or no secret is set.
-	bodies map[*reservation]bool
+	mu       sync.Mutex
+	arriving []*reservation // for bodies of unauthenticated senders, the oldest first
 }
 
-// unauthenticated is the one principal of all senders of webhooks without the secret.
+// unauthenticated is the one principal of all senders of webhooks that have not presented
+// the secret, or need none.
 const unauthenticated = "?"
 
 // newMemory returns a memory for requests whose bodies have at most maxBody bytes.
 func newMemory(maxBody int64) *memory {
-	return &memory{maxBody: maxBody, bodies: make(map[*reservation]bool)}
+	return &memory{maxBody: maxBody}
 }
 
 // account is a memory, and the principal whose use of it is counted.
@@ -440,34 +437,34 @@ type account struct {
 }
 
 // reserve counts n more bytes, and reports whether there was room for them. The caller
-// must release them.
+// must release them. If unauthenticated senders have no room, their oldest bodies that are
+// still arriving make room.
 func (a account) reserve(n int64) bool {
-	a.memory.mu.Lock()
-	defer a.memory.mu.Unlock()
-	return a.reserveLocked(n)
-}
-
-// reserveLocked does the work of reserve. The caller holds the memory's mu. It drops the
-// slowest bodies of unauthenticated senders to make room for other bodies of such senders
-// or, if all memory is spent, for anyone.
-func (a account) reserveLocked(n int64) bool {
 	m := a.memory
 	limit := max(maxHeldOf, 2*m.maxBody)
 	if a.principal == unauthenticated {
 		limit = max(maxHeldUnknown, m.maxBody)
 	}
 	for !m.bytes.add(a.principal, n, limit, max(maxHeld, limit)) {
-		own := m.bytes.count(a.principal)+n > limit && a.principal != unauthenticated
-		if own || len(m.bodies) == 0 {
+		if a.principal != unauthenticated || !m.dropOldest() {
 			return false
 		}
-		slowest := slices.MinFunc(slices.Collect(maps.Keys(m.bodies)), func(a, b *reservation) int {
-			return cmp.Compare(a.rate(), b.rate())
-		})
-		slowest.dropped = true
-		slowest.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
-		slowest.freeLocked()
 	}
+	return true
+}
+
+// dropOldest drops the oldest arriving body, and reports whether there was one.
+func (m *memory) dropOldest() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.arriving) == 0 {
+		return false
+	}
+	oldest := m.arriving[0]
+	m.arriving = m.arriving[1:]
+	oldest.dropped = true
+	oldest.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
+	oldest.freeLocked()
 	return true
 }
 
@@ -487,14 +484,12 @@ var (
 // use, except Read.
 type reservation struct {
 	account
-	body      io.Reader
-	control   *http.ResponseController // some tests don't support deadlines
-	since     time.Time
-	received  int64 // bytes of the body
-	droppable bool  // the body has not arrived completely, and may be dropped to make room
+	body     io.Reader
+	control  *http.ResponseController // some tests don't support deadlines
+	received int64                    // bytes of the body
 	// Guarded by the memory's mu:
 	bytes   int64 // counted
-	dropped bool
+	dropped bool  // the body, to make room for others
 }
 
 // open returns a reservation for a request of n bytes, whose body has been read already.
@@ -511,18 +506,14 @@ func (a account) open(n int64) (*reservation, error) {
 func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, held *reservation, err error) {
 	limit := a.memory.maxBody
 	held = &reservation{
-		account:   a,
-		body:      http.MaxBytesReader(w, r.Body, limit),
-		control:   http.NewResponseController(w),
-		since:     time.Now(),
-		droppable: a.principal == unauthenticated,
+		account: a,
+		body:    http.MaxBytesReader(w, r.Body, limit),
+		control: http.NewResponseController(w),
 	}
 	if r.ContentLength > limit {
 		err = &http.MaxBytesError{Limit: limit}
 	} else if err = held.grow(minHeld); err == nil {
-		held.control.SetReadDeadline(held.since.Add(bodyTimeout))
-		body, err = io.ReadAll(held)
-		held.control.SetReadDeadline(time.Time{})
+		body, err = held.readAll()
 	}
 	if err == nil {
 		return body, held, nil
@@ -543,43 +534,46 @@ func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, h
 	return nil, nil, err
 }
 
-// Read reads more of the body, unless the body was dropped.
-func (r *reservation) Read(buf []byte) (int, error) {
-	n, err := r.body.Read(buf)
-	r.droppable = r.droppable && err == nil
-	before := r.received
-	r.received += int64(n)
-	if before/bodyChunk < r.received/bodyChunk {
+// readAll reads the body until its end or its deadline, or until it is dropped.
+func (r *reservation) readAll() ([]byte, error) {
+	m := r.memory
+	if r.principal == unauthenticated {
+		r.control.SetReadDeadline(time.Now().Add(unknownBodyTimeout))
+		m.mu.Lock()
+		m.arriving = append(m.arriving, r)
+		m.mu.Unlock()
+	} else {
 		r.control.SetReadDeadline(time.Now().Add(bodyTimeout))
 	}
+	body, err := io.ReadAll(r)
+	m.mu.Lock()
+	m.arriving = slices.DeleteFunc(m.arriving, func(other *reservation) bool { return other == r })
+	if r.dropped {
+		err = errNoRoom
+	}
+	m.mu.Unlock()
+	r.control.SetReadDeadline(time.Time{})
+	return body, err
+}
+
+// Read reads more of the body, and counts its bytes.
+func (r *reservation) Read(buf []byte) (int, error) {
+	n, err := r.body.Read(buf)
+	r.received += int64(n)
 	if full := r.grow(int64(n)); full != nil {
 		return n, full
 	}
 	return n, err
 }
 
-// rate returns how fast a body arrives, in bytes per nanosecond. It adds minHeldShare, so
-// that a body that has just begun is not the slowest. The caller holds the memory's mu.
-func (r *reservation) rate() float64 {
-	return float64(r.bytes+minHeldShare) / float64(time.Since(r.since))
-}
-
 // grow counts n more bytes for the request, or returns errNoRoom.
 func (r *reservation) grow(n int64) error {
+	if !r.reserve(n) {
+		return errNoRoom
+	}
 	r.memory.mu.Lock()
 	defer r.memory.mu.Unlock()
-	if r.dropped || !r.reserveLocked(n) {
-		return errNoRoom
-	}
 	r.bytes += n
-	if r.dropped { // by reserveLocked; end gives back the bytes
-		return errNoRoom
-	}
-	if r.droppable {
-		r.memory.bodies[r] = true
-	} else {
-		delete(r.memory.bodies, r)
-	}
 	return nil
 }
 
@@ -594,7 +588,6 @@ func (r *reservation) end() {
 func (r *reservation) freeLocked() {
 	r.release(r.bytes)
 	r.bytes = 0
-	delete(r.memory.bodies, r)
 }
 
 // quota counts what principals use, in bytes or in items. It forgets a principal whose
@@ -615,14 +608,12 @@ func (q *quota) reserve(principal string, limit int64) (release func(), ok bool)
 }
 
 // add adds n, which may be negative, to what a principal uses. It refuses, and returns
-// false, if the principal's total would exceed limit, or if the principal's total would
-// exceed minHeldShare and the total of all principals would exceed all.
+// false, if the principal's total would exceed limit, or the total of all principals all.
 func (q *quota) add(principal string, n, limit, all int64) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	used := q.used[principal] + n
-	full := q.all+n > all && used > minHeldShare
-	if n > 0 && (used > limit || full) {
+	if n > 0 && (used > limit || q.all+n > all) {
 		return false
 	}
 	if q.used == nil {
