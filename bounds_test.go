@@ -102,7 +102,6 @@ var otherLimits = map[string]string{
 	"maxInstructions":     "clips what is shown, and holds up nothing",
 	"maxSessionsOf":       "TestSessionsInMemory",
 	"maxWantedOf":         "TestWantedResources",
-	"defaultWebhookLimit": "TestWebhookLimit",
 	"maxSignatures":       "TestSignatureNearMisses",
 	"maxSignatureHeaders": "TestSignatureNearMisses",
 }
@@ -1166,7 +1165,6 @@ func TestPanics(t *testing.T) {
 		b.server.log, b.server.modules = log, fixedRegistry(nil)
 		hooks := &Webhooks{modules: b.server.modules, memory: b.server.memory, log: log,
 			webhookConfig: webhookConfig{audience: anyone}}
-		hooks.slots = make(chan struct{}, 1)
 		for what, ask := range map[string]func() string{
 			"a list":                 func() string { return c.ask("tools/list", "").Body },
 			"a call":                 func() string { return c.call("m_m", "").Body },

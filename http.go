@@ -101,13 +101,12 @@ const (
 
 	// session.go, transport.go: sessions and their streams.
 	maxSessionsOf = 1000 // sessions in memory per principal; the oldest idle ones are forgotten
-	maxInFlight   = 256  // requests in flight per principal, until their answers are written
+	maxInFlight   = 256  // requests in flight per principal, until their answers are written; and deliveries
 	maxStreams    = 16   // notification streams per session
 	maxStreamsOf  = 256  // notification streams per principal, listens included
 	maxWantedOf   = 1000 // resources that the sessions of one principal are notified of
 
 	// webhook.go: deliveries.
-	defaultWebhookLimit = 256     // deliveries in flight (-webhook-limit)
 	maxSignatures       = 16      // signatures compared per delivery
 	maxSignatureHeaders = 4 << 10 // bytes of the signature headers of one delivery
 )

@@ -75,10 +75,9 @@ type serveFlags struct {
 	approve      bool   // the modules that the start finds
 	openWebhooks bool
 	webhooks     webhookConfig // complete after check
-	webhookLimit int
-	maxBody      int64  // bytes
-	tlsCert      string // path
-	tlsKey       string // path
+	maxBody      int64         // bytes
+	tlsCert      string        // path
+	tlsKey       string        // path
 }
 
 // declareServeFlags declares the flags of usher serve, except -base.
@@ -104,8 +103,6 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		"let a webhook's verified @signature replace the secret")
 	fs.DurationVar(&f.webhooks.timeout, "webhook-timeout", 30*time.Second,
 		"give up on a webhook's method after `DURATION`")
-	fs.IntVar(&f.webhookLimit, "webhook-limit", defaultWebhookLimit,
-		"answer at most `N` deliveries at once")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "serve HTTPS with the certificate in `FILE`")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "the key of -tls-cert is in `FILE`")
 	return f
@@ -173,8 +170,8 @@ func (f *serveFlags) check(lookupEnv func(string) (string, bool)) error {
 	case set && secret == "" || strings.TrimSpace(secret) != secret:
 		return usageErrorf("%s is empty or has white space around it: change or unset it",
 			webhookSecretVar)
-	case f.webhookLimit <= 0 || f.webhooks.timeout <= 0:
-		return usageErrorf("-webhook-limit and -webhook-timeout: want more than 0")
+	case f.webhooks.timeout <= 0:
+		return usageErrorf("-webhook-timeout: want more than 0")
 	case reachable != "" && !f.open && !f.requireClaim:
 		return usageErrorf("%s makes usher reachable from other machines: add %s; "+
 			"or use -addr 127.0.0.1:%s without -allow-host and -public-url",
@@ -380,7 +377,6 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 		log:           d.log,
 		getenv:        d.app.getenv,
 		senders:       newPrincipal(webhookSender),
-		slots:         make(chan struct{}, d.flags.webhookLimit),
 	}
 	d.server = newServer(serverConfig{
 		modules:  d.registry,

@@ -32,7 +32,7 @@ import (
 const (
 	webhookPrefix      = "/webhook/"        // begins the paths of webhooks
 	secretHeader       = "X-Webhook-Secret" // contains the secret of a sender
-	webhookSender      = "webhook"          // the principal of all deliveries with the secret
+	webhookSender      = "webhook"          // the principal of deliveries; see unauthenticated
 	signatureTolerance = 5 * time.Minute    // how far a signed timestamp may be in the past or the future
 )
 
@@ -48,12 +48,12 @@ type webhookConfig struct {
 // concurrent use.
 type Webhooks struct {
 	webhookConfig
-	modules *Registry
-	memory  *memory
-	log     *slog.Logger
-	getenv  func(string) string // for the keys of signatures
-	senders *Principal          // of all deliveries
-	slots   chan struct{}       // one element for each delivery in flight
+	modules  *Registry
+	memory   *memory
+	log      *slog.Logger
+	getenv   func(string) string // for the keys of signatures
+	senders  *Principal          // of all deliveries
+	inFlight quota               // deliveries whose bodies have arrived
 }
 
 // delivery is one request on its way to a method.
@@ -115,13 +115,12 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	if err != nil {
 		return err
 	}
-	select {
-	case h.slots <- struct{}{}:
-		defer func() { <-h.slots }()
-	default:
+	release, ok := h.inFlight.reserve(webhookSender, maxInFlight)
+	if !ok {
 		return httpErrorf(http.StatusServiceUnavailable,
-			"too many deliveries in flight (-webhook-limit): try again").retryAfter(1)
+			"too many deliveries in flight (limit %d): try again", maxInFlight).retryAfter(1)
 	}
+	defer release()
 	answer, err := h.call(d)
 	if err != nil {
 		return err

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -18,82 +17,63 @@ import (
 	"time"
 )
 
+// TestWebhookLimit has as many deliveries in flight as there may be: one more is refused, whatever its module.
+// Deliveries whose bodies have not arrived don't count.
 func TestWebhookLimit(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/slow.usher", fakeTool{Name: "handleHold", Does: "hold"},
-		fakeTool{Name: "release", Does: "release"})
-	writeTools(t, dir+"/fast.usher", fakeTool{Name: "handleIt"})
-	d := daemonOptions{env: guarded}.startReady(t, dir, "-webhook-limit", "3")
-	answers := make(chan answer, 3)
-	hold := func(n, total int) {
-		for range n {
-			go func() { answers <- d.deliver(t, "slow/handleHold", `{}`, shown) }()
+	t.Parallel()
+	inBubble(t, func(t *testing.T, b *bubble) {
+		for _, method := range b.m.Methods {
+			method.IsHook = true
 		}
-		d.Log.await(t, "deliveries in flight", nil,
-			func(log string) bool { return strings.Count(log, "fake: began") == total })
-	}
-	hold(2, 2)
-	for range 20 {
-		wantStatus(t, "beside a slow module", d.deliver(t, "fast/handleIt", `{}`, shown), 200)
-	}
-	hold(1, 3)
-	for _, row := range []struct {
-		what, method, path, kind string
-		status                   int
-	}{
-		{"one more", "POST", "slow/handleHold", isJSON, 503},
-		{"one more of another module", "POST", "fast/handleIt", isJSON, 503},
-		{"an unknown path", "POST", "fast/nothing", isJSON, 404},
-		{"another method", "GET", "fast/handleIt", "", 405},
-		{"another content type", "POST", "fast/handleIt", "text/plain", 503},
-	} {
-		t.Run(row.what, func(t *testing.T) {
-			a := d.send(t, row.method, row.path, `{}`, "Content-Type: "+row.kind, shown)
-			checkError(t, "with the secret", a, row.status)
-			n, _ := strconv.Atoi(a.Header.Get("Retry-After"))
-			check(t, "has a Retry-After", n > 0, row.status == 503)
-			a = d.send(t, row.method, row.path, `{}`, "Content-Type: "+row.kind)
-			checkError(t, "without the secret", a, 401)
-		})
-	}
-	connect(t, d.URL).call("slow_release", "") // the limit is not one of MCP
-	for range 3 {
-		wantStatus(t, "released", <-answers, 200)
-	}
-	wantStatus(t, "with places free again", d.deliver(t, "fast/handleIt", `{}`, shown), 200)
-}
-
-// Deliveries whose bodies do not arrive occupy no places, and a sender without the
-// secret gets the same answer, whatever is at the path.
-func TestWebhookPlacesAreTakenByWholeDeliveries(t *testing.T) {
-	long(t)
-	dir := t.TempDir()
-	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt"},
-		fakeTool{Name: "handleSigned", Doc: "@signature github WH_SIGNING_SECRET"})
-	env := map[string]string{webhookSecretVar: testSecret, "WH_SIGNING_SECRET": "k"}
-	d := daemonOptions{env: env}.startReady(t, dir, "-webhook-limit", "1", "-accept-signatures")
-	idle := map[string]net.Conn{}
-	for _, path := range []string{"m/handleSigned", "m/handleIt", "no/thing"} {
-		conn, err := net.Dial("tcp", d.address())
-		must(t, err)
-		defer conn.Close()
-		fmt.Fprintf(conn, "POST /webhook/%s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{", path)
-		idle[path] = conn
-	}
-	for range 10 {
-		a := d.deliver(t, "m/handleSigned", `{}`, signed("github", "k", `{}`, time.Now())...)
-		wantStatus(t, "beside idle deliveries", a, 200)
-	}
-	for path, conn := range idle {
-		t.Run(path, func(t *testing.T) {
-			conn.SetReadDeadline(time.Now().Add(patience))
-			io.WriteString(conn, "}")
-			res, err := http.ReadResponse(bufio.NewReader(conn), nil)
-			must(t, err)
-			check(t, "status", res.StatusCode, 401)
-		})
-	}
+		h := &Webhooks{
+			webhookConfig: webhookConfig{secret: testSecret, timeout: time.Minute},
+			modules:       b.server.modules,
+			memory:        b.server.memory,
+			log:           b.server.log,
+		}
+		deliver := func(method, path, secret string, body io.Reader) *httptest.ResponseRecorder {
+			w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
+			setHeaders(r, secret)
+			handle(h.log, writeWebhookError, h.serve)(w, r)
+			return w
+		}
+		wait := func() int { return deliver("POST", "m/wait", shown, strings.NewReader(`{"seconds":1}`)).Code }
+		arriving, rest := io.Pipe()
+		statuses := make(chan int, 2*maxInFlight)
+		for range maxInFlight {
+			go func() { statuses <- deliver("POST", "m/wait", shown, arriving).Code }()
+		}
+		synctest.Wait()
+		check(t, "status beside bodies that have not arrived", wait(), 200)
+		for range maxInFlight {
+			go func() { statuses <- wait() }()
+		}
+		synctest.Wait()
+		for _, row := range []struct {
+			what, method, path string
+			status             int
+		}{
+			{"one more", "POST", "m/wait", 503},
+			{"one more of another method", "POST", "m/ask", 503},
+			{"an unknown path", "POST", "m/nothing", 404},
+			{"another method", "GET", "m/wait", 405},
+		} {
+			w := deliver(row.method, row.path, shown, strings.NewReader(`{}`))
+			check(t, row.what+": status", w.Code, row.status)
+			check(t, row.what+": Retry-After", w.Header().Get("Retry-After") != "", row.status == 503)
+			w = deliver(row.method, row.path, "", strings.NewReader(`{}`))
+			check(t, row.what+": status without the secret", w.Code, 401)
+		}
+		check(t, "a call over MCP", b.open(protocols[0]).call("m_wait", "").failure(), "")
+		for range maxInFlight {
+			check(t, "status of a delivery within the limit", <-statuses, 200)
+		}
+		check(t, "status after them", wait(), 200)
+		rest.Close()
+		for range maxInFlight {
+			check(t, "status of a delivery without a body", <-statuses, 200)
+		}
+	})
 }
 
 func TestWebhookWhileIntrospected(t *testing.T) {
@@ -156,7 +136,6 @@ func TestWebhookWithoutRoom(t *testing.T) {
 			memory:        newMemory(1 << 20),
 			log:           slog.New(slog.DiscardHandler),
 			getenv:        func(string) string { return "k" },
-			slots:         make(chan struct{}, 1),
 		}
 		h.memory.bytes.add(row.principal, maxHeldOf-row.left, maxHeldOf, maxHeld)
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/webhook/m/handleIt", strings.NewReader(body))

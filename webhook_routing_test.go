@@ -302,7 +302,6 @@ func TestWebhookExposure(t *testing.T) {
 		{"-addr 0.0.0.0:0 -require-claim", true, 0, ""},
 		{"-addr 0.0.0.0:0 -open -open-webhooks", false, 0, ""},
 		{"-allow-host usher.example -open", false, 0, webhookSecretVar},
-		{"-webhook-limit 0", false, 2, "-webhook-limit"},
 		{"-webhook-timeout 0", false, 2, "-webhook-timeout"},
 	} {
 		t.Run(fmt.Sprintf("%s, secret %v", row.flags, row.secret), func(t *testing.T) {
