@@ -245,7 +245,8 @@ func (a audience) includes(r *http.Request) bool {
 var proxyHeaders = []string{"Forwarded", "Via", "X-Real-Ip", "Cf-Connecting-Ip"}
 
 // originPolicy decides which requests may reach the daemon. The zero value admits only
-// loopback names and IP addresses. It must not be changed while it is in use.
+// loopback names and IP addresses, but not 0.0.0.0 and ::. It must not be changed while it is
+// in use.
 type originPolicy struct {
 	hosts   []string // lower case, without port
 	origins []string // lower case, "scheme://host[:port]"
@@ -269,10 +270,16 @@ func (p *originPolicy) admitMCP(r *http.Request) error {
 // Warning"). The error names the flag that allows the request.
 func (p *originPolicy) admit(r *http.Request) error {
 	// In a DNS rebinding attack, the Host is a foreign name. An IP address can't be
-	// rebound.
-	host := strings.ToLower(strings.TrimSuffix((&url.URL{Host: r.Host}).Hostname(), "."))
-	_, notAddr := netip.ParseAddr(host)
-	if notAddr != nil && !isLoopback(host) && !slices.Contains(p.hosts, host) {
+	// rebound. But browsers reach this machine at 0.0.0.0 too, and do not say there which
+	// site a request comes from. A Host that url.Parse changes or refuses has a zone, or is
+	// malformed.
+	host := r.Host
+	if u, err := url.Parse("http://" + r.Host); err == nil && u.Host == r.Host {
+		host = strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
+	}
+	addr, err := netip.ParseAddr(host)
+	isAddr := err == nil && !addr.Unmap().IsUnspecified()
+	if !isAddr && !isLoopback(host) && !slices.Contains(p.hosts, host) {
 		return httpErrorf(http.StatusForbidden,
 			"host %q is not allowed: start usher serve with -allow-host %[1]s", clipText(host, 100))
 	}
@@ -315,8 +322,8 @@ func (p *originPolicy) cors(w http.ResponseWriter, r *http.Request) (preflight b
 }
 
 // isLoopback reports whether a host name or address is this machine. It accepts only plain
-// characters before ".localhost", because the page for people shows commands that contain
-// the host, and a shell would run $(…).localhost.
+// characters before ".localhost": the page for people shows commands that contain the Host,
+// and a shell would run $(…).localhost. (admit refuses addresses with a zone.)
 func isLoopback(host string) bool {
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return addr.Unmap().IsLoopback()

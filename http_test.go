@@ -69,6 +69,46 @@ func TestProxiedRequests(t *testing.T) {
 	}
 }
 
+// TestHosts checks which values of Host are admitted: the page for people shows them in commands.
+func TestHosts(t *testing.T) {
+	policy := originPolicy{hosts: []string{"usher.example", "::"}}
+	for host, want := range map[string]bool{
+		"localhost":                true,
+		"LOCALHOST.:3000":          true,
+		"localhost:":               true,
+		"my-app.localhost":         true,
+		"127.0.0.1:3000":           true,
+		"192.168.1.20":             true,
+		"[::1]:3000":               true,
+		"[fe80::1]":                true,
+		"Usher.Example:8443":       true,
+		"[::]:3000":                true, // allowed by a flag
+		"":                         false,
+		"evil.example":             false,
+		"0.0.0.0:3000":             false,
+		"0.0.0.0.":                 false,
+		"[::ffff:0.0.0.0]":         false,
+		"[fe80::1%25eth0]":         false,
+		"[fe80::1%25$(id)]:3000":   false,
+		"[::1%25$(id)]":            false,
+		"[::1%$(id)]":              false,
+		"[::1]$(id)":               false,
+		"$(id).localhost":          false,
+		"$(id)@localhost":          false,
+		"localhost:$(id)":          false,
+		"127.0.0.1:80$(id)":        false,
+		"localhost/$(id)":          false,
+		"usher.example?$(id)":      false,
+		"localhost:3000#$(id)":     false,
+		"localhost%2e$(id)":        false,
+		"[::1]:3000,usher.example": false,
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Host = host
+		check(t, fmt.Sprintf("Host %q is admitted", host), policy.admit(r) == nil, want)
+	}
+}
+
 // bodyServer answers with how much it read, for the principal in a header.
 func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
 	m := newMemory(limit)
