@@ -599,7 +599,8 @@ func fieldValue(value json.RawMessage, types []string) json.RawMessage {
 	return value
 }
 
-// webhookAnswer is the answer to a delivery. A method can return one as "_response".
+// webhookAnswer is the answer to a delivery. A method that returns an object
+// can set one as its "_response".
 type webhookAnswer struct {
 	Status  int
 	Headers map[string]string
@@ -618,7 +619,8 @@ func answerOf(result json.RawMessage) (*webhookAnswer, error) {
 	case !json.Valid(body) || body[0] != '{' && body[0] != '[':
 		return &webhookAnswer{Status: http.StatusOK, Body: quote(text)}, nil
 	}
-	if own := field(body, "_response"); own != nil {
+	// Text is never an answer: a method may return what a sender wrote.
+	if own := field(field(result, "structuredContent"), "_response"); own != nil {
 		return ownAnswer(own)
 	}
 	return &webhookAnswer{Status: http.StatusOK, Body: json.RawMessage(text)}, nil
