@@ -552,7 +552,7 @@ func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumen
 		if !declared && f.key != webhookParam {
 			property = s["additionalProperties"]
 		}
-		if property == false {
+		if property == false || isMisspelt(properties, f.key) {
 			wrong := &argumentError{text: func() string {
 				want := strings.Join(sortedKeys(properties), ", ")
 				return " is unknown: want " + clipText(want, maxWantedText)
@@ -576,6 +576,27 @@ func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumen
 		return wrong.at(name)
 	}
 	return nil
+}
+
+// isMisspelt reports whether a key differs from a declared one only in case. Go would decode
+// the one as the other, although only the other was checked.
+func isMisspelt(properties map[string]any, key string) bool {
+	if _, declared := properties[key]; declared {
+		return false
+	}
+	for name := range properties {
+		if strings.EqualFold(name, key) {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutMisspelt removes parameters whose names differ from a declared one only in case. It
+// reuses the memory of list.
+func (m *Method) withoutMisspelt(list object) object {
+	properties := objectIn(m.schema(), "properties")
+	return slices.DeleteFunc(list, func(f member) bool { return isMisspelt(properties, f.key) })
 }
 
 // alternativesOf returns the schemas of which a value must fit one.

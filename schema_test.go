@@ -140,6 +140,10 @@ func TestCheckArguments(t *testing.T) {
 		`"square":{"kind":"cube"}`:               `parameter "square.kind": want "square", got "cube"`,
 		`"strict":{"b":1}`:                       `parameter "strict.b" is unknown: want a`,
 		`"counts":{"a":"x"}`:                     `parameter "counts.a": want an integer, got a string`,
+		`"I":1`:                                  `parameter "I" is unknown: want a, any, at, b, counts,`,
+		`"either":{"rows":1,"ROWS":2}`:           `parameter "either.ROWS" is unknown: want note, rows`,
+		`"tree":{"more":[{"Left":1}]}`:           `parameter "tree.more.0.Left" is unknown: want left, more`,
+		`"strict":{"a":1,"A":1}`:                 `parameter "strict.A" is unknown: want a`,
 		`"level":[]`:                             `parameter "level": want one of 1,"x",null, got []`,
 		`"nothing":1`:                            `parameter "nothing": want one of , got 1`,
 		`"at":"tomorrow"`: `parameter "at": ` +

@@ -275,7 +275,8 @@ func (d *delivery) prepare() (json.RawMessage, error) {
 	if err != nil {
 		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
-	arguments := append(withoutWebhook(list), member{webhookParam, d.meta()}).encode()
+	list = d.tool.Method.withoutMisspelt(withoutWebhook(list))
+	arguments := append(list, member{webhookParam, d.meta()}).encode()
 	if !d.tool.ChecksArguments() {
 		arguments, err = d.tool.Method.checkArguments(arguments)
 		if err != nil {

@@ -97,6 +97,8 @@ func TestWebhookBodies(t *testing.T) {
 		{"handleNeeds", `{"x":1}`, `"name" is required`, 400},
 		{"handleNeeds", `{"name":5}`, `"name": want a string, got an integer`, 400},
 		{"handleNeeds", `{"name":"x","name":5}`, `"name": want a string`, 400},
+		{"handleNeeds", `{"NAME":5,"name":"x","Name":"y"}`, `{"name":"x"}`, 200},
+		{"handleNeeds", `{"Name":"x"}`, `"name" is required`, 400},
 		{"handleForm", `{"i":"5"}`, `"i": want an integer, got a string`, 400}, // unlike in a form
 	} {
 		deliver(t, row.method, isJSON, row.body, row.want, row.status)
