@@ -359,6 +359,12 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 			note("%s: in this environment, its deliveries fail: %v", tool.Method, err)
 		}
 	}
+	for _, raw := range m.Lists["resources"] {
+		uri := stringField(raw, "uri")
+		if view.Lookup("resources", uri) == nil && len(uri) <= maxURI {
+			note("%s: this resource is not offered, as several modules have its URI", uri)
+		}
+	}
 	if l.Label != "" && l.Label != m.Name {
 		note("its name is not unique: its tools begin with %s", l.Label)
 	}

@@ -9,8 +9,8 @@
 // Invariants, all tested by view_test.go:
 //   - A view contains nothing of a module outside its scope, and no name in it discloses a
 //     folder above the scope.
-//   - No two tools of a view share a name, no two prompts a name, and no two webhooks a path.
-//     A name or path that several of them would have belongs to none.
+//   - No two tools of a view share a name, no two prompts a name, no two webhooks a path, and
+//     no two resources a URI. A name, path or URI that several would have belongs to none.
 //   - Nothing depends on the order in which modules were found.
 
 package main
@@ -83,7 +83,7 @@ type View struct {
 	Fingerprints map[string]string
 
 	all   []ViewModule                // also those that can't be hosted at the moment
-	items map[string]map[string]*Item // by list, and by name or URI
+	items map[string]map[string]*Item // by list, and by name or URI; nil for a URI of several modules
 	// ambiguous contains, by list and by name that belongs to no item, the items that would
 	// have the name.
 	ambiguous map[string]map[string][]*Item
@@ -117,6 +117,15 @@ type Item struct {
 // item returns a resource or template of the module.
 func (m ViewModule) item(name string) *Item {
 	return &Item{Name: name, Label: m.Label, module: m.Module}
+}
+
+// offer adds a URI of the module to byURI. A URI that several modules offer belongs to none.
+func (m ViewModule) offer(byURI map[string]*Item, uri string) {
+	if owner, offered := byURI[uri]; !offered {
+		byURI[uri] = m.item(uri)
+	} else if owner != nil && owner.module != m.Module {
+		byURI[uri] = nil
+	}
 }
 
 // newView selects the modules inside a scope. No other function does.
@@ -154,11 +163,6 @@ func (v *View) addToolsAndPrompts() {
 			v.Tools = append(v.Tools, tool)
 			v.ToolsOf[m.Module] = append(v.ToolsOf[m.Module], tool)
 			v.addWebhook(tool)
-			// A page that MCP Apps shows for the tool can be read even if no module lists
-			// it.
-			if uri := method.appURI(); uri != "" && v.items["resources"][uri] == nil {
-				v.items["resources"][uri] = m.item(uri)
-			}
 		}
 		for _, raw := range m.Lists["prompts"] {
 			name := stringField(raw, "name")
@@ -203,17 +207,24 @@ func (v *View) addWebhook(t *Item) {
 	}
 }
 
-// addResources adds the modules' resources and templates. The modules are still sorted by
-// source. If two modules offer the same URI, the view contains only the first module's
-// resource. Among templates with the same prefix, the first module's has priority.
+// addResources adds the modules' resources and templates. A page that MCP Apps shows for a
+// tool can be read even if no module lists it. The modules are still sorted by source: among
+// templates with the same prefix, the first module's has priority.
 func (v *View) addResources() {
 	var resources, templates []json.RawMessage
 	byURI := v.items["resources"]
 	for _, m := range v.Modules {
 		for _, raw := range m.Lists["resources"] {
-			uri := stringField(raw, "uri")
-			if byURI[uri] == nil {
-				byURI[uri] = m.item(uri)
+			m.offer(byURI, stringField(raw, "uri"))
+		}
+		for _, method := range m.Methods {
+			m.offer(byURI, method.appURI())
+		}
+	}
+	delete(byURI, "") // of methods without a page
+	for _, m := range v.Modules {
+		for _, raw := range m.Lists["resources"] {
+			if byURI[stringField(raw, "uri")] != nil {
 				resources = append(resources, raw)
 			}
 		}
@@ -242,21 +253,21 @@ var announcedLists = []string{"tools", "prompts", "resources"}
 // Lookup returns an item of a list: a tool or prompt by its name, or a resource by its URI.
 // A tool can also be found by the module's own name for it, as the pages of MCP Apps do, if
 // no other module has a tool of that name and the name does not begin with another module's
-// name. If no module lists the URI, Lookup returns the template with the longest matching prefix. It
-// returns nil both for an unknown name and for one out of scope, and for a URI longer than
-// maxURI.
+// name. If no module offers the URI, Lookup returns the template with the longest matching
+// prefix. It returns nil for an unknown name, one out of scope, a URI that several modules
+// offer, and a URI longer than maxURI.
 func (v *View) Lookup(list, name string) *Item {
 	if len(name) > maxURI {
 		return nil
 	}
-	item := v.items[list][name]
+	item, offered := v.items[list][name]
 	if item == nil && list == "tools" {
 		own := slices.DeleteFunc(slices.Clone(v.Tools), func(t *Item) bool { return t.ownName != name })
 		if len(own) == 1 && v.candidates(name, own[0].module) == nil {
 			return own[0]
 		}
 	}
-	if item != nil || list != "resources" {
+	if offered || list != "resources" {
 		return item
 	}
 	for _, t := range v.templates {

@@ -154,6 +154,8 @@ func TestViewsAreForgotten(t *testing.T) {
 	check(t, "an empty list", string(c.View(scopeAll()).Lists["tools"]), `{"tools":[]}`)
 }
 
+// TestResourcesHaveOneOwner looks up URIs that several modules of a view list, name as the page of a tool, or match
+// with a template: no module takes the listed URI of another one, and none has a URI that two list.
 func TestResourcesHaveOneOwner(t *testing.T) {
 	list := func(texts ...string) (list []json.RawMessage) {
 		for _, text := range texts {
@@ -161,35 +163,61 @@ func TestResourcesHaveOneOwner(t *testing.T) {
 		}
 		return list
 	}
-	a, b := module(t, "/w/a.usher:a"), module(t, "/w/b.usher:b")
+	a, b, c := module(t, "/w/a.usher:a"), module(t, "/w/b.usher:b"), module(t, "/w/c.usher:c")
 	a.Lists = map[string][]json.RawMessage{
 		"resources":         list(`{"uri":"x://1","name":"a"}`),
 		"resourceTemplates": list(`{"uriTemplate":"x://{any}"}`),
 	}
 	b.Lists = map[string][]json.RawMessage{
-		"resources":         list(`{"uri":"x://1","name":"b"}`, `{"uri":"x://2","name":"b"}`),
+		"resources": list(`{"uri":"x://1","name":"b"}`, `{"uri":"x://2","name":"b"}`, `{"uri":"x://2","name":"b"}`,
+			`{"uri":"x://named","name":"b"}`),
 		"resourceTemplates": list(`{"uriTemplate":"x://t/{id}/data"}`, `{"uriTemplate":"f:///{+path}"}`),
 	}
+	c.Lists = map[string][]json.RawMessage{"resourceTemplates": list(`{"uriTemplate":"x://2{any}"}`)}
+	for _, m := range []*Module{a, c} {
+		for _, uri := range []string{"x://named", "ui://both", "ui://" + m.Name} {
+			method, _ := parseMethod(json.RawMessage(`{"name":"x","_meta":{"ui":{"resourceUri":"`+uri+`"}}}`), m.Kind)
+			m.Methods = append(m.Methods, method)
+		}
+	}
+	catalog := newCatalog([]*Module{c, b, a})
 	owner := func(scope Scope, uri string) string {
-		item := newCatalog([]*Module{b, a}).View(scope).Lookup("resources", uri)
+		item := catalog.View(scope).Lookup("resources", uri)
 		if item == nil {
 			return ""
 		}
 		return item.module.Name
 	}
 	for uri, want := range map[string]string{
-		"x://1":                               "a",
+		"x://1":                               "",
 		"x://2":                               "b",
+		"x://named":                           "",
+		"x://22":                              "c",
 		"x://t/7/data":                        "b",
 		"f:///a/b/c":                          "b",
 		"x://3":                               "a",
 		"y://3":                               "",
+		"ui://a":                              "a",
+		"ui://both":                           "",
 		"":                                    "",
 		"f:///" + strings.Repeat("a", maxURI): "",
 	} {
 		check(t, clipText(uri, 20), owner(scopeAll(), uri), want)
 	}
 	check(t, "in b's scope", owner(scopeDir("/w/b.usher"), "x://1"), "b")
+	view := catalog.View(scopeAll())
+	checkOmits(t, "the list", string(view.Lists["resources"]), "x://1", "x://named")
+	checkContains(t, "the list", string(view.Lists["resources"]), "x://2")
+}
+
+// TestSharedURIsAreReported has usher modules name the URIs that two modules list.
+func TestSharedURIsAreReported(t *testing.T) {
+	long(t)
+	dir := t.TempDir()
+	writeFake(t, dir+"/a.usher", "good tools=x res=r")
+	writeFake(t, dir+"/b.usher", "good tools=x res=r")
+	const note = "note: r://one: this resource is not offered, as several modules have its URI"
+	check(t, "notes", strings.Count(modulesOf(t, dir, nil), note), 2)
 }
 
 func TestScopeContains(t *testing.T) {
