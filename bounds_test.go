@@ -77,7 +77,6 @@ var otherLimits = map[string]string{
 	"guessRate":           "TestGuessing",
 	"maxSource":           "TestOddFiles",
 	"maxCheckDepth":       "TestCheckArguments",
-	"maxWantedText":       "TestCheckArguments",
 	"maxExecutable":       "a test would read a GiB; it is the check of maxSource with another number",
 	"maxShellOutput":      "TestShellModule",
 	"shellTail":           "TestShellModule",

@@ -361,7 +361,7 @@ func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daem
 	}
 	for _, raw := range m.Lists["resources"] {
 		uri := stringField(raw, "uri")
-		if view.Lookup("resources", uri) == nil && len(uri) <= maxURI {
+		if view.items["resources"][uri] == nil {
 			note("%s: this resource is not offered, as several modules have its URI", uri)
 		}
 	}

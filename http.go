@@ -65,7 +65,6 @@ const (
 
 	// schema.go: the check of one call's arguments.
 	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
-	maxWantedText = 1_000  // bytes of an error's description of the accepted values
 
 	// shell.go: shell modules.
 	maxShellOutput = 4 << 20 // bytes of one call's result

@@ -334,14 +334,9 @@ type argumentError struct {
 }
 
 func (e *argumentError) Error() string {
-	return fmt.Sprintf("parameter %q%s", e.path(), e.text())
-}
-
-// path returns the keys that lead to the argument, joined by dots.
-func (e *argumentError) path() string {
 	keys := slices.Clone(e.keys)
 	slices.Reverse(keys)
-	return strings.Join(keys, ".")
+	return fmt.Sprintf("parameter %q%s", strings.Join(keys, "."), e.text())
 }
 
 // at adds a key to the path of a new error, and returns the error.
@@ -437,17 +432,16 @@ func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError 
 	if _, ok := s["$ref"].(string); ok {
 		return c.value(s, value)
 	}
-	kind := jsonType(value)
-	if !hasType(s, kind) || !isAllowed(s, value) {
+	if !matches(s, value) {
 		return c.misfit(s, value)
 	}
 	if wrong := c.alternatives(s, value); wrong != nil {
 		return wrong
 	}
-	switch kind {
-	case "object":
+	switch value[0] {
+	case '{':
 		return c.object(s, value)
-	case "array":
+	case '[':
 		for i, item := range items(value) {
 			if wrong := c.value(s["items"], item); wrong != nil {
 				return wrong.at(strconv.Itoa(i))
@@ -457,16 +451,15 @@ func (c *argumentCheck) value(schema any, value json.RawMessage) *argumentError 
 	return nil
 }
 
-// misfit returns the error for a value that a schema does not accept. The error contains the
-// value if it has the right type, else its type.
+// misfit returns the error for a value that a schema does not accept. It does not repeat the
+// value, which may be secret.
 func (c *argumentCheck) misfit(s map[string]any, value json.RawMessage) *argumentError {
 	return &argumentError{text: func() string {
-		kind := jsonType(value)
-		got := withArticles([]string{kind})
-		if hasType(s, kind) {
-			got = clipText(string(value), 100)
+		want := ": want " + c.wanted(s)
+		if enumOf(s) != nil || s["format"] != nil {
+			return want
 		}
-		return fmt.Sprintf(": want %s, got %s", clipText(c.wanted(s), maxWantedText), got)
+		return want + ", got " + withArticles([]string{jsonType(value)})
 	}}
 }
 
@@ -504,42 +497,36 @@ func (c *argumentCheck) wanted(schema any) string {
 }
 
 // alternatives checks a value against anyOf or oneOf: one of them must fit. If none fits, the
-// error is that of the only alternative which has the value's type or, among several, of the
-// only one whose constants agree with the value.
+// error is that of the only alternative which has the value's type and whose constants agree
+// with the value, if there is such an alternative.
 func (c *argumentCheck) alternatives(s map[string]any, value json.RawMessage) *argumentError {
 	list := alternativesOf(s)
-	var sameType, agreeing []*argumentError
+	var agreeing []*argumentError
 	for _, one := range list {
 		wrong := c.value(one, value)
 		if wrong == nil || c.left < 0 { // if too complex, the others can't be checked either
 			return wrong
 		}
-		if len(wrong.keys) == 0 {
-			continue
-		}
-		sameType = append(sameType, wrong)
-		if c.agrees(one, value) {
+		if len(wrong.keys) > 0 && c.agrees(one, value) {
 			agreeing = append(agreeing, wrong)
 		}
 	}
-	switch {
-	case len(sameType) == 1:
-		return sameType[0]
-	case len(agreeing) == 1:
+	if len(agreeing) == 1 {
 		return agreeing[0]
-	case len(list) > 0:
+	}
+	if len(list) > 0 {
 		return c.misfit(s, value)
 	}
 	return nil
 }
 
-// agrees reports whether each member of an object for which an alternative has constants,
-// such as a kind of "circle", is one of them.
+// agrees reports whether the members of an object have the values that an alternative
+// declares as constants, such as a kind of "circle".
 func (c *argumentCheck) agrees(schema any, value json.RawMessage) bool {
 	properties := objectIn(c.resolve(schema), "properties")
 	return !slices.ContainsFunc(members(value), func(f member) bool {
-		enum := enumOf(objectIn(properties, f.key))
-		return enum != nil && !isOneOf(enum, f.value)
+		property := objectIn(properties, f.key)
+		return len(enumOf(property)) == 1 && !matches(property, f.value)
 	})
 }
 
@@ -553,11 +540,9 @@ func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumen
 			property = s["additionalProperties"]
 		}
 		if property == false || isMisspelt(properties, f.key) {
-			wrong := &argumentError{text: func() string {
-				want := strings.Join(sortedKeys(properties), ", ")
-				return " is unknown: want " + clipText(want, maxWantedText)
+			return &argumentError{[]string{f.key}, func() string {
+				return " is unknown: want " + strings.Join(sortedKeys(properties), ", ")
 			}}
-			return wrong.at(f.key)
 		}
 		if wrong := c.value(property, f.value); wrong != nil && !isOptionalNull(s, f) {
 			return wrong.at(f.key)
@@ -567,13 +552,12 @@ func (c *argumentCheck) object(s map[string]any, value json.RawMessage) *argumen
 		if list.get(name) != nil {
 			continue
 		}
-		wrong := &argumentError{text: func() string {
+		return &argumentError{[]string{name}, func() string {
 			if types := textList(objectIn(properties, name)["type"]); types != nil {
 				return " is required: " + withArticles(types)
 			}
 			return " is required"
 		}}
-		return wrong.at(name)
 	}
 	return nil
 }
@@ -590,13 +574,6 @@ func isMisspelt(properties map[string]any, key string) bool {
 		}
 	}
 	return false
-}
-
-// withoutMisspelt removes parameters whose names differ from a declared one only in case. It
-// reuses the memory of list.
-func (m *Method) withoutMisspelt(list object) object {
-	properties := objectIn(m.schema(), "properties")
-	return slices.DeleteFunc(list, func(f member) bool { return isMisspelt(properties, f.key) })
 }
 
 // alternativesOf returns the schemas of which a value must fit one.
@@ -617,26 +594,22 @@ func enumOf(s map[string]any) []any {
 	return enum
 }
 
-// hasType reports whether a schema accepts values of a type.
-func hasType(s map[string]any, kind string) bool {
+// matches reports whether a value has the type, the format and, if a schema lists values,
+// one of the values of the schema. It does not look at alternatives, members and items.
+func matches(s map[string]any, value json.RawMessage) bool {
 	types := textList(s["type"])
-	return len(types) == 0 || slices.Contains(types, kind) ||
-		kind == "integer" && slices.Contains(types, "number")
-}
-
-// isOneOf reports whether an enum contains a value.
-func isOneOf(enum []any, value json.RawMessage) bool {
-	var decoded any
-	err := json.Unmarshal(value, &decoded) // fails if a number is too large
-	isEqual := func(one any) bool { return reflect.DeepEqual(one, decoded) }
-	return err == nil && slices.ContainsFunc(enum, isEqual)
-}
-
-// isAllowed reports whether a value is one that a schema lists, if it lists any, and has the
-// format of the schema.
-func isAllowed(s map[string]any, value json.RawMessage) bool {
-	if enum := enumOf(s); enum != nil && !isOneOf(enum, value) {
+	kind := jsonType(value)
+	isNumber := kind == "integer" && slices.Contains(types, "number")
+	if types != nil && !isNumber && !slices.Contains(types, kind) {
 		return false
+	}
+	if enum := enumOf(s); enum != nil {
+		var decoded any
+		err := json.Unmarshal(value, &decoded) // fails if a number is too large
+		isEqual := func(one any) bool { return reflect.DeepEqual(one, decoded) }
+		if err != nil || !slices.ContainsFunc(enum, isEqual) {
+			return false
+		}
 	}
 	if s["format"] == "date-time" {
 		text, _ := unquote(value)

@@ -101,7 +101,7 @@ func TestCheckArguments(t *testing.T) {
 			{"type":"object","properties":{"kind":{"enum":["box"]},"at":{"type":"array"},
 				"to":{"enum":[[]]}},"required":["kind","size"]}]}
 		},"required":["s","gone"],"$defs":{
-		"Circle":{"type":"object","properties":{"at":{"type":"integer"},"kind":{"enum":["disc","circle"]}},
+		"Circle":{"type":"object","properties":{"at":{"type":"integer"},"kind":{"enum":["circle"]}},
 			"required":["kind","radius"]},
 		"Bed":{"type":"object","properties":{"rows":{"type":"integer"},"note":{"type":"string"}},"required":["rows"]},
 		"Tree":{"type":"object","properties":{"left":{"$ref":"#/$defs/Tree"},
@@ -125,29 +125,29 @@ func TestCheckArguments(t *testing.T) {
 		`"i":1e3`:                      `parameter "i": want an integer, got a number`,
 		`"list":[1,null]`:              `parameter "list.1": want an integer, got null`,
 		`"either":true`: `parameter "either": want an integer or ` +
-			`an object with rows or an array, got true`,
+			`an object with rows or an array, got a boolean`,
 		`"either":{}`:           `parameter "either.rows" is required: an integer`,
 		`"either":{"rows":"x"}`: `parameter "either.rows": want an integer, got a string`,
-		`"one":"some"`:          `parameter "one": want an integer or "all", got "some"`,
-		`"kind":1`:              `parameter "kind": want one of "a","é", got an integer`,
+		`"one":"some"`:          `parameter "one": want an integer or "all", got a string`,
+		`"kind":1`:              `parameter "kind": want one of "a","é"`,
 		`"shape":{}`: `parameter "shape": want an object with kind, radius or ` +
-			`an object with kind, size, got {}`,
-		`"shape":{"kind":"x"}`:                   `kind, size, got {"kind":"x"}`,
+			`an object with kind, size, got an object`,
+		`"shape":{"kind":"x"}`:                   `kind, size, got an object`,
 		`"shape":{"at":[],"kind":"box","to":[]}`: `parameter "shape.size" is required`,
 		`"shape":{"at":1,"kind":"box"}`:          `parameter "shape.at": want an array, got an integer`,
-		`"shape":{"at":[],"kind":"disc"}`:        `parameter "shape.at": want an integer, got an array`,
+		`"shape":{"at":[],"kind":"circle"}`:      `parameter "shape.at": want an integer, got an array`,
 		`"square":{"kind":"square"}`:             `parameter "square.size" is required`,
-		`"square":{"kind":"cube"}`:               `parameter "square.kind": want "square", got "cube"`,
+		`"square":{"kind":"cube"}`:               `parameter "square": want an object with kind, size or null, got`,
 		`"strict":{"b":1}`:                       `parameter "strict.b" is unknown: want a`,
 		`"counts":{"a":"x"}`:                     `parameter "counts.a": want an integer, got a string`,
 		`"I":1`:                                  `parameter "I" is unknown: want a, any, at, b, counts,`,
 		`"either":{"rows":1,"ROWS":2}`:           `parameter "either.ROWS" is unknown: want note, rows`,
 		`"tree":{"more":[{"Left":1}]}`:           `parameter "tree.more.0.Left" is unknown: want left, more`,
 		`"strict":{"a":1,"A":1}`:                 `parameter "strict.A" is unknown: want a`,
-		`"level":[]`:                             `parameter "level": want one of 1,"x",null, got []`,
-		`"nothing":1`:                            `parameter "nothing": want one of , got 1`,
+		`"level":[]`:                             `parameter "level": want one of 1,"x",null`,
+		`"nothing":1`:                            `parameter "nothing": want one of `,
 		`"at":"tomorrow"`: `parameter "at": ` +
-			`want a time such as 2006-01-02T15:04:05Z, got "tomorrow"`,
+			`want a time such as 2006-01-02T15:04:05Z`,
 		`"tree":` + strings.Repeat(`{"left":`, 999) + `{}` + strings.Repeat(`}`, 999): `too complex`,
 	} {
 		t.Run(clipText(given, 50), func(t *testing.T) {
@@ -236,7 +236,7 @@ func TestCircularReferences(t *testing.T) {
 		{"itself", "Self", `{"x":1}`, tooComplex},
 		{"each other", "A", `{"x":1}`, tooComplex},
 		{"a wrong one inside", "List", `{"x":[[1],[["a",3]],[]]}`,
-			`parameter "x.1.0.0": want an array or an integer, got "a"`},
+			`parameter "x.1.0.0": want an array or an integer, got a string`},
 		{"a long chain in each level", "C0", `{"x":` + nested + `,"y":"` + large + `"}`, tooComplex},
 		{"alternatives that double", "D0", `{"x":1,"y":"yyyy"}`, tooComplex},
 	} {
@@ -249,7 +249,7 @@ func TestCircularReferences(t *testing.T) {
 				return
 			}
 			checkContains(t, "error", fmt.Sprint(err), tt.want)
-			if n := len(fmt.Sprint(err)); n > 2*maxWantedText+len(nested) {
+			if n := len(fmt.Sprint(err)); n > 1000+len(nested) {
 				t.Errorf("an error of %d bytes", n)
 			}
 		})

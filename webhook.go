@@ -245,8 +245,7 @@ func callError(ctx context.Context, err error) error {
 		return answer
 	}
 	if argument, ok := errors.AsType[*argumentError](err); ok {
-		return httpErrorf(http.StatusBadRequest, "%v", argument).
-			because(fmt.Errorf("parameter %q does not fit", argument.path())) // without the sender's data
+		return httpErrorf(http.StatusBadRequest, "%v", argument)
 	}
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) || errors.Is(err, errTimeout) {
 		return httpErrorf(http.StatusGatewayTimeout,
@@ -275,7 +274,8 @@ func (d *delivery) prepare() (json.RawMessage, error) {
 	if err != nil {
 		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
 	}
-	list = d.tool.Method.withoutMisspelt(withoutWebhook(list))
+	declared := objectIn(d.tool.Method.schema(), "properties")
+	list = slices.DeleteFunc(withoutWebhook(list), func(f member) bool { return isMisspelt(declared, f.key) })
 	arguments := append(list, member{webhookParam, d.meta()}).encode()
 	if !d.tool.ChecksArguments() {
 		arguments, err = d.tool.Method.checkArguments(arguments)
