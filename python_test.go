@@ -112,7 +112,7 @@ func TestPythonParameters(t *testing.T) {
 		{"echo", `{"some":[1,1],"pair":[1,"a"],"anything":[{}]}`,
 			`{"some":["set",[1]],"pair":["tuple",[1,"a"]],"anything":["list",[{}]]}`},
 		{"echo", `{"bed":null,"n":null,"nullable":null}`, `{"nullable":["NoneType",null]}`},
-		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":null}},"AT":1}`, `{"bed":["Bed",` + bed(bed2) + `]}`},
+		{"echo", `{"bed":{"rows":1,"next":{"rows":2,"color":null}},"AND":1}`, `{"bed":["Bed",` + bed(bed2) + `]}`},
 		// What fits the schema may still be no value of the type.
 		{"echo", `{"bed":{"rows":-1}}`, `parameter "bed": rows: less than none`},
 		{"echo", `{"by_day":{"x":"y"}}`, `parameter "by_day": invalid literal for int() with base 10: 'x'`},

@@ -30,6 +30,7 @@ func TestWebhookLimit(t *testing.T) {
 			modules:       b.server.modules,
 			memory:        b.server.memory,
 			log:           b.server.log,
+			senders:       newPrincipal(webhookSender),
 		}
 		deliver := func(method, path, secret string, body io.Reader) *httptest.ResponseRecorder {
 			w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
