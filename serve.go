@@ -72,7 +72,6 @@ type serveFlags struct {
 	requireClaim bool   // MCP clients need a claim
 	open         bool   // MCP clients on other machines need no claim
 	watch        *bool  // nil if the flag is not given
-	approve      bool   // the modules that the start finds
 	openWebhooks bool
 	webhooks     webhookConfig // complete after check
 	maxBody      int64         // bytes
@@ -94,7 +93,6 @@ func declareServeFlags(fs *flag.FlagSet, stderr io.Writer) *serveFlags {
 		f.watch = &watch
 		return err
 	})
-	fs.BoolVar(&f.approve, "approve", false, "approve the modules that usher finds when it starts")
 	fs.BoolVar(&f.open, "open", false,
 		"serve all modules to anyone who can reach the address")
 	fs.BoolVar(&f.openWebhooks, "open-webhooks", false,
@@ -278,15 +276,14 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 }
 
 // approveFirst approves the modules below folders that have no record of approved
-// modules, or below all folders with -approve. It returns attributes for the log, or nil
-// if every folder had a record.
+// modules. It returns attributes for the log, or nil if every folder had a record.
 func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
 	list, err := readApprovals(path)
 	if err != nil {
 		return nil, err
 	}
 	roots = slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
-		return list[root] != nil && !d.flags.approve
+		return list[root] != nil
 	})
 	if len(roots) == 0 {
 		return nil, nil

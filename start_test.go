@@ -133,8 +133,8 @@ func TestDroppedModule(t *testing.T) {
 	d.stop(t)
 	_, said := serveStatus(t, nil, "-base", base, "-require-claim")
 	checkContains(t, "a start with a broken record", said, "restore it")
-	write(t, base+"/.data/"+approvedName, fmt.Sprintf("{%q:{}}", dir))
-	d = daemonOptions{base: base}.start(t, dir, "-require-claim", "-approve")
+	must(t, os.Remove(base+"/.data/"+approvedName))
+	d = daemonOptions{base: base}.start(t, dir, "-require-claim")
 	d.awaitLog(t, `usher approve" below=`+dir+" modules=7\n")
 }
 
