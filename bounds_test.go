@@ -566,7 +566,7 @@ func TestProcessPerSession(t *testing.T) {
 	long(t)
 	dir := t.TempDir()
 	writeFake(t, dir+"/own.usher", "good")
-	writeFake(t, dir+"/all.usher", "good shared")
+	writeShared(t, dir, "all", "good")
 	d := startDaemon(t, dir)
 	own := func(c *testClient) string { return resultText(c.call("own_pid", "").result()) }
 	a, b, c := connect(t, d.URL), connect(t, d.URL), connect(t, d.URL)

@@ -79,13 +79,17 @@ func (o daemonOptions) startReady(t *testing.T, dir string, flags ...string) *te
 var listening = regexp.MustCompile(`listening.*url[=":]+([^"\s]+)`)
 
 // startFakes runs a daemon with fakes, each written "NAME: TRAITS", and waits until it has
-// looked at them.
+// looked at them. One may have the trait shared, written first: see writeShared.
 func startFakes(t *testing.T, fakes ...string) *testDaemon {
 	t.Helper()
 	dir := t.TempDir()
 	for _, fake := range fakes {
 		name, traits, _ := strings.Cut(fake, ": ")
-		writeFake(t, dir+"/"+name+".usher", traits)
+		if rest, shared := strings.CutPrefix(traits, "shared "); shared {
+			writeShared(t, dir, name, rest)
+		} else {
+			writeFake(t, dir+"/"+name+".usher", traits)
+		}
 	}
 	d := daemonOptions{}.startReady(t, dir)
 	return d
@@ -271,7 +275,7 @@ func expire(t *testing.T, base string, codes ...Code) {
 func twoProjects(t *testing.T) string {
 	t.Helper()
 	dir := tempDir(t)
-	writeFake(t, dir+"/proj/a.usher", "good shared tools=x,sleep,pid")
+	writeFake(t, dir+"/proj/a.usher", "good tools=x,sleep,pid")
 	writeFake(t, dir+"/other/b.usher", "good tools=x")
 	writeFake(t, dir+"/projX/c.usher", "good tools=x")
 	return dir
@@ -382,7 +386,7 @@ func checkHeaders(t *testing.T, what string, a answer) {
 // runs returns how often a module's tool was called.
 func (d *testDaemon) runs(t *testing.T, module, tool string) int {
 	t.Helper()
-	result := connect(t, d.URL).call(module+"_runs", "").result()
-	n, _ := strconv.Atoi(string(field(field(result, "structuredContent"), tool)))
+	a := d.deliver(t, module+"/handleRuns", `{}`, shown)
+	n, _ := strconv.Atoi(string(field(json.RawMessage(a.Body), tool)))
 	return n
 }

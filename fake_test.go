@@ -33,10 +33,10 @@ func writeFake(t *testing.T, path, traits string, tools ...fakeTool) {
 	must(t, os.Rename(path+".new", path))
 }
 
-// writeTools writes a fake with these tools, one process of which serves all callers.
+// writeTools writes a fake with these tools.
 func writeTools(t *testing.T, path string, tools ...fakeTool) {
 	t.Helper()
-	writeFake(t, path, "fixed shared", tools...)
+	writeFake(t, path, "fixed", tools...)
 }
 
 // writeConfig writes a .mcp.json that names one server, a fake.
@@ -45,6 +45,14 @@ func writeConfig(t *testing.T, path, name, traits string) {
 	exe := testBinary(t)
 	const form = `{"mcpServers":{%q:{"command":%q,"env":{%q:%q}}}}`
 	write(t, path, fmt.Sprintf(form, name, exe, runAsFake, traits))
+}
+
+// writeShared writes a .mcp.json that names one fake, one process of which serves all callers.
+func writeShared(t *testing.T, dir, name, traits string) {
+	t.Helper()
+	exe := testBinary(t)
+	const form = `{"mcpServers":{%q:{"command":%q,"env":{%q:%q},"shared":true}}}`
+	write(t, dir+"/"+configName, fmt.Sprintf(form, name, exe, runAsFake, traits))
 }
 
 // fakeTools returns the trait of a fake with these tools.
@@ -58,6 +66,7 @@ func fakeTools(t *testing.T, tools ...fakeTool) string {
 // fakeTool describes a tool of a fake. Does, by default return, is one of:
 //
 //	ask             asks its client: see fakeAsk
+//	await {address} waits until nothing listens there any longer
 //	big {bytes}     returns as many bytes
 //	count           counts its calls
 //	crash           ends the process by a signal
@@ -110,7 +119,6 @@ const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","
 //	res=NAME        has the resource NAME://one, the template NAME://many/{n} and the
 //	                prompt say, and reports changes of subscribed resources
 //	roots           asks for roots as soon as it is initialized
-//	shared          declares that one process serves all callers
 //	slowstart=MS    takes so long to initialize
 //	twice           answers every call twice
 //	wants           asks for a form in prompts/get, resources/read and
@@ -307,9 +315,7 @@ func (f *fakeServer) initialize() json.RawMessage {
 	ms, _ := strconv.Atoi(f.traits["slowstart"])
 	<-time.After(time.Duration(ms) * time.Millisecond)
 	if address := f.traits["await"]; address != "" {
-		if conn, err := net.Dial("tcp", address); err == nil {
-			io.Copy(io.Discard, conn)
-		}
+		awaitEnd(address)
 	}
 	capabilities := `"tools":{"listChanged":true}`
 	if f.has("fixed") {
@@ -318,11 +324,15 @@ func (f *fakeServer) initialize() json.RawMessage {
 	if f.has("res") {
 		capabilities += `,"resources":{"subscribe":true},"prompts":{},"completions":{}`
 	}
-	if f.has("shared") {
-		capabilities += `,"experimental":{"usher/shared":{}}`
-	}
 	return json.RawMessage(`{"protocolVersion":"2025-11-25","capabilities":{` + capabilities + `},
 		"serverInfo":{"name":"fake","version":"1"},"instructions":"A fake module. It is for tests."}`)
+}
+
+// awaitEnd returns when nothing listens at an address any longer.
+func awaitEnd(address string) {
+	if conn, err := net.Dial("tcp", address); err == nil {
+		io.Copy(io.Discard, conn)
+	}
 }
 
 func (f *fakeServer) list() json.RawMessage {
@@ -452,6 +462,10 @@ func (c *fakeCall) result() json.RawMessage {
 		return field(c.args, "result")
 	case "sleep":
 		return c.wait("fake: sleeping", time.After(time.Duration(c.number("ms"))*time.Millisecond), nil)
+	case "await":
+		fmt.Fprintln(os.Stderr, "fake: began "+c.tool.Name)
+		awaitEnd(stringField(c.args, "address"))
+		return textResult("done")
 	case "hold":
 		return c.wait("fake: began "+c.tool.Name, nil, c.gate)
 	case "never":

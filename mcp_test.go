@@ -245,7 +245,7 @@ func TestParseParams(t *testing.T) {
 // TestProgress has many sessions wait for progress of one process under the same token.
 func TestProgress(t *testing.T) {
 	long(t)
-	d := startFakes(t, "a: good shared")
+	d := startFakes(t, "a: shared good")
 	c := connect(t, d.URL)
 	c.awaitTools(namesOf("a")...)
 	var all sync.WaitGroup
@@ -269,7 +269,7 @@ func TestProgress(t *testing.T) {
 // session wants less. In a process for all callers, it has to name its call.
 func TestLogMessagesReachOneSessionOnly(t *testing.T) {
 	long(t)
-	d := startFakes(t, "own: good", "all: good shared", "named: good shared names", "new: modern tools=echo")
+	d := startFakes(t, "own: good", "all: shared good", "named: shared good names", "new: modern tools=echo")
 	one, other := connect(t, d.URL), connect(t, d.URL)
 	messages, hangUp := other.listen()
 	say := func(module string) int {

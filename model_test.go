@@ -116,7 +116,7 @@ func TestModel(t *testing.T) {
 	}
 	dir := tempDir(t)
 	for tool, folder := range modelTools {
-		writeFake(t, dir+folder+tool[:1]+".usher", "good shared tools=x")
+		writeShared(t, dir+folder, tool[:1], "good tools=x")
 	}
 	options := daemonOptions{base: t.TempDir(), ownProcess: true}
 	w := &walk{

@@ -286,8 +286,8 @@ func TestModernListeners(t *testing.T) {
 func TestModernListenersInAScope(t *testing.T) {
 	long(t)
 	p := startProjects(t)
-	writeFake(t, p.dir+"/proj/r.usher", "good shared tools=touch res=r")
-	writeFake(t, p.dir+"/other/o.usher", "good shared tools=touch res=o")
+	writeShared(t, p.dir+"/proj", "r", "good tools=touch res=r")
+	writeShared(t, p.dir+"/other", "o", "good tools=touch res=o")
 	c := newStateless(t, p.URL)
 	await(t, "both modules", func() bool { return len(strings.Fields(c.sees(presentNothing))) == 7 })
 	code := p.code("/proj")
@@ -317,7 +317,7 @@ func TestModernListenersInAScope(t *testing.T) {
 	await(t, "the end of the subscription", func() bool {
 		return strings.Contains(touch("r_touch", "r://one"), "nobody")
 	})
-	writeFake(t, p.dir+"/proj/new.usher", "good shared tools=x")
+	writeFake(t, p.dir+"/proj/new.usher", "good tools=x")
 	for !strings.Contains(wantEvent(t, free).data, changedTools) { // after the updates of o
 	}
 	listen := c.modern("subscriptions/listen", `{"notifications":`+tools+`}`, scoped)

@@ -111,7 +111,6 @@ type manifest struct {
 	About     string                       // one sentence, "" for none
 	Problems  []string
 	Stateless bool // it speaks a revision without sessions
-	Shared    bool // one process serves all callers
 	Imports   *goImports
 }
 
@@ -447,7 +446,7 @@ func (r *Registry) finishVersion(v *moduleVersion, m *Module, err error) {
 // buildModule makes the module of a version out of its manifest. When a process of the
 // version starts, its lists are compared with the manifest.
 func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
-	perSession := !v.Kind.singleFile() && !v.Launch.Shared && !m.Shared
+	perSession := !v.Kind.singleFile() && !v.Launch.Shared
 	stateful := !m.Stateless
 	if v.pool == nil || v.pool.perSession != perSession {
 		v.pool = &pool{
@@ -556,7 +555,6 @@ func (v *moduleVersion) readManifest(w *Worker) (*manifest, error) {
 		Lists:     make(map[string][]json.RawMessage),
 		About:     firstSentence(stringField(w.info, "instructions")),
 		Stateless: w.stateless,
-		Shared:    field(extensions, "usher/shared") != nil,
 		Imports:   v.imports.Load(),
 	}
 	// usher's own runtimes list here the functions that they can't offer.

@@ -273,7 +273,7 @@ func TestListsOfASession(t *testing.T) {
 	tools := func(more string) { write(t, dir+"/tools", `[{"Name":"grow","Does":"grow"}`+more+"]") }
 	tools("")
 	writeFake(t, dir+"/own.usher", "good toolsIn="+dir+"/tools")
-	writeFake(t, dir+"/shared.usher", "good shared tools=grow")
+	writeShared(t, dir, "shared", "good tools=grow")
 	c := connect(t, startDaemon(t, dir).URL)
 	c.awaitTools("own_grow", "shared_grow")
 	tools(`,{"Name":"late"}`)

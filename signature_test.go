@@ -297,7 +297,7 @@ func TestSignatureErrors(t *testing.T) {
 // signedModule has a method for each scheme, which is also its variable's name.
 func signedModule(t *testing.T) (dir string, env map[string]string) {
 	dir, env = t.TempDir(), map[string]string{}
-	tools := []fakeTool{{Name: "handlePlain"}, {Name: "runs", Does: "runs"}}
+	tools := []fakeTool{{Name: "handlePlain"}, {Name: "handleRuns", Does: "runs"}}
 	for _, scheme := range sortedKeys(signatureKeys) {
 		name := "WH_" + strings.ToUpper(scheme) + "_SIGNING_SECRET"
 		env[name] = signatureKeys[scheme]
@@ -401,7 +401,7 @@ func TestSignatureUnusable(t *testing.T) {
 		{"@signature\tgithub\tWH_EMPTY_SIGNING_SECRET", "WH_EMPTY_SIGNING_SECRET is not set"},
 		{"@signature standard WH_KEY_SIGNING_SECRET", "base64"},
 	}
-	tools := []fakeTool{{Name: "runs", Does: "runs"}}
+	tools := []fakeTool{{Name: "handleRuns", Does: "runs"}}
 	for i, p := range problems {
 		tools = append(tools, fakeTool{Name: fmt.Sprint("handle", i), Doc: p.doc})
 	}
@@ -445,7 +445,7 @@ func TestSignatureKeysAreNotHandedOn(t *testing.T) {
 	writeConfig(t, dir+"/.mcp.json", "c", "fixed tools=env")
 	write(t, dir+"/s.usher.sh", "# Tells.\n# @param {string} name of the variable\n"+
 		"env() { [ -n \"$(printenv \"$1\")\" ] && echo true || echo false; }\n")
-	writeFake(t, dir+"/x.usher", "fixed shared tools=env")
+	writeFake(t, dir+"/x.usher", "fixed tools=env")
 	d := daemonOptions{env: env}.start(t, dir)
 	c := connect(t, d.URL)
 	c.awaitTools("c_env", "s_env", "x_env")

@@ -174,7 +174,7 @@ func TestWebhookOrderOfChecks(t *testing.T) {
 	writeTools(t, dir+"/m.usher", fakeTool{Name: "handleIt", Schema: json.RawMessage(named)},
 		fakeTool{Name: "handleSigned", Doc: "@signature github WH_NOT_SET_SIGNING_SECRET"},
 		fakeTool{Name: "a", Doc: "@webhook twice"}, fakeTool{Name: "b", Doc: "@webhook twice"},
-		fakeTool{Name: "runs", Does: "runs"})
+		fakeTool{Name: "handleRuns", Does: "runs"})
 	fits := strings.Repeat(" ", 1012) + `{"name":"x"}`
 	large := strings.Repeat(" ", 1025)
 	for _, env := range []map[string]string{nil, guarded} {

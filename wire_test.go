@@ -50,7 +50,7 @@ func TestBatchesAreRefused(t *testing.T) {
 // TestOldSSECancels cancels a call by a message, by another session, and by hanging up, which ends the session.
 func TestOldSSECancels(t *testing.T) {
 	long(t)
-	d := startFakes(t, "a: good shared")
+	d := startFakes(t, "a: shared good")
 	c, other := connectSSE(t, d.URL), connectSSE(t, d.URL)
 	cancelled := func() int { return strings.Count(d.Log.String(), "fake: cancelled") }
 	call := func() {
@@ -158,8 +158,8 @@ func TestSubscriptionsOfASession(t *testing.T) {
 
 func subscribeAndCrash(t *testing.T, way string) {
 	p := startProjects(t)
-	writeFake(t, p.dir+"/proj/r.usher", "good shared tools=touch,crash res=r")
-	writeFake(t, p.dir+"/other/o.usher", "good shared tools=touch res=o")
+	writeShared(t, p.dir+"/proj", "r", "good tools=touch,crash res=r")
+	writeShared(t, p.dir+"/other", "o", "good tools=touch res=o")
 	free := connect(t, p.URL)
 	await(t, "both modules", func() bool { return len(free.tools()) == 8 })
 	touch := func(uri string) string { return free.call("r_touch", `{"uri":"`+uri+`"}`).Body }
