@@ -106,6 +106,19 @@ func TestShellModule(t *testing.T) {
 	await(t, "all processes to end", func() bool { return processes() == "" })
 }
 
+// TestShellDeepArguments delivers the deepest body that usher accepts.
+func TestShellDeepArguments(t *testing.T) {
+	t.Parallel()
+	need(t, "sh")
+	dir := t.TempDir()
+	write(t, dir+"/m.usher.sh", "# Takes it.\nhandleIt() { echo taken; }\n")
+	d := daemonOptions{}.startReady(t, dir, "-webhook-timeout", "5s")
+	body := `{"a":` + strings.Repeat("[", 9_999) + strings.Repeat("]", 9_999) + "}"
+	a := d.deliver(t, "m/handleIt", body)
+	wantStatus(t, "the delivery", a, 200)
+	check(t, "the answer", a.Body, "taken")
+}
+
 func TestShellFaults(t *testing.T) {
 	t.Parallel()
 	need(t, "sh")
