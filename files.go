@@ -328,22 +328,35 @@ func writeFile(target, temp string, data []byte, ready func() error) error {
 	return renameFile(temp, target)
 }
 
-// replaceFile replaces a file that needs no token, and creates its folder if necessary.
+// replaceFile atomically replaces a file that only one process writes, and creates its
+// folder if necessary. The temporary file that a killed process leaves has the same name
+// each time, so the next call overwrites it.
 func replaceFile(path string, data []byte) error {
-	return replaceBy(path+".new."+rand.Text(), path, data)
-}
-
-// replaceBy replaces a file like replaceFile, by way of the temporary file temp. No other
-// process may use temp at the same time. A temp that a killed process left is overwritten.
-func replaceBy(temp, path string, data []byte) error {
 	err := os.MkdirAll(filepath.Dir(path), 0o700)
 	if err == nil {
-		err = writeFile(path, temp, data, func() error { return nil })
+		err = writeFile(path, path+".new", data, func() error { return nil })
 	}
 	if err == nil {
 		err = syncFolder(filepath.Dir(path))
 	}
 	return err
+}
+
+// writeCacheFile writes a file that several processes may write at the same time, and creates
+// its folder if necessary. It uses no temporary file, which a killed process would leave, so
+// readers may find an incomplete file. flag is os.O_TRUNC, or 0 if all processes write the
+// same data: then each of them finds all of it once it has written it.
+func writeCacheFile(path string, data []byte, flag int) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|flag, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	closeErr := f.Close()
+	return cmp.Or(err, closeErr)
 }
 
 // renameFile calls os.Rename, on Windows until no other process has the file open.

@@ -413,6 +413,27 @@ func TestTokenLost(t *testing.T) {
 	check(t, "claims of others", len(fileCodes(t, dir)), 2+tokenTries)
 }
 
+// TestNoTemporaryFilesAreLeft checks that a killed process leaves no file that stays: a file with one writer has one
+// temporary file, which the next writer replaces; files of the cache have none.
+func TestNoTemporaryFilesAreLeft(t *testing.T) {
+	dir := t.TempDir()
+	path := dir + "/folder/daemon.json"
+	write(t, path+".new", "what a killed process left")
+	must(t, replaceFile(path, []byte("1")))
+	check(t, "files", folderNames(t, dir+"/folder"), []string{"daemon.json"})
+
+	shim, err := placeShim("shim.py", dir+"/cache")
+	must(t, err)
+	whole := readFile(t, shim)
+	for what, text := range map[string][]byte{"part": whole[:100], "whole": whole} {
+		write(t, shim, string(text))
+		_, err := placeShim("shim.py", dir+"/cache")
+		must(t, err)
+		check(t, "the shim after a "+what+" is complete", string(readFile(t, shim)) == string(whole), true)
+	}
+	check(t, "files of the cache", len(folderNames(t, dir+"/cache")), 1)
+}
+
 // slowTests returns full if USHER_SLOW is set, else quick.
 func slowTests(quick, full int) int {
 	if os.Getenv("USHER_SLOW") != "" {

@@ -406,7 +406,7 @@ func (r *Registry) offer(v *moduleVersion, m *manifest) {
 		return
 	}
 	r.buildModule(v, m)
-	if err := replaceFile(r.cachePath(v.discovered), marshal(m)); err != nil {
+	if err := writeCacheFile(r.cachePath(v.discovered), marshal(m), os.O_TRUNC); err != nil {
 		r.Log.Warn("writing the cache", "err", err) // it costs time at the next start
 	}
 }
@@ -842,7 +842,8 @@ func (d discovered) cacheVersion() string {
 	return hashOf(version(), cacheFormat, d.Version, d.Content)
 }
 
-// readCache returns the cached manifest of this version of a module, or nil.
+// readCache returns the cached manifest of this version of a module, or nil if there is none
+// or the file is incomplete.
 func (r *Registry) readCache(d discovered) *manifest {
 	m := &manifest{}
 	raw, err := os.ReadFile(r.cachePath(d))

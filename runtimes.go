@@ -144,14 +144,14 @@ func pythonFor(dir string) string {
 }
 
 // placeShim writes the program that runs a language's files to a file that an interpreter
-// can read. The file's name contains a hash of the program.
+// can read, unless the file contains it. The file's name contains a hash of the program.
 func placeShim(name, cacheDir string) (string, error) {
 	text, _ := runtimeFiles.ReadFile("runtimes/" + name) // it is embedded
 	path := filepath.Join(cacheDir, hashOf(string(text))+"-"+name)
-	if _, err := os.Stat(path); err == nil {
+	if placed, err := os.ReadFile(path); err == nil && bytes.Equal(placed, text) {
 		return path, nil
 	}
-	return path, replaceFile(path, text)
+	return path, writeCacheFile(path, text, 0)
 }
 
 // webhookSecretVar names the variable with the secret of all webhooks.
