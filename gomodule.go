@@ -34,7 +34,6 @@ var goMainText string
 
 // goSource is the content of a module's file that its syntax alone reveals.
 type goSource struct {
-	text      []byte            // of the file
 	base      string            // the file's name
 	about     string            // the package comment
 	functions []string          // the exported ones, in order, as literals of usher_method
@@ -56,7 +55,7 @@ func cantBuildf(base, format string, args ...any) error {
 // the compiler. Positions contain base instead of an absolute path, because sessions may
 // see error messages.
 func parseGoModule(base string, src []byte) (*goSource, error) {
-	s := &goSource{text: src, base: base, comments: map[string]string{}, positions: token.NewFileSet()}
+	s := &goSource{base: base, comments: map[string]string{}, positions: token.NewFileSet()}
 	file, err := parser.ParseFile(s.positions, base, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
 		return nil, cantBuildf(base, "%w", err) // the first error, and how many there are
@@ -176,13 +175,8 @@ var usher_functions = []*usher_method{%s}
 `, name, s.about, s.problems, s.comments, strings.Join(s.functions, ", "))
 }
 
-// The names of the generated main and of the module in the overlay for the go command. They
-// are the same for every module, as go build ignores some names (_x.usher.go). The first
-// must sort before the second: variables are initialized in that order.
-const (
-	goMainName   = "usher__main.go"
-	goModuleName = "usher__module.go"
-)
+// goMainName is the name of the generated main in the overlay for the go command.
+const goMainName = "usher__main.go"
 
 const (
 	buildTimeout = 2 * time.Minute // for one go build
@@ -213,19 +207,23 @@ func goVersion(folders []string) string {
 	return version.String()
 }
 
-// buildGoModule builds the module with the text src at path, an absolute path without links,
-// and returns how to start the binary in folder. The binary's name is a hash of its content,
+// buildGoModule builds the module at path, an absolute path without links, and returns how to
+// start the binary in folder. The binary's name is a hash of its content,
 // so that the binary never changes. A build is quick if nothing has changed, as the go
 // command caches; nothing is written beside the module. The error is a *processError if the
 // module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
 // l.Imports is set even then, unless the error came before the go command. Safe for
 // concurrent use, also by several processes.
-func buildGoModule(ctx context.Context, r *reaper, folder, path string, src []byte) (l launch, err error) {
+func buildGoModule(ctx context.Context, r *reaper, folder, path string) (l launch, err error) {
 	l.Dir = filepath.Dir(path)
 	base := filepath.Base(path)
 	slow := cantBuildf(base, "go build took over %v", buildTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, buildTimeout, slow)
 	defer cancel()
+	src, _, err := readSource(path, kindGo)
+	if err != nil {
+		return l, err
+	}
 	source, err := parseGoModule(base, src)
 	if err != nil {
 		return l, err
@@ -275,33 +273,34 @@ func keepBuild(folder, built string) (string, error) {
 }
 
 // build runs the go command in dir, the folder of the module's file, to build target from
-// the module's text and its generated main. An overlay puts both into dir. build lists the
+// that file and its generated main. An overlay puts the main into dir. build lists the
 // imports first, so that an edit during the build counts as a change.
 func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*goImports, error) {
 	temp := filepath.Dir(target)
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
-	moduleFile := filepath.Join(temp, s.base)
 	overlayFile := filepath.Join(temp, "overlay.json")
-	// Compilers and stacks show this name and lines of the file, instead of the copy's.
-	text := append([]byte("//line "+s.base+":1:1\n"), s.text...)
-	overlay := map[string]any{"Replace": map[string]string{
-		filepath.Join(dir, goMainName):   mainFile,
-		filepath.Join(dir, goModuleName): moduleFile,
-	}}
-	for file, text := range map[string][]byte{
-		mainFile:    []byte(s.generateMain()),
-		moduleFile:  text,
-		overlayFile: marshal(overlay),
-	} {
-		if err := os.WriteFile(file, text, 0o600); err != nil {
-			return nil, err
-		}
+	replace := map[string]string{filepath.Join(dir, goMainName): mainFile}
+	module := s.base
+	if module[0] == '_' { // go build ignores such a file, even if it is named
+		module = "usher" + module
+		replace[filepath.Join(dir, module)] = filepath.Join(dir, s.base)
 	}
+	err := os.WriteFile(mainFile, []byte(s.generateMain()), 0o600)
+	if err == nil {
+		err = os.WriteFile(overlayFile, marshal(map[string]any{"Replace": replace}), 0o600)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// The main comes first, because variables are initialized in the order of the files. No
+	// -tags: named files are built whatever their constraints are, and the tag must not reach
+	// other packages.
+	files := []string{"-overlay", overlayFile, goMainName, module}
 	// Errors of go list are ignored here, because go build reports them again.
-	list, _ := runGo(ctx, r, dir, overlayFile, "list", "-e", "-deps", "-f", ownPackage)
+	list, _ := runGo(ctx, r, dir, append([]string{"list", "-e", "-deps", "-f", ownPackage}, files...))
 	folders := strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })
 	imports := &goImports{folders, goVersion(folders)}
-	output, err := runGo(ctx, r, dir, overlayFile, "build", "-buildvcs=false", "-o", target)
+	output, err := runGo(ctx, r, dir, append([]string{"build", "-buildvcs=false", "-o", target}, files...))
 	switch {
 	case err == nil:
 		return imports, nil
@@ -320,12 +319,10 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*g
 // and can be imported.
 const ownPackage = `{{with .Module}}{{if and .Main (ne $.Name "main")}}{{$.Dir}}{{end}}{{end}}`
 
-// runGo runs the go command in dir, on the two files that overlay adds there, until ctx
-// ends. It returns everything that the command prints.
-func runGo(ctx context.Context, r *reaper, dir, overlay string, args ...string) (string, error) {
-	// No -tags: named files are built whatever their constraints are, and the tag must
-	// not reach other packages.
-	cmd := exec.Command("go", append(args, "-overlay", overlay, goMainName, goModuleName)...)
+// runGo runs the go command in dir until ctx ends. It returns everything that the command
+// prints.
+func runGo(ctx context.Context, r *reaper, dir string, args []string) (string, error) {
+	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
 	// The binary runs on this machine, even if the environment cross-compiles.
 	cmd.Env = append(environWithoutSecrets(), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)

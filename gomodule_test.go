@@ -38,13 +38,9 @@ func goTestTree(t *testing.T, files map[string]string) string {
 
 // buildGoFile builds the module in a file.
 func buildGoFile(ctx context.Context, folder, path string) (string, error) {
-	src, err := os.ReadFile(path)
-	if err != nil {
-		return "", err
-	}
 	r := newReaper(slog.New(slog.DiscardHandler))
 	defer r.Close()
-	l, err := buildGoModule(ctx, r, folder, path, src)
+	l, err := buildGoModule(ctx, r, folder, path)
 	if len(r.trees) > 0 {
 		return "", fmt.Errorf("the reaper remembers %v", r.trees)
 	}

@@ -59,7 +59,7 @@ func shimCommand(t *testing.T, kind Kind, file string) *exec.Cmd {
 	t.Helper()
 	file, err := filepath.Abs(file)
 	must(t, err)
-	l, err := launchFile(kind, file, t.TempDir())
+	l, err := launchFile(discovered{Kind: kind, Source: file}, t.TempDir())
 	must(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)

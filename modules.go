@@ -667,35 +667,40 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 	return nil, &processError{v.Name, "can't start: " + errText(err), err}
 }
 
-// launch reads a module's content and returns how to start a process of it, if that
-// content is approved or needs no approval. usher's own programs get the source text that
-// launch has read, and do not open the file again.
-func (r *Registry) launch(ctx context.Context, d discovered) (launch, error) {
-	var text []byte
-	var err error
-	if d.Kind != kindConfig {
-		text, d.Content, err = readSource(d.Source, d.Kind)
-	} else if r.Approved != "" {
-		d = d.reread()
-		err = d.Err
+// launch returns how to start a process of a module, if the content that the module has now
+// is approved or needs no approval. It builds a Go module first.
+func (r *Registry) launch(ctx context.Context, d discovered) (l launch, err error) {
+	if d, err = r.checkApproved(d); err != nil {
+		return launch{}, err
+	}
+	switch d.Kind {
+	case kindConfig:
+		return d.Launch, nil
+	case kindGo:
+		l, err = buildGoModule(ctx, r.reaper, filepath.Join(r.CacheDir, "go"), d.Source)
+		if err == nil {
+			_, err = r.checkApproved(d) // the file may have changed during the build
+		}
+		return l, err
+	}
+	return launchFile(d, r.CacheDir)
+}
+
+// checkApproved reads a module again if it needs an approval, and returns it with the content
+// that it has now. The error says why that content can't run.
+func (r *Registry) checkApproved(d discovered) (discovered, error) {
+	if r.Approved == "" {
+		return d, nil
+	}
+	d = d.reread()
+	err := d.Err
+	if err == nil {
+		err = d.readContent()
 	}
 	if err == nil {
 		err = r.approval()(d)
 	}
-	switch {
-	case err != nil:
-		return launch{}, err
-	case d.Kind == kindConfig:
-		return d.Launch, nil
-	case d.Kind == kindGo:
-		return buildGoModule(ctx, r.reaper, filepath.Join(r.CacheDir, "go"), d.Source, text)
-	}
-	l, err := launchFile(d.Kind, d.Source, r.CacheDir)
-	if d.Kind.singleFile() {
-		l.Args = append(l.Args, fmt.Sprint(len(text)))
-		l.Input = text
-	}
-	return l, err
+	return d, err
 }
 
 // explain returns the text of an error for people at this machine, with the last output

@@ -98,7 +98,6 @@ type launch struct {
 	Env  []string // NAME=value; only the entry's own, until startProcess adds the daemon's
 
 	Shared  bool       // one process serves all callers
-	Input   []byte     // the beginning of its stdin
 	Imports *goImports // of a Go module; nil if they are not known
 }
 
@@ -108,22 +107,22 @@ const shellCommand = "__shell"
 
 // launchFile returns how to start the module in a file of any kind but Go and .mcp.json. It
 // writes the shim of the language to cacheDir, unless it is there.
-func launchFile(kind Kind, source, cacheDir string) (launch, error) {
-	l := launch{Path: source, Dir: filepath.Dir(source)}
+func launchFile(d discovered, cacheDir string) (l launch, err error) {
+	l.Path = d.Source
+	l.Dir = filepath.Dir(d.Source)
 	var shim string
-	var err error
-	switch kind {
+	switch d.Kind {
 	case kindPython:
 		shim, err = placeShim("shim.py", cacheDir)
 		l.Path = pythonFor(l.Dir)
-		l.Args = []string{"-B", "-u", shim, source} // -B: it writes nothing beside the module
+		l.Args = []string{"-B", "-u", shim, d.Source} // -B: it writes nothing beside the module
 	case kindNode:
 		shim, err = placeShim("shim.mjs", cacheDir)
 		l.Path = "node"
-		l.Args = []string{"--no-warnings", shim, source}
+		l.Args = []string{"--no-warnings", shim, d.Source}
 	case kindShell:
 		l.Path, err = os.Executable()
-		l.Args = []string{shellCommand, source}
+		l.Args = []string{shellCommand, d.Source, d.Content}
 	}
 	return l, err
 }

@@ -21,16 +21,14 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 )
 
-const (
-	shellScript       = "/dev/fd/3" // where the shell reads the script's text
-	shellTreeInterval = time.Second // between checks whether functions' background processes have ended
-)
+// shellTreeInterval is the time between checks whether functions' background processes have
+// ended.
+const shellTreeInterval = time.Second
 
 // shellMethod is the tool for a function of a script. The daemon finds the parameters in the
 // description, which is the comment above the function.
@@ -43,7 +41,7 @@ type shellMethod struct {
 // shellServer serves one script over stdin and stdout.
 type shellServer struct {
 	path     string   // of the script, absolute
-	text     []byte   // of the script, as received on stdin; its file is not read
+	approved string   // the hash of its approved content; "" if any content may run
 	shell    string   // the program
 	options  []string // of the shell, from the script's first line
 	about    string
@@ -57,21 +55,19 @@ type shellServer struct {
 	out io.Writer
 }
 
-// runShell serves the script at path until stdin ends, and returns the exit status. stdin
-// begins with the script's text, which has size bytes. At the end, the background processes
-// of functions are ended.
-func runShell(ctx context.Context, path, size string, stdin io.Reader, stdout, stderr io.Writer) int {
+// runShell serves the script at path until stdin ends, and returns the exit status. approved
+// is the hash of the script's approved content, or "" if any content may run. At the end, the
+// background processes of functions are ended.
+func runShell(ctx context.Context, path, approved string, stdin io.Reader, stdout, stderr io.Writer) int {
 	s := &shellServer{
-		path:    path,
-		methods: []shellMethod{},
-		reaper:  newReaper(slog.New(slog.NewTextHandler(stderr, nil))),
-		out:     stdout,
-		stderr:  stderr,
+		path:     path,
+		approved: approved,
+		methods:  []shellMethod{},
+		reaper:   newReaper(slog.New(slog.NewTextHandler(stderr, nil))),
+		out:      stdout,
+		stderr:   stderr,
 	}
 	defer s.reaper.Close()
-	n, _ := strconv.ParseInt(size, 10, 64) // usher wrote it
-	s.text, _ = io.ReadAll(io.LimitReader(stdin, n))
-	s.text = bytes.ReplaceAll(s.text, []byte("\r\n"), []byte("\n")) // shells treat \r as part of a word
 	if err := s.read(ctx); err != nil {
 		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), errText(err))
 		return 1
@@ -96,7 +92,13 @@ var notMethods = []string{"builtin", "command", "eval", "exec"}
 // module (the first comment) and the methods (functions with a comment right above them).
 // The shell first checks the script's syntax, without running it.
 func (s *shellServer) read(ctx context.Context) error {
-	text := string(s.text)
+	text, err := s.readScript()
+	if err != nil {
+		return err
+	}
+	if strings.Contains(text, "\r\n") {
+		return errors.New(`its lines end with \r\n, which shells can't read: end them with \n`)
+	}
 	s.shell = "sh"
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
 		m := shellLine.FindStringSubmatch(first)
@@ -123,7 +125,7 @@ func (s *shellServer) read(ctx context.Context) error {
 		}
 		comment = nil
 	}
-	_, _, err := s.run(ctx, nil, nil, "-n", shellScript)
+	_, _, err = s.run(ctx, nil, nil, "-n", s.path)
 	if err == nil && len(s.methods) > 0 {
 		err = s.keepFunctions(ctx)
 	}
@@ -133,10 +135,19 @@ func (s *shellServer) read(ctx context.Context) error {
 	return nil
 }
 
+// readScript returns the script's text, unless it needs an approval and has none.
+func (s *shellServer) readScript() (string, error) {
+	text, hash, err := readSource(s.path, kindShell)
+	if err == nil && s.approved != "" && hash != s.approved {
+		err = errUnapproved
+	}
+	return string(text), err
+}
+
 // keepFunctions removes the methods that the shell does not report as functions after
 // it has read the script: reserved words, for example, and text in a here-document.
 func (s *shellServer) keepFunctions(ctx context.Context) error {
-	program := isFunction + ". '" + shellScript + "' >&2 && for usher_name in"
+	program := isFunction + `. "$0" >&2 && for usher_name in`
 	for _, m := range s.methods {
 		program += " " + m.Name
 	}
@@ -258,8 +269,8 @@ func (s *shellServer) commandLine(name string, arguments json.RawMessage) ([]str
 	// $0 is the script, so that a module can find files beside it. The quotes around
 	// the name keep the shell from reading it as a reserved word or an alias. The
 	// script may define the function in some calls only.
-	program := fmt.Sprintf(isFunction+`. '%s' && if usher_is %[2]s; then "%[2]s" "$@"
-		else command echo the script defines no function %[2]s >&2; exit 127; fi`, shellScript, name)
+	program := fmt.Sprintf(isFunction+`. "$0" && if usher_is %[1]s; then "%[1]s" "$@"
+		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name)
 	args := []string{"-c", program, s.path}
 	for _, p := range parseDoc(s.methods[i].Description, kindShell).params {
 		value := field(arguments, p.name)
@@ -296,33 +307,19 @@ func shellResult(name string, output []byte, lastLines []string, err error) json
 	return toolResult(quote(text))
 }
 
-// bashSource matches a use of $BASH_SOURCE.
-var bashSource = regexp.MustCompile(`(\$\{?)BASH_SOURCE\b`)
-
-// run runs the shell in a process tree of its own until it ends. It returns at most one
-// byte of output more than the limit, and the last lines of stderr. When ctx ends, run
-// ends the tree and waits for its end; otherwise, background processes of the shell
-// continue.
-//
-// The script's text is at shellScript, an open file without a name, because the file at
-// the script's path may have changed. $BASH_SOURCE, where bash names the file of a
-// function, nevertheless contains the script's path.
+// run runs the shell in a process tree of its own until it ends, unless the script has lost
+// its approval. It returns at most one byte of output more than the limit, and the last lines
+// of stderr. When ctx ends, run ends the tree and waits for its end; otherwise, background
+// processes of the shell continue.
 func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMessage,
 	args ...string) (output []byte, lastLines []string, err error) {
-	script, err := os.CreateTemp("", "usher-")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer script.Close()
-	os.Remove(script.Name())
-	_, err = script.WriteAt(bashSource.ReplaceAll(s.text, []byte("${1}USHER_SOURCE")), 0)
-	if err != nil {
-		return nil, nil, err
+	if s.approved != "" {
+		if _, err := s.readScript(); err != nil {
+			return nil, nil, err
+		}
 	}
 	cmd := exec.Command(s.shell, slices.Concat(s.options, args)...)
 	cmd.Dir = filepath.Dir(s.path)
-	cmd.Env = append(os.Environ(), "USHER_SOURCE="+s.path)
-	cmd.ExtraFiles = []*os.File{script}
 	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
 	cmd.Stdin = bytes.NewReader(input)
 	c, err := s.reaper.startPiped(cmd)
@@ -374,9 +371,8 @@ func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) 
 			continue
 		}
 		line := strings.ToValidUTF8(string(raw), "\uFFFD")
-		line = strings.ReplaceAll(line, shellScript, filepath.Base(s.path))
 		fmt.Fprintln(s.stderr, line)
-		// The shell's own errors begin with $0, which is an absolute path.
+		// The shell's own errors begin with the script's absolute path.
 		line = strings.ReplaceAll(line, filepath.Dir(s.path)+string(filepath.Separator), "")
 		lastLines = append(lastLines[max(0, len(lastLines)-shellTail+1):], line)
 	}

@@ -125,8 +125,9 @@ func TestShellFaults(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/a.usher.sh", "#!/bin/sh\n\n# A.\na() {\n\tif\n}\n")
 	write(t, dir+"/b.usher.sh", "#!/usr/bin/perl\n")
+	write(t, dir+"/c.usher.sh", "#!/bin/sh\r\n\r\n# C.\r\nc() { :; }\r\n")
 	out, _, _ := usher(t, "", "modules", "-base", t.TempDir(), dir)
-	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error", "want sh, bash")
+	checkContains(t, "usher modules", out, "a.usher.sh: ", "yntax error", "want sh, bash", "its lines end with")
 }
 
 // TestShellNames checks that a function is a method if the shell reports it as a
@@ -177,15 +178,10 @@ func TestShellOptions(t *testing.T) {
 		"#!/bin/bash":                          "DEPLOYED",
 		"#!/bin/bash -eu":                      "deploy ended with exit status 1",
 		"#!/bin/bash -o errexit -":             "deploy ended with exit status 1",
-		"#!/usr/bin/env bash -e\r":             "deploy ended with exit status 1",
 		"#!/usr/bin/env -S bash -euo pipefail": "deploy ended with exit status 1",
 	} {
 		dir := t.TempDir()
-		text := first + script
-		if strings.HasSuffix(first, "\r") { // so do all lines
-			text = strings.ReplaceAll(text, "\n", "\r\n")
-		}
-		write(t, dir+"/m.usher.sh", text)
+		write(t, dir+"/m.usher.sh", first+script)
 		out, stderr, _ := usher(t, "", "call", "-base", t.TempDir(), "-dir", dir, "m", "deploy", `{"text":""}`)
 		checkContains(t, first, out+stderr, want)
 	}

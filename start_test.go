@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime"
@@ -85,7 +86,7 @@ func TestDroppedModule(t *testing.T) {
 		line := fmt.Sprintf(`"module failed" module=%s why=%q`, module, changed)
 		await(t, line, func() bool { return strings.Contains(d.Log.String(), line) })
 	}
-	says("run_say", "old") // its process runs
+	says("run_say", changed) // its process runs, but each call starts a shell
 	for _, tool := range []string{"idle_say", "file_x", "time_say", "built_say", "srv_x"} {
 		module, _, _ := strings.Cut(tool, "_")
 		for range 3 { // a refusal is no crash, so no call has to wait
@@ -214,47 +215,37 @@ func TestWatchFlag(t *testing.T) {
 	}
 }
 
-// TestTextIsHandedOver has a module's file changed after usher has read it and
-// before its process is there: what runs, and what documents it, is what was read.
-func TestTextIsHandedOver(t *testing.T) {
-	long(t)
-	modules := map[string]string{
-		".go":  goHead + "// @readonly\nfunc Add() {}\n",
-		".sh":  "# @readonly\nadd() { :; }\n",
-		".py":  "# @readonly\ndef add(): pass\n",
-		".js":  "/** @readonly */\nexport function add() {}\n",
-		".mjs": "/** @readonly */\nexport const add = () => 1\n",
+// TestChangeDuringTheBuild has the file of an approved Go module change while it is built: the program does not run.
+func TestChangeDuringTheBuild(t *testing.T) {
+	alone(t) // it sets a variable
+	if runtime.GOOS == "windows" {
+		skip(t, "no shell")
 	}
-	for ending, text := range modules {
-		t.Run(ending, func(t *testing.T) {
-			t.Parallel()
-			needLanguage(t, ending)
-			dir := t.TempDir()
-			path := filepath.Join(dir, "m.usher"+ending)
-			write(t, path, text)
-			r := &Registry{
-				registryConfig: registryConfig{CacheDir: dir + "/.deleted"},
-				reaper:         newReaper(slog.New(slog.DiscardHandler)),
-			}
-			defer r.reaper.Close()
-			l, err := r.launch(t.Context(), scanFolders([]string{dir}).modules[0])
-			if err == nil {
-				l, err = l.resolve()
-			}
-			must(t, err)
-			write(t, path, "this is no module")
-			l.Env = os.Environ()
-			w := testWorker("m", nil)
-			must(t, w.spawn(l, r.reaper))
-			defer func() { w.stop(); <-w.done }()
-			if err := w.shakeHands(t.Context(), true); err != nil {
-				t.Fatal(explain(err))
-			}
-			m, err := (&moduleVersion{ctx: t.Context()}).readManifest(w)
-			must(t, err)
-			checkContains(t, "its tools", fmt.Sprintf("%s", m.Lists["tools"]), `"name":"add"`, "@readonly")
-		})
-	}
+	dir, data, bin := tempDir(t), t.TempDir(), t.TempDir()
+	module, ran := dir+"/a.usher.go", bin+"/ran"
+	write(t, module, goHead+"import \"os\"\n\nfunc A() { os.Exit(1) }\n")
+	_, err := approve(t.Context(), data, []string{dir}, []string{dir})
+	must(t, err)
+	program, err := exec.LookPath("go")
+	must(t, err)
+	write(t, bin+"/go", `#!/bin/sh
+[ "$1" = build ] && echo 'func init() { os.Create("`+ran+`") }' >>'`+module+`'
+exec '`+program+`' "$@"
+`)
+	must(t, os.Chmod(bin+"/go", 0o755))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	r := newRegistry(registryConfig{
+		Roots:    []string{dir},
+		CacheDir: t.TempDir(),
+		Log:      slog.New(slog.DiscardHandler),
+		Approved: data + "/" + approvedName,
+	})
+	defer r.Close()
+	check(t, "it is refused at first", errors.Is(r.Report()[0].Err, errUnapproved), false)
+	r.WaitAll(t.Context(), patience, scopeAll())
+	check(t, "it is refused after the build", errors.Is(r.Report()[0].Err, errUnapproved), true)
+	_, err = os.Stat(ran)
+	check(t, "it ran", err == nil, false)
 }
 
 // TestHangup closes the terminal of a daemon: that ends the daemon, unless nohup

@@ -221,10 +221,7 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 	if err != nil {
 		return err
 	}
-	w.update(func(s *workerState) {
-		s.input = l.Input
-		s.running = true
-	})
+	w.update(func(s *workerState) { s.running = true })
 	var readers, others sync.WaitGroup
 	readers.Go(func() { w.readStdout(c.outputs[0]) })
 	readers.Go(func() { w.readStderr(c.outputs[1]) })

@@ -1,11 +1,10 @@
 // The Node.js runtime of usher: it serves the functions of one NAME.usher.js, .mjs, .ts
 // or .mts as MCP tools over stdin and stdout, one JSON-RPC message per line.
 //
-//     node shim.mjs FILE [SIZE]
+//     node shim.mjs FILE
 //
 // usher checks the arguments of a call before it sends them, and makes the tool result
-// from the returned value. With SIZE, stdin begins with that many bytes of source text,
-// which usher has read and approved. The file itself may have changed since then.
+// from the returned value.
 //
 // In reading order: the pipes, the protocol, calls, results, loading the file, finding
 // its methods, and reading its source: a scanner that accepts any text finds comments
@@ -28,9 +27,8 @@ const { stringify } = JSON
 const file = path.resolve(process.argv[2])
 const base = path.basename(file)
 const name = base.split('.usher')[0]
-const size = Number(process.argv[3])
-const text = String(size >= 0 ? readInput(size) : fs.readFileSync(file))
-process.argv.splice(2) // the module must not see usher's arguments
+const text = fs.readFileSync(file, 'utf8')
+process.argv.splice(2) // the module must not see usher's argument
 
 const pipes = takeStdio()
 
@@ -60,14 +58,6 @@ function takeStdio() {
   Object.defineProperty(process, 'stdout', { value: process.stderr })
   module.syncBuiltinESMExports()
   return own
-}
-
-// readInput reads the source text at the beginning of stdin.
-function readInput(size) {
-  const bytes = Buffer.alloc(size)
-  let at = 0
-  while (at < size) at += fs.readSync(0, bytes, at, size - at) || size
-  return bytes
 }
 
 // log writes a record to stderr, which is usher's log. usher turns each \v into a new line.
@@ -386,12 +376,11 @@ async function load() {
   safely(() => source.read())
   const type = /\.m[jt]s$/.test(base) ? 'module' : packageType(path.dirname(file))
   const isModule = type === 'module' || (type !== 'commonjs' && source.isModule)
-  let code = text
-  if (typed) {
-    const mode = strips || 'strip'
-    code = module.stripTypeScriptTypes(text, { mode, sourceUrl: file })
-  }
-  const loaded = isModule ? await loadModule(code, typed && !strips) : loadCommon(code)
+  const url = pathToFileURL(file).href
+  const format = isModule ? 'module' : 'commonjs'
+  // Older versions of Node need help with types, or with export in a .js file.
+  if (typed ? !strips : isModule && type !== 'module') addLoadHook({ url, format, typed })
+  const loaded = await import(url)
   about = source.about
   return findMethods(loaded, isModule, source)
 }
@@ -423,41 +412,27 @@ function packageType(dir) {
   }
 }
 
-// loadModule imports the file as an ES module, with code as its content. If Node
-// doesn't strip types itself, it also strips those of files that the module imports.
-function loadModule(code, strip) {
-  const given = { url: pathToFileURL(file).href, code, strip }
+// addLoadHook makes Node load the main file in a format and, if that file is typed, strip the
+// types of all files.
+function addLoadHook(main) {
   if (module.registerHooks) {
-    module.registerHooks({ load: (...args) => loadHook(given, ...args) })
-  } else {
-    // Older versions run hooks in another thread, which gets the source of the hook.
-    const hook = `import fs from 'node:fs'
-      import module from 'node:module'
-      ${loadHook}
-      export const load = async (...args) => loadHook(${stringify(given)}, ...args)`
-    module.register('data:text/javascript,' + encodeURIComponent(hook))
+    module.registerHooks({ load: (...args) => loadHook(main, ...args) })
+    return
   }
-  return import(given.url)
+  // Older versions run hooks in another thread, which gets the source of the hook.
+  const hook = `import fs from 'node:fs'
+    import module from 'node:module'
+    ${loadHook}
+    export const load = async (...args) => loadHook(${stringify(main)}, ...args)`
+  module.register('data:text/javascript,' + encodeURIComponent(hook))
 }
 
-function loadHook(given, url, context, next) {
-  if (url === given.url) {
-    return { format: 'module', source: given.code, shortCircuit: true }
-  }
-  if (!given.strip || !/^file:.*[.][mc]?ts$/.test(url)) return next(url, context)
+function loadHook(main, url, context, next) {
+  const format = url === main.url ? main.format : context.format
+  if (!main.typed || !/^file:.*[.][mc]?ts$/.test(url)) return next(url, { ...context, format })
   const source = module.stripTypeScriptTypes(fs.readFileSync(new URL(url), 'utf8'))
-  const format = url.endsWith('.cts') ? 'commonjs' : 'module'
-  return { format, source, shortCircuit: true }
-}
-
-// loadCommon runs the file as a CommonJS module, with code as its content.
-function loadCommon(code) {
-  const own = new module(file)
-  own.filename = file
-  own.paths = module._nodeModulePaths(path.dirname(file))
-  module._cache[file] = own
-  own._compile(code, file)
-  return { default: own.exports }
+  const usual = url.endsWith('.cts') ? 'commonjs' : 'module'
+  return { format: format ?? usual, source, shortCircuit: true }
 }
 
 // loadFailure returns why the file could not be loaded, on one line that begins with

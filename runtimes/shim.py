@@ -1,6 +1,6 @@
 """The Python runtime of usher: it serves the functions of one file as MCP tools.
 
-    python3 -B -u shim.py NAME.usher.py [SIZE]
+    python3 -B -u shim.py NAME.usher.py
 
 Every public function at the top level of the file is a tool. Its annotations become
 the JSON Schema, and its docstring the description. Messages are JSON-RPC over stdin
@@ -9,9 +9,6 @@ and stdout, one per line, as in every other runtime of usher.
 usher checks the arguments of a call against the schema before it sends them, and
 makes the tool result from the returned value. This file converts arguments to Python
 values, and results to JSON.
-
-With SIZE, stdin begins with that many bytes of source text, which usher has read and
-approved. The file itself may have changed since then, so nothing reads it again.
 
 In reading order: writing JSON, reading JSON (types and their schemas), docstrings,
 methods, calls, the server, and loading the file. It needs Python 3.9 or newer and
@@ -34,7 +31,6 @@ import enum
 import importlib.util
 import inspect
 import json
-import linecache
 import os
 import pathlib
 import queue
@@ -1077,9 +1073,6 @@ def load(path, text):
     sys.path.insert(0, folder)
     sys.argv = [path]
     tree = ast.parse(text, path)
-    # inspect and traceback look up source lines here, so nothing opens the file.
-    lines = importlib.util.decode_source(text).split("\n")
-    linecache.cache[path] = (len(text), None, [line + "\n" for line in lines], path)
     # A file calendar.usher.py may still import calendar from the standard library.
     own_name = name
     if own_name in sys.modules or importlib.util.find_spec(own_name):
@@ -1120,10 +1113,7 @@ def explain(e, path):
 def main():
     path = os.path.abspath(sys.argv[1])
     lines, out = take_stdio()
-    if len(sys.argv) > 2:
-        text = lines.read(int(sys.argv[2]))
-    else:
-        text = pathlib.Path(path).read_bytes()
+    text = pathlib.Path(path).read_bytes()
     # The top level of a module may use the loop. On Python 3.9, a Lock binds to it.
     loop = new_loop() if b"asyncio" in text else None
     try:
