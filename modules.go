@@ -286,11 +286,11 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	}
 }
 
-// hasChanged reports whether the version's file, or a file that it imports, has changed.
-// A file that is gone does not count as changed: scans notice its removal.
+// hasChanged reports whether the version's file has changed. A file that is gone does not
+// count as changed: scans notice its removal.
 func (v *moduleVersion) hasChanged() bool {
 	info, err := os.Lstat(v.Source)
-	return err == nil && (fileVersion(info) != v.Version || v.imports.Load().changed())
+	return err == nil && fileVersion(info) != v.Version
 }
 
 // checkCurrent returns nil if a module has not changed since its version v was found, if its
@@ -336,9 +336,35 @@ func (v *moduleVersion) failure(why error) error {
 
 // compare returns the modules that are new, and those that have changed, been approved or
 // lost their approval since the last scan. check returns an error for a module without
-// approval. compare also removes the modules that are gone. Editors replace a file by
-// removing it for a moment, so one scan that misses a file does not count.
+// approval. If modules need no approval, a changed import changes a Go module. compare also
+// removes the modules that are gone.
 func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
+	r.removeMissing(s)
+	return slices.DeleteFunc(s.modules, func(d discovered) bool {
+		r.mu.Lock()
+		v := r.modules[d.key()]
+		var failed error
+		if v != nil {
+			failed = v.Err
+		}
+		r.mu.Unlock()
+		switch {
+		case r.Only != nil && !r.Only(d.Name):
+			return true
+		case v == nil || v.Version != d.Version:
+			return false
+		case v.discovered.Err != nil:
+			return true
+		case r.Approved == "" && v.imports.Load().changed():
+			return false
+		}
+		return errors.Is(failed, errUnapproved) == (check(v.discovered) != nil)
+	})
+}
+
+// removeMissing removes the modules that are gone. Editors replace a file by removing it for a
+// moment, so one scan that misses a file does not count.
+func (r *Registry) removeMissing(s *scan) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for key, v := range r.modules {
@@ -354,12 +380,6 @@ func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 		r.replace(v, nil)
 		delete(r.modules, key)
 	}
-	return slices.DeleteFunc(s.modules, func(d discovered) bool {
-		v := r.modules[d.key()]
-		same := v != nil && v.Version == d.Version && (v.discovered.Err != nil ||
-			errors.Is(v.Err, errUnapproved) == (check(v.discovered) != nil))
-		return same || r.Only != nil && !r.Only(d.Name)
-	})
 }
 
 // replace replaces the module of a version with m, or removes it if m is nil. The processes
