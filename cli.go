@@ -204,7 +204,7 @@ func (a *app) withModules(
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if daemon.RequireApproval {
 		c.Approved = filepath.Join(a.data, approvedName)
-		c.ApprovedRoots = daemon.Roots
+		c.Served = daemon.Roots
 	}
 	return a.withRegistry(dirs, c, func(r *Registry) error {
 		if !r.WaitAll(ctx, time.Second, scopeAll()) && ctx.Err() == nil {
@@ -564,7 +564,7 @@ func setupApprove(a *app, fs *flag.FlagSet) runFunc {
 		if len(paths) == 0 {
 			paths = daemon.Roots
 		}
-		news, err := approve(ctx, a.data, daemon.Roots, paths)
+		news, err := approve(ctx, a.data, daemon.Roots, daemon.Roots, paths)
 		if err != nil {
 			return err
 		}

@@ -53,8 +53,8 @@ type registryConfig struct {
 	CachedOnly  bool                   // host only modules with cached lists; start none
 	Watch       bool                   // scan the workspace again and again
 
-	Approved      string   // the path of the record of approved modules; "" if all modules may run
-	ApprovedRoots []string // the folders whose modules need an approval; nil means all
+	Approved string   // the path of the record of approved modules; "" if all modules may run
+	Served   []string // the daemon's DIRs, whose modules need an approval; nil if this is the daemon
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -244,7 +244,7 @@ func (r *Registry) update(s *scan) {
 	for _, d := range r.compare(s, check) {
 		refused := d.Err
 		if refused == nil && r.Approved != "" {
-			refused = d.readContent()
+			refused = d.readContent(r.served())
 		}
 		r.startVersion(d, cmp.Or(refused, check(d)))
 	}
@@ -290,7 +290,7 @@ func (r *Registry) startVersion(d discovered, refused error) {
 // count as changed: scans notice its removal.
 func (v *moduleVersion) hasChanged() bool {
 	info, err := os.Lstat(v.Source)
-	return err == nil && fileVersion(info) != v.Version
+	return err == nil && fileVersion(info) != v.FileVersion
 }
 
 // checkCurrent returns nil if a module has not changed since its version v was found, if its
@@ -715,7 +715,7 @@ func (r *Registry) checkApproved(d discovered) (discovered, error) {
 	d = d.reread()
 	err := d.Err
 	if err == nil {
-		err = d.readContent()
+		err = d.readContent(r.served())
 	}
 	if err == nil {
 		err = r.approval()(d)
@@ -781,7 +781,7 @@ func (r *Registry) Report() (list []Status) {
 const approvedName = "approved.json"
 
 // approvals maps each hosted DIR to the approved modules below it, which are a map from
-// approvalKey to the SHA-256 of the module's file or entry.
+// approvalKey to discovered.Content.
 type approvals map[string]map[string]string
 
 // readApprovals reads the record. If there is none, nothing is approved.
@@ -804,26 +804,38 @@ func readApprovals(path string) (list approvals, err error) {
 func (r *Registry) approval() func(discovered) error {
 	list, _ := readApprovals(r.Approved) // usher approve shows the error
 	return func(d discovered) error {
-		if r.Approved == "" || r.ApprovedRoots != nil && !isBelow(d.Path, r.ApprovedRoots) {
+		if r.Approved == "" {
 			return nil
 		}
-		for _, modules := range list {
-			if d.Content != "" && modules[d.approvalKey()] == d.Content {
-				return nil
-			}
+		roots := d.rootsAmong(r.served())
+		if r.Served != nil && len(roots) == 0 {
+			return nil
 		}
-		return errUnapproved
+		differs := func(root string) bool { return list[root][d.approvalKey()] != d.Content }
+		if d.Content == "" || len(roots) == 0 || slices.ContainsFunc(roots, differs) {
+			return errUnapproved
+		}
+		return nil
 	}
 }
 
-// approve records the modules that are below one of roots, the hosted DIRs, and below one
-// of paths, with the content they have now. It returns the modules that were new or had
-// changed.
-func approve(ctx context.Context, dataDir string, roots, paths []string) (news []discovered, err error) {
+// served returns the DIRs of the daemon whose record of approved modules counts.
+func (r *Registry) served() []string {
+	if r.Served != nil {
+		return r.Served
+	}
+	return r.Roots
+}
+
+// approve records the modules below one of paths, with the content they have now. It writes
+// the records of roots, which are some of served, the hosted DIRs: each gets the modules
+// below it. approve returns the modules that were new or had changed.
+func approve(
+	ctx context.Context, dataDir string, served, roots, paths []string,
+) (news []discovered, err error) {
 	var found []discovered
 	for _, d := range scanFolders(roots).modules {
-		below := isBelow(d.Path, paths) || isBelow(d.Source, paths)
-		if d.Name != "" && below && d.readContent() == nil {
+		if d.Name != "" && len(d.rootsAmong(paths)) > 0 && d.readContent(served) == nil {
 			found = append(found, d)
 		}
 	}
@@ -842,8 +854,12 @@ func approve(ctx context.Context, dataDir string, roots, paths []string) (news [
 		news = nil
 		for _, d := range found {
 			key := d.approvalKey()
-			if modules := list[d.Root]; modules != nil && modules[key] != d.Content {
-				modules[key] = d.Content
+			isNew := false
+			for _, root := range d.rootsAmong(roots) {
+				isNew = isNew || list[root][key] != d.Content
+				list[root][key] = d.Content
+			}
+			if isNew {
 				news = append(news, d)
 			}
 		}

@@ -357,10 +357,12 @@ type discovered struct {
 	Source   string // symlinks resolved
 	Root     string // the hosted DIR that it was found below
 	Launch   launch // of a .mcp.json entry
-	Version  string // changes when the file, or the entry, does
-	Content  string // the SHA-256 of the file or entry; "" if it is not known
 	Problems []string
 	Err      error // why it can't be hosted
+
+	FileVersion string // changes with the source file
+	Version     string // changes with the file or entry, and with a virtual environment's Python
+	Content     string // a SHA-256 of the same (see readContent); "" if it is not known
 }
 
 // key identifies a module over time.
@@ -376,12 +378,51 @@ func (d discovered) file() string {
 	return path
 }
 
-// readContent sets Content, unless it is set.
-func (d *discovered) readContent() (err error) {
-	if d.Content == "" {
-		_, d.Content, err = readSource(d.Source, d.Kind)
+// rootsAmong returns those of folders that contain the module, or the target of its link.
+func (d discovered) rootsAmong(folders []string) []string {
+	return slices.DeleteFunc(slices.Clone(folders), func(folder string) bool {
+		return !scopeDir(folder).Contains(d.Path) && !scopeDir(folder).Contains(d.Source)
+	})
+}
+
+// readContent sets Content, unless it is set. If a virtual environment's Python runs the
+// module, Content covers which file that is, and pyvenv.cfg. It covers the interpreter itself
+// if that is below served, the hosted DIRs: the system's Python may be updated.
+func (d *discovered) readContent(served []string) error {
+	if d.Content != "" {
+		return nil
+	}
+	_, content, err := readSource(d.Source, d.Kind)
+	for i, file := range d.interpreter() {
+		hash := ""
+		if err == nil && (i > 0 || isBelow(file, served)) {
+			_, hash, err = readSource(file, kindExecutable)
+		}
+		content = fmt.Sprintf("%x", sha256.Sum256([]byte(content+hash+file)))
+	}
+	if err == nil {
+		d.Content = content
 	}
 	return err
+}
+
+// interpreter returns the real paths of the Python that runs the module and of its pyvenv.cfg,
+// if there is one. It returns nil if that Python is not one of a virtual environment.
+func (d discovered) interpreter() (files []string) {
+	if d.Kind != kindPython {
+		return nil
+	}
+	dir := filepath.Dir(d.Source)
+	python := pythonFor(dir)
+	if !filepath.IsAbs(python) {
+		return nil
+	}
+	for _, path := range []string{python, filepath.Join(dir, ".venv", "pyvenv.cfg")} {
+		if file, err := filepath.EvalSymlinks(path); err == nil {
+			files = append(files, file)
+		}
+	}
+	return files
 }
 
 // reread returns the module as its file has it now.
@@ -479,12 +520,20 @@ func (s *scan) file(path, name string, kind Kind) {
 	case kind == kindConfig:
 		s.config(path, source, checkFile(info, kind))
 	default:
-		s.add(path, source, discovered{
-			Name:    name,
-			Kind:    kind,
-			Version: fileVersion(info),
-			Err:     cmp.Or(checkModuleName(name), checkFile(info, kind)),
-		})
+		d := discovered{
+			Name:        name,
+			Kind:        kind,
+			Source:      source,
+			FileVersion: fileVersion(info),
+			Err:         cmp.Or(checkModuleName(name), checkFile(info, kind)),
+		}
+		d.Version = d.FileVersion
+		for _, file := range d.interpreter() {
+			if info, err := os.Stat(file); err == nil {
+				d.Version += "\n" + file + " " + fileVersion(info)
+			}
+		}
+		s.add(path, source, d)
 	}
 }
 

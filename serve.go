@@ -282,14 +282,14 @@ func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) 
 	if err != nil {
 		return nil, err
 	}
-	roots = slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
+	fresh := slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
 		return list[root] != nil
 	})
-	if len(roots) == 0 {
+	if len(fresh) == 0 {
 		return nil, nil
 	}
-	news, err := approve(ctx, d.app.data, roots, roots)
-	return []any{"below", strings.Join(roots, ", "), "modules", len(news)}, err
+	news, err := approve(ctx, d.app.data, roots, fresh, fresh)
+	return []any{"below", strings.Join(fresh, ", "), "modules", len(news)}, err
 }
 
 // announce opens the address, and writes the daemon's record for the other commands.

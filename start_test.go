@@ -162,28 +162,139 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	}
 }
 
+// approveAll approves the modules below the folders, as the first start does, and returns how many were new.
+func approveAll(t *testing.T, data string, dirs ...string) int {
+	t.Helper()
+	news, err := approve(t.Context(), data, dirs, dirs, dirs)
+	must(t, err)
+	return len(news)
+}
+
+// refusedModules returns the names of the modules that a start with the folders refuses.
+func refusedModules(t *testing.T, data string, dirs ...string) (names []string) {
+	t.Helper()
+	r := newRegistry(registryConfig{
+		Roots:      dirs,
+		CacheDir:   t.TempDir(),
+		CachedOnly: true,
+		Log:        slog.New(slog.DiscardHandler),
+		Approved:   data + "/" + approvedName,
+	})
+	defer r.Close()
+	for _, s := range r.Report() {
+		if errors.Is(s.Err, errUnapproved) {
+			names = append(names, s.Name)
+		}
+	}
+	return names
+}
+
+// TestApprovalCountsUnderItsDIR has a module below two served DIRs: it needs the record of both.
+func TestApprovalCountsUnderItsDIR(t *testing.T) {
+	t.Parallel()
+	dir, data := tempDir(t), t.TempDir()
+	sub := dir + "/sub"
+	module := func(text string) { write(t, sub+"/m.usher.py", text) }
+	module("# old")
+	check(t, "approved under DIR", approveAll(t, data, dir), 1)
+	check(t, "refused under both", refusedModules(t, data, dir, sub), []string{"m"})
+	check(t, "approved under both", approveAll(t, data, dir, sub), 1)
+	check(t, "refused under both then", refusedModules(t, data, dir, sub), nil)
+	module("# new")
+	check(t, "approved under DIR again", approveAll(t, data, dir), 1)
+	check(t, "refused under the other", refusedModules(t, data, sub), []string{"m"})
+	module("# old")
+	check(t, "refused with the old text", refusedModules(t, data, dir, sub), []string{"m"})
+	check(t, "not refused by the other", refusedModules(t, data, sub), nil)
+
+	// A linked file is below the DIR of the link and that of the file.
+	other := tempDir(t)
+	must(t, os.Symlink(sub+"/m.usher.py", other+"/m.usher.py"))
+	check(t, "approved by its link", approveAll(t, data, other), 1)
+	check(t, "refused by its link", refusedModules(t, data, other, dir), []string{"m"})
+}
+
+// TestPlantedInterpreter has a tool write a virtual environment beside an approved module: its Python does not run before
+// it is approved.
+func TestPlantedInterpreter(t *testing.T) {
+	needLanguage(t, ".py")
+	long(t)
+	if runtime.GOOS == "windows" {
+		skip(t, "no shell")
+	}
+	dir, base, ran := tempDir(t), t.TempDir(), t.TempDir()+"/ran"
+	write(t, dir+"/m.usher.py", "def say(): return 'said'\n")
+	d := daemonOptions{base: base}.start(t, dir, "-require-claim")
+	c, _ := openSession(t, d.URL, inHeader(newClaimFor(t, base, dir).Code.Reveal()))
+	c.awaitTools("m_say")
+	python := dir + "/.venv/bin/python"
+	write(t, python+".new", "#!/bin/sh\ntouch '"+ran+"'\nexec python3 \"$@\"\n")
+	must(t, os.Chmod(python+".new", 0o755))
+	must(t, os.Rename(python+".new", python))
+	check(t, "a call", resultText(c.call("m_say", "").result()),
+		`module "m" can't start: `+errUnapproved.Error())
+	d.awaitLog(t, fmt.Sprintf(`"module failed" module=m kind=python file=m.usher.py why=%q`, errUnapproved))
+	out, _, _ := usher(t, "", "modules", "-base", base, dir)
+	checkContains(t, "usher modules", out, "not hosted: "+errUnapproved.Error())
+	if _, err := os.Stat(ran); err == nil {
+		t.Fatal("the planted interpreter ran")
+	}
+	wantUsher(t, 0, "Approved m (python)", "approve", "-base", base)
+	await(t, "a call", func() bool { return resultText(c.call("m_say", "").result()) == "said" })
+	_, err := os.Stat(ran)
+	must(t, err)
+}
+
+// TestInterpreterChanges changes the virtual environment of an approved module.
+func TestInterpreterChanges(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS == "windows" {
+		skip(t, "no such paths")
+	}
+	dir, outside, data := tempDir(t), tempDir(t), t.TempDir()
+	python, config := dir+"/.venv/bin/python", dir+"/.venv/pyvenv.cfg"
+	write(t, dir+"/m.usher.py", "")
+	write(t, dir+"/.bin/own", "1")
+	write(t, outside+"/system", "1")
+	write(t, outside+"/other", "1")
+	link := func(target string) {
+		os.Remove(python)
+		must(t, os.Symlink(target, python))
+	}
+	for _, step := range []struct {
+		what    string
+		change  func()
+		refused []string
+	}{
+		{"nothing", func() {}, nil},
+		{"a new interpreter", func() { write(t, python, "1") }, []string{"m"}},
+		{"its content", func() { write(t, python, "2") }, []string{"m"}},
+		{"a link", func() { link(outside + "/system") }, []string{"m"}},
+		{"another target", func() { link(outside + "/other") }, []string{"m"}},
+		{"the content of a target outside", func() { write(t, outside+"/other", "2") }, nil},
+		{"a target inside", func() { link(dir + "/.bin/own") }, []string{"m"}},
+		{"the content of a target inside", func() { write(t, dir+"/.bin/own", "2") }, []string{"m"}},
+		{"a new pyvenv.cfg", func() { write(t, config, "home = /a") }, []string{"m"}},
+		{"its text", func() { write(t, config, "home = /b") }, []string{"m"}},
+		{"another file", func() { write(t, dir+"/.venv/bin/pip", "") }, nil},
+		{"no virtual environment", func() { must(t, os.RemoveAll(dir+"/.venv")) }, []string{"m"}},
+	} {
+		approveAll(t, data, dir)
+		step.change()
+		check(t, "refused after a change of "+step.what, refusedModules(t, data, dir), step.refused)
+	}
+}
+
 // A link runs an approved file as another kind of module, which is not approved.
 func TestApprovedFileOfAnotherKind(t *testing.T) {
 	t.Parallel()
 	dir, data := t.TempDir(), t.TempDir()
 	write(t, dir+"/z/a.usher.sh", "# Says it.\nsay() { :; }\n")
 	must(t, os.Chmod(dir+"/z/a.usher.sh", 0o755))
-	refused := func() bool {
-		r := newRegistry(registryConfig{
-			Roots:    []string{dir},
-			CacheDir: t.TempDir(),
-			Log:      slog.New(slog.DiscardHandler),
-			Approved: data + "/" + approvedName,
-		})
-		defer r.Close()
-		return errors.Is(r.Report()[0].Err, errUnapproved)
-	}
-	news, err := approve(t.Context(), data, []string{dir}, []string{dir})
-	must(t, err)
-	check(t, "approved modules", len(news), 1)
-	check(t, "the file is refused", refused(), false)
+	check(t, "approved modules", approveAll(t, data, dir), 1)
+	check(t, "the file is refused", refusedModules(t, data, dir), nil)
 	must(t, errors.Join(os.Mkdir(dir+"/b", 0o755), os.Symlink("../z/a.usher.sh", dir+"/b/a.usher")))
-	check(t, "the link is refused", refused(), true)
+	check(t, "the link is refused", refusedModules(t, data, dir), []string{"a"})
 }
 
 // TestWatchFlag says when a module is hosted that comes later: -watch, given, is
@@ -224,8 +335,7 @@ func TestChangeDuringTheBuild(t *testing.T) {
 	dir, data, bin := tempDir(t), t.TempDir(), t.TempDir()
 	module, ran := dir+"/a.usher.go", bin+"/ran"
 	write(t, module, goHead+"import \"os\"\n\nfunc A() { os.Exit(1) }\n")
-	_, err := approve(t.Context(), data, []string{dir}, []string{dir})
-	must(t, err)
+	approveAll(t, data, dir)
 	program, err := exec.LookPath("go")
 	must(t, err)
 	write(t, bin+"/go", `#!/bin/sh
