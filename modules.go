@@ -54,7 +54,7 @@ type registryConfig struct {
 	Watch       bool                   // scan the workspace again and again
 
 	Approved string   // the path of the record of approved modules; "" if all modules may run
-	Served   []string // the daemon's DIRs, whose modules need an approval; nil if this is the daemon
+	Served   []string // with Approved, the daemon's DIRs: modules below them need an approval
 }
 
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
@@ -223,6 +223,8 @@ func (r *Registry) watch() {
 // rescan scans the workspace once. It also stops idle processes.
 func (r *Registry) rescan() {
 	defer catch(r.Log, nil)
+	r.updating.Lock()
+	defer r.updating.Unlock()
 	r.update(scanFolders(r.Roots))
 	for _, p := range r.pools() {
 		p.reap(time.Now(), r.Idle)
@@ -236,17 +238,16 @@ func (r *Registry) Close() {
 	r.reaper.Close()
 }
 
-// update hosts the modules that a scan has found, and removes those that are gone.
+// update hosts the modules that a scan has found, and removes those that are gone. The caller
+// holds r.updating.
 func (r *Registry) update(s *scan) {
-	r.updating.Lock()
-	defer r.updating.Unlock()
 	check := r.approval()
 	for _, d := range r.compare(s, check) {
 		refused := d.Err
-		if refused == nil && r.Approved != "" {
-			refused = d.readContent(r.served())
+		if refused == nil {
+			refused = check(&d)
 		}
-		r.startVersion(d, cmp.Or(refused, check(d)))
+		r.startVersion(d, refused)
 	}
 }
 
@@ -261,10 +262,6 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	known := r.readCache(d)
 	r.mu.Lock()
 	if last := r.modules[d.key()]; last != nil {
-		if r.Approved != "" && last.Version == d.Version && last.Content+d.Content == "" {
-			r.mu.Unlock()
-			return // its content still can't be read
-		}
 		last.cancel()
 		v.Module = last.Module
 	}
@@ -294,33 +291,34 @@ func (v *moduleVersion) hasChanged() bool {
 }
 
 // checkCurrent returns nil if a module has not changed since its version v was found, if its
-// file is gone, or if usher does not follow changes of its file. Otherwise it starts the new
-// version, unless a scan has started it. The error is errRetired while the new version is pending
-// and when it is ready, else the reason why it can't be hosted.
+// file is gone, or if usher does not follow changes of its file. Otherwise it scans the
+// workspace, unless a scan has found the change. The error is errRetired while the new version is
+// pending and when it is ready, else the reason why it can't be hosted.
 func (r *Registry) checkCurrent(v *moduleVersion) error {
 	if !r.Watch || r.Approved != "" || v.Kind == kindConfig || !v.hasChanged() {
 		return nil
 	}
 	r.updating.Lock()
 	defer r.updating.Unlock()
-	found := v.reread()
-	r.mu.Lock()
-	last := r.modules[v.key()]
-	var failed error
-	if last != nil {
-		failed = last.Err
+	last, failed := r.latest(v.discovered)
+	if last != nil && last.hasChanged() {
+		r.update(scanFolders(r.Roots))
+		last, failed = r.latest(v.discovered)
 	}
-	r.mu.Unlock()
-	switch {
-	case found.Err == errMoved || !v.hasChanged(): // it is gone, or has changed back
+	if last == v { // the file is gone, or has changed back
 		return nil
-	case last == nil: // it was removed
-		return errRetired
-	case last.hasChanged():
-		r.startVersion(found, found.Err)
-		failed = found.Err
 	}
 	return v.failure(failed)
+}
+
+// latest returns the latest version of a module, or nil, and why that version is not hosted.
+func (r *Registry) latest(d discovered) (v *moduleVersion, failed error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v = r.modules[d.key()]; v != nil {
+		failed = v.Err
+	}
+	return v, failed
 }
 
 // failure returns an error for clients that says why the module can't be hosted. It returns
@@ -338,16 +336,10 @@ func (v *moduleVersion) failure(why error) error {
 // lost their approval since the last scan. check returns an error for a module without
 // approval. If modules need no approval, a changed import changes a Go module. compare also
 // removes the modules that are gone.
-func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
+func (r *Registry) compare(s *scan, check func(*discovered) error) []discovered {
 	r.removeMissing(s)
 	return slices.DeleteFunc(s.modules, func(d discovered) bool {
-		r.mu.Lock()
-		v := r.modules[d.key()]
-		var failed error
-		if v != nil {
-			failed = v.Err
-		}
-		r.mu.Unlock()
+		v, failed := r.latest(d)
 		switch {
 		case r.Only != nil && !r.Only(d.Name):
 			return true
@@ -358,7 +350,9 @@ func (r *Registry) compare(s *scan, check func(discovered) error) []discovered {
 		case r.Approved == "" && v.imports.Load().changed():
 			return false
 		}
-		return errors.Is(failed, errUnapproved) == (check(v.discovered) != nil)
+		last := v.discovered
+		refused := errors.Is(check(&last), errUnapproved)
+		return last.Content == v.Content && refused == errors.Is(failed, errUnapproved)
 	})
 }
 
@@ -715,10 +709,7 @@ func (r *Registry) checkApproved(d discovered) (discovered, error) {
 	d = d.reread()
 	err := d.Err
 	if err == nil {
-		err = d.readContent(r.served())
-	}
-	if err == nil {
-		err = r.approval()(d)
+		err = r.approval()(&d)
 	}
 	return d, err
 }
@@ -799,32 +790,25 @@ func readApprovals(path string) (list approvals, err error) {
 	return list, nil
 }
 
-// approval reads the record. It returns a function that returns errUnapproved for a
-// module that needs an approval and whose content has none.
-func (r *Registry) approval() func(discovered) error {
+// approval reads the record. The function that it returns sets the module's Content if modules
+// need an approval. It returns errUnapproved if the module is below a served DIR whose record
+// has no such module with this content.
+func (r *Registry) approval() func(*discovered) error {
 	list, _ := readApprovals(r.Approved) // usher approve shows the error
-	return func(d discovered) error {
+	return func(d *discovered) error {
 		if r.Approved == "" {
 			return nil
 		}
-		roots := d.rootsAmong(r.served())
-		if r.Served != nil && len(roots) == 0 {
-			return nil
+		if err := d.readContent(r.Served); err != nil {
+			return err
 		}
-		differs := func(root string) bool { return list[root][d.approvalKey()] != d.Content }
-		if d.Content == "" || len(roots) == 0 || slices.ContainsFunc(roots, differs) {
-			return errUnapproved
+		for _, root := range r.Served {
+			if d.isBelow(root) && list[root][d.approvalKey()] != d.Content {
+				return errUnapproved
+			}
 		}
 		return nil
 	}
-}
-
-// served returns the DIRs of the daemon whose record of approved modules counts.
-func (r *Registry) served() []string {
-	if r.Served != nil {
-		return r.Served
-	}
-	return r.Roots
 }
 
 // approve records the modules below one of paths, with the content they have now. It writes
@@ -835,7 +819,7 @@ func approve(
 ) (news []discovered, err error) {
 	var found []discovered
 	for _, d := range scanFolders(roots).modules {
-		if d.Name != "" && len(d.rootsAmong(paths)) > 0 && d.readContent(served) == nil {
+		if d.Name != "" && slices.ContainsFunc(paths, d.isBelow) && d.readContent(served) == nil {
 			found = append(found, d)
 		}
 	}
@@ -855,9 +839,11 @@ func approve(
 		for _, d := range found {
 			key := d.approvalKey()
 			isNew := false
-			for _, root := range d.rootsAmong(roots) {
-				isNew = isNew || list[root][key] != d.Content
-				list[root][key] = d.Content
+			for _, root := range roots {
+				if d.isBelow(root) && list[root][key] != d.Content {
+					list[root][key] = d.Content
+					isNew = true
+				}
 			}
 			if isNew {
 				news = append(news, d)

@@ -362,7 +362,7 @@ type discovered struct {
 
 	FileVersion string // changes with the source file
 	Version     string // changes with the file or entry, and with a virtual environment's Python
-	Content     string // a SHA-256 of the same (see readContent); "" if it is not known
+	Content     string // what an approval covers (see readContent); "" if it is not known
 }
 
 // key identifies a module over time.
@@ -378,16 +378,15 @@ func (d discovered) file() string {
 	return path
 }
 
-// rootsAmong returns those of folders that contain the module, or the target of its link.
-func (d discovered) rootsAmong(folders []string) []string {
-	return slices.DeleteFunc(slices.Clone(folders), func(folder string) bool {
-		return !scopeDir(folder).Contains(d.Path) && !scopeDir(folder).Contains(d.Source)
-	})
+// isBelow reports whether the module's file, or its link, is in a folder or below it.
+func (d discovered) isBelow(folder string) bool {
+	return scopeDir(folder).Contains(d.Path) || scopeDir(folder).Contains(d.Source)
 }
 
-// readContent sets Content, unless it is set. If a virtual environment's Python runs the
-// module, Content covers which file that is, and pyvenv.cfg. It covers the interpreter itself
-// if that is below served, the hosted DIRs: the system's Python may be updated.
+// readContent sets Content, unless it is set, to the SHA-256 of the file. For a module that
+// runs in a virtual environment, it adds the paths and the SHA-256 of the environment's Python
+// and of pyvenv.cfg. It leaves out the SHA-256 of a Python that is not below served, the hosted
+// DIRs, because updates of the system change it.
 func (d *discovered) readContent(served []string) error {
 	if d.Content != "" {
 		return nil
@@ -398,7 +397,7 @@ func (d *discovered) readContent(served []string) error {
 		if err == nil && (i > 0 || isBelow(file, served)) {
 			_, hash, err = readSource(file, kindExecutable)
 		}
-		content = fmt.Sprintf("%x", sha256.Sum256([]byte(content+hash+file)))
+		content += fmt.Sprintf(" %q %s", file, hash)
 	}
 	if err == nil {
 		d.Content = content
@@ -406,8 +405,8 @@ func (d *discovered) readContent(served []string) error {
 	return err
 }
 
-// interpreter returns the real paths of the Python that runs the module and of its pyvenv.cfg,
-// if there is one. It returns nil if that Python is not one of a virtual environment.
+// interpreter returns the real paths of the virtual environment's Python that runs the module
+// and of pyvenv.cfg, if there is one. It returns nil without a virtual environment.
 func (d discovered) interpreter() (files []string) {
 	if d.Kind != kindPython {
 		return nil
@@ -452,13 +451,12 @@ type scan struct {
 func scanFolders(roots []string) *scan {
 	s := &scan{seen: make(map[string]bool)}
 	for _, root := range roots {
-		// A folder above root may have become a link since the start, and scopes are
-		// compared with the real paths of files.
-		if path, err := filepath.EvalSymlinks(root); err == nil {
-			root = path
-		}
 		s.root = root
-		s.folder(root)
+		if path, err := filepath.EvalSymlinks(root); err == nil && path != root {
+			s.fail(root, errMoved) // since the start, it has become a link
+		} else {
+			s.folder(root)
+		}
 	}
 	return s
 }
@@ -494,14 +492,14 @@ var foreignModule = regexp.MustCompile(`^[^.]+\.usher\.[a-z]+$`)
 // unsearched matches the names of folders that are not searched.
 var unsearched = regexp.MustCompile(`^(\..*|node_modules|vendor)$`)
 
-var errMoved = errors.New("its file was moved or deleted")
+var errMoved = errors.New("it was moved or deleted")
 
 // fail adds a file or folder that can't be read, as a module without a name. scan.has
 // treats the failure as temporary, unless the path does not exist.
 func (s *scan) fail(path string, err error) {
 	reason := errText(err)
 	s.add(path, path, discovered{Version: reason, Err: errors.New(reason)})
-	if !errors.Is(err, fs.ErrNotExist) {
+	if !errors.Is(err, fs.ErrNotExist) && err != errMoved {
 		s.unreadable = append(s.unreadable, path)
 	}
 }
@@ -530,7 +528,7 @@ func (s *scan) file(path, name string, kind Kind) {
 		d.Version = d.FileVersion
 		for _, file := range d.interpreter() {
 			if info, err := os.Stat(file); err == nil {
-				d.Version += "\n" + file + " " + fileVersion(info)
+				d.Version += " " + file + " " + fileVersion(info)
 			}
 		}
 		s.add(path, source, d)

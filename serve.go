@@ -275,18 +275,15 @@ func (d *daemon) lockBase() (lock *os.File, err error) {
 	return lock, err
 }
 
-// approveFirst approves the modules below folders that have no record of approved
-// modules. It returns attributes for the log, or nil if every folder had a record.
+// approveFirst approves the modules below folders that have no record of approved modules.
+// It returns attributes for the log, or nil if every folder had a record.
 func (d *daemon) approveFirst(ctx context.Context, path string, roots []string) (attrs []any, err error) {
 	list, err := readApprovals(path)
-	if err != nil {
-		return nil, err
-	}
 	fresh := slices.DeleteFunc(slices.Clone(roots), func(root string) bool {
 		return list[root] != nil
 	})
-	if len(fresh) == 0 {
-		return nil, nil
+	if err != nil || len(fresh) == 0 {
+		return nil, err
 	}
 	news, err := approve(ctx, d.app.data, roots, fresh, fresh)
 	return []any{"below", strings.Join(fresh, ", "), "modules", len(news)}, err

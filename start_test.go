@@ -139,10 +139,10 @@ func TestDroppedModule(t *testing.T) {
 	d.awaitLog(t, `usher approve" below=`+dir+" modules=7\n")
 }
 
-// A module that comes into the workspace because a link replaces its folder is refused.
+// A module that comes into the workspace because a link replaces the served folder is not hosted.
 func TestWorkspaceReplacedByALink(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir := tempDir(t)
 	workspace := filepath.Join(dir, "workspace")
 	write(t, dir+"/other/evil.usher.py", "")
 	must(t, os.Mkdir(workspace, 0o755))
@@ -150,15 +150,14 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 		Roots:    []string{workspace},
 		CacheDir: t.TempDir(),
 		Log:      slog.New(slog.DiscardHandler),
-		Approved: dir + "/" + approvedName,
 	})
 	defer r.Close()
 	must(t, os.Remove(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
 	r.rescan()
 	report := r.Report()
-	if len(report) != 1 || !errors.Is(report[0].Err, errUnapproved) {
-		t.Errorf("got %+v, want one module with the error %v", report, errUnapproved)
+	if len(report) != 1 || report[0].Path != workspace || report[0].Err.Error() != errMoved.Error() {
+		t.Errorf("got %+v, want the folder with the error %v", report, errMoved)
 	}
 }
 
@@ -179,6 +178,7 @@ func refusedModules(t *testing.T, data string, dirs ...string) (names []string) 
 		CachedOnly: true,
 		Log:        slog.New(slog.DiscardHandler),
 		Approved:   data + "/" + approvedName,
+		Served:     dirs,
 	})
 	defer r.Close()
 	for _, s := range r.Report() {
@@ -349,6 +349,7 @@ exec '`+program+`' "$@"
 		CacheDir: t.TempDir(),
 		Log:      slog.New(slog.DiscardHandler),
 		Approved: data + "/" + approvedName,
+		Served:   []string{dir},
 	})
 	defer r.Close()
 	check(t, "it is refused at first", errors.Is(r.Report()[0].Err, errUnapproved), false)

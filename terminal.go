@@ -126,6 +126,9 @@ func (a *app) withRegistry(dirs []string, c registryConfig, do func(*Registry) e
 	if err != nil {
 		return err
 	}
+	if c.Served == nil {
+		c.Served = c.Roots
+	}
 	if err := checkNesting(a.getenv(nestedVar), c.Roots); err != nil {
 		return err
 	}
