@@ -17,11 +17,14 @@ import (
 
 const pythonCalls = "testdata/python/calls.usher.py"
 
+// testPython is the Python outside of virtual environments.
+var testPython, _ = pythonFor(os.DevNull)
+
 // pythonMinor returns the minor version of Python 3, 0 without Python. It puts the program first
 // in PATH: what pyenv has there takes longer to find Python than Python takes to start.
 var pythonMinor = sync.OnceValue(func() (minor int) {
 	const print = "import sys; print(sys.version_info[1], sys.executable)"
-	out, err := exec.Command(pythonFor(os.DevNull), "-c", print).Output()
+	out, err := exec.Command(testPython, "-c", print).Output()
 	version, program, _ := strings.Cut(strings.TrimSpace(string(out)), " ")
 	minor, _ = strconv.Atoi(version)
 	if err == nil {
@@ -49,7 +52,7 @@ func TestPythonSyntax(t *testing.T) {
 		"for f in sys.argv[1:]: ast.parse(open(f, encoding='utf-8').read(), f, feature_version=(3, 9))"
 	files := []string{"runtimes/shim.py", "runtimes/new.usher.py.txt", "examples/shop/tables.usher.py",
 		"examples/dates/dates.py"}
-	out, err := exec.Command(pythonFor("."), append([]string{"-c", code}, files...)...).CombinedOutput()
+	out, err := exec.Command(testPython, append([]string{"-c", code}, files...)...).CombinedOutput()
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
@@ -301,7 +304,7 @@ func TestPythonVirtualEnvironment(t *testing.T) {
 	minor := pythonTestVersion(t)
 	dir := t.TempDir()
 	venv := filepath.Join(dir, ".venv")
-	if out, err := exec.Command(pythonFor(dir), "-m", "venv", "--without-pip", venv).CombinedOutput(); err != nil {
+	if out, err := exec.Command(testPython, "-m", "venv", "--without-pip", venv).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	library := filepath.Join(venv, "lib", fmt.Sprintf("python3.%d", minor), "site-packages", "only_here.py")

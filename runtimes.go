@@ -114,7 +114,7 @@ func launchFile(d discovered, cacheDir string) (l launch, err error) {
 	switch d.Kind {
 	case kindPython:
 		shim, err = placeShim("shim.py", cacheDir)
-		l.Path = pythonFor(l.Dir)
+		l.Path, _ = pythonFor(l.Dir)
 		l.Args = []string{"-B", "-u", shim, d.Source} // -B: it writes nothing beside the module
 	case kindNode:
 		shim, err = placeShim("shim.mjs", cacheDir)
@@ -127,19 +127,25 @@ func launchFile(d discovered, cacheDir string) (l launch, err error) {
 	return l, err
 }
 
-// pythonFor returns the Python that runs a module in dir: that of the folder's virtual
-// environment, if there is one.
-func pythonFor(dir string) string {
-	own := filepath.Join(dir, ".venv", "bin", "python")
+// pythonFor returns the Python that runs a module in dir. If it is that of the folder's virtual
+// environment, pythonFor also returns the real paths of this Python and of pyvenv.cfg.
+func pythonFor(dir string) (python string, files []string) {
+	venv := filepath.Join(dir, ".venv")
+	own := filepath.Join(venv, "bin", "python")
 	common := "python3"
 	if runtime.GOOS == "windows" {
-		own = filepath.Join(dir, ".venv", "Scripts", "python.exe")
+		own = filepath.Join(venv, "Scripts", "python.exe")
 		common = "python"
 	}
 	if _, err := os.Stat(own); err != nil {
-		return common
+		return common, nil
 	}
-	return own
+	for _, path := range []string{own, filepath.Join(venv, "pyvenv.cfg")} {
+		if file, err := filepath.EvalSymlinks(path); err == nil {
+			files = append(files, file)
+		}
+	}
+	return own, files
 }
 
 // placeShim writes the program that runs a language's files to a file that an interpreter
@@ -360,9 +366,10 @@ type discovered struct {
 	Problems []string
 	Err      error // why it can't be hosted
 
-	FileVersion string // changes with the source file
-	Version     string // changes with the file or entry, and with a virtual environment's Python
-	Content     string // what an approval covers (see readContent); "" if it is not known
+	Python      []string // files of the virtual environment that runs it: see pythonFor
+	FileVersion string   // changes with the source file
+	Version     string   // changes with the file or entry, and with the files of Python
+	Content     string   // what an approval covers (see readContent); "" if it is not known
 }
 
 // key identifies a module over time.
@@ -392,7 +399,7 @@ func (d *discovered) readContent(served []string) error {
 		return nil
 	}
 	_, content, err := readSource(d.Source, d.Kind)
-	for i, file := range d.interpreter() {
+	for i, file := range d.Python {
 		hash := ""
 		if err == nil && (i > 0 || isBelow(file, served)) {
 			_, hash, err = readSource(file, kindExecutable)
@@ -403,25 +410,6 @@ func (d *discovered) readContent(served []string) error {
 		d.Content = content
 	}
 	return err
-}
-
-// interpreter returns the real paths of the virtual environment's Python that runs the module
-// and of pyvenv.cfg, if there is one. It returns nil without a virtual environment.
-func (d discovered) interpreter() (files []string) {
-	if d.Kind != kindPython {
-		return nil
-	}
-	dir := filepath.Dir(d.Source)
-	python := pythonFor(dir)
-	if !filepath.IsAbs(python) {
-		return nil
-	}
-	for _, path := range []string{python, filepath.Join(dir, ".venv", "pyvenv.cfg")} {
-		if file, err := filepath.EvalSymlinks(path); err == nil {
-			files = append(files, file)
-		}
-	}
-	return files
 }
 
 // reread returns the module as its file has it now.
@@ -521,14 +509,16 @@ func (s *scan) file(path, name string, kind Kind) {
 		d := discovered{
 			Name:        name,
 			Kind:        kind,
-			Source:      source,
 			FileVersion: fileVersion(info),
 			Err:         cmp.Or(checkModuleName(name), checkFile(info, kind)),
 		}
 		d.Version = d.FileVersion
-		for _, file := range d.interpreter() {
+		if kind == kindPython {
+			_, d.Python = pythonFor(filepath.Dir(source))
+		}
+		for _, file := range d.Python {
 			if info, err := os.Stat(file); err == nil {
-				d.Version += " " + file + " " + fileVersion(info)
+				d.Version += file + fileVersion(info)
 			}
 		}
 		s.add(path, source, d)

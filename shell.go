@@ -97,7 +97,7 @@ func (s *shellServer) read(ctx context.Context) error {
 		return err
 	}
 	if strings.Contains(text, "\r\n") {
-		return errors.New(`its lines end with \r\n, which shells can't read: end them with \n`)
+		return errors.New(`its lines end with \r\n: end them with \n`)
 	}
 	s.shell = "sh"
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
