@@ -47,12 +47,14 @@ func writeConfig(t *testing.T, path, name, traits string) {
 	write(t, path, fmt.Sprintf(form, name, exe, runAsFake, traits))
 }
 
-// writeShared writes a .mcp.json that names one fake, one process of which serves all callers.
+// writeShared adds a fake, one process of which serves all callers, to the .mcp.json of a folder.
 func writeShared(t *testing.T, dir, name, traits string) {
 	t.Helper()
-	exe := testBinary(t)
-	const form = `{"mcpServers":{%q:{"command":%q,"env":{%q:%q},"shared":true}}}`
-	write(t, dir+"/"+configName, fmt.Sprintf(form, name, exe, runAsFake, traits))
+	path := dir + "/" + configName
+	text, _ := os.ReadFile(path) // there may be none
+	entry := fmt.Sprintf(`{"command":%q,"env":{%q:%q},"shared":true}`, testBinary(t), runAsFake, traits)
+	servers := withMember(field(text, "mcpServers"), name, json.RawMessage(entry))
+	write(t, path, string(object{{"mcpServers", servers}}.encode()))
 }
 
 // fakeTools returns the trait of a fake with these tools.
