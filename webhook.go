@@ -213,17 +213,25 @@ func (v *View) WebhookPath(t *Item) string {
 	return t.HookPath
 }
 
-// call calls the method of a delivery. Each attempt looks the method up again, because
-// the module may have changed meanwhile.
+// call calls the method of a delivery, which receive has found and whose signature it has
+// verified. If the module has changed since, call does both again.
 func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
 	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: h.senders, Held: d.held}
+	changed := false
 	result, err := h.modules.Call(ctx, h.senders, func() (json.RawMessage, error) {
-		if err := h.find(ctx, d); err != nil {
-			return nil, err
+		if changed {
+			err := h.find(ctx, d)
+			if err == nil {
+				err = d.verify()
+			}
+			if err != nil {
+				return nil, err
+			}
 		}
-		arguments, err := d.prepare()
+		changed = true // if there is another attempt
+		arguments, err := d.arguments()
 		if err != nil {
 			return nil, err
 		}
@@ -262,14 +270,9 @@ func callError(ctx context.Context, err error) error {
 	return httpErrorf(status, "%s", rpc.Message).because(errFailed)
 }
 
-// prepare returns the arguments for the delivery's method: the fields of the body, and the
-// request under webhookParam. It verifies the signature for each attempt, because the module
-// may have changed and the method may have another rule. Its errors are *httpError or
-// *argumentError.
-func (d *delivery) prepare() (json.RawMessage, error) {
-	if err := d.verify(); err != nil {
-		return nil, err
-	}
+// arguments returns the arguments for the delivery's method: the fields of the body, and the
+// request under webhookParam. Its errors are *httpError or *argumentError.
+func (d *delivery) arguments() (json.RawMessage, error) {
 	list, err := parameters(d.kind, d.boundary, d.body, d.tool.Method)
 	if err != nil {
 		return nil, httpErrorf(http.StatusBadRequest, "%v", err)
