@@ -38,7 +38,7 @@ var layers = []struct {
 		"view.go", "modules.go",
 	}},
 	{"MCP", []string{"mcp.go", "stream.go", "ask.go", "transport.go"}},
-	{"webhook", []string{"webhook.go"}},
+	{"webhook", []string{"signature.go", "webhook.go"}},
 	{"program", []string{"serve.go", "terminal.go", "cli.go", "main.go"}},
 }
 
@@ -78,6 +78,7 @@ var forbiddenNames = map[string][]string{
 	"stream.go":    {"Registry", "Worker", "Catalog", "pool"},
 	"transport.go": {"Registry", "Worker", "Catalog", "pool", "Claim"},
 	"ask.go":       {"Registry", "Catalog", "pool"},
+	"signature.go": concepts,
 	"webhook.go":   {"Worker", "Catalog", "pool", "Claim", "Session"},
 }
 

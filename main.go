@@ -41,7 +41,8 @@
 //	          stream.go       list changes, subscriptions
 //	          ask.go          asking clients on behalf of modules, suspended calls
 //	          transport.go    streamable HTTP, HTTP+SSE, stdio
-//	webhook   webhook.go      HTTP callbacks and their signatures
+//	webhook   signature.go    how providers sign HTTP callbacks
+//	          webhook.go      HTTP callbacks
 //	program   serve.go        the daemon, and its page for browsers
 //	          terminal.go     what the commands share: streams, folders, text for terminals
 //	          cli.go          the commands and their output

@@ -1,6 +1,6 @@
 // Webhooks: HTTP callbacks, delivered to methods. This file authenticates senders, finds
-// the method at a path, verifies the signatures of providers, and converts bodies to
-// parameters and results to answers. Nothing here depends on claims or sessions.
+// the method at a path, and converts bodies to parameters and results to answers. Nothing
+// here depends on claims or sessions.
 
 package main
 
@@ -10,8 +10,6 @@ import (
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,7 +20,6 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -30,10 +27,9 @@ import (
 )
 
 const (
-	webhookPrefix      = "/webhook/"        // begins the paths of webhooks
-	secretHeader       = "X-Webhook-Secret" // contains the secret of a sender
-	webhookSender      = "webhook"          // the principal of deliveries; see unauthenticated
-	signatureTolerance = 5 * time.Minute    // how far a signed timestamp may be in the past or the future
+	webhookPrefix = "/webhook/"        // begins the paths of webhooks
+	secretHeader  = "X-Webhook-Secret" // contains the secret of a sender
+	webhookSender = "webhook"          // the principal of deliveries; see unauthenticated
 )
 
 // webhookConfig says which senders may deliver, and how long a delivery may take.
@@ -313,84 +309,6 @@ func (d *delivery) meta() json.RawMessage {
 	return marshal(meta)
 }
 
-// signatureScheme describes how a provider signs deliveries. A signature is a version
-// followed by the HMAC-SHA256 of a prefix and the body.
-type signatureScheme struct {
-	headers []string // the headers that may contain signatures
-	version string   // the text before a signature
-	base64  bool     // keys and signatures are base64; otherwise signatures are hexadecimal
-	times   []string // the headers that may contain the time in Unix seconds; none if no time is signed
-	time    string   // the text before the time in these headers
-	prefix  string   // what is signed before the body; ID and TIME stand for the delivery's
-}
-
-// signatureSchemes are the schemes of @signature, as their providers document them.
-var signatureSchemes = map[string]signatureScheme{
-	"github": {
-		headers: []string{"X-Hub-Signature-256", "X-Hub-Signature"}, // the second is Bitbucket's
-		version: "sha256=",
-	},
-	"slack": {
-		headers: []string{"X-Slack-Signature"},
-		version: "v0=",
-		times:   []string{"X-Slack-Request-Timestamp"},
-		prefix:  "v0:TIME:",
-	},
-	"standard": {
-		headers: []string{"Webhook-Signature", "Svix-Signature"},
-		version: "v1,",
-		base64:  true,
-		times:   []string{"Webhook-Timestamp", "Svix-Timestamp"},
-		prefix:  "ID.TIME.",
-	},
-	"stripe": {
-		headers: []string{"Stripe-Signature"},
-		version: "v1=",
-		times:   []string{"Stripe-Signature"},
-		time:    "t=",
-		prefix:  "TIME.",
-	},
-}
-
-// signatureRule describes how deliveries to a method must be signed, according to its
-// @signature tag.
-type signatureRule struct {
-	signatureScheme
-	variable string // the environment variable of the key
-	key      []byte // the key of the HMAC
-}
-
-// parseSignature parses a @signature tag and reads its key from the environment. It
-// returns nil for no tag. A method whose tag has an error must not be served.
-func parseSignature(tag string, getenv func(string) string) (*signatureRule, error) {
-	if tag == "" {
-		return nil, nil
-	}
-	words := strings.Fields(tag)
-	if len(words) != 3 || words[0] != "@signature" {
-		return nil, errors.New("begin a line with the whole tag, " +
-			"such as @signature github GITHUB_WEBHOOK_SECRET")
-	}
-	r := &signatureRule{signatureSchemes[words[1]], words[2], []byte(getenv(words[2]))}
-	switch {
-	case r.headers == nil:
-		return nil, fmt.Errorf("@signature: no scheme %q: want one of %s",
-			words[1], strings.Join(sortedKeys(signatureSchemes), ", "))
-	case !isSecretVariable(r.variable):
-		return nil, fmt.Errorf("@signature: %s: want a name that ends in "+
-			"_WEBHOOK_SECRET or _SIGNING_SECRET", r.variable)
-	case len(r.key) == 0:
-		return nil, fmt.Errorf("@signature: %s is not set", r.variable)
-	case r.base64:
-		var err error
-		r.key, err = base64.StdEncoding.DecodeString(strings.TrimPrefix(string(r.key), "whsec_"))
-		if err != nil || len(r.key) == 0 {
-			return nil, fmt.Errorf("@signature: %s is not base64, after whsec_", r.variable)
-		}
-	}
-	return r, nil
-}
-
 // verify verifies the signature of a delivery, if its method has a rule for it. A verified
 // signature authenticates the sender.
 func (d *delivery) verify() error {
@@ -405,76 +323,6 @@ func (d *delivery) verify() error {
 		return httpErrorf(http.StatusUnauthorized, "the signature is missing, wrong or too old").because(err)
 	}
 	d.authenticated = true
-	return nil
-}
-
-// verify verifies the signature of a body. Its errors are for the log.
-func (r *signatureRule) verify(h http.Header, body []byte, now time.Time) error {
-	signatures := r.values(h, r.headers, r.version)
-	if len(signatures) == 0 {
-		return fmt.Errorf("no signature in %s", strings.Join(r.headers, ", "))
-	}
-	if signatureSize(h) > maxSignatureHeaders {
-		return errors.New("the headers of the signature are too large")
-	}
-	stamp := ""
-	if r.times != nil {
-		stamp, _, _ = strings.Cut(strings.Join(r.values(h, r.times, r.time), " "), " ")
-		if err := checkRecent(stamp, now); err != nil {
-			return err
-		}
-	}
-	mac := hmac.New(sha256.New, r.key)
-	id := cmp.Or(h.Get("Webhook-Id"), h.Get("Svix-Id"))
-	strings.NewReplacer("ID", id, "TIME", stamp).WriteString(mac, r.prefix)
-	mac.Write(body)
-	want := hex.EncodeToString(mac.Sum(nil))
-	if r.base64 {
-		want = base64.StdEncoding.EncodeToString(mac.Sum(nil))
-	}
-	for _, got := range signatures[:min(len(signatures), maxSignatures)] {
-		if hmac.Equal([]byte(want), []byte(got)) {
-			return nil
-		}
-	}
-	return fmt.Errorf("the signature does not match this body and the key in %s", r.variable)
-}
-
-// values returns the texts that follow start in the named headers. Spaces separate
-// values, and so do commas, except in schemes with base64, whose version ends with a
-// comma.
-func (s signatureScheme) values(h http.Header, names []string, start string) (list []string) {
-	for _, name := range names {
-		text := strings.Join(h.Values(name), " ")
-		if !s.base64 {
-			text = strings.ReplaceAll(text, ",", " ")
-		}
-		for _, word := range strings.Fields(text) {
-			if value, ok := strings.CutPrefix(word, start); ok {
-				list = append(list, value)
-			}
-		}
-	}
-	return list
-}
-
-// signatureSize returns the size of all signature headers of a request, in bytes.
-func signatureSize(h http.Header) (size int) {
-	for _, scheme := range signatureSchemes {
-		for _, name := range scheme.headers {
-			size += len(strings.Join(h.Values(name), ""))
-		}
-	}
-	return size
-}
-
-// checkRecent returns an error unless a timestamp in Unix seconds is near now.
-func checkRecent(stamp string, now time.Time) error {
-	n, err := strconv.ParseInt(stamp, 10, 64)
-	if err != nil || now.Sub(time.Unix(n, 0)).Abs() > signatureTolerance {
-		return fmt.Errorf("the signature's timestamp %q is not within %v of now",
-			clipText(stamp, 20), signatureTolerance)
-	}
 	return nil
 }
 
