@@ -35,7 +35,8 @@
 //	          worker.go       one process of a module
 //	          reaper.go       processes and their end, also if the daemon is killed
 //	          pool.go         the processes of a module
-//	          view.go         the modules inside one scope, and their names there
+//	          names.go        the names of modules and tools in a view
+//	          view.go         the modules inside one scope
 //	          modules.go      the registry: watching, introspecting and caching modules
 //	MCP       mcp.go          requests, the table of methods, their answers
 //	          stream.go       list changes, subscriptions

@@ -19,8 +19,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -375,82 +373,4 @@ func (i *Item) Call(ctx context.Context, from Caller, method string, params obje
 // until the subscription is released or the module's process ends.
 func (i *Item) Subscribe(ctx context.Context, caller Caller, uri string) (*subscription, error) {
 	return i.module.pool.subscribe(ctx, caller, uri)
-}
-
-// nameItems names each item LABEL_NAME. No item gets a name that several items would
-// have, or that another item would have with its module's bare name instead of the label.
-// An item that would have such a name gets a hash suffix, and so does an item whose name
-// already ends like a hash suffix: no module can choose another module's name. nameItems
-// returns, for each name that belongs to no item, the items that would have it.
-func nameItems(items []*Item) map[string][]*Item {
-	wanted := make(map[string]int, len(items))
-	ambiguous := make(map[string][]*Item)
-	for _, item := range items {
-		item.Name = item.Label + "_" + plainName(item.ownName)
-		wanted[item.Name]++
-		if item.Label != item.module.Name {
-			bare := item.module.Name + "_" + plainName(item.ownName)
-			wanted[bare] += 2 // so that no item gets the bare name
-			ambiguous[bare] = append(ambiguous[bare], item)
-		}
-	}
-	for _, item := range items {
-		if name := item.Name; wanted[name] > 1 || hashedName.MatchString(name) {
-			item.Name = name + "_" + hashOf(item.module.Name, item.Label, item.ownName)[:12]
-			ambiguous[name] = append(ambiguous[name], item)
-		}
-	}
-	return ambiguous
-}
-
-// hashedName matches a name with a hash suffix.
-var hashedName = regexp.MustCompile(`_[0-9a-f]{12}$`)
-
-// notPlain matches characters that tool names must not contain.
-var notPlain = regexp.MustCompile(`[^A-Za-z0-9_-]`)
-
-// plainName replaces characters that tool names must not contain.
-func plainName(s string) string { return notPlain.ReplaceAllString(s, "_") }
-
-// labels returns the labels of a view's modules. A module's label is the shortest of its
-// possible labels that no other module with the same name could have. If there is none,
-// the label ends with a hash of the path below the scope, which discloses nothing of the
-// folders above.
-func labels(modules []*Module, scope Scope) []string {
-	shared := make(map[[2]string]int) // how many modules of a name could have a label
-	for _, m := range modules {
-		for _, label := range possibleLabels(m, scope) {
-			shared[[2]string{m.Name, label}]++
-		}
-	}
-	list := make([]string, len(modules))
-	for i, m := range modules {
-		list[i] = m.Name + "-" + hashOf(strings.TrimPrefix(m.Source, scope.dir))[:12]
-		for _, label := range possibleLabels(m, scope) {
-			if shared[[2]string{m.Name, label}] == 1 {
-				list[i] = label
-				break
-			}
-		}
-	}
-	return list
-}
-
-// possibleLabels returns a module's name alone, with one parent folder before it, with
-// two, and so on, and then each of these with the file's ending. The topmost folder is
-// the scope's own or, in the view of everything, the hosted DIR. A file outside the
-// topmost folder, found through a link, gets no folders.
-func possibleLabels(m *Module, scope Scope) []string {
-	list := []string{m.Name}
-	top := cmp.Or(scope.dir, m.Root)
-	if scopeDir(top).Contains(m.Source) {
-		below, _ := filepath.Rel(filepath.Dir(top), filepath.Dir(m.Source)) // no error: it is below
-		for _, folder := range slices.Backward(strings.Split(filepath.ToSlash(below), "/")) {
-			list = append(list, plainName(folder)+"-"+list[len(list)-1])
-		}
-	}
-	for _, label := range list {
-		list = append(list, label+"-"+plainName(strings.TrimPrefix(filepath.Ext(m.Source), ".")))
-	}
-	return list
 }
