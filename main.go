@@ -27,7 +27,8 @@
 //	          protocol.go     the revisions of MCP and the conversions between them
 //	core      claims.go       claim codes, the file that stores them, principals
 //	          session.go      sealed session ids, the table of sessions
-//	          scope.go        the table of scopes, the gate, guessing
+//	          guess.go        slowing down clients that guess codes
+//	          scope.go        the table of scopes, the gate
 //	modules   schema.go       methods: doc tags, JSON Schema, argument checks, results
 //	          runtimes.go     which files are modules, and how to run them
 //	          gomodule.go     Go source files as modules
