@@ -190,6 +190,9 @@ func TestStreamsAtTheEnd(t *testing.T) {
 // checkEnded checks what a session whose claim has ended gets.
 func checkEnded(t *testing.T, c *testClient) {
 	t.Helper()
+	again := c.post(initialize)
+	check(t, "the id of a session that it begins", again.Header.Get(sessionHeader), "")
+	checkContains(t, "a session that it begins", again.failure(), "claim of this session has ended")
 	for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"} {
 		checkContains(t, method, c.ask(method, "").Body, ":[]}")
 	}

@@ -165,6 +165,9 @@ func (s *Server) sessionOf(
 		return from.session, from.session.calls.err() // it may have ended while the body arrived
 	}
 	protocol, caps, err := parseInitialize(params)
+	if err == nil {
+		_, err = s.gate.Scope(from.principal) // an ended claim begins no session
+	}
 	if err != nil {
 		return nil, err
 	}
