@@ -60,7 +60,7 @@ func TestSecurityDocument(t *testing.T) {
 	if size := len(document); size > 9<<10 {
 		t.Errorf("SECURITY.md has %d bytes: want at most 9 KiB", size)
 	}
-	if len(named) < 50 || len(rows) < 8 {
+	if len(named) < 50 || len(rows) < 4 {
 		t.Errorf("%d tests and %d bounds were found in SECURITY.md", len(named), len(rows))
 	}
 }
