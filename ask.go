@@ -57,8 +57,8 @@ var errNotContinued = rpcErrorf(codeInternal, "the client did not send the answe
 // suspendedCalls are the calls of clients without sessions that may have to wait for
 // their clients to return. Safe for concurrent use.
 type suspendedCalls struct {
-	running sync.WaitGroup // all calls, suspended or not
-	asking  quota          // calls in which the module asked something, by principal
+	running sync.WaitGroup      // all calls, suspended or not
+	asking  counter[*Principal] // calls in which the module asked something
 
 	mu    sync.Mutex
 	calls map[string]*suspendedCall // by the requestState that continues them; each state is used once
@@ -76,8 +76,7 @@ type suspendedCall struct {
 
 	// Guarded by all.mu.
 	current *request // the request in progress; nil while the call is suspended
-	asked   int      // number of questions so far
-	release func()   // of all.asking; nil until the module asks something
+	asked   int      // number of questions so far; all.asking counts the call from the first on
 	// forgetLocked makes the state under which the call was last suspended invalid; nil if it
 	// never was.
 	forgetLocked func()
@@ -101,7 +100,7 @@ func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 		}
 		return c.next(r.ctx)
 	}
-	held, err := r.caller.Held.open(r.caller.Held.received)
+	held, err := r.caller.Held.open(r.caller.Held.size.Load())
 	if err != nil {
 		return nil, err
 	}
@@ -130,8 +129,8 @@ func (c *suspendedCall) run() {
 	c.result, c.err = c.request.forward()
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	if c.release != nil {
-		c.release()
+	if c.asked > 0 {
+		c.all.asking.release(c.request.caller.Principal, 1)
 	}
 	if c.forgetLocked != nil {
 		c.forgetLocked()
@@ -184,13 +183,9 @@ func (c *suspendedCall) ask(
 func (c *suspendedCall) add(q *inputRequest) error {
 	c.all.mu.Lock()
 	defer c.all.mu.Unlock()
-	if c.release == nil {
-		release, ok := c.all.asking.reserve(c.request.caller.Principal.Key(), maxSuspended)
-		if !ok {
-			return rpcErrorf(codeInternal,
-				"too many calls await client input (limit %d): answer some", maxSuspended)
-		}
-		c.release = release
+	if c.asked == 0 && !c.all.asking.reserve(c.request.caller.Principal, 1) {
+		return rpcErrorf(codeInternal,
+			"too many calls await client input (limit %d): answer some", maxSuspended)
 	}
 	c.asked++
 	q.key = fmt.Sprint("ask-", c.asked)

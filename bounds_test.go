@@ -122,7 +122,7 @@ func (b *bubble) sessionLike(c *testClient) *testClient {
 	return session
 }
 
-// TestLimits exceeds the limits of http.go: one request too many is refused, and
+// TestLimits exceeds the limits of limit.go: one request too many is refused, and
 // another principal's is not. It checks too that no limit is without a test or a
 // reason.
 func TestLimits(t *testing.T) {
@@ -170,7 +170,7 @@ func TestLimits(t *testing.T) {
 }
 
 func checkLimitsAreTested(t *testing.T) {
-	source := readFile(t, "http.go")
+	source := readFile(t, "limit.go")
 	_, table, _ := strings.Cut(string(source), "\nconst (")
 	table, _, _ = strings.Cut(table, "\n)\n")
 	var names, tested []string
@@ -331,7 +331,7 @@ func TestListsAreShared(t *testing.T) {
 			defer b.begin(list("application/json")).hangUp()
 		}
 		synctest.Wait()
-		check(t, "requests", b.server.requests.count(""), 100)
+		check(t, "requests", b.server.requests.count(everyone), 100)
 		check(t, "bytes are few", heldBytes(b.server.memory) < 1<<20, true)
 	})
 }
@@ -340,10 +340,10 @@ func TestListsAreShared(t *testing.T) {
 // ones are forgotten, the least recently used first; sessions of others are not.
 func TestSessionsInMemory(t *testing.T) {
 	t.Parallel()
-	strangers, own, another := newPrincipal("?"), newPrincipal("a claim"), newPrincipal("another")
+	own, another := &Principal{}, principal("another")
 	var end context.CancelFunc
 	own.ctx, end = context.WithCancel(t.Context())
-	table := newSessionTable(newSessionKey(), strangers)
+	table := newSessionTable(newSessionKey())
 	open := func(p *Principal) *Session {
 		s, _ := table.create(protocols[0], 0, p)
 		return s
@@ -354,7 +354,7 @@ func TestSessionsInMemory(t *testing.T) {
 	}
 	used := open(own)
 	conn := connection{ctx: t.Context(), write: lineWriter(io.Discard)}
-	used.join(newOutbox(account{memory: newMemory(0)}, conn))
+	used.join(newOutbox(account{newMemory(0, strangers), own}, conn))
 	touched := open(own)
 	idle := open(own)
 	moved := open(own)
@@ -398,20 +398,20 @@ func TestEndedClaimsKeepNothing(t *testing.T) {
 			synctest.Wait()
 			own, err := b.server.gate.claims.Lookup(claim.Code)
 			must(t, err)
-			check(t, "sessions of the claim", b.sessionsOf(own.key), 2)
+			check(t, "sessions of the claim", b.sessionsOf(own), 2)
 			revoke(t, b.base, claim.Code)
 			pass(2 * watchInterval)
-			check(t, "sessions after its end", b.sessionsOf(own.key), 0)
+			check(t, "sessions after its end", b.sessionsOf(own), 0)
 			c.Header.Del(claimHeader)
 			clients = append(clients, c)
 		}
-		check(t, "sessions of strangers", b.sessionsOf(strangersKey), 4)
+		check(t, "sessions of strangers", b.sessionsOf(strangers), 4)
 		b.unread = true
 		for _, c := range clients {
 			defer b.begin(echoRequest(10_000)(b, c)).hangUp()
 		}
 		synctest.Wait()
-		check(t, "their requests", b.server.requests.count(strangersKey), 2)
+		check(t, "their requests", b.server.requests.count(strangers), 2)
 	})
 }
 
@@ -443,16 +443,28 @@ func TestWantedResources(t *testing.T) {
 		check(t, "one after an end", ask(two, "subscribe", 0), "")
 		one.end()
 		check(t, "one after a session's end", ask(two, "subscribe", 1), "")
-		check(t, "what is counted", b.server.gate.sessions.wanted.count(""), 2)
+		check(t, "what is counted", b.server.gate.sessions.wanted.count(everyone), 2)
 		x := b.begin(b.modernPOST("1", listenMethod, params))
 		x.got()
-		check(t, "with a listener", b.server.gate.sessions.wanted.count(""), 3)
-		check(t, "streams", b.server.streams.count(""), 1)
+		check(t, "with a listener", b.server.gate.sessions.wanted.count(everyone), 3)
+		check(t, "streams", b.server.streams.count(everyone), 1)
 		x.hangUp()
 		<-x.done
 		synctest.Wait()
-		check(t, "after the listener", b.server.gate.sessions.wanted.count("")+b.server.streams.count(""), 2)
+		check(t, "after the listener", b.server.gate.sessions.wanted.count(everyone), 2)
+		check(t, "streams after it", b.server.streams.count(everyone), 0)
 	})
+}
+
+var principals sync.Map // by name
+
+// principal returns the principal with a name, which never ends; "" is usher itself.
+func principal(name string) *Principal {
+	if name == "" {
+		return nil
+	}
+	p, _ := principals.LoadOrStore(name, &Principal{ctx: context.Background()})
+	return p.(*Principal)
 }
 
 // mutePool is a pool whose processes answer nothing.
@@ -472,7 +484,9 @@ func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, e
 		name:       name,
 		perSession: perSession,
 		running:    new(sync.WaitGroup),
-		crashed:    make(map[string]time.Time),
+		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
+		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
+		crashed:    make(map[affinity]time.Time),
 		start:      start,
 	}
 }
@@ -518,9 +532,9 @@ func TestProcessesAreBounded(t *testing.T) {
 			_, ok := started.Load(affinity)
 			return ok
 		}
-		enter := func(affinity, principal string) {
+		enter := func(affinity, name string) {
 			go func() {
-				caller := Caller{Session: affinity, Affinity: affinity, Principal: newPrincipal(principal)}
+				caller := Caller{Session: affinity, Affinity: affinity, Principal: principal(name)}
 				c, err := p.enter(t.Context(), caller)
 				if err == nil {
 					started.Store(affinity, c)
@@ -553,7 +567,7 @@ func TestProcessesAreBounded(t *testing.T) {
 		check(t, "processes", p.count(true), maxProcs)
 		p.timeout = time.Second
 		_, err := p.call(t.Context(), Caller{Session: "late", Affinity: "late"}, "tools/call", nil)
-		check(t, "a call waits in vain", isBusy(err) && p.find("late") == nil, true)
+		check(t, "a call waits in vain", isBusy(err) && p.find(affinity{session: "late"}) == nil, true)
 		p.retire()
 		check(t, "processes that wait in a retired pool", p.count(false), 0)
 		p.close()
@@ -838,9 +852,9 @@ func testTurns(t *testing.T, answered bool) {
 	defer p.close()
 	ctx, cancel := context.WithCancel(t.Context())
 	replies := make(chan json.RawMessage)
-	call := func(ctx context.Context, principal string) error {
+	call := func(ctx context.Context, name string) error {
 		ask := func(context.Context, string, json.RawMessage) (json.RawMessage, error) { return <-replies, nil }
-		caller := Caller{Session: "s", Principal: newPrincipal(principal), Caps: allCaps, Ask: ask}
+		caller := Caller{Session: "s", Principal: principal(name), Caps: allCaps, Ask: ask}
 		_, err := p.call(ctx, caller, "tools/call", nil)
 		return err
 	}
@@ -869,7 +883,7 @@ func testTurns(t *testing.T, answered bool) {
 	w.update(func(s *workerState) { check(t, "its client's answer waits for a slot", len(s.asks), 1) })
 	cancel()
 	w.checkRuns(t, "beside those that were cancelled", 2)
-	p.slots.update(func() { check(t, "calls that count", p.slots.used, maxRunningOf+1) })
+	check(t, "calls that count", p.calls.all, maxRunningOf+1)
 	if answered {
 		w.answerCalls(1, maxRunningOf, nil)
 	} else {
@@ -884,9 +898,7 @@ func testTurns(t *testing.T, answered bool) {
 	if answered { // else the others began at once
 		check(t, "those that waited ended in the order", order, []string{"first", "second"})
 	}
-	p.slots.update(func() {
-		check(t, "slots that are taken", p.slots.used+len(p.slots.usedBy.used)+len(p.slots.waiting), 0)
-	})
+	check(t, "calls that count in the end", int(p.calls.all)+len(p.calls.used)+len(p.calls.waiting), 0)
 }
 
 // endlessModule is a pool of processes that confirm every cancellation. Their calls never end, except
@@ -949,7 +961,7 @@ func (m *endlessModule) play(w *Worker, stdin io.Reader) {
 func (m *endlessModule) begin(ctx context.Context, method string) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		caller := Caller{Session: "s", Principal: newPrincipal(method)}
+		caller := Caller{Session: "s", Principal: principal(method)}
 		_, err := m.call(ctx, caller, "tools/call", object{{"name", quote(method)}})
 		done <- err
 	}()

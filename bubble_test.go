@@ -71,7 +71,7 @@ func (b *bubble) start(t *testing.T) {
 	b.server = newServer(serverConfig{
 		modules:  fixedRegistry(newCatalog([]*Module{b.m})),
 		gate:     newGate(claims, newSessionKey(), false, log),
-		memory:   newMemory(1 << 20),
+		memory:   newMemory(1<<20, strangers),
 		log:      log,
 		stopping: stopping,
 		stopped:  stopped,
@@ -232,17 +232,15 @@ func (b *bubble) hears() string {
 	return strings.Join(lines, "\n")
 }
 
-// sessionsOf returns how many sessions of the principal with a key are in memory.
-func (b *bubble) sessionsOf(key string) (n int) {
+// sessionsOf returns how many sessions of a principal are in memory.
+func (b *bubble) sessionsOf(p *Principal) int {
 	table := b.server.gate.sessions
 	table.mu.Lock()
 	defer table.mu.Unlock()
-	for p, own := range table.own {
-		if p.key == key {
-			n += own.Len()
-		}
+	if table.own[p] == nil {
+		return 0
 	}
-	return n
+	return table.own[p].Len()
 }
 
 // suspended returns how many calls wait for input of clients without sessions.

@@ -163,30 +163,23 @@ func parseClaimTime(value json.RawMessage) (at time.Time, ok bool) {
 }
 
 // Principal is a party that counts as one: everyone who presents a claim's code, or one of
-// the parties without a claim (see Gate). Each claim has one Principal, from the first lookup
-// until the claim ends. A claim that returns, because an older file was restored, gets a
-// new one. Safe for concurrent use.
+// the parties without a claim. Each claim has one Principal, from the first lookup until the
+// claim ends. A claim that returns, because an older file was restored, gets a new one. nil
+// is usher itself. Safe for concurrent use.
 type Principal struct {
 	Claim // zero for a principal without a claim; its label and expiry as first read
 
-	key   string      // distinguishes principals in tables of limits; never leaves the process
 	store *ClaimStore // nil for a principal without a claim
 	ctx   context.Context
 	end   context.CancelCauseFunc // ends ctx, with errEnded
 }
 
-// newPrincipal returns a principal without a claim, which never ends.
-func newPrincipal(key string) *Principal {
-	return &Principal{key: key, ctx: context.Background()}
-}
-
-// Key returns the key of the principal in tables of limits, which is "" for usher itself.
-func (p *Principal) Key() string {
-	if p == nil {
-		return ""
-	}
-	return p.key
-}
+// The principals without a claim, which never end.
+var (
+	everyone  = &Principal{ctx: context.Background()} // clients without a claim
+	strangers = &Principal{ctx: context.Background()} // unauthenticated senders; sessions whose claim has ended
+	senders   = &Principal{ctx: context.Background()} // of webhooks, with the secret or a signature
+)
 
 // Ended reports whether the principal's claim has ended, as far as the store has noticed.
 // It reads no file.
@@ -502,7 +495,7 @@ func (s *ClaimStore) Lookup(code Code) (*Principal, error) {
 		return p, nil
 	}
 	s.endLocked(code)
-	p = &Principal{Claim: c, key: rand.Text(), store: s}
+	p = &Principal{Claim: c, store: s}
 	p.ctx, p.end = context.WithCancelCause(context.Background())
 	s.principals[code] = p
 	return p, nil

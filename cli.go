@@ -456,7 +456,7 @@ func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error 
 			string(field(params, "data")), string(field(params, "progress")))
 		a.warnf("%s", sanitize(text))
 	}
-	caller := Caller{Session: "call", Affinity: "call", Notify: notify}
+	caller := Caller{Session: "call", Notify: notify}
 	result, err := tool.Call(ctx, caller, "tools/call", object{
 		{"name", quote(tool.Name)},
 		{"arguments", arguments.encode()},

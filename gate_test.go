@@ -611,8 +611,7 @@ func TestSessionIDSaysWhatItIs(t *testing.T) {
 			id := ""
 			synctest.Test(t, func(t *testing.T) {
 				g, _ := testGate(t, data, false)
-				p := newPrincipal("")
-				p.claimID = tt.claim
+				p := &Principal{Claim: Claim{claimID: tt.claim}, ctx: t.Context()}
 				s, _ := g.Create(protocols[0], capRoots, admission{principal: p})
 				id = s.name
 			})

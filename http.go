@@ -1,7 +1,7 @@
 // HTTP: what both endpoints share. It decides who may talk to the daemon at all (Host,
 // Origin, proxies), reads and writes bodies within limits, and adapts handlers that return
-// errors. It limits connections and the bytes held for each principal, and contains the
-// table of all limits. Nothing here depends on MCP methods or webhooks.
+// errors. It limits connections and the bytes held for each principal. Nothing here depends
+// on MCP methods or webhooks.
 
 package main
 
@@ -18,7 +18,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -31,83 +30,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
-)
-
-// The limits of usher: every size and count that bounds something, by the file that
-// enforces it. Each line says the unit and what the limit applies to. A principal is one
-// claim, or everyone without a claim. A request beyond a limit waits, is refused, or evicts
-// the oldest entry of its principal. Other principals are affected only if several together
-// spend what they share: maxHeld, and the calls and processes of a module. Time limits are
-// declared where they are used.
-const (
-	// http.go: bodies and headers of requests.
-	maxConns       = 1000      // connections of unknown clients (see markKnown); fewer if descriptors are few
-	maxHeader      = 16 << 10  // bytes of one request's headers
-	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
-	maxHeldOf      = 64 << 20  // bytes held per principal, and for all senders with the secret; at least two bodies
-	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
-	maxHeld        = 512 << 20 // bytes held for all principals; at least what one may hold
-	minHeld        = 8 << 10   // bytes added to the size of each request
-	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
-	maxLogged      = 200       // bytes of one value in the log that a client chose
-
-	// outbox.go: messages to clients.
-	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written
-
-	// scope.go: invalid codes, with -require-claim.
-	guessBudget = 60 // different invalid codes per minute looked up at once, for the whole daemon
-	guessRate   = 10 // lookups per second after that, for the whole daemon
-
-	// gomodule.go, runtimes.go: files of the workspace.
-	maxSource     = 1 << 20 // bytes of one source file or .mcp.json
-	maxExecutable = 1 << 30 // bytes of one executable module
-
-	// schema.go: the check of one call's arguments.
-	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
-
-	// shell.go: shell modules.
-	maxShellOutput = 4 << 20 // bytes of one call's result
-	shellTail      = 5       // lines of stderr in the error of one failed call
-
-	// worker.go: one process of a module.
-	maxWorkerLine = 64 << 20 // bytes of one message from a process
-	maxInput      = 16 << 20 // bytes queued for one process, behind the message being written
-	maxAsks       = 64       // unanswered asks of one process to clients of one principal
-	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback
-	tailLines     = 8        // lines of stderr in the error of one failed start
-	maxList       = 16 << 20 // bytes of one list of a module
-
-	// pool.go: the processes of one module.
-	maxProcs     = 16 // processes of one module
-	maxProcsOf   = 4  // processes of one module per claim
-	maxRunning   = 64 // running calls of one module, cancelled ones included; more calls wait
-	maxRunningOf = 32 // running calls of one module per principal, and for all webhooks
-	maxCancelled = 16 // cancelled calls that may run in one process before another takes new calls
-	maxRounds    = 32 // times that one call may ask for input
-
-	// modules.go, view.go: the registry and its tool names.
-	maxIntrospections = 8                        // modules being introspected at once
-	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
-	maxViews          = 1000                     // views in memory, each for one scope
-
-	// mcp.go: requests and lists.
-	maxURI          = 8 << 10 // bytes of one resource URI from a client
-	maxInstructions = 50      // modules named in the instructions
-
-	// ask.go: requests of modules to clients.
-	maxSuspended = 64 // suspended calls per principal
-
-	// session.go, transport.go: sessions and their streams.
-	maxSessionsOf = 1000 // sessions in memory per principal; the oldest idle ones are forgotten
-	maxInFlight   = 256  // requests in flight per principal, until their answers are written; and deliveries
-	maxStreams    = 16   // notification streams per session
-	maxStreamsOf  = 256  // notification streams per principal, listens included
-	maxWantedOf   = 1000 // resources that the sessions of one principal are notified of
-
-	// webhook.go: deliveries.
-	maxSignatures       = 16      // signatures compared per delivery
-	maxSignatureHeaders = 4 << 10 // bytes of the signature headers of one delivery
 )
 
 const (
@@ -419,44 +343,55 @@ func (c *connections) set(conn net.Conn, state http.ConnState) {
 // clients count until they have been written. Only these bytes count: what usher makes of
 // them, such as decoded objects, can be ten times as large. Safe for concurrent use.
 type memory struct {
-	maxBody int64 // bytes of one body
-	bytes   quota
+	maxBody   int64        // bytes of one body
+	strangers any          // the principal of all unauthenticated senders
+	unknown   counter[any] // bytes held for strangers
+	known     counter[any] // bytes held for the other principals
 
 	mu       sync.Mutex
-	arriving []*reservation // for bodies of unauthenticated senders, the oldest first
+	arriving []*reservation // for bodies of strangers, the oldest first
 }
-
-// unauthenticated is the one principal of all senders of webhooks that have not presented
-// the secret, or need none.
-const unauthenticated = "?"
 
 // newMemory returns a memory for requests whose bodies have at most maxBody bytes.
-func newMemory(maxBody int64) *memory {
-	return &memory{maxBody: maxBody}
+func newMemory(maxBody int64, strangers any) *memory {
+	m := &memory{maxBody: maxBody, strangers: strangers}
+	m.unknown.perKey = max(maxHeldUnknown, maxBody)
+	m.known.perKey = max(maxHeldOf, 2*maxBody)
+	m.known.total = max(maxHeld-m.unknown.perKey, m.known.perKey)
+	return m
 }
 
-// account is a memory, and the principal whose use of it is counted.
+// account is a principal's share of a memory. Principals are compared with ==.
 type account struct {
 	memory    *memory
-	principal string
+	principal any
+}
+
+// isUnknown reports whether the account is that of unauthenticated senders.
+func (a account) isUnknown() bool { return a.principal == a.memory.strangers }
+
+// counter returns the counter of the account's bytes.
+func (a account) counter() *counter[any] {
+	if a.isUnknown() {
+		return &a.memory.unknown
+	}
+	return &a.memory.known
 }
 
 // reserve counts n more bytes, and reports whether there was room for them. The caller
 // must release them. If unauthenticated senders have no room, their oldest bodies that are
 // still arriving make room.
 func (a account) reserve(n int64) bool {
-	m := a.memory
-	limit := max(maxHeldOf, 2*m.maxBody)
-	if a.principal == unauthenticated {
-		limit = max(maxHeldUnknown, m.maxBody)
-	}
-	for !m.bytes.add(a.principal, n, limit, max(maxHeld, limit)) {
-		if a.principal != unauthenticated || !m.dropOldest() {
+	for !a.counter().reserve(a.principal, n) {
+		if !a.isUnknown() || !a.memory.dropOldest() {
 			return false
 		}
 	}
 	return true
 }
+
+// release gives back n bytes.
+func (a account) release(n int64) { a.counter().release(a.principal, n) }
 
 // dropOldest drops the oldest arriving body, and reports whether there was one.
 func (m *memory) dropOldest() bool {
@@ -467,14 +402,10 @@ func (m *memory) dropOldest() bool {
 	}
 	oldest := m.arriving[0]
 	m.arriving = m.arriving[1:]
-	oldest.dropped = true
 	oldest.control.SetReadDeadline(time.Unix(1, 0)) // its read ends now
-	oldest.freeLocked()
+	oldest.end()
 	return true
 }
-
-// release gives back n bytes.
-func (a account) release(n int64) { a.memory.bytes.release(a.principal, n) }
 
 // errNoRoom refuses a request that finds no room, or is dropped to make room for others.
 // errNoRoomToAnswer is sent instead of an answer that finds no room.
@@ -485,40 +416,35 @@ var (
 		"too many unread answers: read some")
 )
 
-// reservation counts the bytes of a memory that one request uses. Safe for concurrent
-// use, except Read.
+// reservation counts the bytes of a memory that one request uses. Safe for concurrent use.
 type reservation struct {
 	account
-	body     io.Reader
-	control  *http.ResponseController // some tests don't support deadlines
-	received int64                    // bytes of the body
-	// Guarded by the memory's mu:
-	bytes   int64 // counted
-	dropped bool  // the body, to make room for others
+	size    atomic.Int64             // bytes
+	control *http.ResponseController // of a request whose body arrives
 }
 
-// open returns a reservation for a request of n bytes, whose body has been read already.
-// The caller must end the reservation, unless there is an error.
+// open returns a reservation for a request of n bytes that have arrived already. The
+// caller must end the reservation.
 func (a account) open(n int64) (*reservation, error) {
-	r := &reservation{account: a, received: n}
+	r := &reservation{account: a}
 	return r, r.grow(minHeld + n)
 }
 
 // receive reads the body of a request of a principal. If the announced length of the body
 // is over the limit, receive reads nothing. The body of an unauthenticated sender may be
-// dropped to make room. The caller must end the reservation. Errors are *httpError.
-// Reading a body to its end also lets net/http notice that the client disconnects.
+// dropped to make room. The caller must end the reservation, unless there is an error.
+// Errors are *httpError. Reading a body to its end also lets net/http notice that the
+// client disconnects.
 func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, held *reservation, err error) {
 	limit := a.memory.maxBody
-	held = &reservation{
-		account: a,
-		body:    http.MaxBytesReader(w, r.Body, limit),
-		control: http.NewResponseController(w),
-	}
-	if r.ContentLength > limit {
+	held, err = a.open(0)
+	switch {
+	case err != nil:
+	case r.ContentLength > limit:
 		err = &http.MaxBytesError{Limit: limit}
-	} else if err = held.grow(minHeld); err == nil {
-		body, err = held.readAll()
+	default:
+		held.control = http.NewResponseController(w) // some tests don't support deadlines
+		body, err = held.readAll(http.MaxBytesReader(w, r.Body, limit))
 	}
 	if err == nil {
 		return body, held, nil
@@ -539,36 +465,33 @@ func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, h
 	return nil, nil, err
 }
 
-// readAll reads the body until its end or its deadline, or until it is dropped.
-func (r *reservation) readAll() ([]byte, error) {
+// readAll reads a body until its end or its deadline, or until it is dropped.
+func (r *reservation) readAll(body io.Reader) ([]byte, error) {
 	m := r.memory
-	if r.principal == unauthenticated {
-		r.control.SetReadDeadline(time.Now().Add(unknownBodyTimeout))
+	timeout := bodyTimeout
+	if r.isUnknown() {
+		timeout = unknownBodyTimeout
+	}
+	r.control.SetReadDeadline(time.Now().Add(timeout))
+	if r.isUnknown() {
 		m.mu.Lock()
 		m.arriving = append(m.arriving, r)
 		m.mu.Unlock()
-	} else {
-		r.control.SetReadDeadline(time.Now().Add(bodyTimeout))
 	}
-	body, err := io.ReadAll(r)
+	all, err := io.ReadAll(io.TeeReader(body, r))
 	m.mu.Lock()
-	m.arriving = slices.DeleteFunc(m.arriving, func(other *reservation) bool { return other == r })
-	if r.dropped {
-		err = errNoRoom
+	if r.isUnknown() && !slices.Contains(m.arriving, r) {
+		err = errNoRoom // it was dropped
 	}
+	m.arriving = slices.DeleteFunc(m.arriving, func(other *reservation) bool { return other == r })
 	m.mu.Unlock()
 	r.control.SetReadDeadline(time.Time{})
-	return body, err
+	return all, err
 }
 
-// Read reads more of the body, and counts its bytes.
-func (r *reservation) Read(buf []byte) (int, error) {
-	n, err := r.body.Read(buf)
-	r.received += int64(n)
-	if full := r.grow(int64(n)); full != nil {
-		return n, full
-	}
-	return n, err
+// Write counts bytes of the body that have arrived.
+func (r *reservation) Write(part []byte) (int, error) {
+	return len(part), r.grow(int64(len(part)))
 }
 
 // grow counts n more bytes for the request, or returns errNoRoom.
@@ -576,71 +499,12 @@ func (r *reservation) grow(n int64) error {
 	if !r.reserve(n) {
 		return errNoRoom
 	}
-	r.memory.mu.Lock()
-	defer r.memory.mu.Unlock()
-	r.bytes += n
+	r.size.Add(n)
 	return nil
 }
 
-// end ends the reservation, and gives back its bytes.
-func (r *reservation) end() {
-	r.memory.mu.Lock()
-	defer r.memory.mu.Unlock()
-	r.freeLocked()
-}
-
-// freeLocked gives back the reserved bytes. The caller holds the memory's mu.
-func (r *reservation) freeLocked() {
-	r.release(r.bytes)
-	r.bytes = 0
-}
-
-// quota counts what principals use, in bytes or in items. It forgets a principal whose
-// count is zero. The zero value is empty. Safe for concurrent use.
-type quota struct {
-	mu   sync.Mutex
-	used map[string]int64 // by principal
-	all  int64
-}
-
-// reserve counts one more for a principal, unless its total would exceed limit. The caller
-// must call release once.
-func (q *quota) reserve(principal string, limit int64) (release func(), ok bool) {
-	if !q.add(principal, 1, limit, math.MaxInt64) {
-		return nil, false
-	}
-	return func() { q.release(principal, 1) }, true
-}
-
-// add adds n, which may be negative, to what a principal uses. It refuses, and returns
-// false, if the principal's total would exceed limit, or the total of all principals all.
-func (q *quota) add(principal string, n, limit, all int64) bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	used := q.used[principal] + n
-	if n > 0 && (used > limit || q.all+n > all) {
-		return false
-	}
-	if q.used == nil {
-		q.used = make(map[string]int64)
-	}
-	q.all += n
-	q.used[principal] = used
-	if used == 0 {
-		delete(q.used, principal)
-	}
-	return true
-}
-
-// release subtracts n from what a principal uses.
-func (q *quota) release(principal string, n int64) { q.add(principal, -n, 0, 0) }
-
-// count returns what a principal uses.
-func (q *quota) count(principal string) int64 {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.used[principal]
-}
+// end gives back the bytes.
+func (r *reservation) end() { r.release(r.size.Swap(0)) }
 
 // writeBody writes parts in chunks, each with a deadline. Without deadlines, a write to a
 // client that vanished would never end once the buffers are full.

@@ -111,12 +111,12 @@ func TestHosts(t *testing.T) {
 
 // bodyServer answers with how much it read, for the principal in a header.
 func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
-	m := newMemory(limit)
+	m := newMemory(limit, "unknown")
 	write := func(w http.ResponseWriter, e *httpError) { http.Error(w, e.Msg, e.Status) }
 	s := httptest.NewServer(handle(slog.New(slog.DiscardHandler), write,
 		func(w http.ResponseWriter, r *http.Request) error {
 			known := r.Header.Get("Known")
-			body, held, err := account{m, cmp.Or(known, unauthenticated)}.receive(w, r)
+			body, held, err := account{m, cmp.Or(known, "unknown")}.receive(w, r)
 			if err == nil {
 				held.end()
 				fmt.Fprint(w, len(body))
@@ -169,28 +169,27 @@ func TestBodiesMakeRoom(t *testing.T) {
 	var bodies []*slowBody // the oldest first
 	for n := range int64(maxHeldUnknown/size - 1) {
 		bodies = append(bodies, sendBody(t, s, "", size, size-1))
-		await(t, "a body to arrive", func() bool { return m.bytes.count(unauthenticated) >= (n+1)*(size-1) })
+		await(t, "a body to arrive", func() bool { return m.unknown.count("unknown") >= (n+1)*(size-1) })
 	}
-	rest := maxHeldUnknown - m.bytes.count(unauthenticated)
-	check(t, "no room is left", account{m, unauthenticated}.reserve(rest), true)
+	rest := maxHeldUnknown - m.unknown.count("unknown")
+	check(t, "no room is left", account{m, "unknown"}.reserve(rest), true)
 	check(t, "a new body", sendBody(t, s, "", size-minHeld-1, size-minHeld-1).status(t), 200)
 	check(t, "the oldest", bodies[0].status(t), 503)
-	m.bytes.release(unauthenticated, rest)
-	left := m.bytes.count(unauthenticated)
+	m.unknown.release("unknown", rest)
 	for n := range maxHeld/maxHeldOf - 1 {
 		check(t, "a principal has its share", account{m, fmt.Sprint(n)}.reserve(maxHeldOf), true)
 		check(t, "a principal has more", account{m, fmt.Sprint(n)}.reserve(1), false)
 	}
 	last := account{m, "last"}
-	check(t, "the last principal has its share, beside bodies", last.reserve(maxHeldOf), false)
-	check(t, "it has the rest", last.reserve(maxHeldOf-left), true)
+	check(t, "the last principal takes the part of unauthenticated senders", last.reserve(maxHeldOf), false)
+	check(t, "it has the rest", last.reserve(maxHeldOf-maxHeldUnknown), true)
 	check(t, "a small body of another", sendBody(t, s, "Known: another\r\n", 1, 1).status(t), 503)
-	last.release(maxHeldOf - left)
+	last.release(maxHeldOf - maxHeldUnknown)
 	for _, b := range bodies[1:] {
 		io.CopyN(b, zeros{}, 1)
 		check(t, "a body that arrives in the end", b.status(t), 200)
 	}
-	check(t, "bytes of unauthenticated senders in the end", m.bytes.count(unauthenticated), 0)
+	check(t, "bytes of unauthenticated senders in the end", m.unknown.count("unknown"), 0)
 }
 
 // A length over the limit is refused before anything is read, and nobody is told

@@ -20,7 +20,8 @@
 // own layer and earlier ones:
 //
 //	ground    jsonrpc.go      messages, raw JSON by member, line framing, requests in flight
-//	          http.go         Host and Origin, bodies, errors with a status; the table of limits
+//	          http.go         Host and Origin, bodies, errors with a status
+//	          limit.go        the table of limits, the counter
 //	          outbox.go       everything sent to a client: plain JSON or an event stream
 //	          proc_unix.go, proc_windows.go   processes and their trees
 //	          files.go        atomic writes and the write token

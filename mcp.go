@@ -30,9 +30,9 @@ type serverConfig struct {
 type Server struct {
 	serverConfig
 	started   time.Time
-	suspended suspendedCalls // calls that wait for their clients to return
-	requests  quota          // being answered, by principal
-	streams   quota          // open notification streams, by principal
+	suspended suspendedCalls      // calls that wait for their clients to return
+	requests  counter[*Principal] // being answered
+	streams   counter[*Principal] // open notification streams
 }
 
 // newServer returns a server without sessions.
@@ -40,7 +40,12 @@ func newServer(c serverConfig) *Server {
 	return &Server{
 		serverConfig: c,
 		started:      time.Now(),
-		suspended:    suspendedCalls{calls: make(map[string]*suspendedCall)},
+		suspended: suspendedCalls{
+			asking: counter[*Principal]{perKey: maxSuspended},
+			calls:  make(map[string]*suspendedCall),
+		},
+		requests: counter[*Principal]{perKey: maxInFlight},
+		streams:  counter[*Principal]{perKey: maxStreamsOf},
 	}
 }
 
@@ -128,21 +133,18 @@ func (s *Server) newRequest(
 func (r *request) begin(ctx context.Context) error {
 	what := "requests in flight"
 	counted := &r.server.requests
-	limit := int64(maxInFlight)
 	if r.name == listenMethod {
 		what = "streams"
 		counted = &r.server.streams
-		limit = maxStreamsOf
 	}
-	release, ok := counted.reserve(r.caller.Held.principal, limit)
-	if !ok {
-		return rpcErrorf(codeRefused, "too many %s (limit %d): wait for some to end", what, limit)
+	if !counted.reserve(r.caller.Principal, 1) {
+		return rpcErrorf(codeRefused, "too many %s (limit %d): wait for some to end", what, counted.perKey)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	id := string(r.id)
 	if err := r.calls.add(id, cancel); err != nil {
 		cancel(nil)
-		release()
+		counted.release(r.caller.Principal, 1)
 		return err
 	}
 	r.ctx = ctx
@@ -150,7 +152,7 @@ func (r *request) begin(ctx context.Context) error {
 		if context.Cause(ctx) != errCancelled { // else id may be another request's already
 			r.calls.remove(id)
 		}
-		release()
+		counted.release(r.caller.Principal, 1)
 		cancel(nil)
 	}
 	return nil
@@ -543,7 +545,6 @@ func (s *Server) callerOf(session *Session, from admission, send func([]byte) bo
 	p := from.principal
 	c := Caller{
 		Session:   session.ID,
-		Affinity:  p.key, // callers without a session share a process
 		Principal: p,
 		Member:    from.member,
 		Stateless: session.era == stateless,
@@ -556,7 +557,7 @@ func (s *Server) callerOf(session *Session, from admission, send func([]byte) bo
 		},
 	}
 	if session.era == stateful {
-		c.Affinity = session.ID + " " + p.key
+		c.Affinity = session.ID
 		c.Ask = func(
 			ctx context.Context, method string, params json.RawMessage,
 		) (json.RawMessage, error) {

@@ -66,8 +66,8 @@ type Registry struct {
 	ctx     context.Context // ends with the registry
 	cancel  context.CancelFunc
 	running sync.WaitGroup // goroutines, and processes of modules
-	slots   chan struct{}  // one for each introspection under way that needs no build
-	builds  chan struct{}  // one for each introspection under way that begins with a build
+
+	introspections, builds counter[string] // under way, the second those that begin with a build
 
 	updating sync.Mutex // held while versions are compared with files and replaced
 
@@ -124,8 +124,8 @@ func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
 		reaper:         newReaper(c.Log),
-		slots:          make(chan struct{}, maxIntrospections),
-		builds:         make(chan struct{}, max(1, runtime.NumCPU()/2)),
+		introspections: counter[string]{perKey: maxIntrospections},
+		builds:         counter[string]{perKey: int64(max(1, runtime.NumCPU()/2))},
 		modules:        make(map[string]*moduleVersion),
 		changed:        make(chan struct{}),
 	}
@@ -468,7 +468,9 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 			perSession: perSession,
 			timeout:    r.CallTimeout,
 			running:    &r.running,
-			crashed:    make(map[string]time.Time),
+			calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
+			started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
+			crashed:    make(map[affinity]time.Time),
 			start: func(owner *Caller) (*Worker, error) {
 				w, err := r.startProcess(r.ctx, v, stateful, owner)
 				if err == nil {
@@ -513,15 +515,13 @@ func (m *Module) addMethods(tools []json.RawMessage) {
 
 // introspect starts a module to read its lists, and ends it.
 func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
-	slots := r.slots
+	slot := &slot[string]{counter: &r.introspections}
 	if v.Kind == kindGo {
-		slots = r.builds
+		slot.counter = &r.builds
 	}
-	select {
-	case slots <- struct{}{}:
-		defer func() { <-slots }()
-	case <-v.ctx.Done():
-		return nil, v.ctx.Err()
+	defer slot.release()
+	if err := waitFor(v.ctx, slot.grant()); err != nil {
+		return nil, err
 	}
 	r.mu.Lock()
 	v.Begun = true

@@ -25,7 +25,7 @@ import (
 
 // FuzzSessionID checks that only the text that a table sealed opens.
 func FuzzSessionID(f *testing.F) {
-	table, other := newSessionTable(newSessionKey(), nil), newSessionTable(newSessionKey(), nil)
+	table, other := newSessionTable(newSessionKey()), newSessionTable(newSessionKey())
 	f.Add("", "2025-11-25", uint16(3), "R3K9QZ", "/w", 0, byte('A'))
 	f.Add("AAAA", "2024-11-05", uint16(0), "", "", 40, byte('='))
 	f.Add("\n", "", uint16(9), "222222", "/", -1, byte('\n'))
@@ -502,7 +502,7 @@ func FuzzCheckStateless(f *testing.F) {
 		if !isStateless(h, list) {
 			return
 		}
-		session, err := newStatelessSession(h, msg.Method, list, newPrincipal(""))
+		session, err := newStatelessSession(h, msg.Method, list, everyone)
 		if err == nil {
 			said := field(msg.Params, "_meta")
 			object := isObject(field(said, metaClientCaps))

@@ -26,12 +26,10 @@ type Caller struct {
 	// Session distinguishes callers. A request without a session has a value of its
 	// own. "" is usher itself. Modules never see it.
 	Session string
-	// Affinity groups the callers that share a process of a hosted server: those of a
-	// session, or those of a principal without a session.
-	Affinity string
-	// Principal is the principal that limits are counted by; nil for usher itself. The
-	// processes of one affinity have one Principal.
-	Principal *Principal
+	// Affinity is the id of the caller's session, or "". The callers with one Affinity and
+	// one Principal share a process of a hosted server.
+	Affinity  string
+	Principal *Principal // by which limits are counted; nil for usher itself
 	// Member ends when the caller no longer belongs to the principal: the claim has ended, or
 	// the session has ended or got another claim. Processes for one affinity end with it, once
 	// their calls are answered. nil if that never happens.
@@ -49,6 +47,15 @@ type Caller struct {
 	// *rpcError, or ctx's cause. Ask is nil if the caller can't be asked.
 	Ask func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 }
+
+// affinity identifies the callers that share a process.
+type affinity struct {
+	session   string
+	principal *Principal
+}
+
+// affinity returns the caller's Affinity and Principal.
+func (c Caller) affinity() affinity { return affinity{c.Affinity, c.Principal} }
 
 // reachable reports whether the caller may get a message outside of its calls: it still belongs
 // to its principal, whose claim can be read.
@@ -94,14 +101,15 @@ type pool struct {
 	// start starts a process. owner is the caller that a process for one affinity is
 	// started for; nil for a shared process.
 	start   func(owner *Caller) (*Worker, error)
-	timeout time.Duration // how long a call may be silent, and wait before it is made; 0 is unlimited
-	slots   slots
-	running *sync.WaitGroup // counts the processes
+	timeout time.Duration       // how long a call may be silent, and wait before it is made; 0 is unlimited
+	calls   counter[*Principal] // running
+	started counter[*Principal] // processes, until they have ended
+	running *sync.WaitGroup     // counts the processes
 
-	mu      sync.Mutex           // guards the fields below
-	procs   []*process           // waiting for room, running or ending, in the order of their first calls
-	crashed map[string]time.Time // by affinity, after a crash: the earliest time of the next start
-	retired bool                 // the pool accepts no new calls
+	mu      sync.Mutex             // guards the fields below
+	procs   []*process             // waiting for room, running or ending, in the order of their first calls
+	crashed map[affinity]time.Time // after a crash: the earliest time of the next start
+	retired bool                   // the pool accepts no new calls
 }
 
 // process is one process of a module, from before its start. The pool's mu guards its
@@ -148,7 +156,7 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	if err != nil {
 		return nil, err
 	}
-	slot := &slot{slots: &p.slots, principal: caller.Principal.Key()}
+	slot := &slot[*Principal]{counter: &p.calls, key: caller.Principal}
 	err = p.await(ctx, caller, slot.grant())
 	if err == nil {
 		err = lastCheck(caller)
@@ -221,9 +229,9 @@ func (p *pool) pick(caller Caller) (*process, error) {
 	if !p.perSession {
 		caller = Caller{}
 	}
-	c := p.find(caller.Affinity)
+	c := p.find(caller.affinity())
 	if c == nil || p.replace(c) {
-		if wait := time.Until(p.crashed[caller.Affinity]); wait > 0 {
+		if wait := time.Until(p.crashed[caller.affinity()]); wait > 0 {
 			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.name, wait.Seconds())
 		}
 		c = &process{caller: caller, ready: make(chan struct{})}
@@ -237,12 +245,12 @@ func (p *pool) pick(caller Caller) (*process, error) {
 	return c, nil
 }
 
-// find returns the process that accepts the calls of an affinity ("" if it is shared), or nil.
+// find returns the process that accepts the calls of an affinity (zero if it is shared), or nil.
 // The caller holds p.mu.
-func (p *pool) find(affinity string) *process {
+func (p *pool) find(wanted affinity) *process {
 	for _, c := range p.procs {
 		dead := c.worker != nil && !c.worker.alive()
-		if c.caller.Affinity == affinity && !c.ending && !dead {
+		if c.caller.affinity() == wanted && !c.ending && !dead {
 			return c
 		}
 	}
@@ -265,41 +273,45 @@ func (p *pool) replace(c *process) bool {
 	return true
 }
 
-// startWaiting starts the waiting processes, in order, within the limits. To make room
-// for a process that must wait, it ends the process that has been idle longest, if
-// possible one of the same principal. A process counts until it has ended. The caller
-// holds p.mu.
+// startWaiting starts the waiting processes, in order, within the limits, and makes room
+// for those that must wait. The caller holds p.mu.
 func (p *pool) startWaiting() {
 	for _, c := range p.procs {
-		if c.started {
-			continue
-		}
-		var all, own []*process
-		for _, o := range p.procs {
-			if o.started {
-				all = append(all, o)
-			}
-			if o.started && o.caller.Principal.Key() == c.caller.Principal.Key() {
-				own = append(own, o)
-			}
-		}
-		if len(own) >= maxProcsOf {
-			all = own
-		} else if len(all) < maxProcs {
+		switch {
+		case c.started:
+		case p.started.reserve(c.caller.Principal, 1):
 			c.started = true
 			p.running.Go(func() { p.run(c) })
-			continue
+		default:
+			p.makeRoom(c.caller.Principal)
 		}
-		if slices.ContainsFunc(all, func(o *process) bool { return o.ending }) {
-			continue // it makes room
+	}
+}
+
+// makeRoom makes the process end that has been idle longest, if possible one of the
+// principal who needs room. It does nothing while another process makes room. The caller
+// holds p.mu.
+func (p *pool) makeRoom(principal *Principal) {
+	onlyOwn := p.started.count(principal) >= maxProcsOf
+	var own, all []*process // idle
+	for _, c := range p.procs {
+		isOwn := c.caller.Principal == principal
+		switch {
+		case !c.started || onlyOwn && !isOwn:
+		case c.ending:
+			return
+		case !c.busy():
+			all = append(all, c)
+			if isOwn {
+				own = append(own, c)
+			}
 		}
-		idle := slices.DeleteFunc(slices.Clone(own), (*process).busy)
-		if len(idle) == 0 {
-			idle = slices.DeleteFunc(all, (*process).busy)
-		}
-		if len(idle) > 0 {
-			p.end(slices.MinFunc(idle, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
-		}
+	}
+	if len(own) > 0 {
+		all = own
+	}
+	if len(all) > 0 {
+		p.end(slices.MinFunc(all, func(a, b *process) int { return a.lastUse.Compare(b.lastUse) }))
 	}
 }
 
@@ -310,7 +322,7 @@ func (p *pool) leave(c *process, succeeded bool) {
 	c.active--
 	c.lastUse = time.Now()
 	if succeeded {
-		delete(p.crashed, c.caller.Affinity)
+		delete(p.crashed, c.caller.affinity())
 	}
 	if c.active == 0 && (c.orphaned || !c.started) {
 		p.end(c)
@@ -366,11 +378,12 @@ func (p *pool) run(c *process) {
 	defer p.mu.Unlock()
 	if crashed {
 		next := time.Now()
-		if _, again := p.crashed[c.caller.Affinity]; again {
+		if _, again := p.crashed[c.caller.affinity()]; again {
 			next = next.Add(crashPause)
 		}
-		p.crashed[c.caller.Affinity] = next
+		p.crashed[c.caller.affinity()] = next
 	}
+	p.started.release(c.caller.Principal, 1)
 	p.remove(c)
 	p.startWaiting()
 }
@@ -405,93 +418,13 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.crashed, func(_ string, next time.Time) bool { return now.Sub(next) > crashMemory })
+	maps.DeleteFunc(p.crashed, func(_ affinity, next time.Time) bool { return now.Sub(next) > crashMemory })
 	p.startWaiting()
 	for _, c := range p.procs {
 		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {
 			p.end(c)
 		}
 	}
-}
-
-// slots limits the calls that may run in a module, in total and for each principal. Safe
-// for concurrent use.
-type slots struct {
-	mu      sync.Mutex // guards the fields below
-	used    int
-	usedBy  quota
-	waiting []*slot // in order
-}
-
-// slot lets one call run. usher's own calls have a nil slot.
-type slot struct {
-	slots     *slots
-	principal string
-	state     slotState     // slots.mu guards it
-	granted   chan struct{} // closed unless the call waits; slots.mu guards it
-}
-
-// slotState is the state of a call with a slot.
-type slotState int
-
-const (
-	slotPaused  slotState = iota // it waits for its client, until grant, or has not begun
-	slotWaiting                  // it wants to run
-	slotRunning                  // it counts for the module and the principal
-	slotReleased
-)
-
-// grant queues the call, first come, first served, and returns a channel that is closed
-// when the call may run or has ended. The caller must call release.
-func (c *slot) grant() (granted <-chan struct{}) {
-	c.slots.update(func() {
-		if c.state == slotPaused {
-			c.state = slotWaiting
-			c.granted = make(chan struct{})
-			c.slots.waiting = append(c.slots.waiting, c)
-		}
-		granted = c.granted
-	})
-	return granted
-}
-
-// release frees the slot for good.
-func (c *slot) release() { c.free(slotReleased) }
-
-// free frees the slot, and sets its new state. It does not block.
-func (c *slot) free(state slotState) {
-	if c == nil {
-		return
-	}
-	s := c.slots
-	s.update(func() {
-		switch c.state {
-		case slotWaiting:
-			close(c.granted)
-		case slotRunning:
-			s.used--
-			s.usedBy.release(c.principal, 1)
-		}
-		c.state = state
-	})
-}
-
-// update makes a change, and gives the free slots to the calls that have waited longest. A
-// principal that uses up its share does not hold up others.
-func (s *slots) update(change func()) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	change()
-	s.waiting = slices.DeleteFunc(s.waiting, func(c *slot) bool {
-		if c.state == slotWaiting && s.used < maxRunning {
-			if _, ok := s.usedBy.reserve(c.principal, maxRunningOf); ok {
-				s.used++
-				c.state = slotRunning
-				close(c.granted)
-			}
-		}
-		return c.state != slotWaiting
-	})
 }
 
 // answerInput asks the caller for the input that a result asks for, and returns params

@@ -116,37 +116,26 @@ var errOtherClaim = errors.New("the session has another claim")
 var errKeepsClaim error = httpErrorf(http.StatusBadRequest,
 	"an HTTP+SSE session can't change its claim: reconnect to use another code")
 
-// The keys of the principals without a claim.
-const (
-	everyoneKey  = ""
-	strangersKey = unauthenticated
-)
-
 // Gate decides which principal a request is from and what the principal may reach. Safe
 // for concurrent use.
 type Gate struct {
-	claims    *ClaimStore // nil for stdio, which ignores claims
-	everyone  *Principal  // without a claim
-	strangers *Principal  // the sessions whose claim has ended
-	sessions  *sessionTable
-	require   bool // no request without a claim is admitted
-	log       *slog.Logger
-	turns     *guessTurns // see newGuessTurns
+	claims   *ClaimStore // nil for stdio, which ignores claims
+	sessions *sessionTable
+	require  bool // no request without a claim is admitted
+	log      *slog.Logger
+	turns    *guessTurns // see newGuessTurns
 }
 
 // newGate returns a gate over the claims, which are nil for stdio. key seals the ids of
 // sessions.
 func newGate(claims *ClaimStore, key []byte, require bool, log *slog.Logger) *Gate {
-	g := &Gate{
-		claims:    claims,
-		everyone:  newPrincipal(everyoneKey),
-		strangers: newPrincipal(strangersKey),
-		require:   require,
-		log:       log,
-		turns:     newGuessTurns(),
+	return &Gate{
+		claims:   claims,
+		sessions: newSessionTable(key),
+		require:  require,
+		log:      log,
+		turns:    newGuessTurns(),
 	}
-	g.sessions = newSessionTable(key, g.strangers)
-	return g
 }
 
 // admission is the result of Gate.Admit for a request. It does not change.
@@ -218,12 +207,12 @@ func (g *Gate) judge(r *http.Request, a *admission, of claimID) error {
 	case allowOwn:
 		a.principal = own
 	case denyEnded:
-		a.principal = g.strangers
+		a.principal = strangers
 	case allowInitialize:
-		a.principal = g.everyone
+		a.principal = everyone
 		a.badCode = errBadCode
 	default:
-		a.principal = g.everyone
+		a.principal = everyone
 	}
 	if facts.presents {
 		g.log.Warn("an invalid claim code was presented",
@@ -361,7 +350,7 @@ func presentedSession(r *http.Request) (id string, inURL bool) {
 // not nil, the scope reaches nothing. The error is errEnded, which may be shown to clients.
 func (g *Gate) Scope(p *Principal) (Scope, error) {
 	switch {
-	case p == g.everyone:
+	case p == everyone:
 		return scopeAll(), nil
 	case p.exists() && !p.Ended():
 		return scopeDir(p.ScopeDir), nil

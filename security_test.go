@@ -35,7 +35,7 @@ func TestSecurityDocument(t *testing.T) {
 		}
 	}
 	bounds := make(map[string]string)
-	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += (.+?) +// `).FindAllStringSubmatch(read("http.go"), -1) {
+	for _, line := range regexp.MustCompile(`(?m)^\t(\w+) += (.+?) +// `).FindAllStringSubmatch(read("limit.go"), -1) {
 		value, err := types.Eval(token.NewFileSet(), nil, token.NoPos, line[2])
 		if err != nil || value.Value.Kind() != constant.Int {
 			continue // a time

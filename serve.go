@@ -363,14 +363,14 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	defer cancel()
 	stopped, cancelCalls := context.WithCancelCause(context.Background())
 	stop := func() { cancelCalls(errStopping) }
-	memory := newMemory(d.flags.maxBody)
+	memory := newMemory(d.flags.maxBody, strangers)
 	d.webhooks = &Webhooks{
 		webhookConfig: d.flags.webhooks,
 		modules:       d.registry,
 		memory:        memory,
 		log:           d.log,
 		getenv:        d.app.getenv,
-		senders:       newPrincipal(webhookSender),
+		inFlight:      counter[*Principal]{perKey: maxInFlight},
 	}
 	d.server = newServer(serverConfig{
 		modules:  d.registry,

@@ -16,7 +16,6 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"math"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -312,22 +311,21 @@ func (s *Session) pauseLocked(uri string) {
 // recently used idle sessions: their claims, ends, log levels and subscriptions, and which
 // lists they have seen. Safe for concurrent use.
 type sessionTable struct {
-	cipher    cipher.AEAD
-	strangers *Principal // of the sessions whose claim has ended
+	cipher cipher.AEAD
 
 	mu     sync.Mutex
 	byName map[string]*Session
 	own    map[*Principal]*list.List // of *Session, least recently used first
-	wanted quota                     // resources that sessions are notified of, by principal
+	wanted counter[*Principal]       // resources that sessions are notified of
 }
 
 // newSessionTable returns an empty table. key seals the ids of sessions.
-func newSessionTable(key []byte, strangers *Principal) *sessionTable {
+func newSessionTable(key []byte) *sessionTable {
 	block, _ := aes.NewCipher(key) // fails only for keys of other lengths
 	t := &sessionTable{
-		strangers: strangers,
-		byName:    make(map[string]*Session),
-		own:       make(map[*Principal]*list.List),
+		byName: make(map[string]*Session),
+		own:    make(map[*Principal]*list.List),
+		wanted: counter[*Principal]{perKey: maxWantedOf},
 	}
 	t.cipher, _ = cipher.NewGCMWithRandomNonce(block)
 	return t
@@ -404,7 +402,7 @@ func (t *sessionTable) giveLocked(s *Session, p *Principal) {
 	s.principal = p
 	s.place = t.own[p].PushBack(s)
 	s.member, s.expel = context.WithCancelCause(p.ctx)
-	t.wanted.add(p.key, s.wanted, math.MaxInt64, math.MaxInt64)
+	t.wanted.release(p, -s.wanted)
 	context.AfterFunc(s.member, func() { t.orphan(s, p) })
 }
 
@@ -413,8 +411,8 @@ func (t *sessionTable) orphan(s *Session, p *Principal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s.principal == p && p.Ended() {
-		t.giveLocked(s, t.strangers)
-		t.forgetIdleLocked(t.strangers)
+		t.giveLocked(s, strangers)
+		t.forgetIdleLocked(strangers)
 	}
 }
 
@@ -426,7 +424,7 @@ func (t *sessionTable) takeLocked(s *Session, why error) {
 	if own.Len() == 0 {
 		delete(t.own, s.principal)
 	}
-	t.wanted.release(s.principal.key, s.wanted)
+	t.wanted.release(s.principal, s.wanted)
 	s.principal = nil
 	s.expel(why)
 }
@@ -465,7 +463,7 @@ func (t *sessionTable) end(s *Session) error {
 	again := s.ended
 	s.ended = true
 	if s.principal != nil {
-		t.wanted.release(s.principal.key, s.wanted)
+		t.wanted.release(s.principal, s.wanted)
 		s.wanted = 0
 		s.expel(errNoSession)
 	}
@@ -488,7 +486,7 @@ func (t *sessionTable) end(s *Session) error {
 func (t *sessionTable) want(s *Session, n int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s.principal == nil || !t.wanted.add(s.principal.key, n, maxWantedOf, math.MaxInt64) {
+	if s.principal == nil || !t.wanted.reserve(s.principal, n) {
 		return false
 	}
 	s.wanted += n

@@ -228,7 +228,7 @@ func (s *Server) admit(r *http.Request) (admission, error) {
 }
 
 // account returns what the principal of a request may use.
-func (s *Server) account(from admission) account { return account{s.memory, from.principal.key} }
+func (s *Server) account(from admission) account { return account{s.memory, from.principal} }
 
 // errManyStreams refuses a stream of a session or principal that has too many.
 var errManyStreams error = httpErrorf(http.StatusTooManyRequests,
@@ -265,11 +265,10 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	held.end()
-	release, ok := s.streams.reserve(who.principal, maxStreamsOf)
-	if !ok {
+	if !s.streams.reserve(from.principal, 1) {
 		return errManyStreams
 	}
-	defer release()
+	defer s.streams.release(from.principal, 1)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
@@ -432,9 +431,9 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	defer cancel()
 	c.stopping = ctx
 	c.stopped = ctx
-	c.memory = newMemory(defaultMaxBody)
+	c.memory = newMemory(defaultMaxBody, strangers)
 	s := newServer(c)
-	from := admission{principal: s.gate.everyone}
+	from := admission{principal: everyone}
 	from.session, from.member = s.gate.Create(protocols[0], 0, from)
 	conn := connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
 	d := s.newDuplex(from, newOutbox(s.account(from), conn))

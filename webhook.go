@@ -29,7 +29,6 @@ import (
 const (
 	webhookPrefix = "/webhook/"        // begins the paths of webhooks
 	secretHeader  = "X-Webhook-Secret" // contains the secret of a sender
-	webhookSender = "webhook"          // the principal of deliveries; see unauthenticated
 )
 
 // webhookConfig says which senders may deliver, and how long a delivery may take.
@@ -48,8 +47,7 @@ type Webhooks struct {
 	memory   *memory
 	log      *slog.Logger
 	getenv   func(string) string // for the keys of signatures
-	senders  *Principal          // of all deliveries
-	inFlight quota               // deliveries whose bodies have arrived
+	inFlight counter[*Principal] // deliveries whose bodies have arrived; all are of senders
 }
 
 // delivery is one request on its way to a method.
@@ -111,12 +109,11 @@ func (h *Webhooks) deliver(w http.ResponseWriter, d *delivery) error {
 	if err != nil {
 		return err
 	}
-	release, ok := h.inFlight.reserve(webhookSender, maxInFlight)
-	if !ok {
+	if !h.inFlight.reserve(senders, 1) {
 		return httpErrorf(http.StatusServiceUnavailable,
 			"too many deliveries in flight (limit %d): try again", maxInFlight).retryAfter(1)
 	}
-	defer release()
+	defer h.inFlight.release(senders, 1)
 	answer, err := h.call(d)
 	if err != nil {
 		return err
@@ -154,9 +151,9 @@ func (h *Webhooks) receive(w http.ResponseWriter, d *delivery) error {
 	if typeErr != nil && d.authenticated {
 		return typeErr
 	}
-	sender := unauthenticated
+	sender := strangers
 	if d.authenticated && h.secret != "" {
-		sender = webhookSender
+		sender = senders
 		markKnown(r)
 	}
 	var err error
@@ -214,9 +211,9 @@ func (v *View) WebhookPath(t *Item) string {
 func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Affinity: "webhook", Principal: h.senders, Held: d.held}
+	caller := Caller{Session: "delivery " + d.id, Principal: senders, Held: d.held}
 	changed := false
-	result, err := h.modules.Call(ctx, h.senders, func() (json.RawMessage, error) {
+	result, err := h.modules.Call(ctx, senders, func() (json.RawMessage, error) {
 		if changed {
 			err := h.find(ctx, d)
 			if err == nil {

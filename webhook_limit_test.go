@@ -30,7 +30,7 @@ func TestWebhookLimit(t *testing.T) {
 			modules:       b.server.modules,
 			memory:        b.server.memory,
 			log:           b.server.log,
-			senders:       newPrincipal(webhookSender),
+			inFlight:      counter[*Principal]{perKey: maxInFlight},
 		}
 		deliver := func(method, path, secret string, body io.Reader) *httptest.ResponseRecorder {
 			w, r := httptest.NewRecorder(), httptest.NewRequest(method, "/webhook/"+path, body)
@@ -123,28 +123,32 @@ func TestWebhookWithoutRoom(t *testing.T) {
 	m.Methods[0].Signature = "@signature github K_SIGNING_SECRET"
 	body := `{"x":"` + strings.Repeat("x", 5000) + `"}`
 	for _, row := range []struct {
-		name, principal string
-		left            int64
-		header          string
+		name      string
+		principal *Principal
+		left      int64
+		header    string
 	}{
-		{"a body to be verified", unauthenticated, maxHeldOf - maxHeldUnknown + minHeld, ""},
-		{"a body", webhookSender, minHeld, shown},
-		{"arguments", webhookSender, minHeld + 6000, shown},
+		{"a body to be verified", strangers, minHeld, ""},
+		{"a body", senders, minHeld, shown},
+		{"arguments", senders, minHeld + 6000, shown},
 	} {
 		h := &Webhooks{
 			webhookConfig: webhookConfig{secret: testSecret, acceptSignatures: true},
 			modules:       fixedRegistry(newCatalog([]*Module{m})),
-			memory:        newMemory(1 << 20),
+			memory:        newMemory(1<<20, strangers),
 			log:           slog.New(slog.DiscardHandler),
 			getenv:        func(string) string { return "k" },
+			inFlight:      counter[*Principal]{perKey: maxInFlight},
 		}
-		h.memory.bytes.add(row.principal, maxHeldOf-row.left, maxHeldOf, maxHeld)
+		used := account{h.memory, row.principal}.counter()
+		full := used.perKey - row.left
+		used.reserve(row.principal, full)
 		w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/webhook/m/handleIt", strings.NewReader(body))
 		setHeaders(r, row.header+"\nX-Hub-Signature-256: "+gitHubSignature("k", body))
 		handle(h.log, writeWebhookError, h.serve)(w, r)
 		check(t, row.name+": status", w.Code, 503)
 		check(t, row.name+": Retry-After", w.Header().Get("Retry-After"), "5")
-		check(t, row.name+": bytes in the end", h.memory.bytes.count(row.principal), maxHeldOf-row.left)
+		check(t, row.name+": bytes in the end", used.count(row.principal), full)
 	}
 }
 
@@ -206,7 +210,7 @@ func TestWebhookEndlessBody(t *testing.T) {
 				h := &Webhooks{
 					webhookConfig: webhookConfig{secret: row.secret, audience: anyone, acceptSignatures: true},
 					modules:       fixedRegistry(newCatalog([]*Module{m})),
-					memory:        newMemory(1 << 20),
+					memory:        newMemory(1<<20, strangers),
 					log:           slog.New(slog.DiscardHandler),
 					getenv:        func(string) string { return "k" },
 				}

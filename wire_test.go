@@ -123,7 +123,7 @@ func TestSlowClientIsDropped(t *testing.T) {
 		}
 		return nil
 	}}
-	held := account{memory: newMemory(0)}
+	held := account{newMemory(0, strangers), everyone}
 	out := newOutbox(held, conn)
 	msg := make([]byte, maxOutbox+1)
 	for i, want := range []bool{true, true, false, false} { // one is written, one waits
@@ -141,9 +141,9 @@ func TestSlowClientIsDropped(t *testing.T) {
 
 // heldBytes returns the bytes that are held for all principals.
 func heldBytes(m *memory) int64 {
-	m.bytes.mu.Lock()
-	defer m.bytes.mu.Unlock()
-	return m.bytes.all
+	m.known.mu.Lock()
+	defer m.known.mu.Unlock()
+	return m.known.all
 }
 
 func TestSubscriptionsOfASession(t *testing.T) {

@@ -79,10 +79,10 @@ func faultOf(err error, file string) string {
 type call struct {
 	id       string
 	caller   Caller
-	slot     *slot           // released once the call no longer runs; nil for usher's own calls
-	token    json.RawMessage // the caller's own progress token; nil for none
-	answer   chan *Message   // 1-buffered, nil if nobody waits; receives nil if the process ends
-	progress chan struct{}   // 1-buffered: the module, or the client it asked, did something
+	slot     *slot[*Principal] // released once the call no longer runs; nil for usher's own calls
+	token    json.RawMessage   // the caller's own progress token; nil for none
+	answer   chan *Message     // 1-buffered, nil if nobody waits; receives nil if the process ends
+	progress chan struct{}     // 1-buffered: the module, or the client it asked, did something
 
 	// Part of workerState:
 	lacked    clientCaps // what the module asked for and the caller lacks
@@ -107,14 +107,14 @@ type workerConfig struct {
 // Worker is one process of a module. Its methods are safe for concurrent use.
 type Worker struct {
 	workerConfig
-	stateless bool               // it speaks statelessProtocol; constant after the handshake
-	info      json.RawMessage    // the module's description of itself in the handshake; constant after it
-	ctx       context.Context    // ends when the process must end, or has ended
-	cancel    context.CancelFunc // ends ctx
-	queued    chan struct{}      // 1-buffered: state.input is not empty
-	done      chan struct{}      // closed when the process tree has ended and no client is being asked
-	lastID    atomic.Int64       // of a request to the process
-	asking    quota              // open requests to clients, by principal
+	stateless bool                // it speaks statelessProtocol; constant after the handshake
+	info      json.RawMessage     // the module's description of itself in the handshake; constant after it
+	ctx       context.Context     // ends when the process must end, or has ended
+	cancel    context.CancelFunc  // ends ctx
+	queued    chan struct{}       // 1-buffered: state.input is not empty
+	done      chan struct{}       // closed when the process tree has ended and no client is being asked
+	lastID    atomic.Int64        // of a request to the process
+	asking    counter[*Principal] // open requests to clients
 
 	mu    sync.Mutex
 	state workerState // only update may use it
@@ -191,6 +191,7 @@ func newWorker(ctx context.Context, config workerConfig) *Worker {
 		workerConfig: config,
 		queued:       make(chan struct{}, 1),
 		done:         make(chan struct{}),
+		asking:       counter[*Principal]{perKey: maxAsks},
 		state: workerState{
 			calls:     make(map[string]*call),
 			cancelled: make(map[string]*call),
@@ -496,7 +497,7 @@ func (w *Worker) newCall(caller Caller) *call {
 // unlimited) while it waits for no client's answer, the error is errTimeout. Errors that the
 // module answered with are *rpcError.
 func (w *Worker) request(ctx context.Context, caller Caller, method string, params object,
-	timeout time.Duration, slot *slot) (json.RawMessage, error) {
+	timeout time.Duration, slot *slot[*Principal]) (json.RawMessage, error) {
 	c := w.newCall(caller)
 	c.slot = slot
 	params = w.adapt(caller, params)
@@ -807,12 +808,12 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	if s.asks[string(msg.ID)] != nil {
 		return nil, rpcErrorf(codeInvalidRequest, "request id %s is already in use", msg.ID)
 	}
-	if _, ok := w.asking.reserve(caller.Principal.Key(), maxAsks); !ok {
+	if !w.asking.reserve(caller.Principal, 1) {
 		return nil, rpcErrorf(codeInternal, "too many open requests to clients (limit %d)", maxAsks)
 	}
 	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
 	if c != nil {
-		c.slot.free(slotPaused)
+		c.slot.pause()
 	}
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	s.asks[string(a.ID)] = a
@@ -830,7 +831,7 @@ func (w *Worker) ask(a *clientRequest) {
 			err = cmp.Or[error](err, errNotInCall)
 		}
 	}
-	w.asking.release(a.caller.Principal.Key(), 1)
+	w.asking.release(a.caller.Principal, 1)
 	withdrawn := false
 	w.update(func(s *workerState) {
 		withdrawn = a.withdrawn

@@ -1,0 +1,216 @@
+// Limits: the table of all limits, and the counter that enforces those on what principals
+// use at once. Only the table names concepts of usher.
+
+package main
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"sync"
+)
+
+// The limits of usher: every size and count that bounds something, by the file that
+// enforces it. Each line says the unit and what the limit applies to. A principal is one
+// claim, or everyone without a claim. A request beyond a limit waits, is refused, or evicts
+// the oldest entry of its principal. Other principals are affected only if several together
+// spend what they share: maxHeld, and the calls and processes of a module. Time limits are
+// declared where they are used.
+const (
+	// http.go: bodies and headers of requests.
+	maxConns       = 1000      // connections of unknown clients (see markKnown); fewer if descriptors are few
+	maxHeader      = 16 << 10  // bytes of one request's headers
+	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
+	maxHeldOf      = 64 << 20  // bytes held per principal, and for all senders with the secret; at least two bodies
+	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
+	maxHeld        = 512 << 20 // bytes held for all principals; at least what one may hold
+	minHeld        = 8 << 10   // bytes added to the size of each request
+	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
+	maxLogged      = 200       // bytes of one value in the log that a client chose
+
+	// outbox.go: messages to clients.
+	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written
+
+	// scope.go: invalid codes, with -require-claim.
+	guessBudget = 60 // different invalid codes per minute looked up at once, for the whole daemon
+	guessRate   = 10 // lookups per second after that, for the whole daemon
+
+	// gomodule.go, runtimes.go: files of the workspace.
+	maxSource     = 1 << 20 // bytes of one source file or .mcp.json
+	maxExecutable = 1 << 30 // bytes of one executable module
+
+	// schema.go: the check of one call's arguments.
+	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
+
+	// shell.go: shell modules.
+	maxShellOutput = 4 << 20 // bytes of one call's result
+	shellTail      = 5       // lines of stderr in the error of one failed call
+
+	// worker.go: one process of a module.
+	maxWorkerLine = 64 << 20 // bytes of one message from a process
+	maxInput      = 16 << 20 // bytes queued for one process, behind the message being written
+	maxAsks       = 64       // unanswered asks of one process to clients of one principal
+	maxLoggedLine = 16 << 10 // bytes logged of one stray line, or of a traceback
+	tailLines     = 8        // lines of stderr in the error of one failed start
+	maxList       = 16 << 20 // bytes of one list of a module
+
+	// pool.go: the processes of one module.
+	maxProcs     = 16 // processes of one module
+	maxProcsOf   = 4  // processes of one module per claim
+	maxRunning   = 64 // running calls of one module, cancelled ones included; more calls wait
+	maxRunningOf = 32 // running calls of one module per principal, and for all webhooks
+	maxCancelled = 16 // cancelled calls that may run in one process before another takes new calls
+	maxRounds    = 32 // times that one call may ask for input
+
+	// modules.go, view.go: the registry and its tool names.
+	maxIntrospections = 8                        // modules being introspected at once
+	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
+	maxViews          = 1000                     // views in memory, each for one scope
+
+	// mcp.go: requests and lists.
+	maxURI          = 8 << 10 // bytes of one resource URI from a client
+	maxInstructions = 50      // modules named in the instructions
+
+	// ask.go: requests of modules to clients.
+	maxSuspended = 64 // suspended calls per principal
+
+	// session.go, transport.go: sessions and their streams.
+	maxSessionsOf = 1000 // sessions in memory per principal; the oldest idle ones are forgotten
+	maxInFlight   = 256  // requests in flight per principal, until their answers are written; and deliveries
+	maxStreams    = 16   // notification streams per session
+	maxStreamsOf  = 256  // notification streams per principal, listens included
+	maxWantedOf   = 1000 // resources that the sessions of one principal are notified of
+
+	// webhook.go: deliveries.
+	maxSignatures       = 16      // signatures compared per delivery
+	maxSignatureHeaders = 4 << 10 // bytes of the signature headers of one delivery
+)
+
+// counter counts what its keys use, in items or bytes. It forgets a key that uses nothing.
+// Safe for concurrent use.
+type counter[K comparable] struct {
+	perKey int64 // the most that one key may use
+	total  int64 // the most that all keys together may use; 0: unlimited
+
+	mu      sync.Mutex // guards the fields below
+	used    map[K]int64
+	all     int64      // the sum of used
+	waiting []*slot[K] // in order
+}
+
+// reserve counts n more for a key, unless that would exceed a limit. It reports whether it
+// did; then the caller must release them.
+func (c *counter[K]) reserve(key K, n int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reserveLocked(key, n)
+}
+
+// reserveLocked does the work of reserve. The caller holds c.mu.
+func (c *counter[K]) reserveLocked(key K, n int64) bool {
+	total := cmp.Or(c.total, math.MaxInt64)
+	if n > 0 && (c.used[key]+n > c.perKey || c.all+n > total) {
+		return false
+	}
+	c.addLocked(key, n)
+	return true
+}
+
+// release counts n fewer for a key. A negative n counts more, even beyond the limits.
+func (c *counter[K]) release(key K, n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.addLocked(key, -n)
+	c.grantLocked()
+}
+
+// addLocked counts n more for a key. The caller holds c.mu.
+func (c *counter[K]) addLocked(key K, n int64) {
+	if c.used == nil {
+		c.used = make(map[K]int64)
+	}
+	c.all += n
+	c.used[key] += n
+	if c.used[key] == 0 {
+		delete(c.used, key)
+	}
+}
+
+// count returns what a key uses.
+func (c *counter[K]) count(key K) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.used[key]
+}
+
+// slot counts one item of a key, which may have to wait for room. A nil slot counts
+// nothing and never waits.
+type slot[K comparable] struct {
+	counter *counter[K]
+	key     K
+
+	// Guarded by counter.mu:
+	state   slotState
+	granted chan struct{} // closed unless the slot waits
+}
+
+// slotState is the state of a slot.
+type slotState int
+
+const (
+	slotPaused   slotState = iota // it wants no room, until grant
+	slotWaiting                   // it waits for room
+	slotRunning                   // it counts
+	slotReleased                  // it wants no room any more
+)
+
+// grant queues the slot, first come, first served, and returns a channel that is closed
+// when the slot counts or is free again. The caller must call release.
+func (s *slot[K]) grant() <-chan struct{} {
+	c := s.counter
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.state == slotPaused {
+		s.state = slotWaiting
+		s.granted = make(chan struct{})
+		c.waiting = append(c.waiting, s)
+		c.grantLocked()
+	}
+	return s.granted
+}
+
+// grantLocked gives room to the slots that have waited longest. A key that has used up its
+// own share does not hold up others. The caller holds c.mu.
+func (c *counter[K]) grantLocked() {
+	c.waiting = slices.DeleteFunc(c.waiting, func(s *slot[K]) bool {
+		if s.state == slotWaiting && c.reserveLocked(s.key, 1) {
+			s.state = slotRunning
+			close(s.granted)
+		}
+		return s.state != slotWaiting
+	})
+}
+
+// pause makes room, until the next grant. It does not block.
+func (s *slot[K]) pause() { s.free(slotPaused) }
+
+// release makes room for good. It does not block.
+func (s *slot[K]) release() { s.free(slotReleased) }
+
+// free makes room, and sets the slot's new state.
+func (s *slot[K]) free(state slotState) {
+	if s == nil {
+		return
+	}
+	c := s.counter
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch s.state {
+	case slotWaiting:
+		close(s.granted)
+	case slotRunning:
+		c.addLocked(s.key, -1)
+	}
+	s.state = state
+	c.grantLocked()
+}
