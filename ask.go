@@ -135,6 +135,7 @@ func (c *suspendedCall) run() {
 	if c.forgetLocked != nil {
 		c.forgetLocked()
 	}
+	c.questions = nil // so that suspend does not suspend the call
 }
 
 // notify passes a notification to the request in progress, if there is one. Progress is
@@ -160,6 +161,9 @@ func (c *suspendedCall) notify(method string, params json.RawMessage) {
 func (c *suspendedCall) ask(
 	ctx context.Context, method string, params json.RawMessage,
 ) (json.RawMessage, error) {
+	if !c.request.caller.Principal.mayAsk() {
+		return nil, errNoScope
+	}
 	q := &inputRequest{answer: make(chan json.RawMessage, 1)}
 	q.value = object{{"method", quote(method)}, {"params", params}}.encode()
 	if err := c.add(q); err != nil {

@@ -330,7 +330,7 @@ func TestAskOutsideOfCallsAtTheEnd(t *testing.T) {
 			pass(2 * watchInterval)
 			b.progress("progress after")
 			b.asks("after")
-			checkContains(t, "after the end: the module", b.hears(), errUnheard.Message)
+			checkContains(t, "after the end: the module", b.hears(), `"refused"`)
 			pass(2 * time.Minute) // the call ends, and with it the process
 			check(t, "the process has ended", b.process.alive(), false)
 			_, text = x.got()

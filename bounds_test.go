@@ -1368,7 +1368,7 @@ func TestWaitingCallsAfterARevoke(t *testing.T) {
 				checkOmits(t, "after the revoke the module hears", b.hears(), tt.method)
 				for i, x := range calls {
 					_, text := x.got()
-					refused := strings.Contains(text, errNotMade.Message) || strings.Contains(text, errNoScope.Message)
+					refused := strings.Contains(text, errEnded.Error()) || strings.Contains(text, errNoScope.Message)
 					check(t, fmt.Sprint("call ", i, " is refused"), refused, i >= tt.made || tt.params == ask)
 				}
 			})

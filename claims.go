@@ -209,6 +209,10 @@ func (p *Principal) Readable() bool {
 	return !p.store.unreadable
 }
 
+// mayAsk reports whether a module may ask clients of the principal, as far as the store has
+// noticed.
+func (p *Principal) mayAsk() bool { return !p.Ended() && p.Readable() }
+
 // waitFor waits until done is closed or yields a value. The error is ctx's cause, or errEnded
 // if the principal's claim ends first.
 func (p *Principal) waitFor(ctx context.Context, done <-chan struct{}) error {
@@ -385,7 +389,7 @@ type ClaimStore struct {
 const watchInterval = 2 * time.Second
 
 // openClaims returns the store of dataDir, {base}/.data, which need not exist yet. log
-// receives a record of each claim that lookups find ended, and of each purge that fails. A
+// receives a record of each claim that is no longer in the file, and of each purge that fails. A
 // nil log discards them. Call Close if the store is used for lookups.
 func openClaims(dataDir string, log *slog.Logger) *ClaimStore {
 	return &ClaimStore{

@@ -481,8 +481,7 @@ func TestGuessing(t *testing.T) {
 		must(t, err)
 		owner, err := store.Lookup(good.Code)
 		must(t, err)
-		session, _ := g.Create(protocols[0], 0, admission{principal: owner})
-		id := session.name
+		id := g.Create(protocols[0], 0, admission{principal: owner}).session.name
 		atOnce := func(status int) guessOutcome { return guessOutcome{status, 0} }
 		codes := unknownCodes(300)
 		for range 3 * guessBudget { // as a client does whose claim has ended
@@ -612,8 +611,7 @@ func TestSessionIDSaysWhatItIs(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g, _ := testGate(t, data, false)
 				p := &Principal{Claim: Claim{claimID: tt.claim}, ctx: t.Context()}
-				s, _ := g.Create(protocols[0], capRoots, admission{principal: p})
-				id = s.name
+				id = g.Create(protocols[0], capRoots, admission{principal: p}).session.name
 			})
 			tt.spoil(data + "/session.key")
 			synctest.Test(t, func(t *testing.T) { // whose clock begins at the same time

@@ -106,16 +106,16 @@ type request struct {
 	end     func()          // undoes begin
 }
 
-// newRequest returns the request that msg makes in a session. held accounts for the
+// newRequest returns the request that msg makes in from.session. held accounts for the
 // memory of msg. Messages of the request and its answer go to out.
 func (s *Server) newRequest(
-	session *Session, from admission, out *outbox, held *reservation, msg *Message, params object,
+	from admission, out *outbox, held *reservation, msg *Message, params object,
 ) *request {
 	r := &request{
 		server:  s,
 		from:    from,
-		session: session,
-		calls:   &session.calls,
+		session: from.session,
+		calls:   &from.session.calls,
 		out:     out,
 		streams: s.stopping,
 		id:      msg.ID,
@@ -123,7 +123,7 @@ func (s *Server) newRequest(
 		method:  mcpMethods[msg.Method],
 		params:  params,
 	}
-	r.caller = s.callerOf(session, from, r.send)
+	r.caller = s.callerOf(from, r.send)
 	r.caller.Held = held
 	return r
 }
@@ -495,7 +495,7 @@ func (r *request) subscribe() (json.RawMessage, error) {
 			session.subscriptions[uri] = interest{}
 		}
 		if session.primary() != nil {
-			err = r.server.keepSubscription(r.ctx, r.from, session, uri)
+			err = r.server.keepSubscription(r.ctx, r.from, uri)
 		}
 		if err != nil {
 			r.server.unsubscribeLocked(session, uri)
@@ -532,21 +532,22 @@ func (r *request) listen() (json.RawMessage, error) {
 	}
 	acknowledged := object{{"notifications", honoured.encode()}}
 	r.session.notify("notifications/subscriptions/acknowledged", acknowledged)
-	if err := r.server.follow(r.ctx, r.from, r.session, r.out, r.streams.Done()); err != nil {
+	if err := r.server.follow(r.ctx, r.from, r.out, r.streams.Done()); err != nil {
 		return nil, err
 	}
 	return withMeta(nil, metaSubscription, r.id).encode(), nil
 }
 
-// callerOf returns the caller of a session's requests, admitted as from. send sends a
+// callerOf returns the caller of requests that were admitted as from. send sends a
 // message to the client, and reports whether it may arrive. The Caller contains functions
 // because a module's process, which calls them, must not depend on sessions and the gate.
-func (s *Server) callerOf(session *Session, from admission, send func([]byte) bool) Caller {
+func (s *Server) callerOf(from admission, send func([]byte) bool) Caller {
 	p := from.principal
+	session := from.session
 	c := Caller{
 		Session:   session.ID,
 		Principal: p,
-		Member:    from.member,
+		Member:    p.ctx,
 		Stateless: session.era == stateless,
 		Caps:      session.profile.Load().caps,
 		Level:     session.profile.Load().level,
@@ -558,9 +559,13 @@ func (s *Server) callerOf(session *Session, from admission, send func([]byte) bo
 	}
 	if session.era == stateful {
 		c.Affinity = session.ID
+		c.Member = from.member
 		c.Ask = func(
 			ctx context.Context, method string, params json.RawMessage,
 		) (json.RawMessage, error) {
+			if !p.mayAsk() {
+				return nil, errNoScope
+			}
 			ctx, cancel := context.WithCancelCause(ctx)
 			defer cancel(nil)
 			defer context.AfterFunc(p.ctx, func() { cancel(errNoScope) })()

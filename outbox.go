@@ -121,19 +121,16 @@ func (o *outbox) sendLocked(f frame) bool {
 	return !o.gone && o.queueLocked(f)
 }
 
-// queueLocked queues frames and wakes the writer. If there is no room for them, it
+// queueLocked queues a frame and wakes the writer. If there is no room for it, it
 // disconnects the client and returns false. The caller holds o.mu.
-func (o *outbox) queueLocked(frames ...frame) bool {
-	var n int64
-	for _, f := range frames {
-		n += int64(len(f.msg))
-	}
+func (o *outbox) queueLocked(f frame) bool {
+	n := int64(len(f.msg))
 	if !o.held.reserve(n) {
 		o.disconnectLocked()
 		return false
 	}
 	o.bytes += n
-	o.queue = append(o.queue, frames...)
+	o.queue = append(o.queue, f)
 	wake(o.wake)
 	return true
 }

@@ -1,6 +1,6 @@
 // Pools. A pool consists of the processes of one module. A hosted server has one process
 // for each session, as if the session's client had started it; callers without a session
-// share one for each claim and client program. Other modules have one process for all
+// share one for each principal. Other modules have one process for all
 // callers. This file decides which process a call goes to, how many processes and running
 // calls there may be, and when a process ends. It also defines Caller, asks callers for the
 // input of modules without sessions, and subscribes to resources.
@@ -171,17 +171,14 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 }
 
 // lastCheck checks a caller's claim for the last time. Call it immediately before a call is
-// handed to a process. The error is errNotMade if the claim has ended, or says that the
+// handed to a process. The error is errEnded if the claim has ended, or says that the
 // claim can't be checked at the moment.
 func lastCheck(caller Caller) error {
 	err := caller.Principal.Check()
-	switch {
-	case errors.Is(err, errEnded):
-		return errNotMade
-	case err != nil:
+	if errors.Is(err, errClaimsUnreadable) {
 		return rpcErrorf(codeRefused, "%v, so the call was not made: try again", errClaimsUnreadable)
 	}
-	return nil
+	return err
 }
 
 // enter returns the process for a caller, and starts it if there is none. The process is
@@ -201,7 +198,7 @@ func (p *pool) enter(ctx context.Context, caller Caller) (*process, error) {
 	return c, nil
 }
 
-// await waits until done is closed, for at most p.timeout. The error is errNotMade if the
+// await waits until done is closed, for at most p.timeout. The error is errEnded if the
 // caller's claim ends first.
 func (p *pool) await(ctx context.Context, caller Caller, done <-chan struct{}) error {
 	select {
@@ -212,11 +209,7 @@ func (p *pool) await(ctx context.Context, caller Caller, done <-chan struct{}) e
 	busy := fmt.Errorf("module %q is busy or still starting: try again", p.name)
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(p.timeout, math.MaxInt64), busy)
 	defer cancel()
-	err := caller.Principal.waitFor(ctx, done)
-	if errors.Is(err, errEnded) {
-		return errNotMade
-	}
-	return err
+	return caller.Principal.waitFor(ctx, done)
 }
 
 // pick returns the process for a caller, which may not have started yet.

@@ -358,14 +358,15 @@ func (g *Gate) Scope(p *Principal) (Scope, error) {
 	return Scope{}, errEnded
 }
 
-// Create makes a session for an admitted initialize, or for the stream of HTTP+SSE. No file
-// is written: the session's id contains everything.
-func (g *Gate) Create(protocol string, caps clientCaps, from admission) (*Session, context.Context) {
-	s, member := g.sessions.create(protocol, caps, from.principal)
+// Create makes a session for an admitted initialize, or for the stream of HTTP+SSE, and
+// returns the admission of its principal in that session. No file is written: the session's
+// id contains everything.
+func (g *Gate) Create(protocol string, caps clientCaps, from admission) admission {
+	from.session, from.member = g.sessions.create(protocol, caps, from.principal)
 	if from.principal.exists() {
-		g.logScoped("session", s, from.principal)
+		g.logScoped("session", from.session, from.principal)
 	}
-	return s, member
+	return from
 }
 
 // logScoped logs which claim a session has.

@@ -101,9 +101,8 @@ func (t *sessionTable) unseal(id string) (o sessionOrigin, ok bool) {
 	return parseOrigin(text), err == nil
 }
 
-// Session is one client's session. While a session is in use, there is one Session for
-// it. A request of a client without sessions has a Session of its own, which ends with
-// the request. Safe for concurrent use.
+// Session is one client's session in memory. A request of a client without sessions has a
+// Session of its own, which ends with the request. Safe for concurrent use.
 type Session struct {
 	sessionOrigin
 	name     string          // by which the client names the session: the sealed id
@@ -308,8 +307,8 @@ func (s *Session) pauseLocked(uri string) {
 
 // sessionTable contains the sessions that are in use or were used recently, also those that
 // have ended. If a principal has more than maxSessionsOf, the table forgets its least
-// recently used idle sessions: their claims, ends, log levels and subscriptions, and which
-// lists they have seen. Safe for concurrent use.
+// recently used idle sessions. What happened to them since their initialize is lost. Safe for
+// concurrent use.
 type sessionTable struct {
 	cipher cipher.AEAD
 
@@ -352,9 +351,9 @@ func (t *sessionTable) find(name string, inURL bool) (*Session, claimID, error) 
 	return s, s.claim, nil
 }
 
-// use records that a session whose claim was of is used by p, and returns the context that
-// ends when the session no longer belongs to p. If p has a claim, it is the session's from
-// now on. use reports false if the session has changed since it was found.
+// use makes p the principal of a session, and returns the context that ends when the session
+// no longer belongs to p. If p has a claim, it is the session's from now on. use reports
+// false if the session has ended, or its claim is no longer of.
 func (t *sessionTable) use(s *Session, of claimID, p *Principal) (member context.Context, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -398,32 +397,30 @@ func (t *sessionTable) giveLocked(s *Session, p *Principal) {
 	}
 	if t.own[p] == nil {
 		t.own[p] = list.New()
+		context.AfterFunc(p.ctx, func() { t.orphan(p) })
 	}
 	s.principal = p
 	s.place = t.own[p].PushBack(s)
 	s.member, s.expel = context.WithCancelCause(p.ctx)
 	t.wanted.release(p, -s.wanted)
-	context.AfterFunc(s.member, func() { t.orphan(s, p) })
 }
 
-// orphan gives a session to strangers if the claim of its principal p has ended.
-func (t *sessionTable) orphan(s *Session, p *Principal) {
+// orphan gives the sessions of a principal whose claim has ended to strangers.
+func (t *sessionTable) orphan(p *Principal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s.principal == p && p.Ended() {
-		t.giveLocked(s, strangers)
+	own := t.own[p]
+	for own.Len() > 0 {
+		t.giveLocked(own.Front().Value.(*Session), strangers)
 		t.forgetIdleLocked(strangers)
 	}
+	delete(t.own, p)
 }
 
 // takeLocked takes a session from its principal, for a reason that ends its streams. The
 // caller holds t.mu.
 func (t *sessionTable) takeLocked(s *Session, why error) {
-	own := t.own[s.principal]
-	own.Remove(s.place)
-	if own.Len() == 0 {
-		delete(t.own, s.principal)
-	}
+	t.own[s.principal].Remove(s.place)
 	t.wanted.release(s.principal, s.wanted)
 	s.principal = nil
 	s.expel(why)
@@ -482,11 +479,12 @@ func (t *sessionTable) end(s *Session) error {
 }
 
 // want adds n, which may be negative, to the number of resources that a session's client
-// is notified of. It returns false if there are too many, or if the session was forgotten.
+// is notified of. It returns false if there are too many, or if the session has ended or was
+// forgotten.
 func (t *sessionTable) want(s *Session, n int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if s.principal == nil || !t.wanted.reserve(s.principal, n) {
+	if s.ended || s.principal == nil || !t.wanted.reserve(s.principal, n) {
 		return false
 	}
 	s.wanted += n

@@ -16,12 +16,13 @@ const (
 	renewInterval = 2 * time.Second        // between attempts to announce, and checks that the processes of subscriptions run
 )
 
-// follow notifies a session of changes on out, one of its streams, and removes the stream
+// follow notifies from's session of changes on out, one of its streams, and removes the stream
 // at the end. It returns when end is closed, or when the session no longer belongs to the
 // principal of from. If ctx ends earlier, follow returns the cause.
 func (s *Server) follow(
-	ctx context.Context, from admission, session *Session, out *outbox, end <-chan struct{},
+	ctx context.Context, from admission, out *outbox, end <-chan struct{},
 ) error {
+	session := from.session
 	defer session.leave(out)
 	var subscribing sync.WaitGroup
 	defer subscribing.Wait()
@@ -31,7 +32,7 @@ func (s *Server) follow(
 		changed := s.modules.Changed()
 		readable := from.principal.Readable()
 		if readable {
-			s.announce(ctx, from, session, out, &subscribing)
+			s.announce(ctx, from, out, &subscribing)
 		}
 		var again <-chan time.Time
 		if !readable || session.subscribes() {
@@ -54,13 +55,14 @@ func (s *Server) follow(
 	}
 }
 
-// announce notifies a session, if out is its primary stream, of the lists in its view
+// announce notifies from's session, if out is its primary stream, of the lists in its view
 // that have changed, and renews its subscriptions. It asks modules in a goroutine, which
 // ends with ctx; the caller must wait for it with subscribing. A session whose claim has
 // ended is notified of nothing.
 func (s *Server) announce(
-	ctx context.Context, from admission, session *Session, out *outbox, subscribing *sync.WaitGroup,
+	ctx context.Context, from admission, out *outbox, subscribing *sync.WaitGroup,
 ) {
+	session := from.session
 	scope, err := s.gate.Scope(from.principal)
 	if err != nil || session.primary() != out {
 		return
@@ -71,7 +73,7 @@ func (s *Server) announce(
 			defer session.subscribing.Unlock()
 			defer catch(s.log, nil)
 			for uri := range session.subscriptions {
-				if err := s.keepSubscription(ctx, from, session, uri); err != nil {
+				if err := s.keepSubscription(ctx, from, uri); err != nil {
 					s.log.Debug("subscribing to a resource failed", "why", err) // retried at the next change
 				}
 			}
@@ -164,7 +166,8 @@ func (s *Server) unsubscribeLocked(session *Session, uri string) {
 
 // keepSubscription subscribes to the module that owns uri in the view of from's principal now,
 // and ends a subscription at any other module. The caller holds session.subscribing.
-func (s *Server) keepSubscription(ctx context.Context, from admission, session *Session, uri string) error {
+func (s *Server) keepSubscription(ctx context.Context, from admission, uri string) error {
+	session := from.session
 	owner := func() *Item { // changes when the claim ends
 		scope, _ := s.gate.Scope(from.principal) // reaches nothing if there is an error
 		return s.modules.View(scope).Lookup("resources", uri)
@@ -179,16 +182,20 @@ func (s *Server) keepSubscription(ctx context.Context, from admission, session *
 	}
 	ctx, cancel := context.WithTimeout(ctx, subscribeTimeout)
 	defer cancel()
-	caller := s.callerOf(session, from, session.send)
+	caller := s.callerOf(from, session.send)
 	caller.Notify = func(method string, params json.RawMessage) {
-		if owner().Module() == now.Module() {
+		if caller.reachable() && owner().Module() == now.Module() {
 			update := members(stripCallID(params))
 			session.notify(method, update)
 		}
 	}
 	at, err := now.Subscribe(ctx, caller, uri)
 	if err == nil {
-		session.subscriptions[uri] = interest{of: now.Module(), alive: at.alive, release: at.release}
+		session.subscriptions[uri] = interest{
+			of:      now.Module(),
+			alive:   func() bool { return from.member.Err() == nil && at.alive() },
+			release: at.release,
+		}
 	}
 	return err
 }

@@ -1,7 +1,7 @@
 // The transports of MCP: POST, GET and DELETE of streamable HTTP, with and without
 // sessions, HTTP+SSE of 2024-11-05, and stdio (MCP, basic/transports). They find the
 // session of a message, begin and end requests, and send answers through an outbox.
-// This file reaches no module; it only tells the registry which sessions have ended.
+// This file reaches no module.
 
 package main
 
@@ -109,12 +109,12 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 		return refusal(msg.ID, err)
 	}
 	params := parseParams(msg.Params)
-	session, err := s.sessionOf(w, r, from, msg, params)
+	from.session, err = s.sessionOf(w, r, from, msg, params)
 	if err != nil {
 		return refusal(msg.ID, err)
 	}
 	if !msg.isRequest() {
-		session.handleNotification(msg)
+		from.session.handleNotification(msg)
 		w.WriteHeader(http.StatusAccepted)
 		return nil
 	}
@@ -122,8 +122,8 @@ func (s *Server) servePOST(w http.ResponseWriter, r *http.Request) error {
 	if accept.stream {
 		conn.write = sseWriter(w)
 	}
-	request := s.newRequest(session, from, newOutbox(held.account, conn), held, msg, params)
-	if session.era == stateless {
+	request := s.newRequest(from, newOutbox(held.account, conn), held, msg, params)
+	if from.session.era == stateless {
 		request.header = r.Header
 	}
 	answerPOST(w, request, accept.streamFirst)
@@ -171,9 +171,9 @@ func (s *Server) sessionOf(
 	if err != nil {
 		return nil, err
 	}
-	session, _ := s.gate.Create(protocol, caps, from)
-	w.Header().Set(sessionHeader, session.name)
-	return session, nil
+	from = s.gate.Create(protocol, caps, from)
+	w.Header().Set(sessionHeader, from.session.name)
+	return from.session, nil
 }
 
 // errNoID refuses a request that needs a session and names none.
@@ -277,13 +277,13 @@ func (s *Server) serveGET(w http.ResponseWriter, r *http.Request) error {
 		s.serveSSE(r.URL.Path, from, out)
 		return nil
 	}
-	return s.serveNotices(from, from.session, out)
+	return s.serveNotices(from, out)
 }
 
 // serveNotices serves a session's notification stream until the connection or the outbox
 // ends.
-func (s *Server) serveNotices(from admission, session *Session, out *outbox) error {
-	if !session.join(out) {
+func (s *Server) serveNotices(from admission, out *outbox) error {
+	if !from.session.join(out) {
 		out.disconnect()
 		return errManyStreams
 	}
@@ -291,7 +291,7 @@ func (s *Server) serveNotices(from admission, session *Session, out *outbox) err
 		out.end()
 		<-out.done
 	}()
-	_ = s.follow(out.conn.ctx, from, session, out, out.done)
+	_ = s.follow(out.conn.ctx, from, out, out.done)
 	return nil
 }
 
@@ -315,12 +315,11 @@ func (s *Server) serveDELETE(w http.ResponseWriter, r *http.Request) error {
 // messages from it. The client of an HTTP+SSE session sends its messages by POST. Safe
 // for concurrent use.
 type duplex struct {
-	server  *Server
-	from    admission // of the connection; a message has one of its own
-	session *Session
-	out     *outbox
-	open    context.Context // ends with the client's input; the streams end with it
-	close   context.CancelFunc
+	server *Server
+	from   admission // of the connection; a message has one of its own
+	out    *outbox
+	open   context.Context // ends with the client's input; the streams end with it
+	close  context.CancelFunc
 
 	mu       sync.Mutex     // locked to begin a request, or to close
 	requests sync.WaitGroup // the requests that are being answered
@@ -332,7 +331,7 @@ const duplexTimeout = 30 * time.Second
 // newDuplex returns a connection through out to the client of a new session. from is the
 // admission of the connection, in the session.
 func (s *Server) newDuplex(from admission, out *outbox) *duplex {
-	d := &duplex{server: s, from: from, session: from.session, out: out}
+	d := &duplex{server: s, from: from, out: out}
 	d.open, d.close = context.WithCancel(context.Background())
 	return d
 }
@@ -345,7 +344,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	writing.Go(func() {
 		defer d.out.conn.cancel()
 		defer catch(d.server.log, nil)
-		_ = d.server.serveNotices(d.from, d.session, d.out) // its only error is for HTTP
+		_ = d.server.serveNotices(d.from, d.out) // its only error is for HTTP
 	})
 	select {
 	case err = <-input:
@@ -354,7 +353,7 @@ func (d *duplex) serve(input <-chan error) (err error) {
 	d.mu.Lock()
 	d.close()
 	d.mu.Unlock()
-	d.session.failAsks()
+	d.from.session.failAsks()
 	defer time.AfterFunc(duplexTimeout, d.out.conn.cancel).Stop()
 	d.requests.Wait()
 	d.out.end()
@@ -374,7 +373,7 @@ func (d *duplex) receive(from admission, body []byte) error {
 	if err == nil && msg.isRequest() {
 		err = d.begin(from, msg, len(body))
 	} else if err == nil {
-		d.session.handleNotification(msg)
+		d.from.session.handleNotification(msg)
 	}
 	if err != nil {
 		d.out.send(frame{msg: encodeError(msg.ID, err)})
@@ -385,16 +384,16 @@ func (d *duplex) receive(from admission, body []byte) error {
 // begin begins a request of a size in bytes, and answers it in a new goroutine.
 func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 	params := parseParams(msg.Params)
-	session := d.session
+	from.session = d.from.session
 	if isStateless(nil, params) {
-		session, err = newStatelessSession(nil, msg.Method, params, from.principal)
+		from.session, err = newStatelessSession(nil, msg.Method, params, from.principal)
 		if err != nil {
 			return err
 		}
 	}
 	held, err := d.out.held.open(int64(size))
-	r := d.server.newRequest(session, from, d.out, held, msg, params)
-	r.calls = &d.session.calls
+	r := d.server.newRequest(from, d.out, held, msg, params)
+	r.calls = &d.from.session.calls
 	r.streams = d.open
 	if err == nil {
 		err = r.begin(d.out.conn.ctx)
@@ -414,7 +413,7 @@ func (d *duplex) begin(from admission, msg *Message, size int) (err error) {
 
 // serveSSE serves the stream of a new HTTP+SSE session.
 func (s *Server) serveSSE(path string, from admission, out *outbox) {
-	from.session, from.member = s.gate.Create(sseProtocol, 0, from)
+	from = s.gate.Create(sseProtocol, 0, from)
 	defer s.gate.sessions.end(from.session)
 	d := s.newDuplex(from, out)
 	from.session.setReceiver(d.receive)
@@ -433,8 +432,7 @@ func serveStdio(ctx context.Context, c serverConfig, in io.Reader, out io.Writer
 	c.stopped = ctx
 	c.memory = newMemory(defaultMaxBody, strangers)
 	s := newServer(c)
-	from := admission{principal: everyone}
-	from.session, from.member = s.gate.Create(protocols[0], 0, from)
+	from := s.gate.Create(protocols[0], 0, admission{principal: everyone})
 	conn := connection{ctx: ctx, cancel: cancel, write: lineWriter(out)}
 	d := s.newDuplex(from, newOutbox(s.account(from), conn))
 	input := make(chan error, 1)

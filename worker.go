@@ -41,8 +41,6 @@ const cancelConfirmed = "usher/cancelled"
 var (
 	errNotSent = errors.New("the process takes no more calls") // make the call again
 	errTimeout = errors.New("no answer and no progress")
-	errNotMade = rpcErrorf(codeRefused,
-		"the claim has ended or changed, so the call was not made: call again")
 )
 
 // processError reports that a process could not be built or started, or that it ended
