@@ -100,7 +100,7 @@ func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 		}
 		return c.next(r.ctx)
 	}
-	held, err := r.caller.Held.open(r.caller.Held.size.Load())
+	held, err := r.held.open(r.held.size.Load())
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 	c.request.caller.Ask = c.ask
 	c.request.params = withMeta(r.params, "progressToken", json.RawMessage("0")) // see notify
 	c.request.ctx, c.cancel = context.WithCancelCause(r.server.stopped)
-	c.request.caller.Held = held
+	c.request.held = held
 	k.running.Go(c.run)
 	return c.next(r.ctx)
 }
@@ -123,7 +123,7 @@ func (k *suspendedCalls) call(r *request) (json.RawMessage, error) {
 // run makes the call.
 func (c *suspendedCall) run() {
 	defer close(c.done)
-	defer c.request.caller.Held.end()
+	defer c.request.held.end()
 	defer c.cancel(nil)
 	defer catch(c.request.server.log, &c.err)
 	c.result, c.err = c.request.forward()

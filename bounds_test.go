@@ -456,6 +456,9 @@ func TestWantedResources(t *testing.T) {
 	})
 }
 
+// aMember returns a Caller.Member that never ends.
+func aMember() context.Context { return context.WithValue(context.Background(), codesKey{}, nil) }
+
 var principals sync.Map // by name
 
 // principal returns the principal with a name, which never ends; "" is usher itself.
@@ -486,7 +489,7 @@ func newPool(name string, perSession bool, start func(owner *Caller) (*Worker, e
 		running:    new(sync.WaitGroup),
 		calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
 		started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
-		crashed:    make(map[affinity]time.Time),
+		crashed:    make(map[context.Context]time.Time),
 		start:      start,
 	}
 }
@@ -527,23 +530,23 @@ func TestProcessesAreBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p := mutePool(t, true)
-		var started sync.Map // of *process, by affinity
-		has := func(affinity string) bool {
-			_, ok := started.Load(affinity)
+		var started sync.Map // of *process, by session
+		has := func(session string) bool {
+			_, ok := started.Load(session)
 			return ok
 		}
-		enter := func(affinity, name string) {
+		enter := func(session, name string) {
 			go func() {
-				caller := Caller{Session: affinity, Affinity: affinity, Principal: principal(name)}
+				caller := Caller{Session: session, Principal: principal(name), Member: aMember()}
 				c, err := p.enter(t.Context(), caller)
 				if err == nil {
-					started.Store(affinity, c)
+					started.Store(session, c)
 				}
 			}()
 			synctest.Wait()
 		}
-		leave := func(affinity string) {
-			c, _ := started.LoadAndDelete(affinity)
+		leave := func(session string) {
+			c, _ := started.LoadAndDelete(session)
 			p.leave(c.(*process), true)
 			pass(time.Second)
 			synctest.Wait()
@@ -566,8 +569,9 @@ func TestProcessesAreBounded(t *testing.T) {
 		}
 		check(t, "processes", p.count(true), maxProcs)
 		p.timeout = time.Second
-		_, err := p.call(t.Context(), Caller{Session: "late", Affinity: "late"}, "tools/call", nil)
-		check(t, "a call waits in vain", isBusy(err) && p.find(affinity{session: "late"}) == nil, true)
+		late := Caller{Session: "late", Member: aMember()}
+		_, err := p.call(t.Context(), late, "tools/call", nil)
+		check(t, "a call waits in vain", isBusy(err) && p.find(late.Member) == nil, true)
 		p.retire()
 		check(t, "processes that wait in a retired pool", p.count(false), 0)
 		p.close()
@@ -624,7 +628,7 @@ func TestIdleProcesses(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%+v", tt), func(t *testing.T) {
 			p := mutePool(t, tt.perSession)
-			c, err := p.enter(t.Context(), Caller{Session: "s", Affinity: "k"})
+			c, err := p.enter(t.Context(), Caller{Session: "s", Member: aMember()})
 			must(t, err)
 			p.reap(time.Now().Add(24*time.Hour), tt.idle)
 			check(t, "processes with a call", p.count(true), 1)
@@ -1298,8 +1302,8 @@ func TestCrashesAreForgotten(t *testing.T) {
 			return nil, errors.New("no")
 		})
 		defer p.close()
-		for i := range 1000 {
-			p.call(t.Context(), Caller{Affinity: fmt.Sprint(i)}, "tools/call", nil)
+		for range 1000 {
+			p.call(t.Context(), Caller{Member: aMember()}, "tools/call", nil)
 			pass(time.Second)
 			p.reap(time.Now(), 0)
 		}

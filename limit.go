@@ -63,7 +63,7 @@ const (
 	maxRounds    = 32 // times that one call may ask for input
 
 	// modules.go, view.go: the registry and its tool names.
-	maxIntrospections = 8                        // modules being introspected at once
+	maxIntrospections = 4                        // modules of one kind being introspected at once
 	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
 	maxViews          = 1000                     // views in memory, each for one scope
 

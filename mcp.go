@@ -99,6 +99,7 @@ type request struct {
 	method  mcpMethod // zero if unknown
 	params  object
 	from    admission
+	held    *reservation // of the message and the answer
 	caller  Caller
 	item    *Item           // last found; nil for none
 	list    []byte          // part of the result, as in a frame; nil for none
@@ -122,9 +123,9 @@ func (s *Server) newRequest(
 		name:    msg.Method,
 		method:  mcpMethods[msg.Method],
 		params:  params,
+		held:    held,
 	}
 	r.caller = s.callerOf(from, r.send)
-	r.caller.Held = held
 	return r
 }
 
@@ -558,7 +559,6 @@ func (s *Server) callerOf(from admission, send func([]byte) bool) Caller {
 		},
 	}
 	if session.era == stateful {
-		c.Affinity = session.ID
 		c.Member = from.member
 		c.Ask = func(
 			ctx context.Context, method string, params json.RawMessage,

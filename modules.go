@@ -21,7 +21,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -63,11 +62,10 @@ type Registry struct {
 	reaper  *reaper
 	catalog atomic.Pointer[Catalog]
 
-	ctx     context.Context // ends with the registry
-	cancel  context.CancelFunc
-	running sync.WaitGroup // goroutines, and processes of modules
-
-	introspections, builds counter[string] // under way, the second those that begin with a build
+	ctx           context.Context // ends with the registry
+	cancel        context.CancelFunc
+	running       sync.WaitGroup // goroutines, and processes of modules
+	introspecting counter[Kind]  // modules, by kind: builds don't delay other modules
 
 	updating sync.Mutex // held while versions are compared with files and replaced
 
@@ -124,8 +122,7 @@ func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
 		reaper:         newReaper(c.Log),
-		introspections: counter[string]{perKey: maxIntrospections},
-		builds:         counter[string]{perKey: int64(max(1, runtime.NumCPU()/2))},
+		introspecting:  counter[Kind]{perKey: maxIntrospections},
 		modules:        make(map[string]*moduleVersion),
 		changed:        make(chan struct{}),
 	}
@@ -389,7 +386,7 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 
 // followLists introspects a version that the cache does not know, retrying until it
 // succeeds. Then it reads the lists again when a process announces a change, until the
-// version is replaced. If the process serves only one affinity and its lists differ,
+// version is replaced. If the process serves only one Member and its lists differ,
 // followLists offers the lists of a new process: names from one claim's process must not
 // reach other claims.
 func (r *Registry) followLists(v *moduleVersion) {
@@ -470,7 +467,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 			running:    &r.running,
 			calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
 			started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
-			crashed:    make(map[affinity]time.Time),
+			crashed:    make(map[context.Context]time.Time),
 			start: func(owner *Caller) (*Worker, error) {
 				w, err := r.startProcess(r.ctx, v, stateful, owner)
 				if err == nil {
@@ -515,10 +512,7 @@ func (m *Module) addMethods(tools []json.RawMessage) {
 
 // introspect starts a module to read its lists, and ends it.
 func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
-	slot := &slot[string]{counter: &r.introspections}
-	if v.Kind == kindGo {
-		slot.counter = &r.builds
-	}
+	slot := &slot[Kind]{counter: &r.introspecting, key: v.Kind}
 	defer slot.release()
 	if err := waitFor(v.ctx, slot.grant()); err != nil {
 		return nil, err
@@ -646,7 +640,7 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 }
 
 // startProcess starts a process of a version. stateful says that the module is known to
-// have sessions; owner is the caller that a process for one affinity is started for. The
+// have sessions; owner is the caller that a process for one Member is started for. The
 // error is a *processError. If no process was started, the error's reason contains no
 // path.
 func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful bool,

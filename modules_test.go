@@ -160,7 +160,7 @@ func TestOddFiles(t *testing.T) {
 func introspecting(t *testing.T, dir string) *Registry {
 	t.Helper()
 	r := registryOf(t, dir, io.Discard)
-	r.introspections.reserve("", maxIntrospections) // so that no introspection begins
+	r.introspecting.reserve(kindExecutable, maxIntrospections) // so that no introspection begins
 	r.update(scanOf("p"))
 	return r
 }

@@ -25,19 +25,16 @@ import (
 type Caller struct {
 	// Session distinguishes callers. A request without a session has a value of its
 	// own. "" is usher itself. Modules never see it.
-	Session string
-	// Affinity is the id of the caller's session, or "". The callers with one Affinity and
-	// one Principal share a process of a hosted server.
-	Affinity  string
+	Session   string
 	Principal *Principal // by which limits are counted; nil for usher itself
 	// Member ends when the caller no longer belongs to the principal: the claim has ended, or
-	// the session has ended or got another claim. Processes for one affinity end with it, once
-	// their calls are answered. nil if that never happens.
+	// the session has ended or got another claim. nil if that never happens. The callers with
+	// one Member share a process of a hosted server, which ends with it, once its calls are
+	// answered: those of a session, or those of a principal without a session.
 	Member    context.Context
-	Held      *reservation // of what the caller sent; nil for usher itself
-	Stateless bool         // the params are of the protocol version without sessions
-	Caps      clientCaps   // what the caller can be asked for
-	Level     string       // the lowest level of log messages it wants; "" if it has set none
+	Stateless bool       // the params are of the protocol version without sessions
+	Caps      clientCaps // what the caller can be asked for
+	Level     string     // the lowest level of log messages it wants; "" if it has set none
 
 	// Notify passes a notification on to the caller. The goroutine that reads the
 	// module's output calls it, so it must not wait for a client or a module. nil drops
@@ -47,15 +44,6 @@ type Caller struct {
 	// *rpcError, or ctx's cause. Ask is nil if the caller can't be asked.
 	Ask func(ctx context.Context, method string, params json.RawMessage) (json.RawMessage, error)
 }
-
-// affinity identifies the callers that share a process.
-type affinity struct {
-	session   string
-	principal *Principal
-}
-
-// affinity returns the caller's Affinity and Principal.
-func (c Caller) affinity() affinity { return affinity{c.Affinity, c.Principal} }
 
 // reachable reports whether the caller may get a message outside of its calls: it still belongs
 // to its principal, whose claim can be read.
@@ -80,7 +68,7 @@ func (c Caller) checkAskable(method string, params json.RawMessage) (lacked clie
 }
 
 const (
-	sessionIdle = 10 * time.Minute // how long a process of one affinity is kept without a call
+	sessionIdle = 10 * time.Minute // how long a process of one Member is kept without a call
 	crashMemory = time.Minute      // how long a crash counts
 	crashPause  = 5 * time.Second  // between a crash, from the second on, and a new start
 )
@@ -97,8 +85,8 @@ var (
 // pool is all processes of one module. Safe for concurrent use.
 type pool struct {
 	name       string
-	perSession bool // one process for each affinity, and not one for all callers
-	// start starts a process. owner is the caller that a process for one affinity is
+	perSession bool // one process for each Member, and not one for all callers
+	// start starts a process. owner is the caller that a process for one Member is
 	// started for; nil for a shared process.
 	start   func(owner *Caller) (*Worker, error)
 	timeout time.Duration       // how long a call may be silent, and wait before it is made; 0 is unlimited
@@ -106,10 +94,10 @@ type pool struct {
 	started counter[*Principal] // processes, until they have ended
 	running *sync.WaitGroup     // counts the processes
 
-	mu      sync.Mutex             // guards the fields below
-	procs   []*process             // waiting for room, running or ending, in the order of their first calls
-	crashed map[affinity]time.Time // after a crash: the earliest time of the next start
-	retired bool                   // the pool accepts no new calls
+	mu      sync.Mutex                    // guards the fields below
+	procs   []*process                    // waiting for room, running or ending, in the order of their first calls
+	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
+	retired bool                          // the pool accepts no new calls
 }
 
 // process is one process of a module, from before its start. The pool's mu guards its
@@ -222,9 +210,9 @@ func (p *pool) pick(caller Caller) (*process, error) {
 	if !p.perSession {
 		caller = Caller{}
 	}
-	c := p.find(caller.affinity())
+	c := p.find(caller.Member)
 	if c == nil || p.replace(c) {
-		if wait := time.Until(p.crashed[caller.affinity()]); wait > 0 {
+		if wait := time.Until(p.crashed[caller.Member]); wait > 0 {
 			return nil, fmt.Errorf("module %q keeps crashing: try again in %.1f s", p.name, wait.Seconds())
 		}
 		c = &process{caller: caller, ready: make(chan struct{})}
@@ -238,12 +226,12 @@ func (p *pool) pick(caller Caller) (*process, error) {
 	return c, nil
 }
 
-// find returns the process that accepts the calls of an affinity (zero if it is shared), or nil.
+// find returns the process that accepts the calls of a member (nil if it is shared), or nil.
 // The caller holds p.mu.
-func (p *pool) find(wanted affinity) *process {
+func (p *pool) find(member context.Context) *process {
 	for _, c := range p.procs {
 		dead := c.worker != nil && !c.worker.alive()
-		if c.caller.affinity() == wanted && !c.ending && !dead {
+		if c.caller.Member == member && !c.ending && !dead {
 			return c
 		}
 	}
@@ -315,7 +303,7 @@ func (p *pool) leave(c *process, succeeded bool) {
 	c.active--
 	c.lastUse = time.Now()
 	if succeeded {
-		delete(p.crashed, c.caller.affinity())
+		delete(p.crashed, c.caller.Member)
 	}
 	if c.active == 0 && (c.orphaned || !c.started) {
 		p.end(c)
@@ -346,7 +334,7 @@ func (p *pool) remove(c *process) {
 }
 
 // run starts a process, and returns when it has ended. After the first crash or failed
-// start of an affinity, the next process may start at once; after each further one within
+// start of a Member, the next process may start at once; after each further one within
 // crashMemory, only after crashPause.
 func (p *pool) run(c *process) {
 	var owner *Caller
@@ -371,10 +359,10 @@ func (p *pool) run(c *process) {
 	defer p.mu.Unlock()
 	if crashed {
 		next := time.Now()
-		if _, again := p.crashed[c.caller.affinity()]; again {
+		if _, again := p.crashed[c.caller.Member]; again {
 			next = next.Add(crashPause)
 		}
-		p.crashed[c.caller.affinity()] = next
+		p.crashed[c.caller.Member] = next
 	}
 	p.started.release(c.caller.Principal, 1)
 	p.remove(c)
@@ -411,7 +399,9 @@ func (p *pool) reap(now time.Time, idle time.Duration) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	maps.DeleteFunc(p.crashed, func(_ affinity, next time.Time) bool { return now.Sub(next) > crashMemory })
+	maps.DeleteFunc(p.crashed, func(_ context.Context, next time.Time) bool {
+		return now.Sub(next) > crashMemory
+	})
 	p.startWaiting()
 	for _, c := range p.procs {
 		if !c.busy() && idle > 0 && now.Sub(c.lastUse) > idle {

@@ -210,7 +210,7 @@ func answerPOST(w http.ResponseWriter, r *request, streamFirst bool) {
 	case answer.msg == nil:
 		w.WriteHeader(http.StatusAccepted)
 	default:
-		if r.caller.Held.grow(int64(len(answer.msg))) != nil {
+		if r.held.grow(int64(len(answer.msg))) != nil {
 			status = http.StatusInternalServerError
 			answer = r.encodeAnswer(nil, errNoRoomToAnswer)
 		}

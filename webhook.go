@@ -211,7 +211,7 @@ func (v *View) WebhookPath(t *Item) string {
 func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 	ctx, cancel := context.WithTimeout(d.request.Context(), h.timeout)
 	defer cancel()
-	caller := Caller{Session: "delivery " + d.id, Principal: senders, Held: d.held}
+	caller := Caller{Session: "delivery " + d.id, Principal: senders}
 	changed := false
 	result, err := h.modules.Call(ctx, senders, func() (json.RawMessage, error) {
 		if changed {

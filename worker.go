@@ -95,7 +95,7 @@ func (c *call) ofClient() bool { return c.caller.Session != "" }
 type workerConfig struct {
 	module   string
 	log      *slog.Logger
-	owner    *Caller // the first caller of a process for one affinity; nil for a shared process
+	owner    *Caller // the first caller of a process for one Member; nil for a shared process
 	confirms bool    // the process confirms cancellations, as usher's own shims do
 	// listChanged is called when the module announces that a list has changed. It runs on
 	// the goroutine that reads the module's output.
