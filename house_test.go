@@ -35,7 +35,7 @@ var layers = []struct {
 	}},
 	{"core", []string{"claims.go", "session.go", "guess.go", "scope.go"}},
 	{"modules", []string{
-		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "worker.go", "reaper.go", "pool.go",
+		"schema.go", "runtimes.go", "gomodule.go", "shell.go", "worker.go", "process.go", "pool.go",
 		"names.go", "view.go", "modules.go",
 	}},
 	{"MCP", []string{"mcp.go", "stream.go", "ask.go", "transport.go"}},

@@ -35,7 +35,7 @@
 //	          gomodule.go     Go source files as modules
 //	          shell.go        shell scripts as modules
 //	          worker.go       one process of a module
-//	          reaper.go       processes and their end, also if the daemon is killed
+//	          process.go      processes and their end, also if the daemon is killed; the shell
 //	          pool.go         the processes of a module
 //	          names.go        the names of modules and tools in a view
 //	          view.go         the modules inside one scope
@@ -84,9 +84,6 @@ func run(
 	if len(args) > 0 && args[0] == reaperCommand {
 		runReaper(stdin)
 		return 0
-	}
-	if len(args) == 3 && args[0] == shellCommand {
-		return runShell(ctx, args[1], args[2], stdin, stdout, stderr)
 	}
 	a := &app{
 		stdin:     stdin,

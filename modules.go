@@ -80,6 +80,9 @@ type moduleVersion struct {
 	Status                  // guarded by Registry.mu, except discovered
 	ctx     context.Context // ends when a newer version replaces this one, or the module is removed
 	cancel  context.CancelFunc
+	kept    context.Context // ends when the module is removed
+	remove  context.CancelFunc
+	shell   *shellRunner  // nil if the module is of another kind
 	changed chan struct{} // 1-buffered: newest may offer something new
 	newest  atomic.Pointer[Worker]
 	imports atomic.Pointer[goImports] // of the newest build; nil if they are not known
@@ -261,6 +264,13 @@ func (r *Registry) startVersion(d discovered, refused error) {
 	if last := r.modules[d.key()]; last != nil {
 		last.cancel()
 		v.Module = last.Module
+		v.kept = last.kept
+		v.remove = last.remove
+	} else {
+		v.kept, v.remove = context.WithCancel(r.ctx)
+	}
+	if d.Kind == kindShell {
+		v.shell = &shellRunner{d, r.Log.With("module", d.Name), r.reaper, v.kept, r.checkApproved}
 	}
 	v.ctx, v.cancel = context.WithCancel(r.ctx)
 	r.modules[d.key()] = v
@@ -368,6 +378,7 @@ func (r *Registry) removeMissing(s *scan) {
 			r.Log.Info("module removed", "module", v.Name, "kind", v.Kind, "file", v.file())
 		}
 		v.cancel()
+		v.remove()
 		r.replace(v, nil)
 		delete(r.modules, key)
 	}
@@ -468,6 +479,7 @@ func (r *Registry) buildModule(v *moduleVersion, m *manifest) {
 			calls:      counter[*Principal]{perKey: maxRunningOf, total: maxRunning},
 			started:    counter[*Principal]{perKey: maxProcsOf, total: maxProcs},
 			crashed:    make(map[context.Context]time.Time),
+			shell:      v.shell,
 			start: func(owner *Caller) (*Worker, error) {
 				w, err := r.startProcess(r.ctx, v, stateful, owner)
 				if err == nil {
@@ -520,6 +532,13 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	r.mu.Lock()
 	v.Begun = true
 	r.mu.Unlock()
+	if v.shell != nil {
+		m, err := v.shell.introspect(v.ctx)
+		if err == nil {
+			m.Version = v.cacheVersion()
+		}
+		return m, err
+	}
 	w, err := r.startProcess(v.ctx, v, false, nil)
 	if err != nil {
 		return nil, err

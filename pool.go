@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -89,15 +90,16 @@ type pool struct {
 	// start starts a process. owner is the caller that a process for one Member is
 	// started for; nil for a shared process.
 	start   func(owner *Caller) (*Worker, error)
+	shell   *shellRunner        // runs the calls of a shell module instead of processes; else nil
 	timeout time.Duration       // how long a call may be silent, and wait before it is made; 0 is unlimited
 	calls   counter[*Principal] // running
 	started counter[*Principal] // processes, until they have ended
 	running *sync.WaitGroup     // counts the processes
+	retired atomic.Bool         // the pool accepts no new calls
 
 	mu      sync.Mutex                    // guards the fields below
 	procs   []*process                    // waiting for room, running or ending, in the order of their first calls
 	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
-	retired bool                          // the pool accepts no new calls
 }
 
 // process is one process of a module, from before its start. The pool's mu guards its
@@ -140,9 +142,17 @@ func (p *pool) call(ctx context.Context, caller Caller, method string,
 // callOnce makes one request, when there is a process and a slot for it.
 func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 	params object) (result json.RawMessage, err error) {
-	c, err := p.enter(ctx, caller)
-	if err != nil {
-		return nil, err
+	if p.retired.Load() {
+		return nil, errRetired
+	}
+	request := p.shell.request
+	if p.shell == nil {
+		c, failed := p.enter(ctx, caller)
+		if failed != nil {
+			return nil, failed
+		}
+		defer func() { p.leave(c, err == nil) }()
+		request = c.worker.request
 	}
 	slot := &slot[*Principal]{counter: &p.calls, key: caller.Principal}
 	err = p.await(ctx, caller, slot.grant())
@@ -150,11 +160,10 @@ func (p *pool) callOnce(ctx context.Context, caller Caller, method string,
 		err = lastCheck(caller)
 	}
 	if err == nil {
-		result, err = c.worker.request(ctx, caller, method, params, p.timeout, slot)
+		result, err = request(ctx, caller, method, params, p.timeout, slot)
 	} else {
 		slot.release()
 	}
-	p.leave(c, err == nil)
 	return result, err
 }
 
@@ -204,7 +213,7 @@ func (p *pool) await(ctx context.Context, caller Caller, done <-chan struct{}) e
 func (p *pool) pick(caller Caller) (*process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.retired {
+	if p.retired.Load() {
 		return nil, errRetired
 	}
 	if !p.perSession {
@@ -386,7 +395,7 @@ func (p *pool) orphan(c *process) {
 func (p *pool) retire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.retired = true
+	p.retired.Store(true)
 	for _, c := range slices.Clone(p.procs) {
 		p.end(c)
 	}

@@ -36,7 +36,7 @@ const (
 	kindGo         Kind = "go"         // NAME.usher.go, built by the go command
 	kindPython     Kind = "python"     // NAME.usher.py, run by our shim
 	kindNode       Kind = "node"       // NAME.usher.js .mjs .ts .mts, run by our shim
-	kindShell      Kind = "shell"      // NAME.usher.sh, run by usher, one process per call
+	kindShell      Kind = "shell"      // NAME.usher.sh, run by the shell, one process per call
 	kindExecutable Kind = "executable" // NAME.usher, any program that speaks MCP
 	kindConfig     Kind = ".mcp.json"  // an entry of a .mcp.json file
 )
@@ -101,11 +101,7 @@ type launch struct {
 	Imports *goImports // of a Go module; nil if they are not known
 }
 
-// shellCommand is the first argument of a process that is the MCP server of a shell
-// module. Users don't give it.
-const shellCommand = "__shell"
-
-// launchFile returns how to start the module in a file of any kind but Go and .mcp.json. It
+// launchFile returns how to start the module in a file of any kind but Go, shell and .mcp.json. It
 // writes the shim of the language to cacheDir, unless it is there.
 func launchFile(d discovered, cacheDir string) (l launch, err error) {
 	l.Path = d.Source
@@ -120,9 +116,6 @@ func launchFile(d discovered, cacheDir string) (l launch, err error) {
 		shim, err = placeShim("shim.mjs", cacheDir)
 		l.Path = "node"
 		l.Args = []string{"--no-warnings", shim, d.Source}
-	case kindShell:
-		l.Path, err = os.Executable()
-		l.Args = []string{shellCommand, d.Source, d.Content}
 	}
 	return l, err
 }

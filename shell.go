@@ -1,79 +1,30 @@
-// Shell modules. usher itself is the MCP server of a shell script, and runs each call in a
-// new process. It reads the script for functions with a comment above them, and offers only
-// functions that the shell also reports after reading the script. A call passes the
-// parameters to the function as arguments. No value of a call is ever evaluated: values
-// reach the shell only as arguments and on stdin.
+// Shell modules. Nothing here starts a process: this file reads a script for functions with
+// a comment above them, builds the arguments of the shell for a call, and makes a result
+// of the output. A call passes the parameters to the function as arguments. No value of a
+// call is ever evaluated: values reach the shell only as arguments and on stdin.
 
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 )
 
-// shellTreeInterval is the time between checks whether functions' background processes have
-// ended.
-const shellTreeInterval = time.Second
-
-// shellMethod is the tool for a function of a script. The daemon finds the parameters in the
-// description, which is the comment above the function.
-type shellMethod struct {
-	Name        string            `json:"name"`
-	Description string            `json:"description"`
-	InputSchema map[string]string `json:"inputSchema"`
-}
-
-// shellServer serves one script over stdin and stdout.
-type shellServer struct {
-	path     string   // of the script, absolute
-	approved string   // the hash of its approved content; "" if any content may run
-	shell    string   // the program
-	options  []string // of the shell, from the script's first line
-	about    string
-	methods  []shellMethod
-	problems []string // why other functions are not offered
-	reaper   *reaper  // starts a process for each call
-	stderr   io.Writer
-	calls    inflight[context.CancelFunc] // by request id
-
-	mu  sync.Mutex // guards out
-	out io.Writer
-}
-
-// runShell serves the script at path until stdin ends, and returns the exit status. approved
-// is the hash of the script's approved content, or "" if any content may run. At the end, the
-// background processes of functions are ended.
-func runShell(ctx context.Context, path, approved string, stdin io.Reader, stdout, stderr io.Writer) int {
-	s := &shellServer{
-		path:     path,
-		approved: approved,
-		methods:  []shellMethod{},
-		reaper:   newReaper(slog.New(slog.NewTextHandler(stderr, nil))),
-		out:      stdout,
-		stderr:   stderr,
-	}
-	defer s.reaper.Close()
-	if err := s.read(ctx); err != nil {
-		fmt.Fprintf(stderr, "%s: %s\n", filepath.Base(path), errText(err))
-		return 1
-	}
-	s.serve(ctx, stdin)
-	return 0
+// shellScript is the script of a shell module.
+type shellScript struct {
+	path    string   // absolute
+	shell   string   // the program
+	options []string // of the shell, from the script's first line
+	about   string
+	names   []string          // of the functions with a comment, in order
+	docs    map[string]string // their comments, by name
 }
 
 var (
@@ -88,22 +39,22 @@ var (
 // function of the same name.
 var notMethods = []string{"builtin", "command", "eval", "exec"}
 
-// read finds the script's shell (by default sh) and its options, the text about the
-// module (the first comment) and the methods (functions with a comment right above them).
-// The shell first checks the script's syntax, without running it.
-func (s *shellServer) read(ctx context.Context) error {
-	text, err := s.readScript()
+// readScript finds the shell of the script at path (by default sh) and its options, the text
+// about the module (the first comment) and the functions with a comment right above them.
+func readScript(path string) (*shellScript, error) {
+	raw, _, err := readSource(path, kindShell)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	text := string(raw)
 	if strings.Contains(text, "\r\n") {
-		return errors.New(`its lines end with \r\n: end them with \n`)
+		return nil, errors.New(`its lines end with \r\n: end them with \n`)
 	}
-	s.shell = "sh"
+	s := &shellScript{path: path, shell: "sh", docs: make(map[string]string)}
 	if first, _, _ := strings.Cut(text, "\n"); strings.HasPrefix(first, "#!") {
 		m := shellLine.FindStringSubmatch(first)
 		if m == nil {
-			return fmt.Errorf("line 1: %q: want sh, bash, dash, ksh or zsh", first)
+			return nil, fmt.Errorf("line 1: %q: want sh, bash, dash, ksh or zsh", first)
 		}
 		s.shell = m[1]
 		text = strings.TrimPrefix(text, first)
@@ -118,51 +69,41 @@ func (s *shellServer) read(ctx context.Context) error {
 		}
 		doc := strings.Join(comment, "\n")
 		if m := shellFunction.FindStringSubmatch(line); m != nil && doc != "" {
-			schema := map[string]string{"type": "object"}
-			s.methods = append(s.methods, shellMethod{m[1], doc, schema})
-		} else if s.about == "" && len(s.methods) == 0 {
+			s.names = append(s.names, m[1])
+			s.docs[m[1]] = doc
+		} else if s.about == "" && len(s.names) == 0 {
 			s.about = doc
 		}
 		comment = nil
 	}
-	_, _, err = s.run(ctx, nil, nil, "-n", s.path)
-	if err == nil && len(s.methods) > 0 {
-		err = s.keepFunctions(ctx)
-	}
-	if err != nil {
-		return fmt.Errorf("reading the script: %w", err)
-	}
-	return nil
+	return s, nil
 }
 
-// readScript returns the script's text, unless it needs an approval and has none.
-func (s *shellServer) readScript() (string, error) {
-	text, hash, err := readSource(s.path, kindShell)
-	if err == nil && s.approved != "" && hash != s.approved {
-		err = errUnapproved
-	}
-	return string(text), err
+// listFunctions returns the arguments of the shell to print which names are functions after
+// the shell has read the script. Reserved words, for example, and text in a here-document
+// are none.
+func (s *shellScript) listFunctions() []string {
+	program := isFunction + `. "$0" >&2 && for usher_name in ` + strings.Join(s.names, " ") +
+		"; do if usher_is $usher_name; then command echo $usher_name; fi; done"
+	return []string{"-c", program, s.path}
 }
 
-// keepFunctions removes the methods that the shell does not report as functions after
-// it has read the script: reserved words, for example, and text in a here-document.
-func (s *shellServer) keepFunctions(ctx context.Context) error {
-	program := isFunction + `. "$0" >&2 && for usher_name in`
-	for _, m := range s.methods {
-		program += " " + m.Name
-	}
-	program += "; do if usher_is $usher_name; then command echo $usher_name; fi; done"
-	out, _, err := s.run(ctx, nil, nil, "-c", program, s.path)
-	reported := strings.Fields(string(out))
-	s.methods = slices.DeleteFunc(s.methods, func(m shellMethod) bool {
-		if slices.Contains(reported, m.Name) && !slices.Contains(notMethods, m.Name) {
-			return false
+// manifest returns what the module offers, if these names are functions.
+func (s *shellScript) manifest(functions []string) *manifest {
+	m := &manifest{About: firstSentence(s.about), Lists: make(map[string][]json.RawMessage)}
+	for _, name := range s.names {
+		if !slices.Contains(functions, name) || slices.Contains(notMethods, name) {
+			problem := "%s: %s can't call a function of this name: rename it"
+			m.Problems = append(m.Problems, fmt.Sprintf(problem, name, filepath.Base(s.shell)))
+			continue
 		}
-		s.problems = append(s.problems, fmt.Sprintf("%s: %s can't call a function of this name: rename it",
-			m.Name, filepath.Base(s.shell)))
-		return true
-	})
-	return err
+		m.Lists["tools"] = append(m.Lists["tools"], object{
+			{"name", quote(name)},
+			{"description", quote(s.docs[name])},
+			{"inputSchema", json.RawMessage(`{"type":"object"}`)},
+		}.encode())
+	}
+	return m
 }
 
 // isFunction defines a shell function that succeeds if the shell reports a name as a
@@ -175,95 +116,10 @@ const isFunction = `usher_is() {
 }
 `
 
-// serve answers requests until stdin ends, and then ends the calls under way.
-func (s *shellServer) serve(ctx context.Context, stdin io.Reader) {
-	ctx, cancel := context.WithCancel(ctx)
-	var calls sync.WaitGroup
-	calls.Go(func() {
-		for pauseFor(ctx, shellTreeInterval) {
-			s.reaper.forgetEnded()
-		}
-	})
-	lines := newLineReader(stdin, maxWorkerLine)
-	for {
-		line, err := lines.next()
-		if err != nil {
-			break
-		}
-		// usher wrote the line. Its arguments may be nested too deeply for parseMessage.
-		o := members(line)
-		msg := &Message{ID: o.get("id"), Method: o.text("method"), Params: o.get("params")}
-		switch msg.Method {
-		case "initialize":
-			s.send(encodeResult(msg.ID, s.info()))
-		case "tools/list":
-			s.send(encodeResult(msg.ID, object{{"tools", marshal(s.methods)}}.encode()))
-		case "tools/call":
-			ctx, cancel := context.WithCancel(ctx)
-			s.calls.add(string(msg.ID), cancel)
-			calls.Go(func() {
-				defer cancel()
-				s.call(ctx, msg)
-			})
-		case "notifications/cancelled":
-			id := field(msg.Params, "requestId")
-			if cancel, ok := s.calls.remove(string(id)); ok {
-				cancel()
-				s.send(encodeRequest(nil, cancelConfirmed, object{{"requestId", id}}.encode()))
-			}
-		default:
-			if msg.isRequest() {
-				s.send(encodeError(msg.ID, rpcErrorf(codeNoMethod, "unknown method %q", msg.Method)))
-			}
-		}
-	}
-	cancel()
-	calls.Wait()
-}
-
-// info returns the result of initialize.
-func (s *shellServer) info() json.RawMessage {
-	problems := map[string][]string{"problems": s.problems}
-	return marshal(map[string]any{
-		"protocolVersion": protocols[0],
-		"serverInfo":      usherInfo(),
-		"instructions":    s.about,
-		"capabilities": map[string]any{
-			"tools":        struct{}{},
-			"experimental": map[string]any{"usher/problems": problems},
-		},
-	})
-}
-
-// send writes a message to usher.
-func (s *shellServer) send(msg []byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.out.Write(append(msg, '\n')) // if usher is gone, stdin has ended too
-}
-
-// call runs one function in a process of its own, and answers the request. It answers
-// even a cancelled request, because the daemon counts a call as running until its answer.
-func (s *shellServer) call(ctx context.Context, msg *Message) {
-	var output []byte
-	var lastLines []string
-	name := stringField(msg.Params, "name")
-	arguments := field(msg.Params, "arguments")
-	token := field(field(msg.Params, "_meta"), "progressToken")
-	args, err := s.commandLine(name, arguments)
-	if err == nil {
-		output, lastLines, err = s.run(ctx, arguments, token, args...)
-	}
-	s.calls.remove(string(msg.ID))
-	s.mu.Lock() // one result at a time, as it takes several times the memory of the output
-	defer s.mu.Unlock()
-	s.out.Write(append(encodeResult(msg.ID, shellResult(name, output, lastLines, err)), '\n'))
-}
-
 // commandLine returns the arguments of the shell for a call of a function.
-func (s *shellServer) commandLine(name string, arguments json.RawMessage) ([]string, error) {
-	i := slices.IndexFunc(s.methods, func(m shellMethod) bool { return m.Name == name })
-	if i < 0 {
+func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]string, error) {
+	doc, ok := s.docs[name]
+	if !ok || slices.Contains(notMethods, name) {
 		return nil, fmt.Errorf("no method %q", name)
 	}
 	// $0 is the script, so that a module can find files beside it. The quotes around
@@ -272,7 +128,7 @@ func (s *shellServer) commandLine(name string, arguments json.RawMessage) ([]str
 	program := fmt.Sprintf(isFunction+`. "$0" && if usher_is %[1]s; then "%[1]s" "$@"
 		else command echo the script defines no function %[1]s >&2; exit 127; fi`, name)
 	args := []string{"-c", program, s.path}
-	for _, p := range parseDoc(s.methods[i].Description, kindShell).params {
+	for _, p := range parseDoc(doc, kindShell).params {
 		value := field(arguments, p.name)
 		text, ok := unquote(value)
 		if !ok { // other values are JSON, and omitted ones ""
@@ -288,7 +144,7 @@ func (s *shellServer) commandLine(name string, arguments json.RawMessage) ([]str
 
 // shellResult returns the result of a call of a function: its output, as an object if it is
 // one, else as text.
-func shellResult(name string, output []byte, lastLines []string, err error) json.RawMessage {
+func shellResult(name string, output []byte, lastLines string, err error) json.RawMessage {
 	_, ended := errors.AsType[*exec.ExitError](err)
 	text := strings.ToValidUTF8(strings.TrimRight(string(output), "\n"), "\uFFFD")
 	value := json.RawMessage(text)
@@ -296,7 +152,7 @@ func shellResult(name string, output []byte, lastLines []string, err error) json
 	case len(output) > maxShellOutput:
 		return failure(fmt.Sprintf("the result is larger than %s", formatSize(maxShellOutput)))
 	case ended:
-		return failure(cmp.Or(strings.Join(lastLines, "\n"), fmt.Sprintf("%s ended with %s", name, err)))
+		return failure(cmp.Or(lastLines, fmt.Sprintf("%s ended with %s", name, err)))
 	case err != nil:
 		return failure(errText(err))
 	case text == "":
@@ -305,75 +161,4 @@ func shellResult(name string, output []byte, lastLines []string, err error) json
 		return toolResult(value)
 	}
 	return toolResult(quote(text))
-}
-
-// run runs the shell in a process tree of its own until it ends, unless the script has lost
-// its approval. It returns at most one byte of output more than the limit, and the last lines
-// of stderr. When ctx ends, run ends the tree and waits for its end; otherwise, background
-// processes of the shell continue.
-func (s *shellServer) run(ctx context.Context, input, progressToken json.RawMessage,
-	args ...string) (output []byte, lastLines []string, err error) {
-	if s.approved != "" {
-		if _, err := s.readScript(); err != nil {
-			return nil, nil, err
-		}
-	}
-	cmd := exec.Command(s.shell, slices.Concat(s.options, args)...)
-	cmd.Dir = filepath.Dir(s.path)
-	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
-	cmd.Stdin = bytes.NewReader(input)
-	c, err := s.reaper.startPiped(cmd)
-	if err != nil {
-		return nil, nil, fmt.Errorf("starting %s: %s", s.shell, errText(err))
-	}
-	var read sync.WaitGroup
-	read.Go(func() {
-		output, _ = io.ReadAll(io.LimitReader(c.outputs[0], maxShellOutput+1))
-		if len(output) > maxShellOutput {
-			c.outputs[0].Close() // this ends the function
-		}
-	})
-	read.Go(func() { lastLines = s.readStderr(c.outputs[1], progressToken) })
-	err = c.wait(ctx, 0)
-	c.stopReading()
-	read.Wait()
-	// Background processes may keep the pipes open, and write to them.
-	go drainPipe(c.outputs[0], io.Discard)
-	go drainPipe(c.outputs[1], s.stderr)
-	return output, lastLines, err
-}
-
-// drainPipe reads a pipe until all writers have closed it.
-func drainPipe(pipe *os.File, to io.Writer) {
-	defer pipe.Close()
-	pipe.SetReadDeadline(time.Time{})
-	io.Copy(to, pipe)
-}
-
-// readStderr passes lines of progress on to the caller and other lines to the log, and
-// returns the last of the other lines.
-func (s *shellServer) readStderr(pipe io.Reader, progressToken json.RawMessage) (lastLines []string) {
-	lines := bufio.NewReaderSize(pipe, maxLoggedLine)
-	for {
-		raw, _, err := lines.ReadLine()
-		if err != nil {
-			return lastLines
-		}
-		if m := shellProgress.FindSubmatch(raw); m != nil {
-			if progressToken != nil { // the caller wants progress
-				s.send(encodeRequest(nil, "notifications/progress", object{
-					{"progressToken", progressToken},
-					{"progress", m[1]},
-					{"message", quote(string(m[3]))},
-					{"total", m[2]},
-				}.encode()))
-			}
-			continue
-		}
-		line := strings.ToValidUTF8(string(raw), "\uFFFD")
-		fmt.Fprintln(s.stderr, line)
-		// The shell's own errors begin with the script's absolute path.
-		line = strings.ReplaceAll(line, filepath.Dir(s.path)+string(filepath.Separator), "")
-		lastLines = append(lastLines[max(0, len(lastLines)-shellTail+1):], line)
-	}
 }

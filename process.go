@@ -8,13 +8,20 @@ package main
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -24,6 +31,7 @@ const (
 	exitTimeout   = 2 * time.Second        // how long processes may take to end after TERM
 	killTimeout   = 5 * time.Second        // how long processes may take to end after KILL
 	outputTimeout = 500 * time.Millisecond // how long reading may take after the process has ended
+	sweepInterval = time.Second            // between checks whether background processes have ended
 )
 
 // child is a process that usher has started, with its tree.
@@ -70,6 +78,9 @@ func (c *child) end() {
 		c.reaper.forget(c.tree)
 	})
 }
+
+// lives reports whether the tree has a process.
+func (c *child) lives() bool { return len(signalTrees(map[tree]bool{c.tree: true}, 0)) > 0 }
 
 // endTrees sends TERM to all processes of the trees, and later KILL. It returns the trees
 // that still have a process then.
@@ -182,18 +193,6 @@ func (r *reaper) forget(t tree) {
 	}
 }
 
-// forgetEnded forgets the trees that have no process left.
-func (r *reaper) forgetEnded() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	living := signalTrees(r.trees, 0)
-	for t := range r.trees {
-		if !living[t] {
-			r.forget(t)
-		}
-	}
-}
-
 // Close ends the reaper process, which ends all trees that are left, and waits for it.
 func (r *reaper) Close() {
 	r.mu.Lock()
@@ -260,4 +259,166 @@ func runReaper(stdin io.Reader) {
 		}
 	}
 	endTrees(trees)
+}
+
+// ---- The shell
+
+// shellRunner runs the functions of a shell module: each call in a process of its own.
+type shellRunner struct {
+	discovered
+	log    *slog.Logger
+	reaper *reaper
+	kept   context.Context                      // background processes go on until it ends
+	check  func(discovered) (discovered, error) // see Registry.checkApproved
+}
+
+// request calls the function that params name: see Worker.request. If ctx ends, request ends
+// the function and does not wait for its end; the call keeps its slot until then.
+func (s *shellRunner) request(ctx context.Context, caller Caller, _ string, params object,
+	timeout time.Duration, slot *slot[*Principal]) (json.RawMessage, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silent := fmt.Errorf("module %q: %w within %v", s.Name, errTimeout, timeout)
+	timeout = cmp.Or(timeout, math.MaxInt64)
+	timer := time.AfterFunc(timeout, func() { cancel(silent) })
+	defer timer.Stop()
+	token := field(params.get("_meta"), "progressToken")
+	progress := func(m [][]byte) {
+		timer.Reset(timeout)
+		if !isNull(token) && caller.Notify != nil && ctx.Err() == nil {
+			caller.Notify("notifications/progress", object{
+				{"progressToken", token},
+				{"progress", m[1]},
+				{"message", quote(string(m[3]))},
+				{"total", m[2]},
+			}.encode())
+		}
+	}
+	var result json.RawMessage
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer slot.release()
+		defer catch(s.log, &err)
+		result = s.call(ctx, params.text("name"), params.get("arguments"), progress)
+	}()
+	if ended := waitFor(ctx, done); ended != nil {
+		return nil, ended
+	}
+	return result, err
+}
+
+// call runs one function until it ends, and returns the result of the call.
+func (s *shellRunner) call(ctx context.Context, name string, arguments json.RawMessage,
+	progress func(match [][]byte)) json.RawMessage {
+	var args []string
+	var output []byte
+	var lastLines string
+	script, err := readScript(s.Source)
+	if err == nil {
+		args, err = script.commandLine(name, arguments)
+	}
+	if err == nil {
+		output, lastLines, err = s.run(ctx, script, arguments, progress, args)
+	}
+	return shellResult(name, output, lastLines, err)
+}
+
+// introspect returns what the module offers. The shell checks the script's syntax before it
+// runs the script.
+func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
+	slow := fmt.Errorf("it took over %v", startTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout, slow)
+	defer cancel()
+	var functions []byte
+	var lastLines string
+	script, err := readScript(s.Source)
+	if err == nil {
+		_, lastLines, err = s.run(ctx, script, nil, nil, []string{"-n", s.Source})
+	}
+	if err == nil && len(script.names) > 0 {
+		functions, lastLines, err = s.run(ctx, script, nil, nil, script.listFunctions())
+	}
+	if err == nil {
+		return script.manifest(strings.Fields(string(functions))), nil
+	}
+	cause := fmt.Errorf("%s: %w", filepath.Base(s.Source), err)
+	if lastLines != "" {
+		cause = errors.New(lastLines)
+	}
+	return nil, &processError{s.Name, "can't be read", cause}
+}
+
+// run runs the shell until it ends, unless the script has lost its approval. It returns at
+// most one byte of output more than the limit, and the last lines of stderr. When ctx ends,
+// run ends the shell and everything that it started; otherwise, background processes go on.
+func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte,
+	progress func(match [][]byte), args []string) (output []byte, lastLines string, err error) {
+	if _, err := s.check(s.discovered); err != nil {
+		return nil, "", err
+	}
+	cmd := exec.Command(script.shell, slices.Concat(script.options, args)...)
+	cmd.Dir = filepath.Dir(s.Source)
+	cmd.Env = append(workerEnv(s.Source, nil), "PWD="+cmd.Dir)
+	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
+	cmd.Stdin = bytes.NewReader(input)
+	c, err := s.reaper.startPiped(cmd)
+	if err != nil {
+		return nil, "", fmt.Errorf("starting %s: %s", script.shell, errText(err))
+	}
+	stdout := c.outputs[0]
+	stderr := c.outputs[1]
+	var read sync.WaitGroup
+	read.Go(func() {
+		output, _ = io.ReadAll(io.LimitReader(stdout, maxShellOutput+1))
+		if len(output) > maxShellOutput {
+			stdout.Close() // this ends the function
+		}
+	})
+	read.Go(func() { lastLines = s.readStderr(stderr, progress) })
+	err = c.wait(ctx, 0)
+	c.stopReading()
+	read.Wait()
+	go s.keep(c)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return output, lastLines, err
+}
+
+// keep lets the background processes of a call go on until they end or the module is removed,
+// and reads what they write. It then ends what is left.
+func (s *shellRunner) keep(c *child) {
+	for _, f := range c.outputs {
+		f.SetReadDeadline(time.Time{})
+		defer f.Close()
+	}
+	go io.Copy(io.Discard, c.outputs[0])
+	go s.readStderr(c.outputs[1], func([][]byte) {})
+	for c.lives() && pauseFor(s.kept, sweepInterval) {
+	}
+	c.end()
+}
+
+// readStderr passes the parts of lines of progress on, and other lines to the log. It returns
+// the last of the other lines.
+func (s *shellRunner) readStderr(pipe io.Reader, progress func(match [][]byte)) string {
+	var lastLines []string
+	lines := bufio.NewReaderSize(pipe, maxLoggedLine)
+	for {
+		raw, _, err := lines.ReadLine()
+		if err != nil {
+			return strings.Join(lastLines, "\n")
+		}
+		if m := shellProgress.FindSubmatch(raw); m != nil {
+			progress(m)
+			continue
+		}
+		line := strings.ToValidUTF8(string(raw), "\uFFFD")
+		s.log.Info("module output", "line", line)
+		// The shell's own errors begin with the script's absolute path.
+		line = strings.ReplaceAll(line, filepath.Dir(s.Source)+string(filepath.Separator), "")
+		lastLines = append(lastLines[max(0, len(lastLines)-shellTail+1):], line)
+	}
 }
