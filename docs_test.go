@@ -60,7 +60,7 @@ type page struct {
 	env       []string  // of the commands
 	stands    []string  // what stands in the page, followed by what it is in this run, and so on
 	daemon    *exec.Cmd // nil while there is none
-	tree      tree      // of the daemon
+	group     group     // of the daemon
 }
 
 func TestDocs(t *testing.T) {
@@ -199,7 +199,7 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	terminal, out := openTerminal(t)
 	cmd.Stdout, cmd.Stderr = terminal, terminal
 	var err error
-	p.tree, err = startTree(cmd)
+	p.group, err = startGroup(cmd)
 	must(t, err)
 	p.daemon = cmd
 	p.stands = append([]string{address, here}, p.stands...)
@@ -217,7 +217,7 @@ func (p *page) serve(t *testing.T, command, want string) string {
 
 func (p *page) stopDaemon() {
 	if p.daemon != nil {
-		signalTrees(map[tree]bool{p.tree: true}, syscall.SIGTERM)
+		p.group.signal(syscall.SIGTERM)
 		p.daemon.Wait()
 		p.daemon = nil
 	}

@@ -109,7 +109,7 @@ const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","
 //	tools=a,b       its tools, each of which does what its name says, handle left out
 //	toolsIn=FILE    its tools, as JSON
 //	await=ADDRESS   answers initialize when nothing listens there any longer
-//	child           starts grandchildren that sleep, all but one outside of its group
+//	child           starts a process that sleeps
 //	deaf            ignores TERM and the end of stdin
 //	dies            ends at once, with a word on stderr
 //	fixed           does not declare that its tools may change
@@ -167,8 +167,6 @@ func runFake(traits string) int {
 	f.setTools()
 	if f.has("child") {
 		exec.Command("sleep", "1000").Start()
-		exec.Command("timeout", "1000", "sleep", "1000").Start()
-		startInGroup(exec.Command("sleep", "1000"))
 	}
 	if f.has("deaf") {
 		ignoreTerm()

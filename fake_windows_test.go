@@ -1,6 +1,3 @@
 package main
 
-import "os/exec"
-
-func ignoreTerm()                {}
-func startInGroup(cmd *exec.Cmd) { cmd.Start() }
+func ignoreTerm() {}

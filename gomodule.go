@@ -214,7 +214,7 @@ func goVersion(folders []string) string {
 // module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
 // l.Imports is set even then, unless the error came before the go command. Safe for
 // concurrent use, also by several processes.
-func buildGoModule(ctx context.Context, r *reaper, folder, path string) (l launch, err error) {
+func buildGoModule(ctx context.Context, g *groups, folder, path string) (l launch, err error) {
 	l.Dir = filepath.Dir(path)
 	base := filepath.Base(path)
 	slow := cantBuildf(base, "go build took over %v", buildTimeout)
@@ -240,7 +240,7 @@ func buildGoModule(ctx context.Context, r *reaper, folder, path string) (l launc
 	if runtime.GOOS == "windows" {
 		target += ".exe"
 	}
-	l.Imports, err = source.build(ctx, r, l.Dir, target)
+	l.Imports, err = source.build(ctx, g, l.Dir, target)
 	if err == nil {
 		l.Path, err = keepBuild(folder, target)
 	}
@@ -275,7 +275,7 @@ func keepBuild(folder, built string) (string, error) {
 // build runs the go command in dir, the folder of the module's file, to build target from
 // that file and its generated main. An overlay puts the main into dir. build lists the
 // imports first, so that an edit during the build counts as a change.
-func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*goImports, error) {
+func (s *goSource) build(ctx context.Context, g *groups, dir, target string) (*goImports, error) {
 	temp := filepath.Dir(target)
 	mainFile := filepath.Join(temp, "the generated main") // as in messages
 	overlayFile := filepath.Join(temp, "overlay.json")
@@ -297,10 +297,10 @@ func (s *goSource) build(ctx context.Context, r *reaper, dir, target string) (*g
 	// other packages.
 	files := []string{"-overlay", overlayFile, goMainName, module}
 	// Errors of go list are ignored here, because go build reports them again.
-	list, _ := runGo(ctx, r, dir, append([]string{"list", "-e", "-deps", "-f", ownPackage}, files...))
+	list, _ := runGo(ctx, g, dir, append([]string{"list", "-e", "-deps", "-f", ownPackage}, files...))
 	folders := strings.FieldsFunc(list, func(c rune) bool { return c == '\n' })
 	imports := &goImports{folders, goVersion(folders)}
-	output, err := runGo(ctx, r, dir, append([]string{"build", "-buildvcs=false", "-o", target}, files...))
+	output, err := runGo(ctx, g, dir, append([]string{"build", "-buildvcs=false", "-o", target}, files...))
 	switch {
 	case err == nil:
 		return imports, nil
@@ -321,16 +321,16 @@ const ownPackage = `{{with .Module}}{{if and .Main (ne $.Name "main")}}{{$.Dir}}
 
 // runGo runs the go command in dir until ctx ends. It returns everything that the command
 // prints.
-func runGo(ctx context.Context, r *reaper, dir string, args []string) (string, error) {
+func runGo(ctx context.Context, g *groups, dir string, args []string) (string, error) {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = dir
 	// The binary runs on this machine, even if the environment cross-compiles.
-	cmd.Env = append(environWithoutSecrets(), "GOOS="+runtime.GOOS, "GOARCH="+runtime.GOARCH)
+	cmd.Env = []string{"GOOS=" + runtime.GOOS, "GOARCH=" + runtime.GOARCH}
 	var output bytes.Buffer
 	cmd.Stdout = &output
 	cmd.Stderr = &output
-	cmd.WaitDelay = exitTimeout // if a process that left the tree keeps the outputs open
-	c, err := r.start(cmd)
+	cmd.WaitDelay = exitTimeout // if a process that left the group keeps the outputs open
+	c, err := g.start(cmd)
 	if err == nil {
 		c.lowerPriority() // calls, and modules without a build, go first
 		err = c.wait(ctx, 0)

@@ -38,11 +38,11 @@ func goTestTree(t *testing.T, files map[string]string) string {
 
 // buildGoFile builds the module in a file.
 func buildGoFile(ctx context.Context, folder, path string) (string, error) {
-	r := newReaper(slog.New(slog.DiscardHandler))
-	defer r.Close()
-	l, err := buildGoModule(ctx, r, folder, path)
-	if len(r.trees) > 0 {
-		return "", fmt.Errorf("the reaper remembers %v", r.trees)
+	g := newGroups(slog.New(slog.DiscardHandler))
+	defer g.Close()
+	l, err := buildGoModule(ctx, g, folder, path)
+	if len(g.left) > 0 {
+		return "", fmt.Errorf("groups are left: %v", g.left)
 	}
 	return l.Path, err
 }

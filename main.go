@@ -23,7 +23,7 @@
 //	          http.go         Host and Origin, bodies, errors with a status
 //	          limit.go        the table of limits, the counter
 //	          outbox.go       everything sent to a client: plain JSON or an event stream
-//	          proc_unix.go, proc_windows.go   processes and their trees
+//	          proc_unix.go, proc_windows.go   processes and their groups
 //	          files.go        atomic writes and the write token
 //	          protocol.go     the revisions of MCP and the conversions between them
 //	core      claims.go       claim codes, the file that stores them, principals
@@ -81,10 +81,6 @@ func run(
 	stdout, stderr io.Writer,
 	lookupEnv func(string) (string, bool),
 ) int {
-	if len(args) > 0 && args[0] == reaperCommand {
-		runReaper(stdin)
-		return 0
-	}
 	a := &app{
 		stdin:     stdin,
 		stdout:    stdout,

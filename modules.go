@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -59,13 +60,14 @@ type registryConfig struct {
 // Registry finds and keeps the modules under its roots. Safe for concurrent use.
 type Registry struct {
 	registryConfig
-	reaper  *reaper
+	groups  *groups
 	catalog atomic.Pointer[Catalog]
 
 	ctx           context.Context // ends with the registry
 	cancel        context.CancelFunc
 	running       sync.WaitGroup // goroutines, and processes of modules
-	introspecting counter[Kind]  // modules, by kind: builds don't delay other modules
+	introspecting counter[Kind]  // modules that need no build
+	building      counter[Kind]  // modules whose introspection begins with a build
 
 	updating sync.Mutex // held while versions are compared with files and replaced
 
@@ -124,8 +126,9 @@ func (m *manifest) hash() string { return hashOf(string(marshal(m))) }
 func newRegistry(c registryConfig) *Registry {
 	r := &Registry{
 		registryConfig: c,
-		reaper:         newReaper(c.Log),
-		introspecting:  counter[Kind]{perKey: maxIntrospections},
+		groups:         newGroups(c.Log),
+		introspecting:  counter[Kind]{perKey: maxIntrospections, total: maxIntrospections},
+		building:       counter[Kind]{perKey: int64(max(1, runtime.NumCPU()/2))},
 		modules:        make(map[string]*moduleVersion),
 		changed:        make(chan struct{}),
 	}
@@ -235,7 +238,7 @@ func (r *Registry) rescan() {
 func (r *Registry) Close() {
 	r.cancel()
 	r.running.Wait()
-	r.reaper.Close()
+	r.groups.Close()
 }
 
 // update hosts the modules that a scan has found, and removes those that are gone. The caller
@@ -270,7 +273,7 @@ func (r *Registry) startVersion(d discovered, refused error) {
 		v.kept, v.remove = context.WithCancel(r.ctx)
 	}
 	if d.Kind == kindShell {
-		v.shell = &shellRunner{d, r.Log.With("module", d.Name), r.reaper, v.kept, r.checkApproved}
+		v.shell = &shellRunner{d, r.Log.With("module", d.Name), r.groups, v.kept, r.checkApproved}
 	}
 	v.ctx, v.cancel = context.WithCancel(r.ctx)
 	r.modules[d.key()] = v
@@ -525,6 +528,9 @@ func (m *Module) addMethods(tools []json.RawMessage) {
 // introspect starts a module to read its lists, and ends it.
 func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	slot := &slot[Kind]{counter: &r.introspecting, key: v.Kind}
+	if v.Kind == kindGo {
+		slot.counter = &r.building
+	}
 	defer slot.release()
 	if err := waitFor(v.ctx, slot.grant()); err != nil {
 		return nil, err
@@ -678,8 +684,8 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		l, err = l.resolve()
 	}
 	if err == nil {
-		l.Env = append(workerEnv(v.Source, l.Env), "PWD="+l.Dir)
-		err = startError(w.spawn(l, r.reaper))
+		l.Env = moduleEnv(v.Source, l.Env)
+		err = startError(w.spawn(l, r.groups))
 	}
 	if err == nil {
 		err = w.shakeHands(ctx, stateful)
@@ -704,7 +710,7 @@ func (r *Registry) launch(ctx context.Context, d discovered) (l launch, err erro
 	case kindConfig:
 		return d.Launch, nil
 	case kindGo:
-		l, err = buildGoModule(ctx, r.reaper, filepath.Join(r.CacheDir, "go"), d.Source)
+		l, err = buildGoModule(ctx, r.groups, filepath.Join(r.CacheDir, "go"), d.Source)
 		if err == nil {
 			_, err = r.checkApproved(d) // the file may have changed during the build
 		}

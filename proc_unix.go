@@ -1,112 +1,53 @@
 //go:build linux || darwin
 
-// Processes on Linux and macOS: functions that start a process with a tree of its own, send
-// signals to the tree, and notice that a pid now belongs to another process. reaper.go
-// decides when to use them.
+// Processes on Linux and macOS: functions that start a process with a group of its own, and
+// signal the group. process.go decides when to use them.
 
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"syscall"
 )
 
-// tree is a process that usher has started as the leader of a session, and the processes
-// that it started in turn. A process that calls setsid leaves the tree.
-type tree struct {
-	pid   int    // of the leader, and the id of the session
-	start string // start time of the leader; "" on macOS
-}
+// group is the id of a process that usher has started as the leader of a session and of a
+// process group. A process that changes its group leaves it.
+type group int
 
-// reapTrees is true, as trees outlive usher unless the reaper ends them.
-const reapTrees = true
-
-// startTree starts cmd as the leader of a new tree, without a terminal.
-func startTree(cmd *exec.Cmd) (tree, error) {
+// startGroup starts cmd as the leader of a new group, without a terminal.
+func startGroup(cmd *exec.Cmd) (group, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return tree{}, err
+		return 0, err
 	}
-	return tree{cmd.Process.Pid, processStat(cmd.Process.Pid).start}, nil
+	return group(cmd.Process.Pid), nil
 }
 
 // lowerPriority lets other processes go first, if they need the processors.
-func (t tree) lowerPriority() { _ = syscall.Setpriority(syscall.PRIO_PGRP, t.pid, 10) }
+func (g group) lowerPriority() { _ = syscall.Setpriority(syscall.PRIO_PGRP, int(g), 10) }
 
-// signalTrees sends sig to every process of the trees; 0 sends nothing. It returns the trees
-// that still have a process. On Linux, /proc also shows processes that have left the
-// leader's group, such as those of timeout(1); on macOS, these are not found.
-func signalTrees(trees map[tree]bool, sig syscall.Signal) (living map[tree]bool) {
-	living = make(map[tree]bool)
-	sessions := make(map[int]tree)
-	for t := range trees {
-		leader := processStat(t.pid)
-		if leader.start != "" && leader.start != t.start {
-			continue // the tree has ended: another process has the leader's id
-		}
-		sessions[t.pid] = t
-		if err := syscall.Kill(-t.pid, sig); err == nil && t.start == "" {
-			living[t] = true
-		}
-	}
-	if len(sessions) == 0 {
-		return living
-	}
-	list, _ := os.ReadDir("/proc")
-	for _, entry := range list {
-		pid, _ := strconv.Atoi(entry.Name())
-		stat := processStat(pid)
-		t, ok := sessions[stat.session]
-		if !ok || stat.dead {
-			continue
-		}
-		living[t] = true
-		if stat.group != t.pid {
-			_ = syscall.Kill(pid, sig)
-		}
-	}
-	return living
-}
+// signal sends sig to the processes of the group; 0 sends nothing. It reports whether there
+// was one that could get it.
+func (g group) signal(sig syscall.Signal) bool { return syscall.Kill(-int(g), sig) == nil }
 
-// closeTree does nothing: see proc_windows.go.
-func closeTree(tree) {}
-
-// stat contains what usher needs of /proc/PID/stat. It is zero if there is no such process.
-type stat struct {
-	dead           bool // a zombie
-	group, session int
-	start          string // in clock ticks since the boot
-}
-
-// processStat returns the stat of a process. It is zero on macOS.
-func processStat(pid int) (s stat) {
-	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return s
-	}
-	// The command's name, in parentheses, may contain any characters. Fields 3 and up of
-	// proc_pid_stat(5) follow it.
-	text := string(raw)
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 20 {
-		return s
-	}
-	s.dead = fields[0] == "Z" || fields[0] == "X"
-	s.group, _ = strconv.Atoi(fields[2])
-	s.session, _ = strconv.Atoi(fields[3])
-	s.start = fields[19]
-	return s
-}
+// close does nothing: see proc_windows.go.
+func (g group) close() {}
 
 // processAlive reports whether a process with this id exists, of any user. A zombie does not
 // count.
 func processAlive(pid int) bool {
-	if pid <= 0 || processStat(pid).dead {
+	if pid <= 0 {
+		return false
+	}
+	// The state follows the command's name, which may contain any characters.
+	stat, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	state := stat[bytes.LastIndexByte(stat, ')')+1:]
+	if bytes.HasPrefix(state, []byte(" Z")) || bytes.HasPrefix(state, []byte(" X")) {
 		return false
 	}
 	err := syscall.Kill(pid, 0)

@@ -1,4 +1,4 @@
-// Processes on Windows: the functions of proc_unix.go. A tree is a job object. Windows ends
+// Processes on Windows: the functions of proc_unix.go. A group is a job object. Windows ends
 // the job object when usher ends, even if usher is killed.
 
 package main
@@ -13,23 +13,16 @@ import (
 
 var kernel32 = syscall.NewLazyDLL("kernel32.dll")
 
-// tree is a process that usher has started, and the processes that it started in turn.
-// Processes that it starts in the microseconds before it is assigned to the job are not
-// in the tree.
-type tree struct {
-	pid   int
-	start string // always ""
-	job   uintptr
-}
+// group is a job, with a process that usher has started and the processes that it started in
+// turn. Processes that it starts in the microseconds before it is assigned to the job are not
+// in the group.
+type group uintptr
 
-// reapTrees is false, as trees end with usher.
-const reapTrees = false
-
-// startTree starts cmd in a new job.
-func startTree(cmd *exec.Cmd) (tree, error) {
+// startGroup starts cmd in a new group.
+func startGroup(cmd *exec.Cmd) (group, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{CreationFlags: syscall.CREATE_NEW_PROCESS_GROUP}
 	if err := cmd.Start(); err != nil {
-		return tree{}, err
+		return 0, err
 	}
 	job, _, _ := kernel32.NewProc("CreateJobObjectW").Call(0, 0)
 	// JOBOBJECT_EXTENDED_LIMIT_INFORMATION on 64 bits, with KILL_ON_JOB_CLOSE
@@ -40,24 +33,22 @@ func startTree(cmd *exec.Cmd) (tree, error) {
 	_ = cmd.Process.WithHandle(func(process uintptr) {
 		kernel32.NewProc("AssignProcessToJobObject").Call(job, process)
 	})
-	return tree{pid: cmd.Process.Pid, job: job}, nil
+	return group(job), nil
 }
 
 // lowerPriority does nothing on Windows.
-func (t tree) lowerPriority() {}
+func (g group) lowerPriority() {}
 
-// signalTrees ends every process of the trees: Windows has no signal for console programs
-// without a console. It does so even if the signal is 0; only shell modules, which don't run
-// on Windows, send that. It returns no trees, because no process can survive this.
-func signalTrees(trees map[tree]bool, _ syscall.Signal) (living map[tree]bool) {
-	for t := range trees {
-		kernel32.NewProc("TerminateJobObject").Call(t.job, 1)
-	}
-	return nil
+// signal ends every process of the group: Windows has no signal for console programs without
+// a console. It does so even if the signal is 0; only shell modules, which don't run on
+// Windows, send that. It reports false, because no process can survive this.
+func (g group) signal(syscall.Signal) bool {
+	kernel32.NewProc("TerminateJobObject").Call(uintptr(g), 1)
+	return false
 }
 
-// closeTree forgets a tree, and ends it.
-func closeTree(t tree) { _ = syscall.CloseHandle(syscall.Handle(t.job)) }
+// close forgets the group, and ends it.
+func (g group) close() { _ = syscall.CloseHandle(syscall.Handle(g)) }
 
 // processAlive reports whether a process with this id exists.
 func processAlive(pid int) bool {

@@ -1,8 +1,7 @@
-// Processes that usher starts, and their end. A child is one such process with its tree.
-// The reaper is usher again, in a process that outlives a killed daemon just long enough
-// to end the trees that the daemon left. Through a pipe, the daemon sends the reaper a
-// line "+ PID START" for each tree that begins, and "- PID START" for each that has
-// ended.
+// Processes that usher starts, and their end. Each leads a group of its own. The guard is a
+// small shell process that outlives a killed daemon just long enough to end the groups that
+// the daemon left. This file alone builds the environment of a process. It also runs the
+// shell for the calls of shell modules.
 
 package main
 
@@ -16,10 +15,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -32,12 +33,13 @@ const (
 	killTimeout   = 5 * time.Second        // how long processes may take to end after KILL
 	outputTimeout = 500 * time.Millisecond // how long reading may take after the process has ended
 	sweepInterval = time.Second            // between checks whether background processes have ended
+	guardTimeout  = 20 * time.Millisecond  // how long usher may wait for the guard to read
 )
 
-// child is a process that usher has started, with its tree.
+// child is a process that usher has started, with its group.
 type child struct {
-	tree
-	reaper  *reaper
+	group
+	groups  *groups
 	outputs []*os.File    // stdout and stderr of startPiped, which the reader must close
 	exited  chan struct{} // closed when the process has ended
 	err     error         // of cmd.Wait; constant once exited is closed
@@ -45,7 +47,7 @@ type child struct {
 }
 
 // wait waits until the process ends, and returns the error of cmd.Wait. When ctx ends, the
-// process has grace to end by itself; then wait ends the tree. If the process can't be
+// process has grace to end by itself; then wait ends the group. If the process can't be
 // killed, for example because it runs as another user, the error is ctx's.
 func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	select {
@@ -67,76 +69,76 @@ func (c *child) wait(ctx context.Context, grace time.Duration) error {
 	}
 }
 
-// end ends what is left of the tree, and waits for its end: see endTrees.
+// signal sends sig to the processes of the group; 0 sends nothing. It reports whether the
+// group has a process that usher may signal.
+func (c *child) signal(sig syscall.Signal) bool {
+	select {
+	case <-c.exited:
+		if processAlive(int(c.group)) { // no id is used again before its group is empty
+			return false
+		}
+	default:
+	}
+	return c.group.signal(sig)
+}
+
+// end sends TERM to what is left of the group, and later KILL. It waits for their end.
 func (c *child) end() {
 	c.ending.Do(func() {
-		if left := endTrees(map[tree]bool{c.tree: true}); len(left) > 0 {
-			c.reaper.log.Error("a process can't be killed", "session", c.pid)
+		sig := syscall.SIGTERM
+		start := time.Now()
+		for pause := time.Millisecond; c.signal(sig); pause = min(2*pause, 100*time.Millisecond) {
+			time.Sleep(pause)
+			sig = 0
+			if time.Since(start) > exitTimeout {
+				sig = syscall.SIGKILL
+			}
+			if time.Since(start) > exitTimeout+killTimeout {
+				c.groups.log.Error("a process can't be killed", "group", c.group)
+				break
+			}
 		}
-		c.reaper.mu.Lock()
-		defer c.reaper.mu.Unlock()
-		c.reaper.forget(c.tree)
+		c.groups.mu.Lock()
+		defer c.groups.mu.Unlock()
+		delete(c.groups.left, c)
+		c.groups.tell("-", c.group)
+		c.group.close()
 	})
 }
 
-// lives reports whether the tree has a process.
-func (c *child) lives() bool { return len(signalTrees(map[tree]bool{c.tree: true}, 0)) > 0 }
-
-// endTrees sends TERM to all processes of the trees, and later KILL. It returns the trees
-// that still have a process then.
-func endTrees(trees map[tree]bool) (left map[tree]bool) {
-	left = signalTrees(trees, syscall.SIGTERM)
-	var sig syscall.Signal // 0 sends nothing; KILL is sent several times, as processes may start others
-	start := time.Now()
-	pause := time.Millisecond
-	for len(left) > 0 && time.Since(start) < exitTimeout+killTimeout {
-		time.Sleep(pause)
-		pause = min(2*pause, 100*time.Millisecond)
-		if time.Since(start) > exitTimeout {
-			sig = syscall.SIGKILL
-		}
-		left = signalTrees(left, sig)
-	}
-	return left
-}
-
-// reaperCommand is the first argument of the reaper process. Users don't give it.
-const reaperCommand = "__reaper"
-
-// reaper starts processes, and tells the reaper process which trees it must end if this
-// process is killed. Safe for concurrent use.
-type reaper struct {
+// groups starts processes, and tells the guard which groups it must end if this process is
+// killed. Safe for concurrent use.
+type groups struct {
 	log     *slog.Logger
-	running sync.WaitGroup // goroutines that wait for the reaper process
+	guarded sync.Once // guards the start of the guard
 
-	mu     sync.Mutex     // guards the fields below
-	trees  map[tree]bool  // trees that may have a process
-	pipe   io.WriteCloser // to the reaper process; nil if there is none
+	mu     sync.Mutex      // guards the fields below
+	left   map[*child]bool // may have a process
+	pipe   *os.File        // to the guard; nil if there is none
+	unsent []byte          // lines that the guard has not read yet
 	closed bool
 }
 
-// newReaper returns a reaper. Its first child starts the reaper process.
-func newReaper(log *slog.Logger) *reaper {
-	return &reaper{log: log, trees: make(map[tree]bool)}
-}
+// newGroups returns groups without a process.
+func newGroups(log *slog.Logger) *groups { return &groups{log: log, left: make(map[*child]bool)} }
 
-// start starts a process, and the reaper process before it. After Close it starts none.
-func (r *reaper) start(cmd *exec.Cmd) (*child, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed {
+// start starts a process with usher's own environment, except for the secrets of webhooks,
+// and cmd.Env. If a name occurs twice, the last entry counts. After Close it starts none.
+func (g *groups) start(cmd *exec.Cmd) (*child, error) {
+	g.guarded.Do(g.startGuard)
+	cmd.Env = slices.Concat(environWithoutSecrets(), cmd.Env, []string{"PWD=" + cmd.Dir})
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
 		return nil, errors.New("usher is stopping")
 	}
-	if r.pipe == nil && reapTrees {
-		r.launch()
-	}
-	t, err := startTree(cmd)
+	id, err := startGroup(cmd)
 	if err != nil {
 		return nil, err
 	}
-	c := &child{tree: t, reaper: r, exited: make(chan struct{})}
-	r.trees[t] = true
-	r.tell("+", t)
+	c := &child{group: id, groups: g, exited: make(chan struct{})}
+	g.left[c] = true
+	g.tell("+", id)
 	go func() { // ends with the process
 		c.err = cmd.Wait()
 		if c.err == exec.ErrWaitDelay { // it succeeded; others keep its pipes open
@@ -148,7 +150,7 @@ func (r *reaper) start(cmd *exec.Cmd) (*child, error) {
 }
 
 // startPiped starts a process with pipes for its stdout and stderr.
-func (r *reaper) startPiped(cmd *exec.Cmd) (*child, error) {
+func (g *groups) startPiped(cmd *exec.Cmd) (*child, error) {
 	var outputs []*os.File
 	for _, end := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
 		read, write, err := os.Pipe()
@@ -159,7 +161,7 @@ func (r *reaper) startPiped(cmd *exec.Cmd) (*child, error) {
 		outputs = append(outputs, read)
 		*end = write
 	}
-	c, err := r.start(cmd)
+	c, err := g.start(cmd)
 	if err == nil {
 		c.outputs = outputs
 	}
@@ -174,91 +176,88 @@ func (c *child) stopReading() {
 	}
 }
 
-// tell sends the reaper process a line about a tree. The caller holds r.mu.
-func (r *reaper) tell(sign string, t tree) {
-	if r.pipe != nil {
-		// An error means that the reaper process has ended: launch starts another, and sends
-		// it all trees.
-		fmt.Fprintln(r.pipe, sign, t.pid, t.start)
+// Close ends all processes that are left, and the guard.
+func (g *groups) Close() {
+	g.mu.Lock()
+	g.closed = true
+	left := slices.Collect(maps.Keys(g.left))
+	g.mu.Unlock()
+	var ending sync.WaitGroup
+	for _, c := range left {
+		ending.Go(c.end)
 	}
+	ending.Wait()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.pipe.Close() // nil is no mistake
+	g.pipe = nil
 }
 
-// forget removes a tree from r.trees, because its id may be used again. The caller holds
-// r.mu.
-func (r *reaper) forget(t tree) {
-	if r.trees[t] {
-		delete(r.trees, t)
-		r.tell("-", t)
-		closeTree(t)
-	}
-}
+// guardScript reads lines "+ ID" and "- ID" for groups that have begun and ended. When the
+// daemon has closed the pipe, or was killed, it ends the groups that are left.
+const guardScript = `trap '' TERM INT HUP
+all=' '
+while read -r sign id; do
+	case $sign in
+	+) all="$all$id ";;
+	-) all="${all%% $id *} ${all#* $id }";;
+	esac
+done
+[ "$all" = ' ' ] && exit
+for id in $all; do kill -TERM -$id; done
+sleep 3
+for id in $all; do kill -KILL -$id; done`
 
-// Close ends the reaper process, which ends all trees that are left, and waits for it.
-func (r *reaper) Close() {
-	r.mu.Lock()
-	r.closed = true
-	if r.pipe != nil {
-		r.pipe.Close()
-	}
-	r.mu.Unlock()
-	r.running.Wait()
-}
-
-// launch starts the reaper process and sends it all trees. The caller holds r.mu.
-func (r *reaper) launch() {
-	// usher's file may have been replaced or removed since usher started (by an update, by
-	// go run). On Linux, this name always leads to the running program.
-	exe := "/proc/self/exe"
-	var err error
-	if _, missing := os.Stat(exe); missing != nil {
-		exe, err = os.Executable()
-	}
-	cmd := exec.Command(exe, reaperCommand)
-	cmd.Stderr = os.Stderr
-	cmd.Env = environWithoutSecrets()
-	pipe, _ := cmd.StdinPipe()
-	if err == nil {
-		_, err = startTree(cmd) // in its own session, which a Ctrl-C in the terminal does not reach
-	}
-	if err != nil {
-		r.log.Warn("no reaper: if usher is killed, modules' processes may continue", "err", err)
+// startGuard starts the guard. On Windows, groups end with usher.
+func (g *groups) startGuard() {
+	if runtime.GOOS == "windows" {
 		return
 	}
-	r.pipe = pipe
-	for t := range r.trees {
-		r.tell("+", t)
+	cmd := exec.Command("/bin/sh", "-c", guardScript)
+	cmd.Env = environWithoutSecrets()
+	read, write, err := os.Pipe()
+	if err == nil {
+		cmd.Stdin = read
+		_, err = startGroup(cmd)
+		read.Close()
 	}
-	started := time.Now()
-	r.running.Go(func() {
-		_ = cmd.Wait()
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.pipe = nil
-		if r.closed {
-			return
-		}
-		r.log.Warn("the reaper was killed")
-		if time.Since(started) > time.Second { // otherwise the next child starts the reaper process again
-			r.launch()
-		}
+	if err != nil {
+		g.log.Warn("no guard: if usher is killed, modules' processes may continue", "err", err)
+		return
+	}
+	g.pipe = write
+	go cmd.Wait()
+}
+
+// tell sends the guard a line about a group. If the guard does not read, the line waits for
+// the next one. The caller holds g.mu.
+func (g *groups) tell(sign string, id group) {
+	if g.pipe == nil {
+		return
+	}
+	g.unsent = fmt.Appendln(g.unsent, sign, id)
+	g.pipe.SetWriteDeadline(time.Now().Add(guardTimeout))
+	n, err := g.pipe.Write(g.unsent)
+	g.unsent = g.unsent[n:]
+	if errors.Is(err, syscall.EPIPE) {
+		g.log.Warn("the guard was killed: if usher is killed too, modules' processes may continue")
+		g.pipe.Close()
+		g.pipe = nil
+	}
+}
+
+// environWithoutSecrets returns usher's own environment without the secrets of webhooks.
+func environWithoutSecrets() []string {
+	return slices.DeleteFunc(os.Environ(), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return isSecretVariable(name)
 	})
 }
 
-// runReaper runs the reaper process until stdin ends.
-func runReaper(stdin io.Reader) {
-	trees := make(map[tree]bool)
-	lines := bufio.NewScanner(stdin)
-	for lines.Scan() {
-		var sign string
-		var t tree
-		fmt.Sscan(lines.Text(), &sign, &t.pid, &t.start)
-		if sign == "+" {
-			trees[t] = true
-		} else {
-			delete(trees, t)
-		}
-	}
-	endTrees(trees)
+// moduleEnv returns what a process of the module at source gets in addition: extra, and that
+// it runs inside of the module.
+func moduleEnv(source string, extra []string) []string {
+	return append(extra, nestedVar+"="+os.Getenv(nestedVar)+"\n"+source)
 }
 
 // ---- The shell
@@ -267,7 +266,7 @@ func runReaper(stdin io.Reader) {
 type shellRunner struct {
 	discovered
 	log    *slog.Logger
-	reaper *reaper
+	groups *groups
 	kept   context.Context                      // background processes go on until it ends
 	check  func(discovered) (discovered, error) // see Registry.checkApproved
 }
@@ -360,10 +359,10 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 	}
 	cmd := exec.Command(script.shell, slices.Concat(script.options, args)...)
 	cmd.Dir = filepath.Dir(s.Source)
-	cmd.Env = append(workerEnv(s.Source, nil), "PWD="+cmd.Dir)
+	cmd.Env = moduleEnv(s.Source, nil)
 	cmd.WaitDelay = outputTimeout // if a background process keeps stdin open
 	cmd.Stdin = bytes.NewReader(input)
-	c, err := s.reaper.startPiped(cmd)
+	c, err := s.groups.startPiped(cmd)
 	if err != nil {
 		return nil, "", fmt.Errorf("starting %s: %s", script.shell, errText(err))
 	}
@@ -396,7 +395,7 @@ func (s *shellRunner) keep(c *child) {
 	}
 	go io.Copy(io.Discard, c.outputs[0])
 	go s.readStderr(c.outputs[1], func([][]byte) {})
-	for c.lives() && pauseFor(s.kept, sweepInterval) {
+	for c.signal(0) && pauseFor(s.kept, sweepInterval) {
 	}
 	c.end()
 }

@@ -95,7 +95,7 @@ type launch struct {
 	Path string   // the program: a path, or a name to look up in PATH (see resolve)
 	Args []string // without the program itself
 	Dir  string   // working directory
-	Env  []string // NAME=value; only the entry's own, until startProcess adds the daemon's
+	Env  []string // NAME=value, added to the daemon's
 
 	Shared  bool       // one process serves all callers
 	Imports *goImports // of a Go module; nil if they are not known
@@ -166,21 +166,6 @@ const nestedVar = "USHER_INSIDE"
 func isSecretVariable(name string) bool {
 	name = strings.ToUpper(name)
 	return strings.HasSuffix(name, "_WEBHOOK_SECRET") || strings.HasSuffix(name, "_SIGNING_SECRET")
-}
-
-// environWithoutSecrets returns usher's own environment without the secrets of webhooks.
-func environWithoutSecrets() []string {
-	return slices.DeleteFunc(os.Environ(), func(entry string) bool {
-		name, _, _ := strings.Cut(entry, "=")
-		return isSecretVariable(name)
-	})
-}
-
-// workerEnv returns the environment of a process of the module at source: the daemon's own
-// without its secrets, and extra. If a name occurs twice, the last entry counts.
-func workerEnv(source string, extra []string) []string {
-	inside := nestedVar + "=" + os.Getenv(nestedVar) + "\n" + source
-	return slices.Concat(environWithoutSecrets(), extra, []string{inside})
 }
 
 // checkNesting returns an error if a module below roots started this process. inside is the

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -128,9 +130,11 @@ func TestWorkerEnv(t *testing.T) {
 		t.Setenv(name, "1")
 	}
 	t.Setenv(nestedVar, "\n/m")
-	environ := workerEnv("/s p:", []string{"B=2"})
-	checkContains(t, "environment", strings.Join(environ, "\n"), "\nA_KEY=1\n", "\nB=2\n"+nestedVar+"=\n/m\n/s p:")
-	checkOmits(t, "environment", strings.ToUpper(strings.Join(environ, "\n")), "_SECRET=")
+	cmd := &exec.Cmd{Dir: "/d", Env: moduleEnv("/s p:", []string{"B=2"})}
+	newGroups(slog.New(slog.DiscardHandler)).start(cmd) // there is no program to start
+	environ := strings.Join(cmd.Env, "\n")
+	checkContains(t, "environment", environ, "\nA_KEY=1\n", "\nB=2\n"+nestedVar+"=\n/m\n/s p:\nPWD=/d")
+	checkOmits(t, "environment", strings.ToUpper(environ), "_SECRET=")
 	check(t, "nesting is noticed", checkNesting("\n/m\n/s p:/x", []string{"/s p:"}) != nil, true)
 }
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -104,6 +105,24 @@ func TestShellModule(t *testing.T) {
 	check(t, "files", folderNames(t, dir), []string{"s.usher.sh"})
 	d.stop(t)
 	await(t, "all processes to end", func() bool { return processes() == "" })
+}
+
+// TestShellBackground checks that a background process goes on until its module is removed.
+func TestShellBackground(t *testing.T) {
+	long(t)
+	need(t, "sh")
+	dir := t.TempDir()
+	const script = "# Leaves a process behind.\nforks() { sleep 999 & echo $!; }\n"
+	write(t, dir+"/m.usher.sh", script)
+	c := connect(t, startDaemon(t, dir).URL)
+	c.awaitTools("m_forks")
+	pid, err := strconv.Atoi(strings.TrimSpace(resultText(c.call("m_forks", "").result())))
+	must(t, err)
+	write(t, dir+"/m.usher.sh", script+"# More.\nmore() { :; }\n")
+	c.awaitTools("m_forks", "m_more")
+	check(t, "it lives after an edit", processAlive(pid), true)
+	must(t, os.Remove(dir+"/m.usher.sh"))
+	await(t, "its end", func() bool { return !processAlive(pid) })
 }
 
 // TestShellDeepArguments delivers the deepest body that usher accepts.

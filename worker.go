@@ -110,7 +110,7 @@ type Worker struct {
 	ctx       context.Context     // ends when the process must end, or has ended
 	cancel    context.CancelFunc  // ends ctx
 	queued    chan struct{}       // 1-buffered: state.input is not empty
-	done      chan struct{}       // closed when the process tree has ended and no client is being asked
+	done      chan struct{}       // closed when the process group has ended and no client is being asked
 	lastID    atomic.Int64        // of a request to the process
 	asking    counter[*Principal] // open requests to clients
 
@@ -134,14 +134,14 @@ type workerState struct {
 	draining bool  // it takes no more calls, and ends when calls is empty
 	blocked  bool  // usher ends the process because of a cancelled call
 	stopping bool  // usher ends the process, so its end is not a crash
-	running  bool  // processes of its tree may be left
+	running  bool  // processes of its group may be left
 	failure  error // why calls fail: the process has ended; nil while it runs
 	closed   bool  // done is closed
 }
 
 // update locks the worker's state, calls change with it, and then restores three
 // invariants: a draining process without calls ends, a process that has ended has no calls,
-// and done is closed once the process tree has ended and no client is being asked. Only
+// and done is closed once the process group has ended and no client is being asked. Only
 // functions passed to update use the state. They must not block. The caller may hold the
 // pool's lock.
 func (w *Worker) update(change func(s *workerState)) {
@@ -208,7 +208,7 @@ func newWorker(ctx context.Context, config workerConfig) *Worker {
 // spawn starts the process, and the goroutines that serve it until it ends. When w.ctx
 // ends, the process is ended in the order of the MCP specification for stdio: stdin is
 // closed, then TERM, then KILL (basic/lifecycle, "Shutdown").
-func (w *Worker) spawn(l launch, r *reaper) error {
+func (w *Worker) spawn(l launch, g *groups) error {
 	cmd := exec.Command(l.Path, l.Args...)
 	cmd.Dir = l.Dir
 	cmd.Env = l.Env
@@ -216,7 +216,7 @@ func (w *Worker) spawn(l launch, r *reaper) error {
 	if err != nil {
 		return err
 	}
-	c, err := r.startPiped(cmd)
+	c, err := g.startPiped(cmd)
 	if err != nil {
 		return err
 	}

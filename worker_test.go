@@ -20,7 +20,6 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
-	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -93,68 +92,97 @@ func TestIdleStop(t *testing.T) {
 	check(t, "another process answers", second != first && second != "", true)
 }
 
-// TestNoProcessOutlivesTheDaemon ends a daemon while modules and a build run, whose
-// processes do not all stay in their group.
+// TestNoProcessOutlivesTheDaemon ends a daemon while modules in all languages, a shell function
+// and a build run.
 func TestNoProcessOutlivesTheDaemon(t *testing.T) {
 	long(t)
 	bin := t.TempDir()
-	write(t, bin+"/go", "#!/bin/sh\nexec timeout 1000 sleep 1000\n")
+	command, err := exec.LookPath("go")
+	must(t, err)
+	write(t, bin+"/go", "#!/bin/sh\ncase $* in *built*) exec sleep 1000; esac\nexec "+command+" \"$@\"\n")
 	must(t, os.Chmod(bin+"/go", 0o755))
-	for name, end := range map[string]syscall.Signal{
-		"by TERM": syscall.SIGTERM, "by KILL": syscall.SIGKILL, "by KILL, after its reaper": syscall.SIGKILL,
-	} {
+	for name, end := range map[string]syscall.Signal{"by TERM": syscall.SIGTERM, "by KILL": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
 			mark, processes := markProcesses(t)
-			dir := t.TempDir()
-			writeFake(t, dir+"/child.usher", "child tools=x")
-			deaf := "child tools=x"
-			if os.Getenv("USHER_SLOW") != "" { // each of its ends takes seconds
-				deaf = "deaf child tools=x"
-			}
-			writeFake(t, dir+"/deaf.usher", deaf)
+			dir, names := languages(t)
+			traits := map[syscall.Signal]string{syscall.SIGKILL: "deaf"}[end] // deaf to the guard
+			writeFake(t, dir+"/child.usher", traits+" child tools=x")
+			write(t, dir+"/wait.usher.sh", "# Waits.\nwait_() { sleep 600; }\n")
 			env := map[string]string{markVar: mark, "PATH": bin + ":" + os.Getenv("PATH")}
 			d := daemonOptions{ownProcess: true, env: env}.start(t, dir)
 			c := connect(t, d.URL)
-			c.awaitTools("child_x", "deaf_x")
-			c.call("child_x", "")
-			if strings.Contains(name, "reaper") {
-				line := regexp.MustCompile(`(?m)^(\d+) .* ` + reaperCommand).FindStringSubmatch(processes())
-				pid, _ := strconv.Atoi(line[1])
-				process, _ := os.FindProcess(pid)
-				must(t, process.Kill())
-				d.awaitLog(t, "the reaper was killed")
+			for _, name := range names {
+				tool := name + "_handleContact"
+				await(t, tool, func() bool { return c.call(tool, `{"email":"x","message":"y"}`).failure() == "" })
 			}
+			await(t, "the fake", func() bool { return c.call("child_x", "").failure() == "" })
 			write(t, dir+"/built.usher.go", goHead)
-			await(t, "the build", func() bool { return strings.Count(processes(), "timeout") == 2 })
-			c.call("deaf_x", "") // starts a process, after usher has told the reaper of the build
-			await(t, "the reaper", func() bool { return strings.Contains(processes(), reaperCommand) })
+			await(t, "the build", func() bool { return strings.Count(processes(), "sleep 1000") == 2 })
+			if end == syscall.SIGKILL { // others wait for the call
+				req := c.request(http.MethodPost,
+					`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait_wait_"}}`)
+				go c.http.Do(req)
+				await(t, "the function", func() bool { return strings.Contains(processes(), "sleep 600") })
+			}
 			d.signal(t, end)
 			await(t, "all processes to end", func() bool { return processes() == "" })
 		})
 	}
 }
 
-// TestTrees checks that a zombie is dead, that a tree is not confused with another whose
-// leader had the same id, and that usher gives up on a process that can't be killed.
-func TestTrees(t *testing.T) {
+// TestGroups checks that a zombie is dead, that a group is not confused with another whose
+// leader has the same id, and that usher gives up on a process that can't be killed.
+func TestGroups(t *testing.T) {
 	t.Parallel()
 	if runtime.GOOS != "linux" {
 		skip(t, "looks at /proc")
 	}
 	cmd := exec.Command("sleep", "1000")
-	running, err := startTree(cmd)
+	id, err := startGroup(cmd)
 	must(t, err)
-	trees, ended := map[tree]bool{running: true}, tree{pid: running.pid, start: "1"}
-	check(t, "an ended tree lives", len(signalTrees(map[tree]bool{ended: true}, syscall.SIGKILL)), 0)
-	check(t, "a running tree lives", len(signalTrees(trees, 0)), 1)
-	check(t, "the process is alive", processAlive(running.pid), true)
-	check(t, "trees that can't be ended", len(endTrees(trees)), 0)
-	check(t, "the zombie is alive", processAlive(running.pid), false)
+	exited := make(chan struct{})
+	close(exited)
+	ended := &child{group: id, exited: exited}
+	check(t, "a group has another's process", ended.signal(syscall.SIGKILL), false)
+	check(t, "the other process is alive", processAlive(int(id)), true)
+	check(t, "it is killed", id.signal(syscall.SIGKILL), true)
+	await(t, "a zombie", func() bool { return !processAlive(int(id)) })
 	cmd.Wait()
-	stuck := &child{tree: ended, reaper: newReaper(slog.New(slog.DiscardHandler)), exited: make(chan struct{})}
+	g := newGroups(slog.New(slog.DiscardHandler))
+	stuck := &child{group: id, groups: g, exited: make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	check(t, "usher gives up", errors.Is(stuck.wait(ctx, 0), context.Canceled), true)
+}
+
+// TestGuardDoesNotRead checks that usher neither waits for a guard that does not read, nor
+// forgets what the guard has to know.
+func TestGuardDoesNotRead(t *testing.T) {
+	t.Parallel()
+	read, write, err := os.Pipe()
+	must(t, err)
+	defer read.Close()
+	g := newGroups(slog.New(slog.DiscardHandler))
+	g.pipe = write
+	for len(g.unsent) == 0 { // the pipe has room
+		g.unsent = bytes.Repeat([]byte("- 1\n"), 1000)
+		g.tell("-", 1)
+	}
+	g.tell("+", 2)
+	lines := newLineReader(read, 1000)
+	go func() {
+		g.tell("+", 3)
+		g.pipe.Close()
+	}()
+	var last []string
+	for {
+		line, err := lines.next()
+		if err != nil {
+			break
+		}
+		last = append(last[max(0, len(last)-1):], string(line))
+	}
+	check(t, "the last lines", last, []string{"+ 2", "+ 3"})
 }
 
 func TestOneDaemonPerBase(t *testing.T) {

@@ -48,8 +48,8 @@ lives() { { until [ -e "$1" ]; do echo still here; echo and here >&2; sleep 0.1;
 # Takes all memory, but for a limit.
 hog() { ulimit -v 50000; x=xxxxxxxx; while :; do x=$x$x; done; }
 
-# Does not listen, and starts what leaves its group.
-stubborn() { trap '' TERM; set -m; sleep 1000 & timeout 1000 sleep 1000 & while :; do sleep 1000; done; }
+# Does not listen.
+stubborn() { trap '' TERM; sleep 1000 & while :; do sleep 1000; done; }
 
 _hidden() { :; }
 undocumented() { :; }
