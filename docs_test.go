@@ -33,6 +33,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 var updateDocs = flag.Bool("update-docs", false, "write what was printed into the documentation")
@@ -219,6 +220,9 @@ func (p *page) stopDaemon() {
 	if p.daemon != nil {
 		p.group.signal(syscall.SIGTERM)
 		p.daemon.Wait()
+		for p.group.signal(0) { // the shell has ended, and perhaps the daemon not yet
+			pass(10 * time.Millisecond)
+		}
 		p.daemon = nil
 	}
 }

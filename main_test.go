@@ -210,7 +210,7 @@ func (o *output) await(t *testing.T, what string, over <-chan struct{}, ok func(
 		case <-over:
 			return
 		case <-deadline:
-			t.Fatalf("gave up waiting: %s", what)
+			t.Fatalf("gave up waiting: %s, in: %s", what, clipText(text, 2000))
 		}
 	}
 }
