@@ -420,14 +420,14 @@ var (
 type reservation struct {
 	account
 	size    atomic.Int64             // bytes
-	control *http.ResponseController // of a request whose body arrives
+	control *http.ResponseController // of a request whose body arrives; some tests support no deadlines
 }
 
 // open returns a reservation for a request of n bytes that have arrived already. The
 // caller must end the reservation.
 func (a account) open(n int64) (*reservation, error) {
 	r := &reservation{account: a}
-	return r, r.grow(minHeld + n)
+	return r, r.grow(n)
 }
 
 // receive reads the body of a request of a principal. If the announced length of the body
@@ -437,13 +437,10 @@ func (a account) open(n int64) (*reservation, error) {
 // client disconnects.
 func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, held *reservation, err error) {
 	limit := a.memory.maxBody
-	held, err = a.open(0)
-	switch {
-	case err != nil:
-	case r.ContentLength > limit:
+	held = &reservation{account: a, control: http.NewResponseController(w)}
+	if r.ContentLength > limit {
 		err = &http.MaxBytesError{Limit: limit}
-	default:
-		held.control = http.NewResponseController(w) // some tests don't support deadlines
+	} else {
 		body, err = held.readAll(http.MaxBytesReader(w, r.Body, limit))
 	}
 	if err == nil {

@@ -173,7 +173,7 @@ func TestBodiesMakeRoom(t *testing.T) {
 	}
 	rest := maxHeldUnknown - m.unknown.count("unknown")
 	check(t, "no room is left", account{m, "unknown"}.reserve(rest), true)
-	check(t, "a new body", sendBody(t, s, "", size-minHeld-1, size-minHeld-1).status(t), 200)
+	check(t, "a new body", sendBody(t, s, "", size-1, size-1).status(t), 200)
 	check(t, "the oldest", bodies[0].status(t), 503)
 	m.unknown.release("unknown", rest)
 	for n := range maxHeld/maxHeldOf - 1 {

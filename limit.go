@@ -24,7 +24,6 @@ const (
 	maxHeldOf      = 64 << 20  // bytes held per principal, and for all senders with the secret; at least two bodies
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
 	maxHeld        = 512 << 20 // bytes held for all principals; at least what one may hold
-	minHeld        = 8 << 10   // bytes added to the size of each request
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
 	maxLogged      = 200       // bytes of one value in the log that a client chose
 
@@ -100,10 +99,9 @@ type counter[K comparable] struct {
 
 // reserve counts n more for a key, unless that would exceed a limit. It reports whether it
 // did; then the caller must release them.
-func (c *counter[K]) reserve(key K, n int64) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.reserveLocked(key, n)
+func (c *counter[K]) reserve(key K, n int64) (ok bool) {
+	c.update(func() { ok = c.reserveLocked(key, n) })
+	return ok
 }
 
 // reserveLocked does the work of reserve. The caller holds c.mu.
@@ -117,12 +115,7 @@ func (c *counter[K]) reserveLocked(key K, n int64) bool {
 }
 
 // release counts n fewer for a key. A negative n counts more, even beyond the limits.
-func (c *counter[K]) release(key K, n int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.addLocked(key, -n)
-	c.grantLocked()
-}
+func (c *counter[K]) release(key K, n int64) { c.update(func() { c.addLocked(key, -n) }) }
 
 // addLocked counts n more for a key. The caller holds c.mu.
 func (c *counter[K]) addLocked(key K, n int64) {
@@ -137,14 +130,28 @@ func (c *counter[K]) addLocked(key K, n int64) {
 }
 
 // count returns what a key uses.
-func (c *counter[K]) count(key K) int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.used[key]
+func (c *counter[K]) count(key K) (n int64) {
+	c.update(func() { n = c.used[key] })
+	return n
 }
 
-// slot counts one item of a key, which may have to wait for room. A nil slot counts
-// nothing and never waits.
+// update makes a change, and gives the room that is left to the slots that have waited
+// longest. A key that has used up its own share does not hold up others.
+func (c *counter[K]) update(change func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change()
+	c.waiting = slices.DeleteFunc(c.waiting, func(s *slot[K]) bool {
+		if s.state == slotWaiting && c.reserveLocked(s.key, 1) {
+			s.state = slotRunning
+			close(s.granted)
+		}
+		return s.state != slotWaiting
+	})
+}
+
+// slot counts one item of a key, which may have to wait for room. free does nothing for a
+// nil slot.
 type slot[K comparable] struct {
 	counter *counter[K]
 	key     K
@@ -166,51 +173,33 @@ const (
 
 // grant queues the slot, first come, first served, and returns a channel that is closed
 // when the slot counts or is free again. The caller must call release.
-func (s *slot[K]) grant() <-chan struct{} {
-	c := s.counter
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s.state == slotPaused {
-		s.state = slotWaiting
-		s.granted = make(chan struct{})
-		c.waiting = append(c.waiting, s)
-		c.grantLocked()
-	}
-	return s.granted
-}
-
-// grantLocked gives room to the slots that have waited longest. A key that has used up its
-// own share does not hold up others. The caller holds c.mu.
-func (c *counter[K]) grantLocked() {
-	c.waiting = slices.DeleteFunc(c.waiting, func(s *slot[K]) bool {
-		if s.state == slotWaiting && c.reserveLocked(s.key, 1) {
-			s.state = slotRunning
-			close(s.granted)
+func (s *slot[K]) grant() (granted <-chan struct{}) {
+	s.counter.update(func() {
+		if s.state == slotPaused {
+			s.state = slotWaiting
+			s.granted = make(chan struct{})
+			s.counter.waiting = append(s.counter.waiting, s)
 		}
-		return s.state != slotWaiting
+		granted = s.granted
 	})
+	return granted
 }
-
-// pause makes room, until the next grant. It does not block.
-func (s *slot[K]) pause() { s.free(slotPaused) }
 
 // release makes room for good. It does not block.
 func (s *slot[K]) release() { s.free(slotReleased) }
 
-// free makes room, and sets the slot's new state.
+// free makes room, and sets the slot's new state. It does not block.
 func (s *slot[K]) free(state slotState) {
 	if s == nil {
 		return
 	}
-	c := s.counter
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch s.state {
-	case slotWaiting:
-		close(s.granted)
-	case slotRunning:
-		c.addLocked(s.key, -1)
-	}
-	s.state = state
-	c.grantLocked()
+	s.counter.update(func() {
+		switch s.state {
+		case slotWaiting:
+			close(s.granted)
+		case slotRunning:
+			s.counter.addLocked(s.key, -1)
+		}
+		s.state = state
+	})
 }

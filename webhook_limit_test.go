@@ -128,9 +128,9 @@ func TestWebhookWithoutRoom(t *testing.T) {
 		left      int64
 		header    string
 	}{
-		{"a body to be verified", strangers, minHeld, ""},
-		{"a body", senders, minHeld, shown},
-		{"arguments", senders, minHeld + 6000, shown},
+		{"a body to be verified", strangers, 0, ""},
+		{"a body", senders, 0, shown},
+		{"arguments", senders, 6000, shown},
 	} {
 		h := &Webhooks{
 			webhookConfig: webhookConfig{secret: testSecret, acceptSignatures: true},

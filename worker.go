@@ -811,7 +811,7 @@ func (w *Worker) newAsk(s *workerState, msg *Message) (*clientRequest, error) {
 	}
 	a := &clientRequest{Message: msg, caller: caller, call: c, done: make(chan struct{})}
 	if c != nil {
-		c.slot.pause()
+		c.slot.free(slotPaused)
 	}
 	a.ctx, a.cancel = context.WithTimeoutCause(w.ctx, askTimeout, errNoAnswer)
 	s.asks[string(a.ID)] = a
