@@ -33,7 +33,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 )
 
 var updateDocs = flag.Bool("update-docs", false, "write what was printed into the documentation")
@@ -87,7 +86,7 @@ func TestDocs(t *testing.T) {
 				})
 				text += strings.Repeat("\n## ", min(i, 1)) + section
 			}
-			p.stopDaemon()
+			p.stopDaemon(t)
 			if *updateDocs && text != string(raw) {
 				write(t, path, text)
 			}
@@ -129,7 +128,7 @@ func newPage(t *testing.T) *page {
 	p.env = append(os.Environ(), "HOME="+home, "USHER_BASE=", runAsUsher+"=1", "PATH="+home+"/bin:"+os.Getenv("PATH"),
 		"NO_COLOR=1",
 		"GOCACHE="+caches[0], "GOPATH="+caches[1], "GOMODCACHE="+caches[2])
-	t.Cleanup(p.stopDaemon)
+	t.Cleanup(func() { p.stopDaemon(t) })
 	return p
 }
 
@@ -189,7 +188,7 @@ func (p *page) command(line string) *exec.Cmd {
 // stdout until all modules are ready.
 func (p *page) serve(t *testing.T, command, want string) string {
 	t.Helper()
-	p.stopDaemon()
+	p.stopDaemon(t)
 	if !docAddr.MatchString(command) {
 		command += " -addr 127.0.0.1:3000"
 	}
@@ -216,13 +215,11 @@ func (p *page) serve(t *testing.T, command, want string) string {
 	return want
 }
 
-func (p *page) stopDaemon() {
+func (p *page) stopDaemon(t *testing.T) {
 	if p.daemon != nil {
 		p.group.signal(syscall.SIGTERM)
-		p.daemon.Wait()
-		for p.group.signal(0) { // the shell has ended, and perhaps the daemon not yet
-			pass(10 * time.Millisecond)
-		}
+		p.daemon.Wait() // the shell may end before the daemon
+		await(t, "the daemon's end", func() bool { return !p.group.signal(0) })
 		p.daemon = nil
 	}
 }

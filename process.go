@@ -50,15 +50,11 @@ type child struct {
 // process has grace to end by itself; then wait ends the group. If the process can't be
 // killed, for example because it runs as another user, the error is ctx's.
 func (c *child) wait(ctx context.Context, grace time.Duration) error {
-	select {
-	case <-c.exited:
-	case <-ctx.Done():
+	if waitFor(ctx, c.exited) != nil {
 		select {
 		case <-c.exited:
 		case <-time.After(grace):
 		}
-	}
-	if ctx.Err() != nil {
 		c.end()
 	}
 	select {
@@ -82,21 +78,21 @@ func (c *child) signal(sig syscall.Signal) bool {
 	return c.group.signal(sig)
 }
 
-// end sends TERM to what is left of the group, and later KILL. It waits for their end.
+// end sends TERM to what is left of the group, and later KILL. It then waits for the end of
+// the process alone: the others may stay as zombies for as long as nobody waits for them.
 func (c *child) end() {
 	c.ending.Do(func() {
 		sig := syscall.SIGTERM
 		start := time.Now()
-		for pause := time.Millisecond; c.signal(sig); pause = min(2*pause, 100*time.Millisecond) {
-			time.Sleep(pause)
+		for c.signal(sig) && time.Since(start) < exitTimeout {
 			sig = 0
-			if time.Since(start) > exitTimeout {
-				sig = syscall.SIGKILL
-			}
-			if time.Since(start) > exitTimeout+killTimeout {
-				c.groups.log.Error("a process can't be killed", "group", c.group)
-				break
-			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		c.signal(syscall.SIGKILL)
+		select {
+		case <-c.exited:
+		case <-time.After(killTimeout):
+			c.groups.log.Error("a process can't be killed", "group", c.group)
 		}
 		c.groups.mu.Lock()
 		defer c.groups.mu.Unlock()

@@ -148,11 +148,13 @@ func TestGroups(t *testing.T) {
 	check(t, "it is killed", id.signal(syscall.SIGKILL), true)
 	await(t, "a zombie", func() bool { return !processAlive(int(id)) })
 	cmd.Wait()
-	g := newGroups(slog.New(slog.DiscardHandler))
-	stuck := &child{group: id, groups: g, exited: make(chan struct{})}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	check(t, "usher gives up", errors.Is(stuck.wait(ctx, 0), context.Canceled), true)
+	synctest.Test(t, func(t *testing.T) {
+		g := newGroups(slog.New(slog.DiscardHandler))
+		stuck := &child{group: id, groups: g, exited: make(chan struct{})}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		check(t, "usher gives up", errors.Is(stuck.wait(ctx, 0), context.Canceled), true)
+	})
 }
 
 // TestGuardDoesNotRead checks that usher neither waits for a guard that does not read, nor
