@@ -332,7 +332,6 @@ func runGo(ctx context.Context, g *groups, dir string, args []string) (string, e
 	cmd.WaitDelay = exitTimeout // if a process that left the group keeps the outputs open
 	c, err := g.start(cmd)
 	if err == nil {
-		c.lowerPriority() // calls, and modules without a build, go first
 		err = c.wait(ctx, 0)
 		c.end()
 	}

@@ -539,11 +539,7 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	v.Begun = true
 	r.mu.Unlock()
 	if v.shell != nil {
-		m, err := v.shell.introspect(v.ctx)
-		if err == nil {
-			m.Version = v.cacheVersion()
-		}
-		return m, err
+		return v.shell.introspect(v.ctx)
 	}
 	w, err := r.startProcess(v.ctx, v, false, nil)
 	if err != nil {

@@ -28,9 +28,6 @@ func startGroup(cmd *exec.Cmd) (group, error) {
 	return group(cmd.Process.Pid), nil
 }
 
-// lowerPriority lets other processes go first, if they need the processors.
-func (g group) lowerPriority() { _ = syscall.Setpriority(syscall.PRIO_PGRP, int(g), 10) }
-
 // signal sends sig to the processes of the group; 0 sends nothing. It reports whether there
 // was one that could get it.
 func (g group) signal(sig syscall.Signal) bool { return syscall.Kill(-int(g), sig) == nil }

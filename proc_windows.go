@@ -36,9 +36,6 @@ func startGroup(cmd *exec.Cmd) (group, error) {
 	return group(job), nil
 }
 
-// lowerPriority does nothing on Windows.
-func (g group) lowerPriority() {}
-
 // signal ends every process of the group: Windows has no signal for console programs without
 // a console. It does so even if the signal is 0; only shell modules, which don't run on
 // Windows, send that. It reports false, because no process can survive this.

@@ -106,7 +106,7 @@ func (c *child) end() {
 // killed. Safe for concurrent use.
 type groups struct {
 	log     *slog.Logger
-	guarded sync.Once // guards the start of the guard
+	guarded sync.Once // the guard has been started
 
 	mu     sync.Mutex      // guards the fields below
 	left   map[*child]bool // may have a process
@@ -121,13 +121,13 @@ func newGroups(log *slog.Logger) *groups { return &groups{log: log, left: make(m
 // start starts a process with usher's own environment, except for the secrets of webhooks,
 // and cmd.Env. If a name occurs twice, the last entry counts. After Close it starts none.
 func (g *groups) start(cmd *exec.Cmd) (*child, error) {
-	g.guarded.Do(g.startGuard)
 	cmd.Env = slices.Concat(environWithoutSecrets(), cmd.Env, []string{"PWD=" + cmd.Dir})
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
 		return nil, errors.New("usher is stopping")
 	}
+	g.guarded.Do(g.startGuard)
 	id, err := startGroup(cmd)
 	if err != nil {
 		return nil, err
@@ -237,7 +237,6 @@ func (g *groups) tell(sign string, id group) {
 	g.unsent = g.unsent[n:]
 	if errors.Is(err, syscall.EPIPE) {
 		g.log.Warn("the guard was killed: if usher is killed too, modules' processes may continue")
-		g.pipe.Close()
 		g.pipe = nil
 	}
 }
@@ -253,7 +252,7 @@ func environWithoutSecrets() []string {
 // moduleEnv returns what a process of the module at source gets in addition: extra, and that
 // it runs inside of the module.
 func moduleEnv(source string, extra []string) []string {
-	return append(extra, nestedVar+"="+os.Getenv(nestedVar)+"\n"+source)
+	return slices.Concat(extra, []string{nestedVar + "=" + os.Getenv(nestedVar) + "\n" + source})
 }
 
 // ---- The shell
@@ -336,7 +335,9 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 		functions, lastLines, err = s.run(ctx, script, nil, nil, script.listFunctions())
 	}
 	if err == nil {
-		return script.manifest(strings.Fields(string(functions))), nil
+		m := script.manifest(strings.Fields(string(functions)))
+		m.Version = s.cacheVersion()
+		return m, nil
 	}
 	cause := fmt.Errorf("%s: %w", filepath.Base(s.Source), err)
 	if lastLines != "" {
@@ -383,14 +384,15 @@ func (s *shellRunner) run(ctx context.Context, script *shellScript, input []byte
 }
 
 // keep lets the background processes of a call go on until they end or the module is removed,
-// and reads what they write. It then ends what is left.
+// and drops what they write. It then ends what is left.
 func (s *shellRunner) keep(c *child) {
 	for _, f := range c.outputs {
 		f.SetReadDeadline(time.Time{})
-		defer f.Close()
+		go func() { // ends when all writers have closed the pipe
+			defer f.Close()
+			io.Copy(io.Discard, f)
+		}()
 	}
-	go io.Copy(io.Discard, c.outputs[0])
-	go s.readStderr(c.outputs[1], func([][]byte) {})
 	for c.signal(0) && pauseFor(s.kept, sweepInterval) {
 	}
 	c.end()

@@ -119,7 +119,7 @@ const isFunction = `usher_is() {
 // commandLine returns the arguments of the shell for a call of a function.
 func (s *shellScript) commandLine(name string, arguments json.RawMessage) ([]string, error) {
 	doc, ok := s.docs[name]
-	if !ok || slices.Contains(notMethods, name) {
+	if !ok {
 		return nil, fmt.Errorf("no method %q", name)
 	}
 	// $0 is the script, so that a module can find files beside it. The quotes around
