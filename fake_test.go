@@ -110,7 +110,6 @@ const mirrorSchema = `{"type":"object","properties":{"region":{"type":"string","
 //	toolsIn=FILE    its tools, as JSON
 //	await=ADDRESS   answers initialize when nothing listens there any longer
 //	child           starts a process that sleeps
-//	deaf            ignores TERM and the end of stdin
 //	dies            ends at once, with a word on stderr
 //	fixed           does not declare that its tools may change
 //	garbage         writes lines to stdout that are not JSON-RPC
@@ -168,9 +167,6 @@ func runFake(traits string) int {
 	if f.has("child") {
 		exec.Command("sleep", "1000").Start()
 	}
-	if f.has("deaf") {
-		ignoreTerm()
-	}
 	lines := newLineReader(os.Stdin, 64<<20)
 	for {
 		line, err := lines.next()
@@ -180,9 +176,6 @@ func runFake(traits string) int {
 		if msg, err := parseMessage(line); err == nil && !f.has("mute") {
 			f.handle(msg)
 		}
-	}
-	if f.has("deaf") {
-		select {}
 	}
 	return 0
 }

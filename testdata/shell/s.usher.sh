@@ -41,10 +41,6 @@ flood() { head -c 100000000 /dev/zero | tr '\0' x; }
 # Leaves a process behind, which keeps stdin open.
 forks() { sleep 999 <&0 & echo done; }
 
-# Leaves one behind that writes.
-# @param {string} file when it is there, so does that process
-lives() { { until [ -e "$1" ]; do echo still here; echo and here >&2; sleep 0.1; done; echo over >"$1"; } & echo left; }
-
 # Takes all memory, but for a limit.
 hog() { ulimit -v 50000; x=xxxxxxxx; while :; do x=$x$x; done; }
 
