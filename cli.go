@@ -100,7 +100,7 @@ func (a *app) status(ctx context.Context, name string, err error) int {
 	if ctx.Err() != nil {
 		err = errors.New("interrupted")
 	}
-	a.warnf("%s: %s", name, sanitize(strings.ReplaceAll(err.Error(), "\n", "; ")))
+	a.warnf("%s: %s", name, sanitizeLine(err.Error()))
 	if _, ok := errors.AsType[usageError](err); !ok {
 		return 1
 	}
@@ -244,7 +244,7 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 		}
 		config := registryConfig{CachedOnly: *cached}
 		return a.withModules(ctx, dirs, config, func(r *Registry) error {
-			a.print("modules", a.moduleReport(r, *scope), *asJSON)
+			a.print("modules", a.report(r, *scope, scopeAll(), readDaemon(a.data)), *asJSON)
 			return nil
 		})
 	}
@@ -268,106 +268,6 @@ func parseCodeArgument(text string) (Code, error) {
 		return "", usageErrorf("CODE: want %d of %s, with or without a dash", codeLength, codeAlphabet)
 	}
 	return code, nil
-}
-
-// moduleLine is a module, or a file that is not hosted, as usher modules shows it.
-type moduleLine struct {
-	Name     string     `json:"name,omitempty"`
-	Label    string     `json:"label,omitempty"` // in tool names
-	Kind     Kind       `json:"kind,omitempty"`
-	Path     string     `json:"path"`
-	About    string     `json:"about,omitempty"`
-	Hosted   bool       `json:"hosted"`
-	Hidden   string     `json:"hidden,omitempty"` // why a session of the scope does not see it
-	Tools    []toolLine `json:"tools"`
-	Error    string     `json:"error,omitempty"` // why the module, or its newest version, is not hosted
-	Problems []string   `json:"problems,omitempty"`
-}
-
-// toolLine is a tool of a moduleLine.
-type toolLine struct {
-	Name    string `json:"name"`
-	Method  string `json:"method"`
-	About   string `json:"about,omitempty"`
-	Params  string `json:"parameters,omitempty"` // their names
-	Webhook string `json:"webhook,omitempty"`    // its URL
-
-	// For the example command that delivers to the URL: whether webhooks are off, whether
-	// the sender must sign or needs the secret, and the arguments.
-	Off, Signed, Secret bool   `json:"-"`
-	Example             string `json:"-"`
-}
-
-// moduleReport returns all modules, as the view of scope shows them, those in scope first.
-// The webhook URLs are those of a running daemon.
-func (a *app) moduleReport(r *Registry, scope Scope) []moduleLine {
-	daemon := readDaemon(a.data)
-	list := []moduleLine{}
-	for _, s := range r.Report() {
-		line := moduleLine{Name: s.Name, Kind: s.Kind, Path: s.Path, Tools: []toolLine{}}
-		switch {
-		case !scope.Contains(s.Source):
-			line.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
-		case s.Module == nil:
-			line.Problems = s.Problems
-		default:
-			a.addModule(&line, s.Module, r.View(scope), r.View(scopeAll()), daemon)
-		}
-		if s.Err != nil && line.Hidden == "" {
-			line.Error = explain(s.Err)
-		}
-		list = append(list, line)
-	}
-	slices.SortStableFunc(list, func(m, n moduleLine) int { return strings.Compare(m.Hidden, n.Hidden) })
-	return list
-}
-
-// addModule adds a hosted module, its tools in view and notes for its author to a line.
-// whole is the unscoped view, which has the paths of webhooks.
-func (a *app) addModule(l *moduleLine, m *Module, view, whole *View, daemon daemonRecord) {
-	l.Hosted = true
-	l.About = m.About
-	l.Problems = slices.Clone(m.Problems)
-	note := func(format string, args ...any) {
-		l.Problems = append(l.Problems, fmt.Sprintf(format, args...))
-	}
-	for i, t := range view.ToolsOf[m] {
-		l.Label = t.Label
-		hook := whole.ToolsOf[m][i]
-		tool := toolLine{
-			Name:    t.Name,
-			Method:  t.Method.Name,
-			About:   t.Method.About(),
-			Params:  t.Method.Parameters(),
-			Off:     daemon.WebhooksOff,
-			Signed:  t.Method.Signature != "",
-			Secret:  daemon.Secret || a.getenv(webhookSecretVar) != "",
-			Example: strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`), // for shells
-		}
-		if path := whole.WebhookPath(hook); path != "" {
-			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + path
-		}
-		l.Tools = append(l.Tools, tool)
-		if len(t.Name) > maxToolName {
-			note("%s: some clients refuse this name: with mcp__usher__ it has over 64 characters", t.Name)
-		}
-		if _, others := whole.Hook(hook.HookPath); len(others) > 0 {
-			note("%s: its webhook is not served, as several webhooks have the path %s: %s",
-				tool.Method, hook.HookPath, strings.Join(others, ", "))
-		}
-		if _, err := parseSignature(t.Method.Signature, a.getenv); err != nil {
-			note("%s: in this environment, its deliveries fail: %v", tool.Method, err)
-		}
-	}
-	for _, raw := range m.Lists["resources"] {
-		uri := stringField(raw, "uri")
-		if view.items["resources"][uri] == nil {
-			note("%s: this resource is not offered, as several modules have its URI", uri)
-		}
-	}
-	if l.Label != "" && l.Label != m.Name {
-		note("its name is not unique: its tools begin with %s", l.Label)
-	}
 }
 
 // setupCall returns the command that calls one method. It prints what the module prints to
@@ -418,14 +318,15 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 // method. The error lists the tools of the modules that the words may mean, and the
 // reasons why modules are not hosted.
 func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
-	view := r.View(scope)
+	states, catalog := r.Report()
+	view := catalog.View(scope)
 	for _, t := range view.Tools {
 		if slices.Equal(words, []string{t.Name}) || slices.Equal(words, []string{t.Label, t.Method.Name}) {
 			return t, nil
 		}
 	}
 	var hints []string
-	for _, s := range r.Report() {
+	for _, s := range states {
 		hint := "is outside the scope"
 		switch {
 		case !scope.Contains(s.Source):

@@ -104,7 +104,6 @@ type Status struct {
 	Module  *Module // the newest that worked, of this version or an earlier one; nil for none
 	Err     error   // why the newest version is not hosted
 	Pending bool    // it is being introspected, or the catalog does not show its outcome yet
-	Begun   bool    // its introspection no longer waits for a slot
 }
 
 // manifest is everything that a module offers. It is cached.
@@ -405,6 +404,9 @@ func (r *Registry) replace(v *moduleVersion, m *Module) {
 // reach other claims.
 func (r *Registry) followLists(v *moduleVersion) {
 	defer catch(r.Log, nil)
+	if v.offers == "" && v.Kind == kindGo {
+		r.Log.Info("building", "module", v.Name)
+	}
 	for v.offers == "" && v.ctx.Err() == nil {
 		if m, err := r.introspect(v); err == nil {
 			r.offer(v, m)
@@ -535,9 +537,6 @@ func (r *Registry) introspect(v *moduleVersion) (*manifest, error) {
 	if err := waitFor(v.ctx, slot.grant()); err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	v.Begun = true
-	r.mu.Unlock()
 	if v.shell != nil {
 		return v.shell.introspect(v.ctx)
 	}
@@ -771,14 +770,14 @@ func (r *Registry) publish() {
 	r.changed = make(chan struct{})
 }
 
-// Report returns the state of all modules, sorted by source and name.
-func (r *Registry) Report() (list []Status) {
+// Report returns the state of all modules, sorted by source and name, and the catalog.
+func (r *Registry) Report() (list []Status, catalog *Catalog) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, key := range sortedKeys(r.modules) {
 		list = append(list, r.modules[key].Status)
 	}
-	return list
+	return list, r.catalog.Load()
 }
 
 // ---- Approval

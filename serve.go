@@ -18,6 +18,7 @@ import (
 	"html/template"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -205,6 +206,8 @@ type daemon struct {
 	log   *slog.Logger
 	out   io.Writer // for text that people read while the daemon runs; discards it without a terminal
 
+	bannered atomic.Bool // the banner shows the modules
+
 	record   daemonRecord
 	listener net.Listener
 	lastCert atomic.Pointer[tls.Certificate] // the last one that could be loaded; nil without TLS
@@ -247,7 +250,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
 	if approved != nil { // the first record contains the address
-		d.log.Info("approved all modules; later changes need usher approve", approved...)
+		d.log.Warn("approved all modules; later changes need usher approve", approved...)
 	}
 	claims := openClaims(a.data, d.log)
 	defer claims.Close()
@@ -394,7 +397,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	}
 	var parts sync.WaitGroup
 	parts.Go(func() { gate.claims.Watch(ctx) })
-	parts.Go(func() { d.show(ctx) })
+	parts.Go(func() { d.showBanner(ctx) })
 	parts.Go(func() {
 		<-ctx.Done()
 		shutDown(web, stop)
@@ -485,8 +488,8 @@ func (d *daemon) handler() http.Handler {
 var errNothing error = loggedError{httpErrorf(http.StatusNotFound,
 	"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)}
 
-// openLog opens the log of a daemon without -log. On a terminal, the log consists of
-// lines for people, in addition to the lines of show. Elsewhere it consists of records.
+// openLog opens the log of a daemon without -log. On a terminal it consists of lines for
+// people, elsewhere of records.
 func (d *daemon) openLog() *slog.Logger {
 	if !isTerminal(d.app.stdout) {
 		return slog.New(slog.NewTextHandler(d.app.stderr, nil))
@@ -495,107 +498,55 @@ func (d *daemon) openLog() *slog.Logger {
 	return newRecordLog(d.showRecord)
 }
 
-// shownKeys are the keys of a record's values that a terminal shows, in this order.
-const shownKeys = "msg module method tool path line data status outcome why err took label below"
-
-// showRecord prints a record of the log as a line for people. It leaves out the records
-// about modules' files and the URL, because show prints those.
+// showRecord prints a record of the log as a line. It leaves out what the banner will show:
+// before it, showRecord prints only warnings and errors, except those about modules.
 func (d *daemon) showRecord(record object) {
-	if record.get("file") != nil || record.get("url") != nil {
+	early := record.text("level") == "INFO" || record.get("file") != nil
+	if early && !d.bannered.Load() {
 		return
 	}
-	text := time.Now().Format(time.TimeOnly)
-	for _, key := range strings.Fields(shownKeys) {
-		if value := record.text(key); value != "" {
-			text += "  " + sanitizeLines(value, "\n    ")
+	line := time.Now().Format(time.TimeOnly) + "  " + record.text("msg")
+	for _, m := range record {
+		switch m.key {
+		case "time", "level", "msg":
+		default:
+			line += "  " + m.key + "=" + record.text(m.key)
 		}
 	}
-	fmt.Fprintln(d.out, text)
+	fmt.Fprintln(d.out, sanitizeLine(line))
 }
 
-// show prints the daemon's address, each module when its state changes and, with the first
-// module that is ready, what to do next.
-func (d *daemon) show(ctx context.Context) {
+// showBanner prints the daemon's address, the modules and what to do next. It waits for
+// modules that are not ready, as long as clients do.
+func (d *daemon) showBanner(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
-	shown := make(map[string]string)
-	printNew := func(key, version, line string) {
-		if state := version + line; shown[key] != state {
-			shown[key] = state
-			fmt.Fprint(d.out, line)
-		}
+	settled := d.awaitModules(ctx, startupTime)
+	if ctx.Err() != nil {
+		return
 	}
-	showNextSteps := sync.OnceFunc(d.showNextSteps)
-	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready", "url", d.record.URL) })
-	for ctx.Err() == nil {
-		changed := d.registry.Changed()
-		settled := d.registry.WaitAll(ctx, time.Second, scopeAll())
-		// After WaitAll: if it returned true, the view contains all modules.
-		view := d.registry.View(scopeAll())
-		report := d.registry.Report()
-		for _, s := range report {
-			printNew(s.key(), s.Version, d.describe(view, s))
-		}
-		printNew("builds", "", describeBuilds(report))
-		if settled || len(view.Modules) > 0 {
-			showNextSteps()
-		}
-		if settled {
-			logReady()
-			_ = waitFor(ctx, changed)
-		}
+	d.bannered.Store(true)
+	var banner bytes.Buffer
+	writeText(&banner, "banner", map[string]any{
+		"Modules":  d.app.report(d.registry, scopeAll(), scopeAll(), d.record),
+		"Root":     d.registry.Roots[0],
+		"Base":     d.base(),
+		"Record":   d.record,
+		"Webhooks": d.whoSendsWebhooks(),
+	})
+	_, _ = banner.WriteTo(d.out)
+	if !settled {
+		d.awaitModules(ctx, math.MaxInt64)
 	}
 }
 
-// describeBuilds returns a line with the name of a Go module that is being built, and its
-// number among all of them. It returns "" if none is being built.
-func describeBuilds(report []Status) string {
-	total, done := 0, 0
-	name := ""
-	for _, s := range report {
-		switch {
-		case s.Kind != kindGo:
-			continue
-		case !s.Pending:
-			done++
-		case s.Begun:
-			name = sanitize(s.Name)
-		}
-		total++
+// awaitModules waits until no module is pending, for at most timeout, and logs that. It
+// reports false if one still is.
+func (d *daemon) awaitModules(ctx context.Context, timeout time.Duration) bool {
+	settled := d.registry.WaitAll(ctx, timeout, scopeAll())
+	if settled {
+		d.log.Info("modules are ready", "url", d.record.URL)
 	}
-	if name == "" {
-		return ""
-	}
-	return fmt.Sprintf("  building %d of %d: %s …\n", done+1, total, name)
-}
-
-// describe returns a line with the state of a module, or "" for a Go module that is pending:
-// see describeBuilds.
-func (d *daemon) describe(view *View, s Status) string {
-	state := "ready"
-	name := cmp.Or(s.Name, s.file())
-	text := ""
-	switch {
-	case s.Err != nil:
-		state = "failed"
-		why, _, _ := strings.Cut(explain(s.Err), "\n")
-		text = fmt.Sprintf("%s\n           for more: usher modules%s %q",
-			sanitize(why), d.base(), filepath.Dir(s.Path))
-	case s.Pending && s.Kind == kindGo:
-		return ""
-	case s.Pending || s.Module == nil:
-		state = "starting"
-	default:
-		tools := view.ToolsOf[s.Module]
-		if len(tools) > 0 {
-			name = tools[0].Label
-		}
-		text = cmp.Or(itemNames(tools), "no tools")
-		if len(s.Module.Problems) > 0 {
-			text = "(see usher modules) " + text
-		}
-		text = clipText(text, 47)
-	}
-	return strings.TrimRight(fmt.Sprintf("  %-9s%-20s %s", state, sanitize(name), text), " ") + "\n"
+	return settled
 }
 
 // base returns the flag -base for commands that people type, "" if they need none.
@@ -604,17 +555,6 @@ func (d *daemon) base() string {
 		return ""
 	}
 	return fmt.Sprintf(" -base %q", filepath.Dir(d.app.data))
-}
-
-// showNextSteps prints how to connect a client and deliver a webhook.
-func (d *daemon) showNextSteps() {
-	writeText(d.out, "next", map[string]any{
-		"Empty":    len(d.registry.View(scopeAll()).Modules) == 0,
-		"Root":     d.registry.Roots[0],
-		"Base":     d.base(),
-		"Record":   d.record,
-		"Webhooks": d.whoSendsWebhooks(),
-	})
 }
 
 // whoSendsWebhooks returns a sentence on what senders of webhooks need.
@@ -700,7 +640,8 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		d.registry.WaitAll(r.Context(), startupTime-time.Since(d.server.started), scope)
 		p := pageContent{View: d.registry.View(scope), Coded: from.principal.exists()}
 		if !p.Coded && !d.flags.open { // then the requester is on this machine
-			for _, s := range d.registry.Report() {
+			states, _ := d.registry.Report()
+			for _, s := range states {
 				if s.Err != nil {
 					p.Failed = append(p.Failed, [2]string{s.file(), explain(s.Err)})
 				}

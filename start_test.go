@@ -157,7 +157,7 @@ func TestWorkspaceReplacedByALink(t *testing.T) {
 	must(t, os.Remove(workspace))
 	must(t, os.Symlink(dir+"/other", workspace))
 	r.rescan()
-	report := r.Report()
+	report, _ := r.Report()
 	if len(report) != 1 || report[0].Path != workspace || report[0].Err.Error() != errMoved.Error() {
 		t.Errorf("got %+v, want the folder with the error %v", report, errMoved)
 	}
@@ -183,7 +183,8 @@ func refusedModules(t *testing.T, data string, dirs ...string) (names []string) 
 		Served:     dirs,
 	})
 	defer r.Close()
-	for _, s := range r.Report() {
+	states, _ := r.Report()
+	for _, s := range states {
 		if errors.Is(s.Err, errUnapproved) {
 			names = append(names, s.Name)
 		}
@@ -354,9 +355,11 @@ exec '`+program+`' "$@"
 		Served:   []string{dir},
 	})
 	defer r.Close()
-	check(t, "it is refused at first", errors.Is(r.Report()[0].Err, errUnapproved), false)
+	states, _ := r.Report()
+	check(t, "it is refused at first", errors.Is(states[0].Err, errUnapproved), false)
 	r.WaitAll(t.Context(), patience, scopeAll())
-	check(t, "it is refused after the build", errors.Is(r.Report()[0].Err, errUnapproved), true)
+	states, _ = r.Report()
+	check(t, "it is refused after the build", errors.Is(states[0].Err, errUnapproved), true)
 	_, err = os.Stat(ran)
 	check(t, "it ran", err == nil, false)
 }

@@ -164,6 +164,7 @@ func writeText(w io.Writer, name string, v any) {
 	output := template.New(name).Funcs(template.FuncMap{
 		"clean": sanitize,
 		"left":  func(at time.Time) string { return formatLeft(time.Until(at)) },
+		"line":  sanitizeLine,
 		"note":  func(text string) string { return sanitizeLines(text, "\n      ") },
 	})
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
@@ -209,6 +210,9 @@ func sanitize(s string) string {
 		return unicode.ReplacementChar
 	}, s)
 }
+
+// sanitizeLine sanitizes a text and joins its lines.
+func sanitizeLine(text string) string { return sanitize(strings.ReplaceAll(text, "\n", "; ")) }
 
 // sanitizeLines sanitizes each line of a text, and joins the lines by separator.
 func sanitizeLines(text, separator string) string {

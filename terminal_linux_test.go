@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -36,10 +37,13 @@ func openTerminal(t *testing.T) (terminal *os.File, out *output) {
 	return terminal, out
 }
 
+// unlimited matches lines with the error of a module, and records.
+var unlimited = regexp.MustCompile(`^  failed |^\d\d:`)
+
 func TestBanner(t *testing.T) {
 	long(t)
 	const claim, mcp = "usher claim -base ", "claude mcp add --transport http usher "
-	const empty = "no module is ready yet; create one: usher new "
+	const empty = "no modules here; create one: usher new "
 	for _, tt := range []struct {
 		flags, secret string
 		says, omits   []string
@@ -55,14 +59,13 @@ func TestBanner(t *testing.T) {
 			hosts := !slices.Contains(tt.says, empty)
 			if hosts {
 				writeFake(t, dir+"/a_name_of_20_letters.usher", "good tools=x")
-				writeFake(t, dir+"/db.usher", "good slowstart=1500 "+many)
+				writeFake(t, dir+"/db.usher", "good slowstart=500 "+many)
 				write(t, dir+"/f.usher.go", "package f\n")
 				tt.says = append(tt.says,
-					"  starting db\n",
 					"  ready    a_name_of_20_letters a_name_of_20_letters_x\n",
+					"  ready    db                   (see usher modules) db_x, db_yyy",
 					"  failed   f                    module \"f\" can't be built: "+
-						"f.usher.go:1: package f: want package main\n"+
-						"           for more: usher modules -base \"\" \"\"\n",
+						"f.usher.go:1: package f: want package main\n",
 					"usher modules -base \"\" \"\"\n\nWebhooks")
 			}
 			terminal, shown := openTerminal(t)
@@ -77,19 +80,17 @@ func TestBanner(t *testing.T) {
 			}
 			await("Ctrl-C stops usher.", 1)
 			if hosts {
-				await("  ready    db                   db_x, db_y", 1)
-				if before, _, _ := strings.Cut(shown.String(), "  ready    db "); !strings.Contains(before, "Ctrl-C") {
-					t.Error("the next steps come after the last module")
-				}
 				writeFake(t, dir+"/db.usher", "good  "+many) // a new version is reported
-				await("  ready    db ", 2)
+				await("  module changed  module=db  kind=executable  file=db.usher  tools=2\n", 1)
+				write(t, dir+"/f.usher.go", "package g\n")
+				await("  module failed  module=f  kind=go  file=f.usher.go  why=", 1)
 			}
 			out := strings.NewReplacer(dir, "", base, "").Replace(shown.String())
 			checkContains(t, "the banner", out, tt.says...)
 			checkOmits(t, "the banner", out, tt.omits...)
 			for line := range strings.Lines(out) {
 				line = strings.TrimSuffix(line, "\n")
-				wide := utf8.RuneCountInString(line) > 80 && !strings.HasPrefix(line, "  failed ")
+				wide := utf8.RuneCountInString(line) > 80 && !unlimited.MatchString(line)
 				if strings.TrimRight(line, " ") != line || wide {
 					t.Errorf("a line that ends in blanks, or of over 80 columns: %q", line)
 				}
@@ -97,7 +98,7 @@ func TestBanner(t *testing.T) {
 			if tt.flags == "" {
 				url, _, _ := strings.Cut(out[strings.Index(out, "http"):], "\n")
 				connect(t, url).call("a_name_of_20_letters_x", "")
-				await("  call  a_name_of_20_letters  x  done  ", 1)
+				await("  module=a_name_of_20_letters  method=x  outcome=done  ", 1)
 			}
 		})
 	}

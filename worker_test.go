@@ -329,16 +329,6 @@ func checkLastCheck(t *testing.T, fn *ast.FuncDecl) {
 	}
 }
 
-func TestBuildsAreCounted(t *testing.T) {
-	t.Parallel()
-	python := Status{discovered: discovered{Kind: kindPython}, Pending: true, Begun: true}
-	ready := Status{discovered: discovered{Kind: kindGo}, Begun: true}
-	waiting := Status{discovered: discovered{Kind: kindGo}, Pending: true}
-	check(t, "before a build begins", describeBuilds([]Status{python, ready, waiting}), "")
-	db := Status{discovered: discovered{Name: "db", Kind: kindGo}, Pending: true, Begun: true}
-	check(t, "during a build", describeBuilds([]Status{python, ready, waiting, db}), "  building 2 of 3: db …\n")
-}
-
 // writeCertificate writes the files cert and key into dir.
 func writeCertificate(t *testing.T, dir string, serial int64) {
 	t.Helper()
