@@ -460,7 +460,7 @@ func guessOn(t *testing.T, ctx context.Context, g *Gate, code string, session ..
 	r.Header[sessionHeader] = session
 	_, err := g.Admit(r)
 	status := http.StatusOK
-	if e, ok := errors.AsType[*httpError](err); ok {
+	if e, ok := errors.AsType[*fault](err); ok {
 		status = e.Status
 		if status == http.StatusTooManyRequests && e.Header.Get("Retry-After") == "" {
 			t.Error("429 without Retry-After")

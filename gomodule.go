@@ -47,18 +47,18 @@ type goSource struct {
 // the parser or compiler, such as "x.usher.go:12:5: message".
 func cantBuildf(base, format string, args ...any) error {
 	name, _, _ := strings.Cut(base, ".usher")
-	return &processError{name, "can't be built", fmt.Errorf(format, args...)}
+	return processFault(name, "can't be built", fmt.Sprintf(format, args...))
 }
 
 // parseGoModule parses the text of the module file named base. The error is a
-// *processError, for a file that is not Go or not a module. All other errors are left to
+// *fault, for a file that is not Go or not a module. All other errors are left to
 // the compiler. Positions contain base instead of an absolute path, because sessions may
 // see error messages.
 func parseGoModule(base string, src []byte) (*goSource, error) {
 	s := &goSource{base: base, comments: map[string]string{}, positions: token.NewFileSet()}
 	file, err := parser.ParseFile(s.positions, base, src, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return nil, cantBuildf(base, "%w", err) // the first error, and how many there are
+		return nil, cantBuildf(base, "%v", err) // the first error, and how many there are
 	}
 	if file.Name.Name != "main" {
 		return nil, cantBuildf(base, "%s: package %s: want package main",
@@ -210,7 +210,7 @@ func goVersion(folders []string) string {
 // buildGoModule builds the module at path, an absolute path without links, and returns how to
 // start the binary in folder. The binary's name is a hash of its content,
 // so that the binary never changes. A build is quick if nothing has changed, as the go
-// command caches; nothing is written beside the module. The error is a *processError if the
+// command caches; nothing is written beside the module. The error is a *fault if the
 // module is at fault or the build takes too long, or ctx's cause if ctx ended the build.
 // l.Imports is set even then, unless the error came before the go command. Safe for
 // concurrent use, also by several processes.

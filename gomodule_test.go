@@ -47,12 +47,15 @@ func buildGoFile(ctx context.Context, folder, path string) (string, error) {
 	return l.Path, err
 }
 
+// details returns what a fault says only to the owner.
+func details(f *fault) string { return strings.TrimPrefix(explain(f), f.Msg+": ") }
+
 // goTestBuild builds a module with the environment of this process.
 func goTestBuild(t *testing.T, path, cache string) (binary string) {
 	t.Helper()
 	binary, err := buildGoFile(context.Background(), cache, path)
-	if wrong, ok := errors.AsType[*processError](err); ok {
-		t.Fatal(wrong.cause)
+	if wrong, ok := errors.AsType[*fault](err); ok {
+		t.Fatal(explain(wrong))
 	}
 	must(t, err)
 	return binary
@@ -78,8 +81,8 @@ func goTestAskOffer(t *testing.T, name, text string) (o goTestOffer) {
 	t.Helper()
 	dir := goTestTree(t, map[string]string{name: text})
 	binary, err := buildGoFile(context.Background(), filepath.Join(dir, "cache"), filepath.Join(dir, name))
-	if wrong, ok := errors.AsType[*processError](err); ok {
-		o.Error = strings.Split(wrong.cause.Error(), "\n")
+	if wrong, ok := errors.AsType[*fault](err); ok {
+		o.Error = strings.Split(details(wrong), "\n")
 		return o
 	}
 	must(t, err)
@@ -348,11 +351,11 @@ func TestGoModuleBuildErrors(t *testing.T) {
 			})
 			cache := filepath.Join(dir, "cache")
 			_, err := buildGoFile(context.Background(), cache, filepath.Join(dir, "a.usher.go"))
-			wrong, ok := errors.AsType[*processError](err)
+			wrong, ok := errors.AsType[*fault](err)
 			if !ok {
 				t.Fatalf("error is %v", err)
 			}
-			lines := wrong.cause.Error()
+			lines := details(wrong)
 			checkContains(t, "lines", lines, row.want)
 			checkOmits(t, "lines", lines, "usher__")
 			first, _, more := strings.Cut(err.Error(), "\n")
@@ -495,7 +498,7 @@ func FuzzParseGoModule(f *testing.F) {
 	f.Fuzz(func(t *testing.T, src []byte) {
 		source, err := parseGoModule("x.usher.go", src)
 		if err != nil {
-			if wrong, ok := errors.AsType[*processError](err); !ok || wrong.cause == nil {
+			if wrong, ok := errors.AsType[*fault](err); !ok || wrong.Err == nil {
 				t.Errorf("error without lines: %v", err)
 			}
 			return

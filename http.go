@@ -40,27 +40,35 @@ const (
 	writeTimeout       = 30 * time.Second // for the client to accept the next maxWrite of an answer
 )
 
-// httpError is an error with an HTTP status. The client sees Msg; Err, if not nil, is only
-// logged.
-type httpError struct {
+// fault is an error with a text for clients, a detail for the owner, and an HTTP status.
+type fault struct {
 	Status int
-	Msg    string
-	Err    error
+	Msg    string          // for clients
+	Err    error           // for the owner, instead of Msg; nil if Msg says everything
 	RPC    *rpcError       // the JSON-RPC error to answer with; nil: Msg with codeRefused
 	ID     json.RawMessage // of the failed JSON-RPC request, if known
 	Header http.Header
 }
 
-func (e *httpError) Error() string { return e.Msg }
-func (e *httpError) Unwrap() error { return e.Err }
+func (e *fault) Error() string { return e.Msg }
+func (e *fault) Unwrap() error { return e.Err }
 
-// httpErrorf returns an error with a formatted Msg.
-func httpErrorf(status int, format string, args ...any) *httpError {
-	return &httpError{Status: status, Msg: fmt.Sprintf(format, args...)}
+// explain returns the text of an error for the owner: its innermost detail.
+func explain(err error) string {
+	e, ok := errors.AsType[*fault](err)
+	if !ok || e.Err == nil {
+		return err.Error()
+	}
+	return explain(e.Err)
+}
+
+// httpErrorf returns a fault with a formatted Msg.
+func httpErrorf(status int, format string, args ...any) *fault {
+	return &fault{Status: status, Msg: fmt.Sprintf(format, args...)}
 }
 
 // errMethod returns the refusal of a request whose method is not one of allowed.
-func errMethod(allowed string) *httpError {
+func errMethod(allowed string) *fault {
 	e := httpErrorf(http.StatusMethodNotAllowed, "this method is not allowed here: use %s", allowed)
 	e.Header = http.Header{"Allow": {allowed}}
 	return e
@@ -68,27 +76,15 @@ func errMethod(allowed string) *httpError {
 
 // retryAfter adds a Retry-After header of the given number of seconds to a new error, and
 // returns the error.
-func (e *httpError) retryAfter(seconds int) *httpError {
+func (e *fault) retryAfter(seconds int) *fault {
 	e.Header = http.Header{"Retry-After": {strconv.Itoa(seconds)}}
 	return e
 }
 
-// because adds the cause to a new error, for the log only, and returns the error.
-func (e *httpError) because(cause error) *httpError {
+// because adds the detail to a new error, and returns the error.
+func (e *fault) because(cause error) *fault {
 	e.Err = cause
 	return e
-}
-
-// why returns the innermost reason of the error, for the log.
-func (e *httpError) why() string {
-	for {
-		inner, ok := errors.AsType[*httpError](e.Err)
-		if !ok {
-			break
-		}
-		e = inner
-	}
-	return clipText(cmp.Or(e.Err, error(e)).Error(), maxLogged)
 }
 
 // errInternal is sent in place of an error whose text is only for the log.
@@ -103,7 +99,7 @@ func (e loggedError) Unwrap() error { return e.error }
 // error and writes it in the endpoint's format. An error without a status is shown as an
 // internal error.
 func handle(
-	log *slog.Logger, write func(http.ResponseWriter, *httpError),
+	log *slog.Logger, write func(http.ResponseWriter, *fault),
 	serve func(http.ResponseWriter, *http.Request) error,
 ) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -115,12 +111,12 @@ func handle(
 			return
 		}
 		log := log.With("path", clipText(r.URL.Path, maxLogged), "request", w.Header().Get(requestIDHeader))
-		e, known := errors.AsType[*httpError](err)
+		e, known := errors.AsType[*fault](err)
 		if !known {
 			log.Error("internal error", "err", err)
 			e = errInternal
 		} else if _, logged := errors.AsType[loggedError](err); !logged {
-			log.Info("refused", "status", e.Status, "why", e.why())
+			log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
 		}
 		maps.Copy(w.Header(), e.Header)
 		write(w, e)
@@ -433,7 +429,7 @@ func (a account) open(n int64) (*reservation, error) {
 // receive reads the body of a request of a principal. If the announced length of the body
 // is over the limit, receive reads nothing. The body of an unauthenticated sender may be
 // dropped to make room. The caller must end the reservation, unless there is an error.
-// Errors are *httpError. Reading a body to its end also lets net/http notice that the
+// Errors are *fault. Reading a body to its end also lets net/http notice that the
 // client disconnects.
 func (a account) receive(w http.ResponseWriter, r *http.Request) (body []byte, held *reservation, err error) {
 	limit := a.memory.maxBody

@@ -112,7 +112,7 @@ func TestHosts(t *testing.T) {
 // bodyServer answers with how much it read, for the principal in a header.
 func bodyServer(t *testing.T, limit int64) (*httptest.Server, *memory) {
 	m := newMemory(limit, "unknown")
-	write := func(w http.ResponseWriter, e *httpError) { http.Error(w, e.Msg, e.Status) }
+	write := func(w http.ResponseWriter, e *fault) { http.Error(w, e.Msg, e.Status) }
 	s := httptest.NewServer(handle(slog.New(slog.DiscardHandler), write,
 		func(w http.ResponseWriter, r *http.Request) error {
 			known := r.Header.Get("Known")

@@ -456,7 +456,7 @@ func (r *request) log(took time.Duration, result json.RawMessage, err error) {
 	}
 	outcome := "done"
 	if err != nil {
-		outcome = clipText(err.Error(), maxLogged)
+		outcome = clipText(explain(err), maxLogged)
 	} else if isTrue(field(result, "isError")) {
 		outcome = "failed"
 	}

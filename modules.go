@@ -19,8 +19,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -337,8 +339,28 @@ func (v *moduleVersion) failure(why error) error {
 		return errRetired
 	}
 	text := strings.TrimPrefix(errText(why), fmt.Sprintf("module %q ", v.Name))
-	fault := faultOf(why, filepath.Base(v.Source))
-	return fmt.Errorf("module %q can't be hosted: %s%s", v.Name, text, fault)
+	line := faultLine(why, filepath.Base(v.Source))
+	f := httpErrorf(http.StatusBadGateway, "module %q can't be hosted: %s%s", v.Name, text, line)
+	return f.because(why)
+}
+
+// absolutePath matches an absolute path, or something like one, in a line of text.
+var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
+
+// faultLine returns a colon and the first line of a fault's detail that begins with the name
+// of the module's file and contains no absolute path. If there is no such line, it says where
+// to look. It returns "" if there is no detail.
+func faultLine(err error, file string) string {
+	detail := explain(err)
+	if detail == err.Error() {
+		return ""
+	}
+	for line := range strings.SplitSeq(strings.TrimPrefix(detail, err.Error()+": "), "\n") {
+		if strings.HasPrefix(line, file+":") && !absolutePath.MatchString(line) {
+			return ": " + line
+		}
+	}
+	return ": see usher modules"
 }
 
 // compare returns the modules that are new, and those that have changed, been approved or
@@ -661,7 +683,7 @@ func (w *Worker) list(ctx context.Context, key string) ([]json.RawMessage, error
 
 // startProcess starts a process of a version. stateful says that the module is known to
 // have sessions; owner is the caller that a process for one Member is started for. The
-// error is a *processError. If no process was started, the error's reason contains no
+// error is a *fault. If no process was started, the error's text contains no
 // path.
 func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful bool,
 	owner *Caller) (w *Worker, err error) {
@@ -689,10 +711,11 @@ func (r *Registry) startProcess(ctx context.Context, v *moduleVersion, stateful 
 		return w, nil
 	}
 	w.cancel()
-	if _, ok := errors.AsType[*processError](err); ok {
+	if _, ok := errors.AsType[*fault](err); ok {
 		return nil, err
 	}
-	return nil, &processError{v.Name, "can't start: " + errText(err), err}
+	f := processFault(v.Name, "can't start: "+errText(err), "")
+	return nil, f.because(fmt.Errorf("module %q can't start: %w", v.Name, err))
 }
 
 // launch returns how to start a process of a module, if the content that the module has now
@@ -726,17 +749,6 @@ func (r *Registry) checkApproved(d discovered) (discovered, error) {
 		err = r.approval()(&d)
 	}
 	return d, err
-}
-
-// explain returns the text of an error for people at this machine, with the last output
-// of a process that did not start or the messages of the compiler.
-func explain(err error) string {
-	text := err.Error()
-	failed, ok := errors.AsType[*processError](err)
-	if ok && !strings.HasSuffix(text, failed.cause.Error()) {
-		text += ": " + failed.cause.Error()
-	}
-	return text
 }
 
 // publishSoon schedules a publication, unless one is scheduled already: at a first start,

@@ -339,11 +339,11 @@ func (s *shellRunner) introspect(ctx context.Context) (*manifest, error) {
 		m.Version = s.cacheVersion()
 		return m, nil
 	}
-	cause := fmt.Errorf("%s: %w", filepath.Base(s.Source), err)
-	if lastLines != "" {
-		cause = errors.New(lastLines)
+	if errors.Is(err, errUnapproved) {
+		return nil, err
 	}
-	return nil, &processError{s.Name, "can't be read", cause}
+	output := cmp.Or(lastLines, fmt.Sprintf("%s: %v", filepath.Base(s.Source), err))
+	return nil, processFault(s.Name, "can't be read", output)
 }
 
 // run runs the shell until it ends, unless the script has lost its approval. It returns at

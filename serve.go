@@ -621,7 +621,7 @@ type pageContent struct {
 
 // servePage shows a browser the modules in the requester's own view.
 func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
-	refuse := func(w http.ResponseWriter, e *httpError) {
+	refuse := func(w http.ResponseWriter, e *fault) {
 		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
 		d.writePage(w, r, e.Status, pageContent{Refused: reason, Coded: true})
 	}

@@ -33,7 +33,7 @@ func (s *Server) routes(mux *http.ServeMux) {
 var errNotAllowed error = errMethod("POST, GET, DELETE")
 
 // writeMCPError writes an error as a JSON-RPC error.
-func writeMCPError(w http.ResponseWriter, e *httpError) {
+func writeMCPError(w http.ResponseWriter, e *fault) {
 	rpc := cmp.Or(e.RPC, rpcErrorf(codeRefused, "%s", e.Msg))
 	writeJSON(w, e.Status, frame{msg: encodeError(e.ID, rpc)})
 }
@@ -45,7 +45,7 @@ func refusal(id json.RawMessage, err error) error {
 	if !ok {
 		return err
 	}
-	return &httpError{
+	return &fault{
 		Status: rpcStatus(rpc.Code),
 		Msg:    rpc.Message,
 		RPC:    rpc,

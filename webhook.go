@@ -85,9 +85,9 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	if d.tool != nil {
 		args = append(args, "module", d.tool.Label, "method", d.tool.Method.Name)
 	}
-	if e, ok := errors.AsType[*httpError](err); ok {
+	if e, ok := errors.AsType[*fault](err); ok {
 		d.status = e.Status
-		args = append(args, "why", e.why())
+		args = append(args, "why", clipText(explain(e), maxLogged))
 		err = loggedError{err}
 	}
 	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr)
@@ -240,9 +240,9 @@ func (h *Webhooks) call(d *delivery) (*webhookAnswer, error) {
 // the sender's data.
 var errFailed = errors.New("the method failed")
 
-// callError returns the answer to a failed call, as an *httpError.
+// callError returns the answer to a failed call, as an *fault.
 func callError(ctx context.Context, err error) error {
-	if answer, ok := errors.AsType[*httpError](err); ok {
+	if answer, ok := errors.AsType[*fault](err); ok {
 		return answer
 	}
 	if argument, ok := errors.AsType[*argumentError](err); ok {
@@ -264,7 +264,7 @@ func callError(ctx context.Context, err error) error {
 }
 
 // arguments returns the arguments for the delivery's method: the fields of the body, and the
-// request under webhookParam. Its errors are *httpError or *argumentError.
+// request under webhookParam. Its errors are *fault or *argumentError.
 func (d *delivery) arguments() (json.RawMessage, error) {
 	list, err := parameters(d.kind, d.boundary, d.body, d.tool.Method)
 	if err != nil {
@@ -523,6 +523,6 @@ func (a *webhookAnswer) write(w http.ResponseWriter) {
 }
 
 // writeWebhookError writes an error as {"error": …}.
-func writeWebhookError(w http.ResponseWriter, e *httpError) {
+func writeWebhookError(w http.ResponseWriter, e *fault) {
 	writeJSON(w, e.Status, frame{msg: object{{"error", quote(e.Msg)}}.encode()})
 }

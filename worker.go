@@ -15,8 +15,8 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net/http"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,34 +43,15 @@ var (
 	errTimeout = errors.New("no answer and no progress")
 )
 
-// processError reports that a process could not be built or started, or that it ended
-// during a call.
-type processError struct {
-	module string // its name
-	reason string // fit for clients, such as "can't be built"
-	cause  error  // such as the last lines of stderr or the compiler; not for clients: may contain paths
-}
-
-func (e *processError) Error() string { return fmt.Sprintf("module %q %s", e.module, e.reason) }
-func (e *processError) Unwrap() error { return e.cause }
-
-// absolutePath matches an absolute path, or something like one, in a line of text.
-var absolutePath = regexp.MustCompile(`(^|[^\w.])/\w|\b[A-Za-z]:\\`)
-
-// faultOf returns a colon and the first line of err's cause that begins with the name of the
-// module's file and contains no absolute path. If there is no such line, it says where to
-// look. It returns "" if err is not a *processError.
-func faultOf(err error, file string) string {
-	failed, _ := errors.AsType[*processError](err)
-	if failed == nil {
-		return ""
+// processFault returns the fault of a module's process that could not be built or started, or
+// that ended during a call. reason is for clients, such as "can't be built". output is only for
+// the owner, as it may contain paths: the last lines of stderr, or messages of the compiler.
+func processFault(module, reason, output string) *fault {
+	f := httpErrorf(http.StatusBadGateway, "module %q %s", module, reason)
+	if output != "" {
+		f.Err = fmt.Errorf("%s: %s", f.Msg, output)
 	}
-	for line := range strings.SplitSeq(failed.cause.Error(), "\n") {
-		if strings.HasPrefix(line, file+":") && !absolutePath.MatchString(line) {
-			return ": " + line
-		}
-	}
-	return ": see usher modules"
+	return f
 }
 
 // call is one request to a module.
@@ -254,7 +235,7 @@ func (w *Worker) finish(exit string) {
 		case !s.ready:
 			reason = fmt.Sprintf("exited at startup (%s)", exit)
 		}
-		s.failure = &processError{w.module, reason, errors.New(strings.Join(s.stderr, "\n"))}
+		s.failure = processFault(w.module, reason, strings.Join(s.stderr, "\n"))
 	})
 }
 
@@ -886,7 +867,7 @@ func (w *Worker) shakeHands(ctx context.Context, stateful bool) error {
 	<-w.done
 	s := w.snapshot()
 	if s.stopping {
-		return &processError{w.module, "can't start: " + err.Error(), errors.Unwrap(s.failure)}
+		return processFault(w.module, "can't start: "+err.Error(), strings.Join(s.stderr, "\n"))
 	}
 	return s.failure
 }

@@ -379,7 +379,7 @@ func TestCertificateIsReadAgain(t *testing.T) {
 }
 
 // The reason that clients see is about the module's file, and contains no absolute path.
-func TestFaultOf(t *testing.T) {
+func TestFaultLine(t *testing.T) {
 	for details, want := range map[string]string{
 		"m.usher.py:3: SyntaxError":                 ": m.usher.py:3: SyntaxError",
 		"warning\nm.usher.py:3: a/b is no module":   ": m.usher.py:3: a/b is no module",
@@ -388,8 +388,7 @@ func TestFaultOf(t *testing.T) {
 		"/home/ada/m.usher.py:3: SyntaxError":       ": see usher modules",
 		"other.py:3: SyntaxError":                   ": see usher modules",
 	} {
-		failure := &processError{cause: errors.New(details)}
-		check(t, details, faultOf(failure, "m.usher.py"), want)
+		check(t, details, faultLine(processFault("m", "crashed", details), "m.usher.py"), want)
 	}
-	check(t, "another error", faultOf(errTimeout, "m.usher.py"), "")
+	check(t, "another error", faultLine(errTimeout, "m.usher.py"), "")
 }
