@@ -242,6 +242,14 @@ func setupModules(a *app, fs *flag.FlagSet) runFunc {
 			}
 			*scope = scopeDir(p.ScopeDir)
 		}
+		roots, err := resolveRoots(dirs)
+		if err != nil {
+			return err
+		}
+		if list, ok := a.readReport(roots); ok && *scope == scopeAll() && !*cached {
+			a.print("modules", list, *asJSON)
+			return nil
+		}
 		config := registryConfig{CachedOnly: *cached}
 		return a.withModules(ctx, dirs, config, func(r *Registry) error {
 			a.print("modules", a.report(r, *scope, scopeAll(), readDaemon(a.data)), *asJSON)

@@ -637,3 +637,27 @@ func TestCompletion(t *testing.T) {
 		})
 	}
 }
+
+// While a daemon serves a folder, usher modules prints the modules below it from the daemon's
+// report.
+func TestModulesOfARunningDaemon(t *testing.T) {
+	t.Parallel()
+	dir, base := twoProjects(t), t.TempDir()
+	report := base + "/.data/" + reportName
+	d := daemonOptions{base: base}.startReady(t, dir)
+	text := string(readFile(t, report))
+	write(t, report, strings.ReplaceAll(text, "The tool x.", "From the report."))
+	out := wantUsher(t, 0, "From the report.", "modules", "-base", base, dir+"/proj")
+	checkOmits(t, "modules below another folder", out, "b_x")
+	out = wantUsher(t, 0, "a_x", "modules", "-base", base, "-scope", dir+"/proj", dir)
+	checkOmits(t, "modules inside a scope", out, "From the report.")
+	outside := t.TempDir()
+	writeFake(t, outside+"/d.usher", "good tools=x")
+	wantUsher(t, 0, "d_x", "modules", "-base", base, outside)
+	d.stop(t)
+	out = wantUsher(t, 0, "a_x", "modules", "-base", base, dir)
+	checkOmits(t, "modules without a daemon", out, "From the report.")
+	if _, err := os.Stat(report); err == nil {
+		t.Error("the report is left")
+	}
+}

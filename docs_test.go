@@ -163,9 +163,15 @@ func (p *page) run(t *testing.T, command, want string) string {
 	if strings.Contains(command, "usher serve") {
 		return p.serve(t, command, want)
 	}
-	cmd := p.command(command)
-	out, err := cmd.CombinedOutput()
-	got := strings.TrimSuffix(string(out), "\n")
+	var got string
+	var err error
+	await(t, "$ "+command, func() bool {
+		var out []byte
+		out, err = p.command(command).CombinedOutput()
+		got = strings.TrimSuffix(string(out), "\n")
+		followed := strings.HasPrefix(command, "usher modules") // changes, within a second
+		return !followed || *updateDocs || docMatches(want, p.inPage(got))
+	})
 	if code := docCode.FindStringSubmatch(got); code != nil {
 		dashed := code[1] + "-" + code[2]
 		p.stands = append([]string{"R3K-9QZ", dashed, "R3K9QZ", code[1] + code[2], "r3k-9qz", strings.ToLower(dashed)},

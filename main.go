@@ -46,7 +46,8 @@
 //	          transport.go    streamable HTTP, HTTP+SSE, stdio
 //	webhook   signature.go    how providers sign HTTP callbacks
 //	          webhook.go      HTTP callbacks
-//	program   serve.go        the daemon, and its page for browsers
+//	program   serve.go        the daemon
+//	          page.go         its page for browsers
 //	          report.go       the state of the modules, for people
 //	          terminal.go     what the commands share: streams, folders, text for terminals
 //	          cli.go          the commands and their output

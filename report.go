@@ -1,10 +1,13 @@
-// The report: the state of all modules, for usher modules, the banner and the page.
+// The report: the state of all modules, for usher modules, the banner, the page, and the
+// daemon's file report.json. This file also contains the record of the daemon.
 
 package main
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -15,6 +18,7 @@ type moduleReport struct {
 	Label    string       `json:"label,omitempty"` // in tool names
 	Kind     Kind         `json:"kind,omitempty"`
 	Path     string       `json:"path"`
+	File     string       `json:"-"` // the path below the hosted DIR
 	About    string       `json:"about,omitempty"`
 	State    string       `json:"state"`            // ready, building or failed
 	Hidden   string       `json:"hidden,omitempty"` // why a session of the scope does not see it
@@ -33,8 +37,10 @@ type toolReport struct {
 
 	// For the example command that delivers to the URL: whether webhooks are off, whether
 	// the sender must sign or needs the secret, and the arguments.
-	Off, Signed, Secret bool   `json:"-"`
-	Example             string `json:"-"`
+	Off     bool   `json:"off,omitempty"`
+	Signed  bool   `json:"signed,omitempty"`
+	Secret  bool   `json:"secret,omitempty"`
+	Example string `json:"example,omitempty"`
 }
 
 // Summary returns the beginning of a list of the module's tools, for one line.
@@ -56,7 +62,14 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 	list := []moduleReport{}
 	states, catalog := r.Report()
 	for _, s := range states {
-		m := moduleReport{Name: s.Name, Kind: s.Kind, Path: s.Path, State: "ready", Tools: []toolReport{}}
+		m := moduleReport{
+			Name:  s.Name,
+			Kind:  s.Kind,
+			Path:  s.Path,
+			File:  s.file(),
+			State: "ready",
+			Tools: []toolReport{},
+		}
 		switch {
 		case !scope.Contains(s.Source):
 			m.Hidden = fmt.Sprintf("%s is not in %s", s.Source, scope.dir)
@@ -92,17 +105,18 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 		l.Label = t.Label
 		hook := whole.ToolsOf[m][i]
 		tool := toolReport{
-			Name:    t.Name,
-			Method:  t.Method.Name,
-			About:   t.Method.About(),
-			Params:  t.Method.Parameters(),
-			Off:     daemon.WebhooksOff,
-			Signed:  t.Method.Signature != "",
-			Secret:  daemon.Secret || a.getenv(webhookSecretVar) != "",
-			Example: strings.ReplaceAll(string(t.Method.exampleArguments()), "'", `\u0027`), // for shells
+			Name:   t.Name,
+			Method: t.Method.Name,
+			About:  t.Method.About(),
+			Params: t.Method.Parameters(),
 		}
 		if path := whole.WebhookPath(hook); path != "" {
 			tool.Webhook = cmp.Or(daemon.URL, defaultURL) + webhookPrefix[1:] + path
+			tool.Off = daemon.WebhooksOff
+			tool.Signed = t.Method.Signature != ""
+			tool.Secret = daemon.Secret || a.getenv(webhookSecretVar) != ""
+			example := string(t.Method.exampleArguments())
+			tool.Example = strings.ReplaceAll(example, "'", `\u0027`) // for shells
 		}
 		l.Tools = append(l.Tools, tool)
 		if len(t.Name) > maxToolName {
@@ -125,4 +139,59 @@ func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon da
 	if l.Label != "" && l.Label != m.Name {
 		note("its name is not unique: its tools begin with %s", l.Label)
 	}
+}
+
+// defaultURL is the URL of a daemon with the default flags.
+const defaultURL = "http://127.0.0.1:3000/"
+
+// In the data folder, lockName is the file that its daemon has locked as long as it runs,
+// recordName the daemon's record, and reportName its report of the modules.
+const (
+	lockName   = "daemon.lock"
+	recordName = "daemon.json"
+	reportName = "report.json"
+)
+
+// daemonRecord describes a running daemon to the other commands.
+type daemonRecord struct {
+	PID             int
+	URL             string   // the URL by which clients reach the daemon
+	Roots           []string // the folders that it serves
+	RequireClaim    bool
+	RequireApproval bool
+	Secret          bool // webhooks need the secret
+	WebhooksOff     bool // see whoSendsWebhooks
+}
+
+// readDaemon reads the record of the daemon that runs in a data folder. It returns the
+// zero value if none runs. While a daemon starts, the record may be of an earlier one that
+// was killed, or missing.
+func readDaemon(dataDir string) (d daemonRecord) {
+	raw, err := readRegular(filepath.Join(dataDir, recordName))
+	if err != nil || json.Unmarshal(raw, &d) != nil {
+		return daemonRecord{}
+	}
+	if lock, err := lockFile(filepath.Join(dataDir, lockName)); err == nil {
+		lock.Close()
+		return daemonRecord{} // the daemon was killed
+	}
+	return d
+}
+
+// readReport returns the modules below dirs from the report of a running daemon. It reports
+// false if no daemon serves each of dirs.
+func (a *app) readReport(dirs []string) (list []moduleReport, ok bool) {
+	served := readDaemon(a.data).Roots
+	for _, dir := range dirs {
+		if !slices.ContainsFunc(served, func(root string) bool { return scopeDir(root).Contains(dir) }) {
+			return nil, false
+		}
+	}
+	raw, err := readRegular(filepath.Join(a.data, reportName))
+	if err != nil || json.Unmarshal(raw, &list) != nil {
+		return nil, false
+	}
+	return slices.DeleteFunc(list, func(m moduleReport) bool {
+		return !slices.ContainsFunc(dirs, func(dir string) bool { return scopeDir(dir).Contains(m.Path) })
+	}), true
 }

@@ -1,6 +1,4 @@
-// The daemon: usher serve, from its flags to the end of the last process. This file also
-// contains its output, the record of the daemon that uses a base folder, and the page for
-// browsers.
+// The daemon: usher serve, from its flags to the end of the last process, and its output.
 
 package main
 
@@ -8,17 +6,12 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/rand"
 	"crypto/tls"
-	_ "embed"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
-	"html/template"
 	"io"
 	"log/slog"
-	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -249,6 +242,7 @@ func serve(ctx context.Context, a *app, flags *serveFlags, dirs []string) error 
 	}
 	defer d.listener.Close()
 	defer os.Remove(filepath.Join(a.data, recordName))
+	defer os.Remove(filepath.Join(a.data, reportName))
 	if approved != nil { // the first record contains the address
 		d.log.Warn("approved all modules; later changes need usher approve", approved...)
 	}
@@ -311,6 +305,7 @@ func (d *daemon) announce(roots []string) error {
 		Secret:          d.flags.webhooks.secret != "",
 		WebhooksOff:     d.flags.webhooks.secret == "" && d.flags.webhooks.audience == nobody,
 	}
+	os.Remove(filepath.Join(d.app.data, reportName)) // of a daemon that was killed
 	if err := replaceFile(filepath.Join(d.app.data, recordName), marshal(d.record)); err != nil {
 		return err
 	}
@@ -397,7 +392,7 @@ func (d *daemon) serve(ctx context.Context, gate *Gate) error {
 	}
 	var parts sync.WaitGroup
 	parts.Go(func() { gate.claims.Watch(ctx) })
-	parts.Go(func() { d.showBanner(ctx) })
+	parts.Go(func() { d.followModules(ctx) })
 	parts.Go(func() {
 		<-ctx.Done()
 		shutDown(web, stop)
@@ -516,37 +511,45 @@ func (d *daemon) showRecord(record object) {
 	fmt.Fprintln(d.out, sanitizeLine(line))
 }
 
-// showBanner prints the daemon's address, the modules and what to do next. It waits for
-// modules that are not ready, as long as clients do.
-func (d *daemon) showBanner(ctx context.Context) {
+// followModules writes report.json and prints the banner, both delayed while modules are not
+// ready, as long as clients wait for them. Then it writes each new report until ctx ends.
+func (d *daemon) followModules(ctx context.Context) {
 	fmt.Fprintf(d.out, "usher %s serves MCP at %s\n\n", version(), d.record.URL)
-	settled := d.awaitModules(ctx, startupTime)
-	if ctx.Err() != nil {
-		return
+	logReady := sync.OnceFunc(func() { d.log.Info("modules are ready", "url", d.record.URL) })
+	for timeout := startupTime; ; timeout = time.Second {
+		settled := d.registry.WaitAll(ctx, timeout, scopeAll())
+		if ctx.Err() != nil {
+			return
+		}
+		changed := d.registry.Changed()
+		modules := d.app.report(d.registry, scopeAll(), scopeAll(), d.record)
+		if err := replaceFile(filepath.Join(d.app.data, reportName), marshal(modules)); err != nil {
+			d.log.Warn("writing the report", "err", err)
+		}
+		if settled {
+			logReady()
+		}
+		if !d.bannered.Load() {
+			d.showBanner(modules)
+		}
+		if settled {
+			_ = waitFor(ctx, changed)
+		}
 	}
+}
+
+// showBanner prints the modules and what to do next.
+func (d *daemon) showBanner(modules []moduleReport) {
 	d.bannered.Store(true)
 	var banner bytes.Buffer
 	writeText(&banner, "banner", map[string]any{
-		"Modules":  d.app.report(d.registry, scopeAll(), scopeAll(), d.record),
+		"Modules":  modules,
 		"Root":     d.registry.Roots[0],
 		"Base":     d.base(),
 		"Record":   d.record,
 		"Webhooks": d.whoSendsWebhooks(),
 	})
 	_, _ = banner.WriteTo(d.out)
-	if !settled {
-		d.awaitModules(ctx, math.MaxInt64)
-	}
-}
-
-// awaitModules waits until no module is pending, for at most timeout, and logs that. It
-// reports false if one still is.
-func (d *daemon) awaitModules(ctx context.Context, timeout time.Duration) bool {
-	settled := d.registry.WaitAll(ctx, timeout, scopeAll())
-	if settled {
-		d.log.Info("modules are ready", "url", d.record.URL)
-	}
-	return settled
 }
 
 // base returns the flag -base for commands that people type, "" if they need none.
@@ -569,106 +572,4 @@ func (d *daemon) whoSendsWebhooks() string {
 		return "Webhooks need the header " + secretHeader + " or a verified signature"
 	}
 	return "Webhooks need the header " + secretHeader
-}
-
-// defaultURL is the URL of a daemon with the default flags.
-const defaultURL = "http://127.0.0.1:3000/"
-
-// In the data folder, lockName is the file that its daemon has locked as long as it runs,
-// and recordName the daemon's record.
-const (
-	lockName   = "daemon.lock"
-	recordName = "daemon.json"
-)
-
-// daemonRecord describes a running daemon to the other commands.
-type daemonRecord struct {
-	PID             int
-	URL             string   // the URL by which clients reach the daemon
-	Roots           []string // the folders that it serves
-	RequireClaim    bool
-	RequireApproval bool
-	Secret          bool // webhooks need the secret
-	WebhooksOff     bool // see whoSendsWebhooks
-}
-
-// readDaemon reads the record of the daemon that runs in a data folder. It returns the
-// zero value if none runs. While a daemon starts, the record may be of an earlier one that
-// was killed, or missing.
-func readDaemon(dataDir string) (d daemonRecord) {
-	raw, err := readRegular(filepath.Join(dataDir, recordName))
-	if err != nil || json.Unmarshal(raw, &d) != nil {
-		return daemonRecord{}
-	}
-	if lock, err := lockFile(filepath.Join(dataDir, lockName)); err == nil {
-		lock.Close()
-		return daemonRecord{} // the daemon was killed
-	}
-	return d
-}
-
-//go:embed help/page.html
-var pageText string
-
-// pageContent is the content of the page for people.
-type pageContent struct {
-	Refused    string      // why no modules are shown, or ""
-	View       *View       // the requester's own; nil if refused. Webhooks outside of it are not shown.
-	Failed     [][2]string // modules that are not hosted, and why; only for the owner
-	Coded      bool        // clients must present a code
-	URL, Nonce string
-}
-
-// servePage shows a browser the modules in the requester's own view.
-func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
-	refuse := func(w http.ResponseWriter, e *fault) {
-		reason := strings.TrimSuffix(e.Msg, ": "+howToPresent) // the page has a field for a code
-		d.writePage(w, r, e.Status, pageContent{Refused: reason, Coded: true})
-	}
-	handle(d.log, refuse, func(w http.ResponseWriter, r *http.Request) error {
-		from, err := d.server.admitGET(r)
-		if err != nil {
-			return err
-		}
-		scope, err := d.server.gate.Scope(from.principal)
-		if from.badCode != nil {
-			err = from.badCode
-		}
-		if err != nil {
-			return httpErrorf(http.StatusBadRequest, "%v", err)
-		}
-		d.registry.WaitAll(r.Context(), startupTime-time.Since(d.server.started), scope)
-		p := pageContent{View: d.registry.View(scope), Coded: from.principal.exists()}
-		if !p.Coded && !d.flags.open { // then the requester is on this machine
-			states, _ := d.registry.Report()
-			for _, s := range states {
-				if s.Err != nil {
-					p.Failed = append(p.Failed, [2]string{s.file(), explain(s.Err)})
-				}
-			}
-		}
-		d.writePage(w, r, http.StatusOK, p)
-		return nil
-	})(w, r)
-}
-
-// writePage writes the page. The page contains no claim code and no script; its inline
-// style carries a CSP nonce.
-func (d *daemon) writePage(w http.ResponseWriter, r *http.Request, status int, p pageContent) {
-	scheme := "http://"
-	if r.TLS != nil {
-		scheme = "https://"
-	}
-	p.URL = cmp.Or(d.flags.publicURL, scheme+r.Host+"/")
-	p.Nonce = rand.Text()
-	var page bytes.Buffer
-	_ = template.Must(template.New("page").Parse(pageText)).Execute(&page, p) // never fails
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'nonce-"+p.Nonce+"'; "+
-		"img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
-	h.Set("Cache-Control", "no-store")
-	h.Set("Referrer-Policy", "no-referrer")
-	w.WriteHeader(status)
-	_ = writeBody(w, page.Bytes()) // an error means that the browser has gone
 }
