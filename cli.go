@@ -313,7 +313,7 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 			}),
 		}
 		return a.withModules(ctx, []string{*dir}, config, func(r *Registry) error {
-			tool, err := findTool(r, *scope, words)
+			tool, err := a.findTool(r, *scope, words)
 			if err != nil {
 				return err
 			}
@@ -325,25 +325,23 @@ func setupCall(a *app, fs *flag.FlagSet) runFunc {
 // findTool returns the tool that words name: by its name, or by a module's label and a
 // method. The error lists the tools of the modules that the words may mean, and the
 // reasons why modules are not hosted.
-func findTool(r *Registry, scope Scope, words []string) (*Item, error) {
-	states, catalog := r.Report()
-	view := catalog.View(scope)
-	for _, t := range view.Tools {
+func (a *app) findTool(r *Registry, scope Scope, words []string) (*Item, error) {
+	for _, t := range r.View(scope).Tools {
 		if slices.Equal(words, []string{t.Name}) || slices.Equal(words, []string{t.Label, t.Method.Name}) {
 			return t, nil
 		}
 	}
 	var hints []string
-	for _, s := range states {
+	for _, m := range a.report(r, scope, scope, daemonRecord{}) {
 		hint := "is outside the scope"
 		switch {
-		case !scope.Contains(s.Source):
-		case s.Err != nil:
-			hint = "is not hosted: " + explain(s.Err)
+		case m.Hidden != "":
+		case m.Error != "":
+			hint = "is not hosted: " + m.Error
 		default:
-			hint = "has " + cmp.Or(itemNames(view.ToolsOf[s.Module]), strings.Join(s.Module.Problems, "; "))
+			hint = "has " + cmp.Or(m.names, strings.Join(m.Problems, "; "))
 		}
-		hints = append(hints, s.file()+" "+hint)
+		hints = append(hints, m.File+" "+hint)
 	}
 	return nil, fmt.Errorf("no tool %s here: %s", strings.Join(words, "_"),
 		cmp.Or(strings.Join(hints, "; "), "set -dir, or see usher modules"))

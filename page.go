@@ -9,6 +9,7 @@ import (
 	_ "embed"
 	"html/template"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -20,7 +21,7 @@ var pageText string
 type pageContent struct {
 	Refused    string         // why no modules are shown, or ""
 	Modules    []moduleReport // in the requester's own view; webhooks outside of it are not shown
-	Failed     []moduleReport // modules that are not hosted; only for the owner
+	Errors     bool           // also shows why modules are not hosted; only for the owner
 	Coded      bool           // clients must present a code
 	URL, Nonce string
 }
@@ -45,20 +46,13 @@ func (d *daemon) servePage(w http.ResponseWriter, r *http.Request) {
 		}
 		d.registry.WaitAll(r.Context(), startupTime-time.Since(d.server.started), scope)
 		p := pageContent{Coded: from.principal.exists()}
-		isOwner := !p.Coded && !d.flags.open // then the requester is on this machine
+		p.Errors = !p.Coded && !d.flags.open // then the requester is on this machine
 		record := d.record
 		record.URL = d.pageURL(r)
-		for _, m := range d.app.report(d.registry, scope, scope, record) {
-			switch {
-			case m.Hidden != "":
-				continue
-			case m.State == "ready" || len(m.Tools) > 0:
-				p.Modules = append(p.Modules, m)
-			}
-			if m.State == "failed" && isOwner {
-				p.Failed = append(p.Failed, m)
-			}
-		}
+		report := d.app.report(d.registry, scope, scope, record)
+		p.Modules = slices.DeleteFunc(report, func(m moduleReport) bool {
+			return m.Hidden != "" || len(m.Tools) == 0 && m.State != "ready" && !p.Errors
+		})
 		d.writePage(w, r, http.StatusOK, p)
 		return nil
 	})(w, r)

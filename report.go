@@ -25,6 +25,7 @@ type moduleReport struct {
 	Tools    []toolReport `json:"tools"`
 	Error    string       `json:"error,omitempty"` // why the module, or its newest version, is not hosted
 	Problems []string     `json:"problems,omitempty"`
+	names    string       // of the tools
 }
 
 // toolReport is a tool of a moduleReport.
@@ -45,11 +46,7 @@ type toolReport struct {
 
 // Summary returns the beginning of a list of the module's tools, for one line.
 func (m moduleReport) Summary() string {
-	var names []string
-	for _, t := range m.Tools {
-		names = append(names, t.Name)
-	}
-	text := cmp.Or(strings.Join(names, ", "), "no tools")
+	text := cmp.Or(m.names, "no tools")
 	if len(m.Problems) > 0 {
 		text = "(see usher modules) " + text
 	}
@@ -97,6 +94,7 @@ func (a *app) report(r *Registry, scope, hooks Scope, daemon daemonRecord) []mod
 // whole is the view that has the paths of webhooks.
 func (a *app) addModule(l *moduleReport, m *Module, view, whole *View, daemon daemonRecord) {
 	l.About = m.About
+	l.names = itemNames(view.ToolsOf[m])
 	l.Problems = slices.Clone(m.Problems)
 	note := func(format string, args ...any) {
 		l.Problems = append(l.Problems, fmt.Sprintf(format, args...))
