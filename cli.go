@@ -352,11 +352,6 @@ func nameParts(name string) string { return strings.ReplaceAll("_"+name+"_", "-"
 
 // callTool calls a tool and prints its result.
 func (a *app) callTool(ctx context.Context, tool *Item, arguments object) error {
-	for _, problem := range tool.module.Problems {
-		if strings.HasPrefix(problem, tool.Method.Name+":") {
-			a.warnf("note: %s", sanitize(problem))
-		}
-	}
 	notify := func(_ string, params json.RawMessage) {
 		text := cmp.Or(
 			stringField(params, "message"), stringField(params, "data"),

@@ -239,8 +239,10 @@ func TestPlantedInterpreter(t *testing.T) {
 	check(t, "a call", resultText(c.call("m_say", "").result()),
 		`module "m" can't start: `+errUnapproved.Error())
 	d.awaitLog(t, fmt.Sprintf(`"module failed" module=m kind=python file=m.usher.py why=%q`, errUnapproved))
-	out, _, _ := usher(t, "", "modules", "-base", base, dir)
-	checkContains(t, "usher modules", out, "not hosted: "+errUnapproved.Error())
+	await(t, "usher modules", func() bool {
+		out, _, _ := usher(t, "", "modules", "-base", base, dir)
+		return strings.Contains(out, "not hosted: "+errUnapproved.Error())
+	})
 	if _, err := os.Stat(ran); err == nil {
 		t.Fatal("the planted interpreter ran")
 	}
