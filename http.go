@@ -48,6 +48,7 @@ type fault struct {
 	RPC    *rpcError       // the JSON-RPC error to answer with; nil: Msg with codeRefused
 	ID     json.RawMessage // of the failed JSON-RPC request, if known
 	Header http.Header
+	logged bool // the handler has logged it
 }
 
 func (e *fault) Error() string { return e.Msg }
@@ -88,12 +89,11 @@ func (e *fault) because(cause error) *fault {
 }
 
 // errInternal is sent in place of an error whose text is only for the log.
-var errInternal = httpErrorf(http.StatusInternalServerError, "internal error: see usher's log")
-
-// loggedError marks an error that the handler has logged.
-type loggedError struct{ error }
-
-func (e loggedError) Unwrap() error { return e.error }
+var errInternal = &fault{
+	Status: http.StatusInternalServerError,
+	Msg:    "internal error: see usher's log",
+	logged: true,
+}
 
 // handle adapts a handler that returns an error to an http.HandlerFunc, which logs the
 // error and writes it in the endpoint's format. An error without a status is shown as an
@@ -115,7 +115,7 @@ func handle(
 		if !known {
 			log.Error("internal error", "err", err)
 			e = errInternal
-		} else if _, logged := errors.AsType[loggedError](err); !logged {
+		} else if !e.logged {
 			log.Info("refused", "status", e.Status, "why", clipText(explain(e), maxLogged))
 		}
 		maps.Copy(w.Header(), e.Header)
@@ -129,7 +129,7 @@ func catch(log *slog.Logger, err *error) {
 	if p := recover(); p != nil {
 		log.Error("panic", "panic", p, "stack", string(debug.Stack()))
 		if err != nil {
-			*err = loggedError{errInternal}
+			*err = errInternal
 		}
 	}
 }

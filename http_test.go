@@ -7,6 +7,7 @@ package main
 import (
 	"bufio"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -199,4 +200,14 @@ func TestBodyAnnouncedTooLarge(t *testing.T) {
 	s, _ := bodyServer(t, 1000)
 	b := sendBody(t, s, "Expect: 100-continue\r\n", 1001, 0)
 	check(t, "status", b.status(t), 413)
+}
+
+// The owner reads the innermost detail of a fault, the client only its text.
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	inner := httpErrorf(500, "inner").because(errors.New("the detail"))
+	outer := httpErrorf(401, "outer").because(fmt.Errorf("wrapped: %w", inner))
+	check(t, "to clients", outer.Error(), "outer")
+	check(t, "to the owner", explain(fmt.Errorf("wrapped: %w", outer)), "the detail")
+	check(t, "without a detail", explain(httpErrorf(500, "all")), "all")
 }

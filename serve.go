@@ -480,8 +480,11 @@ func (d *daemon) handler() http.Handler {
 
 // errNothing answers requests for unknown paths. They are not logged, as clients that look for
 // a login send several.
-var errNothing error = loggedError{httpErrorf(http.StatusNotFound,
-	"not found: the MCP endpoint is at / and /mcp; usher has no login: %s", howToPresent)}
+var errNothing error = &fault{
+	Status: http.StatusNotFound,
+	Msg:    "not found: the MCP endpoint is at / and /mcp; usher has no login: " + howToPresent,
+	logged: true,
+}
 
 // openLog opens the log of a daemon without -log. On a terminal it consists of lines for
 // people, elsewhere of records.

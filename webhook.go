@@ -88,7 +88,9 @@ func (h *Webhooks) serve(w http.ResponseWriter, r *http.Request) error {
 	if e, ok := errors.AsType[*fault](err); ok {
 		d.status = e.Status
 		args = append(args, "why", clipText(explain(e), maxLogged))
-		err = loggedError{err}
+		logged := *e
+		logged.logged = true
+		err = &logged
 	}
 	args = append(args, "status", d.status, "took", took, "bytes", len(d.body), "remote", r.RemoteAddr)
 	h.log.Info("delivery", args...)
