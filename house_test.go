@@ -40,14 +40,14 @@ var layers = []struct {
 	}},
 	{"MCP", []string{"mcp.go", "stream.go", "ask.go", "transport.go"}},
 	{"webhook", []string{"signature.go", "webhook.go"}},
-	{"program", []string{"serve.go", "page.go", "report.go", "terminal.go", "cli.go", "main.go"}},
+	{"program", []string{"serve.go", "report.go", "terminal.go", "cli.go", "main.go"}},
 }
 
 // Limits of the code, tests excluded. Code is text without comments, blank lines and
 // indentation. A tab counts 4 columns.
 const (
-	maxFiles          = 32
-	maxProgramText    = 267_000 // characters
+	maxFiles          = 33
+	maxProgramText    = 264_100 // characters
 	maxRuntimeText    = 78_500  // characters of the shims and the generated Go main, trailing comments included
 	maxScopeLines     = 1000    // lines of code in scopeFiles together
 	maxFileLines      = 800     // lines of code
@@ -55,7 +55,7 @@ const (
 	maxColumns        = 110
 	maxUsualColumns   = 88 // for 95 % of the lines
 	maxRuntimeColumns = 100
-	maxTestText       = 518_000 // characters
+	maxTestText       = 521_300 // characters
 	maxTestColumns    = 120
 )
 

@@ -47,8 +47,7 @@
 //	webhook   signature.go    how providers sign HTTP callbacks
 //	          webhook.go      HTTP callbacks
 //	program   serve.go        the daemon
-//	          page.go         its page for browsers
-//	          report.go       the state of the modules, for people
+//	          report.go       the state of the modules, for people; the page for browsers
 //	          terminal.go     what the commands share: streams, folders, text for terminals
 //	          cli.go          the commands and their output
 //
