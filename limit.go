@@ -30,7 +30,7 @@ const (
 	// outbox.go: messages to clients.
 	maxOutbox = 4 << 20 // bytes queued in one outbox, behind the message being written
 
-	// scope.go: invalid codes, with -require-claim.
+	// guess.go: invalid codes, with -require-claim.
 	guessBudget = 60 // different invalid codes per minute looked up at once, for the whole daemon
 	guessRate   = 10 // lookups per second after that, for the whole daemon
 
@@ -41,7 +41,7 @@ const (
 	// schema.go: the check of one call's arguments.
 	maxCheckDepth = 10_000 // nested schemas: more could overflow the stack, which ends the daemon
 
-	// shell.go: shell modules.
+	// process.go: calls of shell modules.
 	maxShellOutput = 4 << 20 // bytes of one call's result
 	shellTail      = 5       // lines of stderr in the error of one failed call
 
@@ -55,14 +55,14 @@ const (
 
 	// pool.go: the processes of one module.
 	maxProcs     = 16 // processes of one module
-	maxProcsOf   = 4  // processes of one module per claim
+	maxProcsOf   = 4  // processes of one module per principal
 	maxRunning   = 64 // running calls of one module, cancelled ones included; more calls wait
 	maxRunningOf = 32 // running calls of one module per principal, and for all webhooks
 	maxCancelled = 16 // cancelled calls that may run in one process before another takes new calls
 	maxRounds    = 32 // times that one call may ask for input
 
 	// modules.go, view.go: the registry and its tool names.
-	maxIntrospections = 4                        // modules of one kind being introspected at once
+	maxIntrospections = 8                        // modules being introspected at once, builds excluded
 	maxToolName       = 64 - len("mcp__usher__") // characters of one tool name without a warning
 	maxViews          = 1000                     // views in memory, each for one scope
 

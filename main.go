@@ -55,6 +55,19 @@
 // is built for a scope, and it is the only way to a module, so no other file can widen a
 // scope. house_test.go checks this.
 //
+// # The order of locks
+//
+// A goroutine that holds one of these locks takes only locks that come later. All other locks
+// are held without taking a further one.
+//
+//	daemon.handlers, duplex.mu, Session.subscribing
+//	Registry.updating, Registry.mu, pool.mu, Worker.mu
+//	sessionTable.mu, Session.mu, outbox.mu
+//	suspendedCalls.mu
+//	memory.mu, counter.mu
+//
+// # One call
+//
 // To follow one call, read Server.servePOST, Gate.Admit, request.answer, View.Lookup,
 // Item.Call, pool.callOnce, Worker.startCall and outbox.finish.
 package main
