@@ -325,6 +325,38 @@ func TestSuspendedUnderAClaim(t *testing.T) {
 	}
 }
 
+// TestUnreadableClaimsEndNothing makes the claims unreadable for a moment: a suspended call and a
+// stream of the claim continue afterwards.
+func TestUnreadableClaimsEndNothing(t *testing.T) {
+	t.Parallel()
+	const params = `{"name":"m_ask",` + withForms + `}`
+	inBubble(t, func(t *testing.T, b *bubble) {
+		code := newClaimFor(t, b.base, "/w").Code.Reveal()
+		back := goOn(params, askState(t, b.modern("tools/call", params, inHeader(code)), 1), sayYes)
+		c := b.open(protocols[0])
+		c.Header.Set(claimHeader, code)
+		c.ask("ping", "")
+		stream := b.begin(c.getRequest())
+		status, _ := stream.got()
+		check(t, "status of the stream", status, http.StatusOK)
+		path := b.base + "/.data/claims.json"
+		claims := readFile(t, path)
+		write(t, path, "[")
+		pass(5 * watchInterval)
+		check(t, "a request meanwhile", b.modern("tools/call", back, inHeader(code)).Status, http.StatusServiceUnavailable)
+		write(t, path, string(claims))
+		pass(watchInterval)
+		checkContains(t, "the call afterwards", b.modern("tools/call", back, inHeader(code)).Body, "accept")
+		select {
+		case <-stream.done:
+			t.Error("the stream has ended")
+		default:
+		}
+		stream.hangUp()
+		<-stream.done
+	})
+}
+
 func TestAskBounds(t *testing.T) {
 	long(t)
 	d := startFakes(t,

@@ -116,7 +116,7 @@ type Session struct {
 	// Guarded by sessionTable.mu, unless the session is in no table:
 	ended     bool
 	claim     claimID                 // now; zero for none
-	principal *Principal              // of its latest request; nil if the session is in no table
+	principal *Principal              // of its latest request; nil once the session is forgotten
 	member    context.Context         // see admission
 	expel     context.CancelCauseFunc // ends member
 	place     *list.Element           // in sessionTable.own[principal]
