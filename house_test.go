@@ -55,7 +55,7 @@ const (
 	maxColumns        = 110
 	maxUsualColumns   = 88 // for 95 % of the lines
 	maxRuntimeColumns = 100
-	maxTestText       = 521_300 // characters
+	maxTestText       = 522_500 // characters
 	maxTestColumns    = 120
 )
 
