@@ -343,7 +343,7 @@ func TestUnreadableClaimsEndNothing(t *testing.T) {
 		claims := readFile(t, path)
 		write(t, path, "[")
 		pass(5 * watchInterval)
-		wantStatus(t, "a request meanwhile", b.modern("tools/call", back, inHeader(code)), http.StatusServiceUnavailable)
+		wantStatus(t, "meanwhile", b.modern("tools/call", back, inHeader(code)), http.StatusServiceUnavailable)
 		write(t, path, string(claims))
 		pass(watchInterval)
 		checkContains(t, "the call afterwards", b.modern("tools/call", back, inHeader(code)).Body, "accept")
