@@ -56,8 +56,11 @@ function sdk(Client, Transport, more = {}) {
   return async (url, headers) => {
     // The SDKs of 2025 use requestInit for POSTs and eventSourceInit.fetch for the stream
     // of HTTP+SSE.
-    const withHeaders = (input, init) =>
-      fetch(input, { ...init, headers: { ...Object.fromEntries(new Headers(init?.headers)), ...headers } });
+    const withHeaders = (input, init) => {
+      const all = new Headers(init?.headers); // later SDKs add those of requestInit
+      for (const [name, value] of Object.entries(headers)) all.set(name, value);
+      return fetch(input, { ...init, headers: all });
+    };
     const client = new Client(info, more);
     await client.connect(new Transport(new URL(url), { requestInit: { headers }, eventSourceInit: { fetch: withHeaders } }));
     return asked(client);
