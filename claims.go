@@ -177,7 +177,7 @@ type Principal struct {
 // The principals without a claim, which never end.
 var (
 	everyone  = &Principal{ctx: context.Background()} // clients without a claim
-	strangers = &Principal{ctx: context.Background()} // unauthenticated senders; sessions whose claim has ended
+	strangers = &Principal{ctx: context.Background()} // senders without secret, sessions of ended claims
 	senders   = &Principal{ctx: context.Background()} // of webhooks, with the secret or a signature
 )
 

@@ -98,7 +98,7 @@ type pool struct {
 	retired atomic.Bool         // the pool accepts no new calls
 
 	mu      sync.Mutex                    // guards the fields below
-	procs   []*process                    // waiting for room, running or ending, in the order of their first calls
+	procs   []*process                    // waiting, running or ending, in the order of their first calls
 	crashed map[context.Context]time.Time // by Member, after a crash: the earliest time of the next start
 }
 

@@ -13,7 +13,7 @@ import (
 
 const (
 	coalesce      = 300 * time.Millisecond // changes within this time make one list_changed
-	renewInterval = 2 * time.Second        // between attempts to announce, and checks that the processes of subscriptions run
+	renewInterval = 2 * time.Second        // between attempts to announce or to renew subscriptions
 )
 
 // follow notifies from's session of changes on out, one of its streams, and removes the stream
