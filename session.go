@@ -125,7 +125,7 @@ type Session struct {
 	mu       sync.Mutex                              // guards the next three fields
 	receive  func(from admission, body []byte) error // for HTTP+SSE: handles a message; nil without a stream
 	streams  []*outbox                               // open notification streams, oldest first
-	lastSeen map[string]string                       // by announced list: the fingerprint that the client knows
+	lastSeen map[string]string                       // by announced list: its fingerprint
 
 	// subscribing is locked while a module is asked, which may take long.
 	subscribing   sync.Mutex
