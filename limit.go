@@ -21,7 +21,7 @@ const (
 	maxConns       = 1000      // connections of unknown clients (see markKnown); fewer if descriptors are few
 	maxHeader      = 16 << 10  // bytes of one request's headers
 	defaultMaxBody = 4 << 20   // bytes of one request's body (-max-body)
-	maxHeldOf      = 64 << 20  // bytes held per principal, one of which is all senders; at least two bodies
+	maxHeldOf      = 64 << 20  // bytes held per principal (all senders are one); at least two bodies
 	maxHeldUnknown = 32 << 20  // bytes held for all unauthenticated senders; at least -max-body
 	maxHeld        = 512 << 20 // bytes held for all principals; at least what one may hold
 	maxWrite       = 64 << 10  // bytes of an answer that the client must accept within writeTimeout
