@@ -162,7 +162,7 @@ func (b *slowBody) status(t *testing.T) int {
 }
 
 // TestBodiesMakeRoom fills what unauthenticated senders may take with bodies that have not arrived completely: the
-// oldest make room for another one. It then fills the whole memory: nobody makes room for principals.
+// oldest make room for another one. It then fills the whole memory: such bodies make no room for other principals.
 func TestBodiesMakeRoom(t *testing.T) {
 	long(t)
 	const size = 4 << 20

@@ -79,7 +79,7 @@ func (c *child) signal(sig syscall.Signal) bool {
 }
 
 // end sends TERM to what is left of the group, and later KILL. It then waits for the end of
-// the process alone: the others may stay as zombies for as long as nobody waits for them.
+// the process alone: the others may remain zombies until their parent waits for them.
 func (c *child) end() {
 	c.ending.Do(func() {
 		sig := syscall.SIGTERM

@@ -97,7 +97,7 @@ func TestShellModule(t *testing.T) {
 	await(t, "all processes to end", func() bool { return processes() == "" })
 }
 
-// TestShellBackground checks that a background process that writes goes on until its module is
+// TestShellBackground checks that a background process that writes keeps running until its module is
 // removed.
 func TestShellBackground(t *testing.T) {
 	long(t)
